@@ -27,7 +27,7 @@ bin/poolsvc: FORCE
 $(VENV)/installed: pyproject.toml hatch_build.py release/version.py $(wildcard python/native/*.[ch])
 	$(PYTHON) -c '$(CHECK_PYTHON)'
 	$(PYTHON) -m venv $(VENV)
-	$(PY) -m pip install --quiet --disable-pip-version-check --editable '.[cuda,test]'
+	$(PY) -m pip install --quiet --disable-pip-version-check --editable '.[cuda,dask,ray,test]'
 	touch $@
 
 venv: $(VENV)/installed ## make the virtual environment with the Python package in it
@@ -45,7 +45,7 @@ $(VENV)/docs: $(VENV)/installed
 	$(PY) -m pip install --quiet --disable-pip-version-check --editable '.[docs]'
 	touch $@
 
-GO_REFERENCE := bridge mempool mempool/service cuda
+GO_REFERENCE := bridge bridge/oteltrace bridge/server mempool mempool/service cuda
 
 docs: $(VENV)/docs ## build the documentation site in build/docs/html; a dead link or an undocumented public name is an error
 	rm -rf build/docs
@@ -76,6 +76,7 @@ test-go: simcuda
 	$(GOTEST) $(ON_SIMCUDA) -coverpkg=./cuda/...,./mempool/... -coverprofile=build/coverage/tests.out \
 		./bridge/... ./internal/... ./mempool/... ./cuda/... ./cmd/... ./tests/driverfacts ./tests/anomaly
 	tests/coverage/report 85 build/coverage/tests.out
+	cd bridge/oteltrace && $(GO) vet ./... && $(GO) test -race ./...
 	GOMAXPROCS=8 $(GOTEST) $(ON_SIMCUDA) -count=1 ./mempool # with CPUs to spare, copiers look for work before they sleep
 	$(MAKE) test-model
 
@@ -124,6 +125,7 @@ lint: $(GOLANGCI) $(ACTIONLINT) $(VENV)/installed ## check the style of everythi
 	$(GO) vet ./...
 	$(GOLANGCI) run ./...
 	cd deploy/check && $(abspath $(GOLANGCI)) run ./...
+	cd bridge/oteltrace && $(abspath $(GOLANGCI)) run ./...
 	$(PY) -m ruff check .
 	$(PY) -m ruff format --check .
 	$(PY) -m mypy

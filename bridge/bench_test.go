@@ -4,16 +4,17 @@ import (
 	"context"
 	"testing"
 
+	"github.com/poolbridge/poolbridge/bridge/server"
 	"github.com/poolbridge/poolbridge/mempool"
 )
 
 func BenchmarkAllocateRelease(b *testing.B) {
-	_, path := serve(b, ServerConfig{})
+	_, path := serve(b, server.Config{})
 	p := createPool(b, dial(b, path), hostPool("p", 1<<20))
 	ctx, what := context.Background(), mempool.Bytes(1<<16)
 	b.ReportAllocs()
 	for b.Loop() {
-		l, err := p.Allocate(ctx, what, 0)
+		l, err := p.TryAllocate(ctx, what)
 		if err != nil {
 			b.Fatal(err)
 		}
@@ -24,14 +25,14 @@ func BenchmarkAllocateRelease(b *testing.B) {
 }
 
 func BenchmarkGetRelease(b *testing.B) {
-	_, path := serve(b, ServerConfig{})
+	_, path := serve(b, server.Config{})
 	p := createPool(b, dial(b, path), hostPool("p", 1<<20))
 	publish(b, allocate(b, p, 1<<16), "x")
 	consumer := dial(b, path)
 	ctx := context.Background()
 	b.ReportAllocs()
 	for b.Loop() {
-		l, err := consumer.Get(ctx, "x", LeaseOptions{})
+		l, err := consumer.TryGet(ctx, "x", LeaseOptions{})
 		if err != nil {
 			b.Fatal(err)
 		}

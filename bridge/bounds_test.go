@@ -8,18 +8,19 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
+	"github.com/poolbridge/poolbridge/bridge/server"
 	"github.com/poolbridge/poolbridge/bridge/wire"
 )
 
 func TestThePoolOfOthersIsDestroyedByItsMaker(t *testing.T) {
-	_, path := serve(t, ServerConfig{})
+	_, path := serve(t, server.Config{})
 	c, other := dial(t, path), dial(t, path)
 	spec := hostPool("p", 4096)
 	spec.Access.UIDs = []uint32{uint32(os.Getuid()) + 1}
 	ctx := t.Context()
 	for range 2 { // its name is free again
 		createPool(t, c, spec)
-		_, err := other.OpenPool(ctx, "p", 0)
+		_, err := other.TryOpenPool(ctx, "p")
 		require.ErrorIs(t, err, ErrDenied)
 		require.NoError(t, other.DestroyPool(ctx, "p"))
 		require.ErrorIs(t, other.DestroyPool(ctx, "p"), ErrNotFound)
@@ -28,22 +29,22 @@ func TestThePoolOfOthersIsDestroyedByItsMaker(t *testing.T) {
 
 func TestAProcessCannotHoldMoreByConnectingAgain(t *testing.T) {
 	l := unhurried
-	l.recall = time.Millisecond
-	r := start(t, ServerConfig{}, l)
+	l.Recall = time.Millisecond
+	r := start(t, server.Config{}, l)
 	spec := hostPool("p", 1<<20)
 	spec.SessionBytes, spec.UserBytes = 64<<10, 256<<10
 	p := createPool(t, dial(t, r.path), spec)
 	alloc := &wire.Alloc{Pool: p.Info().ID, Tensor: wire.Tensor{DType: "uint8", Shape: []uint64{64 << 10}}}
 
 	greedy := greeted(t, r.path)
-	greedy.ask(2, &wire.Open{Name: "p"}, &wire.PoolReply{})
-	greedy.ask(3, alloc, &wire.LeaseReply{})
-	require.NoError(t, greedy.conn.Close())
-	r.log.await(t, "kind=session-ended")
+	greedy.Ask(2, &wire.Open{Name: "p"}, &wire.PoolReply{})
+	greedy.Ask(3, alloc, &wire.LeaseReply{})
+	require.NoError(t, greedy.Conn.Close())
+	r.log.Await(t, "kind=session-ended")
 	again := greeted(t, r.path)
-	again.refused(2, alloc, wire.CodeLimit)
+	again.Refused(2, alloc, wire.CodeLimit)
 	var st wire.StatsReply
-	again.ask(3, &wire.StatsRequest{}, &st)
+	again.Ask(3, &wire.StatsRequest{}, &st)
 	assert.Zero(t, st.Stats.Leases)
 	assert.Equal(t, wire.PoolStats{Pool: st.Stats.Pools[0].Pool, Reserved: 64 << 10, Held: 64 << 10, Blocks: 1, Session: 64 << 10, User: 64 << 10},
 		st.Stats.Pools[0])

@@ -10,12 +10,14 @@ import (
 	"github.com/stretchr/testify/require"
 	"golang.org/x/sys/unix"
 
+	"github.com/poolbridge/poolbridge/bridge/internal/convert"
+	"github.com/poolbridge/poolbridge/bridge/server"
 	"github.com/poolbridge/poolbridge/bridge/wire"
 	"github.com/poolbridge/poolbridge/internal/shmchannel"
 	"github.com/poolbridge/poolbridge/mempool"
 )
 
-// loud is for what uses a test's methods in a child.
+// loud is a testing.T for code that runs in a child.
 type loud struct {
 	testing.TB
 }
@@ -31,7 +33,7 @@ func init() {
 	children["member-consume"] = memberConsume
 }
 
-// memberProduce publishes two frames of the channel "c", 1 and 2, of which the second is never complete.
+// memberProduce publishes two frames of the channel "c", 1 and 2. The second is never complete.
 func memberProduce() error {
 	p := sharing(loud{}, os.Getenv("POOLBRIDGE_SOCKET"))
 	s := p.produce(p.findStream())
@@ -44,7 +46,7 @@ func memberProduce() error {
 	return nil
 }
 
-// memberConsume takes a frame of the channel "c" for each line that it is told.
+// memberConsume takes a frame of the channel "c" for each line of its input.
 func memberConsume() error {
 	p := sharing(loud{}, os.Getenv("POOLBRIDGE_SOCKET"))
 	_, channel := p.findStream()
@@ -57,7 +59,7 @@ func memberConsume() error {
 }
 
 func TestFramesOfAKilledProducerAreTakenAndTheirBlocksComeBack(t *testing.T) {
-	r := start(t, ServerConfig{}, unhurried)
+	r := start(t, server.Config{}, unhurried)
 	a := sharing(t, r.path)
 	pool, channel := a.makeStream(2*4096, wire.MakeChannel{Capacity: 2, Mode: "queue"})
 	c := a.consume(wire.Join{Channel: channel})
@@ -70,16 +72,16 @@ func TestFramesOfAKilledProducerAreTakenAndTheirBlocksComeBack(t *testing.T) {
 	assert.EqualValues(t, 2, c.read(second))
 
 	page := a.timelineOf(second.Producer.Timeline)
-	err := page.Await(t.Context(), mempool.Fence{Timeline: second.Ready.Timeline, Word: second.Ready.Word, Value: second.Ready.Value}, 0)
+	err := page.Await(t.Context(), mempool.Fence{Timeline: second.Ready.Timeline, Word: second.Ready.Word, Value: second.Ready.Value})
 	assert.ErrorIs(t, err, ErrProducerDied, "the wait is let go, and says so")
 	for _, f := range []*shmchannel.Frame{first, second} {
-		a.denied(&wire.Alloc{Pool: pool, Tensor: wireTensor(mempool.Bytes(2 * 4096))}, wire.CodeLimit)
+		a.denied(&wire.Alloc{Pool: pool, Tensor: convert.WireTensor(mempool.Bytes(2 * 4096))}, wire.CodeLimit)
 		require.NoError(t, c.Acknowledge(f))
 		require.NoError(t, c.Release(f, shmchannel.Fence{}))
-		a.send(0, &wire.Dropped{Blocks: []uint64{f.Block}})
+		a.Send(0, &wire.Dropped{Blocks: []uint64{f.Block}})
 	}
 	var l wire.LeaseReply
-	a.get(&wire.Alloc{Pool: pool, Tensor: wireTensor(mempool.Bytes(4096)), Wait: 3_600_000}, &l)
+	a.get(&wire.Alloc{Pool: pool, Tensor: convert.WireTensor(mempool.Bytes(4096)), Wait: 3_600_000}, &l)
 }
 
 // timelineOf maps another session's timeline.
@@ -93,7 +95,7 @@ func (p *partner) timelineOf(id uint64) *mempool.Page {
 }
 
 func TestAFrameOfAKilledConsumerGoesToAnother(t *testing.T) {
-	r := start(t, ServerConfig{}, unhurried)
+	r := start(t, server.Config{}, unhurried)
 	a := sharing(t, r.path)
 	pool, channel := a.makeStream(1<<16, wire.MakeChannel{Capacity: 4, Mode: "queue"})
 	dying := spawn(t, "member-consume", r.path, nil)
@@ -113,7 +115,7 @@ func TestAFrameOfAKilledConsumerGoesToAnother(t *testing.T) {
 }
 
 func TestAKilledConsumersBlockComesBackToItsProducer(t *testing.T) {
-	r := start(t, ServerConfig{}, unhurried)
+	r := start(t, server.Config{}, unhurried)
 	a := sharing(t, r.path)
 	pool, channel := a.makeStream(1<<16, wire.MakeChannel{Capacity: 1})
 	dying := spawn(t, "member-consume", r.path, nil)
@@ -126,14 +128,14 @@ func TestAKilledConsumersBlockComesBackToItsProducer(t *testing.T) {
 	require.Equal(t, "has 1", dying.says())
 	assert.Empty(t, from.reclaim())
 	dying.kill()
-	from.publish(2, shmchannel.Fence{}) // there is room once the service has taken the consumer out
+	from.publish(2, shmchannel.Fence{}) // there is room once the service has removed the consumer
 	back := from.awaitReclaim()
 	require.Len(t, back, 1)
 	assert.EqualValues(t, 1, back[0].Number)
 }
 
 func TestAServiceWithoutDescriptorsMakesNoMember(t *testing.T) {
-	r := start(t, ServerConfig{}, unhurried)
+	r := start(t, server.Config{}, unhurried)
 	a := sharing(t, r.path)
 	pool, channel := a.makeStream(1<<16, wire.MakeChannel{Capacity: 2})
 	full := fillDescriptors(t)
@@ -146,7 +148,7 @@ func TestAServiceWithoutDescriptorsMakesNoMember(t *testing.T) {
 	assert.EqualValues(t, 1, to.read(to.next()))
 }
 
-// fillDescriptors leaves this process no free descriptor until it is told.
+// fillDescriptors leaves this process without free descriptors until empty is called.
 func fillDescriptors(t *testing.T) (empty func()) {
 	t.Helper()
 	var old unix.Rlimit

@@ -14,12 +14,13 @@ import (
 	"github.com/stretchr/testify/require"
 	"golang.org/x/sys/unix"
 
+	"github.com/poolbridge/poolbridge/bridge/server"
 	"github.com/poolbridge/poolbridge/bridge/wire"
 	"github.com/poolbridge/poolbridge/internal/shmchannel"
 	"github.com/poolbridge/poolbridge/mempool"
 )
 
-// blocked is a channel with a Publish that waits for room and a loop that waits for a frame. What they end with comes through the
+// blocked is a channel with a Publish that waits for room and a loop that waits for a frame. Their errors come through the
 // channels.
 func blocked(t *testing.T, producer, consumer *Client, p *Pool) (published, looped chan error) {
 	full := makeChannel(t, producer, p, mempool.ChannelSpec{Name: "full", Capacity: 1})
@@ -47,7 +48,7 @@ func blocked(t *testing.T, producer, consumer *Client, p *Pool) (published, loop
 }
 
 func TestClosingAClientEndsWhatWaitsInChannels(t *testing.T) {
-	_, path := serve(t, ServerConfig{})
+	_, path := serve(t, server.Config{})
 	c := dial(t, path)
 	p := createPool(t, c, hostPool("p", 1<<20))
 	published, looped := blocked(t, c, c, p)
@@ -75,7 +76,7 @@ func TestALostServiceEndsWhatWaitsInChannels(t *testing.T) {
 		assert.Nil(t, f)
 		assert.ErrorIs(t, err, ErrDisconnected)
 	}
-	_ = c.Close() // it says what it could not tell the service
+	_ = c.Close() // its error says what it could not tell the service
 }
 
 func TestALostSessionGivesTheFramesOfAQueueBack(t *testing.T) {
@@ -127,7 +128,7 @@ func TestFramesInHandOutliveTheLoop(t *testing.T) {
 			for f := range s.to.Frames(t.Context(), mempool.SubscribeOptions{}) {
 				require.Nil(t, f, "the channel is closed")
 			}
-			all, err := s.pool.Allocate(t.Context(), mempool.Bytes(1<<20), patience)
+			all, err := s.pool.Allocate(t.Context(), mempool.Bytes(1<<20))
 			require.NoError(t, err)
 			require.NoError(t, all.Release(false))
 		})
@@ -151,18 +152,18 @@ func TestALoopOverAChannelThatEndsWithItsContext(t *testing.T) {
 	assert.Equal(t, 1, frames)
 	assert.ErrorIs(t, last, context.Canceled)
 	for n := range uint64(10) {
-		s.send(t, n) // it holds nobody back
+		s.send(t, n) // it does not block the producer
 	}
 }
 
 func TestFramesThatContradictThemselvesAreSkippedAndReported(t *testing.T) {
 	for _, mode := range []string{"broadcast", "queue"} {
 		t.Run(mode, func(t *testing.T) {
-			r := start(t, ServerConfig{}, unhurried)
+			r := start(t, server.Config{}, unhurried)
 			liar := sharing(t, r.path)
 			pool, channel := liar.makeStream(1<<20, wire.MakeChannel{Mode: mode, Capacity: 16})
 			c := dial(t, r.path)
-			ch, err := c.OpenChannel(t.Context(), "c", 0)
+			ch, err := c.TryOpenChannel(t.Context(), "c")
 			require.NoError(t, err)
 			from, err := ch.consume(t.Context(), mempool.SubscribeOptions{Oldest: true})
 			require.NoError(t, err)
@@ -202,20 +203,20 @@ func TestFramesThatContradictThemselvesAreSkippedAndReported(t *testing.T) {
 				assert.Equal(t, bytes.Repeat([]byte{0}, 100), b)
 				require.NoError(t, f.Release())
 			}
-			r.log.await(t, "found a frame that contradicts itself")
+			r.log.Await(t, "found a frame that contradicts itself")
 			assert.Zero(t, producerLeases(t, c))
 		})
 	}
 }
 
 func TestAFrameThatNamesABlockOfAnotherPoolIsSkippedAndReported(t *testing.T) {
-	r := start(t, ServerConfig{}, unhurried)
+	r := start(t, server.Config{}, unhurried)
 	liar := sharing(t, r.path)
 	pool, channel := liar.makeStream(1<<20, wire.MakeChannel{Capacity: 4})
 	c := dial(t, r.path)
 	mine := allocate(t, createPool(t, c, hostPool("other", 1<<20)), 4096)
 	require.NoError(t, mine.CopyFrom(context.Background(), 0, []byte("secret")))
-	ch, err := c.OpenChannel(t.Context(), "c", 0)
+	ch, err := c.TryOpenChannel(t.Context(), "c")
 	require.NoError(t, err)
 	from, err := ch.consume(t.Context(), mempool.SubscribeOptions{})
 	require.NoError(t, err)
@@ -229,7 +230,7 @@ func TestAFrameThatNamesABlockOfAnotherPoolIsSkippedAndReported(t *testing.T) {
 	f, err := from.next(t.Context())
 	require.ErrorIs(t, err, ErrProtocol)
 	assert.Nil(t, f.Lease)
-	r.log.await(t, "found a frame that contradicts itself")
+	r.log.Await(t, "found a frame that contradicts itself")
 	f, err = from.next(t.Context())
 	require.NoError(t, err)
 	require.NoError(t, f.Release())
@@ -239,11 +240,11 @@ func TestAFrameThatNamesABlockOfAnotherPoolIsSkippedAndReported(t *testing.T) {
 func TestAProducerThatClosesWhileAConsumerTakesAFrameSaysWhatItUnmapped(t *testing.T) {
 	for what, taking := range map[string]time.Duration{"soon": 10 * time.Millisecond, "for long": 0} {
 		t.Run(what, func(t *testing.T) {
-			r := start(t, ServerConfig{}, unhurried)
+			r := start(t, server.Config{}, unhurried)
 			c, other := dial(t, r.path), dial(t, r.path)
 			p := createPool(t, c, hostPool("p", 2<<16))
 			ch := makeChannel(t, c, p, mempool.ChannelSpec{Capacity: 2})
-			theirs, err := other.OpenPool(t.Context(), "p", 0)
+			theirs, err := other.TryOpenPool(t.Context(), "p")
 			require.NoError(t, err)
 			consumer := sharing(t, r.path)
 			_, channel := consumer.findStream()
@@ -258,7 +259,7 @@ func TestAProducerThatClosesWhileAConsumerTakesAFrameSaysWhatItUnmapped(t *testi
 			require.NoError(t, err)
 			word := func(at int) *uint64 { return (*uint64)(unsafe.Pointer(&mem[8*at])) }
 			atomic.StoreUint64(word(2), 1)
-			atomic.StoreUint64(word(512), 1) // it has frame 1, and has not said yet which block that is
+			atomic.StoreUint64(word(512), 1) // it has frame 1, and has not stored the block yet
 			if taking > 0 {
 				defer time.AfterFunc(taking, func() { atomic.StoreUint64(word(513), sent.Info().Block) }).Stop()
 			}
@@ -276,7 +277,7 @@ func (p *partner) goodRecord(s *source) shmchannel.Record {
 	return shmchannel.Record{Block: l.Block, Buffer: l.Buffer, Bytes: l.Bytes, Description: &shmchannel.Description{DType: "uint8", Shape: []uint64{100}}}
 }
 
-// publishRecord publishes a record, whatever it says.
+// publishRecord publishes a record without checking it.
 func (s *source) publishRecord(r *shmchannel.Record) {
 	s.p.Helper()
 	s.meet()
@@ -285,11 +286,11 @@ func (s *source) publishRecord(r *shmchannel.Record) {
 }
 
 func TestATimelineIsKeptWhileALeaseOfWhichTheServiceDoesNotKnowWaitsForIt(t *testing.T) {
-	_, path := serve(t, ServerConfig{})
+	_, path := serve(t, server.Config{})
 	owner, c := dial(t, path), dial(t, path)
 	p := createPool(t, owner, hostPool("p", 1<<20))
 	ch := makeChannel(t, owner, p, mempool.ChannelSpec{Capacity: 1})
-	theirs, err := c.OpenChannel(t.Context(), "c", 0)
+	theirs, err := c.TryOpenChannel(t.Context(), "c")
 	require.NoError(t, err)
 	from, err := theirs.consume(t.Context(), mempool.SubscribeOptions{})
 	require.NoError(t, err)
@@ -370,17 +371,17 @@ func TestWorkOfAKilledConsumerIsNotWaitedFor(t *testing.T) {
 	require.NoError(t, <-written)
 	require.NoError(t, l.Release(false))
 	require.NoError(t, s.from.Close(t.Context()))
-	all, err := s.pool.Allocate(t.Context(), mempool.Bytes(2<<16), patience)
+	all, err := s.pool.Allocate(t.Context(), mempool.Bytes(2<<16))
 	require.NoError(t, err)
 	require.NoError(t, all.Release(false))
 }
 
 func TestAChannelThatContradictsItselfEndsTheLoop(t *testing.T) {
-	r := start(t, ServerConfig{}, unhurried)
+	r := start(t, server.Config{}, unhurried)
 	liar := sharing(t, r.path)
 	pool, channel := liar.makeStream(1<<20, wire.MakeChannel{Capacity: 4})
 	c := dial(t, r.path)
-	ch, err := c.OpenChannel(t.Context(), "c", 0)
+	ch, err := c.TryOpenChannel(t.Context(), "c")
 	require.NoError(t, err)
 	from, err := ch.consume(t.Context(), mempool.SubscribeOptions{})
 	require.NoError(t, err)
@@ -389,7 +390,7 @@ func TestAChannelThatContradictsItselfEndsTheLoop(t *testing.T) {
 	mem, err := unix.Mmap(int(p.config.Sequencer.Fd()), 0, 4096, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED)
 	require.NoError(t, err)
 	defer unix.Munmap(mem)
-	binary.LittleEndian.PutUint64(mem, 1000<<16|binary.LittleEndian.Uint64(mem)&1023) // a tail of which no entry tells
+	binary.LittleEndian.PutUint64(mem, 1000<<16|binary.LittleEndian.Uint64(mem)&1023) // a tail without an entry
 	f, err := from.next(t.Context())
 	assert.Nil(t, f)
 	assert.ErrorIs(t, err, ErrProtocol)

@@ -7,13 +7,14 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
+	"github.com/poolbridge/poolbridge/bridge/server"
 	"github.com/poolbridge/poolbridge/bridge/wire"
 	"github.com/poolbridge/poolbridge/internal/shmchannel"
 )
 
 func TestAThousandConsumersOfAChannelJoinAndEachGetsEveryFrame(t *testing.T) {
 	const each, sessions = 63, 16
-	r := start(t, ServerConfig{}, unhurried)
+	r := start(t, server.Config{}, unhurried)
 	a := sharing(t, r.path)
 	pool, channel := a.makeStream(1<<16, wire.MakeChannel{Capacity: 4})
 	from := a.produce(pool, channel)
@@ -23,7 +24,7 @@ func TestAThousandConsumersOfAChannelJoinAndEachGetsEveryFrame(t *testing.T) {
 		p.findStream()
 		for range each {
 			s := p.consume(wire.Join{Channel: channel})
-			closeFiles([]*os.File{s.config.Roster, s.config.Sequencer, s.config.Own}) // they are mapped, and 4,096 descriptors must do
+			closeFiles([]*os.File{s.config.Roster, s.config.Sequencer, s.config.Own}) // they are mapped, and the test may have only 4,096 descriptors
 			sinks = append(sinks, s)
 		}
 	}

@@ -22,12 +22,12 @@ type partner struct {
 	q        uint32
 	timeline uint64
 	page     *mempool.Page
-	notices  []wire.Notice // that came with no files
+	notices  []wire.Notice // those that came without files
 	others   []came
 	memory   []byte // of the pool
 }
 
-// came is a notice member, with its file.
+// came is a member notice, with its file.
 type came struct {
 	wire.Member
 	file *os.File
@@ -36,7 +36,7 @@ type came struct {
 func sharing(t testing.TB, path string) *partner {
 	t.Helper()
 	p := &partner{raw: dialRaw(t, path)}
-	features := []string{featureTimelines, featureChannels}
+	features := []string{wire.FeatureTimelines, wire.FeatureChannels}
 	var hello wire.HelloReply
 	p.get(&wire.Hello{Versions: []uint64{1}, Features: features}, &hello)
 	require.Equal(t, features, hello.Features)
@@ -51,14 +51,14 @@ func sharing(t testing.TB, path string) *partner {
 	return p
 }
 
-// receive receives a packet. A notice is kept, and h is nil then.
+// receive receives a packet. It keeps a notice, and then returns nil for h.
 func (p *partner) receive() (h *wire.Header, files []*os.File) {
 	p.Helper()
-	n, fds, err := p.conn.Recv(p.buf)
+	n, fds, err := p.Conn.Recv(p.Buffer)
 	require.NoError(p, err)
 	files = takeFiles(fds, wire.MaxFDs)
 	p.Cleanup(func() { closeFiles(files) })
-	header, err := wire.DecodeHeader(p.buf[:n])
+	header, err := wire.DecodeHeader(p.Buffer[:n])
 	require.NoError(p, err)
 	if header.Q != 0 {
 		return &header, files
@@ -78,7 +78,7 @@ func (p *partner) receive() (h *wire.Header, files []*os.File) {
 func (p *partner) call(m wire.Request, into wire.Reply) ([]*os.File, error) {
 	p.Helper()
 	p.q++
-	p.send(p.q, m)
+	p.Send(p.q, m)
 	for {
 		if h, files := p.receive(); h != nil {
 			require.Equal(p, p.q, h.Q)
@@ -100,7 +100,7 @@ func (p *partner) denied(m wire.Request, code wire.Code) {
 	require.ErrorIs(p, err, code)
 }
 
-// await receives until a notice of that sort has come.
+// await receives until a notice of one type has come.
 func await[N wire.Notice](p *partner) N {
 	p.Helper()
 	for {
@@ -127,7 +127,7 @@ func (p *partner) pool(reply *wire.PoolReply, files []*os.File) uint64 {
 	return reply.Pool.ID
 }
 
-// makeStream makes the pool "p" of so many bytes and in it the channel "c", whose other fields are spec's.
+// makeStream makes the pool "p" of so many bytes, and in it the channel "c" with the other fields of spec.
 func (p *partner) makeStream(bytes uint64, spec wire.MakeChannel) (pool, channel uint64) {
 	p.Helper()
 	var made wire.PoolReply
@@ -148,12 +148,12 @@ func (p *partner) findStream() (pool, channel uint64) {
 	return pool, found.Channel.ID
 }
 
-// seat is a member's place: the files came, and are mapped.
+// seat is a member whose files have come and are mapped.
 type seat struct {
 	wire.JoinReply
 	channel uint64
 	config  shmchannel.MemberConfig
-	known   int // of the partner's others
+	known   int // how many member notices of the partner it has read
 }
 
 func (p *partner) take(m *wire.Join) *seat {
@@ -172,7 +172,7 @@ type source struct {
 	p      *partner
 	pool   uint64
 	leases map[uint64]wire.Lease // by block
-	at     map[uint64]uint64     // where a block is in the pool
+	at     map[uint64]uint64     // offsets of the blocks in the pool
 	free   []uint64
 }
 
@@ -187,7 +187,7 @@ func (p *partner) produce(pool, channel uint64) *source {
 	return s
 }
 
-// meet gives the producer the files of consumers that came.
+// meet gives the producer the files of consumers that have come.
 func (s *source) meet() {
 	s.p.Helper()
 	for ; s.known < len(s.p.others); s.known++ {
@@ -210,7 +210,7 @@ func (s *source) alloc(bytes uint64) wire.Lease {
 	return l.Lease
 }
 
-// publish writes n into a free block and publishes it. The next file of a consumer is waited for where it is missing.
+// publish writes n into a free block and publishes it. If a consumer's file is missing, it waits for it.
 func (s *source) publish(n uint64, ready shmchannel.Fence) (number, block uint64) {
 	s.p.Helper()
 	require.NotEmpty(s.p, s.free)

@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"sync"
 	"testing"
-	"time"
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
@@ -71,10 +70,10 @@ func TestWhatAnIdleProducerKeepsIsThereForOthers(t *testing.T) {
 		s.send(t, n)
 		require.NoError(t, receive(t, from, n).Release())
 	}
-	other, err := s.consumer.OpenPool(t.Context(), "p", 0)
+	other, err := s.consumer.TryOpenPool(t.Context(), "p")
 	require.NoError(t, err)
 	for range 8 - 3 { // the channel keeps three
-		l, err := other.Allocate(t.Context(), mempool.Bytes(1<<16), patience)
+		l, err := other.Allocate(t.Context(), mempool.Bytes(1<<16))
 		require.NoError(t, err)
 		defer l.Release(false)
 	}
@@ -106,7 +105,7 @@ func TestAnIdleProducerReleasesWhatItKeeps(t *testing.T) {
 	assert.ErrorIs(t, err, ErrClosed)
 }
 
-// unfinished has a consumer release a frame while its work goes on. The frame's block has come back. Another is in the channel.
+// unfinished makes a consumer release a frame while its work goes on. The frame's block has come back. Another frame is in the channel.
 func unfinished(t *testing.T, blocks uint64) (s *channelPair, finish func()) {
 	s = pair(t, hostPool("p", blocks<<16), mempool.ChannelSpec{Capacity: 1})
 	from := s.follow(t, mempool.SubscribeOptions{})
@@ -150,7 +149,7 @@ func TestMemoryOnWhichWorkIsUnderWayIsTakenLast(t *testing.T) {
 		assert.Len(t, l.Info().Wait, fences)
 		defer l.Release(false)
 	}
-	_, err := s.pool.Allocate(t.Context(), mempool.Bytes(1<<16), 0)
+	_, err := s.pool.TryAllocate(t.Context(), mempool.Bytes(1<<16))
 	assert.ErrorIs(t, err, ErrLimit)
 }
 
@@ -165,13 +164,13 @@ func TestMemoryIsReleasedWhenTheReadersOfTheLastFrameAreDone(t *testing.T) {
 			s, finish := unfinished(t, 2)
 			defer finish()
 			do(t, s)
-			other, err := s.consumer.OpenPool(t.Context(), "p", 0)
+			other, err := s.consumer.TryOpenPool(t.Context(), "p")
 			require.NoError(t, err)
-			_, err = other.Allocate(t.Context(), mempool.Bytes(1<<16), 50*time.Millisecond)
+			_, err = other.TryAllocate(t.Context(), mempool.Bytes(1<<16))
 			require.ErrorIs(t, err, ErrLimit)
 			asked := make(chan error)
 			go func() {
-				l, err := other.Allocate(context.Background(), mempool.Bytes(1<<16), patience)
+				l, err := other.Allocate(context.Background(), mempool.Bytes(1<<16))
 				if err == nil {
 					err = l.Release(false)
 				}
@@ -191,9 +190,9 @@ func TestMemoryIsUsedAgainWhenTheTimelineOfItsReaderIsGone(t *testing.T) {
 			require.NoError(t, l.Release(false))
 		},
 		"by others": func(t *testing.T, s *channelPair) {
-			other, err := dial(t, s.path).OpenPool(t.Context(), "p", 0)
+			other, err := dial(t, s.path).TryOpenPool(t.Context(), "p")
 			require.NoError(t, err)
-			l, err := other.Allocate(t.Context(), mempool.Bytes(1<<16), patience)
+			l, err := other.Allocate(t.Context(), mempool.Bytes(1<<16))
 			require.NoError(t, err)
 			require.NoError(t, l.Release(false))
 		},
@@ -227,7 +226,7 @@ func TestABufferThatHadANameIsNotAllocatedAgain(t *testing.T) {
 	named := l.Info().Buffer
 	require.NoError(t, l.Publish(t.Context(), mempool.Publication{Name: "x", Keep: true}))
 	require.NoError(t, l.Release(false))
-	l, err := s.producer.Get(t.Context(), "x", LeaseOptions{Write: true})
+	l, err := s.producer.TryGet(t.Context(), "x", LeaseOptions{Write: true})
 	require.NoError(t, err)
 	require.Equal(t, named, l.Info().Buffer)
 	require.NoError(t, l.CopyFrom(context.Background(), 0, frameOf(1, 1<<16)))
@@ -242,7 +241,7 @@ func TestABufferThatHadANameIsNotAllocatedAgain(t *testing.T) {
 		require.NoError(t, err)
 		require.NoError(t, receive(t, from, 2+n).Release())
 	}
-	l, err = s.consumer.Get(t.Context(), "x", LeaseOptions{Wait: patience})
+	l, err = s.consumer.Get(t.Context(), "x", LeaseOptions{})
 	require.NoError(t, err)
 	b := make([]byte, 1<<16)
 	require.NoError(t, l.CopyTo(context.Background(), b, 0))
@@ -274,7 +273,7 @@ func TestMemoryOfOtherSizesIsNotKeptFromAnAllocationThatDoesNotWait(t *testing.T
 		defer allocate(t, s.pool, 1<<16).Release(false)
 	}
 	require.NoError(t, sendFrame(t.Context(), s.pool, s.from, 6, 1<<16, mempool.FrameOptions{}))
-	l, err := s.pool.Allocate(t.Context(), mempool.Bytes(1<<16-8), 0) // the last block is that of frame 5, which has come back
+	l, err := s.pool.TryAllocate(t.Context(), mempool.Bytes(1<<16-8)) // the last block is that of frame 5, which has come back
 	require.NoError(t, err)
 	require.NoError(t, l.Release(false))
 }
@@ -330,7 +329,7 @@ func TestAReleaseWithoutAPlaceForItsFenceWaitsForTheWork(t *testing.T) {
 		require.NoError(t, end(2+n))
 	}
 	ended := make(chan error, 1)
-	go func() { ended <- end(65, fences[1]) }() // whose fence would stand in the place of the first
+	go func() { ended <- end(65, fences[1]) }() // its fence would replace the first one
 	eventually(t, func() bool { return s.from.client.shared.producers[s.from.info.ID].native.Lent() == 2 })
 	select {
 	case err := <-ended:

@@ -16,12 +16,14 @@ import (
 	"github.com/stretchr/testify/require"
 	"golang.org/x/sys/unix"
 
+	"github.com/poolbridge/poolbridge/bridge/internal/convert"
+	"github.com/poolbridge/poolbridge/bridge/server"
 	"github.com/poolbridge/poolbridge/mempool"
 	"github.com/poolbridge/poolbridge/mempool/service"
 )
 
-// children are what the test binary does when it is started again. Each says what it did in lines, and goes on when it
-// is told a line.
+// children are the roles of the test binary when a test starts it. Each prints what it did in lines, and goes on when it
+// reads a line.
 var children = map[string]func() error{
 	"hold":     hold,
 	"server":   crowdedServer,
@@ -30,7 +32,7 @@ var children = map[string]func() error{
 	"read":     readOnce,
 }
 
-// child is a process that a test started: by exec, as workers must be.
+// child is a process that a test started, by exec like a worker.
 type child struct {
 	testing.TB
 	cmd   *exec.Cmd
@@ -88,20 +90,20 @@ func (c *child) kill() {
 	_ = c.cmd.Wait()
 }
 
-// hold leases two buffers of the pool "p": one that it is writing, called "torn", and one that it only has. Told a
-// line, it closes its connection without a word and lives on.
+// hold leases two buffers of the pool "p": "torn", which it is writing, and one that it only has. When it reads a
+// line, it closes its connection without `bye` and lives on.
 func hold() error {
 	ctx := context.Background()
 	c, err := Dial(ctx, DefaultSocket())
 	if err != nil {
 		return err
 	}
-	p, err := c.OpenPool(ctx, "p", 0)
+	p, err := c.TryOpenPool(ctx, "p")
 	if err != nil {
 		return err
 	}
 	for range 2 {
-		l, err := p.Allocate(ctx, mempool.Bytes(4096), 0)
+		l, err := p.TryAllocate(ctx, mempool.Bytes(4096))
 		if err != nil {
 			return err
 		}
@@ -109,7 +111,7 @@ func hold() error {
 			return err
 		}
 	}
-	if _, err := c.Get(ctx, "torn", LeaseOptions{Write: true}); err != nil {
+	if _, err := c.TryGet(ctx, "torn", LeaseOptions{Write: true}); err != nil {
 		return err
 	}
 	fmt.Println("holding")
@@ -125,14 +127,14 @@ func hold() error {
 	return nil
 }
 
-// complain says why it cannot connect.
+// complain prints why it cannot connect.
 func complain() error {
-	_, err := Dial(context.Background(), DefaultSocket())
+	_, err := TryDial(context.Background(), DefaultSocket())
 	fmt.Println(strings.ReplaceAll(err.Error(), "\n", " "))
 	return nil
 }
 
-// visit tries what another user might, and says how each ended.
+// visit tries what another user may try, and prints the result of each.
 func visit() error {
 	ctx := context.Background()
 	c, refused := Dial(ctx, DefaultSocket())
@@ -140,14 +142,14 @@ func visit() error {
 	if c == nil {
 		return nil
 	}
-	_, err := c.OpenPool(ctx, "private", 0)
+	_, err := c.TryOpenPool(ctx, "private")
 	fmt.Println("private:", situationOf(err))
-	_, err = c.OpenPool(ctx, "shared", 0)
+	_, err = c.TryOpenPool(ctx, "shared")
 	fmt.Println("shared:", situationOf(err))
 	_, err = c.CreatePool(ctx, hostPool("mine", 4096))
 	fmt.Println("create:", situationOf(err))
 	fmt.Println("end:", situationOf(c.EndSession(ctx, 1)))
-	page, err := c.Events(ctx, 0, 0)
+	page, err := c.TryEvents(ctx, 0)
 	if err != nil {
 		return err
 	}
@@ -163,22 +165,20 @@ func situationOf(err error) string {
 	if err == nil {
 		return "ok"
 	}
-	for _, c := range codes {
-		if errors.Is(err, c.sentinel) {
-			return c.sentinel.Error()
-		}
+	if sentinel := convert.Sentinel(convert.Code(err)); sentinel != nil {
+		return sentinel.Error()
 	}
 	return err.Error()
 }
 
-// readOnce says what is published as "greeting".
+// readOnce prints the content that is published as "greeting".
 func readOnce() error {
 	ctx := context.Background()
 	c, err := Dial(ctx, DefaultSocket())
 	if err != nil {
 		return err
 	}
-	l, err := c.Get(ctx, "greeting", LeaseOptions{Wait: patience})
+	l, err := c.Get(ctx, "greeting", LeaseOptions{})
 	if err != nil {
 		return err
 	}
@@ -190,12 +190,12 @@ func readOnce() error {
 	return c.Close()
 }
 
-// crowdedServer serves with a table of descriptors that is full until it is told a line: then it has room for one, or for many.
+// crowdedServer serves with a full table of descriptors. For each line it makes room for one descriptor, or for many.
 func crowdedServer() error {
 	svc := service.New(service.Config{})
 	defer svc.Close()
 	path := os.Getenv("POOLBRIDGE_SOCKET")
-	server, err := Listen(path, svc, ServerConfig{Log: slog.New(slog.NewTextHandler(os.Stdout, nil))})
+	srv, err := server.Listen(path, svc, server.Config{Log: slog.New(slog.NewTextHandler(os.Stdout, nil))})
 	if err != nil {
 		return err
 	}
@@ -223,5 +223,5 @@ func crowdedServer() error {
 		full = full[room:]
 		fmt.Println("has made room")
 	}
-	return server.Close()
+	return srv.Close()
 }

@@ -10,10 +10,12 @@ import (
 	"path/filepath"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"golang.org/x/sys/unix"
 
+	"github.com/poolbridge/poolbridge/bridge/internal/convert"
 	"github.com/poolbridge/poolbridge/bridge/seqpacket"
 	"github.com/poolbridge/poolbridge/bridge/wire"
 	"github.com/poolbridge/poolbridge/internal/program"
@@ -27,6 +29,8 @@ type Client struct {
 	epoch   mempool.Epoch
 	session uint64
 	device  string
+	tracer  Tracer
+	traces  sync.Map      // for a tracer: by *Lease, the context in which the lease was made
 	ordered bool          // the session has timelines
 	streams bool          // the session has channels
 	done    chan struct{} // closed when the connection is gone; err then says why
@@ -42,6 +46,8 @@ type Client struct {
 	working, linked context.Context
 	stop, unlink    context.CancelCauseFunc
 
+	longestWait, deadlineGrace time.Duration // see the constants; other values in tests
+
 	sending sync.Mutex // held while a packet is sent
 
 	mu      sync.Mutex
@@ -54,15 +60,22 @@ type Client struct {
 	leases  leases
 	closing bool
 
-	shared     memberships
+	shared memberships
+	// What SessionStats reports.
+	allocated, allocatedBytes atomic.Uint64
+	memoryWaits               waits
+
 	timelines  timelines
 	background sync.WaitGroup // goroutines that wait for work to be done and then unmap
 }
 
 var errClientClosed = situation.Of(ErrClosed, "the client was closed")
 
-// Dial opens a session with the service that listens at path. It uses the zero [Dialer].
+// Dial opens a session with the service that listens at path. It waits for the service to start. It uses the zero [Dialer].
 func Dial(ctx context.Context, path string) (*Client, error) { return Dialer{}.Dial(ctx, path) }
+
+// TryDial is like [Dial], but does not wait for the service to start.
+func TryDial(ctx context.Context, path string) (*Client, error) { return Dialer{}.TryDial(ctx, path) }
 
 // Dialer has the options of a client. Its zero value is useful.
 type Dialer struct {
@@ -70,19 +83,35 @@ type Dialer struct {
 	// the memory that it opens. Empty: the memory's own GPU. Memory of kind legacy is opened for this GPU only: kernels on other GPUs must not use
 	// its address.
 	Device string
+	// Tracer is told of the client's operations. Nil: nobody is.
+	Tracer Tracer
 }
 
-// Dial opens a session with the service that listens at path. If ctx has a deadline, Dial waits until a service listens there or ctx
-// ends.
+// Dial opens a session with the service that listens at path. It waits for the service to start.
 //
-// Errors: [ErrNotRunning], which names the path and says how to start the service; [ErrDenied], [ErrVersion]; ctx's.
+// Errors: [ErrNotRunning] at the deadline, which names the path and says how to start the service; [ErrDenied], [ErrVersion].
 func (d Dialer) Dial(ctx context.Context, path string) (*Client, error) {
-	conn, err := dialWait(ctx, path)
+	return d.dial(ctx, waiting, path)
+}
+
+// TryDial is like [Dialer.Dial], but does not wait for the service to start.
+//
+// Errors: [ErrNotRunning], which names the path and says how to start the service; [ErrDenied], [ErrVersion].
+func (d Dialer) TryDial(ctx context.Context, path string) (*Client, error) {
+	return d.dial(ctx, once, path)
+}
+
+func (d Dialer) dial(ctx context.Context, try attempt, path string) (*Client, error) {
+	conn, err := connect(ctx, try, path)
 	if err != nil {
 		return nil, err
 	}
-	c := &Client{conn: conn, device: d.Device, done: make(chan struct{}), quiet: make(chan struct{}),
-		tasks: tasks{wake: make(chan struct{}, 1)}, calls: make(map[uint32]*call), pools: make(map[uint64]*Pool), blocks: make(map[uint64]*block)}
+	if err := checkServer(conn, path); err != nil {
+		return nil, errors.Join(err, conn.Close())
+	}
+	c := &Client{conn: conn, device: d.Device, tracer: d.Tracer, done: make(chan struct{}), quiet: make(chan struct{}),
+		tasks: tasks{wake: make(chan struct{}, 1)}, calls: make(map[uint32]*call), pools: make(map[uint64]*Pool), blocks: make(map[uint64]*block),
+		longestWait: longestWait, deadlineGrace: deadlineGrace}
 	c.order.pages, c.order.clock = c.page, c.Clock
 	c.working, c.stop = context.WithCancelCause(context.Background())
 	c.linked, c.unlink = context.WithCancelCause(context.Background())
@@ -90,7 +119,7 @@ func (d Dialer) Dial(ctx context.Context, path string) (*Client, error) {
 	go c.tasks.run(c.done)
 	var reply wire.HelloReply
 	err = c.call(ctx, &wire.Hello{Versions: []uint64{wire.Version}, Name: filepath.Base(os.Args[0]),
-		Features: []string{featureTimelines, featureChannels}}, &call{into: &reply})
+		Features: []string{wire.FeatureTimelines, wire.FeatureChannels}}, &call{into: &reply})
 	if err == nil && reply.Version != wire.Version {
 		err = situation.Of(ErrVersion, "the service chose version %d, which this client did not offer", reply.Version)
 	}
@@ -103,13 +132,13 @@ func (d Dialer) Dial(ctx context.Context, path string) (*Client, error) {
 		return nil, err
 	}
 	c.epoch, c.session = mempool.Epoch(reply.Epoch), reply.Session
-	c.ordered, c.streams = slices.Contains(reply.Features, featureTimelines), slices.Contains(reply.Features, featureChannels)
+	c.ordered, c.streams = slices.Contains(reply.Features, wire.FeatureTimelines), slices.Contains(reply.Features, wire.FeatureChannels)
 	return c, nil
 }
 
-// dialWait connects. If ctx has a deadline, it waits for the service to appear.
-func dialWait(ctx context.Context, path string) (*seqpacket.Conn, error) {
-	_, patient := ctx.Deadline()
+// connect connects to the service. It waits for the service to appear, unless try is once.
+func connect(ctx context.Context, try attempt, path string) (*seqpacket.Conn, error) {
+	var missing error
 	for pause := time.Millisecond; ; pause = min(2*pause, 100*time.Millisecond) {
 		conn, err := seqpacket.Dial(ctx, path)
 		switch {
@@ -118,17 +147,21 @@ func dialWait(ctx context.Context, path string) (*seqpacket.Conn, error) {
 		case errors.Is(err, fs.ErrPermission):
 			return nil, situation.Of(ErrDenied, "user %[1]d may not open the socket %[2]s: %[3]v; start the service with --mode 0660, for a group, or "+
 				"--mode 0666, for all, its socket in a folder that this user may enter, and make pools with uid=%[1]d or gid= for it", os.Getuid(), path, err)
+		case ctx.Err() != nil && missing != nil:
+			return nil, late(ctx, missing)
+		case ctx.Err() != nil:
+			return nil, fmt.Errorf("connect to %s: %w", path, situation.Ended(ctx))
 		case !errors.Is(err, fs.ErrNotExist) && !errors.Is(err, unix.ECONNREFUSED):
 			return nil, err
 		}
-		missing := fmt.Errorf("%w: nothing listens on %s; start it with `poolsvc serve`, or set POOLBRIDGE_SOCKET (%w)",
+		missing = fmt.Errorf("%w: nothing listens on %s; start it with `poolsvc serve`, or set POOLBRIDGE_SOCKET (%w)",
 			ErrNotRunning, path, err)
-		if !patient {
+		if try {
 			return nil, missing
 		}
 		select {
 		case <-ctx.Done():
-			return nil, fmt.Errorf("%w: %w", context.Cause(ctx), missing)
+			return nil, late(ctx, missing)
 		case <-time.After(pause): // there is nothing to wait on before the socket exists
 		}
 	}
@@ -142,6 +175,9 @@ func (c *Client) Epoch() mempool.Epoch { return c.epoch }
 
 // Done returns a channel that is closed when the connection is gone. All leases have then ended.
 func (c *Client) Done() <-chan struct{} { return c.done }
+
+// packets are the buffers that packets are received into. What is decoded keeps nothing of its packet.
+var packets = seqpacket.NewBuffers(wire.MaxPacket)
 
 // receive reads packets of the service until the connection ends.
 func (c *Client) receive() {
@@ -234,8 +270,12 @@ func (c *Client) quieten() {
 	}
 }
 
-// closeGrace is how long Close waits for a service that does not answer.
-const closeGrace = 2 * time.Second
+const (
+	// closeGrace is how long Close waits for a service that does not answer.
+	closeGrace = 2 * time.Second
+	// workLimit is how long a call without a context waits for this client's own work.
+	workLimit = 30 * time.Second
+)
 
 // Close fails waiting calls, ends all leases (write leases as incomplete), unmaps all memory and ends the session. When it returns,
 // the service has ended the leases and removed the names, unless it does not answer. Closing again does nothing.
@@ -322,7 +362,7 @@ func (c *Client) Stats(ctx context.Context) (mempool.Stats, error) {
 	if err := c.call(ctx, &wire.StatsRequest{}, &call{into: &reply}); err != nil {
 		return mempool.Stats{}, err // do not read reply: it may still be written
 	}
-	return statsOf(reply.Stats), nil
+	return convert.Stats(reply.Stats), nil
 }
 
 // Unpublish removes a name. The buffer lives on while there are leases on it.

@@ -3,51 +3,20 @@ package bridge
 import (
 	"context"
 	"errors"
+	"os"
+	"path/filepath"
+	"runtime"
 	"sync"
 	"testing"
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
+	"golang.org/x/sys/unix"
 
+	"github.com/poolbridge/poolbridge/bridge/server"
 	"github.com/poolbridge/poolbridge/bridge/wire"
 	"github.com/poolbridge/poolbridge/mempool"
 )
-
-func TestACancelledGetGivesBackWhatItIsGrantedMeanwhile(t *testing.T) {
-	r := start(t, ServerConfig{}, unhurried)
-	c := dial(t, r.path)
-	session := r.only(t)
-	p := createPool(t, c, hostPool("p", 1<<20))
-	why := errors.New("enough")
-	for range 50 {
-		ctx, cancel := context.WithCancelCause(context.Background())
-		ended := make(chan error)
-		go func() {
-			l, err := c.Get(ctx, "x", LeaseOptions{Wait: patience})
-			if err == nil {
-				err = l.Release(false)
-			}
-			ended <- err
-		}()
-		awaitWaiting(t, session, 1)
-		l := allocate(t, p, 10)
-		go cancel(why) // who is first is open
-		publish(t, l, "x")
-		if err := <-ended; err != nil {
-			require.ErrorIs(t, err, why)
-		}
-		require.NoError(t, l.Release(false))
-		require.NoError(t, c.Unpublish(context.Background(), "x"))
-	}
-	for { // what was granted to nobody is on its way back
-		st, err := c.Stats(context.Background())
-		require.NoError(t, err)
-		if st.Leases == 0 {
-			assert.Zero(t, st.Buffers)
-			return
-		}
-	}
-}
 
 func TestACancelledCallDoesNotWaitForTheService(t *testing.T) {
 	s := imitate(t)
@@ -55,7 +24,7 @@ func TestACancelledCallDoesNotWaitForTheService(t *testing.T) {
 	ctx, cancel := context.WithCancel(context.Background())
 	ended := make(chan error)
 	go func() {
-		_, err := c.Get(ctx, "x", LeaseOptions{Wait: patience})
+		_, err := c.Get(ctx, "x", LeaseOptions{})
 		ended <- err
 	}()
 	q, _ := s.request(t)
@@ -64,7 +33,7 @@ func TestACancelledCallDoesNotWaitForTheService(t *testing.T) {
 	_, m := s.request(t)
 	assert.Equal(t, &wire.Cancel{Request: uint64(q)}, m)
 
-	// Now it answers: what it grants comes back.
+	// Now the service answers, and the client releases what it grants.
 	s.reply(t, q, &wire.LeaseReply{Lease: wire.Lease{ID: 77, Block: 5, Tensor: wire.Tensor{DType: "uint8"}}})
 	_, m = s.request(t)
 	assert.Equal(t, &wire.Release{Lease: 77}, m)
@@ -78,7 +47,7 @@ func TestACancelledCallDoesNotWaitForTheService(t *testing.T) {
 
 // Replies reach their callers in any order: only one of them has the export.
 func TestLeasesOnOneBlockAtATime(t *testing.T) {
-	r := start(t, ServerConfig{}, unhurried)
+	r := start(t, server.Config{}, unhurried)
 	producer := dial(t, r.path)
 	p := createPool(t, producer, hostPool("p", 1<<20))
 	for range 20 {
@@ -86,7 +55,7 @@ func TestLeasesOnOneBlockAtATime(t *testing.T) {
 		var all sync.WaitGroup
 		for range 8 {
 			all.Go(func() {
-				l, err := consumer.Get(context.Background(), "x", LeaseOptions{Wait: patience})
+				l, err := consumer.Get(context.Background(), "x", LeaseOptions{})
 				if assert.NoError(t, err) {
 					got := make([]byte, 1)
 					assert.NoError(t, l.CopyTo(context.Background(), got, 0))
@@ -125,11 +94,11 @@ func TestARecalledBlockStaysMappedWhileItIsLeased(t *testing.T) {
 }
 
 func TestWhenAClientIsClosedItsSessionHasEnded(t *testing.T) {
-	r := start(t, ServerConfig{}, unhurried)
+	r := start(t, server.Config{}, unhurried)
 	createPool(t, dial(t, r.path), hostPool("p", 1<<20))
 	for range 50 {
 		c := dial(t, r.path)
-		p, err := c.OpenPool(t.Context(), "p", 0)
+		p, err := c.TryOpenPool(t.Context(), "p")
 		require.NoError(t, err)
 		publish(t, allocate(t, p, 10), "x")
 		allocate(t, p, 10)
@@ -141,7 +110,7 @@ func TestWhenAClientIsClosedItsSessionHasEnded(t *testing.T) {
 }
 
 func TestALeaseOfAClosedClientSaysBothWhatEndedAndWhy(t *testing.T) {
-	_, path := serve(t, ServerConfig{})
+	_, path := serve(t, server.Config{})
 	c, err := Dial(t.Context(), path)
 	require.NoError(t, err)
 	l := allocate(t, createPool(t, c, hostPool("p", 4096)), 100)
@@ -153,13 +122,13 @@ func TestALeaseOfAClosedClientSaysBothWhatEndedAndWhy(t *testing.T) {
 }
 
 func TestClosingWhileEverythingIsInUse(t *testing.T) {
-	r := start(t, ServerConfig{}, unhurried)
+	r := start(t, server.Config{}, unhurried)
 	witness := dial(t, r.path)
 	createPool(t, witness, hostPool("p", 1<<20))
 	for range 20 {
 		c, err := Dial(context.Background(), r.path)
 		require.NoError(t, err)
-		p, err := c.OpenPool(context.Background(), "p", 0)
+		p, err := c.TryOpenPool(context.Background(), "p")
 		require.NoError(t, err)
 		held := allocate(t, p, 100)
 		busy := make(chan struct{}, 64)
@@ -167,7 +136,7 @@ func TestClosingWhileEverythingIsInUse(t *testing.T) {
 		for range 4 {
 			all.Go(func() {
 				for {
-					l, err := p.Allocate(context.Background(), mempool.Bytes(100), patience)
+					l, err := p.Allocate(context.Background(), mempool.Bytes(100))
 					if err == nil {
 						err = errors.Join(l.Fill(context.Background(), 0, 100, 1),
 							l.Publish(context.Background(), mempool.Publication{Name: "x", Replace: true}), l.Release(false))
@@ -180,7 +149,7 @@ func TestClosingWhileEverythingIsInUse(t *testing.T) {
 				}
 			})
 			all.Go(func() {
-				_, err := c.Get(context.Background(), "no such name", LeaseOptions{Wait: patience})
+				_, err := c.Get(context.Background(), "no such name", LeaseOptions{})
 				assert.ErrorIs(t, err, ErrClosed)
 			})
 		}
@@ -197,7 +166,7 @@ func TestClosingWhileEverythingIsInUse(t *testing.T) {
 		assert.ErrorIs(t, held.CopyFrom(context.Background(), 0, nil), ErrReleased)
 		_, err = c.Stats(context.Background())
 		assert.ErrorIs(t, err, ErrClosed)
-		_, err = c.OpenPool(context.Background(), "p", 0)
+		_, err = c.TryOpenPool(context.Background(), "p")
 		assert.ErrorIs(t, err, ErrClosed)
 		all.Wait()
 		close(busy)
@@ -210,4 +179,39 @@ func TestClosingWhileEverythingIsInUse(t *testing.T) {
 	require.NoError(t, err)
 	assert.Zero(t, st.Leases)
 	assert.Zero(t, st.Pools[0].Held, "this process lives on, and has given back everything")
+}
+
+func TestAtTheDefaultPathBelowTmpAnotherUsersServiceIsRefused(t *testing.T) {
+	if os.Getuid() != 0 {
+		t.Skip("only root can become another user")
+	}
+	t.Setenv("POOLBRIDGE_SOCKET", "")
+	t.Setenv("XDG_RUNTIME_DIR", "")
+	t.Setenv("TMPDIR", filepath.Dir(filepath.Dir(socketPath(t))))
+	path := DefaultSocket()
+	require.NoError(t, os.Mkdir(filepath.Dir(path), 0o755))
+	fd, err := unix.Socket(unix.AF_UNIX, unix.SOCK_SEQPACKET|unix.SOCK_CLOEXEC, 0)
+	require.NoError(t, err)
+	defer unix.Close(fd)
+	require.NoError(t, unix.Bind(fd, &unix.SockaddrUnix{Name: path}))
+	listening := make(chan error)
+	go func() {
+		runtime.LockOSThread() // without an unlock: the thread, which is another user's from now on, ends with the goroutine
+		if _, _, errno := unix.RawSyscall(unix.SYS_SETRESUID, 4242, 4242, 4242); errno != 0 {
+			listening <- errno
+			return
+		}
+		listening <- unix.Listen(fd, 1) // the socket is whose thread calls this
+	}()
+	require.NoError(t, <-listening)
+
+	_, err = Dial(t.Context(), path)
+	require.ErrorIs(t, err, ErrDenied)
+	require.ErrorContains(t, err, "user 4242, expected user 0")
+	accepted, _, err := unix.Accept(fd)
+	require.NoError(t, err)
+	defer unix.Close(accepted)
+	n, err := unix.Read(accepted, make([]byte, 1))
+	require.NoError(t, err)
+	require.Zero(t, n, "nothing was sent to it")
 }

@@ -4,6 +4,7 @@ import (
 	"errors"
 	"slices"
 
+	"github.com/poolbridge/poolbridge/bridge/internal/convert"
 	"github.com/poolbridge/poolbridge/bridge/seqpacket"
 	"github.com/poolbridge/poolbridge/bridge/wire"
 	"github.com/poolbridge/poolbridge/internal/shmchannel"
@@ -42,7 +43,7 @@ func (c *Client) arrived(l wire.Lease, fds *seqpacket.FDs) {
 	b.pool, b.bytes, b.use = l.Pool, l.BlockBytes, l.Generation
 	if l.Export != nil && b.mem == nil {
 		b.forgetExport()
-		x := exportOf(l.Export, takeFiles(fds, l.Export.FDs))
+		x := convert.Export(l.Export, takeFiles(fds, l.Export.FDs))
 		b.export, b.data = &x, x.Data
 	}
 }

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"os"
 	"sync"
+	"time"
 
 	"github.com/poolbridge/poolbridge/bridge/seqpacket"
 	"github.com/poolbridge/poolbridge/bridge/wire"
@@ -19,7 +20,8 @@ type call struct {
 	files func(*seqpacket.FDs) // takes the files of the reply; called before done
 	undo  func()               // gives back what was granted to a caller that no longer waits; runs as a task
 	done  chan error
-	last  bool // a call of Close itself, allowed while closing
+	last  bool          // a call of Close itself, allowed while closing
+	grace time.Duration // after the deadline of its context the call waits so long for the reply
 
 	abandoned bool // no caller waits for done; guarded by Client.mu
 }
@@ -28,6 +30,9 @@ type call struct {
 // what it was granted.
 func (c *Client) call(ctx context.Context, r wire.Request, pending *call) error {
 	pending.op, pending.done = r.Op(), make(chan error, 1)
+	if ctx.Err() != nil {
+		return pending.ended(ctx)
+	}
 	q, err := c.register(pending)
 	if err != nil {
 		return err
@@ -38,19 +43,40 @@ func (c *Client) call(ctx context.Context, r wire.Request, pending *call) error 
 		}
 		return err
 	}
+	err, answered := pending.await(ctx)
+	if !answered && !c.abandon(q) {
+		err, answered = <-pending.done, true // the reply came meanwhile
+	}
+	if !answered {
+		err = pending.ended(ctx)
+	}
+	if !answered || errors.Is(err, errClientClosed) { // not an answer of the service
+		c.cancel(q)
+	}
+	return err
+}
+
+// await waits for the reply until ctx ends. It waits a little longer if the service answers at the deadline too.
+func (p *call) await(ctx context.Context) (err error, answered bool) {
 	select {
-	case err := <-pending.done:
-		if errors.Is(err, errClientClosed) { // not an answer of the service
-			c.cancel(q)
-		}
-		return err
+	case err := <-p.done:
+		return err, true
 	case <-ctx.Done():
 	}
-	if !c.abandon(q) {
-		return <-pending.done // the reply came meanwhile
+	if p.grace == 0 || !errors.Is(ctx.Err(), context.DeadlineExceeded) {
+		return nil, false
 	}
-	c.cancel(q)
-	return fmt.Errorf("poolbridge %s: %w", r.Op(), context.Cause(ctx))
+	select {
+	case err := <-p.done:
+		return err, true
+	case <-time.After(p.grace):
+		return nil, false
+	}
+}
+
+// ended returns the error of a call whose context ended before the reply came.
+func (p *call) ended(ctx context.Context) error {
+	return fmt.Errorf("poolbridge %s: %w", p.op, situation.Ended(ctx))
 }
 
 // cancel asks the service to end a request.

@@ -3,8 +3,8 @@ package bridge
 import (
 	"context"
 	"sync/atomic"
-	"time"
 
+	"github.com/poolbridge/poolbridge/bridge/internal/convert"
 	"github.com/poolbridge/poolbridge/bridge/wire"
 	"github.com/poolbridge/poolbridge/internal/situation"
 	"github.com/poolbridge/poolbridge/mempool"
@@ -25,35 +25,58 @@ func (c *Client) CreateChannel(ctx context.Context, spec mempool.ChannelSpec) (*
 	if err := spec.Validate(); err != nil {
 		return nil, err
 	}
-	return c.channel(ctx, &wire.MakeChannel{Name: spec.Name, Pool: spec.Pool, Mode: string(spec.Mode), Capacity: uint64(spec.Capacity),
-		Full: string(spec.Full)})
-}
-
-// OpenChannel opens a channel by name. It waits up to wait for the channel to appear.
-//
-// Errors: [ErrNotFound] (with wait 0) or [ErrTimeout], [ErrDenied], [ErrUnsupported].
-func (c *Client) OpenChannel(ctx context.Context, name string, wait time.Duration) (*Channel, error) {
-	return c.channel(ctx, &wire.Find{Name: name, Wait: wireWait(wait)})
-}
-
-func (c *Client) channel(ctx context.Context, r wire.Request) (*Channel, error) {
 	var reply wire.ChannelReply
+	r := &wire.MakeChannel{Name: spec.Name, Pool: spec.Pool, Mode: string(spec.Mode), Capacity: uint64(spec.Capacity), Full: string(spec.Full)}
 	if err := c.call(ctx, r, &call{into: &reply}); err != nil {
 		return nil, err
 	}
-	return &Channel{client: c, info: channelOf(reply.Channel)}, nil
+	return &Channel{client: c, info: convert.Channel(reply.Channel)}, nil
+}
+
+// OpenChannel opens a channel by name. It waits until there is one.
+//
+// Errors: [ErrNotFound] at the deadline, [ErrDenied], [ErrUnsupported].
+func (c *Client) OpenChannel(ctx context.Context, name string) (*Channel, error) {
+	return c.findChannel(ctx, name, waiting)
+}
+
+// TryOpenChannel is like [Client.OpenChannel], but does not wait.
+//
+// Errors: [ErrNotFound], [ErrDenied], [ErrUnsupported].
+func (c *Client) TryOpenChannel(ctx context.Context, name string) (*Channel, error) {
+	return c.findChannel(ctx, name, once)
+}
+
+func (c *Client) findChannel(ctx context.Context, name string, try attempt) (*Channel, error) {
+	var reply wire.ChannelReply
+	r := &wire.Find{Name: name}
+	if err := c.wait(ctx, try, r, &r.Wait, call{into: &reply}); err != nil {
+		return nil, err
+	}
+	return &Channel{client: c, info: convert.Channel(reply.Channel)}, nil
 }
 
 // Info returns the description of the channel.
 func (ch *Channel) Info() mempool.ChannelInfo { return ch.info }
 
 // Publish publishes the buffer of a write lease as a frame and ends the lease. It returns the frame's number. It waits for room, but not
-// for work on the memory: a fence makes readers wait for that. If Publish fails, the lease lives on, unless ctx ended first: then the
-// lease has ended, and the frame may or may not have been published.
+// for work on the memory: a fence makes readers wait for that. If Publish fails, at the deadline too, the lease lives on, and can be published
+// again. Only if ctx was cancelled, the lease has ended; its memory is used again after the work that o.Completion names.
 //
-// Errors: [ErrTimeout], which names the consumer that is behind, or [ErrLimit] if the channel is full, [ErrInvalid], [ErrReleased],
-// [ErrDenied], [ErrClosed].
+// Errors: [ErrLimit] if the channel is full, at the deadline or, with the policy [mempool.Fail], at once; it names the consumer that is behind.
+// [ErrInvalid], [ErrReleased], [ErrDenied], [ErrClosed].
 func (ch *Channel) Publish(ctx context.Context, l *Lease, o mempool.FrameOptions) (uint64, error) {
+	return ch.send(ctx, waiting, l, o)
+}
+
+// TryPublish is like [Channel.Publish], but does not wait for room. ctx bounds joining the channel, which the first call does.
+//
+// Errors: those of Publish; [ErrLimit] with every policy.
+func (ch *Channel) TryPublish(ctx context.Context, l *Lease, o mempool.FrameOptions) (uint64, error) {
+	return ch.send(ctx, once, l, o)
+}
+
+func (ch *Channel) send(ctx context.Context, try attempt, l *Lease, o mempool.FrameOptions) (number uint64, err error) {
 	if err := o.Validate(); err != nil {
 		return 0, err
 	}
@@ -62,10 +85,15 @@ func (ch *Channel) Publish(ctx context.Context, l *Lease, o mempool.FrameOptions
 	}
 	l.mu.Lock()
 	defer l.mu.Unlock()
+	if l.client.tracer != nil {
+		var end func(uint64, error)
+		ctx, end = l.traceSend(ctx, ch, &o)
+		defer func() { end(number, err) }()
+	}
 	if l.ended {
 		return 0, l.client.hasEnded(l.info)
 	}
-	return ch.publish(ctx, l, o)
+	return ch.publish(ctx, try, l, o)
 }
 
 // Close closes the channel. Nothing more can be published, and the name is free. Consumers still get the published frames. A waiting

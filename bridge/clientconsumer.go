@@ -5,6 +5,7 @@ import (
 	"errors"
 	"sync"
 	"sync/atomic"
+	"time"
 
 	"github.com/poolbridge/poolbridge/bridge/wire"
 	"github.com/poolbridge/poolbridge/internal/shmchannel"
@@ -33,7 +34,7 @@ func (ch *Channel) consume(ctx context.Context, o mempool.SubscribeOptions) (*co
 	err := s.join(ctx, &wire.Join{Oldest: o.Oldest, Full: string(o.Full)}, func(config shmchannel.MemberConfig) (err error) {
 		s.native, err = shmchannel.OpenConsumer(shmchannel.ConsumerConfig{MemberConfig: config, Reached: s.reached})
 		if err == nil {
-			s.add = s.native.AddTrack
+			s.add, s.counts = s.native.AddTrack, s.native.Counts
 			s.unwatch = context.AfterFunc(s.client.working, s.native.Wake)
 		}
 		return err
@@ -48,9 +49,14 @@ func (s *consuming) reached(t shmchannel.Fence) bool {
 
 // next waits for the next frame. It returns nil without an error if no frame will come any more. A frame can come with an error. An error
 // without a frame is the last result.
-func (s *consuming) next(caller context.Context) (*Frame, error) {
+func (s *consuming) next(caller context.Context) (came *Frame, err error) {
+	if s.client.tracer != nil {
+		var end func(*Frame, error)
+		caller, end = s.traceReceive(caller)
+		defer func() { end(came, err) }()
+	}
 	f := &s.latest
-	err := s.take(caller, f)
+	err = s.take(caller, f)
 	switch {
 	case err == nil:
 		return s.frame(caller, f)
@@ -64,7 +70,7 @@ func (s *consuming) next(caller context.Context) (*Frame, error) {
 }
 
 // take takes the next frame. It waits until the caller's context or the client ends.
-func (s *consuming) take(caller context.Context, f *shmchannel.Frame) error {
+func (s *consuming) take(caller context.Context, f *shmchannel.Frame) (err error) {
 	if err := s.over(caller); err != nil { // checked first, because there may always be a frame
 		return err
 	}
@@ -73,6 +79,8 @@ func (s *consuming) take(caller context.Context, f *shmchannel.Frame) error {
 	} else if err != nil && !errors.Is(err, shmchannel.ErrUnknownMember) {
 		return err
 	}
+	began := time.Now()
+	defer func() { s.waits.over(began, err == nil) }()
 	ctx := &patient{Context: caller, client: s.client}
 	for {
 		err := s.native.Take(ctx, f)

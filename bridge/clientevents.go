@@ -10,14 +10,31 @@ import (
 )
 
 // Events returns the oldest events of the service with numbers greater than after, a page of them, as far as they concern what this client may
-// see. 0 asks for all that the service has kept, Page.Next is what to ask for next. If there is nothing new it waits up to wait; then the page has
-// no events.
+// see. 0 asks for all that the service has kept. The page's Next is what to ask for next. If there is nothing new, Events waits for an event.
 //
 // Errors: [ErrInvalid] for a number that no event has yet: the service was started again, and numbers them anew; [ErrUnsupported] by a service that
 // keeps no history; [ErrDisconnected], [ErrClosed], the context's.
-func (c *Client) Events(ctx context.Context, after uint64, wait time.Duration) (mempool.EventPage, error) {
+func (c *Client) Events(ctx context.Context, after uint64) (mempool.EventPage, error) {
+	for {
+		page, err := c.events(ctx, waiting, after)
+		if err != nil || len(page.Events) > 0 || page.Lost > 0 {
+			return page, err
+		}
+		after = page.Next // the longest wait of a request has passed, or the deadline of ctx: the next call says so
+	}
+}
+
+// TryEvents is like [Client.Events], but does not wait: if there is nothing new, the page has no events.
+//
+// Errors: those of Events.
+func (c *Client) TryEvents(ctx context.Context, after uint64) (mempool.EventPage, error) {
+	return c.events(ctx, once, after)
+}
+
+func (c *Client) events(ctx context.Context, try attempt, after uint64) (mempool.EventPage, error) {
 	var reply wire.EventsReply
-	if err := c.call(ctx, &wire.Events{After: after, Wait: wireWait(wait)}, &call{into: &reply}); err != nil {
+	r := &wire.Events{After: after}
+	if err := c.wait(ctx, try, r, &r.Wait, call{into: &reply}); err != nil {
 		return mempool.EventPage{}, err
 	}
 	page := mempool.EventPage{Next: reply.Next, Lost: reply.Lost}

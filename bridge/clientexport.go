@@ -4,8 +4,8 @@ import (
 	"context"
 	"errors"
 	"os"
-	"time"
 
+	"github.com/poolbridge/poolbridge/bridge/internal/convert"
 	"github.com/poolbridge/poolbridge/bridge/seqpacket"
 	"github.com/poolbridge/poolbridge/bridge/wire"
 	"github.com/poolbridge/poolbridge/mempool"
@@ -20,23 +20,35 @@ type Exported struct {
 	ended  bool
 }
 
-// Export leases the buffer that is published under a name. It waits up to wait for the name. It maps nothing, so it needs no GPU.
+// Export leases the buffer that is published under a name. It waits for the name, and for the content. It maps nothing, so it needs no GPU.
 //
 // Errors: as [Client.Get].
-func (c *Client) Export(ctx context.Context, name string, wait time.Duration) (*Exported, error) {
+func (c *Client) Export(ctx context.Context, name string) (*Exported, error) {
+	return c.export(ctx, waiting, name)
+}
+
+// TryExport is like [Client.Export], but does not wait for the name. It waits for the content.
+//
+// Errors: as [Client.TryGet].
+func (c *Client) TryExport(ctx context.Context, name string) (*Exported, error) {
+	return c.export(ctx, once, name)
+}
+
+func (c *Client) export(ctx context.Context, try attempt, name string) (*Exported, error) {
 	if err := c.enter(); err != nil {
 		return nil, err
 	}
 	defer c.leave()
 	x := &Exported{client: c}
 	var reply wire.LeaseReply
-	err := c.call(ctx, &wire.Get{Name: name, Wait: wireWait(wait)}, &call{into: &reply,
+	r := &wire.Get{Name: name}
+	err := c.wait(ctx, try, r, &r.Wait, call{into: &reply,
 		files: func(fds *seqpacket.FDs) { c.arrived(reply.Lease, fds) },
-		undo:  func() { _ = (&Lease{client: c, info: leaseOf(reply.Lease)}).end(false) }})
+		undo:  func() { _ = (&Lease{client: c, info: convert.Lease(reply.Lease)}).end(false) }})
 	if err != nil {
 		return nil, err
 	}
-	x.info = leaseOf(reply.Lease)
+	x.info = convert.Lease(reply.Lease)
 	if x.pool, err = c.poolInfo(ctx, x.info.Pool); err != nil {
 		return nil, errors.Join(err, x.Release())
 	}
@@ -67,7 +79,7 @@ func (c *Client) poolInfo(ctx context.Context, id uint64) (mempool.PoolInfo, err
 		return mempool.PoolInfo{}, err
 	}
 	closeFiles(files)
-	return poolOf(reply.Pool), nil
+	return convert.Pool(reply.Pool), nil
 }
 
 // Info returns the description of the lease.

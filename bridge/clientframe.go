@@ -91,7 +91,7 @@ func (f *Frame) Release() error { return f.ReleaseAfter(unasked) }
 // queues. If there are several queues, the first waits for the others. If the first queue cannot wait by itself, ReleaseAfter waits, until ctx
 // ends.
 //
-// Errors: those of Release; [ErrTimeout] and ctx's if it had to wait.
+// Errors: those of Release; the context's if it had to wait.
 func (f *Frame) ReleaseAfter(ctx context.Context, queues ...mempool.Queue) error {
 	if f.Lease == nil {
 		return nil

@@ -7,8 +7,8 @@ import (
 	"slices"
 	"sync"
 	"sync/atomic"
-	"time"
 
+	"github.com/poolbridge/poolbridge/bridge/internal/convert"
 	"github.com/poolbridge/poolbridge/bridge/seqpacket"
 	"github.com/poolbridge/poolbridge/bridge/wire"
 	"github.com/poolbridge/poolbridge/internal/situation"
@@ -41,33 +41,66 @@ type Lease struct {
 type LeaseOptions struct {
 	// Write asks for a write lease, which excludes all other leases.
 	Write bool
-	// Wait is how long to wait for the name to appear and for excluding leases to end.
-	Wait time.Duration
 }
 
-// Get leases the buffer that is published under a name.
+// Get leases the buffer that is published under a name. It waits for the name to appear, and for leases that exclude this one to end.
 //
-// Errors: [ErrNotFound] (with no wait) or [ErrTimeout], [ErrBusy], [ErrProducerDied], [ErrDenied], [ErrUnavailable].
+// Errors: [ErrNotFound] or [ErrBusy] at the deadline, [ErrProducerDied], [ErrDenied], [ErrUnavailable].
 func (c *Client) Get(ctx context.Context, name string, o LeaseOptions) (*Lease, error) {
-	return c.lease(ctx, &wire.Get{Name: name, Write: o.Write, Wait: wireWait(o.Wait)})
+	return c.get(ctx, waiting, name, o)
 }
 
-// Lease leases a buffer by its id and generation.
+// TryGet is like [Client.Get], but does not wait.
 //
-// Errors: [ErrNotFound], [ErrStale], [ErrBusy], [ErrProducerDied], [ErrDenied], [ErrUnavailable].
-func (c *Client) Lease(ctx context.Context, buffer, generation uint64, o LeaseOptions) (*Lease, error) {
-	return c.lease(ctx, &wire.LeaseBuffer{Buffer: buffer, Generation: generation, Write: o.Write, Wait: wireWait(o.Wait)})
+// Errors: [ErrNotFound], [ErrBusy], [ErrProducerDied], [ErrDenied], [ErrUnavailable].
+func (c *Client) TryGet(ctx context.Context, name string, o LeaseOptions) (*Lease, error) {
+	return c.get(ctx, once, name, o)
 }
 
-func (c *Client) lease(ctx context.Context, r wire.Request) (*Lease, error) {
+func (c *Client) get(ctx context.Context, try attempt, name string, o LeaseOptions) (l *Lease, err error) {
+	if c.tracer != nil {
+		var end func(*Lease, error)
+		ctx, end = c.trace(ctx, &Operation{Name: OpGet, Buffer: name})
+		defer func() { end(l, err) }()
+	}
+	r := &wire.Get{Name: name, Write: o.Write}
+	return c.lease(ctx, try, r, &r.Wait)
+}
+
+// Lease leases a buffer by its id and generation. It waits for leases that exclude this one to end.
+//
+// Errors: [ErrBusy] at the deadline, [ErrNotFound], [ErrStale], [ErrProducerDied], [ErrDenied], [ErrUnavailable].
+func (c *Client) Lease(ctx context.Context, buffer, generation uint64, o LeaseOptions) (*Lease, error) {
+	return c.leaseBuffer(ctx, waiting, buffer, generation, o)
+}
+
+// TryLease is like [Client.Lease], but does not wait.
+//
+// Errors: [ErrBusy], [ErrNotFound], [ErrStale], [ErrProducerDied], [ErrDenied], [ErrUnavailable].
+func (c *Client) TryLease(ctx context.Context, buffer, generation uint64, o LeaseOptions) (*Lease, error) {
+	return c.leaseBuffer(ctx, once, buffer, generation, o)
+}
+
+func (c *Client) leaseBuffer(ctx context.Context, try attempt, buffer, generation uint64, o LeaseOptions) (l *Lease, err error) {
+	if c.tracer != nil {
+		var end func(*Lease, error)
+		ctx, end = c.trace(ctx, &Operation{Name: OpLease})
+		defer func() { end(l, err) }()
+	}
+	r := &wire.LeaseBuffer{Buffer: buffer, Generation: generation, Write: o.Write}
+	return c.lease(ctx, try, r, &r.Wait)
+}
+
+// lease asks for a lease. limit is the request's field for its time limit.
+func (c *Client) lease(ctx context.Context, try attempt, r wire.Request, limit *uint64) (*Lease, error) {
 	if err := c.enter(); err != nil {
 		return nil, err
 	}
 	defer c.leave()
 	var reply wire.LeaseReply
-	err := c.call(ctx, r, &call{into: &reply,
+	err := c.wait(ctx, try, r, limit, call{into: &reply,
 		files: func(fds *seqpacket.FDs) { c.arrived(reply.Lease, fds) },
-		undo:  func() { _ = (&Lease{client: c, info: leaseOf(reply.Lease)}).end(false) }})
+		undo:  func() { _ = (&Lease{client: c, info: convert.Lease(reply.Lease)}).end(false) }})
 	if err != nil {
 		return nil, err
 	}
@@ -80,7 +113,7 @@ func (c *Client) lease(ctx context.Context, r wire.Request) (*Lease, error) {
 
 // adopt maps the memory of a lease that arrived. The caller has called enter. If adopt fails, the caller ends the lease that it returns.
 func (c *Client) adopt(ctx context.Context, came wire.Lease) (*Lease, error) {
-	l := &Lease{client: c, info: leaseOf(came)}
+	l := &Lease{client: c, info: convert.Lease(came)}
 	if len(l.info.Wait) > 0 {
 		l.ordering().Begin(l.info.Wait, !came.Write)
 	}
@@ -214,7 +247,7 @@ func (l *Lease) endOrder() error {
 // CopyFrom copies src to the buffer at off bytes. On a GPU the copy is queued after everything that must happen before, and CopyFrom does
 // not wait. On the CPU it waits. A copy that has begun is not interrupted.
 //
-// Errors: [ErrReleased], [ErrInvalid] if src does not fit or the lease is a read lease; [ErrTimeout] and ctx's from waiting.
+// Errors: [ErrReleased], [ErrInvalid] if src does not fit or the lease is a read lease; the context's from waiting.
 func (l *Lease) CopyFrom(ctx context.Context, off uint64, src []byte) error {
 	return l.with(ctx, off, uint64(len(src)), true, func(m mempool.Memory) error { return m.CopyFrom(off, src) })
 }
@@ -222,7 +255,7 @@ func (l *Lease) CopyFrom(ctx context.Context, off uint64, src []byte) error {
 // CopyTo fills dst from the buffer at off bytes, after the content is complete. A copy that has begun is not interrupted.
 //
 // Errors: [ErrReleased], [ErrInvalid] if the buffer has not that many bytes, [ErrProducerDied] if its content is not complete;
-// [ErrTimeout] and ctx's from waiting.
+// ctx's from waiting.
 func (l *Lease) CopyTo(ctx context.Context, dst []byte, off uint64) error {
 	return l.with(ctx, off, uint64(len(dst)), false, func(m mempool.Memory) error {
 		if err := m.CopyTo(dst, off); err != nil {
@@ -242,7 +275,7 @@ func (l *Lease) Fill(ctx context.Context, off, n uint64, b byte) error {
 // Bytes waits until the buffer may be used, and returns it for the CPU, or nil if the CPU cannot access it. The slice must not be used after the
 // lease has ended, and must not be written with a read lease.
 //
-// Errors: [ErrReleased]; [ErrTimeout], [ErrProducerDied] and ctx's from waiting for earlier work.
+// Errors: [ErrReleased]; [ErrProducerDied] and the context's from waiting for earlier work.
 func (l *Lease) Bytes(ctx context.Context) (b []byte, err error) {
 	err = l.with(ctx, 0, 0, false, func(m mempool.Memory) error {
 		if b = m.Bytes(); b == nil {
@@ -257,7 +290,7 @@ func (l *Lease) Bytes(ctx context.Context) (b []byte, err error) {
 // Pointer returns the buffer's address: a CUDA device pointer for memory on a GPU. It must not be used after the lease has ended. Pointer
 // waits until the memory may be used, unless a queue was made to wait for that by [Lease.WaitOn].
 //
-// Errors: [ErrReleased]; [ErrTimeout], [ErrProducerDied] and ctx's from waiting.
+// Errors: [ErrReleased]; [ErrProducerDied] and the context's from waiting.
 func (l *Lease) Pointer(ctx context.Context) (p uintptr, err error) {
 	err = l.with(ctx, 0, 0, false, func(m mempool.Memory) error {
 		p = m.Pointer()
@@ -273,7 +306,7 @@ func (l *Lease) Pointer(ctx context.Context) (p uintptr, err error) {
 // it. On [mempool.CPU] it waits itself. At the end of the lease the caller must name the queue if it uses the memory: see
 // [Lease.ReleaseAfter] and [mempool.Completion].
 //
-// Errors: [ErrReleased]; from queues that wait here, [ErrTimeout], [ErrProducerDied] and ctx's.
+// Errors: [ErrReleased]; from queues that wait here, [ErrProducerDied] and the context's.
 func (l *Lease) WaitOn(ctx context.Context, q mempool.Queue) error {
 	return l.with(ctx, 0, 0, false, func(m mempool.Memory) error {
 		if o := l.order.Load(); o != nil {
@@ -297,18 +330,19 @@ func (l *Lease) ReadyEvent() (e *mempool.Event, err error) {
 	return e, err
 }
 
-// Check returns an error if the content is known to be incomplete. On a GPU a wait also ends if the process that it waits for has died. So check
-// before you trust a result.
+// Check returns an error if the content is known to be incomplete. On a GPU a wait also ends if the process that it waits for has died, or says
+// that the content failed. So check before you trust a result.
 //
-// Errors: [ErrProducerDied].
+// Errors: [ErrContentFailed] with the reason of the producer, [ErrProducerDied].
 func (l *Lease) Check(ctx context.Context) error {
-	if l.failed.Load() {
+	var err error
+	if o := l.order.Load(); o != nil {
+		err = o.Check(ctx)
+	}
+	if l.failed.Load() && !errors.Is(err, ErrContentFailed) {
 		return situation.Of(ErrProducerDied, "buffer %d is incomplete: the process that wrote it died before finishing", l.buffer)
 	}
-	if o := l.order.Load(); o != nil {
-		return o.Check(ctx)
-	}
-	return nil
+	return err
 }
 
 // failed marks the leases on buffers whose content will never be complete.
@@ -326,9 +360,15 @@ func (c *Client) failed(buffers []uint64) {
 // Publish does not wait for work on the memory: a fence makes readers wait for that.
 //
 // Errors: [ErrReleased], [ErrInvalid], [ErrExists], [ErrDenied].
-func (l *Lease) Publish(ctx context.Context, p mempool.Publication) error {
+func (l *Lease) Publish(ctx context.Context, p mempool.Publication) (err error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
+	if c := l.client; c.tracer != nil {
+		o := &Operation{Name: OpPublish, Buffer: p.Name}
+		l.describeTo(o)
+		ctx = c.tracer.TraceStart(ctx, o)
+		defer func() { c.tracer.TraceEnd(ctx, o, err) }()
+	}
 	if l.ended {
 		return l.client.hasEnded(l.info)
 	}
@@ -339,9 +379,9 @@ func (l *Lease) Publish(ctx context.Context, p mempool.Publication) error {
 	if err != nil {
 		return err
 	}
-	r := &wire.Publish{Lease: l.info.ID, Name: p.Name, Keep: p.Keep, Replace: p.Replace, Ready: wireFence(ready), Event: p.Handle(ready)}
+	r := &wire.Publish{Lease: l.info.ID, Name: p.Name, Keep: p.Keep, Replace: p.Replace, Ready: convert.WireFence(ready), Event: p.Handle(ready)}
 	if p.Tensor != nil {
-		t := wireTensor(*p.Tensor)
+		t := convert.WireTensor(*p.Tensor)
 		r.Tensor = &t
 	}
 	err = l.client.call(ctx, r, &call{into: &wire.EmptyReply{}})

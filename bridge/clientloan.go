@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 
+	"github.com/poolbridge/poolbridge/bridge/internal/convert"
 	"github.com/poolbridge/poolbridge/bridge/wire"
 	"github.com/poolbridge/poolbridge/mempool"
 )
@@ -45,7 +46,7 @@ func (c *Client) giveUp(l *loan, done ...mempool.Fence) error {
 		for _, t := range wait {
 			switch page, err := c.page(c.linked, t.Timeline); {
 			case err == nil:
-				_ = page.Await(c.linked, t, 0) // if the timeline's process died, or the service forgot the timeline, no work is left
+				_ = page.Await(c.linked, t) // if the timeline's process died, or the service forgot the timeline, no work is left
 			case !forgotten(err):
 				return // it is unknown whether the fence is reached; the lease ends with the session
 			}
@@ -64,7 +65,7 @@ func forgotten(err error) bool {
 }
 
 func (c *Client) releaseLoan(l *loan, done []mempool.Fence) error {
-	err := c.send(0, &wire.Release{Lease: l.info.ID, Done: wireFences(done)})
+	err := c.send(0, &wire.Release{Lease: l.info.ID, Done: convert.WireFences(done)})
 	return errors.Join(err, c.ended(l.info.Block, done...))
 }
 

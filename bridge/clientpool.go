@@ -8,6 +8,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/poolbridge/poolbridge/bridge/internal/convert"
 	"github.com/poolbridge/poolbridge/bridge/seqpacket"
 	"github.com/poolbridge/poolbridge/bridge/wire"
 	"github.com/poolbridge/poolbridge/internal/situation"
@@ -34,7 +35,7 @@ func (c *Client) CreatePool(ctx context.Context, spec mempool.PoolSpec) (*Pool, 
 	if err != nil {
 		return nil, err
 	}
-	p, id, err := c.open(ctx, r)
+	p, id, err := c.open(ctx, once, r, nil)
 	if err != nil && id != 0 {
 		// The caller gets an error, so it would never destroy the pool.
 		err = errors.Join(err, c.call(ctx, &wire.Destroy{Pool: id}, &call{into: &wire.EmptyReply{}}))
@@ -52,7 +53,7 @@ func (c *Client) EnsurePool(ctx context.Context, spec mempool.PoolSpec) (*Pool, 
 		return nil, err
 	}
 	r.Ensure = true
-	p, _, err := c.open(ctx, r)
+	p, _, err := c.open(ctx, once, r, nil)
 	return p, err
 }
 
@@ -73,25 +74,32 @@ func widen(ids []uint32) []uint64 {
 	return out
 }
 
-// OpenPool opens a pool by name. It waits up to wait for the pool to appear. If the pool is just being made, it waits until it is made.
+// OpenPool opens a pool by name. It waits until there is one. If the pool is just being made, it waits until it is made.
 //
-// Errors: [ErrNotFound] (with wait 0) or [ErrTimeout], [ErrDenied], [ErrUnavailable] if this process cannot use the pool's device.
-func (c *Client) OpenPool(ctx context.Context, name string, wait time.Duration) (*Pool, error) {
-	p, _, err := c.open(ctx, &wire.Open{Name: name, Wait: wireWait(wait)})
+// Errors: [ErrNotFound] at the deadline, [ErrDenied], [ErrUnavailable] if this process cannot use the pool's device.
+func (c *Client) OpenPool(ctx context.Context, name string) (*Pool, error) {
+	return c.openPool(ctx, waiting, name)
+}
+
+// TryOpenPool is like [Client.OpenPool], but waits only for a pool that is just being made.
+//
+// Errors: [ErrNotFound], [ErrDenied], [ErrUnavailable] if this process cannot use the pool's device.
+func (c *Client) TryOpenPool(ctx context.Context, name string) (*Pool, error) {
+	return c.openPool(ctx, once, name)
+}
+
+func (c *Client) openPool(ctx context.Context, try attempt, name string) (*Pool, error) {
+	r := &wire.Open{Name: name}
+	p, _, err := c.open(ctx, try, r, &r.Wait)
 	return p, err
 }
 
-// wireWait returns a time limit in milliseconds, rounded up, so that a shorter limit still means to wait.
-func wireWait(d time.Duration) uint64 {
-	return uint64(max(0, d+time.Millisecond-1) / time.Millisecond)
-}
-
-// open asks the service for a pool and opens it in this process. If only the second step fails, open returns the pool's id with the
-// error.
-func (c *Client) open(ctx context.Context, r wire.Request) (p *Pool, id uint64, err error) {
+// open asks the service for a pool and opens it in this process. limit is the request's field for its time limit, if it waits. If only the
+// second step fails, open returns the pool's id with the error.
+func (c *Client) open(ctx context.Context, try attempt, r wire.Request, limit *uint64) (p *Pool, id uint64, err error) {
 	var reply wire.PoolReply
 	var files []*os.File
-	err = c.call(ctx, r, &call{into: &reply, files: func(fds *seqpacket.FDs) {
+	err = c.wait(ctx, try, r, limit, call{into: &reply, files: func(fds *seqpacket.FDs) {
 		if reply.Pool.Export != nil {
 			files = takeFiles(fds, reply.Pool.Export.FDs)
 		}
@@ -106,7 +114,7 @@ func (c *Client) open(ctx context.Context, r wire.Request) (p *Pool, id uint64, 
 
 // imported opens a pool of the service in this process, or returns the open one.
 func (c *Client) imported(came wire.Pool, files []*os.File) (*Pool, error) {
-	info := poolOf(came)
+	info := convert.Pool(came)
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if p := c.pools[info.ID]; p != nil {
@@ -118,7 +126,7 @@ func (c *Client) imported(came wire.Pool, files []*os.File) (*Pool, error) {
 	if came.Export == nil {
 		return nil, situation.Of(ErrProtocol, "pool %q came without its export", info.Name)
 	}
-	mem, err := mempool.ImportPool(c.epoch, info, exportOf(came.Export, files), c.device)
+	mem, err := mempool.ImportPool(c.epoch, info, convert.Export(came.Export, files), c.device)
 	if err != nil {
 		return nil, err
 	}
@@ -127,10 +135,27 @@ func (c *Client) imported(came wire.Pool, files []*os.File) (*Pool, error) {
 	return p, nil
 }
 
-// Allocate makes a buffer for a tensor and returns a write lease on it. It waits up to wait for room.
+// Allocate makes a buffer for a tensor and returns a write lease on it. It waits for room.
 //
-// Errors: [ErrInvalid], [ErrLimit], [ErrOutOfMemory], [ErrClosed].
-func (p *Pool) Allocate(ctx context.Context, t mempool.Tensor, wait time.Duration) (*Lease, error) {
+// Errors: [ErrLimit] or [ErrOutOfMemory] at the deadline, and at once if the pool can never have room; [ErrInvalid], [ErrClosed].
+func (p *Pool) Allocate(ctx context.Context, t mempool.Tensor) (*Lease, error) {
+	return p.allocate(ctx, waiting, t)
+}
+
+// TryAllocate is like [Pool.Allocate], but does not wait for leases to end. It may wait some seconds for memory that is already on its way back
+// to the pool.
+//
+// Errors: [ErrLimit] or [ErrOutOfMemory] if there is no room, [ErrInvalid], [ErrClosed].
+func (p *Pool) TryAllocate(ctx context.Context, t mempool.Tensor) (*Lease, error) {
+	return p.allocate(ctx, once, t)
+}
+
+func (p *Pool) allocate(ctx context.Context, try attempt, t mempool.Tensor) (l *Lease, err error) {
+	if p.client.tracer != nil {
+		var end func(*Lease, error)
+		ctx, end = p.client.trace(ctx, &Operation{Name: OpAllocate, Pool: p.info.Name})
+		defer func() { end(l, err) }()
+	}
 	n, err := t.Extent()
 	if err != nil {
 		return nil, err
@@ -139,14 +164,20 @@ func (p *Pool) Allocate(ctx context.Context, t mempool.Tensor, wait time.Duratio
 		p.spares.Store(p.client.shared.spares(p.info.ID))
 	}
 	if spares := p.spares.Load(); spares != nil {
-		return spares.allocate(ctx, p, t, n, wait)
+		return spares.allocate(ctx, try, p, t, n)
 	}
-	return p.alloc(ctx, t, wait)
+	return p.alloc(ctx, try, t)
 }
 
-func (p *Pool) alloc(ctx context.Context, t mempool.Tensor, wait time.Duration) (*Lease, error) {
-	l, err := p.client.lease(ctx, &wire.Alloc{Pool: p.info.ID, Tensor: wireTensor(t), Wait: wireWait(wait)})
+// alloc asks the service for a buffer.
+func (p *Pool) alloc(ctx context.Context, try attempt, t mempool.Tensor) (*Lease, error) {
+	r := &wire.Alloc{Pool: p.info.ID, Tensor: convert.WireTensor(t)}
+	began := time.Now()
+	l, err := p.client.lease(ctx, try, r, &r.Wait)
+	p.client.memoryWaits.over(began, true)
 	if l != nil {
+		p.client.allocated.Add(1)
+		p.client.allocatedBytes.Add(l.info.Bytes)
 		l.own = true
 	}
 	return l, err
@@ -199,6 +230,6 @@ func (c *Client) pool(ctx context.Context, id uint64) (*Pool, error) {
 	if p != nil {
 		return p, nil
 	}
-	p, _, err := c.open(ctx, &wire.Open{Pool: id})
+	p, _, err := c.open(ctx, once, &wire.Open{Pool: id}, nil)
 	return p, err
 }

@@ -9,6 +9,7 @@ import (
 
 	"github.com/poolbridge/poolbridge/bridge/wire"
 	"github.com/poolbridge/poolbridge/internal/shmchannel"
+	"github.com/poolbridge/poolbridge/internal/situation"
 	"github.com/poolbridge/poolbridge/mempool"
 )
 
@@ -50,7 +51,7 @@ func (ch *Channel) producer(ctx context.Context) (*producing, error) {
 		select {
 		case <-p.joined:
 		case <-ctx.Done():
-			return nil, context.Cause(ctx)
+			return nil, situation.Ended(ctx)
 		}
 	}
 	if p.err == nil {
@@ -65,7 +66,7 @@ func (p *producing) begin() {
 	p.err = p.join(p.client.working, &wire.Join{}, func(config shmchannel.MemberConfig) (err error) {
 		p.native, err = shmchannel.OpenProducer(config)
 		if err == nil {
-			p.add = p.native.AddCursor
+			p.add, p.counts = p.native.AddCursor, p.native.Counts
 			p.unwatch = context.AfterFunc(p.client.working, p.native.Wake)
 		}
 		return err

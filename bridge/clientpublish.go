@@ -18,7 +18,7 @@ type frameRecord struct {
 }
 
 // publish does what Publish does, for a caller that holds l.mu.
-func (ch *Channel) publish(ctx context.Context, l *Lease, o mempool.FrameOptions) (uint64, error) {
+func (ch *Channel) publish(ctx context.Context, try attempt, l *Lease, o mempool.FrameOptions) (uint64, error) {
 	t, err := ch.fits(l, o.Tensor)
 	if err != nil {
 		return 0, err
@@ -40,7 +40,7 @@ func (ch *Channel) publish(ctx context.Context, l *Lease, o mempool.FrameOptions
 	if !l.own { // otherwise Allocate reclaims
 		p.reclaim()
 	}
-	number, err := p.publish(ctx, &r.Record, o.Wait)
+	number, err := p.publish(ctx, try, &r.Record)
 	if err != nil {
 		return 0, l.unsent(ctx, err, ready)
 	}
@@ -52,10 +52,10 @@ func (ch *Channel) publish(ctx context.Context, l *Lease, o mempool.FrameOptions
 	return number, l.endOrder()
 }
 
-// unsent handles a lease that was not published because of err. The lease lives on, unless ctx has ended: then unsent ends the lease, and the
-// memory can be reused after ready. The caller holds l.mu.
+// unsent handles a lease that was not published because of err. The lease lives on, unless ctx was cancelled: then unsent ends the lease, and
+// the memory can be reused after ready. The caller holds l.mu.
 func (l *Lease) unsent(ctx context.Context, err error, ready *mempool.Fence) error {
-	if ctx.Err() == nil {
+	if !errors.Is(ctx.Err(), context.Canceled) {
 		return err
 	}
 	defer l.leave()
@@ -64,7 +64,7 @@ func (l *Lease) unsent(ctx context.Context, err error, ready *mempool.Fence) err
 
 // unjoined is like unsent, but makes the fence for the end of the work first. The caller holds l.mu.
 func (l *Lease) unjoined(ctx context.Context, err error, o mempool.Completion) error {
-	if ctx.Err() == nil {
+	if !errors.Is(ctx.Err(), context.Canceled) {
 		return err
 	}
 	ready, unknown := l.completed(context.WithoutCancel(ctx), o)
@@ -122,14 +122,16 @@ func (r *frameRecord) fill(l *Lease, t *mempool.Tensor, o mempool.FrameOptions, 
 	return nil
 }
 
-// publish publishes a record. wait is as in FrameOptions.
-func (p *producing) publish(ctx context.Context, r *shmchannel.Record, wait time.Duration) (uint64, error) {
+// publish publishes a record.
+func (p *producing) publish(ctx context.Context, try attempt, r *shmchannel.Record) (uint64, error) {
 	if p.client.working.Err() != nil {
 		return 0, context.Cause(p.client.working)
 	}
 	number, err := p.native.TryPublish(r)
 	if err != nil {
-		number, err = p.publishInTime(ctx, r, wait)
+		began := time.Now()
+		number, err = p.publishInTime(ctx, try, r)
+		p.waits.over(began, err == nil)
 	}
 	if err == nil {
 		p.spares.published(p)
@@ -137,17 +139,14 @@ func (p *producing) publish(ctx context.Context, r *shmchannel.Record, wait time
 	return number, err
 }
 
-// errNoRoom is the error of a wait for room that has reached its limit.
-var errNoRoom = errors.New("no room in time")
-
-// publishInTime does what publish does, and waits for room if necessary.
-func (p *producing) publishInTime(caller context.Context, r *shmchannel.Record, wait time.Duration) (uint64, error) {
-	ctx := &patient{Context: caller, client: p.client}
-	if wait != 0 {
-		ctx.until = time.Now().Add(wait)
+// publishInTime does what publish does. It waits for room, and for the files of new consumers.
+func (p *producing) publishInTime(caller context.Context, try attempt, r *shmchannel.Record) (uint64, error) {
+	send := func() (uint64, error) { return p.native.Publish(&patient{Context: caller, client: p.client}, r) }
+	if try {
+		send = func() (uint64, error) { return p.native.TryPublish(r) }
 	}
 	for {
-		number, err := p.native.Publish(ctx, r)
+		number, err := send()
 		if err == nil {
 			return number, nil
 		}
@@ -159,17 +158,17 @@ func (p *producing) publishInTime(caller context.Context, r *shmchannel.Record, 
 				return 0, err
 			}
 			continue
-		case isFull && errors.Is(err, errNoRoom):
-			return 0, p.behind(ErrTimeout, full)
-		case isFull && p.over(caller) == nil:
-			return 0, p.behind(ErrLimit, full)
+		case isFull && (bool(try) || p.over(caller) == nil):
+			return 0, p.behind(full)
+		case isFull && errors.Is(caller.Err(), context.DeadlineExceeded) && p.client.working.Err() == nil:
+			return 0, late(caller, p.behind(full))
 		}
 		return 0, p.failure(caller, err)
 	}
 }
 
 // behind returns the error of a full channel. It names the reason.
-func (p *producing) behind(sentinel error, full *shmchannel.FullError) error {
+func (p *producing) behind(full *shmchannel.FullError) error {
 	why := "another producer has waited for longer"
 	switch {
 	case full.Consumer.ID != 0:
@@ -179,5 +178,5 @@ func (p *producing) behind(sentinel error, full *shmchannel.FullError) error {
 	case p.channel.Mode == mempool.WorkQueue:
 		why = "its consumers have not acknowledged what they took"
 	}
-	return situation.Of(sentinel, "channel %q has no room for frame %d: %s", p.channel.Name, full.Number, why)
+	return situation.Of(ErrLimit, "channel %q has no room for frame %d: %s", p.channel.Name, full.Number, why)
 }

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 
+	"github.com/poolbridge/poolbridge/bridge/internal/convert"
 	"github.com/poolbridge/poolbridge/bridge/wire"
 	"github.com/poolbridge/poolbridge/internal/situation"
 	"github.com/poolbridge/poolbridge/mempool"
@@ -32,9 +33,13 @@ func (l *Lease) ReleaseAfter(ctx context.Context, queues ...mempool.Queue) error
 	return l.release(ctx, false, queues...)
 }
 
-func (l *Lease) release(ctx context.Context, incomplete bool, after ...mempool.Queue) error {
+func (l *Lease) release(ctx context.Context, incomplete bool, after ...mempool.Queue) (err error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
+	if l.client.tracer != nil {
+		end := l.traceRelease(ctx)
+		defer func() { end(err) }()
+	}
 	if l.ended {
 		return l.client.hasEnded(l.info)
 	}
@@ -120,6 +125,6 @@ func (l *Lease) end(incomplete bool, done ...mempool.Fence) error {
 		defer l.client.timelines.unpin(l.info.Wait)
 		return errors.Join(l.client.giveUp(&loan{info: l.info, wait: l.info.Wait}, done...), l.endOrder())
 	}
-	err := l.client.send(0, &wire.Release{Lease: l.info.ID, Failed: incomplete, Done: wireFences(done)})
+	err := l.client.send(0, &wire.Release{Lease: l.info.ID, Failed: incomplete, Done: convert.WireFences(done)})
 	return errors.Join(err, l.client.ended(l.info.Block, done...), l.endOrder())
 }

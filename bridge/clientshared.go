@@ -25,6 +25,7 @@ type memberships struct {
 	members   map[uint64]map[*membership]struct{} // by channel
 	producers map[uint64]*producing               // by channel
 	pools     map[uint64]*spares                  // by pool
+	tallies   tallies
 
 	giving sync.WaitGroup // counts leases that are released when consumers' work is done
 }
@@ -40,6 +41,8 @@ type membership struct {
 	forgotten atomic.Bool                                 // the client has forgotten it, because the channel was destroyed
 	add       func(slot int, id uint64, f *os.File) error // takes the file of a member of the other role
 	depart    func(context.Context)                       // leaves the channel
+	counts    func() shmchannel.Counts                    // what it has done
+	waits     waits                                       // for room, or for frames
 	unwatch   func() bool                                 // stops the context function that wakes the member when the client ends
 
 	mu     sync.Mutex
@@ -121,12 +124,14 @@ func (s *memberships) enlist(m *membership) {
 		s.members[m.channel.ID] = of
 	}
 	of[m] = struct{}{}
+	s.tallies.join(m)
 }
 
 func (s *memberships) forget(m *membership) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	of := s.members[m.channel.ID]
+	s.tallies.leave(m)
 	if delete(of, m); len(of) == 0 {
 		delete(s.members, m.channel.ID)
 	}
@@ -189,7 +194,7 @@ func (m *membership) over(ctx context.Context) error {
 	case m.client.working.Err() != nil:
 		return context.Cause(m.client.working)
 	case ctx.Err() != nil:
-		return context.Cause(ctx)
+		return situation.Ended(ctx)
 	}
 	return nil
 }
@@ -216,13 +221,16 @@ func (m *membership) failure(ctx context.Context, err error) error {
 		case <-m.client.working.Done():
 			return context.Cause(m.client.working)
 		case <-ctx.Done():
-			return context.Cause(ctx)
+			return situation.Ended(ctx)
 		}
 	}
 	return err
 }
 
-// patient is the context of a call that waits. It ends with the caller's context, with the client, and at a time limit. It has no Done channel
+// errOwnLate is the error of a wait for the client's own memory that has reached its limit.
+var errOwnLate = errors.New("the client's own memory has not come back in time")
+
+// patient is the context of a call that waits. It ends with the caller's context, with the client, and at a limit of this package. It has no Done channel
 // for the end of the client: working must wake the call.
 type patient struct {
 	context.Context
@@ -235,7 +243,7 @@ func (p *patient) Err() error {
 	case p.client.working.Err() != nil:
 		return context.Cause(p.client.working)
 	case !p.until.IsZero() && !time.Now().Before(p.until):
-		return errNoRoom
+		return errOwnLate
 	}
 	return p.Context.Err()
 }

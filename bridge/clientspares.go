@@ -3,11 +3,13 @@ package bridge
 import (
 	"context"
 	"errors"
+	"fmt"
 	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
 
+	"github.com/poolbridge/poolbridge/internal/situation"
 	"github.com/poolbridge/poolbridge/mempool"
 )
 
@@ -87,7 +89,7 @@ func (sp *spares) members() []*producing {
 
 // allocate is Allocate for a pool with spares. It prefers, like the service, memory without running work, then new memory, and then memory with
 // running work. n is the size of the tensor in bytes.
-func (sp *spares) allocate(ctx context.Context, p *Pool, t mempool.Tensor, n uint64, wait time.Duration) (*Lease, error) {
+func (sp *spares) allocate(ctx context.Context, try attempt, p *Pool, t mempool.Tensor, n uint64) (*Lease, error) {
 	sp.look()
 	l, others, busy := sp.take(n, false)
 	if l == nil {
@@ -95,7 +97,7 @@ func (sp *spares) allocate(ctx context.Context, p *Pool, t mempool.Tensor, n uin
 		l, others, busy = sp.take(n, true)
 	}
 	if busy {
-		lease, err := p.alloc(ctx, t, 0)
+		lease, err := p.alloc(ctx, once, t)
 		if !errors.Is(err, ErrLimit) {
 			sp.put(l)
 			return lease, err
@@ -107,10 +109,10 @@ func (sp *spares) allocate(ctx context.Context, p *Pool, t mempool.Tensor, n uin
 	if l != nil {
 		return sp.lease(ctx, l, t)
 	}
-	if wait > 0 {
-		return sp.await(ctx, p, t, n, wait)
+	if !try {
+		return sp.await(ctx, p, t, n)
 	}
-	lease, err := p.alloc(ctx, t, 0)
+	lease, err := p.alloc(ctx, once, t)
 	if others && errors.Is(err, ErrLimit) {
 		sp.empty()
 		select {
@@ -118,34 +120,45 @@ func (sp *spares) allocate(ctx context.Context, p *Pool, t mempool.Tensor, n uin
 		case <-ctx.Done():
 		case <-sp.client.done:
 		}
-		return p.alloc(ctx, t, 0)
+		return p.alloc(ctx, once, t)
 	}
 	return lease, err
 }
 
 // await is allocate where no memory has come back. If the pool has no room, memory of the client's own channels comes soonest, so await waits
 // for that first. After that it waits at the service.
-func (sp *spares) await(ctx context.Context, p *Pool, t mempool.Tensor, n uint64, wait time.Duration) (*Lease, error) {
-	until := time.Now().Add(wait)
+func (sp *spares) await(ctx context.Context, p *Pool, t mempool.Tensor, n uint64) (*Lease, error) {
 	from := sp.lender(n)
+	var full error // what the service said
 	if from == nil || !sp.isFull() {
-		lease, err := p.alloc(ctx, t, 0)
-		if !errors.Is(err, ErrLimit) && !errors.Is(err, ErrOutOfMemory) {
+		lease, err := p.alloc(ctx, once, t)
+		if !noRoom(err) {
 			return lease, err
 		}
+		full = err
 		sp.mu.Lock()
 		sp.full = time.Now().Add(fullFor)
 		sp.mu.Unlock()
 	}
 	if from != nil {
-		if l := sp.awaitOwn(ctx, from, n, min(wait, sp.ownFor)); l != nil {
+		if l := sp.awaitOwn(ctx, from, n); l != nil {
 			return sp.lease(ctx, l, t)
 		}
 	}
 	sp.release()
 	defer sp.keep()
-	return p.alloc(ctx, t, max(time.Until(until), 0))
+	lease, err := p.alloc(ctx, waiting, t)
+	if !errors.Is(err, context.DeadlineExceeded) || noRoom(err) {
+		return lease, err
+	}
+	if full == nil {
+		full = situation.Of(ErrLimit, "pool %q had no room, and its channels have given no buffer of %d bytes back", p.info.Name, n)
+	}
+	return nil, fmt.Errorf("%w (%w)", full, err)
 }
+
+// noRoom reports whether an allocation failed because the pool had no room.
+func noRoom(err error) bool { return errors.Is(err, ErrLimit) || errors.Is(err, ErrOutOfMemory) }
 
 // isFull reports whether the pool counts as full.
 func (sp *spares) isFull() bool {
@@ -171,8 +184,10 @@ func (sp *spares) lender(n uint64) (from *producing) {
 
 // awaitOwn waits for memory of n bytes to come back from a channel, and takes it. It returns nil if none comes in time or the memory is
 // wanted.
-func (sp *spares) awaitOwn(caller context.Context, from *producing, n uint64, wait time.Duration) (l *loan) {
-	ctx := &patient{Context: caller, client: sp.client, until: time.Now().Add(wait)}
+func (sp *spares) awaitOwn(caller context.Context, from *producing, n uint64) (l *loan) {
+	began := time.Now()
+	defer func() { sp.client.memoryWaits.over(began, true) }()
+	ctx := &patient{Context: caller, client: sp.client, until: began.Add(sp.ownFor)}
 	_ = from.native.AwaitBack(ctx, func() bool { // the caller then asks the service, which reports errors
 		from.reclaim()
 		l, _, _ = sp.take(n, true)
@@ -364,4 +379,10 @@ func (sp *spares) close() {
 	}
 	sp.mu.Unlock()
 	sp.empty()
+}
+
+// sameTensor reports whether two tensors are equal. nil strides differ from empty ones.
+func sameTensor(a, b *mempool.Tensor) bool {
+	return a.DType == b.DType && a.ByteOffset == b.ByteOffset && slices.Equal(a.Shape, b.Shape) && slices.Equal(a.Strides, b.Strides) &&
+		(a.Strides == nil) == (b.Strides == nil)
 }

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"errors"
+	"fmt"
 	"slices"
 	"sync"
 	"time"
@@ -52,7 +53,7 @@ func (s *consuming) frame(ctx context.Context, came *shmchannel.Frame) (*Frame, 
 		f, err := s.doubt(came.Number, err)
 		f.Dropped = came.Missed
 		return f, err
-	case errors.Is(err, ErrProducerDied):
+	case errors.Is(err, ErrContentFailed):
 		return &b.Frame, errors.Join(err, b.lease.end(false))
 	default:
 		b.unmapped = &b.lease
@@ -106,10 +107,13 @@ func (s *consuming) ready(ctx context.Context, l *Lease, fence shmchannel.Fence)
 	if err != nil {
 		return err
 	}
-	over, died := page.Over(t)
-	if died {
+	over, failed := page.Over(t)
+	switch {
+	case errors.Is(failed, ErrProducerDied):
 		return situation.Of(ErrProducerDied, "frame %d of channel %q is incomplete: the process that wrote it died before finishing",
 			l.taken.hand.Number, s.channel.Name)
+	case failed != nil:
+		return fmt.Errorf("frame %d of channel %q: %w", l.taken.hand.Number, s.channel.Name, failed)
 	}
 	if !over {
 		l.info = &mempool.LeaseInfo{Wait: []mempool.Fence{t}}
@@ -273,5 +277,7 @@ func (c *Client) finish(t mempool.Fence) error {
 	if err != nil {
 		return err
 	}
-	return page.Await(c.linked, t, mempool.OrderLimit)
+	ctx, cancel := context.WithTimeout(c.linked, workLimit)
+	defer cancel()
+	return page.Await(ctx, t)
 }

@@ -7,6 +7,7 @@ import (
 	"slices"
 	"sync"
 
+	"github.com/poolbridge/poolbridge/bridge/internal/convert"
 	"github.com/poolbridge/poolbridge/bridge/seqpacket"
 	"github.com/poolbridge/poolbridge/bridge/wire"
 	"github.com/poolbridge/poolbridge/internal/situation"
@@ -81,7 +82,7 @@ func (c *Client) mapTimeline(ctx context.Context, id uint64) (uint64, *mempool.P
 		return 0, nil, err
 	}
 	defer closeFiles(files)
-	page, err := mempool.MapPage(exportOf(&reply.Export, files), id == 0)
+	page, err := mempool.MapPage(convert.Export(&reply.Export, files), id == 0)
 	return reply.Timeline, page, err
 }
 
@@ -228,7 +229,9 @@ func (t *timelines) quiesce() error {
 	if clock == nil {
 		return nil
 	}
-	return clock.Quiesce(mempool.OrderLimit)
+	ctx, cancel := context.WithTimeout(context.Background(), workLimit)
+	defer cancel()
+	return clock.Quiesce(ctx)
 }
 
 func (t *timelines) close() error {

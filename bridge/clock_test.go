@@ -6,15 +6,17 @@ import (
 	"time"
 
 	"github.com/stretchr/testify/require"
+
+	"github.com/poolbridge/poolbridge/bridge/server"
 )
 
-// The deadlines are such that they end at every step of making the timeline.
+// The contexts end at every step of making the timeline.
 func TestATimelineWhoseMakingWasCutShortCanStillBeMade(t *testing.T) {
-	_, path := serve(t, ServerConfig{})
+	_, path := serve(t, server.Config{})
 	for n := range 60 {
 		c := dial(t, path)
 		ctx, cancel := context.WithTimeout(t.Context(), time.Duration(20+5*n)*time.Microsecond)
-		_, _ = c.Clock(ctx) // it may be cut short
+		_, _ = c.Clock(ctx) // the context may end first
 		cancel()
 		clock, err := c.Clock(t.Context())
 		require.NoError(t, err)

@@ -1,7 +1,6 @@
 package bridge
 
 import (
-	"context"
 	"os"
 	"sync"
 	"testing"
@@ -9,13 +8,13 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
+	"github.com/poolbridge/poolbridge/bridge/server"
 	"github.com/poolbridge/poolbridge/bridge/wire"
 	"github.com/poolbridge/poolbridge/mempool"
-	"github.com/poolbridge/poolbridge/mempool/service"
 )
 
 func TestManyClientsEnsureTheSamePool(t *testing.T) {
-	r := start(t, ServerConfig{}, unhurried)
+	r := start(t, server.Config{}, unhurried)
 	const many = 8
 	found := make(chan uint64, many)
 	var all sync.WaitGroup
@@ -37,27 +36,6 @@ func TestManyClientsEnsureTheSamePool(t *testing.T) {
 	assert.ErrorContains(t, err, "its max_bytes is 4096, not 8192")
 	_, err = dial(t, r.path).EnsurePool(t.Context(), mempool.PoolSpec{})
 	assert.ErrorIs(t, err, ErrInvalid)
-}
-
-func TestRequestsBehindOneThatWaitsForAPoolAreAnswered(t *testing.T) {
-	r := start(t, ServerConfig{}, unhurried)
-	c := greeted(t, r.path)
-	p, err := r.svc.OpenSession(mempool.Self(), nil)
-	require.NoError(t, err)
-	pool, err := p.CreatePool(hostPool("p", 4096))
-	require.NoError(t, err)
-	made := make(chan struct{})
-	r.only(t).pool(2, func(ctx context.Context) (*service.Pool, error) {
-		select {
-		case <-ctx.Done():
-			return nil, context.Cause(ctx)
-		case <-made:
-			return pool, nil
-		}
-	})
-	c.ask(3, &wire.StatsRequest{}, &wire.StatsReply{})
-	close(made)
-	require.NoError(t, c.reply(2, &wire.PoolReply{}))
 }
 
 func TestAPoolThatCannotBeOpenedHereIsDestroyedOnlyIfItWasMadeForThat(t *testing.T) {

@@ -5,32 +5,34 @@ import (
 	"errors"
 	"fmt"
 
+	"github.com/poolbridge/poolbridge/bridge/internal/convert"
 	"github.com/poolbridge/poolbridge/bridge/wire"
 	"github.com/poolbridge/poolbridge/internal/program"
 	"github.com/poolbridge/poolbridge/mempool"
 )
 
-// The situations in which a request fails. errors.Is finds them, on both sides of the socket.
+// The errors of requests. errors.Is finds them in every error of a [Client], a [Pool], a [Lease] and a [Channel]. [Code] has their codes.
 var (
-	ErrProtocol     = errors.New("protocol error")
-	ErrVersion      = errors.New("no common protocol version")
-	ErrUnsupported  = errors.New("not supported by the service")
-	ErrCancelled    = errors.New("request cancelled")
-	ErrInvalid      = mempool.ErrInvalid
-	ErrNotFound     = mempool.ErrNotFound
-	ErrExists       = mempool.ErrExists
-	ErrLimit        = mempool.ErrLimit
-	ErrOutOfMemory  = mempool.ErrOutOfMemory
-	ErrDenied       = mempool.ErrDenied
-	ErrTimeout      = mempool.ErrTimeout
-	ErrBusy         = mempool.ErrBusy
-	ErrReleased     = mempool.ErrReleased
-	ErrSettled      = mempool.ErrSettled
-	ErrStale        = mempool.ErrStale
-	ErrProducerDied = mempool.ErrProducerDied
-	ErrClosed       = mempool.ErrClosed
-	ErrUnavailable  = mempool.ErrUnavailable
-	ErrInternal     = mempool.ErrInternal
+	ErrProtocol      = convert.ErrProtocol      // a packet is malformed or comes at the wrong time; the session ends
+	ErrVersion       = convert.ErrVersion       // client and service share no version of the protocol
+	ErrUnsupported   = convert.ErrUnsupported   // the service does not know the operation, or the session lacks its feature
+	ErrCancelled     = convert.ErrCancelled     // the client has cancelled the request
+	ErrInvalid       = mempool.ErrInvalid       // an argument is out of range, has a wrong form, or contradicts another one
+	ErrNotFound      = mempool.ErrNotFound      // there is no such pool, name, buffer, lease or channel
+	ErrExists        = mempool.ErrExists        // the name is taken
+	ErrLimit         = mempool.ErrLimit         // the request exceeds a limit of the pool, the session or the service
+	ErrOutOfMemory   = mempool.ErrOutOfMemory   // the device or the machine has no memory left
+	ErrDenied        = mempool.ErrDenied        // this user may not do this
+	ErrTimeout       = mempool.ErrTimeout       // a time limit passed; calls of this package wrap context.DeadlineExceeded instead
+	ErrBusy          = mempool.ErrBusy          // another lease, or work on the memory, excludes the request now
+	ErrReleased      = mempool.ErrReleased      // the lease has ended
+	ErrSettled       = mempool.ErrSettled       // the frame was acknowledged or given back to its queue
+	ErrStale         = mempool.ErrStale         // the id means an earlier use of the block, or an earlier service
+	ErrProducerDied  = mempool.ErrProducerDied  // the process that wrote the buffer died before the content was complete
+	ErrContentFailed = mempool.ErrContentFailed // the content of the buffer will never be complete; an ErrProducerDied is one, too
+	ErrClosed        = mempool.ErrClosed        // the client, the pool, the channel or the service is closed
+	ErrUnavailable   = mempool.ErrUnavailable   // this machine cannot do it
+	ErrInternal      = mempool.ErrInternal      // the service has a defect
 )
 
 // ErrNotRunning means that no service listens on the socket.
@@ -39,55 +41,12 @@ var ErrNotRunning = errors.New("no service is running")
 // ErrDisconnected means that the connection to the service is gone, and with it the session.
 var ErrDisconnected = errors.New("disconnected from the service")
 
-// codes maps the errors of this package to the codes of the protocol.
-var codes = []struct {
-	code     wire.Code
-	sentinel error
-}{
-	{wire.CodeProtocol, ErrProtocol},
-	{wire.CodeVersion, ErrVersion},
-	{wire.CodeUnsupported, ErrUnsupported},
-	{wire.CodeCancelled, ErrCancelled},
-	{wire.CodeInvalid, ErrInvalid},
-	{wire.CodeNotFound, ErrNotFound},
-	{wire.CodeExists, ErrExists},
-	{wire.CodeLimit, ErrLimit},
-	{wire.CodeMemory, ErrOutOfMemory},
-	{wire.CodeDenied, ErrDenied},
-	{wire.CodeTimeout, ErrTimeout},
-	{wire.CodeBusy, ErrBusy},
-	{wire.CodeReleased, ErrReleased},
-	{wire.CodeStale, ErrStale},
-	{wire.CodeFailed, ErrProducerDied},
-	{wire.CodeClosed, ErrClosed},
-	{wire.CodeUnavailable, ErrUnavailable},
-	{wire.CodeInternal, ErrInternal},
-}
-
-// Code returns the code that docs/protocol.md has for an error, or "" if there is none.
+// Code returns the code that docs/protocol.md has for an error, or "" if there is none. A deadline that has passed has the code of [ErrTimeout].
 func Code(err error) string {
-	for _, c := range codes {
-		if errors.Is(err, c.sentinel) {
-			return string(c.code)
-		}
+	if errors.Is(err, context.DeadlineExceeded) {
+		return string(wire.CodeTimeout)
 	}
-	return ""
-}
-
-// wireError returns an error in the form of the protocol.
-func wireError(err error) *wire.Error {
-	if e := wire.AsError(err); e.Code != wire.CodeInternal {
-		return e
-	}
-	if errors.Is(err, context.Canceled) {
-		err = fmt.Errorf("%w by its client", ErrCancelled)
-	}
-	for _, c := range codes {
-		if errors.Is(err, c.sentinel) {
-			return &wire.Error{Code: c.code, Message: err.Error()}
-		}
-	}
-	return wire.AsError(err)
+	return string(convert.Code(err))
 }
 
 // RemoteError is an error that the service reported. It unwraps to one of the sentinels of this package.
@@ -107,15 +66,13 @@ const useOneVersion = "use one version of poolbridge on both sides, and start th
 
 // remoteError returns the error that the service reported.
 func remoteError(op string, err *wire.Error) error {
-	for _, c := range codes {
-		if c.code != err.Code {
-			continue
-		}
-		message := err.Message
-		if c.code == wire.CodeUnsupported {
-			message += fmt.Sprintf("; this client is of poolbridge %s: %s", program.Version(), useOneVersion)
-		}
-		return &RemoteError{Op: op, Message: message, situation: c.sentinel}
+	situation := convert.Sentinel(err.Code)
+	if situation == nil {
+		return &RemoteError{Op: op, Message: err.Error(), situation: ErrInternal}
 	}
-	return &RemoteError{Op: op, Message: err.Error(), situation: ErrInternal}
+	message := err.Message
+	if err.Code == wire.CodeUnsupported {
+		message += fmt.Sprintf("; this client is of poolbridge %s: %s", program.Version(), useOneVersion)
+	}
+	return &RemoteError{Op: op, Message: message, situation: situation}
 }

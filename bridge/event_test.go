@@ -6,12 +6,13 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
+	"github.com/poolbridge/poolbridge/bridge/server"
 	"github.com/poolbridge/poolbridge/bridge/wire"
 	"github.com/poolbridge/poolbridge/mempool"
 )
 
 func TestWhatAClientSaysAboutEventsIsChecked(t *testing.T) {
-	_, path := serve(t, ServerConfig{})
+	_, path := serve(t, server.Config{})
 	c := dial(t, path)
 	p := createPool(t, c, hostPool("p", 1<<20))
 	l := allocate(t, p, 10)
@@ -31,14 +32,14 @@ func TestAReaderIsToldOfAnEventThatStandsAlone(t *testing.T) {
 	if err := mempool.Device.Probe(""); err != nil {
 		t.Skip(err)
 	}
-	_, path := serve(t, ServerConfig{})
+	_, path := serve(t, server.Config{})
 	producer, consumer := dial(t, path), dial(t, path)
 	p := createPool(t, producer, mempool.PoolSpec{Name: "gpu", Kind: mempool.Device, MaxBytes: 1 << 20})
 	l := allocate(t, p, 10)
 	event := make([]byte, mempool.EventBytes)
 	err := producer.call(t.Context(), &wire.Publish{Lease: l.info.ID, Name: "x", Event: event}, &call{into: &wire.EmptyReply{}})
 	require.NoError(t, err)
-	got, err := consumer.Get(t.Context(), "x", LeaseOptions{})
+	got, err := consumer.TryGet(t.Context(), "x", LeaseOptions{})
 	require.NoError(t, err)
 	assert.True(t, got.Info().EventOnly)
 	assert.Equal(t, event, got.Info().Event)
@@ -49,7 +50,7 @@ func TestAReaderIsToldOfAnEventThatStandsAlone(t *testing.T) {
 	require.NoError(t, l.Release(false))
 	_, err = producer.Stats(t.Context()) // the release has arrived
 	require.NoError(t, err)
-	again, err := consumer.Get(t.Context(), "x", LeaseOptions{})
+	again, err := consumer.TryGet(t.Context(), "x", LeaseOptions{})
 	require.NoError(t, err)
 	assert.False(t, again.Info().EventOnly, "its publisher has said that it is done")
 	assert.Empty(t, again.Info().Event)

@@ -9,15 +9,16 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
+	"github.com/poolbridge/poolbridge/bridge/server"
 	"github.com/poolbridge/poolbridge/bridge/wire"
 	"github.com/poolbridge/poolbridge/mempool"
 )
 
-// awaitEvent waits for an event that a client is told of.
+// awaitEvent waits for an event that a client may see.
 func awaitEvent(t testing.TB, c *Client, is func(mempool.HistoryEvent) bool) mempool.HistoryEvent {
 	t.Helper()
 	for after := uint64(0); ; {
-		page, err := c.Events(t.Context(), after, patience)
+		page, err := c.Events(t.Context(), after)
 		require.NoError(t, err)
 		for _, e := range page.Events {
 			if is(e) {
@@ -28,14 +29,14 @@ func awaitEvent(t testing.TB, c *Client, is func(mempool.HistoryEvent) bool) mem
 	}
 }
 
-// ended is how a session ended.
+// ended returns how a session ended.
 func ended(t testing.TB, c *Client, session uint64) mempool.HistoryEvent {
 	t.Helper()
 	return awaitEvent(t, c, func(e mempool.HistoryEvent) bool { return e.Kind == mempool.SessionEnded && e.Session == session })
 }
 
 func TestTheHistoryTellsAKilledClientFromOneThatLeft(t *testing.T) {
-	_, path := serve(t, ServerConfig{})
+	_, path := serve(t, server.Config{})
 	c, _ := torn(t, path)
 	other, err := Dial(t.Context(), path)
 	require.NoError(t, err)
@@ -61,21 +62,21 @@ func TestTheHistoryTellsAKilledClientFromOneThatLeft(t *testing.T) {
 	assert.False(t, reclaimed.At.Before(lost.At))
 
 	rude := greeted(t, path)
-	rude.send(0, &wire.Hello{Versions: []uint64{1}})
-	rude.cutOff()
+	rude.Send(0, &wire.Hello{Versions: []uint64{1}})
+	rude.CutOff()
 	failed := awaitEvent(t, c, func(e mempool.HistoryEvent) bool { return e.Program == "raw" && e.Kind == mempool.SessionEnded })
 	assert.Equal(t, mempool.SessionFailed, failed.Ending)
 	assert.Contains(t, failed.Text, "said hello before")
 }
 
 func TestAClientReadsWhatHappenedAndWaitsForMore(t *testing.T) {
-	_, path := serve(t, ServerConfig{})
+	_, path := serve(t, server.Config{})
 	c := dial(t, path)
-	page, err := c.Events(t.Context(), 0, 0)
+	page, err := c.TryEvents(t.Context(), 0)
 	require.NoError(t, err)
 	require.Empty(t, page.Events, "a session that only looks is no news")
 	createPool(t, c, hostPool("first", 4096))
-	page, err = c.Events(t.Context(), 0, 0)
+	page, err = c.TryEvents(t.Context(), 0)
 	require.NoError(t, err)
 	require.Len(t, page.Events, 2)
 	began := page.Events[0]
@@ -85,7 +86,7 @@ func TestAClientReadsWhatHappenedAndWaitsForMore(t *testing.T) {
 	assert.False(t, began.At.IsZero())
 	next := make(chan mempool.EventPage)
 	go func() {
-		page, err := c.Events(context.Background(), page.Next, patience)
+		page, err := c.Events(context.Background(), page.Next)
 		assert.NoError(t, err)
 		next <- page
 	}()
@@ -94,40 +95,44 @@ func TestAClientReadsWhatHappenedAndWaitsForMore(t *testing.T) {
 	assert.Equal(t, mempool.PoolMade, made.Kind)
 	assert.Equal(t, "p", made.Pool)
 	assert.EqualValues(t, 1<<20, made.Bytes)
-	page, err = c.Events(t.Context(), made.Number, time.Millisecond)
+	page, err = c.TryEvents(t.Context(), made.Number)
 	require.NoError(t, err)
 	assert.Empty(t, page.Events)
 	assert.Equal(t, made.Number, page.Next)
-	ctx, cancel := context.WithCancel(t.Context())
+	ctx, cancel := context.WithTimeout(t.Context(), time.Millisecond)
+	defer cancel()
+	_, err = c.Events(ctx, made.Number)
+	require.ErrorIs(t, err, context.DeadlineExceeded)
+	ctx, cancel = context.WithCancel(t.Context())
 	cancel()
-	_, err = c.Events(ctx, made.Number, patience)
+	_, err = c.Events(ctx, made.Number)
 	assert.ErrorIs(t, err, context.Canceled)
-	_, err = c.Events(t.Context(), made.Number+1, 0)
+	_, err = c.TryEvents(t.Context(), made.Number+1)
 	assert.ErrorIs(t, err, ErrInvalid)
 }
 
 func TestAPageOfTheLongestEventsFitsIntoAPacket(t *testing.T) {
-	_, path := serve(t, ServerConfig{})
+	_, path := serve(t, server.Config{})
 	c := dial(t, path)
 	name := strings.Repeat("\u202e", 85) // as long as a name may be, and twice as long where it is quoted
 	raw := dialRaw(t, path)
-	raw.ask(1, &wire.Hello{Versions: []uint64{1}, Name: name, Features: []string{featureTimelines, featureChannels}}, &wire.HelloReply{})
+	raw.Ask(1, &wire.Hello{Versions: []uint64{1}, Name: name, Features: []string{wire.FeatureTimelines, wire.FeatureChannels}}, &wire.HelloReply{})
 	var pool wire.PoolReply
-	raw.ask(2, &wire.Create{Name: name, Kind: "host", MaxBytes: 1 << 20}, &pool)
+	raw.Ask(2, &wire.Create{Name: name, Kind: "host", MaxBytes: 1 << 20}, &pool)
 	for i := range 2 * wire.MaxEvents {
 		var ch wire.ChannelReply
-		raw.ask(3, &wire.MakeChannel{Name: name[:len(name)-3] + string(rune('a'+i%26)), Pool: pool.Pool.ID, Capacity: 1}, &ch)
-		raw.ask(4, &wire.CloseChannel{Channel: ch.Channel.ID}, &wire.EmptyReply{})
+		raw.Ask(3, &wire.MakeChannel{Name: name[:len(name)-3] + string(rune('a'+i%26)), Pool: pool.Pool.ID, Capacity: 1}, &ch)
+		raw.Ask(4, &wire.CloseChannel{Channel: ch.Channel.ID}, &wire.EmptyReply{})
 	}
 	for after, left := uint64(0), 4*wire.MaxEvents; left > 0; {
-		page, err := c.Events(t.Context(), after, patience)
+		page, err := c.Events(t.Context(), after)
 		require.NoError(t, err)
 		after, left = page.Next, left-len(page.Events)
 	}
 }
 
 func TestAnOperatorEndsASession(t *testing.T) {
-	_, path := serve(t, ServerConfig{})
+	_, path := serve(t, server.Config{})
 	c, _ := torn(t, path)
 	worker := spawn(t, "hold", path, nil)
 	require.Equal(t, "holding", worker.says())
@@ -158,7 +163,7 @@ func TestAnOperatorEndsASession(t *testing.T) {
 }
 
 func TestAClientWhoseSessionAnOperatorEndedIsToldSo(t *testing.T) {
-	_, path := serve(t, ServerConfig{})
+	_, path := serve(t, server.Config{})
 	c, victim := dial(t, path), dial(t, path)
 	require.NoError(t, c.EndSession(t.Context(), victim.Session()))
 	<-victim.done
@@ -168,27 +173,27 @@ func TestAClientWhoseSessionAnOperatorEndedIsToldSo(t *testing.T) {
 }
 
 func TestSessionsOfTheServiceItselfCannotBeEnded(t *testing.T) {
-	svc, path := serve(t, ServerConfig{})
+	svc, path := serve(t, server.Config{})
 	own, err := svc.OpenSession(mempool.Self(), nil)
 	require.NoError(t, err)
 	assert.ErrorIs(t, dial(t, path).EndSession(t.Context(), own.ID()), ErrInvalid)
 }
 
 func TestAListOfLeasesTellsWhoHasThemAndWaitsForWhat(t *testing.T) {
-	r := start(t, ServerConfig{}, unhurried)
+	r := start(t, server.Config{}, unhurried)
 	c, other := dial(t, r.path), dial(t, r.path)
 	p := createPool(t, c, hostPool("p", 4096))
 	l := allocate(t, p, 24)
 	const reads = wire.MaxList + 1
 	publish(t, l, "x")
 	for range reads {
-		_, err := other.Get(t.Context(), "x", LeaseOptions{})
+		_, err := other.TryGet(t.Context(), "x", LeaseOptions{})
 		require.NoError(t, err)
 	}
 	ctx, cancel := context.WithCancel(t.Context())
 	ended := make(chan error)
 	go func() {
-		_, err := other.Get(ctx, "x", LeaseOptions{Write: true, Wait: patience})
+		_, err := other.Get(ctx, "x", LeaseOptions{Write: true})
 		ended <- err
 	}()
 	eventually(t, func() bool { return collect(t, c.Sessions(t.Context()))[1].Waits == 1 })

@@ -6,16 +6,17 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/poolbridge/poolbridge/bridge/server"
 	"github.com/poolbridge/poolbridge/mempool"
 )
 
-// BenchmarkFramesOfClients sends frames of 64 KiB from client to client, which do not touch the content.
+// BenchmarkFramesOfClients sends frames of 64 KiB between two clients, which do not touch the content.
 func BenchmarkFramesOfClients(b *testing.B) {
-	_, path := serve(b, ServerConfig{})
+	_, path := serve(b, server.Config{})
 	producer, consumer := dial(b, path), dial(b, path)
 	p := createPool(b, producer, hostPool("p", 1<<24))
 	ch := makeChannel(b, producer, p, mempool.ChannelSpec{Capacity: 64})
-	theirs, err := consumer.OpenChannel(b.Context(), "c", 0)
+	theirs, err := consumer.TryOpenChannel(b.Context(), "c")
 	require.NoError(b, err)
 	began, ended := make(chan struct{}), make(chan error, 1)
 	go func() {
@@ -37,7 +38,7 @@ func BenchmarkFramesOfClients(b *testing.B) {
 	}()
 	frame := mempool.Bytes(64 << 10)
 	send := func() {
-		l, err := p.Allocate(b.Context(), frame, patience)
+		l, err := p.Allocate(b.Context(), frame)
 		if err == nil {
 			_, err = ch.Publish(b.Context(), l, mempool.FrameOptions{})
 		}

@@ -10,17 +10,18 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
+	"github.com/poolbridge/poolbridge/bridge/server"
 	"github.com/poolbridge/poolbridge/mempool"
 	"github.com/poolbridge/poolbridge/tests/gpus"
 )
 
-// gpuPool is a pool on the first GPU; the test is skipped where there is none.
+// gpuPool makes a pool on the first GPU. It skips the test if there is none.
 func gpuPool(t testing.TB, c *Client) *Pool {
 	t.Helper()
 	return gpuPoolOf(t, c, 256<<20)
 }
 
-// gpuPoolOf is gpuPool with room for so many bytes: where it has none left, blocks are used again on which work is under way.
+// gpuPoolOf is gpuPool with room for so many bytes: when it is full, blocks with work under way are used again.
 func gpuPoolOf(t testing.TB, c *Client, maxBytes uint64) *Pool {
 	t.Helper()
 	if err := mempool.Device.Probe(""); err != nil {
@@ -40,7 +41,7 @@ func stop(t testing.TB, q mempool.Queue, c *mempool.Clock, at mempool.Fence) {
 	require.NoError(t, o.Before(context.Background(), q))
 }
 
-// queueOf is the queue in which this package works on a lease's memory.
+// queueOf returns the queue of this package's work on a lease's memory.
 func queueOf(t testing.TB, l *Lease) mempool.Queue {
 	t.Helper()
 	m, err := l.reach()
@@ -55,7 +56,7 @@ func stopped(t testing.TB, l *Lease, c *mempool.Clock, at mempool.Fence) {
 	stop(t, queueOf(t, l), c, at)
 }
 
-// unreached is a fence that the client has yet to reach.
+// unreached returns a fence that the client has not reached.
 func unreached(t testing.TB, c *Client) (*mempool.Clock, mempool.Fence) {
 	t.Helper()
 	clock, err := c.Clock(t.Context())
@@ -73,7 +74,7 @@ func random(n int, seed uint64) []byte {
 }
 
 func TestNothingOfATransferOnAGPUWaits(t *testing.T) {
-	_, path := serve(t, ServerConfig{})
+	_, path := serve(t, server.Config{})
 	c := dial(t, path)
 	p := gpuPoolOf(t, c, 2<<20)
 	clock, stuck := unreached(t, c)
@@ -86,11 +87,11 @@ func TestNothingOfATransferOnAGPUWaits(t *testing.T) {
 	require.NoError(t, l.CopyFrom(context.Background(), 0, src)) // the GPU has not begun
 	clear(src)                                                   // and src may be used again
 	require.NoError(t, l.Publish(ctx, mempool.Publication{Name: "x"}))
-	got, err := c.Get(ctx, "x", LeaseOptions{})
+	got, err := c.TryGet(ctx, "x", LeaseOptions{})
 	require.NoError(t, err)
 	require.Len(t, got.Info().Wait, 1, "the content is not complete")
 
-	w := allocate(t, p, 1<<20) // written, released unfinished, written by the next
+	w := allocate(t, p, 1<<20) // written, released unfinished, written by the next lease
 	require.NoError(t, w.CopyFrom(context.Background(), 0, want))
 	require.NoError(t, w.Release(false))
 	next := allocate(t, p, 1<<20)
@@ -106,16 +107,16 @@ func TestNothingOfATransferOnAGPUWaits(t *testing.T) {
 	release(t, next)
 }
 
-// A driver call takes as long as all the rest of a transfer.
+// One driver call takes as long as the rest of a transfer.
 func TestNoStreamWaitsForWhoAsksForBytesThatTheCPUCannotReach(t *testing.T) {
-	_, path := serve(t, ServerConfig{})
+	_, path := serve(t, server.Config{})
 	c, reader := dial(t, path), dial(t, path)
 	ctx := t.Context()
 	p := gpuPoolOf(t, c, 4096)
 	theirs, stuck := unreached(t, reader)
 	first := allocate(t, p, 4096)
 	publish(t, first, "x")
-	got, err := reader.Get(ctx, "x", LeaseOptions{})
+	got, err := reader.TryGet(ctx, "x", LeaseOptions{})
 	require.NoError(t, err)
 	release(t, first)
 	require.NoError(t, got.end(false, stuck))
@@ -132,14 +133,16 @@ func TestNoStreamWaitsForWhoAsksForBytesThatTheCPUCannotReach(t *testing.T) {
 	now, err := clock.Signal(queueOf(t, l))
 	require.NoError(t, err)
 	if now != nil {
-		assert.NoError(t, clock.Page().Await(ctx, *now, 10*time.Second), "the device stream waits for a reader, for nothing")
+		limited, cancel := context.WithTimeout(ctx, 10*time.Second)
+		defer cancel()
+		assert.NoError(t, clock.Page().Await(limited, *now), "the device stream waits for a reader, for nothing")
 	}
 	require.NoError(t, theirs.Reach(stuck))
 	release(t, l)
 }
 
 func TestOneFenceStandsForSeveralQueues(t *testing.T) {
-	_, path := serve(t, ServerConfig{})
+	_, path := serve(t, server.Config{})
 	c, other := dial(t, path), dial(t, path)
 	p := gpuPool(t, c)
 	gpus.NeedWords(t)
@@ -169,19 +172,19 @@ func TestOneFenceStandsForSeveralQueues(t *testing.T) {
 	stop(t, queues[1], theirs, stuck)
 	one, err := o.AfterOne(ctx, queueOf(t, l), queues...)
 	require.NoError(t, err)
-	over, died := clock.Page().Over(*one)
+	over, failed := clock.Page().Over(*one)
 	assert.False(t, over, "the second queue has not come so far")
-	assert.False(t, died)
+	assert.NoError(t, failed)
 	require.NoError(t, theirs.Reach(stuck))
 	require.NoError(t, clock.Await(ctx, *one))
-	over, died = clock.Page().Over(*one)
+	over, failed = clock.Page().Over(*one)
 	assert.True(t, over)
-	assert.False(t, died)
+	assert.NoError(t, failed)
 	release(t, l)
 }
 
 func TestReleaseAsksTheServiceForNothingThatItWouldWaitFor(t *testing.T) {
-	_, path := serve(t, ServerConfig{})
+	_, path := serve(t, server.Config{})
 	c := dial(t, path)
 	p := gpuPool(t, c)
 	l := allocate(t, p, 1<<20)

@@ -16,7 +16,7 @@ import (
 	"github.com/poolbridge/poolbridge/internal/program"
 )
 
-// imitation is a service that does what a test says.
+// imitation is a service whose answers the test decides.
 type imitation struct {
 	path     string
 	listener *seqpacket.Listener
@@ -85,12 +85,12 @@ func (s *imitation) notice(t *testing.T, n wire.Notice) {
 	require.NoError(t, s.conn.Send(packet, nil))
 }
 
-// lease gives a client a lease on a block of a pool of one page, which it opens for it.
+// lease gives a client a lease on a block of a pool of one page, and answers its `open` of the pool.
 func (s *imitation) lease(t *testing.T, c *Client, block uint64) *Lease {
 	t.Helper()
 	got := make(chan *Lease)
 	go func() {
-		l, err := c.Get(context.Background(), "x", LeaseOptions{})
+		l, err := c.TryGet(context.Background(), "x", LeaseOptions{})
 		assert.NoError(t, err)
 		got <- l
 	}()
@@ -127,7 +127,7 @@ func TestAServiceThatTalksNonsenseIsLeft(t *testing.T) {
 			c := s.dial(t)
 			ended := make(chan error)
 			go func() {
-				_, err := c.Get(context.Background(), "x", LeaseOptions{Wait: patience})
+				_, err := c.Get(context.Background(), "x", LeaseOptions{})
 				ended <- err
 			}()
 			q, _ := s.request(t)
@@ -153,7 +153,7 @@ func TestALostConnectionSaysWhatIsLostAndWhatToDo(t *testing.T) {
 }
 
 func TestAGoodbyeIsReadThoughTheServiceTakesNoMorePackets(t *testing.T) {
-	for range 20 { // whether it was read before or not
+	for range 20 { // the client has read it before, or has not
 		s := imitate(t)
 		c := s.dial(t)
 		s.notice(t, &wire.Goodbye{Reason: wire.Error{Code: wire.CodeLimit, Message: "too slow"}})
@@ -234,7 +234,7 @@ func TestALeaseThatCannotBeMappedIsGivenBack(t *testing.T) {
 			first := s.lease(t, c, 5)
 			ended := make(chan error)
 			go func() {
-				_, err := c.Get(context.Background(), "y", LeaseOptions{})
+				_, err := c.TryGet(context.Background(), "y", LeaseOptions{})
 				ended <- err
 			}()
 			q, _ := s.request(t)

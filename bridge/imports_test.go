@@ -3,15 +3,11 @@ package bridge
 import (
 	"encoding/json"
 	"errors"
-	"go/parser"
-	"go/token"
 	"io"
 	"io/fs"
 	"os"
 	"os/exec"
-	"path/filepath"
 	"slices"
-	"strconv"
 	"strings"
 	"testing"
 
@@ -21,7 +17,7 @@ import (
 
 const module = "github.com/poolbridge/poolbridge/"
 
-// listed is what go list says about a package.
+// listed is the output of go list about a package.
 type listed struct {
 	ImportPath    string
 	Imports, Deps []string
@@ -56,13 +52,13 @@ func goList(t *testing.T, patterns ...string) []listed {
 }
 
 // within says whether path is one of the module's packages or below it.
-func within(path string, rooms ...string) bool {
-	return slices.ContainsFunc(rooms, func(room string) bool {
-		return path == module+room || strings.HasPrefix(path, module+room+"/")
+func within(path string, folders ...string) bool {
+	return slices.ContainsFunc(folders, func(folder string) bool {
+		return path == module+folder || strings.HasPrefix(path, module+folder+"/")
 	})
 }
 
-// Each room imports only what is below it: cmd → bridge → mempool/service → mempool → cuda.
+// Each package imports only packages below it: cmd → bridge and bridge/server → mempool/service (the server alone) → mempool → cuda.
 func TestTheWallsBetweenThePackages(t *testing.T) {
 	for _, p := range goList(t, "./...") {
 		for _, i := range p.Imports {
@@ -75,7 +71,13 @@ func TestTheWallsBetweenThePackages(t *testing.T) {
 				assert.NotEqual(t, "net", i, said)
 			}
 			if within(i, "mempool/service") {
-				assert.True(t, within(p.ImportPath, "bridge", "cmd", "examples", "tests"), said)
+				assert.True(t, within(p.ImportPath, "bridge/server", "cmd", "examples", "tests"), said)
+			}
+			if within(p.ImportPath, "bridge/server", "bridge/internal/convert") {
+				assert.NotEqual(t, module+"bridge", i, said)
+			}
+			if within(i, "bridge/internal/harness") {
+				assert.Fail(t, "only tests import it", said)
 			}
 			if within(p.ImportPath, "mempool/service") {
 				assert.False(t, within(i, "cuda"), said)
@@ -109,22 +111,6 @@ func TestTheWallsBetweenThePackages(t *testing.T) {
 	}
 }
 
-// The client does without the service.
-func TestOnlyTheServerImportsTheService(t *testing.T) {
-	files, err := filepath.Glob("*.go")
-	require.NoError(t, err)
-	for _, name := range files {
-		if strings.HasSuffix(name, "_test.go") || strings.HasPrefix(name, "server") || strings.HasPrefix(name, "handle") || name == "notices.go" {
-			continue
-		}
-		f, err := parser.ParseFile(token.NewFileSet(), name, nil, parser.ImportsOnly)
-		require.NoError(t, err)
-		for _, i := range f.Imports {
-			assert.NotEqual(t, strconv.Quote(module+"mempool/service"), i.Path.Value, name)
-		}
-	}
-}
-
 func TestWholeProgramsDependOnNoMore(t *testing.T) {
 	foreign := func(p listed) (paths []string) {
 		for _, d := range p.Deps {
@@ -135,7 +121,7 @@ func TestWholeProgramsDependOnNoMore(t *testing.T) {
 		slices.Sort(paths)
 		return slices.Compact(paths)
 	}
-	for room, want := range map[string][]string{
+	for folder, want := range map[string][]string{
 		"cuda":                nil,
 		"internal/shmchannel": {"golang.org/x/sys"},
 		"mempool":             {"golang.org/x/sys"},
@@ -144,11 +130,15 @@ func TestWholeProgramsDependOnNoMore(t *testing.T) {
 		"bridge/wire/schema":  nil,
 		"bridge/wire":         {"github.com/vmihailenco/msgpack", "github.com/vmihailenco/tagparser"},
 		"bridge":              {"github.com/vmihailenco/msgpack", "github.com/vmihailenco/tagparser", "golang.org/x/sys"},
+		"bridge/server":       {"github.com/vmihailenco/msgpack", "github.com/vmihailenco/tagparser", "golang.org/x/sys"},
 	} {
-		p := goList(t, module+room)[0]
-		assert.Subset(t, append(want, "golang.org/x/sys"), foreign(p), room)
-		if room == "mempool" || room == "mempool/service" || room == "cuda" || room == "internal/shmchannel" {
-			assert.NotContains(t, p.Deps, "net", room)
+		p := goList(t, module+folder)[0]
+		if folder == "bridge" {
+			assert.NotContains(t, p.Deps, module+"mempool/service", "the client does without the service")
+		}
+		assert.Subset(t, append(want, "golang.org/x/sys"), foreign(p), folder)
+		if folder == "mempool" || folder == "mempool/service" || folder == "cuda" || folder == "internal/shmchannel" {
+			assert.NotContains(t, p.Deps, "net", folder)
 		}
 	}
 }

@@ -9,24 +9,25 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/poolbridge/poolbridge/bridge/server"
 	"github.com/poolbridge/poolbridge/bridge/wire"
 	"github.com/poolbridge/poolbridge/mempool"
 )
 
-// BenchmarkListsOfALargeService measures a page of each list, from the middle of it, in a service with 1,000 sessions and 100,000 buffers, and the
-// 99th percentile of a transfer with and without a client that lists all the time.
+// BenchmarkListsOfALargeService measures a page of each list, from the middle of it, and the first one of buffers, in a service with 1,000 sessions
+// and 100,000 buffers, and the 99th percentile of a transfer with and without a client that lists all the time.
 func BenchmarkListsOfALargeService(b *testing.B) {
 	const sessions, each = 1000, 100
-	_, path := serve(b, ServerConfig{MaxSessions: sessions + 10})
+	_, path := serve(b, server.Config{MaxSessions: sessions + 10})
 	var clients []*Client
 	p := createPool(b, dial(b, path), hostPool("p", 1<<30))
 	for range sessions {
 		c := dial(b, path)
 		clients = append(clients, c)
-		own, err := c.OpenPool(b.Context(), p.info.Name, 0)
+		own, err := c.TryOpenPool(b.Context(), p.info.Name)
 		require.NoError(b, err)
 		for range each {
-			_, err := own.Allocate(b.Context(), mempool.Bytes(64), patience)
+			_, err := own.Allocate(b.Context(), mempool.Bytes(64))
 			require.NoError(b, err)
 		}
 	}
@@ -36,7 +37,7 @@ func BenchmarkListsOfALargeService(b *testing.B) {
 		require.NoError(b, lister.call(b.Context(), &wire.List{What: what, After: after}, &call{into: &reply}))
 		return &reply
 	}
-	for _, what := range []string{listSessions, listBuffers, listLeases} {
+	for _, what := range []string{wire.ListSessions, wire.ListBuffers, wire.ListLeases} {
 		b.Run(what, func(b *testing.B) {
 			after := ""
 			for range 8 {
@@ -47,19 +48,24 @@ func BenchmarkListsOfALargeService(b *testing.B) {
 			}
 		})
 	}
+	b.Run("the first page of buffers", func(b *testing.B) {
+		for b.Loop() {
+			page(wire.ListBuffers, "")
+		}
+	})
 	last := 0
 	transfer := func(b *testing.B) {
-		from, err := clients[1].OpenPool(b.Context(), p.info.Name, 0)
+		from, err := clients[1].TryOpenPool(b.Context(), p.info.Name)
 		require.NoError(b, err)
 		var took []time.Duration
 		for b.Loop() {
 			last++
 			begun := time.Now()
-			l, err := from.Allocate(b.Context(), mempool.Bytes(64), patience)
+			l, err := from.Allocate(b.Context(), mempool.Bytes(64))
 			require.NoError(b, err)
 			name := fmt.Sprint(last)
 			require.NoError(b, l.Publish(b.Context(), mempool.Publication{Name: name}))
-			got, err := clients[2].Get(b.Context(), name, LeaseOptions{})
+			got, err := clients[2].TryGet(b.Context(), name, LeaseOptions{})
 			require.NoError(b, err)
 			require.NoError(b, got.Release(false))
 			require.NoError(b, l.Release(false))

@@ -7,12 +7,13 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
+	"github.com/poolbridge/poolbridge/bridge/server"
 	"github.com/poolbridge/poolbridge/mempool"
 )
 
 func TestALeaseReachesItsOwnBytesOnly(t *testing.T) {
 	ctx := t.Context()
-	_, path := serve(t, ServerConfig{})
+	_, path := serve(t, server.Config{})
 	p := createPool(t, dial(t, path), hostPool("p", 1<<16))
 	l := allocate(t, p, 5)
 	require.NoError(t, l.CopyFrom(ctx, 0, []byte("hello")))
@@ -50,7 +51,7 @@ func TestALeaseReachesItsOwnBytesOnly(t *testing.T) {
 }
 
 func TestWhoReadsContentThatIsPromisedWaitsForIt(t *testing.T) {
-	_, path := serve(t, ServerConfig{})
+	_, path := serve(t, server.Config{})
 	c := dial(t, path)
 	p := createPool(t, c, hostPool("p", 1<<20))
 	clock, ready := unreached(t, c)
@@ -58,7 +59,7 @@ func TestWhoReadsContentThatIsPromisedWaitsForIt(t *testing.T) {
 	m, err := l.reach()
 	require.NoError(t, err)
 	require.NoError(t, l.Publish(t.Context(), mempool.Publication{Name: "x", Completion: mempool.Completion{Ready: &ready}}))
-	got, err := c.Get(t.Context(), "x", LeaseOptions{})
+	got, err := c.TryGet(t.Context(), "x", LeaseOptions{})
 	require.NoError(t, err)
 	cancelled, cancel := context.WithCancel(t.Context())
 	cancel()

@@ -8,11 +8,12 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
+	"github.com/poolbridge/poolbridge/bridge/server"
 	"github.com/poolbridge/poolbridge/mempool"
 )
 
 func TestANoticeOfFailedBuffersMayComeWhileALeaseIsPublished(t *testing.T) { // the race detector judges
-	_, path := serve(t, ServerConfig{})
+	_, path := serve(t, server.Config{})
 	c := dial(t, path)
 	p := createPool(t, c, hostPool("p", 16<<20))
 	stop := make(chan struct{})
@@ -37,7 +38,7 @@ func TestANoticeOfFailedBuffersMayComeWhileALeaseIsPublished(t *testing.T) { // 
 }
 
 func TestAFrameWhoseLeaseWasReleasedIsSettled(t *testing.T) {
-	_, path := serve(t, ServerConfig{})
+	_, path := serve(t, server.Config{})
 	c := dial(t, path)
 	p := createPool(t, c, hostPool("p", 16<<20))
 	for _, mode := range []mempool.ChannelMode{mempool.Broadcast, mempool.WorkQueue} {

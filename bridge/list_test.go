@@ -9,6 +9,7 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
+	"github.com/poolbridge/poolbridge/bridge/server"
 	"github.com/poolbridge/poolbridge/bridge/wire"
 	"github.com/poolbridge/poolbridge/mempool"
 )
@@ -23,7 +24,7 @@ func collect[T any](t *testing.T, entries iter.Seq2[T, error]) (all []T) {
 }
 
 func TestAClientListsWhatTheServiceHas(t *testing.T) {
-	_, path := serve(t, ServerConfig{})
+	_, path := serve(t, server.Config{})
 	c := dial(t, path)
 	p := createPool(t, c, hostPool("p", 1<<20))
 	const names = 2*wire.MaxList + 3
@@ -57,13 +58,13 @@ func TestAClientListsWhatTheServiceHas(t *testing.T) {
 	assert.Equal(t, mempool.Self().PID, sessions[0].PID)
 	assert.NotEmpty(t, sessions[0].Program)
 	assert.Equal(t, 1, sessions[0].Leases)
-	for range c.Names(t.Context()) { // a caller may leave
+	for range c.Names(t.Context()) { // a caller may leave the loop
 		break
 	}
 }
 
 func TestAPageOfTheLongestEntriesFitsIntoAPacket(t *testing.T) {
-	_, path := serve(t, ServerConfig{})
+	_, path := serve(t, server.Config{})
 	c := dial(t, path)
 	p := createPool(t, c, hostPool("p", 1<<24))
 	long := mempool.Tensor{DType: "complex128"}
@@ -71,12 +72,12 @@ func TestAPageOfTheLongestEntriesFitsIntoAPacket(t *testing.T) {
 		long.Shape, long.Strides = append(long.Shape, 1), append(long.Strides, -1<<62)
 	}
 	for i := range wire.MaxList {
-		l, err := p.Allocate(t.Context(), mempool.Bytes(16), patience)
+		l, err := p.Allocate(t.Context(), mempool.Bytes(16))
 		require.NoError(t, err)
 		name := fmt.Sprintf("%0255d", i)
 		require.NoError(t, l.Publish(t.Context(), mempool.Publication{Name: name, Tensor: &long}))
 		r := dialRaw(t, path)
-		r.ask(1, &wire.Hello{Versions: []uint64{1}, Name: strings.Repeat("é", wire.MaxString/2)}, &wire.HelloReply{})
+		r.Ask(1, &wire.Hello{Versions: []uint64{1}, Name: strings.Repeat("é", wire.MaxString/2)}, &wire.HelloReply{})
 	}
 	require.Len(t, collect(t, c.Names(t.Context())), wire.MaxList)
 	require.Len(t, collect(t, c.Buffers(t.Context())), wire.MaxList)
@@ -86,12 +87,12 @@ func TestAPageOfTheLongestEntriesFitsIntoAPacket(t *testing.T) {
 }
 
 func TestWhatCannotBeListedIsRefused(t *testing.T) {
-	_, path := serve(t, ServerConfig{})
+	_, path := serve(t, server.Config{})
 	r := greeted(t, path)
-	r.refused(2, &wire.List{What: "secrets"}, wire.CodeInvalid)
-	r.refused(3, &wire.List{What: "buffers", After: "-1"}, wire.CodeInvalid)
+	r.Refused(2, &wire.List{What: "secrets"}, wire.CodeInvalid)
+	r.Refused(3, &wire.List{What: "buffers", After: "-1"}, wire.CodeInvalid)
 	var page wire.ListReply
-	r.ask(4, &wire.List{What: "sessions", Most: 1 << 40}, &page)
+	r.Ask(4, &wire.List{What: "sessions", Most: 1 << 40}, &page)
 	assert.Len(t, page.Sessions, 1)
 	assert.Empty(t, page.Next)
 }

@@ -8,7 +8,7 @@ import (
 	"go.uber.org/goleak"
 )
 
-// childRole names what a process is that a test starts from its own binary; children has them all.
+// childRole names the role of a process that a test starts from its own binary; children has all roles.
 const childRole = "POOLBRIDGE_TEST_CHILD"
 
 func TestMain(m *testing.M) {

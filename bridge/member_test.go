@@ -7,13 +7,15 @@ import (
 	"github.com/stretchr/testify/require"
 	"golang.org/x/sys/unix"
 
+	"github.com/poolbridge/poolbridge/bridge/internal/convert"
+	"github.com/poolbridge/poolbridge/bridge/server"
 	"github.com/poolbridge/poolbridge/bridge/wire"
 	"github.com/poolbridge/poolbridge/internal/shmchannel"
 	"github.com/poolbridge/poolbridge/mempool"
 )
 
 func TestMembersExchangeFramesThroughFilesFromTheSocket(t *testing.T) {
-	r := start(t, ServerConfig{}, unhurried)
+	r := start(t, server.Config{}, unhurried)
 	a, b := sharing(t, r.path), sharing(t, r.path)
 	pool, channel := a.makeStream(1<<16, wire.MakeChannel{Capacity: 2})
 	_, found := b.findStream()
@@ -44,7 +46,7 @@ func TestMembersExchangeFramesThroughFilesFromTheSocket(t *testing.T) {
 }
 
 func TestALateConsumerBeginsWithTheNewestOrTheOldestFrame(t *testing.T) {
-	r := start(t, ServerConfig{}, unhurried)
+	r := start(t, server.Config{}, unhurried)
 	a, b := sharing(t, r.path), sharing(t, r.path)
 	pool, channel := a.makeStream(1<<16, wire.MakeChannel{Capacity: 3})
 	b.findStream()
@@ -59,23 +61,23 @@ func TestALateConsumerBeginsWithTheNewestOrTheOldestFrame(t *testing.T) {
 }
 
 func TestASessionWithMemoryIsAskedForItWhileAnotherWaits(t *testing.T) {
-	r := start(t, ServerConfig{}, unhurried)
+	r := start(t, server.Config{}, unhurried)
 	a, b := sharing(t, r.path), sharing(t, r.path)
 	pool, channel := a.makeStream(4096, wire.MakeChannel{Capacity: 2})
 	b.findStream()
 	from := a.produce(pool, channel)
 	spare := from.alloc(100)
-	b.send(90, &wire.Alloc{Pool: pool, Tensor: wireTensor(mempool.Bytes(10)), Wait: 3_600_000})
+	b.Send(90, &wire.Alloc{Pool: pool, Tensor: convert.WireTensor(mempool.Bytes(10)), Wait: 3_600_000})
 	for range 2 {
 		assert.Equal(t, pool, await[*wire.Wanted](a).Pool)
 	}
-	a.send(0, &wire.Release{Lease: spare.ID})
-	require.NoError(t, b.reply(90, &wire.LeaseReply{}))
-	a.denied(&wire.Alloc{Pool: pool, Tensor: wireTensor(mempool.Bytes(10))}, wire.CodeLimit)
+	a.Send(0, &wire.Release{Lease: spare.ID})
+	require.NoError(t, b.Reply(90, &wire.LeaseReply{}))
+	a.denied(&wire.Alloc{Pool: pool, Tensor: convert.WireTensor(mempool.Bytes(10))}, wire.CodeLimit)
 }
 
 func TestAMappedBlockIsAskedBackAndGivenUp(t *testing.T) {
-	r := start(t, ServerConfig{}, unhurried)
+	r := start(t, server.Config{}, unhurried)
 	a, b := sharing(t, r.path), sharing(t, r.path)
 	pool, channel := a.makeStream(4096, wire.MakeChannel{Capacity: 1})
 	b.findStream()
@@ -105,7 +107,7 @@ func TestAMappedBlockIsAskedBackAndGivenUp(t *testing.T) {
 }
 
 func TestWhatNamesAChannelOrAMemberThatIsGoneIsAnswered(t *testing.T) {
-	r := start(t, ServerConfig{}, unhurried)
+	r := start(t, server.Config{}, unhurried)
 	a := sharing(t, r.path)
 	pool, channel := a.makeStream(4096, wire.MakeChannel{Capacity: 1})
 	from := a.produce(pool, channel)
@@ -129,23 +131,23 @@ func TestWhatNamesAChannelOrAMemberThatIsGoneIsAnswered(t *testing.T) {
 }
 
 func TestRequestsWithoutANumberAreCarriedOutWhereNobodyMustKnow(t *testing.T) {
-	r := start(t, ServerConfig{}, unhurried)
+	r := start(t, server.Config{}, unhurried)
 	a := sharing(t, r.path)
 	pool, channel := a.makeStream(8192, wire.MakeChannel{Capacity: 1})
-	a.send(0, &wire.Join{Channel: channel, Role: "producer"})
-	a.send(0, &wire.Map{Channel: channel, Block: 1})
+	a.Send(0, &wire.Join{Channel: channel, Role: "producer"})
+	a.Send(0, &wire.Map{Channel: channel, Block: 1})
 	to := a.consume(wire.Join{Channel: channel})
 	assert.Zero(t, to.Slot, "nobody else joined")
 	assert.EqualValues(t, 1, to.Member)
-	a.send(0, &wire.Doubt{Channel: channel, Member: to.Member, Sequence: 77})
+	a.Send(0, &wire.Doubt{Channel: channel, Member: to.Member, Sequence: 77})
 	require.NoError(t, to.Leave())
-	a.send(0, &wire.Leave{Channel: channel, Member: to.Member})
+	a.Send(0, &wire.Leave{Channel: channel, Member: to.Member})
 	a.denied(&wire.Leave{Channel: channel, Member: to.Member}, wire.CodeClosed)
 	require.NotZero(t, pool)
 }
 
 func TestAMemberThatSealsItsFileItselfDoesNotEnter(t *testing.T) {
-	r := start(t, ServerConfig{}, unhurried)
+	r := start(t, server.Config{}, unhurried)
 	a := sharing(t, r.path)
 	_, channel := a.makeStream(4096, wire.MakeChannel{Capacity: 1})
 	s := a.take(&wire.Join{Channel: channel, Role: "producer"})

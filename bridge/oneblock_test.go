@@ -11,8 +11,8 @@ import (
 	"github.com/poolbridge/poolbridge/mempool"
 )
 
-// lockstep is a pair with a pool of so many blocks, of which a consumer has one in hand. The producer's allocations wait for it for as long
-// as they may.
+// lockstep is a pair with a pool of so many blocks, of which a consumer has one in hand. The producer's allocations wait for it up to
+// their limit.
 func lockstep(t *testing.T, blocks uint64) (s *channelPair, from *consuming, inHand *Frame) {
 	t.Helper()
 	s = pair(t, hostPool("p", blocks<<16), mempool.ChannelSpec{Mode: mempool.WorkQueue, Capacity: 2})
@@ -25,10 +25,10 @@ func lockstep(t *testing.T, blocks uint64) (s *channelPair, from *consuming, inH
 }
 
 // allocating begins to allocate a block in the pool.
-func allocating(ctx context.Context, p *Pool, wait time.Duration) <-chan error {
+func allocating(ctx context.Context, p *Pool) <-chan error {
 	ended := make(chan error, 1)
 	go func() {
-		l, err := p.Allocate(ctx, mempool.Bytes(1<<16), wait)
+		l, err := p.Allocate(ctx, mempool.Bytes(1<<16))
 		if err == nil {
 			err = l.Release(false)
 		}
@@ -37,7 +37,7 @@ func allocating(ctx context.Context, p *Pool, wait time.Duration) <-chan error {
 	return ended
 }
 
-// waitsForOwn waits until an allocation waits for what comes back to the producer.
+// waitsForOwn waits until an allocation waits for the producer's own blocks.
 func (s *channelPair) waitsForOwn(t *testing.T) {
 	t.Helper()
 	sp := s.producer.shared.spares(s.pool.info.ID)
@@ -69,10 +69,10 @@ func TestTransfersWithRoomForOneBufferAskTheServiceForNothing(t *testing.T) {
 func TestAnAllocationGetsOthersMemoryThoughItsOwnDoesNotComeBack(t *testing.T) {
 	s, _, f := lockstep(t, 2)
 	s.producer.shared.spares(s.pool.info.ID).ownFor = time.Nanosecond
-	theirs, err := s.consumer.OpenPool(t.Context(), "p", 0)
+	theirs, err := s.consumer.TryOpenPool(t.Context(), "p")
 	require.NoError(t, err)
 	l := allocate(t, theirs, 1<<16)
-	got := allocating(t.Context(), s.pool, patience)
+	got := allocating(t.Context(), s.pool)
 	s.waitsForOwn(t)
 	require.NoError(t, l.Release(false))
 	require.NoError(t, <-got)
@@ -81,23 +81,28 @@ func TestAnAllocationGetsOthersMemoryThoughItsOwnDoesNotComeBack(t *testing.T) {
 
 func TestAPoolThatGotRoomIsUsedThoughItWasFull(t *testing.T) {
 	s, _, f := lockstep(t, 2)
-	theirs, err := s.consumer.OpenPool(t.Context(), "p", 0)
+	theirs, err := s.consumer.TryOpenPool(t.Context(), "p")
 	require.NoError(t, err)
 	l := allocate(t, theirs, 1<<16)
-	_, err = s.pool.Allocate(t.Context(), mempool.Bytes(1<<16), 0)
+	_, err = s.pool.TryAllocate(t.Context(), mempool.Bytes(1<<16))
 	require.ErrorIs(t, err, ErrLimit)
 	require.NoError(t, l.Release(false))
 	_, err = s.consumer.Stats(t.Context())
 	require.NoError(t, err, "the service has seen the release")
-	require.NoError(t, <-allocating(t.Context(), s.pool, patience), "the service is asked before what is lent is waited for")
+	require.NoError(t, <-allocating(t.Context(), s.pool), "the service is asked before what is lent is waited for")
 	require.NoError(t, f.Release())
 }
 
 func TestTheTimeOfAnAllocationThatWaitsForItsOwnMemoryIsLimited(t *testing.T) {
 	s, _, f := lockstep(t, 1)
-	require.ErrorIs(t, <-allocating(t.Context(), s.pool, 20*time.Millisecond), ErrLimit)
-	ctx, cancel := context.WithCancel(t.Context())
-	ended := allocating(ctx, s.pool, patience)
+	s.producer.shared.spares(s.pool.info.ID).full = time.Now().Add(time.Hour) // it asks the service only for what it waits for
+	ctx, cancel := context.WithTimeout(t.Context(), time.Millisecond)
+	defer cancel()
+	err := <-allocating(ctx, s.pool)
+	require.ErrorIs(t, err, context.DeadlineExceeded)
+	require.ErrorIs(t, err, ErrLimit)
+	ctx, cancel = context.WithCancel(t.Context())
+	ended := allocating(ctx, s.pool)
 	s.waitsForOwn(t)
 	cancel()
 	require.ErrorIs(t, <-ended, context.Canceled)
@@ -114,7 +119,7 @@ func TestTheEndOfTheClientOrItsServiceEndsTheWaitForItsOwnMemory(t *testing.T) {
 	} {
 		t.Run(what, func(t *testing.T) {
 			s, _, _ := lockstep(t, 1)
-			ended := allocating(context.Background(), s.pool, patience)
+			ended := allocating(context.Background(), s.pool)
 			s.waitsForOwn(t)
 			require.NoError(t, c.end(s))
 			require.ErrorIs(t, <-ended, c.want)
@@ -124,10 +129,10 @@ func TestTheEndOfTheClientOrItsServiceEndsTheWaitForItsOwnMemory(t *testing.T) {
 
 func TestAnAllocationWaitsForAFrameThatItsConsumerLeftToAnother(t *testing.T) {
 	s, _, _ := lockstep(t, 1)
-	ended := allocating(t.Context(), s.pool, patience)
+	ended := allocating(t.Context(), s.pool)
 	s.waitsForOwn(t)
 	require.NoError(t, s.consumer.Close())
-	to, err := dial(t, s.path).OpenChannel(t.Context(), "c", 0)
+	to, err := dial(t, s.path).TryOpenChannel(t.Context(), "c")
 	require.NoError(t, err)
 	other, err := to.consume(t.Context(), mempool.SubscribeOptions{})
 	require.NoError(t, err)
@@ -138,19 +143,19 @@ func TestAnAllocationWaitsForAFrameThatItsConsumerLeftToAnother(t *testing.T) {
 
 func TestWhoWaitsForMemoryAtTheServiceGetsWhatComesBackToAProducerThatWaitsToo(t *testing.T) {
 	s, _, f := lockstep(t, 1)
-	mine := allocating(t.Context(), s.pool, patience)
+	mine := allocating(t.Context(), s.pool)
 	s.waitsForOwn(t)
-	theirs, err := dial(t, s.path).OpenPool(t.Context(), "p", 0)
+	theirs, err := dial(t, s.path).TryOpenPool(t.Context(), "p")
 	require.NoError(t, err)
 	got := make(chan *Lease, 1)
 	go func() {
-		l, err := theirs.Allocate(context.Background(), mempool.Bytes(1<<16), patience)
+		l, err := theirs.Allocate(context.Background(), mempool.Bytes(1<<16))
 		assert.NoError(t, err)
 		got <- l
 	}()
 	eventually(t, s.producer.shared.spares(s.pool.info.ID).isWanted)
 	require.NoError(t, f.Release())
-	l := <-got // before or after the producer, which releases what it gets
+	l := <-got // before or after the producer, which releases its own
 	require.NotNil(t, l)
 	require.NoError(t, l.Release(false))
 	require.NoError(t, <-mine)

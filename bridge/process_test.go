@@ -13,11 +13,12 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
+	"github.com/poolbridge/poolbridge/bridge/server"
 	"github.com/poolbridge/poolbridge/mempool"
 	"github.com/poolbridge/poolbridge/mempool/service"
 )
 
-// torn publishes what a child is about to write, with one page more than the child needs in the pool.
+// torn publishes a buffer that a child writes, in a pool with one page more than the child needs.
 func torn(t *testing.T, path string) (*Client, *Pool) {
 	t.Helper()
 	c := dial(t, path)
@@ -31,7 +32,7 @@ func torn(t *testing.T, path string) (*Client, *Pool) {
 }
 
 func TestAKilledWorkersLeasesEndAndItsMemoryServesOthers(t *testing.T) {
-	r := start(t, ServerConfig{}, unhurried)
+	r := start(t, server.Config{}, unhurried)
 	c, p := torn(t, r.path)
 	ctx := context.Background()
 	worker := spawn(t, "hold", r.path, nil)
@@ -42,12 +43,12 @@ func TestAKilledWorkersLeasesEndAndItsMemoryServesOthers(t *testing.T) {
 
 	got := make(chan error)
 	go func() { // waits for the writer
-		_, err := c.Get(ctx, "torn", LeaseOptions{Wait: patience})
+		_, err := c.Get(ctx, "torn", LeaseOptions{})
 		got <- err
 	}()
 	room := make(chan *Lease)
 	go func() { // waits for room
-		l, err := p.Allocate(ctx, mempool.Bytes(4096), patience)
+		l, err := p.Allocate(ctx, mempool.Bytes(4096))
 		assert.NoError(t, err)
 		room <- l
 	}()
@@ -60,19 +61,19 @@ func TestAKilledWorkersLeasesEndAndItsMemoryServesOthers(t *testing.T) {
 	require.NoError(t, err)
 	assert.Equal(t, 0, after.Leases)
 	assert.Equal(t, 1, after.Sessions)
-	_, err = c.Get(ctx, "torn", LeaseOptions{})
+	_, err = c.TryGet(ctx, "torn", LeaseOptions{})
 	assert.ErrorIs(t, err, ErrProducerDied, "for ever")
 }
 
 func TestMemoryOfAProcessThatOnlyClosedItsConnectionWaitsForTheProcess(t *testing.T) {
-	r := start(t, ServerConfig{}, unhurried)
+	r := start(t, server.Config{}, unhurried)
 	c, p := torn(t, r.path)
 	ctx := context.Background()
 	worker := spawn(t, "hold", r.path, nil)
 	require.Equal(t, "holding", worker.says())
 	worker.tell("close")
 	require.Equal(t, "closed", worker.says())
-	r.log.await(t, "kind=session-ended")
+	r.log.Await(t, "kind=session-ended")
 
 	st, err := c.Stats(ctx)
 	require.NoError(t, err)
@@ -81,7 +82,7 @@ func TestMemoryOfAProcessThatOnlyClosedItsConnectionWaitsForTheProcess(t *testin
 	assert.EqualValues(t, 4096, st.Pools[0].Leased, "what was being written has a name still")
 	room := make(chan *Lease)
 	go func() {
-		l, err := p.Allocate(ctx, mempool.Bytes(4096), patience)
+		l, err := p.Allocate(ctx, mempool.Bytes(4096))
 		assert.NoError(t, err)
 		room <- l
 	}()
@@ -95,7 +96,7 @@ func TestMemoryOfAProcessThatOnlyClosedItsConnectionWaitsForTheProcess(t *testin
 }
 
 func TestAnotherProcessReadsWhatThisOnePublished(t *testing.T) {
-	_, path := serve(t, ServerConfig{})
+	_, path := serve(t, server.Config{})
 	reader := spawn(t, "read", path, nil)
 	p := createPool(t, dial(t, path), hostPool("p", 4096))
 	l := allocate(t, p, 5)
@@ -104,7 +105,7 @@ func TestAnotherProcessReadsWhatThisOnePublished(t *testing.T) {
 	assert.Equal(t, "hello", reader.says())
 }
 
-// nobody is a user that this one can become.
+// nobody is a user that this process can become.
 const nobody = 65534
 
 // asNobody starts children as another user, from a copy of the binary that it may run.
@@ -119,7 +120,7 @@ func asNobody(t *testing.T) func(*exec.Cmd) {
 	require.NoError(t, err)
 	path := filepath.Join(openDir(t), "child")
 	require.NoError(t, os.WriteFile(path, text, 0o755))
-	counts := openDir(t) // of the statements that ran, where coverage is measured
+	counts := openDir(t) // for the coverage of the child, if it is measured
 	require.NoError(t, os.Chmod(counts, 0o777))
 	return func(cmd *exec.Cmd) {
 		cmd.Env = append(cmd.Env, "GOCOVERDIR="+counts)
@@ -135,9 +136,9 @@ func TestAnotherUserReachesOnlyWhatItIsGiven(t *testing.T) {
 	svc := service.New(service.Config{})
 	defer svc.Close()
 	path := filepath.Join(openDir(t), "s")
-	server, err := listen(path, svc, ServerConfig{Mode: 0o666}, l)
+	srv, err := server.Listen(path, svc, server.Config{Mode: 0o666, Limits: &l})
 	require.NoError(t, err)
-	defer server.Close()
+	defer srv.Close()
 	c, err := Dial(context.Background(), path)
 	require.NoError(t, err)
 	defer c.Close()
@@ -156,17 +157,17 @@ func TestAnotherUserReachesOnlyWhatItIsGiven(t *testing.T) {
 }
 
 func TestAUserWhoMayNotConnectIsToldSo(t *testing.T) {
-	for _, room := range []int{1, 0} { // for those who are answered, and for none
+	for _, room := range []int{1, 0} { // descriptors for clients that get an answer, and none
 		t.Run(strconv.Itoa(room), func(t *testing.T) {
 			become := asNobody(t)
 			l := unhurried
-			l.denied = room
+			l.Denied = room
 			svc := service.New(service.Config{})
 			defer svc.Close()
 			path := filepath.Join(openDir(t), "s")
-			server, err := listen(path, svc, ServerConfig{Mode: 0o666, MayConnect: func(p mempool.Peer) bool { return p.UID != nobody }}, l)
+			srv, err := server.Listen(path, svc, server.Config{Mode: 0o666, MayConnect: func(p mempool.Peer) bool { return p.UID != nobody }, Limits: &l})
 			require.NoError(t, err)
-			defer server.Close()
+			defer srv.Close()
 			assert.Equal(t, "dial: access denied", spawn(t, "visit", path, become).says())
 			dial(t, path)
 		})
@@ -178,9 +179,9 @@ func TestASocketThatAnotherUserMayNotOpenIsDenied(t *testing.T) {
 	svc := service.New(service.Config{})
 	defer svc.Close()
 	path := filepath.Join(openDir(t), "s")
-	server, err := Listen(path, svc, ServerConfig{})
+	srv, err := server.Listen(path, svc, server.Config{})
 	require.NoError(t, err)
-	defer server.Close()
+	defer srv.Close()
 	assert.Equal(t, "dial: access denied", spawn(t, "visit", path, become).says())
 	advice := spawn(t, "complain", path, become).says()
 	assert.Contains(t, advice, "--mode 0660")

@@ -8,16 +8,17 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
+	"github.com/poolbridge/poolbridge/bridge/server"
 	"github.com/poolbridge/poolbridge/bridge/wire"
 	"github.com/poolbridge/poolbridge/mempool"
 	"github.com/poolbridge/poolbridge/mempool/service"
 )
 
-// What docs/protocol.md says of each limit, asked of a real server. Those of a packet have vectors, and others tests of their own.
+// The limits of docs/protocol.md, tested on a real server. Those of packets have vectors, and some have their own tests.
 func TestWhatIsBeyondALimitIsAnsweredAsThePageSays(t *testing.T) {
-	_, path := serve(t, ServerConfig{})
+	_, path := serve(t, server.Config{})
 	r, _ := streaming(t, path)
-	r.ask(4, &wire.Create{Name: "p", Kind: "host", MaxBytes: 1 << 20}, &wire.PoolReply{})
+	r.Ask(4, &wire.Create{Name: "p", Kind: "host", MaxBytes: 1 << 20}, &wire.PoolReply{})
 	dimensions := make([]uint64, 33)
 	for i := range dimensions {
 		dimensions[i] = 1
@@ -32,50 +33,50 @@ func TestWhatIsBeyondALimitIsAnsweredAsThePageSays(t *testing.T) {
 		"no frames that a channel keeps":   &wire.MakeChannel{Name: "c", Pool: 1},
 		"more frames that a channel keeps": &wire.MakeChannel{Name: "c", Pool: 1, Capacity: 1025},
 	} {
-		r.send(5, request)
-		assert.ErrorIs(t, r.reply(5, &wire.EmptyReply{}), wire.CodeInvalid, name)
+		r.Send(5, request)
+		assert.ErrorIs(t, r.Reply(5, &wire.EmptyReply{}), wire.CodeInvalid, name)
 	}
 	for i := range 256 {
-		r.ask(6, &wire.MakeChannel{Name: fmt.Sprint(i), Pool: 1, Capacity: 1}, &wire.ChannelReply{})
+		r.Ask(6, &wire.MakeChannel{Name: fmt.Sprint(i), Pool: 1, Capacity: 1}, &wire.ChannelReply{})
 	}
-	r.refused(7, &wire.MakeChannel{Name: "more", Pool: 1, Capacity: 1}, wire.CodeLimit)
+	r.Refused(7, &wire.MakeChannel{Name: "more", Pool: 1, Capacity: 1}, wire.CodeLimit)
 	join := &wire.Join{Channel: 1, Role: string(service.Consumer)}
 	for range mempool.MaxMembers {
-		r.ask(8, join, &wire.JoinReply{})
+		r.Ask(8, join, &wire.JoinReply{})
 	}
-	r.refused(9, join, wire.CodeLimit)
+	r.Refused(9, join, wire.CodeLimit)
 }
 
 func TestStatsCountTheServicesOwnSessions(t *testing.T) {
-	svc, path := serve(t, ServerConfig{})
+	svc, path := serve(t, server.Config{})
 	own, err := svc.OpenSession(mempool.Self(), nil)
 	require.NoError(t, err)
 	r := greeted(t, path)
 	var st wire.StatsReply
-	r.ask(2, &wire.StatsRequest{}, &st)
+	r.Ask(2, &wire.StatsRequest{}, &st)
 	assert.EqualValues(t, 2, st.Stats.Sessions)
 	own.End(nil)
-	r.ask(3, &wire.StatsRequest{}, &st)
+	r.Ask(3, &wire.StatsRequest{}, &st)
 	assert.EqualValues(t, 1, st.Stats.Sessions)
 }
 
 func TestStatsSayWhatATrimCameToInTheEnd(t *testing.T) {
-	_, path := serve(t, ServerConfig{})
+	_, path := serve(t, server.Config{})
 	r := greeted(t, path)
-	r.ask(2, &wire.Create{Name: "p", Kind: "host", MaxBytes: 1 << 20}, &wire.PoolReply{})
+	r.Ask(2, &wire.Create{Name: "p", Kind: "host", MaxBytes: 1 << 20}, &wire.PoolReply{})
 	var lease wire.LeaseReply
-	r.ask(3, &wire.Alloc{Pool: 1, Tensor: bytesTensor(8)}, &lease)
-	r.ask(4, &wire.Release{Lease: lease.Lease.ID}, &wire.EmptyReply{})
-	r.send(5, &wire.Trim{Pool: 1})
+	r.Ask(3, &wire.Alloc{Pool: 1, Tensor: bytesTensor(8)}, &lease)
+	r.Ask(4, &wire.Release{Lease: lease.Lease.ID}, &wire.EmptyReply{})
+	r.Send(5, &wire.Trim{Pool: 1})
 	recalls, codes := inAnyOrder[*wire.Recall](r, 1, 5)
 	require.Empty(t, codes[5])
 	var trim wire.TrimReply
-	r.ask(5, &wire.Trim{Pool: 1}, &trim)
+	r.Ask(5, &wire.Trim{Pool: 1}, &trim)
 	assert.Zero(t, trim.Bytes, "the client maps it")
 	var st wire.StatsReply
-	r.ask(6, &wire.StatsRequest{}, &st)
+	r.Ask(6, &wire.StatsRequest{}, &st)
 	assert.Equal(t, lease.Lease.BlockBytes, st.Stats.Pools[0].Held)
-	r.ask(7, &wire.Dropped{Blocks: recalls[0].Blocks}, &wire.EmptyReply{})
-	r.ask(8, &wire.StatsRequest{}, &st)
+	r.Ask(7, &wire.Dropped{Blocks: recalls[0].Blocks}, &wire.EmptyReply{})
+	r.Ask(8, &wire.StatsRequest{}, &st)
 	assert.Zero(t, st.Stats.Pools[0].Reserved)
 }

@@ -12,6 +12,7 @@ import (
 	"github.com/stretchr/testify/require"
 	"golang.org/x/sys/unix"
 
+	"github.com/poolbridge/poolbridge/bridge/server"
 	"github.com/poolbridge/poolbridge/mempool"
 )
 
@@ -32,7 +33,7 @@ type benchStream struct {
 }
 
 func newBenchStream(b *testing.B, mode mempool.ChannelMode) *benchStream {
-	_, path := serve(b, ServerConfig{})
+	_, path := serve(b, server.Config{})
 	s := &benchStream{path: path, producer: dial(b, path)}
 	s.pool = createPool(b, s.producer, hostPool("p", benchFrame*(benchCapacity+32)))
 	s.channel = makeChannel(b, s.producer, s.pool, mempool.ChannelSpec{Mode: mode, Capacity: benchCapacity})
@@ -40,7 +41,7 @@ func newBenchStream(b *testing.B, mode mempool.ChannelMode) *benchStream {
 }
 
 func (s *benchStream) send(ctx context.Context) error {
-	l, err := s.pool.Allocate(ctx, mempool.Bytes(benchFrame), patience)
+	l, err := s.pool.Allocate(ctx, mempool.Bytes(benchFrame))
 	if err != nil {
 		return err
 	}
@@ -66,12 +67,12 @@ func receiveNumbered(f *Frame, number uint64) error {
 	return f.Release()
 }
 
-// BenchmarkSharedWork is the work alone, in one goroutine: nobody waits for anybody.
+// BenchmarkSharedWork measures the work alone, in one goroutine and without waits.
 func BenchmarkSharedWork(b *testing.B) {
 	for _, mode := range []mempool.ChannelMode{mempool.Broadcast, mempool.WorkQueue} {
 		b.Run(string(mode), func(b *testing.B) {
 			s := newBenchStream(b, mode)
-			theirs, err := dial(b, s.path).OpenChannel(b.Context(), "c", 0)
+			theirs, err := dial(b, s.path).TryOpenChannel(b.Context(), "c")
 			require.NoError(b, err)
 			from, err := theirs.consume(b.Context(), mempool.SubscribeOptions{Oldest: true})
 			require.NoError(b, err)
@@ -100,7 +101,7 @@ func drainFrames() error {
 	if err != nil {
 		return err
 	}
-	ch, err := c.OpenChannel(ctx, "c", patience)
+	ch, err := c.OpenChannel(ctx, "c")
 	if err != nil {
 		return err
 	}
@@ -137,7 +138,7 @@ func BenchmarkSharedProcesses(b *testing.B) {
 	b.ReportMetric(float64(processors(b)-before)/float64(b.N), "cpu-ns/frame")
 }
 
-// processors is the time that processors have worked for this process and its children that have ended.
+// processors returns the CPU time of this process and of its children that have ended.
 func processors(b *testing.B) (total time.Duration) {
 	for _, who := range []int{unix.RUSAGE_SELF, unix.RUSAGE_CHILDREN} {
 		var u unix.Rusage

@@ -4,6 +4,9 @@ import (
 	"os"
 	"path/filepath"
 	"strconv"
+
+	"github.com/poolbridge/poolbridge/bridge/seqpacket"
+	"github.com/poolbridge/poolbridge/internal/situation"
 )
 
 // DefaultSocket returns the path on which the service listens and clients connect by default: $POOLBRIDGE_SOCKET, or else
@@ -15,5 +18,26 @@ func DefaultSocket() string {
 	if dir := os.Getenv("XDG_RUNTIME_DIR"); dir != "" {
 		return filepath.Join(dir, "poolbridge", "poolsvc.sock")
 	}
+	return sharedSocket()
+}
+
+// sharedSocket returns the default path in the folder for temporary files, which all users share.
+func sharedSocket() string {
 	return filepath.Join(os.TempDir(), "poolbridge-"+strconv.Itoa(os.Getuid()), "poolsvc.sock")
+}
+
+// checkServer refuses a service of another user at the path that is this user's default. Only root's is trusted besides.
+func checkServer(conn *seqpacket.Conn, path string) error {
+	if path != sharedSocket() {
+		return nil
+	}
+	peer, err := conn.Peer()
+	if err != nil {
+		return err
+	}
+	if own := os.Getuid(); peer.UID != 0 && int(peer.UID) != own {
+		return situation.Of(ErrDenied, "the service at %s is of user %d, expected user %d or root: every user can make that folder; set POOLBRIDGE_SOCKET "+
+			"to a path in a folder that only you can write; to use the service of user %[2]d, have it listen at a path without your number", path, peer.UID, own)
+	}
+	return nil
 }

@@ -11,17 +11,18 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
+	"github.com/poolbridge/poolbridge/bridge/server"
 	"github.com/poolbridge/poolbridge/mempool"
 )
 
 func TestFramesGoFromClientToClient(t *testing.T) {
 	kinds(t, func(t *testing.T, spec mempool.PoolSpec) {
-		svc, path := serve(t, ServerConfig{})
+		svc, path := serve(t, server.Config{})
 		producer, consumer := dial(t, path), dial(t, path)
 		p := createPool(t, producer, spec)
 		ctx := context.Background()
 		ch := makeChannel(t, producer, p, mempool.ChannelSpec{Capacity: 4})
-		same, err := consumer.OpenChannel(ctx, "c", 0)
+		same, err := consumer.TryOpenChannel(ctx, "c")
 		require.NoError(t, err)
 		assert.Equal(t, ch.Info(), same.Info())
 		const frames = 200
@@ -64,7 +65,7 @@ func TestFramesGoFromClientToClient(t *testing.T) {
 }
 
 func TestAQueueSharesTheWork(t *testing.T) {
-	_, path := serve(t, ServerConfig{})
+	_, path := serve(t, server.Config{})
 	producer := dial(t, path)
 	p := createPool(t, producer, hostPool("p", 1<<20))
 	ctx := context.Background()
@@ -78,7 +79,7 @@ func TestAQueueSharesTheWork(t *testing.T) {
 	for range 3 {
 		c := dial(t, path)
 		go func() {
-			mine, err := c.OpenChannel(ctx, "c", 0)
+			mine, err := c.TryOpenChannel(ctx, "c")
 			if err != nil {
 				workers <- err
 				return
@@ -123,7 +124,7 @@ func TestAQueueSharesTheWork(t *testing.T) {
 
 func TestPublishingBeforeTheWorkIsDone(t *testing.T) {
 	kinds(t, func(t *testing.T, spec mempool.PoolSpec) {
-		_, path := serve(t, ServerConfig{})
+		_, path := serve(t, server.Config{})
 		producer, consumer := dial(t, path), dial(t, path)
 		ctx := context.Background()
 		p := createPool(t, producer, spec)
@@ -136,7 +137,7 @@ func TestPublishingBeforeTheWorkIsDone(t *testing.T) {
 		event, err := mempool.EventOf(bytes.Repeat([]byte{5}, mempool.EventBytes))
 		require.NoError(t, err)
 		require.NoError(t, l.Publish(ctx, mempool.Publication{Name: "x", Completion: mempool.Completion{Ready: &ready, Event: event}}))
-		got, err := consumer.Get(ctx, "x", LeaseOptions{})
+		got, err := consumer.TryGet(ctx, "x", LeaseOptions{})
 		require.NoError(t, err)
 		assert.Equal(t, []mempool.Fence{ready}, got.Info().Wait)
 		assert.Equal(t, event.Handle(), got.Info().Event)
@@ -156,9 +157,9 @@ func TestPublishingBeforeTheWorkIsDone(t *testing.T) {
 		m, err := l.mem.Memory(true)
 		require.NoError(t, err)
 		want := frameOf(7, 1<<20)
-		require.NoError(t, m.CopyFrom(0, want)) // whatever still works on it
+		require.NoError(t, m.CopyFrom(0, want)) // it waits for work that is under way
 		require.NoError(t, m.Synchronize())
-		if spec.Kind == mempool.Device { // both are one process here, with one device stream: a wait in it holds up what comes next
+		if spec.Kind == mempool.Device { // both clients share one device stream here, in which a wait delays all later work
 			go begin()
 		}
 		require.NoError(t, clock.Reach(ready))
@@ -170,14 +171,14 @@ func TestPublishingBeforeTheWorkIsDone(t *testing.T) {
 
 func TestTheNextWriterComesAfterTheReaders(t *testing.T) {
 	kinds(t, func(t *testing.T, spec mempool.PoolSpec) {
-		_, path := serve(t, ServerConfig{})
+		_, path := serve(t, server.Config{})
 		producer, consumer := dial(t, path), dial(t, path)
 		ctx := context.Background()
 		p := createPool(t, producer, spec)
 		first := allocate(t, p, spec.MaxBytes) // one block for all
 		require.NoError(t, first.CopyFrom(context.Background(), 0, []byte("first")))
 		publish(t, first, "x")
-		got, err := consumer.Get(ctx, "x", LeaseOptions{})
+		got, err := consumer.TryGet(ctx, "x", LeaseOptions{})
 		require.NoError(t, err)
 		clock, err := consumer.Clock(ctx)
 		require.NoError(t, err)
@@ -205,7 +206,7 @@ func TestTheNextWriterComesAfterTheReaders(t *testing.T) {
 		require.NoError(t, clock.Reach(busy))
 		require.NoError(t, <-written)
 		publish(t, second, "y")
-		again, err := consumer.Get(ctx, "y", LeaseOptions{})
+		again, err := consumer.TryGet(ctx, "y", LeaseOptions{})
 		require.NoError(t, err)
 		text := make([]byte, 6)
 		require.NoError(t, again.CopyTo(context.Background(), text, 0))
@@ -216,12 +217,12 @@ func TestTheNextWriterComesAfterTheReaders(t *testing.T) {
 }
 
 func TestAFullChannelTellsTheSender(t *testing.T) {
-	_, path := serve(t, ServerConfig{})
+	_, path := serve(t, server.Config{})
 	producer, consumer := dial(t, path), dial(t, path)
 	ctx := context.Background()
 	p := createPool(t, producer, hostPool("p", 1<<20))
 	ch := makeChannel(t, producer, p, mempool.ChannelSpec{Capacity: 2})
-	slow, err := consumer.OpenChannel(ctx, "c", 0)
+	slow, err := consumer.TryOpenChannel(ctx, "c")
 	require.NoError(t, err)
 	sub, err := slow.consume(ctx, mempool.SubscribeOptions{})
 	require.NoError(t, err)
@@ -229,23 +230,30 @@ func TestAFullChannelTellsTheSender(t *testing.T) {
 		require.NoError(t, sendFrame(ctx, p, ch, n, 8, mempool.FrameOptions{}))
 	}
 	l := allocate(t, p, 8)
-	_, err = ch.Publish(ctx, l, mempool.FrameOptions{Wait: -1})
-	require.ErrorIs(t, err, ErrTimeout)
+	_, err = ch.TryPublish(ctx, l, mempool.FrameOptions{})
+	require.ErrorIs(t, err, ErrLimit)
+	assert.NotErrorIs(t, err, context.DeadlineExceeded)
 	assert.ErrorContains(t, err, "pid")
-	_, err = ch.Publish(ctx, l, mempool.FrameOptions{Wait: 1})
-	require.ErrorIs(t, err, ErrTimeout, "the lease lives on")
-	ended, cancel := context.WithCancel(ctx)
+	ended, cancel := context.WithTimeout(ctx, 1)
+	defer cancel()
+	for range 2 { // the lease lives on
+		_, err = ch.Publish(ended, l, mempool.FrameOptions{})
+		require.ErrorIs(t, err, context.DeadlineExceeded)
+		require.ErrorIs(t, err, ErrLimit)
+		assert.ErrorContains(t, err, "pid")
+	}
+	ended, cancel = context.WithCancel(ctx)
 	cancel()
 	_, err = ch.Publish(ended, l, mempool.FrameOptions{})
 	require.ErrorIs(t, err, context.Canceled)
-	assert.ErrorIs(t, l.Release(false), ErrReleased, "nobody knows whether it was sent")
+	assert.ErrorIs(t, l.Release(false), ErrReleased)
 	sub.abandon()
 	_, err = consumer.Stats(ctx) // it has arrived
 	require.NoError(t, err)
-	require.NoError(t, sendFrame(ctx, p, ch, 2, 8, mempool.FrameOptions{Wait: -1}))
+	require.NoError(t, trySendFrame(ctx, p, ch, 2, 8))
 
 	mine := dial(t, path)
-	foreign, err := mine.OpenPool(ctx, "p", 0)
+	foreign, err := mine.TryOpenPool(ctx, "p")
 	require.NoError(t, err)
 	other := allocate(t, foreign, 8)
 	_, err = ch.Publish(ctx, other, mempool.FrameOptions{})
@@ -261,7 +269,7 @@ func producerLeases(t *testing.T, c *Client) int {
 }
 
 func TestLeavingAChannelGivesBackWhatWasOnItsWay(t *testing.T) {
-	svc, path := serve(t, ServerConfig{})
+	svc, path := serve(t, server.Config{})
 	producer, consumer := dial(t, path), dial(t, path)
 	ctx := context.Background()
 	p := createPool(t, producer, hostPool("p", 1<<20))
@@ -269,7 +277,7 @@ func TestLeavingAChannelGivesBackWhatWasOnItsWay(t *testing.T) {
 	for n := range uint64(8) {
 		require.NoError(t, sendFrame(ctx, p, ch, n, 8, mempool.FrameOptions{}))
 	}
-	mine, err := consumer.OpenChannel(ctx, "c", 0)
+	mine, err := consumer.TryOpenChannel(ctx, "c")
 	require.NoError(t, err)
 	assert.Equal(t, []uint64{0, 1}, take(t, mine, mempool.SubscribeOptions{}, 2))
 	assert.Equal(t, []uint64{2, 3, 4, 5, 6, 7}, take(t, mine, mempool.SubscribeOptions{}, 6))
@@ -281,7 +289,7 @@ func TestLeavingAChannelGivesBackWhatWasOnItsWay(t *testing.T) {
 	c2 := makeChannel(t, producer, p, mempool.ChannelSpec{Name: "c2", Capacity: 1})
 	done := make(chan error)
 	gone := dial(t, path)
-	theirs, err := gone.OpenChannel(ctx, "c2", 0)
+	theirs, err := gone.TryOpenChannel(ctx, "c2")
 	require.NoError(t, err)
 	sub, err := theirs.consume(ctx, mempool.SubscribeOptions{})
 	require.NoError(t, err)
@@ -297,7 +305,7 @@ func TestLeavingAChannelGivesBackWhatWasOnItsWay(t *testing.T) {
 }
 
 func TestADestroyedPoolEndsItsFramesWithAnError(t *testing.T) {
-	_, path := serve(t, ServerConfig{})
+	_, path := serve(t, server.Config{})
 	c := dial(t, path)
 	ctx := context.Background()
 	p := createPool(t, c, hostPool("p", 1<<20))

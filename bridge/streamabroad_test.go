@@ -15,6 +15,7 @@ import (
 	"github.com/stretchr/testify/require"
 	"golang.org/x/sys/unix"
 
+	"github.com/poolbridge/poolbridge/bridge/server"
 	"github.com/poolbridge/poolbridge/mempool"
 	"github.com/poolbridge/poolbridge/mempool/service"
 )
@@ -25,11 +26,11 @@ func init() {
 	children["consume abroad"] = abroad(consume)
 }
 
-// userVariable is who a child abroad becomes; 0: it stays who it is.
+// userVariable is the user that a child becomes; 0: it stays the same user.
 const userVariable = "POOLBRIDGE_TEST_USER"
 
-// as makes a child one of another user with PID, mount and IPC namespaces of its own. Where this process is not root it is
-// one of the same user.
+// as makes a child run as another user, with its own PID, mount and IPC namespaces. If this process is not root, the child
+// runs as the same user.
 func as(user int) func(*exec.Cmd) {
 	attr := &syscall.SysProcAttr{Cloneflags: syscall.CLONE_NEWPID | syscall.CLONE_NEWNS | syscall.CLONE_NEWIPC}
 	if os.Geteuid() != 0 {
@@ -44,7 +45,7 @@ func as(user int) func(*exec.Cmd) {
 	}
 }
 
-// abroad settles a child in its namespaces, with a /dev/shm of its own, before it does anything else.
+// abroad prepares a child in its namespaces, with its own /dev/shm, before it does anything else.
 func abroad(do func() error) func() error {
 	return func() error {
 		user, err := strconv.Atoi(os.Getenv(userVariable))
@@ -54,7 +55,7 @@ func abroad(do func() error) func() error {
 		err = errors.Join(
 			os.NewSyscallError("mount /", unix.Mount("", "/", "", unix.MS_PRIVATE|unix.MS_REC, "")),
 			os.NewSyscallError("mount /dev/shm", unix.Mount("tmpfs", "/dev/shm", "tmpfs", 0, "")),
-			// A driver looks itself up in /proc, and does not start where that is another namespace's.
+			// A driver finds itself through /proc, and does not start if that belongs to another namespace.
 			os.NewSyscallError("mount /proc", unix.Mount("proc", "/proc", "proc", 0, "")))
 		if err == nil && user != 0 {
 			err = errors.Join(syscall.Setgroups(nil), syscall.Setgid(user), syscall.Setuid(user))
@@ -66,7 +67,7 @@ func abroad(do func() error) func() error {
 	}
 }
 
-// mayLeave skips a test where processes cannot be made so.
+// mayLeave skips a test on a machine where such processes cannot be made.
 func mayLeave(t *testing.T) {
 	t.Helper()
 	cmd := exec.Command("/proc/self/exe")
@@ -84,9 +85,9 @@ func TestAStreamNeedsNoUserNamespaceOrSharedMemoryInCommon(t *testing.T) {
 		svc := service.New(service.Config{})
 		defer svc.Close()
 		path := filepath.Join(openDir(t), "s")
-		server, err := listen(path, svc, ServerConfig{Mode: 0o666}, unhurried)
+		srv, err := server.Listen(path, svc, server.Config{Mode: 0o666, Limits: &unhurried})
 		require.NoError(t, err)
-		defer server.Close()
+		defer srv.Close()
 		c, err := Dial(context.Background(), path)
 		require.NoError(t, err)
 		defer c.Close()

@@ -9,10 +9,11 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
+	"github.com/poolbridge/poolbridge/bridge/server"
 	"github.com/poolbridge/poolbridge/mempool"
 )
 
-// loops are what consumers do with each frame.
+// loops are the ways in which consumers handle each frame.
 var loops = []struct {
 	name   string
 	manual bool
@@ -26,19 +27,19 @@ var loops = []struct {
 }
 
 func TestEveryLoopOverFramesEnds(t *testing.T) {
-	const frames = 30 // more than the channel keeps, and than there is credit
+	const frames = 30 // more than the channel keeps
 	for _, mode := range []mempool.ChannelMode{mempool.Broadcast, mempool.WorkQueue} {
 		for _, loop := range loops {
 			for _, consumers := range []int{1, 3} {
 				t.Run(fmt.Sprintf("%s/%s/%d", mode, loop.name, consumers), func(t *testing.T) {
-					_, path := serve(t, ServerConfig{})
+					_, path := serve(t, server.Config{})
 					producer := dial(t, path)
 					p := createPool(t, producer, hostPool("p", 1<<20))
 					ch := makeChannel(t, producer, p, mempool.ChannelSpec{Mode: mode, Capacity: 4})
 					var all sync.WaitGroup
 					seen := make([][]uint64, consumers)
 					for i := range consumers {
-						mine, err := dial(t, path).OpenChannel(t.Context(), "c", 0)
+						mine, err := dial(t, path).TryOpenChannel(t.Context(), "c")
 						require.NoError(t, err)
 						sub, err := mine.consume(t.Context(), mempool.SubscribeOptions{})
 						require.NoError(t, err)
@@ -91,7 +92,7 @@ func consumeAll(t *testing.T, sub *consuming, manual bool, do func(*Frame) (bool
 }
 
 func TestAKilledWorkersAcknowledgedFramesDoNotComeBack(t *testing.T) {
-	r := start(t, ServerConfig{}, unhurried)
+	r := start(t, server.Config{}, unhurried)
 	c := dial(t, r.path)
 	p := createPool(t, c, hostPool("p", 1<<20))
 	ch := makeChannel(t, c, p, mempool.ChannelSpec{Mode: mempool.WorkQueue, Capacity: 8})
@@ -106,13 +107,13 @@ func TestAKilledWorkersAcknowledgedFramesDoNotComeBack(t *testing.T) {
 	}
 	require.Equal(t, "got 2 3 0", victim.says())
 	victim.kill()
-	r.log.await(t, "what a session held is reclaimed") // its frames go back to the queue when its process is gone
+	r.log.Await(t, "what a session held is reclaimed") // its frames go back to the queue when its process is gone
 	assert.Equal(t, []uint64{2, 3}, take(t, ch, mempool.SubscribeOptions{}, 2))
 	require.NoError(t, ch.Close(t.Context()))
 }
 
 func TestAFrameIsSettledOnceByItsConsumer(t *testing.T) {
-	_, path := serve(t, ServerConfig{})
+	_, path := serve(t, server.Config{})
 	c := dial(t, path)
 	p := createPool(t, c, hostPool("p", 1<<20))
 	ch := makeChannel(t, c, p, mempool.ChannelSpec{Mode: mempool.WorkQueue, Capacity: 8})
@@ -138,7 +139,7 @@ func TestAFrameIsSettledOnceByItsConsumer(t *testing.T) {
 	assert.Equal(t, []uint64{2}, take(t, ch, mempool.SubscribeOptions{}, 1), "only the last came back")
 
 	gone := dial(t, path)
-	theirs, err := gone.OpenChannel(t.Context(), "c", 0)
+	theirs, err := gone.TryOpenChannel(t.Context(), "c")
 	require.NoError(t, err)
 	require.NoError(t, sendFrame(t.Context(), p, ch, 3, 8, mempool.FrameOptions{}))
 	for f, err := range theirs.Frames(t.Context(), mempool.SubscribeOptions{ManualAck: true}) {
@@ -163,7 +164,7 @@ func TestAFrameIsSettledOnceByItsConsumer(t *testing.T) {
 func TestAFrameThatCannotBeMappedIsSettledLikeAnyOther(t *testing.T) {
 	for manual, want := range map[bool][]uint64{false: {1}, true: {0, 1}} {
 		t.Run(fmt.Sprint("manual: ", manual), func(t *testing.T) {
-			_, path := serve(t, ServerConfig{})
+			_, path := serve(t, server.Config{})
 			c := dial(t, path)
 			p := createPool(t, c, hostPool("p", 1<<20))
 			ch := makeChannel(t, c, p, mempool.ChannelSpec{Mode: mempool.WorkQueue, Capacity: 8})
@@ -171,7 +172,7 @@ func TestAFrameThatCannotBeMappedIsSettledLikeAnyOther(t *testing.T) {
 				require.NoError(t, sendFrame(t.Context(), p, ch, n, 8, mempool.FrameOptions{}))
 			}
 			blind := dial(t, path)
-			theirs, err := blind.OpenChannel(t.Context(), "c", 0)
+			theirs, err := blind.TryOpenChannel(t.Context(), "c")
 			require.NoError(t, err)
 			sub, err := theirs.consume(t.Context(), mempool.SubscribeOptions{})
 			require.NoError(t, err)
@@ -185,7 +186,7 @@ func TestAFrameThatCannotBeMappedIsSettledLikeAnyOther(t *testing.T) {
 					break
 				}
 			}
-			_, err = blind.Stats(t.Context()) // what it gave back has arrived
+			_, err = blind.Stats(t.Context()) // the frames that it gave back have arrived
 			require.NoError(t, err)
 			got := take(t, ch, mempool.SubscribeOptions{}, len(want))
 			slices.Sort(got)

@@ -12,6 +12,7 @@ import (
 	"syscall"
 	"testing"
 
+	"github.com/poolbridge/poolbridge/bridge/server"
 	"github.com/poolbridge/poolbridge/mempool"
 	"github.com/poolbridge/poolbridge/mempool/service"
 )
@@ -39,13 +40,13 @@ func simulation(t testing.TB, counts string) func(*exec.Cmd) {
 	}
 }
 
-// with adds to a child's environment.
+// with adds variables to a child's environment.
 func with(env ...string) func(*exec.Cmd) {
 	return func(cmd *exec.Cmd) { cmd.Env = append(cmd.Env, env...) }
 }
 
-// produce does what it is told in lines: "send N SIZE", "promise N SIZE" for a frame whose content is not complete before it
-// is told "keep N SIZE".
+// produce executes the lines of its input: "send N SIZE"; "promise N SIZE" for a frame whose content is complete only after
+// the line "keep N SIZE".
 func produce() error {
 	ctx := context.Background()
 	c, p, ch, err := openStream(ctx)
@@ -87,10 +88,10 @@ func produce() error {
 	return c.Close()
 }
 
-// promiseFrame sends a frame that keep completes. Where the CPU reaches the memory, only then is it written.
+// promiseFrame sends a frame that keep completes. If the CPU can reach the memory, keep also writes it.
 func promiseFrame(ctx context.Context, p *Pool, ch *Channel, n uint64, size int, clock *mempool.Clock, word uint64) (keep func() error, err error) {
 	content := frameOf(n, size)
-	l, err := p.Allocate(ctx, mempool.Bytes(uint64(len(content))), patience)
+	l, err := p.Allocate(ctx, mempool.Bytes(uint64(len(content))))
 	if err != nil {
 		return nil, err
 	}
@@ -110,13 +111,13 @@ func promiseFrame(ctx context.Context, p *Pool, ch *Channel, n uint64, size int,
 	}, err
 }
 
-// consume says what each frame of the channel holds: "got N SEQ DROPPED", or "failed SEQ". With HOLD it releases a frame
-// only when it is told a line. At the end of the channel, and when it is terminated, it says so.
+// consume prints the content of each frame of the channel: "got N SEQ DROPPED", or "failed SEQ". With HOLD it releases a frame
+// only when it reads a line. It also prints the end of the channel, and that it was terminated.
 func consume() error {
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM)
 	defer stop()
 	c, _, ch, err := openStream(ctx)
-	if errors.Is(err, ErrNotFound) { // it was closed
+	if errors.Is(err, ErrNotFound) { // the channel was closed
 		fmt.Println("ended")
 		return c.Close()
 	}
@@ -160,17 +161,17 @@ func consume() error {
 	return c.Close()
 }
 
-// serveUntilTold serves until it is told a line.
+// serveUntilTold serves until it reads a line.
 func serveUntilTold() error {
 	svc := service.New(service.Config{})
 	defer svc.Close()
-	server, err := Listen(os.Getenv("POOLBRIDGE_SOCKET"), svc, ServerConfig{})
+	srv, err := server.Listen(os.Getenv("POOLBRIDGE_SOCKET"), svc, server.Config{})
 	if err != nil {
 		return err
 	}
 	fmt.Println("serving")
 	bufio.NewScanner(os.Stdin).Scan()
-	return server.Close()
+	return srv.Close()
 }
 
 // steadyProducer sends as many frames as each line says.
@@ -196,7 +197,7 @@ func steadyProducer() error {
 			return err
 		}
 		for range frames {
-			l, err := p.Allocate(ctx, mempool.Bytes(1<<20), patience)
+			l, err := p.Allocate(ctx, mempool.Bytes(1<<20))
 			if err != nil {
 				return err
 			}
@@ -212,7 +213,7 @@ func steadyProducer() error {
 	return errors.Join(ch.Close(ctx), c.Close())
 }
 
-// steadyConsumer uses each frame in the queue of the GPU alone, and says which it was.
+// steadyConsumer uses each frame only in the queue of the GPU, and prints its number.
 func steadyConsumer() error {
 	ctx := context.Background()
 	c, _, ch, err := openStream(ctx)

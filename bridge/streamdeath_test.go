@@ -9,12 +9,13 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
+	"github.com/poolbridge/poolbridge/bridge/server"
 	"github.com/poolbridge/poolbridge/mempool"
 )
 
 func TestAKilledProducersUnfinishedFramesAreTombstones(t *testing.T) {
 	kinds(t, func(t *testing.T, spec mempool.PoolSpec) {
-		svc, path := serve(t, ServerConfig{})
+		svc, path := serve(t, server.Config{})
 		c := dial(t, path)
 		p := createPool(t, c, spec)
 		ctx := context.Background()
@@ -47,7 +48,7 @@ func TestAKilledProducersUnfinishedFramesAreTombstones(t *testing.T) {
 			assert.ErrorIs(t, err, want)
 			require.NoError(t, frames[i].Release())
 		}
-		f, err := next() // never sent before the process was gone
+		f, err := next() // the service sends it only when the process is gone
 		assert.ErrorIs(t, err, ErrProducerDied)
 		assert.Nil(t, f.Lease)
 		assert.EqualValues(t, 5, f.Seq)
@@ -72,7 +73,7 @@ func TestAKilledProducersUnfinishedFramesAreTombstones(t *testing.T) {
 
 func TestAKilledConsumerHoldsNobodyBack(t *testing.T) {
 	kinds(t, func(t *testing.T, spec mempool.PoolSpec) {
-		_, path := serve(t, ServerConfig{})
+		_, path := serve(t, server.Config{})
 		c := dial(t, path)
 		p := createPool(t, c, spec)
 		ctx := context.Background()
@@ -83,8 +84,8 @@ func TestAKilledConsumerHoldsNobodyBack(t *testing.T) {
 		require.Equal(t, "got 1 1 0", victim.says())
 		require.NoError(t, sendFrame(ctx, p, ch, 2, 1000, mempool.FrameOptions{}))
 		l := allocate(t, p, 8)
-		_, err := ch.Publish(ctx, l, mempool.FrameOptions{Wait: -1})
-		require.ErrorIs(t, err, ErrTimeout)
+		_, err := ch.TryPublish(ctx, l, mempool.FrameOptions{})
+		require.ErrorIs(t, err, ErrLimit)
 		assert.ErrorContains(t, err, fmt.Sprintf("(pid %d)", victim.cmd.Process.Pid))
 		sent := make(chan error)
 		go func() {
@@ -94,14 +95,14 @@ func TestAKilledConsumerHoldsNobodyBack(t *testing.T) {
 		victim.kill()
 		require.NoError(t, <-sent)
 		require.NoError(t, ch.Close(ctx))
-		all, err := p.Allocate(ctx, mempool.Bytes(spec.MaxBytes), patience)
+		all, err := p.Allocate(ctx, mempool.Bytes(spec.MaxBytes))
 		require.NoError(t, err, "all of its memory serves others")
 		require.NoError(t, all.Release(false))
 	})
 }
 
 func TestAKilledWorkersFramesGoToAnother(t *testing.T) {
-	r := start(t, ServerConfig{}, unhurried)
+	r := start(t, server.Config{}, unhurried)
 	path := r.path
 	c := dial(t, path)
 	p := createPool(t, c, hostPool("p", 1<<20))
@@ -116,13 +117,13 @@ func TestAKilledWorkersFramesGoToAnother(t *testing.T) {
 	victim.tell("")
 	require.Equal(t, "got 1 2 0", victim.says())
 	victim.kill()
-	r.log.await(t, "what a session held is reclaimed") // its frames go back to the queue when its process is gone
+	r.log.Await(t, "what a session held is reclaimed") // its frames go back to the queue when its process is gone
 	assert.Equal(t, []uint64{1, 2, 3}, take(t, ch, mempool.SubscribeOptions{}, 3), "in their order")
 	require.NoError(t, ch.Close(ctx))
 }
 
 func TestAStoppedConsumerThatMayMissFramesCostsNothing(t *testing.T) {
-	_, path := serve(t, ServerConfig{})
+	_, path := serve(t, server.Config{})
 	c := dial(t, path)
 	p := createPool(t, c, hostPool("p", 1<<20))
 	ctx := context.Background()
@@ -133,7 +134,7 @@ func TestAStoppedConsumerThatMayMissFramesCostsNothing(t *testing.T) {
 	require.Equal(t, "got 0 1 0", stopped.says())
 	stopped.stop()
 	other := dial(t, path)
-	mine, err := other.OpenChannel(ctx, "c", 0)
+	mine, err := other.TryOpenChannel(ctx, "c")
 	require.NoError(t, err)
 	const frames = 500
 	sub, err := mine.consume(ctx, mempool.SubscribeOptions{Full: mempool.Block})
@@ -174,7 +175,7 @@ func TestAStoppedConsumerThatMayMissFramesCostsNothing(t *testing.T) {
 }
 
 func TestAStoppedConsumerInBlockModeIsNamed(t *testing.T) {
-	_, path := serve(t, ServerConfig{})
+	_, path := serve(t, server.Config{})
 	c := dial(t, path)
 	p := createPool(t, c, hostPool("p", 1<<20))
 	ctx := context.Background()
@@ -184,8 +185,8 @@ func TestAStoppedConsumerInBlockModeIsNamed(t *testing.T) {
 	require.NoError(t, sendFrame(ctx, p, ch, 1, 100, mempool.FrameOptions{}))
 	require.Equal(t, "got 1 1 0", stopped.says())
 	stopped.stop()
-	err := sendFrame(ctx, p, ch, 2, 100, mempool.FrameOptions{Wait: 1})
-	require.ErrorIs(t, err, ErrTimeout)
+	err := trySendFrame(ctx, p, ch, 2, 100)
+	require.ErrorIs(t, err, ErrLimit)
 	assert.ErrorContains(t, err, fmt.Sprintf("(pid %d)", stopped.cmd.Process.Pid))
 	require.NoError(t, ch.Close(ctx))
 }

@@ -44,7 +44,7 @@ func makeChannel(t testing.TB, c *Client, p *Pool, spec mempool.ChannelSpec) *Ch
 	return ch
 }
 
-// frameOf is the content of a frame: its number, over and over.
+// frameOf returns the content of a frame: its number, repeated.
 func frameOf(n uint64, size int) []byte {
 	b := make([]byte, size&^7)
 	for i := 0; i < len(b); i += 8 {
@@ -53,10 +53,21 @@ func frameOf(n uint64, size int) []byte {
 	return b
 }
 
-// sendFrame sends a frame of size bytes that says n.
+// sendFrame sends a frame of size bytes with the content n.
 func sendFrame(ctx context.Context, p *Pool, ch *Channel, n uint64, size int, o mempool.FrameOptions) error {
+	return sendFrameBy(ctx, ch.Publish, p, n, size, o)
+}
+
+// trySendFrame is sendFrame for a channel that has room.
+func trySendFrame(ctx context.Context, p *Pool, ch *Channel, n uint64, size int) error {
+	return sendFrameBy(ctx, ch.TryPublish, p, n, size, mempool.FrameOptions{})
+}
+
+type publishing = func(context.Context, *Lease, mempool.FrameOptions) (uint64, error)
+
+func sendFrameBy(ctx context.Context, publish publishing, p *Pool, n uint64, size int, o mempool.FrameOptions) error {
 	b := frameOf(n, size)
-	l, err := p.Allocate(ctx, mempool.Bytes(uint64(len(b))), patience)
+	l, err := p.Allocate(ctx, mempool.Bytes(uint64(len(b))))
 	if err != nil {
 		return fmt.Errorf("allocate: %w", err)
 	}
@@ -66,11 +77,11 @@ func sendFrame(ctx context.Context, p *Pool, ch *Channel, n uint64, size int, o 
 	if o.Meta == nil {
 		o.Meta = map[string]string{"n": fmt.Sprint(n)}
 	}
-	_, err = ch.Publish(ctx, l, o)
+	_, err = publish(ctx, l, o)
 	return err
 }
 
-// verify says whether a frame holds what sendFrame put into one, and which.
+// verify checks that a frame has the content of sendFrame, and returns its n.
 func verify(f *Frame) (n uint64, err error) {
 	b := make([]byte, f.Lease.Info().Bytes)
 	if err := f.Lease.CopyTo(context.Background(), b, 0); err != nil {
@@ -102,26 +113,12 @@ func take(t testing.TB, ch *Channel, o mempool.SubscribeOptions, want int) (numb
 	return numbers
 }
 
-// streaming is a raw client whose session has the features, with a sealed timeline.
-func streaming(t testing.TB, path string) (*raw, uint64) {
-	t.Helper()
-	r := dialRaw(t, path)
-	var hello wire.HelloReply
-	r.ask(1, &wire.Hello{Versions: []uint64{1}, Features: []string{featureTimelines, featureChannels, "telepathy"}}, &hello)
-	require.Equal(t, []string{featureTimelines, featureChannels}, hello.Features)
-	var tl wire.TimelineReply
-	r.ask(2, &wire.Timeline{}, &tl)
-	require.EqualValues(t, wire.TimelineWords, tl.Words)
-	r.ask(3, &wire.Seal{}, &wire.EmptyReply{})
-	return r, tl.Timeline
-}
-
 // inAnyOrder receives until the requests are answered and a notice of that sort came, and returns the answers' codes.
 func inAnyOrder[N wire.Notice](r *raw, notices int, requests ...uint32) (came []N, codes map[uint32]wire.Code) {
 	r.Helper()
 	codes = make(map[uint32]wire.Code)
 	for len(came) < notices || len(codes) < len(requests) {
-		packet, err := r.recv()
+		packet, err := r.Recv()
 		require.NoError(r, err)
 		h, err := wire.DecodeHeader(packet)
 		require.NoError(r, err)
@@ -142,16 +139,16 @@ func inAnyOrder[N wire.Notice](r *raw, notices int, requests ...uint32) (came []
 	return came, codes
 }
 
-// open makes a child a client with the pool "p" and the channel "c".
+// open makes a client with the pool "p" and the channel "c", for a child.
 func openStream(ctx context.Context) (*Client, *Pool, *Channel, error) {
 	c, err := Dial(ctx, os.Getenv("POOLBRIDGE_SOCKET"))
 	if err != nil {
 		return nil, nil, nil, err
 	}
-	p, err := c.OpenPool(ctx, "p", patience)
+	p, err := c.OpenPool(ctx, "p")
 	if err != nil {
 		return nil, nil, nil, err
 	}
-	ch, err := c.OpenChannel(ctx, "c", 0)
+	ch, err := c.TryOpenChannel(ctx, "c")
 	return c, p, ch, err
 }

@@ -14,7 +14,7 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// driverCalls are the calls that a process has made to the simulated driver so far.
+// driverCalls returns the calls that a process has made to the simulated driver so far.
 func driverCalls(t *testing.T, dir string, pid int) map[string]int64 {
 	t.Helper()
 	b, err := os.ReadFile(filepath.Join(dir, fmt.Sprintf("%d.counts", pid)))
@@ -82,8 +82,8 @@ func TestASteadyStreamMakesNoDriverCallsButItsFences(t *testing.T) {
 		}
 		return made
 	}
-	// Blocks are made, exported and imported when they are first needed, and pages registered when a stream first waits on
-	// one: soon, but when is a matter of luck.
+	// Blocks are made, exported and imported when they are first needed, and pages are registered when a stream first waits on
+	// one. That happens early, but not at a fixed frame.
 	var calls map[string]map[string]int64
 	for range 20 {
 		calls = round()

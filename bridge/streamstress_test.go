@@ -17,6 +17,7 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
+	"github.com/poolbridge/poolbridge/bridge/server"
 	"github.com/poolbridge/poolbridge/mempool"
 )
 
@@ -40,14 +41,14 @@ type stress struct {
 	pool   *Pool
 	ch     *Channel
 	kills  atomic.Int64
-	last   atomic.Bool // so few frames are left that nobody is killed any more: somebody must take them
+	last   atomic.Bool // few frames are left: no consumer is killed any more, so that one takes them
 
 	mu   sync.Mutex
 	seen map[int]int // how often each frame was acknowledged
 }
 
 func newStress(t *testing.T, spec mempool.PoolSpec, mode mempool.ChannelMode) (*stress, *Client) {
-	r := start(t, ServerConfig{}, unhurried)
+	r := start(t, server.Config{}, unhurried)
 	c := dial(t, r.path)
 	s := &stress{T: t, rig: r, frames: stressFrames(t), seen: make(map[int]int)}
 	s.pool = createPool(t, c, spec)
@@ -55,8 +56,8 @@ func newStress(t *testing.T, spec mempool.PoolSpec, mode mempool.ChannelMode) (*
 	return s, c
 }
 
-// life is one life of a consumer: it is killed after so many frames, or lives to the end. Within a life the frames must
-// come in order, and where none may be missed, one after the other.
+// life runs one consumer, which is killed after so many frames, or lives to the end. Its frames must
+// come in order and, if none may be missed, without gaps.
 func (s *stress) life(random *rand.Rand, gapless bool) (ended bool) {
 	c := spawn(s, "consume", s.path, nil)
 	defer func() { _ = c.cmd.Wait() }()
@@ -90,7 +91,7 @@ func (s *stress) life(random *rand.Rand, gapless bool) (ended bool) {
 		if left--; left <= 0 && !s.last.Load() {
 			_ = c.cmd.Process.Signal(syscall.SIGKILL)
 			s.kills.Add(1)
-			left = math.MaxInt // what it still said counts
+			left = math.MaxInt // the frames that it has printed still count
 		}
 	}
 	return false
@@ -117,14 +118,14 @@ func (s *stress) run(gapless bool) {
 	s.Logf("%d frames, %d consumers killed, %v", s.frames, s.kills.Load(), time.Since(start).Round(time.Millisecond))
 }
 
-// clean says that nothing is left but free blocks.
+// clean asserts that nothing is left but free blocks.
 func (s *stress) clean(c *Client, bytes uint64) {
 	s.Helper()
 	ctx := context.Background()
-	all, err := s.pool.Allocate(ctx, mempool.Bytes(bytes), patience) // once the processes are gone and all work is done
+	all, err := s.pool.Allocate(ctx, mempool.Bytes(bytes)) // once the processes are gone and all work is done
 	require.NoError(s, err)
 	require.NoError(s, all.Release(false))
-	for done := false; !done; done = s.sessions() == 1 { // the end of one that had given everything back may be under way
+	for done := false; !done; done = s.sessions() == 1 { // the end of a session may still be under way
 		_, err = c.Stats(ctx)
 		require.NoError(s, err)
 	}

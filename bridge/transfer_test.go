@@ -3,16 +3,16 @@ package bridge
 import (
 	"context"
 	"testing"
-	"time"
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
+	"github.com/poolbridge/poolbridge/bridge/server"
 	"github.com/poolbridge/poolbridge/mempool"
 )
 
 func TestWhatOneClientPublishesAnotherReads(t *testing.T) {
-	_, path := serve(t, ServerConfig{})
+	_, path := serve(t, server.Config{})
 	producer, consumer := dial(t, path), dial(t, path)
 	ctx := context.Background()
 	pool, err := producer.CreatePool(ctx, hostPool("frames", 1<<20))
@@ -20,11 +20,11 @@ func TestWhatOneClientPublishesAnotherReads(t *testing.T) {
 
 	got := make(chan *Lease, 1)
 	go func() {
-		l, err := consumer.Get(ctx, "greeting", LeaseOptions{Wait: time.Minute})
+		l, err := consumer.Get(ctx, "greeting", LeaseOptions{})
 		assert.NoError(t, err)
 		got <- l
 	}()
-	out, err := pool.Allocate(ctx, mempool.Bytes(5), 0)
+	out, err := pool.TryAllocate(ctx, mempool.Bytes(5))
 	require.NoError(t, err)
 	require.NoError(t, out.CopyFrom(context.Background(), 0, []byte("hello")))
 	require.NoError(t, out.Publish(ctx, mempool.Publication{Name: "greeting"}))
@@ -42,21 +42,21 @@ func TestWhatOneClientPublishesAnotherReads(t *testing.T) {
 }
 
 func TestAFullPoolRecallsWhatNobodyUses(t *testing.T) {
-	svc, path := serve(t, ServerConfig{})
+	svc, path := serve(t, server.Config{})
 	a, b := dial(t, path), dial(t, path)
 	ctx := context.Background()
 	pool, err := a.CreatePool(ctx, hostPool("small", 1<<20))
 	require.NoError(t, err)
 	for range 4 { // blocks of one size, mapped by both
-		l, err := pool.Allocate(ctx, mempool.Bytes(256<<10), 0)
+		l, err := pool.TryAllocate(ctx, mempool.Bytes(256<<10))
 		require.NoError(t, err)
 		require.NoError(t, l.Publish(ctx, mempool.Publication{Name: "x", Replace: true}))
-		r, err := b.Get(ctx, "x", LeaseOptions{})
+		r, err := b.TryGet(ctx, "x", LeaseOptions{})
 		require.NoError(t, err)
 		defer r.Release(false)
 		defer l.Release(false)
 	}
-	_, err = pool.Allocate(ctx, mempool.Bytes(1<<20), 0)
+	_, err = pool.TryAllocate(ctx, mempool.Bytes(1<<20))
 	require.ErrorIs(t, err, ErrLimit)
 	require.NoError(t, a.Unpublish(ctx, "x"))
 	for _, c := range []*Client{a, b} {
@@ -72,7 +72,7 @@ func TestAFullPoolRecallsWhatNobodyUses(t *testing.T) {
 	}
 	_, err = b.Stats(ctx) // its releases have arrived
 	require.NoError(t, err)
-	all, err := pool.Allocate(ctx, mempool.Bytes(1<<20), 0)
+	all, err := pool.TryAllocate(ctx, mempool.Bytes(1<<20))
 	require.NoError(t, err, "after both clients gave up their mappings")
 	assert.EqualValues(t, 1<<20, svc.Stats().Pools[0].Leased)
 	require.NoError(t, all.Release(false))

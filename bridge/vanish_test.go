@@ -6,12 +6,13 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
+	"github.com/poolbridge/poolbridge/bridge/server"
 	"github.com/poolbridge/poolbridge/bridge/wire"
 )
 
-// Whatever a client was in the middle of when it vanished, nobody else notices and nothing of it is left.
+// A client vanishes in the middle of any operation. Other clients do not notice it, and the service keeps nothing of it.
 func TestAClientMayVanishInTheMiddleOfAnyExchange(t *testing.T) {
-	r := start(t, ServerConfig{}, unhurried)
+	r := start(t, server.Config{}, unhurried)
 	witness := dial(t, r.path)
 	p := createPool(t, witness, hostPool("p", 1<<20))
 	kept := allocate(t, p, 10)
@@ -40,17 +41,17 @@ func TestAClientMayVanishInTheMiddleOfAnyExchange(t *testing.T) {
 		for _, hello := range []bool{true, false} {
 			c := dialRaw(t, r.path)
 			if hello {
-				c.ask(1, &wire.Hello{Versions: []uint64{1}}, &wire.HelloReply{})
+				c.Ask(1, &wire.Hello{Versions: []uint64{1}}, &wire.HelloReply{})
 			} else {
-				c.send(1, &wire.Hello{Versions: []uint64{1}}) // and all the rest, unread
+				c.Send(1, &wire.Hello{Versions: []uint64{1}}) // and all the rest, unread
 			}
 			for i, m := range requests {
-				c.send(uint32(i+2), m)
+				c.Send(uint32(i+2), m)
 			}
-			require.NoError(t, c.conn.Close(), name)
+			require.NoError(t, c.Conn.Close(), name)
 		}
 	}
-	require.NoError(t, greeted(t, r.path).conn.Close()) // all that came before it have been accepted
+	require.NoError(t, greeted(t, r.path).Conn.Close()) // all that came before it have been accepted
 	for r.sessions() != 1 {
 		_, err := witness.Stats(t.Context())
 		require.NoError(t, err)

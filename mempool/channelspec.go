@@ -1,10 +1,6 @@
 package mempool
 
-import (
-	"time"
-
-	"github.com/poolbridge/poolbridge/internal/situation"
-)
+import "github.com/poolbridge/poolbridge/internal/situation"
 
 // ChannelMode says how many subscribers get each frame of a channel.
 type ChannelMode string
@@ -107,8 +103,6 @@ type FrameOptions struct {
 	// Meta is data of the sender about the frame: at most MaxMeta short texts.
 	Meta map[string]string
 	Completion
-	// Wait is how long to wait for room. 0 waits until the context ends, a negative value does not wait.
-	Wait time.Duration
 }
 
 // Validate returns an error if no frame can be sent with these options.

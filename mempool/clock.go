@@ -93,20 +93,49 @@ func (c *Clock) after(word uint64) Fence {
 
 // Reach marks a fence of a word that the caller took as reached, and all earlier ones of that word.
 //
-// Errors: [ErrInvalid] for a fence of another timeline or out of range, [ErrClosed].
+// Errors: [ErrInvalid] for a fence of another timeline, out of range, or failed by [Clock.Fail]; [ErrClosed].
 func (c *Clock) Reach(t Fence) error {
+	if err := c.useFor(t); err != nil {
+		return err
+	}
+	defer c.life.RUnlock()
+	c.page.raise(t.Word, t.Value) // not if it has failed
+	if c.page.Failed(t.Word, t.Value) && c.page.Reason(t.Word) != "" {
+		return situation.Of(ErrInvalid, "the content of fence %d of word %d has failed and cannot be completed any more", t.Value, t.Word)
+	}
+	return nil
+}
+
+// Fail says that the content that is complete at a fence will never be complete. The fence is of a word that the caller took. Readers that wait
+// for the fence go on: those on the CPU get [ErrContentFailed] with the reason, and so does [Order.Check] after the wait of a GPU. reason is the
+// text of an error; at most [MaxReasonBytes] of it are kept. The first call counts.
+//
+// Every fence of the word that is not reached has failed then, and so has every later one. Use another word for other content. A word that has
+// failed is not used again while the session lasts.
+//
+// Errors: [ErrInvalid] for a fence of another timeline, out of range, or reached; [ErrClosed].
+func (c *Clock) Fail(t Fence, reason string) error {
+	if err := c.useFor(t); err != nil {
+		return err
+	}
+	defer c.life.RUnlock()
+	c.mu.Lock() // one reason at a time
+	defer c.mu.Unlock()
+	if !c.page.fail(t.Word, t.Value, reason) {
+		return situation.Of(ErrInvalid, "fence %d of word %d is reached: its content is complete and cannot fail any more", t.Value, t.Word)
+	}
+	return nil
+}
+
+// useFor is use for work on a fence of this clock.
+func (c *Clock) useFor(t Fence) error {
 	if t.Timeline != c.id {
 		return situation.Of(ErrInvalid, "a fence of timeline %d cannot be reached by timeline %d", t.Timeline, c.id)
 	}
 	if err := t.Validate(); err != nil {
 		return err
 	}
-	if err := c.use(); err != nil {
-		return err
-	}
-	defer c.life.RUnlock()
-	c.page.raise(t.Word, t.Value)
-	return nil
+	return c.use()
 }
 
 // Signal makes a fence that is reached when all work that is now in the queue is done. It returns nil if the work is done already. If the
@@ -175,7 +204,7 @@ func (c *Clock) Forget(ctx context.Context, q Queue) error {
 		return nil
 	}
 	if begun > 0 {
-		if err := c.page.Await(ctx, Fence{c.id, word, begun}, 0); err != nil {
+		if err := c.page.Await(ctx, Fence{c.id, word, begun}); err != nil {
 			return err
 		}
 	}
@@ -191,8 +220,8 @@ func (c *Clock) Forget(ctx context.Context, q Queue) error {
 // broken.
 // Waits of other sessions for such fences end as if the process had died.
 //
-// Errors: [ErrTimeout].
-func (c *Clock) Quiesce(limit time.Duration) error {
+// Errors: the context's, at its deadline with [ErrBusy].
+func (c *Clock) Quiesce(ctx context.Context) error {
 	if err := c.use(); err != nil {
 		return err
 	}
@@ -200,13 +229,12 @@ func (c *Clock) Quiesce(limit time.Duration) error {
 	c.mu.Lock()
 	begun, queues := c.begun, maps.Clone(c.queue)
 	c.mu.Unlock()
-	end := time.Now().Add(limit)
 	for word, value := range begun {
 		if value == 0 {
 			continue
 		}
 		q := queues[uint64(word)]
-		err := c.reached(Fence{c.id, uint64(word), value}, q, end)
+		err := c.reached(ctx, Fence{c.id, uint64(word), value}, q)
 		if errors.Is(err, ErrProducerDied) && q != nil {
 			err = insist(q.synchronize) // the service ended all waits for the words when it was shut down, but the work goes on
 		}
@@ -218,11 +246,12 @@ func (c *Clock) Quiesce(limit time.Duration) error {
 }
 
 // reached waits until a queue has reached a fence. Meanwhile it checks repeatedly whether the queue's GPU is broken.
-func (c *Clock) reached(t Fence, q Queue, end time.Time) error {
+func (c *Clock) reached(ctx context.Context, t Fence, q Queue) error {
 	for look := time.Millisecond; ; look = min(2*look, 100*time.Millisecond) {
-		left := max(time.Until(end), 1)
-		err := c.page.Await(context.Background(), t, min(look, left))
-		if !errors.Is(err, ErrTimeout) || left == 1 {
+		short, cancel := context.WithTimeout(ctx, look)
+		err := c.page.Await(short, t)
+		cancel()
+		if !errors.Is(err, context.DeadlineExceeded) || ctx.Err() != nil {
 			return err
 		}
 		if s, ok := q.(*streamQueue); ok && s.ruined() {
@@ -249,5 +278,5 @@ func (c *Clock) Await(ctx context.Context, t Fence) error {
 		return err
 	}
 	defer c.life.RUnlock()
-	return c.page.Await(ctx, t, 0)
+	return c.page.Await(ctx, t)
 }

@@ -5,22 +5,32 @@ import "errors"
 // Sentinels for the ways in which operations of this package and of package service fail. Every error that they return wraps exactly one
 // of them, except the errors of a context.
 var (
-	ErrInvalid      = errors.New("invalid argument")
-	ErrNotFound     = errors.New("not found")
-	ErrExists       = errors.New("already exists")
-	ErrLimit        = errors.New("limit reached")
-	ErrOutOfMemory  = errors.New("out of memory")
-	ErrDenied       = errors.New("access denied")
-	ErrTimeout      = errors.New("timed out")
-	ErrBusy         = errors.New("buffer is busy")
-	ErrReleased     = errors.New("lease has ended")
-	ErrSettled      = errors.New("frame is settled")
-	ErrStale        = errors.New("stale id")
-	ErrProducerDied = errors.New("producer died before finishing")
-	ErrClosed       = errors.New("closed")
-	ErrUnavailable  = errors.New("not available on this machine")
-	ErrInternal     = errors.New("internal error")
+	ErrInvalid     = errors.New("invalid argument")
+	ErrNotFound    = errors.New("not found")
+	ErrExists      = errors.New("already exists")
+	ErrLimit       = errors.New("limit reached")
+	ErrOutOfMemory = errors.New("out of memory")
+	ErrDenied      = errors.New("access denied")
+	ErrTimeout     = errors.New("timed out")
+	ErrBusy        = errors.New("buffer is busy")
+	ErrReleased    = errors.New("lease has ended")
+	ErrSettled     = errors.New("frame is settled")
+	ErrStale       = errors.New("stale id")
+	// ErrContentFailed means that the content of a buffer will never be complete. The text says why, if its producer has said so.
+	ErrContentFailed = errors.New("content failed")
+	// ErrProducerDied means that the content failed because its producer died. errors.Is finds ErrContentFailed in it, too.
+	ErrProducerDied error = contentFailure("producer died before finishing")
+
+	ErrClosed      = errors.New("closed")
+	ErrUnavailable = errors.New("not available on this machine")
+	ErrInternal    = errors.New("internal error")
 )
+
+// contentFailure is a sentinel that is an ErrContentFailed, too.
+type contentFailure string
+
+func (e contentFailure) Error() string        { return string(e) }
+func (e contentFailure) Is(target error) bool { return target == ErrContentFailed }
 
 // ErrRecalling is joined with [ErrLimit] if room will come: the service has recalled unused blocks from the sessions that map them.
 var ErrRecalling = errors.New("unused blocks are being asked back")

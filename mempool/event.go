@@ -132,7 +132,7 @@ func (e *Event) Record(q Queue) error {
 
 // Before makes later work in a queue wait for the event. On [CPU] it waits itself. An event that was never recorded counts as reached.
 //
-// Errors: on the CPU [ErrTimeout] and the context's.
+// Errors: on the CPU the context's, at its deadline with [ErrBusy].
 func (e *Event) Before(ctx context.Context, q Queue) error {
 	if e.event == nil {
 		return situation.Of(ErrInvalid, "an event that this process only passes on cannot be waited for: open it")
@@ -140,18 +140,14 @@ func (e *Event) Before(ctx context.Context, q Queue) error {
 	if s, ok := q.(*streamQueue); ok {
 		return deviceError("make a stream wait for an event", s.stream.WaitEvent(e.event))
 	}
-	start := time.Now()
 	for sleep := firstSleep; ; sleep = min(2*sleep, longSleep) {
 		done, err := e.event.Query()
 		if done || err != nil {
 			return deviceError("look at an event", err)
 		}
-		if time.Since(start) > OrderLimit {
-			return situation.Of(ErrTimeout, "waited %v for an interprocess event; its process may be gone", OrderLimit)
-		}
 		select {
 		case <-ctx.Done():
-			return context.Cause(ctx)
+			return busy(ctx, "an interprocess event is not reached; its process may be gone")
 		case <-time.After(sleep): // the GPU does not wake threads
 		}
 	}

@@ -50,9 +50,6 @@ type hostArena struct {
 type span struct{ off, size uint64 }
 
 func newHostArena(spec PoolSpec, memory *hostmem.Memory) (Arena, error) {
-	if err := probeHost(spec.Device); err != nil {
-		return nil, err
-	}
 	if err := memory.Fits(spec.MaxBytes); err != nil {
 		return nil, memoryError(err)
 	}

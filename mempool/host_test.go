@@ -26,7 +26,7 @@ func newHost(t testing.TB, maxBytes uint64) *hostArena {
 func TestHostMemoryIsOnNoDevice(t *testing.T) {
 	assert.NoError(t, Host.Probe(""))
 	assert.ErrorIs(t, Host.Probe("0"), ErrInvalid)
-	_, err := newHostArena(PoolSpec{Name: "p", Device: "0", MaxBytes: 1}, hostmem.New())
+	_, err := NewArena(PoolSpec{Name: "p", Kind: Host, Device: "0", MaxBytes: 1 << 20}, hostmem.New())
 	assert.ErrorIs(t, err, ErrInvalid)
 	assert.Equal(t, NoDevice, newHost(t, 1).Device())
 }

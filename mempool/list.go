@@ -33,9 +33,18 @@ type ChannelStatus struct {
 	Closed bool
 	// Published is the number of frames so far.
 	Published uint64
-	// Waiting is, in a broadcast, how many frames the consumer that is furthest behind has not taken. Slowest is the session of that
-	// consumer, or 0 if none is behind. In a queue, Waiting is the number of frames that are not acknowledged.
-	Waiting, Slowest uint64
+	// Waiting is, in a broadcast, how many frames the consumer that is furthest behind has not taken. In a queue, Waiting is the number of
+	// frames that are not acknowledged.
+	Waiting uint64
+	// Slowest is the session of the consumer of a broadcast that needs most places, or 0 if none is behind.
+	Slowest uint64
+	// Used is how many places of the channel frames take up: in a broadcast, of the consumer that needs most, those that it has not taken and,
+	// if producers wait for it, not released; in a queue, those that wait for a consumer. If Used is the capacity, the next frame waits,
+	// fails, or drops another.
+	Used uint64
+	// Dropped is the number of frames so far that were dropped because consumers were behind: in a broadcast, the sum of what each consumer
+	// missed; in a queue, those that no consumer got.
+	Dropped uint64
 }
 
 // NameInfo describes a name and the buffer that is published under it.

@@ -5,11 +5,7 @@ import (
 	"errors"
 	"slices"
 	"sync"
-	"time"
 )
-
-// OrderLimit is how long a call waits on the CPU for the work of other processes, unless its context ends earlier.
-const OrderLimit = 30 * time.Second
 
 // Order is the order of work on a lease's memory: what must happen before the memory is used, and which work of this process uses it. The
 // zero value has nothing to wait for.
@@ -35,7 +31,7 @@ func (o *Order) Begin(wait []Fence, strict bool) { o.wait, o.strict = wait, stri
 
 // Before makes later work in the queue wait for everything that must happen before the memory is used.
 //
-// Errors: [ErrTimeout] and the context's if the CPU had to wait, [ErrProducerDied], [ErrUnavailable] if an event must be waited for that
+// Errors: the context's if the CPU had to wait, at its deadline with [ErrBusy]; [ErrContentFailed], [ErrProducerDied], [ErrUnavailable] if an event must be waited for that
 // cannot be opened here.
 func (o *Order) Before(ctx context.Context, q Queue) error {
 	o.mu.Lock()
@@ -91,15 +87,15 @@ func (o *Order) one(ctx context.Context, q Queue, t Fence) (over bool, err error
 		err = q.wait(ctx, page, t)
 		over = err == nil && q.orderKey() == nil
 	}
-	if errors.Is(err, ErrProducerDied) && !o.strict {
+	if errors.Is(err, ErrContentFailed) && !o.strict {
 		return true, nil // the process that used the memory before does nothing more
 	}
 	return over, err
 }
 
-// Check returns an error if content that queues have waited for is not complete. A stream that waits continues if its writer dies.
+// Check returns an error if content that queues have waited for is not complete. A stream that waits continues if its writer dies or fails.
 //
-// Errors: [ErrProducerDied].
+// Errors: [ErrContentFailed], [ErrProducerDied].
 func (o *Order) Check(ctx context.Context) error {
 	o.mu.Lock()
 	defer o.mu.Unlock()

@@ -1,14 +1,19 @@
 package mempool
 
 import (
+	"bytes"
+	"cmp"
 	"context"
 	"errors"
-	"math"
+	"fmt"
 	"os"
 	"runtime"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
+	"unicode"
+	"unicode/utf8"
 	"unsafe"
 
 	"golang.org/x/sys/unix"
@@ -16,8 +21,14 @@ import (
 	"github.com/poolbridge/poolbridge/internal/situation"
 )
 
-// pageBytes is the size of a timeline.
-const pageBytes = TimelineWords * 8
+// The memory of a timeline: the words, and for each word why the content of its fences has failed.
+const (
+	wordBytes = TimelineWords * 8
+	pageBytes = wordBytes + TimelineWords*MaxReasonBytes
+)
+
+// MaxReasonBytes is how many bytes of a reason [Clock.Fail] keeps.
+const MaxReasonBytes = 256
 
 // Page is a timeline that is mapped in this process. Streams and CPUs of several processes write its words and wait for them.
 type Page struct {
@@ -122,6 +133,60 @@ func (p *Page) Load(word uint64) uint64 { return p.word(word).Load() }
 // Passed reports whether a wait for a word to become value ends now: the value is reached, or the word's writer is gone.
 func (p *Page) Passed(word, value uint64) bool { return passed(p.Load(word), value) }
 
+// Failed reports whether a fence will never be reached, although waits for it end: its writer is gone, or has said that the content failed.
+func (p *Page) Failed(word, value uint64) bool {
+	now := p.Load(word)
+	return passed(now, value) && !kept(now, value)
+}
+
+func (p *Page) reasonOf(word uint64) []byte {
+	at := wordBytes + word%TimelineWords*MaxReasonBytes
+	return p.mem[at : at+MaxReasonBytes]
+}
+
+// Reason returns what the page's writer has said about content that failed with a fence of the word, or "" if it has said nothing. It is one
+// line of UTF-8. The text comes from another process.
+func (p *Page) Reason(word uint64) string {
+	text, _, _ := bytes.Cut(bytes.Clone(p.reasonOf(word)), []byte{0})
+	return oneLine(string(text))
+}
+
+// oneLine replaces what is not UTF-8 and characters that are not printable.
+func oneLine(text string) string {
+	return strings.Map(func(r rune) rune {
+		if !unicode.IsPrint(r) {
+			return ' '
+		}
+		return r
+	}, strings.ToValidUTF8(text, "\uFFFD"))
+}
+
+// fail ends every wait for values that a word has not reached, and says why. The first reason of a word stays. It returns false if the word
+// has reached value.
+func (p *Page) fail(word, value uint64, reason string) bool {
+	w := p.word(word)
+	slot := p.reasonOf(word)
+	for {
+		now := w.Load()
+		if passed(now, value) {
+			return !kept(now, value)
+		}
+		if slot[0] == 0 {
+			reason = oneLine(reason)
+			for len(reason) > len(slot) {
+				_, size := utf8.DecodeLastRuneInString(reason)
+				reason = reason[:len(reason)-size]
+			}
+			copy(slot, cmp.Or(reason, "no reason given"))
+		}
+		if w.CompareAndSwap(now, letGo+now) { // after the reason, which readers look for when the wait has ended
+			futexWake(p.futex(word))
+			return true
+		}
+		slot[0] = 0 // the word has moved on, perhaps past value
+	}
+}
+
 // raise sets a word to value if it is less, and wakes the threads that sleep on it.
 func (p *Page) raise(word, value uint64) {
 	w := p.word(word)
@@ -174,44 +239,54 @@ func unmapped(timeline uint64) error {
 	return situation.Of(ErrStale, "timeline %d is not needed any more and was unmapped", timeline)
 }
 
-// Await returns when the fence of this timeline is reached. A limit of 0 means no limit.
+// Await returns when the fence of this timeline is reached.
 //
-// Errors: [ErrProducerDied] if it never will be reached, [ErrTimeout], [ErrStale] if the page is closed meanwhile, the context's.
-func (p *Page) Await(ctx context.Context, t Fence, limit time.Duration) error {
+// Errors: [ErrContentFailed] or [ErrProducerDied] if it never will be reached, [ErrStale] if the page is closed meanwhile; the context's, at its deadline with
+// [ErrBusy].
+func (p *Page) Await(ctx context.Context, t Fence) error {
 	if err := p.use(t.Timeline); err != nil {
 		return err
 	}
 	defer p.life.RUnlock()
-	if limit <= 0 {
-		limit = math.MaxInt64
-	}
-	start := time.Now()
 	for round, sleep := 0, firstSleep; ; round++ {
 		now := p.Load(t.Word)
 		switch {
 		case passed(now, t.Value) && kept(now, t.Value):
 			return nil
 		case passed(now, t.Value):
-			return situation.Of(ErrProducerDied, "word %d of timeline %d was to reach %d; its process is gone and left %d",
-				t.Word, t.Timeline, t.Value, now%letGo)
+			return p.lost(t, now)
 		case p.closing.Load():
 			return unmapped(t.Timeline)
 		case round < spins:
 			runtime.Gosched()
 			continue
 		case ctx.Err() != nil:
-			return context.Cause(ctx)
+			return busy(ctx, "word %d of timeline %d has not reached %d; it is %d", t.Word, t.Timeline, t.Value, now)
 		}
-		left := limit - time.Since(start)
-		if left <= 0 {
-			return situation.Of(ErrTimeout, "waited %v for word %d of timeline %d to reach %d; it is %d", limit, t.Word, t.Timeline, t.Value, now)
-		}
-		futexWait(p.futex(t.Word), uint32(now), min(sleep, left))
+		futexWait(p.futex(t.Word), uint32(now), sleep)
 		sleep = min(2*sleep, longSleep)
 	}
 }
 
-// seen reports whether the fence is reached. err is ErrProducerDied if it never will be.
+// busy returns the error of a wait for work that ctx ended.
+func busy(ctx context.Context, format string, args ...any) error {
+	err := situation.Ended(ctx)
+	if errors.Is(err, context.DeadlineExceeded) {
+		err = fmt.Errorf("%w (%w)", situation.Of(ErrBusy, "work on it is under way: "+format, args...), err)
+	}
+	return err
+}
+
+// lost returns why a fence will never be reached. now is its word.
+func (p *Page) lost(t Fence, now uint64) error {
+	if reason := p.Reason(t.Word); reason != "" {
+		return situation.Of(ErrContentFailed, "its producer says: %s", reason)
+	}
+	return situation.Of(ErrProducerDied, "word %d of timeline %d was to reach %d; its process is gone and left %d",
+		t.Word, t.Timeline, t.Value, now%letGo)
+}
+
+// seen reports whether the fence is reached. err is ErrContentFailed or ErrProducerDied if it never will be.
 func (p *Page) seen(t Fence) (bool, error) {
 	if err := p.use(t.Timeline); err != nil {
 		return false, err
@@ -224,15 +299,17 @@ func (p *Page) seen(t Fence) (bool, error) {
 	case kept(now, t.Value):
 		return true, nil
 	}
-	return true, situation.Of(ErrProducerDied, "word %d of timeline %d was to reach %d; its process is gone and left %d",
-		t.Word, t.Timeline, t.Value, now%letGo)
+	return true, p.lost(t, now)
 }
 
-// Over reports whether no wait for the fence is needed any more: it is reached, or its process is gone. died means that it was never
-// reached.
-func (p *Page) Over(t Fence) (over, died bool) {
+// Over reports whether no wait for the fence is needed any more: it is reached, or never will be. In the second case failed is
+// ErrContentFailed or ErrProducerDied.
+func (p *Page) Over(t Fence) (over bool, failed error) {
 	over, err := p.seen(t)
-	return over || err != nil, errors.Is(err, ErrProducerDied)
+	if errors.Is(err, ErrContentFailed) {
+		failed = err
+	}
+	return over || err != nil, failed
 }
 
 // Idle reports whether no stream of this process uses the page.

@@ -5,7 +5,7 @@ import "context"
 // Queue does work in order: a stream of a GPU, or the CPU. A transfer does not wait for queues: it makes them wait for words and write
 // words.
 type Queue interface {
-	// wait makes later work in the queue wait for a fence of page. Errors: ErrTimeout and ErrProducerDied, from queues that wait
+	// wait makes later work in the queue wait for a fence of page. Errors: the context's and ErrProducerDied, from queues that wait
 	// in the call itself.
 	wait(ctx context.Context, page *Page, t Fence) error
 	// signal makes page reach the fence when the present work of the queue is done. ErrUnavailable if the queue cannot do it.
@@ -23,7 +23,7 @@ var CPU Queue = cpuQueue{}
 type cpuQueue struct{}
 
 func (cpuQueue) wait(ctx context.Context, page *Page, t Fence) error {
-	return page.Await(ctx, t, OrderLimit)
+	return page.Await(ctx, t)
 }
 
 func (cpuQueue) signal(page *Page, t Fence) error {

@@ -28,7 +28,7 @@ func (r *registration) address(p *Page, q *streamQueue, word uint64) (cuda.Devic
 			flags |= cuda.HostReadOnly
 		}
 		var err error
-		if r.host, err = q.ctx.RegisterHost(p.mem, flags); err != nil {
+		if r.host, err = q.ctx.RegisterHost(p.mem[:wordBytes], flags); err != nil {
 			r.failure = situation.Of(ErrUnavailable, "the driver cannot register a timeline: %v", err)
 		}
 		r.streams = make(map[*cuda.Stream]struct{})

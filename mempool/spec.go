@@ -39,6 +39,9 @@ func (s PoolSpec) Validate() error {
 	if _, err := s.Kind.backend(); err != nil {
 		return err
 	}
+	if s.Kind == Host && s.Device != "" {
+		return situation.Of(ErrInvalid, "pool %q: memory of kind %q is on no device, not on %q: leave the device out", s.Name, Host, s.Device)
+	}
 	if s.MaxBytes == 0 || s.MaxBytes > math.MaxInt64 {
 		return situation.Of(ErrInvalid, "pool %q: the most bytes it may take must lie between 1 and 2^63-1, not %d", s.Name, s.MaxBytes)
 	}

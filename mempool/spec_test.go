@@ -39,6 +39,7 @@ func TestASpecThatNoMachineCouldMakeIsInvalid(t *testing.T) {
 		"unknown kind":                   func(s *PoolSpec) { s.Kind = "tape" },
 		"no bytes":                       func(s *PoolSpec) { s.MaxBytes = 0 },
 		"more than 2^63-1":               func(s *PoolSpec) { s.MaxBytes = math.MaxInt64 + 1 },
+		"a device of the host":           func(s *PoolSpec) { s.Device = "0" },
 		"a session's limit above itself": func(s *PoolSpec) { s.SessionBytes = 2 },
 	} {
 		bad := good

@@ -156,7 +156,7 @@ func benchmarkCopiesAlone(b *testing.B, ctx *cuda.Context, alone *float64) {
 		require.NoError(b, q.wait(context.Background(), clock.Page(), *t))
 	}
 	measure("event-word-and-wait-after-16MiB", 1, waiting)
-	require.NoError(b, clock.Quiesce(time.Minute))
+	require.NoError(b, clock.Quiesce(b.Context()))
 }
 
 // benchmarkFilling fills as much page-locked memory as a deviceStream has, while the GPU is idle and while it copies.

@@ -35,7 +35,7 @@ func newStreamQueue(ctx *cuda.Context, s *cuda.Stream, key any) *streamQueue {
 func (q *streamQueue) wait(ctx context.Context, page *Page, t Fence) error {
 	err := q.begin(page, t, "make a stream wait", q.stream.WaitValue64GEQ)
 	if errors.Is(err, ErrUnavailable) {
-		return page.Await(ctx, t, OrderLimit)
+		return page.Await(ctx, t)
 	}
 	return err
 }

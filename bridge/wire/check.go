@@ -15,16 +15,15 @@ type Header struct {
 	Failed bool   // a reply that carries an error
 
 	packet []byte
-	fault  int // where the error of a reply stands
+	fault  int // position of the error of a reply
 }
 
-// Check walks a packet without allocating and without believing a length beyond the bytes that are there, and returns
-// what its envelope says. A packet that passes is exactly one map with string keys, within every limit of the protocol,
-// without duplicate keys, trailing bytes, extension types and invalid UTF-8, and decoding it allocates no more than a
-// small multiple of its size.
+// Check checks a packet and returns what its envelope says. It does not allocate, and reads no further than the packet's
+// end whatever lengths the packet states. A packet that passes is exactly one map with string keys, within every limit of
+// the protocol, without duplicate keys, trailing bytes, extension types and invalid UTF-8.
 //
-// A packet that does not pass yields a *PacketError or, for the envelope's own values, a *FieldError; both wrap
-// ErrProtocol. The header then holds what was read before the fault, so that a service can answer it.
+// For other packets Check returns a *PacketError or, for the envelope's own values, a *FieldError; both wrap
+// ErrProtocol. The header then has what was read before the error, so that a service can answer the packet.
 func Check(packet []byte) (Header, error) {
 	w := walker{packet: packet, header: Header{packet: packet}}
 	err := w.root()
@@ -63,7 +62,7 @@ func (w *walker) root() error {
 	return nil
 }
 
-// value walks one value that stands inside depth maps and arrays.
+// value walks one value at the given depth of maps and arrays.
 func (w *walker) value(depth int) error {
 	start := w.at
 	if start >= len(w.packet) {
@@ -77,7 +76,7 @@ func (w *walker) value(depth int) error {
 		return w.skip(int(codes[code].size))
 	case kindExtension, kindReserved:
 		return w.fault(start, "%s", kind)
-	default: // what has a length
+	default: // types with a length
 	}
 	n, err := w.length(code)
 	if err != nil {
@@ -116,7 +115,7 @@ func (w *walker) elements(n, depth int) error {
 	return nil
 }
 
-// span is where a key stands in the packet.
+// span is the position of a key in the packet.
 type span struct{ from, to int32 }
 
 // entries walks the n entries of a map at the given depth.
@@ -198,7 +197,7 @@ func (w *walker) text(n int) ([]byte, error) {
 	return s, nil
 }
 
-// skip walks n bytes that mean nothing to it.
+// skip skips n bytes.
 func (w *walker) skip(n int) error {
 	if n > len(w.packet)-w.at {
 		return w.fault(len(w.packet), "ends inside a value: %d bytes are missing", n-(len(w.packet)-w.at))

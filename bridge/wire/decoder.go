@@ -9,12 +9,12 @@ import (
 	"github.com/vmihailenco/msgpack/v5"
 )
 
-// decoder reads values of a packet that Check has accepted. The library underneath converts between types silently (-1
-// becomes 2^64-1, a binary a string), so every value's kind is looked at before it is read.
+// decoder reads values of a packet that Check has accepted. It checks the kind of every value before it reads it, because
+// package msgpack converts between types silently: -1 becomes 2^64-1, and a binary becomes a string.
 type decoder struct {
 	src bytes.Reader
 	mp  *msgpack.Decoder
-	buf [MaxString]byte // the key at hand
+	buf [MaxString]byte // the current key
 }
 
 var decoders = sync.Pool{New: func() any {
@@ -23,7 +23,7 @@ var decoders = sync.Pool{New: func() any {
 	return d
 }}
 
-// decodeFrom lets read decode what starts the packet.
+// decodeFrom calls read to decode the packet from its beginning.
 func decodeFrom(packet []byte, read func(*decoder) error) error {
 	d := decoders.Get().(*decoder)
 	d.src.Reset(packet)
@@ -146,7 +146,7 @@ func (d *decoder) epoch() (e Epoch, err error) {
 	return e, err
 }
 
-// items returns how to read an array whose elements get reads.
+// items returns a function that reads an array with get for each element.
 func items[V any](get func(*decoder) (V, error)) func(*decoder) ([]V, error) {
 	return func(d *decoder) ([]V, error) {
 		if err := d.expect(kindArray); err != nil {

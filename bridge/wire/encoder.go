@@ -9,13 +9,13 @@ import (
 	"github.com/vmihailenco/msgpack/v5"
 )
 
-// encoder writes messages at the end of a slice.
+// encoder appends messages to a slice.
 type encoder struct {
 	out appender
 	mp  *msgpack.Encoder
 }
 
-// appender is the io.Writer that the encoder's output goes to.
+// appender is the io.Writer of the encoder's output.
 type appender struct{ buf []byte }
 
 func (a *appender) Write(p []byte) (int, error) {
@@ -34,7 +34,7 @@ var encoders = sync.Pool{New: func() any {
 	return e
 }}
 
-// appendTo lets write encode one packet after dst. On error it returns dst as it was.
+// appendTo calls write to append one packet to dst. On an error it returns dst unchanged.
 func appendTo(dst []byte, write func(*encoder) error) ([]byte, error) {
 	e := encoders.Get().(*encoder)
 	e.out.buf = dst
@@ -94,7 +94,7 @@ func (e *encoder) string(s string) error {
 	return e.mp.EncodeString(s)
 }
 
-// text writes as much of a text for people as fits, as valid UTF-8.
+// text writes a text for people as valid UTF-8, cut to what fits.
 func (e *encoder) text(s string) error {
 	s = strings.ToValidUTF8(s, "\uFFFD")
 	if len(s) > MaxString {
@@ -118,8 +118,13 @@ func (e *encoder) binary(b []byte) error {
 
 func (e *encoder) epoch(v Epoch) error { return e.binary(v[:]) }
 
-// list returns how to write an array whose elements put writes.
+// list returns a function that writes an array with put for each element.
 func list[V any](put func(*encoder, V) error) func(*encoder, []V) error {
+	return listAt(func(e *encoder, v *V) error { return put(e, *v) })
+}
+
+// listAt is list of what is large: no element is copied.
+func listAt[V any](put func(*encoder, *V) error) func(*encoder, []V) error {
 	return func(e *encoder, vs []V) error {
 		if len(vs) > MaxElements {
 			return unsendable(fmt.Sprintf("array of at most %d elements", MaxElements), fmt.Sprint(len(vs)))
@@ -128,7 +133,7 @@ func list[V any](put func(*encoder, V) error) func(*encoder, []V) error {
 			return err
 		}
 		for i := range vs {
-			if err := put(e, vs[i]); err != nil {
+			if err := put(e, &vs[i]); err != nil {
 				return under(fmt.Sprintf("[%d]", i), err)
 			}
 		}

@@ -1,6 +1,6 @@
 package wire
 
-// NewRequest and NewNotice make an empty one of each request and notice, by name.
+// NewRequest and NewNotice make an empty request or notice by its name.
 var (
 	NewRequest = newRequest
 	NewNotice  = newNotice

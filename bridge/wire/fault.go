@@ -7,7 +7,7 @@ import (
 
 // PacketError says why a packet is malformed. It wraps ErrProtocol.
 type PacketError struct {
-	Offset int    // where in the packet
+	Offset int    // position in the packet
 	Reason string // what is wrong there
 }
 
@@ -18,8 +18,8 @@ func (e *PacketError) Error() string {
 // Unwrap returns ErrProtocol.
 func (e *PacketError) Unwrap() error { return ErrProtocol }
 
-// FieldError says that a value of a message is not what its key stands for. It wraps ErrProtocol for a packet that was
-// received and CodeInvalid for a message that cannot be sent.
+// FieldError says that a value of a message is not one that its key allows. It wraps ErrProtocol for a packet that was
+// received, and CodeInvalid for a message that cannot be sent.
 type FieldError struct {
 	Message  string // the message's name: an operation, a notice or "error"
 	Key      string // path of the key, "l.t.sh[2]"
@@ -40,7 +40,7 @@ func (e *FieldError) Error() string {
 func (e *FieldError) Unwrap() error { return e.Code }
 
 // UnknownError says that a well-formed packet names an operation or notice that this package does not know. It wraps
-// CodeUnsupported. The connection stays usable: a service answers it, a client ignores the notice.
+// CodeUnsupported. The connection stays usable: a service answers the request, a client ignores the notice.
 type UnknownError struct {
 	What string // "operation" or "notice"
 	Name string
@@ -65,7 +65,7 @@ func under(key string, err error) error {
 	return fe
 }
 
-// of names the message of a FieldError.
+// of sets the message of a FieldError.
 func of(message string, err error) error {
 	if fe, ok := errors.AsType[*FieldError](err); ok {
 		fe.Message = message

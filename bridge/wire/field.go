@@ -1,7 +1,6 @@
 package wire
 
-// field ties one key of a structure to one field of the struct T. Encoding and decoding both follow it, so that a
-// structure is described once.
+// field describes one key of a structure and the field of the struct T that has its value, for encoding and decoding.
 type field[T any] struct {
 	key      string
 	optional bool
@@ -10,13 +9,13 @@ type field[T any] struct {
 	decode   func(*decoder, *T) error
 }
 
-// maybe makes the field optional: left out when it has its zero value.
+// maybe makes the field optional: it is left out when it has its zero value.
 func (f field[T]) maybe() field[T] {
 	f.optional = true
 	return f
 }
 
-// value is a field of type V, given how one is told from nothing, written and read.
+// value makes a field of type V from the functions that check for the zero value, write and read it.
 func value[T, V any](key string, at func(*T) *V, empty func(V) bool,
 	put func(*encoder, V) error, get func(*decoder) (V, error)) field[T] {
 	return field[T]{
@@ -49,7 +48,7 @@ func stringField[T any](key string, at func(*T) *string) field[T] {
 	return value(key, at, zero, (*encoder).string, (*decoder).string)
 }
 
-// textField is a string for people, which is made to fit.
+// textField is a string for people, which is cut to what fits.
 func textField[T any](key string, at func(*T) *string) field[T] {
 	return value(key, at, zero, (*encoder).text, (*decoder).string)
 }
@@ -78,7 +77,7 @@ func stringsField[T any](key string, at func(*T) *[]string) field[T] {
 	return value(key, at, none, list((*encoder).string), items((*decoder).string))
 }
 
-// structField is a structure that is always there.
+// structField is a required structure.
 func structField[T, V any](key string, at func(*T) *V, fields record[V]) field[T] {
 	return field[T]{
 		key:    key,
@@ -88,7 +87,7 @@ func structField[T, V any](key string, at func(*T) *V, fields record[V]) field[T
 	}
 }
 
-// pointerField is an optional structure: nil when it is left out.
+// pointerField is an optional structure; nil: left out.
 func pointerField[T, V any](key string, at func(*T) **V, fields record[V]) field[T] {
 	return field[T]{
 		key:      key,
@@ -105,7 +104,6 @@ func pointerField[T, V any](key string, at func(*T) **V, fields record[V]) field
 
 // structsField is an array of structures.
 func structsField[T, V any](key string, at func(*T) *[]V, fields record[V]) field[T] {
-	put := func(e *encoder, v V) error { return fields.encode(e, &v) }
 	get := func(d *decoder) (v V, err error) { return v, fields.decode(d, &v) }
-	return value(key, at, none, list(put), items(get))
+	return value(key, at, none, listAt(fields.encode), items(get))
 }

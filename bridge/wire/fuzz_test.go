@@ -29,17 +29,17 @@ func allocated() uint64 {
 	return s[0].Value.Uint64()
 }
 
-// slack is what the fuzzer's own goroutines may allocate meanwhile.
+// slack is how many bytes the fuzzer's own goroutines may allocate meanwhile.
 const slack = 4 << 20
 
-// FuzzCheckAgainstDecoder holds Check against the library: what Check accepts, the library decodes, as a whole and
-// without allocating out of proportion; and it is no longer accepted when a byte is missing or too much.
+// FuzzCheckAgainstDecoder compares Check with the library. A packet that Check accepts, the library decodes as a whole and
+// without large allocations. Check refuses the same packet with one byte less or more.
 func FuzzCheckAgainstDecoder(f *testing.F) {
 	seed(f)
 	f.Fuzz(func(t *testing.T, packet []byte) {
 		if _, err := wire.Check(packet); err != nil {
 			require.ErrorIs(t, err, wire.ErrProtocol)
-			return // not even tried: it may take the process down
+			return // the library could use up the memory
 		}
 		before := allocated()
 		var v map[string]any
@@ -78,7 +78,7 @@ func depth(v any) int {
 	return 1 + deepest
 }
 
-// FuzzCheckAcceptsPlainMaps goes the other way: what the library writes for a message within the limits, Check accepts.
+// FuzzCheckAcceptsPlainMaps tests that Check accepts what the library writes for a message within the limits.
 func FuzzCheckAcceptsPlainMaps(f *testing.F) {
 	f.Add("nm", "camera/0", []byte("d"), uint64(1), int64(-1), true, uint8(3))
 	f.Fuzz(func(t *testing.T, key, text string, data []byte, u uint64, i int64, b bool, nest uint8) {
@@ -95,8 +95,8 @@ func FuzzCheckAcceptsPlainMaps(f *testing.F) {
 	})
 }
 
-// FuzzDecodeRequest: decoding never panics nor allocates out of proportion, and what it returns can be encoded and
-// decoded to the same.
+// FuzzDecodeRequest tests that decoding neither panics nor makes large allocations, and that a decoded message is the same after it was
+// encoded and decoded again.
 func FuzzDecodeRequest(f *testing.F) {
 	seed(f)
 	f.Fuzz(func(t *testing.T, packet []byte) {

@@ -1,6 +1,6 @@
 package wire
 
-// note takes what the packet's own map says under a one-letter key. The value has been walked.
+// note reads a value of the envelope: that of a one-letter key of the packet's own map. The value has been checked.
 func (h *Header) note(key byte, at int, value []byte) error {
 	kind := kindOf(value[0])
 	switch key {
@@ -38,7 +38,7 @@ func name(known map[string]string, value []byte) string {
 	return string(text)
 }
 
-// unsigned returns the integer that is encoded in value, whatever its format, unless it is negative.
+// unsigned returns the integer that is encoded in value in any format, unless it is negative.
 func unsigned(value []byte) (uint64, bool) {
 	kind, payload := kindOf(value[0]), value[1:]
 	switch {

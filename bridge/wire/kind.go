@@ -1,6 +1,6 @@
 package wire
 
-// kind is the type of an encoded value. Integers of a signed format are kindSigned whatever their value.
+// kind is the type of an encoded value. Integers of a signed format are kindSigned, also if they are positive.
 type kind uint8
 
 const (
@@ -27,14 +27,14 @@ func (k kind) String() string { return kindNames[k] }
 
 func kindOf(code byte) kind { return codes[code].kind }
 
-// shape is what the first byte of an encoded value says about it.
+// shape describes an encoded value, by its first byte.
 type shape struct {
 	kind  kind
 	width uint8 // bytes of the length that follows, for strings, binaries, arrays and maps
 	size  uint8 // without a length: payload bytes of a scalar or a short string, elements of a short array or map
 }
 
-// codes holds the shape for each first byte. Extension types need none: they are refused.
+// codes has the shape for each first byte. Extension types have none, because they are refused.
 var codes = func() (t [256]shape) {
 	for c := range t {
 		switch {

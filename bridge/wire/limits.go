@@ -2,8 +2,8 @@ package wire
 
 import "math"
 
-// Limits of protocol version 1. A packet beyond one of the first seven is malformed: Check refuses it and Append never
-// makes it. A tensor or a name beyond its limit is well-formed, and the receiver answers [CodeInvalid].
+// Limits of protocol version 1. A packet that exceeds one of the first seven is malformed: Check refuses it, and the Append functions
+// never make one. A message with a tensor or a name that exceeds its limit is well-formed, and the receiver answers [CodeInvalid].
 const (
 	MaxPacket   = 65536 // bytes of a packet
 	MaxFDs      = 8     // file descriptors with a packet

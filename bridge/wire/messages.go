@@ -1,11 +1,11 @@
 package wire
 
-// This file is the one source of the messages. go generate makes of it the rest of this package's work on them
-// (messages_gen.go), the messages of the Python client, and the tables of docs/protocol.md.
+// This file is the only source of the messages. go generate makes messages_gen.go, the messages of the Python client, and the
+// tables of docs/protocol.md from it.
 //
 //   - The tag of a field is its key on the wire; "?" marks an optional field, which is left out when it has its zero value.
 //     The order of the fields is their order on the wire.
-//   - The comment of a field is its meaning in docs/protocol.md. It may name keys, as `w`, and chapters of that page.
+//   - The comment of a field is its meaning in docs/protocol.md. It may name keys, like `w`, and chapters of that page.
 //   - The comment of a message begins with its name and a verb.
 //   - A line "//wire:request OPERATION REPLY" makes a request; without REPLY, an EmptyReply answers it. A line
 //     "//wire:notice NAME" makes a notice.
@@ -14,17 +14,17 @@ package wire
 
 // Error says why a request failed.
 type Error struct {
-	Code Code `wire:"c"` // stable code, see Error
+	Code Code `wire:"c"` // error code, see Error
 	// text for people: what was expected, what came, what to do; cut to what fits
 	Message string `wire:"m,text"`
 }
 
-// Tensor describes what a buffer holds. The element at index i lies `of` + itemsize·Σ i·stride bytes into the buffer.
+// Tensor describes the content of a buffer. The element at index i is at byte `of` + itemsize·Σ i·stride of the buffer.
 type Tensor struct {
 	// element type: `bool`, `int8` … `int64`, `uint8` … `uint64`, `float16`, `bfloat16`, `float32`, `float64`, `complex64`,
 	// `complex128`
 	DType   string   `wire:"dt"`
-	Shape   []uint64 `wire:"sh?"` // shape, in elements; left out: a scalar (0 dimensions, one element)
+	Shape   []uint64 `wire:"sh?"` // shape, in elements; left out: a scalar (0 dimensions, 1 element)
 	Strides []int64  `wire:"st?"` // strides, in elements, one for each dimension; left out: C-contiguous
 	// byte offset of element [0, …, 0] from the start of the buffer; a multiple of the element size
 	Offset uint64 `wire:"of?"`
@@ -33,15 +33,15 @@ type Tensor struct {
 // Pool describes a pool: a named, bounded arena of one kind of memory.
 type Pool struct {
 	ID     uint64 `wire:"id"`  // pool id, never reused within an epoch
-	Name   string `wire:"nm"`  // name, as its creator chose it
+	Name   string `wire:"nm"`  // name
 	Kind   string `wire:"k"`   // kind, see Kinds: `device`, `vmm`, `legacy`, `pinned`, `host`
 	Device uint64 `wire:"do?"` // device ordinal as the service sees it
-	// device UUID, `GPU-xxxxxxxx-xxxx-xxxx-xxxx-xxxxxxxxxxxx`; the name that holds across processes; left out: no device
+	// device UUID, `GPU-xxxxxxxx-xxxx-xxxx-xxxx-xxxxxxxxxxxx`: the same in all processes; left out: no device
 	UUID     string `wire:"du?"`
 	MaxBytes uint64 `wire:"mx"` // most bytes that the pool's blocks may take
-	// most bytes that may count for one session in it; left out: no limit of its own
+	// most bytes that may count for one session in it; left out: no limit
 	MaxSessionBytes uint64 `wire:"sx?"`
-	// most bytes that may count for one user in it; left out: no limit of its own
+	// most bytes that may count for one user in it; left out: no limit
 	MaxUserBytes uint64  `wire:"ux?"`
 	Export       *Export `wire:"x?"` // how to map the pool (see Kinds); in replies to `create` and `open`
 }
@@ -49,12 +49,11 @@ type Pool struct {
 // Export says how to map a pool or a block.
 type Export struct {
 	Data []byte `wire:"d?"` // what the kind defines
-	// how many of the packet's file descriptors belong to this export; they are taken in the order in which exports stand
-	// in the packet
+	// how many of the packet's file descriptors belong to this export; they are assigned in the order of the exports in the packet
 	FDs uint64 `wire:"f?"`
 }
 
-// Fence names a moment in somebody's work: it is reached when a word of a timeline is `v` or more.
+// Fence names a point in a session's work: it is reached when a word of the session's timeline is `v` or more.
 type Fence struct {
 	Timeline uint64 `wire:"tl"` // timeline id
 	Word     uint64 `wire:"wd"` // index of a word of the timeline
@@ -65,7 +64,7 @@ type Fence struct {
 type Channel struct {
 	ID   uint64 `wire:"id"` // channel id, never reused within an epoch
 	Name string `wire:"nm"` // name
-	// pool id: the channel carries buffers of this pool, and who may use the pool may use the channel
+	// pool id: the channel carries buffers of this pool, and users who may use the pool may use the channel
 	Pool     uint64 `wire:"pl"`
 	Mode     string `wire:"md"` // mode: `broadcast`, `queue`
 	Capacity uint64 `wire:"cp"` // capacity, in frames
@@ -82,18 +81,18 @@ type Lease struct {
 	Block      uint64 `wire:"bl"`  // block id, never reused within an epoch
 	BlockBytes uint64 `wire:"bs"`  // bytes of the block
 	Bytes      uint64 `wire:"n?"`  // bytes of the buffer, which starts at the block's first byte
-	Tensor     Tensor `wire:"t"`   // what it holds
+	Tensor     Tensor `wire:"t"`   // its content
 	// how to map the block: sent with the session's first lease on the block, and again after the session has answered a
 	// `recall` of it
 	Export    *Export `wire:"x?"`
-	Wait      []Fence `wire:"wt?"` // what must be reached before the memory is used (see Order)
+	Wait      []Fence `wire:"wt?"` // fences that must be reached before the memory is used (see Order)
 	Event     []byte  `wire:"ev?"` // the interprocess event that came with the content
-	EventOnly bool    `wire:"eo?"` // no fence in `wt` stands for `ev`: it must be waited for as well
+	EventOnly bool    `wire:"eo?"` // no fence in `wt` covers the work of `ev`: the session must wait for `ev` too
 }
 
-// Stats counts what a service holds.
+// Stats counts what a service has.
 type Stats struct {
-	// sessions that have not ended, those of the service's own process included: `poolsvc serve` has one
+	// sessions that have not ended, including those of the service's own process: `poolsvc serve` has one
 	Sessions uint64      `wire:"ss"`
 	Leases   uint64      `wire:"ls"` // leases
 	Buffers  uint64      `wire:"bf"` // buffers
@@ -101,7 +100,7 @@ type Stats struct {
 	Pools    []PoolStats `wire:"p?"` // the pools that the asking session may use or destroy, by id
 }
 
-// PoolStats counts what a pool holds. `rs` = `ld` + `ca` + `rc` at all times.
+// PoolStats counts what a pool has. `rs` = `ld` + `ca` + `rc` at all times.
 type PoolStats struct {
 	Pool     Pool   `wire:"p"`   // the pool, without `x`
 	Reserved uint64 `wire:"rs?"` // bytes of all blocks (reserved)
@@ -125,8 +124,8 @@ type SessionEntry struct {
 	Blocks  uint64 `wire:"bk?"` // blocks that it was sent the export of and has not dropped
 	Members uint64 `wire:"mb?"` // members of channels
 	Bytes   uint64 `wire:"n?"`  // bytes that count for it in pools
-	Waits   uint64 `wire:"wq?"` // requests of it that wait
-	For     string `wire:"wf?"` // what the one that has waited longest waits for, for people
+	Waits   uint64 `wire:"wq?"` // its requests that wait
+	For     string `wire:"wf?"` // what the request that has waited longest waits for, for people
 	Since   uint64 `wire:"ws?"` // since when, in nanoseconds since 1970
 }
 
@@ -137,10 +136,12 @@ type ChannelEntry struct {
 	Producers uint64  `wire:"pr?"` // producers
 	Consumers uint64  `wire:"cs?"` // consumers
 	Closed    bool    `wire:"sh?"` // it is closed
-	Published uint64  `wire:"sq?"` // frames so far
-	// frames that are still to be taken: in a broadcast by the consumer that is furthest behind, in a queue those that are not acknowledged
+	Published uint64  `wire:"sq?"` // frames published so far
+	// in a broadcast, frames that the consumer furthest behind has not taken; in a queue, frames that are not acknowledged
 	Waiting uint64 `wire:"wt?"`
-	Slowest uint64 `wire:"sl?"` // session of the consumer that is furthest behind in a broadcast; left out: none is
+	Slowest uint64 `wire:"sl?"` // session of the consumer furthest behind in a broadcast; left out: none is behind
+	Used    uint64 `wire:"uf?"` // places that frames take up: if as many as the capacity, the next one waits, fails or drops another
+	Dropped uint64 `wire:"dr?"` // frames that consumers missed so far; in a queue, those that no consumer got
 }
 
 // NameEntry describes a name in a list, and the buffer that is published under it.
@@ -149,9 +150,9 @@ type NameEntry struct {
 	Buffer  uint64 `wire:"bf"`  // buffer id
 	Pool    uint64 `wire:"pl"`  // pool id
 	Bytes   uint64 `wire:"n"`   // bytes of the buffer
-	Tensor  Tensor `wire:"t"`   // what it holds
-	UID     uint64 `wire:"ui"`  // user id of who published it
-	Session uint64 `wire:"ss?"` // session whose end removes it; left out: it is kept
+	Tensor  Tensor `wire:"t"`   // its content
+	UID     uint64 `wire:"ui"`  // id of the user that published it
+	Session uint64 `wire:"ss?"` // the name is removed when this session ends; left out: it is kept
 }
 
 // BufferEntry describes a buffer in a list, and what holds it.
@@ -161,12 +162,12 @@ type BufferEntry struct {
 	Pool       uint64   `wire:"pl"`  // pool id
 	Bytes      uint64   `wire:"n"`   // bytes of the buffer
 	BlockBytes uint64   `wire:"bs"`  // bytes of the block
-	Tensor     Tensor   `wire:"t"`   // what it holds
+	Tensor     Tensor   `wire:"t"`   // its content
 	Writer     uint64   `wire:"wr?"` // session with the write lease; left out: none
 	Readers    []uint64 `wire:"rd?"` // sessions with read leases, at most 8 of them
 	Reads      uint64   `wire:"rs?"` // read leases
 	Names      uint64   `wire:"nn?"` // names that it is published under
-	InChannel  bool     `wire:"ch?"` // a channel has it whose producer left
+	InChannel  bool     `wire:"ch?"` // it is in a channel, and its producer has left
 }
 
 // LeaseEntry describes a lease in a list, and the session that has it.
@@ -186,11 +187,11 @@ type LeaseEntry struct {
 	Since      uint64 `wire:"ws?"` // since when, in nanoseconds since 1970
 }
 
-// EventEntry is one thing that happened. Fields that say nothing about it are left out.
+// EventEntry describes one event. Fields that do not apply to it are left out.
 type EventEntry struct {
 	Number  uint64 `wire:"id"`  // counts the events of the epoch, from 1 on
 	At      uint64 `wire:"at"`  // when, in nanoseconds since 1970
-	Kind    string `wire:"k"`   // what sort of thing (see Events)
+	Kind    string `wire:"k"`   // kind (see Events)
 	Session uint64 `wire:"ss?"` // session id
 	UID     uint64 `wire:"ui?"` // user id of the session
 	PID     uint64 `wire:"pd?"` // process id of the session, for people
@@ -200,8 +201,8 @@ type EventEntry struct {
 	Buffer  uint64 `wire:"bf?"` // buffer id
 	Bytes   uint64 `wire:"n?"`  // bytes of memory
 	Ending  string `wire:"en?"` // how a session ended: `left`, `lost`, `error`, `closed`, `shutdown`
-	Took    uint64 `wire:"tk?"` // nanoseconds that it took or lasts
-	Count   uint64 `wire:"ct?"` // how many like it there were since the last event that said so; left out: 1
+	Took    uint64 `wire:"tk?"` // how long it took, or has lasted, in nanoseconds
+	Count   uint64 `wire:"ct?"` // how often it happened since the last such event; left out: 1
 	Text    string `wire:"tx"`  // a sentence, for people, at most 1,000 bytes
 }
 
@@ -214,16 +215,16 @@ type Hello struct {
 	Features []string `wire:"ft?"` // features: what the client can do beyond the version
 }
 
-// Epoch identifies one life of the service.
+// Epoch identifies one run of the service.
 type Epoch [16]byte
 
-// HelloReply says what was agreed on, and who the service is.
+// HelloReply says what was agreed on, and identifies the service.
 type HelloReply struct {
-	Version  uint64   `wire:"v"`   // the version chosen
+	Version  uint64   `wire:"v"`   // the chosen version
 	Epoch    Epoch    `wire:"ep"`  // the service's epoch
 	Session  uint64   `wire:"id"`  // session id
 	PID      uint64   `wire:"pid"` // the service's process id, for people
-	Features []string `wire:"ft?"` // features of both
+	Features []string `wire:"ft?"` // features that both have
 }
 
 // Create makes a pool.
@@ -234,11 +235,11 @@ type Create struct {
 	Kind            string   `wire:"k"`   // kind, see Kinds
 	Device          string   `wire:"dv?"` // device, an ordinal or a UUID; left out: the first
 	MaxBytes        uint64   `wire:"mx"`  // most bytes of the pool
-	MaxSessionBytes uint64   `wire:"sx?"` // most bytes of a session; left out: no limit of its own
-	MaxUserBytes    uint64   `wire:"ux?"` // most bytes of a user; left out: no limit of its own
-	UIDs            []uint64 `wire:"ui?"` // ids of users that may use it; without `gi` too: the creator's user
+	MaxSessionBytes uint64   `wire:"sx?"` // most bytes of a session; left out: no limit
+	MaxUserBytes    uint64   `wire:"ux?"` // most bytes of a user; left out: no limit
+	UIDs            []uint64 `wire:"ui?"` // ids of users that may use it; without `ui` and `gi`: the creator's user
 	GIDs            []uint64 `wire:"gi?"` // ids of groups that may use it
-	Ensure          bool     `wire:"en?"` // if there is a pool of that name that is just like this, open it
+	Ensure          bool     `wire:"en?"` // if there is an equal pool of that name, open it
 }
 
 // PoolReply has the pool that was made or opened.
@@ -246,12 +247,12 @@ type PoolReply struct {
 	Pool Pool `wire:"p"` // the pool
 }
 
-// Open opens a pool that there is, by its name or its id: exactly one of the two.
+// Open opens an existing pool, by its name or by its id: exactly one of the two.
 //
 //wire:request open PoolReply
 type Open struct {
 	Name string `wire:"nm?"` // pool name
-	Pool uint64 `wire:"pl?"` // pool id, where a lease named a pool that the session has not opened
+	Pool uint64 `wire:"pl?"` // pool id, if a lease named a pool that the session has not opened
 	Wait uint64 `wire:"w?"`  // milliseconds to wait for the name
 }
 
@@ -262,7 +263,7 @@ type Destroy struct {
 	Pool uint64 `wire:"pl"` // pool id
 }
 
-// Trim gives unused blocks of a pool back.
+// Trim frees unused blocks of a pool.
 //
 //wire:request trim TrimReply
 type Trim struct {
@@ -270,9 +271,9 @@ type Trim struct {
 	Keep uint64 `wire:"n?"` // bytes of unused blocks to keep
 }
 
-// TrimReply says how much was given back.
+// TrimReply says how much was freed.
 type TrimReply struct {
-	Bytes uint64 `wire:"n"` // bytes given back at once
+	Bytes uint64 `wire:"n"` // bytes that were freed at once
 }
 
 // Alloc allocates a buffer, with a write lease.
@@ -280,42 +281,42 @@ type TrimReply struct {
 //wire:request alloc LeaseReply
 type Alloc struct {
 	Pool   uint64 `wire:"pl"` // pool id
-	Tensor Tensor `wire:"t"`  // what the buffer is to hold
+	Tensor Tensor `wire:"t"`  // the content that the buffer is for
 	Wait   uint64 `wire:"w?"` // milliseconds to wait for room
 }
 
 // LeaseReply has the lease that was granted.
 type LeaseReply struct {
-	Lease Lease `wire:"l"` // the lease granted
+	Lease Lease `wire:"l"` // the lease
 }
 
-// Publish names the buffer of a write lease, whose content is complete.
+// Publish gives the buffer of a write lease a name. Its content is complete, or will be as `rt` and `ev` say.
 //
 //wire:request publish
 type Publish struct {
 	Lease   uint64  `wire:"l"`   // lease id, of a write lease
 	Name    string  `wire:"nm"`  // buffer name
-	Tensor  *Tensor `wire:"t?"`  // a new description of the content; left out: as allocated
+	Tensor  *Tensor `wire:"t?"`  // a new description of the content; left out: that of `alloc`
 	Keep    bool    `wire:"kp?"` // keep the name when the session ends
-	Replace bool    `wire:"rp?"` // replace an existing name of the same owner
-	Ready   *Fence  `wire:"rt?"` // when the content is complete (ready); left out, and without `ev`: now
-	Event   []byte  `wire:"ev?"` // an interprocess event for the same
+	Replace bool    `wire:"rp?"` // replace an existing name of the same user
+	Ready   *Fence  `wire:"rt?"` // the content is complete when this is reached; without `rt` and `ev`: it is complete now
+	Event   []byte  `wire:"ev?"` // the content is complete when this interprocess event has happened
 }
 
-// Unpublish takes a name away.
+// Unpublish removes a name.
 //
 //wire:request unpublish
 type Unpublish struct {
 	Name string `wire:"nm"` // buffer name
 }
 
-// Get leases the buffer behind a name.
+// Get leases the buffer that has a name.
 //
 //wire:request get LeaseReply
 type Get struct {
 	Name  string `wire:"nm"`  // buffer name
 	Write bool   `wire:"wr?"` // for a write lease
-	Wait  uint64 `wire:"w?"`  // milliseconds to wait
+	Wait  uint64 `wire:"w?"`  // milliseconds to wait for the name and the lease
 }
 
 // LeaseBuffer leases a buffer by its id.
@@ -325,18 +326,17 @@ type LeaseBuffer struct {
 	Buffer     uint64 `wire:"bf"`  // buffer id
 	Generation uint64 `wire:"ge"`  // generation of its block
 	Write      bool   `wire:"wr?"` // for a write lease
-	Wait       uint64 `wire:"w?"`  // milliseconds to wait
+	Wait       uint64 `wire:"w?"`  // milliseconds to wait for the lease
 }
 
-// Release ends a lease, or several in the same way: as many of them as can be ended, whatever becomes of the others. It is
-// usually sent without `q`.
+// Release ends a lease, or several in the same way: all that can be ended. It is usually sent without `q`.
 //
 //wire:request release
 type Release struct {
 	Lease  uint64  `wire:"l"`   // lease id
-	Failed bool    `wire:"fl?"` // what was written is incomplete
-	Done   []Fence `wire:"dt?"` // when the work that used the lease is done; left out: now
-	// further leases, of which each ends in the same way if it can be ended; an error is that of the first that cannot
+	Failed bool    `wire:"fl?"` // the content is incomplete
+	Done   []Fence `wire:"dt?"` // the work that used the lease is done when these are reached; left out: it is done now
+	// further leases, which end in the same way; an error is that of the first lease that cannot be ended
 	Also []uint64 `wire:"al?"`
 }
 
@@ -347,28 +347,28 @@ type Cancel struct {
 	Request uint64 `wire:"rq"` // number of a request of this session that waits
 }
 
-// Dropped says which mappings the client has given up. It is usually sent without `q`.
+// Dropped says which blocks the client has unmapped. It is usually sent without `q`.
 //
 //wire:request dropped
 type Dropped struct {
-	Blocks []uint64 `wire:"bl"` // ids of the blocks whose mappings the client has given up
+	Blocks []uint64 `wire:"bl"` // ids of the blocks
 }
 
-// StatsRequest asks what the service holds.
+// StatsRequest asks for the counts of what the service has.
 //
 //wire:request stats StatsReply
 type StatsRequest struct{}
 
 // StatsReply has the counts of the whole service, and the pools of the session.
 type StatsReply struct {
-	Stats Stats `wire:"s"` // what the service holds
+	Stats Stats `wire:"s"` // the counts
 }
 
 // List asks for a page of what the service has. The entries come in the order of ids or names.
 //
 //wire:request list ListReply
 type List struct {
-	What  string `wire:"wt"`  // what: `sessions`, `channels`, `names`, `buffers`, `leases`
+	What  string `wire:"wt"`  // what to list: `sessions`, `channels`, `names`, `buffers`, `leases`
 	After string `wire:"af?"` // `nx` of the page before; left out: the first page
 	Most  uint64 `wire:"n?"`  // most entries of the page; left out: 64
 }
@@ -380,24 +380,24 @@ type ListReply struct {
 	Names    []NameEntry    `wire:"ns?"` // names
 	Buffers  []BufferEntry  `wire:"bs?"` // buffers
 	Leases   []LeaseEntry   `wire:"ls?"` // leases
-	Next     string         `wire:"nx?"` // where the next page begins; left out: this is the last
+	Next     string         `wire:"nx?"` // `af` of the next page; left out: this is the last
 }
 
-// Events asks for a page of what happened, the oldest first, and waits for something if there is nothing new. At most 4 of a session wait at a
-// time; one more fails with `limit`.
+// Events asks for a page of events, the oldest first, and waits for one if there is none. At most 4 such requests of a session wait at
+// a time; one more fails with `limit`.
 //
 //wire:request events EventsReply
 type Events struct {
-	After uint64 `wire:"af?"` // number of the last event that is known; left out: all that are kept
+	After uint64 `wire:"af?"` // number of the last event that the client knows; left out: all that the service keeps
 	Most  uint64 `wire:"n?"`  // most entries of the page; left out: 32
 	Wait  uint64 `wire:"w?"`  // milliseconds to wait for an event
 }
 
-// EventsReply has what happened.
+// EventsReply has the events.
 type EventsReply struct {
 	Events []EventEntry `wire:"ev?"` // events
 	Next   uint64       `wire:"nx?"` // `af` of the next page
-	Lost   uint64       `wire:"lo?"` // events after `af` that the service has forgotten
+	Lost   uint64       `wire:"lo?"` // how many events after `af` the service does not keep any more
 }
 
 // EndSession ends another session, as if its client had broken the protocol.
@@ -407,31 +407,32 @@ type EndSession struct {
 	Session uint64 `wire:"ss"` // session id
 }
 
-// Bye says that the client is about to close the connection: its session did not get lost. It is usually sent without `q`.
+// Bye says that the client is about to close the connection. The service then notes that the session left, not that it was lost. It is
+// usually sent without `q`.
 //
 //wire:request bye
 type Bye struct{}
 
-// Timeline asks for the page of a timeline: the session's own, or another's that a fence named.
+// Timeline asks for the page of a timeline: the session's own, or another that a fence named.
 //
 //wire:request timeline TimelineReply
 type Timeline struct {
-	Timeline uint64 `wire:"tl?"` // timeline id; left out: the session's own, which is made if need be
+	Timeline uint64 `wire:"tl?"` // timeline id; left out: the session's own, which the first such request makes
 }
 
 // TimelineReply has the page of a timeline.
 type TimelineReply struct {
 	Timeline uint64 `wire:"tl"` // timeline id, never reused within an epoch
 	Words    uint64 `wire:"nw"` // how many words the page has
-	Export   Export `wire:"x"`  // one descriptor: a memfd of 4,096 bytes
+	Export   Export `wire:"x"`  // one descriptor: a memfd of 135,168 bytes, see Order
 }
 
-// Seal says that the session has mapped its own timeline: from now on nobody else can map it to write.
+// Seal says that the session has mapped its own timeline: from now on no other process can map it for writing.
 //
 //wire:request seal
 type Seal struct{}
 
-// MakeChannel makes a channel, or opens the one that is just like it.
+// MakeChannel makes a channel, or opens an equal one of that name.
 //
 //wire:request channel ChannelReply
 type MakeChannel struct {
@@ -442,7 +443,7 @@ type MakeChannel struct {
 	Full     string `wire:"fl?"` // what happens when it is full; left out: `block`
 }
 
-// ChannelReply has the channel that was made or found.
+// ChannelReply has the channel.
 type ChannelReply struct {
 	Channel Channel `wire:"c"` // the channel
 }
@@ -455,7 +456,7 @@ type Find struct {
 	Wait uint64 `wire:"w?"` // milliseconds to wait for the name
 }
 
-// CloseChannel closes a channel for all: nothing more can be sent, and consumers learn of it after the last frame.
+// CloseChannel closes a channel for all members. Producers can publish nothing more, and consumers get the end after the last frame.
 //
 //wire:request close
 type CloseChannel struct {
@@ -469,17 +470,17 @@ type Join struct {
 	Channel uint64 `wire:"ch"`  // channel id
 	Role    string `wire:"ro"`  // role: `producer`, `consumer`
 	Oldest  bool   `wire:"ol?"` // a consumer of a broadcast begins with the oldest frame kept, not with the newest
-	Full    string `wire:"fl?"` // what happens when this consumer of a broadcast is slow; left out: as the channel has it
+	Full    string `wire:"fl?"` // what happens when this consumer of a broadcast is slow; left out: the channel's policy
 }
 
 // JoinReply has the files of a new member.
 type JoinReply struct {
-	Slot   uint64 `wire:"sl"` // slot of the roster
+	Slot   uint64 `wire:"sl"` // slot in the roster
 	Member uint64 `wire:"mb"` // member id, never reused in the channel
 	Export Export `wire:"x"`  // three descriptors: the roster, the sequencer and the member's own file
 }
 
-// Enter says that a member has mapped the files that `join` gave it: once this is answered, it takes part.
+// Enter says that the session has mapped the files of a member: once this is answered, the member takes part.
 //
 //wire:request enter
 type Enter struct {
@@ -487,7 +488,7 @@ type Enter struct {
 	Member  uint64 `wire:"mb"` // member id
 }
 
-// Leave says that a member takes no part any more.
+// Leave says that a member does not take part any more.
 //
 //wire:request leave
 type Leave struct {
@@ -495,11 +496,11 @@ type Leave struct {
 	Member  uint64 `wire:"mb"` // member id
 }
 
-// Map asks how to map a block that a frame named. The block counts as one whose export the session was sent.
+// Map asks how to map a block that a frame named. The session then counts as one that was sent the block's export.
 //
 //wire:request map MapReply
 type Map struct {
-	Channel uint64 `wire:"ch"` // channel id, in which the session is a consumer
+	Channel uint64 `wire:"ch"` // channel id; the session has a consumer in it
 	Block   uint64 `wire:"bl"` // block id, in the channel's pool
 }
 
@@ -510,19 +511,19 @@ type MapReply struct {
 	Export     Export `wire:"x"`  // how to map the block
 }
 
-// Doubt says which frame has failed because its record contradicts itself. It is usually sent without `q`.
+// Doubt reports a frame whose record contradicts itself. It is usually sent without `q`.
 //
 //wire:request doubt
 type Doubt struct {
 	Channel  uint64 `wire:"ch"` // channel id
-	Member   uint64 `wire:"mb"` // member id of the consumer that found it
+	Member   uint64 `wire:"mb"` // member id of the consumer that got it
 	Sequence uint64 `wire:"sq"` // number of the frame
 }
 
 // EmptyReply says that a request succeeded, and nothing else.
 type EmptyReply struct{}
 
-// Recall asks to unmap blocks when no lease needs them, and to send `dropped` then.
+// Recall asks the client to unmap blocks as soon as no lease needs them, and then to send `dropped`.
 //
 //wire:notice recall
 type Recall struct {
@@ -533,43 +534,43 @@ type Recall struct {
 //
 //wire:notice goodbye
 type Goodbye struct {
-	Reason Error `wire:",inline"` // why, as the Error of a reply says it
+	Reason Error `wire:",inline"` // the reason, as in the Error of a reply
 }
 
-// Failed says that the writer of buffers, which the session has leased, died before they were complete.
+// Failed says that the writer of buffers that the session has leased died before they were complete.
 //
 //wire:notice failed
 type Failed struct {
 	Buffers []uint64 `wire:"bf"` // buffer ids
 }
 
-// Working says that the service is carrying out a request that takes long.
+// Working says that the service is executing a request that takes long.
 //
 //wire:notice working
 type Working struct {
-	// number of a request of this session; left out: one that all others of the session wait behind
+	// number of a request of this session; left out: a request that all later ones of the session wait for
 	Request uint64 `wire:"rq?"`
 }
 
-// Member gives the file of a member to the members of the other role that the session has in a channel (see Channels).
+// Member gives the session the file of a member of a channel, for its own members of the other role (see Channels).
 //
 //wire:notice member
 type Member struct {
 	Channel uint64 `wire:"ch"` // channel id
 	Role    string `wire:"ro"` // role of the member: `producer`, `consumer`
-	Slot    uint64 `wire:"sl"` // slot of the roster
+	Slot    uint64 `wire:"sl"` // slot in the roster
 	Member  uint64 `wire:"mb"` // member id
 	Export  Export `wire:"x"`  // one descriptor: the member's file
 }
 
-// Wanted says that memory of a pool is wanted (see Channels).
+// Wanted says that other sessions need memory of a pool (see Channels).
 //
 //wire:notice wanted
 type Wanted struct {
 	Pool uint64 `wire:"pl"` // pool id
 }
 
-// Forget says that no fence of these timelines will come again: the client unmaps them once nothing waits for them.
+// Forget says that the client will get no more fences of these timelines: it unmaps them once nothing waits for them.
 //
 //wire:notice forget
 type Forget struct {

@@ -34,7 +34,7 @@ var newRequest = map[string]func() Request{
 	"doubt":     func() Request { return new(Doubt) },
 }
 
-// newNotice makes an empty one of each notice of the protocol.
+// newNotice makes an empty notice for each name of the protocol.
 var newNotice = map[string]func() Notice{
 	"recall":  func() Notice { return new(Recall) },
 	"goodbye": func() Notice { return new(Goodbye) },
@@ -149,6 +149,8 @@ var channelEntryFields = record[ChannelEntry]{
 	uintField("sq", func(m *ChannelEntry) *uint64 { return &m.Published }).maybe(),
 	uintField("wt", func(m *ChannelEntry) *uint64 { return &m.Waiting }).maybe(),
 	uintField("sl", func(m *ChannelEntry) *uint64 { return &m.Slowest }).maybe(),
+	uintField("uf", func(m *ChannelEntry) *uint64 { return &m.Used }).maybe(),
+	uintField("dr", func(m *ChannelEntry) *uint64 { return &m.Dropped }).maybe(),
 }
 
 var nameEntryFields = record[NameEntry]{
@@ -218,7 +220,7 @@ var helloFields = record[Hello]{
 // Op returns "hello".
 func (*Hello) Op() string { return "hello" }
 
-// Reply returns new(HelloReply), for what answers it.
+// Reply returns new(HelloReply), for the answer.
 func (*Hello) Reply() Reply { return new(HelloReply) }
 
 func (m *Hello) fields() fields { return helloFields.of(m) }
@@ -250,7 +252,7 @@ var createFields = record[Create]{
 // Op returns "create".
 func (*Create) Op() string { return "create" }
 
-// Reply returns new(PoolReply), for what answers it.
+// Reply returns new(PoolReply), for the answer.
 func (*Create) Reply() Reply { return new(PoolReply) }
 
 func (m *Create) fields() fields { return createFields.of(m) }
@@ -272,7 +274,7 @@ var openFields = record[Open]{
 // Op returns "open".
 func (*Open) Op() string { return "open" }
 
-// Reply returns new(PoolReply), for what answers it.
+// Reply returns new(PoolReply), for the answer.
 func (*Open) Reply() Reply { return new(PoolReply) }
 
 func (m *Open) fields() fields { return openFields.of(m) }
@@ -284,7 +286,7 @@ var destroyFields = record[Destroy]{
 // Op returns "destroy".
 func (*Destroy) Op() string { return "destroy" }
 
-// Reply returns new(EmptyReply), for what answers it.
+// Reply returns new(EmptyReply), for the answer.
 func (*Destroy) Reply() Reply { return new(EmptyReply) }
 
 func (m *Destroy) fields() fields { return destroyFields.of(m) }
@@ -297,7 +299,7 @@ var trimFields = record[Trim]{
 // Op returns "trim".
 func (*Trim) Op() string { return "trim" }
 
-// Reply returns new(TrimReply), for what answers it.
+// Reply returns new(TrimReply), for the answer.
 func (*Trim) Reply() Reply { return new(TrimReply) }
 
 func (m *Trim) fields() fields { return trimFields.of(m) }
@@ -319,7 +321,7 @@ var allocFields = record[Alloc]{
 // Op returns "alloc".
 func (*Alloc) Op() string { return "alloc" }
 
-// Reply returns new(LeaseReply), for what answers it.
+// Reply returns new(LeaseReply), for the answer.
 func (*Alloc) Reply() Reply { return new(LeaseReply) }
 
 func (m *Alloc) fields() fields { return allocFields.of(m) }
@@ -345,7 +347,7 @@ var publishFields = record[Publish]{
 // Op returns "publish".
 func (*Publish) Op() string { return "publish" }
 
-// Reply returns new(EmptyReply), for what answers it.
+// Reply returns new(EmptyReply), for the answer.
 func (*Publish) Reply() Reply { return new(EmptyReply) }
 
 func (m *Publish) fields() fields { return publishFields.of(m) }
@@ -357,7 +359,7 @@ var unpublishFields = record[Unpublish]{
 // Op returns "unpublish".
 func (*Unpublish) Op() string { return "unpublish" }
 
-// Reply returns new(EmptyReply), for what answers it.
+// Reply returns new(EmptyReply), for the answer.
 func (*Unpublish) Reply() Reply { return new(EmptyReply) }
 
 func (m *Unpublish) fields() fields { return unpublishFields.of(m) }
@@ -371,7 +373,7 @@ var getFields = record[Get]{
 // Op returns "get".
 func (*Get) Op() string { return "get" }
 
-// Reply returns new(LeaseReply), for what answers it.
+// Reply returns new(LeaseReply), for the answer.
 func (*Get) Reply() Reply { return new(LeaseReply) }
 
 func (m *Get) fields() fields { return getFields.of(m) }
@@ -386,7 +388,7 @@ var leaseBufferFields = record[LeaseBuffer]{
 // Op returns "lease".
 func (*LeaseBuffer) Op() string { return "lease" }
 
-// Reply returns new(LeaseReply), for what answers it.
+// Reply returns new(LeaseReply), for the answer.
 func (*LeaseBuffer) Reply() Reply { return new(LeaseReply) }
 
 func (m *LeaseBuffer) fields() fields { return leaseBufferFields.of(m) }
@@ -401,7 +403,7 @@ var releaseFields = record[Release]{
 // Op returns "release".
 func (*Release) Op() string { return "release" }
 
-// Reply returns new(EmptyReply), for what answers it.
+// Reply returns new(EmptyReply), for the answer.
 func (*Release) Reply() Reply { return new(EmptyReply) }
 
 func (m *Release) fields() fields { return releaseFields.of(m) }
@@ -413,7 +415,7 @@ var cancelFields = record[Cancel]{
 // Op returns "cancel".
 func (*Cancel) Op() string { return "cancel" }
 
-// Reply returns new(EmptyReply), for what answers it.
+// Reply returns new(EmptyReply), for the answer.
 func (*Cancel) Reply() Reply { return new(EmptyReply) }
 
 func (m *Cancel) fields() fields { return cancelFields.of(m) }
@@ -425,7 +427,7 @@ var droppedFields = record[Dropped]{
 // Op returns "dropped".
 func (*Dropped) Op() string { return "dropped" }
 
-// Reply returns new(EmptyReply), for what answers it.
+// Reply returns new(EmptyReply), for the answer.
 func (*Dropped) Reply() Reply { return new(EmptyReply) }
 
 func (m *Dropped) fields() fields { return droppedFields.of(m) }
@@ -435,7 +437,7 @@ var statsRequestFields = record[StatsRequest]{}
 // Op returns "stats".
 func (*StatsRequest) Op() string { return "stats" }
 
-// Reply returns new(StatsReply), for what answers it.
+// Reply returns new(StatsReply), for the answer.
 func (*StatsRequest) Reply() Reply { return new(StatsReply) }
 
 func (m *StatsRequest) fields() fields { return statsRequestFields.of(m) }
@@ -457,7 +459,7 @@ var listFields = record[List]{
 // Op returns "list".
 func (*List) Op() string { return "list" }
 
-// Reply returns new(ListReply), for what answers it.
+// Reply returns new(ListReply), for the answer.
 func (*List) Reply() Reply { return new(ListReply) }
 
 func (m *List) fields() fields { return listFields.of(m) }
@@ -484,7 +486,7 @@ var eventsFields = record[Events]{
 // Op returns "events".
 func (*Events) Op() string { return "events" }
 
-// Reply returns new(EventsReply), for what answers it.
+// Reply returns new(EventsReply), for the answer.
 func (*Events) Reply() Reply { return new(EventsReply) }
 
 func (m *Events) fields() fields { return eventsFields.of(m) }
@@ -506,7 +508,7 @@ var endSessionFields = record[EndSession]{
 // Op returns "end".
 func (*EndSession) Op() string { return "end" }
 
-// Reply returns new(EmptyReply), for what answers it.
+// Reply returns new(EmptyReply), for the answer.
 func (*EndSession) Reply() Reply { return new(EmptyReply) }
 
 func (m *EndSession) fields() fields { return endSessionFields.of(m) }
@@ -516,7 +518,7 @@ var byeFields = record[Bye]{}
 // Op returns "bye".
 func (*Bye) Op() string { return "bye" }
 
-// Reply returns new(EmptyReply), for what answers it.
+// Reply returns new(EmptyReply), for the answer.
 func (*Bye) Reply() Reply { return new(EmptyReply) }
 
 func (m *Bye) fields() fields { return byeFields.of(m) }
@@ -528,7 +530,7 @@ var timelineFields = record[Timeline]{
 // Op returns "timeline".
 func (*Timeline) Op() string { return "timeline" }
 
-// Reply returns new(TimelineReply), for what answers it.
+// Reply returns new(TimelineReply), for the answer.
 func (*Timeline) Reply() Reply { return new(TimelineReply) }
 
 func (m *Timeline) fields() fields { return timelineFields.of(m) }
@@ -548,7 +550,7 @@ var sealFields = record[Seal]{}
 // Op returns "seal".
 func (*Seal) Op() string { return "seal" }
 
-// Reply returns new(EmptyReply), for what answers it.
+// Reply returns new(EmptyReply), for the answer.
 func (*Seal) Reply() Reply { return new(EmptyReply) }
 
 func (m *Seal) fields() fields { return sealFields.of(m) }
@@ -564,7 +566,7 @@ var makeChannelFields = record[MakeChannel]{
 // Op returns "channel".
 func (*MakeChannel) Op() string { return "channel" }
 
-// Reply returns new(ChannelReply), for what answers it.
+// Reply returns new(ChannelReply), for the answer.
 func (*MakeChannel) Reply() Reply { return new(ChannelReply) }
 
 func (m *MakeChannel) fields() fields { return makeChannelFields.of(m) }
@@ -585,7 +587,7 @@ var findFields = record[Find]{
 // Op returns "find".
 func (*Find) Op() string { return "find" }
 
-// Reply returns new(ChannelReply), for what answers it.
+// Reply returns new(ChannelReply), for the answer.
 func (*Find) Reply() Reply { return new(ChannelReply) }
 
 func (m *Find) fields() fields { return findFields.of(m) }
@@ -597,7 +599,7 @@ var closeChannelFields = record[CloseChannel]{
 // Op returns "close".
 func (*CloseChannel) Op() string { return "close" }
 
-// Reply returns new(EmptyReply), for what answers it.
+// Reply returns new(EmptyReply), for the answer.
 func (*CloseChannel) Reply() Reply { return new(EmptyReply) }
 
 func (m *CloseChannel) fields() fields { return closeChannelFields.of(m) }
@@ -612,7 +614,7 @@ var joinFields = record[Join]{
 // Op returns "join".
 func (*Join) Op() string { return "join" }
 
-// Reply returns new(JoinReply), for what answers it.
+// Reply returns new(JoinReply), for the answer.
 func (*Join) Reply() Reply { return new(JoinReply) }
 
 func (m *Join) fields() fields { return joinFields.of(m) }
@@ -635,7 +637,7 @@ var enterFields = record[Enter]{
 // Op returns "enter".
 func (*Enter) Op() string { return "enter" }
 
-// Reply returns new(EmptyReply), for what answers it.
+// Reply returns new(EmptyReply), for the answer.
 func (*Enter) Reply() Reply { return new(EmptyReply) }
 
 func (m *Enter) fields() fields { return enterFields.of(m) }
@@ -648,7 +650,7 @@ var leaveFields = record[Leave]{
 // Op returns "leave".
 func (*Leave) Op() string { return "leave" }
 
-// Reply returns new(EmptyReply), for what answers it.
+// Reply returns new(EmptyReply), for the answer.
 func (*Leave) Reply() Reply { return new(EmptyReply) }
 
 func (m *Leave) fields() fields { return leaveFields.of(m) }
@@ -661,7 +663,7 @@ var mapFields = record[Map]{
 // Op returns "map".
 func (*Map) Op() string { return "map" }
 
-// Reply returns new(MapReply), for what answers it.
+// Reply returns new(MapReply), for the answer.
 func (*Map) Reply() Reply { return new(MapReply) }
 
 func (m *Map) fields() fields { return mapFields.of(m) }
@@ -685,7 +687,7 @@ var doubtFields = record[Doubt]{
 // Op returns "doubt".
 func (*Doubt) Op() string { return "doubt" }
 
-// Reply returns new(EmptyReply), for what answers it.
+// Reply returns new(EmptyReply), for the answer.
 func (*Doubt) Reply() Reply { return new(EmptyReply) }
 
 func (m *Doubt) fields() fields { return doubtFields.of(m) }

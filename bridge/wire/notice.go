@@ -1,15 +1,15 @@
 package wire
 
-// Notice is what the service tells unasked.
+// Notice is a message of the service that answers no request.
 type Notice interface {
 	message
-	Notice() string // the notice's name as it stands on the wire
+	Notice() string // the notice's name as it is sent
 }
 
 var noticeNames = namesOf(newNotice)
 
-// AppendNotice appends a notice's packet to dst. A message that breaks a limit of the protocol yields a *FieldError that
-// wraps CodeInvalid, and dst as it was.
+// AppendNotice appends a notice's packet to dst. For a message that exceeds a limit of the protocol it returns dst unchanged and a
+// *FieldError that wraps CodeInvalid.
 func AppendNotice(dst []byte, n Notice) ([]byte, error) {
 	name, fields := n.Notice(), n.fields()
 	out, err := appendTo(dst, func(e *encoder) error {
@@ -24,8 +24,8 @@ func AppendNotice(dst []byte, n Notice) ([]byte, error) {
 	return out, of(name, err)
 }
 
-// DecodeNotice checks and decodes a notice. A notice that this package does not know yields an *UnknownError, which a
-// client ignores.
+// DecodeNotice checks and decodes a notice. For a notice that this package does not know it returns an *UnknownError, which
+// a client ignores.
 func DecodeNotice(packet []byte) (Notice, error) {
 	h, err := DecodeHeader(packet)
 	if err != nil {

@@ -1,6 +1,6 @@
 package wire
 
-// record describes a structure: its fields in the order in which they stand on the wire.
+// record describes a structure: its fields in the order in which they are sent.
 type record[T any] []field[T]
 
 // size returns how many of m's fields are sent.
@@ -38,8 +38,7 @@ func (r record[T]) encode(e *encoder, m *T) error {
 	return r.body(e, m)
 }
 
-// decode reads a map into m and leaves nothing of what m held before. Unknown keys are ignored; a key that is required
-// and missing is an error.
+// decode reads a map into m, and sets every field of m. It ignores unknown keys; a missing required key is an error.
 func (r record[T]) decode(d *decoder, m *T) error {
 	*m = *new(T)
 	n, err := d.mapLen()
@@ -47,7 +46,7 @@ func (r record[T]) decode(d *decoder, m *T) error {
 		return err
 	}
 	var seen uint64 // a bit for each field; Check has refused duplicates
-	next := 0       // most packets have the keys in our order
+	next := 0       // most packets have the keys in the order of the record
 	for range n {
 		key, err := d.key()
 		if err != nil {
@@ -89,14 +88,14 @@ func (r record[T]) find(key []byte, from int) int {
 	return -1
 }
 
-// fields are those of one message: what its record says, and its values.
+// fields has the record and the values of one message.
 type fields interface {
 	size() int
 	body(*encoder) error
 	decode(*decoder) error
 }
 
-// of are the fields of m.
+// of returns the fields of m.
 func (r record[T]) of(m *T) fields { return bound[T]{r, m} }
 
 type bound[T any] struct {

@@ -6,8 +6,8 @@ type Reply interface {
 	reply()
 }
 
-// AppendReply appends a reply's packet to dst. q is the number of the request. A message that breaks a limit of the
-// protocol yields a *FieldError that wraps CodeInvalid, and dst as it was.
+// AppendReply appends a reply's packet to dst. q is the number of the request. For a message that exceeds a limit of the
+// protocol it returns dst unchanged and a *FieldError that wraps CodeInvalid.
 func AppendReply(dst []byte, q uint32, r Reply) ([]byte, error) {
 	if q == 0 {
 		return dst, errUnanswerable
@@ -25,11 +25,10 @@ func AppendReply(dst []byte, q uint32, r Reply) ([]byte, error) {
 	return out, of("reply", err)
 }
 
-// errUnanswerable is a reply to a request that wants none.
+// errUnanswerable is the error for a reply to a request without a number.
 var errUnanswerable = &FieldError{Message: "reply", Key: "q", Expected: "a request number", Found: "0", Code: CodeInvalid}
 
-// AppendError appends the packet that answers request q with a failure. A message that is too long or no UTF-8 is
-// made to fit.
+// AppendError appends the packet that answers request q with a failure. It cuts a message that is too long, and replaces invalid UTF-8.
 func AppendError(dst []byte, q uint32, failure *Error) ([]byte, error) {
 	if q == 0 {
 		return dst, errUnanswerable
@@ -64,8 +63,8 @@ func DecodeHeader(packet []byte) (Header, error) {
 	return h, nil
 }
 
-// DecodeReply checks a reply and decodes it into the message that answers its request. The failure of the request is
-// returned as an *Error; a malformed packet as an error that wraps ErrProtocol and is no *Error.
+// DecodeReply checks a reply and decodes it into the reply of its request. If the request failed, it returns an *Error; for a malformed
+// packet it returns another error that wraps ErrProtocol.
 func DecodeReply(packet []byte, into Reply) (q uint32, err error) {
 	h, err := DecodeHeader(packet)
 	if err != nil {

@@ -8,8 +8,8 @@ type message interface {
 // Request is an operation that a client asks for.
 type Request interface {
 	message
-	Op() string   // the operation as it stands on the wire
-	Reply() Reply // an empty one of the kind that answers it
+	Op() string   // the operation as it is sent
+	Reply() Reply // an empty reply of the type that answers it
 }
 
 var opNames = namesOf(newRequest)
@@ -22,8 +22,8 @@ func namesOf[V any](m map[string]V) map[string]string {
 	return names
 }
 
-// AppendRequest appends a request's packet to dst. q is its number; 0 asks for no reply. A message that breaks a limit
-// of the protocol yields a *FieldError that wraps CodeInvalid, and dst as it was.
+// AppendRequest appends a request's packet to dst. q is its number; 0 asks for no reply. For a message that exceeds a limit
+// of the protocol it returns dst unchanged and a *FieldError that wraps CodeInvalid.
 func AppendRequest(dst []byte, q uint32, r Request) ([]byte, error) {
 	op, fields := r.Op(), r.fields()
 	out, err := appendTo(dst, func(e *encoder) error {
@@ -45,11 +45,11 @@ func AppendRequest(dst []byte, q uint32, r Request) ([]byte, error) {
 	return out, of(op, err)
 }
 
-// DecodeRequest checks and decodes a packet from a client. The number of the request is returned with an error too, as
-// far as it could be read, so that the error can be answered.
+// DecodeRequest checks and decodes a packet from a client. With an error too, it returns the number of the request if it could
+// read it, so that the service can answer.
 //
 // The error is a *PacketError or a *FieldError, which wrap ErrProtocol, or an *UnknownError, which wraps
-// CodeUnsupported and leaves the connection usable. AsError turns each into its answer.
+// CodeUnsupported and leaves the connection usable. AsError makes the answer of each.
 func DecodeRequest(packet []byte) (q uint32, r Request, err error) {
 	h, err := Check(packet)
 	if err != nil {

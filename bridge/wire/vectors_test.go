@@ -70,7 +70,7 @@ func recode(v vector) ([]byte, error) {
 	return wire.AppendReply(nil, q, r)
 }
 
-// replyTo makes an empty reply for what answers an operation.
+// replyTo makes an empty reply to an operation.
 func replyTo(op string) wire.Reply {
 	if blank, ok := wire.NewRequest[op]; ok {
 		return blank().Reply()
@@ -78,7 +78,7 @@ func replyTo(op string) wire.Reply {
 	return new(wire.EmptyReply)
 }
 
-// plain decodes a packet with the library alone, into what the JSON of the vectors looks like.
+// plain decodes a packet with the library alone, into the form of the vectors' JSON.
 func plain(t *testing.T, packet []byte) any {
 	var v any
 	require.NoError(t, msgpack.Unmarshal(packet, &v))
@@ -169,7 +169,7 @@ func TestEveryFieldOfEveryMessageStandsInAVector(t *testing.T) {
 	}
 }
 
-// decoded is the message of a valid vector, or the error that it carries.
+// decoded returns the message of a valid vector, or the error in it.
 func decoded(v vector) (m any, err error) {
 	switch v.Direction {
 	case "request":
@@ -188,7 +188,7 @@ func decoded(v vector) (m any, err error) {
 	return m, err
 }
 
-// visit names every field of a message, and of the structures in it.
+// visit calls its function with the name of every field of a message and of the structures in it.
 func visit(v reflect.Value, named func(field string, v reflect.Value)) {
 	switch v.Kind() {
 	case reflect.Pointer:
@@ -221,7 +221,7 @@ func whole(t reflect.Type) reflect.Value {
 		for i := range t.NumField() {
 			v.Field(i).Set(whole(t.Field(i).Type))
 		}
-	default: // nothing can be in it
+	default: // a type without structures
 	}
 	return v
 }

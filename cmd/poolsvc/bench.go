@@ -3,6 +3,7 @@ package main
 import (
 	"fmt"
 	"os"
+	"strconv"
 	"strings"
 	"time"
 
@@ -25,19 +26,18 @@ func newBench() *cobra.Command {
 	c := &cobra.Command{
 		Use:   "bench",
 		Short: "Measure what sharing memory costs on this machine",
-		Long: `Measure transfers, streams, copies, allocations, growth and start-up, and beside them, in the same run, what users have
-without poolbridge: queues, shared memory and sockets between two Python processes, each as well as it can be done. Kinds that
-the machine lacks are skipped.
+		Long: `Measure transfers, streams, copies, allocations, growth and start-up. The same run measures the alternatives without
+poolbridge: queues, shared memory and sockets between two Python processes, each used in its fastest way. Kinds that the machine
+lacks are skipped.
 
-Times are medians and percentiles in microseconds; p99.9 needs 1,000 of them. Transfers are those of arrays that are made
-once for a block, and then "a lease each", with a new array for each buffer, and "by name". The service runs in a process of its own.
-Python streams have one Python process that sends and others that receive; beside them iceoryx2 is measured, if that package is
-installed. Five rounds of each are measured in turn, and their medians count.
+Times are medians and percentiles in microseconds; p99.9 needs 1,000 measurements. Transfers are measured in three ways: with arrays
+that are made once for a block, with a new array and "a lease each", and "by name". The service runs in its own process.
+Python streams have one Python process that sends and others that receive. The same streams with iceoryx2 are measured if that package
+is installed. Five rounds of each are measured in turn; the results are the medians of the rounds.
 
-The ratios say how many times better poolbridge is than something else; with --goals also what this project wants to reach, on
-one H200 with nothing else to do: 1.4 against "128 MiB" is 1.4 times less than that. A stream that is slower than the same system's
-transfers one after the other is doubtful, and compared with nothing. A machine that works for others meanwhile gives other
-figures from run to run.`,
+The ratios say how many times better poolbridge is than an alternative. With --goals they also compare it with the goals of this project,
+on an idle H200: 1.4 against "128 MiB" means 1.4 times less than that. A stream that is slower than single transfers of the same system
+is marked as doubtful and not compared. On a machine that does other work, the figures change from run to run.`,
 		Example: `  poolsvc bench
   poolsvc bench --kind host --only transfer --size 1MiB
   poolsvc bench --python ~/venv/bin/python --json > bench.json`,
@@ -84,32 +84,36 @@ figures from run to run.`,
 	f.StringVar(&o.Python, "python", defaultPython(), "the workers' Python interpreter, with the poolbridge package")
 	f.StringVar(&o.Device, "device", "0", "GPU to use, an ordinal or a UUID")
 	f.StringSliceVar(&kinds, "kind", nil, fmt.Sprintf("kinds of memory, of %v (default host,device)", mempool.Kinds()))
-	f.StringSliceVar(&o.Only, "only", nil, "workloads, of "+strings.Join(bench.Workloads(), ", ")+" (default all)")
+	f.StringSliceVar(&o.Only, "only", nil, "workloads, of "+strings.Join(bench.Workloads(), ", ")+" (default all but spinning)")
 	completeKinds(c)
 	complete(c, "only", bench.Workloads()...)
 	f.StringSliceVar(&sizes, "size", nil, "sizes of buffers that are transferred (default 4KiB,64KiB,1MiB,16MiB,64MiB,1GiB)")
 	f.DurationVar(&o.Time, "time", time.Second, "time of one measurement, about")
-	f.IntVar(&o.MaxBuffers, "max-buffers", 100_000, "most live buffers that growth goes to")
-	f.IntVar(&o.MaxSessions, "max-sessions", 500, "most sessions that growth goes to")
+	f.IntVar(&o.MaxBuffers, "max-buffers", 100_000, "most live buffers when growth is measured")
+	f.IntVar(&o.MaxSessions, "max-sessions", 500, "most sessions when growth is measured")
 	f.IntVar(&o.MaxConsumers, "max-consumers", 8, "most consumers of a stream")
-	f.BoolVar(&o.Alternatives, "alternatives", true, "measure what users have without poolbridge too")
+	f.BoolVar(&o.Alternatives, "alternatives", true, "measure the alternatives without poolbridge too")
 	f.StringVar(&plots, "plots", "", "folder to write plots into, as SVG")
-	f.BoolVar(&goals, "goals", false, "print what this project wants to reach, too, and whether it does")
+	f.BoolVar(&goals, "goals", false, "print the goals of this project too, and whether they are reached")
 	f.BoolVar(&asJSON, "json", false, "print JSON; progress goes to standard error")
 	return c
 }
 
-// newBenchConsumer is a process that `poolsvc bench` starts.
+// newBenchConsumer is the command of the consumers that `poolsvc bench` starts.
 func newBenchConsumer() *cobra.Command {
 	return &cobra.Command{
-		Use: bench.ConsumeCommand + " SOCKET CHANNEL", Hidden: true, Args: cobra.ExactArgs(2),
+		Use: bench.ConsumeCommand + " SOCKET CHANNEL SPINS", Hidden: true, Args: cobra.ExactArgs(3),
 		RunE: func(c *cobra.Command, args []string) error {
-			return bench.Consume(c.Context(), args[0], args[1], c.OutOrStdout())
+			spins, err := strconv.ParseBool(args[2])
+			if err != nil {
+				return err
+			}
+			return bench.Consume(c.Context(), args[0], args[1], spins, c.OutOrStdout())
 		},
 	}
 }
 
-// newBenchBare is a process that `poolsvc bench` starts.
+// newBenchBare is the command of the process without poolbridge that `poolsvc bench` starts.
 func newBenchBare() *cobra.Command {
 	return &cobra.Command{
 		Use: bench.BareCommand, Hidden: true, Args: cobra.NoArgs,

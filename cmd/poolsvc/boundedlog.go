@@ -2,7 +2,9 @@ package main
 
 import (
 	"bytes"
+	"errors"
 	"fmt"
+	"log/slog"
 	"os"
 	"sync"
 
@@ -10,16 +12,17 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// boundedLog is a file that is appended to and does not grow beyond a bound: its older half goes before it would.
+// boundedLog appends to a file, and removes the older half of the file before it would exceed a limit.
 type boundedLog struct {
-	file *os.File
-	most int64
+	file   *os.File
+	most   int64
+	format logging // of what it says itself
 
 	mu     sync.Mutex
-	failed bool // it was said that the file could not be shortened
+	failed bool // the log says that the file could not be shortened
 }
 
-// bound has what a command writes to standard error kept within l.logBytes, where that is a file.
+// bound limits what a command writes to standard error to l.logBytes, if that is a file. If it cannot, l.unbounded says why.
 func (l *life) bound(c *cobra.Command, _ []string) error {
 	if l.logBytes == 0 {
 		return nil
@@ -28,18 +31,15 @@ func (l *life) bound(c *cobra.Command, _ []string) error {
 	if err != nil || !info.Mode().IsRegular() {
 		return err
 	}
-	b, err := newBoundedLog(os.Stderr, int64(l.logBytes))
-	if err != nil {
-		fmt.Fprintf(c.ErrOrStderr(), "poolsvc: --log-bytes: the log cannot be bounded, and grows: %v\n", err)
-		return nil
+	if l.log, l.unbounded = newBoundedLog(os.Stderr, int64(l.logBytes)); l.unbounded == nil {
+		c.SetErr(l.log)
 	}
-	c.SetErr(b)
 	return nil
 }
 
-// newBoundedLog bounds file, which it makes one that can be read, and that all that have the descriptor append to.
+// newBoundedLog makes a boundedLog of file. It makes the descriptor readable, and sets O_APPEND for all processes that share it.
 //
-// Errors: the system's, where file was opened for writing only and may not be read.
+// Errors: the system's if file was opened for writing only and this process may not read it.
 func newBoundedLog(file *os.File, most int64) (*boundedLog, error) {
 	fd := int(file.Fd())
 	flags, err := unix.FcntlInt(uintptr(fd), unix.F_GETFL, 0)
@@ -52,7 +52,7 @@ func newBoundedLog(file *os.File, most int64) (*boundedLog, error) {
 	}
 	again, err := os.OpenFile(fmt.Sprintf("/proc/self/fd/%d", fd), os.O_RDWR|os.O_APPEND, 0)
 	if err != nil {
-		return nil, fmt.Errorf("it was opened for writing only, and to shorten it is to read it: open it for both, as `2<>FILE` does: %w", err)
+		return nil, fmt.Errorf("it was opened for writing only, and shortening it needs reading: open it for both, as `2<>FILE` does: %w", err)
 	}
 	defer again.Close()
 	descriptor, err := unix.FcntlInt(uintptr(fd), unix.F_GETFD, 0)
@@ -62,8 +62,8 @@ func newBoundedLog(file *os.File, most int64) (*boundedLog, error) {
 	return &boundedLog{file: file, most: most}, os.NewSyscallError("dup3", err)
 }
 
-// Write appends to the file: of what is longer than the bound, the beginning. What was written counts as written, also where the file could not
-// be shortened; it says so once.
+// Write appends to the file. It cuts a line that is longer than the limit. If the file cannot be shortened, Write appends all the same, and the log
+// says so once.
 func (b *boundedLog) Write(p []byte) (int, error) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -73,7 +73,9 @@ func (b *boundedLog) Write(p []byte) (int, error) {
 	}
 	if err := b.shorten(int64(len(line))); err != nil && !b.failed {
 		b.failed = true
-		line = fmt.Appendf(nil, "poolsvc: --log-bytes: the log cannot be shortened, and grows: %v\n%s", err, line)
+		var text bytes.Buffer
+		slog.New(b.format.handler(&text, slog.LevelWarn)).Warn("the log cannot be shortened, and grows (--log-bytes)", "error", err)
+		line = append(text.Bytes(), line...)
 	}
 	if _, err := b.file.Write(line); err != nil {
 		return 0, err
@@ -81,20 +83,45 @@ func (b *boundedLog) Write(p []byte) (int, error) {
 	return len(p), nil
 }
 
-// shorten leaves the last lines, half of the bound at most, if the file does not have room for so many bytes.
+// shorten keeps only the last lines, at most half of the limit, if the file has no room for so many more bytes. It writes them over the
+// beginning first and then cuts the rest off, so that the file is never empty, also if the service is killed meanwhile.
 func (b *boundedLog) shorten(room int64) error {
 	info, err := b.file.Stat()
 	if err != nil || info.Size()+room <= b.most {
 		return err
+	}
+	fd := int(b.file.Fd())
+	if seals, err := unix.FcntlInt(uintptr(fd), unix.F_GET_SEALS, 0); err == nil && seals&unix.F_SEAL_SHRINK != 0 {
+		return errors.New("its memory is sealed against that")
 	}
 	tail := make([]byte, min(b.most/2, b.most-room, info.Size()))
 	if _, err := b.file.ReadAt(tail, info.Size()-int64(len(tail))); err != nil {
 		return err
 	}
 	_, tail, _ = bytes.Cut(tail, []byte("\n"))
-	if err := b.file.Truncate(0); err != nil {
+	if err := overwrite(fd, tail); err != nil {
 		return err
 	}
-	_, err = b.file.Write(tail)
-	return err
+	return b.file.Truncate(int64(len(tail)))
+}
+
+// overwrite writes at the beginning of a file that is appended to. What others append with the same descriptor meanwhile still goes to the end,
+// where the descriptor's offset is.
+func overwrite(fd int, text []byte) error {
+	flags, err := unix.FcntlInt(uintptr(fd), unix.F_GETFL, 0)
+	if err == nil {
+		_, err = unix.FcntlInt(uintptr(fd), unix.F_SETFL, flags&^unix.O_APPEND) // with it, pwrite appends
+	}
+	if err != nil {
+		return os.NewSyscallError("fcntl", err)
+	}
+	for at := int64(0); err == nil && len(text) > 0; {
+		var n int
+		if n, err = unix.Pwrite(fd, text, at); errors.Is(err, unix.EINTR) {
+			n, err = 0, nil
+		}
+		text, at = text[max(n, 0):], at+int64(max(n, 0))
+	}
+	_, again := unix.FcntlInt(uintptr(fd), unix.F_SETFL, flags)
+	return errors.Join(os.NewSyscallError("pwrite", err), os.NewSyscallError("fcntl F_SETFL", again))
 }

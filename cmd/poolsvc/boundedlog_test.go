@@ -1,8 +1,10 @@
 package main
 
 import (
+	"encoding/json"
 	"fmt"
 	"io"
+	"log/slog"
 	"os"
 	"path/filepath"
 	"strings"
@@ -13,7 +15,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// logs are the files that programs give a service to log into: opened as Python, a shell's `2>` and `2>>` do, and memory that has an offset.
+// logs are files for a service's log as programs open them: Python, a shell's `2>` and `2>>`, and a memfd with an offset.
 func logs(t *testing.T) map[string]*os.File {
 	t.Helper()
 	all := make(map[string]*os.File)
@@ -33,7 +35,7 @@ func logs(t *testing.T) map[string]*os.File {
 	return all
 }
 
-// memory is a file of memory that was given seals.
+// memory returns a memfd with seals.
 func memory(t *testing.T, seals int) *os.File {
 	t.Helper()
 	fd, err := unix.MemfdCreate("log", unix.MFD_CLOEXEC|unix.MFD_ALLOW_SEALING)
@@ -50,7 +52,7 @@ func bounded1000(t *testing.T, file *os.File) *boundedLog {
 	return b
 }
 
-// contents is what is in a file.
+// contents returns the content of a file.
 func contents(t *testing.T, file *os.File) string {
 	t.Helper()
 	text, err := io.ReadAll(io.NewSectionReader(file, 0, 1<<20))
@@ -121,6 +123,44 @@ func TestALogThatCannotBeShortenedSaysSoOnceAndLosesNothing(t *testing.T) {
 	text := contents(t, file)
 	assert.Equal(t, 1, strings.Count(text, "the log cannot be shortened"))
 	assert.Equal(t, 500, strings.Count(text, "\nline ")+1)
+}
+
+func TestALogInJSONHasJSONAlone(t *testing.T) {
+	file := memory(t, unix.F_SEAL_SHRINK)
+	defer file.Close()
+	b := bounded1000(t, file)
+	b.format.json = true
+	log := slog.New(b.format.handler(b, slog.LevelInfo))
+	for i := range 50 {
+		log.Info("a line", "number", i)
+	}
+	said := 0
+	for line := range strings.Lines(contents(t, file)) {
+		var record struct{ Msg string }
+		require.NoError(t, json.Unmarshal([]byte(line), &record), line)
+		if strings.Contains(record.Msg, "cannot be shortened") {
+			said++
+		}
+	}
+	assert.Equal(t, 1, said)
+}
+
+// A reader that looks at any moment finds the newest lines: a test cannot look at every moment, but after each system call that changes the file.
+func TestALogThatIsShortenedIsNeverWithoutItsNewestLines(t *testing.T) {
+	for name, file := range logs(t) {
+		b := bounded1000(t, file)
+		for i := range 200 {
+			_, err := fmt.Fprintf(b, "line %d\n", i)
+			require.NoError(t, err)
+		}
+		before := contents(t, file)
+		tail := before[strings.LastIndex(before[:len(before)/2], "\n")+1:]
+		require.NoError(t, overwrite(int(file.Fd()), []byte(tail)))
+		assert.Equal(t, tail+before[len(tail):], contents(t, file), "%s: the newest lines stand at the beginning before anything goes", name)
+		_, err := unix.Write(int(file.Fd()), []byte("at the end\n"))
+		require.NoError(t, err)
+		assert.True(t, strings.HasSuffix(contents(t, file), "\nat the end\n"), name)
+	}
 }
 
 func TestALogThatMayNotBeReadCannotBeBounded(t *testing.T) {

@@ -15,7 +15,7 @@ func newConfig() *cobra.Command {
 	c := &cobra.Command{
 		Use:   "config",
 		Short: "Check a configuration file, and show what a service would do",
-		Long:  `Check a configuration file, and show what a service would do. docs/deploying.md says what may stand in a file.`,
+		Long:  `Check a configuration file, and show what a service would do. docs/deploying.md describes the file.`,
 		Args:  arguments(0, 0),
 		RunE:  func(c *cobra.Command, _ []string) error { return c.Help() },
 	}
@@ -27,10 +27,10 @@ func newConfigCheck() *cobra.Command {
 	return &cobra.Command{
 		Use:   "check [FILE]",
 		Short: "Say what is wrong in a configuration file",
-		Long: `Say what is wrong in a configuration file, $POOLBRIDGE_CONFIG if none is named: the line and the reason, a line of output for each mistake. What needs another
-setting that is itself a mistake is not judged.
+		Long: `Say what is wrong in a configuration file: one line of output for each mistake, with its line and the reason. Without FILE it checks
+$POOLBRIDGE_CONFIG. It does not check a setting against another one that is wrong.
 
-The exit status is 0 if nothing is wrong, else 1. Whether the machine has memory and GPUs for the pools shows when the service starts.`,
+The exit status is 0 if nothing is wrong, else 1. Only the service, when it starts, checks that the machine has the memory and GPUs for the pools.`,
 		Args: arguments(0, 1),
 		RunE: func(c *cobra.Command, args []string) error {
 			path := os.Getenv("POOLBRIDGE_CONFIG")
@@ -98,7 +98,7 @@ func (p *plan) show(c *cobra.Command) error {
 	return w.Flush()
 }
 
-// formatPool is what --pool would have to be.
+// formatPool returns the value of --pool for a pool.
 func formatPool(spec mempool.PoolSpec) string {
 	text := fmt.Sprintf("name=%s,kind=%s,max=%s", spec.Name, spec.Kind, compactBytes(spec.MaxBytes))
 	if spec.Device != "" {

@@ -11,7 +11,7 @@ import (
 	"github.com/poolbridge/poolbridge/cmd/poolsvc/internal/doctor"
 )
 
-// verdict is an error if something is missing, which the findings have told already.
+// verdict returns errReported if something is missing, because the findings show it already.
 func verdict(findings []doctor.Finding) error {
 	if slices.ContainsFunc(findings, func(f doctor.Finding) bool { return f.Status == doctor.Missing }) {
 		return errReported
@@ -27,9 +27,9 @@ func newDoctor() *cobra.Command {
 	c := &cobra.Command{
 		Use:   "doctor",
 		Short: "Say what this machine has, and what to do about what it lacks",
-		Long: `Look at the driver, the GPUs and what they can share, namespaces, limits, the Python packages and the service, and for
-each thing that is missing say what to do. It changes nothing. Its exit status is 1 if anything is missing: on a machine
-without a GPU that is the driver, and kind host works without it.`,
+		Long: `Check the driver, the GPUs and what they can share, namespaces, limits, the Python packages and the service. For each thing
+that is missing, say what to do. It changes nothing. Its exit status is 1 if anything is missing. On a machine without a GPU
+that is the driver, which kind host does not need.`,
 		Args: arguments(0, 0),
 		RunE: func(c *cobra.Command, _ []string) error {
 			findings := doctor.Examine(c.Context(), o)

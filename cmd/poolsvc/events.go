@@ -16,7 +16,7 @@ import (
 	"github.com/poolbridge/poolbridge/mempool"
 )
 
-// eventFilter is which events to show.
+// eventFilter says which events to show.
 type eventFilter struct {
 	kinds   []string
 	pool    string
@@ -24,9 +24,6 @@ type eventFilter struct {
 	after   uint64
 	from    time.Time
 }
-
-// eventWait is for how long the service is asked to wait for an event; then it is asked again.
-const eventWait = time.Hour
 
 func newEvents() *cobra.Command {
 	var (
@@ -38,12 +35,13 @@ func newEvents() *cobra.Command {
 	c := withClient(&cobra.Command{
 		Use:   "events",
 		Short: "Show what happened to a running service",
-		Long: `Show what happened to a running service and concerns you, the oldest first; to the service's own user all. The service keeps the newest 4,096 events.
+		Long: `Show the events of a running service, the oldest first. The service's own user sees all; others see those of their own sessions and of
+pools that they may use. The service keeps the newest 4,096 events.
 
   poolsvc events --since 10m
   poolsvc events --follow --kind session-ended --kind writer-died
 
-The kinds are in docs/operating.md. With --json each event is a document on a line of its own.`,
+The kinds are in docs/operating.md. With --json each line is one event.`,
 		Args: arguments(0, 0),
 	}, func(c *cobra.Command, client *bridge.Client, _ []string) error {
 		if err := f.check(c, since, time.Now()); err != nil {
@@ -51,11 +49,11 @@ The kinds are in docs/operating.md. With --json each event is a document on a li
 		}
 		return f.show(c, client, follow, asJSON)
 	})
-	c.Flags().BoolVarP(&follow, "follow", "f", false, "go on with what happens, until interrupted")
-	c.Flags().StringVar(&since, "since", "", "only events that are not older than this, such as 10m, or those after the event of this number")
+	c.Flags().BoolVarP(&follow, "follow", "f", false, "wait for new events and show them, until interrupted")
+	c.Flags().StringVar(&since, "since", "", "only events of the last time span, such as 10m, or those after the event of this number")
 	c.Flags().StringArrayVar(&f.kinds, "kind", nil, "only events of this kind, may be repeated")
-	c.Flags().StringVar(&f.pool, "pool", "", "only what concerns the pool of this name")
-	c.Flags().Uint64Var(&f.session, "session", 0, "only what concerns the session of this id")
+	c.Flags().StringVar(&f.pool, "pool", "", "only events of the pool of this name")
+	c.Flags().Uint64Var(&f.session, "session", 0, "only events of the session of this id")
 	c.Flags().BoolVar(&asJSON, "json", false, "print JSON, one document a line")
 	return c
 }
@@ -89,9 +87,9 @@ func (f *eventFilter) passes(c *cobra.Command, e mempool.HistoryEvent) bool {
 
 // show prints events as they come.
 func (f *eventFilter) show(c *cobra.Command, client *bridge.Client, follow, asJSON bool) error {
-	wait, shown := time.Duration(0), false
+	ask, shown := client.TryEvents, false
 	for after := f.after; ; {
-		page, err := client.Events(c.Context(), after, wait)
+		page, err := ask(c.Context(), after)
 		switch {
 		case follow && c.Context().Err() != nil && errors.Is(err, context.Canceled):
 			return nil
@@ -99,7 +97,7 @@ func (f *eventFilter) show(c *cobra.Command, client *bridge.Client, follow, asJS
 			return err
 		}
 		if after > 0 && page.Lost > 0 {
-			fmt.Fprintf(c.ErrOrStderr(), "%d events after number %d are forgotten\n", page.Lost, after)
+			fmt.Fprintf(c.ErrOrStderr(), "the service does not keep %d events after number %d any more\n", page.Lost, after)
 		}
 		for _, e := range page.Events {
 			if !f.passes(c, e) {
@@ -118,7 +116,7 @@ func (f *eventFilter) show(c *cobra.Command, client *bridge.Client, follow, asJS
 				}
 				return nil
 			}
-			wait = eventWait
+			ask = client.Events
 		}
 	}
 }

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -24,23 +25,23 @@ func newExport() *cobra.Command {
 		Short: "Save where a published buffer is, for scripts and for programs that are no clients",
 		Long: `Write a file that says where the buffer published as NAME is. FILE may be - for standard output.
 
-Memory of kind legacy can be opened with what is in the file alone, by cuIpcOpenMemHandle: the file has the driver's handle
-and the offset in what it opens. With --raw the file is nothing but the driver's 64 bytes, and 8 bytes of offset where it is
-not 0. The other kinds travel as file descriptors, which no file can hold: for those the file names the service to ask.
+For memory of kind legacy the file is enough to open the buffer: it has the driver's handle for cuIpcOpenMemHandle, and the offset in
+the memory that this opens. With --raw the file has only the driver's 64 bytes, followed by 8 bytes of offset if that is not 0.
+Memory of other kinds needs file descriptors, which a file cannot hold: the file then names the service to ask.
 
-The handle is good while the service runs and the buffer lives, that is, while NAME or a lease holds it; --hold is such a
+The handle is valid while the service runs and the buffer lives, that is, while it has a name or a lease. --hold keeps a
 lease.`,
 		Example: `  poolsvc export frame frame.json
   poolsvc export frame frame.handle --raw --hold`,
 		Args: arguments(2, 2),
 		RunE: func(c *cobra.Command, args []string) (err error) {
 			ctx := c.Context()
-			client, err := bridge.Dial(ctx, socket)
+			client, err := bridge.TryDial(ctx, socket)
 			if err != nil {
 				return err
 			}
 			defer func() { err = errors.Join(err, client.Close()) }()
-			x, err := client.Export(ctx, args[0], wait)
+			x, err := exported(ctx, client, args[0], wait)
 			if err != nil {
 				return err
 			}
@@ -62,7 +63,17 @@ lease.`,
 	return c
 }
 
-// fileOf is the content of a file.
+// exported leases a buffer. It waits up to wait for the name.
+func exported(ctx context.Context, client *bridge.Client, name string, wait time.Duration) (*bridge.Exported, error) {
+	if wait <= 0 {
+		return client.TryExport(ctx, name)
+	}
+	ctx, cancel := context.WithTimeout(ctx, wait)
+	defer cancel()
+	return client.Export(ctx, name)
+}
+
+// fileOf returns the content of the file.
 func fileOf(s mempool.Saved, raw bool) ([]byte, error) {
 	if !raw {
 		text, err := json.MarshalIndent(s, "", "  ")

@@ -23,11 +23,10 @@ func newImport() *cobra.Command {
 	c := &cobra.Command{
 		Use:   "import FILE [OUTPUT]",
 		Short: "Read the buffer that an exported file names",
-		Long: `Map the buffer that FILE names, as poolsvc export or another program wrote it, and copy it to OUTPUT (- for standard output);
-without OUTPUT say what it is.
+		Long: `Map the buffer that FILE names and copy it to OUTPUT (- for standard output). Without OUTPUT, describe the buffer.
 
-FILE is the JSON of poolsvc export, which for kinds other than legacy needs the service that it names, or the 64 bytes of a
-driver's handle (cuIpcGetMemHandle), or these and 8 bytes more, the offset.`,
+FILE is the JSON of poolsvc export, or the 64 bytes of a driver's handle (cuIpcGetMemHandle), which 8 bytes of offset may follow.
+For kinds other than legacy, the service that the JSON names must be running.`,
 		Example: `  poolsvc import frame.json frame.bin
   poolsvc import handle.bin - --device 0 --bytes 4096 | xxd`,
 		Args: arguments(1, 2),
@@ -62,12 +61,12 @@ driver's handle (cuIpcGetMemHandle), or these and 8 bytes more, the offset.`,
 		},
 	}
 	c.Flags().StringVar(&device, "device", "0", "GPU of a bare handle, an ordinal or a UUID")
-	c.Flags().Var(&bytes, "bytes", "how many bytes a bare handle has; 0 for all that it opens")
+	c.Flags().Var(&bytes, "bytes", "how many bytes to read through a bare handle; 0 for all that it opens")
 	c.Flags().BoolVar(&asJSON, "json", false, "print JSON")
 	return c
 }
 
-// about is what is known of a buffer besides its bytes.
+// about describes the device, the type and the shape of a buffer.
 func about(s mempool.Saved) (text string) {
 	switch {
 	case s.Kind == mempool.Legacy && !strings.HasPrefix(s.Device, "GPU-"):
@@ -89,7 +88,7 @@ func read(ctx context.Context, s mempool.Saved) ([]byte, error) {
 	return readLease(ctx, s)
 }
 
-// readHandle opens a handle without any service.
+// readHandle opens a handle, without a service.
 func readHandle(s mempool.Saved) (data []byte, err error) {
 	d, err := mempool.FindDevice(s.Device)
 	if err != nil {
@@ -116,9 +115,9 @@ func copyOut(gpu *cuda.Context, data []byte, ptr cuda.DevicePtr) error {
 	return gpu.CopyDtoH(data, ptr)
 }
 
-// readLease asks the service.
+// readLease leases the buffer from its service.
 func readLease(ctx context.Context, s mempool.Saved) (data []byte, err error) {
-	client, err := bridge.Dial(ctx, s.Socket)
+	client, err := bridge.TryDial(ctx, s.Socket)
 	if errors.Is(err, bridge.ErrNotRunning) {
 		return nil, fmt.Errorf("%w: %w: %w", mempool.ErrUnavailable, mempool.ErrOwnerDead, err)
 	}
@@ -127,9 +126,9 @@ func readLease(ctx context.Context, s mempool.Saved) (data []byte, err error) {
 	}
 	defer func() { err = errors.Join(err, client.Close()) }()
 	if epoch := client.Epoch().String(); epoch != s.Epoch {
-		return nil, fmt.Errorf("%w: %w: the service was started anew (epoch %s, not %s)", mempool.ErrStale, mempool.ErrOwnerDead, epoch, s.Epoch)
+		return nil, fmt.Errorf("%w: %w: the service was restarted (epoch %s, not %s)", mempool.ErrStale, mempool.ErrOwnerDead, epoch, s.Epoch)
 	}
-	l, err := client.Get(ctx, s.Name, bridge.LeaseOptions{})
+	l, err := client.TryGet(ctx, s.Name, bridge.LeaseOptions{})
 	if err != nil {
 		return nil, err
 	}

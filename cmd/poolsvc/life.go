@@ -10,18 +10,21 @@ import (
 	"github.com/spf13/cobra"
 	"golang.org/x/sys/unix"
 
-	"github.com/poolbridge/poolbridge/bridge"
+	"github.com/poolbridge/poolbridge/bridge/server"
 )
 
-// life is what programs that start a service for themselves say about its beginning and its end.
+// life has the flags of programs that start their own service: how they hear that it is ready, and when it ends.
 type life struct {
 	ready, end int // descriptors; below 0: none
 	unused     time.Duration
 	private    bool
 	logBytes   byteSize // 0: no bound
+
+	log       *boundedLog // nil: standard error has no bound
+	unbounded error       // why it has none, though one was asked for
 }
 
-// socketError says that the service cannot listen where it is to.
+// socketError says that the service cannot listen at its socket.
 type socketError struct{ err error }
 
 func (e *socketError) Error() string { return e.err.Error() }
@@ -29,16 +32,15 @@ func (e *socketError) Unwrap() error { return e.err }
 
 func (l *life) flags(c *cobra.Command) {
 	f := c.Flags()
-	f.IntVar(&l.ready, "ready-fd", -1, "descriptor to write a line to, the socket's path, once clients can connect; then it is closed")
-	f.IntVar(&l.end, "end-fd", -1, "end when this descriptor can be read from or has no other end: a pipe, or a pidfd of the program to end with")
-	f.DurationVar(&l.unused, "end-unused", 0, "end when no client was connected for so long, from the start on as well; 0: do not")
-	f.Var(&l.logBytes, "log-bytes", "keep the file that standard error goes to within so many bytes; to drop its older half, it is "+
-		"emptied and written anew, so a reader may find it empty for a moment; 0: no bound")
+	f.IntVar(&l.ready, "ready-fd", -1, "descriptor to which the service writes the socket's path as a line once clients can connect; it then closes it")
+	f.IntVar(&l.end, "end-fd", -1, "end when this descriptor becomes readable: a pipe whose other end is closed, or a pidfd of a program that ends")
+	f.DurationVar(&l.unused, "end-unused", 0, "end when no client was connected for so long, also after the start; 0: do not")
+	f.Var(&l.logBytes, "log-bytes", "limit the file of standard error to so many bytes: its older half is dropped; 0: no limit")
 	c.PreRunE = l.bound
 	f.BoolVar(&l.private, "private", false, "listen in a new folder below $TMPDIR or /tmp, which is removed at the end, instead of at --socket")
 }
 
-// check makes sure of the descriptors, and keeps them to this program.
+// check checks that the descriptors are open, and sets close-on-exec.
 func (l *life) check(c *cobra.Command) error {
 	for flag, fd := range map[string]int{"ready-fd": l.ready, "end-fd": l.end} {
 		if !c.Flags().Changed(flag) {
@@ -49,13 +51,13 @@ func (l *life) check(c *cobra.Command) error {
 		}
 	}
 	if l.private && c.Flags().Changed("socket") {
-		return misused(c, "either --private or --socket")
+		return misused(c, "--private and --socket exclude each other: expected one of them")
 	}
 	return nil
 }
 
 // live says that the service is ready, and calls end when it is to end.
-func (l *life) live(end func(), server *bridge.Server, socket string, log *slog.Logger) {
+func (l *life) live(end func(), srv *server.Server, socket string, log *slog.Logger) {
 	if l.ready >= 0 {
 		file := os.NewFile(uintptr(l.ready), "ready-fd")
 		_, err := fmt.Fprintln(file, socket)
@@ -63,20 +65,20 @@ func (l *life) live(end func(), server *bridge.Server, socket string, log *slog.
 			err = cerr
 		}
 		if err != nil {
-			log.Warn("nobody hears that the service is ready", "error", err)
+			log.Warn("the service could not write to --ready-fd that it is ready", "error", err)
 		}
 	}
 	go func() {
-		<-server.Unused()
-		log.Info("nobody is connected any more")
+		<-srv.Unused()
+		log.Info("no client is connected any more")
 		end()
 	}()
 	if l.end >= 0 {
 		go func() {
 			if err := awaitReadable(l.end); err != nil {
-				log.Error("the end of the program that started the service cannot be waited for: it ends now", "error", err)
+				log.Error("the service cannot wait for --end-fd, and ends now", "error", err)
 			} else {
-				log.Info("the program that started the service has ended, or wants it to end")
+				log.Info("the program that started the service has ended, or asks it to end")
 			}
 			end()
 		}()
@@ -95,7 +97,7 @@ func awaitReadable(fd int) error {
 	}
 }
 
-// privateSocket makes a folder for a socket, and gives the socket's path.
+// privateSocket makes a folder for a socket, and returns the socket's path.
 func privateSocket() (string, error) {
 	const name = "poolsvc.sock"
 	base := os.TempDir()

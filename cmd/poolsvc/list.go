@@ -31,17 +31,17 @@ type listing[T any] struct {
 	row               func(T, *listed) string
 	json              func(T, *listed) any
 
-	// compare is the order of the entries; nil: as the service has them.
+	// compare orders the entries; nil: the order of the service.
 	compare func(a, b T) int
 
-	// What entries can be filtered by; nil: not by that.
+	// The functions by which entries can be filtered; nil: the list has no such filter.
 	ofPool     func(T) uint64
 	ofSessions func(T) []uint64
 	ofUser     func(T) uint32
 	ofProcess  func(T) int32
 }
 
-// listed is what rows are made with.
+// listed has what rows need besides their entry.
 type listed struct {
 	now   time.Time
 	pools map[uint64]string // names by id
@@ -49,7 +49,7 @@ type listed struct {
 	commands map[int32]string // command lines by process
 }
 
-// command is the command line of a process, if it is one of this machine that belongs to the user, else what the client calls itself.
+// command returns the command line of a process if this program can see such a process of the user, else what the client calls itself.
 func (l *listed) command(pid int32, uid uint32, program string) string {
 	text, known := l.commands[pid]
 	if !known {
@@ -102,7 +102,7 @@ func newLists() []*cobra.Command {
 		listing[mempool.SessionInfo]{
 			name:    "sessions",
 			short:   "Show the sessions of a running service",
-			long:    "Show the sessions of your user, this one included; to the service's own user those of all. Those that hold most come first.",
+			long:    "Show the sessions of your user, this one included. The service's own user sees all. Sessions with the most bytes come first.",
 			entries: (*bridge.Client).Sessions,
 			compare: func(a, b mempool.SessionInfo) int {
 				return cmp.Or(cmp.Compare(b.Bytes, a.Bytes), cmp.Compare(a.ID, b.ID))
@@ -121,19 +121,21 @@ func newLists() []*cobra.Command {
 			ofProcess:  func(s mempool.SessionInfo) int32 { return s.PID },
 		}.command(),
 		listing[mempool.ChannelStatus]{
-			name:    "channels",
-			short:   "Show the channels of a running service",
-			long:    "Show the channels that you may use, with how many producers and consumers take part now.",
+			name:  "channels",
+			short: "Show the channels of a running service",
+			long: `Show the channels that you may use, with how many producers and consumers take part now. Of CAPACITY places USED are taken up: where all are, the
+channel is full, and the next frame waits, fails, or drops another. WAITING is how many frames the consumer of SLOWEST has still to take; in a
+queue, how many frames are not acknowledged. DROPPED are frames that consumers missed.`,
 			entries: (*bridge.Client).Channels,
-			head:    "CHANNEL\tID\tPOOL\tMODE\tCAPACITY\tFULL\tPRODUCERS\tCONSUMERS\tFRAMES\tWAITING\tSLOWEST\tSTATE",
+			head:    "CHANNEL\tID\tPOOL\tMODE\tCAPACITY\tFULL\tPRODUCERS\tCONSUMERS\tFRAMES\tDROPPED\tUSED\tWAITING\tSLOWEST\tSTATE",
 			row: func(ch mempool.ChannelStatus, l *listed) string {
-				return fmt.Sprintf("%s\t%d\t%s\t%s\t%d\t%s\t%d\t%d\t%d\t%d\t%s\t%s", ch.Name, ch.ID, l.pool(ch.Pool), ch.Mode, ch.Capacity, ch.Full, ch.Producers,
-					ch.Consumers, ch.Published, ch.Waiting, orNone(ch.Slowest), state(ch))
+				return fmt.Sprintf("%s\t%d\t%s\t%s\t%d\t%s\t%d\t%d\t%d\t%d\t%d\t%d\t%s\t%s", ch.Name, ch.ID, l.pool(ch.Pool), ch.Mode, ch.Capacity, ch.Full, ch.Producers,
+					ch.Consumers, ch.Published, ch.Dropped, ch.Used, ch.Waiting, orNone(ch.Slowest), shownState(ch))
 			},
 			json: func(ch mempool.ChannelStatus, l *listed) any {
 				return map[string]any{"channel": ch.Name, "id": ch.ID, "pool": l.pool(ch.Pool), "mode": ch.Mode, "capacity": ch.Capacity, "full": ch.Full,
 					"producers": ch.Producers, "consumers": ch.Consumers, "state": state(ch), "uid": ch.UID,
-					"frames": ch.Published, "waiting": ch.Waiting, "slowest": ch.Slowest}
+					"frames": ch.Published, "dropped": ch.Dropped, "used": ch.Used, "waiting": ch.Waiting, "slowest": ch.Slowest}
 			},
 			ofPool:     func(ch mempool.ChannelStatus) uint64 { return ch.Pool },
 			ofSessions: func(ch mempool.ChannelStatus) []uint64 { return []uint64{ch.Slowest} },
@@ -142,7 +144,7 @@ func newLists() []*cobra.Command {
 		listing[mempool.NameInfo]{
 			name:    "names",
 			short:   "Show the buffers that are published in a running service",
-			long:    "Show the names of the buffers that you may lease. A name of session 0 is kept; the others go with their session.",
+			long:    "Show the names of the buffers that you may lease. A name is removed when its SESSION ends; a name of session 0 is kept.",
 			entries: (*bridge.Client).Names,
 			head:    "NAME\tPOOL\tBUFFER\tDTYPE\tSHAPE\tBYTES\tUSER\tSESSION",
 			row: func(n mempool.NameInfo, l *listed) string {
@@ -178,7 +180,7 @@ func newLists() []*cobra.Command {
 		listing[mempool.LeaseStatus]{
 			name:  "leases",
 			short: "Show the leases of a running service and the processes that have them",
-			long: `Show the leases on buffers of the pools that you may use. COMMAND is the command line of the process, if it runs where you can see it, else what
+			long: `Show the leases on buffers of the pools that you may use. COMMAND is the command line of the process, or, if you cannot see the process, what
 the client calls itself. WAITS FOR is what the session has waited for longest.`,
 			entries: (*bridge.Client).Leases,
 			head:    "LEASE\tSESSION\tUSER\tPID\tCOMMAND\tAGE\tTO\tPOOL\tBUFFER\tBYTES\tWAITS FOR",
@@ -246,7 +248,7 @@ func (l listing[T]) command() *cobra.Command {
 	return c
 }
 
-// filter is what the flags of a list let through.
+// filter has the filters of a list's flags.
 type filter struct {
 	pool    string
 	session uint64
@@ -265,7 +267,7 @@ func (u *userID) Set(text string) error {
 	}
 	n, err := strconv.ParseUint(id, 10, 32)
 	if err != nil {
-		return fmt.Errorf("there is no user %q on this machine: expected a name, or the number of a user", text)
+		return fmt.Errorf("there is no user %q on this machine: expected a user's name or id", text)
 	}
 	*u = userID(n)
 	return nil
@@ -276,19 +278,19 @@ func (*userID) Type() string { return "user" }
 
 func (u *userID) String() string { return strconv.FormatUint(uint64(*u), 10) }
 
-// filterFlags adds the flags for what entries of this list have.
+// filterFlags adds the flags of the filters that this list has.
 func (l listing[T]) filterFlags(c *cobra.Command, f *filter) {
 	if l.ofPool != nil {
-		c.Flags().StringVar(&f.pool, "pool", "", "only what is in the pool of this name")
+		c.Flags().StringVar(&f.pool, "pool", "", "only entries of the pool of this name")
 	}
 	if l.ofSessions != nil {
-		c.Flags().Uint64Var(&f.session, "session", 0, "only what concerns the session of this id")
+		c.Flags().Uint64Var(&f.session, "session", 0, "only entries of the session of this id")
 	}
 	if l.ofUser != nil {
-		c.Flags().Var(&f.user, "user", "only what is of the user of this name or id")
+		c.Flags().Var(&f.user, "user", "only entries of the user of this name or id")
 	}
 	if l.ofProcess != nil {
-		c.Flags().Int32Var(&f.pid, "pid", 0, "only what is of the process of this id")
+		c.Flags().Int32Var(&f.pid, "pid", 0, "only entries of the process of this id")
 	}
 }
 
@@ -299,12 +301,12 @@ func (l listing[T]) passes(c *cobra.Command, f *filter, e T, with *listed) bool 
 		(!given("user") || l.ofUser(e) == uint32(f.user)) && (!given("pid") || l.ofProcess(e) == f.pid)
 }
 
-// exist says which pool or session the flags name that there is not.
+// exist returns an error if the flags name a pool or a session that does not exist.
 func (l listing[T]) exist(ctx context.Context, c *cobra.Command, client *bridge.Client, f *filter, with *listed) error {
 	if c.Flags().Changed("pool") && !slices.Contains(slices.Collect(maps.Values(with.pools)), f.pool) {
 		return noPool(f.pool)
 	}
-	if f.session == 0 { // that is what is of no session
+	if f.session == 0 { // entries without a session
 		return nil
 	}
 	for s, err := range client.Sessions(ctx) {
@@ -312,11 +314,11 @@ func (l listing[T]) exist(ctx context.Context, c *cobra.Command, client *bridge.
 			return err
 		}
 	}
-	return fmt.Errorf("there is no session %d that you may see: poolsvc sessions shows those that there are", f.session)
+	return fmt.Errorf("there is no session %d that you may see: poolsvc sessions shows all that you may see", f.session)
 }
 
 func noPool(name string) error {
-	return fmt.Errorf("there is no pool %q that you may see: poolsvc pools shows those that there are", name)
+	return fmt.Errorf("there is no pool %q that you may see: poolsvc pools shows all that you may see", name)
 }
 
 func (l listing[T]) print(out io.Writer, entries []T, with *listed) error {
@@ -357,7 +359,15 @@ func state(ch mempool.ChannelStatus) string {
 	return "open"
 }
 
-// shape is never null in JSON.
+// shownState returns the state for people, who are also told that there is no room for another frame.
+func shownState(ch mempool.ChannelStatus) string {
+	if !ch.Closed && ch.Used >= uint64(ch.Capacity) {
+		return "full"
+	}
+	return state(ch)
+}
+
+// shape returns the shape; it is not nil, so JSON shows [] instead of null.
 func shape(t mempool.Tensor) []uint64 { return append([]uint64{}, t.Shape...) }
 
 func writer(b mempool.BufferInfo) string {

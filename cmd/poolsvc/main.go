@@ -1,4 +1,5 @@
-// Command poolsvc owns GPU memory and lends it to other processes, and tells whether this machine can do that.
+// Command poolsvc runs the service that owns GPU memory and lends it to other processes. Its other commands show and change a running service,
+// check the machine and measure.
 package main
 
 import (
@@ -29,8 +30,8 @@ func main() {
 	}
 }
 
-// sentence is an error without the names of the operation and of the error that programs know it by: who typed the command knows the one, and the
-// service's sentence says the other.
+// sentence returns the text of an error. Of an error of the service it leaves out the names of the request and of the error, which are for
+// programs.
 func sentence(err error) string {
 	text := err.Error()
 	if remote, ok := errors.AsType[*bridge.RemoteError](err); ok {
@@ -40,7 +41,7 @@ func sentence(err error) string {
 	return text
 }
 
-// exitStatus says to programs what kind of error has ended this one.
+// exitStatus returns the exit status for an error.
 func exitStatus(err error) int {
 	if _, misused := errors.AsType[*usageError](err); misused {
 		return 2

@@ -16,8 +16,8 @@ func newMan() *cobra.Command {
 	return &cobra.Command{
 		Use:   "man FOLDER",
 		Short: "Write the man pages of all commands",
-		Long: `Write a man page for each command into a folder, and make the folder if it is missing. Wheels have the man pages and the shell
-completion already. If you built the program yourself:
+		Long: `Write a man page for each command into a folder, and make the folder if it is missing. Wheels contain the man pages and the shell
+completion. If you built the program yourself:
 
   poolsvc man ~/.local/share/man/man1
   poolsvc completion bash > ~/.local/share/bash-completion/completions/poolsvc`,
@@ -26,10 +26,10 @@ completion already. If you built the program yourself:
 	}
 }
 
-// defaultsOfPages stand in man pages for defaults that depend on the machine and the user.
+// defaultsOfPages are the texts in man pages for defaults that depend on the machine and the user.
 var defaultsOfPages = map[string]string{"socket": "$POOLBRIDGE_SOCKET", "python": "python3"}
 
-// writeManPages writes a page for each command. They are the same wherever they are written; $SOURCE_DATE_EPOCH is their date, else now.
+// writeManPages writes a page for each command. The pages are the same on every machine; their date is $SOURCE_DATE_EPOCH, else now.
 func writeManPages(folder string) error {
 	if err := os.MkdirAll(folder, 0o755); err != nil {
 		return err
@@ -42,7 +42,7 @@ func writeManPages(folder string) error {
 	return writeManPage(root, header, folder)
 }
 
-// writeManPage writes the page of a command, and those of the commands below it.
+// writeManPage writes the page of a command, and those of its subcommands.
 func writeManPage(c *cobra.Command, header doc.GenManHeader, folder string) error {
 	for _, below := range c.Commands() {
 		if !below.IsAvailableCommand() || below.IsAdditionalHelpTopicCommand() {
@@ -58,17 +58,17 @@ func writeManPage(c *cobra.Command, header doc.GenManHeader, folder string) erro
 	if err := doc.GenMan(c, &header, &page); err != nil {
 		return err
 	}
-	text := bytes.ReplaceAll(page.Bytes(), []byte("[=]"), nil) // of switches
+	text := bytes.ReplaceAll(page.Bytes(), []byte("[=]"), nil) // cobra writes it after switches
 	return os.WriteFile(filepath.Join(folder, name+".1"), text, 0o644)
 }
 
-// valueWord has a man page show a word for the value of a flag that has no default.
+// valueWord is the value of a flag without a default: a man page shows a word for it.
 type valueWord struct{ pflag.Value }
 
-// Type is none that cobra knows: it would quote the word.
+// Type returns no type that cobra knows, because cobra would quote the word.
 func (valueWord) Type() string { return "" }
 
-// plain has the texts of a command and those below it mean in Markdown what they say: cobra takes them for Markdown.
+// plain escapes the texts of a command and its subcommands, because cobra reads them as Markdown.
 func plain(c *cobra.Command) {
 	c.InitDefaultHelpFlag()
 	c.InitDefaultVersionFlag()
@@ -91,7 +91,7 @@ func plain(c *cobra.Command) {
 
 var escaper = strings.NewReplacer(`\`, `\\`, `*`, `\*`, `_`, `\_`, `<`, `\<`, `>`, `\>`, "`", "\\`", `[`, `\[`, `]`, `\]`)
 
-// literal is a text in Markdown: indented lines become code, and nothing else has a meaning.
+// literal escapes a text for Markdown: indented lines become code, and nothing else is markup.
 func literal(text string) string {
 	var b strings.Builder
 	for line := range strings.Lines(text) {

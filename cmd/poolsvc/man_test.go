@@ -12,7 +12,7 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// commands are a command and all below it that people are to know.
+// commands returns a command and all visible commands below it.
 func commands(c *cobra.Command) []*cobra.Command {
 	all := []*cobra.Command{c}
 	for _, below := range c.Commands() {
@@ -23,7 +23,7 @@ func commands(c *cobra.Command) []*cobra.Command {
 	return all
 }
 
-// manPage is the man page of a command, without what only roff knows.
+// manPage returns the man page of a command, without the markup of roff.
 func manPage(t *testing.T, folder string, c *cobra.Command) string {
 	text, err := os.ReadFile(filepath.Join(folder, strings.ReplaceAll(c.CommandPath(), " ", "-")+".1"))
 	require.NoError(t, err)

@@ -14,7 +14,7 @@ func newPool() *cobra.Command {
 	c := &cobra.Command{
 		Use:   "pool",
 		Short: "Make, destroy and trim pools of a running service",
-		Long:  `Make, destroy and trim pools of a running service. Who may do so is in docs/protocol.md, "Operations".`,
+		Long:  `Make, destroy and trim pools of a running service. docs/protocol.md, "Operations", says which users may do so.`,
 		Args:  arguments(0, 0),
 		RunE:  func(c *cobra.Command, _ []string) error { return c.Help() },
 	}
@@ -49,8 +49,8 @@ func newPoolDestroy() *cobra.Command {
 	return withClient(&cobra.Command{
 		Use:   "destroy NAME",
 		Short: "Destroy a pool",
-		Long: `Destroy a pool. Nothing new can be allocated in it, and its names go at once. Its memory goes when no lease and no mapping needs it
-any more: poolsvc buffers shows which sessions have leases.`,
+		Long: `Destroy a pool. Nothing new can be allocated in it, and its names are removed at once. Its memory is freed when no lease and no mapping
+needs it any more: poolsvc buffers shows which sessions have leases.`,
 		Args: arguments(1, 1),
 	}, func(c *cobra.Command, client *bridge.Client, args []string) error {
 		return client.DestroyPool(c.Context(), args[0])
@@ -61,10 +61,10 @@ func newPoolTrim() *cobra.Command {
 	var keep byteSize
 	c := withClient(&cobra.Command{
 		Use:   "trim NAME",
-		Short: "Give memory that a pool does not use back to the GPU or the machine",
+		Short: "Free memory that a pool does not use",
 		Args:  arguments(1, 1),
 	}, func(c *cobra.Command, client *bridge.Client, args []string) error {
-		p, err := client.OpenPool(c.Context(), args[0], 0)
+		p, err := client.TryOpenPool(c.Context(), args[0])
 		if err != nil {
 			return err
 		}
@@ -72,7 +72,7 @@ func newPoolTrim() *cobra.Command {
 		if err != nil {
 			return err
 		}
-		_, err = fmt.Fprintf(c.OutOrStdout(), "%s were given back at once\n", formatBytes(n))
+		_, err = fmt.Fprintf(c.OutOrStdout(), "%s were freed at once\n", formatBytes(n))
 		return err
 	})
 	c.Flags().Var(&keep, "keep", "how much unused memory the pool keeps")
@@ -89,10 +89,10 @@ func newChannel() *cobra.Command {
 	c.AddCommand(withClient(&cobra.Command{
 		Use:   "close NAME",
 		Short: "Close a channel",
-		Long:  "Close a channel. Nothing more can be published; consumers get the frames that are there, and then the end.",
+		Long:  "Close a channel. Nothing more can be published. Consumers get the frames that were published, and then the end.",
 		Args:  arguments(1, 1),
 	}, func(c *cobra.Command, client *bridge.Client, args []string) error {
-		ch, err := client.OpenChannel(c.Context(), args[0], 0)
+		ch, err := client.TryOpenChannel(c.Context(), args[0])
 		if err != nil {
 			return err
 		}
@@ -111,25 +111,25 @@ func newSession() *cobra.Command {
 	c.AddCommand(withClient(&cobra.Command{
 		Use:   "end ID",
 		Short: "End the session of a client",
-		Long: `End the session of a client, which is told so. Its leases end, and its names go. What it had leased or mapped is used again once its process is gone,
-since it may still touch it: poolsvc pools counts that as HELD, and poolsvc events --kind memory-reclaimed says when. Only the user that the service
-runs as may do so.`,
+		Long: `End the session of a client, and tell the client so. The session's leases end, and its names are removed. The service uses memory that the session had
+leased again only once the client's process is gone, because the process may still touch it: poolsvc pools counts that memory as HELD, and poolsvc events
+--kind memory-reclaimed says when it is free. Only the user that the service runs as may end sessions.`,
 		Args: arguments(1, 1),
 	}, func(c *cobra.Command, client *bridge.Client, args []string) error {
 		id, err := strconv.ParseUint(args[0], 10, 64)
 		if err != nil || id == 0 {
-			return misused(c, "%q is no id of a session: expected a number, as poolsvc sessions shows it", args[0])
+			return misused(c, "%q is no session id: expected a number that poolsvc sessions shows", args[0])
 		}
 		return client.EndSession(c.Context(), id)
 	}))
 	return c
 }
 
-// withClient has a command connect to the service first.
+// withClient makes a command connect to the service before run.
 func withClient(c *cobra.Command, run func(c *cobra.Command, client *bridge.Client, args []string) error) *cobra.Command {
 	var socket string
 	c.RunE = func(c *cobra.Command, args []string) (err error) {
-		client, err := bridge.Dial(c.Context(), socket)
+		client, err := bridge.TryDial(c.Context(), socket)
 		if err != nil {
 			return err
 		}

@@ -20,15 +20,15 @@ func newPools() *cobra.Command {
 	var pool string
 	c := &cobra.Command{
 		Use:   "pools",
-		Short: "Show what a running service holds",
+		Short: "Show the pools of a running service",
 		Long: `Show the pools of a running service that you may use or destroy, in bytes:
 
-  reserved  taken from the device or the machine: busy + cached + held
+  reserved  allocated from the device or the machine: busy + cached + held
   busy      blocks that buffers use, leased or not ("leased" in JSON)
-  used      what the buffers in them asked for
-  cached    blocks free for use
-  held      free blocks being recalled, or waiting for a process to end
-  yours     what counts for your user, and the most that may if the pool has such a bound (user_bytes)
+  used      the sizes of the buffers in them
+  cached    blocks that are free for use
+  held      free blocks that are being recalled, or wait for a process to end
+  yours     what counts for your user, and its limit if the pool has one (user_bytes)
 
 The service itself counts as a session, and so does this command.`,
 		Args: arguments(0, 0),

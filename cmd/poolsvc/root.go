@@ -14,10 +14,10 @@ import (
 	"github.com/poolbridge/poolbridge/mempool"
 )
 
-// errReported says that what went wrong has been shown to the user already.
+// errReported says that the user has seen already what went wrong.
 var errReported = errors.New("reported")
 
-// usageError says that the command line is not understood.
+// usageError is an error in the command line.
 type usageError struct{ text string }
 
 func (e *usageError) Error() string { return e.text }
@@ -33,12 +33,12 @@ func newRoot() *cobra.Command {
 		Short: "GPU memory that one process owns and many use",
 		Long: `poolsvc owns memory pools and lends buffers from them to other processes, in Go and in Python, without a copy.
 
-Start with poolsvc verify: does it work on this machine?
+Start with poolsvc verify: it checks that memory can be shared on this machine.
 
 The service listens on $POOLBRIDGE_SOCKET, else on poolbridge/poolsvc.sock below $XDG_RUNTIME_DIR, else on
 poolbridge-UID/poolsvc.sock below $TMPDIR or /tmp.
 
-The exit status is 2 if the command line is not understood.`,
+The exit status is 2 if the command line is wrong.`,
 		Version: version,
 		Args: func(c *cobra.Command, args []string) error {
 			if len(args) == 0 {
@@ -62,7 +62,7 @@ The exit status is 2 if the command line is not understood.`,
 	return root
 }
 
-// arguments refuses any other number of arguments, and says which there should be.
+// arguments accepts least to most arguments. Its error says what was expected.
 func arguments(least, most int) cobra.PositionalArgs {
 	return func(c *cobra.Command, args []string) error {
 		if len(args) >= least && len(args) <= most {
@@ -91,14 +91,14 @@ func kindsOf(texts []string) ([]mempool.Kind, error) {
 	return kinds, nil
 }
 
-// complete tells shells the values that a flag takes.
+// complete sets the values of a flag that shells complete.
 func complete(c *cobra.Command, flag string, values ...string) {
 	if err := c.RegisterFlagCompletionFunc(flag, cobra.FixedCompletions(values, cobra.ShellCompDirectiveNoFileComp)); err != nil {
 		panic(err) // there is no such flag
 	}
 }
 
-// completeKinds tells shells the values of --kind.
+// completeKinds sets the values of --kind that shells complete.
 func completeKinds(c *cobra.Command) {
 	var names []string
 	for _, kind := range mempool.Kinds() {
@@ -112,7 +112,7 @@ func socketFlag(c *cobra.Command, path *string) {
 	c.Flags().StringVar(path, "socket", bridge.DefaultSocket(), "path of the service's socket")
 }
 
-// writeJSON prints v for machines.
+// writeJSON prints v as indented JSON.
 func writeJSON(w io.Writer, v any) error {
 	e := json.NewEncoder(w)
 	e.SetIndent("", "  ")

@@ -16,32 +16,27 @@ import (
 	"github.com/spf13/pflag"
 	"golang.org/x/sys/unix"
 
-	"github.com/poolbridge/poolbridge/bridge"
+	"github.com/poolbridge/poolbridge/bridge/server"
 	"github.com/poolbridge/poolbridge/cmd/poolsvc/internal/config"
 	"github.com/poolbridge/poolbridge/mempool"
 	"github.com/poolbridge/poolbridge/mempool/service"
 )
 
-// running is a service that runs, and what of it can change meanwhile.
+// running is a running service, with the settings that can change meanwhile.
 type running struct {
 	flags    *pflag.FlagSet
-	plan     *plan // what it does now
+	plan     *plan // the current settings
 	log      *slog.Logger
 	level    slog.LevelVar
 	creators atomic.Pointer[[]uint32]
 	svc      *service.Service
-	session  *service.Session // which holds the pools of the plan, for as long as the service runs
-	server   atomic.Pointer[bridge.Server]
+	session  *service.Session // makes the pools of the plan
+	server   atomic.Pointer[server.Server]
 }
 
 func (r *running) newLog(w io.Writer) *slog.Logger {
 	r.level.Set(r.plan.log.level)
-	options := &slog.HandlerOptions{Level: &r.level}
-	if r.plan.log.json {
-		r.log = slog.New(slog.NewJSONHandler(w, options))
-	} else {
-		r.log = slog.New(slog.NewTextHandler(w, options))
-	}
+	r.log = slog.New(r.plan.log.handler(w, &r.level))
 	return r.log
 }
 
@@ -70,7 +65,7 @@ func (r *running) createPool(spec mempool.PoolSpec) error {
 	return nil
 }
 
-// healthy says whether the service answers. It hangs if the service does.
+// healthy says whether the service answers. It hangs if the service hangs.
 func (r *running) healthy() error {
 	r.svc.Stats()
 	return nil
@@ -78,7 +73,7 @@ func (r *running) healthy() error {
 
 var errNotListening = errors.New("the service does not listen yet")
 
-// ready says whether clients are served.
+// ready says whether the service answers clients.
 func (r *running) ready() error {
 	server := r.server.Load()
 	if server == nil {
@@ -103,7 +98,7 @@ func (r *running) reloadOn(ctx context.Context, hups <-chan os.Signal) {
 	}
 }
 
-// reload makes the service do what the configuration says now, as far as a running service can, and logs what it cannot.
+// reload applies the changes of the configuration that a running service can apply, and logs the others.
 func (r *running) reload() {
 	next, err := resolve(r.flags)
 	if err != nil {
@@ -128,7 +123,7 @@ func (r *running) reload() {
 	if was.limits != next.limits {
 		r.svc.SetLimits(next.limits.Limits)
 		if err := r.server.Load().SetLimits(next.limits.sessions, next.limits.waits); err != nil {
-			r.log.Error("there is no room for the files of so many sessions: the limits sessions and waits stay", "error", err)
+			r.log.Error("the limits sessions and waits stay: this process may not open so many files (LimitNOFILE, ulimit -n)", "error", err)
 			next.limits.sessions, next.limits.waits = was.limits.sessions, was.limits.waits
 		}
 		r.log.Info("reloaded", "limits", strings.Join(next.limits.list(), ","))
@@ -136,7 +131,7 @@ func (r *running) reload() {
 	next.pools = r.reloadPools(was.pools, next.pools)
 	for _, s := range settings() {
 		if s.fixed && s.show(was) != s.show(next) {
-			r.log.Warn("this needs a restart, which ends all sessions", "setting", s.key, "now", s.show(was), "configured", s.show(next))
+			r.log.Warn("this setting changes only with a restart, which ends all sessions", "setting", s.key, "now", s.show(was), "configured", s.show(next))
 		}
 	}
 	next.socket, next.mode, next.web, next.log.json = was.socket, was.mode, was.web, was.log.json
@@ -144,7 +139,7 @@ func (r *running) reload() {
 	r.log.Info("the configuration was reloaded", "file", next.file)
 }
 
-// reloadPools makes those pools that are new, and returns those that there are.
+// reloadPools makes the new pools of the configuration, and returns all pools that exist then.
 func (r *running) reloadPools(was, next []mempool.PoolSpec) (now []mempool.PoolSpec) {
 	named := func(name string) func(mempool.PoolSpec) bool {
 		return func(spec mempool.PoolSpec) bool { return spec.Name == name }
@@ -154,9 +149,9 @@ func (r *running) reloadPools(was, next []mempool.PoolSpec) (now []mempool.PoolS
 		i := slices.IndexFunc(next, named(spec.Name))
 		switch {
 		case i < 0:
-			r.log.Warn("a pool is in the configuration no more, and stays: poolsvc pool destroy ends it", "name", spec.Name)
+			r.log.Warn("a pool is not in the configuration any more, and stays: poolsvc pool destroy ends it", "name", spec.Name)
 		case !reflect.DeepEqual(spec, next[i]):
-			r.log.Warn("a pool that there is cannot change: restart the service, or poolsvc pool destroy it and give the new one another name",
+			r.log.Warn("an existing pool cannot change: restart the service, or destroy it with poolsvc pool destroy and give the new one another name",
 				"name", spec.Name, "now", formatPool(spec), "configured", formatPool(next[i]))
 		}
 	}

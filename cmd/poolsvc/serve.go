@@ -16,14 +16,14 @@ import (
 	"github.com/spf13/cobra"
 	"golang.org/x/sys/unix"
 
-	"github.com/poolbridge/poolbridge/bridge"
+	"github.com/poolbridge/poolbridge/bridge/server"
 	"github.com/poolbridge/poolbridge/cmd/poolsvc/internal/upkeep"
 	"github.com/poolbridge/poolbridge/mempool"
 	"github.com/poolbridge/poolbridge/mempool/service"
 )
 
-// heapGrowth is how much the heap may grow between collections, in percent. A request leaves little garbage, and with
-// many live buffers the heap is most of what the service weighs.
+// heapGrowth is GOGC: how much the heap may grow between collections, in percent. A request leaves little garbage, and with
+// many live buffers the heap is most of the service's memory.
 const heapGrowth = 50
 
 func newServe() *cobra.Command {
@@ -35,28 +35,28 @@ func newServe() *cobra.Command {
 
 The exit status is 3 if another service listens at the socket already, and 4 if it cannot listen there.
 
-A pool can be made at the start, so that clients only have to open it:
+--pool makes a pool at the start, so that clients only have to open it:
 
   poolsvc serve --pool name=frames,kind=device,device=0,max=8GiB
   poolsvc serve --pool name=frames,kind=host,max=256MiB,session=64MiB,user=128MiB,uid=1000,uid=1001,gid=44
 
-Sizes are in bytes, KiB, MiB, GiB or TiB; without kind it is device, without device the first. session and user bound what
-one session and one user may have of the pool.
+Sizes are in bytes, KiB, MiB, GiB or TiB. The default kind is device, the default device the first GPU. session and user limit the bytes
+that one session and one user may have in the pool.
 
-Users and groups on a pool's access list can reach all of the pool's memory; the default is only the user that the service
-runs as. Other users also need to be able to open the socket: see --mode.
+Users and groups on a pool's access list can use all of the pool's memory. The default is only the user that the service
+runs as. Other users must also be able to open the socket: see --mode.
 
-What clients can make the service remember is bounded, and --limit says by how much, for example --limit sessions=100: see
-"Limits" in docs/protocol.md for what there is and its default.
+The service limits how much state clients can cause. --limit changes a limit, for example --limit sessions=100: "Limits" in
+docs/protocol.md has all limits and their defaults.
 
-A configuration file (--config, else $POOLBRIDGE_CONFIG) says the same as the flags, and SIGHUP has it read again: see
-docs/deploying.md. A variable such as $POOLBRIDGE_LOG_LEVEL, for --log-level, wins over the file, and a flag over both.
+A configuration file (--config, else $POOLBRIDGE_CONFIG) has the same settings as the flags; on SIGHUP the service reads it again: see
+docs/deploying.md. An environment variable such as $POOLBRIDGE_LOG_LEVEL, for --log-level, overrides the file, and a flag overrides both.
 poolsvc config check says what is wrong in a file, and poolsvc config show what a service would do.
 
-systemd can hand over the socket, is told when the service is ready, and has a watchdog.
+The service supports systemd's socket activation, readiness notification and watchdog.
 
-Programs that start a service for themselves say with --ready-fd where it is to say that it listens, and with --end-fd and
---end-unused when it ends by itself.`,
+Programs that start their own service use --ready-fd to hear that it listens, and --end-fd and --end-unused to make it end
+by itself.`,
 		Args: arguments(0, 0),
 		RunE: func(c *cobra.Command, _ []string) error {
 			p, err := resolve(c.Flags())
@@ -93,7 +93,13 @@ func serve(c *cobra.Command, p *plan, l life) error {
 		defer signal.Stop(hups)
 	}
 	r := &running{flags: c.Flags(), plan: p}
+	if l.log != nil {
+		l.log.format = p.log
+	}
 	log := r.newLog(c.ErrOrStderr())
+	if l.unbounded != nil {
+		log.Warn("the log cannot be bounded, and grows (--log-bytes)", "error", l.unbounded)
+	}
 	self := mempool.Self()
 	r.creators.Store(&p.creators)
 	r.svc = service.New(service.Config{Log: log, Limits: p.limits.Limits, MayCreate: func(peer mempool.Peer) bool {
@@ -103,25 +109,25 @@ func serve(c *cobra.Command, p *plan, l life) error {
 	if err := r.createPools(); err != nil {
 		return err
 	}
-	serving := bridge.ServerConfig{Mode: p.mode, MaxSessions: p.limits.sessions, MaxWaits: p.limits.waits, Unused: l.unused, Log: log}
+	serving := server.Config{Mode: p.mode, MaxSessions: p.limits.sessions, MaxWaits: p.limits.waits, Unused: l.unused, Log: log}
 	ready := bounded(r.ready)
 	web, err := p.web.serve(r.svc, &serving, bounded(r.healthy), ready)
 	if err != nil {
 		return err
 	}
 	defer web.close(log)
-	server, err := listen(socket, p, l, r.svc, serving)
+	srv, err := listen(socket, p, l, r.svc, serving)
 	if err != nil {
 		return &socketError{err}
 	}
-	r.server.Store(server)
-	log.Info("serving", "socket", server.Path(), "version", version, "epoch", r.svc.Epoch().String())
+	r.server.Store(srv)
+	log.Info("serving", "socket", srv.Path(), "version", version, "epoch", r.svc.Epoch().String())
 	ctx, end := context.WithCancel(c.Context())
 	defer end()
-	tell(log, daemon.SdNotifyReady, "STATUS=serving "+server.Path())
-	l.live(end, server, server.Path(), log)
+	tell(log, daemon.SdNotifyReady, "STATUS=serving "+srv.Path())
+	l.live(end, srv, srv.Path(), log)
 	if err := startWatchdog(ctx, log, ready); err != nil {
-		log.Warn("systemd's watchdog is not told that the service lives", "error", err)
+		log.Warn("the service cannot notify systemd's watchdog", "error", err)
 	}
 	go r.reloadOn(ctx, hups)
 	looks := time.NewTicker(upkeep.Rest)
@@ -129,10 +135,10 @@ func serve(c *cobra.Command, p *plan, l life) error {
 	upkeep.Run(ctx, r.svc, looks.C)
 	log.Info("shutting down")
 	tell(log, daemon.SdNotifyStopping)
-	return server.Close()
+	return srv.Close()
 }
 
-// limits are what --limit sets: of the service, and of its server.
+// limits are the limits of --limit: those of the service, and those of its server.
 type limits struct {
 	service.Limits
 	sessions, waits int
@@ -148,7 +154,7 @@ func (most *limits) set(text string) (name string, err error) {
 	case !slices.Contains(limitNames(), name):
 		return name, fmt.Errorf("there is no limit %q: expected one of %s", name, strings.Join(limitNames(), ", "))
 	case err != nil || n < 1:
-		return name, fmt.Errorf("the limit %s is 1 or more, not %q", name, value)
+		return name, fmt.Errorf("the limit %s must be 1 or more, not %q", name, value)
 	case name == "sessions":
 		most.sessions = n
 	case name == "waits":
@@ -159,7 +165,7 @@ func (most *limits) set(text string) (name string, err error) {
 	return name, nil
 }
 
-// list is what differs from the defaults.
+// list returns the limits that were set.
 func (most *limits) list() (said []string) {
 	for _, one := range []struct {
 		name string
@@ -172,7 +178,7 @@ func (most *limits) list() (said []string) {
 	return append(said, most.List()...)
 }
 
-// poolText is a pool as the command line and the configuration file say it.
+// poolText is a pool as the command line or the configuration file describes it.
 type poolText struct {
 	said               mempool.PoolSpec
 	max, session, user byteSize

@@ -3,6 +3,7 @@ package main
 import (
 	"errors"
 	"fmt"
+	"io"
 	"log/slog"
 	"math"
 	"os"
@@ -19,7 +20,7 @@ import (
 	"github.com/poolbridge/poolbridge/mempool"
 )
 
-// plan is what serve is to do: what its command line, the environment and the configuration file say together.
+// plan has the settings of serve: those of its command line, the environment and the configuration file together.
 type plan struct {
 	file     string // the configuration file; "": none
 	socket   string
@@ -30,13 +31,13 @@ type plan struct {
 	web      web
 	log      logging
 
-	source   place            // what is being read
-	from     map[string]place // where a setting, a limit or a pool comes from: "mode", "limit sessions", "pool frames"
-	broken   map[string]bool  // settings of which something was refused, by their flags
+	source   place            // the place that is being read
+	from     map[string]place // the place of each setting, limit and pool: "mode", "limit sessions", "pool frames"
+	broken   map[string]bool  // settings with a wrong value, by their flags
 	problems config.Problems
 }
 
-// place is where something comes from: a flag, a variable, or a line of the configuration file.
+// place is the origin of a setting: a flag, a variable, or a line of the configuration file.
 type place struct {
 	name string
 	line int // 0: it has none
@@ -54,42 +55,51 @@ func (p *plan) wrong(at place, format string, args ...any) {
 	p.problems.Add(at.name, at.line, format, args...)
 }
 
-// note remembers where something comes from.
+// note notes the origin of a setting, a limit or a pool.
 func (p *plan) note(what string) {
 	if p.from != nil {
 		p.from[what] = p.source
 	}
 }
 
-// logging says what is logged, and how.
+// logging has the level and the format of the log.
 type logging struct {
 	json  bool
 	level slog.Level
 }
 
-// setting is one thing that a flag, an environment variable and the configuration file can say.
+// handler returns a handler that writes messages of a level or above.
+func (l logging) handler(w io.Writer, level slog.Leveler) slog.Handler {
+	options := &slog.HandlerOptions{Level: level}
+	if l.json {
+		return slog.NewJSONHandler(w, options)
+	}
+	return slog.NewTextHandler(w, options)
+}
+
+// setting is a setting that a flag, an environment variable and the configuration file can have.
 type setting struct {
-	flag, key   string // of the command line, and of the file
+	flag, key   string // its names on the command line and in the file
 	kind, usage string
-	standard    string
-	// set makes one text a part of the plan.
+	standard    string // the default
+	// set adds the value in a text to the plan.
 	set func(p *plan, text string) error
-	// reset forgets what weaker places said; nil: set replaces it.
+	// reset removes the values of places with a lower priority; nil: set replaces the value.
 	reset func(p *plan)
-	// show is the value in a plan; nil where each pool and each limit is a value of its own.
+	// show returns the value in a plan; nil for pools and limits, which are shown one by one.
 	show func(p *plan) string
 	// fixed: it cannot change while the service runs.
 	fixed bool
 }
 
-// variable is the environment variable of a setting.
+// variable returns the environment variable of a setting.
 func (s setting) variable() string {
 	return "POOLBRIDGE_" + strings.ToUpper(strings.ReplaceAll(s.flag, "-", "_"))
 }
 
 const poolUsage = "name=NAME,max=SIZE[,kind=device|vmm|legacy|pinned|host][,device=N|UUID][,session=SIZE][,user=SIZE][,uid=N][,gid=N]"
 
-// settings are all there are; the file has the keys of pools in its list pools, and those of limits as limits.NAME.
+// settings returns all settings. The file has pools in its list pools, and limits as limits.NAME.
 func settings() []setting {
 	return []setting{
 		{flag: "socket", key: "socket.path", kind: "path", usage: "path of the service's socket", standard: bridge.DefaultSocket(),
@@ -115,7 +125,7 @@ func settings() []setting {
 				}
 				return nil
 			}, reset: func(p *plan) { p.creators = nil }, show: func(p *plan) string { return strings.Trim(fmt.Sprint(p.creators), "[]") }},
-		{flag: "limit", key: "limits", kind: "NAME=N", usage: "bound what clients can make the service remember, may be repeated: NAME=N, of " +
+		{flag: "limit", key: "limits", kind: "NAME=N", usage: "limit how much state clients can cause, may be repeated: NAME=N, of " +
 			strings.Join(limitNames(), ", "), set: func(p *plan, text string) error {
 			for one := range strings.SplitSeq(text, ",") {
 				name, err := p.limits.set(one)
@@ -127,26 +137,26 @@ func settings() []setting {
 			return nil
 		}},
 		{flag: "http", key: "http.address", kind: "address",
-			usage: "serve a page for people, /metrics for Prometheus, /healthz and /readyz at HOST:PORT, or at unix:PATH for this user alone",
+			usage: "serve a page for people, /metrics for Prometheus, /healthz and /readyz at HOST:PORT, or at unix:PATH for this user only",
 			set: func(p *plan, text string) error {
 				p.web.address = text
 				return nil
 			}, show: func(p *plan) string { return p.web.address }, fixed: true},
-		{flag: "http-allow-remote", key: "http.allow-remote", kind: "bool", usage: "let --http be an address that other machines can reach",
+		{flag: "http-allow-remote", key: "http.allow-remote", kind: "bool", usage: "allow an address for --http that other machines can reach",
 			standard: "false", set: func(p *plan, text string) error { return setBool(&p.web.remote, text) },
 			show: func(p *plan) string { return fmt.Sprint(p.web.remote) }, fixed: true},
-		{flag: "pprof", key: "http.pprof", kind: "bool", usage: "serve profiles of the service's own at /debug/pprof/ too", standard: "false",
+		{flag: "pprof", key: "http.pprof", kind: "bool", usage: "serve profiles of the service at /debug/pprof/ too", standard: "false",
 			set:  func(p *plan, text string) error { return setBool(&p.web.profile, text) },
 			show: func(p *plan) string { return fmt.Sprint(p.web.profile) }, fixed: true},
-		{flag: "log-format", key: "log.format", kind: "text|json", usage: "write the log as text or as JSON, a line each", standard: "text",
+		{flag: "log-format", key: "log.format", kind: "text|json", usage: "format of the log's lines: text or JSON", standard: "text",
 			set: func(p *plan, text string) error {
 				if text != "text" && text != "json" {
-					return fmt.Errorf("%q is no format of a log: expected text or json", text)
+					return fmt.Errorf("%q is no log format: expected text or json", text)
 				}
 				p.log.json = text == "json"
 				return nil
 			}, show: func(p *plan) string { return map[bool]string{false: "text", true: "json"}[p.log.json] }, fixed: true},
-		{flag: "log-level", key: "log.level", kind: "level", usage: "log what matters so much or more: debug (sessions too), info, warn or error",
+		{flag: "log-level", key: "log.level", kind: "level", usage: "lowest level that is logged: debug (events of sessions too), info, warn or error",
 			standard: "info", set: func(p *plan, text string) error {
 				levels := map[string]slog.Level{"debug": slog.LevelDebug, "info": slog.LevelInfo, "warn": slog.LevelWarn, "error": slog.LevelError}
 				level, ok := levels[text]
@@ -176,11 +186,11 @@ func (p *plan) setMode(text string) error {
 	return nil
 }
 
-// addPool adds a pool, instead of one that a weaker place gave the same name.
+// addPool adds a pool. It replaces a pool of the same name from a place with a lower priority.
 func (p *plan) addPool(spec mempool.PoolSpec) error {
 	what := "pool " + spec.Name
 	if p.from != nil && p.from[what] == p.source {
-		return fmt.Errorf("two pools are called %q", spec.Name)
+		return fmt.Errorf("two pools have the name %q", spec.Name)
 	}
 	p.pools = slices.DeleteFunc(p.pools, func(other mempool.PoolSpec) bool { return other.Name == spec.Name })
 	p.pools = append(p.pools, spec)
@@ -188,7 +198,7 @@ func (p *plan) addPool(spec mempool.PoolSpec) error {
 	return nil
 }
 
-// said is the flag of a setting: what the command line says of it.
+// said is the flag of a setting, with its values on the command line.
 type said struct {
 	setting
 	texts []string
@@ -215,22 +225,22 @@ func planFlags(f *pflag.FlagSet) {
 		}
 	}
 	f.BoolP("verbose", "v", false, "the same as --log-level debug")
-	f.String("config", os.Getenv("POOLBRIDGE_CONFIG"), "configuration file; flags and variables POOLBRIDGE_… win over it")
+	f.String("config", os.Getenv("POOLBRIDGE_CONFIG"), "configuration file; flags and variables POOLBRIDGE_… override it")
 }
 
-// newPlan is what serve does when nobody says anything.
+// newPlan returns a plan with the defaults.
 func newPlan() *plan {
 	p := &plan{from: make(map[string]place), broken: make(map[string]bool)}
 	for _, s := range settings() {
 		p.from[s.flag] = place{name: "default"}
 		if s.standard != "" {
-			_ = s.set(p, s.standard) // a standard is none that is refused
+			_ = s.set(p, s.standard) // a default is never refused
 		}
 	}
 	return p
 }
 
-// resolve makes a plan of what the flags, the environment and the configuration file say; each wins over the next.
+// resolve makes a plan of the flags, the environment and the configuration file. Flags override the environment, and both override the file.
 //
 // Errors: [config.Problems]; those of the file system.
 func resolve(f *pflag.FlagSet) (*plan, error) {
@@ -257,26 +267,26 @@ func resolve(f *pflag.FlagSet) (*plan, error) {
 	}
 	if verbose, _ := f.GetBool("verbose"); verbose {
 		if f.Changed("log-level") {
-			return nil, &usageError{"either --verbose or --log-level"}
+			return nil, &usageError{"--verbose and --log-level exclude each other: expected one of them"}
 		}
 		p.log.level, p.from["log-level"] = slog.LevelDebug, place{name: "--verbose"}
 	}
 	return p, p.check()
 }
 
-// check says what is wrong, also in how the settings fit together: those that nothing of was refused.
+// check returns all problems, and those of settings that do not fit together. It checks only settings whose values were not refused.
 //
 // Errors: [config.Problems].
 func (p *plan) check() error {
 	if at := p.from["socket"]; at.line > 0 && !filepath.IsAbs(p.socket) {
-		p.wrong(at, "socket.path: %q is no absolute path (/…): which folder a service starts in is not the file's to say", p.socket)
+		p.wrong(at, "socket.path: %q is no absolute path (/…): a relative one would depend on the folder in which the service starts", p.socket)
 	}
 	at := p.from["http"]
 	path, unix := strings.CutPrefix(p.web.address, "unix:")
 	switch {
 	case p.broken["http"]:
 	case p.web.address == "":
-		const needs = "%s says more of http.address (--http), which is missing: add http.address 127.0.0.1:9377, for example"
+		const needs = "%s needs http.address (--http), which is missing: add http.address 127.0.0.1:9377, for example"
 		if p.web.remote {
 			p.wrong(p.from["http-allow-remote"], needs, "http.allow-remote")
 		}
@@ -284,7 +294,7 @@ func (p *plan) check() error {
 			p.wrong(p.from["pprof"], needs, "http.pprof")
 		}
 	case at.line > 0 && unix && !filepath.IsAbs(path):
-		p.wrong(at, "http.address: %q is no absolute path (unix:/…): which folder a service starts in is not the file's to say", p.web.address)
+		p.wrong(at, "http.address: %q is no absolute path (unix:/…): a relative one would depend on the folder in which the service starts", p.web.address)
 	default:
 		if err := metrics.CheckAddress(p.web.address, p.web.remote || p.broken["http-allow-remote"]); err != nil {
 			p.wrong(at, "http.address: %v", err)
@@ -293,7 +303,7 @@ func (p *plan) check() error {
 	return p.problems.Err()
 }
 
-// say makes texts from one place a part of the plan, without those that are refused: these are problems of what is named.
+// say adds the values of a setting from one place to the plan. A value that is refused becomes a problem; what precedes its text.
 func (p *plan) say(s setting, at place, what string, texts ...string) {
 	if s.reset != nil {
 		s.reset(p)
@@ -308,9 +318,9 @@ func (p *plan) say(s setting, at place, what string, texts ...string) {
 	p.note(s.flag)
 }
 
-// read makes a configuration file a part of the plan.
+// read adds the settings of a configuration file to the plan. [plan.check] returns what is wrong in the file.
 //
-// Errors: those of the file system, and a [config.Problem] if others may change the file. What is wrong in it is for check to say.
+// Errors: those of the file system, and a [config.Problem] if other users may change the file.
 func (p *plan) read(path string) error {
 	file, err := config.Read(path)
 	var problems config.Problems
@@ -327,7 +337,7 @@ func (p *plan) read(path string) error {
 	return nil
 }
 
-// value makes one value of a file a part of the plan.
+// value adds one value of a file to the plan.
 func (p *plan) value(at place, v config.Value) {
 	name, limit := strings.CutPrefix(v.Key, "limits.")
 	var keys []string
@@ -335,7 +345,7 @@ func (p *plan) value(at place, v config.Value) {
 		switch {
 		case limit && s.key == "limits":
 			for i := range v.Texts {
-				if strings.Contains(v.Texts[i], ",") { // which would set another limit, too
+				if strings.Contains(v.Texts[i], ",") { // it would set another limit too
 					p.wrong(at, "%s: expected a number, not %q", v.Key, v.Texts[i])
 					p.broken[s.flag] = true
 					return
@@ -362,7 +372,7 @@ func (p *plan) value(at place, v config.Value) {
 	p.wrong(at, "%s: there is no such key: expected one of %s, limits.NAME, or pools", v.Key, strings.Join(keys, ", "))
 }
 
-// pool makes a pool of a file a part of the plan.
+// pool adds a pool of a file to the plan.
 func (p *plan) pool(at place, item config.Item) {
 	var pool poolText
 	lines, refused := make(map[string]int), make(map[string]bool)
@@ -406,7 +416,7 @@ func (p *plan) pool(at place, item config.Item) {
 	}
 }
 
-// mistakes tells what is wrong in a pool by key: each value is tried together with those that are right.
+// mistakes calls wrong for each wrong key of a pool. It tries each value together with those that are right.
 func mistakes(said mempool.PoolSpec, refused map[string]bool, wrong func(key, format string, args ...any)) {
 	right := mempool.PoolSpec{Name: "?", Kind: mempool.Host, MaxBytes: math.MaxInt64}
 	for _, value := range []struct {
@@ -415,11 +425,12 @@ func mistakes(said mempool.PoolSpec, refused map[string]bool, wrong func(key, fo
 	}{
 		{"name", func(s *mempool.PoolSpec) { s.Name = said.Name }},
 		{"kind", func(s *mempool.PoolSpec) { s.Kind = said.Kind }},
+		{"device", func(s *mempool.PoolSpec) { s.Device = said.Device }},
 		{"max", func(s *mempool.PoolSpec) { s.MaxBytes = said.MaxBytes }},
 		{"user", func(s *mempool.PoolSpec) { s.UserBytes = said.UserBytes }},
 		{"session", func(s *mempool.PoolSpec) { s.SessionBytes = said.SessionBytes }},
 	} {
-		if refused[value.key] {
+		if refused[value.key] || value.key == "device" && refused["kind"] {
 			continue
 		}
 		next := right

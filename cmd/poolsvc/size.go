@@ -35,7 +35,7 @@ func (b *byteSize) Set(text string) error {
 // Type names the type in --help.
 func (b *byteSize) Type() string { return "bytes" }
 
-// String is the size in the largest unit that divides it.
+// String returns the size in the largest unit that divides it.
 func (b *byteSize) String() string { return formatBytes(uint64(*b)) }
 
 func formatBytes(n uint64) string {

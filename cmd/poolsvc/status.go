@@ -14,7 +14,7 @@ import (
 	"github.com/poolbridge/poolbridge/mempool"
 )
 
-// status is how a running service does.
+// status describes the health of a running service.
 type status struct {
 	Epoch    string   `json:"epoch"`
 	Answer   float64  `json:"answer_ms"`
@@ -32,15 +32,14 @@ func newStatus() *cobra.Command {
 	c := &cobra.Command{
 		Use:   "status",
 		Short: "Say whether a running service is healthy",
-		Long: `Say whether a service answers, and warn of pools that are nearly full and of consumers that hold the producers of a channel up.
+		Long: `Say whether a service answers, and warn of pools that are nearly full and of consumers that block the producers of a channel.
 
-The exit status is 0 if the service answers in time, else 1. Warnings do not change it. A service that has all the sessions that it may have answers
-too: that is a warning.`,
+The exit status is 0 if the service answers in time, else 1. Warnings do not change it. A service that has reached its limit of sessions gives a
+warning, too.`,
 		Args: arguments(0, 0),
 		RunE: func(c *cobra.Command, _ []string) error {
-			ctx, cancel := context.WithCancelCause(c.Context()) // it has no deadline: with one, Dial would wait for a service to come
-			defer cancel(nil)
-			defer time.AfterFunc(limit, func() { cancel(fmt.Errorf("the service did not answer within %v", limit)) }).Stop()
+			ctx, cancel := context.WithTimeoutCause(c.Context(), limit, fmt.Errorf("the service did not answer within %v", limit))
+			defer cancel()
 			s, err := answer(ctx, socket)
 			if errors.Is(err, errFull) {
 				if asJSON {
@@ -69,11 +68,11 @@ too: that is a warning.`,
 	return c
 }
 
-var errFull = errors.New("the service has all the sessions that it may have, and refuses more: end some, or raise --limit sessions=N")
+var errFull = errors.New("the service has reached its limit of sessions and refuses more: end some, or raise --limit sessions=N")
 
-// answer is how a service answered. errFull: it answered that it takes no session.
+// answer asks a service for its status. errFull: the service answered that it has reached its limit of sessions.
 func answer(ctx context.Context, socket string) (s status, err error) {
-	client, err := bridge.Dial(ctx, socket)
+	client, err := bridge.TryDial(ctx, socket)
 	if errors.Is(err, bridge.ErrLimit) {
 		return s, errFull
 	}
@@ -94,7 +93,7 @@ func askStatus(ctx context.Context, client *bridge.Client) (s status, err error)
 		Warnings: []string{}}
 	for _, p := range stats.Pools {
 		if used := p.Leased + p.Held; used >= p.Pool.MaxBytes-p.Pool.MaxBytes/20 { // 95 %
-			s.Warnings = append(s.Warnings, fmt.Sprintf("pool %s: %s of %s are in use or on their way back (poolsvc sessions and buffers say whose)",
+			s.Warnings = append(s.Warnings, fmt.Sprintf("pool %s: %s of %s are in use or held (poolsvc sessions and poolsvc buffers show for which sessions)",
 				p.Pool.Name, display.Size(used), display.Size(p.Pool.MaxBytes)))
 		}
 	}
@@ -103,7 +102,7 @@ func askStatus(ctx context.Context, client *bridge.Client) (s status, err error)
 		if err != nil {
 			return s, err
 		}
-		if ch.Full == mempool.Block && ch.Slowest != 0 && ch.Waiting+1 >= uint64(ch.Capacity) {
+		if ch.Full == mempool.Block && ch.Used >= uint64(ch.Capacity) {
 			slow = append(slow, ch)
 		}
 	}
@@ -118,11 +117,16 @@ func askStatus(ctx context.Context, client *bridge.Client) (s status, err error)
 		programs[one.ID] = one
 	}
 	for _, ch := range slow {
+		if ch.Mode == mempool.WorkQueue {
+			s.Warnings = append(s.Warnings, fmt.Sprintf("channel %s: %s for a consumer, and the producers wait for room (it has %s)", ch.Name,
+				count.Of(ch.Used, "frame")+" wait", count.Of(ch.Consumers, "consumer")))
+			continue
+		}
 		who := fmt.Sprintf("session %d", ch.Slowest)
 		if one, ok := programs[ch.Slowest]; ok {
 			who += fmt.Sprintf(" (%s, pid %d)", display.Printable(one.Program), one.PID)
 		}
-		s.Warnings = append(s.Warnings, fmt.Sprintf("channel %s: %s is %d of %d frames behind and holds the producers up", ch.Name, who, ch.Waiting, ch.Capacity))
+		s.Warnings = append(s.Warnings, fmt.Sprintf("channel %s: %s has %d of %d frames to take or to release, and blocks the producers", ch.Name, who, ch.Used, ch.Capacity))
 	}
 	return s, nil
 }

@@ -10,37 +10,37 @@ import (
 	"github.com/coreos/go-systemd/v22/activation"
 	"github.com/coreos/go-systemd/v22/daemon"
 
-	"github.com/poolbridge/poolbridge/bridge"
+	"github.com/poolbridge/poolbridge/bridge/server"
 	"github.com/poolbridge/poolbridge/mempool/service"
 )
 
-// listen serves on the socket that systemd handed over, else on one of the service's own.
-func listen(socket string, p *plan, l life, svc *service.Service, serving bridge.ServerConfig) (*bridge.Server, error) {
+// listen serves on the socket that systemd passed, else on one that it makes.
+func listen(socket string, p *plan, l life, svc *service.Service, serving server.Config) (*server.Server, error) {
 	files := activation.Files(true)
 	switch {
 	case len(files) == 0:
-		return bridge.Listen(socket, svc, serving)
+		return server.Listen(socket, svc, serving)
 	case len(files) > 1:
-		return nil, fmt.Errorf("systemd handed over %d sockets: expected one ListenSequentialPacket= in the socket unit", len(files))
+		return nil, fmt.Errorf("systemd passed %d sockets: expected one ListenSequentialPacket= in the socket unit", len(files))
 	case l.private:
-		return nil, fmt.Errorf("systemd handed over a socket, and --private wants another: drop one of them")
+		return nil, fmt.Errorf("systemd passed a socket, and --private makes another: drop one of them")
 	}
-	server, err := bridge.ListenFile(files[0], svc, serving)
-	if err == nil && p.from["socket"] != (place{name: "default"}) && server.Path() != p.socket {
-		serving.Log.Warn("systemd handed over a socket, which is used instead of that of the configuration", "socket", server.Path(),
+	srv, err := server.ListenFile(files[0], svc, serving)
+	if err == nil && p.from["socket"] != (place{name: "default"}) && srv.Path() != p.socket {
+		serving.Log.Warn("the service uses the socket that systemd passed, not that of the configuration", "socket", srv.Path(),
 			"configured", p.socket, "from", p.from["socket"].String())
 	}
-	return server, err
+	return srv, err
 }
 
-// tell tells systemd what is so, if it started the service and wants to know.
+// tell notifies systemd, if it started the service and set NOTIFY_SOCKET.
 func tell(log *slog.Logger, said ...string) {
 	if _, err := daemon.SdNotify(false, strings.Join(said, "\n")); err != nil {
-		log.Warn("systemd does not hear from the service (NOTIFY_SOCKET)", "said", said[0], "error", err)
+		log.Warn("the service cannot notify systemd (NOTIFY_SOCKET)", "said", said[0], "error", err)
 	}
 }
 
-// startWatchdog tells systemd's watchdog that the service answers, for as long as it does. Without a watchdog it does nothing.
+// startWatchdog starts to notify systemd's watchdog as long as the service answers. Without a watchdog it does nothing.
 func startWatchdog(ctx context.Context, log *slog.Logger, ready func(context.Context) error) error {
 	period, err := daemon.SdWatchdogEnabled(false)
 	if err != nil || period == 0 {
@@ -54,7 +54,7 @@ func startWatchdog(ctx context.Context, log *slog.Logger, ready func(context.Con
 	return nil
 }
 
-// watch asks at each tick whether the service answers in time, and tells systemd's watchdog if it does.
+// watch checks at each tick whether the service answers in time, and notifies systemd's watchdog if it does.
 func watch(ctx context.Context, log *slog.Logger, ticks <-chan time.Time, patience time.Duration, ready func(context.Context) error) {
 	for {
 		select {
@@ -69,7 +69,7 @@ func watch(ctx context.Context, log *slog.Logger, ticks <-chan time.Time, patien
 		case err == nil:
 			tell(log, daemon.SdNotifyWatchdog)
 		case ctx.Err() == nil:
-			log.Error("the service does not answer, and systemd's watchdog will end it if that lasts", "error", err)
+			log.Error("the service does not answer, and systemd's watchdog will end it if it continues", "error", err)
 		}
 	}
 }

@@ -14,7 +14,7 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
-	"github.com/poolbridge/poolbridge/bridge"
+	"github.com/poolbridge/poolbridge/bridge/server"
 	"github.com/poolbridge/poolbridge/mempool/service"
 )
 
@@ -74,7 +74,7 @@ func TestReadyzSaysThatTheServiceListensAndHealthzThatItLives(t *testing.T) {
 	p := newPlan()
 	p.web.address = "unix:" + path
 	r := &running{plan: p}
-	serving := bridge.ServerConfig{Log: r.newLog(io.Discard)}
+	serving := server.Config{Log: r.newLog(io.Discard)}
 	r.svc = service.New(service.Config{})
 	defer r.svc.Close()
 	web, err := p.web.serve(r.svc, &serving, bounded(r.healthy), bounded(r.ready))
@@ -92,11 +92,11 @@ func TestReadyzSaysThatTheServiceListensAndHealthzThatItLives(t *testing.T) {
 	}
 	assert.Equal(t, 503, said("/readyz"), "it does not listen yet")
 	assert.Equal(t, 200, said("/healthz"))
-	server, err := bridge.Listen(filepath.Join(dir, "s"), r.svc, serving)
+	srv, err := server.Listen(filepath.Join(dir, "s"), r.svc, serving)
 	require.NoError(t, err)
-	r.server.Store(server)
+	r.server.Store(srv)
 	assert.Equal(t, 200, said("/readyz"))
-	require.NoError(t, server.Close())
+	require.NoError(t, srv.Close())
 	assert.Equal(t, 503, said("/readyz"), "it listens no more")
 	assert.Equal(t, 200, said("/healthz"))
 }

@@ -19,9 +19,9 @@ func newTop() *cobra.Command {
 	)
 	c := &cobra.Command{
 		Use:   "top",
-		Short: "Watch live who holds what of a running service",
-		Long: `Watch pools, sessions and channels of a running service, live in the terminal: who holds how many bytes, how many frames a second go
-through each channel, which consumer is behind, and what happened. The service's own user sees all, others what they may use.
+		Short: "Watch pools, sessions and channels of a running service live",
+		Long: `Watch pools, sessions and channels of a running service, live in the terminal: how many bytes each session has, how many frames a second go
+through each channel, which consumers are behind, and events. The service's own user sees all, others what they may use.
 
 The key ? explains the columns and keys. Without a terminal, use poolsvc pools, sessions, channels and buffers with --json.`,
 		Args: arguments(0, 0),
@@ -36,13 +36,13 @@ The key ? explains the columns and keys. Without a terminal, use poolsvc pools, 
 			defer func() { err = errors.Join(err, source.Close()) }()
 			_, err = tea.NewProgram(top.New(c.Context(), source, interval), tea.WithContext(c.Context())).Run()
 			if errors.Is(err, tea.ErrProgramKilled) || errors.Is(err, tea.ErrInterrupted) {
-				return nil // the context ended: a signal did
+				return nil // a signal ended the context
 			}
 			return err
 		},
 	}
 	socketFlag(c, &socket)
-	c.Flags().DurationVar(&interval, "interval", time.Second, "how long to wait between looks")
+	c.Flags().DurationVar(&interval, "interval", time.Second, "time between two updates")
 	return c
 }
 

@@ -24,12 +24,12 @@ func newVerify() *cobra.Command {
 	c := &cobra.Command{
 		Use:   "verify",
 		Short: "Prove that memory can be shared on this machine",
-		Long: `Run a service, write a pattern from Go, have workers in other processes check it through zero-copy arrays and write
-another, and check that from Go, and much else that people do with shared memory: for every kind of memory that the machine
-has and every library that is installed, one line for each check and a table at the end.
+		Long: `Run a service and check that memory can be shared: Go writes a pattern, workers in other processes check it through zero-copy
+arrays and write another, Go checks that one; and much else that people do with shared memory. Every kind of memory that the machine
+has is checked with every library that is installed. The output is one line for each check, and a table at the end.
 
-A check's name is KIND/SCENARIO/CHECK/CONSUMER, such as host/transfer/round-trip/numpy; the table leaves out the kind, which is
-its columns. In a glob of names * stands for anything, also across /, and ? for one character.
+A check's name is KIND/SCENARIO/CHECK/CONSUMER, such as host/transfer/round-trip/numpy. The table has a column for each kind, so its
+names leave the kind out. In a glob of names * stands for anything, also across /, and ? for one character.
 
 A check that cannot run here is skipped and says why. The exit status is 0 only if nothing failed and something passed.`,
 		Example: `  poolsvc verify
@@ -65,8 +65,8 @@ A check that cannot run here is skipped and says why. The exit status is 0 only 
 	f.StringVar(&o.Python, "python", defaultPython(), "the workers' Python interpreter, with the poolbridge package")
 	f.Uint64Var(&o.Elements, "elements", 1<<20, "float32 elements in the buffer")
 	f.StringVar(&o.Device, "device", "0", "GPU to use, an ordinal or a UUID")
-	f.Int64Var(&o.Seed, "seed", 100, "Go writes i + seed")
-	f.Int64Var(&o.WorkerSeed, "worker-seed", 0, "the worker writes worker-seed - i")
+	f.Int64Var(&o.Seed, "seed", 100, "seed of Go's pattern: element i is i + seed")
+	f.Int64Var(&o.WorkerSeed, "worker-seed", 0, "seed of the workers' pattern: element i is worker-seed - i")
 	f.IntVar(&o.Workers, "workers", 10, "workers that check one buffer at once")
 	f.Var(&large, "large", "size of the large buffer that is checked on a GPU; 0 for none")
 	f.StringSliceVar(&kinds, "kind", nil, fmt.Sprintf("kinds of memory to check, of %v (default all)", mempool.Kinds()))
@@ -77,8 +77,8 @@ A check that cannot run here is skipped and says why. The exit status is 0 only 
 	return c
 }
 
-// defaultPython is the virtual environment beside the program, as in a checkout; else the interpreter in the program's own
-// folder, where pip has put both; else python3 of the PATH.
+// defaultPython returns the interpreter of the virtual environment of a checkout, if the program is in one; else the interpreter in the
+// program's own folder, where pip installs both; else python3 of the PATH.
 func defaultPython() string {
 	if self, err := os.Executable(); err == nil {
 		folder := filepath.Dir(self)
@@ -122,7 +122,7 @@ func summarize(c *cobra.Command, r *verify.Report) error {
 			"the reasons are above, and `poolsvc doctor` says what to do about them")
 	}
 	if err == nil && len(m.Devices) == 0 && r.Skipped > 0 {
-		_, err = fmt.Fprintln(out, "There is no GPU here. What memory of a GPU does can be seen on a simulated driver: `make verify-simulated` in a checkout of poolbridge.")
+		_, err = fmt.Fprintln(out, "There is no GPU here. To run the checks of GPU memory on a simulated driver: `make verify-simulated` in a checkout of poolbridge.")
 	}
 	return err
 }

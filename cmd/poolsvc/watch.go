@@ -15,30 +15,30 @@ import (
 	"github.com/poolbridge/poolbridge/bridge"
 )
 
-// view is what commands have in common that show what a service has: once, or again and again.
+// view is the common part of commands that show something of a service, once or repeatedly.
 type view struct {
 	socket string
 	json   bool
-	watch  float64 // seconds between looks; 0: one look
+	watch  float64 // seconds between two updates; 0: show it once
 }
 
-// shortestWatch and longestWatch are the seconds that may pass between two looks.
+// shortestWatch and longestWatch are the limits of --watch, in seconds.
 const shortestWatch, longestWatch = 0.1, 86400
 
 func (v *view) flags(c *cobra.Command) {
 	socketFlag(c, &v.socket)
 	c.Flags().BoolVar(&v.json, "json", false, "print JSON; with --watch one document a line")
-	c.Flags().Float64Var(&v.watch, "watch", 0, "show it again after so many seconds, 0.1 to 86400, 2 if none are given, until interrupted")
+	c.Flags().Float64Var(&v.watch, "watch", 0, "show it again after so many seconds (0.1 to 86400; without a value 2), until interrupted")
 	c.Flags().Lookup("watch").NoOptDefVal = "2"
 }
 
-// show shows what draw writes.
+// show calls draw and prints what it writes, once or repeatedly.
 func (v *view) show(c *cobra.Command, draw func(ctx context.Context, client *bridge.Client, out io.Writer) error) (err error) {
 	if c.Flags().Changed("watch") && !(v.watch >= shortestWatch && v.watch <= longestWatch) { // NaN is neither
 		return misused(c, "--watch=%v: expected %v to %v seconds", v.watch, shortestWatch, longestWatch)
 	}
 	ctx := c.Context()
-	client, err := bridge.Dial(ctx, v.socket)
+	client, err := bridge.TryDial(ctx, v.socket)
 	if err != nil {
 		return err
 	}
@@ -76,7 +76,7 @@ func (v *view) show(c *cobra.Command, draw func(ctx context.Context, client *bri
 	}
 }
 
-// writeJSON prints a document: on one line where more follow.
+// writeJSON prints a document, on one line if more follow.
 func (v *view) writeJSON(out io.Writer, document any) error {
 	if v.watch > 0 {
 		return json.NewEncoder(out).Encode(document)

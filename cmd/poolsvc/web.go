@@ -7,21 +7,21 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/collectors"
 
-	"github.com/poolbridge/poolbridge/bridge"
+	"github.com/poolbridge/poolbridge/bridge/server"
 	"github.com/poolbridge/poolbridge/cmd/poolsvc/internal/metrics"
 	"github.com/poolbridge/poolbridge/cmd/poolsvc/internal/page"
 	"github.com/poolbridge/poolbridge/mempool/service"
 )
 
-// web is what --http and the settings beside it ask for.
+// web has the settings of the HTTP server.
 type web struct {
 	address         string
 	remote, profile bool
 	server          *metrics.Server // nil: nothing is served
 }
 
-// serve begins to serve, and has the server of the bridge count its requests.
-func (w web) serve(svc *service.Service, serving *bridge.ServerConfig, healthy, ready func(context.Context) error) (web, error) {
+// serve starts the HTTP server, and sets a counter of requests in the configuration of the bridge's server.
+func (w web) serve(svc *service.Service, serving *server.Config, healthy, ready func(context.Context) error) (web, error) {
 	if w.address == "" {
 		return w, nil
 	}
@@ -50,7 +50,7 @@ func (w web) close(log *slog.Logger) {
 	}
 }
 
-// bounded makes of a question that may hang one that is given up with its context. It is asked once at a time, however many want to know.
+// bounded returns a function that calls ask, which may hang, and returns when its context ends. Only one call of ask runs at a time.
 func bounded(ask func() error) func(context.Context) error {
 	looking := make(chan struct{}, 1)
 	return func(ctx context.Context) error {

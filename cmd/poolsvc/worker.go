@@ -6,7 +6,7 @@ import (
 	"github.com/poolbridge/poolbridge/cmd/poolsvc/internal/work"
 )
 
-// newWorker is what `verify` starts as the Go side of its checks.
+// newWorker is the command that `verify` starts as the Go side of its checks.
 func newWorker() *cobra.Command {
 	w := &work.Worker{}
 	c := &cobra.Command{
@@ -19,6 +19,6 @@ func newWorker() *cobra.Command {
 		},
 	}
 	socketFlag(c, &w.Socket)
-	c.Flags().StringVar(&w.Device, "device", "", "GPU to work on, where it is not the one that has the memory")
+	c.Flags().StringVar(&w.Device, "device", "", "GPU to work on, if it is not the one that has the memory")
 	return c
 }

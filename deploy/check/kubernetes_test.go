@@ -1,5 +1,5 @@
-// Package check tests what deploy has with the libraries of those who will read it: of Kubernetes and of Prometheus. It is a module of its
-// own, so that the project's needs none of them.
+// Package check tests the files of deploy with the libraries of the programs that read them: Kubernetes and Prometheus. It is its own
+// module, so that the project's module does not need these libraries.
 package check
 
 import (
@@ -25,7 +25,7 @@ import (
 	"github.com/poolbridge/poolbridge/tests/rig"
 )
 
-// objects are those of a file, as the API's own types take them: a field that there is not, or that stands twice, is an error.
+// objects returns the objects of a file, read as the API's own types: an unknown or repeated field is an error.
 func objects(t *testing.T, name string) (all []any) {
 	t.Helper()
 	text, err := os.ReadFile(filepath.Join("..", "kubernetes", name))
@@ -48,7 +48,7 @@ func objects(t *testing.T, name string) (all []any) {
 	}
 }
 
-// only is the object of a type.
+// only returns the only object of a type.
 func only[T any](t *testing.T, all []any) (one T) {
 	t.Helper()
 	found := 0
@@ -62,7 +62,7 @@ func only[T any](t *testing.T, all []any) (one T) {
 	return one
 }
 
-// restricted makes sure that containers of a pod may no more than poolbridge needs.
+// restricted checks that containers of a pod have only the permissions that poolbridge needs.
 func restricted(t *testing.T, pod corev1.PodSpec) {
 	t.Helper()
 	assert.False(t, pod.HostIPC || pod.HostPID || pod.HostNetwork)
@@ -130,7 +130,7 @@ func TestTheConfigurationsThatAreShippedAreRight(t *testing.T) {
 	text := only[*corev1.ConfigMap](t, objects(t, "poolsvc.yaml")).Data["poolsvc.yaml"]
 	require.NotEmpty(t, text)
 	require.NoError(t, os.WriteFile(inMap, []byte(text), 0o600))
-	unit := filepath.Join(t.TempDir(), "poolsvc.yaml") // the checkout's may have any mode
+	unit := filepath.Join(t.TempDir(), "poolsvc.yaml") // the file of the checkout may have any mode
 	shipped, err := os.ReadFile("../systemd/poolsvc.yaml")
 	require.NoError(t, err)
 	require.NoError(t, os.WriteFile(unit, shipped, 0o600))

@@ -3,6 +3,7 @@ package check
 import (
 	"context"
 	"encoding/json"
+	"iter"
 	"log/slog"
 	"net"
 	"net/http"
@@ -25,7 +26,7 @@ import (
 	"github.com/poolbridge/poolbridge/tests/rig"
 )
 
-// exposed are the series of a service in use, each with the labels that it has.
+// exposed returns the series of a service in use, each with its labels.
 func exposed(t *testing.T) map[string]map[string]bool {
 	t.Helper()
 	path := filepath.Join(t.TempDir(), "http")
@@ -33,9 +34,17 @@ func exposed(t *testing.T) map[string]map[string]bool {
 	c, err := bridge.Dial(t.Context(), s.Socket)
 	require.NoError(t, err)
 	defer c.Close()
-	pool, err := c.OpenPool(t.Context(), "p", 0)
+	pool, err := c.TryOpenPool(t.Context(), "p")
 	require.NoError(t, err)
-	_, err = c.CreateChannel(t.Context(), mempool.ChannelSpec{Name: "c", Pool: pool.Info().ID, Capacity: 4})
+	ch, err := c.CreateChannel(t.Context(), mempool.ChannelSpec{Name: "c", Pool: pool.Info().ID, Capacity: 4})
+	require.NoError(t, err)
+	l, err := pool.TryAllocate(t.Context(), mempool.Bytes(64))
+	require.NoError(t, err)
+	_, err = ch.Publish(t.Context(), l, mempool.FrameOptions{})
+	require.NoError(t, err)
+	next, stop := iter.Pull2(ch.Frames(t.Context(), mempool.SubscribeOptions{Oldest: true})) // series of a subscriber, too
+	defer stop()
+	_, err, _ = next()
 	require.NoError(t, err)
 	web := http.Client{Transport: &http.Transport{DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
 		return new(net.Dialer).DialContext(ctx, "unix", path)
@@ -49,7 +58,7 @@ func exposed(t *testing.T) map[string]map[string]bool {
 	require.NoError(t, err)
 	series := map[string]map[string]bool{"up": {}} // Prometheus makes this one
 	for name, family := range families {
-		labels := map[string]bool{"job": true, "instance": true} // which Prometheus adds
+		labels := map[string]bool{"job": true, "instance": true} // Prometheus adds these
 		for _, m := range family.Metric {
 			for _, label := range m.Label {
 				labels[label.GetName()] = true
@@ -67,7 +76,7 @@ func exposed(t *testing.T) map[string]map[string]bool {
 	return series
 }
 
-// asksFor makes sure that an expression is PromQL, and asks for series that there are, by labels that they have.
+// asksFor checks that an expression is PromQL, and uses only series and labels that exist.
 func asksFor(t *testing.T, where, expr string, series map[string]map[string]bool) {
 	t.Helper()
 	parsed, err := parser.NewParser(parser.Options{}).ParseExpr(expr)

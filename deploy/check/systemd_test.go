@@ -13,7 +13,7 @@ import (
 	"github.com/poolbridge/poolbridge/tests/rig"
 )
 
-// units are those of deploy/systemd in a folder of their own, with programs that are here.
+// units copies the units of deploy/systemd into a folder, with programs that exist here.
 func units(t *testing.T) (paths []string) {
 	t.Helper()
 	if _, err := exec.LookPath("systemd-analyze"); err != nil {

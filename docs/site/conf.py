@@ -7,6 +7,8 @@ import inspect
 from typing import Any
 
 import poolbridge
+import poolbridge.dask
+import poolbridge.ray
 
 project = "poolbridge"
 author = "the poolbridge authors"
@@ -43,11 +45,21 @@ html_theme_options = {
 copybutton_exclude = ".linenos, .gp, .go"
 
 
+PUBLIC = [
+    name for name in vars(poolbridge) if not name.startswith("_") and not inspect.ismodule(vars(poolbridge)[name])
+]
+for name in PUBLIC:  # so that types in signatures lead to the page of the name that users import
+    if str(getattr(getattr(poolbridge, name), "__module__", "")).startswith("poolbridge."):
+        getattr(poolbridge, name).__module__ = "poolbridge"
+
+
 def undocumented() -> list[str]:
     """Give the public names of the package that say nothing of themselves."""
     found = []
-    for name in poolbridge.__all__:
-        value = getattr(poolbridge, name)
+    public = {name: getattr(poolbridge, name) for name in PUBLIC}
+    for module in (poolbridge.dask, poolbridge.ray):
+        public |= {f"{module.__name__}.{name}": getattr(module, name) for name in module.__all__}
+    for name, value in public.items():
         if inspect.isclass(value):
             fields = {field.name for field in dataclasses.fields(value)} if dataclasses.is_dataclass(value) else set()
             text = inspect.getdoc(value) or ""

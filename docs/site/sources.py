@@ -104,13 +104,22 @@ def check_names() -> None:
     """See that the pages of the Python reference name every public name, each once."""
     pages = sorted((ROOT / "docs/site/python").glob("*.rst"))
     text = "\n".join(page.read_text() for page in pages) + literals()
-    named = sorted(re.findall(r"^\.\. (?:auto\w+|py:data):: poolbridge\.(\w+)$", text, flags=re.MULTILINE))
-    init = ast.parse((ROOT / "python/poolbridge/__init__.py").read_text())
-    (public,) = [
-        ast.literal_eval(statement.value)
-        for statement in init.body
+    named = sorted(re.findall(r"^\.\. (?:auto\w+|py:data):: poolbridge\.([\w.]+)$", text, flags=re.MULTILINE))
+    package = ROOT / "python/poolbridge"
+    public = [
+        alias.asname or alias.name
+        for statement in ast.parse((package / "__init__.py").read_text()).body
+        if isinstance(statement, ast.ImportFrom)
+        for alias in statement.names
+        if not (alias.asname or alias.name).startswith("_")
+    ] + [
+        f"{path.parent.name}.{name}"
+        for path in sorted(package.glob("[a-z]*/__init__.py"))
+        for statement in ast.parse(path.read_text()).body
         if isinstance(statement, ast.Assign) and ast.unparse(statement.targets[0]) == "__all__"
+        for name in ast.literal_eval(statement.value)
     ]
+    public.append("__version__")
     if named != sorted(public):
         raise SystemExit(
             f"docs/site/python: missing {sorted(set(public) - set(named))}, not public or twice "

@@ -35,7 +35,7 @@ func read(ctx context.Context) error {
 		return err
 	}
 	defer client.Close()
-	lease, err := client.Get(ctx, "reading.txt", bridge.LeaseOptions{})
+	lease, err := client.TryGet(ctx, "reading.txt", bridge.LeaseOptions{})
 	if err != nil {
 		return err
 	}

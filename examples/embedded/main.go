@@ -11,6 +11,7 @@ import (
 	"os/signal"
 
 	"github.com/poolbridge/poolbridge/bridge"
+	"github.com/poolbridge/poolbridge/bridge/server"
 	"github.com/poolbridge/poolbridge/mempool"
 	"github.com/poolbridge/poolbridge/mempool/service"
 )
@@ -31,11 +32,11 @@ func main() {
 func serve(ctx context.Context, socket string, kind mempool.Kind, published func()) (err error) {
 	svc := service.New(service.Config{})
 	defer svc.Close()
-	server, err := bridge.Listen(socket, svc, bridge.ServerConfig{})
+	srv, err := server.Listen(socket, svc, server.Config{})
 	if err != nil {
 		return err
 	}
-	defer func() { err = errors.Join(err, server.Close()) }()
+	defer func() { err = errors.Join(err, srv.Close()) }()
 
 	client, err := bridge.Dial(ctx, socket)
 	if err != nil {
@@ -47,7 +48,7 @@ func serve(ctx context.Context, socket string, kind mempool.Kind, published func
 		return err
 	}
 	text := []byte("one buffer, many readers, no copy")
-	lease, err := pool.Allocate(ctx, mempool.Bytes(uint64(len(text))), 0)
+	lease, err := pool.Allocate(ctx, mempool.Bytes(uint64(len(text))))
 	if err != nil {
 		return err
 	}

@@ -39,7 +39,7 @@ type camera struct {
 }
 
 func open(ctx context.Context, kind mempool.Kind) (*camera, error) {
-	client, err := bridge.Dial(ctx, bridge.DefaultSocket())
+	client, err := bridge.TryDial(ctx, bridge.DefaultSocket())
 	if err != nil {
 		return nil, err
 	}
@@ -61,18 +61,25 @@ func open(ctx context.Context, kind mempool.Kind) (*camera, error) {
 func (c *camera) send(ctx context.Context, frames int, pause time.Duration) error {
 	image := mempool.Tensor{DType: mempool.Uint8, Shape: []uint64{240, 320, 3}}
 	for n := range frames {
-		frame, err := c.pool.Allocate(ctx, image, time.Minute)
-		if err != nil {
-			return err
-		}
-		if err := frame.Fill(ctx, 0, 240*320*3, byte(n)); err != nil {
-			return err
-		}
-		meta := map[string]string{"exposure": strconv.Itoa(n)}
-		if _, err := c.channel.Publish(ctx, frame, mempool.FrameOptions{Meta: meta, Wait: time.Minute}); err != nil {
+		if err := c.frame(ctx, image, n); err != nil {
 			return err
 		}
 		time.Sleep(pause)
 	}
 	return c.channel.Close(ctx)
+}
+
+// Frame sends one frame. It waits no longer than a minute for memory and for room in the channel.
+func (c *camera) frame(ctx context.Context, image mempool.Tensor, n int) error {
+	ctx, cancel := context.WithTimeout(ctx, time.Minute)
+	defer cancel()
+	lease, err := c.pool.Allocate(ctx, image)
+	if err != nil {
+		return err
+	}
+	if err := lease.Fill(ctx, 0, 240*320*3, byte(n)); err != nil {
+		return err
+	}
+	_, err = c.channel.Publish(ctx, lease, mempool.FrameOptions{Meta: map[string]string{"exposure": strconv.Itoa(n)}})
+	return err
 }

@@ -7,6 +7,7 @@ import (
 	"encoding/binary"
 	"flag"
 	"log"
+	"time"
 
 	"github.com/poolbridge/poolbridge/bridge"
 	"github.com/poolbridge/poolbridge/mempool"
@@ -15,7 +16,10 @@ import (
 func main() {
 	kind := flag.String("kind", string(mempool.Device), "where the array lives: device, vmm, legacy, pinned or host")
 	flag.Parse()
-	if err := transfer(context.Background(), mempool.Kind(*kind)); err != nil {
+	ctx, cancel := context.WithTimeout(context.Background(), time.Minute) // no call waits longer, for the service or for memory
+	err := transfer(ctx, mempool.Kind(*kind))
+	cancel()
+	if err != nil {
 		log.Fatal(err)
 	}
 }
@@ -31,7 +35,7 @@ func transfer(ctx context.Context, kind mempool.Kind) error {
 	if err != nil {
 		return err
 	}
-	lease, err := pool.Allocate(ctx, mempool.Tensor{DType: mempool.Float32, Shape: []uint64{2, 3}}, 0)
+	lease, err := pool.Allocate(ctx, mempool.Tensor{DType: mempool.Float32, Shape: []uint64{2, 3}})
 	if err != nil {
 		return err
 	}

@@ -41,6 +41,7 @@ type Consumer struct {
 	started bool
 	next    uint64
 	floor   uint64
+	missed  uint64 // so far
 	left    bool
 	taken   []uint64 // for a broadcast with Block or Fail: the block of each frame in hand, by slot
 	inHands int      // number of frames in taken, and of passed frames in holds
@@ -175,6 +176,11 @@ func (c *Consumer) attempt(f *Frame) (ok bool, err error) {
 			return false, nil
 		}
 		c.doubt = time.Time{}
+		if ok {
+			c.counts.Frames++
+			c.counts.Bytes += f.Bytes
+			c.counts.Missed += f.Missed
+		}
 		return ok, err
 	}
 	return false, corrupt("the tail moved %d times while a frame was to be taken", maxRounds)

@@ -37,7 +37,8 @@ type cursorHead struct {
 	floor     atomic.Uint64
 	next      atomic.Uint64
 	holdsUsed atomic.Uint64
-	_         [4096 - 24]byte
+	missed    atomic.Uint64
+	_         [4096 - 32]byte
 	holds     [MaxInHand]hold
 }
 

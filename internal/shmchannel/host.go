@@ -17,6 +17,9 @@ type Host struct {
 	producers [MaxProducers]*Member
 	consumers [MaxConsumers]*Member
 	lastID    uint64
+
+	newest  uint64 // the greatest number that was seen
+	dropped uint64 // see Dropped
 }
 
 // Member is the host's state of a producer or a consumer.
@@ -33,6 +36,9 @@ type Member struct {
 	left   bool
 	said   bool // it left by itself: it takes no frame any more
 	gone   bool // its process does not run any more
+
+	start  uint64 // of a consumer of a broadcast: the first number that it may take
+	missed uint64 // frames that the host has counted as dropped for it
 }
 
 // NewHost makes the files of a channel.
@@ -234,8 +240,11 @@ func (h *Host) change(prepare func(tail)) (tail, error) {
 	return 0, corrupt("the tail moved %d times while the roster was to be changed", maxRounds)
 }
 
-// Published returns the number of the newest frame.
-func (h *Host) Published() uint64 { return h.sequencer.loadTail().number() }
+// Published returns the number of the newest frame. It never shrinks, whatever members write.
+func (h *Host) Published() uint64 {
+	h.newest = max(h.newest, h.sequencer.loadTail().number())
+	return h.newest
+}
 
 // Close ends publishing. Consumers still get the frames that were published.
 //

@@ -22,6 +22,8 @@ type hostile struct {
 	producers []*testProducer
 	consumers []*testConsumer
 	hand      []*Frame
+	dropped   uint64 // when the host was last asked
+	newest    uint64
 	record    Record
 }
 
@@ -115,6 +117,12 @@ func (h *hostile) act(what, who uint64) {
 		host.kept(h.producers[1].member)
 		host.Fences(nil, h.producers[0].member)
 		host.Fences(nil, h.consumers[1].member)
+		host.Used()
+		dropped, newest := host.Dropped(), host.Published()
+		if dropped < h.dropped || newest < h.newest {
+			h.t.Fatalf("a count shrank: %d, %d after %d, %d", dropped, newest, h.dropped, h.newest)
+		}
+		h.dropped, h.newest = dropped, newest
 		host.consumerNeeded(h.consumers[0].member, func(Fence) bool { return true })
 	case 14:
 		if who%64 == 0 {

@@ -36,6 +36,7 @@ func (h *Host) Join(m *Member) error {
 			m.cursor.next.Store(start)
 			m.cursor.floor.Store(start)
 			s.start.Store(start)
+			m.start = start
 		}
 		begin(h.sequencer.loadTail())
 	}
@@ -115,6 +116,7 @@ func (h *Host) Sweep(to []*Member, reached func(Fence) bool) ([]*Member, error) 
 	var err error
 	changed := false
 	for _, m := range to[from:] {
+		h.countMissed(m)
 		if m.joined {
 			s := h.slot(m)
 			s.state.Store(slotFree)

@@ -46,10 +46,26 @@ type member struct {
 
 	mu      sync.Mutex
 	closed  bool
+	counts  Counts
 	asleep  int        // number of calls that sleep; they do not hold mu
 	awake   *sync.Cond // signalled when asleep becomes 0
 	ctxDone <-chan struct{}
 	ctxStop func() bool
+}
+
+// Counts is what a member has done since it was opened.
+type Counts struct {
+	// Frames is the number of frames that a producer has published or a consumer has taken, and Bytes the sum of the bytes of their buffers.
+	Frames, Bytes uint64
+	// Missed is the sum of [Frame.Missed].
+	Missed uint64
+}
+
+// Counts returns what the member has done, also after it was closed.
+func (m *member) Counts() Counts {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return m.counts
 }
 
 func (m *member) init(c *channel, config MemberConfig, word *futex) {

@@ -148,6 +148,8 @@ func (p *Producer) attempt(r *Record, ticket uint64) (uint64, full, error) {
 		if s.tail.CompareAndSwap(uint64(t), uint64(newTail(n, p.slot, t.version()))) {
 			s.enter(newTail(n, p.slot, 0))
 			p.last = n
+			p.counts.Frames++
+			p.counts.Bytes += r.Bytes
 			p.pending = append(p.pending, loan{n, r.Block, r.Owner})
 			s.published.wake()
 			if p.mode == Broadcast && len(p.view.others) > 0 {

@@ -101,6 +101,7 @@ func (p *Producer) drop(b backlog) error {
 	s, first := &p.sequencer, b.first
 	if s.claim(first.number).CompareAndSwap(uint64(first.claim), uint64(newClaim(first.number, tagDone))) {
 		s.dropped.Add(1)
+		s.drops.Add(1)
 		s.freed.wake() // the producer of the frame can have its block back
 	}
 	return errMoved

@@ -59,7 +59,9 @@ type sequencerHead struct {
 	dropped   atomic.Uint64
 	_         [56]byte
 	head      atomic.Uint64
-	_         [184]byte
+	_         [56]byte
+	drops     atomic.Uint64
+	_         [120]byte
 	waiting   [64]atomic.Uint64
 	_         [headBytes - 1024]byte
 }

@@ -56,6 +56,10 @@ func (c *Consumer) takeFromBroadcast(t tail, f *Frame) (bool, error) {
 	f.Missed, f.hold = n-c.next, h
 	c.next = n + 1
 	c.cursor.next.Store(c.next)
+	if f.Missed > 0 {
+		c.missed += f.Missed
+		c.cursor.missed.Store(c.missed)
+	}
 	if h < 0 {
 		c.take(n, f.Block)
 		// If this consumer was taken out meanwhile, other members count only the frames that they saw it take before. They may not have seen this

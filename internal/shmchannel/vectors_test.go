@@ -57,6 +57,7 @@ type sequencerVector struct {
 	Tail                   struct{ Number, Slot, Version uint64 }
 	Published, Freed       uint32
 	Tickets, Dropped, Head uint64
+	Drops                  uint64
 	Waiting                []struct{ Slot, Ticket uint64 }
 	Order                  []struct{ Number, Slot uint64 }
 	Claims                 []struct{ Number, Tag uint64 }
@@ -80,6 +81,7 @@ type metaVector struct{ Key, Value string }
 
 type cursorVector struct {
 	Floor, Next, Used uint64
+	Missed            uint64
 	Holds             []struct{ Index, Number, Block uint64 }
 	Done              []struct{ Number, Value, Word uint64 }
 }
@@ -119,6 +121,7 @@ func (v sequencerVector) write(mem region, l layout) {
 	s.tickets.Store(v.Tickets)
 	s.dropped.Store(v.Dropped)
 	s.head.Store(v.Head)
+	s.drops.Store(v.Drops)
 	for _, w := range v.Waiting {
 		s.waiting[w.Slot].Store(w.Ticket)
 	}
@@ -176,6 +179,7 @@ func (v cursorVector) write(mem region, l layout) {
 	c.floor.Store(v.Floor)
 	c.next.Store(v.Next)
 	c.holdsUsed.Store(v.Used)
+	c.missed.Store(v.Missed)
 	for _, h := range v.Holds {
 		c.holds[h.Index].number.Store(h.Number)
 		c.holds[h.Index].block.Store(h.Block)
@@ -271,7 +275,7 @@ func vectorsToWrite() vectors {
 	for _, capacity := range []uint64{1, 2, 31, 32, 33, 64, 100, 512, 513, 1024} {
 		v.Layouts = append(v.Layouts, layoutVector{Capacity: capacity})
 	}
-	sequencer := &sequencerVector{Published: 7, Freed: 12, Tickets: 99, Dropped: 3, Head: 1 << 40}
+	sequencer := &sequencerVector{Published: 7, Freed: 12, Tickets: 99, Dropped: 3, Head: 1 << 40, Drops: 1 << 47}
 	sequencer.Tail.Number, sequencer.Tail.Slot, sequencer.Tail.Version = maxNumber, 62, 1023
 	sequencer.Waiting = []struct{ Slot, Ticket uint64 }{{0, 98}, {62, 99}}
 	sequencer.Order = []struct{ Number, Slot uint64 }{{1, 0}, {130, 62}, {1<<40 + 63, 5}}
@@ -320,7 +324,7 @@ func vectorsToWrite() vectors {
 		}}},
 		{Name: "cursor of a new consumer", Capacity: 4, Cursor: &cursorVector{Floor: 8, Next: 8}},
 		{Name: "cursor with frames in hand", Capacity: 4, Cursor: &cursorVector{
-			Floor: 100, Next: 102, Used: MaxInHand,
+			Floor: 100, Next: 102, Used: MaxInHand, Missed: 77,
 			Holds: []struct{ Index, Number, Block uint64 }{{0, 98, 5}, {1, 101, 0}, {255, 99, 1 << 60}},
 			Done:  []struct{ Number, Value, Word uint64 }{{97, MaxValue, MaxWord}, {64, 1, 0}},
 		}},

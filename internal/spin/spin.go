@@ -18,10 +18,20 @@ var (
 	spinning atomic.Int64
 	// most is how many waiters of this process may spin at a time: one for every four CPUs, but at least one.
 	most = max(int64(runtime.GOMAXPROCS(0)/4), 1)
+	off  atomic.Bool
 )
+
+// Switch lets the waiters of this process spin, or not. Only `poolsvc bench` uses it, to measure what spinning is worth.
+func Switch(on bool) { off.Store(!on) }
+
+// On reports whether the waiters of this process may spin. See [Switch].
+func On() bool { return !off.Load() }
 
 // Begin reports whether one more waiter may spin. If it returns true, the caller calls [End] when it stops spinning.
 func Begin() bool {
+	if off.Load() {
+		return false
+	}
 	if spinning.Add(1) <= most {
 		return true
 	}

@@ -50,7 +50,7 @@ func TestAUserOfAPoolMayNotDestroyIt(t *testing.T) {
 	assert.Len(t, user.Stats().Pools, 1)
 }
 
-// Neither the maker nor the service's user need be on the list: a pool that nobody could destroy would keep its name for ever.
+// The maker and the service's user may destroy a pool that they may not use: a pool that nobody could destroy would keep its name for ever.
 func TestAPoolsMakerAndTheServicesUserMayAlwaysDestroyIt(t *testing.T) {
 	maker, listed, creator := mempool.Peer{UID: 7}, mempool.Peer{UID: 8}, mempool.Peer{UID: 9}
 	svc := New(Config{MayCreate: func(p mempool.Peer) bool { return p.UID == maker.UID || p.UID == creator.UID }})

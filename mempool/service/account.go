@@ -10,14 +10,14 @@ import (
 	"github.com/poolbridge/poolbridge/mempool"
 )
 
-// This file is what counts against the bounds of a pool for one session and for one user. A block counts
+// This file counts blocks against the limits of a pool for one session (session_bytes) and for one user (user_bytes). A block counts
 //
 //   - while a buffer uses it: for the session that allocated the buffer, and for its user;
-//   - while no buffer uses it, and somebody keeps others from having it: for the process that does so, and for its user. A
-//     process does so after a session of it ended without having released a lease on the block, until the process is gone;
-//     while work of it on the block is under way; and while it was asked to unmap the block and has not.
+//   - while it is free, but a process keeps others from using it: for that process, and for its user. A process keeps a block after one
+//     of its sessions ended with a lease on the block, until the process is gone; while its work on the block is under way; and from when
+//     it was asked to unmap the block until it has.
 
-// account is how many bytes the blocks of a session's buffers have in a pool. Buffers keep it when the session ends.
+// account counts the bytes of the blocks of a session's buffers in a pool. Buffers refer to it also after the session ended.
 type account struct {
 	pool    *Pool
 	session uint64
@@ -25,7 +25,7 @@ type account struct {
 	bytes   uint64
 }
 
-// add counts a block of size bytes, and remove does so no more. Service.mu is held.
+// add counts a block of size bytes, and remove undoes that. Service.mu is held.
 func (a *account) add(size uint64) {
 	a.bytes += size
 	a.pool.users.add(a.uid, int(size))
@@ -36,11 +36,11 @@ func (a *account) remove(size uint64) {
 	a.pool.users.add(a.uid, -int(size))
 }
 
-// keeper is a process of a user, which may keep free blocks from others. It is guarded by Service.mu.
+// keeper is a process of a user, which may keep free blocks that others cannot use. It is guarded by Service.mu.
 type keeper struct {
 	uid      uint32
-	process  uint64           // 0: not known, and the keeper is one session's alone
-	sessions int              // that are its own, and still hold something
+	process  uint64           // 0: not known, and the keeper belongs to one session alone
+	sessions int              // how many of its sessions still hold something
 	kept     map[*Pool]uint64 // bytes
 }
 
@@ -49,7 +49,7 @@ type keeperKey struct {
 	uid     uint32
 }
 
-// keeper is the process behind a session that begins. s.mu is held.
+// keeper returns the keeper of a session that begins. s.mu is held.
 func (s *Service) keeper(p mempool.Peer) *keeper {
 	key := keeperKey{p.Process, p.UID}
 	k := s.keepers[key]
@@ -70,14 +70,14 @@ func (s *Service) leave(k *keeper) {
 	}
 }
 
-// keeping is who keeps others from having a block that no buffer uses. It is guarded by Service.mu.
+// keeping says which processes keep a free block. It is guarded by Service.mu.
 type keeping struct {
 	left    smallSet[*Session] // ended sessions that had a lease on it, while their process may still touch it
-	keepers []*keeper          // for whom it counts
-	since   uint64             // when it became pending, as Pool.lastPending counts; 0: it is not
+	keepers []*keeper          // the processes that it counts for
+	since   uint64             // Pool.lastPending when it became pending; 0: it is not pending
 }
 
-// keeping is made when it is first needed. Service.mu is held.
+// keeping returns b.kept, and makes it on the first call. Service.mu is held.
 func (b *block) keeping() *keeping {
 	if b.kept == nil {
 		b.kept = new(keeping)
@@ -85,8 +85,7 @@ func (b *block) keeping() *keeping {
 	return b.kept
 }
 
-// charge makes b count for those who keep others from having it now, and for nobody else, and says whether they became fewer.
-// Service.mu is held.
+// charge makes b count for the processes that keep it now, and for no others. fewer says that they became fewer. Service.mu is held.
 func (p *Pool) charge(b *block) (fewer bool) {
 	if b.kept == nil && len(b.fences) == 0 && b.state != blockRecalling {
 		return false
@@ -138,15 +137,15 @@ func (p *Pool) count(b *block, n int) {
 	}
 }
 
-// How many blocks one look is for: recharge looks at a few whenever it is asked, and at many once in a drainRest. All sessions
-// wait meanwhile.
+// Limits of how many blocks recharge looks at in one call, because all sessions wait for Service.mu meanwhile. Up to fewCharged blocks,
+// it looks at all in every call. Above that, it looks at up to manyCharged, once in a drainRest.
 const (
 	fewCharged  = 64
 	manyCharged = 1024
 )
 
-// recharge looks again at who keeps blocks: work ends without a word. Where there are very many, it looks at some of them, and
-// the next time at others. Service.mu is held.
+// recharge updates which processes keep blocks: nothing tells the service when GPU work ends. With more than manyCharged blocks, it looks
+// at a random part of them. Service.mu is held.
 func (p *Pool) recharge() {
 	if len(p.charged) > fewCharged {
 		if time.Since(p.recharged) < drainRest {
@@ -155,7 +154,7 @@ func (p *Pool) recharge() {
 		p.recharged = time.Now()
 	}
 	left, fewer := manyCharged, false
-	for b := range p.charged { // from another one on each time
+	for b := range p.charged { // begins with a random one
 		if left--; left < 0 {
 			break
 		}
@@ -168,8 +167,8 @@ func (p *Pool) recharge() {
 	}
 }
 
-// watchCharged has the blocks that count for somebody looked at again and again, for all who wait for room or look for a block,
-// while there is such a block and somebody waits or has passed by some since the last look. Service.mu is held.
+// watchCharged starts a goroutine that calls recharge every drainRest. It runs while there are blocks that count for a process, and an
+// allocation waits for room or has skipped pending blocks since the last call. Service.mu is held.
 func (p *Pool) watchCharged() {
 	if p.watched || len(p.charged) == 0 {
 		return
@@ -187,7 +186,7 @@ func (p *Pool) watchCharged() {
 	})
 }
 
-// counts is how many bytes in p count for the session, and how many of them its process only keeps from others.
+// counts returns how many bytes in p count for the session, and how many of these are free blocks that its process keeps.
 // Service.mu is held.
 func (s *Session) counts(p *Pool) (bytes, kept uint64) {
 	kept = s.keeper.kept[p]
@@ -210,7 +209,7 @@ func (s *Session) chargeable(p *Pool, size uint64) error {
 // bounded says whether sessions or users have a limit of their own in the pool.
 func (p *Pool) bounded() bool { return p.info.SessionBytes > 0 || p.info.UserBytes > 0 }
 
-// within is chargeable as far as is known. Service.mu is held.
+// within is chargeable without a call of recharge. Service.mu is held.
 func (s *Session) within(p *Pool, size uint64) error {
 	var err error
 	bytes, kept := s.counts(p)
@@ -226,8 +225,8 @@ func (s *Session) within(p *Pool, size uint64) error {
 		return nil
 	}
 	if kept > 0 {
-		err = fmt.Errorf("%w; %s of what it has are free blocks that its process keeps from others until its work on them is done and its "+
-			"mappings are gone (%w)", err, bytesize.Text(kept), mempool.ErrRecalling)
+		err = fmt.Errorf("%w; %s of that are free blocks that no other session can use until the process has finished its work on them and "+
+			"unmapped them (%w)", err, bytesize.Text(kept), mempool.ErrRecalling)
 	}
 	return err
 }

@@ -29,7 +29,7 @@ func (p process) connect() *Session {
 	return openClient(p, p.svc, p.peer).Session
 }
 
-// leave has a session of the process allocate n bytes and end while it has them.
+// leave makes a session of the process that allocates n bytes and ends without a release.
 func (p process) leave(pool *Pool, n uint64) (reclaimed <-chan struct{}) {
 	p.Helper()
 	s := p.connect()
@@ -53,8 +53,8 @@ func TestWhatEndedSessionsOfALivingProcessHoldCountsForItsNext(t *testing.T) {
 	require.ErrorIs(t, err, mempool.ErrLimit)
 	require.ErrorIs(t, err, mempool.ErrRecalling)
 	assert.EqualError(t, err, `limit reached: session 4 has 1024 bytes, asks for 512 bytes more, and one session may take 1024 bytes in pool "p": `+
-		`release some, or make a pool with a larger session_bytes; 1024 bytes of what it has are free blocks that its process keeps from `+
-		`others until its work on them is done and its mappings are gone (unused blocks are being asked back)`)
+		`release some, or make a pool with a larger session_bytes; 1024 bytes of that are free blocks that no other session `+
+		`can use until the process has finished its work on them and unmapped them (unused blocks are being asked back)`)
 	st := s.Stats().Pools[0]
 	assert.Equal(t, []uint64{0, 1024, 1024, 1024}, []uint64{st.Leased, st.Held, st.Session, st.User})
 	checkBooks(t, svc)
@@ -109,7 +109,7 @@ func TestABlockThatIsAskedBackCountsForThoseWhoStillMapIt(t *testing.T) {
 	checkBooks(t, svc)
 }
 
-// stall has a session release a block with a fence that it does not reach.
+// stall releases a session's block with a fence that is not reached.
 func stall(t *testing.T, w *worker, p *Pool, n uint64) (block uint64, unreached mempool.Fence) {
 	t.Helper()
 	l := allocate(t, w.Session, p, n)

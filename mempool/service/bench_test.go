@@ -42,7 +42,7 @@ func BenchmarkGetRelease(b *testing.B) {
 	}
 }
 
-// What one session asks for is held up by what the others ask for at the same time: they all take the service's lock.
+// Requests of one session wait for those of the others: they all take the service's lock.
 func BenchmarkAllocateReleaseOfManySessions(b *testing.B) {
 	svc := newService(b)
 	p := createPool(b, open(b, svc), mempool.PoolSpec{Name: "p", Kind: mempool.Host, MaxBytes: 64 << 20})

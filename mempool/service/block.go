@@ -6,8 +6,8 @@ import (
 	"github.com/poolbridge/poolbridge/mempool"
 )
 
-// block is one allocation of an arena with its export, made once and kept. Everything but the export is guarded by
-// Service.mu. There are many: what it has room for costs each of them.
+// block is one allocation of an arena with its export, which is made once and kept. Everything but the export is guarded by
+// Service.mu. A service may have a million blocks: keep the struct small.
 type block struct {
 	id   uint64
 	pool *Pool
@@ -15,16 +15,16 @@ type block struct {
 	mem  mempool.Allocation
 
 	generation uint64
-	// mapped are the sessions that were sent the export and have neither dropped it nor ended: while there is one, the
+	// mapped are the sessions that were sent the export and have neither dropped it nor ended. While there is one, the
 	// block must not be freed.
 	mapped smallSet[*Session]
-	// holds counts who may still touch the block although no lease says so: ended sessions that had a lease on it and
-	// whose process may still run. While there is one, the block must not be used again.
+	// holds counts the ended sessions that had a lease on the block and whose process may still run and touch it. While there is one, the
+	// block must not be used again. A block with too many fences has one hold more until they are reached.
 	holds    int32
 	state    blockState
 	exported bool     // guarded by exporting, like export
-	kept     *keeping // nil as long as nobody kept others from having the block
-	// fences are what work on the block by its former users waits for: its next user must wait for them, and it must not
+	kept     *keeping // nil until a process keeps the block for the first time
+	// fences say when the work of former users on the block is done: its next user must wait for them, and the block must not
 	// be freed before they are reached.
 	fences fences
 
@@ -37,12 +37,12 @@ type blockState uint8
 const (
 	blockLeased    blockState = iota // a buffer uses it
 	blockCached                      // free for use
-	blockHeld                        // free, but somebody may still touch it
-	blockRecalling                   // free and about to be freed: mappings have been asked back
-	blockDraining                    // free and about to be freed: work on it is under way
-	blockFreeing                     // being given back to the arena
-	blockStuck                       // the arena would not take it back
-	blockFreed                       // gone
+	blockHeld                        // free, but the process of an ended session may still touch it
+	blockRecalling                   // to be freed once the sessions that map it have unmapped it
+	blockDraining                    // to be freed once the work on it is done
+	blockFreeing                     // the arena is freeing it
+	blockStuck                       // the arena could not free it
+	blockFreed                       // freed
 )
 
 // exportOnce makes the block's export on the first call and returns the same afterwards.

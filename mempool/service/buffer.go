@@ -8,23 +8,23 @@ import (
 	"github.com/poolbridge/poolbridge/mempool"
 )
 
-// buffer is one use of a block. It is guarded by Service.mu. There are many: what it has room for costs each of them.
+// buffer is one use of a block. It is guarded by Service.mu. A service may have a million buffers: keep the struct small.
 type buffer struct {
 	id         uint64
 	generation uint64
 	block      *block
-	tensor     *mempool.Tensor // may be others' too, and never changes
+	tensor     *mempool.Tensor // shared with other buffers, and never changed
 	bytes      uint64
-	account    *account // that its block is charged to
+	account    *account // counts its block
 
 	writer  *Lease
 	readers smallSet[*Lease]
-	names   int32  // that hold it
-	frames  int32  // of channels that hold it
-	ready   fences // when its content is complete
+	names   int32  // how many names hold it
+	frames  int32  // how many channels hold it
+	ready   fences // its content is complete once these are reached
 	event   *publishedEvent
 	failed  bool
-	doubted bool   // its writer is gone, and it cannot be told yet whether a channel has it; if none has, it has failed
+	doubted bool   // its writer is gone, and it is not known yet whether a channel has it; if none has, it has failed
 	made    uint32 // seconds after the service began
 	changed signal
 }
@@ -32,10 +32,10 @@ type buffer struct {
 // publishedEvent is an interprocess event that came with a buffer's content.
 type publishedEvent struct {
 	handle  []byte
-	voucher *Lease // whose end says when the event's work is done, for no fence does; nil: one does
+	voucher *Lease // its end says that the event's work is done, because no fence does; nil: a fence does
 }
 
-// told is the handle of the event that came with the content, and whether it is all that says when that is complete.
+// told returns the handle of the event that came with the content. alone says that no fence says when the content is complete.
 func (e *publishedEvent) told() (handle []byte, alone bool) {
 	if e == nil {
 		return nil, false
@@ -43,25 +43,50 @@ func (e *publishedEvent) told() (handle []byte, alone bool) {
 	return e.handle, e.voucher != nil
 }
 
-// available says why a lease cannot be had now: nil if it can, ErrBusy if it may be later, something else if never.
+// checkContent marks the buffer as failed if its producer has said that the content failed. Service.mu is held.
+func (b *buffer) checkContent() {
+	for _, t := range b.ready {
+		if !b.failed && t.failed() {
+			b.failWith(t.timeline.page.Reason(t.word))
+		}
+	}
+}
+
+// failWith marks the buffer as failed. reason is what its producer has said; "" if it died. Service.mu is held.
+func (b *buffer) failWith(reason string) {
+	b.failed = true
+	if reason != "" {
+		b.block.pool.svc.reasons[b.id] = reason
+	}
+}
+
+// incomplete returns the error of a buffer that has failed. Service.mu is held.
+func (b *buffer) incomplete() error {
+	if reason, ok := b.block.pool.svc.reasons[b.id]; ok {
+		return situation.Of(mempool.ErrContentFailed, "buffer %d is incomplete; its producer says: %s", b.id, reason)
+	}
+	return situation.Of(mempool.ErrProducerDied, "buffer %d is incomplete: the process that wrote it died before finishing", b.id)
+}
+
+// available says whether the buffer can be leased now: nil if it can, ErrBusy if it may be possible later, another error if never.
 func (b *buffer) available(write bool) error {
+	b.checkContent()
 	switch {
 	case b.failed:
-		return situation.Of(mempool.ErrProducerDied, "buffer %d is incomplete: the process that wrote it died before finishing", b.id)
+		return b.incomplete()
 	case b.doubted:
-		return situation.Of(mempool.ErrBusy, "the session that wrote buffer %d has ended, and it cannot be told yet whether the buffer is complete", b.id)
+		return situation.Of(mempool.ErrBusy, "the session that wrote buffer %d has ended, and it is not known yet whether the buffer is complete", b.id)
 	case b.writer != nil:
 		return situation.Of(mempool.ErrBusy, "buffer %d is being written by session %d (pid %d)", b.id, b.writer.session.id, b.writer.session.peer.PID)
 	case write && b.readers.len() > 0:
-		return situation.Of(mempool.ErrBusy, "buffer %d is leased %d times to be read, and a write lease wants it alone", b.id, b.readers.len())
+		return situation.Of(mempool.ErrBusy, "buffer %d has %d read leases, and a write lease excludes all others", b.id, b.readers.len())
 	case write && b.frames > 0:
-		return situation.Of(mempool.ErrBusy, "buffer %d is in a channel, and a write lease wants it alone", b.id)
+		return situation.Of(mempool.ErrBusy, "buffer %d is in a channel, and a write lease excludes all others", b.id)
 	}
 	return nil
 }
 
-// crowded says why a lease cannot be had now although nobody excludes it: it would come with more fences than can be told.
-// Service.mu is held.
+// crowded returns ErrBusy if a lease would come with more than maxFences fences. Service.mu is held.
 func (b *buffer) crowded(write bool) error {
 	n := func() int {
 		if write {
@@ -72,11 +97,11 @@ func (b *buffer) crowded(write bool) error {
 	if n() <= maxFences {
 		return nil
 	}
-	b.ready, b.block.fences = b.ready.pending(), b.block.fences.pending()
+	b.ready, b.block.fences = b.ready.incomplete(), b.block.fences.pending()
 	if n() <= maxFences {
 		return nil
 	}
-	return situation.Of(mempool.ErrBusy, "work on buffer %d is under way that %d fences stand for, and a lease comes with %d at most", b.id, n(), maxFences)
+	return situation.Of(mempool.ErrBusy, "work with %d fences is under way on buffer %d, and a lease comes with at most %d", n(), b.id, maxFences)
 }
 
 // grant makes a lease. Service.mu is held, and available said nil.
@@ -85,7 +110,7 @@ func (b *buffer) grant(s *Session, write bool) *Lease {
 	s.noteUse()
 	svc.lastLease++
 	l := &Lease{id: svc.lastLease, session: s, buffer: b, write: write, began: uint32(time.Since(svc.began) / time.Second)}
-	b.ready = b.ready.pending()
+	b.ready = b.ready.incomplete()
 	if write {
 		b.writer = l
 		b.block.fences = b.block.fences.pending()
@@ -111,6 +136,7 @@ func (b *buffer) recycleUnused() {
 	b.block.fences = b.block.fences.union(b.ready).pending()
 	p := b.block.pool
 	remove(&p.svc.buffers, &p.svc.most.buffers, b.id)
+	delete(p.svc.reasons, b.id)
 	p.used -= b.bytes
 	delete(p.lent, b.block.id)
 	b.account.remove(b.block.size)
@@ -118,8 +144,8 @@ func (b *buffer) recycleUnused() {
 	p.recycle(b.block)
 }
 
-// lease waits until the buffer that find returns, the one published as text or any, can be leased, and leases it. find is called with Service.mu held; it
-// may fail with ErrNotFound and a signal of when to look again.
+// lease leases the buffer that find returns, and waits until it can be leased. text is the name that find looks for; empty: none. find is
+// called with Service.mu held. It may fail with ErrNotFound and a signal that says when to call it again.
 func (s *Session) lease(ctx context.Context, text string, write bool, wait time.Duration, find func() (*buffer, *signal, error)) (g Grant, err error) {
 	w := s.newWaiter(ctx, wait, purpose{what: forName, name: text})
 	defer w.stop()

@@ -12,7 +12,7 @@ import (
 	"github.com/poolbridge/poolbridge/mempool"
 )
 
-// published makes a buffer that is called x and that nobody has leased.
+// published makes a buffer with the name x and without a lease.
 func published(t testing.TB, s *Session, p *Pool) mempool.LeaseInfo {
 	t.Helper()
 	l := allocate(t, s, p, 1)

@@ -11,8 +11,9 @@ import (
 	"github.com/poolbridge/poolbridge/mempool"
 )
 
-// channel is a named queue of buffers. Its frames go through memory that its members share: the service sees none of them. It decides
-// who takes part, and cleans up after members that left. It is guarded by Service.mu, except info, pool and uid, which never change.
+// channel is a named queue of buffers. Its frames go through memory that its members share: the service sees none of them. The service
+// decides which sessions take part, and cleans up after members that left. A channel is guarded by Service.mu, except info, pool and uid,
+// which never change.
 type channel struct {
 	info mempool.ChannelInfo
 	pool *Pool
@@ -20,13 +21,15 @@ type channel struct {
 
 	closed  bool // no producer publishes any more
 	host    *shmchannel.Host
-	members map[uint64]*member // that have a slot, by id
+	members map[uint64]*member // those that have a slot, by id
 	last    uint64             // the greatest id of a member
-	// kept are buffers that the channel or a consumer may still need, of producers that left. One of these has published it.
+	// kept are buffers of producers that left, which the channel or a consumer may still need, each with the producers that may have
+	// published it.
 	kept   map[*buffer][]*member
-	tended bool      // a goroutine looks again and again whether what left is still needed
-	rests  time.Time // until when nothing is looked at unless something has happened
-	doubts gap       // frames that consumers could not make sense of
+	tended bool      // a goroutine looks whether what members left behind is still needed
+	rests  time.Time // that goroutine does not look before this time
+	doubts gap       // frames whose records contradicted themselves
+	full   lag       // of a queue
 }
 
 var (
@@ -36,9 +39,9 @@ var (
 		mempool.Latest:     shmchannel.Latest}
 )
 
-// MakeChannel makes a channel, or finds the one that is just like it.
+// MakeChannel makes a channel, or returns the one of that name if its spec is equal.
 //
-// Errors: [mempool.ErrInvalid], [mempool.ErrExists] if there is one of that name that is not like it, [mempool.ErrNotFound] and
+// Errors: [mempool.ErrInvalid], [mempool.ErrExists] if there is one of that name with another spec, [mempool.ErrNotFound] and
 // [mempool.ErrDenied] for the pool, [mempool.ErrLimit], [mempool.ErrOutOfMemory], [mempool.ErrUnavailable] where the kernel has no sealed
 // files, [mempool.ErrClosed].
 func (s *Session) MakeChannel(spec mempool.ChannelSpec) (mempool.ChannelInfo, error) {
@@ -207,7 +210,7 @@ func (s *Service) endChannels(p *Pool) {
 	}
 }
 
-// failed is an error of the channel's memory as one of this package. A channel whose memory contradicts itself ends at once.
+// failed converts an error of the channel's memory to an error of this package. It ends a channel whose memory is corrupt.
 // Service.mu is held.
 func (ch *channel) failed(err error) error {
 	name := ch.info.Name
@@ -230,14 +233,14 @@ func (ch *channel) failed(err error) error {
 	return mempool.HostError("share the memory of a channel", err)
 }
 
-// logFailed is failed where nobody can be told. Service.mu is held.
+// logFailed notes an error of the channel's memory as an event, where no caller gets it. Service.mu is held.
 func (ch *channel) logFailed(what string, err error) {
 	if err = ch.failed(err); err != nil && !errors.Is(err, mempool.ErrClosed) {
 		ch.note(mempool.HistoryEvent{Kind: mempool.ChannelFailed, Text: fmt.Sprintf("%s: %q: %v", what, ch.info.Name, err)})
 	}
 }
 
-// note keeps an event of the channel. Service.mu is held.
+// note adds an event of the channel to the history. Service.mu is held.
 func (ch *channel) note(e mempool.HistoryEvent) {
 	e.Channel = ch.info.Name
 	ch.pool.svc.note(e, ch.pool)

@@ -62,7 +62,7 @@ func TestABlockOfADeadProducerIsNotUsedAgainWhileAConsumerUsesIt(t *testing.T) {
 	gone, _ := dead.end()
 	gone()
 	p := r.produce(hire(t, r.svc))
-	p.send() // the channel keeps the dead producer's no more
+	p.send() // overwrites the dead producer's frame
 	assert.False(t, r.room())
 	fence := c.fence()
 	c.done(f, fence)
@@ -86,7 +86,7 @@ func TestABlockOfADeadProducerComesBackWhenItsConsumerDies(t *testing.T) {
 			gone()
 			consumerGone, reclaimed := c.end()
 			p := r.produce(hire(t, r.svc))
-			p.send() // the channel keeps the dead producer's no more
+			p.send() // overwrites the dead producer's frame
 			select {
 			case <-reclaimed:
 				t.Fatal("the consumer's process may still read the frame")
@@ -235,7 +235,7 @@ func TestABufferOfWhichItCannotBeToldIsNotCompleteBeforeItCan(t *testing.T) {
 			require.NoError(t, lease(kept), "the channel names it")
 			require.ErrorIs(t, lease(first), mempool.ErrBusy)
 			require.ErrorIs(t, lease(half), mempool.ErrBusy)
-			require.ErrorContains(t, lease(half), "cannot be told yet")
+			require.ErrorContains(t, lease(half), "not known yet")
 			assert.Equal(t, 3, r.kept())
 			checkBooks(t, r.svc)
 

@@ -13,28 +13,28 @@ import (
 	"github.com/poolbridge/poolbridge/mempool"
 )
 
-// troupe is a channel whose members come and go by chance. Producers may share a session.
+// troupe is a channel whose members join and leave at random. Producers may share a session.
 type troupe struct {
 	*channelRig
 	dice    *rand.Rand
 	sources []*player
 	sinks   []*viewer
 	ended   []func() // the ends of processes whose sessions have ended
-	work    []job    // that is under way
+	work    []job    // under way
 }
 
-// player is a producer, and the leases whose blocks have come back.
+// player is a producer, with the leases whose blocks its consumers have released.
 type player struct {
 	*source
 	back []shmchannel.Returned
 }
 
-// viewer is a consumer with the frames that it has in hand.
+// viewer is a consumer with the frames that it holds.
 type viewer struct {
 	*sink
 	hand  []*shmchannel.Frame
 	said  bool // it has left
-	alive bool // its process is
+	alive bool // its process runs
 }
 
 // job is work of a consumer on the block of a frame.
@@ -46,7 +46,7 @@ type job struct {
 
 func (r *troupe) pick(n int) int { return r.dice.IntN(n) }
 
-// step has somebody do something.
+// step does one random operation of a random member.
 func (r *troupe) step() {
 	switch n := r.pick(20); {
 	case n == 0 && len(r.sources) < 4:
@@ -95,7 +95,7 @@ func (r *troupe) step() {
 				require.ErrorIs(r, err, mempool.ErrBusy)
 			}
 		}
-		r.end(w) // it may have leases on blocks that have come back
+		r.end(w) // it may have leases on blocks that consumers have released
 	case n == 7:
 		r.reach()
 	case n < 12 && len(r.sources) > 0:
@@ -220,7 +220,7 @@ func (r *troupe) releaseSome(v *viewer) {
 	v.done(f, fence)
 }
 
-// check says that each frame in hand has its buffer.
+// check asserts that each frame that a consumer holds has its buffer.
 func (r *troupe) check() {
 	r.Helper()
 	r.svc.mu.Lock()

@@ -35,13 +35,13 @@ func newChannelRig(t testing.TB, spec mempool.ChannelSpec, blocks uint64) *chann
 	return &channelRig{t, svc, owner, p, info}
 }
 
-// seat is a member of the channel, with what its client has.
+// seat is a member of the channel, with the state of its client.
 type seat struct {
 	*worker
 	rig    *channelRig
 	member Member
 	came   []MemberCame // with the reply to enter
-	known  int          // of the worker's others
+	known  int          // how many notices of the worker it has read
 }
 
 func (r *channelRig) sit(w *worker, spec MemberSpec) *seat {
@@ -64,7 +64,7 @@ func (s *seat) enter() {
 	s.came = append(s.came, others...)
 }
 
-// arrived gives add the members of a role that the session was told of. The file of one that nobody needs any more is closed, and not sent.
+// arrived calls add for the members of a role that the session was told of. It skips those whose file is closed because they have no slot.
 func (s *seat) arrived(role MemberRole, add func(slot int, id uint64, f *os.File) error) {
 	s.rig.Helper()
 	s.others = append(s.others, told[MemberCame](s.worker)...)
@@ -135,7 +135,7 @@ func (s *source) send() *Lease {
 	return l
 }
 
-// back are the leases whose blocks come back.
+// back returns the leases whose blocks the consumers have released.
 func (s *source) back() (leases []*Lease) {
 	s.rig.Helper()
 	s.meet()
@@ -207,7 +207,7 @@ func (w *worker) end() (gone func(), reclaimed <-chan struct{}) {
 	return func() { close(process); <-reclaimed }, reclaimed
 }
 
-// stands is what stands in the service's state of the blocks of the pool: those that buffers use, those that are free but kept from others.
+// stands counts the blocks of the pool in the service's state: those that buffers use, and free ones that processes keep.
 func (r *channelRig) stands() (leased, held uint64) {
 	r.svc.mu.Lock()
 	defer r.svc.mu.Unlock()
@@ -215,7 +215,7 @@ func (r *channelRig) stands() (leased, held uint64) {
 	return r.pool.leased / 4096, r.pool.held / 4096
 }
 
-// awaitStands waits until the the service say so: the service looks at shared memory from time to time.
+// awaitStands waits for such counts: the service looks at shared memory from time to time.
 func (r *channelRig) awaitStands(leased, held uint64) {
 	r.Helper()
 	r.eventually(func() bool {
@@ -232,7 +232,7 @@ func (r *channelRig) eventually(so func() bool) {
 	}
 }
 
-// nothingLeft says whether nothing of the channel is left.
+// nothingLeft asserts that the service has no state of the channel.
 func (r *channelRig) nothingLeft() bool {
 	r.svc.mu.Lock()
 	defer r.svc.mu.Unlock()
@@ -246,7 +246,7 @@ func (r *channelRig) kept() int {
 	return len(r.svc.channelByID[r.info.ID].kept)
 }
 
-// room says whether a block can be had now.
+// room says whether a block can be allocated now.
 func (r *channelRig) room() bool {
 	r.Helper()
 	l, err := r.owner.allocate(context.Background(), r.pool.info.ID, mempool.Bytes(10), 0)

@@ -8,15 +8,15 @@ import (
 	"github.com/poolbridge/poolbridge/mempool"
 )
 
-// This file frees what members that left a channel do not need any more, and channels that nobody needs.
+// This file frees the slots and buffers of members that left a channel, and closed channels without consumers.
 
 // lives says whether the channel has its memory. Service.mu is held.
 func (ch *channel) lives() bool {
 	return ch.pool.svc.channelByID[ch.info.ID] == ch
 }
 
-// tidy frees what members that left do not need any more, and the channel if nobody has anything to get from it. Where something is
-// still needed, it is looked at again. Service.mu is held.
+// tidy frees what members that left do not need any more, and the channel if it is closed and has no consumers. Where something is
+// still needed, tend calls tidy again later. Service.mu is held.
 func (ch *channel) tidy() {
 	if !ch.lives() {
 		return
@@ -32,7 +32,7 @@ func (ch *channel) tidy() {
 	ch.tend()
 }
 
-// sweep takes the slots of members that nothing needs. Service.mu is held.
+// sweep frees the slots of members that left and are not needed any more. Service.mu is held.
 func (ch *channel) sweep() {
 	gone, err := ch.host.Sweep(nil, ch.pool.svc.reached)
 	for _, m := range gone {
@@ -43,13 +43,13 @@ func (ch *channel) sweep() {
 	}
 }
 
-// reached says whether nobody need wait for a fence that stands in shared memory. Service.mu is held.
+// reached says whether a fence that was read from shared memory needs no wait. Service.mu is held.
 func (s *Service) reached(t shmchannel.Fence) bool {
 	own := s.timelines[t.Timeline]
 	return own == nil || fence{own, t.Word, t.Value}.over()
 }
 
-// consumed says whether somebody may still take frames, or use them. Service.mu is held.
+// consumed says whether a consumer may still take frames, or use them. Service.mu is held.
 func (ch *channel) consumed() bool {
 	for _, m := range ch.members {
 		if m.Role == shmchannel.ConsumerRole && m.entered {
@@ -59,8 +59,8 @@ func (ch *channel) consumed() bool {
 	return false
 }
 
-// free gives the memory of a channel back that is closed and has no consumers. Producers that have mapped it find that it is destroyed, and
-// have all their blocks back. Service.mu is held.
+// free frees the memory of a channel that is closed and has no consumers. Producers that have mapped that memory read there that the channel
+// is destroyed, and take back all their blocks. Service.mu is held.
 func (ch *channel) free() {
 	ch.host.Destroy()
 	ch.sweep()
@@ -71,18 +71,18 @@ func (ch *channel) free() {
 	delete(ch.pool.svc.channelByID, ch.info.ID)
 	ch.pool.channels--
 	if err := ch.host.Free(); err != nil {
-		ch.note(mempool.HistoryEvent{Kind: mempool.DriverError, Text: fmt.Sprintf("the memory of channel %q could not be given back: %v", ch.info.Name, err)})
+		ch.note(mempool.HistoryEvent{Kind: mempool.DriverError, Text: fmt.Sprintf("the memory of channel %q could not be freed: %v", ch.info.Name, err)})
 	}
 }
 
-// tendPause is how soon the memory of a channel is looked at again; later it is looked at less often, down to lingerRest.
+// tendPause is the first pause of tend between two looks at a channel. Pauses grow to lingerRest while nothing changes.
 const tendPause = time.Millisecond
 
-// lookRest is how many times as long as a look takes, at least, the channel is left alone afterwards: the service does nothing else
-// while it looks.
+// lookRest bounds the share of the time that tidy takes: after a look, tend pauses at least lookRest times as long as the look took,
+// because no session is served during a look.
 const lookRest = 10
 
-// untidy counts what is left of members that left and may be freed without further notice. Service.mu is held.
+// untidy counts the members that left and the buffers that tidy can free without another request. Service.mu is held.
 func (ch *channel) untidy() (n int) {
 	for _, m := range ch.members {
 		if m.left && (m.said || m.Role == shmchannel.ProducerRole) {
@@ -92,8 +92,8 @@ func (ch *channel) untidy() (n int) {
 	return n + len(ch.kept)
 }
 
-// tend looks at the channel again and again while something is left of members that left: nobody tells when consumers need it no more.
-// Service.mu is held.
+// tend starts a goroutine that calls tidy while something is left of members that left: consumers do not tell the service when they have
+// finished with a frame. Service.mu is held.
 func (ch *channel) tend() {
 	if ch.tended || ch.untidy() == 0 {
 		return
@@ -105,11 +105,11 @@ func (ch *channel) tend() {
 		for pause := tendPause; ; {
 			select {
 			case <-time.After(wait):
-			case <-svc.closing: // all ends now
+			case <-svc.closing:
 				return
 			}
 			svc.mu.Lock()
-			if wait = time.Until(ch.rests); wait > 0 { // somebody else has looked
+			if wait = time.Until(ch.rests); wait > 0 { // another call of tidy came first
 				svc.unlock()
 				continue
 			}

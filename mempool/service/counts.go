@@ -8,9 +8,9 @@ import (
 	"github.com/poolbridge/poolbridge/mempool"
 )
 
-// This file counts what happened. Nothing of it is on the way of a request that finds what it asks for.
+// This file counts what happened. A request that is served at once runs none of it.
 
-// reclaimBuckets are the greatest durations of the buckets of [mempool.Counts].
+// reclaimBuckets are the upper bounds of the buckets of [mempool.Counts].Reclaims.
 var reclaimBuckets = []time.Duration{time.Millisecond, 10 * time.Millisecond, 100 * time.Millisecond, time.Second, 10 * time.Second, time.Minute, 10 * time.Minute}
 
 // eventCounts counts events. It is guarded by history.mu.
@@ -35,7 +35,7 @@ func newEventCounts() eventCounts {
 	return c
 }
 
-// countEnding counts a session by how it ended, whether or not an event tells of it.
+// countEnding counts a session by how it ended, also where no event is noted.
 func (h *history) countEnding(how mempool.SessionEnding) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -56,7 +56,7 @@ func (h *history) countReclaim(took time.Duration) {
 	}
 }
 
-// driverCall is what the service asks the driver or the system for.
+// driverCall is a sort of call to the driver or the system.
 type driverCall int
 
 const (
@@ -73,7 +73,7 @@ var driverCallNames = [driverCalls]string{"create", "allocate", "export", "free"
 // driverCounts counts calls of each sort.
 type driverCounts [driverCalls]struct{ calls, errors atomic.Uint64 }
 
-// called counts a call, and passes its error on.
+// called counts a call and returns its error.
 func (c *driverCounts) called(what driverCall, err error) error {
 	c[what].calls.Add(1)
 	if err != nil {

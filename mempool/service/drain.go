@@ -2,14 +2,14 @@ package service
 
 import "time"
 
-// Blocks that are to be freed but on which work may still be under way wait here: streams tell nobody when they write a
-// word, so the words are looked at again and again, while there is such a block and no longer.
+// This file polls the fences of blocks that are to be freed while GPU work on them is under way: a stream that writes a word notifies
+// nobody. It polls while there is such a block. The pauses between two polls grow from drainPause to drainRest.
 const (
 	drainPause = 100 * time.Microsecond
 	drainRest  = 10 * time.Millisecond
 )
 
-// drain lets next happen, with Service.mu held, once nothing works on b any more. Service.mu is held.
+// drain calls next, with Service.mu held, when no GPU work uses b any more. Service.mu is held.
 func (s *Service) drain(b *block, next func()) {
 	if s.draining == nil {
 		s.draining = make(map[*block]func())
@@ -25,7 +25,7 @@ func (s *Service) drainAll() {
 		time.Sleep(pause)
 		s.mu.Lock()
 		looks := manyCharged
-		for b, next := range s.draining { // from another one on each time
+		for b, next := range s.draining { // begins with a random one
 			if looks--; looks < 0 {
 				break
 			}
@@ -43,18 +43,18 @@ func (s *Service) drainAll() {
 	}
 }
 
-// quiet says whether no fence of b has to be waited for. Service.mu is held.
+// quiet says whether all fences of b are reached. Service.mu is held.
 func (b *block) quiet() bool {
 	b.fences = b.fences.pending()
 	return len(b.fences) == 0
 }
 
-// soon is over after a while: for those that poll words.
+// soon returns a signal that fires after drainRest. Callers use it to poll counter words.
 func soon() *signal {
 	ch := make(chan struct{})
 	time.AfterFunc(drainRest, func() { close(ch) })
 	return &signal{ch: ch}
 }
 
-// maxFences is how many fences a block may have and still be used again at once: they all go to its next user.
+// maxFences is how many fences a block may have and still be used again at once: its next user gets all of them.
 const maxFences = 256

@@ -11,7 +11,7 @@ import (
 	"github.com/poolbridge/poolbridge/mempool/hostmem"
 )
 
-// fake is memory of this process that fails when a test says so.
+// fake is memory of this process whose methods fail when a test says so.
 const fake mempool.Kind = "fake"
 
 func init() {
@@ -25,7 +25,7 @@ type fakeArena struct {
 	closed bool
 	fail   map[string]error // by the name of the method
 	gate   chan struct{}    // Allocate waits for it, if there is one
-	inside chan struct{}    // told when Allocate waits
+	inside chan struct{}    // receives when Allocate waits
 }
 
 // fakeFault fails the making of pools whose device is its key.
@@ -34,13 +34,13 @@ var fakeFaults sync.Map
 // fakeGates hold up the making of pools whose name is their key.
 var fakeGates sync.Map
 
-// fakeGate is told inside when a pool is being made, and lets it be made, or fail, with each outcome.
+// fakeGate sends to inside when a pool is being made, and then receives an outcome: an error, or nil to make the pool.
 type fakeGate struct {
 	inside  chan struct{}
 	outcome chan error
 }
 
-// holdUp has the making of pools of that name wait for an outcome each, until the test ends.
+// holdUp makes each creation of a pool of that name wait for an outcome, until the test ends.
 func holdUp(t testing.TB, name string) fakeGate {
 	t.Helper()
 	g := fakeGate{make(chan struct{}, 16), make(chan error)}
@@ -154,6 +154,6 @@ func (b *fakeBlock) Free() error {
 	b.freed = true
 	a.used -= uint64(len(b.fakeMemory))
 	a.frees++
-	clear(b.fakeMemory) // a reader that still looks sees it
+	clear(b.fakeMemory) // a reader that still uses it sees zeros
 	return nil
 }

@@ -2,26 +2,29 @@ package service
 
 import "github.com/poolbridge/poolbridge/mempool"
 
-// fence is a Fence in the service's state. It is guarded by Service.mu.
+// fence is a [mempool.Fence] with the timeline itself. It is guarded by Service.mu.
 type fence struct {
 	timeline *timeline
 	word     uint64
 	value    uint64
 }
 
-// over says whether nobody need wait for t any more.
+// over says whether t needs no wait any more: it is reached, or its timeline has ended.
 func (t fence) over() bool {
 	return t.timeline.dead || t.timeline.page.Passed(t.word, t.value)
 }
+
+// failed says whether t will never be reached, although its writer lives: it has said so. The end of a timeline marks buffers itself.
+func (t fence) failed() bool { return !t.timeline.dead && t.timeline.page.Failed(t.word, t.value) }
 
 func (t fence) plain() mempool.Fence {
 	return mempool.Fence{Timeline: t.timeline.id, Word: t.word, Value: t.value}
 }
 
-// fences are at most one for each word of each timeline.
+// fences has at most one fence for each word of each timeline.
 type fences []fence
 
-// add adds t, if it says more than what is there.
+// add adds t. Of two fences of one word it keeps the greater value.
 func (ts fences) add(t fence) fences {
 	for i := range ts {
 		if ts[i].timeline == t.timeline && ts[i].word == t.word {
@@ -32,11 +35,26 @@ func (ts fences) add(t fence) fences {
 	return append(ts, t)
 }
 
-// pending drops what need not be waited for any more.
+// pending drops the fences that are over. It changes ts in place.
 func (ts fences) pending() fences {
 	left := ts[:0]
 	for _, t := range ts {
 		if !t.over() {
+			left = append(left, t)
+		}
+	}
+	clear(ts[len(left):])
+	if len(left) == 0 {
+		return nil
+	}
+	return left
+}
+
+// incomplete drops what is reached. It keeps what has failed, because readers must know that.
+func (ts fences) incomplete() fences {
+	left := ts[:0]
+	for _, t := range ts {
+		if !t.over() || t.failed() {
 			left = append(left, t)
 		}
 	}
@@ -59,7 +77,7 @@ func (ts fences) union(more fences) fences {
 	return sum
 }
 
-// more is ts with what is left of done: a buffer that lives for long must not remember everybody who read it.
+// more returns ts with done added. It drops the fences that are over, so that a buffer which lives long does not collect one of each reader.
 func (ts fences) more(done fences) fences {
 	if len(done) == 0 {
 		return ts
@@ -67,10 +85,11 @@ func (ts fences) more(done fences) fences {
 	return ts.union(done).pending()
 }
 
+// plain returns the fences that are not reached, with those that have failed.
 func (ts fences) plain() []mempool.Fence {
 	var out []mempool.Fence
 	for _, t := range ts {
-		if !t.over() {
+		if !t.over() || t.failed() {
 			out = append(out, t.plain())
 		}
 	}

@@ -21,7 +21,7 @@ func used(b *testing.B) time.Duration {
 	return time.Duration(r.Utime.Nano() + r.Stime.Nano())
 }
 
-// BenchmarkALineForOneBlock has 500 goroutines wait for the one block of a pool, each of which holds it for a millisecond.
+// BenchmarkALineForOneBlock makes 500 goroutines wait for the one block of a pool. Each holds it for a millisecond.
 func BenchmarkALineForOneBlock(b *testing.B) {
 	svc := newService(b)
 	s := open(b, svc)
@@ -48,8 +48,8 @@ func BenchmarkALineForOneBlock(b *testing.B) {
 	b.ReportMetric(float64((used(b)-before).Microseconds())/float64(b.N), "µs-CPU/op")
 }
 
-// BenchmarkAskingForOneOfManyIdleBlocks chooses one of 100,000 blocks that lie idle and that a client maps: until that is
-// done nobody else gets at the service. There are no more of them than 100,000 times.
+// BenchmarkAskingForOneOfManyIdleBlocks chooses one of 100,000 idle blocks that a client maps. No other request is served meanwhile. Run
+// it at most 100,000 times.
 func BenchmarkAskingForOneOfManyIdleBlocks(b *testing.B) {
 	const blocks = 100_000
 	svc := newService(b)

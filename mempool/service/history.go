@@ -11,7 +11,7 @@ import (
 	"github.com/poolbridge/poolbridge/mempool"
 )
 
-// This file keeps what happened, the newest events of an epoch, for those who look later.
+// This file keeps the newest events of an epoch for programs that ask for them later.
 
 // maxHistory is how many events are kept.
 const maxHistory = 4096
@@ -22,30 +22,31 @@ type history struct {
 	ring []happening // by number - 1, modulo maxHistory; it grows to that
 	last uint64      // number of the newest
 
-	watchers map[*watcher]struct{} // those who wait for an event
+	watchers map[*watcher]struct{} // callers that wait for an event
 
 	counts eventCounts
 }
 
-// watcher waits for the next event that it may be told of. An event wakes no other watcher: a service may have many.
+// watcher waits for the next event that its caller may see. An event wakes only the watchers that may see it: a service may have many.
 type watcher struct {
 	may  func(*happening) bool
-	told chan struct{} // closed when there is one
+	told chan struct{} // closed when there is such an event
 }
 
-// happening is an event, and who else than its user may be told of it.
+// happening is an event with the access list of its pool, whose users may see it too.
 type happening struct {
 	mempool.HistoryEvent
 	pool *poolAccess // nil: it concerns no pool
 }
 
-// poolAccess is who may use a pool, and whose it is. Events keep it longer than there is the pool.
+// poolAccess says which users may use a pool, and which user made it. Events refer to it also after the pool is destroyed.
 type poolAccess struct {
-	uid    uint32         // of the user who made it
-	access mempool.Access // who may use it, sorted; never empty
+	uid    uint32         // the user who made it
+	access mempool.Access // the users and groups that may use it, sorted; never empty
 }
 
-// note keeps an event of now, unless it says when, and logs it: trouble as a warning. pool is the one that it concerns; nil: it concerns none.
+// note adds an event to the history and logs it: trouble as a warning. It sets the event's time to now if it has none. pool is the pool that
+// the event concerns; nil: none.
 func (s *Service) note(e mempool.HistoryEvent, pool *Pool) {
 	if e.At.IsZero() {
 		e.At = time.Now()
@@ -59,7 +60,7 @@ func (s *Service) note(e mempool.HistoryEvent, pool *Pool) {
 	one.log(s.log)
 }
 
-// add keeps an event and returns its number.
+// add adds an event and returns its number.
 func (h *history) add(one happening) uint64 {
 	one.Text = cut(one.Text, maxEventText)
 	h.mu.Lock()
@@ -81,7 +82,7 @@ func (h *history) add(one happening) uint64 {
 	return one.Number
 }
 
-// log writes the event's sentence, with what programs want to find it by.
+// log writes the event's text, with attributes that programs can search for.
 func (h *happening) log(to *slog.Logger) {
 	level := slog.LevelDebug
 	if h.Kind.Trouble() || h.Ending == mempool.SessionFailed && h.Kind == mempool.SessionEnded {
@@ -107,7 +108,7 @@ func (h *happening) log(to *slog.Logger) {
 	to.LogAttrs(ctx, level, h.Text, attrs...)
 }
 
-// about is an event of a session.
+// about makes an event of a session.
 func (s *Session) about(kind mempool.EventKind, format string, args ...any) mempool.HistoryEvent {
 	return mempool.HistoryEvent{Kind: kind, Session: s.id, PID: s.peer.PID, UID: s.peer.UID, Program: s.program, Text: fmt.Sprintf(format, args...)}
 }
@@ -120,7 +121,7 @@ func (s *Session) who() string {
 	return fmt.Sprintf("session %d (%q, pid %d, user %d)", s.id, s.program, s.peer.PID, s.peer.UID)
 }
 
-// tells says whether the session may be told of an event.
+// tells says whether the session may see an event.
 func (s *Session) tells(h *happening) bool {
 	switch {
 	case s.owner():
@@ -131,7 +132,7 @@ func (s *Session) tells(h *happening) bool {
 	return h.Session != 0 && h.UID == s.peer.UID
 }
 
-// read returns the oldest events with greater numbers than after that may be told, at most most of them.
+// read returns the oldest events with numbers greater than after of those that may returns true for, at most most of them.
 func (h *history) read(after uint64, most int, may func(*happening) bool) mempool.EventPage {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -151,7 +152,7 @@ func (h *history) page(after uint64, most int, may func(*happening) bool) (page 
 	return page
 }
 
-// watch is read that returns a watcher for the next event if there is none yet.
+// watch is read, and returns a watcher for the next event if there is none yet.
 func (h *history) watch(after uint64, most int, may func(*happening) bool) (mempool.EventPage, *watcher) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -170,7 +171,7 @@ func (h *history) unwatch(w *watcher) {
 	delete(h.watchers, w)
 }
 
-// await is read that waits while there is no event to tell of, until one of the channels is closed. over says that it was ended.
+// await is read, and waits for an event if there is none yet. It stops waiting when late or ended fires; over says that ended did.
 //
 // Errors: the context's.
 func (h *history) await(ctx context.Context, after uint64, most int, may func(*happening) bool, late <-chan time.Time,
@@ -181,7 +182,7 @@ func (h *history) await(ctx context.Context, after uint64, most int, may func(*h
 	}
 	defer h.unwatch(w)
 	select {
-	case <-w.told: // and nothing that may be told has happened before it
+	case <-w.told: // the watcher's event is the first that it may see
 		lost := page.Lost
 		page = h.read(page.Next, most, may)
 		page.Lost += lost
@@ -196,9 +197,9 @@ func (h *history) await(ctx context.Context, after uint64, most int, may func(*h
 }
 
 // Events returns the oldest events with numbers greater than after, at most most of them. If there is none, it waits for one until the context
-// ends. Page.Next is what to ask for next; 0 asks for all that is kept, which are the newest few thousand of the epoch.
+// ends. Page.Next is the after of the next call; 0 asks for all that are kept, which are the newest 4096 of the epoch.
 //
-// Errors: [mempool.ErrClosed] for a service that has been closed and had nothing new to tell, the context's.
+// Errors: [mempool.ErrClosed] when the service is closed and has no newer events, the context's.
 func (s *Service) Events(ctx context.Context, after uint64, most int) (mempool.EventPage, error) {
 	page, over, err := s.history.await(ctx, after, most, func(*happening) bool { return true }, nil, s.done)
 	if over {
@@ -207,15 +208,15 @@ func (s *Service) Events(ctx context.Context, after uint64, most int) (mempool.E
 	return page, err
 }
 
-// LastEvent is the number of the newest event; 0: nothing has happened yet.
+// LastEvent is the number of the newest event; 0: there is none yet.
 func (s *Service) LastEvent() uint64 {
 	s.history.mu.Lock()
 	defer s.history.mu.Unlock()
 	return s.history.last
 }
 
-// Events is [Service.Events] of what the session may be told: everything for the service's own user, for others what happened to sessions of
-// their user and to pools that they may use or have made. It waits up to wait; then the page has no events.
+// Events is [Service.Events] for a session. A session of the service's own user sees all events; others see those of their own user's
+// sessions, and of pools that they may use or have made. It waits up to wait; then the page has no events.
 //
 // Errors: [mempool.ErrInvalid] for a number that no event has yet, [mempool.ErrLimit] if [MaxEventWaits] of its calls wait already,
 // [mempool.ErrClosed], the context's.
@@ -247,19 +248,19 @@ func (s *Session) Events(ctx context.Context, after uint64, most int, wait time.
 	return page, err
 }
 
-// MaxEventWaits is how many calls of [Session.Events] of one session may wait at a time: each event looks at all that wait.
+// MaxEventWaits is how many calls of [Session.Events] of one session may wait at a time: each event is compared with all that wait.
 const MaxEventWaits = 4
 
-// gap lets what happens very often be told of from time to time. It is guarded by Service.mu.
+// gap limits how often an event that happens very often is noted. It is guarded by Service.mu.
 type gap struct {
-	told  time.Time
-	count int // since then
+	told  time.Time // when it was last noted
+	count int       // how often it happened since then
 }
 
-// gapRest is how long nothing is told of what was told of.
+// gapRest is the least time between two notes of such an event.
 const gapRest = 10 * time.Second
 
-// tell says whether to tell of what happened now, and how often it happened since that was last told of.
+// tell counts one event. now says that it is to be noted now, and count how often it happened since it was last noted.
 func (g *gap) tell() (count int, now bool) {
 	g.count++
 	if !g.told.IsZero() && time.Since(g.told) < gapRest {

@@ -15,14 +15,14 @@ import (
 	"github.com/poolbridge/poolbridge/mempool"
 )
 
-// happened are the events of a kind that are kept.
+// happened returns the events of a kind.
 func happened(t testing.TB, svc *Service, kind mempool.EventKind) (events []mempool.HistoryEvent) {
 	t.Helper()
 	page := svc.history.read(0, maxHistory, func(h *happening) bool { return h.Kind == kind })
 	return page.Events
 }
 
-// one is the only event of a kind.
+// one returns the only event of a kind.
 func one(t testing.TB, svc *Service, kind mempool.EventKind) mempool.HistoryEvent {
 	t.Helper()
 	events := happened(t, svc, kind)
@@ -107,7 +107,7 @@ func TestAReaderOfEventsWaitsForTheNext(t *testing.T) {
 		assert.ErrorIs(t, err, bored)
 		_, err = s.Events(t.Context(), after+1, 9, 0)
 		assert.ErrorIs(t, err, mempool.ErrInvalid, "there is no such number")
-		svc.Close() // which ends sessions: that is news too
+		svc.Close() // ends sessions, with an event for each
 		_, err = svc.Events(t.Context(), svc.LastEvent(), 9)
 		assert.ErrorIs(t, err, mempool.ErrClosed)
 		_, err = s.Events(t.Context(), after, 9, 0)
@@ -400,7 +400,7 @@ func TestAWriterThatDiesIsToldOfIfOthersCanReachWhatItWrote(t *testing.T) {
 	release(t, l)
 	_, err := writer.Get(t.Context(), "weights", true, 0)
 	require.NoError(t, err)
-	allocate(t, writer, p, 512) // which nobody knows of
+	allocate(t, writer, p, 512) // not published
 	writer.EndAs(mempool.SessionLost, "", nil)
 	e := one(t, svc, mempool.WriterDied)
 	assert.Equal(t, writer.id, e.Session)
@@ -449,6 +449,12 @@ func TestASubscriberThatStaysBehindIsToldOfOnce(t *testing.T) {
 		sink.done(sink.next(), mempool.Fence{})
 		time.Sleep(usualPatience) // it is not behind now
 		camera.send()
+		camera.send()
+		time.Sleep(3 * usualPatience)
+		synctest.Wait()
+		sink.done(sink.next(), mempool.Fence{})
+		time.Sleep(usualPatience) // it has made room for one frame
+		camera.send()
 		time.Sleep(3 * usualPatience)
 		synctest.Wait()
 		assert.Len(t, happened(t, r.svc, mempool.SubscriberSlow), 2)
@@ -495,6 +501,60 @@ func TestAProducerOfAFullChannelWaitsForRoomInIt(t *testing.T) {
 		}
 		what, _ = waits()
 		assert.Empty(t, what, "producers do not wait for the consumer that misses frames, session %d", indifferent.ID())
+	})
+}
+
+func TestAProducerOfAFullQueueWaitsForRoomInIt(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r := newChannelRig(t, mempool.ChannelSpec{Mode: mempool.WorkQueue, Capacity: 2}, 8)
+		camera := r.produce(hire(t, r.svc))
+		waits := func() (what string, since time.Time) {
+			page, err := camera.Sessions("", 99)
+			require.NoError(t, err)
+			for _, one := range page.Entries {
+				if one.ID == camera.ID() {
+					return one.WaitsFor, one.Since
+				}
+			}
+			require.FailNow(t, "the session is not listed")
+			return
+		}
+		camera.send()
+		what, _ := waits()
+		assert.Empty(t, what)
+		camera.send()
+		time.Sleep(time.Minute)
+		what, since := waits()
+		assert.Equal(t, `room in channel "frames" (its frames wait for a consumer)`, what)
+		assert.Greater(t, time.Since(since), 50*time.Second, "the service has looked meanwhile")
+		sink := r.consume(hire(t, r.svc), MemberSpec{})
+		sink.done(sink.next(), mempool.Fence{})
+		_, still := waits()
+		assert.Equal(t, since, still, "a consumer that is too slow makes room for a frame now and then")
+		sink.done(sink.next(), mempool.Fence{})
+		what, _ = waits()
+		assert.Empty(t, what)
+	})
+}
+
+func TestAConsumerThatReleasesNothingHoldsProducersUpThoughItTookEveryFrame(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r := newChannelRig(t, mempool.ChannelSpec{Capacity: 2}, 8)
+		camera, sink := r.produce(hire(t, r.svc)), r.consume(hire(t, r.svc), MemberSpec{})
+		camera.meet()
+		for range 2 {
+			camera.send()
+			sink.next()
+		}
+		time.Sleep(3 * usualPatience)
+		synctest.Wait()
+		e := one(t, r.svc, mempool.SubscriberSlow)
+		assert.Equal(t, sink.ID(), e.Session)
+		assert.Contains(t, e.Text, `has 2 frames of channel "frames" to take or to release`)
+		status := r.svc.Flows()[0]
+		assert.EqualValues(t, 0, status.Waiting)
+		assert.EqualValues(t, 2, status.Used)
+		assert.Equal(t, sink.ID(), status.Slowest)
 	})
 }
 

@@ -81,7 +81,7 @@ func pages(t *testing.T, p *Pool) int64 {
 	return st.Blocks * 512
 }
 
-func TestWhoeverMapsMemoryReadsOnWhenTheServiceHasClosed(t *testing.T) {
+func TestProcessesThatMapMemoryReadOnWhenTheServiceHasClosed(t *testing.T) {
 	svc := newService(t)
 	s := open(t, svc)
 	p := createPool(t, s, mempool.PoolSpec{Name: "p", Kind: mempool.Host, MaxBytes: 8192})

@@ -21,23 +21,23 @@ const (
 // MemberSpec says how a session takes part in a channel. It is plain data.
 type MemberSpec struct {
 	Role MemberRole
-	// Oldest has a consumer of a broadcast begin with the oldest frame that is kept, not with the newest.
+	// Oldest makes a consumer of a broadcast begin with the oldest frame that is kept, not with the newest.
 	Oldest bool
-	// Full is what happens when this consumer of a broadcast is slow; empty: as the channel has it.
+	// Full is what happens when this consumer of a broadcast is slow; empty: the channel's policy.
 	Full mempool.FullPolicy
 }
 
 // Member is what a session needs to take part in a channel.
 type Member struct {
-	// Slot is its place in the roster, ID is never used again in the channel.
+	// Slot is its index in the roster. ID is never used again in the channel.
 	Slot int
 	ID   uint64
-	// Export has three files, which stay the service's: the roster, the sequencer, and the member's own.
+	// Export has three files: the roster, the sequencer, and the member's own. The service closes them.
 	Export mempool.Export
 }
 
-// MemberCame gives a session the file of a member, for its members of the other role in the channel. The file stays the service's,
-// which closes it when the member's slot is free.
+// MemberCame gives a session the file of a new member, for its own members of the other role in the channel. The service closes the file
+// when the member's slot is free.
 type MemberCame struct {
 	Channel uint64
 	Role    MemberRole
@@ -48,8 +48,8 @@ type MemberCame struct {
 
 func (MemberCame) notice() {}
 
-// JoinChannel makes a member of a channel, for a session of another process. That maps the files, and then calls
-// [Session.EnterChannel]. The member's fences are of the session's timeline, if that is sealed by now; otherwise it has none.
+// JoinChannel makes a member of a channel. The session's process maps the member's files and then calls [Session.EnterChannel]. The
+// member's fences are of the session's timeline, if that is sealed by now; otherwise the member has no fences.
 //
 // Errors: [mempool.ErrNotFound], [mempool.ErrInvalid], [mempool.ErrDenied], [mempool.ErrLimit], [mempool.ErrOutOfMemory],
 // [mempool.ErrClosed] for a channel that is closed.
@@ -87,22 +87,22 @@ func (s *Session) JoinChannel(channel uint64, spec MemberSpec) (Member, error) {
 	return Member{Slot: m.Slot, ID: m.ID, Export: mempool.Export{Files: files}}, nil
 }
 
-// mayJoin checks what a session asks for that wants to join. Service.mu is held.
+// mayJoin checks a session's request to join, and translates its spec. Service.mu is held.
 func (s *Session) mayJoin(ch *channel, spec MemberSpec) (shmchannel.MemberSpec, error) {
 	how := shmchannel.MemberSpec{PID: uint32(s.peer.PID), Oldest: spec.Oldest}
 	name := ch.info.Name
 	switch {
 	case s.notify == nil:
-		return how, situation.Of(mempool.ErrInvalid, "session %d is told nothing, and cannot join channel %q",
+		return how, situation.Of(mempool.ErrInvalid, "session %d gets no notices, and cannot join channel %q",
 			s.id, name)
 	case spec.Role == Consumer && ch.info.Mode == mempool.WorkQueue && spec.Full != "":
-		return how, situation.Of(mempool.ErrInvalid, "channel %q is a queue, whose policy is for all: a consumer has none of its own", name)
+		return how, situation.Of(mempool.ErrInvalid, "channel %q is a queue, which has one policy for all: a consumer cannot choose its own", name)
 	case spec.Role == Consumer:
 		how.Role = shmchannel.ConsumerRole
 	case spec.Role != Producer:
 		return how, situation.Of(mempool.ErrInvalid, "unknown role %q of a member (known: %s, %s)", string(spec.Role), Producer, Consumer)
 	case spec.Oldest || spec.Full != "":
-		return how, situation.Of(mempool.ErrInvalid, "a producer has no policy, and does not begin with a frame")
+		return how, situation.Of(mempool.ErrInvalid, "full and oldest are for consumers, and the member is a producer: leave them out")
 	}
 	policy := cmp.Or(spec.Full, ch.info.Full)
 	if err := policy.Validate(); err != nil {
@@ -112,11 +112,11 @@ func (s *Session) mayJoin(ch *channel, spec MemberSpec) (shmchannel.MemberSpec, 
 	return how, s.mayTakePart()
 }
 
-// EnterChannel lets a member take part that has mapped its files. It returns the members of the other role, those included that left
-// and whose frames are still needed: their files go to the session before it is told that its member takes part. The
-// sessions of those members are told of the new one before that.
+// EnterChannel makes a member take part once its process has mapped the files. It first tells the sessions of the members of the other
+// role. It returns those members, and also those that left and whose frames are still needed: the caller sends their files to the session
+// before it answers.
 //
-// Errors: [mempool.ErrNotFound], [mempool.ErrInvalid] for a member that has entered, and where the client sealed the file itself,
+// Errors: [mempool.ErrNotFound], [mempool.ErrInvalid] for a member that has entered, and if the client sealed the file itself,
 // [mempool.ErrClosed].
 func (s *Session) EnterChannel(channel, id uint64) ([]MemberCame, error) {
 	svc := s.svc
@@ -146,7 +146,7 @@ func (s *Session) EnterChannel(channel, id uint64) ([]MemberCame, error) {
 	return others, nil
 }
 
-// introduce tells the members of the other role of a new one, and returns what the new one is to be told. Service.mu is held.
+// introduce tells the sessions of the members of the other role of a new member, and returns these members. Service.mu is held.
 func (ch *channel) introduce(m *member) (others []MemberCame) {
 	told := make(map[*Session]struct{})
 	role := shmchannel.ConsumerRole

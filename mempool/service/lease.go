@@ -2,29 +2,30 @@ package service
 
 import (
 	"context"
+	"slices"
 	"time"
 
 	"github.com/poolbridge/poolbridge/internal/situation"
 	"github.com/poolbridge/poolbridge/mempool"
 )
 
-// Lease is one session's hold on one buffer, to write or to read.
+// Lease is one session's right to use one buffer, to write or to read.
 type Lease struct {
 	id      uint64
 	session *Session
 	buffer  *buffer
 	write   bool // guarded by Service.mu, like what follows
 	ended   bool
-	began   uint32 // seconds after the service; it has the room that alignment leaves
-	wait    fences // what must be reached before the memory is used
+	began   uint32 // seconds after the service began; 4 bytes, so that the struct does not grow
+	wait    fences // must be reached before the memory is used
 }
 
-// Grant is a new lease with what its session is to be told of it.
+// Grant is a new lease with its description for the session.
 type Grant struct {
 	Lease *Lease
-	// Info describes the lease. Its tensor may be others' too, and must not be changed.
+	// Info describes the lease. Its tensor may be shared, and must not be changed.
 	Info mempool.LeaseInfo
-	// Mapped says that the session has the export of the lease's block already. Otherwise [Lease.Export] is what it must have.
+	// Mapped says that the session has the export of the lease's block already. Otherwise it needs what [Lease.Export] returns.
 	Mapped bool
 }
 
@@ -34,7 +35,7 @@ func (l *Lease) granted() Grant {
 	return Grant{Lease: l, Info: l.describe(), Mapped: mapped}
 }
 
-// describe describes the lease, with the buffer's own tensor, which must not be changed. Service.mu is held.
+// describe describes the lease, with the buffer's own tensor, which the caller must not change. Service.mu is held.
 func (l *Lease) describe() mempool.LeaseInfo {
 	b := l.buffer
 	event, alone := b.event.told()
@@ -45,8 +46,8 @@ func (l *Lease) describe() mempool.LeaseInfo {
 	}
 }
 
-// Export is what the lease's session needs to map the buffer's block. first is false if the session was given it before
-// and has not said [Session.Dropped] since: it need not be sent again. Its files stay the service's.
+// Export returns what the lease's session needs to map the buffer's block. first is false if the session was given it before
+// and has not called [Session.Dropped] since: the caller need not send it again. The service closes its files.
 func (l *Lease) Export() (x mempool.Export, first bool, err error) {
 	b := l.buffer.block
 	if x, err = b.exportOnce(); err != nil {
@@ -70,8 +71,8 @@ func (l *Lease) Export() (x mempool.Export, first bool, err error) {
 	return x, true, nil
 }
 
-// Undo takes a grant back that its session cannot be told of; exported says that [Lease.Export] gave the export for it, of which the session
-// cannot be told either.
+// Undo ends a lease whose grant could not be sent to its session. exported says that [Lease.Export] returned the block's export as the
+// first, which could not be sent either.
 //
 // Errors: [mempool.ErrReleased] if the lease had ended before.
 func (l *Lease) Undo(exported bool) error {
@@ -101,7 +102,7 @@ func (l *Lease) released() error {
 	return situation.Of(mempool.ErrReleased, "lease %d of session %d has ended", l.id, l.session.id)
 }
 
-// end ends the lease; done is what the next user of the memory must wait for. Service.mu is held.
+// end ends the lease. The next user of the memory must wait for done. Service.mu is held.
 func (l *Lease) end(incomplete bool, done fences) {
 	b := l.buffer
 	l.ended = true
@@ -122,7 +123,7 @@ func (l *Lease) end(incomplete bool, done fences) {
 	if b.event != nil && b.event.voucher == l {
 		b.event = nil
 		b.ready = b.ready.more(done)
-		if l.session.ended { // it did not say, and is perhaps dead
+		if l.session.ended { // it did not say that the work is done, and its process may be dead
 			told := make(failures)
 			b.fail(told)
 			l.session.breaks(b)
@@ -136,28 +137,32 @@ func (l *Lease) end(incomplete bool, done fences) {
 	b.recycleUnused()
 }
 
-// AwaitWork returns when nothing has to be waited for before the memory of the lease is used: for sessions that understand
-// no fences.
+// AwaitWork waits until the memory of the lease can be used without waiting for fences. It serves sessions that do not understand fences.
 //
-// Errors: [mempool.ErrBusy] if that takes longer than limit, [mempool.ErrReleased], [mempool.ErrProducerDied], the context's.
+// Errors: [mempool.ErrBusy] if that takes longer than limit, [mempool.ErrReleased], [mempool.ErrContentFailed],
+// [mempool.ErrProducerDied], the context's.
 func (l *Lease) AwaitWork(ctx context.Context, limit time.Duration) error {
 	svc := l.session.svc
 	timer := time.NewTimer(limit)
 	defer timer.Stop()
 	for pause := drainPause; ; pause = min(2*pause, drainRest) {
 		svc.mu.Lock()
-		left, ended, failed := len(l.wait.plain()), l.ended, l.buffer.failed
+		l.buffer.checkContent()
+		waits, ended, incomplete := slices.ContainsFunc(l.wait, func(t fence) bool { return !t.over() }), l.ended, error(nil)
+		if l.buffer.failed {
+			incomplete = l.buffer.incomplete()
+		}
 		svc.mu.Unlock()
 		switch {
 		case ended:
 			return l.released()
-		case failed && !l.write:
-			return situation.Of(mempool.ErrProducerDied, "buffer %d is incomplete: the process that wrote it died before finishing", l.buffer.id)
-		case left == 0:
+		case incomplete != nil && !l.write:
+			return incomplete
+		case !waits:
 			return nil
 		}
 		select {
-		case <-time.After(pause): // streams tell nobody when they write a word
+		case <-time.After(pause): // a stream that writes a word notifies nobody
 		case <-ctx.Done():
 			return context.Cause(ctx)
 		case <-timer.C:

@@ -10,19 +10,18 @@ import (
 	"github.com/poolbridge/poolbridge/mempool"
 )
 
-// This file is about the blocks whose frames are in channels: how consumers map them, and what becomes of them when their
-// producer has left.
+// This file handles blocks whose frames are in channels: consumers map them, and the service keeps them after their producer left.
 
-// MappedBlock is what a consumer must know to map a block.
+// MappedBlock is what a consumer needs to map a block.
 type MappedBlock struct {
 	// Generation counts the uses of the block, Bytes is its size.
 	Generation, Bytes uint64
-	// Export's files stay the service's.
+	// Export has files that the service closes.
 	Export mempool.Export
 }
 
-// MapBlock returns how to map a block of the channel's pool that a frame named. It counts as one whose export the session was sent,
-// until [Session.Dropped].
+// MapBlock returns what the session needs to map a block that a frame of the channel names. The session counts as one that maps the block
+// until it calls [Session.Dropped].
 //
 // Errors: [mempool.ErrNotFound] for a block that no buffer of the pool uses, [mempool.ErrDenied] for a session that is no consumer of the channel,
 // [mempool.ErrLimit], [mempool.ErrClosed]; the driver's.
@@ -43,7 +42,7 @@ func (s *Session) MapBlock(channel, id uint64) (MappedBlock, error) {
 	return MappedBlock{}, err
 }
 
-// mapBlock notes that the session maps a block, which is not freed from then on.
+// mapBlock notes that the session maps a block, so that the block is not freed.
 func (s *Session) mapBlock(channel, id uint64) (*block, MappedBlock, error) {
 	svc := s.svc
 	svc.mu.Lock()
@@ -79,7 +78,7 @@ func (ch *channel) consumedBy(s *Session) bool {
 	return false
 }
 
-// indexLent has the blocks of the pool that buffers use found by their ids from now on. Service.mu is held.
+// indexLent makes the index of the blocks that buffers of the pool use, by id. The first channel of a pool needs it. Service.mu is held.
 func (p *Pool) indexLent() {
 	if p.lent != nil {
 		return
@@ -92,23 +91,23 @@ func (p *Pool) indexLent() {
 	}
 }
 
-// lend notes that a buffer uses b, if blocks are found by their ids. Service.mu is held.
+// lend adds a block that a buffer uses to the index, if there is one. Service.mu is held.
 func (p *Pool) lend(b *block) {
 	if p.lent != nil {
 		p.lent[b.id] = b
 	}
 }
 
-// lending is what channels need of the blocks of producers that leave: what was found in the memory of each channel, with those producers.
+// lending has, for each channel that producers leave, one look at its memory: it says which of their blocks the channel still needs.
 type lending map[*channel]*glance
 
-// glance is one look at a channel, for some producers.
+// glance is one look at a channel's memory, for some of its producers.
 type glance struct {
 	*shmchannel.Look
 	producers []*member
 }
 
-// look looks at the memory of the channel, once for all these producers. Service.mu is held.
+// look reads the memory of the channel, once for all these producers. Service.mu is held.
 func (ch *channel) look(producers []*member) *glance {
 	of := make([]*shmchannel.Member, len(producers))
 	for i, m := range producers {
@@ -117,17 +116,17 @@ func (ch *channel) look(producers []*member) *glance {
 	return &glance{ch.host.Look(of...), producers}
 }
 
-// needs says whether the channel needs a block that one of these producers may have published.
+// needs says whether the channel needs, or may need, a block that one of these producers may have published.
 func (g *glance) needs(b *block, producers []*member) bool {
 	return slices.ContainsFunc(producers, func(m *member) bool { return g.Unsure(m.Member) || g.Names(m.Member, b.id) })
 }
 
-// unsure says whether it cannot be told which blocks of the producers are needed.
+// unsure says whether the look could not tell which blocks of the producers are needed.
 func (g *glance) unsure() bool {
 	return slices.ContainsFunc(g.producers, func(m *member) bool { return g.Unsure(m.Member) })
 }
 
-// names says whether the channel is known to need a block that one of these producers published.
+// names says whether the channel certainly needs a block that one of these producers published.
 func (g *glance) names(b *block, producers []*member) bool {
 	return slices.ContainsFunc(producers, func(m *member) bool { return g.Names(m.Member, b.id) })
 }
@@ -142,9 +141,9 @@ func (of lending) needs(b *block) bool {
 	return false
 }
 
-// keep keeps the buffer of a write lease that is about to end, and says whether a channel needs it. Those that came back to the producer are
-// kept as well, until it is told which work of consumers on them is under way: see releaseKept. A buffer of which it cannot be told is doubted.
-// Service.mu is held.
+// keep keeps the buffer of a write lease that is about to end, and says whether a channel needs it. It also keeps buffers that consumers
+// have finished with, until releaseKept has read which work of consumers on them is under way. A buffer that may or may not be needed is
+// marked as doubted. Service.mu is held.
 func (of lending) keep(l *Lease) (needed bool) {
 	b := l.buffer
 	named := false
@@ -163,7 +162,7 @@ func (of lending) keep(l *Lease) (needed bool) {
 	return needed
 }
 
-// expel takes the members of a session out that has ended, and returns what the channels need of its blocks. Service.mu is held.
+// expel removes the members of a session that has ended, and returns what the channels need of its blocks. Service.mu is held.
 func (s *Session) expel() lending {
 	producers := make(map[*channel][]*member)
 	for _, m := range s.sortedMembers() {
@@ -190,7 +189,7 @@ func (s *Session) tidyChannels() {
 	}
 }
 
-// vanish ends the part in channels of a session whose process is gone. Service.mu is held.
+// vanish cleans up the channels of a session whose process is gone. Service.mu is held.
 func (s *Session) vanish() {
 	for _, m := range s.sortedMembers() {
 		m.channel.logFailed("a member of a channel could not be taken out", m.channel.host.Gone(m.Member))
@@ -204,7 +203,7 @@ func (s *Session) sortedMembers() []*member {
 	})
 }
 
-// promise takes the fences in the member's file into its timeline's state. Service.mu is held.
+// promise notes the fences in the member's file in its timeline. Service.mu is held.
 func (m *member) promise() {
 	if m.timeline == nil || !m.entered {
 		return
@@ -240,12 +239,12 @@ func (ch *channel) releaseKept() {
 	if len(free) == 0 {
 		return
 	}
-	done, ok := ch.consumersDone() // looked at after the holds: a consumer says when it is done before it lets go
+	done, ok := ch.consumersDone() // read after the holds: a consumer writes its fences before it clears its hold
 	if !ok {
 		return
 	}
 	for _, b := range free {
-		writer := ch.kept[b][0].session // all are of one
+		writer := ch.kept[b][0].session // all belong to one session
 		work := done.union(writer.timeline.outstanding())
 		delete(ch.kept, b)
 		b.block.fences = work.union(b.block.fences).pending()
@@ -259,11 +258,11 @@ func (ch *channel) releaseKept() {
 	}
 }
 
-// consumersDone are the fences of all work on frames that consumers have said to be under way. ok is false while one is being written.
+// consumersDone returns the fences of the consumers' work on frames that is under way. ok is false while a consumer writes one.
 // Service.mu is held.
 func (ch *channel) consumersDone() (done fences, ok bool) {
 	var found []shmchannel.Fence
-	at := make(map[mempool.Fence]int) // of those without a value
+	at := make(map[mempool.Fence]int) // index in done, by timeline and word
 	for _, m := range ch.host.Members(nil, shmchannel.ConsumerRole) {
 		of := ch.members[m.ID]
 		own := of.timeline

@@ -9,23 +9,21 @@ import (
 	"github.com/poolbridge/poolbridge/mempool"
 )
 
-// Limits bound what clients can make a service remember. 0 stands for the default. What else is bounded, and by what, is in
-// docs/protocol.md.
+// Limits bound how much state clients can cause. 0 stands for the default. docs/protocol.md lists all limits, these and the fixed ones.
 type Limits struct {
-	// SessionLeases is how many leases a session has at a time, SessionBlocks how many blocks it has been sent the exports
-	// of and has not dropped.
+	// SessionLeases is how many leases a session may have at a time. SessionBlocks is how many blocks it may map at a time.
 	SessionLeases, SessionBlocks int
-	// UserNames is how many names a user's sessions have published, those that are kept included, UserPools how many pools
-	// they have made.
+	// UserNames is how many names the sessions of a user may publish, those that are kept included. UserPools is how many pools they may
+	// make.
 	UserNames, UserPools int
-	// Buffers and Leases are how many the service has at a time.
+	// Buffers and Leases are how many the service may have at a time.
 	Buffers, Leases int
-	// Channels is how many channels there are at a time, Members how many members all of them have, those that left and still have
-	// a slot included.
+	// Channels is how many channels there may be at a time. Members is how many members all channels may have together, those included
+	// that left and still have a slot.
 	Channels, Members int
 }
 
-// limit is one of the limits, by the name that errors and `poolsvc serve --limit` have for it.
+// limit is one of the limits, with its name in errors and in `poolsvc serve --limit`.
 type limit struct {
 	name  string
 	value *int
@@ -45,7 +43,7 @@ func (l *Limits) all() []limit {
 	}
 }
 
-// LimitNames are the names that [Limits.Set] knows.
+// LimitNames returns the names that [Limits.Set] takes.
 func LimitNames() (names []string) {
 	for _, one := range new(Limits).all() {
 		names = append(names, one.name)
@@ -63,13 +61,13 @@ func (l *Limits) Set(name string, n int) error {
 	case i < 0:
 		return situation.Of(mempool.ErrInvalid, "there is no limit %q: expected one of %s", name, strings.Join(LimitNames(), ", "))
 	case n < 1:
-		return situation.Of(mempool.ErrInvalid, "the limit %s is 1 or more, not %d", name, n)
+		return situation.Of(mempool.ErrInvalid, "the limit %s must be 1 or more, not %d", name, n)
 	}
 	*all[i].value = n
 	return nil
 }
 
-// List is what was set, each as NAME=N.
+// List returns the limits that were set, each as NAME=N.
 func (l *Limits) List() (set []string) {
 	for _, one := range l.all() {
 		if *one.value > 0 {
@@ -79,7 +77,7 @@ func (l *Limits) List() (set []string) {
 	return set
 }
 
-// filled is l with the defaults for what it leaves open.
+// filled returns l with the defaults for what is not set.
 func (l Limits) filled() Limits {
 	for _, one := range l.all() {
 		if *one.value <= 0 {
@@ -89,27 +87,27 @@ func (l Limits) filled() Limits {
 	return l
 }
 
-// LimitError says which of the [Limits] a request would have passed. It is [mempool.ErrLimit].
+// LimitError says which of the [Limits] a request would have exceeded. It wraps [mempool.ErrLimit].
 type LimitError struct {
-	// Limit is its name, Max its value.
+	// Limit is the name of the limit, Max its value.
 	Limit string
 	Max   int
-	// Who has Have of What already.
+	// Who names the session, the user or the service that has the things, and What names them. Have is how many there are.
 	Who, What string
 	Have      int
-	// Advice says what to do.
+	// Advice says what the user can do.
 	Advice string
 }
 
 func (e *LimitError) Error() string {
-	return fmt.Sprintf("%v: %s has %d %s, and the limit %s is %d: %s, or have the service started with --limit %s=N",
+	return fmt.Sprintf("%v: %s has %d %s, and the limit %s is %d: %s, or start the service with --limit %s=N",
 		mempool.ErrLimit, e.Who, e.Have, e.What, e.Limit, e.Max, e.Advice, e.Limit)
 }
 
-// Unwrap is [mempool.ErrLimit].
+// Unwrap returns [mempool.ErrLimit].
 func (*LimitError) Unwrap() error { return mempool.ErrLimit }
 
-// mayHold says whether the session may have more leases, as far as that is up to itself. Service.mu is held.
+// mayHold says whether the session's own limit allows one more lease. Service.mu is held.
 func (s *Session) mayHold() error {
 	if have, most := len(s.leases), s.svc.limits.SessionLeases; have >= most {
 		return &LimitError{"session-leases", most, s.String(), "leases", have, "release some"}
@@ -136,7 +134,7 @@ func (s *Session) mayAllocate() error {
 // mayMap says whether the session may be sent the export of one more block. Service.mu is held.
 func (s *Session) mayMap() error {
 	if have, most := len(s.mapped), s.svc.limits.SessionBlocks; have >= most {
-		return &LimitError{"session-blocks", most, s.String(), "mapped blocks", have, "drop those that no lease needs"}
+		return &LimitError{"session-blocks", most, s.String(), "mapped blocks", have, "drop the blocks that no lease needs"}
 	}
 	return nil
 }
@@ -157,14 +155,14 @@ func (s *Session) mayMakePool() error {
 	return nil
 }
 
-// Files is how many file descriptors the service has at most for channels.
+// Files returns how many file descriptors the service needs at most for channels.
 func (s *Service) Files() int {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return 2*s.limits.Channels + s.limits.Members
 }
 
-// SetLimits changes the limits. What is there already stays, also where it is more.
+// SetLimits changes the limits. Existing things stay, even where there are more than a new limit allows.
 func (s *Service) SetLimits(l Limits) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -191,7 +189,7 @@ func (s *Session) mayTakePart() error {
 	return nil
 }
 
-// tally counts what users have; one who has nothing is not remembered.
+// tally counts something for each user. It has no entry for a user with none.
 type tally map[uint32]int
 
 func (t tally) add(uid uint32, n int) {

@@ -3,8 +3,12 @@ package service
 import (
 	"context"
 	"fmt"
+	"iter"
+	"maps"
 	"sync"
 	"testing"
+	"testing/synctest"
+	"time"
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
@@ -12,7 +16,7 @@ import (
 	"github.com/poolbridge/poolbridge/mempool"
 )
 
-// all are the entries of every page.
+// all returns the entries of all pages.
 func all[T any](t *testing.T, most int, page func(after string, most int) (Page[T], error)) (entries []T) {
 	t.Helper()
 	for after := ""; ; {
@@ -86,7 +90,7 @@ func TestAListOfChannelsCountsWhoTakesPart(t *testing.T) {
 	r := newChannelRig(t, mempool.ChannelSpec{Capacity: 2}, 4)
 	r.produce(hire(t, r.svc))
 	sink := r.consume(hire(t, r.svc), MemberSpec{})
-	r.sit(hire(t, r.svc), MemberSpec{Role: Consumer}) // which has not entered
+	r.sit(hire(t, r.svc), MemberSpec{Role: Consumer}) // has not entered
 	want := mempool.ChannelStatus{ChannelInfo: r.info, UID: r.owner.peer.UID, Producers: 1, Consumers: 1}
 	assert.Equal(t, []mempool.ChannelStatus{want}, all(t, 9, r.owner.Channels))
 	require.NoError(t, r.owner.CloseChannel(r.info.ID))
@@ -181,4 +185,60 @@ func TestAListThatBeginsAnewSeesWhatCameSince(t *testing.T) {
 		require.Empty(t, page.Next)
 		allocate(t, s, p, 512)
 	}
+}
+
+func TestAListOfManyPagesLooksAtEverythingOnce(t *testing.T) {
+	svc := newService(t)
+	s := open(t, svc)
+	p, _ := fakePool(t, s, 1<<20)
+	for range 100 {
+		allocate(t, s, p, 512)
+	}
+	looks, seen := 0, 0
+	all := func() iter.Seq2[uint64, *buffer] {
+		looks++
+		return maps.All(svc.buffers)
+	}
+	for after := ""; ; {
+		page, err := listByID(s, all, after, 7, func(*buffer) bool { return true }, func(b *buffer) uint64 { return b.id })
+		require.NoError(t, err)
+		seen += len(page.Entries)
+		if after = page.Next; after == "" {
+			break
+		}
+	}
+	assert.Equal(t, 100, seen)
+	assert.Equal(t, 1, looks)
+}
+
+func TestListsThatNobodyReadsOnAreNotKept(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		svc := newService(t)
+		kept := func() int {
+			svc.mu.Lock()
+			defer svc.mu.Unlock()
+			return len(svc.windows)
+		}
+		var sessions []*Session
+		for range 3 * maxWindows {
+			s := open(t, svc)
+			sessions = append(sessions, s)
+			_, err := s.Sessions("", 2)
+			require.NoError(t, err)
+			assert.LessOrEqual(t, kept(), maxWindows)
+		}
+		last := sessions[len(sessions)-1]
+		page, err := last.Sessions("2", 100)
+		require.NoError(t, err)
+		assert.Empty(t, page.Next)
+		assert.Equal(t, maxWindows-1, kept(), "that list has been read to its end")
+		sessions[len(sessions)-2].End(nil)
+		assert.Equal(t, maxWindows-2, kept(), "that session has ended")
+		page, err = sessions[0].Sessions("2", 3)
+		require.NoError(t, err)
+		assert.Len(t, page.Entries, 3, "a session whose list was not kept reads on")
+		time.Sleep(listKept)
+		synctest.Wait()
+		assert.Zero(t, kept())
+	})
 }

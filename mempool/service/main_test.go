@@ -14,7 +14,7 @@ import (
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
-// patience is longer than any test: what waits for it would hang without it.
+// patience is the limit of waits that must succeed. It is longer than any test.
 const patience = time.Hour
 
 func newService(t testing.TB) *Service {
@@ -24,7 +24,7 @@ func newService(t testing.TB) *Service {
 	return svc
 }
 
-// open makes a session of this process's user that is told nothing.
+// open makes a session of this process's user that gets no notices.
 func open(t testing.TB, svc *Service) *Session {
 	t.Helper()
 	s, err := svc.OpenSession(mempool.Self(), nil)
@@ -32,7 +32,7 @@ func open(t testing.TB, svc *Service) *Session {
 	return s
 }
 
-// client is a session of another process, which maps memory and is asked for it back.
+// client is a session of another process, which maps memory and gets recalls.
 type client struct {
 	*Session
 	recalled []uint64 // guarded by Service.mu
@@ -56,7 +56,7 @@ func (c *client) asked() []uint64 {
 	return ids
 }
 
-// mapBlock is what a client does with a lease: from now on it maps the block.
+// mapBlock does what a client does with a lease: from now on it maps the block.
 func mapBlock(t testing.TB, l *Lease) uint64 {
 	t.Helper()
 	_, _, err := l.Export()
@@ -85,7 +85,7 @@ func allocate(t testing.TB, s *Session, p *Pool, n uint64) *Lease {
 	return l
 }
 
-// allocate is Allocate, and gives the lease alone. So do getLease, of Get, and leaseOf, of Lease.
+// allocate is Allocate, and returns the lease alone; getLease is so for Get, and leaseOf for Lease.
 func (s *Session) allocate(ctx context.Context, pool uint64, t mempool.Tensor, wait time.Duration) (*Lease, error) {
 	g, err := s.Allocate(ctx, pool, t, wait)
 	return g.Lease, err
@@ -101,7 +101,7 @@ func (s *Session) leaseOf(ctx context.Context, buffer, generation uint64, write 
 	return g.Lease, err
 }
 
-// The methods of a lease do by its id what its session does.
+// The methods of a lease call its session with its id.
 
 func (l *Lease) ID() uint64 { return l.id }
 
@@ -201,7 +201,7 @@ func checkBooks(t testing.TB, svc *Service) {
 	assert.Equal(t, leases, svc.leases)
 }
 
-// checkCounts checks what counts against the bounds of a pool: every block for everybody once. Service.mu is held.
+// checkCounts checks what counts against the limits of a pool: each block counts once for each session, process and user. Service.mu is held.
 func checkCounts(t testing.TB, p *Pool) {
 	t.Helper()
 	p.recharge()

@@ -17,7 +17,7 @@ type member struct {
 	timeline *timeline // nil if it has none
 	entered  bool
 	left     bool
-	said     bool // it left by itself
+	said     bool // it left by its own request
 	behind   lag
 	full     mempool.FullPolicy // what happens when this consumer is slow
 }
@@ -50,11 +50,11 @@ func (s *Session) member(channel, id uint64) (*member, error) {
 	return m, nil
 }
 
-// LeaveChannel takes a member out that does not take part any more. A consumer has said so in the shared memory before. With the last
-// producer that the session has in the channel, the write leases end whose buffers are still in the channel or in consumers' hands: the
-// buffers stay until they are neither.
+// LeaveChannel removes a member from its channel. A consumer has left in the shared memory before the call. When the session's last
+// producer leaves, its write leases on buffers that the channel or its consumers still need end: the service keeps these buffers until they
+// are not needed.
 //
-// Errors: [mempool.ErrNotFound], [mempool.ErrClosed]; [mempool.ErrBusy] for a producer while it cannot be told which buffers are needed.
+// Errors: [mempool.ErrNotFound], [mempool.ErrClosed]; [mempool.ErrBusy] for a producer while it is not known which buffers are needed.
 func (s *Session) LeaveChannel(channel, id uint64) error {
 	svc := s.svc
 	svc.mu.Lock()
@@ -88,8 +88,8 @@ func (m *member) leaveProducer() error {
 		ch.tidy()
 		return nil
 	}
-	lent := lending{ch: ch.look(producers)} // what the channel will need: these publish nothing more
-	done, ok := ch.consumersDone()          // of work on blocks that have come back
+	lent := lending{ch: ch.look(producers)} // what the channel needs: these producers publish nothing more
+	done, ok := ch.consumersDone()          // for the blocks that the channel does not need any more
 	if lent[ch].unsure() || !ok {
 		return situation.Of(mempool.ErrBusy, "a consumer of channel %q takes or releases a frame at this moment; try again", ch.info.Name)
 	}
@@ -108,7 +108,7 @@ func (m *member) leaveProducer() error {
 	return nil
 }
 
-// leave takes the member out. said: it does so by itself. Service.mu is held.
+// leave removes the member. said: by its own request. Service.mu is held.
 func (m *member) leave(said bool) {
 	if m.left {
 		return
@@ -125,7 +125,7 @@ func (m *member) leave(said bool) {
 	m.promise()
 }
 
-// forget takes a member out of the service's state that has no slot any more. Service.mu is held.
+// forget removes a member without a slot from the service's state. Service.mu is held.
 func (m *member) forget() {
 	s := m.session
 	if !m.left && m.role() == Producer {
@@ -144,7 +144,7 @@ func (m *member) forget() {
 	}
 }
 
-// consumes says whether a consumer of the session has a slot, so that its process may use frames. Service.mu is held.
+// consumes says whether a consumer of the session has a slot: its process may then use frames. Service.mu is held.
 func (s *Session) consumes() bool {
 	for m := range s.members {
 		if m.role() == Consumer {
@@ -154,7 +154,7 @@ func (s *Session) consumes() bool {
 	return false
 }
 
-// DoubtFrame says that a consumer of the session has found a frame whose record contradicts itself. That is an event.
+// DoubtFrame notes as an event that a consumer of the session has found a frame whose record contradicts itself.
 //
 // Errors: [mempool.ErrNotFound], [mempool.ErrInvalid] for a member that is no consumer, [mempool.ErrClosed].
 func (s *Session) DoubtFrame(channel, id, number uint64) error {

@@ -26,14 +26,14 @@ func TestWhoMayJoinAChannelAndHow(t *testing.T) {
 		want    error
 		says    string
 	}{
-		"no role":                        {w.Session, id, MemberSpec{}, mempool.ErrInvalid, "unknown role"},
-		"another role":                   {w.Session, id, MemberSpec{Role: "listener"}, mempool.ErrInvalid, "listener"},
-		"a producer with a policy":       {w.Session, id, MemberSpec{Role: Producer, Full: mempool.Block}, mempool.ErrInvalid, "no policy"},
-		"a producer that begins":         {w.Session, id, MemberSpec{Role: Producer, Oldest: true}, mempool.ErrInvalid, "does not begin"},
-		"a policy in a queue":            {w.Session, id, MemberSpec{Role: Consumer, Full: mempool.Block}, mempool.ErrInvalid, "is a queue"},
-		"no channel":                     {w.Session, 99, MemberSpec{Role: Consumer}, mempool.ErrNotFound, "99"},
-		"another user":                   {stranger, id, MemberSpec{Role: Consumer}, mempool.ErrDenied, "4711"},
-		"a session that is told nothing": {r.owner, id, MemberSpec{Role: Consumer}, mempool.ErrInvalid, "told nothing"},
+		"no role":                   {w.Session, id, MemberSpec{}, mempool.ErrInvalid, "unknown role"},
+		"another role":              {w.Session, id, MemberSpec{Role: "listener"}, mempool.ErrInvalid, "listener"},
+		"a producer with a policy":  {w.Session, id, MemberSpec{Role: Producer, Full: mempool.Block}, mempool.ErrInvalid, "are for consumers"},
+		"a producer that begins":    {w.Session, id, MemberSpec{Role: Producer, Oldest: true}, mempool.ErrInvalid, "are for consumers"},
+		"a policy in a queue":       {w.Session, id, MemberSpec{Role: Consumer, Full: mempool.Block}, mempool.ErrInvalid, "is a queue"},
+		"no channel":                {w.Session, 99, MemberSpec{Role: Consumer}, mempool.ErrNotFound, "99"},
+		"another user":              {stranger, id, MemberSpec{Role: Consumer}, mempool.ErrDenied, "4711"},
+		"a session without notices": {r.owner, id, MemberSpec{Role: Consumer}, mempool.ErrInvalid, "gets no notices"},
 	} {
 		_, err := c.session.JoinChannel(c.channel, c.spec)
 		require.ErrorIs(t, err, c.want, name)
@@ -204,7 +204,7 @@ func TestTimelinesOfMembersAreTheOtherRolesToMap(t *testing.T) {
 	assert.Empty(t, told[Forget](c.worker))
 	c.done(f, mempool.Fence{})
 	c.quit()
-	d.quit() // the last for whom the frame is kept is the channel itself
+	d.quit() // then only the channel itself keeps the frame
 	require.NoError(t, r.owner.CloseChannel(r.info.ID))
 	assert.Equal(t, []Forget{{Timelines: []uint64{p.id}}}, told[Forget](c.worker))
 	_, err = c.FindTimeline(p.id)
@@ -309,7 +309,7 @@ func TestAChannelThatIsClosedGoesWithItsLastConsumer(t *testing.T) {
 			require.NoError(t, err, "frames that were published are still taken")
 			c.done(f, mempool.Fence{})
 			assert.False(t, r.nothingLeft())
-			c.quit() // with a frame that nobody has taken
+			c.quit() // leaves a frame that no consumer has taken
 			assert.True(t, r.nothingLeft(), "the producer's session lives, and needs nothing of the service")
 			assert.Len(t, p.back(), 3)
 			require.ErrorIs(t, p.LeaveChannel(r.info.ID, p.member.ID), mempool.ErrClosed)

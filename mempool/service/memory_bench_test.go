@@ -10,8 +10,8 @@ import (
 	"github.com/poolbridge/poolbridge/mempool"
 )
 
-// BenchmarkTakes says how many bytes of the service's heap each thing takes that clients can make it remember; "Limits" in
-// docs/protocol.md has them. Run it with -benchtime=20000x.
+// BenchmarkTakes measures how many bytes of the service's heap each kind of thing takes of which clients can make many. "Limits" in
+// docs/protocol.md has the figures. Run it with -benchtime=20000x.
 func BenchmarkTakes(b *testing.B) {
 	ctx := context.Background()
 	names := make([]string, b.N)

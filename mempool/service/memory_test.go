@@ -12,7 +12,7 @@ import (
 	"github.com/poolbridge/poolbridge/mempool"
 )
 
-// What a live buffer takes of the service decides how many there can be: see docs/performance.md.
+// The heap that a live buffer takes limits how many there can be: see docs/performance.md.
 func TestALiveBufferTakesLittleOfTheService(t *testing.T) {
 	const buffers, most = 4096, 600
 	svc := newService(t)
@@ -65,17 +65,17 @@ func TestWhatIsGoneTakesNoRoomInTheService(t *testing.T) {
 			require.NoError(t, owner.DestroyPool(p.info.ID))
 		},
 	} {
-		storm(100) // what is made once is there now
+		storm(100) // makes all that is made only once
 		before := liveBytes()
 		storm(20_000)
 		assert.Less(t, int64(liveBytes()-before), int64(most), what)
 	}
 }
 
-// liveBytes is what is left of the heap when it was collected.
+// liveBytes returns the size of the heap after a collection.
 func liveBytes() uint64 {
 	runtime.GC()
-	runtime.GC() // what had a finaliser goes with the second
+	runtime.GC() // the second frees objects that had a finaliser
 	var m runtime.MemStats
 	runtime.ReadMemStats(&m)
 	return m.HeapAlloc

@@ -14,7 +14,7 @@ import (
 	"github.com/poolbridge/poolbridge/mempool"
 )
 
-// model is what a service should do, said as simply as possible: no memory, no waiting, one thing after the other.
+// model is a simple model of a service: without memory and without waits, one operation after the other.
 type model struct {
 	buffers map[uint64]*modelBuffer
 	names   map[string]*modelName
@@ -38,13 +38,13 @@ type modelLease struct {
 	write  bool
 }
 
-// actor is a session with what it maps, and those that are gone but whose process is not.
+// actor is a session with the blocks that it maps. It stays after the session ended while its process runs.
 type actor struct {
 	*client
 	maps map[uint64]struct{}
 }
 
-// available is what a lease on b should meet.
+// available returns the error that a lease on b should get.
 func (m *model) available(b *modelBuffer, write bool) error {
 	if b.failed {
 		return mempool.ErrProducerDied
@@ -87,7 +87,7 @@ type play struct {
 	svc    *Service
 	pool   *Pool
 	actors []*actor
-	ghosts []func() // make the process of an ended session go
+	ghosts []func() // each ends the process of an ended session
 }
 
 func TestRandomOperationsDoWhatTheModelSays(t *testing.T) {
@@ -227,7 +227,7 @@ func (p *play) borrow(a *actor) {
 	}
 }
 
-// lease chooses one of the actor's, nil if it has none.
+// lease chooses one of the actor's leases; nil if it has none.
 func (p *play) lease(a *actor) *modelLease {
 	var ids []uint64
 	for id, l := range p.leases {
@@ -290,7 +290,7 @@ func (p *play) unpublish(a *actor) {
 	p.settle()
 }
 
-// answer drops what the service asked for, except what the actor has leased meanwhile.
+// answer drops the blocks that the service recalled, except those that the actor has leased meanwhile.
 func (p *play) answer(a *actor) {
 	ids := a.asked()
 	for _, id := range ids {

@@ -2,17 +2,17 @@ package service
 
 import "sync"
 
-// mutex is a service's lock. A goroutine that a change wakes is woken after the lock was let go of: to wake it
-// takes longer than most changes, and it wants the lock next.
+// mutex is a service's lock. It wakes waiting goroutines when it is unlocked: waking them takes longer than most changes, and
+// they take the lock next.
 type mutex struct {
 	sync.Mutex
 	woken []chan struct{}
 }
 
-// wake closes a channel once the lock is let go of. The lock is held.
+// wake makes Unlock close a channel. The lock is held.
 func (b *mutex) wake(ch chan struct{}) { b.woken = append(b.woken, ch) }
 
-// Unlock lets go of the lock.
+// Unlock unlocks the mutex and then closes the channels.
 func (b *mutex) Unlock() {
 	woken := b.woken
 	b.woken = nil

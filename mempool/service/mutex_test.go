@@ -6,8 +6,8 @@ import (
 	"github.com/stretchr/testify/assert"
 )
 
-// Else he would wait for the lock at once, and longer than it is held.
-func TestWhoeverWaitsForRoomIsWokenWhenTheBooksAreFree(t *testing.T) {
+// A goroutine that is woken earlier waits for the lock at once, and longer than it is held.
+func TestAWaiterForRoomIsWokenWhenTheLockIsFree(t *testing.T) {
 	svc := newService(t)
 	s := open(t, svc)
 	p, _ := fakePool(t, s, 1024)

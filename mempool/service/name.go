@@ -9,15 +9,15 @@ import (
 	"github.com/poolbridge/poolbridge/mempool"
 )
 
-// name holds a published buffer alive and lets others find it. It is guarded by Service.mu.
+// name keeps a published buffer alive and lets other sessions find it. It is guarded by Service.mu.
 type name struct {
 	text   string
 	buffer *buffer
-	uid    uint32   // who may replace or remove it
-	owner  *Session // whose end removes it; nil: nobody's
+	uid    uint32   // the user who may replace or remove it
+	owner  *Session // the name goes when this session ends; nil: it stays
 }
 
-// eventOf is what readers are told of the event of c. l stands for it where it is alone.
+// eventOf returns the event of c for readers; nil: it has none. The end of l says that the event's work is done where no fence does.
 func eventOf(c mempool.Completion, ready *mempool.Fence, l *Lease) *publishedEvent {
 	handle := c.Handle(ready)
 	switch {
@@ -29,10 +29,10 @@ func eventOf(c mempool.Completion, ready *mempool.Fence, l *Lease) *publishedEve
 	return &publishedEvent{handle: handle}
 }
 
-// Publish says that what a write lease was for is complete, or will be when p says: the lease becomes a read lease, and
-// others find the buffer under the name. It waits for no work: readers come after it.
+// Publish gives the buffer of a write lease a name, and makes the lease a read lease. The content is complete, or will be when p's fence is
+// reached or its event has happened. Publish does not wait for that: readers do.
 //
-// Errors: those of [Session.Release], [mempool.ErrInvalid] for a bad name or a tensor that does not fit, or if it is no write lease too,
+// Errors: those of [Session.Release], [mempool.ErrInvalid] for a bad name, a tensor that does not fit, or a read lease,
 // [mempool.ErrExists], [mempool.ErrDenied] if the name belongs to another user, [mempool.ErrLimit], [mempool.ErrClosed] if the pool is
 // being destroyed.
 func (s *Session) Publish(lease uint64, p mempool.Publication) error {
@@ -58,7 +58,7 @@ func (s *Session) Publish(lease uint64, p mempool.Publication) error {
 	case b.block.pool.closing:
 		return situation.Of(mempool.ErrClosed, "pool %q is being destroyed", b.block.pool.info.Name)
 	case p.EventOnly && b.block.pool.info.Device.UUID == "":
-		return situation.Of(mempool.ErrInvalid, "an interprocess event stands for work of a GPU, and pool %q is memory of the CPU", b.block.pool.info.Name)
+		return situation.Of(mempool.ErrInvalid, "an interprocess event is for work of a GPU, and pool %q is memory of the CPU", b.block.pool.info.Name)
 	}
 	ready, err := l.ready(p.Ready)
 	if err != nil {
@@ -101,8 +101,8 @@ func (s *Session) Publish(lease uint64, p mempool.Publication) error {
 	return nil
 }
 
-// ready is what the content of the lease's buffer is complete at: what was to be waited for before, as far as this lease
-// has not, and what it says now. Service.mu is held.
+// ready returns the fences at which the content of the lease's buffer is complete: at, and those of earlier writers that are not
+// reached yet. Service.mu is held.
 func (l *Lease) ready(at *mempool.Fence) (fences, error) {
 	var now fences
 	if at != nil {
@@ -110,7 +110,7 @@ func (l *Lease) ready(at *mempool.Fence) (fences, error) {
 		if err != nil {
 			return nil, err
 		}
-		now = fences{t}.pending()
+		now = fences{t}.incomplete()
 	}
 	l.buffer.ready = l.buffer.ready.pending()
 	return l.buffer.ready.union(now), nil
@@ -129,7 +129,7 @@ func (l *Lease) fits(t mempool.Tensor) error {
 	return nil
 }
 
-// remove takes the name away and ends its hold on the buffer. Service.mu is held.
+// remove removes the name, and recycles the buffer if nothing else holds it. Service.mu is held.
 func (n *name) remove() {
 	svc := n.buffer.block.pool.svc
 	remove(&svc.names, &svc.most.names, n.text)
@@ -141,7 +141,7 @@ func (n *name) remove() {
 	n.buffer.recycleUnused()
 }
 
-// Unpublish removes a name. The buffer lives on for those who have leases on it.
+// Unpublish removes a name. The buffer lives on as long as sessions have leases on it.
 //
 // Errors: [mempool.ErrNotFound], [mempool.ErrDenied] if the name belongs to another user, [mempool.ErrClosed].
 func (s *Session) Unpublish(text string) error {
@@ -166,7 +166,7 @@ func (s *Session) Unpublish(text string) error {
 // exclude this one to end.
 //
 // Errors: [mempool.ErrNotFound] (with wait 0) or [mempool.ErrTimeout] if nothing is published under the name, [mempool.ErrBusy],
-// [mempool.ErrProducerDied], [mempool.ErrDenied], the context's.
+// [mempool.ErrContentFailed], [mempool.ErrProducerDied], [mempool.ErrDenied], the context's.
 func (s *Session) Get(ctx context.Context, text string, write bool, wait time.Duration) (Grant, error) {
 	if err := mempool.ValidateName("buffer", text); err != nil {
 		return Grant{}, err
@@ -196,7 +196,7 @@ func (s *Session) Get(ctx context.Context, text string, write bool, wait time.Du
 // Lease leases a buffer by its id and generation.
 //
 // Errors: [mempool.ErrNotFound] for an id that no buffer ever had, [mempool.ErrStale] for one that is gone or another generation,
-// [mempool.ErrBusy], [mempool.ErrProducerDied], [mempool.ErrDenied], the context's.
+// [mempool.ErrBusy], [mempool.ErrContentFailed], [mempool.ErrProducerDied], [mempool.ErrDenied], the context's.
 func (s *Session) Lease(ctx context.Context, id, generation uint64, write bool, wait time.Duration) (Grant, error) {
 	svc := s.svc
 	return s.lease(ctx, "", write, wait, func() (*buffer, *signal, error) {

@@ -46,7 +46,7 @@ func TestATakenNameIsReplacedOnlyOnDemand(t *testing.T) {
 	publish(t, second, mempool.Publication{Name: "x", Replace: true})
 	release(t, second)
 	assert.Equal(t, 1, svc.Stats().Buffers, "nothing holds the first any more")
-	a.End(nil) // the name is not its own any more
+	a.End(nil) // another session owns the name by now
 	l, err := b.getLease(context.Background(), "x", false, 0)
 	require.NoError(t, err)
 	assert.EqualValues(t, 2, l.Info().Bytes)
@@ -166,7 +166,7 @@ func TestNothingIsPublishedFromAPoolThatIsBeingDestroyed(t *testing.T) {
 	assert.Zero(t, svc.Stats().Names)
 }
 
-// The names of a destroyed pool's session must not take away what was published under them since.
+// A session ends whose names were removed with their pool. Names that were published again since must stay.
 func TestTheEndOfASessionLeavesTheNamesOfOthersAlone(t *testing.T) {
 	svc := newService(t)
 	s, other := open(t, svc), open(t, svc)

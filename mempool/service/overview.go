@@ -9,23 +9,23 @@ import (
 	"github.com/poolbridge/poolbridge/mempool"
 )
 
-// Overview is everything that the service has, as it was at one time. It says nothing of what is in the memory.
+// Overview describes everything that the service has at one time. It does not have the contents of memory.
 type Overview struct {
 	mempool.Stats
 	// Maps are those of the pools, in the order of Stats.Pools.
 	Maps []PoolMap
-	// Holders are the sessions, by id. After them come those that have ended and whose processes still keep blocks from others.
+	// Holders are the sessions, by id. After them come ended sessions whose processes still keep blocks that others cannot use.
 	Holders []Holder
 	// Flows are the channels, by id.
 	Flows []Flow
 }
 
-// PoolMap is what the bytes of a pool are used for: its largest blocks one by one, and the others together, by use and session. All of them
-// take as many bytes as the pool has reserved.
+// PoolMap says what the bytes of a pool are used for: its largest blocks one by one, and the others in groups, by use and session. Their
+// bytes add up to what the pool has reserved.
 type PoolMap struct {
-	// Blocks are in the order of their sizes, the largest first, and of their ids. What a block is used for does not change its place.
+	// Blocks are ordered by size, the largest first, then by id. A change of its use does not move a block.
 	Blocks []BlockInfo
-	// Rest is in the order of the bytes, the most first.
+	// Rest is ordered by bytes, the most first.
 	Rest []BlockGroup
 }
 
@@ -36,11 +36,11 @@ type BlockUse uint8
 const (
 	BlockWritten   BlockUse = iota // leased to be written
 	BlockRead                      // leased to be read
-	BlockNamed                     // published under a name, and leased by nobody
-	BlockInChannel                 // in a channel, or in the hands of its consumers
-	BlockFree                      // nobody uses it
-	BlockHeld                      // a session that has ended may still touch it
-	BlockReturning                 // being made, or on its way back to the GPU or the machine
+	BlockNamed                     // published under a name, without a lease
+	BlockInChannel                 // in a channel, or used by its consumers
+	BlockFree                      // no buffer uses it
+	BlockHeld                      // the process of a session that has ended may still touch it
+	BlockReturning                 // being allocated or freed
 )
 
 func (u BlockUse) String() string {
@@ -51,11 +51,11 @@ func (u BlockUse) String() string {
 type BlockInfo struct {
 	ID, Bytes uint64
 	Use       BlockUse
-	// Session is the one that the block counts for: it allocated the buffer, and may have ended; 0: none.
+	// Session is the session that the block counts for: it allocated the buffer, and may have ended; 0: none.
 	Session uint64
 	// Mapped is how many sessions map the block.
 	Mapped int
-	// Buffer is 0 where no buffer uses the block, and what follows says nothing then. BufferBytes is how many it asked for.
+	// Buffer is 0 where no buffer uses the block; the fields that follow are then not set. BufferBytes is the size that was asked for.
 	Buffer, BufferBytes uint64
 	// Tensor must not be changed.
 	Tensor *mempool.Tensor
@@ -64,13 +64,13 @@ type BlockInfo struct {
 	Writer  uint64
 	Readers []uint64
 	Reads   int
-	// Name is one that it is published under.
+	// Name is one of the buffer's names.
 	Name string
 	// Failed says that its writer died before the content was complete.
 	Failed bool
 }
 
-// BlockGroup are blocks of a pool that are used alike.
+// BlockGroup counts blocks of a pool with the same use and session.
 type BlockGroup struct {
 	Use     BlockUse
 	Session uint64 // as in [BlockInfo]
@@ -78,10 +78,10 @@ type BlockGroup struct {
 	Blocks  int
 }
 
-// Holder is a session, and where it finds no room.
+// Holder is a session, with the pools in which it finds no room.
 type Holder struct {
 	mempool.SessionInfo
-	// Ended says that the session has ended, but not its process. Bytes are those of blocks that it keeps from others.
+	// Ended says that the session has ended, but its process has not. Bytes are those of the blocks that the process keeps.
 	Ended bool
 	// Wants are the ids of pools in which its allocations find no room.
 	Wants []uint64
@@ -93,24 +93,23 @@ type Flow struct {
 	Members []FlowMember
 }
 
-// FlowMember is a producer or a consumer that takes part in a channel. Behind is how many frames the consumer of a broadcast has not taken.
+// FlowMember is a producer or a consumer that takes part in a channel. Slot is its number among those of its role, which another has once it is
+// gone. Behind is how many frames the consumer of a broadcast has not taken.
 type FlowMember struct {
 	Session uint64
 	Role    MemberRole
+	Slot    int
 	Behind  uint64
 }
 
-// Overview looks at everything. Of all blocks it describes most one by one; 0: it makes no maps. Nobody else is served while it looks,
-// and a map takes as long as there are many blocks: the caller leaves time between two looks.
+// Overview describes everything. It describes the largest blocks, at most most, one by one; 0: it makes no maps. No request is served
+// meanwhile, and the time of a map grows with the number of blocks: the caller pauses between two calls.
 func (s *Service) Overview(most int) Overview {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	o := Overview{Stats: s.statsLocked(nil)}
 	o.Holders = s.holders()
-	for _, ch := range s.channelByID {
-		o.Flows = append(o.Flows, ch.flow())
-	}
-	slices.SortFunc(o.Flows, func(a, b Flow) int { return cmp.Compare(a.ID, b.ID) })
+	o.Flows = s.flows()
 	if most == 0 || len(s.poolByID) == 0 {
 		return o
 	}
@@ -141,12 +140,29 @@ func (s *Service) Overview(most int) Overview {
 	return o
 }
 
+// Flows lists all channels, those that are closed and still have consumers included, by id.
+func (s *Service) Flows() []Flow {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.flows()
+}
+
+// flows is Flows with s.mu held.
+func (s *Service) flows() []Flow {
+	list := make([]Flow, 0, len(s.channelByID))
+	for _, ch := range s.channelByID {
+		list = append(list, ch.flow())
+	}
+	slices.SortFunc(list, func(a, b Flow) int { return cmp.Compare(a.ID, b.ID) })
+	return list
+}
+
 // flow describes the channel. Service.mu is held.
 func (ch *channel) flow() Flow {
 	f := Flow{ChannelStatus: ch.status()}
 	for _, m := range ch.members {
 		if m.entered && !m.left {
-			f.Members = append(f.Members, FlowMember{Session: m.session.id, Role: m.role(), Behind: ch.host.Behind(m.Member)})
+			f.Members = append(f.Members, FlowMember{Session: m.session.id, Role: m.role(), Slot: m.Slot, Behind: ch.host.Behind(m.Member)})
 		}
 	}
 	slices.SortFunc(f.Members, func(a, b FlowMember) int {
@@ -155,7 +171,7 @@ func (ch *channel) flow() Flow {
 	return f
 }
 
-// holders describes the sessions, and those that have ended and still keep blocks. Service.mu is held.
+// holders describes the sessions, and ended sessions whose processes still keep blocks. Service.mu is held.
 func (s *Service) holders() []Holder {
 	wants, left := make(map[*Session][]uint64), make(map[*Session]uint64)
 	for _, p := range s.poolByID {
@@ -193,11 +209,12 @@ func (s *Service) holders() []Holder {
 // drawn is a block that is described by itself.
 type drawn struct {
 	*block
-	group  *BlockGroup // that it would be in
-	buffer *buffer     // that uses it; nil: none
+	group  *BlockGroup // the group that it would be in
+	buffer *buffer     // the buffer that uses it; nil: none
 }
 
-// largest are the largest of the blocks that it is given, those with the smaller ids of equal ones. On top of the heap is the first to go.
+// largest keeps the largest of the blocks that it is given; of blocks of one size, those with the smaller ids. It is a heap with the
+// smallest on top.
 type largest struct {
 	most int
 	all  []drawn
@@ -237,7 +254,7 @@ type mapper struct {
 	pool   *Pool
 	groups map[groupKey]*BlockGroup
 
-	key  groupKey // that was looked up last: many blocks are used alike
+	key  groupKey // of the last lookup: many blocks in a row are in one group
 	last *BlockGroup
 }
 
@@ -304,7 +321,7 @@ func (m *mapper) free() {
 		}
 		m.count(b, nil, BlockHeld, of)
 	}
-	rest := p.reserved // between two states
+	rest := p.reserved // less all that was counted: blocks that are being allocated or freed
 	blocks := p.blocks
 	for _, g := range m.groups {
 		rest -= g.Bytes
@@ -315,7 +332,7 @@ func (m *mapper) free() {
 	}
 }
 
-// describe gives the map. Service.mu is held.
+// describe returns the map. Service.mu is held.
 func (m *mapper) describe(names map[*buffer]string) (made PoolMap) {
 	slices.SortFunc(m.all, before)
 	for _, one := range m.all {
@@ -334,7 +351,7 @@ func (m *mapper) describe(names map[*buffer]string) (made PoolMap) {
 	return made
 }
 
-// namesFor finds a name of each buffer that has one and is described by itself. Service.mu is held.
+// namesFor finds the first name of each of these buffers that has names. Service.mu is held.
 func (s *Service) namesFor(all []drawn) map[*buffer]string {
 	names := make(map[*buffer]string)
 	for _, one := range all {
@@ -359,6 +376,7 @@ func (one drawn) describe(s *Service, names map[*buffer]string) BlockInfo {
 	if b == nil {
 		return info
 	}
+	b.checkContent()
 	info.Buffer, info.BufferBytes, info.Tensor, info.Failed = b.id, b.bytes, b.tensor, b.failed
 	info.Age = time.Since(s.began).Truncate(time.Second) - time.Duration(b.made)*time.Second
 	info.Name = names[b]

@@ -13,7 +13,7 @@ import (
 	"github.com/poolbridge/poolbridge/mempool"
 )
 
-// uses are the blocks of the only pool by what they are used for.
+// uses returns the blocks of the only pool by use.
 func uses(o Overview) map[BlockUse]int {
 	found := make(map[BlockUse]int)
 	for _, b := range o.Maps[0].Blocks {
@@ -25,7 +25,7 @@ func uses(o Overview) map[BlockUse]int {
 	return found
 }
 
-// total are the bytes of all that the map of the only pool has.
+// total returns the bytes of the map of the only pool.
 func total(o Overview) (bytes uint64) {
 	for _, b := range o.Maps[0].Blocks {
 		bytes += b.Bytes
@@ -137,7 +137,7 @@ func TestAMapTellsWhichBlocksAreInAChannel(t *testing.T) {
 	o := r.svc.Overview(5)
 	assert.Equal(t, map[BlockUse]int{BlockInChannel: 1, BlockWritten: 1}, uses(o))
 	require.Len(t, o.Flows, 1)
-	assert.Equal(t, []FlowMember{{sink.Session.id, Consumer, 1}, {source.Session.id, Producer, 0}}, o.Flows[0].Members)
+	assert.Equal(t, []FlowMember{{sink.Session.id, Consumer, 0, 1}, {source.Session.id, Producer, 0, 0}}, o.Flows[0].Members)
 	assert.EqualValues(t, 1, o.Flows[0].Published)
 	sink.quit()
 	source.End(nil)

@@ -2,12 +2,12 @@ package service
 
 import "slices"
 
-// pending are the free blocks of one size on which work is under way, the oldest first. A block that leaves them is only
-// counted out. Its entries are stale from then on, and are dropped when somebody meets them or when most entries are stale.
-// So a block joins, leaves and is found in constant time, on average. It is guarded by Service.mu.
+// pending has the free blocks of one size on which work is under way, the oldest first. Removing a block only reduces count: its
+// entries are stale from then on, and are dropped when a search meets them or when most entries are stale. So adding, removing and
+// finding a block take constant time, on average. It is guarded by Service.mu.
 type pending struct {
 	all   []entry
-	of    map[*keeper][]entry // those that count for a keeper, in a pool with bounds for sessions or users
+	of    map[*keeper][]entry // those that count for a keeper; only in a pool with limits for sessions or users
 	count int                 // blocks
 }
 
@@ -22,10 +22,10 @@ func (e entry) stale() bool { return e.block.kept.since != e.since }
 // of says whether the block still counts for k.
 func (e entry) of(k *keeper) bool { return !e.stale() && slices.Contains(e.block.kept.keepers, k) }
 
-// pending says whether b is free and was not quiet when somebody looked last. Service.mu is held.
+// pending says whether b is free and work on it was under way at the last look. Service.mu is held.
 func (b *block) pending() bool { return b.kept != nil && b.kept.since > 0 }
 
-// pend puts a free block among those on which work is under way. It counts for its keepers already. Service.mu is held.
+// pend adds a free block to those on which work is under way. It counts for its keepers already. Service.mu is held.
 func (p *Pool) pend(b *block) {
 	l := p.pending[b.size]
 	if l == nil {
@@ -61,7 +61,7 @@ func (l *pending) tidy() {
 	}
 }
 
-// unpend takes a block from those on which work is under way. Service.mu is held.
+// unpend removes a block from those on which work is under way. Service.mu is held.
 func (p *Pool) unpend(b *block) {
 	b.kept.since = 0
 	l := p.pending[b.size]
@@ -70,7 +70,7 @@ func (p *Pool) unpend(b *block) {
 	}
 }
 
-// shelve puts a free block among those on which nothing is under way. Service.mu is held.
+// shelve adds a free block to those on which no work is under way. Service.mu is held.
 func (p *Pool) shelve(b *block) {
 	b.fences = nil
 	p.cache[b.size] = append(p.cache[b.size], b)
@@ -79,12 +79,12 @@ func (p *Pool) shelve(b *block) {
 	}
 }
 
-// lookAgain looks again at whom a free block counts for, and says whether they became fewer. A pending one on which nothing
-// is under way any more is shelved. Service.mu is held.
+// lookAgain updates the keepers that a free block counts for; fewer says that they became fewer. It shelves a pending block on which no work
+// is under way any more. Service.mu is held.
 func (p *Pool) lookAgain(b *block) (fewer bool) {
 	fences := len(b.fences)
 	if b.pending() && !b.quiet() && len(b.fences) == fences {
-		return false // for most of very many
+		return false // the usual case, without a call of charge
 	}
 	fewer = p.charge(b)
 	if b.pending() && len(b.kept.keepers) == 0 {
@@ -94,8 +94,8 @@ func (p *Pool) lookAgain(b *block) (fewer bool) {
 	return fewer
 }
 
-// idle finds the free block of a size that was used last, whose mappings and caches are warm, of those on which nothing is
-// under way. Service.mu is held.
+// idle finds, of the free blocks of a size on which no work is under way, the one that was used last: its mappings and caches are warm.
+// Service.mu is held.
 func (p *Pool) idle(size uint64) *block {
 	if len(p.cache[size]) == 0 {
 		p.lookAtSome(size)
@@ -107,8 +107,8 @@ func (p *Pool) idle(size uint64) *block {
 	return list[len(list)-1]
 }
 
-// lookAtSome looks at the newest and the oldest blocks of a size that are pending, up to the first that is quiet by now. If
-// there are others, it has them looked at in the background: all sessions wait meanwhile. Service.mu is held.
+// lookAtSome looks at the newest and the oldest pending blocks of a size, up to the first that is quiet by now, and leaves the others
+// to watchCharged: all sessions wait while it looks. Service.mu is held.
 func (p *Pool) lookAtSome(size uint64) {
 	const each = 16
 	l := p.pending[size]
@@ -132,7 +132,7 @@ func (p *Pool) lookAtSome(size uint64) {
 	}
 }
 
-// oldest finds the pending block of a size that was used the longest ago: its next user waits the least. Service.mu is held.
+// oldest finds the pending block of a size that was used the longest ago: its work ends first, most likely. Service.mu is held.
 func (p *Pool) oldest(size uint64) *block {
 	l := p.pending[size]
 	if l == nil {
@@ -145,8 +145,7 @@ func (p *Pool) oldest(size uint64) *block {
 	return l.all[0].block
 }
 
-// own finds the oldest pending block of a size that counts for the session already, because work of its process on it is
-// under way. Service.mu is held.
+// own finds the oldest pending block of a size that counts for the session's process already. Service.mu is held.
 func (p *Pool) own(s *Session, size uint64) *block {
 	l, k := p.pending[size], s.keeper
 	if l == nil {

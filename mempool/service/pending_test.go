@@ -114,7 +114,7 @@ func TestRandomWorkOnFreeBlocksKeepsTheBooks(t *testing.T) {
 					require.NoError(t, err)
 				}
 			}
-			// What drains in the background is freed at any time: the arena is compared once that is over.
+			// Blocks that drain in the background are freed at any time: the arena is compared when none drains.
 			svc.mu.Lock()
 			assert.Equal(t, p.reserved, p.leased+p.cached+p.held)
 			svc.mu.Unlock()

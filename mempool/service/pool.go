@@ -17,49 +17,49 @@ import (
 )
 
 // Pool is a named, bounded arena on one device, of one kind of memory, for one trust domain. Its fields are guarded by
-// Service.mu except those that never change. What becomes of its blocks is in recycle.go.
+// Service.mu except those that never change. recycle.go has what happens to blocks that buffers do not use any more.
 type Pool struct {
 	svc   *Service
 	info  mempool.PoolInfo
 	arena mempool.Arena
 
 	*poolAccess
-	// reserved = leased + cached + held: bytes of all blocks, of those that buffers use, of those free for use, and of
-	// those that are free but not usable yet (recalled, or of a process that may still run).
+	// reserved = leased + cached + held, in bytes of blocks: all blocks; those that buffers use; those that are free for use; and those
+	// that no buffer uses but that cannot be used yet (about to be freed, or kept by the process of an ended session).
 	reserved, leased, cached, held uint64
 	used                           uint64 // bytes of the buffers
 	blocks                         int
-	cache                          map[uint64][]*block // those on which nothing is under way, by size, oldest first
-	loose                          int                 // of these, blocks that no session maps
-	pending                        map[uint64]*pending // cached blocks on which work is under way, by size
-	lastPending                    uint64              // of these blocks so far
+	cache                          map[uint64][]*block // cached blocks without work under way, by size, oldest first
+	loose                          int                 // how many of these no session maps
+	pending                        map[uint64]*pending // cached blocks with work under way, by size
+	lastPending                    uint64              // how many blocks became pending so far
 	stuck                          []*block            // could not be freed; counted as held
-	queued                         uint64              // blocks so far that were to be given back to the driver
-	returned                       countedSignal       // that was done with another of them, or failed
+	queued                         uint64              // how many blocks were queued to be freed so far
+	returned                       countedSignal       // one of these was freed, or could not be
 	users                          tally               // bytes that count for each user: see account.go
-	charged                        map[*block]struct{} // free blocks that count for somebody
-	recharged                      time.Time           // when many of them were looked at last
-	watched                        bool                // they are looked at in the background
-	passed                         bool                // an allocation has passed by pending blocks since the last such look
+	charged                        map[*block]struct{} // free blocks that count for a process
+	recharged                      time.Time           // when recharge last looked at many of them
+	watched                        bool                // watchCharged's goroutine runs
+	passed                         bool                // an allocation has skipped pending blocks since that goroutine last looked
 	channels                       int
 	closing                        bool          // being destroyed
 	ending                         bool          // its arena is being closed
 	closed                         chan struct{} // closed when the arena is
-	waiters                        waiters       // for allocations that were refused
-	relief                         countedSignal // blocks became free, or were given back to the driver
-	refused, failed                gap           // allocations, for want of room and by the driver
+	waiters                        waiters       // allocations that wait for room
+	relief                         countedSignal // blocks became free, or were freed
+	refused, failed                gap           // allocations that found no room, and that the driver refused
 
-	lent      map[uint64]*block       // those that buffers use, by id; nil before there is a channel
+	lent      map[uint64]*block       // blocks that buffers use, by id; nil before there is a channel
 	producers map[*Session]*producing // sessions that have producers in channels
 	wanting   map[*Session]int        // how many allocations of each session have found no room
-	tidied    time.Time               // when its channels were looked at for them
-	asking    bool                    // producers are asked for memory again and again
+	tidied    time.Time               // when want last looked at the channels for these
+	asking    bool                    // wantOn runs
 }
 
 // Info describes the pool.
 func (p *Pool) Info() mempool.PoolInfo { return p.info }
 
-// accessOf is the access list of a pool that maker makes: a copy, each id once, in order. Without any it is maker's user alone.
+// accessOf returns the access list of a pool that maker makes: a copy of a, sorted, each id once. An empty one becomes maker's user alone.
 func accessOf(a mempool.Access, maker mempool.Peer) mempool.Access {
 	a = mempool.Access{UIDs: slices.Compact(slices.Sorted(slices.Values(a.UIDs))), GIDs: slices.Compact(slices.Sorted(slices.Values(a.GIDs)))}
 	if len(a.UIDs) == 0 && len(a.GIDs) == 0 {
@@ -68,14 +68,14 @@ func accessOf(a mempool.Access, maker mempool.Peer) mempool.Access {
 	return a
 }
 
-// alike says whether the pool is what a peer would get who made one of spec.
+// alike says whether the pool is as one that the peer would make with spec.
 //
-// Errors: [mempool.ErrExists], naming what differs; [mempool.ErrUnavailable] and [mempool.ErrInvalid] where there is no such device.
+// Errors: [mempool.ErrExists], naming what differs; [mempool.ErrUnavailable] and [mempool.ErrInvalid] if there is no such device.
 func (p *Pool) alike(peer mempool.Peer, spec mempool.PoolSpec) error {
 	access, info := accessOf(spec.Access, peer), p.info
 	switch {
 	case info.Kind != spec.Kind:
-		spec.Device = info.Device.UUID // that the kind is another one says enough
+		spec.Device = info.Device.UUID // do not report the device too
 	case info.Device != mempool.NoDevice: // a GPU has several names
 		uuid, err := mempool.DeviceUUID(spec.Device)
 		if err != nil {
@@ -107,37 +107,37 @@ func (p *Pool) alike(peer mempool.Peer, spec mempool.PoolSpec) error {
 	return nil
 }
 
-// Export is what another process needs to map the pool. Its files stay the pool's.
+// Export returns what another process needs to map the pool. The service closes its files.
 func (p *Pool) Export() mempool.Export { return p.arena.Export() }
 
-// DriverInUse is how many bytes the source of the memory itself says are allocated from the pool: what the pool's
-// reserved bytes can be checked against.
+// DriverInUse returns how many bytes of the pool are allocated according to the driver or the system. Tests compare it with the pool's
+// reserved bytes.
 func (p *Pool) DriverInUse() (uint64, error) { return p.arena.InUse() }
 
 // blockSize is the size of a block for n bytes.
 func (p *Pool) blockSize(n uint64) (uint64, error) {
 	granularity, limit := p.arena.Granularity(), p.info.MaxBytes
 	size := sizeclass.Of(n, granularity)
-	if size > limit { // the least that it takes may fit
+	if size > limit { // n without rounding to a size class may fit
 		size = sizeclass.RoundUp(max(n, 1), granularity)
 	}
 	if size > limit {
-		return 0, situation.Of(mempool.ErrLimit, "pool %q is too small for %s, which take %s of it: it may take %s; make a pool with a larger max_bytes",
+		return 0, situation.Of(mempool.ErrLimit, "pool %q is too small for %s, which need a block of %s: its max_bytes is %s; make a pool with a larger max_bytes",
 			p.info.Name, bytesize.Text(n), bytesize.Text(size), bytesize.Text(limit))
 	}
 	return size, nil
 }
 
-// take takes a block of at least n bytes for a session's buffer, and charges it to both: one that is free for use if there
-// is one, then a new one, and only where there is no room for that one on which work is under way. Service.mu is held, and
-// released for waiting and for driver calls. What is being given back to the driver when the limit has passed is waited for.
+// take takes a block of at least n bytes for a session's buffer, and counts it for the session and its user. It prefers a free block, then
+// makes a new one; if there is no room for that, it takes a free block on which work is under way. Service.mu is held, and released for
+// waiting and for driver calls. After the waiter's limit, take still waits for blocks that are being freed at that time.
 func (p *Pool) take(w *waiter, n uint64) (*block, error) {
 	s := w.session
 	size, err := p.blockSize(n)
 	if err != nil {
 		return nil, &refusal{err, p, n}
 	}
-	late := uint64(0) // blocks that were due when the limit had passed: it takes a while to give much memory back
+	late := uint64(0) // p.queued when the limit passed: freeing much memory takes a while
 	awaits := func() bool {
 		if !w.late {
 			return false
@@ -153,7 +153,7 @@ func (p *Pool) take(w *waiter, n uint64) (*block, error) {
 		}
 	}
 	defer leave()
-	asked, told := false, false // asked is whether others know that it waits, told is whether producers were told
+	asked, told := false, false // asked: this allocation counts as one that finds no room; told: producers were told so
 	hopeful := func(err error) error {
 		if told && !w.patient() {
 			return fmt.Errorf("%w (%w)", err, mempool.ErrWanted)
@@ -179,7 +179,7 @@ func (p *Pool) take(w *waiter, n uint64) (*block, error) {
 			return nil, p.ended()
 		}
 		err := s.chargeable(p, size)
-		mine := err != nil || p.bounded() // others may find more
+		mine := err != nil || p.bounded() // other allocations may succeed where this one fails
 		full := scarce != nil || p.reserved+size > p.info.MaxBytes
 		if err != nil {
 			if b := p.own(s, size); b != nil {
@@ -226,13 +226,13 @@ func (p *Pool) take(w *waiter, n uint64) (*block, error) {
 					s.notePoolFull(p, size, fmt.Sprintf("and has waited %v for it", waited))
 				}
 			}
-			p.watchCharged() // nobody tells when work ends
+			p.watchCharged() // nothing tells the service when GPU work ends
 			if w.wait(line.wait(room, mine)) || awaits() {
 				continue
 			}
 		}
 		if err == nil {
-			err = p.full(size) // said only now: most who wait get what they wait for
+			err = p.full(size) // made only now: most waits succeed
 		}
 		return nil, w.cause(hopeful(&refusal{err, p, size}))
 	}
@@ -253,8 +253,8 @@ func (p *Pool) full(size uint64) error {
 	return err
 }
 
-// fits finds a cached block to take where size bytes are asked for, with find, which finds one of a given size: of just as many
-// or, where the pool cannot grow, of the next up to twice as many, if the session may have them. Service.mu is held.
+// fits finds a cached block for size bytes. find finds a block of a given size: first of exactly size and, if the pool cannot grow, of the
+// next sizes up to twice that, if the session may have so much. Service.mu is held.
 func (p *Pool) fits(s *Session, size uint64, full bool, find func(size uint64) *block) *block {
 	if b := find(size); b != nil || !full {
 		return b
@@ -313,7 +313,7 @@ func (p *Pool) grow(ctx context.Context, s *Session, size uint64) (*block, error
 	account := s.account(p)
 	account.add(size)
 	mem, err := p.allocate(ctx, size)
-	if errors.Is(err, mempool.ErrOutOfMemory) && p.evict(p.cached) { // what lies idle here may be what is missing
+	if errors.Is(err, mempool.ErrOutOfMemory) && p.evict(p.cached) { // the pool's free blocks may be the memory that is missing
 		mem, err = p.allocate(ctx, size)
 	}
 	if err != nil {
@@ -322,7 +322,7 @@ func (p *Pool) grow(ctx context.Context, s *Session, size uint64) (*block, error
 		p.leased -= size
 		p.blocks--
 		account.remove(size)
-		p.waiters.broadcast() // and no relief: those who ran out of memory would drive each other
+		p.waiters.broadcast() // and not relief: allocations that ran out of memory would wake each other without end
 		p.closeIfEmpty()
 		if errors.Is(err, mempool.ErrOutOfMemory) && p.held > 0 {
 			err = fmt.Errorf("%w (%w)", err, mempool.ErrRecalling)
@@ -334,7 +334,7 @@ func (p *Pool) grow(ctx context.Context, s *Session, size uint64) (*block, error
 	if err = s.alive(); err == nil && p.closing {
 		err = p.ended()
 	}
-	if err != nil { // while the block was made
+	if err != nil { // the session or the pool ended while the block was made
 		account.remove(size)
 		p.recycle(b)
 		return nil, err

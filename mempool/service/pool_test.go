@@ -22,7 +22,7 @@ func TestAPoolTakesUpToItsLimitAndNotAByteMore(t *testing.T) {
 	_, err := s.allocate(ctx, p.info.ID, mempool.Bytes(2049), patience)
 	require.ErrorIs(t, err, mempool.ErrLimit)
 	assert.EqualError(t, err, `limit reached: pool "`+t.Name()+
-		`" is too small for 2049 bytes, which take 2560 bytes of it: it may take 2048 bytes; make a pool with a larger max_bytes`)
+		`" is too small for 2049 bytes, which need a block of 2560 bytes: its max_bytes is 2048 bytes; make a pool with a larger max_bytes`)
 	a := allocate(t, s, p, 2048)
 	_, err = s.allocate(ctx, p.info.ID, mempool.Bytes(1), 0)
 	require.ErrorIs(t, err, mempool.ErrLimit)
@@ -70,7 +70,7 @@ func TestASessionTakesUpToItsLimit(t *testing.T) {
 		`release some, or make a pool with a larger session_bytes`)
 	allocate(t, other, p, 1024)
 
-	// Published, it still counts: it is there because of this session.
+	// A published buffer still counts for the session that allocated it.
 	require.NoError(t, a.Publish(mempool.Publication{Name: "x"}))
 	release(t, a)
 	_, err = s.allocate(context.Background(), p.info.ID, mempool.Bytes(1), 0)

@@ -8,22 +8,22 @@ import (
 	"github.com/poolbridge/poolbridge/mempool"
 )
 
-// reclaimQueue is what is to be given back to the driver. It is noted with Service.mu held and carried out without it, between
-// one change of the service's state and the next: no change is ever seen half done.
+// reclaimQueue has the memory that is to be freed. Requests add to it with Service.mu held; flush frees it without the lock, when a request's
+// change of the service's state is complete.
 type reclaimQueue struct {
 	blocks []*block // in state blockFreeing, counted as held
 	pools  []*Pool  // without blocks
-	// timelines are those that nobody can ask for any more.
+	// timelines are those that no session can ask for any more.
 	timelines []*timeline
 }
 
-// unlock carries out what is due and lets go of s.mu.
+// unlock calls flush and unlocks s.mu.
 func (s *Service) unlock() {
 	s.flushLogged()
 	s.mu.Unlock()
 }
 
-// flushLogged is flush where nobody can be told what failed.
+// flushLogged is flush, and notes what failed as an event, where no caller gets the error.
 func (s *Service) flushLogged() {
 	if err := s.flush(); err != nil {
 		s.note(mempool.HistoryEvent{Kind: mempool.DriverError, Text: notGivenBack(err)}, nil)
@@ -34,7 +34,7 @@ func notGivenBack(err error) string {
 	return fmt.Sprintf("memory could not be given back, and counts as held until it can: %v", err)
 }
 
-// flush carries out what is due. s.mu is held, and released for the driver calls.
+// flush frees what is in the reclaim queue. s.mu is held, and released for the driver calls.
 func (s *Service) flush() error {
 	var errs []error
 	for len(s.reclaim.blocks) > 0 || len(s.reclaim.pools) > 0 || len(s.reclaim.timelines) > 0 {
@@ -43,7 +43,7 @@ func (s *Service) flush() error {
 		free := make([]func() error, len(d.blocks))
 		for i, b := range d.blocks {
 			free[i] = b.mem.Free
-			if b.pool.closing { // there is no later time to try again
+			if b.pool.closing { // there is no later attempt
 				free[i] = func() error { return mempool.Free(b.mem) }
 			}
 		}
@@ -79,8 +79,7 @@ func (s *Service) flush() error {
 	return errors.Join(errs...)
 }
 
-// free notes that b, which is counted as held and which no session maps, is to be freed once no work on it is under way.
-// Service.mu is held.
+// free adds b to the reclaim queue once no work on it is under way. No session maps b, and it is counted as held. Service.mu is held.
 func (p *Pool) free(b *block) {
 	if !b.quiet() {
 		b.state = blockDraining
@@ -94,8 +93,8 @@ func (p *Pool) free(b *block) {
 	p.svc.reclaim.blocks = append(p.svc.reclaim.blocks, b)
 }
 
-// freed notes what came of freeing b. One that could not be freed stays counted, and is tried again when room is wanted
-// and when the pool is destroyed. Service.mu is held.
+// freed notes whether b was freed. A block that could not be freed stays counted as held. The service tries again when the pool needs room
+// and when it is destroyed. Service.mu is held.
 func (p *Pool) freed(b *block, err error) {
 	p.returned.broadcast()
 	if err != nil {
@@ -112,8 +111,8 @@ func (p *Pool) freed(b *block, err error) {
 	p.closeIfEmpty()
 }
 
-// closeIfEmpty notes that the arena of a pool that is being destroyed is to be closed, once it has no block left but
-// those that could not be freed, which go with the arena. Service.mu is held.
+// closeIfEmpty adds a pool that is being destroyed to the reclaim queue once it has no blocks, other than those that could not be freed:
+// closing the arena frees them. Service.mu is held.
 func (p *Pool) closeIfEmpty() {
 	svc := p.svc
 	if p.closing && !p.ending && p.blocks == len(p.stuck) {

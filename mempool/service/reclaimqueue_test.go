@@ -76,7 +76,7 @@ func TestOutOfMemoryWaitsForWhatIsBeingAskedBack(t *testing.T) {
 		require.ErrorIs(t, err, mempool.ErrOutOfMemory)
 		require.ErrorIs(t, err, mempool.ErrRecalling)
 		got := make(chan *Lease)
-		for range 2 { // one that fails must not keep another one trying
+		for range 2 { // an allocation that fails must not wake another again and again
 			go func() {
 				l, err := s.allocate(context.Background(), p.info.ID, mempool.Bytes(1024), patience)
 				assert.NoError(t, err)
@@ -132,7 +132,7 @@ func TestABlockThatCannotBeFreedStaysCountedAndIsTriedAgain(t *testing.T) {
 }
 
 func TestWaitingForABlockThatCannotBeFreedDoesNotSpin(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) { // a spinning goroutine would never let the clock go on
+	synctest.Test(t, func(t *testing.T) { // the clock would stand still while a goroutine spins
 		svc := newService(t)
 		s := open(t, svc)
 		p, arena := fakePool(t, s, 1024)

@@ -10,7 +10,7 @@ import (
 // recycle takes back a block that no buffer uses any more. Service.mu is held.
 func (p *Pool) recycle(b *block) {
 	p.leased -= b.size
-	if len(b.fences) > maxFences { // more than its next user could be told
+	if len(b.fences) > maxFences { // more than its next user can be sent
 		b.holds++
 		p.svc.drain(b, func() { p.unhold(b) })
 	}
@@ -54,8 +54,8 @@ func (p *Pool) unhold(b *block) {
 	p.keep(b)
 }
 
-// evict gives back cached blocks of at least n bytes together on which nothing is under way, and reports whether any bytes
-// were given back at once. Service.mu is held, and released for driver calls.
+// evict frees cached blocks without work under way, of at least n bytes together, and says whether any bytes were freed at once.
+// Service.mu is held, and released for driver calls.
 func (p *Pool) evict(n uint64) bool {
 	if p.cached == 0 && len(p.stuck) == 0 {
 		return false
@@ -67,8 +67,8 @@ func (p *Pool) evict(n uint64) bool {
 	return given > 0
 }
 
-// giveBack gives back cached blocks of at least n bytes together, and tells how many bytes were given back at once, and what
-// could not be. quiet leaves those on which work is under way. Service.mu is held, and released for driver calls.
+// giveBack frees cached blocks of at least n bytes together. given is how many bytes were freed at once; err is what could not be freed.
+// quiet leaves blocks with work under way. Service.mu is held, and released for driver calls.
 func (p *Pool) giveBack(n uint64, quiet bool) (given uint64, err error) {
 	idle := p.retire(n, quiet)
 	err = p.svc.flush()
@@ -80,18 +80,18 @@ func (p *Pool) giveBack(n uint64, quiet bool) (given uint64, err error) {
 	return given, err
 }
 
-// retire chooses cached blocks of at least n bytes together to be given back: those that no session maps are due at once
-// and returned, the others when their mappings have been given up. Blocks that could not be freed before are tried
-// again. quiet leaves those on which work is under way. Service.mu is held.
+// retire chooses cached blocks of at least n bytes together to be freed. It queues and returns those that no session maps; it recalls the
+// others, which are queued when they are unmapped. It also queues blocks that could not be freed before. quiet leaves blocks with work
+// under way. Service.mu is held.
 func (p *Pool) retire(n uint64, quiet bool) (idle []*block) {
 	var chosen uint64
 	idle, p.stuck = p.stuck, nil
-	if quiet { // room is to be made: they may be enough
+	if quiet { // the caller makes room: these may be enough
 		for _, b := range idle {
 			chosen += b.size
 		}
 	}
-	idle = append(idle, p.choose(&chosen, n, false, quiet)...) // that nobody maps first: they cost no round trip
+	idle = append(idle, p.choose(&chosen, n, false, quiet)...) // unmapped ones first: they cost no round trip
 	recalled := p.choose(&chosen, n, true, quiet)
 	for _, b := range recalled {
 		b.state = blockRecalling
@@ -104,8 +104,8 @@ func (p *Pool) retire(n uint64, quiet bool) (idle []*block) {
 	return idle
 }
 
-// choose takes cached blocks that somebody maps, or that nobody does, until n bytes are chosen, and counts them as held. It
-// looks no further than it must: there may be very many. Service.mu is held.
+// choose takes cached blocks until n bytes are chosen, and counts them as held: those that sessions map, or those that none maps. It stops
+// as soon as it can, because there may be very many. Service.mu is held.
 func (p *Pool) choose(chosen *uint64, n uint64, mapped, quiet bool) (blocks []*block) {
 	take := func(b *block) {
 		blocks = append(blocks, b)

@@ -201,7 +201,7 @@ func TestAnAllocationDoesNotWaitBeyondItsLimitForWhatIsGivenBackLater(t *testing
 	})
 }
 
-// What could not be given back before is tried again besides what is to be given back now, not instead of it.
+// Blocks that could not be freed before are tried again in addition to those that are to be freed now.
 func TestMemoryThatCouldNotBeGivenBackKeepsNoOther(t *testing.T) {
 	svc := newService(t)
 	s := open(t, svc)

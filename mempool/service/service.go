@@ -16,15 +16,15 @@ import (
 
 // Config configures a [Service]. Its zero value is useful.
 type Config struct {
-	// Log takes what nobody can be told as an error; nil for none of it.
+	// Log gets the events, and errors that no client gets; nil: nothing is logged.
 	Log *slog.Logger
-	// MayCreate says who may make pools, and destroy those that they may use; nil for only the user that the service runs as,
-	// who may destroy all of them.
+	// MayCreate says which users may make pools, and destroy those that they may use. The user that the service runs as may always destroy
+	// pools; nil: only that user may make them.
 	MayCreate func(mempool.Peer) bool
-	// Patience is after which time it is told as an event that a session waits for a lease or for room, or that a subscriber is as far
-	// behind as it can be; 0 for 10 seconds.
+	// Patience is how long a session waits for a lease or for room, or a subscriber stays as far behind as it can be, before the service
+	// notes that as an event; 0 for 10 seconds.
 	Patience time.Duration
-	// Limits bound what clients can make the service remember.
+	// Limits bound how much state clients can cause.
 	Limits Limits
 }
 
@@ -46,7 +46,7 @@ type Service struct {
 	sessions                                                map[uint64]*Session
 	buffers                                                 map[uint64]*buffer
 	names                                                   map[string]*name
-	awaited                                                 map[string]*awaited // names that somebody waits for
+	awaited                                                 map[string]*awaited // names that requests wait for
 	pooled                                                  signal              // pools appeared
 	leases                                                  int
 	namesOf, poolsOf                                        tally
@@ -54,28 +54,30 @@ type Service struct {
 	lastPool, lastBlock, lastBuffer, lastLease, lastSession uint64
 	reclaim                                                 reclaimQueue
 	timelines                                               map[uint64]*timeline
+	reasons                                                 map[uint64]string // by buffer that has failed: what its producer has said about that
 	lastTimeline                                            uint64
 	draining                                                map[*block]func()
 	channels                                                map[string]*channel // those that are not closed
-	channelByID                                             map[uint64]*channel // and those that are, until nobody needs them
+	channelByID                                             map[uint64]*channel // and closed ones that still have consumers
 	channeled                                               signal              // channels appeared
 	lastChannel                                             uint64
 	members                                                 int                                                        // of all channels
 	most                                                    struct{ buffers, names, sessions, timelines, awaited int } // that these maps had
 
 	looking  sync.Mutex // taken before mu
+	windows  windows
 	history  history
 	driver   driverCounts
-	waiting  map[string]int // requests, by what they wait for
+	waiting  map[string]int // how many requests wait, by what they wait for
 	patience time.Duration
-	refused  map[string]*gap // requests, by the limit that they met
-	watching bool            // channels are looked at for slow subscribers
+	refused  map[string]*gap // refused requests, by the limit that they exceeded
+	watching bool            // the goroutine of watchChannels runs
 
 	closed     bool
 	closing    chan struct{}  // closed when Close begins
-	done       chan struct{}  // closed when it has ended
+	done       chan struct{}  // closed when Close has ended
 	background sync.WaitGroup // pools that are being made, ended sessions whose process is not gone
-	drains     sync.WaitGroup // what looks after draining
+	drains     sync.WaitGroup // goroutines that poll
 }
 
 // New starts an epoch.
@@ -85,7 +87,8 @@ func New(c Config) *Service {
 		namesOf: make(tally), poolsOf: make(tally), pools: make(map[string]*Pool), poolByID: make(map[uint64]*Pool), sessions: make(map[uint64]*Session),
 		buffers: make(map[uint64]*buffer), names: make(map[string]*name), closing: make(chan struct{}), done: make(chan struct{}),
 		awaited: make(map[string]*awaited), timelines: make(map[uint64]*timeline), channels: make(map[string]*channel), channelByID: make(map[uint64]*channel),
-		keepers: make(map[keeperKey]*keeper), history: history{counts: newEventCounts(), watchers: make(map[*watcher]struct{})}, waiting: make(map[string]int),
+		reasons: make(map[uint64]string), keepers: make(map[keeperKey]*keeper), waiting: make(map[string]int),
+		history:  history{counts: newEventCounts(), watchers: make(map[*watcher]struct{})},
 		patience: cmp.Or(c.Patience, usualPatience), refused: make(map[string]*gap),
 	}
 	if s.log == nil {
@@ -101,8 +104,8 @@ func New(c Config) *Service {
 // Epoch identifies this life of the service.
 func (s *Service) Epoch() mempool.Epoch { return s.epoch }
 
-// OpenSession makes a session for a peer. notify is told what the service has to say to it; it is called with locks held,
-// so it must neither block nor call back; nil for a session that is told nothing, which must map nothing.
+// OpenSession makes a session for a peer. The service calls notify with the session's notices, with locks held: notify must neither block
+// nor call the service. nil: the session gets no notices, and must map nothing.
 //
 // Errors: [mempool.ErrClosed].
 func (s *Service) OpenSession(p mempool.Peer, notify func(Notice)) (*Session, error) {
@@ -120,8 +123,8 @@ func (s *Service) OpenSession(p mempool.Peer, notify func(Notice)) (*Session, er
 	return session, nil
 }
 
-// Close ends every session and gives all memory back, mapped elsewhere or not: nothing is allocated any more that could
-// be mistaken for it, and processes that have it mapped read on. It returns when that is done.
+// Close ends every session, frees all memory and returns. It need not wait until clients have unmapped the memory: they can still read it,
+// and no later allocation can take its place.
 func (s *Service) Close() {
 	s.mu.Lock()
 	if s.closed {

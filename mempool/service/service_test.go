@@ -40,7 +40,7 @@ func TestCloseWhileEverythingIsBusy(t *testing.T) {
 		synctest.Wait()
 		inside, letGo := arena.block()
 		go func() { _, err := s.allocate(ctx, p.info.ID, mempool.Bytes(1024), 0); failed <- err }()
-		<-inside // and one is in the driver
+		<-inside // a call of the driver is under way
 
 		var closing sync.WaitGroup
 		for range 2 { // the second one waits for the first

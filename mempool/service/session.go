@@ -13,7 +13,7 @@ import (
 	"github.com/poolbridge/poolbridge/mempool"
 )
 
-// Notice is what the service tells a session unasked.
+// Notice is a message of the service to a session that no request asked for.
 type Notice interface{ notice() }
 
 // Recall asks a session to unmap blocks as soon as none of its leases needs them, and then to call [Session.Dropped].
@@ -21,7 +21,7 @@ type Recall struct{ Blocks []uint64 }
 
 func (Recall) notice() {}
 
-// Session is one client's presence. When it ends, however it ends, its leases end. It is guarded by Service.mu.
+// Session is the service's state of one connection. When it ends, for any reason, its leases end. It is guarded by Service.mu.
 type Session struct {
 	svc        *Service
 	id         uint64
@@ -29,16 +29,15 @@ type Session struct {
 	program    string // what the client calls itself
 	began      time.Time
 	eventWaits atomic.Int32 // calls of Events that wait
-	listing    any          // the window of the list that it asked for last
 	notify     func(Notice)
-	told       bool // the history tells of it
+	told       bool // the history has an event of its beginning
 	ended      bool
 	over       chan struct{} // closed when the session has ended
 	// reclaimed is closed when the session has ended and nothing is held for its process any more.
 	reclaimed chan struct{}
 
 	ordered  bool                 // it understands fences
-	timeline *timeline            // its own; nil until it asks
+	timeline *timeline            // its own; nil until it asks for one
 	members  map[*member]struct{} // its members of channels that have a slot
 	swept    chan struct{}        // of an ended session: closed when no consumer of it has a slot any more
 
@@ -50,15 +49,15 @@ type Session struct {
 	keeper   *keeper
 	ending   ending
 	broken   broken
-	blocking gap                // others that wait for its leases
+	blocking gap                // long waits of others for its leases
 	waits    map[*wait]struct{} // its requests that wait
-	tensor   *mempool.Tensor    // that it described last
+	tensor   *mempool.Tensor    // the last one that it described
 }
 
 // ID identifies the session within the epoch.
 func (s *Session) ID() uint64 { return s.id }
 
-// Peer is who is behind the session.
+// Peer identifies the process behind the session.
 func (s *Session) Peer() mempool.Peer { return s.peer }
 
 func (s *Session) String() string { return fmt.Sprintf("session %d (pid %d)", s.id, s.peer.PID) }
@@ -102,7 +101,7 @@ func (s *Session) hasEnded() error {
 	return situation.Of(mempool.ErrClosed, "session %d has ended", s.id)
 }
 
-// account is what the session has in p. Service.mu is held.
+// account returns the session's account in p, and makes it on the first call. Service.mu is held.
 func (s *Session) account(p *Pool) *account {
 	a := s.accounts[p]
 	if a == nil {
@@ -112,7 +111,7 @@ func (s *Session) account(p *Pool) *account {
 	return a
 }
 
-// describe keeps a tensor. Buffers that are alike share it. Service.mu is held.
+// describe returns a copy of a tensor. Successive buffers with equal tensors share one. Service.mu is held.
 func (s *Session) describe(t mempool.Tensor) *mempool.Tensor {
 	if s.tensor == nil || !s.tensor.Equal(t) {
 		kept := t.Clone()
@@ -147,7 +146,7 @@ func (s *Session) Allocate(ctx context.Context, pool uint64, t mempool.Tensor, w
 	if err != nil {
 		return g, err
 	}
-	if err := s.mayAllocate(); err != nil { // others were carried out while this one waited
+	if err := s.mayAllocate(); err != nil { // other requests may have used up the limit while this one waited
 		s.account(p).remove(block.size)
 		p.recycle(block)
 		return g, err
@@ -174,9 +173,9 @@ func (s *Session) findLease(id uint64) (*Lease, error) {
 	return nil, situation.Of(mempool.ErrReleased, "session %d has no lease %d: it has ended, or it is another session's", s.id, id)
 }
 
-// Release ends leases of the session's own, those that it can: its error is that of the first that it cannot end. The fences say when the
-// session's work on the memory is done: the next user of the memory comes after them, and Release waits for none. incomplete says that what
-// write leases were for did not happen: the buffers have then failed.
+// Release ends leases of the session. It ends all that it can, and returns the error of the first that it cannot end. The fences say when
+// the session's work on the memory is done: Release does not wait for them, the next user of the memory does. incomplete says that the
+// contents of write leases were not completed: their buffers have then failed.
 //
 // Errors: [mempool.ErrNotFound] for an id that no lease ever had, [mempool.ErrReleased] for one that has ended or is another session's,
 // [mempool.ErrInvalid] for fences that are not of the session's own timeline.
@@ -212,7 +211,7 @@ func (s *Session) Dropped(blocks []uint64) error {
 			used = used || b.state == blockLeased
 		}
 	}
-	if used { // by whom takes a look at all leases; blocks that were asked back are not
+	if used { // look at all leases only now; recalled blocks have none
 		for _, l := range s.leases {
 			if _, ok := dropped[l.buffer.block]; ok {
 				return situation.Of(mempool.ErrBusy, "session %d has lease %d on block %d, which it says it dropped", s.id, l.id, l.buffer.block.id)
@@ -225,18 +224,17 @@ func (s *Session) Dropped(blocks []uint64) error {
 	return nil
 }
 
-// End ends the session: its leases end, its names go, what it was writing has failed, and what it waits for fails.
-// Blocks that it had leased are not used again, and blocks that it had mapped are not freed, before gone is closed, which
-// says that the process behind the session can no longer touch them; nil says so at once. What End returns is closed
-// then.
+// End ends the session: its leases end, its names are removed, buffers that it was writing have failed, and its waits fail.
+// gone is closed when the process behind the session can no longer touch memory; nil: it cannot already. Until then, blocks that the session
+// had leased are not used again, and blocks that it had mapped are not freed. The channel that End returns is closed after that.
 //
-// Its timeline ends once all its fences are reached, otherwise with the process: then the waits of others for them end, and
+// The session's timeline ends when all its fences are reached, or with the process. In the second case waits for its fences end, and
 // content that was not complete has failed.
 func (s *Session) End(gone <-chan struct{}) <-chan struct{} {
 	return s.EndAs(mempool.SessionLeft, "", gone)
 }
 
-// EndAs is End, and says how the session ended and why: for the history.
+// EndAs is [Session.End], and notes in the history how the session ended, and why.
 func (s *Session) EndAs(how mempool.SessionEnding, why string, gone <-chan struct{}) <-chan struct{} {
 	svc := s.svc
 	svc.mu.Lock()
@@ -248,6 +246,7 @@ func (s *Session) EndAs(how mempool.SessionEnding, why string, gone <-chan struc
 	s.noteEnd(how, why)
 	close(s.over)
 	remove(&svc.sessions, &svc.most.sessions, s.id)
+	svc.windows.forget(s)
 	lent := s.expel()
 	var held []*block
 	leases := slices.Collect(maps.Values(s.leases))
@@ -283,16 +282,16 @@ func (s *Session) EndAs(how mempool.SessionEnding, why string, gone <-chan struc
 	return s.reclaimed
 }
 
-// lingerRest is how often an ended session's words are looked at while its process lives on.
+// lingerRest is the longest pause between two looks at an ended session's words while its process lives on.
 const lingerRest = time.Second
 
-// linger reclaims what an ended session held once its process is gone, or nothing is held for it any more.
+// linger calls reclaimAll for an ended session once its process is gone, or nothing is held for the process any more.
 func (s *Session) linger(gone, swept <-chan struct{}, held []*block) {
 	svc := s.svc
 	owed, over := true, false
 	for pause := drainPause; !over; pause = min(2*pause, lingerRest) {
 		var look <-chan time.Time
-		if owed { // streams tell nobody when they write a word
+		if owed { // a stream that writes a word notifies nobody
 			look = time.After(pause)
 		}
 		select {
@@ -317,7 +316,7 @@ func (s *Session) linger(gone, swept <-chan struct{}, held []*block) {
 	}
 }
 
-// reclaimAll lets the blocks go that an ended session held or mapped. Service.mu is held, and released for driver calls.
+// reclaimAll reclaims the blocks that an ended session had leased or mapped. Service.mu is held, and released for driver calls.
 func (s *Session) reclaimAll(held []*block) {
 	switch t := s.timeline; {
 	case t.owed():

@@ -9,7 +9,7 @@ import (
 	"github.com/poolbridge/poolbridge/mempool"
 )
 
-// This file notes what becomes of a session that ends.
+// This file notes events of the beginning and the end of sessions.
 
 // ending is how a session ended. It is guarded by Service.mu.
 type ending struct {
@@ -18,8 +18,8 @@ type ending struct {
 	lingers bool // something was held for its process then
 }
 
-// noteUse notes that the session began, once it does something that concerns memory or channels: one that only looks is no news.
-// Service.mu is held.
+// noteUse notes that the session began, when it first uses memory or channels. Sessions that only ask for lists or statistics have no
+// event. Service.mu is held.
 func (s *Session) noteUse() {
 	if s.told || s.ended {
 		return
@@ -30,7 +30,8 @@ func (s *Session) noteUse() {
 	s.svc.note(e, nil)
 }
 
-// noteEnd counts the end of the session, and notes it if its beginning was noted, or an operator must know why it ended. Service.mu is held.
+// noteEnd counts the end of the session. It notes an event if there is one of the beginning, or if the service or an operator ended the
+// session. Service.mu is held.
 func (s *Session) noteEnd(how mempool.SessionEnding, why string) {
 	s.ending = ending{how: how, at: time.Now()}
 	s.svc.history.countEnding(how)
@@ -57,7 +58,7 @@ func (s *Session) noteEnd(how mempool.SessionEnding, why string) {
 	s.svc.note(e, nil)
 }
 
-// noteReclaimed counts for how long something was held for the process of a session that ended, and notes it if that was leased memory.
+// noteReclaimed counts how long something was held for the process of a session that ended. It notes an event if that was leased memory.
 // Service.mu is held.
 func (s *Session) noteReclaimed(held []*block) {
 	e := s.about(mempool.MemoryReclaimed, "")
@@ -74,14 +75,14 @@ func (s *Session) noteReclaimed(held []*block) {
 	s.svc.note(e, nil)
 }
 
-// broken counts buffers that others could reach, whose content the session had not completed when it ended. It is guarded by Service.mu.
+// broken counts the incomplete buffers of a session that ended, of those that other sessions could read. It is guarded by Service.mu.
 type broken struct {
 	buffers int
 	bytes   uint64
 	first   *buffer
 }
 
-// breaks counts a buffer that has failed, if others can reach it. Service.mu is held.
+// breaks counts a buffer that has failed, if other sessions could read it or wait for it. Service.mu is held.
 func (s *Session) breaks(b *buffer) {
 	if b.names == 0 && b.frames == 0 && b.readers.len() == 0 && b.changed.ch == nil {
 		return
@@ -92,7 +93,7 @@ func (s *Session) breaks(b *buffer) {
 	s.broken.bytes += b.bytes
 }
 
-// noteBroken notes what was counted. Service.mu is held.
+// noteBroken notes the buffers that breaks counted as one event. Service.mu is held.
 func (s *Session) noteBroken() {
 	n := s.broken
 	if n.buffers == 0 {

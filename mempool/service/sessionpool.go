@@ -13,8 +13,8 @@ import (
 
 // CreatePool makes a pool.
 //
-// Errors: [mempool.ErrInvalid], [mempool.ErrDenied], [mempool.ErrExists], [mempool.ErrLimit], [mempool.ErrUnavailable] where this machine
-// cannot do it, [mempool.ErrOutOfMemory], [mempool.ErrClosed].
+// Errors: [mempool.ErrInvalid], [mempool.ErrDenied], [mempool.ErrExists], [mempool.ErrLimit], [mempool.ErrUnavailable] if this machine
+// has no memory of that kind, [mempool.ErrOutOfMemory], [mempool.ErrClosed].
 func (s *Session) CreatePool(spec mempool.PoolSpec) (*Pool, error) {
 	if err := spec.Validate(); err != nil {
 		return nil, err
@@ -34,7 +34,7 @@ func (s *Session) CreatePool(spec mempool.PoolSpec) (*Pool, error) {
 	err = svc.driver.called(createArena, err)
 	svc.mu.Lock()
 	defer svc.unlock()
-	defer svc.pooled.broadcast() // made or not: the sessions that wait for it look again
+	defer svc.pooled.broadcast() // after a failure too: waiting sessions look again
 	if err != nil {
 		delete(svc.pools, spec.Name)
 		svc.poolsOf.add(p.uid, -1)
@@ -56,11 +56,11 @@ func (s *Session) CreatePool(spec mempool.PoolSpec) (*Pool, error) {
 	return p, nil
 }
 
-// EnsurePool makes a pool, or opens the one of that name that is just like it. One that is being made at this moment is
-// waited for. One that is being destroyed counts as gone. The access list, too, must name the same users and groups.
+// EnsurePool makes a pool, or opens the one of that name if its spec is equal, its users and groups included. It waits for a pool that is
+// being made at this moment. A pool that is being destroyed counts as gone.
 //
-// Errors: those of [Session.CreatePool], of which [mempool.ErrExists] names how the pool that is there differs; [mempool.ErrDenied] where the
-// session may not use that; the context's.
+// Errors: those of [Session.CreatePool]; [mempool.ErrExists] says how the existing pool differs; [mempool.ErrDenied] if the session may not
+// use it; the context's.
 func (s *Session) EnsurePool(ctx context.Context, spec mempool.PoolSpec) (*Pool, error) {
 	if err := spec.Validate(); err != nil {
 		return nil, err
@@ -81,7 +81,7 @@ func (s *Session) EnsurePool(ctx context.Context, spec mempool.PoolSpec) (*Pool,
 			return p, err
 		}
 		p, err = s.CreatePool(spec)
-		if !errors.Is(err, mempool.ErrExists) { // else another session began to make it just now
+		if !errors.Is(err, mempool.ErrExists) { // ErrExists: another session began to make it just now
 			return p, err
 		}
 	}
@@ -94,7 +94,7 @@ func (p *Pool) isClosing() bool {
 	return p.closing
 }
 
-// namedPool is the pool of a name that the session may use, once it is made; nil where there is none. Service.mu is held, and
+// namedPool finds a pool by name that the session may use, and waits until it is made; nil: there is none. Service.mu is held, and
 // released while the pool is being made.
 func (s *Session) namedPool(ctx context.Context, name string) (*Pool, error) {
 	svc := s.svc
@@ -129,7 +129,7 @@ func (s *Session) namedPool(ctx context.Context, name string) (*Pool, error) {
 	}
 }
 
-// reserveName takes a pool's name while the pool is being made, which Service.Close waits for.
+// reserveName reserves the name of a pool that is being made. Service.Close waits until it is made.
 func (s *Service) reserveName(session *Session, name string, p *Pool) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -152,8 +152,8 @@ func (s *Service) reserveName(session *Session, name string, p *Pool) error {
 	return nil
 }
 
-// OpenPool finds a pool by name that the session may use, and waits up to wait for it to appear. One that is being made
-// counts as there: it is waited for until it is made, however long that takes.
+// OpenPool finds a pool by name that the session may use, and waits up to wait for it to appear. For a pool that is being made, it waits
+// until it is made, without that limit.
 //
 // Errors: [mempool.ErrNotFound] (with wait 0) or [mempool.ErrTimeout], [mempool.ErrDenied], the context's.
 func (s *Session) OpenPool(ctx context.Context, name string, wait time.Duration) (*Pool, error) {
@@ -164,7 +164,7 @@ func (s *Session) OpenPool(ctx context.Context, name string, wait time.Duration)
 	defer w.stop()
 	svc := s.svc
 	svc.mu.Lock()
-	defer svc.mu.Unlock() // and nothing is carried out that is due: the pool could be destroyed meanwhile
+	defer svc.mu.Unlock() // not svc.unlock, which releases the lock to free memory: the pool could be destroyed meanwhile
 	for waits := true; ; waits = w.wait(svc.pooled.next()) {
 		p, err := s.namedPool(ctx, name)
 		if p != nil || err != nil {
@@ -203,7 +203,7 @@ func (s *Session) pool(id uint64) (*Pool, error) {
 	return p, nil
 }
 
-// anyPool finds a pool whether or not the session may use it. Service.mu is held.
+// anyPool finds a pool by id, without a check of its access list. Service.mu is held.
 func (s *Session) anyPool(id uint64) (*Pool, error) {
 	if err := s.alive(); err != nil {
 		return nil, err
@@ -216,18 +216,17 @@ func (s *Session) anyPool(id uint64) (*Pool, error) {
 }
 
 func (p *Pool) denied(peer mempool.Peer) error {
-	return situation.Of(mempool.ErrDenied, "pool %[1]q is not open to user %[2]d (group %[3]d): who may use a pool is said when it is made, with its access list "+
+	return situation.Of(mempool.ErrDenied, "user %[2]d (group %[3]d) may not use pool %[1]q: its maker gives it an access list that names the user or the group "+
 		"(uid=%[2]d or gid=%[3]d in --pool, uids and gids in Python)", p.info.Name, peer.UID, peer.GID)
 }
 
-// DestroyPool ends a pool: nothing new can be allocated in it, its names go at once, and its memory goes with the last
+// DestroyPool ends a pool: nothing new can be allocated in it, its names are removed at once, and its memory is freed with the last
 // lease and mapping.
 //
-// A pool's maker and the service's own user may do so whether or not they may use the pool. Other users must be allowed to make
-// pools and to use this one.
+// The user who made a pool and the service's own user may destroy it, also if its access list does not name them. Other users must be
+// allowed to make pools and to use this one.
 //
-// Errors: [mempool.ErrNotFound], [mempool.ErrDenied], [mempool.ErrClosed]; the driver's where memory could not be given back, which does not keep
-// the pool.
+// Errors: [mempool.ErrNotFound], [mempool.ErrDenied], [mempool.ErrClosed]; the driver's if memory could not be freed: the pool ends also then.
 func (s *Session) DestroyPool(id uint64) error {
 	svc := s.svc
 	creator := svc.mayCreate(s.peer)
@@ -238,8 +237,8 @@ func (s *Session) DestroyPool(id uint64) error {
 		return err
 	}
 	if !p.mayDestroy(s.peer, creator) {
-		return situation.Of(mempool.ErrDenied, "user %d may not destroy pool %q: its maker, user %d, may, the service's user, and users who may use it and make pools",
-			s.peer.UID, p.info.Name, p.uid)
+		return situation.Of(mempool.ErrDenied, "user %d may not destroy pool %q: its maker (user %d) may, the service's user, and users who may use it and may make "+
+			"pools", s.peer.UID, p.info.Name, p.uid)
 	}
 	svc.destroy(p, s)
 	return svc.flush()
@@ -272,11 +271,11 @@ func (s *Service) destroy(p *Pool, by *Session) {
 	p.closeIfEmpty()
 }
 
-// TrimPool gives unused blocks back until at most keep bytes of them are cached, and returns how many bytes were given
-// back at once. Blocks that sessions still map follow when they have dropped them.
+// TrimPool frees unused blocks until at most keep bytes of them are cached, and returns how many bytes were freed at once. Blocks that
+// sessions still map are freed when these have dropped them.
 //
-// Errors: [mempool.ErrNotFound], [mempool.ErrDenied], [mempool.ErrClosed]; the driver's for blocks that could not be given back, which are tried
-// again the next time.
+// Errors: [mempool.ErrNotFound], [mempool.ErrDenied], [mempool.ErrClosed]; the driver's for blocks that could not be freed: the next call
+// tries again.
 func (s *Session) TrimPool(id, keep uint64) (uint64, error) {
 	svc := s.svc
 	svc.mu.Lock()

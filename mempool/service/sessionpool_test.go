@@ -237,7 +237,7 @@ func TestOnlyWhoMayCreatesPools(t *testing.T) {
 	createPool(t, openClient(t, svc, mempool.Peer{UID: 7}).Session, mempool.PoolSpec{Name: "p", Kind: fake, MaxBytes: 512})
 }
 
-// trap is memory that has something happen while it is given back, for which the service's lock is let go of.
+// trap is memory that calls a function while it is freed. The service's lock is not held then.
 type trap struct {
 	mempool.Allocation
 	spring func()
@@ -260,7 +260,7 @@ func TestAPoolThatIsDestroyedWhileItIsOpenedIsNotReturned(t *testing.T) {
 			l := allocate(t, s, other, 512)
 			b := l.buffer.block
 			p := createPool(t, s, spec)
-			kept := allocate(t, s, p, 512) // the pool is closing for as long as it is leased
+			kept := allocate(t, s, p, 512) // while it is leased, the pool stays closing
 			b.mem = trap{b.mem, func() { assert.NoError(t, s.DestroyPool(p.info.ID)) }}
 			release(t, l)
 			svc.mu.Lock()

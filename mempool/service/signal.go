@@ -1,9 +1,9 @@
 package service
 
-// signal tells goroutines that something changed. Its methods are called with the lock held that guards what changed.
+// signal tells goroutines that something changed. The caller of its methods holds the lock that guards what changed.
 type signal struct{ ch chan struct{} }
 
-// next is closed at the next broadcast.
+// next returns a channel that the next broadcast closes.
 func (s *signal) next() <-chan struct{} {
 	if s.ch == nil {
 		s.ch = make(chan struct{})
@@ -18,7 +18,7 @@ func (s *signal) broadcast() {
 	}
 }
 
-// countedSignal is a signal for who lets go of the lock before it waits.
+// countedSignal is a signal for callers that release the lock between their look at the state and the wait.
 type countedSignal struct {
 	signal
 	count uint64 // of broadcasts
@@ -29,7 +29,7 @@ func (s *countedSignal) broadcast() {
 	s.signal.broadcast()
 }
 
-// after is closed once there were more than count broadcasts.
+// after returns a channel that is closed once there were more than count broadcasts.
 func (s *countedSignal) after(count uint64) <-chan struct{} {
 	if s.count > count {
 		return past
@@ -37,7 +37,7 @@ func (s *countedSignal) after(count uint64) <-chan struct{} {
 	return s.next()
 }
 
-// past is closed.
+// past is a closed channel.
 var past = func() <-chan struct{} {
 	ch := make(chan struct{})
 	close(ch)

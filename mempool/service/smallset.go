@@ -2,7 +2,7 @@ package service
 
 import "iter"
 
-// smallSet is a set that mostly has one element or none, and then takes no memory besides itself. The zero value of T is none.
+// smallSet is a set that allocates memory only for the second element and more. The zero value of T cannot be an element.
 type smallSet[T comparable] struct {
 	one  T
 	more map[T]struct{}

@@ -7,17 +7,17 @@ import (
 	"github.com/poolbridge/poolbridge/mempool"
 )
 
-// Stats is the accounting as the session may see it: of the pools that it may use or destroy.
+// Stats returns the accounting of the pools that the session may use or destroy.
 func (s *Session) Stats() mempool.Stats {
 	return s.svc.stats(s)
 }
 
-// Stats is the accounting of everything.
+// Stats returns the accounting of all pools.
 func (s *Service) Stats() mempool.Stats {
 	return s.stats(nil)
 }
 
-// stats is the accounting as a session may see it, or nil for the service itself.
+// stats returns the accounting for a session; nil: of everything.
 func (s *Service) stats(to *Session) mempool.Stats {
 	s.mu.Lock()
 	defer s.mu.Unlock()

@@ -13,7 +13,7 @@ import (
 	"github.com/poolbridge/poolbridge/mempool"
 )
 
-// All sessions do everything at once. Two that share a block by mistake find each other's mark in it.
+// All sessions do everything at once. Each writes a mark into its blocks: two that share one by mistake find each other's.
 func TestManySessionsAtOnceShareNoBlockByMistake(t *testing.T) {
 	svc := newService(t)
 	p := createPool(t, open(t, svc), mempool.PoolSpec{Name: "p", Kind: mempool.Host, MaxBytes: 64 << 12, SessionBytes: 24 << 12})
@@ -96,7 +96,7 @@ func useOnce(t *testing.T, l *Lease, random *rand.Rand, mark byte, name string) 
 			_ = l.Publish(mempool.Publication{Name: name, Replace: true})
 		}
 	}
-	if random.IntN(8) > 0 { // or the session's end does it
+	if random.IntN(8) > 0 { // else the end of the session releases it
 		assert.NoError(t, l.Release(random.IntN(8) == 0))
 	}
 }

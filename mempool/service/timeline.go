@@ -13,7 +13,7 @@ import (
 	"github.com/poolbridge/poolbridge/mempool"
 )
 
-// timeline is a session's page of words, as the service knows it. It is guarded by Service.mu, except what never changes.
+// timeline is the service's state of a session's page of words. It is guarded by Service.mu, except what never changes.
 type timeline struct {
 	id      uint64
 	session *Session
@@ -21,14 +21,14 @@ type timeline struct {
 	file    *os.File
 
 	sealed   bool
-	promised []uint64              // the greatest value that a fence named, for each word up to the last that one did
-	dead     bool                  // nobody writes it any more, and nobody need wait for it
-	unknown  bool                  // its fences may stand in shared memory, where the service has not seen them
-	leases   int                   // that were told to wait for a fence of it, and members of channels that it is of
-	shown    map[*Session]struct{} // who was sent a fence of it, or may find one in shared memory
+	promised []uint64              // for each word, the greatest value that a fence named
+	dead     bool                  // nothing writes it any more, and waits for it are over
+	unknown  bool                  // shared memory may have fences of it that the service has not seen
+	leases   int                   // how many leases wait for fences of it, and how many members of channels write such fences
+	shown    map[*Session]struct{} // sessions that were sent a fence of it, or may find one in shared memory
 }
 
-// Forget tells a session that no fence of these timelines will come again: it may unmap them.
+// Forget tells a session that it will get no more fences of these timelines: it may unmap them.
 type Forget struct{ Timelines []uint64 }
 
 // Failed tells a session that buffers which it has leased will never be complete: their writer died.
@@ -37,7 +37,7 @@ type Failed struct{ Buffers []uint64 }
 func (Forget) notice() {}
 func (Failed) notice() {}
 
-// timelinesWork says whether this machine can make timelines: F_SEAL_FUTURE_WRITE came with Linux 5.1.
+// timelinesWork says whether this machine can make timelines: they need F_SEAL_FUTURE_WRITE, of Linux 5.1.
 var timelinesWork = sync.OnceValue(func() error {
 	page, file, err := mempool.NewPage()
 	if err != nil {
@@ -55,16 +55,16 @@ var timelinesWork = sync.OnceValue(func() error {
 // Errors: [mempool.ErrUnavailable], naming what is missing.
 func ProbeTimelines() error { return timelinesWork() }
 
-// UseTimelines says that the session understands fences: leases come with those that must be waited for. Other sessions
-// wait for [Lease.AwaitWork].
+// UseTimelines notes that the session understands fences: its leases come with the fences that it must wait for. Other sessions
+// call [Lease.AwaitWork].
 func (s *Session) UseTimelines() {
 	s.svc.mu.Lock()
 	defer s.svc.mu.Unlock()
 	s.ordered = true
 }
 
-// Timeline makes the session's timeline on the first call, and returns its id and how to map it. It is to be mapped to
-// write before it is sealed. Its file stays the service's.
+// Timeline makes the session's timeline on the first call, and returns its id and its file. The client maps the file for writing, and the
+// caller then calls [Session.SealTimeline]. The service closes the file.
 //
 // Errors: [mempool.ErrUnavailable], [mempool.ErrOutOfMemory], [mempool.ErrClosed].
 func (s *Session) Timeline() (uint64, mempool.Export, error) {
@@ -90,10 +90,10 @@ func (s *Session) Timeline() (uint64, mempool.Export, error) {
 	return s.timeline.id, mempool.Export{Files: []*os.File{s.timeline.file}}, nil
 }
 
-// SealTimeline says that the session has mapped its timeline. Nobody else can map it to write from then on, and its fences
-// count.
+// SealTimeline seals the file of the session's timeline, which the client has mapped: no other process can map it for writing from then on,
+// and the session may name its fences.
 //
-// Errors: [mempool.ErrInvalid] if there is none, or if the client sealed its file in another way; [mempool.ErrClosed].
+// Errors: [mempool.ErrInvalid] if there is no timeline, or if the client sealed its file in another way; [mempool.ErrClosed].
 func (s *Session) SealTimeline() error {
 	svc := s.svc
 	svc.mu.Lock()
@@ -115,7 +115,7 @@ func (s *Session) SealTimeline() error {
 	return nil
 }
 
-// FindTimeline returns how to map another session's timeline, to read.
+// FindTimeline returns the file of another session's timeline, for reading.
 //
 // Errors: [mempool.ErrNotFound] for an id that no timeline ever had, [mempool.ErrStale] for one that is gone, [mempool.ErrDenied] for one that the
 // session was never sent a fence of, [mempool.ErrClosed].
@@ -139,7 +139,7 @@ func (s *Session) FindTimeline(id uint64) (mempool.Export, error) {
 	return mempool.Export{Files: []*os.File{t.file}}, nil
 }
 
-// fence checks a fence that the session names and takes it into the service's state. Service.mu is held.
+// fence checks a fence that the session names, and notes it in its timeline. Service.mu is held.
 func (s *Session) fence(t mempool.Fence) (fence, error) {
 	if err := t.Validate(); err != nil {
 		return fence{}, err
@@ -147,14 +147,14 @@ func (s *Session) fence(t mempool.Fence) (fence, error) {
 	own := s.timeline
 	switch {
 	case own == nil || own.id != t.Timeline:
-		return fence{}, situation.Of(mempool.ErrInvalid, "timeline %d is not session %d's own, whose fences alone it may name", t.Timeline, s.id)
+		return fence{}, situation.Of(mempool.ErrInvalid, "timeline %d is not session %d's own: a session may name only fences of its own timeline", t.Timeline, s.id)
 	case !own.sealed:
 		return fence{}, situation.Of(mempool.ErrInvalid, "timeline %d is not sealed yet", t.Timeline)
 	}
 	return own.promise(t.Word, t.Value), nil
 }
 
-// promise takes a valid fence of the timeline into the service's state. Service.mu is held.
+// promise notes a valid fence of the timeline. Service.mu is held.
 func (t *timeline) promise(word, value uint64) fence {
 	if missing := int(word) + 1 - len(t.promised); missing > 0 {
 		t.promised = append(t.promised, make([]uint64, missing)...)
@@ -163,7 +163,7 @@ func (t *timeline) promise(word, value uint64) fence {
 	return fence{t, word, value}
 }
 
-// outstanding are the fences of the timeline that are not reached yet, as far as the service knows. Service.mu is held.
+// outstanding returns the fences of the timeline that the service knows and that are not reached yet. Service.mu is held.
 func (t *timeline) outstanding() (ts fences) {
 	if t == nil || t.dead {
 		return nil
@@ -176,7 +176,7 @@ func (t *timeline) outstanding() (ts fences) {
 	return ts.pending()
 }
 
-// fences checks fences that the session names. Service.mu is held.
+// fences checks and notes fences that the session names. Service.mu is held.
 func (s *Session) fences(named []mempool.Fence) (fences, error) {
 	if len(named) > MaxDone {
 		return nil, situation.Of(mempool.ErrInvalid, "%d fences for one lease; at most %d", len(named), MaxDone)
@@ -214,49 +214,64 @@ func (t *timeline) show(s *Session) {
 	t.shown[s] = struct{}{}
 }
 
-// unshow ends what show began.
+// unshow undoes show for a lease that has ended.
 func (t *timeline) unshow() {
 	t.leases--
 	t.retire()
 }
 
-// die ends the timeline of a session that has ended. last is what its words were when its process was gone; nil if every
-// fence is reached. What was to be complete and is not has failed. Service.mu is held.
+// die ends the timeline of a session that has ended. last has the values of its words when its process was gone: buffers that wait for
+// greater ones have failed; nil: every fence is reached. Service.mu is held.
 func (t *timeline) die(last *[mempool.TimelineWords]uint64) {
 	if t.dead {
 		return
 	}
 	t.dead = true
 	if last != nil {
-		t.fail(last)
+		t.fail(func(r fence) bool { return last[r.word] < r.value })
+	} else if t.anyFailed() {
+		t.fail(func(r fence) bool { return t.page.Failed(r.word, r.value) })
 	}
 	t.retire()
 }
 
-// dieIfDone ends the timeline of a session that has ended if every fence of it is reached. One of which not every fence is known
-// lives as long as anything is held for the session's process. Service.mu is held.
+// dieIfDone ends the timeline of a session that has ended if every fence of it is reached. If the service does not know every fence of it,
+// the timeline lives as long as anything is held for the session's process. Service.mu is held.
 func (t *timeline) dieIfDone() {
 	if t != nil && !t.unknown && !t.owed() {
 		t.die(nil)
 	}
 }
 
-// fail marks the buffers whose content was not complete. Service.mu is held.
-func (t *timeline) fail(last *[mempool.TimelineWords]uint64) {
+// anyFailed reports whether the session has failed some fence. Service.mu is held.
+func (t *timeline) anyFailed() bool {
+	for word, value := range t.promised {
+		if value > 0 && t.page.Failed(uint64(word), value) {
+			return true
+		}
+	}
+	return false
+}
+
+// fail marks the buffers as failed whose content would be complete at a fence that was never reached. Service.mu is held.
+func (t *timeline) fail(unreached func(fence) bool) {
 	told := make(failures)
 	for _, b := range t.session.svc.buffers {
-		if slices.ContainsFunc(b.ready, func(r fence) bool { return r.timeline == t && last[r.word] < r.value }) {
-			b.fail(told)
-			t.session.breaks(b)
+		at := slices.IndexFunc(b.ready, func(r fence) bool { return r.timeline == t && unreached(r) })
+		if at < 0 {
+			continue
 		}
+		b.failWith(t.page.Reason(b.ready[at].word))
+		b.fail(told)
+		t.session.breaks(b)
 	}
 	told.tell()
 }
 
-// failures are the sessions to be told that buffers will never be complete.
+// failures has, for each session, the ids of its leased buffers that will never be complete.
 type failures map[*Session][]uint64
 
-// fail says that the content will never be complete. Service.mu is held.
+// fail marks the buffer as failed, and adds the sessions that have leases on it to told. Service.mu is held.
 func (b *buffer) fail(told failures) {
 	b.failed = true
 	b.changed.broadcast()
@@ -268,14 +283,15 @@ func (b *buffer) fail(told failures) {
 	}
 }
 
-// tell tells them. Service.mu is held.
+// tell sends the notices. Service.mu is held.
 func (f failures) tell() {
 	for s, ids := range f {
 		s.tell(Failed{Buffers: ids})
 	}
 }
 
-// retire gives the page up once nobody can ask for it: it is dead, and no lease and no member of a channel names it. Service.mu is held.
+// retire removes the timeline once no session can ask for it: it is dead, and no lease and no member of a channel refers to it. Service.mu
+// is held.
 func (t *timeline) retire() {
 	svc := t.session.svc
 	if !t.dead || t.leases > 0 || svc.timelines[t.id] != t {
@@ -288,17 +304,17 @@ func (t *timeline) retire() {
 	svc.reclaim.timelines = append(svc.reclaim.timelines, t)
 }
 
-// close gives the page back.
+// close unmaps the page and closes its file.
 func (t *timeline) close() error { return errors.Join(t.page.Close(), t.file.Close()) }
 
-// tell gives a session a notice, if it takes any. Service.mu is held.
+// tell sends a session a notice, if it takes notices. Service.mu is held.
 func (s *Session) tell(n Notice) {
 	if s.notify != nil && !s.ended {
 		s.notify(n)
 	}
 }
 
-// stopShowing forgets what an ended session was sent. Service.mu is held.
+// stopShowing removes an ended session from the timelines that it was sent fences of. Service.mu is held.
 func (s *Session) stopShowing() {
 	for t := range maps.Values(s.svc.timelines) {
 		delete(t.shown, s)

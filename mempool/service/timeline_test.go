@@ -221,7 +221,7 @@ func TestWhatADeadProcessHadNotFinishedHasFailed(t *testing.T) {
 	require.NoError(t, err)
 	defer view.Close()
 	waited := make(chan error)
-	go func() { waited <- view.Await(context.Background(), unreached, 0) }()
+	go func() { waited <- view.Await(context.Background(), unreached) }()
 
 	gone := make(chan struct{})
 	reclaimed := producer.End(gone)
@@ -230,7 +230,7 @@ func TestWhatADeadProcessHadNotFinishedHasFailed(t *testing.T) {
 	close(gone)
 	<-reclaimed
 	assert.ErrorIs(t, <-waited, mempool.ErrProducerDied)
-	assert.NoError(t, view.Await(context.Background(), reached, 0), "that was reached")
+	assert.NoError(t, view.Await(context.Background(), reached), "that was reached")
 	assert.EqualValues(t, letGoBy+reached.Value, view.Load(workerWord))
 	assert.EqualValues(t, letGoBy, view.Load(0))
 
@@ -321,7 +321,7 @@ func TestAHostileWordHarmsOnlyItsOwner(t *testing.T) {
 	defer view.Close()
 	words[0].Store(3)
 	w.die()
-	assert.ErrorIs(t, view.Await(context.Background(), ready, 0), mempool.ErrProducerDied, "every wait ends")
+	assert.ErrorIs(t, view.Await(context.Background(), ready), mempool.ErrProducerDied, "every wait ends")
 	assert.True(t, hasFailed(got))
 }
 
@@ -462,4 +462,56 @@ func TestATimelineEndsOnceItsFencesAreReachedThoughTheProcessLives(t *testing.T)
 	}
 	close(gone)
 	<-reclaimed
+}
+
+func TestWhyContentFailedIsKnownAsLongAsTheBuffer(t *testing.T) {
+	svc := newService(t)
+	owner := open(t, svc)
+	p, _ := fakePool(t, owner, 1<<20)
+	w := hire(t, svc)
+	l := allocate(t, w.Session, p, 10)
+	at := w.fence()
+	require.NoError(t, l.Publish(mempool.Publication{Name: "x", Keep: true, Completion: mempool.Completion{Ready: &at}}))
+	require.NoError(t, w.clock.Fail(at, "no light"))
+	said := func() {
+		_, err := owner.Get(context.Background(), "x", false, 0)
+		require.ErrorIs(t, err, mempool.ErrContentFailed)
+		assert.NotErrorIs(t, err, mempool.ErrProducerDied)
+		assert.ErrorContains(t, err, "no light")
+	}
+	said()
+	gone := make(chan struct{})
+	over := w.End(gone)
+	close(gone)
+	<-over
+	said()
+	checkBooks(t, svc)
+	require.NoError(t, owner.Unpublish("x"))
+	assert.Empty(t, svc.reasons)
+	checkBooks(t, svc)
+}
+
+// Nobody leased the buffer between the failure and the end of the session.
+func TestContentThatFailedUnseenHasFailedOnceItsSessionHasEnded(t *testing.T) {
+	for name, gone := range map[string]func(chan struct{}){"with its process": func(c chan struct{}) { close(c) }, "whose process lives": func(chan struct{}) {}} {
+		t.Run(name, func(t *testing.T) {
+			svc := newService(t)
+			owner := open(t, svc)
+			p, _ := fakePool(t, owner, 1<<20)
+			w := hire(t, svc)
+			l := allocate(t, w.Session, p, 10)
+			at := w.fence()
+			require.NoError(t, l.Publish(mempool.Publication{Name: "x", Keep: true, Completion: mempool.Completion{Ready: &at}}))
+			release(t, l)
+			require.NoError(t, w.clock.Fail(at, "no light"))
+			end := make(chan struct{})
+			over := w.End(end)
+			gone(end)
+			<-over
+			_, err := owner.Get(context.Background(), "x", false, 0)
+			require.ErrorIs(t, err, mempool.ErrContentFailed)
+			assert.ErrorContains(t, err, "no light")
+			require.NoError(t, owner.Unpublish("x"))
+		})
+	}
 }

@@ -11,7 +11,7 @@ import (
 	"github.com/poolbridge/poolbridge/mempool"
 )
 
-// worker is a session of another process that understands timelines, with what it was told.
+// worker is a session of another process that understands timelines, with the notices that it got.
 type worker struct {
 	*Session
 	page    *mempool.Page
@@ -52,7 +52,7 @@ func hireWith(t testing.TB, svc *Service, first func(mempool.Export)) *worker {
 	return w
 }
 
-// fence is the worker's next, which is not reached yet.
+// fence returns the worker's next fence, which is not reached yet.
 func (w *worker) fence() mempool.Fence {
 	w.next++
 	return mempool.Fence{Timeline: w.id, Word: workerWord, Value: w.next}
@@ -66,7 +66,7 @@ func (w *worker) reach(t mempool.Fence) {
 	}
 }
 
-// told takes the notices of a sort.
+// told removes and returns the notices of one type.
 func told[N Notice](w *worker) (found []N) {
 	w.svc.mu.Lock()
 	defer w.svc.mu.Unlock()
@@ -92,7 +92,7 @@ func (w *worker) get(t testing.TB, name string, write bool) *Lease {
 	return l
 }
 
-// die is the end of the worker's connection, and of its process.
+// die ends the worker's connection and its process.
 func (w *worker) die() {
 	gone := make(chan struct{})
 	reclaimed := w.End(gone)

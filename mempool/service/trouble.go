@@ -11,9 +11,9 @@ import (
 	"github.com/poolbridge/poolbridge/mempool"
 )
 
-// This file notes what an operator may have to act on: refusals, waits that take long, and subscribers that are slow.
+// This file notes events on which an operator may have to act: refusals, long waits, and slow subscribers.
 
-// usualPatience is after which time a wait takes long.
+// usualPatience is the default of [Config].Patience.
 const usualPatience = 10 * time.Second
 
 // refusal is the error of an allocation that found no room in a pool.
@@ -25,8 +25,8 @@ type refusal struct {
 
 func (r *refusal) Unwrap() error { return r.error }
 
-// Refused notes that a request of the session failed for good with [mempool.ErrLimit]. Only who answers it knows: an attempt that fails may
-// be followed by a wait.
+// Refused notes that a request of the session failed with [mempool.ErrLimit]. The server calls it when it answers the request: after a
+// failed attempt, the server may still wait.
 func (s *Session) Refused(err error) {
 	svc := s.svc
 	svc.mu.Lock()
@@ -53,7 +53,7 @@ func (s *Service) Refused(err error) {
 
 // refusedBy counts refusals by the limit that an error names. s.mu is held.
 func (s *Service) refusedBy(err error) *gap {
-	name := "" // of those that have none
+	name := "" // for limits without a name
 	if limit := (*LimitError)(nil); errors.As(err, &limit) {
 		name = limit.Limit
 	}
@@ -76,7 +76,7 @@ func (s *Session) notePoolFull(p *Pool, size uint64, what string) {
 	p.svc.note(e, p)
 }
 
-// mostOf is the session that has most of the pool; nil: none has anything. Service.mu is held.
+// mostOf returns the session that has the most bytes in the pool; nil: none has any. Service.mu is held.
 func (p *Pool) mostOf() (most *Session, bytes uint64) {
 	for _, s := range p.svc.sessions {
 		if a := s.accounts[p]; a != nil && (a.bytes > bytes || a.bytes == bytes && bytes > 0 && s.id < most.id) {
@@ -89,10 +89,10 @@ func (p *Pool) mostOf() (most *Session, bytes uint64) {
 // noteFailed notes that the driver refused memory. Service.mu is held.
 func (s *Session) noteFailed(p *Pool, size uint64, err error) {
 	if s.ended || !errors.Is(err, mempool.ErrOutOfMemory) && !errors.Is(err, mempool.ErrInternal) && !errors.Is(err, mempool.ErrUnavailable) {
-		return // it changed its mind, or asked for what it cannot have
+		return // the request was cancelled, or was not valid
 	}
 	if count, now := p.failed.tell(); now {
-		e := s.about(mempool.DriverError, "%s asked for %s in pool %q, and there is no such memory: %v", s.who(), bytesize.Text(size), p.info.Name, err)
+		e := s.about(mempool.DriverError, "%s asked for %s in pool %q, which could not be allocated: %v", s.who(), bytesize.Text(size), p.info.Name, err)
 		e.Bytes, e.Count = size, count
 		p.svc.note(e, p)
 	}
@@ -114,7 +114,7 @@ func (s *Session) noteLeaseLong(b *buffer, waited time.Duration) {
 	s.svc.note(e, b.block.pool)
 }
 
-// holder is a session that has a lease on the buffer; nil: none has. Service.mu is held.
+// holder returns the session that has the write lease or the oldest read lease on the buffer; nil: none has. Service.mu is held.
 func (b *buffer) holder() (s *Session, how string) {
 	if b.writer != nil {
 		return b.writer.session, "written"
@@ -131,13 +131,13 @@ func (b *buffer) holder() (s *Session, how string) {
 	return oldest.session, "read"
 }
 
-// lag is since when a consumer is as far behind as its channel lets it.
+// lag says since when a consumer, or all consumers of a queue together, leave their channel no room for another frame.
 type lag struct {
 	since time.Time // zero: it is not
-	told  bool
+	told  bool      // an event was noted
 }
 
-// watchChannels looks at channels for slow subscribers, again and again while there is one. s.mu is held.
+// watchChannels starts a goroutine that looks for slow subscribers while there are channels. s.mu is held.
 func (s *Service) watchChannels() {
 	if s.watching {
 		return
@@ -166,38 +166,45 @@ func (s *Service) watchChannels() {
 	})
 }
 
-// lags looks at how many frames a consumer of a broadcast is behind, and says whether that is as far as its channel lets it.
-// Service.mu is held.
-func (m *member) lags() (frames uint64, most bool) {
-	if m.role() != Consumer || !m.entered || m.left {
-		return 0, false
-	}
-	frames = m.channel.host.Behind(m.Member)
+// look reports whether the channel is full, and notes since when. One that was full still is while it has room for one frame: a consumer that is
+// just too slow makes some now and then.
+func (l *lag) look(used, capacity uint64) bool {
+	full := used == capacity || !l.since.IsZero() && used > 0 && used+1 == capacity
 	switch {
-	case frames == 0 || frames+1 < uint64(m.channel.info.Capacity): // a frame that it has in hand takes up room, too
-		m.behind = lag{}
-		return frames, false
-	case m.behind.since.IsZero():
-		m.behind.since = time.Now()
+	case !full:
+		*l = lag{}
+	case l.since.IsZero():
+		l.since = time.Now()
 	}
-	return frames, true
+	return full
 }
 
-// watch notes which subscribers of a broadcast are slow. Service.mu is held.
+// lags reports whether a consumer of a broadcast leaves its channel no room for another frame. Service.mu is held.
+func (m *member) lags() bool {
+	return m.role() == Consumer && m.entered && !m.left && m.behind.look(m.channel.host.Needs(m.Member), uint64(m.channel.info.Capacity))
+}
+
+// stuck reports whether a queue has no room for another frame. Service.mu is held.
+func (ch *channel) stuck() bool {
+	return ch.info.Mode == mempool.WorkQueue && ch.full.look(ch.host.Used(), uint64(ch.info.Capacity))
+}
+
+// watch notes which subscribers of a broadcast are slow, and since when a queue is full. Service.mu is held.
 func (ch *channel) watch() {
+	ch.stuck()
 	for _, m := range ch.members {
-		frames, most := m.lags()
-		if most && !m.behind.told && time.Since(m.behind.since) >= ch.pool.svc.patience {
+		if m.lags() && !m.behind.told && time.Since(m.behind.since) >= ch.pool.svc.patience {
 			m.behind.told = true
-			e := m.session.about(mempool.SubscriberSlow, "%s is %d frames behind in channel %q, which keeps %d: %s", m.session.who(), frames, ch.info.Name,
-				ch.info.Capacity, consequence(ch.info.Full))
+			frames := max(ch.host.Behind(m.Member), ch.host.Needs(m.Member))
+			e := m.session.about(mempool.SubscriberSlow, "%s has %d frames of channel %q to take or to release, which keeps %d: %s", m.session.who(), frames,
+				ch.info.Name, ch.info.Capacity, consequence(ch.info.Full))
 			e.Took = time.Since(m.behind.since)
 			ch.note(e)
 		}
 	}
 }
 
-// consequence is what happens to a channel while a subscriber is slow.
+// consequence says what happens while a subscriber is slow.
 func consequence(full mempool.FullPolicy) string {
 	switch full {
 	case mempool.Block:

@@ -8,7 +8,7 @@ import (
 	"github.com/poolbridge/poolbridge/internal/bytesize"
 )
 
-// waiter bounds a wait of a session by a context and a time limit. Its zero limit means not to wait at all.
+// waiter bounds a wait of a session by a context and a time limit. Without a limit it does not wait at all.
 type waiter struct {
 	ctx      context.Context
 	session  *Session
@@ -17,15 +17,15 @@ type waiter struct {
 	late     bool // the limit has passed
 	purpose  purpose
 	entered  *wait // nil until it waits for the first time
-	// long is called once when it waits for long, with Service.mu held; nil: nobody is told.
+	// long is called once, with Service.mu held, when the wait takes longer than the service's patience; it may be nil.
 	long func(waited time.Duration)
-	err  error // of the context
+	err  error // the context's
 }
 
 // purpose is what a wait is for.
 type purpose struct {
-	what   string // one of waitKinds
-	name   string // of the pool, the channel, or what is published
+	what   string // forRoom, …
+	name   string // of the pool, the channel, or the buffer
 	buffer uint64
 	bytes  uint64
 }
@@ -57,7 +57,7 @@ type wait struct {
 	since time.Time
 }
 
-// enter notes that the request waits, and leave that it does not any more. Service.mu is held.
+// enter notes that the request waits; leave undoes that. Service.mu is held.
 func (w *waiter) enter() {
 	s := w.session
 	if w.entered == nil {
@@ -76,7 +76,7 @@ func (w *waiter) leave() {
 	w.session.svc.waiting[w.purpose.what]--
 }
 
-// longest is what the session has waited for longest; nil: it waits for nothing. Service.mu is held.
+// longest returns the session's request that has waited longest; nil: none waits. Service.mu is held.
 func (s *Session) longest() (longest *wait) {
 	for w := range s.waits {
 		if longest == nil || w.since.Before(longest.since) {
@@ -142,7 +142,7 @@ func (w *waiter) sleep(changed <-chan struct{}) bool {
 	}
 }
 
-// outlast is wait after the limit has passed: for what happens soon, without anybody's doing.
+// outlast is wait without the time limit, for changes that happen soon in any case.
 func (w *waiter) outlast(changed <-chan struct{}) bool {
 	s := w.session
 	w.enter()

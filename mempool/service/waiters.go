@@ -2,23 +2,23 @@ package service
 
 import "slices"
 
-// waiters are the allocations that wait for room in a pool, in one queue for each block size. One of a queue is woken at a time: where it
-// finds no room, the others would not either. Service.mu guards them.
+// waiters has the allocations that wait for room in a pool, in one queue for each block size. It wakes one of a queue at a time: if that
+// one finds no room, the others would not either. It is guarded by Service.mu.
 type waiters struct {
 	mutex   *mutex
-	changes uint64 // how often there may have come to be room
+	changes uint64 // counts the broadcasts
 	lines   map[uint64][]*place
 }
 
-// place is somebody's place in a line.
+// place is the place of one allocation in a queue.
 type place struct {
 	room  *waiters
 	size  uint64
-	wake  chan struct{} // closed when it is to look; nil while it does
-	tried uint64        // the changes that it has seen
+	wake  chan struct{} // closed to make the allocation try again; nil while it tries
+	tried uint64        // waiters.changes when it last tried
 }
 
-// join takes the last place in a line.
+// join adds a place at the end of a queue.
 func (r *waiters) join(size uint64) *place {
 	pl := &place{room: r, size: size}
 	if r.lines == nil {
@@ -36,10 +36,10 @@ func (r *waiters) broadcast() {
 	}
 }
 
-// next wakes the first in a line who has not looked since there may have come to be room, unless somebody is looking.
+// next wakes the first allocation of a queue that has not tried since the last broadcast, unless one is trying at this moment.
 func (r *waiters) next(size uint64) {
 	for _, pl := range r.lines[size] {
-		if pl.wake == nil { // it will see to the others
+		if pl.wake == nil { // it calls next when it has tried
 			return
 		}
 		if pl.tried < r.changes {
@@ -50,8 +50,8 @@ func (r *waiters) next(size uint64) {
 	}
 }
 
-// wait is closed when it is time to look again. seen are the changes there had been when the waiter looked last; alone says
-// that others in the line might have found what it did not.
+// wait returns a channel that is closed when the allocation is to try again. seen is waiters.changes when it last tried. alone says
+// that others of the queue may succeed where it failed.
 func (pl *place) wait(seen uint64, alone bool) <-chan struct{} {
 	r := pl.room
 	if r.changes > seen {
@@ -65,7 +65,7 @@ func (pl *place) wait(seen uint64, alone bool) <-chan struct{} {
 	return wake
 }
 
-// leave gives the place up, to somebody who may find more.
+// leave removes the place, and wakes the next allocation of the queue.
 func (pl *place) leave() {
 	r := pl.room
 	line := r.lines[pl.size]

@@ -10,8 +10,8 @@ import (
 	"github.com/poolbridge/poolbridge/mempool"
 )
 
-// BenchmarkRoomComes measures how long it takes from the release of the one block of a pool until another goroutine, which
-// waits for it, has it. With GOMAXPROCS=4 or more that one looks for it; it takes two CPUs.
+// BenchmarkRoomComes measures the time from the release of the one block of a pool until another goroutine that waits for it has it. It
+// needs two CPUs.
 func BenchmarkRoomComes(b *testing.B) {
 	svc := newService(b)
 	s := open(b, svc)
@@ -25,7 +25,7 @@ func BenchmarkRoomComes(b *testing.B) {
 			if l == nil {
 				continue
 			}
-			for came := time.Now(); time.Since(came) < 10*time.Microsecond; { // it has begun to wait then
+			for came := time.Now(); time.Since(came) < 10*time.Microsecond; { // long enough for the other goroutine to wait again
 			}
 			began.Store(int64(time.Since(start)))
 			_ = l.Release(false)

@@ -57,7 +57,7 @@ func TestWhoeverStandsFirstIsWokenAndTheOthersSleepOn(t *testing.T) {
 }
 
 func TestWhoeverGivesUpPassesTheTurnOn(t *testing.T) {
-	for range 50 { // who is first is up to the scheduler
+	for range 50 { // the scheduler decides which goroutine is first
 		synctest.Test(t, func(t *testing.T) {
 			svc := newService(t)
 			s := open(t, svc)

@@ -2,25 +2,25 @@ package service
 
 import "time"
 
-// Wanted tells a session that has producers in channels of a pool that memory of the pool is wanted: for a second, it gives back
-// what it keeps for later.
+// Wanted tells a session with producers in channels of a pool that other sessions need memory of the pool. For a second, the session
+// releases the buffers that it keeps for its next frames.
 type Wanted struct{ Pool uint64 }
 
 func (Wanted) notice() {}
 
-// wantedRest is how often, at most, a session is told that memory of a pool is wanted.
+// wantedRest is the least time between two Wanted notices of a pool to a session.
 const wantedRest = 200 * time.Millisecond
 
-// WantedTime is in what time a session that was told has given back what it can. A caller that got [mempool.ErrWanted] waits so long.
+// WantedTime is how long a caller that got [mempool.ErrWanted] waits for the sessions that were told to release memory.
 const WantedTime = 50 * time.Millisecond
 
-// producing is what a pool knows of a session that has producers in channels.
+// producing is a pool's state of a session that has producers in channels.
 type producing struct {
 	members int
-	asked   time.Time // when it was told that memory is wanted
+	asked   time.Time // when the last Wanted was sent
 }
 
-// produce counts a producer of a session more (+1) or less (−1). Service.mu is held.
+// produce adds n (+1 or −1) to the number of the session's producers. Service.mu is held.
 func (p *Pool) produce(s *Session, n int) {
 	if p.producers == nil {
 		p.producers = make(map[*Session]*producing)
@@ -35,7 +35,7 @@ func (p *Pool) produce(s *Session, n int) {
 	}
 }
 
-// wantFor counts an allocation of a session that finds no room more (+1) or less (−1). Service.mu is held.
+// wantFor adds n (+1 or −1) to the number of the session's allocations that find no room. Service.mu is held.
 func (p *Pool) wantFor(s *Session, n int) {
 	if p.wanting == nil {
 		p.wanting = make(map[*Session]int)
@@ -45,7 +45,7 @@ func (p *Pool) wantFor(s *Session, n int) {
 	}
 }
 
-// wantedByOthers says whether another session than s waits for memory.
+// wantedByOthers says whether an allocation of another session than s finds no room.
 func (p *Pool) wantedByOthers(s *Session) bool {
 	others := len(p.wanting)
 	if p.wanting[s] > 0 {
@@ -54,9 +54,8 @@ func (p *Pool) wantedByOthers(s *Session) bool {
 	return others > 0
 }
 
-// ask tells the sessions that have producers that others want memory, and says whether one was told just now, by this call or by another.
-// A session whose own allocation waits looks by itself for what comes back to it. all tells every session, those too that were told a
-// moment ago. Service.mu is held.
+// ask sends Wanted to the sessions with producers, except to one that alone wants memory: it takes its own buffers back by itself. told says
+// that a session was told within the last WantedTime. all sends it to every session, also if wantedRest has not passed. Service.mu is held.
 func (p *Pool) ask(all bool) (told bool) {
 	now := time.Now()
 	for s, have := range p.producers {
@@ -72,9 +71,8 @@ func (p *Pool) ask(all bool) (told bool) {
 	return told
 }
 
-// want asks for memory on behalf of an allocation that finds no room, now and again and again while one waits: other sessions that have
-// producers, and channels that keep buffers of producers that left. It says whether channels gave something back, and whether a session
-// was told now. Service.mu is held.
+// want looks for memory for an allocation that finds no room: it asks sessions with producers, and frees buffers that channels keep for
+// producers that left. It also starts wantOn. more says that channels freed something; told is as in ask. Service.mu is held.
 func (p *Pool) want() (more, told bool) {
 	if p.lent == nil { // there has been no channel
 		return false, false
@@ -92,7 +90,7 @@ func (p *Pool) want() (more, told bool) {
 	return p.waiters.changes != changes, told
 }
 
-// wantOn asks while an allocation waits.
+// wantOn calls want every wantedRest while an allocation finds no room.
 func (p *Pool) wantOn() {
 	for again := true; again; {
 		select {
@@ -109,7 +107,7 @@ func (p *Pool) wantOn() {
 	}
 }
 
-// tidy looks at the pool's channels that keep buffers of producers that left, but for those that were looked at a moment ago.
+// tidy tidies the pool's channels that keep buffers of producers that left, except those that were looked at a moment ago.
 // Service.mu is held.
 func (p *Pool) tidy() {
 	now := time.Now()

@@ -15,7 +15,7 @@ import (
 	"github.com/poolbridge/poolbridge/mempool"
 )
 
-// wants are how often a session was told that memory of the pool is wanted.
+// wants returns how often a session got Wanted for the pool.
 func (r *channelRig) wants(w *worker) int {
 	r.Helper()
 	came := told[Wanted](w)

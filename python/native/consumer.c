@@ -346,8 +346,12 @@ static enum pb_result take_from_broadcast(struct pb_consumer *c, struct pb_frame
         r = PB_FAILED;
         hold = -1;
     }
-    c->missed += number - c->next;
+    uint64_t missed = number - c->next;
     PB_STORE(own(c, 8), c->next = number + 1);
+    if (missed) {
+        c->missed += missed;
+        PB_STORE(own(c, PB_AT_MISSED), c->all_missed += missed);
+    }
     if (!r && !drops(c)) {
         PB_FULL_BARRIER();
         if ((r = takes_part(ch))) return r;
@@ -424,6 +428,11 @@ enum pb_result pb_take(struct pb_consumer *c, struct pb_frame *frame) {
     }
     if (r == PB_AGAIN) return pb_odd(&c->ch, "its tail moves without end");
     if (r != PB_PROTOCOL) c->ch.odd_since = 0;
+    if (!r) {
+        c->taken++;
+        c->bytes += frame->bytes;
+        c->dropped += frame->missed;
+    }
     return r;
 }
 

@@ -1,9 +1,8 @@
-// poolbridge._native: the module, words of shared memory, and the common functions of producers and consumers.
+// poolbridge._native: the module, words of shared memory, and what producers and consumers have in common.
 #include "native.h"
 
 #include <errno.h>
 #include <limits.h>
-#include <time.h>
 
 State *state_of(void *self) { return PyType_GetModuleState(Py_TYPE((PyObject *)self)); }
 
@@ -52,7 +51,8 @@ static bool time_to(PyObject *invalid, PyObject *from, int64_t *to) {
 
 bool wait_of(void *self, PyObject *const *args, Py_ssize_t given, Wait *to) {
     PyObject *invalid = state_of(self)->invalid;
-    return (given < 1 || time_to(invalid, args[0], &to->limit)) && (given < 2 || time_to(invalid, args[1], &to->spin));
+    to->adaptive = given < 2 || args[1] == Py_None;
+    return (given < 1 || time_to(invalid, args[0], &to->limit)) && (to->adaptive || time_to(invalid, args[1], &to->spin));
 }
 
 bool member_arguments(PyObject *args, PyObject *kwargs, int fds[3], const char *third, uint64_t *slot, uint64_t *member) {
@@ -114,73 +114,6 @@ PyObject *close_member(Member *m, PyObject *ignored) {
         }
     }
     Py_RETURN_NONE;
-}
-
-// Waiting
-
-static inline void relax(void) {
-#if defined(__x86_64__)
-    __builtin_ia32_pause();
-#elif defined(__aarch64__)
-    __asm__ volatile("isb" ::: "memory");
-#endif
-}
-
-// Spins for a while: a consumer of a broadcast until something has changed, at most 1 ms; a consumer of a queue at most 5
-// µs; a producer 1 µs.
-static void spin(struct pb_channel *ch, bool freed, int64_t until) {
-    int64_t now = pb_now(), moment = freed ? 1000 : ch->queue ? 5000 : PB_NS_MS;
-    if (until > now + moment) until = now + moment;
-    do {
-        for (int i = 0; i < 16; i++) {
-            if (!freed && pb_moved(ch)) return;
-            relax();
-        }
-    } while (pb_now() < until);
-}
-
-static void doze(int64_t ns) { nanosleep(&(struct timespec){0, ns}, NULL); }
-
-bool wait_for(Member *m, Attempt attempt, void *with, const Wait *how, enum pb_result *r) {
-    *r = attempt(m, with);
-    if (*r != PB_NONE && *r != PB_AGAIN) return true;
-    if (!how->limit && *r == PB_NONE) {
-        *r = PB_TIMEOUT;
-        return true;
-    }
-    struct pb_channel *ch = m->ch;
-    pb_futex *word = how->freed ? pb_freed(ch) : pb_published(ch);
-    int64_t now = pb_now(), until = how->limit < INT64_MAX - now ? now + how->limit : INT64_MAX;
-    int64_t spins = how->spin < INT64_MAX - now ? now + how->spin : INT64_MAX;
-    do {
-        int64_t left = until - now, most = how->hurry && *how->hurry ? 2 * PB_NS_MS : PB_SLICE;
-        m->waiting++;
-        if (*r == PB_AGAIN) {
-            Py_BEGIN_ALLOW_THREADS doze(50000);
-            Py_END_ALLOW_THREADS
-        } else if (now < spins) {
-            Py_BEGIN_ALLOW_THREADS spin(ch, how->freed, spins < until ? spins : until);
-            Py_END_ALLOW_THREADS
-        } else {
-            uint32_t seen = pb_arm(word);
-            *r = attempt(m, with);
-            if (*r == PB_NONE) {
-                Py_BEGIN_ALLOW_THREADS pb_futex_wait(word, seen, left < most ? left : most);
-                Py_END_ALLOW_THREADS
-            }
-        }
-        if (!--m->waiting && m->closing && m->open && !pb_forked(ch->life)) {
-            m->unmap(m);
-            m->open = false;
-        }
-        if (*r != PB_NONE && *r != PB_AGAIN) return true;
-        if (PyErr_CheckSignals() || !usable(m)) return false;
-        *r = attempt(m, with);
-        if (*r != PB_NONE && *r != PB_AGAIN) return true;
-        now = pb_now();
-    } while (now < until);
-    *r = PB_TIMEOUT;
-    return true;
 }
 
 // Words of any shared memory
@@ -263,6 +196,14 @@ static PyObject *futex_wait(PyObject *module, PyObject *const *args, Py_ssize_t 
     return PyBool_FromLong(!error || error == EAGAIN);
 }
 
+static PyObject *switch_spinning(PyObject *module, PyObject *on) {
+    (void)module;
+    int truth = PyObject_IsTrue(on);
+    if (truth < 0) return NULL;
+    pb_switch_spinning(truth);
+    Py_RETURN_NONE;
+}
+
 static PyObject *futex_wake(PyObject *module, PyObject *const *args, Py_ssize_t given) {
     Word at;
     uint64_t most = INT_MAX;
@@ -282,7 +223,8 @@ static PyObject *futex_wake(PyObject *module, PyObject *const *args, Py_ssize_t 
 static PyMethodDef functions[] = {
     {"load_u64", FAST(load_u64), NULL},     {"store_u64", FAST(store_u64), NULL},   {"barrier", barrier, METH_NOARGS, NULL},
     {"compare_exchange_u64", FAST(compare_exchange_u64), NULL},
-    {"futex_wait", FAST(futex_wait), NULL}, {"futex_wake", FAST(futex_wake), NULL}, {NULL, NULL, 0, NULL},
+    {"futex_wait", FAST(futex_wait), NULL}, {"futex_wake", FAST(futex_wake), NULL}, {"switch_spinning", switch_spinning, METH_O, NULL},
+    {NULL, NULL, 0, NULL},
 };
 
 // Names of the results that can be returned instead of a frame or a number, by pb_result.
@@ -310,7 +252,7 @@ static bool add_conditions(PyObject *module, State *state) {
 }
 
 static bool add_errors(State *state) {
-    PyObject *errors = PyImport_ImportModule("poolbridge._sys.errors");
+    PyObject *errors = PyImport_ImportModule("poolbridge.errors");
     struct {
         PyObject **to;
         const char *name;
@@ -330,13 +272,35 @@ static PyTypeObject *add_type(PyObject *module, PyType_Spec *spec) {
     return (PyTypeObject *)type;
 }
 
+// Leases have no buffer protocol: see `_native.pyi`. This names the way that they have.
+static int no_buffer(PyObject *self, Py_buffer *view, int flags) {
+    (void)self, (void)flags;
+    view->obj = NULL;
+    // NumPy asks first and forgets the error: an interned text costs it least.
+    PyObject *text = PyUnicode_InternFromString("a lease has no buffer protocol: call its method memoryview() instead");
+    if (text) PyErr_SetObject(PyExc_TypeError, text);
+    Py_XDECREF(text);
+    return -1;
+}
+static PyType_Slot no_buffer_slots[] = {{Py_bf_getbuffer, no_buffer}, {0, NULL}};
+static PyType_Spec no_buffer_spec = {
+    "poolbridge._native.NoBuffer", sizeof(PyObject), 0, Py_TPFLAGS_DEFAULT | Py_TPFLAGS_BASETYPE, no_buffer_slots,
+};
+
+static bool add_no_buffer(PyObject *module) {
+    PyTypeObject *type = add_type(module, &no_buffer_spec);
+    Py_XDECREF((PyObject *)type);
+    return type;
+}
+
 static int execute(PyObject *module) {
     State *state = PyModule_GetState(module);
     pb_init();
+    pb_init_spinning();
     bool made = add_errors(state) && add_conditions(module, state) && (state->frame = add_type(module, &frame_spec)) &&
                 (state->producer = add_type(module, &producer_spec)) && (state->consumer = add_type(module, &consumer_spec)) &&
                 (state->lock = add_type(module, &lock_spec)) && (state->lent = add_type(module, &lent_spec)) &&
-                (state->shelf = add_type(module, &shelf_spec));
+                (state->shelf = add_type(module, &shelf_spec)) && add_no_buffer(module);
     return made ? 0 : -1;
 }
 

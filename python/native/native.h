@@ -22,6 +22,10 @@ typedef struct Member {
     bool open;        // it has mappings
     bool closing;     // the last thread that waits unmaps them
     unsigned waiting; // number of threads that wait without the interpreter's lock
+    // After a wait that spun in vain, `sleeps` waits do not spin; `left` is how many of them are still to come.
+    unsigned sleeps, left;
+    uint64_t waits;   // how many waits were not in vain
+    int64_t waited;   // nanoseconds of all waits
 } Member;
 
 // One attempt of an operation. After PB_NONE and PB_AGAIN it is tried again.
@@ -29,8 +33,10 @@ typedef enum pb_result (*Attempt)(Member *, void *);
 
 typedef struct {
     int64_t limit, spin; // nanoseconds
+    bool adaptive;       // spin as long as is worth it, instead of for `spin`
     bool freed;          // wait on `freed` instead of `published`
     const uint64_t *hurry; // while its value is not 0: sleep no longer than 2 ms
+    bool uncounted;        // the wait does not count in the member's `waits` and `waited`
 } Wait;
 
 State *state_of(void *self);
@@ -39,11 +45,15 @@ bool count_is(Py_ssize_t given, Py_ssize_t least, Py_ssize_t most, const char *w
 bool number_of(void *self, PyObject *from, uint64_t most, const char *what, uint64_t *to);
 bool wait_of(void *self, PyObject *const *args, Py_ssize_t given, Wait *to); // reads a timeout and a spin time, if given
 bool wait_for(Member *m, Attempt attempt, void *with, const Wait *how, enum pb_result *r);
+void pb_init_spinning(void);
+void pb_switch_spinning(bool on); // whether waits of this process may spin adaptively
 PyObject *result_of(Member *m, enum pb_result r); // returns a Condition, or raises
 bool member_arguments(PyObject *args, PyObject *kwargs, int fds[3], const char *third, uint64_t *slot, uint64_t *member);
 PyObject *add_file(Member *m, PyObject *const *args, Py_ssize_t given, uint64_t slots, const char *what,
                    enum pb_result (*add)(Member *, uint32_t slot, uint64_t member, int fd));
 PyObject *unknown(Member *m, void *closure);
+PyObject *waits_asleep(Member *m, void *closure);
+PyObject *waits(Member *m, void *closure);
 PyObject *close_member(Member *m, PyObject *ignored);
 PyObject *new_frame(State *state, const struct pb_consumer *c, const struct pb_frame *frame);
 void free_object(void *self);

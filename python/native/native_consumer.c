@@ -82,14 +82,17 @@ static enum pb_result try_take(Member *m, void *with) {
     return r;
 }
 
-// take(timeout=None, spin=0.0)
+static PyObject *take_next(Consumer *self, const Wait *how) {
+    enum pb_result r;
+    if (!wait_for(&self->member, try_take, NULL, how, &r)) return NULL;
+    return r ? result_of(&self->member, r) : new_frame(state_of(self), &self->core, &self->last);
+}
+
+// take(timeout=None, spin=None)
 static PyObject *take(Consumer *self, PyObject *const *args, Py_ssize_t given) {
     Wait how = {.limit = INT64_MAX};
-    enum pb_result r;
-    if (!usable(&self->member) || !count_is(given, 0, 2, "take") || !wait_of(self, args, given, &how) ||
-        !wait_for(&self->member, try_take, NULL, &how, &r))
-        return NULL;
-    return r ? result_of(&self->member, r) : new_frame(state_of(self), &self->core, &self->last);
+    if (!usable(&self->member) || !count_is(given, 0, 2, "take") || !wait_of(self, args, given, &how)) return NULL;
+    return take_next(self, &how);
 }
 
 // Reads the arguments word and value, and whether earlier fences are settled.
@@ -122,6 +125,19 @@ static PyObject *let_go(Consumer *self, PyObject *const *args, Py_ssize_t given,
 // release(number, word=0, value=0, settled=False)
 static PyObject *release(Consumer *self, PyObject *const *args, Py_ssize_t given) {
     return let_go(self, args, given, "release", false);
+}
+
+// swap(number, timeout=None, spin=None): releases a frame without a fence, and takes the next one
+static PyObject *swap(Consumer *self, PyObject *const *args, Py_ssize_t given) {
+    Wait how = {.limit = INT64_MAX};
+    uint64_t number;
+    bool stood;
+    if (!usable(&self->member) || !count_is(given, 1, 3, "swap") || !number_of(self, args[0], UINT64_MAX, "a frame's number", &number) ||
+        !wait_of(self, args + 1, given - 1, &how))
+        return NULL;
+    enum pb_result r = pb_release(&self->core, number, false, &(struct pb_fence){0}, false, &stood);
+    if (r) return result_of(&self->member, r);
+    return take_next(self, &how);
 }
 
 // requeue(number, word=0, value=0, settled=False)
@@ -174,6 +190,12 @@ static PyObject *leave(Consumer *self, PyObject *ignored) {
     Py_RETURN_NONE;
 }
 
+static PyObject *counts(Consumer *self, void *closure) {
+    (void)closure;
+    const struct pb_consumer *c = &self->core;
+    return Py_BuildValue("(KKK)", (unsigned long long)c->taken, (unsigned long long)c->bytes, (unsigned long long)c->dropped);
+}
+
 static PyObject *failed(Consumer *self, void *closure) {
     (void)closure;
     return PyLong_FromUnsignedLongLong(self->core.failed);
@@ -200,7 +222,7 @@ static PyObject *in_hand(Consumer *self, void *closure) {
 #define FAST(function) (PyCFunction)(void (*)(void)) function, METH_FASTCALL
 static PyMethodDef methods[] = {
     {"add_track", FAST(add_track), NULL}, {"begin", (PyCFunction)begin, METH_NOARGS, NULL},
-    {"take", FAST(take), NULL},
+    {"take", FAST(take), NULL},           {"swap", FAST(swap), NULL},
     {"release", FAST(release), NULL},     {"requeue", FAST(requeue), NULL},
     {"ack", (PyCFunction)ack, METH_O, NULL}, {"give_back", (PyCFunction)give_back, METH_O, NULL},
     {"keep", FAST(keep), NULL},
@@ -208,7 +230,10 @@ static PyMethodDef methods[] = {
     {"close", (PyCFunction)close_member, METH_NOARGS, NULL}, {NULL, NULL, 0, NULL},
 };
 static PyGetSetDef getters[] = {
+    {"counts", (getter)counts, NULL, NULL, NULL},
+    {"waits", (getter)waits, NULL, NULL, NULL},
     {"unknown", (getter)unknown, NULL, NULL, NULL},
+    {"waits_asleep", (getter)waits_asleep, NULL, NULL, NULL},
     {"failed", (getter)failed, NULL, NULL, NULL},
     {"in_hand", (getter)in_hand, NULL, NULL, NULL},
     {NULL, NULL, NULL, NULL, NULL},

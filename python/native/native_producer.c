@@ -67,7 +67,7 @@ static bool bytes_of(Producer *self, PyObject *from, const char *what, Py_ssize_
     return false;
 }
 
-// publish(block, buffer, bytes, description_id, description, meta=b"", word=0, value=0, event=None, timeout=None, spin=0.0)
+// publish(block, buffer, bytes, description_id, description, meta=b"", word=0, value=0, event=None, timeout=None, spin=None)
 static PyObject *publish(Producer *self, PyObject *const *args, Py_ssize_t given) {
     Publishing p = {.waits = true};
     Py_ssize_t size = 0;
@@ -145,9 +145,9 @@ PyObject *blocks_of(Member *m) {
     return blocks;
 }
 
-// reclaim(timeout=0.0, spin=0.0)
+// reclaim(timeout=0.0, spin=None)
 static PyObject *reclaim(Producer *self, PyObject *const *args, Py_ssize_t given) {
-    Wait how = {.freed = true};
+    Wait how = {.freed = true, .uncounted = true};
     enum pb_result r;
     if (!usable(&self->member) || !count_is(given, 0, 2, "reclaim") || !wait_of(self, args, given, &how) ||
         !wait_for(&self->member, try_reclaim, NULL, &how, &r))
@@ -206,9 +206,17 @@ static int set_patience(Producer *self, PyObject *seconds, void *closure) {
     return 0;
 }
 
+static PyObject *counts(Producer *self, void *closure) {
+    (void)closure;
+    return Py_BuildValue("(KK)", (unsigned long long)self->core.published, (unsigned long long)self->core.bytes);
+}
+
 static PyGetSetDef getters[] = {
+    {"counts", (getter)counts, NULL, NULL, NULL},
+    {"waits", (getter)waits, NULL, NULL, NULL},
     {"patience", (getter)patience, (setter)set_patience, NULL, NULL},
     {"unknown", (getter)unknown, NULL, NULL, NULL},
+    {"waits_asleep", (getter)waits_asleep, NULL, NULL, NULL},
     {"in_flight", (getter)in_flight, NULL, NULL, NULL},
     {"behind", (getter)behind, NULL, NULL, NULL},
     {NULL, NULL, NULL, NULL, NULL},

@@ -168,6 +168,7 @@ static enum pb_result room_in_queue(struct pb_producer *p, uint64_t tail) {
     if (ch->policy == PB_BLOCK || !waits) return PB_NONE;
     if (PB_CAS(pb_claim(ch, oldest), &claim, oldest << 12 | PB_ACKNOWLEDGED)) {
         atomic_fetch_add(pb_at(&ch->sequencer, PB_AT_DROPPED), 1);
+        atomic_fetch_add(pb_at(&ch->sequencer, PB_AT_DROPS), 1);
         PB_FULL_BARRIER();
         pb_wake(pb_freed(ch)); // the dropped frame's producer gets its block back
     }
@@ -284,6 +285,8 @@ enum pb_result pb_publish(struct pb_producer *p, const struct pb_publication *wh
         if (!ch->queue) pb_wake(pb_freed(ch)); // another producer may wait for the block of the frame that left
         p->flights[p->in_flight++] = (struct pb_flight){.number = n, .block = what->block};
         ch->odd_since = 0;
+        p->published++;
+        p->bytes += what->bytes;
         *number = n;
         return PB_OK;
     }

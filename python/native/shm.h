@@ -101,6 +101,7 @@ struct pb_producer {
     struct pb_cursor *live[PB_CONSUMERS];    // those whose slot in the roster is active or left
     size_t lives;
     uint64_t floor;      // no blocking consumer uses a number below it
+    uint64_t published, bytes; // frames that this producer published, and the bytes of their buffers
     uint64_t *described; // id of the description in each slot of the track
     struct pb_flight *flights, *back;
     size_t in_flight, came_back, room;
@@ -151,9 +152,10 @@ struct pb_consumer {
     uint64_t producers[PB_PRODUCERS], timelines[PB_PRODUCERS]; // read from the roster
     uint32_t policy;
     bool begun, left;
-    uint64_t next, floor, missed, failed, used;
+    uint64_t next, floor, missed, all_missed, failed, used;
     struct pb_hand hands[PB_HOLDS];
     size_t in_hand;
+    uint64_t taken, bytes, dropped; // frames that this consumer took, the bytes of their buffers, and the sum of `missed`
     uint64_t busy[PB_HOLDS / 64]; // bits of the holds in use
     struct pb_kept *kept;
     size_t kept_room, kept_count;
@@ -250,8 +252,8 @@ enum { // offsets in the roster and in its slots
     PB_SLOT_START = 24,
     PB_SLOT_PROCESS = 32,
 };
-enum { PB_AT_TICKETS = 192, PB_AT_DROPPED = 256, PB_AT_HEAD = 320, PB_AT_WAITING = 512, PB_AT_ORDER = 8192 };
-enum { PB_AT_USED = 16, PB_AT_HOLDS = 4096, PB_AT_DONE = 8192, PB_RECORD = 64, PB_META_SLOT = 8448 };
+enum { PB_AT_TICKETS = 192, PB_AT_DROPPED = 256, PB_AT_HEAD = 320, PB_AT_DROPS = 384, PB_AT_WAITING = 512, PB_AT_ORDER = 8192 };
+enum { PB_AT_USED = 16, PB_AT_MISSED = 24, PB_AT_HOLDS = 4096, PB_AT_DONE = 8192, PB_RECORD = 64, PB_META_SLOT = 8448 };
 
 // The parts of a tail: number of the newest frame, slot of its producer, version of the roster.
 static inline uint64_t pb_tail(const struct pb_channel *ch) { return PB_LOAD(pb_at(&ch->sequencer, 0)); }

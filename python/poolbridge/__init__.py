@@ -30,65 +30,91 @@ poolbridge are `PoolbridgeError`. ``help(poolbridge.connect)``, ``help(poolbridg
 
 import typing as _typing
 
-from poolbridge._array.leaseview import LeaseView
-from poolbridge._client.aclient import AsyncClient, connect_async
-from poolbridge._client.borrowed import AsyncBorrowedArrays, BorrowedArrays
-from poolbridge._client.channel import AsyncChannel, Channel
-from poolbridge._client.client import Client
-from poolbridge._client.connect import connect
-from poolbridge._client.frame import AsyncFrame, Frame
-from poolbridge._client.lease import AsyncLease, BaseLease, Lease
-from poolbridge._client.listing import BufferInfo, ChannelInfo, HistoryEvent, LeaseInfo, NameInfo, SessionInfo
-from poolbridge._client.paths import default_path
-from poolbridge._client.pool import Pool, PoolStats, ServiceStats
-from poolbridge._client.promise import Promise
-from poolbridge._client.publisher import AsyncPublisher, Publisher
-from poolbridge._client.serve import Service, serve
-from poolbridge._client.subscription import AsyncSubscription, Subscription
-from poolbridge._memory.legacyhandle import LegacyHandle, OpenedMemory
-from poolbridge._order.event import Event
-from poolbridge._sys.errors import (
-    AccessDeniedError,
-    AlreadyExistsError,
-    BusyError,
-    ClientClosedError,
-    ClosedError,
-    ConnectionLostError,
-    DeviceMemoryError,
-    DeviceNotVisibleError,
-    DriverError,
-    EventUnavailableError,
-    ForkError,
-    FrameSettledError,
-    InternalError,
-    InvalidArgumentError,
-    LeaseInUseError,
-    LeaseReleasedError,
-    NotFoundError,
-    OwnerDiedError,
-    PeerAccessError,
-    PoolbridgeError,
-    PoolLimitError,
-    ProducerDiedError,
-    ProtocolError,
-    ReadOnlyWarning,
-    RequestCancelledError,
-    SecondContextError,
-    ServiceNotRunningError,
-    ServiceProgramError,
-    ServiceStalledError,
-    ServiceStartError,
-    ServiceStartTimeoutError,
-    SocketFolderError,
-    SocketInUseError,
-    StaleError,
-    UnavailableError,
-    UnsupportedError,
-    VersionError,
-    WaitTimeoutError,
+from poolbridge._array.leaseview import LeaseView as LeaseView
+from poolbridge._client.aclient import AsyncClient as AsyncClient
+from poolbridge._client.aconnect import connect_async as connect_async
+from poolbridge._client.borrowed import AsyncBorrowedArrays as AsyncBorrowedArrays, BorrowedArrays as BorrowedArrays
+from poolbridge._client.channel import AsyncChannel as AsyncChannel, Channel as Channel
+from poolbridge._client.client import Client as Client
+from poolbridge._client.connect import connect as connect
+from poolbridge._client.frame import AsyncFrame as AsyncFrame, Frame as Frame
+from poolbridge._client.lease import AsyncLease as AsyncLease, BaseLease as BaseLease, Lease as Lease
+from poolbridge._client.listing import (
+    BufferInfo as BufferInfo,
+    ChannelInfo as ChannelInfo,
+    HistoryEvent as HistoryEvent,
+    LeaseInfo as LeaseInfo,
+    NameInfo as NameInfo,
+    SessionInfo as SessionInfo,
 )
-from poolbridge._sys.literals import AckMode, ChannelMode, FullPolicy, Kind, Library
+from poolbridge._client.paths import default_path as default_path
+from poolbridge._client.pool import Pool as Pool, PoolStats as PoolStats, ServiceStats as ServiceStats
+from poolbridge._client.promise import Promise as Promise
+from poolbridge._client.publisher import AsyncPublisher as AsyncPublisher, Publisher as Publisher
+from poolbridge._client.serve import Service as Service, serve as serve
+from poolbridge._client.session_stats import (
+    ChannelCounts as ChannelCounts,
+    SessionStats as SessionStats,
+    Waits as Waits,
+)
+from poolbridge._client.subscription import AsyncSubscription as AsyncSubscription, Subscription as Subscription
+from poolbridge._client.tracing import (
+    NvtxTracer as NvtxTracer,
+    OpenTelemetryTracer as OpenTelemetryTracer,
+    Operation as Operation,
+    Tracer as Tracer,
+)
+from poolbridge._memory.legacyhandle import LegacyHandle as LegacyHandle, OpenedMemory as OpenedMemory
+from poolbridge._order.event import Event as Event
+from poolbridge._sys.literals import (
+    AckMode as AckMode,
+    ChannelMode as ChannelMode,
+    FullPolicy as FullPolicy,
+    Kind as Kind,
+    Library as Library,
+)
 from poolbridge._sys.release import release as _release
+from poolbridge.errors import (
+    AccessDeniedError as AccessDeniedError,
+    AlreadyExistsError as AlreadyExistsError,
+    BusyError as BusyError,
+    ClientClosedError as ClientClosedError,
+    ClosedError as ClosedError,
+    ConnectionLostError as ConnectionLostError,
+    ContentFailedError as ContentFailedError,
+    DeviceMemoryError as DeviceMemoryError,
+    DeviceNotVisibleError as DeviceNotVisibleError,
+    DriverError as DriverError,
+    EventUnavailableError as EventUnavailableError,
+    ForkError as ForkError,
+    FrameSettledError as FrameSettledError,
+    InternalError as InternalError,
+    InvalidArgumentError as InvalidArgumentError,
+    LeaseInUseError as LeaseInUseError,
+    LeaseReleasedError as LeaseReleasedError,
+    NotFoundError as NotFoundError,
+    OwnerDiedError as OwnerDiedError,
+    PeerAccessError as PeerAccessError,
+    PoolbridgeError as PoolbridgeError,
+    PoolLimitError as PoolLimitError,
+    ProducerDiedError as ProducerDiedError,
+    ProtocolError as ProtocolError,
+    ReadOnlyWarning as ReadOnlyWarning,
+    RequestCancelledError as RequestCancelledError,
+    SecondContextError as SecondContextError,
+    ServiceNotRunningError as ServiceNotRunningError,
+    ServiceProgramError as ServiceProgramError,
+    ServiceStalledError as ServiceStalledError,
+    ServiceStartError as ServiceStartError,
+    ServiceStartTimeoutError as ServiceStartTimeoutError,
+    SocketFolderError as SocketFolderError,
+    SocketInUseError as SocketInUseError,
+    StaleError as StaleError,
+    UnavailableError as UnavailableError,
+    UnsupportedError as UnsupportedError,
+    VersionError as VersionError,
+    WaitTimeoutError as WaitTimeoutError,
+)
 
 if _typing.TYPE_CHECKING:
     __version__: str
@@ -98,96 +124,3 @@ else:
         if name != "__version__":
             raise AttributeError(f"module 'poolbridge' has no attribute {name!r}")
         return _release()
-
-
-__all__ = [
-    "AccessDeniedError",
-    "AckMode",
-    "AlreadyExistsError",
-    "AsyncBorrowedArrays",
-    "AsyncChannel",
-    "AsyncClient",
-    "AsyncFrame",
-    "AsyncLease",
-    "AsyncPublisher",
-    "AsyncSubscription",
-    "BaseLease",
-    "BorrowedArrays",
-    "BufferInfo",
-    "BusyError",
-    "Channel",
-    "ChannelInfo",
-    "ChannelMode",
-    "Client",
-    "ClientClosedError",
-    "ClosedError",
-    "ConnectionLostError",
-    "DeviceMemoryError",
-    "DeviceNotVisibleError",
-    "DriverError",
-    "Event",
-    "EventUnavailableError",
-    "ForkError",
-    "Frame",
-    "FrameSettledError",
-    "FullPolicy",
-    "HistoryEvent",
-    "InternalError",
-    "InvalidArgumentError",
-    "Kind",
-    "Lease",
-    "LeaseInUseError",
-    "LeaseInfo",
-    "LeaseReleasedError",
-    "LeaseView",
-    "LegacyHandle",
-    "Library",
-    "NameInfo",
-    "NotFoundError",
-    "OpenedMemory",
-    "OwnerDiedError",
-    "PeerAccessError",
-    "Pool",
-    "PoolLimitError",
-    "PoolStats",
-    "PoolbridgeError",
-    "ProducerDiedError",
-    "Promise",
-    "ProtocolError",
-    "Publisher",
-    "ReadOnlyWarning",
-    "RequestCancelledError",
-    "SecondContextError",
-    "Service",
-    "ServiceNotRunningError",
-    "ServiceProgramError",
-    "ServiceStalledError",
-    "ServiceStartError",
-    "ServiceStartTimeoutError",
-    "ServiceStats",
-    "SessionInfo",
-    "SocketFolderError",
-    "SocketInUseError",
-    "StaleError",
-    "Subscription",
-    "UnavailableError",
-    "UnsupportedError",
-    "VersionError",
-    "WaitTimeoutError",
-    "__version__",
-    "connect",
-    "connect_async",
-    "default_path",
-    "serve",
-]
-
-
-def _sign() -> None:
-    """Set ``__module__`` of the public classes and functions to ``poolbridge``, for tracebacks and pickles."""
-    for name in __all__:
-        value = globals().get(name)
-        if str(getattr(value, "__module__", "")).startswith("poolbridge._"):
-            value.__module__ = "poolbridge"
-
-
-_sign()

@@ -4,7 +4,9 @@ import os
 import sys
 
 from poolbridge._client.program import find_program
-from poolbridge._sys.errors import ServiceProgramError
+from poolbridge.errors import (
+    ServiceProgramError,
+)
 
 if __name__ == "__main__":
     try:

@@ -7,7 +7,7 @@ waiting function handles signals and keeps its time limit. In a forked child eve
 `ForkError`.
 
 Numbers are from 0 to 2**64 - 1 unless stated otherwise. Times are in seconds. ``spin`` is the time for which a wait
-polls before it sleeps. All arguments are positional.
+polls before it sleeps; None: adaptively, 100 µs if that was worth it lately. All arguments are positional.
 """
 
 from collections.abc import Callable
@@ -120,7 +120,7 @@ class Producer:
         value: int = 0,
         event: bytes | None = None,
         timeout: float | None = None,
-        spin: float = 0.0,
+        spin: float | None = None,
         /,
     ) -> int | Condition:
         """Publish a block as the next frame and return the frame's number.
@@ -138,7 +138,7 @@ class Producer:
             The memory of the channel was inconsistent for 100 ms.
         """
     def reclaim(
-        self, timeout: float | None = 0.0, spin: float = 0.0, /
+        self, timeout: float | None = 0.0, spin: float | None = None, /
     ) -> list[tuple[int, tuple[tuple[int, int, int], ...]]] | Condition:
         """Return the blocks that came back, each with the fences (timeline, word, value) for its next writer.
 
@@ -151,6 +151,15 @@ class Producer:
     @property
     def behind(self) -> tuple[int, int] | None:
         """Member and process id of the consumer that is furthest behind and blocks a broadcast; None: no consumer."""
+    @property
+    def waits_asleep(self) -> int:
+        """How many of the next waits do not poll adaptively, because earlier ones polled in vain."""
+    @property
+    def counts(self) -> tuple[int, int]:
+        """Frames that this producer published, and the bytes of their buffers."""
+    @property
+    def waits(self) -> tuple[int, float]:
+        """Waits for room that were not in vain, and the seconds of all waits for room."""
     @property
     def unknown(self) -> tuple[int, int]:
         """Slot and member id of the consumer whose cursor was missing last."""
@@ -166,7 +175,9 @@ class Consumer:
         """Begin to take frames, when the service has said that it has joined. Return the first number; 0 in a queue."""
     def add_track(self, slot: int, member: int, fd: int, /) -> None:
         """Map the track of a producer. It replaces that of the producer that had the slot before."""
-    def take(self, timeout: float | None = None, spin: float = 0.0, /) -> Frame | Condition:
+    def swap(self, number: int, timeout: float | None = None, spin: float | None = None, /) -> Frame | Condition:
+        """Release a frame without a fence, and then take the next one: `release` and `take` in one step."""
+    def take(self, timeout: float | None = None, spin: float | None = None, /) -> Frame | Condition:
         """Take the next frame. It is in hand until it is released.
 
         Without a frame, the result is `TIMEOUT`, `END`, `DESTROYED`, `EVICTED`, `UNKNOWN_MEMBER`, `FAILED` or
@@ -215,6 +226,15 @@ class Consumer:
     @property
     def in_hand(self) -> list[int]:
         """Numbers of the frames in hand, in their order."""
+    @property
+    def waits_asleep(self) -> int:
+        """How many of the next waits do not poll adaptively, because earlier ones polled in vain."""
+    @property
+    def counts(self) -> tuple[int, int, int]:
+        """Frames that this consumer took, the bytes of their buffers, and how many frames were missed."""
+    @property
+    def waits(self) -> tuple[int, float]:
+        """Waits for a frame that were not in vain, and the seconds of all waits for a frame."""
     @property
     def unknown(self) -> tuple[int, int]:
         """Slot and member id of the producer whose track was missing last."""
@@ -278,6 +298,13 @@ class DeferringLock:
     def rest(self, seconds: float, /) -> None:
         """Wait until no other thread holds the lock, for `seconds` at most."""
 
+class NoBuffer:
+    """A base of leases. ``memoryview(lease)`` raises a `TypeError` that names ``lease.memoryview()``.
+
+    NumPy would use a buffer protocol instead of ``__array__``, which knows every dtype and makes arrays read-only when
+    the lease is published. Where a buffer is refused NumPy goes on to ``__array__``.
+    """
+
 def load_u64(buffer: ReadableBuffer, offset: int, /) -> int:
     """Load a 64-bit word, with acquire order."""
 
@@ -295,3 +322,6 @@ def futex_wait(buffer: ReadableBuffer, offset: int, seen: int, timeout: float | 
 
 def futex_wake(buffer: ReadableBuffer, offset: int, count: int = ..., /) -> int:
     """Wake at most `count` sleepers on the 32 bits at an offset, in all processes; return how many."""
+
+def switch_spinning(on: bool, /) -> None:
+    """Let waits of this process poll adaptively, or not. Only benchmarks use it, to measure what that is worth."""

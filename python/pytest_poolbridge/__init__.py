@@ -1,4 +1,4 @@
-"""Fixtures for pytest: a service for the tests, and a client of it. They are there wherever poolbridge is installed.
+"""Fixtures for pytest: a service for the tests, and a client of it. Every project that installs poolbridge has them.
 
 It is a package of its own, so that a test run that needs no service does not import poolbridge.
 """
@@ -17,7 +17,7 @@ _POOLS = "poolbridge_pools"
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """Let projects say which pools the service begins with."""
+    """Register the setting with the pools that the service begins with."""
     parser.addini(
         _POOLS,
         "pools of the fixture poolbridge_service, one a line, as `poolbridge.serve(pools=…)` takes them",
@@ -28,7 +28,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 @pytest.fixture(scope="session")
 def poolbridge_service(request: pytest.FixtureRequest) -> Iterator[poolbridge.Service]:
-    """Run a `poolbridge.Service` for this test run alone, with the pools of the setting ``poolbridge_pools``.
+    """Run a `poolbridge.Service` for this test run, with the pools of the setting ``poolbridge_pools``.
 
     Without that setting there is one of 64 MiB of memory of the CPU, ``tests``.
     """

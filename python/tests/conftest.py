@@ -1,4 +1,4 @@
-"""What every test has at hand; and a check that none leaks descriptors or mappings."""
+"""Fixtures and settings of all tests, and a check that no test leaks descriptors or mappings."""
 
 from __future__ import annotations
 
@@ -15,26 +15,25 @@ from hypothesis.configuration import set_hypothesis_home_dir
 from test_device import has_driver
 
 import poolbridge
-from poolbridge._cuda import cuda as _cuda
-from poolbridge._cuda import stream as _cuda_stream
+from poolbridge._cuda import cuda as _cuda, stream as _cuda_stream
 from poolbridge._memory.mappings import MAPPINGS
 from poolbridge._session.membership import NATIVE
 
-# Found examples are kept with what is built, not in the tree.
+# Found examples are stored in the build folder, not in the source tree.
 set_hypothesis_home_dir(Path(__file__).parents[2] / "build" / "hypothesis")
 
-# A busy machine is slow, and that is no fault of a test.
+# A test must not fail because the machine is busy.
 settings.register_profile("patient", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("patient")
 
-# Where there is no driver, `test_device` runs these on the simulated one.
+# Without a driver, `test_device` runs these on the simulated one.
 collect_ignore = [] if has_driver() else ["oncuda"]
 
-# What `test_libraries` saw, by library, kind, element type and layout.
+# The results of `test_libraries`, by library, kind, element type and layout.
 OUTCOMES = pytest.StashKey[dict[tuple[str, ...], set[str]]]()
 
 
-# When no further test begins, in seconds since the start.
+# No further test begins after this time, in seconds since the start.
 LIMIT = float(os.environ.get("POOLBRIDGE_TEST_SECONDS", "inf"))
 BEGIN = time.monotonic()
 
@@ -50,7 +49,7 @@ def pytest_runtest_teardown(item: pytest.Item) -> None:
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
-    """Tell which library took what in place, and what became of the rest; not with -q."""
+    """Report which library took which layouts in place, and the results of the others; not with -q."""
     outcomes = config.stash.get(OUTCOMES, {}) if config.get_verbosity() >= 0 else {}
     for library, kind in dict.fromkeys(key[:2] for key in outcomes):
         by_outcome: dict[str, list[tuple[str, ...]]] = {}
@@ -65,7 +64,7 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: p
 
 
 # The memory that NVIDIA's driver shares between processes for interprocess events. It opens it with the first of them
-# and keeps it until the process ends, also when no event is left: the name is the driver's, and nobody else's.
+# and keeps it until the process ends, also when no event is left. Only the driver uses this name.
 OF_THE_DRIVER = "/dev/shm/cuda.shm."
 
 
@@ -83,7 +82,7 @@ def open_descriptors() -> dict[str, str]:
 
 @pytest.fixture(scope="session", autouse=True)
 def driver() -> None:
-    """Use every GPU once, where there are some: what their driver opens then stays open."""
+    """Use every GPU once, so that the files that the driver opens then are open before the first test."""
     for ordinal in range(len(_cuda.devices()) if has_driver() else 0):
         _cuda.Allocation(ordinal, 64)
         _cuda_stream.own_stream(ordinal)

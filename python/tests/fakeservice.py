@@ -342,7 +342,7 @@ class Connection(threading.Thread):
 
     def release(self, request: m.Release, fds: list[int]) -> None:
         error: Refused | None = None
-        for lease in request.l, *request.al:  # each that can be ended, as the real service does it
+        for lease in request.l, *request.al:  # all that can be ended, like the real service
             try:
                 self.release_one(self.find(lease), request)
             except Refused as refused:
@@ -372,7 +372,7 @@ class Connection(threading.Thread):
         pass
 
     def bye(self, request: m.Bye, fds: list[int]) -> None:
-        """Have the client leave: nothing follows from it here."""
+        """Let the client leave. The small service does nothing then."""
 
     def dropped(self, request: m.Dropped, fds: list[int]) -> None:
         self.exported.difference_update(request.bl)
@@ -398,7 +398,7 @@ Service.connection_type = Connection
 
 
 def working(client: Any, connection: Connection, request: Any, *, named: bool = True) -> None:
-    """Say that a request is being worked on, and return once the client's patience was over and it went on to wait."""
+    """Send `working`, and return when the client has reached its time limit and goes on to wait."""
     call = client._session.core._calls[request.q]
     connection.send(m.Working(rq=request.q if named else 0))
     for expected in (True, False):

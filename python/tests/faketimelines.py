@@ -1,4 +1,4 @@
-"""The small service with timelines: enough of their rules for the client's tests."""
+"""The small service with timelines: with the rules that the client's tests need."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import msgspec
 from fakeservice import SEALS, Connection, FakeBuffer, FakeLease, Refused, Service
 
-from poolbridge._order.page import TOMBSTONE, WORDS
+from poolbridge._order.page import FILE_BYTES, TOMBSTONE, WORDS
 from poolbridge._wire import messages as m
 
 UNSET = msgspec.UNSET
@@ -83,7 +83,7 @@ class TimelineConnection(Connection):
         if not id_:
             id_ = self.service.new_id()
             fd = os.memfd_create("poolbridge-timeline", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
-            os.ftruncate(fd, 4096)
+            os.ftruncate(fd, FILE_BYTES)
             fcntl.fcntl(fd, 1033, SEALS)
             mapping = mmap.mmap(fd, 4096)
             pages[id_] = FakePage(fd, memoryview(mapping).cast("Q"), self, mapping)

@@ -1,4 +1,4 @@
-"""Array libraries as a table of tests sees them: how each takes a lease, reads it, writes it, and what it refuses."""
+"""Array libraries for the tests of all of them: how each takes a lease, reads it, writes it, and what it refuses."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ LAYOUTS = {
 
 
 class Library:
-    """One array library; this is how most do it.
+    """One array library. The methods here are right for most.
 
     Attributes
     ----------
@@ -88,7 +88,7 @@ class Library:
             return False
 
     def lacks(self, kind: str) -> str:
-        """Say why the library, as it is installed, cannot use the GPU; "" if it can."""
+        """Return the reason why the installed library cannot use the GPU; "" if it can."""
         return ""
 
     def take(self, lease: poolbridge.Lease) -> Any:
@@ -98,22 +98,22 @@ class Library:
         raise NotImplementedError
 
     def read(self, array: Any, dtype: str) -> bytes:
-        """Give the elements in C order, read by the library."""
+        """Return the elements in C order, read by the library."""
         raise NotImplementedError
 
     def write_ones(self, array: Any) -> None:
-        """Set every element to 1, by the library; complete on return."""
+        """Set every element to 1 with the library. It is done on return."""
         raise NotImplementedError
 
     def can_write(self, dtype: str, layout: Layout, kind: str) -> bool:
         return self.writes
 
     def alone(self, layout: Layout) -> bool:
-        """Whether the layout is tried in a process of its own, because the library may end the process."""
+        """Whether the layout is tested in another process, because the library may end the process."""
         return False
 
     def expected(self, dtype: str, layout: Layout, kind: str) -> str:
-        """Give a pattern of what may come out: `IN_PLACE`, `COPY`, or the name and the text of an error."""
+        """Return a pattern for the results that are right: `IN_PLACE`, `COPY`, or the name and the text of an error."""
         return IN_PLACE
 
 
@@ -164,7 +164,7 @@ class Torch(Library):
 
         bits = torch.view_as_real(array) if array.is_complex() else array
         bits = bits.view(getattr(torch, f"int{8 * bits.element_size()}"))
-        # By a kernel: its copies name a direction, which the driver refuses for memory of a host pool.
+        # With a kernel: the library's copies name a direction, which the driver refuses for memory of a host pool.
         return bytes(torch.bitwise_or(bits, 0).cpu().contiguous().numpy().tobytes())
 
     def write_ones(self, array: Any) -> None:
@@ -175,7 +175,7 @@ class Torch(Library):
             torch.cuda.synchronize(array.device)
 
     def can_write(self, dtype: str, layout: Layout, kind: str) -> bool:
-        return 0 not in layout.strides  # it refuses to write one element through several
+        return 0 not in layout.strides  # it refuses to write an element that has several indices
 
     def expected(self, dtype: str, layout: Layout, kind: str) -> str:
         return "BufferError: PyTorch has no negative strides" if layout.reversed else IN_PLACE
@@ -196,7 +196,7 @@ class Jax(Library):
         return "" if kind == "host" or on_gpu else "this jax sees no GPU: install its plugin for CUDA"
 
     def take(self, lease: poolbridge.Lease) -> Any:
-        """With 64 bits: without, it would copy and narrow."""
+        """With 64-bit types enabled: otherwise JAX would copy and convert to 32 bits."""
         import jax
 
         jax.config.update("jax_enable_x64", True)
@@ -311,7 +311,7 @@ class CudaCore(Library):
         return int(array.ptr)
 
     def read(self, array: Any, dtype: str) -> bytes:
-        """As it says where the elements are; it has no copies of its own."""
+        """The array's interface only describes the elements; it has no copy functions."""
         from poolbridge._cuda import cuda as _cuda
 
         element = _tensor.element_type(dtype)

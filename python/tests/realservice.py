@@ -1,4 +1,4 @@
-"""The service itself, in a process of its own, for what the small one in Python cannot do."""
+"""The real service, in another process, for tests that the small one in Python cannot serve."""
 
 from __future__ import annotations
 
@@ -47,14 +47,14 @@ class RealService:
 
 
 def publish(client: poolbridge.Client, channel: poolbridge.Channel, value: int, **options: Any) -> int:
-    """Publish a frame of four numbers, which are its value, in memory of the channel's pool."""
+    """Publish a frame of four numbers equal to its value, in memory of the channel's pool."""
     lease = client.allocate(4, "int32", pool=channel.pool, timeout=60)
     np.asarray(lease)[:] = value
     return channel.publish(lease, meta={"value": str(value)}, **options)
 
 
 def until(condition: Callable[[], object], seconds: float = 30.0) -> None:
-    """Wait for what comes sooner or later."""
+    """Wait until a condition is true."""
     deadline = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < deadline, "waited in vain"
@@ -62,5 +62,5 @@ def until(condition: Callable[[], object], seconds: float = 30.0) -> None:
 
 
 def leases(client: poolbridge.Client) -> int:
-    """Give how many leases the service has."""
+    """Return how many leases the service has."""
     return client.stats().leases

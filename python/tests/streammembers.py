@@ -1,4 +1,4 @@
-"""Members of a channel that are processes of their own, for tests."""
+"""Members of a channel in separate processes, for tests."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _AGAIN: Final = {Condition.TIMEOUT, Condition.NO_ROOM}
 
 
 class Board:
-    """What the processes of a test share besides the channel: blocks, and how far they are.
+    """Memory that the processes of a test share besides the channel: blocks, and their progress.
 
     Parameters
     ----------
@@ -38,9 +38,9 @@ class Board:
         self.acknowledged = memoryview(self.memory)[self.SIZE : self.SIZE + self.NUMBERS]
         """By number."""
         self.ready = memoryview(self.memory)[self.SIZE + self.NUMBERS :]
-        """By member id: 1 it has mapped its files, 2 it has joined."""
+        """By member id: 1: it has mapped its files, 2: it has joined."""
         self.files = self.ready[1024:].cast("q")
-        """Descriptors of the process that made it: of cursors, then of tracks."""
+        """Descriptors in the process that made it: of cursors, then of tracks."""
 
     def __reduce__(self) -> tuple[type[Board], tuple[int, int]]:
         return Board, (self.pid, self.fd)
@@ -75,7 +75,7 @@ def _meet(member: Producer | Consumer, board: Board) -> None:
 
 
 def produce(seat: Seat, board: Board, frames: int) -> None:
-    """Publish so many frames; without end if it is 0."""
+    """Publish so many frames; 0: without end."""
     files = seat.opened()
     producer = Producer(files.roster, files.sequencer, files.file, seat.slot, seat.member)
     memory = board.memory

@@ -38,7 +38,7 @@ def opened(pid: int, fd: int) -> int:
 
 
 class Seat(NamedTuple):
-    """What a member needs to take part: a process that may open our descriptors, and the descriptors."""
+    """What a member needs to take part: a process whose descriptors it may open, and the descriptors."""
 
     pid: int
     roster: int
@@ -132,11 +132,11 @@ class Channel:
         _native.store_u64(self.roster, at, word >> 32 << 32 | value)
 
     def seal(self, slot: int, *, producer: bool) -> None:
-        """Let nobody else map a member's file to write it."""
+        """Seal a member's file, so that no other process can map it for writing."""
         fcntl.fcntl(self.files[producer, slot], _F_ADD_SEALS, _FUTURE_WRITE)
 
     def join(self, slot: int, *, producer: bool, oldest: bool = False) -> None:
-        """Have a member take part, which has mapped its file."""
+        """Make a member take part that has mapped its file."""
         first = True
         while True:
             tail = _native.load_u64(self.sequencer, 0)
@@ -165,7 +165,7 @@ class Channel:
         self.wake()
 
     def give_claims_back(self, slot: int) -> None:
-        """Give back what a consumer of a queue had, whose process is gone."""
+        """Give back the frames of a queue's consumer whose process is gone."""
         for at in range(8192 + 8 * self.slots, 8192 + 16 * self.slots, 8):
             claim = _native.load_u64(self.sequencer, at)
             if claim & 4095 == 2 + slot:
@@ -179,7 +179,7 @@ class Channel:
         return _native.compare_exchange_u64(self.sequencer, 0, tail, tail & ~1023 | version & 1023)
 
     def wake(self) -> None:
-        """Move both futexes on and wake all who sleep there."""
+        """Change both futexes and wake all members that sleep on them."""
         for at in (64, 128):
             while True:
                 seen = _native.load_u64(self.sequencer, at)
@@ -188,7 +188,7 @@ class Channel:
             _native.futex_wake(self.sequencer, at)
 
     def close(self, state: int = CLOSED) -> None:
-        """Close the channel: what was published can be taken, and then comes the end."""
+        """Close the channel: consumers can take the published frames, and then get the end."""
         _native.store_u64(self.roster, 16, CLOSING)
         self._bump()
         while not self._new_version(_native.load_u64(self.sequencer, 0)):

@@ -38,7 +38,7 @@ def publish(channel, *values):
 
 
 def left(client):
-    """Give the numbers of the frames that nobody has acknowledged, and that nobody has: they are acknowledged now."""
+    """Take and acknowledge the frames that wait in the queue; return their numbers."""
     found = []
     with client.subscribe("work") as frames:
         while True:
@@ -54,7 +54,7 @@ def test_asking_for_the_next_frame_acknowledges_those_before_though_their_arrays
     channel = client.create_channel("c", mode=mode, capacity=2)
     frames = other.subscribe("c", credit=1)
     kept = []
-    for value in range(8):  # more than the channel keeps, and than there is credit
+    for value in range(8):  # more than the channel keeps
         publish(channel, value)
         kept.append(np.asarray(next(frames)))
     assert [int(array[0]) for array in kept] == list(range(8))
@@ -97,7 +97,7 @@ def test_a_frame_that_a_loop_was_left_with_goes_to_another(service, client, othe
     gc.collect()
     other.stats()
     rest = client.subscribe("work")
-    assert {rest.receive(60).seq, rest.receive(60).seq} == {2, 3}  # 3 first, if 2 comes back only then
+    assert {rest.receive(60).seq, rest.receive(60).seq} == {2, 3}  # 3 comes first if 2 is given back later
 
 
 def test_a_block_acknowledges_a_frame_whose_array_lives_on(client, other, queue):
@@ -143,7 +143,7 @@ def test_a_frame_is_acknowledged_by_hand_where_that_was_asked_for(client, other,
     second.release()
     frames.close()
     assert left(client) == []
-    first.ack()  # the end of a subscription settles nothing
+    first.ack()  # closing a subscription does not acknowledge frames
     del fourth
     gc.collect()
     assert left(client) == [4]

@@ -1,4 +1,4 @@
-"""DLPack, NumPy's protocols and copies, to the letter, on memory of the CPU."""
+"""The details of DLPack, NumPy's protocols and copies, on memory of the CPU."""
 
 from __future__ import annotations
 
@@ -9,8 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
+from hypothesis import HealthCheck, given, settings, strategies as st
 
 import poolbridge
 from poolbridge._array import sources as _sources
@@ -23,7 +22,7 @@ IN_NUMPY = [name for name, element in ELEMENT_TYPES.items() if element.in_numpy]
 
 @dataclass
 class Seen:
-    """What a consumer reads in a capsule, which it keeps."""
+    """The content of a DLPack capsule, as a consumer reads it; it keeps the capsule."""
 
     capsule: object
     data: int | None
@@ -62,7 +61,7 @@ def look(capsule: object) -> Seen:
 
 
 def strided(client, tensor, service):
-    """A lease of a description that only the service can make."""
+    """A lease with any description: only the service can make one."""
     lease = client.allocate(64, "uint8")
     lease.publish("strided", replace=True)
     buffer = service.buffers[lease.buffer_id]
@@ -265,7 +264,7 @@ def test_bfloat16_is_copied_by_its_values(client):
 
 def test_copy_from_page_locked_memory_of_another_library(client):
     class PageLocked:
-        """As PyTorch's: it names its device, and refuses streams as memory of the CPU."""
+        """Like PyTorch's: it names its device, and refuses streams for memory of the CPU."""
 
         def __init__(self, array):
             self.array = array

@@ -1,4 +1,4 @@
-"""The asyncio client, which is the blocking one's twin."""
+"""The asyncio client."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The harness of the benchmark: numbers, not speed."""
+"""The harness of the benchmark: that it measures, not how fast anything is."""
 
 from __future__ import annotations
 
@@ -16,11 +16,10 @@ from typing import ClassVar
 
 import pytest
 
-from poolbridge._bench import alternatives as _bench_alternatives
-from poolbridge._bench import streams as _bench_streams
+from poolbridge._bench import alternatives as _bench_alternatives, streams as _bench_streams
 from poolbridge._bench.alternatives import LINKS
 from poolbridge._bench.fan_iceoryx2 import IceoryxFan
-from poolbridge._bench.fan_poolbridge import ChannelFan
+from poolbridge._bench.fan_poolbridge import ChannelFan, QueueFan
 from poolbridge._bench.link import Link
 from poolbridge._bench.sample import percentile, summarize
 from poolbridge._session.membership import NATIVE
@@ -68,7 +67,7 @@ def test_result_without_latencies_says_so():
 
 
 class Recorder(Link):
-    """Keeps what happens to it, and gives out numbers."""
+    """Records its calls, and returns numbers."""
 
     name = "a recorder"
     kind = "host"
@@ -131,7 +130,7 @@ def test_a_consumer_acknowledges_each_array_or_the_warm_up_and_the_end(monkeypat
 
 
 def alternatives(kind, **environment):
-    """Measure every alternative of a kind as briefly as can be; give the lines."""
+    """Measure every alternative of a kind as briefly as possible; return the lines."""
     command = [sys.executable, "-m", "poolbridge.bench", "--json", "--bytes", "4096", "--seconds", "0.01"]
     done = subprocess.run(
         [*command, "--kind", kind, "--depth", "4"],
@@ -176,13 +175,13 @@ def test_every_alternative_on_device_memory_runs_one_by_one_and_as_a_stream():
 
 @pytest.fixture(scope="module", autouse=True)
 def tracker():
-    """Start what multiprocessing keeps for good, with its pipe."""
+    """Start the process and the pipe that multiprocessing keeps until the end."""
     resource_tracker.ensure_running()
 
 
 @pytest.fixture
 def poolsvc(tmp_path):
-    """The socket of a service in a process of its own."""
+    """The socket of a service in another process."""
     if not os.access(POOLSVC, os.X_OK):
         pytest.skip("poolsvc is not built: make build")
     path = str(tmp_path / "run" / "s.sock")
@@ -197,7 +196,9 @@ def test_python_streams_are_measured_of_every_system_that_is_here(poolsvc, monke
     monkeypatch.setattr(_bench_streams, "_PACED", 20)
     skipped = []
     results = list(
-        _bench_streams.measure_streams(poolsvc, lambda *what: skipped.append(what[1]), seconds=0.01, consumers=1)
+        _bench_streams.measure_streams(
+            poolsvc, lambda *what: skipped.append(what[1]), seconds=0.01, consumers=(1,), sleeping=True
+        )
     )
     every = {ChannelFan.name, "iceoryx2"}
     systems = every - set(skipped)
@@ -205,20 +206,42 @@ def test_python_streams_are_measured_of_every_system_that_is_here(poolsvc, monke
     assert (ChannelFan.name in skipped) == (NATIVE is None)
     workloads = {result.workload for result in results}
     assert "stream/python-python/1 consumer" in workloads
+    assert "stream/python-sleeping/1 consumer" in workloads
     for workload in workloads:
-        assert {result.system for result in results if result.workload == workload} == systems
+        wanted = systems - {"iceoryx2"} if "sleeping" in workload else systems
+        assert {result.system for result in results if result.workload == workload} == wanted
     for result in results:
         assert result.per_second > 0
         assert result.p50_us
         assert result.cpu_us
         assert (result.service_share is None) == (result.system == "iceoryx2")
+        assert result.rounds == 2
+        least, most = result.per_second_range or (0, 0)
+        assert 0 < least <= result.per_second + 1 <= most + 2
+        least, most = result.p50_us_range or (0, 0)
+        assert 0 < least <= most
+
+
+@pytest.mark.skipif(NATIVE is None, reason="poolbridge is installed without its native module")
+def test_the_consumers_of_a_measured_queue_take_every_frame_together(poolsvc):
+    run = _bench_streams._Run(SPAWN, QueueFan(4096, 8, 3, "queue", waiting="python", path=poolsvc))
+    try:
+        run.fast(0.01)
+        run.fast(0.01)
+        result = run.result()
+    finally:
+        run.end()
+    assert result.workload == "stream/python-queue/3 consumers"
+    assert result.per_second > 0
+    assert result.p50_us is None
+    assert result.p50_us_range is None
 
 
 @pytest.mark.skipif(NATIVE is None, reason="poolbridge is installed without its native module")
 def test_the_service_does_nothing_for_a_frame(poolsvc):
     skipped = []
     streams = _bench_streams.measure_streams(
-        poolsvc, lambda *what: skipped.append(what), seconds=0.2, consumers=1, others=False
+        poolsvc, lambda *what: skipped.append(what), seconds=0.2, consumers=(1,), others=False
     )
     assert (next(streams).service_share or 0.0) < 0.1
     streams.close()

@@ -33,7 +33,7 @@ def publish(client, channel, value, shape=(4,)):
 
 
 def reserved(client, channel):
-    """Give the bytes of a channel's pool that are not given back when the channel is closed."""
+    """Return how many bytes of a channel's pool are still used after the channel was closed."""
     channel.close()
     until(lambda: client.stats().leases == 0)
     client.trim()
@@ -109,7 +109,7 @@ def test_a_recalled_block_is_unmapped_once_its_array_is_gone(client, other):
 
 def test_nothing_is_left_when_the_client_closes(service, client):
     channel = client.create_channel("video")
-    publish(client, channel, 0)  # from here on the producer has mapped all that it will
+    publish(client, channel, 0)  # the producer has mapped everything now
     before = len(MAPPINGS)
     with poolbridge.connect(service.path, timeout=60) as other:
         arrays = other.subscribe("video").arrays()
@@ -222,7 +222,7 @@ class Broken:
 
 
 def taken(client, other, count):
-    """Give arrays of a subscription that has taken some frames: from here on every block has its array."""
+    """Return the arrays of a subscription that has taken so many frames that every block has its array."""
     channel = client.create_channel("video", capacity=2, full="block")
     arrays = other.subscribe("video", credit=1).arrays()
     for value in range(count):
@@ -278,6 +278,6 @@ def test_a_forked_child_gets_no_arrays_and_lets_go_of_none(client, other):
 def test_arrays_may_be_dropped_by_whoever_holds_the_lock_of_a_closed_client(service, client):
     with poolbridge.connect(service.path, timeout=60) as other:
         _, arrays = taken(client, other, 6)
-    with other._session.lock:  # as the garbage collector may do
+    with other._session.lock:  # the garbage collector may run here
         del arrays
         gc.collect()

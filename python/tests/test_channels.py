@@ -49,7 +49,7 @@ def test_frames_come_in_order_and_end_with_the_channel(client, other):
 
 
 def asked_for(client, kind):
-    """Give a list that grows by each request of a kind."""
+    """Return a list that gets each request of a kind."""
     core, seen = client._session.core, []
     start = core.start
 
@@ -63,7 +63,7 @@ def asked_for(client, kind):
 
 
 def in_hand(frames):
-    """Give the numbers of the frames whose memory a subscription keeps."""
+    """Return the numbers of the frames whose memory a subscription keeps."""
     return frames._consumer.native.in_hand
 
 

@@ -1,4 +1,4 @@
-"""Device memory without a GPU: what is missing is said, and on the simulated driver everything works."""
+"""Device memory without a GPU: errors name what is missing, and everything works on the simulated driver."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def has_driver() -> bool:
     ids=lambda path: path.name,
 )
 def test_on_the_simulated_driver(tmp_path, path):
-    """In a process of its own: a driver is found when it is first asked for, and stays."""
+    """In another process: a driver is found at its first use, and stays."""
     if importlib.util.find_spec("cuda") is None:
         pytest.skip("the packages of poolbridge[cuda] are not installed")
     if not (SIMULATION / "libcuda.so.1").exists():

@@ -1,4 +1,4 @@
-"""Every block of README and of the guide does what it says: no block is left out, and every error has its section."""
+"""Every block of README and of the guide runs or is checked, and every error has a section."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ ROOT = Path(__file__).parents[2]
 README = ROOT / "README.md"
 PAGES = [README, *(ROOT / "docs" / f"{name}.md" for name in (
     "index", "install", "first-array", "streaming", "gpu-order", "pools", "arrays", "operating", "deploying",
-    "troubleshooting", "ordering", "events"
+    "troubleshooting", "ordering", "events", "engines"
 ))]  # fmt: skip
 
 pytestmark = [
@@ -30,7 +30,7 @@ pytestmark = [
 
 
 def blocks(*languages):
-    """Give the blocks of all pages: the page, and the text; of these languages, or with its language, of all others."""
+    """Return the blocks of all pages: page and text for these languages, or also the language for all others."""
     every = [
         (page.name, language, text)
         for page in PAGES
@@ -50,10 +50,11 @@ def test_every_block_is_of_a_language_that_has_a_test():
 
 ALONE = "runs, with no service before it"
 SERVED = "runs, beside a service"
+CLUSTER = "runs, with Ray where that is installed"
 PYTEST = "is a test"
 TYPED = "is type-checked"
 LOOP = "is type-checked; TestEveryDocumentedLoopSeesEveryFrameAndEnds in tests/integration runs it"
-HOW = {  # by the page, and words that one block of it has alone: what happens with it, and what it then prints
+HOW = {  # by page and words that only one block of it has: how it is run or checked, and what it then prints
     ("README.md", '"weights"'): (ALONE, "[[0. 1. 2.]"),
     ("README.md", '"video"'): (ALONE, "3 2.0"),
     ("first-array.md", "poolbridge.serve("): (ALONE, "[3. 4. 5.]"),
@@ -68,8 +69,12 @@ HOW = {  # by the page, and words that one block of it has alone: what happens w
     ("gpu-order.md", "channel.publish(lease)"): (TYPED, ""),
     ("gpu-order.md", "lease.used_on("): (TYPED, ""),
     ("arrays.md", "cupy.from_dlpack, stream=stream"): (TYPED, ""),
+    ("operating.md", "OpenTelemetryTracer"): (ALONE, ""),
     ("ordering.md", "lease.promise()"): (TYPED, ""),
     ("events.md", "client.event()"): (TYPED, ""),
+    ("engines.md", "poolbridge.ray.start()"): (CLUSTER, "(7.0, 1)"),
+    ("engines.md", "dask.array"): (ALONE, "2000000.0"),
+    ("engines.md", "image(number)"): (ALONE, "45.0"),
     ("pools.md", "multiprocessing"): (ALONE, "15.0"),
     ("pools.md", "too late"): (ALONE, "Connect again"),
 }
@@ -90,7 +95,7 @@ lease: poolbridge.Lease
 
 
 def of(page, words):
-    """Give the one block of Python of a page that has these words."""
+    """Return the only block of Python of a page that has these words."""
     (found,) = [text for name, text in blocks("python") if name == page and words in text]
     return found
 
@@ -99,13 +104,17 @@ def test_every_block_of_python_is_run_or_checked():
     assert sorted(blocks("python")) == sorted((page, of(page, words)) for page, words in HOW)
 
 
-@pytest.mark.parametrize(("page", "words"), [key for key, (how, _) in HOW.items() if how in {ALONE, SERVED, PYTEST}])
+@pytest.mark.parametrize(
+    ("page", "words"), [key for key, (how, _) in HOW.items() if how in {ALONE, SERVED, CLUSTER, PYTEST}]
+)
 def test_a_documented_program_runs(page, words, tmp_path):
     how, output = HOW[page, words]
+    if how == CLUSTER:
+        pytest.importorskip("ray", reason="ray is not installed: pip install '.[ray]'")
     path = tmp_path / "test_documented_program.py"
     path.write_text(of(page, words))
     socket = tmp_path / "run" / "s.sock"
-    environment = os.environ | {"POOLBRIDGE_POOLSVC": POOLSVC, "POOLBRIDGE_SOCKET": str(socket)}
+    environment = os.environ | {"POOLBRIDGE_POOLSVC": POOLSVC, "POOLBRIDGE_SOCKET": str(socket), "RAY_ADDRESS": "local"}
     options = ["-m", "pytest", "-q", "-p", "no:cacheprovider"] if how == PYTEST else []
     service = None
     if how == SERVED:
@@ -187,7 +196,7 @@ def check_make(words):
 
 
 def check_files(words):
-    """Look for the files of the checkout that a command of the system is given."""
+    """Check that the files of the checkout exist that a command of the system names."""
     for word in words:
         if word.startswith(("deploy/", "bin/", "release/")):
             assert word == "bin/poolsvc" or list(ROOT.glob(word)), f"there is no {word}"
@@ -267,9 +276,11 @@ def sections():
 
 
 def wire_codes():
-    """Give what docs/protocol.md says of each code: the errors of Go and of Python that stand for it."""
+    """Return the errors of Go and of Python that docs/protocol.md has for each code."""
     rows = re.findall(
-        r"^\| `([\w-]+)` \|.*\| `(Err\w+)` \| `(\w+)` \|$", (ROOT / "docs" / "protocol.md").read_text(), re.MULTILINE
+        r"^\| `([\w-]+)` \|.*\| `(Err\w+|context\.\w+)` \| `(\w+)` \|$",
+        (ROOT / "docs" / "protocol.md").read_text(),
+        re.MULTILINE,
     )
     source = (ROOT / "bridge" / "wire" / "code.go").read_text()
     assert {code for code, _, _ in rows} == set(re.findall(r'Code = "([\w-]+)"', source))

@@ -1,4 +1,4 @@
-"""Signal handlers that raise, at every point where CPython lets one."""
+"""Signal handlers that raise, at every point where CPython may run one."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from poolbridge._wire.transport import Descriptors, Transport
 PACKAGE = str(Path(poolbridge.__file__).parent)
 
 
-# What is received is taken note of in many steps. One that is interrupted there may lose a packet.
+# Handling a received packet takes many steps. An interrupt between them may lose the packet.
 _SPARED = {Session.receive.__code__}
 
 
@@ -35,7 +35,7 @@ class Interrupted(BaseException):
 
 @cache
 def steps(code):
-    """Where handlers may run: offsets that follow a call, a beginning or a jump back, and are guarded as that is."""
+    """Return where handlers may run: offsets after a call, a beginning or a jump back, in the same ``try`` block."""
     table = dis._parse_exception_table(code)  # type: ignore[attr-defined]
 
     def guard(offset):
@@ -74,7 +74,7 @@ class Interrupter:
         return kind is Interrupted
 
     def _call(self, frame, event, arg):
-        # The return from a function in Python is no such point.
+        # No handler runs at the return from a function in Python.
         self._last.pop(frame.f_back, None)
         if frame.f_code not in self._functions and not frame.f_code.co_filename.startswith(PACKAGE):
             return None
@@ -102,7 +102,7 @@ class Interrupter:
 
 
 def at_every_step(try_it, *functions, most=100_000):
-    """Call `try_it` with what interrupts it at its first step, its second, and so on; give how many there are."""
+    """Call `try_it` with an interrupt at its first step, its second, and so on; return how many steps there are."""
     for at in range(most):
         interrupter = Interrupter(at, *functions)
         try_it(interrupter)

@@ -9,11 +9,12 @@ import pytest
 import poolbridge
 
 PACKAGE = Path(poolbridge.__file__).parent
-# From the top. Those of one row do not know each other. The package itself has the public names.
+# From the top. Folders of one row do not import each other. The package itself has the public names.
 ROWS = (
     ("__main__", "bench", "worker"),
     ("_bench", "_verify"),
     ("_libraries",),
+    ("dask", "ray"),
     ("poolbridge",),
     ("_client",),
     ("_array",),
@@ -24,12 +25,13 @@ ROWS = (
     ("_cuda",),
     ("_sys",),
     ("_native",),
+    ("errors",),
 )
 DEPTHS = {layer: depth for depth, row in enumerate(ROWS) for layer in row}
 
 
 def modules(package: Path) -> dict[str, Path]:
-    """Give the modules of a package by their names."""
+    """Return the modules of a package by their names."""
     found = {}
     for path in sorted([*package.rglob("*.py"), *package.rglob("*.pyi")]):
         parts = path.relative_to(package.parent).with_suffix("").parts
@@ -38,7 +40,7 @@ def modules(package: Path) -> dict[str, Path]:
 
 
 def imports(tree: ast.AST, known: dict[str, Path], *, types: bool = False) -> Iterator[tuple[str, bool]]:
-    """Give what a module imports of its package, in functions as well, and whether for types only."""
+    """Return what a module imports of its package, also in functions, and whether only for types."""
     for node in ast.iter_child_nodes(tree):
         if isinstance(node, ast.Import):
             yield from ((alias.name, types) for alias in node.names if alias.name.partition(".")[0] == "poolbridge")
@@ -59,13 +61,13 @@ def imports(tree: ast.AST, known: dict[str, Path], *, types: bool = False) -> It
 
 
 def layer(module: str) -> str:
-    """Give the layer that a module is in."""
+    """Return the layer of a module."""
     parts = module.split(".")
     return parts[0] if len(parts) == 1 else parts[1]
 
 
 def upward(package: Path) -> list[str]:
-    """Give the imports that a row must not have."""
+    """Return the imports that a row must not have."""
     known = modules(package)
     found = []
     for module, path in known.items():
@@ -78,7 +80,7 @@ def upward(package: Path) -> list[str]:
 
 
 def circles(package: Path) -> list[list[str]]:
-    """Give imports that go round, those for types aside: two classes of one folder may name each other."""
+    """Return circular imports, except those for types: two classes of one folder may name each other."""
     known = modules(package)
     graph = {
         module: {other for other, types in imports(ast.parse(path.read_text()), known) if not types}

@@ -1,4 +1,4 @@
-"""What every array library makes of leases: each kind of memory, element type and layout, to read and to write.
+"""How every array library takes leases: each kind of memory, element type and layout, for reading and writing.
 
 Memory of the CPU is there always; on a machine with a GPU, `poolsvc` gives the other kinds.
 """
@@ -35,7 +35,7 @@ from poolbridge._wire import messages as m
 
 POOLSVC = os.environ.get("POOLBRIDGE_TEST_POOLSVC", str(Path(__file__).parents[2] / "bin" / "poolsvc"))
 BYTES = 1024
-# Libraries that are installed take what is read-only; three tests look at what is said of that.
+# Installed libraries take read-only memory, with a warning; three tests check the warning.
 pytestmark = pytest.mark.filterwarnings("ignore::poolbridge.ReadOnlyWarning")
 
 
@@ -63,14 +63,14 @@ CASES = [
 
 @pytest.fixture(autouse=True)
 def no_leaks() -> Iterator[None]:
-    """Fail a test that leaves mappings; what libraries open when they first use a GPU is theirs."""
+    """Fail a test that leaves mappings, except those that libraries make when they first use a GPU."""
     mapped = len(MAPPINGS)
     yield
     assert until(lambda: len(MAPPINGS) == mapped)
 
 
 def until(condition: Callable[[], bool]) -> bool:
-    """Wait for what is let go of by other threads, ours or a library's."""
+    """Wait until other threads, ours or a library's, have released their memory."""
     deadline = time.monotonic() + 60
     while not condition():
         if time.monotonic() > deadline:
@@ -92,7 +92,7 @@ def gpu_service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 
 @pytest.fixture
 def outcomes(request: pytest.FixtureRequest) -> dict[tuple[str, ...], set[str]]:
-    """What came out, by library, kind, element type and layout; told at the end of the run."""
+    """The results by library, kind, element type and layout; printed at the end of the run."""
     return request.config.stash.setdefault(OUTCOMES, {})
 
 
@@ -117,7 +117,7 @@ def client(path: str, kind: poolbridge.Kind) -> Iterator[poolbridge.Client]:
     """A client with a pool ``p`` of that kind."""
     with poolbridge.connect(path, timeout=60, wait=60) as connected:
         try:
-            # Some kinds have blocks of 2 MiB, of which a test wants 30 at a time.
+            # Some kinds have blocks of 2 MiB, and a test needs 30 at a time.
             pool = connected.create_pool("p", kind=kind, max_bytes=1 << 27)
         except poolbridge.UnavailableError as error:
             pytest.skip(f"no memory of kind {kind}: {error}")
@@ -126,7 +126,7 @@ def client(path: str, kind: poolbridge.Kind) -> Iterator[poolbridge.Client]:
 
 
 def values(dtype: str) -> np.ndarray[Any, Any]:
-    """Give the bytes of a buffer full of elements that can be told from each other."""
+    """Return the bytes of a buffer whose elements are all different."""
     element = element_type(dtype)
     numbers = np.arange(BYTES // element.itemsize) % 100
     found: np.ndarray[Any, Any]
@@ -142,7 +142,7 @@ def values(dtype: str) -> np.ndarray[Any, Any]:
 
 
 def seen_through(layout: Layout, dtype: str, data: np.ndarray[Any, Any]) -> bytes:
-    """Give the elements that a layout shows of a buffer, in C order."""
+    """Return the elements of a buffer in a layout, in C order."""
     element = element_type(dtype)
     array: np.ndarray[Any, Any] = np.ndarray(
         layout.shape,
@@ -155,7 +155,7 @@ def seen_through(layout: Layout, dtype: str, data: np.ndarray[Any, Any]) -> byte
 
 
 def publish(client: poolbridge.Client, dtype: str, layout: Layout, name: str = "x") -> None:
-    """Publish a buffer of which that is the description."""
+    """Publish a buffer with this description."""
     lease = client.allocate(BYTES, "uint8", pool="p")
     lease.copy_from(values(dtype))
     tensor = m.Tensor(dtype, layout.shape, layout.strides, layout.offset * element_type(dtype).itemsize)
@@ -172,7 +172,7 @@ def no_arrays(lease: poolbridge.Lease) -> bool:
 
 
 def outcome(lease: poolbridge.Lease, library: Library, dtype: str, layout: Layout) -> str:
-    """Have the library take a lease, and compare all that it makes of it."""
+    """Take a lease with the library, and compare the result with what is expected."""
     data = values(dtype)
     try:
         array = library.take(lease)
@@ -192,7 +192,7 @@ def outcome(lease: poolbridge.Lease, library: Library, dtype: str, layout: Layou
     return IN_PLACE if in_place else COPY
 
 
-# What libraries say by warnings, of this NumPy or this driver, is theirs.
+# Warnings of libraries about this NumPy or this driver do not matter here.
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("dtype", ELEMENT_TYPES)
 @pytest.mark.parametrize(("library", "kind"), CASES, indirect=["kind"])
@@ -200,7 +200,7 @@ def test_a_lease_is_taken_in_place_or_refused_with_a_reason(client, kind, librar
     lacking = library.lacks(kind)
     if lacking:
         pytest.skip(lacking)
-    gc.freeze()  # what a library has made so far is not looked through again and again
+    gc.freeze()  # the collector need not look at a library's objects each time
     wrong = []
     for name, layout in LAYOUTS.items():
         if library.alone(layout):
@@ -222,7 +222,7 @@ def test_a_lease_is_taken_in_place_or_refused_with_a_reason(client, kind, librar
     assert not wrong, "\n".join(wrong)
 
 
-# Takes the buffers that standard input names, and says what comes out, a line for each.
+# Takes the buffers that standard input names, and prints the result of each as a line.
 ALONE = """
 import sys
 import poolbridge
@@ -342,7 +342,7 @@ def test_torch_copies_where_it_is_asked_to(client):
     assert lease.arrays == 1
 
 
-# Takes ``x`` in every way that asks the lease itself, and says how that is refused.
+# Takes ``x`` in every way that calls the lease itself, and prints how it is refused.
 REVERSED = """
 import sys
 import poolbridge
@@ -410,7 +410,7 @@ def test_what_torch_has_is_copied_into_a_lease(client):
         assert lease.to_numpy().tolist() == np.arange(6).reshape(3, 2).T.astype(lease.to_numpy().dtype).tolist()
 
 
-# How libraries ask: as their sources say
+# How libraries call a lease, according to their sources
 
 STREAM = object()  # stands for the handle of a stream
 ASKED: dict[str, dict[str, Any]] = {
@@ -523,14 +523,14 @@ FAULTS = {"host": "ends this process", "vmm": "breaks the CUDA context"}
 
 @pytest.fixture
 def unwarned(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nothing was warned of yet, and no library is loaded but NumPy."""
+    """No warning was given yet, and no library is loaded except NumPy."""
     monkeypatch.setattr(_readonly, "_warned", False)
     for module in ("cupy", "numba"):
         monkeypatch.delitem(sys.modules, module, raising=False)
 
 
 def warned_of(take: Callable[[], object]) -> list[str]:
-    """Give the warnings that come, each of which names the line that took the lease."""
+    """Return the warnings; each names the line that took the lease."""
     with warnings.catch_warnings(record=True) as seen:
         warnings.simplefilter("always")
         take()

@@ -1,4 +1,4 @@
-"""Arrays keep leases alive, leases keep memory, and nothing keeps more than it must."""
+"""Arrays keep leases alive, leases keep memory, and nothing is kept longer than needed."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def released(service):
 
 
 def settle(service, client):
-    """Have every packet that was sent before be seen."""
+    """Wait until the client has received every packet that was sent before."""
     client.stats()
 
 

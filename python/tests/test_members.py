@@ -1,4 +1,4 @@
-"""Members of channels: leases that come back, members that come and go, and lies."""
+"""Members of channels: leases that come back, members that join and leave, and wrong content."""
 
 from __future__ import annotations
 
@@ -27,8 +27,7 @@ from realservice import RealService, leases, publish, until
 import poolbridge
 from poolbridge._client import client_state as _client_state
 from poolbridge._memory.mappings import MAPPINGS
-from poolbridge._session import membership as _membership
-from poolbridge._session import spares as _spares
+from poolbridge._session import membership as _membership, spares as _spares
 from poolbridge._session.core import Core
 from poolbridge._wire.messages import Export, Fence, Map, MapReply
 from poolbridge._wire.packet import encode
@@ -74,12 +73,12 @@ def test_leases_that_came_back_are_used_again_and_given_back_when_nothing_is_all
         next(frames)
     assert len(buffers) <= 4
     assert leases(client) <= 4
-    for _ in range(2):  # all that came back is noticed with an allocation; of another size, it uses none of it
+    for _ in range(2):  # an allocation notices all that came back; one of another size uses none of it
         client.allocate(1000).release()
     assert len(client._session.spares) >= 1
     until(lambda: not len(client._session.spares))
     assert leases(client) == 2, "those whose frames the channel keeps"
-    until(lambda: client._session.spares._rest > _spares._REST)  # it looks less and less often whether they come back
+    until(lambda: client._session.spares._rest > _spares._REST)  # it looks ever less often whether they have come back
 
 
 def test_no_more_leases_are_kept_than_the_channel_has_places_and_two(client, other, monkeypatch):
@@ -185,7 +184,7 @@ def test_a_producer_leaves_a_channel_that_was_closed_once_its_leases_are_back(cl
 
 
 def let_go_later(client, frame, value):
-    """Let go of a frame with a fence of the client's timeline, as if a GPU still worked on it."""
+    """Release a frame with a fence of the client's timeline, as if a GPU still worked on it."""
     own, state = client._session.timelines.own, frame._lease_state
     state.released = True
     client._session.release(state, (Fence(own.id, 0, value),), failed=False)
@@ -251,7 +250,7 @@ def test_a_lease_whose_consumer_is_gone_with_its_timeline_is_used_again_or_relea
 
 
 class Leaving:
-    """The native end of a producer that leaves at the moment at which its blocks have come back."""
+    """The native end of a producer that leaves just when its blocks have come back."""
 
     def __init__(self, producer):
         self.native = producer.native
@@ -545,7 +544,7 @@ def test_memory_is_asked_back_while_frames_stream(client, other):
         assert array.tolist() == [value] * 4
         if value % 10 == 9:
             del array
-            channel.publish(client.allocate(2000 + value))  # of ever other sizes, which are not used again
+            channel.publish(client.allocate(2000 + value))  # each of another size, so that no block is used again
             next(arrays)
             client.trim()
     until(lambda: client.stats().pools[0].held == 0)
@@ -614,15 +613,15 @@ def interrupt():
 def test_a_signal_ends_a_wait_for_a_frame_and_for_room(client, other, interrupt):
     channel = client.create_channel("c", capacity=1)
     frames = other.subscribe("c", ack="manual")
-    interrupt()
     with pytest.raises(Interrupted):
+        interrupt()
         next(frames)
     publish(client, channel, 1)
     frame = next(frames)
     lease = client.allocate(4, "int32")
     before = leases(client)
-    interrupt()
     with pytest.raises(Interrupted):
+        interrupt()
         channel.publish(lease)
     assert lease.released
     assert leases(client) == before - 1

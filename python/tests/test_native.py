@@ -24,14 +24,22 @@ from streamservice import BLOCK, DROP_OLDEST, FAIL, LATEST, Channel, description
 
 from poolbridge import _native
 from poolbridge._native import Condition, Consumer, Frame, Producer
-from poolbridge._sys.errors import ClosedError, ForkError, InvalidArgumentError, LeaseReleasedError, ProtocolError
+from poolbridge.errors import (
+    ClosedError,
+    ForkError,
+    InvalidArgumentError,
+    LeaseReleasedError,
+    ProtocolError,
+)
+
+MISSED, DROPS = 24, 384  # words of a cursor and of the sequencer
 
 MATRIX = description("float32", (2, 3), (3, 1), 64)
 LINE = description("uint8", (16,))
 
 
 class World:
-    """A channel whose members are all here."""
+    """A channel whose members are all in this process."""
 
     def __init__(self, *, queue: bool = False, capacity: int = 4, policy: int = BLOCK) -> None:
         self.channel = Channel(queue=queue, capacity=capacity, policy=policy)
@@ -110,7 +118,7 @@ def numbers(consumer: Consumer) -> list[int]:
 
 
 def back(producer: Producer) -> list[int]:
-    """Give the blocks that came back."""
+    """Return the blocks that came back."""
     blocks = producer.reclaim()
     assert isinstance(blocks, list), blocks
     return [block for block, _ in blocks]
@@ -168,21 +176,35 @@ class Interrupted(Exception):
 
 
 @pytest.fixture
-def interrupt() -> Iterator[None]:
-    """Have a signal raise in 50 ms."""
+def interrupt() -> Iterator[Callable[[Callable[[], object]], None]]:
+    """Returns a function that makes a signal raise in this thread as soon as a condition is true."""
+    ready = threading.Event()  # the thread sends no signal once the test has ended
+    threads: list[threading.Thread] = []
 
     def handler(number: int, frame: object) -> None:
         raise Interrupted
 
-    before = signal.signal(signal.SIGALRM, handler)
-    signal.setitimer(signal.ITIMER_REAL, 0.05)
-    yield
-    signal.setitimer(signal.ITIMER_REAL, 0)
-    signal.signal(signal.SIGALRM, before)
+    def when(condition: Callable[[], object]) -> None:
+        def send() -> None:
+            while not condition():
+                if ready.wait(0.001):
+                    return
+            signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGUSR1)
+
+        threads.append(threading.Thread(target=send))
+        threads[0].start()
+
+    before = signal.signal(signal.SIGUSR1, handler)
+    yield when
+    ready.set()
+    for thread in threads:
+        thread.join()
+    signal.signal(signal.SIGUSR1, before)
 
 
-def test_a_signal_ends_a_wait_for_a_futex(interrupt: None) -> None:
+def test_a_signal_ends_a_wait_for_a_futex(interrupt: Callable[[Callable[[], object]], None]) -> None:
     with pytest.raises(Interrupted):
+        interrupt(lambda: True)
         _native.futex_wait(bytearray(8), 0, 0, None)
 
 
@@ -339,7 +361,7 @@ def test_a_consumer_in_a_circle_is_collected(worlds: list[World]) -> None:
 
 
 class Garbage:
-    """A circle whose finaliser does something."""
+    """A reference cycle with a finaliser."""
 
     def __init__(self, work: Callable[[], object]) -> None:
         self.circle = self
@@ -351,7 +373,7 @@ class Garbage:
 
 @pytest.fixture
 def collecting() -> Iterator[Callable[[Callable[[], object]], None]]:
-    """Have the next object that is made run a finaliser; later versions of Python do so between instructions only."""
+    """Make the next new object run a finaliser; later versions of Python do so only between instructions."""
     before = gc.get_threshold()
     gc.disable()
 
@@ -447,9 +469,14 @@ def test_a_consumer_that_drops_holds_nobody_up(worlds: list[World], policy: int)
     frame = take(consumer)
     assert (frame.number, frame.missed) == ((7, 6) if policy == DROP_OLDEST else (10, 9))
     assert numbers(consumer) == ([8, 9, 10] if policy == DROP_OLDEST else [])
+    assert _native.load_u64(w.channel.cursor(0), MISSED) == frame.missed
     for block in range(10, 20):
         w.publish(producer, block)
     assert back(producer) == [n - 1 for n in range(1, 17) if n != frame.number]
+    take(consumer)
+    assert _native.load_u64(w.channel.cursor(0), MISSED) == (6 + 6 if policy == DROP_OLDEST else 9 + 9), (
+        "the sum, for people"
+    )
     consumer.release(frame.number)
     assert back(producer) == ([frame.number - 1])
 
@@ -557,7 +584,7 @@ def test_releasing_a_frame_that_is_in_hand_twice_lets_go_of_the_settled_one_firs
 
 
 def asleep(here: World) -> Callable[[], bool]:
-    """Say that somebody sleeps on `freed`; what this gives says whether it was woken."""
+    """Pretend that a member sleeps on `freed`; the returned function says whether it was woken."""
     word = _native.load_u64(here.channel.sequencer, 128)
     _native.store_u64(here.channel.sequencer, 128, word | 1)
     return lambda: not _native.load_u64(here.channel.sequencer, 128) & 1
@@ -568,7 +595,7 @@ def test_a_hold_that_is_cleared_without_a_frame_wakes_producers(worlds: list[Wor
     here = world(worlds, policy=DROP_OLDEST, queue=queue)
     producer, consumer = here.produce(), here.consume()
     here.publish(producer)
-    here.channel.part(0, producer=True, state=service.FREE)  # whose frame it is: the record has no producer any more
+    here.channel.part(0, producer=True, state=service.FREE)  # the frame's producer: its record has no producer any more
     woken = asleep(here)
     assert consumer.take(0.0) is Condition.FAILED
     assert woken()
@@ -636,7 +663,7 @@ def test_the_next_writer_is_told_the_fences_of_those_that_used_the_block(worlds:
     take(first)
     take(second)
     assert first.release(1, 5, 40) is True
-    assert second.release(1, 5, 50) is True  # it has no timeline: its word is nobody's
+    assert second.release(1, 5, 50) is True  # it has no timeline, so its fence is ignored
     w.publish(producer, 11)
     assert producer.reclaim() == [(10, ((7, 5, 40),))]
 
@@ -661,7 +688,7 @@ def test_a_fence_that_would_be_lost_is_waited_for(worlds: list[World]) -> None:
             consumer.release(number)
     blocks = producer.reclaim()
     assert isinstance(blocks, list)
-    # The entry of a later frame stands for those before it.
+    # The entry of a later frame also counts for those before it.
     assert [fences for _, fences in blocks if fences] == [((7, 6, 1),), ((7, 6, 1),)]
 
 
@@ -692,7 +719,7 @@ def test_each_frame_of_a_queue_goes_to_one(worlds: list[World]) -> None:
     one, other, producer = w.consume(0), w.consume(1), w.produce()
     assert [w.publish(producer, block) for block in range(5)] == [1, 2, 3, 4, Condition.TIMEOUT]
     assert [take(one).number, take(other).number, take(one).number] == [1, 2, 3]
-    assert w.publish(producer, 4) == 5  # what is in hand takes no room
+    assert w.publish(producer, 4) == 5  # a frame in hand takes no room
     assert one.ack(1) is True
     assert back(producer) == []  # and still uses its block
     assert one.release(1) is True
@@ -723,6 +750,7 @@ def test_a_queue_that_is_full_does_as_its_policy_says(
     while isinstance(frame := consumer.take(0.0), Frame):
         found.append((frame.number, frame.missed))
     assert found == left
+    assert _native.load_u64(w.channel.sequencer, DROPS) == sum(missed for _, missed in left), "it stays, for people"
 
 
 def test_a_frame_in_hand_keeps_its_place_while_the_ring_goes_round(worlds: list[World]) -> None:
@@ -777,7 +805,7 @@ def test_the_claims_of_a_consumer_that_died_go_to_another(worlds: list[World]) -
     assert back(producer) == [0]
 
 
-# The end, and those who are not known
+# The end, and unknown members
 
 
 def test_a_closed_broadcast_ends_after_its_last_frame_and_all_blocks_come_back(worlds: list[World]) -> None:
@@ -866,7 +894,7 @@ def test_a_record_that_a_dead_producer_did_not_publish_is_not_taken(worlds: list
     track = mmap.mmap(w.channel.files[True, 0], w.channel.track_size, prot=mmap.PROT_READ)
     w.publish(dead, 1)
     numbers(consumer)
-    # It dies after it has written the record of number 2. Here: a copy of its track that says so.
+    # It dies after it has written the record of number 2. Here that is a copy of its track.
     size = w.channel.track_size
     copy = memfd("copy", size)
     content = bytearray(track)
@@ -904,8 +932,8 @@ def test_a_consumer_sleeps_until_a_frame_comes(worlds: list[World]) -> None:
     assert isinstance(taken[0], Frame)
 
 
-@pytest.mark.parametrize("spin", [0.0, 0.02])
-def test_a_wait_ends_at_its_time_limit(worlds: list[World], spin: float) -> None:
+@pytest.mark.parametrize("spin", [None, 0.0, 0.02])
+def test_a_wait_ends_at_its_time_limit(worlds: list[World], spin: float | None) -> None:
     w = world(worlds)
     consumer, producer = w.consume(), w.produce()
     begin = time.monotonic()
@@ -919,18 +947,103 @@ def test_a_wait_ends_at_its_time_limit(worlds: list[World], spin: float) -> None
         consumer.take(float("nan"))
 
 
-def test_a_signal_ends_a_wait_for_a_frame(worlds: list[World], interrupt: None) -> None:
-    consumer = world(worlds).consume()
+@pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="on one CPU no wait polls adaptively")
+def test_a_member_that_polled_in_vain_polls_less_and_less_often(worlds: list[World]) -> None:
+    w = world(worlds)
+    consumer, producer = w.consume(), w.produce()
+    for asleep in (1, 3, 7, 15, 31, 63, 63):
+        assert consumer.waits_asleep == 0
+        assert consumer.take(0.001) is Condition.TIMEOUT
+        assert consumer.waits_asleep == asleep
+        for _ in range(asleep):
+            assert consumer.take(0.0001) is Condition.TIMEOUT
+    w.publish(producer)
+    assert isinstance(consumer.take(), Frame)
+    assert consumer.waits_asleep == 0, "a frame that is there is not waited for"
+    assert producer.reclaim(0.001) == []
+    assert producer.waits_asleep == 1, "each member learns for itself"
+
+
+def test_no_wait_polls_adaptively_while_that_is_switched_off(worlds: list[World]) -> None:
+    w = world(worlds)
+    consumer = w.consume()
+    _native.switch_spinning(False)
+    try:
+        assert consumer.take(0.001) is Condition.TIMEOUT
+        assert consumer.take(0.001, 0.0005) is Condition.TIMEOUT
+    finally:
+        _native.switch_spinning(True)
+    assert consumer.waits_asleep == 0
+
+
+def test_a_swap_lets_go_of_a_frame_and_takes_the_next(worlds: list[World]) -> None:
+    w = world(worlds)
+    consumer, producer = w.consume(), w.produce()
+    for _ in range(2):
+        w.publish(producer)
+    first = consumer.take()
+    assert isinstance(first, Frame)
+    second = consumer.swap(first.number)
+    assert isinstance(second, Frame)
+    assert second.number == first.number + 1
+    assert consumer.in_hand == [second.number]
+    with pytest.raises(LeaseReleasedError):
+        consumer.swap(first.number)
+    assert consumer.in_hand == [second.number]
+    assert consumer.swap(second.number, 0.0) is Condition.TIMEOUT
+    assert consumer.in_hand == []
+
+
+def test_a_swap_waits_for_the_next_frame(worlds: list[World]) -> None:
+    w = world(worlds)
+    consumer, producer = w.consume(), w.produce()
+    w.publish(producer)
+    first = consumer.take()
+    assert isinstance(first, Frame)
+    taken: list[object] = []
+    thread = threading.Thread(target=lambda: taken.append(consumer.swap(first.number)))
+    thread.start()
+    while not _native.load_u64(w.channel.sequencer, 64) & 1:
+        time.sleep(0.001)
+    in_hand = consumer.in_hand
+    w.publish(producer)
+    thread.join()
+    assert in_hand == [], "the frame is let go of before the wait"
+    assert isinstance(taken[0], Frame)
+    assert taken[0].number == first.number + 1
+
+
+def test_a_signal_ends_a_swap_that_waits(
+    worlds: list[World], interrupt: Callable[[Callable[[], object]], None]
+) -> None:
+    w = world(worlds)
+    consumer, producer = w.consume(), w.produce()
+    w.publish(producer)
+    first = consumer.take()
+    assert isinstance(first, Frame)
     with pytest.raises(Interrupted):
+        interrupt(lambda: _native.load_u64(w.channel.sequencer, 64) & 1)
+        consumer.swap(first.number)
+    assert consumer.in_hand == []
+
+
+def test_a_signal_ends_a_wait_for_a_frame(
+    worlds: list[World], interrupt: Callable[[Callable[[], object]], None]
+) -> None:
+    w = world(worlds)
+    consumer = w.consume()
+    with pytest.raises(Interrupted):
+        interrupt(lambda: _native.load_u64(w.channel.sequencer, 64) & 1)
         consumer.take(None)
 
 
-def test_a_signal_ends_a_wait_for_room(worlds: list[World], interrupt: None) -> None:
+def test_a_signal_ends_a_wait_for_room(worlds: list[World], interrupt: Callable[[Callable[[], object]], None]) -> None:
     w = world(worlds, capacity=1)
     w.consume()
     producer = w.produce()
     w.publish(producer)
     with pytest.raises(Interrupted):
+        interrupt(lambda: _native.load_u64(w.channel.sequencer, 512))
         producer.publish(1, 1, 1, 1, LINE)
     assert not _native.load_u64(w.channel.sequencer, 512)  # it does not wait any more
 
@@ -992,7 +1105,7 @@ def test_producers_get_room_in_the_order_in_which_they_began_to_wait(worlds: lis
     threads = []
     for slot in (4, 2, 9):
         producer = w.produce(slot)
-        producer.patience = 3600  # a slow machine must not cost one its turn
+        producer.patience = 3600  # a member must not lose its turn on a slow machine
         thread = threading.Thread(target=publish, args=(slot, producer))
         thread.start()
         while not _native.load_u64(w.channel.sequencer, 512 + 8 * slot):
@@ -1092,7 +1205,7 @@ def test_a_contradiction_ends_a_consumer_after_100_ms(worlds: list[World]) -> No
     consumer, producer = w.consume(), w.produce()
     w.publish(producer)
     assert numbers(consumer) == [1]
-    _native.store_u64(w.channel.sequencer, 0, 3 << 16 | 2)  # two frames that nobody has published
+    _native.store_u64(w.channel.sequencer, 0, 3 << 16 | 2)  # two frames that were never published
     assert numbers_until_error(consumer) == []
     assert w.publish(producer, 4) == 4
 

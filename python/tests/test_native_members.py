@@ -1,4 +1,4 @@
-"""Members of a channel in processes of their own, which may die at any moment; see ``test_native``."""
+"""Members of a channel in separate processes, which may die at any moment; see ``test_native``."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ import streamservice as service
 from streammembers import Board, consume, produce
 from streamservice import DROP_OLDEST, FAIL, LATEST, Channel
 
-# Each comes from a process that has imported what it needs, and nothing of ours is mapped there.
+# Each is forked from a process that has imported the modules and has mapped no memory of the test.
 CONTEXT = multiprocessing.get_context("forkserver")
 CONTEXT.set_forkserver_preload(["streammembers"])
 
@@ -81,7 +81,7 @@ class Crowd:
 
 @pytest.fixture(scope="module", autouse=True)
 def server() -> None:
-    """Start the process that others come from: it stays."""
+    """Start the process that forks the others; it stays."""
     process = CONTEXT.Process(target=os.getpid)
     process.start()
     process.join()
@@ -120,7 +120,7 @@ def test_members_die_and_others_come_and_no_frame_is_lost_doubled_or_torn(
     crowd.finish()
     if queue and policies[0] in {service.BLOCK, FAIL}:
         counts = [count % 64 for count in crowd.board.acknowledged[: crowd.last + 1]]
-        # One that dies after it has noted a frame, and before it has acknowledged it, has it noted twice.
+        # A frame is noted twice if its consumer dies after noting it and before acknowledging it.
         assert sum(count > 1 for count in counts) <= 2
         assert sum(count > 0 for count in counts) > 400
     crowd.board.close()

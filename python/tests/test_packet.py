@@ -1,4 +1,4 @@
-"""The packet checker and the decoder, against each other and against anything."""
+"""The packet checker and the decoder, compared with each other and fed with random bytes."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 import poolbridge
-from poolbridge._sys.errors import ProtocolError
-from poolbridge._wire import messages as m
-from poolbridge._wire import packet as _packet
+from poolbridge._wire import messages as m, packet as _packet
+from poolbridge.errors import (
+    ProtocolError,
+)
 
 VECTORS = json.loads((Path(__file__).parents[2] / "docs/vectors/v1.json").read_text(encoding="utf-8"))
 PACKETS = [bytes.fromhex(vector["packet"]) for vector in VECTORS["valid"] + VECTORS["accepted"]]
@@ -87,7 +87,7 @@ def test_nor_of_a_damaged_packet(packet, data):
             message = _packet.decode(bytes(damaged), kind)
         except ProtocolError:
             continue
-        # What was believed can be said again, and passes the walk.
+        # A decoded message can be encoded again, and the checker accepts it.
         _packet.check(bytes(damaged))
         assert _packet.decode(_packet.encode(message), kind) == message
 
@@ -123,7 +123,7 @@ def test_a_packet_that_would_be_too_large_is_not_sent():
         _packet.encode(m.Dropped(bl=tuple([2**40] * 10_000)))
 
 
-# Types that nobody has decoded before, ever again: threads find out at the same time what is in them.
+# Types that were not decoded before, again and again: threads inspect them at the same time.
 TOGETHER = """
 import sys, threading, types
 from poolbridge._wire.packet import decode, encode

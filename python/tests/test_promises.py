@@ -7,6 +7,7 @@ import gc
 import subprocess
 import sys
 import threading
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -15,6 +16,7 @@ from faketimelines import TimelineService
 
 import poolbridge
 from poolbridge._order.page import WORDS
+from poolbridge._session.lease_state import LeaseState
 
 
 @pytest.fixture
@@ -195,3 +197,230 @@ def test_a_forked_child_that_connects_anew_waits_for_its_parents_promise(service
     source = str(Path(poolbridge.__file__).parents[1])
     done = subprocess.run(command, env={"PYTHONPATH": source}, check=True, capture_output=True, text=True, timeout=60)
     assert int(done.stdout) == 3
+
+
+FORK_AND_DROP = """
+import gc, os, sys
+import poolbridge
+
+client = poolbridge.connect(sys.argv[1])
+client.create_pool("forked", kind="host", max_bytes=1 << 20)
+lease = client.allocate(4, "int32", pool="forked")
+promise = lease.promise()
+lease.publish("dropped in a child")
+got = client.get("dropped in a child")
+child = os.fork()
+if not child:
+    del promise
+    gc.collect()
+    os._exit(3)
+print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
+got.check()
+promise.complete()
+got.wait(0)
+"""
+
+
+def test_a_forked_child_drops_its_copy_of_a_promise_and_the_parent_completes_it(service):
+    command = [sys.executable, "-W", "ignore::DeprecationWarning", "-c", FORK_AND_DROP, service.path]
+    source = str(Path(poolbridge.__file__).parents[1])
+    done = subprocess.run(command, env={"PYTHONPATH": source}, check=True, capture_output=True, text=True, timeout=60)
+    assert int(done.stdout) == 3
+    assert not done.stderr
+
+
+# Promises that fail
+
+
+def test_readers_that_wait_are_told_why_a_promise_failed(client, other):
+    lease, array, promise = promised(client)
+    lease.publish("x")
+    got = other.get("x")
+    got.check()
+    seen: list[poolbridge.ContentFailedError] = []
+
+    def read():
+        with pytest.raises(poolbridge.ContentFailedError) as raised:
+            got.wait(60)
+        seen.append(raised.value)
+
+    reader = threading.Thread(target=read)
+    reader.start()
+    promise.fail(ValueError("no light"))
+    reader.join(60)
+    assert [(type(error), error.code) for error in seen] == [(poolbridge.ContentFailedError, "content-failed")]
+    assert str(seen[0]).endswith("its producer says: ValueError: no light")
+    for use in (got.check, got.wait, got.to_numpy, lambda: np.asarray(got)):
+        with pytest.raises(poolbridge.ContentFailedError, match="no light"):
+            use()
+    assert (promise.failed, promise.completed) == (True, False)
+    assert repr(promise) == "<poolbridge.Promise failed>"
+    assert not array.flags.writeable
+
+
+def test_a_reader_that_has_its_array_asks_whether_the_content_failed(client, other):
+    lease, array, promise = promised(client)
+    with promise:
+        lease.publish("x")
+        got = other.get("x")
+        array[:] = 1
+    view = np.asarray(got)
+    got.check()
+    assert view.tolist() == [1] * 4
+
+
+def test_a_block_that_an_exception_leaves_fails_the_promise(client, other):
+    lease, array, promise = promised(client)
+    with pytest.raises(ZeroDivisionError), promise:
+        lease.publish("x")
+        got = other.get("x")
+        array[:] = 1 // 0
+    with pytest.raises(poolbridge.ContentFailedError, match="its producer says: ZeroDivisionError"):
+        got.wait(60)
+
+
+def test_a_promise_fails_once_and_not_after_it_is_completed(client, other):
+    lease, array, promise = promised(client)
+    lease.publish("x")
+    got = other.get("x")
+    promise.fail("no light")
+    promise.fail("another reason")
+    with pytest.raises(poolbridge.InvalidArgumentError, match="has failed"):
+        promise.complete()
+    with pytest.raises(poolbridge.ContentFailedError, match="no light$"):
+        got.wait(60)
+    _, array, promise = promised(client)
+    promise.complete()
+    with pytest.raises(poolbridge.InvalidArgumentError, match="is completed"):
+        promise.fail("too late")
+    del array
+
+
+@pytest.fixture
+def after_seal(monkeypatch):
+    """Returns a function whose argument is called once, in `LeaseState.seal`, as a signal handler would be."""
+    handlers: list[Callable[[], object]] = []
+    seal = LeaseState.seal
+
+    def sealed(state):
+        seal(state)
+        if handlers:
+            handlers.pop()()
+
+    monkeypatch.setattr(LeaseState, "seal", sealed)
+    return handlers.append
+
+
+def test_a_signal_handler_fails_a_promise_that_is_about_to_be_completed(client, other, after_seal):
+    lease, array, promise = promised(client)
+    lease.publish("x")
+    got = other.get("x")
+    after_seal(lambda: promise.fail("stopped by a signal"))
+    with pytest.raises(poolbridge.InvalidArgumentError, match="has failed"):
+        promise.complete()
+    assert (promise.failed, promise.completed) == (True, False)
+    with pytest.raises(poolbridge.ContentFailedError, match="stopped by a signal"):
+        got.wait(0)
+    del array
+
+
+def test_a_thread_that_fails_a_promise_while_another_completes_it_is_told(client, other, after_seal):
+    lease, array, promise = promised(client)
+    lease.publish("x")
+    got = other.get("x")
+    told: list[str] = []
+
+    def fail():
+        try:
+            promise.fail("too late")
+        except poolbridge.InvalidArgumentError as error:
+            told.append(str(error))
+
+    failing = threading.Thread(target=fail)
+    after_seal(failing.start)  # it waits until the promise is completed
+    promise.complete()
+    failing.join(60)
+    assert told == ["the promise is completed: its content cannot fail any more"]
+    assert promise.completed
+    got.wait(0)
+    del array
+
+
+def test_several_threads_fail_a_promise_once(client, other):
+    lease, array, promise = promised(client)
+    lease.publish("x")
+    got = other.get("x")
+    together = threading.Barrier(4)
+
+    def fail(reason):
+        together.wait(60)
+        promise.fail(reason)
+
+    threads = [threading.Thread(target=fail, args=(f"reason {n}",)) for n in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    with pytest.raises(poolbridge.ContentFailedError, match=r"its producer says: reason \d$"):
+        got.wait(0)
+    assert promise.failed
+    del array
+
+
+@pytest.mark.parametrize(
+    ("reason", "said"),
+    [
+        ("ü" * 300, "ü" * 128),
+        ("a" + "ü" * 300, "a" + "ü" * 127),
+        ("one\ntwo\0\x1b[31m", "one two  [31m"),
+        ("", "no reason given"),
+        (KeyError(), "KeyError"),
+    ],
+)
+def test_readers_get_one_bounded_line(client, other, reason, said):
+    lease, array, promise = promised(client)
+    lease.publish("x")
+    got = other.get("x")
+    promise.fail(reason)
+    with pytest.raises(poolbridge.ContentFailedError) as raised:
+        got.wait(60)
+    assert str(raised.value).partition("its producer says: ")[2] == said
+    del array
+
+
+def test_only_an_exception_or_a_text_says_why(client):
+    lease, array, promise = promised(client)
+    with pytest.raises(poolbridge.InvalidArgumentError, match="an exception or a text, not 7"):
+        promise.fail(7)
+    assert not promise.failed
+    promise.complete()
+    del lease, array
+
+
+def test_the_word_of_a_promise_that_failed_is_not_used_again(client, other):
+    lease, array, promise = promised(client)
+    lease.publish("x")
+    got = other.get("x")
+    promise.fail("no light")
+    spare = client.allocate(4, "int32")
+    for _ in range(2 * WORDS):
+        spare.promise().complete()
+    with pytest.raises(poolbridge.ContentFailedError, match="no light"):
+        got.wait(60)
+    for _ in range(WORDS // 2 - 1):
+        client.allocate(4, "int32").promise().fail("again")
+    with pytest.raises(poolbridge.PoolLimitError, match="256 promises of this client have failed.*connect again"):
+        spare.promise()
+    del array
+
+
+def test_a_promise_that_is_dropped_fails(client, other):
+    lease, array, promise = promised(client)
+    lease.publish("x")
+    got = other.get("x")
+    with pytest.warns(ResourceWarning, match="its content has failed"):
+        del promise
+        gc.collect()
+    with pytest.raises(poolbridge.ContentFailedError, match="the promise was dropped before it was completed"):
+        got.wait(60)
+    del array

@@ -139,7 +139,7 @@ def test_a_channel_that_is_to_fail_leaves_the_array_on_loan(client, other):
 
 
 class Native:
-    """The native end of a producer that tells when a publish begins to wait, and does as it is told after one."""
+    """The native end of a producer that reports when a publish begins to wait, and calls a function after it."""
 
     def __init__(self, native):
         self._native = native
@@ -427,7 +427,7 @@ def test_the_asyncio_client_has_publishers_too(service):  # noqa: F811
                 (await publisher.loan())[:] = 3
                 sending = asyncio.create_task(publisher.publish())
                 value = 0
-                while value != 3:  # nobody knows whether the frame was sent whose sender gave up
+                while value != 3:  # the frame of the sender that gave up may have been sent or not
                     frame = await frames.receive(60)
                     assert frame is not None
                     value = int(np.asarray(frame)[0])
@@ -532,7 +532,7 @@ def test_a_lease_that_is_published_long_after_its_loan_comes_back(client, other,
 
 
 def lockstep(client, other, nbytes, blocks=1):
-    """Make a channel in a pool with room for so many buffers; one frame of it is in another client's hand."""
+    """Make a channel in a pool with room for so many buffers; another client has one of its frames."""
     pool = client.create_pool("one", kind="host", max_bytes=blocks * nbytes)
     channel = client.create_channel("l", pool=pool, capacity=2, mode="queue")
     frames = other.subscribe("l")
@@ -671,7 +671,7 @@ def test_what_a_publisher_does_for_each_frame_loses_nothing_where_a_signal_comes
     shelf = publisher._shelf
     at = steps = 0
     while steps < 200:
-        shelf.look()  # it does without a look at the rest of the session
+        shelf.look()  # it does not need the rest of the session
         interrupter = Interrupter(at)
         with interrupter:
             publisher.loan()[:] = sent + 1

@@ -1,4 +1,4 @@
-"""The version that a build has: of a tag, of commits after it, of a source package; and what is said of wheels."""
+"""The version of a build: of a tag, of commits after it, of a source package; and the metadata of wheels."""
 
 from __future__ import annotations
 

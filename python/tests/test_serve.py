@@ -1,4 +1,4 @@
-"""Services that a program starts: its own, and the one that programs share where none runs."""
+"""Services that a program starts: its own, and the shared one if none runs."""
 
 from __future__ import annotations
 
@@ -17,8 +17,7 @@ import pytest
 from realservice import POOLSVC, RealService
 
 import poolbridge
-from poolbridge._client import program as _program
-from poolbridge._client import starter as _starter
+from poolbridge._client import program as _program, starter as _starter
 
 pytestmark = pytest.mark.skipif(not os.access(POOLSVC, os.X_OK), reason="poolsvc is not built: make build")
 
@@ -252,7 +251,7 @@ def test_where_none_runs_one_is_started_and_ends_with_its_last_user(socket_path)
             assert one.epoch == two.epoch
         pid = one.service_pid
     await_end(pid)
-    assert "nobody is connected" in Path(f"{socket_path}.log").read_text()
+    assert "no client is connected" in Path(f"{socket_path}.log").read_text()
 
 
 def test_one_that_runs_is_used(socket_path):

@@ -1,4 +1,4 @@
-"""What the worker of `poolsvc verify` does with channels."""
+"""The tasks with channels of the worker of `poolsvc verify`."""
 
 from __future__ import annotations
 

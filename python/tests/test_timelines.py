@@ -1,4 +1,4 @@
-"""Timelines and fences as the CPU sees them: waiting, time limits, deaths."""
+"""Timelines and fences on the CPU: waiting, time limits, deaths."""
 
 from __future__ import annotations
 
@@ -12,11 +12,10 @@ import pytest
 from faketimelines import TimelineService
 
 import poolbridge
-from poolbridge._cuda import cuda as _cuda
-from poolbridge._cuda import stream as _cuda_stream
+from poolbridge._cuda import cuda as _cuda, stream as _cuda_stream
 from poolbridge._memory.session_blocks import SessionBlock
 from poolbridge._order import order as _order
-from poolbridge._order.page import PAGES, TOMBSTONE, Page
+from poolbridge._order.page import FILE_BYTES, PAGES, TOMBSTONE, Page
 from poolbridge._order.streams import stream_key
 from poolbridge._order.timeline import StreamKey, Timeline
 from poolbridge._order.timelines import Timelines
@@ -36,7 +35,7 @@ def service(tmp_path):
 def make_page():
     fd = os.memfd_create("words", os.MFD_ALLOW_SEALING)
     try:
-        os.truncate(fd, 4096)
+        os.truncate(fd, FILE_BYTES)
         fcntl.fcntl(fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW)
         return Page(fd, write=True)
     finally:
@@ -117,7 +116,7 @@ def test_the_cpu_waits_for_what_is_not_complete(client, writer):
 
 def test_a_store_wakes_who_sleeps(tmp_path):
     fd = os.memfd_create("words", os.MFD_ALLOW_SEALING)
-    os.ftruncate(fd, 4096)
+    os.ftruncate(fd, FILE_BYTES)
     import fcntl
 
     with pytest.raises(poolbridge.ProtocolError, match="sealed"):
@@ -370,7 +369,7 @@ def test_streams_by_number(stream, key):
 
 def test_no_two_threads_have_the_same_per_thread_stream():
     keys = []
-    for _ in range(10):  # each has ended before the next begins, which is given its identity
+    for _ in range(10):  # each ends before the next begins, which may get the same identity
         thread = threading.Thread(target=lambda: keys.append(stream_key((2, 0), 2)))
         thread.start()
         thread.join()
@@ -419,7 +418,7 @@ def test_words_are_compared_like_the_gpu_does(page):
         ((1 << 63) + 5, False, False),
         ((1 << 64) - 1, False, False),
     ]:
-        page.store(0, now)
+        page.words[0] = now
         assert (page.reached(0, 5), page.died(0, 5), page.wait(0, 5, 0.0002)) == (reached, died, reached), hex(now)
 
 

@@ -1,4 +1,4 @@
-"""A service that is not there, is slow, dies, or lies; and clients used the wrong way."""
+"""Services that are missing, slow, dead or wrong, and clients that are used in a wrong way."""
 
 from __future__ import annotations
 
@@ -76,11 +76,32 @@ def test_where_the_socket_is_looked_for(monkeypatch):
     monkeypatch.setenv("XDG_RUNTIME_DIR", "/run/user/7")
     assert poolbridge.default_path() == "/run/user/7/poolbridge/poolsvc.sock"
     monkeypatch.delenv("XDG_RUNTIME_DIR")
-    monkeypatch.setenv("TEMP", "/elsewhere")  # which the service knows nothing of
+    monkeypatch.setenv("TEMP", "/elsewhere")  # the service does not have this variable
     monkeypatch.delenv("TMPDIR", raising=False)
     assert poolbridge.default_path() == f"/tmp/poolbridge-{os.getuid()}/poolsvc.sock"
     monkeypatch.setenv("TMPDIR", "/somewhere")
     assert poolbridge.default_path() == f"/somewhere/poolbridge-{os.getuid()}/poolsvc.sock"
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="only root can become another user")
+def test_at_the_default_path_below_tmp_another_user_s_service_is_refused(tmp_path, monkeypatch):
+    monkeypatch.delenv("POOLBRIDGE_SOCKET", raising=False)
+    monkeypatch.delenv("XDG_RUNTIME_DIR", raising=False)
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    path = Path(poolbridge.default_path())
+    path.parent.mkdir()
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:
+        listener.bind(str(path))
+        child = os.fork()
+        if not child:  # the socket is whose process calls `listen`
+            os.setuid(4242)
+            listener.listen()
+            os._exit(0)
+        assert os.waitpid(child, 0)[1] == 0
+        with pytest.raises(poolbridge.AccessDeniedError, match="user 4242, expected user 0"):
+            poolbridge.connect()
+        with listener.accept()[0] as accepted:
+            assert accepted.recv(1) == b""  # nothing was sent to it
 
 
 @pytest.mark.parametrize("path", ["x" * 200, ""])
@@ -285,7 +306,7 @@ def test_a_wait_for_a_reply_does_not_hold_up_work_behind_it(service, client):
 
 
 class WaitingCall(threading.Thread):
-    """A request that the service has and does not answer, and what it raises in the end."""
+    """A request that the service does not answer, and the error that it raises in the end."""
 
     def __init__(self, service, client):
         super().__init__()
@@ -304,7 +325,7 @@ class WaitingCall(threading.Thread):
 
 def test_a_call_that_sees_the_end_of_the_session_before_its_own_says_why(service, client):
     call = WaitingCall(service, client)
-    # As by another thread that has come so far with `Session.lose`.
+    # As if another thread had come so far in `Session.lose`.
     client._session.ended = error = poolbridge.ClientClosedError("the client is closed")
     with service.changed:
         call.connection.send(msgspec.msgpack.encode({"n": "something"}))
@@ -366,7 +387,7 @@ def test_a_service_that_takes_nothing_does_not_block_releases(service):
         service.wait(lambda: service.leases == 0)
 
 
-# A service that lies
+# A service that sends wrong data
 
 
 HOSTILE = {
@@ -559,12 +580,12 @@ def fork(service, what):
 
 
 def test_a_forked_child_does_not_get_the_memory(service):
-    """Else it would go on writing when its parent is gone, and the memory is somebody else's."""
+    """Otherwise the child could write when its parent is gone and another client uses the memory."""
     assert fork(service, "array[0] = 7") == -signal.SIGSEGV
 
 
 def test_nothing_of_a_forked_child_comes_to_lie_where_the_memory_was(service):
-    """It would be unmapped when the child drops what it has of the parent's objects."""
+    """Otherwise the child would unmap it when it drops its copies of the parent's objects."""
     code = """
     own = [mmap.mmap(-1, page) for _ in range(1000)] + [mmap.mmap(-1, 1 << 20) for _ in range(10)]
     places = [np.frombuffer(memory, np.uint8).ctypes.data for memory in own]

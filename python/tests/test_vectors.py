@@ -9,10 +9,11 @@ from typing import Any, get_args
 import msgspec
 import pytest
 
-from poolbridge._sys import errors as _errors
-from poolbridge._sys.errors import ProtocolError
-from poolbridge._wire import messages as _messages
-from poolbridge._wire import packet as _packet
+from poolbridge._sys import error_texts as _error_texts
+from poolbridge._wire import messages as _messages, packet as _packet
+from poolbridge.errors import (
+    ProtocolError,
+)
 
 VECTORS = json.loads((Path(__file__).parents[2] / "docs/vectors/v1.json").read_text(encoding="utf-8"))
 
@@ -71,7 +72,7 @@ _requests = msgspec.msgpack.Decoder(_messages.AnyRequest)
 
 
 def take(direction: str, kind: str, packet: bytes) -> None:
-    """Do with a packet what a receiver does that knows what it waits for."""
+    """Decode a packet as a receiver does that knows which reply it waits for."""
     if direction == "request":
         _packet.check(packet)
         try:
@@ -96,8 +97,8 @@ def test_invalid_packets_are_refused(vector):
         take(vector["direction"], vector.get("type", ""), bytes.fromhex(vector["packet"]))
 
 
-@pytest.mark.parametrize("code", _errors._BY_CODE)
+@pytest.mark.parametrize("code", _error_texts._BY_CODE)
 def test_every_code_of_the_wire_has_an_exception(code):
-    error = _errors.from_wire(code, "what happened")
+    error = _error_texts.from_wire(code, "what happened")
     assert error.code == code
     assert str(error).startswith("what happened")

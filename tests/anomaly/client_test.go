@@ -17,25 +17,25 @@ import (
 	"github.com/poolbridge/poolbridge/mempool"
 )
 
-// patience is longer than anything here takes.
+// patience is longer than any step takes.
 const patience = time.Minute
 
 // bufferBytes is the size of every buffer.
 const bufferBytes = 64 << 10
 
-// step is one thing that a client is told to do.
+// step is one step of a client.
 type step struct {
 	Op     string
 	Path   string       `json:",omitempty"` // of the socket
 	Pool   string       `json:",omitempty"`
 	Kind   mempool.Kind `json:",omitempty"`
 	Device string       `json:",omitempty"`
-	Lease  string       `json:",omitempty"` // what the test calls a lease, and what it is published under
+	Lease  string       `json:",omitempty"` // the test's name of a lease, under which it is also published
 }
 
 func (s step) String() string { return s.Op + " " + s.Lease }
 
-// outcome is what came of a step.
+// outcome is the result of a step.
 type outcome struct{ Code, Error string }
 
 // err is the error that the client got.
@@ -51,7 +51,7 @@ type failure struct{ code, text string }
 
 func (f *failure) Error() string { return f.code + ": " + f.text }
 
-// beClient does what it is told on in, one step a line, until in ends.
+// beClient takes the steps that it reads from in, one a line, until in ends.
 func beClient(in io.Reader, out io.Writer) int {
 	c := &client{pools: make(map[string]*bridge.Pool), leases: make(map[string]*bridge.Lease)}
 	steps, outcomes := json.NewDecoder(in), json.NewEncoder(out)
@@ -70,7 +70,7 @@ func beClient(in io.Reader, out io.Writer) int {
 	}
 }
 
-// client is a client of the service, in a process of its own.
+// client is a client of the service, in its own process.
 type client struct {
 	*bridge.Client
 	pools  map[string]*bridge.Pool
@@ -92,15 +92,15 @@ func (c *client) do(s step) (err error) {
 			c.pools[s.Pool] = pool
 		}
 	case "open":
-		if pool, err = c.OpenPool(ctx, s.Pool, 0); err == nil {
+		if pool, err = c.TryOpenPool(ctx, s.Pool); err == nil {
 			c.pools[s.Pool] = pool
 		}
 	case "alloc":
-		if l, err = pool.Allocate(ctx, mempool.Bytes(bufferBytes), 0); err == nil {
+		if l, err = pool.TryAllocate(ctx, mempool.Bytes(bufferBytes)); err == nil {
 			c.leases[s.Lease] = l
 		}
 	case "get":
-		if l, err = c.Get(ctx, s.Lease, bridge.LeaseOptions{}); err == nil {
+		if l, err = c.TryGet(ctx, s.Lease, bridge.LeaseOptions{}); err == nil {
 			c.leases[s.Lease+"'"] = l
 		}
 	case "fill":
@@ -111,13 +111,13 @@ func (c *client) do(s step) (err error) {
 		err = check(l, s.Lease)
 	case "publish":
 		err = l.Publish(ctx, mempool.Publication{Name: s.Lease})
-	case "promise": // to be published, and complete only later
+	case "promise": // published now, and complete later
 		err = c.promise(ctx, l, s.Lease)
-	case "event": // to be published, and complete once an event is reached
+	case "event": // published now, and complete once an event has happened
 		err = c.line.publish(ctx, l, s.Lease)
 	case "stream":
 		c.line, err = newLine(s.Device)
-	case "early": // a stream waits for what is not complete yet
+	case "early": // a stream waits for content that is not complete yet
 		err = c.early(ctx, l)
 	case "unpublish":
 		err = c.Unpublish(ctx, s.Lease)
@@ -127,7 +127,7 @@ func (c *client) do(s step) (err error) {
 		}
 	case "release":
 		err = l.Release(false)
-		_, told := c.Stats(ctx) // its answer comes after the release was carried out
+		_, told := c.Stats(ctx) // its answer comes after the release
 		err = errors.Join(err, told)
 	case "trim":
 		_, err = pool.Trim(ctx, 0)
@@ -139,7 +139,7 @@ func (c *client) do(s step) (err error) {
 		c.line = nil
 		clear(c.pools)
 		clear(c.leases)
-	case "idle": // whether anything was left running
+	case "idle": // whether anything still runs
 		runtime.GC()
 		err = eventually(func() error { return goleak.Find() })
 	default:
@@ -170,12 +170,12 @@ func (c *client) early(ctx context.Context, l *bridge.Lease) error {
 	defer cancel()
 	err := l.WaitOn(ctx, c.line.queue)
 	if errors.Is(err, context.DeadlineExceeded) {
-		err = nil // the stream could not be told to wait, and the promise is not kept yet
+		err = nil // the stream could not be told to wait, and the promise is not complete yet
 	}
 	return err
 }
 
-// line is a stream of the client's own, and an event that stands for work in it.
+// line is a stream of the client, and an event that is recorded in it.
 type line struct {
 	gpu    *cuda.Context
 	stream *cuda.Stream
@@ -196,7 +196,7 @@ func newLine(device string) (*line, error) {
 	return l, err
 }
 
-// publish publishes a buffer that only an event says to be complete.
+// publish publishes a buffer whose content only an event says to be complete.
 func (l *line) publish(ctx context.Context, lease *bridge.Lease, name string) (err error) {
 	if l.event == nil {
 		if l.event, err = mempool.NewEvent(l.gpu); err != nil {
@@ -226,10 +226,10 @@ func poolSpec(name string, k mempool.Kind, device string) mempool.PoolSpec {
 	return mempool.PoolSpec{Name: name, Kind: k, Device: device, MaxBytes: 64 << 20}
 }
 
-// pattern is what the end of a buffer holds that was filled as name.
+// pattern returns the end of a buffer that was filled as name.
 func pattern(name string) []byte { return bytes.Repeat([]byte{name[0] ^ 0xff}, 8) }
 
-// check looks for what fill wrote.
+// check compares a buffer with what fill wrote.
 func check(l *bridge.Lease, name string) error {
 	got := make([]byte, 16)
 	if err := l.CopyTo(context.Background(), got, bufferBytes-16); err != nil {

@@ -12,7 +12,7 @@ import (
 	"strings"
 )
 
-// driver is the simulated driver, as its environment and its files show it. All processes of a test share them.
+// driver controls the simulated driver through its environment and its files. All processes of a test share them.
 var driver simulation
 
 type simulation struct {
@@ -20,7 +20,7 @@ type simulation struct {
 	rules int
 }
 
-// settle says where the files are. It must come before the driver is loaded.
+// settle sets where the files are. It must be called before the driver is loaded.
 func (d *simulation) settle(dir string) {
 	d.dir = dir
 	for name, value := range map[string]string{
@@ -34,9 +34,9 @@ func (d *simulation) settle(dir string) {
 
 func (d *simulation) path(name string) string { return filepath.Join(d.dir, name) }
 
-// arm makes a process fail by a rule from its next call on. It replaces what was armed before.
+// arm sets a rule by which the calls of a process fail from now on. It replaces the rule before.
 func (d *simulation) arm(pid int, rule string) error {
-	d.rules++ // a rule that was there before would go on counting
+	d.rules++ // a rule with the same number would go on counting
 	text := fmt.Sprintf("# %d\n%s pid=%d\n", d.rules, rule, pid)
 	if err := os.WriteFile(d.path("faults"), nil, 0o600); err != nil {
 		return err
@@ -44,7 +44,7 @@ func (d *simulation) arm(pid int, rule string) error {
 	return d.control(text)
 }
 
-// disarm ends it and lists the calls that were failed.
+// disarm removes the rule and lists the calls that failed.
 func (d *simulation) disarm() ([]string, error) {
 	if err := d.control(""); err != nil {
 		return nil, err
@@ -52,7 +52,7 @@ func (d *simulation) disarm() ([]string, error) {
 	return d.failed()
 }
 
-// failed lists the calls that were failed since arm.
+// failed lists the calls that failed since arm.
 func (d *simulation) failed() ([]string, error) {
 	log, err := os.ReadFile(d.path("faults"))
 	if errors.Is(err, os.ErrNotExist) {
@@ -74,7 +74,7 @@ func (d *simulation) control(text string) error {
 	return os.Rename(next, d.path("control"))
 }
 
-// misuse is what the detector has reported since it was asked last, but for what is meant to be.
+// misuse returns what the detector has reported since the last call, except what is expected.
 func (d *simulation) misuse(meant []string) (reports []string) {
 	text, err := os.ReadFile(d.path("misuse"))
 	if err != nil {
@@ -89,10 +89,10 @@ func (d *simulation) misuse(meant []string) (reports []string) {
 	return reports
 }
 
-// tally is how often each call was made, and how many objects of each sort are alive.
+// tally counts the calls of each name, and the objects of each sort that are alive.
 type tally struct{ calls, live map[string]int64 }
 
-// tally reads what a process counted: a header of 64 bytes, and entries of 64 with a name of 48.
+// tally reads the counts of a process: a header of 64 bytes, and entries of 64 with a name of 48.
 func (d *simulation) tally(pid int) (tally, error) {
 	t := tally{make(map[string]int64), make(map[string]int64)}
 	file, err := os.ReadFile(d.path(fmt.Sprintf("%d.counts", pid)))
@@ -115,7 +115,7 @@ func (d *simulation) tally(pid int) (tally, error) {
 	return t, nil
 }
 
-// descriptors are the open files of a process, by what they are.
+// descriptors counts the open files of a process, by sort.
 func descriptors(pid int) (map[string]int, error) {
 	dir := fmt.Sprintf("/proc/%d/fd", pid)
 	entries, err := os.ReadDir(dir)

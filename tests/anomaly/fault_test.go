@@ -8,11 +8,11 @@ import (
 	"github.com/poolbridge/poolbridge/bridge"
 )
 
-// fault is how a driver call fails, and what the client may be told then.
+// fault is a way in which a driver call fails, and the errors that the client may get then.
 type fault struct {
 	error string
 	codes []string
-	once  bool // enough to see it on one kind: it is told as another is
+	once  bool // tested on one kind only, because clients get the same error as for another fault
 }
 
 var faults = []fault{
@@ -22,12 +22,12 @@ var faults = []fault{
 	{error: "NOT_PERMITTED", codes: []string{"internal", "unavailable"}, once: true},
 }
 
-// rule fails the kth call from now on.
+// rule makes the kth call from now on fail.
 func (f fault) rule(k int) string {
 	return fmt.Sprintf("call=* error=%s nth=%d", f.error, k)
 }
 
-// told says whether err is what a client is told of the fault.
+// told says whether a client may get err for the fault.
 func (f fault) told(err error) error {
 	if err == nil {
 		return nil

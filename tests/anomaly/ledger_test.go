@@ -9,7 +9,7 @@ import (
 	"github.com/poolbridge/poolbridge/mempool"
 )
 
-// accounts says what is wrong with the accounting, of itself and against the driver's numbers; a driver that took back nothing
+// accounts says what is wrong with the accounting, in itself and against the driver's numbers; a driver that freed nothing
 // may have more.
 func (s *stage) accounts(lost bool) error {
 	if s.down {
@@ -27,16 +27,16 @@ func (s *stage) accounts(lost bool) error {
 			}
 			pool, err := s.admin.FindPool(p.Pool.ID)
 			if errors.Is(err, mempool.ErrNotFound) {
-				continue // it went just now
+				continue // the pool has just gone
 			}
 			if err != nil {
 				return err
 			}
 			switch n, err := pool.DriverInUse(); {
-			case errors.Is(err, mempool.ErrInternal): // its GPU is lost, or it went just now
+			case errors.Is(err, mempool.ErrInternal): // its GPU is lost, or the pool has just gone
 			case err != nil:
 				errs = append(errs, err)
-			case n < p.Reserved-p.Held, n > p.Reserved && !lost: // held: the driver may know already that they are free
+			case n < p.Reserved-p.Held, n > p.Reserved && !lost: // the driver may have freed the held blocks already
 				errs = append(errs, fmt.Errorf("the driver says that %d bytes are in use, the accounts %+v", n, p))
 			}
 		}
@@ -44,7 +44,7 @@ func (s *stage) accounts(lost bool) error {
 	})
 }
 
-// trim gives back what lies idle in the client's pool, and what could not be given back before.
+// trim frees idle memory of the client's pool, and memory that could not be freed before.
 func (s *stage) trim() error {
 	p, ok := s.pool()
 	if !ok || s.down {
@@ -52,12 +52,12 @@ func (s *stage) trim() error {
 	}
 	_, err := s.admin.TrimPool(p.Pool.ID, 0)
 	if errors.Is(err, mempool.ErrNotFound) {
-		return nil // it went just now
+		return nil // the pool has just gone
 	}
 	return err
 }
 
-// empty says what the client has left in the service.
+// empty says what the service still has of the client.
 func (s *stage) empty() error {
 	if s.down {
 		return nil
@@ -75,7 +75,7 @@ func (s *stage) empty() error {
 	})
 }
 
-// estate is what a process has of the driver and of the system.
+// estate has the objects that a process has in the driver and in the system.
 type estate struct {
 	live  map[string]int64
 	files map[string]int
@@ -91,7 +91,7 @@ func estateOf(pid int) (e estate, err error) {
 	return e, err
 }
 
-// since says what a process has that it had not before, or lacks.
+// since says what a process has more or less than before.
 func (e estate) since(before estate) error {
 	if maps.Equal(e.live, before.live) && maps.Equal(e.files, before.files) {
 		return nil
@@ -99,7 +99,7 @@ func (e estate) since(before estate) error {
 	return fmt.Errorf("driver objects %v and files %v, before %v and %v", e.live, e.files, before.live, before.files)
 }
 
-// estates are those of the service's process and of the client's, while nothing is going on.
+// estates are those of the service's process and of the client's, while they are idle.
 type estates struct{ service, client estate }
 
 func (r *remote) estates() (e estates, err error) {
@@ -109,7 +109,7 @@ func (r *remote) estates() (e estates, err error) {
 	return e, err
 }
 
-// since says what one of them has kept.
+// since says what one of them has more or less than before.
 func (e estates) since(before estates) error {
 	if err := e.service.since(before.service); err != nil {
 		return fmt.Errorf("the service has kept something: %w", err)

@@ -16,7 +16,7 @@ import (
 	"github.com/poolbridge/poolbridge/mempool"
 )
 
-// kinds are those whose memory comes from CUDA.
+// kinds are the kinds whose memory comes from CUDA.
 var kinds = []mempool.Kind{mempool.Device, mempool.VMM, mempool.Legacy, mempool.Pinned}
 
 func TestEveryDriverCallMayFail(t *testing.T) {
@@ -44,17 +44,17 @@ func TestEveryDriverCallMayFail(t *testing.T) {
 		t.Logf("%d of %d operations were gone through: not every driver call can have failed", loop.operations, all)
 		return
 	}
-	// cuInit and what finds the calls are made once in a process; see TestAStartThatFailsIsTriedAgain.
+	// cuInit and the lookup of calls happen once in a process; see TestAStartThatFailsIsTriedAgain.
 	missed := slices.DeleteFunc(slices.Sorted(maps.Keys(loop.made)), func(call string) bool { return loop.failed[call] || call == seldom })
 	assert.Empty(t, missed, "driver calls that no run failed")
 	t.Logf("%d runs failed each of %d driver calls", loop.runs, len(loop.failed))
 }
 
-// seldom is a call that is made only where a page is given back while a stream may still use it. That depends on time, and may come before or
+// seldom is a call that is made only when a page is unmapped while a stream may still use it. That depends on time, and may come before or
 // after the part of a run in which calls fail.
 const seldom = "cuStreamQuery"
 
-// loop goes through the runs.
+// loop does the runs.
 type loop struct {
 	dir          string
 	client       *remote
@@ -200,7 +200,7 @@ func (s *stage) play(o operation, pid int, f fault, n int) (calls []string, err 
 	return calls, s.strike()
 }
 
-// act does what an operation is, and tells how many steps of the client were taken, -1 for not even what is local.
+// act does an operation. It returns how many steps of the client were taken; -1: not even the local ones.
 func (s *stage) act(o operation) (int, error) {
 	if o.local != nil {
 		if err := o.local(s); err != nil {
@@ -222,7 +222,7 @@ func (s *stage) rest() {
 	})
 }
 
-// again takes up an operation where it failed.
+// again continues an operation where it failed.
 func (s *stage) again(o operation, done int) error {
 	if done < 0 {
 		if err := o.local(s); err != nil {
@@ -233,12 +233,12 @@ func (s *stage) again(o operation, done int) error {
 	_, err := s.client.do(o.act[done:]...)
 	failed, ok := errors.AsType[*failure](err)
 	if ok && (failed.code == bridge.Code(bridge.ErrReleased) || failed.code == bridge.Code(bridge.ErrNotFound)) {
-		return nil // it was done, and only said to have failed
+		return nil // it was done, although it returned an error
 	}
 	return err
 }
 
-// strike takes the stage down.
+// strike closes the stage.
 func (s *stage) strike() error {
 	if _, err := s.client.do("close"); err != nil {
 		return fmt.Errorf("closing the client: %w", err)
@@ -246,7 +246,7 @@ func (s *stage) strike() error {
 	return s.gone()
 }
 
-// gone takes down what is left without the client.
+// gone closes what is left without the client.
 func (s *stage) gone() error {
 	if err := errors.Join(s.empty(), s.accounts(false), s.shutDown(), s.accounts(false)); err != nil {
 		return fmt.Errorf("afterwards: %w", err)

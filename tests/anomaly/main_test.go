@@ -12,7 +12,7 @@ import (
 	"github.com/poolbridge/poolbridge/cuda"
 )
 
-// role says what a process is that a test starts from its own binary.
+// role is what a process does that a test starts from its own binary.
 const role = "POOLBRIDGE_ANOMALY_ROLE"
 
 // why the tests cannot run here; empty if they can.
@@ -41,7 +41,7 @@ func TestMain(m *testing.M) {
 	os.Exit(status)
 }
 
-// missing says what keeps the tests from running.
+// missing returns the reason why the tests cannot run; empty: they can.
 func missing() string {
 	if err := cuda.Init(); err != nil {
 		return "calls are failed in the simulated driver, and there is none: " + err.Error()

@@ -7,24 +7,24 @@ import (
 // operation is something that the service does for a client.
 type operation struct {
 	name string
-	// before is what the client has done, act what it does then.
+	// before has the steps of the client before the operation, act those of the operation.
 	before, act []string
-	// prepare and local are what this process and the neighbour do before that, after is what they do in the end.
+	// prepare and local are what this process and the neighbour do before that, after is what they do at the end.
 	prepare, local, after func(*stage) error
 	// free: it makes no driver call.
 	free bool
-	// abrupt: the service gives memory back that clients map, for it allocates none any more that they could take it for.
+	// abrupt: the service frees memory that clients map, because it allocates none any more that could take its place.
 	abrupt bool
-	// calm: what a ruined GPU does to it, it does to another operation too.
+	// calm: a ruined GPU affects another operation in the same way.
 	calm bool
 }
 
-// meant is what the detector reports although it is meant to be.
+// meant is what the detector reports as expected.
 func (o operation) meant(lost bool) (reports []string) {
 	if o.abrupt {
 		reports = append(reports, "kind=free-while-mapped")
 	}
-	if lost { // what the driver does not take back goes with its pool, and at the latest with the process
+	if lost { // memory that the driver does not free goes with its pool, and at the latest with the process
 		reports = append(reports, "kind=wrong-order: cuMemPoolDestroy", "kind=leak")
 	}
 	return reports
@@ -58,7 +58,7 @@ func createPool(s *stage) error {
 	return err
 }
 
-// offerByEvent has the neighbour publish in the client's pool what only an event says to be complete.
+// offerByEvent makes the neighbour publish content in the client's pool that only an event says to be complete.
 func offerByEvent(s *stage) error {
 	err := createPool(s)
 	if err == nil {
@@ -67,13 +67,13 @@ func offerByEvent(s *stage) error {
 	return err
 }
 
-// withdraw takes that back.
+// withdraw undoes that.
 func withdraw(s *stage) error {
 	_, err := s.beside().do("release e", "unpublish e")
 	return err
 }
 
-// beside is the neighbour as it works in the client's pool.
+// beside makes the neighbour work in the client's pool.
 func (s *stage) beside() *remote {
 	r := *s.neighbour
 	r.pool, r.kind, r.device = "p", s.kind, s.client.device

@@ -14,8 +14,8 @@ import (
 	"github.com/poolbridge/poolbridge/tests/rig"
 )
 
-// worker maps what is published, as often as it is told to, and then shows that it can still use the GPU: through cuda.core
-// alone, and the same memory again.
+// worker maps what is published, as often as it is told to, and then shows that it can still use the GPU: with cuda.core
+// alone, and with the same memory again.
 const worker = `
 import gc, os, sys
 import numpy as np
@@ -53,7 +53,7 @@ for line in sys.stdin:
     print(said)
 `
 
-// kept says what a worker has of others' memory that it had not before.
+// kept says what memory of others a worker has that it did not have before.
 func kept(pid int, before estate) error {
 	after, err := estateOf(pid)
 	for _, object := range []string{"imported pool", "imported pointer", "opened legacy handle", "mapping", "address reservation"} {
@@ -108,7 +108,7 @@ func TestAPythonWorkerGetsATypedErrorAndGoesOn(t *testing.T) {
 					assert.Equal(t, "fine", say("alone"), where)
 					assert.Equal(t, "fine", say("work"), where)
 					if k == mempool.Device {
-						continue // cuda.core tells nobody what it could not give back
+						continue // cuda.core does not report what it could not free
 					}
 					require.NoError(t, eventually(func() error { return kept(pid, before) }), where)
 				}

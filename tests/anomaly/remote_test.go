@@ -53,23 +53,23 @@ func (p *process) ask(what, answer any) error {
 	return nil
 }
 
-// end lets the process end.
+// end closes the input of the process and waits for its end.
 func (p *process) end() error {
 	_ = p.in.Close()
 	defer p.out.Close()
 	return p.cmd.Wait()
 }
 
-// remote is a client in a process of its own.
+// remote is a client in its own process.
 type remote struct {
 	*process
 	path   string
-	pool   string // that it uses
+	pool   string // the pool that it uses
 	kind   mempool.Kind
 	device string
 }
 
-// do has the client take steps, "op" or "op lease", up to the first that fails, and tells how many it took.
+// do makes the client take steps, "op" or "op lease", up to the first that fails, and returns how many it took.
 func (r *remote) do(steps ...string) (int, error) {
 	for i, text := range steps {
 		s := step{Path: r.path, Pool: r.pool, Kind: r.kind, Device: r.device}

@@ -22,10 +22,10 @@ import (
 	"github.com/poolbridge/poolbridge/mempool"
 )
 
-// ruins end a GPU for the process that meets them: a call finds an error of earlier work, which sticks, or the GPU gone.
+// ruins are faults that end a GPU for the process that meets them: a call finds a sticky error of earlier work, or the GPU is gone.
 var ruins = []struct {
 	name, rule string
-	passes     bool // it is over when the operation is
+	passes     bool // the fault ends with the operation
 }{
 	{name: "an error that sticks", rule: "call=* error=ILLEGAL_ADDRESS nth={n}"},
 	{name: "a GPU that fell off the bus", rule: "call=* lost nth={n} device={gpu}"},
@@ -35,10 +35,10 @@ var ruins = []struct {
 // ruinedDevices is how many GPUs a process can ruin, one after another; the first is the neighbours'.
 const ruinedDevices = 7
 
-// ruinLimit is how long a run may take, on a busy machine: nobody waits for a GPU that is gone.
-const ruinLimit = mempool.OrderLimit - 5*time.Second
+// ruinLimit is how long a run may take, on a busy machine: nothing waits for a GPU that is gone.
+const ruinLimit = 25 * time.Second
 
-// ruinTask says what a process is to ruin GPUs with: the nth call and those after it that make a difference.
+// ruinTask says which GPUs a process ruins: at the nth call, and at those after it that make a difference.
 type ruinTask struct {
 	Kind      mempool.Kind
 	Operation int
@@ -47,7 +47,7 @@ type ruinTask struct {
 	N         int
 }
 
-// ruinReport is what came of it. Next is where to go on; 0 once no call was left to fail.
+// ruinReport is the result. Next is the call at which to continue; 0: there is no call left to fail.
 type ruinReport struct {
 	Next  int
 	Runs  int
@@ -79,7 +79,7 @@ func TestARuinedGPUEndsNothingElse(t *testing.T) {
 	}
 }
 
-// ruin has a process ruin GPUs.
+// ruin starts a process that ruins GPUs.
 func ruin(t *testing.T, task ruinTask) (r ruinReport) {
 	t.Helper()
 	p, err := start("ruin", "SIMCUDA_DEVICES="+strconv.Itoa(1+ruinedDevices))
@@ -90,7 +90,7 @@ func ruin(t *testing.T, task ruinTask) (r ruinReport) {
 	return r
 }
 
-// beRuined is a service whose GPUs are ruined, or its client's.
+// beRuined is the process: a service whose GPUs are ruined, or its client's.
 func beRuined(in io.Reader, out io.Writer) int {
 	var task ruinTask
 	if err := json.NewDecoder(in).Decode(&task); err != nil {
@@ -142,15 +142,15 @@ func (task ruinTask) carryOut(dir string) (r ruinReport) {
 			r.Next = 0
 			return r
 		}
-		r.Next *= 2                            // those that follow fail too: not every one makes a difference
-		if operations[task.Operation].abrupt { // the neighbours' GPU may have been the one
+		r.Next *= 2                            // the calls after it fail too: not every one makes a difference
+		if operations[task.Operation].abrupt { // it may have been the neighbours' GPU
 			return r
 		}
 	}
 	return r
 }
 
-// run ruins one GPU while an operation goes on.
+// run ruins one GPU during an operation.
 func (task ruinTask) run(dir string, client *remote, neighbour *process, device string, n int) (calls []string, err error) {
 	if client.process == nil {
 		if client.process, err = start("client"); err != nil {
@@ -184,7 +184,7 @@ func (task ruinTask) run(dir string, client *remote, neighbour *process, device 
 	if calls, err = driver.failed(); err != nil {
 		return calls, err
 	}
-	if len(calls) == 0 || ruin.passes { // else it stays: a GPU that fell off the bus does not come back
+	if len(calls) == 0 || ruin.passes { // else the fault stays: a GPU that is gone does not come back
 		if err := driver.control(""); err != nil {
 			return nil, err
 		}
@@ -192,7 +192,7 @@ func (task ruinTask) run(dir string, client *remote, neighbour *process, device 
 	return calls, errors.Join(typed(failed), s.ruined(o, client, pid), driver.control(""))
 }
 
-// typed says what is wrong with an error of a client, which must say what sort it is of.
+// typed says what is wrong with an error of a client: it must have a sentinel.
 func typed(err error) error {
 	if err == nil || bridge.Code(err) != "" {
 		return nil
@@ -203,7 +203,7 @@ func typed(err error) error {
 	return fmt.Errorf("an error of no sort: %w", err)
 }
 
-// ruined goes on where the GPU of the client's pool is ruined for a process, the client's or this one.
+// ruined checks the service after the GPU of the client's pool is ruined for a process, the client's or this one.
 func (s *stage) ruined(o operation, client *remote, pid int) error {
 	if err := s.accounts(true); err != nil {
 		return err
@@ -216,7 +216,7 @@ func (s *stage) ruined(o operation, client *remote, pid int) error {
 			return err
 		}
 	}
-	if pid == client.pid() { // only when it is gone what it had leased and mapped can be used by others
+	if pid == client.pid() { // others can use the client's memory only when its process is gone
 		if err := client.end(); err != nil {
 			return err
 		}
@@ -240,7 +240,7 @@ func (s *stage) destroyed() error {
 	if !ok || s.down {
 		return nil
 	}
-	_ = s.admin.DestroyPool(p.Pool.ID) // what the driver does not take back goes with it
+	_ = s.admin.DestroyPool(p.Pool.ID) // memory that the driver does not free goes with it
 	return eventually(func() error {
 		if p, ok := s.pool(); ok {
 			return fmt.Errorf("the pool is still there: %+v", p)

@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/poolbridge/poolbridge/bridge"
+	"github.com/poolbridge/poolbridge/bridge/server"
 	"github.com/poolbridge/poolbridge/mempool"
 	"github.com/poolbridge/poolbridge/mempool/service"
 )
@@ -19,7 +20,7 @@ import (
 type stage struct {
 	kind   mempool.Kind
 	svc    *service.Service
-	server *bridge.Server
+	server *server.Server
 	client *remote
 	admin  *service.Session
 
@@ -34,7 +35,7 @@ func set(dir string, k mempool.Kind, client *remote, neighbour *process) (s *sta
 	s = &stage{kind: k, client: client, svc: service.New(service.Config{Log: slog.New(slog.NewTextHandler(io.Discard, nil))})}
 	client.path, client.pool, client.kind = filepath.Join(dir, "s.sock"), "p", k
 	s.neighbour = &remote{process: neighbour, path: client.path, pool: "steady", kind: mempool.Device, device: "0"}
-	if s.server, err = bridge.Listen(client.path, s.svc, bridge.ServerConfig{}); err != nil {
+	if s.server, err = server.Listen(client.path, s.svc, server.Config{}); err != nil {
 		return nil, err
 	}
 	if s.admin, err = s.svc.OpenSession(mempool.Self(), nil); err != nil {
@@ -58,7 +59,7 @@ func fill(l *bridge.Lease, name string) error {
 	return errors.Join(l.Fill(context.Background(), 0, bufferBytes, name[0]), l.CopyFrom(context.Background(), bufferBytes-8, pattern(name)))
 }
 
-// neighbours have the neighbours look at what they have, and transfer a buffer.
+// neighbours checks what the neighbours have, and makes them transfer a buffer.
 func (s *stage) neighbours() error {
 	if s.down {
 		return nil
@@ -70,10 +71,10 @@ func (s *stage) neighbours() error {
 	return s.guests()
 }
 
-// guests transfer memory of the host.
+// guests makes the guest transfer memory of the host.
 func (s *stage) guests() error {
 	ctx := context.Background()
-	l, err := s.host.Allocate(ctx, mempool.Bytes(bufferBytes), 0)
+	l, err := s.host.TryAllocate(ctx, mempool.Bytes(bufferBytes))
 	if err != nil {
 		return fmt.Errorf("a neighbour's memory of the host: %w", err)
 	}
@@ -83,7 +84,7 @@ func (s *stage) guests() error {
 		err = l.Publish(ctx, mempool.Publication{Name: "guest"})
 	}
 	if err == nil {
-		got, err = s.guest.Get(ctx, "guest", bridge.LeaseOptions{})
+		got, err = s.guest.TryGet(ctx, "guest", bridge.LeaseOptions{})
 	}
 	if err == nil {
 		err = errors.Join(check(got, "guest"), got.Release(false), s.guest.Unpublish(ctx, "guest"))
@@ -100,7 +101,7 @@ func (s *stage) shutDown() error {
 		return nil
 	}
 	s.down = true
-	_, err := s.neighbour.do("close") // or memory would be freed that it maps
+	_, err := s.neighbour.do("close") // otherwise the service would free memory that it maps
 	err = errors.Join(err, s.server.Close())
 	s.svc.Close()
 	if gone := s.guest.Close(); !errors.Is(gone, bridge.ErrDisconnected) {
@@ -109,7 +110,7 @@ func (s *stage) shutDown() error {
 	return err
 }
 
-// pool is the accounting of the client's pool; false once it is gone.
+// pool returns the accounting of the client's pool; false: it is gone.
 func (s *stage) pool() (mempool.PoolStats, bool) {
 	for _, p := range s.svc.Stats().Pools {
 		if p.Pool.Name == "p" {
@@ -119,7 +120,7 @@ func (s *stage) pool() (mempool.PoolStats, bool) {
 	return mempool.PoolStats{}, false
 }
 
-// eventually looks until it finds nothing wrong: what the service does by itself takes its time.
+// eventually calls a check until it finds nothing wrong: the service does some work by itself, later.
 func eventually(wrong func() error) error {
 	for end := time.Now().Add(patience); ; runtime.Gosched() {
 		err := wrong()

@@ -9,7 +9,7 @@ import (
 	"github.com/poolbridge/poolbridge/mempool"
 )
 
-// What a process does once, when it first needs the driver.
+// Calls that a process makes once, when it first needs the driver.
 func TestAStartThatFailsIsTriedAgain(t *testing.T) {
 	needSimulation(t)
 	for _, call := range []string{"cuInit", "cuDriverGetVersion", "cuGetProcAddress"} {

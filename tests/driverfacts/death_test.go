@@ -63,8 +63,8 @@ func TestTheExporterOutlivesAConsumer(t *testing.T) {
 	owner.must(call{Op: "close", ID: b.pool})
 }
 
-// forget puts nothing in the place of the test's own copy of a descriptor, so
-// that a worker's is the last.
+// forget replaces the test's own copy of a descriptor by nothing, so that
+// a worker's copy is the last.
 func forget(t *testing.T, fd int) {
 	t.Helper()
 	null, err := unix.Open(os.DevNull, unix.O_RDONLY|unix.O_CLOEXEC, 0)

@@ -9,7 +9,7 @@ import (
 	"github.com/poolbridge/poolbridge/cuda"
 )
 
-// What a worker does with events.
+// The operations of a worker with events.
 func init() {
 	operations["new event"] = with(func(w *worker, _ call) (reply, error) {
 		e, err := w.ctx.NewEvent(cuda.EventSpec{Interprocess: true})

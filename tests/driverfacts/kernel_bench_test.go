@@ -18,10 +18,10 @@ import (
 
 const (
 	kernelTakes = 200 * time.Millisecond
-	headStart   = 20 * time.Millisecond // of what goes on beside a call, before the call is timed
+	headStart   = 20 * time.Millisecond // time for the work beside a call before the call is timed
 )
 
-// publisher is a process that hands memory over. All that its calls need is made before the kernel runs.
+// publisher is a process that exports memory. It makes all that its calls need before the kernel runs.
 type publisher struct {
 	ctx        *cuda.Context
 	kernels    *pattern.Kernels
@@ -33,10 +33,10 @@ type publisher struct {
 	pooled     cuda.DevicePtr
 	plain      cuda.DevicePtr    // of cuMemAlloc
 	foreign    cuda.IPCMemHandle // of another process
-	undo       []func() error    // of what the calls made while the kernel ran
+	undo       []func() error    // undoes the calls that were made while the kernel ran
 }
 
-// publisherCalls are what is timed.
+// publisherCalls are the calls that are timed.
 var publisherCalls = []struct {
 	name string
 	do   func(p *publisher) error
@@ -96,7 +96,7 @@ var publisherCalls = []struct {
 	}},
 }
 
-// beside is what goes on while a call of the publisher is timed: in another thread of the publisher, or in another process.
+// beside is the work during a call of the publisher: in another thread of the publisher, or in another process.
 type beside struct {
 	name    string
 	inside  func(p *publisher, ptr cuda.DevicePtr) error
@@ -133,7 +133,7 @@ func besides() []beside {
 	}
 }
 
-// What a publisher does.
+// The operations of a publisher.
 func init() {
 	operations["become publisher"] = with(func(w *worker, c call) (reply, error) {
 		p, err := newPublisher(w, cuda.IPCMemHandle(c.Data))
@@ -142,7 +142,7 @@ func init() {
 	operations["run kernel"] = on(func(_ *worker, p *publisher, _ call) (reply, error) {
 		return reply{}, p.kernels.Spin(p.busy, kernelTakes)
 	})
-	// Says in nanoseconds how long the call took, and how long what went on beside it in this process.
+	// Returns the time of the call, and that of the work beside it in this process, in nanoseconds.
 	operations["time call"] = on(func(_ *worker, p *publisher, c call) (r reply, err error) {
 		inside := besides()[c.Size].inside
 		done := make(chan error, 1)
@@ -205,8 +205,8 @@ func newPublisher(w *worker, foreign cuda.IPCMemHandle) (p *publisher, err error
 	return p, nil
 }
 
-// BenchmarkPublisherWhileAKernelRuns says of each call that a publisher makes how long it takes while a kernel of 200 ms
-// runs, and while something else goes on that may wait for the kernel: what takes 0.2 s waited as well. Its table has
+// BenchmarkPublisherWhileAKernelRuns measures each call that a publisher makes, while a kernel of 200 ms
+// runs and other work goes on that may wait for the kernel: a call that takes 0.2 s waited as well. Its table has
 // milliseconds, the longest of the rounds.
 func BenchmarkPublisherWhileAKernelRuns(b *testing.B) {
 	needLegacy(b)
@@ -243,7 +243,7 @@ func BenchmarkPublisherWhileAKernelRuns(b *testing.B) {
 	require.NoError(b, err)
 }
 
-// round times one call once, and what goes on beside it.
+// round times one call once, and the work beside it.
 func round(b *testing.B, own, other *process, id, kind, which int) (took, along time.Duration) {
 	b.Helper()
 	beside := besides()[kind]

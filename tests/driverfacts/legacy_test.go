@@ -10,7 +10,7 @@ import (
 	"github.com/poolbridge/poolbridge/cuda"
 )
 
-// What a worker does with legacy memory.
+// The operations of a worker with legacy memory.
 func init() {
 	operations["malloc"] = with(func(w *worker, c call) (reply, error) {
 		ptr, err := w.ctx.Malloc(c.Size)
@@ -27,7 +27,7 @@ func init() {
 		ptr, err := w.ctx.OpenIPCMem(cuda.IPCMemHandle(c.Data))
 		return reply{Ptr: uint64(ptr)}, err
 	})
-	// Opens a handle in the primary context of a device that may not be the worker's.
+	// Opens a handle in the primary context of a device, which may be another than the worker's.
 	operations["open on"] = with(func(w *worker, c call) (reply, error) {
 		d, err := cuda.DeviceAt(int(c.Value))
 		if err != nil {
@@ -44,7 +44,7 @@ func init() {
 	operations["close opened"] = with(func(w *worker, c call) (reply, error) {
 		return reply{}, w.ctx.CloseIPCMem(cuda.DevicePtr(c.Ptr))
 	})
-	// Opens a handle in a context beside the primary one, and looks from there and from the primary one for its range.
+	// Opens a handle in a context beside the primary one, and looks up its range from there and from the primary one.
 	operations["open beside"] = with(func(w *worker, c call) (r reply, err error) {
 		second, err := w.ctx.Device().NewContext()
 		if err != nil {
@@ -88,7 +88,7 @@ func TestALegacyHandleOpensInAnotherProcess(t *testing.T) {
 func TestALegacyHandleOpensAtTheBeginningOfTheAllocation(t *testing.T) {
 	needLegacy(t)
 	owner, user := start(t, setting{}), start(t, setting{})
-	for _, size := range []uint64{64 * kib, 64 * kib, 4 * mib} { // small ones share a page of the driver's
+	for _, size := range []uint64{64 * kib, 64 * kib, 4 * mib} { // small allocations share a page of the driver
 		ptr, handle := owner.legacy(size, 0x01)
 		require.NoError(t, owner.fill(ptr+4*kib, 4*kib, 0x02))
 		interior := owner.must(call{Op: "handle", Ptr: ptr + 4*kib}).Data

@@ -26,7 +26,7 @@ const (
 	mib = 1 << 20
 )
 
-// device is a GPU by its ordinal; the test is skipped where there is none.
+// device returns a GPU by its ordinal. It skips the test if there is none.
 func device(t testing.TB, ordinal int) cuda.Device {
 	t.Helper()
 	if err := cuda.Init(); err != nil {

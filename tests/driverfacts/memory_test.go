@@ -6,7 +6,7 @@ import (
 	"github.com/poolbridge/poolbridge/cuda"
 )
 
-// What a worker does with memory, wherever it is from.
+// The operations of a worker with memory of any source.
 func init() {
 	operations["fill"] = with(func(w *worker, c call) (reply, error) {
 		if err := w.stream.Memset8(cuda.DevicePtr(c.Ptr), uint8(c.Value), c.Size); err != nil {
@@ -56,7 +56,7 @@ func init() {
 	})
 }
 
-// fill has the worker fill memory on its device and wait until that is done.
+// fill makes the worker fill memory on its device and wait until that is done.
 func (p *process) fill(ptr, size uint64, v byte) error {
 	p.t.Helper()
 	_, err := p.do(call{Op: "fill", Ptr: ptr, Size: size, Value: uint64(v)})

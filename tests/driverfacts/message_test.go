@@ -13,8 +13,8 @@ import (
 	"github.com/poolbridge/poolbridge/cuda"
 )
 
-// call is what a test tells a worker to do. Fields mean what the operation
-// makes of them.
+// call is a request to a worker. The operation defines what the fields
+// mean.
 type call struct {
 	Op    string
 	ID    int // an object that an earlier reply named
@@ -24,7 +24,7 @@ type call struct {
 	Data  []byte
 }
 
-// reply is how it went. A driver's failure travels as its result.
+// reply is the answer. A driver's error is sent as its result.
 type reply struct {
 	Result cuda.Result
 	Error  string
@@ -36,7 +36,7 @@ type reply struct {
 	OK     bool
 }
 
-// send writes one packet with descriptors, which stay the caller's.
+// send writes one packet with descriptors. The caller closes them.
 func send(conn *net.UnixConn, v any, fds ...int) error {
 	b, err := json.Marshal(v)
 	if err != nil {
@@ -50,7 +50,7 @@ func send(conn *net.UnixConn, v any, fds ...int) error {
 	return err
 }
 
-// receive reads one packet with its descriptors, which become the caller's.
+// receive reads one packet with its descriptors. The caller closes them.
 func receive(conn *net.UnixConn, v any) ([]int, error) {
 	b, control := make([]byte, 64*kib), make([]byte, unix.CmsgSpace(4*250))
 	n, cn, flags, _, err := conn.ReadMsgUnix(b, control)

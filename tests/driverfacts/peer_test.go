@@ -11,7 +11,7 @@ import (
 	"github.com/poolbridge/poolbridge/cuda/pattern"
 )
 
-// What a worker does by kernels: fills and copies need not be any.
+// The operations of a worker with kernels. Fills and copies of the driver need not be kernels.
 func init() {
 	operations["kernel fill"] = with(func(w *worker, c call) (_ reply, err error) {
 		k, err := pattern.Load(w.ctx)
@@ -25,14 +25,14 @@ func init() {
 	})
 }
 
-// kernelFill has kernels of the worker's device fill memory.
+// kernelFill fills memory with a kernel on the worker's device.
 func (p *process) kernelFill(ptr, size uint64, v byte) error {
 	p.t.Helper()
 	_, err := p.do(call{Op: "kernel fill", Ptr: ptr, Size: size, Value: uint64(v)})
 	return err
 }
 
-// needPeers skips the test without a second device that reaches the first one's memory.
+// needPeers skips the test without a second device that can reach the first one's memory.
 func needPeers(t *testing.T) {
 	t.Helper()
 	other := device(t, 1)
@@ -69,7 +69,7 @@ func TestALegacyHandleThatAnotherDeviceOpensIsForItsKernels(t *testing.T) {
 	user.must(call{Op: "close opened", Ptr: opened})
 }
 
-// Peer access between the contexts does not change that: `legacy_peer` in tests/simcuda/facts asks for it.
+// Peer access between the contexts does not change that: `legacy_peer` in tests/simcuda/facts checks it.
 func TestALegacyHandleThatTheOwnersDeviceOpensIsNotForKernelsOfAnother(t *testing.T) {
 	needLegacy(t)
 	needPeers(t)

@@ -9,7 +9,7 @@ import (
 	"github.com/poolbridge/poolbridge/cuda"
 )
 
-// What a worker does with memory pools.
+// The operations of a worker with memory pools.
 func init() {
 	operations["new pool"] = with(func(w *worker, c call) (reply, error) {
 		spec := cuda.MemPoolSpec{MaxBytes: c.Size, ReleaseThreshold: c.Value, Exportable: true}
@@ -95,7 +95,7 @@ func init() {
 	}
 }
 
-// visit imports a pool and a pointer and lets go of both.
+// visit imports a pool and a pointer, and frees both.
 func visit(w *worker, fd int, data cuda.PtrExportData) error {
 	p, err := w.ctx.ImportMemPool(fd)
 	if err != nil {

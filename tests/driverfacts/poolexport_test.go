@@ -85,7 +85,7 @@ func TestAPoolHoldsNoMoreThanItsBound(t *testing.T) {
 	_, err = owner.do(call{Op: "allocate", ID: pool, Size: mib})
 	assert.ErrorIs(t, err, cuda.ErrOutOfMemory)
 	small := owner.must(call{Op: "new pool", Size: 1000}).ID
-	owner.must(call{Op: "allocate", ID: small, Size: 2 * mib}) // the bound is rounded up
+	owner.must(call{Op: "allocate", ID: small, Size: 2 * mib}) // the limit of the pool is rounded up
 }
 
 func TestTrimmingAPoolReturnsItsMemory(t *testing.T) {

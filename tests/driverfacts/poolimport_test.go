@@ -61,7 +61,7 @@ func TestAPoolImportedTwiceIsOneHandleThatIsDestroyedTwice(t *testing.T) {
 	user.must(call{Op: "free", ID: first.ID, Ptr: ptr})
 	user.must(call{Op: "close", ID: first.ID})
 
-	// Were it gone now, the next pool could get its place, and using it would
+	// If it were gone now, the next pool could get its address, and using it would
 	// end the process.
 	require.NotEqual(t, second.Value, user.must(call{Op: "import pool"}, other.fd).Value)
 	third := user.must(call{Op: "import pool"}, b.fd)

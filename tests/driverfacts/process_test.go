@@ -31,7 +31,7 @@ type process struct {
 	killed bool
 }
 
-// setting is how a worker differs from the test's own process.
+// setting has the differences between a worker and the test's own process.
 type setting struct {
 	device     int
 	namespaces bool   // its own PID, mount and IPC namespaces, and an empty /dev/shm
@@ -87,7 +87,7 @@ func start(t testing.TB, set setting) *process {
 	return p
 }
 
-// do has the worker do something. The error is the driver's, or says that the
+// do makes the worker do an operation. The error is the driver's, or says that the
 // worker is gone.
 func (p *process) do(c call, fds ...int) (reply, error) {
 	r, got, err := p.doFD(c, fds...)
@@ -118,7 +118,7 @@ func (p *process) doFD(c call, fds ...int) (reply, []int, error) {
 	return r, got, nil
 }
 
-// must is do for what has to succeed.
+// must is do for operations that must succeed.
 func (p *process) must(c call, fds ...int) reply {
 	p.t.Helper()
 	r, err := p.do(c, fds...)

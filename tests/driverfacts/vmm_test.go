@@ -28,7 +28,7 @@ const storePTX = `
 }
 `
 
-// What a worker does with physical memory.
+// The operations of a worker with physical memory.
 func init() {
 	operations["granularity"] = with(func(w *worker, _ call) (reply, error) {
 		n, err := w.ctx.AllocationGranularity()
@@ -83,7 +83,7 @@ func (p *process) mapped(fd int, size uint64, access cuda.AccessFlags) uint64 {
 	return p.must(call{Op: "map", ID: id, Value: uint64(access)}).Ptr
 }
 
-// needKernels skips the test where nothing runs kernels, as in a simulation.
+// needKernels skips the test if nothing runs kernels, as in a simulation.
 func needKernels(t *testing.T) {
 	t.Helper()
 	p := start(t, setting{})

@@ -26,7 +26,7 @@ func (p *page) word(i uint64) *uint64 {
 	return (*uint64)(unsafe.Pointer(&p.mem[8*i]))
 }
 
-// What a worker does with words. "read only" maps and registers the page so that
+// The operations of a worker with words. "read only" maps and registers the page so that
 // neither the CPU nor the GPU can write it.
 func init() {
 	register := func(prot int, flags cuda.HostRegisterFlags) operation {
@@ -55,7 +55,7 @@ func init() {
 	})
 }
 
-// words is a page of which the test has the descriptor and a mapping.
+// words is a page, with the test's descriptor and mapping of it.
 func words(t *testing.T) (int, *page) {
 	t.Helper()
 	fd, err := unix.MemfdCreate("words", unix.MFD_CLOEXEC)

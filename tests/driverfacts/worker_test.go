@@ -18,19 +18,19 @@ import (
 // socket to the test is descriptor 3.
 const workerVariable = "POOLBRIDGE_FACTS_WORKER"
 
-// worker is the other side of a process. It makes a context when it is first
-// told to do something that needs one.
+// worker is the other end of a process. It makes a context when an operation first
+// needs one.
 type worker struct {
 	ctx     *cuda.Context
 	stream  *cuda.Stream
 	objects []any
 }
 
-// operation does what a call says. It closes the descriptors that it is given
-// unless it keeps them; those that it answers with are closed after the reply.
+// operation executes a call. It closes the descriptors that it is given
+// unless it keeps them; descriptors of its reply are closed after the reply.
 type operation func(w *worker, c call, fds []int) (reply, []int, error)
 
-// operations is filled by the files that know their nouns.
+// operations is filled by the other files of the package.
 var operations = map[string]operation{
 	"hello": func(*worker, call, []int) (reply, []int, error) { return reply{}, nil, nil },
 	"hold":  func(w *worker, _ call, fds []int) (reply, []int, error) { return reply{ID: w.keep(fds[0])}, nil, nil },
@@ -59,7 +59,7 @@ func work() error {
 	}
 }
 
-// settle makes the process what its setting says.
+// settle applies the worker's setting to the process.
 func settle() error {
 	number := func(name string) uint64 {
 		n, _ := strconv.ParseUint(os.Getenv(workerVariable+name), 10, 64)
@@ -74,7 +74,7 @@ func settle() error {
 		}
 	}
 	if number("_PROC") != 0 {
-		// The driver looks itself up in /proc: where that is another namespace's,
+		// The driver finds itself through /proc. If that belongs to another namespace,
 		// cuInit fails with CUDA_ERROR_OPERATING_SYSTEM.
 		if err := unix.Mount("proc", "/proc", "proc", 0, ""); err != nil {
 			return fmt.Errorf("mount /proc: %w", err)
@@ -89,12 +89,12 @@ func settle() error {
 	if uid == 0 {
 		return nil
 	}
-	// Opened now: the library may lie where only its owner can read.
+	// Opened now, because later the process may not be able to read the library.
 	_, _ = cuda.DriverVersion()
 	return errors.Join(syscall.Setgroups(nil), syscall.Setgid(uid), syscall.Setuid(uid))
 }
 
-// serve does one call.
+// serve executes one call.
 func (w *worker) serve(conn *net.UnixConn) error {
 	var c call
 	fds, err := receive(conn, &c)
@@ -117,7 +117,7 @@ func (w *worker) serve(conn *net.UnixConn) error {
 	return err
 }
 
-// context is the worker's context, and stream its stream.
+// context returns the worker's context; stream returns its stream.
 func (w *worker) context() (*cuda.Context, error) {
 	if w.ctx != nil {
 		return w.ctx, nil
@@ -138,7 +138,7 @@ func (w *worker) context() (*cuda.Context, error) {
 	return c, nil
 }
 
-// keep remembers an object and gives it a number.
+// keep stores an object and gives it a number.
 func (w *worker) keep(o any) int {
 	w.objects = append(w.objects, o)
 	return len(w.objects) - 1
@@ -198,7 +198,7 @@ func on[T any](f func(w *worker, o T, c call) (reply, error)) operation {
 	})
 }
 
-// exporting makes an operation of a function that gives a descriptor away.
+// exporting makes an operation of a function that returns a descriptor.
 func exporting[T interface{ ExportFD() (int, error) }]() operation {
 	return func(w *worker, c call, _ []int) (reply, []int, error) {
 		o, err := object[T](w, c.ID)

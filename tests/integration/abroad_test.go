@@ -37,7 +37,7 @@ func TestPythonStreamsToUsersInOtherNamespaces(t *testing.T) {
 			s := rig.ServeAt(t, filepath.Join(openDir(t), "s"), "--mode", "0666", "--pool", pool)
 			c := dial(t, s)
 			ctx := context.Background()
-			p, err := c.OpenPool(ctx, "p", 0)
+			p, err := c.TryOpenPool(ctx, "p")
 			require.NoError(t, err)
 			ch, err := c.CreateChannel(ctx, mempool.ChannelSpec{Name: "c", Pool: p.Info().ID, Capacity: 8})
 			require.NoError(t, err)

@@ -12,7 +12,7 @@ import (
 	"github.com/poolbridge/poolbridge/tests/rig"
 )
 
-// TestBenchMeasuresEveryWorkloadOnHostMemory is about what is measured, not about how fast it is.
+// TestBenchMeasuresEveryWorkloadOnHostMemory tests what is measured, not how fast it is.
 func TestBenchMeasuresEveryWorkloadOnHostMemory(t *testing.T) {
 	plots := t.TempDir()
 	cmd := exec.Command(rig.Poolsvc(t), "bench", "--json", "--python", rig.Python(t).Path, "--kind", "host", "--time", "10ms",
@@ -71,7 +71,31 @@ func TestBenchMeasuresEveryWorkloadOnHostMemory(t *testing.T) {
 	}
 }
 
-// TestBenchTellsTheServicesMemoryFromTheDrivers is about a GPU, or a simulated one.
+func TestBenchMeasuresSpinningWithAndWithoutItInTurn(t *testing.T) {
+	cmd := exec.Command(rig.Poolsvc(t), "bench", "--json", "--python", rig.Python(t).Path, "--kind", "host", "--time", "1ms", "--only", "spinning")
+	out, err := cmd.Output()
+	if exit := (*exec.ExitError)(nil); err != nil {
+		require.ErrorAs(t, err, &exit)
+		require.NoError(t, err, "%s", exit.Stderr)
+	}
+	var report struct {
+		Results []struct {
+			Workload, System string
+			Rounds           int
+			PerSecond        float64 `json:"per_second"`
+		}
+	}
+	require.NoError(t, json.Unmarshal(out, &report), "%s", out)
+	seen := map[string]int{}
+	for _, r := range report.Results {
+		assert.Equal(t, 10, r.Rounds)
+		assert.Positive(t, r.PerSecond)
+		seen[r.Workload]++
+	}
+	assert.Equal(t, map[string]int{"spinning/transfer": 2, "spinning/go-go": 2, "spinning/go-python": 2}, seen)
+}
+
+// TestBenchTellsTheServicesMemoryFromTheDrivers needs a GPU, or a simulated one.
 func TestBenchTellsTheServicesMemoryFromTheDrivers(t *testing.T) {
 	if err := mempool.Device.Probe(""); err != nil {
 		t.Skipf("%v (without a GPU, `make simcuda` and tests/simcuda/machine run this)", err)

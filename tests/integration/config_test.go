@@ -76,6 +76,9 @@ pools:
   - {name: r, kind: host, max: 1MiB}
   - {name: r, kind: host, max: 1MiB}
   - {name: [s, t], kind: host, max: 1MiB}
+  - {name: u, kind: host, max: 1MiB,
+     device: 0}
+  - {name: v, kind: hots, max: 1MiB, device: 0}
 `)
 	check := exec.Command(rig.Poolsvc(t), "config", "check", path)
 	out, err := check.CombinedOutput()
@@ -86,11 +89,15 @@ pools:
 	for _, want := range []string{`:2: socket.mode: "999" is no file mode`, ":3: socket.pth: there is no such key: expected one of socket.path",
 		`:4: limits.sesions: there is no limit "sesions"`, `:4: limits.sessions: expected a number, not "5,waits=3"`, `:5: log.level: "loud" is no level`, `:6: http.pprof: expected true or false, not "maybe"`,
 		`:8: pool "p": max: "lots" is no size`, `:9: pool "q": session: a session's limit`, `:11: pool "r": two pools have this name, the first at ` + path + ":10",
-		":12: pool 5 of the list: name: expected one value, not 2"} {
+		":12: pool 5 of the list: name: expected one value, not 2", `:14: pool "u": device: memory of kind "host" is on no device, not on "0"`,
+		`:15: pool "v": kind: unknown kind "hots"`} {
 		assert.Contains(t, string(out), path+want)
 		assert.Contains(t, serve, path+want)
 	}
-	assert.Equal(t, 10, strings.Count(string(out), "\n"), "a line for each mistake")
+	assert.Equal(t, 12, strings.Count(string(out), "\n"), "a line for each mistake")
+	out, err = exec.Command(rig.Poolsvc(t), "serve", "--pool", "name=p,kind=host,max=1MiB,device=0").CombinedOutput()
+	require.Error(t, err)
+	assert.Contains(t, string(out), `pool "p": memory of kind "host" is on no device`)
 }
 
 func TestEveryMistakeIsToldAtOnceAndNothingThatOnlyFollowsFromOne(t *testing.T) {
@@ -121,8 +128,8 @@ pools:
 		require.Error(t, err)
 		out = strings.TrimPrefix(out, "poolsvc: ")
 		for _, want := range []string{`:2: socket.path: "relative/x" is no absolute path`, ":3: socket.mode: expected a value",
-			":4: socket: mode stands twice, first in line 3", `:6: http.address: "0.0.0.0": expected HOST:PORT`, ":7: http.pprof: expected true or false",
-			":9: limits.sessions: the limit sessions is 1 or more", `:11: access.creators: "bob" is no user`, `:11: access.creators: "alice" is no user`,
+			":4: socket: mode is given twice, first in line 3", `:6: http.address: "0.0.0.0": expected HOST:PORT`, ":7: http.pprof: expected true or false",
+			":9: limits.sessions: the limit sessions must be 1 or more", `:11: access.creators: "bob" is no user`, `:11: access.creators: "alice" is no user`,
 			`:13: pool "a": max: "64MB" is no size`, `:13: pool "a": kind: unknown kind "hots"`, `:15: pool "b": kind: unknown kind "tape"`,
 			`:17: pool "b": user: a user's limit`, `:18: pool "b": session: a session's limit`, `:19: pool "b": max: expected a value`,
 			`:19: pool "b": unknown key "colour"`, `:19: pool "b": two pools have this name, the first at ` + path + ":14",
@@ -134,8 +141,8 @@ pools:
 		assert.NotContains(t, out, path+":", "nothing else is a mistake")
 	}
 	for text, want := range map[string]string{
-		"http: {pprof: true}":                                    ":1: http.pprof says more of http.address (--http), which is missing",
-		"http: {allow-remote: true}":                             ":1: http.allow-remote says more of http.address (--http), which is missing",
+		"http: {pprof: true}":                                    ":1: http.pprof needs http.address (--http), which is missing",
+		"http: {allow-remote: true}":                             ":1: http.allow-remote needs http.address (--http), which is missing",
 		"http: {address: 0.0.0.0:1, allow-remote: perhaps}":      ":1: http.allow-remote: expected true or false",
 		"http: {address: [a, b], pprof: true}":                   ":1: http.address: expected one value, not 2",
 		"http: {address: \"127.0.0.1:65536\"}":                   `:1: http.address: "127.0.0.1:65536": expected a port`,
@@ -212,7 +219,7 @@ func TestAHangupReloadsWhatItCanAndNamesTheRest(t *testing.T) {
 	said(path + `:1: log.level: \"loud\" is no level`)
 	assert.Len(t, s.Stats(t).Pools, 2, "everything stays as it was")
 
-	// The rig asks for --verbose, which wins over the file's level.
+	// The rig sets --verbose, which overrides the file's level.
 	reload(`
 socket: {mode: 0666}
 log: {format: json}
@@ -226,13 +233,13 @@ pools:
 	said("the configuration was reloaded")
 	log := s.Log()
 	for _, want := range []string{`limits="sessions=20,user-pools=3"`, "access.creators=[4242]", "setting=socket.mode now=0600 configured=0666", "setting=log.format",
-		`made a pool" name=c`, "cannot change", "now=\"name=a,kind=host,max=1MiB\"", "in the configuration no more", "could not be made\" name=d"} {
+		`made a pool" name=c`, "cannot change", "now=\"name=a,kind=host,max=1MiB\"", "not in the configuration any more", "could not be made\" name=d"} {
 		assert.Contains(t, log, want)
 	}
 	c, err := bridge.Dial(t.Context(), s.Socket)
 	require.NoError(t, err)
 	defer c.Close()
-	pool, err := c.OpenPool(t.Context(), "c", 0)
+	pool, err := c.TryOpenPool(t.Context(), "c")
 	require.NoError(t, err)
 	assert.EqualValues(t, 1<<20, pool.Info().MaxBytes)
 	_, err = c.CreatePool(t.Context(), mempool.PoolSpec{Name: "e", Kind: mempool.Host, MaxBytes: 1 << 20})
@@ -259,5 +266,5 @@ func TestTheLogIsJSONOnRequestAndSaysWhatItsLevelAsksFor(t *testing.T) {
 	}
 	out, err := poolsvc(t, "serve", "--verbose", "--log-level", "warn")
 	require.Error(t, err)
-	assert.Contains(t, out, "either --verbose or --log-level")
+	assert.Contains(t, out, "--verbose and --log-level exclude each other")
 }

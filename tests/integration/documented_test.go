@@ -19,6 +19,7 @@ const imports = `package documented
 import (
 	"context"
 	"encoding/binary"
+	"errors"
 	"fmt"
 	"time"
 
@@ -27,11 +28,11 @@ import (
 	"github.com/poolbridge/poolbridge/mempool"
 )
 
-var _ = []any{context.Background, binary.NativeEndian, fmt.Sprint, time.Second, bridge.Dial, cuda.DeviceAt, mempool.Host}
+var _ = []any{context.Background, binary.NativeEndian, errors.Is, fmt.Sprint, time.Second, bridge.Dial, cuda.DeviceAt, mempool.Host}
 
 `
 
-// names are the variables that the pages speak of in words.
+// names are the variables that the pages explain in words.
 const names = `
 var (
 	ctx     context.Context
@@ -46,6 +47,8 @@ var (
 	handle  uintptr
 	q       mempool.Queue
 	launch  func(uintptr)
+	tracer  bridge.Tracer
+	work    func(context.Context, *bridge.Client) error
 )
 `
 

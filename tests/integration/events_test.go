@@ -20,7 +20,7 @@ import (
 	"github.com/poolbridge/poolbridge/tests/rig"
 )
 
-// lines are documents that a poolsvc which goes on writes, one a line, until the test ends.
+// lines starts a poolsvc that runs until the test ends, and returns the documents that it writes, one a line.
 func lines(t *testing.T, args ...string) (next func() map[string]any) {
 	t.Helper()
 	c := exec.Command(rig.Poolsvc(t), args...)
@@ -41,7 +41,7 @@ func lines(t *testing.T, args ...string) (next func() map[string]any) {
 	}
 }
 
-// documents are those that a poolsvc wrote, one a line.
+// documents runs a poolsvc, and returns the documents that it wrote, one a line.
 func documents(t *testing.T, args ...string) (all []map[string]any) {
 	t.Helper()
 	c := exec.Command(rig.Poolsvc(t), args...)
@@ -58,7 +58,7 @@ func documents(t *testing.T, args ...string) (all []map[string]any) {
 	return all
 }
 
-// leaseHolder has a Python process lease 1 MiB of pool "p", and returns it once it has.
+// leaseHolder starts a Python process that leases 1 MiB of pool "p", and returns when it has the lease.
 func leaseHolder(t *testing.T, s *rig.Service) *exec.Cmd {
 	t.Helper()
 	c := exec.Command(rig.Python(t).Path, "-c", "import poolbridge, time\nclient = poolbridge.connect()\nclient.open_pool('p')\n"+
@@ -127,9 +127,9 @@ func TestATroubleIsOneLineOfTheLogAndTheSameSentenceAsTheEvent(t *testing.T) {
 	s := rig.Serve(t, "--pool", "name=p,kind=host,max=1MiB")
 	c, err := bridge.Dial(t.Context(), s.Socket)
 	require.NoError(t, err)
-	pool, err := c.OpenPool(t.Context(), "p", 0)
+	pool, err := c.TryOpenPool(t.Context(), "p")
 	require.NoError(t, err)
-	_, err = pool.Allocate(t.Context(), mempool.Bytes(2<<20), 0)
+	_, err = pool.TryAllocate(t.Context(), mempool.Bytes(2<<20))
 	require.ErrorIs(t, err, bridge.ErrLimit)
 	events := documents(t, "events", "--kind", "pool-full", "--json", "--socket", s.Socket)
 	require.Len(t, events, 1)
@@ -188,7 +188,7 @@ func TestAWatchedListShowsWhatComes(t *testing.T) {
 	require.Empty(t, pools()["pools"])
 	out, err := poolsvc(t, "pool", "create", "name=late,kind=host,max=1MiB", "--socket", s.Socket)
 	require.NoError(t, err, out)
-	for len(pools()["pools"].([]any)) == 0 { // it comes, or the test hangs
+	for len(pools()["pools"].([]any)) == 0 { // it appears, or the test hangs
 	}
 	c, err := bridge.Dial(t.Context(), s.Socket)
 	require.NoError(t, err)
@@ -220,7 +220,7 @@ func TestAnOperatorEndsASessionAndItsMemoryWaitsForTheProcess(t *testing.T) {
 	require.NoError(t, worker.Process.Kill())
 	_ = worker.Wait()
 	require.Eventually(t, func() bool { return held() == 0.0 }, time.Minute, 10*time.Millisecond)
-	for bad, want := range map[string]string{id: "has ended already", "4711": "no session ever had", "1": "the service's own", "zero": "no id of a session"} {
+	for bad, want := range map[string]string{id: "has ended already", "4711": "no session ever had", "1": "the service's own", "zero": "no session id"} {
 		out, err := poolsvc(t, "session", "end", bad, "--socket", s.Socket)
 		require.Error(t, err)
 		assert.Contains(t, out, want)

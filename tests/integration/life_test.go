@@ -14,11 +14,11 @@ import (
 	"github.com/poolbridge/poolbridge/tests/rig"
 )
 
-// started is a service that a program has started for itself.
+// started is a service that a program has started for its own use.
 type started struct {
 	cmd    *exec.Cmd
 	socket string
-	end    *os.File // its closing is what --end-fd waits for
+	end    *os.File // the service ends when this is closed (--end-fd)
 }
 
 // startAlone starts `poolsvc serve` as such a program does, and waits until it says that it is ready.
@@ -49,7 +49,7 @@ func TestAPrivateServiceSaysWhereItListensAndLeavesNothing(t *testing.T) {
 	s := startAlone(t, "--private", "--pool", "name=frames,kind=host,max=1MiB")
 	c, err := bridge.Dial(t.Context(), s.socket)
 	require.NoError(t, err)
-	_, err = c.OpenPool(t.Context(), "frames", 0)
+	_, err = c.TryOpenPool(t.Context(), "frames")
 	require.NoError(t, err)
 	info, err := os.Stat(filepath.Dir(s.socket))
 	require.NoError(t, err)
@@ -83,7 +83,7 @@ func TestAServiceThatCannotListenSaysByItsExitStatusWhy(t *testing.T) {
 		socket string
 		status int
 	}{
-		{socket, 3}, // somebody listens there
+		{socket, 3}, // another service listens there
 		{filepath.Join(folder, "s"), 4},
 		{"/dev/null/s", 4},
 	} {

@@ -16,8 +16,8 @@ import (
 	"github.com/poolbridge/poolbridge/tests/rig"
 )
 
-// looper runs programs that it is given, one after the other, and says when each has subscribed and when it has ended. In
-// "kept" it keeps what from_dlpack gave a program until that program has ended.
+// looper runs programs one after the other, and says when each has subscribed and when it has ended. In
+// "kept" it keeps the results of from_dlpack of a program until that program has ended.
 const looper = `
 import json, sys, traceback
 import numpy, poolbridge
@@ -54,14 +54,14 @@ for line in sys.stdin:
     print("ended")
 `
 
-// loop is a program that goes through the frames of the channel "camera" and prints a line for each, which begins with the
+// loop is a program that takes the frames of the channel "camera" and prints a line for each, which begins with the
 // frame's number.
 type loop struct {
 	name, text string
 	variants   []string
 }
 
-// all are what becomes of a loop's arrays: they live until the next is made, until the end, or until the next frame is asked
+// all has the lifetimes of a loop's arrays: until the next array is made, until the end, or until the next frame is asked
 // for.
 var all = []string{"as written", "kept", "dropped"}
 
@@ -138,7 +138,7 @@ func glob(t *testing.T, pattern string) []string {
 	return paths
 }
 
-// replaced is text with pairs of old and new.
+// replaced returns a text with pairs of old and new replaced.
 func replaced(t *testing.T, text string, pairs ...string) string {
 	t.Helper()
 	for pair := range slices.Chunk(pairs, 2) {
@@ -152,7 +152,7 @@ func indented(text string) string {
 	return "    " + strings.ReplaceAll(strings.TrimSpace(text), "\n", "\n    ") + "\n"
 }
 
-// with changes a loop so that its arrays are dropped before the next frame is asked for, where that is wanted.
+// with changes a loop so that its arrays are dropped before the next frame is asked for, if that is wanted.
 func (l loop) with(variant string) string {
 	if variant != "dropped" {
 		return l.text
@@ -160,14 +160,14 @@ func (l loop) with(variant string) string {
 	return strings.TrimRight(l.text, "\n") + "\n        frame = array = image = None\n"
 }
 
-// Every consumer loop that README, docs and examples show ends, with every frame seen: in every mode, with one and with
-// several consumers, whatever becomes of its arrays.
+// Every consumer loop of README, docs and examples ends and sees every frame: in every mode, with one and with
+// several consumers, and with every lifetime of its arrays.
 func TestEveryDocumentedLoopSeesEveryFrameAndEnds(t *testing.T) {
 	const frames, capacity = 12, 4 // more than the channel keeps, and than there is credit
 	s := rig.Serve(t, "--pool", "name=frames,kind=host,max=64MiB")
 	t.Setenv("POOLBRIDGE_SOCKET", s.Socket)
 	c := dial(t, s)
-	p, err := c.OpenPool(t.Context(), "frames", 0)
+	p, err := c.TryOpenPool(t.Context(), "frames")
 	require.NoError(t, err)
 	python := rig.Python(t)
 	consumers := []*rig.Script{python.Start(t, looper), python.Start(t, looper), python.Start(t, looper)}
@@ -188,7 +188,7 @@ func TestEveryDocumentedLoopSeesEveryFrameAndEnds(t *testing.T) {
 							require.Equal(t, "subscribed", consumer.Line(t))
 						}
 						for i := range frames {
-							l, err := p.Allocate(t.Context(), image, 0)
+							l, err := p.TryAllocate(t.Context(), image)
 							require.NoError(t, err)
 							require.NoError(t, l.Fill(t.Context(), 0, 24, byte(i)))
 							_, err = ch.Publish(t.Context(), l, mempool.FrameOptions{Meta: map[string]string{"exposure": "8"}})
@@ -219,10 +219,10 @@ func TestEveryDocumentedLoopSeesEveryFrameAndEnds(t *testing.T) {
 	for _, consumer := range consumers {
 		consumer.Kill(t)
 	}
-	s.Idle(t) // arrays that were kept had their memory until their process ended
+	s.Idle(t) // arrays that were kept kept their memory until their process ended
 }
 
-// linesUntilEnded are the numbers that a loop's lines begin with.
+// linesUntilEnded returns the numbers at the beginning of a loop's lines.
 func linesUntilEnded(t *testing.T, consumer *rig.Script) (numbers []int) {
 	t.Helper()
 	for line := consumer.Line(t); line != "ended"; line = consumer.Line(t) {
@@ -248,12 +248,12 @@ func TestAKilledPythonWorkersAcknowledgedFramesDoNotComeBack(t *testing.T) {
 	s := rig.Serve(t, "--pool", "name=frames,kind=host,max=1MiB")
 	t.Setenv("POOLBRIDGE_SOCKET", s.Socket)
 	c := dial(t, s)
-	p, err := c.OpenPool(t.Context(), "frames", 0)
+	p, err := c.TryOpenPool(t.Context(), "frames")
 	require.NoError(t, err)
 	ch, err := c.CreateChannel(t.Context(), mempool.ChannelSpec{Name: "camera", Pool: p.Info().ID, Mode: mempool.WorkQueue, Capacity: 8})
 	require.NoError(t, err)
 	for range 4 {
-		l, err := p.Allocate(t.Context(), mempool.Bytes(8), 0)
+		l, err := p.TryAllocate(t.Context(), mempool.Bytes(8))
 		require.NoError(t, err)
 		_, err = ch.Publish(t.Context(), l, mempool.FrameOptions{})
 		require.NoError(t, err)

@@ -3,6 +3,7 @@ package integration
 import (
 	"context"
 	"io"
+	"iter"
 	"net"
 	"net/http"
 	"path/filepath"
@@ -44,15 +45,19 @@ func TestWhatClientsDoMovesTheMetricsOfTheService(t *testing.T) {
 	}
 	c, err := bridge.Dial(t.Context(), s.Socket)
 	require.NoError(t, err)
-	pool, err := c.OpenPool(t.Context(), "frames", 0)
+	pool, err := c.TryOpenPool(t.Context(), "frames")
 	require.NoError(t, err)
 	ch, err := c.CreateChannel(t.Context(), mempool.ChannelSpec{Name: "camera", Pool: pool.Info().ID, Capacity: 4})
 	require.NoError(t, err)
-	l, err := pool.Allocate(t.Context(), mempool.Bytes(4096), 0)
+	l, err := pool.TryAllocate(t.Context(), mempool.Bytes(4096))
 	require.NoError(t, err)
-	_, err = pool.Allocate(t.Context(), mempool.Bytes(2<<20), 0)
+	_, err = pool.TryAllocate(t.Context(), mempool.Bytes(2<<20))
 	require.ErrorIs(t, err, bridge.ErrLimit)
 	shows(`poolbridge_pool_leased_bytes{UUID="",gpu="",kind="host",pool="frames"} 4096`,
+		`poolbridge_pool_used_bytes{UUID="",gpu="",kind="host",pool="frames"} 4096`,
+		`poolbridge_pool_reserved_bytes{UUID="",gpu="",kind="host",pool="frames"} 4096`,
+		`poolbridge_pool_blocks{UUID="",gpu="",kind="host",pool="frames"} 1`,
+		"poolbridge_leases 1", "poolbridge_buffers 1",
 		`poolbridge_requests_total{operation="alloc",result="ok"} 1`,
 		`poolbridge_requests_total{operation="alloc",result="limit"} 1`,
 		`poolbridge_request_duration_seconds_count{operation="alloc"} 2`,
@@ -60,8 +65,28 @@ func TestWhatClientsDoMovesTheMetricsOfTheService(t *testing.T) {
 		`poolbridge_channel_frames_total{channel="camera",pool="frames"} 0`)
 	_, err = ch.Publish(t.Context(), l, mempool.FrameOptions{})
 	require.NoError(t, err)
-	shows(`poolbridge_channel_frames_total{channel="camera",pool="frames"} 1`)
+	shows(`poolbridge_channel_frames_total{channel="camera",pool="frames"} 1`,
+		`poolbridge_channel_dropped_frames_total{channel="camera",pool="frames"} 0`)
 	shows(`poolbridge_driver_calls_total{call="allocate"} 1`)
+	next, stop := iter.Pull2(ch.Frames(t.Context(), mempool.SubscribeOptions{Oldest: true, Full: mempool.DropOldest}))
+	_, err, _ = next()
+	require.NoError(t, err)
+	for range 6 { // of which the channel keeps four
+		l, err := pool.TryAllocate(t.Context(), mempool.Bytes(4096))
+		require.NoError(t, err)
+		_, err = ch.Publish(t.Context(), l, mempool.FrameOptions{})
+		require.NoError(t, err)
+	}
+	shows(`poolbridge_channel_subscriber_lag_frames{channel="camera",pool="frames",subscriber="0"} 6`,
+		`poolbridge_channel_waiting_frames{channel="camera",pool="frames"} 6`,
+		`poolbridge_channel_used_frames{channel="camera",pool="frames"} 4`,
+		`poolbridge_channel_dropped_frames_total{channel="camera",pool="frames"} 2`)
+	f, err, _ := next()
+	require.NoError(t, err)
+	assert.EqualValues(t, 2, f.Dropped)
+	shows(`poolbridge_channel_subscriber_lag_frames{channel="camera",pool="frames",subscriber="0"} 3`,
+		`poolbridge_channel_dropped_frames_total{channel="camera",pool="frames"} 2`)
+	stop()
 	shows(`poolbridge_events_total{kind="pool-full"} 1`)
 	require.NoError(t, c.Close())
 	left := regexp.MustCompile(`poolbridge_sessions_ended_total{how="left"} [1-9]`)
@@ -70,14 +95,15 @@ func TestWhatClientsDoMovesTheMetricsOfTheService(t *testing.T) {
 
 	worker := leaseHolder(t, s)
 	require.NoError(t, worker.Process.Kill())
-	shows(`poolbridge_sessions_ended_total{how="lost"} 1`, "poolbridge_reclaim_duration_seconds_count 1")
+	shows(`poolbridge_sessions_ended_total{how="lost"} 1`, "poolbridge_reclaim_duration_seconds_count 1",
+		`poolbridge_pool_cached_bytes{UUID="",gpu="",kind="host",pool="p"} 1.048576e+06`)
 
 	c, err = bridge.Dial(t.Context(), s.Socket)
 	require.NoError(t, err)
 	ctx, cancel := context.WithCancel(t.Context())
 	ended := make(chan error)
 	go func() {
-		_, err := c.Get(ctx, "nothing", bridge.LeaseOptions{Wait: time.Hour})
+		_, err := c.Get(ctx, "nothing", bridge.LeaseOptions{})
 		ended <- err
 	}()
 	shows(`poolbridge_waiting_requests{for="name"} 1`)

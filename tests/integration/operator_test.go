@@ -16,7 +16,7 @@ import (
 	"github.com/poolbridge/poolbridge/tests/rig"
 )
 
-// limited has services of this test run under a limit of the shell's ulimit.
+// limited starts services of this test under a limit of the shell's ulimit.
 func limited(t *testing.T, limit string) {
 	t.Helper()
 	script := filepath.Join(t.TempDir(), "poolsvc")
@@ -60,7 +60,7 @@ func TestDoctorSaysWhetherThePackageHasItsNativeModule(t *testing.T) {
 	doctor := func(env ...string) string {
 		c := exec.Command(rig.Poolsvc(t), "doctor", "--python", rig.Python(t).Path, "--socket", filepath.Join(t.TempDir(), "s"))
 		c.Env = append(os.Environ(), env...)
-		out, _ := c.Output() // its exit status is about this machine
+		out, _ := c.Output() // the exit status depends on this machine
 		return string(out)
 	}
 	said := doctor()

@@ -33,7 +33,7 @@ type browser struct {
 	ctx context.Context
 }
 
-// pagePatience is how long a browser may take to show something: a machine may be busy with other things.
+// pagePatience is how long a browser may take to show something, on a busy machine.
 const pagePatience = 4 * time.Minute
 
 // openBrowser opens a page.
@@ -76,7 +76,7 @@ func (b *browser) do(steps ...chromedp.Action[chromedp.Void]) {
 	require.NoError(b, chromedp.Do(ctx, steps...))
 }
 
-// text is what an expression of JavaScript gives.
+// text returns the value of an expression of JavaScript.
 func (b *browser) text(expression string) string {
 	b.Helper()
 	ctx, cancel := context.WithTimeout(b.ctx, pagePatience)
@@ -98,7 +98,7 @@ func (b *browser) shows(format string, args ...any) {
 	}
 }
 
-// httpOf is where a service serves the page.
+// httpOf returns the address at which a service serves the page.
 func httpOf(t testing.TB, s *rig.Service) string {
 	t.Helper()
 	found := regexp.MustCompile(`metrics" address=(\S+)`).FindStringSubmatch(s.Log())
@@ -149,14 +149,14 @@ func TestThePageShowsWhoHoldsWhatWhileAPipelineRunsAndWhoDied(t *testing.T) {
 	for _, pid := range []string{cameraPID, watcherPID, readerPID} {
 		page.shows(`%s !== undefined`, rowOf(pid))
 	}
-	page.shows(`document.querySelector("#session-rows tr").children[2].textContent === "%s"`, cameraPID) // it holds most
+	page.shows(`document.querySelector("#session-rows tr").children[2].textContent === "%s"`, cameraPID) // it has the most bytes
 	page.shows(`document.getElementById("card-most-more").textContent.includes("pid %s")`, cameraPID)
 	page.shows(`document.getElementById("graph").textContent.includes("pid %s")`, watcherPID)
 	before := page.text(`document.querySelector("#channel-rows tr").children[5].textContent`)
 	camera.Say(t, "on")
 	page.shows(`document.querySelector("#channel-rows tr").children[5].textContent !== %q`, before)
 
-	// The block with the name, which the mouse points at, and then the keyboard.
+	// Select the block with the name with the mouse, and then with the keyboard.
 	const weights = `[...document.querySelectorAll(".block")].find((e) => e.textContent.startsWith("weights"))`
 	const about = `document.querySelector(".about").textContent`
 	page.shows(weights + ` !== undefined`)
@@ -223,7 +223,7 @@ func TestAPageTooManySaysSoAndIsLiveOnceAnotherIsClosed(t *testing.T) {
 	page.shows(`!document.getElementById("no-pools").hidden`)
 }
 
-// scripted serves the page of a service, with messages of the test instead of what the service has to say.
+// scripted serves the page of a service, with messages of the test instead of the service's.
 func scripted(t testing.TB, service string) (url string, say func(event string, data any)) {
 	t.Helper()
 	at, err := neturl.Parse(service)
@@ -274,7 +274,7 @@ func TestTheCardsNameWhoMattersMost(t *testing.T) {
 	}
 	channel := func(id, published int, waiting int, members ...m) m {
 		return m{"id": id, "name": fmt.Sprintf("channel %d", id), "pool": 1, "mode": "broadcast", "full": "block", "capacity": 4, "published": published,
-			"waiting": waiting, "slowest": id, "members": append([]m{}, members...)}
+			"dropped": 0, "used": min(waiting, 4), "waiting": waiting, "slowest": id, "members": append([]m{}, members...)}
 	}
 	session := func(id int, program string, leases int) m {
 		return m{"id": id, "uid": 1, "pid": 100 + id, "program": program, "age": 1, "leases": leases, "bytes": 0}
@@ -285,7 +285,7 @@ func TestTheCardsNameWhoMattersMost(t *testing.T) {
 	}
 	readers := []m{session(1, "flows", 0), session(2, "stands", 0), session(3, "borrows", 1), session(4, "looks", 0)}
 
-	// Until events have come, nobody is said to have died, or not to have.
+	// Before there are events, the page does not say whether a session died.
 	look(0, []m{channel(1, 10, 3), channel(2, 10, 3)}, readers...)
 	shows("slow", "flows", "3 of 4 frames behind")
 	assert.Equal(t, "–", page.text(`document.getElementById("card-dead").textContent`))
@@ -293,17 +293,17 @@ func TestTheCardsNameWhoMattersMost(t *testing.T) {
 	say("events", []m{})
 	shows("dead", "nobody", "had given back what it held")
 
-	// Of two channels as full, the slower one.
+	// Of two channels that are equally full, the slower one.
 	look(1, []m{channel(1, 12, 3), channel(2, 10, 3, m{"session": 2, "behind": 3})}, readers...)
 	shows("slow", "stands", "behind in channel 2")
 
-	// One that misses frames. There are never more of them than a channel keeps.
+	// A consumer that misses frames. It is never further behind than the channel's capacity.
 	look(2, []m{channel(1, 14, 3), channel(2, 10, 7, m{"session": 2, "behind": 7})}, readers...)
 	shows("slow", "stands", "7 frames behind in channel 2, which keeps 4: it misses frames")
-	page.shows(`document.querySelector("#channel-rows").children[1].children[6].textContent === "4 / 4"`)
+	page.shows(`document.querySelector("#channel-rows").children[1].children[7].textContent === "4 / 4"`)
 	page.shows(`document.getElementById("graph").textContent.includes("4 of 4 wait")`)
 
-	// The newest that died, without another look; one that only looked last, in whatever order they end.
+	// The newest session that died, without another look; not a session that only looked, also if it ended later.
 	events := []m{ended(1, 4, "looks", 0)}
 	happen := func(e m) {
 		events = append([]m{e}, events...)
@@ -325,7 +325,7 @@ func TestTheCardsNameWhoMattersMost(t *testing.T) {
 	page.shows(`!document.getElementById("no-events").hidden && document.getElementById("no-events").textContent.includes("needs somebody to act")`)
 	happen(m{"number": 6, "at": at, "kind": "subscriber-slow", "trouble": true, "text": "slow", "count": 1})
 	page.shows(`document.getElementById("event-count").textContent === "1 of all 6"`)
-	say("events", events[:2]) // older ones are there no more
+	say("events", events[:2]) // older events are gone
 	page.shows(`document.getElementById("event-count").textContent === "1 of the newest 2; poolsvc events has more"`)
 }
 

@@ -14,7 +14,7 @@ import (
 	"github.com/poolbridge/poolbridge/tests/rig"
 )
 
-// promiser publishes and sends what it writes when it is told what.
+// promiser publishes, and writes the content when the test says so.
 const promiser = `
 import sys, poolbridge
 import numpy as np
@@ -38,7 +38,7 @@ func TestGoWaitsForWhatPythonHasPromised(t *testing.T) {
 	s := rig.Serve(t, "--pool", "name=p,kind=host,max=1MiB")
 	c := dial(t, s)
 	ctx := context.Background()
-	p, err := c.OpenPool(ctx, "p", 0)
+	p, err := c.TryOpenPool(ctx, "p")
 	require.NoError(t, err)
 	ch, err := c.CreateChannel(ctx, mempool.ChannelSpec{Name: "c", Pool: p.Info().ID, Capacity: 2})
 	require.NoError(t, err)
@@ -46,7 +46,7 @@ func TestGoWaitsForWhatPythonHasPromised(t *testing.T) {
 	require.Equal(t, "published", worker.Line(t))
 
 	got := make([]byte, 1000)
-	kept, err := c.Get(ctx, "kept", bridge.LeaseOptions{})
+	kept, err := c.TryGet(ctx, "kept", bridge.LeaseOptions{})
 	require.NoError(t, err)
 	brief, cancel := context.WithTimeout(ctx, time.Millisecond)
 	defer cancel()
@@ -66,7 +66,7 @@ func TestGoWaitsForWhatPythonHasPromised(t *testing.T) {
 		break
 	}
 
-	broken, err := c.Get(ctx, "broken", bridge.LeaseOptions{})
+	broken, err := c.TryGet(ctx, "broken", bridge.LeaseOptions{})
 	require.NoError(t, err)
 	worker.Kill(t)
 	assert.ErrorIs(t, broken.CopyTo(t.Context(), got, 0), bridge.ErrProducerDied)
@@ -77,9 +77,9 @@ func TestPythonWaitsForWhatGoHasPromised(t *testing.T) {
 	s := rig.Serve(t, "--pool", "name=p,kind=host,max=1MiB")
 	c := dial(t, s)
 	ctx := context.Background()
-	p, err := c.OpenPool(ctx, "p", 0)
+	p, err := c.TryOpenPool(ctx, "p")
 	require.NoError(t, err)
-	l, err := p.Allocate(ctx, mempool.Bytes(1000), 0)
+	l, err := p.TryAllocate(ctx, mempool.Bytes(1000))
 	require.NoError(t, err)
 	b, err := l.Bytes(context.Background())
 	require.NoError(t, err)

@@ -55,7 +55,7 @@ with poolbridge.connect(sys.argv[1]) as client:
 	}
 	assert.Regexp(t, `weights +p +\d+ +float32 +\[2 3\] +24B`, list("names"))
 	assert.Regexp(t, `\d+ +p +float32 +\[2 3\] +24B`, list("buffers"))
-	assert.Regexp(t, `camera +\d+ +p +broadcast +4 +block +0 +0 +0 +0 +- +open`, list("channels"))
+	assert.Regexp(t, `camera +\d+ +p +broadcast +4 +block +0 +0 +0 +0 +0 +0 +- +open`, list("channels"))
 	assert.Contains(t, list("sessions"), "poolsvc serve")
 	var names struct {
 		Names []struct {

@@ -31,8 +31,7 @@ class Device:
     most = 1 << 16
 
     def __init__(self):
-        from cuda.core import Device as Gpu
-        from cuda.core import LegacyPinnedMemoryResource
+        from cuda.core import Device as Gpu, LegacyPinnedMemoryResource
 
         gpu = Gpu(0)
         gpu.set_current()

@@ -10,7 +10,6 @@ import (
 	"strconv"
 	"sync"
 	"testing"
-	"time"
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
@@ -28,7 +27,7 @@ const (
 	stressCapacity  = 8 // frames that the channel keeps
 )
 
-// stressFrames is how many frames the stress tests send: POOLBRIDGE_STRESS_FRAMES, or a few.
+// stressFrames returns how many frames the stress tests send: POOLBRIDGE_STRESS_FRAMES, or a few.
 func stressFrames(t *testing.T) int {
 	t.Helper()
 	text := os.Getenv("POOLBRIDGE_STRESS_FRAMES")
@@ -40,8 +39,8 @@ func stressFrames(t *testing.T) int {
 	return n
 }
 
-// stress is a producer and four consumers in Python, all of them killed and started again at random. Frames are sent in
-// rounds, each of which begins when every consumer listens: none is killed in vain.
+// stress is a producer and four consumers in Python, which are killed and started again at random. Frames are sent in
+// rounds. Each begins when every consumer listens.
 type stress struct {
 	*testing.T
 	python  *rig.Interpreter
@@ -57,11 +56,11 @@ type stress struct {
 	mu      sync.Mutex
 	change  *sync.Cond
 	ready   int          // consumers that listen
-	gone    int          // consumers that will not any more
-	last    bool         // the last round: somebody must take what is left
-	sent    map[int]int  // the number in each frame of the channel, as far as its sender lived to say it
+	gone    int          // consumers that have ended for good
+	last    bool         // the last round: a consumer must take what is left
+	sent    map[int]int  // the number in each frame of the channel, if its sender lived long enough to say it
 	got     map[int]bool // the numbers that arrived
-	excused map[int]bool // those whose sender may have died before its GPU was done
+	excused map[int]bool // numbers whose sender may have died before its GPU was done
 }
 
 func newStress(t *testing.T, kind mempool.Kind, mode mempool.ChannelMode) *stress {
@@ -109,15 +108,15 @@ func (s *stress) consume(random *rand.Rand) {
 	}
 }
 
-// life is what one consumer has said.
+// life has the lines of one consumer.
 type life struct {
 	*stress
 	ready bool
 	seq   int // of the last frame
 }
 
-// line takes in a line of a consumer and tells whether it was the last. Frames come in order, and where none may be
-// missed, one after the other.
+// line checks a line of a consumer and says whether it was the last. Frames come in order and, if none may be
+// missed, without gaps.
 func (l *life) line(line string) (ended bool) {
 	var n, seq, dropped int
 	l.mu.Lock()
@@ -156,7 +155,7 @@ func (s *stress) with(f func()) {
 	s.change.Broadcast()
 }
 
-// send has every frame sent, round by round, and then the end.
+// send sends every frame, round by round, and then closes the channel.
 func (s *stress) send(round func(first, last int)) {
 	var consumers sync.WaitGroup
 	for i := range stressConsumers {
@@ -176,12 +175,12 @@ func (s *stress) send(round func(first, last int)) {
 	consumers.Wait()
 }
 
-// complete says that every frame of a queue arrived, and that nothing is left but free blocks.
+// complete asserts that every frame of a queue arrived, and that nothing is left but free blocks.
 func (s *stress) complete() {
 	for n := 1; n <= s.frames && s.queue; n++ {
 		assert.True(s, s.got[n] || s.excused[n], "number %d was lost", n)
 	}
-	all, err := s.pool.Allocate(context.Background(), mempool.Bytes(64<<20), time.Minute) // once all work is done
+	all, err := s.pool.Allocate(context.Background(), mempool.Bytes(64<<20)) // succeeds once all work is done
 	require.NoError(s, err)
 	require.NoError(s, all.Release(false))
 	s.service.StatsWhen(s, func(st mempool.Stats) bool { return st.Leases == 0 && st.Buffers == 0 && st.Pools[0].Held == 0 })
@@ -224,7 +223,7 @@ func (s *stress) fromPython() {
 	p.End(s)
 }
 
-// said takes in a line of a producer and gives the number that was sent.
+// said reads a line of a producer and returns the number that was sent.
 func (s *stress) said(line string) (n int) {
 	var seq int
 	_, err := fmt.Sscanf(line, "sent %d %d", &n, &seq)
@@ -243,7 +242,7 @@ func (s *stress) fromGo() {
 			for i := 0; i < len(b); i += 8 {
 				binary.NativeEndian.PutUint64(b[i:], uint64(n+i))
 			}
-			l, err := s.pool.Allocate(ctx, mempool.Bytes(uint64(len(b))), time.Minute)
+			l, err := s.pool.Allocate(ctx, mempool.Bytes(uint64(len(b))))
 			require.NoError(s, err)
 			require.NoError(s, l.CopyFrom(context.Background(), 0, b))
 			s.with(func() { s.sent[n] = n })

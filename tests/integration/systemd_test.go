@@ -17,7 +17,7 @@ import (
 	"github.com/poolbridge/poolbridge/tests/rig"
 )
 
-// activated is `poolsvc serve` as systemd starts it for a socket unit.
+// activated starts `poolsvc serve` as systemd does for a socket unit.
 func activated(t *testing.T, sockets []*os.File, args ...string) (*exec.Cmd, *strings.Builder) {
 	t.Helper()
 	script := `LISTEN_PID=$$ exec "$0" serve "$@"`
@@ -45,9 +45,9 @@ func socketUnit(t *testing.T, network string) (path string, file *os.File) {
 
 func TestTheSocketThatSystemdHandsOverOutlivesTheService(t *testing.T) {
 	path, file := socketUnit(t, "unixpacket")
-	for range 2 { // the second time nobody served it for a while
+	for range 2 { // before the second time, no service runs for a while
 		dialed := make(chan error, 1)
-		go func() { // a client that comes before the service waits for it
+		go func() { // a client that connects before the service runs waits for it
 			c, err := bridge.Dial(t.Context(), path)
 			if err == nil {
 				_, err = c.Stats(t.Context())
@@ -61,7 +61,7 @@ func TestTheSocketThatSystemdHandsOverOutlivesTheService(t *testing.T) {
 		require.NoError(t, <-dialed)
 		require.NoError(t, cmd.Process.Signal(syscall.SIGTERM))
 		require.NoError(t, cmd.Wait())
-		assert.Contains(t, log.String(), "used instead of that of the configuration")
+		assert.Contains(t, log.String(), "not that of the configuration")
 		info, err := os.Lstat(path)
 		require.NoError(t, err)
 		assert.Equal(t, os.ModeSocket, info.Mode().Type())
@@ -77,8 +77,8 @@ func TestASocketUnitThatIsWrongIsToldSo(t *testing.T) {
 		want    string
 	}{
 		{[]*os.File{stream}, nil, "expected a Unix socket of type SOCK_SEQPACKET that listens at a path (ListenSequentialPacket="},
-		{[]*os.File{packets, stream}, nil, "handed over 2 sockets: expected one"},
-		{[]*os.File{packets}, []string{"--private"}, "--private wants another"},
+		{[]*os.File{packets, stream}, nil, "passed 2 sockets: expected one"},
+		{[]*os.File{packets}, []string{"--private"}, "--private makes another"},
 	} {
 		cmd, log := activated(t, c.sockets, c.args...)
 		require.Error(t, cmd.Wait())
@@ -96,7 +96,7 @@ func TestSystemdHearsWhenTheServiceIsReadyReloadsAnswersAndStops(t *testing.T) {
 	packet := make([]byte, 4096)
 	next := func(want string) string {
 		t.Helper()
-		for { // pings of the watchdog come in between
+		for { // messages of the watchdog may come in between
 			n, err := l.Read(packet)
 			require.NoError(t, err, "no "+want)
 			if text := string(packet[:n]); text != "WATCHDOG=1" || want == text {

@@ -14,10 +14,10 @@ import (
 	"github.com/poolbridge/poolbridge/tests/rig"
 )
 
-// Programs that are shown to users make their pool with one line. Eight that start together run it as it stands there.
+// The programs of the guide make their pool with one line. Eight programs that start together run this line.
 func TestProgramsThatStartTogetherAllGetTheirPool(t *testing.T) {
 	python := rig.Python(t)
-	t.Setenv("SIMCUDA_FAULTS", "call=cuMemPoolCreate delay_ms=200") // on the simulated driver it takes long to make one
+	t.Setenv("SIMCUDA_FAULTS", "call=cuMemPoolCreate delay_ms=200") // on the simulated driver, making a pool takes long
 	for _, file := range []string{"docs/streaming.md", "examples/model/holder.py", "examples/pipeline/pipeline.py"} {
 		text, err := os.ReadFile(filepath.Join(rig.Root(), file))
 		require.NoError(t, err)

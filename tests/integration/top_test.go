@@ -58,7 +58,7 @@ func TestTopShowsInATerminalWhoHoldsMostAndWhoDied(t *testing.T) {
 	require.NoError(t, err)
 	pool, err := holder.CreatePool(t.Context(), mempool.PoolSpec{Name: "frames", Kind: mempool.Host, MaxBytes: 64 << 20})
 	require.NoError(t, err)
-	_, err = pool.Allocate(t.Context(), mempool.Bytes(12<<20), 0)
+	_, err = pool.TryAllocate(t.Context(), mempool.Bytes(12<<20))
 	require.NoError(t, err)
 	term := openTerminal(t, "TERM=xterm-256color", rig.Poolsvc(t), "top", "--socket", s.Socket, "--interval", "100ms")
 	screen := term.shows("12MiB")

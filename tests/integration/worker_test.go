@@ -4,7 +4,6 @@ import (
 	"context"
 	"encoding/binary"
 	"testing"
-	"time"
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
@@ -22,7 +21,7 @@ func dial(t *testing.T, s *rig.Service) *bridge.Client {
 	return c
 }
 
-// hold leases everything it is told to, and keeps it.
+// hold is a program that leases every buffer that it is told, and keeps the leases.
 const hold = `
 import sys, poolbridge
 import numpy as np
@@ -42,20 +41,20 @@ func TestTheMemoryOfAKilledWorkerIsUsedAgain(t *testing.T) {
 	require.Equal(t, "ready", worker.Line(t))
 	c := dial(t, s)
 	ctx := context.Background()
-	p, err := c.OpenPool(ctx, "p", 0)
+	p, err := c.TryOpenPool(ctx, "p")
 	require.NoError(t, err)
-	_, err = p.Allocate(ctx, mempool.Bytes(1<<18), 0)
+	_, err = p.TryAllocate(ctx, mempool.Bytes(1<<18))
 	require.ErrorIs(t, err, bridge.ErrLimit, "the worker has it all")
-	reader, err := c.Get(ctx, "held", bridge.LeaseOptions{})
+	reader, err := c.TryGet(ctx, "held", bridge.LeaseOptions{})
 	require.NoError(t, err)
 
 	worker.Kill(t)
-	l, err := p.Allocate(ctx, mempool.Bytes(1<<18), time.Minute)
+	l, err := p.Allocate(ctx, mempool.Bytes(1<<18))
 	require.NoError(t, err)
 	one := make([]byte, 1)
 	require.NoError(t, reader.CopyTo(context.Background(), one, 1<<17))
 	assert.Equal(t, byte(1), one[0], "readers of what the worker had published go on")
-	_, err = c.Get(ctx, "held", bridge.LeaseOptions{})
+	_, err = c.TryGet(ctx, "held", bridge.LeaseOptions{})
 	assert.ErrorIs(t, err, bridge.ErrNotFound, "its names went with it")
 	require.NoError(t, reader.Release(false))
 	require.NoError(t, l.Release(false))
@@ -68,9 +67,9 @@ func TestAWorkerKilledWhileItWritesLeavesAFailedBuffer(t *testing.T) {
 	s := rig.Serve(t, "--pool", "name=p,kind=host,max=1MiB")
 	c := dial(t, s)
 	ctx := context.Background()
-	p, err := c.OpenPool(ctx, "p", 0)
+	p, err := c.TryOpenPool(ctx, "p")
 	require.NoError(t, err)
-	l, err := p.Allocate(ctx, mempool.Bytes(16), 0)
+	l, err := p.TryAllocate(ctx, mempool.Bytes(16))
 	require.NoError(t, err)
 	require.NoError(t, l.Publish(ctx, mempool.Publication{Name: "x"}))
 	require.NoError(t, l.Release(false))
@@ -84,7 +83,7 @@ sys.stdin.read()
 	require.Equal(t, "writing", worker.Line(t))
 	failed := make(chan error, 1)
 	go func() {
-		_, err := c.Get(ctx, "x", bridge.LeaseOptions{Wait: time.Minute})
+		_, err := c.Get(ctx, "x", bridge.LeaseOptions{})
 		failed <- err
 	}()
 	worker.Kill(t)
@@ -106,7 +105,7 @@ with poolbridge.connect(sys.argv[1]) as client:
     del lease
 `, s.Socket)
 	c := dial(t, s)
-	l, err := c.Get(context.Background(), "numbers", bridge.LeaseOptions{Wait: time.Minute})
+	l, err := c.Get(context.Background(), "numbers", bridge.LeaseOptions{})
 	require.NoError(t, err)
 	assert.Equal(t, mempool.Tensor{DType: mempool.Int32, Shape: []uint64{3, 5}}, l.Tensor())
 	b, err := l.Bytes(context.Background())
@@ -166,7 +165,7 @@ print(client.get("later", timeout=60).nbytes)
 	p, err := c.CreatePool(ctx, mempool.PoolSpec{Name: "p", Kind: mempool.Host, MaxBytes: 1 << 20})
 	require.NoError(t, err)
 	require.Equal(t, "p", worker.Line(t))
-	l, err := p.Allocate(ctx, mempool.Bytes(77), 0)
+	l, err := p.TryAllocate(ctx, mempool.Bytes(77))
 	require.NoError(t, err)
 	require.NoError(t, l.Publish(ctx, mempool.Publication{Name: "later"}))
 	assert.Equal(t, "77", worker.Line(t))

@@ -15,7 +15,7 @@ import (
 	"github.com/poolbridge/poolbridge/mempool"
 )
 
-// gpuKinds are those whose memory the driver makes.
+// gpuKinds are the kinds of memory of a GPU.
 var gpuKinds = []mempool.Kind{mempool.Device, mempool.VMM, mempool.Legacy, mempool.Pinned}
 
 // each runs a test for each of some kinds.
@@ -49,7 +49,7 @@ func TestBytesThatAreNoExportAreRefused(t *testing.T) {
 		} {
 			err := i.take(i.id, i.size, mempool.Export{Data: data})
 			if i.info.Kind == mempool.Legacy && len(data) == len(good) && errors.Is(err, mempool.ErrOwnerDead) {
-				continue // drivers differ in what they make of bytes that could be a handle
+				continue // drivers react differently to bytes that could be a handle
 			}
 			assert.ErrorIs(t, err, mempool.ErrInvalid, what)
 		}
@@ -150,7 +150,7 @@ func TestTheHandleOfAKilledServiceIsOfADeadOwner(t *testing.T) {
 	require.NoError(t, ctx.MFree(ptr))
 }
 
-// beside gives a block's handle, the primary context, and another one.
+// beside returns a block's handle, the primary context, and another one.
 func beside(t *testing.T, i *imported) (h mempool.LegacyHandle, primary, second *cuda.Context) {
 	t.Helper()
 	h, err := mempool.ParseLegacyHandle(i.export.Data)

@@ -26,8 +26,8 @@ import (
 	"github.com/poolbridge/poolbridge/tests/rig"
 )
 
-// readerOf says that this process is to read the frame of the service at the socket that it names; readerShm that it has a
-// /dev/shm of its own.
+// readerOf makes this process read the frame of the service at the socket that it names; readerShm gives it its own
+// /dev/shm.
 const (
 	readerOf  = "POOLBRIDGE_KINDS_READER"
 	readerShm = "POOLBRIDGE_KINDS_READER_SHM"
@@ -35,7 +35,7 @@ const (
 
 const nobody = 65534
 
-// read has a stream wait for the frame and says what came of that; then, told to, what the frame holds.
+// read makes a stream wait for the frame and reports the result; then, when told to, the content of the frame.
 func read(socket string) (err error) {
 	if os.Getenv(readerShm) != "" {
 		err = errors.Join(unix.Mount("", "/", "", unix.MS_PRIVATE|unix.MS_REC, ""), unix.Mount("tmpfs", "/dev/shm", "tmpfs", 0, ""))
@@ -48,7 +48,7 @@ func read(socket string) (err error) {
 		return err
 	}
 	defer func() { err = errors.Join(err, c.Close()) }()
-	l, err := c.Get(context.Background(), "frame", bridge.LeaseOptions{})
+	l, err := c.TryGet(context.Background(), "frame", bridge.LeaseOptions{})
 	if err != nil {
 		return err
 	}
@@ -88,7 +88,7 @@ func read(socket string) (err error) {
 	return l.Release(false)
 }
 
-// works uses CUDA a little.
+// works checks that CUDA still works.
 func works(ctx *cuda.Context) error {
 	p, err := ctx.Malloc(mib)
 	if err != nil {
@@ -133,7 +133,7 @@ func (r *reader) line() string {
 	return strings.TrimSpace(line)
 }
 
-// eventful is a client whose stream does nothing before it is told to.
+// eventful is a client whose stream waits until the test opens a gate.
 type eventful struct {
 	*bridge.Client
 	pool   *bridge.Pool
@@ -150,7 +150,7 @@ func producer(t *testing.T, s *rig.Service) *eventful {
 	c, err := bridge.Dial(t.Context(), s.Socket)
 	require.NoError(t, err)
 	p := &eventful{Client: c}
-	p.pool, err = c.OpenPool(t.Context(), "p", 0)
+	p.pool, err = c.TryOpenPool(t.Context(), "p")
 	require.NoError(t, err)
 	d, err := mempool.FindDevice("")
 	require.NoError(t, err)
@@ -175,14 +175,14 @@ func producer(t *testing.T, s *rig.Service) *eventful {
 
 func (p *eventful) open() { (*atomic.Uint64)(unsafe.Pointer(&p.gate[0])).Store(1) }
 
-// publish publishes what the stream has yet to write.
+// publish publishes content that the stream has not written yet.
 func (p *eventful) publish(t *testing.T, alone bool) *bridge.Lease {
 	t.Helper()
-	l, err := p.pool.Allocate(t.Context(), mempool.Tensor{DType: mempool.Uint8, Shape: []uint64{mib}}, 0)
+	l, err := p.pool.TryAllocate(t.Context(), mempool.Tensor{DType: mempool.Uint8, Shape: []uint64{mib}})
 	require.NoError(t, err)
 	ptr, err := l.Pointer(context.Background())
 	require.NoError(t, err)
-	require.NoError(t, p.stream.WaitValue64GEQ(p.word, 1)) // now that the memory is mapped, for which the driver may wait
+	require.NoError(t, p.stream.WaitValue64GEQ(p.word, 1)) // now that the memory is mapped: the driver may wait when it maps memory
 	require.NoError(t, p.stream.Memset8(cuda.DevicePtr(ptr), 7, mib))
 	require.NoError(t, p.event.Record(p.queue))
 	require.NoError(t, l.Publish(t.Context(), mempool.Publication{Name: "frame", Replace: true, Keep: true,
@@ -247,7 +247,7 @@ func TestElsewhereAnEventAloneIsRefusedAndAFenceWorks(t *testing.T) {
 }
 
 func TestAnEventThatItsProcessClosedCannotBeOpened(t *testing.T) {
-	simulated(t) // what a real driver says was not measured
+	simulated(t) // the answer of a real driver was not measured
 	s := rig.Serve(t, "--pool", "name=p,max=64MiB,kind=device")
 	p := producer(t, s)
 	p.open()

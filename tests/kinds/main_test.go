@@ -14,7 +14,7 @@ import (
 	"github.com/poolbridge/poolbridge/tests/rig"
 )
 
-// onceMore says that this process was started anew to find the simulated driver.
+// onceMore says that this process was restarted to find the simulated driver.
 const onceMore = "POOLBRIDGE_KINDS_ONCE_MORE"
 
 func TestMain(m *testing.M) {
@@ -37,7 +37,7 @@ func TestMain(m *testing.M) {
 	os.Exit(status)
 }
 
-// simulate starts this program anew with the simulated driver, if it is built: where to look for libraries is settled
+// simulate restarts this program with the simulated driver, if it is built: the paths of libraries are fixed
 // when a process starts.
 func simulate() {
 	folder := filepath.Join(rig.Root(), "build", "simcuda")
@@ -52,7 +52,7 @@ func simulate() {
 	fmt.Fprintln(os.Stderr, "on the simulated driver:", err)
 }
 
-// simulated skips a test where there is a real driver, or none.
+// simulated skips a test if there is a real driver, or none.
 func simulated(t *testing.T) {
 	t.Helper()
 	if err := cuda.Init(); err != nil {

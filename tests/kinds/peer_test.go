@@ -13,7 +13,7 @@ import (
 	"github.com/poolbridge/poolbridge/tests/rig"
 )
 
-// second is a GPU besides the first; the test is skipped where there is none.
+// second returns a GPU besides the first. It skips the test if there is none.
 func second(t *testing.T) cuda.Device {
 	t.Helper()
 	if err := cuda.Init(); err != nil {
@@ -29,7 +29,7 @@ func second(t *testing.T) cuda.Device {
 	return d
 }
 
-// reached is a GPU besides the first that reaches the first one's memory, and its context, with the pattern kernels.
+// reached returns a GPU besides the first that can reach the first one's memory, and its context, with the pattern kernels.
 func reached(t *testing.T) (uuid string, ctx *cuda.Context, kernels *pattern.Kernels) {
 	t.Helper()
 	other := second(t)
@@ -49,12 +49,12 @@ func reached(t *testing.T) (uuid string, ctx *cuda.Context, kernels *pattern.Ker
 	return u.String(), ctx, kernels
 }
 
-// written is what the kernels of one GPU write, and those of the other one find.
+// written is the content that the kernels of one GPU write, and those of the other check.
 var written = pattern.Masked{Scale: 7, Offset: 3, Mask: 0x5a5a}
 
 const words = mib / 4
 
-// holds has kernels compare memory with written.
+// holds compares memory with written, in kernels.
 func holds(t *testing.T, k *pattern.Kernels, at uintptr) {
 	t.Helper()
 	r, err := k.Verify(nil, cuda.DevicePtr(at), words, written)
@@ -69,9 +69,9 @@ func TestKernelsOfAnotherGPUReadAndWriteTheMemory(t *testing.T) {
 			s, _ := published(t, kind)
 			c, err := bridge.Dialer{Device: device}.Dial(t.Context(), s.Socket)
 			require.NoError(t, err)
-			p, err := c.OpenPool(t.Context(), "p", 0)
+			p, err := c.TryOpenPool(t.Context(), "p")
 			require.NoError(t, err)
-			l, err := p.Allocate(t.Context(), mempool.Bytes(mib), 0)
+			l, err := p.TryAllocate(t.Context(), mempool.Bytes(mib))
 			require.NoError(t, err)
 			ptr, err := l.Pointer(t.Context())
 			require.NoError(t, err)
@@ -95,13 +95,13 @@ func TestAClientOnAnotherGPUCopiesTheMemory(t *testing.T) {
 	device, ctx, _ := reached(t)
 	for _, kind := range gpuKinds {
 		if kind == mempool.Pinned {
-			continue // the CPU's, to the driver: it refuses copies that say that it is the GPU's
+			continue // the driver treats this memory as the CPU's, and refuses copies that name it as the GPU's
 		}
 		t.Run(string(kind), func(t *testing.T) {
 			s, data := published(t, kind)
 			c, err := bridge.Dialer{Device: device}.Dial(t.Context(), s.Socket)
 			require.NoError(t, err)
-			l, err := c.Get(t.Context(), "frame", bridge.LeaseOptions{})
+			l, err := c.TryGet(t.Context(), "frame", bridge.LeaseOptions{})
 			require.NoError(t, err)
 			ptr, err := l.Pointer(t.Context())
 			require.NoError(t, err)
@@ -139,9 +139,9 @@ func TestClientsOnTwoGPUsOfOneProcessUseTheMemoryAtOnce(t *testing.T) {
 			require.NoError(t, err)
 			other, err := bridge.Dialer{Device: device}.Dial(t.Context(), s.Socket)
 			require.NoError(t, err)
-			p, err := own.OpenPool(t.Context(), "p", 0)
+			p, err := own.TryOpenPool(t.Context(), "p")
 			require.NoError(t, err)
-			l, err := p.Allocate(t.Context(), mempool.Bytes(mib), 0)
+			l, err := p.TryAllocate(t.Context(), mempool.Bytes(mib))
 			require.NoError(t, err)
 			mine, err := l.Pointer(t.Context())
 			require.NoError(t, err)
@@ -151,18 +151,18 @@ func TestClientsOnTwoGPUsOfOneProcessUseTheMemoryAtOnce(t *testing.T) {
 			require.NoError(t, stream.Synchronize())
 			require.NoError(t, stream.Close())
 			require.NoError(t, l.Publish(t.Context(), mempool.Publication{Name: "both", Keep: true}))
-			got, err := other.Get(t.Context(), "both", bridge.LeaseOptions{})
+			got, err := other.TryGet(t.Context(), "both", bridge.LeaseOptions{})
 			require.NoError(t, err)
 			theirs, err := got.Pointer(t.Context())
 			require.NoError(t, err)
 			holds(t, there, theirs)
-			again, err := own.Get(t.Context(), "both", bridge.LeaseOptions{})
+			again, err := own.TryGet(t.Context(), "both", bridge.LeaseOptions{})
 			require.NoError(t, err)
 			require.NoError(t, got.Release(false))
 			require.NoError(t, other.Close())
 			ptr, err := again.Pointer(t.Context())
 			require.NoError(t, err)
-			holds(t, here, ptr) // what the other GPU let go of is still there for this one
+			holds(t, here, ptr) // memory that the other GPU freed is still there for this one
 			require.NoError(t, again.Release(false))
 			require.NoError(t, own.Close())
 		})

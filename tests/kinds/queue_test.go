@@ -50,7 +50,7 @@ func gpuContext(t *testing.T) *cuda.Context {
 	return ctx
 }
 
-// unreached is a fence that the client has yet to reach.
+// unreached returns a fence that the client has not reached.
 func unreached(t *testing.T, c *bridge.Client) (*mempool.Clock, mempool.Fence) {
 	t.Helper()
 	clock, err := c.Clock(t.Context())
@@ -65,7 +65,7 @@ func TestAStreamOfTheCallersIsAQueue(t *testing.T) {
 	clock, err := c.Clock(t.Context())
 	require.NoError(t, err)
 	ctx := context.Background()
-	l, err := p.Allocate(t.Context(), mempool.Bytes(1<<20), 0)
+	l, err := p.TryAllocate(t.Context(), mempool.Bytes(1<<20))
 	require.NoError(t, err)
 	gpu := gpuContext(t)
 	stream, err := gpu.NewStream()
@@ -84,7 +84,7 @@ func TestAStreamOfTheCallersIsAQueue(t *testing.T) {
 	dst := make([]byte, 1<<20)
 	require.NoError(t, l.CopyTo(context.Background(), dst, 0), "after what the queue did")
 	assert.True(t, bytes.Equal(src, dst))
-	got, err := c.Get(ctx, "x", bridge.LeaseOptions{})
+	got, err := c.TryGet(ctx, "x", bridge.LeaseOptions{})
 	require.NoError(t, err)
 	require.NoError(t, got.WaitOn(ctx, q))
 	require.NoError(t, got.ReleaseAfter(context.Background(), q))
@@ -114,7 +114,7 @@ func TestAnEventOfThisProcessIsWaitedForLikeAFence(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			c, p := client(t)
 			clock, stuck := unreached(t, c)
-			l, err := p.Allocate(t.Context(), mempool.Bytes(1<<20), 0)
+			l, err := p.TryAllocate(t.Context(), mempool.Bytes(1<<20))
 			require.NoError(t, err)
 			e, stream, q := gpuEvent(t)
 			publish := mempool.Publication{Name: "x", Completion: mempool.Completion{Event: e, EventOnly: alone}}
@@ -126,7 +126,7 @@ func TestAnEventOfThisProcessIsWaitedForLikeAFence(t *testing.T) {
 			require.NoError(t, e.Record(q))
 			require.NoError(t, l.Publish(t.Context(), publish))
 
-			got, err := c.Get(t.Context(), "x", bridge.LeaseOptions{})
+			got, err := c.TryGet(t.Context(), "x", bridge.LeaseOptions{})
 			require.NoError(t, err)
 			assert.Equal(t, alone, got.Info().EventOnly)
 			assert.Equal(t, alone, len(got.Info().Wait) == 0)
@@ -144,7 +144,7 @@ func TestAnEventOfThisProcessIsWaitedForLikeAFence(t *testing.T) {
 
 			require.NoError(t, l.Release(false))
 			if alone {
-				again, err := c.Get(t.Context(), "x", bridge.LeaseOptions{})
+				again, err := c.TryGet(t.Context(), "x", bridge.LeaseOptions{})
 				require.NoError(t, err)
 				assert.False(t, again.Info().EventOnly)
 				assert.Len(t, again.Info().Wait, 1, "the publisher's work ends with the event")

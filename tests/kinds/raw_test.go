@@ -12,7 +12,7 @@ import (
 	"github.com/poolbridge/poolbridge/tests/rig"
 )
 
-// raw is a session that keeps what the service exports, for the test to change before it is imported.
+// raw is a session that keeps the exports of the service. The test changes them before it imports them.
 type raw struct {
 	t     *testing.T
 	conn  *seqpacket.Conn
@@ -32,7 +32,7 @@ func dialRaw(t *testing.T, s *rig.Service) *raw {
 	return r
 }
 
-// call makes a request and returns the files that came with the reply, which live as long as the test.
+// call makes a request and returns the files that came with the reply. They are closed when the test ends.
 func (r *raw) call(q wire.Request, into wire.Reply) (files []*os.File) {
 	r.t.Helper()
 	r.last++
@@ -70,7 +70,7 @@ type block struct {
 	export   mempool.Export
 }
 
-// allocate makes a buffer, which is leased to be written for as long as the session lasts.
+// allocate makes a buffer with a write lease that lasts as long as the session.
 func (r *raw) allocate(pool, bytes uint64) block {
 	r.t.Helper()
 	var reply wire.LeaseReply
@@ -105,7 +105,7 @@ func start(t *testing.T, kind mempool.Kind) (*rig.Service, *imported) {
 	return s, &imported{r, info, pool, r.allocate(info.ID, mib)}
 }
 
-// take imports a block whose export, size and number may be lies.
+// take imports a block whose export, size and number may be wrong.
 func (i *imported) take(id, size uint64, x mempool.Export) (err error) {
 	b, err := i.pool.Block(id, size, &x)
 	if err != nil {
@@ -118,7 +118,7 @@ func (i *imported) take(id, size uint64, x mempool.Export) (err error) {
 	return err
 }
 
-// works checks that the block can be imported after all, and that this process can go on using CUDA.
+// works checks that the unchanged block can be imported, and that CUDA still works in this process.
 func (i *imported) works(t *testing.T) {
 	t.Helper()
 	b, err := i.pool.Block(i.id, i.size, &i.export)

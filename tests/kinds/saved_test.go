@@ -25,10 +25,10 @@ func published(t *testing.T, kind mempool.Kind) (*rig.Service, []byte) {
 	s := rig.Serve(t, "--pool", "name=p,max=64MiB,kind="+string(kind))
 	c, err := bridge.Dial(t.Context(), s.Socket)
 	require.NoError(t, err)
-	p, err := c.OpenPool(t.Context(), "p", 0)
+	p, err := c.TryOpenPool(t.Context(), "p")
 	require.NoError(t, err)
 	data := random(100_003)
-	l, err := p.Allocate(t.Context(), mempool.Bytes(uint64(len(data))), 0)
+	l, err := p.TryAllocate(t.Context(), mempool.Bytes(uint64(len(data))))
 	require.NoError(t, err)
 	require.NoError(t, l.CopyFrom(context.Background(), 0, data))
 	require.NoError(t, l.Publish(t.Context(), mempool.Publication{Name: "frame", Keep: true}))
@@ -37,7 +37,7 @@ func published(t *testing.T, kind mempool.Kind) (*rig.Service, []byte) {
 	return s, data
 }
 
-// poolsvc runs the program and returns what it printed, on both, and whether it ended well.
+// poolsvc runs the program and returns its output, standard error included, and whether it succeeded.
 func poolsvc(t *testing.T, args ...string) (string, error) {
 	t.Helper()
 	out, err := exec.CommandContext(context.Background(), rig.Poolsvc(t), args...).CombinedOutput()
@@ -109,5 +109,5 @@ func TestAFileOfAnEarlierServiceIsStale(t *testing.T) {
 	rig.ServeAt(t, s.Socket)
 	out, err = poolsvc(t, "import", file)
 	require.Error(t, err)
-	assert.Contains(t, out, "started anew")
+	assert.Contains(t, out, "was restarted")
 }

@@ -18,8 +18,8 @@ import (
 	"github.com/poolbridge/poolbridge/tests/rig"
 )
 
-// slowReader makes an array of each frame for a stream of its own, has the stream copy it, releases the frame, and says
-// whether the stream was busy then and how long the two calls took; told to, whether the content was complete.
+// slowReader makes an array of each frame for its own stream, makes the stream copy it, releases the frame, and reports
+// whether the stream was busy then and how long the two calls took; then, when told to, whether the content was complete.
 const slowReader = `
 import sys, time
 import numpy as np, poolbridge
@@ -50,8 +50,8 @@ with poolbridge.connect(sys.argv[1], timeout=60) as client:
         print(f"wrong {int((seen != expected).sum())}")
 `
 
-// Neither the producer nor the consumer, clients of a service that is another process, waits for a kernel that has yet to
-// write the frame; and what the consumer's stream reads is what that kernel's stream wrote.
+// The producer and the consumer, clients of a service in another process, do not wait for a kernel that has not
+// written the frame yet. The consumer's stream reads what that kernel's stream wrote.
 func TestAFrameIsHandedOverWhileAKernelIsYetToWriteIt(t *testing.T) {
 	if err := mempool.Device.Probe(""); err != nil {
 		t.Skip(err)
@@ -61,7 +61,7 @@ func TestAFrameIsHandedOverWhileAKernelIsYetToWriteIt(t *testing.T) {
 	ctx := t.Context()
 	c, err := bridge.Dial(ctx, s.Socket)
 	require.NoError(t, err)
-	p, err := c.OpenPool(ctx, "p", 0)
+	p, err := c.TryOpenPool(ctx, "p")
 	require.NoError(t, err)
 	d, err := mempool.FindDevice("")
 	require.NoError(t, err)
@@ -84,7 +84,7 @@ func TestAFrameIsHandedOverWhileAKernelIsYetToWriteIt(t *testing.T) {
 	reader := rig.Python(t).Start(t, slowReader, s.Socket, fmt.Sprint(elements))
 	require.Equal(t, "ready", reader.Line(t))
 
-	for n := range uint32(4) { // the first time is a rehearsal: what happens only once may wait for a kernel that runs
+	for n := range uint32(4) { // the first round is not counted: work that is done only once may wait for a kernel that runs
 		held := n > 0
 		open(0)
 		took, err := send(ctx, p, ch, n, elements, q, func(ptr cuda.DevicePtr) error {
@@ -115,9 +115,9 @@ func TestAFrameIsHandedOverWhileAKernelIsYetToWriteIt(t *testing.T) {
 	reader.End(t)
 }
 
-// send sends a frame that a queue is given by write, and says how long the calls took besides.
+// send sends a frame that write queues, and returns how long the other calls took.
 func send(ctx context.Context, p *bridge.Pool, ch *bridge.Channel, n uint32, elements uint64, q mempool.Queue, write func(cuda.DevicePtr) error) (time.Duration, error) {
-	l, err := p.Allocate(ctx, mempool.Tensor{DType: mempool.Uint32, Shape: []uint64{elements}}, time.Minute)
+	l, err := p.Allocate(ctx, mempool.Tensor{DType: mempool.Uint32, Shape: []uint64{elements}})
 	if err != nil {
 		return 0, err
 	}

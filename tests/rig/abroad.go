@@ -8,8 +8,8 @@ import (
 	"testing"
 )
 
-// settle is what a program abroad does first. The driver looks itself up in /proc; what it needs is loaded while it may
-// still read everything.
+// settle is what a program of Abroad does first. The driver finds itself through /proc, and the program loads what it needs while
+// it may still read all files.
 const settle = `
 import ctypes, os, numpy, poolbridge
 try:
@@ -27,9 +27,9 @@ if %[1]d:
     os.setuid(%[1]d)
 `
 
-// Abroad is the same interpreter for programs that run as another user, in PID, mount and IPC namespaces of their own and
-// with a /dev/shm that they share with nobody. Where this process is not root they run as the same user. The test is
-// skipped where that cannot be.
+// Abroad returns the same interpreter for programs that run as another user, in their own PID, mount and IPC namespaces and
+// with their own /dev/shm. If this process is not root, they run as the same user. It skips the test if
+// that is not possible.
 func (p *Interpreter) Abroad(t testing.TB, user int) *Interpreter {
 	t.Helper()
 	attr := &syscall.SysProcAttr{Cloneflags: syscall.CLONE_NEWPID | syscall.CLONE_NEWNS | syscall.CLONE_NEWIPC}

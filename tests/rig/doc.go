@@ -1,5 +1,5 @@
 // Package rig sets up what black-box tests need: the built poolsvc, a Python interpreter with the poolbridge package, and
-// processes that are gone when the test is.
+// processes that end with the test.
 //
 // The tests take the program from $POOLBRIDGE_TEST_POOLSVC (else bin/poolsvc of the checkout) and the interpreter from
 // $POOLBRIDGE_TEST_PYTHON (else .venv/bin/python of the checkout); `make test-integration` makes both.

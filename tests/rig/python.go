@@ -17,8 +17,8 @@ import (
 type Interpreter struct {
 	Path string
 
-	first string               // of every script
-	where *syscall.SysProcAttr // scripts run; nil: with the test
+	first string               // the beginning of every script
+	where *syscall.SysProcAttr // scripts run with these attributes; nil: as the test does
 }
 
 // Python is the interpreter of the tests.
@@ -33,7 +33,7 @@ func Python(t testing.TB) *Interpreter {
 	return &Interpreter{Path: path}
 }
 
-// Run runs a program to its end and returns what it printed; its failure is the test's.
+// Run runs a program to its end and returns what it printed. If the program fails, the test fails.
 func (p *Interpreter) Run(t testing.TB, args ...string) string {
 	t.Helper()
 	cmd := exec.Command(p.Path, args...)
@@ -42,7 +42,7 @@ func (p *Interpreter) Run(t testing.TB, args ...string) string {
 	return string(out)
 }
 
-// Consumers are libraries that take an array of each kind of memory that this machine has, in place: CuPy or PyTorch on
+// Consumers returns a library for each kind of memory that this machine has, which takes its arrays in place: CuPy or PyTorch on
 // a real GPU, NumPy for host memory.
 func (p *Interpreter) Consumers(t testing.TB) map[mempool.Kind]string {
 	t.Helper()

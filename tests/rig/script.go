@@ -5,12 +5,14 @@ import (
 	"io"
 	"os/exec"
 	"strings"
+	"syscall"
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/require"
 )
 
-// Script is a Python program in a process of its own that talks by lines.
+// Script is a Python program in its own process. The test and the program exchange lines.
 type Script struct {
 	cmd   *exec.Cmd
 	in    io.WriteCloser
@@ -22,7 +24,7 @@ type Script struct {
 // Start starts a program, given as its text, with arguments. It is killed when the test ends, if it still runs.
 func (p *Interpreter) Start(t testing.TB, text string, args ...string) *Script {
 	t.Helper()
-	s := &Script{cmd: exec.Command(p.Path, append([]string{"-u", "-c", p.first + text}, args...)...)}
+	s := &Script{cmd: exec.Command(p.Path, append([]string{"-u", "-X", "faulthandler", "-c", p.first + text}, args...)...)}
 	s.cmd.SysProcAttr = p.where
 	s.cmd.Stderr = &s.err
 	var err error
@@ -40,9 +42,14 @@ func (p *Interpreter) Start(t testing.TB, text string, args ...string) *Script {
 	return s
 }
 
-// Line is the next line that the program prints.
+// Line returns the next line that the program prints. A program that prints none for a minute is ended, and the test fails with what
+// each of its threads was doing.
 func (s *Script) Line(t testing.TB) string {
 	t.Helper()
+	abort := time.AfterFunc(patience, func() { _ = s.cmd.Process.Signal(syscall.SIGABRT) }) // Python then writes its stacks
+	kill := time.AfterFunc(patience+5*time.Second, func() { _ = s.cmd.Process.Kill() })     // the first process of a namespace survives that
+	defer abort.Stop()
+	defer kill.Stop()
 	require.True(t, s.out.Scan(), "the program ended: %s", &s.err)
 	return s.out.Text()
 }
@@ -54,7 +61,7 @@ func (s *Script) Say(t testing.TB, line string) {
 	require.NoError(t, err, "%s", &s.err)
 }
 
-// Kill ends the program with SIGKILL, waits until it is gone and returns the lines that it had still printed.
+// Kill ends the program with SIGKILL, waits until it is gone and returns the rest of what it printed.
 func (s *Script) Kill(t testing.TB) (rest []string) {
 	t.Helper()
 	s.ended = true
@@ -62,11 +69,11 @@ func (s *Script) Kill(t testing.TB) (rest []string) {
 	for s.out.Scan() {
 		rest = append(rest, s.out.Text())
 	}
-	_ = s.cmd.Wait() // killed, as it was meant to be
+	_ = s.cmd.Wait() // it was killed
 	return rest
 }
 
-// End closes the program's input, and returns the rest of what it prints once it has ended well.
+// End closes the program's input, waits until it has ended well, and returns the rest of what it printed.
 func (s *Script) End(t testing.TB) string {
 	t.Helper()
 	require.NoError(t, s.in.Close())

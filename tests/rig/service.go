@@ -40,7 +40,7 @@ func Poolsvc(t testing.TB) string {
 	return path
 }
 
-// Service is a poolsvc in a process of its own.
+// Service is a poolsvc in its own process.
 type Service struct {
 	Socket  string
 	Process *os.Process
@@ -51,7 +51,7 @@ type Service struct {
 	exit   error
 }
 
-// lockedBuffer takes the output of a process that still runs.
+// lockedBuffer has the output of a process that still runs.
 type lockedBuffer struct {
 	mu sync.Mutex
 	b  bytes.Buffer
@@ -69,7 +69,7 @@ func (l *lockedBuffer) String() string {
 	return l.b.String()
 }
 
-// Serve starts `poolsvc serve` with more arguments on a socket of its own, and stops it when the test ends.
+// Serve starts `poolsvc serve` with more arguments on its own socket, and stops it when the test ends.
 func Serve(t testing.TB, args ...string) *Service {
 	t.Helper()
 	dir, err := os.MkdirTemp("", "pb") // the path of t.TempDir may be too long for a socket
@@ -96,11 +96,11 @@ func ServeAt(t testing.TB, socket string, args ...string) *Service {
 			t.Logf("poolsvc said:\n%s", &s.log)
 		}
 	})
-	s.client(t) // it is up
+	s.client(t) // waits until it listens
 	return s
 }
 
-// Log is what the service has logged so far.
+// Log returns what the service has logged so far.
 func (s *Service) Log() string { return s.log.String() }
 
 // Stop interrupts the service and waits for its end.
@@ -122,7 +122,7 @@ func (s *Service) Kill(t testing.TB) {
 	<-s.exited
 }
 
-// client makes sure that the service can be reached.
+// client connects to the service.
 func (s *Service) client(t testing.TB) {
 	t.Helper()
 	s.with(t, func(*bridge.Client, context.Context) {})
@@ -138,7 +138,7 @@ func (s *Service) with(t testing.TB, f func(*bridge.Client, context.Context)) {
 	require.NoError(t, c.Close())
 }
 
-// Stats is the service's accounting.
+// Stats returns the service's accounting.
 func (s *Service) Stats(t testing.TB) (stats mempool.Stats) {
 	t.Helper()
 	s.with(t, func(c *bridge.Client, ctx context.Context) {
@@ -149,8 +149,8 @@ func (s *Service) Stats(t testing.TB) (stats mempool.Stats) {
 	return stats
 }
 
-// StatsWhen is the service's accounting once it is as it should be: what another connection has sent, and what the end of a
-// process sets in motion, takes its time.
+// StatsWhen waits until the service's accounting is as it should be, and returns it: requests of another connection, and the end of a
+// process, take effect later.
 func (s *Service) StatsWhen(t testing.TB, settled func(mempool.Stats) bool) (stats mempool.Stats) {
 	t.Helper()
 	s.with(t, func(c *bridge.Client, ctx context.Context) {
@@ -166,7 +166,7 @@ func (s *Service) StatsWhen(t testing.TB, settled func(mempool.Stats) bool) (sta
 	return stats
 }
 
-// Idle waits until nobody has a lease.
+// Idle waits until no session has a lease.
 func (s *Service) Idle(t testing.TB) mempool.Stats {
 	t.Helper()
 	return s.StatsWhen(t, func(st mempool.Stats) bool { return st.Leases == 0 })

@@ -1,5 +1,5 @@
-// Device memory is a memfd: a header that every process can read, then the data. It lives as long as any descriptor
-// or mapping of it does, in whichever process, so that the death of its maker loses nothing.
+// Device memory is a memfd: a header that every process can read, then the data. It lives as long as any process has
+// a descriptor or a mapping of it, so the death of the process that made it loses nothing.
 #include "sim.h"
 
 #include <fcntl.h>
@@ -24,7 +24,7 @@ static void set_internal(int fd, bool on) {
 
 bool backing_is_internal(int fd) { return fd < MAX_FD && (internal[fd / 8] >> fd % 8 & 1); }
 
-// Our own descriptors are numbered high, out of the way of programs that count on low numbers.
+// Our own descriptors have high numbers, so that programs that expect low numbers find these free.
 static int keep(int fd) {
     int kept = fcntl(fd, F_DUPFD_CLOEXEC, LOWEST_FD);
     if (kept < 0) kept = fcntl(fd, F_DUPFD_CLOEXEC, 3);
@@ -115,8 +115,8 @@ CUresult backing_import(int given, enum memory_kind kind, struct backing **out) 
     return CUDA_SUCCESS;
 }
 
-// A second mapping of shared memory of the program, so that a stream that waits in it is not disturbed when the program
-// unmaps its own: a real device has the pages pinned. NULL for memory that is not shared.
+// Makes a second mapping of shared memory of the program, so that a stream that waits in it is not disturbed when the program
+// unmaps its own: a real device has the pages pinned. Returns NULL for memory that is not shared.
 struct backing *backing_of_host(uint64_t start, uint64_t size) {
     uint64_t page = start / 4096 * 4096, mapped = (start + size - page + 4095) / 4096 * 4096;
     void *at = mremap((void *)page, 0, mapped, MREMAP_MAYMOVE);

@@ -1,4 +1,4 @@
-// What the simulated machine looks like: read once from the environment.
+// The configuration of the simulated machine, read once from the environment.
 #include "sim.h"
 
 #include <ctype.h>
@@ -28,7 +28,7 @@ static bool flag(const char *name, bool otherwise) {
     return strcmp(text, "0") != 0;
 }
 
-// The machine's ordinal that one entry of CUDA_VISIBLE_DEVICES names, or -1. A UUID may be shortened, as the driver
+// The machine's ordinal for one entry of CUDA_VISIBLE_DEVICES, or -1. A UUID may be shortened, as the driver
 // allows, as long as it names one device.
 static int visible_entry(const char *entry, int machine) {
     if (isdigit((unsigned char)*entry)) {
@@ -51,7 +51,7 @@ static int visible_entry(const char *entry, int machine) {
     return found;
 }
 
-// As the driver reads it: entries in order, up to the first that names nothing or is named twice.
+// As the driver reads it: entries in order, up to the first that names no device or names one again.
 static void load_visible(int machine) {
     const char *list = getenv("CUDA_VISIBLE_DEVICES");
     if (!list) {

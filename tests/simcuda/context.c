@@ -1,4 +1,4 @@
-// Contexts: primary ones and created ones, each thread's stack of them, and the error that sticks to one.
+// Contexts: primary and created ones, each thread's stack of them, and the sticky error of a context.
 #include "sim.h"
 
 #include <stdlib.h>
@@ -33,7 +33,7 @@ static void ctx_start(struct context *ctx) {
     counts_live(LIVE_CONTEXT, 1);
 }
 
-// Contexts are never freed: another thread's stack may still name one, and has to learn that it is destroyed.
+// Contexts are never freed: another thread's stack may still name one, and must detect that it is destroyed.
 struct context *ctx_from(CUcontext handle) { return handle_get(KIND_CONTEXT, handle); }
 
 struct context *ctx_primary(int device) {
@@ -61,7 +61,7 @@ CUresult ctx_need(struct context **out) {
     return CUDA_SUCCESS;
 }
 
-// Measured: an error that sticks ends the device for the whole process; a reset does not bring it back.
+// Measured: a sticky error ends the device for the whole process; a reset does not help.
 static CUresult ruined[MAX_DEVICES];
 
 void ctx_fail(struct context *ctx, CUresult error) {
@@ -88,12 +88,12 @@ void ctx_wait_idle(struct context *ctx) {
     free(all);
 }
 
-// Waits for the work of the context first, as the driver does.
+// Waits for the work of the context first, like the driver.
 void ctx_destroy(struct context *ctx) {
     ctx_wait_idle(ctx);
     ctx->alive = false;
     while (ctx->first) {
-        // Work that can never end (a wait for a word that nobody writes) ends with its context.
+        // Work that can never end (a wait for a word that nothing writes) ends with its context.
         ctx->first->aborted = true;
         stream_close(ctx->first);
     }
@@ -143,7 +143,7 @@ SIM_API CUresult cuDevicePrimaryCtxReset_v2(CUdevice dev) {
     if (bad_device(dev)) return CUDA_ERROR_INVALID_DEVICE;
     LOCK();
     struct context *ctx = ctx_primary(dev);
-    // Measured: those who retained it hold a destroyed context until somebody retains it anew.
+    // Measured: processes that retained the context have a destroyed one until it is retained again.
     if (ctx->alive) ctx_destroy(ctx);
     ctx->refs = 0;
     UNLOCK();
@@ -224,7 +224,7 @@ SIM_API CUresult cuCtxDestroy_v2(CUcontext handle) {
 static CUresult alive_from(CUcontext handle, struct context **out) {
     LOCK();
     *out = ctx_from(handle);
-    // Measured: a primary context that is destroyed can be made current; what is called then says so.
+    // Measured: a primary context that is destroyed can be made current; calls then return an error.
     CUresult r = !*out ? CUDA_ERROR_INVALID_CONTEXT
         : (*out)->alive || (*out)->primary ? CUDA_SUCCESS : CUDA_ERROR_CONTEXT_IS_DESTROYED;
     UNLOCK();

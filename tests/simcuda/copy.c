@@ -1,4 +1,4 @@
-// Copies. What the driver does with pageable host memory is kept: a copy from it is staged during the call, and a
+// Copies. As with the driver, a copy from pageable host memory is staged during the call, and a
 // copy to it is over when the call returns.
 #include "access.h"
 
@@ -22,7 +22,7 @@ static void copy(struct stream *s, struct op *op) {
 
 static void copy_over(struct op *op) { free(((struct copying *)op->body)->staged); }
 
-// Whether the address is the device's (or known host memory), and the part it is in can be reached so.
+// Whether the address is the device's (or known host memory), and the part around it can be reached with this call.
 static CUresult look_at(uint64_t address, uint64_t size, enum access access, bool must_be_known, int device,
                         const char *call, struct side *out) {
     *out = (struct side){address, !range_is_known(address)};
@@ -31,8 +31,8 @@ static CUresult look_at(uint64_t address, uint64_t size, enum access access, boo
         return CUDA_ERROR_INVALID_VALUE;
     }
     if (out->host) return must_be_known ? CUDA_ERROR_INVALID_VALUE : CUDA_SUCCESS;
-    // Measured, on either of two devices: a call that names a direction does not take memory of a host pool for a device's,
-    // and one that names none copies it for a device that was not let reach it, too.
+    // Measured, on either of two devices: a call that names a direction does not accept memory of a host pool as a device's,
+    // and one that names none copies it also for a device without access.
     if (range_is_host_pool(address)) return must_be_known ? CUDA_ERROR_INVALID_VALUE : range_within(address, size);
     return range_check(address, size, access, device);
 }
@@ -104,7 +104,7 @@ SIM_API CUresult cuMemcpyDtoHAsync_v2(void *dst, CUdeviceptr src, size_t size, C
     return run(stream, (uint64_t)dst, src, size, DEVICE_TO_HOST, "cuMemcpyDtoHAsync", false);
 }
 
-// On the device alone, even the plain call does not wait: it is in order with the default stream.
+// On the device alone, even the plain call does not wait: it is ordered with the default stream.
 SIM_API CUresult cuMemcpyDtoD_v2(CUdeviceptr dst, CUdeviceptr src, size_t size) {
     ENTER(cuMemcpyDtoD, NEED_CTX);
     return run(NULL, dst, src, size, DEVICE_TO_DEVICE, "cuMemcpyDtoD", false);

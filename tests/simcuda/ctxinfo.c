@@ -1,4 +1,4 @@
-// What may be asked of a context and set on it.
+// The attributes of a context.
 #include "sim.h"
 
 static CUresult named(CUcontext handle, struct context **out) {

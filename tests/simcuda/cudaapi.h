@@ -1,4 +1,4 @@
-// The part of the CUDA driver API that the simulation speaks: types, layouts and constants, declared anew here so
+// The part of the CUDA driver API that the simulation has: types, layouts and constants, declared again here so
 // that no CUDA toolkit is needed. Layouts are the binary interface of a CUDA 13.0 driver on 64-bit Linux.
 #ifndef SIMCUDA_CUDAAPI_H
 #define SIMCUDA_CUDAAPI_H

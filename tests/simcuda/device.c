@@ -1,4 +1,4 @@
-// The simulated devices. Nothing about them may be mistaken for real hardware, least of all the name.
+// The simulated devices. Nothing about them may look like real hardware, least of all the name.
 #include "sim.h"
 
 #include <stdio.h>
@@ -98,7 +98,7 @@ SIM_API CUresult cuDeviceGetByPCIBusId(CUdevice *dev, const char *text) {
 
 struct attribute { int number, value; };
 
-// By number, as the driver's interface has them; the comment names them. What is not listed answers 0 up to the last
+// By number, as in the driver's interface; the comment names them. Attributes that are not listed return 0 up to the last
 // attribute of CUDA 13.0 and INVALID_VALUE beyond it.
 static const struct attribute attributes[] = {
     {1, 1024}, {2, 1024}, {3, 1024}, {4, 64}, // threads in a block, block dimensions

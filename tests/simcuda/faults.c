@@ -24,7 +24,7 @@ struct rule {
 
 static struct rule rules[MAX_RULES];
 static atomic_int rule_count;
-static const char *control, *log_path; // log_path: takes a line for each failure: pid, call, error
+static const char *control, *log_path; // log_path: one line for each failure: pid, call, error
 static pthread_mutex_t faults_mu = PTHREAD_MUTEX_INITIALIZER;
 static uint64_t control_hash;
 static char program[32];
@@ -45,7 +45,7 @@ static void note(const char *call, CUresult error) {
     if (fd >= 0) close(fd);
 }
 
-// One word of a rule: key or key=value. False if it means nothing.
+// One word of a rule: key or key=value. Returns false if it is unknown.
 static bool word(struct rule *r, const char *text, bool *applies) {
     const char *value = strchr(text, '=');
     size_t key = value ? (size_t)(value++ - text) : strlen(text);
@@ -118,8 +118,8 @@ static uint64_t hash(const char *text) {
     return h;
 }
 
-// Read at each call, and not only when its time changed: two changes within one tick of the file's clock happen in
-// tests, and the file is small.
+// Reads the file at each call, and not only when its time has changed: tests make two changes within one tick of the file's
+// clock, and the file is small.
 static void read_control(void) {
     char text[8192];
     ssize_t n = 0;
@@ -158,7 +158,7 @@ void faults_load(void) {
     find_lost();
 }
 
-// At its call the device of a rule is lost, and the call finds it so.
+// At its call the device of a rule is lost, and the call fails with that.
 static void lose(int device, CUresult error) {
     for (int i = 0; i < config.devices; i++) {
         if (config.ordinal[i] == device) lost[i] = error;

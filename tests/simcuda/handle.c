@@ -1,4 +1,4 @@
-// Handles that callers hold: a slot and a generation, so that one that was destroyed is never mistaken for another.
+// Handles of callers: a slot and a generation, so that a destroyed one is never mistaken for another.
 #include "sim.h"
 
 #include <stdlib.h>

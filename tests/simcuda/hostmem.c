@@ -55,7 +55,7 @@ SIM_API CUresult cuMemFreeHost(void *p) {
     return ours ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
 }
 
-// What the process itself may do with the part: 0 nothing, 1 read, 3 read and write.
+// The process's own access to the part: 0 none, 1 read, 3 read and write.
 static int rights(uint64_t start, size_t size) {
     FILE *maps = fopen("/proc/self/maps", "re");
     if (!maps) return 3;
@@ -104,7 +104,7 @@ SIM_API CUresult cuMemHostUnregister(void *p) {
     struct range *g = range_find((uint64_t)p);
     CUresult r = g ? CUDA_ERROR_INVALID_VALUE : CUDA_ERROR_HOST_MEMORY_NOT_REGISTERED;
     if (g && g->start == (uint64_t)p && g->kind == RANGE_HOST_REGISTERED) {
-        // Measured: this waits for the work of the context, also in streams that do not block.
+        // Measured: this waits for the work of the context, also in non-blocking streams.
         ctx_wait_idle(g->ctx && g->ctx->alive ? g->ctx : ctx_current());
         g = range_find((uint64_t)p);
     }

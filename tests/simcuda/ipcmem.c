@@ -1,4 +1,4 @@
-// Legacy handles (cuIpcGetMemHandle). They name a block by process and descriptor, so that, as with the real ones,
+// Legacy handles (cuIpcGetMemHandle). They name a block by process and descriptor. So, like real ones,
 // they work only while the process that made them lives.
 #include "sim.h"
 #include "slab.h"
@@ -37,7 +37,7 @@ SIM_API CUresult cuIpcGetMemHandle(CUipcMemHandle *out, CUdeviceptr address) {
     return r;
 }
 
-// A block that is open in a context: what is opened of it lies in it as it does at its owner (measured).
+// A block that is open in a context. Its allocations have the same offsets in it as at its owner (measured).
 struct block {
     struct block *next;
     struct backing *backing;
@@ -57,7 +57,7 @@ static bool block_open(const struct handle_bytes *b, struct context *ctx) {
     return block != NULL;
 }
 
-// The block, unless something else is still open at the place, which the owner has freed and given away anew.
+// The block, unless another block is still open at its address, which the owner has freed and used again.
 static struct block *block_find(const struct handle_bytes *b, struct context *ctx) {
     for (struct block *block = blocks; block; block = block->next) {
         if (!names(b, block, ctx)) continue;
@@ -128,7 +128,7 @@ static CUresult open_handle(const struct handle_bytes *b, struct context *ctx, C
 
 SIM_API CUresult cuIpcOpenMemHandle_v2(CUdeviceptr *out, CUipcMemHandle handle, unsigned int flags) {
     ENTER(cuIpcOpenMemHandle, NEED_CTX);
-    if (!out || flags != 1) return CUDA_ERROR_INVALID_VALUE; // measured: without the lazy flag, never
+    if (!out || flags != 1) return CUDA_ERROR_INVALID_VALUE; // measured: never without the lazy flag
     static const uint64_t zero[2];
     struct handle_bytes b;
     memcpy(&b, &handle, sizeof b);
@@ -138,7 +138,7 @@ SIM_API CUresult cuIpcOpenMemHandle_v2(CUdeviceptr *out, CUipcMemHandle handle, 
     if (b.pid == getpid()) return CUDA_ERROR_INVALID_CONTEXT; // not in the process that exported it
     struct context *ctx = ctx_current();
     LOCK();
-    // Measured: in a second context if nothing is open in the primary one, and not if another allocation of the block is.
+    // Measured: in a second context only if nothing is open in the primary one, and not if another allocation of the block is.
     bool elsewhere = !ctx->primary && block_open(&b, ctx_primary(ctx->device));
     CUresult r = elsewhere ? CUDA_ERROR_INVALID_HANDLE : CUDA_SUCCESS;
     if (r == CUDA_SUCCESS) r = open_handle(&b, ctx, out);

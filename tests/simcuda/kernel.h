@@ -22,7 +22,7 @@ struct kernel {
 const struct kernel *kernel_find(const char *name);
 extern const struct kernel pattern_kernels[]; // ends with a NULL name
 
-// Calls fn on memory as a kernel sees it, in pieces; an error is what the kernel ends with.
+// Calls fn on memory as a kernel sees it, in pieces. An error becomes the error of the kernel.
 CUresult kernel_memory(const struct launch *l, uint64_t address, uint64_t size, enum access access,
                        void (*fn)(uint8_t *at, uint64_t size, void *arg), void *arg);
 uint64_t kernel_now(void); // nanoseconds

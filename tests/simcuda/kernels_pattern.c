@@ -1,4 +1,4 @@
-// The kernels of package cuda/pattern, on the CPU: same names, same parameters, same bits.
+// The kernels of package cuda/pattern, on the CPU: the same names, parameters and bits.
 #include "kernel.h"
 
 #include <stdbool.h>
@@ -16,9 +16,9 @@ struct result {
 
 // One pass over the elements of a launch.
 struct pass {
-    uint64_t (*at)(const struct pass *p, uint64_t i); // the bits that element i ought to have
+    uint64_t (*at)(const struct pass *p, uint64_t i); // the bits that element i should have
     int width;
-    uint64_t first, done; // the pattern's index of the first element; elements behind us
+    uint64_t first, done; // the pattern's index of the first element; elements that are done
     double scale, offset, tolerance;
     uint32_t multiply, add, mask, salt;
     uint64_t a, b; // Fibonacci: F(first + done) and its successor
@@ -103,7 +103,7 @@ static void transform(uint8_t *at, uint64_t size, void *arg) {
     }
 }
 
-// Adds what was found to what earlier launches left in the result, as the real kernel does.
+// Adds the mismatches of this launch to those of earlier launches in the result, like the real kernel.
 static void report(uint8_t *at, uint64_t size, void *arg) {
     const struct pass *p = arg;
     struct result r;

@@ -1,4 +1,4 @@
-// Functions: what they are, and running them.
+// Functions: their attributes, and launching them.
 #include "module.h"
 
 #include <string.h>

@@ -1,4 +1,4 @@
-// What a process leaves behind: objects that were not given back, and descriptors of shared memory not closed.
+// What a process leaves: objects that were not freed, and descriptors of shared memory that were not closed.
 #include "sim.h"
 
 #include <ctype.h>
@@ -32,6 +32,6 @@ void leaks_report(void) {
     report_descriptors();
 }
 
-// For programs that end without running destructors, as Go programs do.
+// For programs that end without running destructors, like Go programs.
 SIM_API void simcuda_report_leaks(void);
 SIM_API void simcuda_report_leaks(void) { leaks_report(); }

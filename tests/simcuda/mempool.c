@@ -1,10 +1,10 @@
-// Memory pools as objects: making, destroying, attributes, who may reach them.
+// Memory pools as objects: making, destroying, attributes, access.
 #include "pool.h"
 
 #include <stdlib.h>
 #include <string.h>
 
-// By place: a device, or one of the host's.
+// By location: a device, or the host.
 enum { HOST = MAX_DEVICES, HOST_NUMA, PLACES };
 static struct pool *defaults[PLACES], *current[PLACES];
 
@@ -24,7 +24,7 @@ static struct pool *pool_over(struct backing *b) {
     p->mapped = calloc(b->capacity / CHUNK, sizeof *p->mapped);
     if (!p->chunks || !p->mapped) abort();
     for (int i = 1; i < 4; i++) p->reuse[i] = 1;
-    // Its own device reaches a pool from the start. A pool in host memory is reached by no device until it is granted.
+    // Its own device can access a pool from the start. No device can access a pool in host memory until it is granted.
     if (p->device >= 0) p->readable = p->writable = 1u << p->device;
     p->handle = handle_new(KIND_POOL, p);
     return p;
@@ -138,7 +138,7 @@ SIM_API CUresult cuMemPoolDestroy(CUmemoryPool handle) {
             misuse_report("wrong-order", "cuMemPoolDestroy of %s pool with %d pointer(s) not freed",
                           p->imported ? "an imported" : "a", p->mapped_now);
         }
-        // Measured: refused while one of its pointers is mapped, and the pool works on.
+        // Measured: refused while one of its pointers is mapped; the pool still works.
         if (p->imported && p->mapped_now) r = CUDA_ERROR_INVALID_VALUE;
     }
     if (r == CUDA_SUCCESS && !(p->imported && --p->imports)) {
@@ -231,7 +231,7 @@ SIM_API CUresult cuMemPoolSetAttribute(CUmemoryPool handle, int attribute, void 
         case CU_MEMPOOL_ATTR_RELEASE_THRESHOLD: p->threshold = *(uint64_t *)value; break;
         case CU_MEMPOOL_ATTR_RESERVED_MEM_HIGH:
         case CU_MEMPOOL_ATTR_USED_MEM_HIGH:
-            // A high mark can only be set back.
+            // A high watermark can only be reset.
             if (*(uint64_t *)value != 0) r = CUDA_ERROR_INVALID_VALUE;
             else if (attribute == CU_MEMPOOL_ATTR_USED_MEM_HIGH) p->used_high = p->used;
             else p->reserved_high = p->reserved;
@@ -281,7 +281,7 @@ static CUresult set_access(struct pool *p, const CUmemAccessDesc *desc) {
     }
     if (desc->flags != CU_MEM_ACCESS_FLAGS_PROT_READWRITE) return CUDA_ERROR_INVALID_VALUE;
     if (p->device >= 0 && device != p->device && !config.peer) return CUDA_ERROR_INVALID_DEVICE;
-    // Measured: memory of an imported pool of the host that is mapped is given to one GPU, and not to another one as well.
+    // Measured: when memory of an imported host pool is mapped, one GPU gets access, and no second one.
     if (p->device < 0 && p->imported && p->mapped_now && p->writable & ~(1u << device) && !(p->writable >> device & 1))
         return CUDA_ERROR_ALREADY_MAPPED;
     p->readable |= 1u << device;

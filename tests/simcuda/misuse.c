@@ -1,5 +1,5 @@
-// The detector of misuse: what the real driver punishes late, rarely or with somebody else's data is reported here
-// when it happens.
+// The detector of misuse: mistakes that the real driver punishes late, rarely, or with data of another process are reported here
+// at once.
 #include "sim.h"
 
 #include <errno.h>
@@ -41,7 +41,7 @@ void misuse_report(const char *kind, const char *format, ...) {
     va_end(args);
     int n = snprintf(line, sizeof line, "pid=%d tid=%ld kind=%s: %s\n", getpid(), syscall(SYS_gettid), kind, text);
     int fd = path[0] ? open(path, O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0600) : dup(2);
-    // One write a line, so that the lines of several processes do not mix.
+    // One write for each line, so that the lines of several processes do not mix.
     if (fd < 0 || write(fd, line, (size_t)n) != n) fprintf(stderr, "simcuda: %s", line);
     if (fd >= 0) close(fd);
     if (fatal) {
@@ -85,7 +85,7 @@ void section_enter(enum section section, const char *call) {
     if (!on) return;
     char other[64] = "";
     pthread_mutex_lock(&sections_mu);
-    // Pool calls exclude each other and those on pointers; calls on pointers may overlap among themselves.
+    // Calls on a pool exclude each other and calls on its pointers; calls on pointers may overlap each other.
     if (sections[SECTION_POOL].inside) snprintf(other, sizeof other, "%s", sections[SECTION_POOL].call);
     else if (section == SECTION_POOL && sections[SECTION_POINTER].inside) {
         snprintf(other, sizeof other, "%s", sections[SECTION_POINTER].call);
@@ -94,7 +94,7 @@ void section_enter(enum section section, const char *call) {
     sections[section].call = call;
     pthread_mutex_unlock(&sections_mu);
     if (other[0]) misuse_report("concurrent-ipc", "%s while another thread is in %s", call, other);
-    // The calls are short, so threads that race would rarely be caught in the act: each stays a little longer.
+    // The calls are short, so threads would rarely overlap in a test: each call takes a little longer.
     struct timespec t = {.tv_nsec = config.dwell_us * 1000L};
     nanosleep(&t, NULL);
 }
@@ -106,7 +106,7 @@ void section_leave(enum section section) {
     pthread_mutex_unlock(&sections_mu);
 }
 
-// ---- who maps an object now ----
+// ---- which processes map an object now ----
 void importer_add(_Atomic int32_t *importers) {
     for (int i = 0; i < MAX_IMPORTERS; i++) {
         int32_t none = 0;
@@ -125,7 +125,7 @@ void importer_remove(_Atomic int32_t *importers) {
     }
 }
 
-// A process of another PID namespace cannot be seen from here, so nothing is reported about it.
+// This process cannot see a process of another PID namespace, so it reports nothing about it.
 static bool alive(int32_t pid) {
     char file[64], state = 0;
     snprintf(file, sizeof file, "/proc/%d/stat", pid);
@@ -146,7 +146,7 @@ uint32_t claim_add(struct claim *claims, uint64_t offset, uint64_t size) {
         claims[i].size = size;
         return i;
     }
-    return MAX_CLAIMS; // no room: this one will not be missed in a report
+    return MAX_CLAIMS; // no room: this one is left out of reports
 }
 
 void claim_remove(struct claim *claims, uint32_t index) {

@@ -1,4 +1,4 @@
-// Modules: PTX text that names kernels of ours. Nothing is compiled; what is not in the table is not found.
+// Modules: PTX text that names kernels of the simulation. Nothing is compiled; kernels that are not in the table are not found.
 #include "kernel.h"
 #include "module.h"
 
@@ -37,7 +37,7 @@ static void add_entry(struct module *m, const char *name, size_t length) {
     m->entry[m->entries++] = f;
 }
 
-// The options of a load that take what the compiler says about an error.
+// The load options for the compiler's error log.
 enum { ERROR_LOG_BUFFER = 5, ERROR_LOG_BUFFER_SIZE = 6 };
 struct options { unsigned int count; const int *keys; void *const *values; };
 
@@ -179,7 +179,7 @@ SIM_API CUresult cuLibraryGetModule(CUmodule *out, CUlibrary library) {
     return CUDA_SUCCESS;
 }
 
-// A kernel of a library and the function of it are one object here, as a caller may use either in either place.
+// A kernel of a library and its function are one object here, because a caller may use either for the other.
 SIM_API CUresult cuKernelGetFunction(CUfunction *out, CUkernel kernel) {
     ENTER(cuKernelGetFunction, NEED_CTX);
     if (!out) return CUDA_ERROR_INVALID_VALUE;

@@ -1,4 +1,4 @@
-// What may be asked of an address.
+// Attributes of an address.
 #include "pool.h"
 #include "vmm.h"
 
@@ -23,7 +23,7 @@ static int access_flags(const struct range *g) {
 
 struct part { uint64_t start, size; };
 
-// The range of an address: of virtual memory it is the whole reservation, and where a host pool begins is not told
+// The range of an address: for virtual memory it is the whole reservation; the begin of a host pool is not reported
 // (both measured).
 static struct part extent(const struct range *g) {
     if (g->kind == RANGE_VMM) {
@@ -35,7 +35,7 @@ static struct part extent(const struct range *g) {
     return (struct part){g->start, g->size};
 }
 
-// What is mapped in one piece around an address.
+// The mapping around an address.
 static struct part mapping(const struct range *g) {
     uint64_t piece = g->kind == RANGE_POOL ? CHUNK : g->kind == RANGE_HOST_REGISTERED ? 4096 : 2 * MIB;
     uint64_t base = g->kind == RANGE_POOL ? g->pool->va : g->kind == RANGE_HOST_REGISTERED ? 0 : g->start;
@@ -47,7 +47,7 @@ static struct part mapping(const struct range *g) {
     return (struct part){from, (g->start + g->size - from + piece - 1) / piece * piece};
 }
 
-// Writes the answer for a known address. The size of what is written is the driver's, by attribute.
+// Writes the answer for a known address. The attribute determines the size of the answer, as in the driver.
 static CUresult answer(struct range *g, int attribute, CUdeviceptr address, void *out) {
     switch (attribute) {
     case CU_POINTER_ATTRIBUTE_CONTEXT:
@@ -113,7 +113,7 @@ static size_t width(int attribute) {
     }
 }
 
-// Asked for several, the driver answers nulls for an address it does not know instead of failing.
+// When asked for several attributes, the driver returns nulls for an address that it does not know, and does not fail.
 SIM_API CUresult cuPointerGetAttributes(unsigned int count, int *attributes, void **out, CUdeviceptr address) {
     ENTER(cuPointerGetAttributes, NEED_INIT);
     if (!attributes || !out) return CUDA_ERROR_INVALID_VALUE;

@@ -5,9 +5,9 @@
 #include <fcntl.h>
 #include <string.h>
 
-// What names a part of a pool, laid out as the driver's own was seen to be. It holds nothing secret and nothing that
-// tells one allocation from the next at the same place: a process with the pool's descriptor can write one itself, and
-// one of freed memory goes on working.
+// The data that names a part of a pool, with the layout that the driver's data was observed to have. It has nothing secret and nothing that
+// distinguishes successive allocations at one address: a process with the pool's descriptor can make such data itself, and
+// data of freed memory still works.
 struct blob {
     uint64_t pid, pool, cookie, offset, size, chunk;
 };
@@ -53,7 +53,7 @@ static CUresult import(int fd, CUmemoryPool *out) {
     handle_drop(handle);
     handle_each(KIND_POOL, match, &s);
     if (s.found) {
-        // Measured: the same handle again, to be destroyed as often as it was imported.
+        // Measured: the same handle again, which must be destroyed as often as it was imported.
         s.found->imports++;
         p->destroyed = true;
         p->pointers = 1;
@@ -107,7 +107,7 @@ static bool genuine(const struct blob *b, struct pool *p) {
     const struct shared_header *h = p->backing->header;
     if (b->pid != (uint64_t)h->exporter || b->pool != h->number || b->cookie != h->cookie) return false;
     if (!b->size || b->offset >= h->capacity || b->size > h->capacity - b->offset) return false;
-    // Measured: what was mapped once can be mapped again, whatever the exporter did meanwhile.
+    // Measured: memory that was mapped once can be mapped again, also after the exporter has freed it.
     uint64_t i = b->offset / CHUNK;
     return b->chunk && (b->chunk == h->tables->chunk_id[i] || b->chunk == p->mapped[i]);
 }
@@ -117,13 +117,13 @@ static CUresult import_pointer(CUdeviceptr *out, struct pool *p, const struct bl
     uint64_t start = p->va + b->offset;
     struct range *known = range_find(start);
     if (known && !known->freed && known->start == start && known->size == b->size) {
-        // Measured: the same address again, and the first free ends it for both.
+        // Measured: the same address again, and the first free ends both.
         misuse_report("double-import", "the pointer %#llx was imported again, and the first free ends both",
                       (unsigned long long)known->start);
         *out = known->start;
         return CUDA_SUCCESS;
     }
-    // The exporter gave the place to somebody else while this process had it mapped under its old name.
+    // The exporter used the memory for another allocation while this process had it mapped under its old name.
     for (struct range *old; (old = range_overlap(start, b->size)) != NULL;) {
         if (!old->freed) {
             claim_remove(p->backing->header->tables->claims, old->claim);

@@ -1,4 +1,4 @@
-// How callers find the functions: cuGetProcAddress by base name and CUDA version.
+// Looking up functions: cuGetProcAddress by base name and CUDA version.
 #include "sim.h"
 #include "symbols.h"
 
@@ -47,12 +47,12 @@ SIM_API CUresult cuGetProcAddress_v2(const char *symbol, void **out, int version
     ENTER(cuGetProcAddress, NEED_NOTHING);
     (void)flags;
     CUresult r = get(symbol, out, version, status);
-    // Measured: here, that a function is missing is told by the null pointer and the status alone.
+    // Measured: only the null pointer and the status say that a function is missing.
     return r == CUDA_ERROR_NOT_FOUND ? CUDA_SUCCESS : r;
 }
 
-// Tables of functions without names, which NVIDIA's own libraries ask for. There are none; what is null instead of a
-// function that says so is called all the same (libnvrtc).
+// Tables of functions without names, which NVIDIA's own libraries ask for. There are none. Callers call a null entry instead of a
+// function that reports an error (libnvrtc).
 SIM_API CUresult cuGetExportTable(const void **out, const CUuuid *id) {
     ENTER(cuGetExportTable, NEED_NOTHING);
     if (!out || !id) return CUDA_ERROR_INVALID_VALUE;

@@ -1,4 +1,4 @@
-// As much of a PTX compiler as it takes to refuse what no compiler would accept: outside of functions there are only
+// The part of a PTX compiler that refuses text which no compiler accepts: outside of functions there are only
 // directives, and inside only instructions and labels.
 #include "module.h"
 
@@ -6,7 +6,7 @@
 #include <stdio.h>
 #include <string.h>
 
-// The instructions that have no dot in their names.
+// The instructions without a dot in their names.
 static const char *const plain[] = {"ret", "exit", "bra", "call", "trap", "brkpt", "nop"};
 
 static const char *skip(const char *at, int *line) {
@@ -39,7 +39,7 @@ static bool is_instruction(const char *word, size_t n) {
     return false;
 }
 
-// What follows in the statement: to the semicolon, or to the brace or the line's end where a directive ends so.
+// Skips the rest of the statement: to the semicolon, or to the brace or the end of the line if a directive ends there.
 static const char *rest(const char *at, bool in_body, int *line) {
     int parentheses = 0;
     for (; *at; at++) {

@@ -1,4 +1,4 @@
-// What an address means: every piece of memory that the driver knows, sorted by address.
+// The meaning of addresses: every piece of memory that the driver knows, sorted by address.
 #include "sim.h"
 
 #include <stdlib.h>
@@ -84,7 +84,7 @@ uint8_t *range_pin(uint64_t address, uint64_t want, uint64_t *got, struct backin
     return r->memory + skip;
 }
 
-// Whether it lies in one allocation; access does not count.
+// Whether the part is in one allocation, with or without access.
 CUresult range_within(uint64_t address, uint64_t size) {
     struct range *r = range_find(address);
     return r && !r->freed && address + size <= r->start + r->size ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
@@ -95,13 +95,13 @@ static bool reachable(const struct range *r, enum access access, int device) {
     return mask >> device & 1;
 }
 
-// One access may span ranges that lie side by side, as mappings of virtual memory do, but only of that kind: two
-// allocations are never one.
+// One access may span adjacent ranges, as with mappings of virtual memory, but only of that kind: two other
+// allocations never count as one.
 CUresult range_check(uint64_t address, uint64_t size, enum access access, int device) {
     struct range *r = range_find(address);
     if (!r || r->freed) return CUDA_ERROR_INVALID_VALUE;
     if (r->kind == RANGE_LINEAR || r->kind == RANGE_IPC) {
-        // Peers reach plain device memory through their context's peer access; copies are staged without it.
+        // Peers access plain device memory through their context's peer access; copies are staged without it.
         return range_within(address, size);
     }
     for (;;) {

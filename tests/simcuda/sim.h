@@ -1,5 +1,5 @@
-// What the files of the simulation share. One lock (sim_mu) guards all bookkeeping; the work of streams (copies,
-// fills, kernels, waits) is done outside it, on pinned memory.
+// The interfaces between the files of the simulation. One lock (sim_mu) guards all state; the work of streams (copies,
+// fills, kernels, waits) runs without it, on pinned memory.
 #ifndef SIMCUDA_SIM_H
 #define SIMCUDA_SIM_H
 
@@ -55,10 +55,10 @@ extern struct config config;
 void config_load(void);
 uint64_t parse_bytes(const char *text, uint64_t otherwise);
 
-// ---- handles: never an address, so that a stale one is always recognised ----
+// ---- handles: never an address, so that stale ones are always detected ----
 enum kind { KIND_CONTEXT = 1, KIND_STREAM, KIND_EVENT, KIND_POOL, KIND_PHYSICAL, KIND_MODULE, KIND_FUNCTION, KIND_COUNT };
 void *handle_new(enum kind kind, void *object);
-void *handle_get(enum kind kind, const void *handle); // NULL if it names nothing alive of that kind
+void *handle_get(enum kind kind, const void *handle); // NULL if it names no living object of that kind
 void handle_drop(const void *handle);
 void handle_each(enum kind kind, void (*visit)(void *object, void *arg), void *arg);
 
@@ -128,12 +128,12 @@ void backing_discard(struct backing *b, uint64_t offset, uint64_t size);
 bool backing_is_internal(int fd);
 uint64_t va_reserve(uint64_t size, uint64_t align, uint64_t hint); // 0: none
 void va_release(uint64_t at, uint64_t size);
-bool va_expose(uint64_t at, struct backing *b, uint64_t offset, uint64_t size); // let the CPU reach it at its address
+bool va_expose(uint64_t at, struct backing *b, uint64_t offset, uint64_t size); // makes it accessible to the CPU at its address
 void va_hide(uint64_t at, uint64_t size);
-bool va_is_device(uint64_t address); // now or once: never the host's
-uint64_t usage_of_device(int device); // bytes taken on a device by every process that can be seen
+bool va_is_device(uint64_t address); // now or earlier: never the host's
+uint64_t usage_of_device(int device); // bytes used on a device by every process that can be seen
 
-// ---- ranges: what an address means ----
+// ---- ranges: the meaning of addresses ----
 enum range_kind { RANGE_POOL = 1, RANGE_LINEAR, RANGE_IPC, RANGE_VMM, RANGE_HOST_ALLOC, RANGE_HOST_REGISTERED };
 struct pool;
 struct range {
@@ -141,7 +141,7 @@ struct range {
     enum range_kind kind;
     struct backing *backing; // NULL for host memory
     uint64_t offset; // in the backing
-    uint8_t *memory; // where the simulation itself reaches it
+    uint8_t *memory; // where the simulation itself can access it
     int device; // -1: host
     uint32_t readable, writable; // one bit a device
     unsigned flags;
@@ -150,7 +150,7 @@ struct range {
     void *owner; // RANGE_VMM: struct physical; RANGE_LINEAR: struct slab
     uint64_t block_size;
     uint32_t claim;
-    uint64_t serial; // tells ranges apart that follow each other at one address
+    uint64_t serial; // distinguishes successive ranges at one address
     int opens; // RANGE_IPC
     bool freed; // freed in stream order, not gone yet
 };
@@ -187,15 +187,15 @@ struct dependency { struct stream *stream; uint64_t seq; };
 struct op {
     struct op *next;
     uint64_t seq;
-    void (*run)(struct stream *s, struct op *op); // without the lock
-    void (*drop)(struct op *op); // with the lock, in any case, when the operation is over
+    void (*run)(struct stream *s, struct op *op); // called without the lock
+    void (*drop)(struct op *op); // always called, with the lock, when the operation is over
     struct dependency *deps;
     int dep_count;
     bool always; // run even in a failed context
     _Alignas(16) unsigned char body[];
 };
 struct op *op_new(size_t body, void (*run)(struct stream *, struct op *));
-bool stream_failed(struct stream *s); // no use to wait or work any longer
+bool stream_failed(struct stream *s); // no operation of it runs any more
 CUresult stream_get(CUstream handle, struct stream **out); // sim_mu held
 struct stream *stream_make(struct context *ctx, unsigned flags, int priority);
 void stream_ref(struct stream *s);
@@ -205,7 +205,7 @@ void op_depend(struct op *op, struct stream *s, uint64_t seq);
 void stream_wait(struct stream *s, uint64_t seq); // sim_mu held
 void stream_close(struct stream *s);
 void streams_stop(void);
-void nap(unsigned *round); // a longer pause each round, for words that nobody announces
+void nap(unsigned *round); // a pause that grows each round, for words that are written without a notification
 
 // ---- pools ----
 CUresult pool_free_pointer(struct range *r, struct stream *s);

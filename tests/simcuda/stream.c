@@ -1,4 +1,4 @@
-// Streams: a queue of operations and a thread that works it off, so that they are as asynchronous as the real ones.
+// Streams: a queue of operations and a thread that executes them, so that they are as asynchronous as real ones.
 #include "sim.h"
 
 #include <sched.h>
@@ -46,7 +46,7 @@ struct stream *stream_make(struct context *ctx, unsigned flags, int priority) {
     return s;
 }
 
-// Takes the stream out of its context; the worker goes on until the queue is empty, as the real driver does.
+// Takes the stream out of its context; the worker goes on until the queue is empty, like the real driver.
 void stream_close(struct stream *s) {
     for (struct stream **p = &s->ctx->first; *p; p = &(*p)->next) {
         if (*p != s) continue;
@@ -110,7 +110,7 @@ static void *work(void *arg) {
     return NULL;
 }
 
-// Signals stay with the threads of the program: Go and Python both expect theirs, and nobody else's.
+// Signals are for the threads of the program: Go and Python both expect to get theirs.
 static void start_worker(struct stream *s) {
     sigset_t all, before;
     pthread_attr_t attr;
@@ -159,8 +159,8 @@ static void wake_streams(void *object, void *arg) {
     for (struct stream *s = ((struct context *)object)->first; s; s = s->next) pthread_cond_signal(&s->work);
 }
 
-// At exit: whatever still waits stops waiting. A worker inside a callback of the program may never return, so the
-// wait for the workers has an end.
+// At exit all waits end. A worker inside a callback of the program may never return, so the
+// wait for the workers has a time limit.
 void streams_stop(void) {
     struct timespec until;
     clock_gettime(CLOCK_REALTIME, &until);

@@ -1,4 +1,4 @@
-// The calls on streams: making, asking, waiting, callbacks.
+// The calls on streams: making, querying, waiting, callbacks.
 #include "sim.h"
 
 #include <stdlib.h>
@@ -51,7 +51,7 @@ SIM_API CUresult cuStreamDestroy_v2(CUstream handle) {
     LOCK();
     struct stream *s = handle_get(KIND_STREAM, handle);
     CUresult r = s ? s->ctx->error : CUDA_ERROR_INVALID_HANDLE;
-    if (s) stream_close(s); // also in a context that failed, which the result then tells
+    if (s) stream_close(s); // also in a context that failed, which the result then reports
     else misuse_report("stale-handle", "cuStreamDestroy of %p, which is no stream (any more)", (void *)handle);
     UNLOCK();
     return r;
@@ -62,7 +62,7 @@ static void nothing(struct stream *s, struct op *op) { (void)s, (void)op; }
 // The legacy default stream is idle only when every blocking stream of its context is.
 static void wait_all(struct stream *s) {
     if (s->legacy) {
-        // An operation of no work, which the default stream orders after all of them.
+        // An empty operation, which the default stream orders after all of them.
         for (struct stream *other = s->ctx->first; other; other = other->next) {
             if (other->flags & CU_STREAM_NON_BLOCKING || other->done == other->queued) continue;
             stream_submit(s, op_new(0, nothing));
@@ -138,7 +138,7 @@ static CUresult submit_callback(CUstream handle, struct callback c) {
     if (r == CUDA_SUCCESS) {
         struct op *op = op_new(sizeof c, call_back);
         *(struct callback *)op->body = c;
-        op->always = c.with_status != NULL; // this one is told of the error
+        op->always = c.with_status != NULL; // a callback with a status is told of the error
         stream_submit(s, op);
     }
     UNLOCK();
@@ -157,7 +157,7 @@ SIM_API CUresult cuStreamAddCallback(CUstream handle, CUstreamCallback fn, void 
     return submit_callback(handle, (struct callback){.with_status = fn, .stream = handle, .data = data});
 }
 
-// Capturing into graphs is not simulated; what is asked about it answers truthfully that nothing is captured.
+// Capturing into graphs is not simulated; queries return that nothing is captured.
 SIM_API CUresult cuStreamBeginCapture_v2(CUstream handle, int mode) {
     ENTER(cuStreamBeginCapture, NEED_CTX);
     (void)handle, (void)mode;

@@ -1,4 +1,4 @@
-// The table of exported symbols. It has a file of its own because only their addresses matter here: they are
+// The table of exported symbols. It has its own file because only their addresses matter here: they are
 // declared without their parameters.
 #include "symbols.h"
 

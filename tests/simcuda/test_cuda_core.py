@@ -22,7 +22,7 @@ LIBRARY = pathlib.Path(os.environ.get("SIMCUDA_DIR", HERE.parents[1] / "build" /
 MIB = 1 << 20
 
 
-# ---- what the processes do: functions named owner_* and user_*, each with its end of a socket ----
+# ---- the processes: functions named owner_* and user_*, each with its end of a socket ----
 
 
 def call(result):

@@ -1,6 +1,6 @@
-// How much of a device is taken. Every memory object says in its header how much it counts for, and lives as long as
-// any process holds it; so the sum over all that is held, by whomever, is the truth, also after a SIGKILL. It is
-// found by looking at the descriptors of the processes that this one may look at.
+// Counts the used memory of a device. Every memory object says in its header how many bytes it counts for, and lives as long as
+// a process has it. So the sum over all objects of all processes is exact, also after a SIGKILL. It is
+// computed from the descriptors of the processes that this one may inspect.
 #include "sim.h"
 
 #include <ctype.h>

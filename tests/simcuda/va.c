@@ -1,6 +1,6 @@
-// Device addresses. They come out of one large piece of address space that the CPU cannot touch, so that a program
-// which follows a device pointer on the CPU crashes here as it would on a machine with a GPU (SIMCUDA_HOST_ACCESS=1
-// permits it), and so that an address which was the device's is never mistaken for the host's later.
+// Device addresses. They are in one large part of the address space that the CPU cannot touch, so that a program
+// which dereferences a device pointer on the CPU crashes here as it would with a GPU (SIMCUDA_HOST_ACCESS=1
+// allows it), and so that an address of the device is never used for host memory later.
 #include "sim.h"
 
 #include <stdlib.h>
@@ -43,7 +43,7 @@ uint64_t va_reserve(uint64_t size, uint64_t align, uint64_t hint) {
     if (align < 2 * MIB) align = 2 * MIB;
     uint64_t at = 0;
     if (va_is_device(hint) && hint % align == 0 && fit(hint, size, align) == hint) at = hint;
-    // Onward from the last, so that an address that was given back is not soon another's.
+    // Onward from the last address, so that a freed address is not soon used again.
     if (!at) at = fit(cursor, size, align);
     if (!at) at = fit(arena, size, align);
     if (!at) return 0;
@@ -68,7 +68,7 @@ void va_release(uint64_t at, uint64_t size) {
     }
 }
 
-// Host memory is reached by the CPU at its device address, as on any machine with unified addressing.
+// The CPU reaches host memory at its device address, as on any machine with unified addressing.
 bool va_expose(uint64_t at, struct backing *b, uint64_t offset, uint64_t size) {
     if (!b->host && !config.host_access) return true;
     off_t in_file = (off_t)(b->header->header_size + offset);

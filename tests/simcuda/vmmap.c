@@ -1,4 +1,4 @@
-// Virtual memory management: reserving addresses, mapping memory there, and the rights to it.
+// Virtual memory management: reserving addresses, mapping memory there, and access to it.
 #include "vmm.h"
 
 #include <stdlib.h>

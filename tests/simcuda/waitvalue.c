@@ -14,7 +14,7 @@ struct word {
     bool wide;
 };
 
-// The lower half of the word, where a waiter in any process of this machine that is a simulated one is woken.
+// The lower half of the word, on which waiters in any process of this simulated machine sleep.
 static void announce(uint8_t *at) { syscall(SYS_futex, at, FUTEX_WAKE, INT_MAX, NULL, NULL, 0); }
 
 static uint64_t load(uint8_t *at, bool wide) {
@@ -59,7 +59,7 @@ static void wait_word(struct stream *s, struct op *op) {
     struct backing *pinned;
     uint8_t *at = pin(s, w, &pinned);
     if (!at) return;
-    // Somebody may write the word without telling (a CPU, a real GPU could), so the wait looks again by itself.
+    // A CPU, or a real GPU, may write the word without a notification, so the wait checks it from time to time.
     const struct timespec pause = {.tv_nsec = 100000};
     unsigned round = 0;
     for (uint64_t now; now = load(at, w->wide), !reached(now, w) && !stream_failed(s);) {
@@ -94,7 +94,7 @@ static CUresult check(struct stream *s, const struct word *w, bool writes) {
         return CUDA_ERROR_INVALID_VALUE;
     }
     if (r->kind == RANGE_POOL) return CUDA_ERROR_INVALID_VALUE; // measured: pool memory cannot hold such words
-    // Measured: writing to what may only be read is accepted, and fails when the stream gets there.
+    // Measured: a write to read-only memory is accepted, and fails when the stream gets there.
     return range_check(w->address, w->wide ? 8 : 4, ACCESS_READ, s->ctx->device);
 }
 

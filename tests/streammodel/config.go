@@ -10,26 +10,26 @@ type Config struct {
 	Blocks    int // of each producer
 	Frames    [mostProducers]int
 	Queue     bool
-	Misses    bool   // one that blocks may miss frames
-	Full      policy // of a queue
+	Misses    bool   // a consumer that blocks may miss frames
+	Full      policy // policy of a queue
 	Policies  [mostConsumers]policy
-	Oldest    bool                // joiners begin with the oldest frame that is kept
-	Leave     [mostConsumers]bool // may leave, with and without a frame in hand
-	Passes    bool                // a consumer that blocks lets the channel go on before it lets go of a frame
+	Oldest    bool                // consumers that join begin with the oldest frame that is kept
+	Leave     [mostConsumers]bool // consumers that may leave, with and without a frame in hand
+	Passes    bool                // a consumer that blocks passes a frame before it releases it
 	GiveBack  int                 // how often each consumer may give a frame of a queue back
 	Fails     int                 // how often each consumer may find a frame that has failed
 	GPU       bool                // frames are released while work on them still runs
-	Drain     bool                // producers have all their blocks back at the end, but those that are kept
+	Drain     bool                // at the end producers have all their blocks back, except those that are kept
 	Turns     bool                // producers let others go first
-	Joined    [mostConsumers]bool // take part from the beginning
-	Hoards    bool                // consumers never let go of a frame
+	Joined    [mostConsumers]bool // consumers that take part from the beginning
+	Hoards    bool                // consumers never release a frame
 	Heir      bool                // producer 1 gets the slot of producer 0
 	Script    []task
 	Deaths    int
-	Versions  int8 // how many versions there are in a tail before they begin again; fewer than changes: frames may be missed
+	Versions  int8 // how many versions there are in a tail before they repeat; fewer than changes: frames may be missed
 	Mutant    string
 
-	Most int // states; more is a failure of the configuration
+	Most int // greatest number of states; more is an error in the configuration
 }
 
 func (m *model) n() int8 { return int8(m.Slots) }
@@ -38,10 +38,10 @@ func (m *model) oldestKept(tail int8) int8 { return max(1, tail-int8(m.Capacity)
 
 func (m *model) mutant(name string) bool { return m.Mutant == name }
 
-// holds says whether a consumer says in a hold what it takes, and not only by its floor.
+// holds says whether a consumer stores a hold for the frame that it takes. Otherwise only its floor says it.
 func (m *model) holds(c int8) bool { return m.Queue || m.Policies[c].drops() }
 
-// limit is how many frames may wait in a queue.
+// limit returns how many frames may wait in a queue.
 func (m *model) limit() int8 {
 	if m.Full == latest {
 		return 1
@@ -49,7 +49,7 @@ func (m *model) limit() int8 {
 	return int8(m.Capacity)
 }
 
-// first is the first number that a consumer which joins at this tail may take.
+// first returns the first number that a consumer which joins at this tail may take.
 func (m *model) first(tail int8) int8 {
 	if m.Oldest {
 		return m.oldestKept(tail)

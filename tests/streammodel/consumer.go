@@ -115,7 +115,7 @@ func (m *model) stepConsumer(s *state, c int8, choice int) bool {
 	return true
 }
 
-// after is where a consumer goes when it has released a frame, or the hold of one that it did not get.
+// after returns the next step of a consumer that has released a frame, or has cleared the hold of a frame that it did not get.
 func (m *model) after(a *consumer) pc {
 	if a.said || a.ends {
 		return cDone
@@ -123,18 +123,18 @@ func (m *model) after(a *consumer) pc {
 	return cTail
 }
 
-// ring wakes others, and goes on.
+// ring wakes other members, and goes on.
 func (m *model) ring(a *consumer, word futex, then pc) {
 	if m.mutant("nobody is woken for room") {
 		word &^= freed
 	}
-	if then == cTail || then == cDone { // nothing of the frame counts any more
+	if then == cTail || then == cDone { // the frame does not matter any more
 		a.n, a.owner, a.block, a.settled, a.failed, a.tail = 0, 0, 0, false, false, tail{}
 	}
 	a.wakes, a.then, a.pc = word, then, cWake
 }
 
-// begin looks which number comes next.
+// begin finds the next number.
 func (m *model) begin(s *state, c int8, a *consumer) {
 	if m.Queue {
 		m.oldestThatWaits(s, c, a)
@@ -167,7 +167,7 @@ func (m *model) hold(s *state, c int8, a *consumer) {
 	}
 }
 
-// oldestThatWaits looks for the frame of a queue that waits longest.
+// oldestThatWaits finds the frame of a queue that has waited longest.
 func (m *model) oldestThatWaits(s *state, c int8, a *consumer) {
 	if a.tail == (tail{}) {
 		a.tail = s.tail
@@ -188,7 +188,7 @@ func (m *model) oldestThatWaits(s *state, c int8, a *consumer) {
 	a.tail, a.survey = tail{}, survey{}
 }
 
-// own looks whether the consumer takes part, after it has said what it takes.
+// own checks that the consumer still takes part, after it has stored its hold or floor.
 func (m *model) own(s *state, c int8, a *consumer) {
 	part := s.slots[c] == active && s.state != destroyed || m.mutant("the own slot is not looked at again")
 	switch {
@@ -257,7 +257,7 @@ func (m *model) read(s *state, c int8, a *consumer, choice int) bool {
 	return true
 }
 
-// take says that the frame is the consumer's.
+// take marks the frame as the consumer's.
 func (m *model) take(s *state, c int8, a *consumer) {
 	a.next = a.n + 1
 	switch {
@@ -294,7 +294,7 @@ func (m *model) got(s *state, c int8, a *consumer) {
 	s.ghost.uses[c] = a.block + 1
 }
 
-// use lets go of the frame, or leaves with it in hand (choice 1).
+// use releases the frame, or leaves with it in hand (choice 1).
 func (m *model) use(s *state, c int8, a *consumer, choice int) bool {
 	if m.Hoards {
 		return false
@@ -340,7 +340,7 @@ func (m *model) release(s *state, c int8, a *consumer) {
 	}
 }
 
-// stepDone says when the work on the frame will be done.
+// stepDone writes the fence at which the work on the frame will be done.
 func (m *model) stepDone(s *state, c int8, a *consumer) bool {
 	d := &s.done[c][a.n%m.n()]
 	switch a.pc {
@@ -361,7 +361,7 @@ func (m *model) stepDone(s *state, c int8, a *consumer) bool {
 	return true
 }
 
-// word is the word of a consumer's timeline on which a piece of work counts: of two in one place of done, some have the same one.
+// word returns the word of a consumer's timeline for a piece of work: two pieces with one entry of done may have the same word.
 func word(v int8) int8 { return v >> 2 & 1 }
 
 // stepGPU finishes the next piece of work on one of the two words.
@@ -379,7 +379,7 @@ func (m *model) stepGPU(s *state, c int8, on int8) bool {
 
 // settle acknowledges a frame of a queue, or gives it back (choice 1).
 func (m *model) settle(s *state, c int8, a *consumer, choice int) bool {
-	if a.pc == cEnding { // others sleep until everything is done
+	if a.pc == cEnding { // other consumers sleep until everything is done
 		word := none
 		if s.state != open && !m.mutant("nobody is woken for the end") {
 			word = published
@@ -416,7 +416,7 @@ func (m *model) settle(s *state, c int8, a *consumer, choice int) bool {
 	return true
 }
 
-// empty decides what to do where nothing is there: end, sleep, or leave (choice 1).
+// empty decides what to do if there is no frame: end, sleep, or leave (choice 1).
 func (m *model) empty(s *state, c int8, a *consumer, choice int) bool {
 	if choice > 0 {
 		if !m.Leave[c] || a.sleep.armed {

@@ -7,7 +7,7 @@ import (
 	"unsafe"
 )
 
-// Result says what was explored, and the first fault with the way to it.
+// Result says what was explored, and has the first fault with the steps to it.
 type Result struct {
 	States int
 	Ends   int // states in which nothing is left to do
@@ -15,7 +15,7 @@ type Result struct {
 	Trace  []string
 }
 
-// String is the fault and the way to it, a line for each step.
+// String returns the fault and the steps to it, a line for each step.
 func (r Result) String() string { return r.Fault + "\n  " + strings.Join(r.Trace, "\n  ") }
 
 type model struct {
@@ -55,13 +55,13 @@ func (m *model) begins() state {
 			}
 		}
 	}
-	s.version = max(m.Versions-2, 0) // so that it comes round
+	s.version = max(m.Versions-2, 0) // so that it wraps around
 	s.tail.version = s.version % m.Versions
 	s.service.pc = sNext
 	return s
 }
 
-// The actors: producers, consumers, their GPUs and the service, and then the members again to die.
+// The actors: producers, consumers, their GPUs and the service; then the deaths of the members.
 const (
 	firstConsumer = mostProducers
 	firstGPU      = firstConsumer + mostConsumers
@@ -70,7 +70,7 @@ const (
 	actors        = firstDeath + mostProducers + mostConsumers
 )
 
-// step takes a step of an actor; false if it has none, or no such choice.
+// step takes a step of an actor; false: it has none, or no such choice.
 func (m *model) step(s *state, actor, choice int) bool {
 	switch {
 	case actor < firstConsumer:
@@ -118,7 +118,7 @@ func (m *model) die(s *state, who int) bool {
 	return true
 }
 
-// turn is a state on the way that is explored, and what is to be tried from there next.
+// turn is a state on the path that is explored, and the actor and choice to try next from there.
 type turn struct {
 	state         state
 	actor, choice int
@@ -127,8 +127,8 @@ type turn struct {
 	alone         bool // only this actor's steps are tried
 }
 
-// Explore takes every way through the configuration, and stops at the first fault. It remembers 64 bits of every state: that two of
-// ten million have the same is less likely than one in 100,000.
+// Explore explores every path through the configuration, and stops at the first fault. It stores 64 bits for every state: the probability that
+// two of ten million have the same bits is less than one in 100,000.
 func Explore(c Config) Result {
 	m := &model{Config: c}
 	seen := set{words: make([]uint64, 1<<10)}
@@ -222,18 +222,18 @@ func (s *set) add(w uint64) bool {
 	return true
 }
 
-// alone finds an actor whose next step neither hinders the steps of others nor depends on them: then one order stands for all, and
-// nobody else's step is tried. Such steps are few in a row, so that nobody is forgotten for ever. A death before them is
+// alone finds an actor whose next step neither affects the steps of others nor depends on them. One order is then enough: the steps of
+// other actors are not tried. There are only few such steps in a row, so every actor gets its turn. A death before them is equal to
 // one after them.
 //
-//   - What a producer writes into a block that is its own again, and into the record of a number that is not published, if no consumer
-//     is about to read an older number in that slot. No other producer writes this track. (If somebody used the block, the order
-//     would not hide it: the content is wrong for one that begins later, and one that has begun is found by the write.)
-//   - What a consumer reads of a frame that nobody can drop: nobody changes it until the consumer lets it go. (If somebody did, the step
-//     before, which is not taken alone, would find it as well.)
-//   - What a member reads of the roster when the service has nothing left to do, and nobody can die or leave; and that a consumer stores
-//     next then, which only counts when it leaves.
-//   - A look at a futex on which nobody will sleep again.
+//   - What a producer writes into a block that it has back, and into the record of a number that is not published, if no consumer
+//     is about to read an older number in that slot. No other producer writes this track. (If a consumer used the block, the order
+//     would not hide that: a consumer that begins later finds wrong content, and the write finds one that has begun.)
+//   - What a consumer reads of a frame that cannot be dropped: no member changes it until the consumer releases it. (If one did, the step
+//     before, which is not taken alone, would find that too.)
+//   - What a member reads of the roster when the service has nothing left to do, and no member can die or leave; and a consumer's store of
+//     next then, which matters only when it leaves.
+//   - A look at a futex on which no member will sleep again.
 func (m *model) alone(s *state) (actor int, found bool) {
 	quiet := m.quiet(s)
 	for p := range int8(m.Producers) {
@@ -287,7 +287,7 @@ func (m *model) hasBlock(a *producer) bool {
 	return false
 }
 
-// nobodyReads says whether no consumer that may be overtaken reads a record in a slot.
+// nobodyReads says whether no consumer that producers may overtake reads a record in a slot.
 func (m *model) nobodyReads(s *state, slot int8) bool {
 	for c := range m.Consumers {
 		a := &s.cons[c]
@@ -307,7 +307,7 @@ func (m *model) nobodyPublishes(s *state) bool {
 	return true
 }
 
-// quiet says whether the roster stays as it is.
+// quiet says whether the roster does not change any more.
 func (m *model) quiet(s *state) bool {
 	if s.service.pc != sNext || int(s.service.step) < len(m.Script) || m.Deaths > 0 {
 		return false

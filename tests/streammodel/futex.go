@@ -6,7 +6,7 @@ func (m *model) arm(word *int8, a *sleeper) {
 	a.armed, a.seen = true, *word
 }
 
-// lie goes to sleep if the word is what it was.
+// lie sleeps if the word still has its value.
 func (m *model) lie(word int8, a *sleeper, on futex) {
 	same := word == a.seen
 	*a = sleeper{}
@@ -15,7 +15,7 @@ func (m *model) lie(word int8, a *sleeper, on futex) {
 	}
 }
 
-// wake moves the next futex word on if somebody sleeps on it, and wakes all. A member can die between the two.
+// wake changes the next futex word if a member sleeps on it, and wakes all. A member can die between the two.
 func (m *model) wake(s *state, words *futex, loaded *int8, at, first, second pc) pc {
 	word := *words & -*words
 	w := m.word(s, word)
@@ -43,7 +43,7 @@ func (m *model) wake(s *state, words *futex, loaded *int8, at, first, second pc)
 	return first
 }
 
-// advance moves a futex word on and wakes all.
+// advance changes a futex word and wakes all.
 func (m *model) advance(s *state, word futex) {
 	w := m.word(s, word)
 	*w = (*w | 1) + 1
@@ -57,7 +57,7 @@ func (m *model) word(s *state, word futex) *int8 {
 	return &s.freed
 }
 
-// rouse wakes all who sleep on a word.
+// rouse wakes all members that sleep on a word.
 func (m *model) rouse(s *state, word futex) {
 	for p := range s.producers {
 		if s.producers[p].sleep.on == word {
@@ -71,8 +71,8 @@ func (m *model) rouse(s *state, word futex) {
 	}
 }
 
-// settleWords counts futex words and tickets anew, from the smallest value that anybody still knows. Only what is equal and what is older
-// matters.
+// settleWords renumbers the values of futex words and tickets, from the smallest value that a member still knows: only equality and order
+// matter.
 func (m *model) settleWords(s *state) {
 	oldest := s.tickets
 	for p := range s.producers {

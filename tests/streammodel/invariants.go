@@ -25,7 +25,7 @@ func (m *model) acknowledged(s *state, n int8) {
 	}
 }
 
-// end checks a state in which nobody has anything left to do.
+// end checks a state in which no actor has a step left.
 func (m *model) end(s *state) {
 	for p := range int8(m.Producers) {
 		a := &s.producers[p]
@@ -72,7 +72,7 @@ func (m *model) anybody(s *state) bool {
 	return false
 }
 
-// full says whether a producer has a reason to wait for room for ever: nobody takes frames of a queue, or lets go of them.
+// full says whether a producer has a reason to wait for room for ever: no consumer takes frames of a queue, or releases them.
 func (m *model) full(s *state) bool {
 	if !m.Queue || s.state != open || m.anybody(s) && !m.Hoards {
 		return false
@@ -102,7 +102,7 @@ func (m *model) allNeeded(s *state, a *producer) bool {
 	return true
 }
 
-// waiting counts the frames of a queue that nobody has.
+// waiting counts the frames of a queue that no consumer has.
 func (m *model) waiting(s *state) (count int8) {
 	for i := range m.n() {
 		if e := s.order[i].number; e > 0 && m.waits(e, s.claims[i]) {

@@ -124,14 +124,14 @@ func configs() []Config {
 	}
 }
 
-// skipUnderRaceDetector skips what takes minutes then: every exploration is one goroutine, which cannot race.
+// skipUnderRaceDetector skips tests that take minutes with it: every exploration is one goroutine, which cannot race.
 func skipUnderRaceDetector(t *testing.T) {
 	if raceDetector {
 		t.Skip("the race detector makes the exploration slow and finds nothing in it: make test-model runs it without")
 	}
 }
 
-// TestEveryInterleavingHolds explores every configuration. POOLBRIDGE_MODEL_FRAMES has the first producer publish so many frames more.
+// TestEveryInterleavingHolds explores every configuration. POOLBRIDGE_MODEL_FRAMES is how many more frames the first producer publishes.
 func TestEveryInterleavingHolds(t *testing.T) {
 	skipUnderRaceDetector(t)
 	more := 0
@@ -158,7 +158,7 @@ func TestEveryInterleavingHolds(t *testing.T) {
 	}
 }
 
-// A state is compared by its bytes, so that it must not have any that say nothing.
+// States are compared by their bytes, so a state must not have padding.
 func TestAStateHasNoOtherBytesThanItsFields(t *testing.T) {
 	var check func(reflect.Type) uintptr
 	check = func(k reflect.Type) (n uintptr) {

@@ -107,7 +107,7 @@ func (m *model) stepProducer(s *state, p int8, choice int) bool {
 	return true
 }
 
-// slotOf is the slot of a producer in the roster.
+// slotOf returns the slot of a producer in the roster.
 func (m *model) slotOf(p int8) int8 {
 	if m.Heir {
 		return 0
@@ -129,7 +129,7 @@ func (m *model) enter(s *state, t tail) {
 	}
 }
 
-// write puts the content of the next frame into a free block, or goes to have one back.
+// write puts the content of the next frame into a free block, or begins to wait for one.
 func (m *model) write(s *state, p int8, a *producer) bool {
 	if int(a.written) == m.Frames[p] && a.block < 0 {
 		a.pc = pDone
@@ -163,7 +163,7 @@ func (m *model) fill(s *state, p int8, a *producer) bool {
 	return false
 }
 
-// reached says whether the work is done for which the writer of a block waits.
+// reached says whether the work is done for which the next writer of a block waits.
 func (m *model) reached(s *state, a *producer, b int8) bool {
 	for c := range m.Consumers {
 		if v := a.value[c][b]; v > s.cons[c].reached[word(v)] {
@@ -202,7 +202,7 @@ func (m *model) finished(s *state, b, p int8) {
 	}
 }
 
-// knows says whether the producer has read the slots that count at the tail which it has loaded.
+// knows says whether the producer has read the slots of the roster that belong to the tail that it has loaded.
 func (m *model) knows(s *state, a *producer, channel int8) bool {
 	if a.known < 0 {
 		return false
@@ -216,7 +216,7 @@ func (m *model) knows(s *state, a *producer, channel int8) bool {
 	return s.version == a.known || channel == open && s.version == a.known+1 && a.tail.version == a.known%m.Versions
 }
 
-// roomInBroadcast says whether all that block have released the frame that leaves.
+// roomInBroadcast says whether all consumers that block have released the frame that leaves.
 func (m *model) roomInBroadcast(s *state, a *producer) bool {
 	leaves := a.tail.number + 1 - int8(m.Capacity)
 	for c := range int8(m.Consumers) {
@@ -227,12 +227,12 @@ func (m *model) roomInBroadcast(s *state, a *producer) bool {
 	return true
 }
 
-// blocks says whether a consumer keeps the channel from going on, as far as the producer knows.
+// blocks says whether a consumer blocks the channel, as far as the producer knows.
 func (m *model) blocks(a *producer, c int8) bool {
 	return a.view[c] == active && !m.Policies[c].drops()
 }
 
-// publish is the moment at which a frame is published.
+// publish publishes a frame, in one moment.
 func (m *model) publish(s *state, p int8, a *producer) {
 	same := s.tail == a.tail
 	if m.mutant("the swap does not look at the version") {
@@ -252,7 +252,7 @@ func (m *model) publish(s *state, p int8, a *producer) {
 	a.pc = pEntry
 }
 
-// goOn goes on where there is room.
+// goOn goes on when there is room.
 func (m *model) goOn(a *producer) {
 	a.pc = pRecordClear
 	if m.Turns {
@@ -260,7 +260,7 @@ func (m *model) goOn(a *producer) {
 	}
 }
 
-// turn lets the other producer go first if it has waited for longer. Choice 1: it has not gone for too long.
+// turn lets the other producer go first if it has waited for longer. Choice 1: the other has taken too long.
 func (m *model) turn(s *state, p int8, a *producer, choice int) bool {
 	other := s.waiting[1-p]
 	first := other != 0 && (a.ticket == 0 || other < a.ticket) && s.producerSlots[1-p] == active && !a.passed
@@ -277,7 +277,7 @@ func (m *model) turn(s *state, p int8, a *producer, choice int) bool {
 	return true
 }
 
-// endTurn begins with the next frame, once the ticket is given back.
+// endTurn begins with the next frame, after the ticket was given back.
 func (m *model) endTurn(a *producer) {
 	a.pc = pWrite
 	if a.ticket != 0 {
@@ -285,7 +285,7 @@ func (m *model) endTurn(a *producer) {
 	}
 }
 
-// rest goes to sleep, after a second look.
+// rest goes to sleep, after another look.
 func (m *model) rest(a *producer) {
 	switch {
 	case m.Turns && a.ticket == 0 && a.block >= 0:
@@ -299,7 +299,7 @@ func (m *model) rest(a *producer) {
 	a.gone, a.busy = [mostBlocks]bool{}, [mostBlocks]bool{}
 }
 
-// look has the producer look for room, or for a block if it has none.
+// look makes the producer look for room, or for a block if it has none.
 func (m *model) look(a *producer) {
 	a.pc = pTail
 	if a.block < 0 {

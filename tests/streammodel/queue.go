@@ -6,7 +6,7 @@ func (m *model) stepQueue(s *state, p int8, a *producer) {
 	switch a.pc {
 	case pSurvey:
 		limit := m.limit()
-		if a.i == 1 { // no slot is free: what waits is dropped
+		if a.i == 1 { // no slot is free: a frame that waits is dropped
 			limit = 1
 		}
 		if m.survey(s, &a.survey, a.tail, limit) {
@@ -66,7 +66,7 @@ func (m *model) stepQueue(s *state, p int8, a *producer) {
 	}
 }
 
-// resident is the frame that lives in the slot of a number, and its claim. Only the tail's own frame may lack its entry.
+// resident returns the frame in the slot of a number, and its claim. Only the tail's own frame may lack its entry.
 func (m *model) resident(s *state, n int8, t tail) (int8, claim) {
 	e := s.order[n%m.n()].number
 	if e < n && n == t.number && t.slot != void {
@@ -75,7 +75,7 @@ func (m *model) resident(s *state, n int8, t tail) (int8, claim) {
 	return e, s.claims[n%m.n()]
 }
 
-// waits says whether nobody has the frame.
+// waits says whether no consumer has the frame.
 func (m *model) waits(e int8, k claim) bool {
 	return k.number < e || k.number == e && k.tag == givenBack
 }
@@ -93,7 +93,7 @@ func (m *model) walk(s *state, t tail) survey {
 	return survey{head: s.head, n: max(s.head, t.number-m.n()+1, 1), open: t.number + 1}
 }
 
-// survey looks at one slot, and says whether the walk goes on. At its end it moves the head over what is done.
+// survey looks at one slot, and says whether the walk goes on. At its end it moves the head over frames that are done.
 func (m *model) survey(s *state, v *survey, t tail, limit int8) bool {
 	if v.n <= t.number && v.count < limit {
 		e, k := m.resident(s, v.n, t)

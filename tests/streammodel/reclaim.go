@@ -1,6 +1,6 @@
 package streammodel
 
-// stepBack takes a step of a producer that wants to have blocks back.
+// stepBack takes a step of a producer that takes blocks back.
 func (m *model) stepBack(s *state, p int8, a *producer) {
 	switch a.pc {
 	case pBackState:
@@ -49,7 +49,7 @@ func (m *model) stepBack(s *state, p int8, a *producer) {
 	}
 }
 
-// floors says which frames the channel needs no more, and which are in the hands of consumers that say so by their floor and next.
+// floors finds the frames that the channel does not need any more, and those that consumers have in hand according to their floor and next.
 func (m *model) floors(s *state, a *producer) {
 	a.limit = a.tail.number - int8(m.Capacity)
 	if m.mutant("a kept frame is used again") {
@@ -76,7 +76,7 @@ func (m *model) floors(s *state, a *producer) {
 	}
 }
 
-// nextFlying goes to the next claim to be looked at.
+// nextFlying goes to the next claim to read.
 func (m *model) nextFlying(s *state, p int8, a *producer) {
 	for a.i < mostBlocks && a.flying[a.i] == 0 {
 		a.i++
@@ -87,7 +87,7 @@ func (m *model) nextFlying(s *state, p int8, a *producer) {
 	}
 }
 
-// nextHold goes to the next consumer whose holds are to be looked at. One that blocks has one when it leaves.
+// nextHold goes to the next consumer whose holds are to be read. A consumer that blocks has a hold when it leaves.
 func (m *model) nextHold(s *state, p int8, a *producer) {
 	if a.gone == [mostBlocks]bool{} && !m.mutant("holds are looked at before floors") {
 		m.rest(a)
@@ -105,7 +105,7 @@ func (m *model) nextHold(s *state, p int8, a *producer) {
 	}
 }
 
-// decide takes the blocks back that nobody needs.
+// decide takes back the blocks that are not needed.
 func (m *model) decide(s *state, p int8, a *producer) {
 	back := false
 	for b := range a.flying {
@@ -136,7 +136,7 @@ func (m *model) back(s *state, p int8, a *producer) {
 	a.sleep, a.pc = sleeper{}, pWrite
 }
 
-// fences says for what the next writers of the blocks wait. An entry that is being written keeps its block.
+// fences finds the fences for which the next writers of the blocks wait. An entry that is being written keeps its block.
 func (m *model) fences(s *state, p int8, a *producer) {
 	for b, f := range a.flying {
 		for c := range int8(m.Consumers) {

@@ -1,6 +1,6 @@
 package streammodel
 
-// A task is what the service does in one go: of the script of a configuration, or for a member that left or died.
+// A task is something that the service does without a break: from the script of a configuration, or for a member that left or died.
 type task struct {
 	kind taskKind
 	who  int8 // consumer, or producer
@@ -15,11 +15,11 @@ const (
 	closeChannel
 	destroy
 	otherChange    // of a member that does not matter here
-	consumerLeaves // it has said so, or is dead
-	consumerFree   // nothing needs its slot any more
+	consumerLeaves // it has left by itself, or is dead
+	consumerFree   // its slot is not needed any more
 	producerLeaves
 	producerFree
-	producerBlocks // the blocks of a dead producer that nobody needs
+	producerBlocks // the blocks of a dead producer that are not needed
 )
 
 // joining says whether a member is just joining.
@@ -31,7 +31,7 @@ func (v *service) joining(s *state) bool {
 	return v.then == sJoinSwap
 }
 
-// tasks are those that the service could begin now. The script and what follows from it go on at any moment.
+// tasks returns the tasks that the service could begin now. The script goes on at any moment.
 func (m *model) tasks(s *state) (found [8]task, n int) {
 	add := func(kind taskKind, who int8) { found[n], n = task{kind, who}, n+1 }
 	if step := int(s.service.step); step < len(m.Script) {
@@ -66,7 +66,7 @@ func (m *model) tasks(s *state) (found [8]task, n int) {
 	return found, n
 }
 
-// needed says whether a consumer that has said that it leaves still needs its slot.
+// needed says whether a consumer that has left by itself still needs its slot.
 func (m *model) needed(s *state, c int8) bool {
 	if m.mutant("the slot of a consumer is free at once") {
 		return false
@@ -218,7 +218,7 @@ func (m *model) stepService(s *state, choice int) bool {
 	return true
 }
 
-// joined is the moment at which a consumer has joined.
+// joined makes a consumer join, in one moment.
 func (m *model) joined(s *state, v *service) {
 	if want := m.first(s.tail.number); !m.Queue && s.start[v.who] != want {
 		m.fault("consumer %d begins with frame %d, and was promised %d", v.who, s.start[v.who], want)
@@ -227,7 +227,7 @@ func (m *model) joined(s *state, v *service) {
 	v.tail, v.pc = tail{}, sPublished
 }
 
-// stepBlocks finds the blocks of a dead producer that can be used for something else.
+// stepBlocks finds the blocks of a dead producer that can be used again.
 func (m *model) stepBlocks(s *state, v *service) {
 	switch v.pc {
 	case sKept:
@@ -255,12 +255,12 @@ func (m *model) stepBlocks(s *state, v *service) {
 		}
 		v.keeps = [mostBlocks]bool{}
 		v.pc = sNext
-		// It looks again once something has changed; to look once at every moment shows as much.
+		// It looks again only after a change: looking at every moment would find nothing else.
 		v.freed[v.who] = true
 	}
 }
 
-// keep keeps the blocks that a number can have.
+// keep keeps the blocks that may belong to a number.
 func (m *model) keep(s *state, v *service, n int8) {
 	for b := range int8(m.Blocks) {
 		r := s.records[v.who][n%m.n()]

@@ -41,7 +41,7 @@ const (
 	claimedBy // + slot of the consumer
 )
 
-// void is the producer's slot in the tail of a number that was never published.
+// void is the producer slot in the tail of a number that was never published.
 const void int8 = 63
 
 type tail struct{ number, slot, version int8 }
@@ -54,10 +54,10 @@ type claim struct{ number, tag int8 }
 
 type done struct{ number, value, word int8 }
 
-// shared is the memory that the members and the service share. Every field of a [state] is one byte, so that its bytes say all.
+// shared is the memory that the members and the service share. Every field of a [state] is one byte, so that states can be compared by bytes.
 type shared struct {
 	tail      tail
-	published int8 // futex word: bit 0 says that somebody sleeps
+	published int8 // futex word: bit 0 says that a member sleeps
 	freed     int8
 	version   int8 // of the roster
 	state     int8
@@ -93,29 +93,29 @@ const (
 	both      futex = 3
 )
 
-// sleeper is what a member that is about to sleep knows.
+// sleeper is the private state of a member that is about to sleep.
 type sleeper struct {
 	on    futex
 	armed bool // it has set bit 0, or found it set, and looks once more
 	seen  int8 // value of the word then
 }
 
-// survey is a walk over the slots of a queue.
+// survey is the state of a walk over the slots of a queue.
 type survey struct {
 	head, n, count, open int8
 	first                int8 // number of the oldest frame that waits
 	claim                claim
 }
 
-// producer is what one producer knows by itself.
+// producer is the private state of a producer.
 type producer struct {
 	pc      pc
 	sleep   sleeper
 	dead    bool
-	wakes   futex // what it still has to wake
+	wakes   futex // the futexes that it still has to wake
 	loaded  int8
-	tail    tail // as it was loaded last
-	state   int8 // of the channel, as it was loaded last
+	tail    tail // as last loaded
+	state   int8 // of the channel, as last loaded
 	known   int8 // version of the roster whose slots it has read
 	view    [mostConsumers]int8
 	survey  survey
@@ -131,16 +131,16 @@ type producer struct {
 	value   [mostConsumers][mostBlocks]int8 // of the fence for which the next writer of the block waits
 }
 
-// consumer is what one consumer knows by itself.
+// consumer is the private state of a consumer.
 type consumer struct {
 	pc       pc
 	sleep    sleeper
 	dead     bool
 	wakes    futex
 	loaded   int8
-	then     pc // after it has woken others
+	then     pc // next step after it has woken others
 	said     bool
-	ends     bool // it takes part no more
+	ends     bool // it does not take part any more
 	failed   bool
 	settled  bool // the claim is acknowledged or given back
 	tail     tail
@@ -149,14 +149,14 @@ type consumer struct {
 	owner    int8 // the producer that it takes from
 	block    int8
 	next     int8
-	last     int8 // number that it took last
+	last     int8 // the number that it took last
 	returned int8 // frames that it gave back
 	failures int8
 	issued   int8    // pieces of work on the GPU
-	reached  [2]int8 // of the pieces on each word: the last that is done
+	reached  [2]int8 // for each word, the last piece of work that is done
 }
 
-// service is what the service knows by itself.
+// service is the private state of the service.
 type service struct {
 	pc    pc
 	then  pc
@@ -165,13 +165,13 @@ type service struct {
 	who   int8 // the member that it works on
 	i     int8
 	keeps [mostBlocks]bool
-	freed [mostProducers]bool // the blocks of the dead producer are used for something else
+	freed [mostProducers]bool // the blocks of the dead producer are used again
 }
 
-// ghost is what the checks remember and nobody in the model knows.
+// ghost is the state of the checks, which no actor sees.
 type ghost struct {
 	frames [mostFrames + 1]int8            // content of each number
-	acked  [mostFrames + 1]int8            // how often it was acknowledged
+	acked  [mostFrames + 1]int8            // how often each was acknowledged
 	uses   [mostConsumers]int8             // 1 + the block that a consumer uses now
 	mine   [mostConsumers]int8             // number that a consumer of a queue has claimed
 	gpu    [mostConsumers][mostFrames]int8 // 1 + the block of each piece of work

@@ -12,7 +12,7 @@ import (
 // generated is a place of the page that this program fills.
 var generated = regexp.MustCompile(`(?s)<!-- make generate: (\w+) -->\n.*?<!-- /make generate -->`)
 
-// page puts the tables of the messages into the page: each structure's where its name stands, and those of requests and notices.
+// page replaces the tables in the page between their marks: one for each structure, one of the requests and one of the notices.
 func (s *schema) page(page []byte) ([]byte, error) {
 	tables := map[string]string{"Requests": s.requests(), "Notices": s.notices()}
 	for _, one := range s.with(part) {
@@ -34,7 +34,7 @@ func (s *schema) page(page []byte) ([]byte, error) {
 	return out, strange
 }
 
-// table is the table of a structure.
+// table returns the table of a structure.
 func (s *structure) table() string {
 	var out bytes.Buffer
 	fmt.Fprint(&out, "| key | type | meaning |\n|---|---|---|\n")
@@ -71,7 +71,7 @@ func (s *schema) notices() string {
 	return out.String()
 }
 
-// cells are a field's key, type and meaning.
+// cells returns a field's key, type and meaning.
 func (f *field) cells() string {
 	name := f.scalar.page
 	if f.of != nil {

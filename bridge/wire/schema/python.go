@@ -10,15 +10,15 @@ import (
 	"unicode/utf8"
 )
 
-// The hand-written part of the Python module: what is the same for all messages.
+// pythonTemplate is the part of the Python module that is the same for all messages.
 //
 //go:embed messages.py.tmpl
 var pythonTemplate string
 
 // pythonNames are the structures that have another name in Python.
 var pythonNames = map[string]string{
-	"Lease":    "Grant", // `Lease` is what users have in their hands
-	emptyReply: "Reply", // which is also the envelope of all others
+	"Lease":    "Grant", // `Lease` is a public class of the client
+	emptyReply: "Reply", // also the envelope of all other replies
 }
 
 func (s *structure) python() string {
@@ -58,7 +58,7 @@ func (s *schema) pythonBinaries() string {
 	return out.String()
 }
 
-// classes are the classes of structures, each behind two empty lines.
+// classes returns the classes of structures, each after two empty lines.
 func classes(structs []*structure) string {
 	var out strings.Builder
 	for _, s := range structs {
@@ -94,7 +94,7 @@ func (s *structure) bases() string {
 	return options
 }
 
-// keywordsOnly says whether the fields have to be named: where one without a default stands behind one with, and where there are many.
+// keywordsOnly says whether callers must name the fields: where a field without a default follows one with, and where there are many.
 func (s *structure) keywordsOnly() bool {
 	defaulted := false
 	for _, f := range s.shown() {
@@ -106,7 +106,7 @@ func (s *structure) keywordsOnly() bool {
 	return len(s.shown()) > 4
 }
 
-// docstring says what the message does: a line that is a sentence, and the rest below it.
+// docstring writes the message's docstring: its first sentence in one line, and the rest below it.
 func (s *structure) docstring(out *strings.Builder) {
 	first, rest, more := strings.Cut(upper(s.doc), ". ")
 	if more {
@@ -134,7 +134,7 @@ func (s *structure) docstring(out *strings.Builder) {
 	out.WriteString("    \"\"\"\n")
 }
 
-// python writes a field with its meaning behind it, or above it where there is no room.
+// python writes a field, with its meaning in a comment after it, or above it if the line is too long.
 func (f *field) python(out *strings.Builder) {
 	name := f.scalar.python
 	none := f.scalar.zero
@@ -155,7 +155,7 @@ func (f *field) python(out *strings.Builder) {
 	}
 	behind := line + "  # " + f.meaning
 	switch {
-	case f.key == "l" || f.key == "I" || f.key == "O": // which ruff takes for digits
+	case f.key == "l" || f.key == "I" || f.key == "O": // ruff refuses names that look like digits
 		wrap(out, "    # ", f.meaning)
 		fmt.Fprintf(out, "%s  # noqa: E741 - the wire's key\n", line)
 	case utf8.RuneCountInString(behind) > pythonColumns:
@@ -166,7 +166,7 @@ func (f *field) python(out *strings.Builder) {
 	}
 }
 
-// union is the type of all of these, as ruff formats it.
+// union returns the union type of these classes, as ruff formats it.
 func union(name string, of []*structure) string {
 	names := make([]string, len(of))
 	for i, s := range of {
@@ -178,7 +178,7 @@ func union(name string, of []*structure) string {
 	return name + " = (\n    " + strings.Join(names, "\n    | ") + "\n)\n"
 }
 
-// answers says what answers each request.
+// answers returns the entries of ANSWERS: the reply of each request.
 func (s *schema) answers() string {
 	var out strings.Builder
 	for _, m := range s.with(request) {
@@ -187,7 +187,7 @@ func (s *schema) answers() string {
 	return out.String()
 }
 
-// listed is "`A`, `B` and `C`".
+// listed returns "`A`, `B` and `C`".
 func listed(structs []*structure) string {
 	var out strings.Builder
 	for i, s := range structs {
@@ -218,7 +218,7 @@ func wrap(out *strings.Builder, prefix, text string) {
 	fmt.Fprintln(out, line)
 }
 
-// upper begins a text with a capital letter.
+// upper returns a text with its first letter in upper case.
 func upper(text string) string {
 	first, size := utf8.DecodeRuneInString(text)
 	return string(unicode.ToUpper(first)) + text[size:]

@@ -12,17 +12,17 @@ import (
 	"strings"
 )
 
-// schema is what the source says about the messages.
+// schema has the messages of the source.
 type schema struct {
 	structs  []*structure // in the order of the source
 	binaries []binary
 }
 
-// role is what a structure is for.
+// role is the role of a structure in the protocol.
 type role int
 
 const (
-	part role = iota // of others
+	part role = iota // a part of other structures
 	request
 	reply
 	notice
@@ -31,21 +31,21 @@ const (
 // structure is a struct of the source.
 type structure struct {
 	name    string
-	doc     string // what it does or says: the comment without the name
+	doc     string // the comment, without the name
 	fields  []field
-	inline  *field // the only field, whose fields stand in the message itself
+	inline  *field // the only field, whose own fields are those of the message
 	role    role
 	wire    string       // the operation of a request, the name of a notice
-	reply   *structure   // what answers a request
+	reply   *structure   // the reply of a request
 	answers []*structure // the requests that a reply answers
 }
 
-// empty says whether it is the reply that says nothing.
+// empty says whether it is the reply without fields.
 func (s *structure) empty() bool { return s.name == emptyReply }
 
 const emptyReply = "EmptyReply"
 
-// shown are the fields that stand on the wire.
+// shown returns the fields that are sent.
 func (s *structure) shown() []field {
 	if s.inline != nil {
 		return s.inline.of.fields
@@ -56,12 +56,12 @@ func (s *structure) shown() []field {
 // field is a field of a structure.
 type field struct {
 	name, key, meaning string
-	goType             string // as it stands in the source
+	goType             string // as in the source
 	optional           bool
-	text               bool // for people: made to fit
+	text               bool // for people: cut to what fits
 	list               bool
-	scalar             scalar     // what it is, or what its elements are
-	of                 *structure // the same, where it is no scalar
+	scalar             scalar     // its type, or that of its elements
+	of                 *structure // the same, if that is no scalar
 }
 
 // scalar is a type of values that have no fields.
@@ -69,7 +69,7 @@ type scalar struct {
 	page   string // in docs/protocol.md
 	python string
 	zero   string // in Python
-	field  string // the function of bridge/wire/field.go that makes a field; "" where nobody has needed one
+	field  string // the function of bridge/wire/field.go that makes a field; "": there is none yet
 	list   string // the same for a list of such values
 }
 
@@ -139,7 +139,7 @@ type reader struct {
 	replies  map[string]string // the names of replies, by the names of requests
 }
 
-// declare takes what stands above a struct.
+// declare reads the comment of a struct.
 func (r *reader) declare(name string, comment *ast.CommentGroup) (*structure, error) {
 	s := &structure{name: name}
 	var said bool
@@ -167,7 +167,7 @@ func (r *reader) declare(name string, comment *ast.CommentGroup) (*structure, er
 	return s, nil
 }
 
-// define takes the fields of a struct.
+// define reads the fields of a struct.
 func (r *reader) define(s *structure, declared *ast.StructType) error {
 	for _, f := range declared.Fields.List {
 		if len(f.Names) != 1 || f.Tag == nil {
@@ -194,7 +194,7 @@ func (r *reader) define(s *structure, declared *ast.StructType) error {
 	return nil
 }
 
-// complete takes a field's tag and type.
+// complete reads a field's tag and type.
 func (r *reader) complete(f *field, quoted string) error {
 	tag, err := strconv.Unquote(quoted)
 	if err != nil {
@@ -249,14 +249,14 @@ func (f *field) constructor() string {
 	return f.scalar.field
 }
 
-// keywords are the words of Python that are no names there, of those that are names in Go.
+// keywords are the keywords of Python that are valid names in Go.
 var keywords = map[string]bool{
 	"and": true, "as": true, "assert": true, "async": true, "await": true, "class": true, "def": true, "del": true, "elif": true,
 	"except": true, "finally": true, "from": true, "global": true, "in": true, "is": true, "lambda": true, "nonlocal": true, "not": true,
 	"or": true, "pass": true, "raise": true, "try": true, "while": true, "with": true, "yield": true,
 }
 
-// check joins requests with their replies.
+// check connects requests with their replies, and checks the names and the keys.
 func (r *reader) check() error {
 	taken := map[string]string{}
 	for _, s := range r.schema.structs {
@@ -290,7 +290,7 @@ func (r *reader) check() error {
 	return nil
 }
 
-// with are the structures of a role, in the order of the source.
+// with returns the structures of a role, in the order of the source.
 func (s *schema) with(r role) (found []*structure) {
 	for _, one := range s.structs {
 		if one.role == r {
@@ -300,7 +300,7 @@ func (s *schema) with(r role) (found []*structure) {
 	return found
 }
 
-// oneLine is a comment's text without line breaks and directives.
+// oneLine returns a comment's text without line breaks and directives.
 func oneLine(comment *ast.CommentGroup) string {
 	return strings.Join(strings.Fields(comment.Text()), " ")
 }

@@ -135,6 +135,7 @@ func (p *page) render() string {
 	}
 	for _, t := range p.pkg.Types {
 		p.heading(3, target(p.folder, "", t.Name), "type "+t.Name)
+		p.fieldTargets(t)
 		p.code(t.Decl)
 		p.comment(t.Name, t.Doc)
 		p.fields(t)
@@ -196,6 +197,24 @@ func (p *page) valuesAlone(g *doc.Value) {
 				p.undocumented(name.Name)
 			}
 		}
+	}
+}
+
+// fieldTargets lets links lead to the public fields of a struct: to its declaration.
+func (p *page) fieldTargets(t *doc.Type) {
+	for _, spec := range t.Decl.Specs {
+		of, ok := spec.(*ast.TypeSpec).Type.(*ast.StructType)
+		if !ok {
+			continue
+		}
+		for _, field := range of.Fields.List {
+			for _, name := range field.Names {
+				if name.IsExported() {
+					fmt.Fprintf(&p.out, "(%s)=\n", target(p.folder, t.Name, name.Name))
+				}
+			}
+		}
+		p.out.WriteString("\n")
 	}
 }
 

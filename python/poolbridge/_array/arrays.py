@@ -14,15 +14,22 @@ from poolbridge._memory import dlpack as _dlpack
 from poolbridge._order import order as _order
 from poolbridge._order.streams import stream_key
 from poolbridge._session.lease_state import LeaseState, Token
-from poolbridge._sys.errors import InvalidArgumentError
+from poolbridge.errors import (
+    InvalidArgumentError,
+)
 
 if TYPE_CHECKING:
     from typing_extensions import CapsuleType
 
     from poolbridge._sys.literals import Kind
 
+try:
+    from poolbridge._native import NoBuffer
+except ImportError:
+    NoBuffer = object  # type: ignore[assignment, misc] # memoryview(lease) raises Python's own TypeError
 
-class ArrayExports:
+
+class ArrayExports(NoBuffer):
     """The common part of leases and views: a tensor in memory that array libraries use without a copy.
 
     Attributes
@@ -149,7 +156,7 @@ class ArrayExports:
             The standard does not allow `stream`.
         WaitTimeoutError
             The CPU waited for the content longer than the client's ``timeout``.
-        ProducerDiedError
+        ContentFailedError
             The content will never be complete: its writer died.
         LeaseReleasedError
             The lease has ended.
@@ -221,7 +228,7 @@ class ArrayExports:
             The memory is a GPU's, or NumPy lacks the element type; `to_numpy` copies both.
         ValueError
             `copy` is False and `dtype` needs a copy.
-        WaitTimeoutError, ProducerDiedError
+        WaitTimeoutError, ContentFailedError
             The content was not complete within the client's ``timeout``, or never will be.
         LeaseReleasedError
             The lease has ended.
@@ -245,8 +252,9 @@ class ArrayExports:
     def memoryview(self) -> memoryview:
         """Make a memoryview of the elements, in place; memory of the CPU only. ``bfloat16`` appears as ``uint16``.
 
-        ``memoryview(lease)`` raises `TypeError`. A lease has no buffer protocol, because NumPy would use it instead of
-        ``__array__``, which knows every dtype and makes arrays read-only when the lease is published.
+        ``memoryview(lease)`` raises a `TypeError` that names this method. A lease has no buffer protocol, because NumPy
+        would use it instead of ``__array__``, which knows every dtype and makes arrays read-only when the lease is
+        published.
 
         Returns
         -------
@@ -257,7 +265,7 @@ class ArrayExports:
         ------
         TypeError
             The memory is a GPU's.
-        WaitTimeoutError, ProducerDiedError
+        WaitTimeoutError, ContentFailedError
             The content was not complete within the client's ``timeout``, or never will be.
         LeaseReleasedError
             The lease has ended.
@@ -283,7 +291,7 @@ class ArrayExports:
 
         Raises
         ------
-        WaitTimeoutError, ProducerDiedError
+        WaitTimeoutError, ContentFailedError
             The content was not complete within the client's ``timeout``, or never will be.
         LeaseReleasedError
             The lease has ended.

@@ -12,7 +12,9 @@ from poolbridge._cuda import cuda as _cuda
 from poolbridge._memory import dlpack as _dlpack
 from poolbridge._order import order as _order
 from poolbridge._session.lease_state import LeaseState, Token
-from poolbridge._sys.errors import InvalidArgumentError
+from poolbridge.errors import (
+    InvalidArgumentError,
+)
 
 
 def copy_into(state: LeaseState, source: Any) -> None:

@@ -11,7 +11,10 @@ from poolbridge._array.arrays import ArrayExports
 from poolbridge._memory import dlpack as _dlpack
 from poolbridge._order import order as _order
 from poolbridge._session.lease_state import LeaseState, Token
-from poolbridge._sys.errors import InvalidArgumentError, UnsupportedError
+from poolbridge.errors import (
+    InvalidArgumentError,
+    UnsupportedError,
+)
 
 
 class LeaseView(ArrayExports):
@@ -67,7 +70,7 @@ class LeaseView(ArrayExports):
         ------
         AttributeError
             The CPU does not reach the memory, or NumPy lacks the element type (``bfloat16``).
-        WaitTimeoutError, ProducerDiedError
+        WaitTimeoutError, ContentFailedError
             The content was not complete within the client's ``timeout``, or never will be.
         LeaseReleasedError
             The lease has ended.

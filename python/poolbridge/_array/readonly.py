@@ -14,7 +14,9 @@ from types import FrameType
 from typing import TYPE_CHECKING, Final
 
 from poolbridge._memory import dlpack as _dlpack
-from poolbridge._sys.errors import ReadOnlyWarning
+from poolbridge.errors import (
+    ReadOnlyWarning,
+)
 
 if TYPE_CHECKING:
     from poolbridge._memory.kinds import PoolMemory

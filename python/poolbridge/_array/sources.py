@@ -11,10 +11,11 @@ import numpy as np
 
 from poolbridge._array.arrays import ArrayExports, widen
 from poolbridge._cuda import cuda as _cuda
-from poolbridge._memory import dlpack as _dlpack
-from poolbridge._memory import tensor as _tensor
+from poolbridge._memory import dlpack as _dlpack, tensor as _tensor
 from poolbridge._memory.tensor import Description, ElementType
-from poolbridge._sys.errors import InvalidArgumentError
+from poolbridge.errors import (
+    InvalidArgumentError,
+)
 
 if TYPE_CHECKING:
     from poolbridge._session.lease_state import LeaseState

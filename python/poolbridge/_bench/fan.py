@@ -4,11 +4,15 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal, TypeAlias
 
 import numpy as np
 
 from poolbridge._bench.link import HEAD
+from poolbridge._sys.literals import Kind
+
+Waiting: TypeAlias = Literal["python", "spinning", "sleeping"]
+"""How a consumer waits: as the system does by itself, by polling all the time, or asleep all the time."""
 
 
 class Fan(ABC):
@@ -24,18 +28,24 @@ class Fan(ABC):
         How many consumers there are.
     name
         A name that is unique on this machine.
-    spin
-        Whether a consumer polls for the next frame instead of sleeping.
+    waiting
+        How a consumer waits for the next frame.
     """
 
     name: ClassVar[str]
+    kind: ClassVar[Kind] = "host"
+    ways: ClassVar[tuple[Waiting, ...]] = ("python", "spinning")
+    """The ways of waiting that the system has."""
+    shared: ClassVar[bool] = False
+    """Whether each frame goes to one of the consumers, not to all. Then the iterator of a consumer has `seq`, which is
+    one more than the frame's number."""
 
-    def __init__(self, nbytes: int, depth: int, consumers: int, name: str, *, spin: bool) -> None:
+    def __init__(self, nbytes: int, depth: int, consumers: int, name: str, *, waiting: Waiting) -> None:
         self.nbytes = nbytes
         self.depth = depth
         self.consumers = consumers
         self.channel = name
-        self.spin = spin
+        self.waiting = waiting
 
     @classmethod
     def missing(cls) -> str:

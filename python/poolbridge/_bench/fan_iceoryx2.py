@@ -70,7 +70,7 @@ class IceoryxFan(Fan):
             .backpressure_strategy(iox2.BackpressureStrategy.RetryUntilDelivered)
             .create()
         )
-        notifier = None if self.spin else event.notifier_builder().create()
+        notifier = None if self.waiting == "spinning" else event.notifier_builder().create()
         self._kept = node, frames, event, publisher, notifier
         array, loan, nbytes = _arrays(self.nbytes), publisher.loan_slice_uninit, self.nbytes
 
@@ -91,7 +91,7 @@ class IceoryxFan(Fan):
         """Subscribe."""
         node, frames, event = self._services()
         subscriber = frames.subscriber_builder().buffer_size(self.depth).create()
-        listener = None if self.spin else event.listener_builder().create()
+        listener = None if self.waiting == "spinning" else event.listener_builder().create()
         self._kept = node, frames, event, subscriber, listener
         return self._receive(subscriber.receive, listener)
 

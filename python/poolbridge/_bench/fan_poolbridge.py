@@ -3,20 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import Any
+from functools import partial
+from typing import Any, ClassVar
 
 import numpy as np
 
 import poolbridge
-from poolbridge._bench.fan import Fan, put_number
+from poolbridge._bench.fan import Fan, Waiting, put_number
+from poolbridge._bench.gpu import missing_gpu, preferred_consumer, stream_of
+from poolbridge._libraries.consumers import load
 from poolbridge._session.membership import NATIVE
+from poolbridge._sys.literals import ChannelMode
 
 _TIMEOUT = 60.0
 _SPIN = 10.0  # seconds: longer than the time between two frames
 
 
 class ChannelFan(Fan):
-    """A broadcast channel of a service that is running.
+    """A broadcast channel of a service that is running, in memory of the CPU.
 
     Parameters
     ----------
@@ -25,11 +29,13 @@ class ChannelFan(Fan):
     """
 
     name = "poolbridge"
+    ways = ("python", "spinning", "sleeping")
+    mode: ClassVar[ChannelMode] = "broadcast"
     _client: Any = None
     _frames: Any = None
 
-    def __init__(self, nbytes: int, depth: int, consumers: int, name: str, *, spin: bool, path: str) -> None:
-        super().__init__(nbytes, depth, consumers, name, spin=spin)
+    def __init__(self, nbytes: int, depth: int, consumers: int, name: str, *, waiting: Waiting, path: str) -> None:
+        super().__init__(nbytes, depth, consumers, name, waiting=waiting)
         self.path = path
 
     def __getstate__(self) -> dict[str, Any]:
@@ -42,9 +48,7 @@ class ChannelFan(Fan):
 
     def open_to_send(self) -> Callable[[int], None]:
         """Make a pool and the channel in it."""
-        client = self._client = poolbridge.connect(self.path, wait=_TIMEOUT)
-        pool = client.create_pool(self.channel, max_bytes=self.nbytes * (self.depth + 4 * self.consumers + 16))
-        publisher = client.create_channel(self.channel, pool=pool, capacity=self.depth).publisher(self.nbytes, "uint8")
+        publisher = self._channel().publisher(self.nbytes, "uint8")
         loan, publish = publisher.loan, publisher.publish
 
         def send(number: int) -> None:
@@ -52,6 +56,18 @@ class ChannelFan(Fan):
             publish(timeout=_TIMEOUT)
 
         return send
+
+    def _connect(self) -> poolbridge.Client:
+        # Of the fans that are measured at the same time, all wait in the same way.
+        NATIVE.switch_spinning(self.waiting != "sleeping")
+        client = self._client = poolbridge.connect(self.path, wait=_TIMEOUT)
+        return client
+
+    def _channel(self) -> Any:
+        client = self._connect()
+        room = max(self.nbytes * (self.depth + 4 * self.consumers + 16), 32 << 20)
+        pool = client.create_pool(self.channel, kind=self.kind, max_bytes=room)
+        return client.create_channel(self.channel, pool=pool, mode=self.mode, capacity=self.depth)
 
     def service(self) -> int | None:
         """Return the id of the service's process."""
@@ -65,13 +81,57 @@ class ChannelFan(Fan):
 
     def open_to_receive(self) -> Iterator[np.ndarray[Any, Any]]:
         """Subscribe."""
-        self._client = poolbridge.connect(self.path, wait=_TIMEOUT)
-        self._frames = self._client.subscribe(self.channel, credit=self.depth, oldest=True, timeout=_TIMEOUT)
-        self._frames.spin = _SPIN if self.spin else 0.0
-        arrays: Iterator[np.ndarray[Any, Any]] = self._frames.arrays(np.asarray)
+        arrays: Iterator[np.ndarray[Any, Any]] = self._subscribe().arrays(np.asarray)
         return arrays
+
+    def _subscribe(self) -> Any:
+        self._connect()
+        self._frames = self._client.subscribe(self.channel, credit=self.depth, oldest=True, timeout=_TIMEOUT)
+        if self.waiting == "spinning":
+            self._frames.spin = _SPIN
+        return self._frames
 
     def leave(self) -> None:
         """Unsubscribe."""
         self._frames.close()
         self._client.close()
+        self._frames = self._client = None
+
+
+class QueueFan(ChannelFan):
+    """A channel whose frames go to one of the consumers each."""
+
+    mode = "queue"
+    shared = True
+
+
+class DeviceFan(ChannelFan):
+    """A broadcast channel in memory of a GPU. Both ends have an array of each frame, in a stream of their own."""
+
+    kind = "device"
+
+    @classmethod
+    def missing(cls) -> str:
+        """Return what is missing to use it on this machine; empty if nothing is missing."""
+        return super().missing() or missing_gpu()
+
+    def open_to_send(self) -> Callable[[int], None]:
+        """Make a pool and the channel in it."""
+        channel = self._channel()
+        library = load(preferred_consumer())
+        allocate, take, stream, shape = self._client.allocate, library.take, stream_of(library), (self.nbytes,)
+
+        def send(number: int) -> None:  # noqa: ARG001 - memory of a GPU has no number
+            lease = allocate(shape, "uint8", pool=channel.pool, timeout=_TIMEOUT)
+            array = take(lease, stream=stream)
+            channel.publish(lease, stream=stream, timeout=_TIMEOUT)
+            del array
+
+        return send
+
+    def open_to_receive(self) -> Iterator[Any]:
+        """Subscribe."""
+        library = load(preferred_consumer())
+        stream = stream_of(library)
+        arrays: Iterator[Any] = self._subscribe().arrays(partial(library.take, stream=stream), stream=stream)
+        return arrays

@@ -1,12 +1,12 @@
-"""The common part of the links that use a GPU."""
+"""The common part of what is measured on a GPU."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from poolbridge._cuda import cuda as _cuda
-from poolbridge._libraries.consumers import probe
-from poolbridge._sys.errors import UnavailableError
+from poolbridge._cuda import cuda as _cuda, stream as _cuda_stream
+from poolbridge._libraries.consumers import Consumer, probe
+from poolbridge.errors import UnavailableError
 
 
 def missing_gpu() -> str:
@@ -20,6 +20,14 @@ def missing_gpu() -> str:
 def preferred_consumer() -> str:
     """Return the name of the preferred array library for device memory."""
     return str(probe()["consumers"]["device"][0])
+
+
+def stream_of(library: Consumer) -> Any:
+    """Make a stream of the first GPU; poolbridge's own if the library has none, as NumPy for pinned memory."""
+    try:
+        return library.stream(0)
+    except UnavailableError:
+        return _cuda_stream.own_stream(0)
 
 
 class Allocator:

@@ -108,7 +108,7 @@ class CudaCoreDescriptorLink(CudaCoreLink):
 class CudaCoreOnceLink(CudaCoreDescriptorLink, InTurn):
     """Makes, sends and opens buffers once and uses them in turn. The queue then carries the index of a buffer."""
 
-    name = "cuda.core buffers opened once, which one through multiprocessing.Queue"
+    name = "cuda.core buffers opened once, their numbers through multiprocessing.Queue"
 
     def open_to_send(self) -> None:
         """Make the pool and the buffers."""

@@ -26,6 +26,9 @@ def _row(result: Result) -> str:
         row += f", {result.cpu_us:.1f} µs of the CPU for each frame"
     if result.service_share is not None:
         row += f", the service {result.service_share:.1%} of one"
+    if result.per_second_range is not None:
+        least, most = result.per_second_range
+        row += f"; {result.rounds} rounds, {least:.0f} to {most:.0f} a second"
     return row
 
 
@@ -47,7 +50,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "--socket", help="socket of a service of poolbridge, which Python streams then are measured with too"
     )
     parser.add_argument(
-        "--consumers", type=int, default=max(CONSUMERS), help="most consumers of a Python stream (default: %(default)s)"
+        "--consumers",
+        action="append",
+        type=int,
+        help=f"number of consumers of a Python stream; may be given several times (default: {CONSUMERS})",
+    )
+    parser.add_argument(
+        "--sleeping", action="store_true", help="of Python streams also measure consumers that only sleep"
     )
     parser.add_argument("--alone", action="store_true", help="of Python streams measure poolbridge alone")
     given = parser.parse_args(arguments)
@@ -75,8 +84,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if wanted[2] != [_PYTHON_STREAMS]:
         for result in measure(*wanted, skip, seconds=given.seconds, depth=given.depth):
             line(result)
-    if _PYTHON_STREAMS in workloads and "host" in kinds:
-        limits = {"seconds": given.seconds, "consumers": given.consumers, "others": not given.alone}
-        for result in measure_streams(given.socket, skip, **limits):
+    for kind in kinds if _PYTHON_STREAMS in workloads else ():
+        for result in measure_streams(
+            given.socket,
+            skip,
+            seconds=given.seconds,
+            consumers=given.consumers or CONSUMERS,
+            kind=kind,
+            others=not given.alone,
+            sleeping=given.sleeping,
+        ):
             line(result)
     return 0

@@ -34,6 +34,8 @@ class Result:
         For a stream: microseconds of CPU time for each frame, in all processes together; None: not measured.
     service_share
         For a stream: the share of one CPU that the service used; None: there is no service, or it was not measured.
+    rounds, p50_us_range, per_second_range
+        How many rounds the figures are the medians of, and the least and the greatest of these; None: there was one.
     """
 
     workload: str
@@ -47,6 +49,9 @@ class Result:
     samples: int
     cpu_us: float | None = None
     service_share: float | None = None
+    rounds: int | None = None
+    p50_us_range: tuple[float, float] | None = None
+    per_second_range: tuple[float, float] | None = None
 
     def with_cpu(self, cpu_us: float, service_share: float | None) -> Result:
         """Return a copy with the CPU time."""
@@ -55,7 +60,7 @@ class Result:
     def to_json(self) -> dict[str, Any]:
         """Return the result as a JSON object."""
         fields = {name: getattr(self, name) for name in self.__slots__}
-        for name in ("p999_us", "cpu_us", "service_share"):
+        for name in ("p999_us", "cpu_us", "service_share", "rounds", "p50_us_range", "per_second_range"):
             if fields[name] is None:
                 del fields[name]
         return fields

@@ -1,4 +1,4 @@
-"""Measures frames from one Python process to several others, with poolbridge and with iceoryx2 in turn."""
+"""Measures frames from one Python process to several others, with each system in turn."""
 
 from __future__ import annotations
 
@@ -7,17 +7,18 @@ import itertools
 import multiprocessing
 import os
 import time
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator, Iterator, Sequence
+from dataclasses import replace
 from functools import partial
 from multiprocessing.connection import Connection
 from multiprocessing.context import SpawnContext
 from pathlib import Path
 from statistics import median
-from typing import Any, Final
+from typing import Any, Final, get_args
 
-from poolbridge._bench.fan import Fan
+from poolbridge._bench.fan import Fan, Waiting
 from poolbridge._bench.fan_iceoryx2 import IceoryxFan
-from poolbridge._bench.fan_poolbridge import ChannelFan
+from poolbridge._bench.fan_poolbridge import ChannelFan, DeviceFan, QueueFan
 from poolbridge._bench.link import number_of
 from poolbridge._bench.sample import Result, summarize
 
@@ -38,7 +39,10 @@ _CHECKED: Final = 16
 
 
 def consume(fan: Fan, pipe: Connection) -> None:
-    """Run as a consumer: for each number from the pipe take that many frames, and answer with times and CPU time."""
+    """Run as a consumer: for each number from the pipe take that many frames, and answer with times and CPU time.
+
+    Consumers that share the frames take all of that many together, and one more each, which tells them that it is over.
+    """
     frames = fan.open_to_receive()
     pipe.send(True)
     taken = 0
@@ -47,12 +51,26 @@ def consume(fan: Fan, pipe: Connection) -> None:
         stamps: list[int] = []
         append = stamps.append
         used = time.process_time_ns()
-        for array in itertools.islice(frames, count):
-            append(clock())
-            if taken % _CHECKED == 0 and number_of(array) != taken:
-                raise AssertionError(f"frame {number_of(array)} came where {taken} was expected")
-            taken += 1
-            del array
+        if fan.shared:
+            end = taken + count
+            last = taken - 1
+            for array in frames:
+                number = number_of(array)  # frames of a queue may have greater numbers: some numbers are void
+                if number <= last:
+                    raise AssertionError(f"frame {number} came after {last}")
+                if number >= end:
+                    break
+                append(clock())
+                last = number
+                del array
+            taken = end + fan.consumers
+        else:
+            for array in itertools.islice(frames, count):
+                append(clock())
+                if fan.kind == "host" and taken % _CHECKED == 0 and number_of(array) != taken:
+                    raise AssertionError(f"frame {number_of(array)} came where {taken} was expected")
+                taken += 1
+                del array
         pipe.send((stamps, time.process_time_ns() - used))
     del frames
     fan.leave()
@@ -118,7 +136,7 @@ class _Run:
         self.rates: list[float] = []
         self.frame_cpu: list[float] = []
         self.service_share: list[float] = []
-        self.latencies: list[int] = []
+        self.latencies: list[list[int]] = []  # of each round
         self._burst(_WARM_UP)
 
     def _burst(self, count: int) -> tuple[float, float, float]:
@@ -127,13 +145,14 @@ class _Run:
         service = self.fan.service()
         send, first = self._send, self._sent
         ours, theirs, begun = time.process_time_ns(), _cpu_of(service), time.monotonic_ns()
-        for number in range(first, first + count):
+        more = self.fan.consumers if self.fan.shared else 0
+        for number in range(first, first + count + more):
             send(number)
         ours = time.process_time_ns() - ours
         answers = self._consumers.answers()
-        end = max(stamps[-1] for stamps, _ in answers)
+        end = max(stamps[-1] for stamps, _ in answers if stamps)
         theirs = _cpu_of(service) - theirs
-        self._sent += count
+        self._sent += count + more
         cpu = ours + theirs + sum(used for _, used in answers)
         return count * 1e9 / (end - begun), cpu / count / 1e3, theirs / (end - begun)
 
@@ -147,6 +166,8 @@ class _Run:
 
     def paced(self) -> None:
         """Measure how long a frame takes when no other frame is under way."""
+        if self.fan.shared:
+            return
         self._consumers.expect(_PACED)
         sent: list[int] = []
         clock, many_cpus = time.monotonic_ns, (os.cpu_count() or 1) >= 4
@@ -160,21 +181,28 @@ class _Run:
             sent.append(clock())
             self._send(number)
         self._sent += _PACED
-        for stamps, _ in self._consumers.answers():
-            self.latencies.extend(came - went for went, came in zip(sent, stamps, strict=True))
+        took = [came - went for stamps, _ in self._consumers.answers() for went, came in zip(sent, stamps, strict=True)]
+        self.latencies.append(took)
 
     def result(self) -> Result:
         """Return the result of all rounds."""
         row = summarize(
-            workload(self.fan.consumers, spin=self.fan.spin),
-            "host",
+            workload(self.fan),
+            self.fan.kind,
             _FRAME_BYTES,
             self.fan.name,
-            samples=self.latencies,
+            samples=list(itertools.chain.from_iterable(self.latencies)),
             elapsed_ns=10**9,
             count=round(median(self.rates)),
         )
-        return row.with_cpu(median(self.frame_cpu), median(self.service_share) if self.fan.service() else None)
+        row = row.with_cpu(median(self.frame_cpu), median(self.service_share) if self.fan.service() else None)
+        p50s = [median(took) / 1e3 for took in self.latencies]
+        return replace(
+            row,
+            rounds=len(self.rates),
+            p50_us_range=(min(p50s), max(p50s)) if p50s else None,
+            per_second_range=(min(self.rates), max(self.rates)),
+        )
 
     def end(self) -> None:
         """End the consumers and free all resources."""
@@ -182,21 +210,44 @@ class _Run:
         self.fan.close()
 
 
-def workload(consumers: int, *, spin: bool) -> str:
+def workload(fan: Fan) -> str:
     """Return the name of a stream's workload."""
-    plural = "" if consumers == 1 else "s"
-    return f"stream/python-{'spinning' if spin else 'python'}/{consumers} consumer{plural}"
+    plural = "" if fan.consumers == 1 else "s"
+    return f"stream/python-{'queue' if fan.shared else fan.waiting}/{fan.consumers} consumer{plural}"
 
 
-def _ways(path: str | None, *, others: bool) -> Iterator[tuple[str, str, Callable[..., Fan]]]:
+def _systems(path: str | None, *, others: bool) -> Iterator[tuple[type[Fan], Callable[..., Fan]]]:
     if path:
-        yield ChannelFan.name, ChannelFan.missing(), partial(ChannelFan, path=path)
+        for own in (ChannelFan, QueueFan, DeviceFan):
+            yield own, partial(own, path=path)
     if others:
-        yield IceoryxFan.name, IceoryxFan.missing(), IceoryxFan
+        yield IceoryxFan, IceoryxFan
+
+
+def _here(
+    kind: str, path: str | None, skip: Callable[[str, str, str], None], *, others: bool
+) -> list[tuple[type[Fan], Callable[..., Fan]]]:
+    """Return the systems that this machine has for a kind of memory."""
+    here = []
+    for system, make in _systems(path, others=others):
+        if system.kind != kind:
+            continue
+        if why := system.missing():
+            skip(kind, system.name, why)
+        else:
+            here.append((system, make))
+    return here
 
 
 def measure_streams(
-    path: str | None, skip: Callable[[str, str, str], None], *, seconds: float, consumers: int, others: bool = True
+    path: str | None,
+    skip: Callable[[str, str, str], None],
+    *,
+    seconds: float,
+    consumers: Sequence[int] = CONSUMERS,
+    kind: str = "host",
+    others: bool = True,
+    sleeping: bool = False,
 ) -> Generator[Result]:
     """Measure streams between Python processes, with every installed system; each round measures all in turn.
 
@@ -209,26 +260,31 @@ def measure_streams(
     seconds
         About how many seconds each round takes.
     consumers
-        The largest number of consumers.
+        The numbers of consumers.
+    kind
+        The kind of memory.
     others
         Whether to measure other systems than poolbridge.
+    sleeping
+        Whether to measure consumers that never poll, too.
     """
     context: Any = multiprocessing.get_context("spawn")
     cpus = len(os.sched_getaffinity(0))
-    ways = list(_ways(path, others=others))
-    for name, why, _ in ways:
-        if why:
-            skip("host", name, why)
+    systems = _here(kind, path, skip, others=others)
     names = itertools.count()
-    for count, spin in itertools.product(CONSUMERS, (True, False)):
-        if count > min(consumers, cpus) or (spin and count >= cpus):  # a consumer that spins uses a whole CPU
+    for count, waiting, shared in itertools.product(consumers, get_args(Waiting), (False, True)):
+        if count > cpus or (waiting == "spinning" and count >= cpus):  # a consumer that spins uses a whole CPU
+            continue
+        if waiting == "sleeping" and not sleeping:
+            continue
+        if shared and (waiting != "python" or count == 1):
             continue
         runs: list[_Run] = []
         try:
-            for name, why, make in ways:
-                if not why:
-                    fan = make(_FRAME_BYTES, _DEPTH, count, f"{name}-{os.getpid()}-{next(names)}", spin=spin)
-                    runs.append(_Run(context, fan))
+            for system, make in systems:
+                if system.shared == shared and waiting in system.ways:
+                    name = f"{system.name}-{os.getpid()}-{next(names)}"
+                    runs.append(_Run(context, make(_FRAME_BYTES, _DEPTH, count, name, waiting=waiting)))
             for _ in range(ROUNDS):
                 for run in runs:
                     run.fast(seconds)

@@ -18,9 +18,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 import poolbridge
+from poolbridge._bench.gpu import stream_of
 from poolbridge._bench.link import HEAD, number_of
-from poolbridge._cuda import stream as _cuda_stream
 from poolbridge._libraries import consumers as _consumers
+from poolbridge._session.membership import NATIVE
 
 if TYPE_CHECKING:
     from poolbridge._client.client import Client
@@ -92,8 +93,10 @@ class BenchWorker:
         stamps: list[int] = []
         append = stamps.append
         frames = client.subscribe(task["channel"], credit=task["credit"], oldest=True, timeout=_TIMEOUT)
-        frames.spin = task["spin"]
-        stream = _stream_of(consumer) if on_device else None
+        frames.spin = task["spin"] or None
+        if NATIVE is not None:
+            NATIVE.switch_spinning(task["spins"])
+        stream = stream_of(consumer) if on_device else None
         take: Callable[[Any], Any] = partial(consumer.take, stream=stream)
         arrays = (take(frame) for frame in frames) if task["leases"] else frames.arrays(take, stream=stream)
         for array in arrays:
@@ -180,14 +183,6 @@ class BenchWorker:
 
 
 _TASKS = ("probe", "consume", "frames", "bytes", "publish", "allocate", "connect")
-
-
-def _stream_of(consumer: _consumers.Consumer) -> Any:
-    """Make a stream of the first GPU; poolbridge's own if the library has none, as NumPy for pinned memory."""
-    try:
-        return consumer.stream(0)
-    except poolbridge.UnavailableError:
-        return _cuda_stream.own_stream(0)
 
 
 def work(path: str, fd: int) -> int:

@@ -8,78 +8,28 @@ import sys
 from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from types import TracebackType
-from typing import Any, Never, Self, TypeVar
+from typing import Any, ClassVar, Never, Self, TypeVar
 
-from poolbridge._client import channel_operations as _channel_operations
-from poolbridge._client import operations as _operations
-from poolbridge._client import paths as _paths
-from poolbridge._client import whole as _whole
+from poolbridge._client import channel_operations as _channel_operations, operations as _operations, whole as _whole
 from poolbridge._client.channel import AsyncChannel
-from poolbridge._client.client_state import CLOSE_TIMEOUT, DEFAULT_TIMEOUT, ClientState, explained, hello
+from poolbridge._client.client_state import CLOSE_TIMEOUT, ClientState
 from poolbridge._client.lease import AsyncLease
 from poolbridge._client.listing import AsyncLists
 from poolbridge._client.pool import Pool, ServiceStats
-from poolbridge._client.starter import Starter
 from poolbridge._client.subscription import AsyncSubscription
 from poolbridge._memory import tensor as _tensor
 from poolbridge._session.flow import Ask, Flow, Hear, Sleep
 from poolbridge._session.loop_reader import LoopReader
 from poolbridge._session.session import Session
-from poolbridge._sys.errors import ClosedError, PoolbridgeError, ServiceNotRunningError
 from poolbridge._sys.literals import AckMode, ChannelMode, FullPolicy, Kind, Library
-from poolbridge._wire.messages import HelloReply, Reply
-from poolbridge._wire.transport import Transport
+from poolbridge._wire.messages import Reply
+from poolbridge.errors import PoolbridgeError
 
 _T = TypeVar("_T")
 
 # Threads wait for shared memory on behalf of the loop: for how many seconds at a time, and how many threads at most.
 _NAP = 0.1
 _MOST_SLEEPERS = 64
-
-
-async def connect_async(
-    path: str | os.PathLike[str] | None = None,
-    *,
-    timeout: float = DEFAULT_TIMEOUT,
-    wait: float = 0.0,
-    device: int | str | None = None,
-    start: bool = False,
-) -> AsyncClient:
-    """Connect to the service from asyncio. Parameters and errors are those of `connect`.
-
-    Returns
-    -------
-    AsyncClient
-        The connected client, an asynchronous context manager. Use it on the running event loop only.
-    """
-    gpu = _operations.check_device(device)
-    where = os.fspath(path) if path is not None else _paths.default_path()
-    if not start:
-        return await _connect(where, timeout, wait, gpu)
-    starter = Starter(where, wait)
-    while True:
-        try:
-            return await _connect(where, timeout, starter.wait, gpu)
-        except (ServiceNotRunningError, ClosedError) as error:
-            await asyncio.to_thread(starter.start, error)
-
-
-async def _connect(where: str, timeout: float, wait: float, gpu: int | str | None) -> AsyncClient:
-    loop = asyncio.get_running_loop()
-    patience = _paths.Patience(where, wait, timeout, loop.time())
-    while isinstance(sock := patience.attempt(loop.time()), float):
-        await asyncio.sleep(sock)
-    session = Session(Transport(sock))
-    session.device = gpu
-    reader = LoopReader(session, loop)
-    try:
-        with explained(where):
-            await reader.call(hello(), HelloReply, timeout)
-    except BaseException:
-        session.close()
-        reader.stop()
-        raise
-    return AsyncClient(session, reader, where, timeout)
 
 
 class AsyncClient(AsyncLists, ClientState):
@@ -89,6 +39,10 @@ class AsyncClient(AsyncLists, ClientState):
     that waits, the client cancels the request at the service, and a lease that the service granted meanwhile is
     released. It is an asynchronous context manager that closes it. Use it from its own event loop only.
     """
+
+    _lease_type: ClassVar = AsyncLease
+    _channel_type: ClassVar = AsyncChannel
+    _subscription_type: ClassVar = AsyncSubscription
 
     def __init__(self, session: Session, reader: LoopReader, path: str, timeout: float) -> None:
         super().__init__(session, path, timeout)
@@ -157,7 +111,7 @@ class AsyncClient(AsyncLists, ClientState):
         """Allocate a buffer and lease it for writing; see `Client.allocate`."""
         description = _tensor.describe(shape, dtype)
         flow = _operations.allocate(self._session, description, (await self._pool(pool)).id, timeout=timeout)
-        return AsyncLease(self._run, await self._run(flow))
+        return self._lease_type(self._run, await self._run(flow))
 
     async def get(
         self,
@@ -167,7 +121,7 @@ class AsyncClient(AsyncLists, ClientState):
         timeout: float | None = 0.0,
     ) -> AsyncLease:
         """Lease the buffer that was published under a name; see `Client.get`."""
-        return AsyncLease(
+        return self._lease_type(
             self._run, await self._run(_operations.get(self._session, name, write=write, timeout=timeout))
         )
 
@@ -181,7 +135,7 @@ class AsyncClient(AsyncLists, ClientState):
     ) -> AsyncLease:
         """Lease a buffer by its id and generation; see `Client.lease`."""
         flow = _operations.lease(self._session, buffer_id, generation, write=write, timeout=timeout)
-        return AsyncLease(self._run, await self._run(flow))
+        return self._lease_type(self._run, await self._run(flow))
 
     async def put(
         self,
@@ -197,7 +151,7 @@ class AsyncClient(AsyncLists, ClientState):
         flow = _whole.put(
             self._session, array, name, (await self._pool(pool)).id, keep=keep, replace=replace, timeout=timeout
         )
-        return AsyncLease(self._run, await self._run(flow))
+        return self._lease_type(self._run, await self._run(flow))
 
     async def get_array(
         self, name: str, library: Library = "numpy", *, write: bool = False, timeout: float | None = 0.0
@@ -231,12 +185,12 @@ class AsyncClient(AsyncLists, ClientState):
             full=full,
         )
         info = await self._run(flow)
-        return AsyncChannel(self._session, self._run, info, self._channel_pool(info))
+        return self._channel_type(self._session, self._run, info, self._channel_pool(info))
 
     async def open_channel(self, name: str, timeout: float | None = 0.0) -> AsyncChannel:
         """Open a channel by its name; see `Client.open_channel`."""
         info = await self._run(_channel_operations.open_channel(self._session, name, timeout=timeout))
-        return AsyncChannel(self._session, self._run, info, self._channel_pool(info))
+        return self._channel_type(self._session, self._run, info, self._channel_pool(info))
 
     def subscribe(
         self,
@@ -252,7 +206,7 @@ class AsyncClient(AsyncLists, ClientState):
 
         It is not awaited. Parameters and errors are those of `Client.subscribe`; the errors come when it subscribes.
         """
-        return AsyncSubscription(
+        return self._subscription_type(
             self._session,
             self._run,
             self.open_channel,

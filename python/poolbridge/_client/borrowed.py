@@ -17,7 +17,9 @@ from poolbridge._memory import dlpack as _dlpack
 from poolbridge._order import order as _order
 from poolbridge._session.consumer import Kept, fences_of
 from poolbridge._sys import process as _process
-from poolbridge._sys.errors import InvalidArgumentError
+from poolbridge.errors import (
+    InvalidArgumentError,
+)
 
 if TYPE_CHECKING:
     from poolbridge import _native

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, ClassVar, cast
 
 from poolbridge._client import channel_operations as _channel_operations
 from poolbridge._client.publisher import AsyncPublisher, Publisher
 from poolbridge._memory import tensor as _tensor
-from poolbridge._sys.errors import ClosedError, NotFoundError
+from poolbridge.errors import (
+    ClosedError,
+    NotFoundError,
+)
 
 if TYPE_CHECKING:
     from poolbridge._session.flow import AsyncRun, Run
@@ -71,6 +74,8 @@ def info_of(channel: BaseChannel) -> _messages.Channel:
 
 class Channel(BaseChannel):
     """A channel of a blocking `Client`. Thread-safe."""
+
+    _publisher_type: ClassVar = Publisher
 
     def __init__(self, session: Session, run: Run, info: _messages.Channel, pool: str) -> None:
         super().__init__(info, pool)
@@ -166,7 +171,7 @@ class Channel(BaseChannel):
         InvalidArgumentError
             The shape or dtype is not possible.
         """
-        return Publisher(self._session, self._run, self._info, _tensor.describe(shape, dtype), wrap)
+        return self._publisher_type(self._session, self._run, self._info, _tensor.describe(shape, dtype), wrap)
 
     def close(self) -> None:
         """Close the channel for all clients. Subscribers still get the frames that were published before.
@@ -187,6 +192,8 @@ class Channel(BaseChannel):
 
 class AsyncChannel(BaseChannel):
     """A channel of an `AsyncClient`."""
+
+    _publisher_type: ClassVar = AsyncPublisher
 
     def __init__(self, session: Session, run: AsyncRun, info: _messages.Channel, pool: str) -> None:
         super().__init__(info, pool)
@@ -218,7 +225,7 @@ class AsyncChannel(BaseChannel):
         self, shape: int | Iterable[int], dtype: Any = "float32", *, wrap: Callable[[Any], Any] | None = None
     ) -> AsyncPublisher:
         """Make a publisher of frames of one shape; see `Channel.publisher`."""
-        return AsyncPublisher(self._session, self._run, self._info, _tensor.describe(shape, dtype), wrap)
+        return self._publisher_type(self._session, self._run, self._info, _tensor.describe(shape, dtype), wrap)
 
     async def close(self) -> None:
         """Close the channel for all clients; see `Channel.close`."""

@@ -10,16 +10,18 @@ from poolbridge._array import sources as _sources
 from poolbridge._array.copies import copy_into
 from poolbridge._client.operations import allocate, check_count, check_name, check_wait, local_event, ready
 from poolbridge._cuda import stream as _cuda_stream
-from poolbridge._memory import dlpack as _dlpack
-from poolbridge._memory import tensor as _tensor
+from poolbridge._memory import dlpack as _dlpack, tensor as _tensor
 from poolbridge._order import order as _order
 from poolbridge._session.consumer import consume
 from poolbridge._session.flow import Ask, Do, Flow
 from poolbridge._session.membership import check_able
 from poolbridge._session.producer import producer_of, send
-from poolbridge._sys.errors import InvalidArgumentError, shown
+from poolbridge._sys.error_texts import shown
 from poolbridge._sys.literals import AckMode, ChannelMode, FullPolicy
 from poolbridge._wire.messages import ChannelReply, CloseChannel, Find, MakeChannel, Open, PoolReply, Reply
+from poolbridge.errors import (
+    InvalidArgumentError,
+)
 
 if TYPE_CHECKING:
     from poolbridge._array.sources import Source

@@ -6,11 +6,9 @@ import os
 import sys
 from collections.abc import Iterable, Sequence
 from types import TracebackType
-from typing import Any, Self, TypeVar
+from typing import Any, ClassVar, Self, TypeVar
 
-from poolbridge._client import channel_operations as _channel_operations
-from poolbridge._client import operations as _operations
-from poolbridge._client import whole as _whole
+from poolbridge._client import channel_operations as _channel_operations, operations as _operations, whole as _whole
 from poolbridge._client.channel import Channel, info_of
 from poolbridge._client.client_state import CLOSE_TIMEOUT, ClientState
 from poolbridge._client.lease import Lease
@@ -21,9 +19,11 @@ from poolbridge._memory import tensor as _tensor
 from poolbridge._session.flow import Ask, Flow, Hear, Sleep
 from poolbridge._session.session import Session
 from poolbridge._session.socket_reader import SocketReader
-from poolbridge._sys.errors import PoolbridgeError
 from poolbridge._sys.literals import AckMode, ChannelMode, FullPolicy, Kind, Library
 from poolbridge._wire.messages import Reply
+from poolbridge.errors import (
+    PoolbridgeError,
+)
 
 _T = TypeVar("_T")
 
@@ -38,6 +38,10 @@ class Client(Lists, ClientState):
     `ConnectionLostError` if the service went away), `ServiceStalledError` if the service does not answer within the
     client's ``timeout``, and `ForkError` in a forked child.
     """
+
+    _lease_type: ClassVar = Lease
+    _channel_type: ClassVar = Channel
+    _subscription_type: ClassVar = Subscription
 
     def __init__(self, session: Session, reader: SocketReader, path: str, timeout: float) -> None:
         super().__init__(session, path, timeout)
@@ -244,7 +248,7 @@ class Client(Lists, ClientState):
         """
         description = _tensor.describe(shape, dtype)
         flow = _operations.allocate(self._session, description, self._pool(pool).id, timeout=timeout)
-        return Lease(self._run, self._run(flow))
+        return self._lease_type(self._run, self._run(flow))
 
     def get(self, name: str, *, write: bool = False, timeout: float | None = 0.0) -> Lease:
         """Lease the buffer that was published under a name. The client opens the buffer's pool if it has not yet.
@@ -274,12 +278,13 @@ class Client(Lists, ClientState):
             Another lease excludes this one, and did not end in time.
         AccessDeniedError
             This user may not use the buffer's pool.
-        ProducerDiedError
-            The buffer's writer died before the content was complete.
+        ContentFailedError
+            The content will never be complete: its writer died, or says so.
         UnavailableError
             This process cannot map the memory; the message says why.
         """
-        return Lease(self._run, self._run(_operations.get(self._session, name, write=write, timeout=timeout)))
+        flow = _operations.get(self._session, name, write=write, timeout=timeout)
+        return self._lease_type(self._run, self._run(flow))
 
     def lease(self, buffer_id: int, generation: int, *, write: bool = False, timeout: float | None = 0.0) -> Lease:
         """Lease a buffer by its id and generation, which another process sent.
@@ -307,11 +312,11 @@ class Client(Lists, ClientState):
         BusyError
             Another lease excludes this one, and did not end in time. A buffer that a channel carries counts as leased
             for writing.
-        AccessDeniedError, ProducerDiedError, UnavailableError
+        AccessDeniedError, ContentFailedError, UnavailableError
             See `get`.
         """
         flow = _operations.lease(self._session, buffer_id, generation, write=write, timeout=timeout)
-        return Lease(self._run, self._run(flow))
+        return self._lease_type(self._run, self._run(flow))
 
     def put(
         self,
@@ -358,7 +363,7 @@ class Client(Lists, ClientState):
             There is no room in the pool or on the device, or none came within `timeout`.
         """
         flow = _whole.put(self._session, array, name, self._pool(pool).id, keep=keep, replace=replace, timeout=timeout)
-        return Lease(self._run, self._run(flow))
+        return self._lease_type(self._run, self._run(flow))
 
     def get_array(
         self, name: str, library: Library = "numpy", *, write: bool = False, timeout: float | None = 0.0
@@ -391,7 +396,7 @@ class Client(Lists, ClientState):
             `library` is none of the four.
         UnavailableError
             The library is not installed, or this process cannot map the memory.
-        NotFoundError, WaitTimeoutError, BusyError, AccessDeniedError, ProducerDiedError
+        NotFoundError, WaitTimeoutError, BusyError, AccessDeniedError, ContentFailedError
             See `get`.
         """
         _whole.check_library(library)
@@ -473,7 +478,7 @@ class Client(Lists, ClientState):
             self._session, name, pool=self._pool(pool).id, mode=mode, capacity=capacity, full=full
         )
         info = self._run(flow)
-        return Channel(self._session, self._run, info, self._channel_pool(info))
+        return self._channel_type(self._session, self._run, info, self._channel_pool(info))
 
     def open_channel(self, name: str, timeout: float | None = 0.0) -> Channel:
         """Open a channel by its name, and its pool.
@@ -502,7 +507,7 @@ class Client(Lists, ClientState):
             poolbridge is installed without its native module, or the service has no channels.
         """
         info = self._run(_channel_operations.open_channel(self._session, name, timeout=timeout))
-        return Channel(self._session, self._run, info, self._channel_pool(info))
+        return self._channel_type(self._session, self._run, info, self._channel_pool(info))
 
     def subscribe(
         self,
@@ -563,7 +568,7 @@ class Client(Lists, ClientState):
             full=full,
             ack=ack,
         )
-        return Subscription(self._run, opened, self._run(flow), ack)
+        return self._subscription_type(self._run, opened, self._run(flow), ack)
 
     # Closing
 

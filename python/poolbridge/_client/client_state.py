@@ -10,18 +10,19 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from poolbridge._client.pool import Pool
+from poolbridge._client.session_stats import SessionStats, session_stats
 from poolbridge._cuda import cuda as _cuda
 from poolbridge._order import event as _event
 from poolbridge._session.membership import NATIVE
-from poolbridge._sys.errors import (
-    USE_ONE_VERSION,
+from poolbridge._sys.error_texts import USE_ONE_VERSION
+from poolbridge._sys.release import release
+from poolbridge._wire.messages import VERSION, Hello
+from poolbridge.errors import (
     ConnectionLostError,
     InvalidArgumentError,
     ServiceStalledError,
     VersionError,
 )
-from poolbridge._sys.release import release
-from poolbridge._wire.messages import VERSION, Hello
 
 if TYPE_CHECKING:
     from poolbridge._order.event import Event
@@ -66,6 +67,18 @@ class ClientState:
     def service_pid(self) -> int:
         """The service's process id, as the service itself says. Use it for display only."""
         return self._session.core.service_pid
+
+    def session_stats(self) -> SessionStats:
+        """Return what this client has done since it was connected. It asks nobody, and is not awaited.
+
+        `stats` asks the service for its counts. `sessions` lists all clients as the service sees them.
+
+        Returns
+        -------
+        SessionStats
+            The counts at the time of the call, also after the client was closed.
+        """
+        return session_stats(self._session)
 
     def event(self, device: int | str | None = None) -> Event:
         """Make an interprocess event. Record it after the work on a buffer, and pass it to ``publish``.

@@ -6,18 +6,26 @@ import copyreg
 import os
 import time
 from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
 
-from poolbridge._client import operations as _operations
-from poolbridge._client import paths as _paths
+from poolbridge._client import operations as _operations, paths as _paths
 from poolbridge._client.client import Client
 from poolbridge._client.client_state import DEFAULT_TIMEOUT, explained, hello
 from poolbridge._client.starter import Starter
+from poolbridge._client.traced import TracedClient
+from poolbridge._client.tracing import check_tracer
 from poolbridge._session.session import Session
 from poolbridge._session.socket_reader import SocketReader
-from poolbridge._sys.errors import ClosedError, ServiceNotRunningError
 from poolbridge._sys.log import LOG
 from poolbridge._wire.messages import HelloReply
 from poolbridge._wire.transport import Transport
+from poolbridge.errors import (
+    ClosedError,
+    ServiceNotRunningError,
+)
+
+if TYPE_CHECKING:
+    from poolbridge._client.tracing import Tracer
 
 
 def connect(
@@ -27,6 +35,7 @@ def connect(
     wait: float = 0.0,
     device: int | str | None = None,
     start: bool = False,
+    tracer: Tracer | None = None,
 ) -> Client:
     """Connect to the service.
 
@@ -50,6 +59,9 @@ def connect(
         was installed with this package, else that of the ``PATH``. The service ends, and its memory with it, when no
         client has been connected for two seconds. Programs that start it at the same time share one service. Its log is
         the file ``<path>.log``.
+    tracer
+        What the client calls around every allocation, publication, receipt and release: an `OpenTelemetryTracer`, an
+        `NvtxTracer`, or a `Tracer` of the program. None: nothing is called, and it costs nothing.
 
     Returns
     -------
@@ -71,26 +83,27 @@ def connect(
     ServiceStalledError
         The service accepted the connection and does not answer.
     InvalidArgumentError
-        `path` is no path of a socket, or `timeout`, `wait` or `device` is not as described above.
+        `path` is no path of a socket, or `timeout`, `wait`, `device` or `tracer` is not as described above.
     """
     gpu = _operations.check_device(device)
+    checked = None if tracer is None else check_tracer(tracer)
     where = os.fspath(path) if path is not None else _paths.default_path()
     if not start:
-        return _connect(where, timeout, wait, gpu)
+        return _connect(where, timeout, wait, gpu, checked)
     starter = Starter(where, wait)
     while True:
         try:
-            return _connect(where, timeout, starter.wait, gpu)
+            return _connect(where, timeout, starter.wait, gpu, checked)
         except (ServiceNotRunningError, ClosedError) as error:
             starter.start(error)
 
 
-def _connect(where: str, timeout: float, wait: float, gpu: int | str | None) -> Client:
+def _connect(where: str, timeout: float, wait: float, gpu: int | str | None, tracer: Tracer | None) -> Client:
     patience = _paths.Patience(where, wait, timeout, time.monotonic())
     while isinstance(sock := patience.attempt(time.monotonic()), float):
         time.sleep(sock)
     session = Session(Transport(sock))
-    session.device = gpu
+    session.device, session.tracer = gpu, tracer
     reader = SocketReader(session)
     try:
         with explained(where):
@@ -99,12 +112,15 @@ def _connect(where: str, timeout: float, wait: float, gpu: int | str | None) -> 
         session.close()
         reader.stop()
         raise
-    return Client(session, reader, where, timeout)
+    kind = Client if tracer is None else TracedClient
+    return kind(session, reader, where, timeout)
 
 
-def _again(path: str, timeout: float, device: int | str | None, pool: str | None, epoch: str) -> Client:
+def _again(  # noqa: PLR0917 - pickles have positional arguments
+    path: str, timeout: float, device: int | str | None, pool: str | None, epoch: str, tracer: Tracer | None
+) -> Client:
     """Connect as a client that is being unpickled."""
-    client = connect(path, timeout=timeout, device=device)
+    client = connect(path, timeout=timeout, device=device, tracer=tracer)
     if client.epoch != epoch:
         LOG.warning(
             "the service at %s is another one than when the client was pickled: its pools and names are gone", path
@@ -118,13 +134,15 @@ def _again(path: str, timeout: float, device: int | str | None, pool: str | None
     return client
 
 
-def _reduced(client: Client) -> tuple[Callable[..., Client], tuple[object, ...]]:
+def _reduced(client: Client) -> tuple[Callable[..., Any], tuple[object, ...]]:
     """Pickle a client as a call of `_again`: a new connection with the same default pool."""
-    client._session.check_usable()  # noqa: SLF001 - of one family
+    session = client._session  # noqa: SLF001 - of one family
+    session.check_usable()
     pool = client._default_pool  # noqa: SLF001
     path = os.path.abspath(client.path)
     name = pool.name if pool is not None else None
-    return _again, (path, client.timeout, client._session.device, name, client.epoch)  # noqa: SLF001
+    return _again, (path, client.timeout, session.device, name, client.epoch, session.tracer)
 
 
 copyreg.pickle(Client, _reduced)
+copyreg.pickle(TracedClient, _reduced)

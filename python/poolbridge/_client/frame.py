@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from types import TracebackType
-from typing import TYPE_CHECKING, Final, Self
+from typing import TYPE_CHECKING, ClassVar, Final, Self
 
 from poolbridge._client import operations as _operations
 from poolbridge._client.lease import AsyncLease, BaseLease, Lease
-from poolbridge._sys.errors import FrameSettledError, InvalidArgumentError
+from poolbridge.errors import (
+    FrameSettledError,
+    InvalidArgumentError,
+)
 
 if TYPE_CHECKING:
     from poolbridge import _native
@@ -133,6 +136,8 @@ class Frame(BaseFrame):
     exception leaves the block, a frame of a queue goes back to the queue instead of being acknowledged.
     """
 
+    _lease_type: ClassVar = Lease
+
     def __init__(self, run: Run, state: LeaseState, consumer: Consumer, frame: _native.Frame) -> None:
         super().__init__(state, consumer, frame)
         self._run = run
@@ -141,7 +146,7 @@ class Frame(BaseFrame):
     def lease(self) -> Lease:
         """The frame as a read lease that stays usable when iteration goes on to the next frame."""
         self._kept = True
-        return Lease(self._run, self._lease_state)
+        return self._lease_type(self._run, self._lease_state)
 
     def wait(self, timeout: float | None = None) -> None:
         """Wait on the CPU until the content is complete; see `Lease.wait`."""
@@ -206,6 +211,8 @@ class Frame(BaseFrame):
 class AsyncFrame(BaseFrame):
     """A frame of an `AsyncClient`. As an asynchronous context manager it ends as a `Frame` does."""
 
+    _lease_type: ClassVar = AsyncLease
+
     def __init__(self, run: AsyncRun, state: LeaseState, consumer: Consumer, frame: _native.Frame) -> None:
         super().__init__(state, consumer, frame)
         self._run = run
@@ -214,7 +221,7 @@ class AsyncFrame(BaseFrame):
     def lease(self) -> AsyncLease:
         """The frame as a read lease that stays usable when iteration goes on to the next frame."""
         self._kept = True
-        return AsyncLease(self._run, self._lease_state)
+        return self._lease_type(self._run, self._lease_state)
 
     async def wait(self, timeout: float | None = None) -> None:
         """Wait until the content is complete; see `Lease.wait`."""

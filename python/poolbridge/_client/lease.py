@@ -127,7 +127,7 @@ class BaseLease(ArrayExports):
         ------
         ValueError
             `stream` is no stream, or the memory is the CPU's, which has no streams.
-        ProducerDiedError
+        ContentFailedError
             The content will never be complete.
         LeaseReleasedError
             The lease has ended.
@@ -151,19 +151,19 @@ class BaseLease(ArrayExports):
 
     @property
     def failed(self) -> bool:
-        """Whether it is known that the buffer's writer died before the content was complete."""
+        """Whether it is known that the content will never be complete: its writer died, or says so."""
         return _order.lost(self._lease_state)
 
     def check(self) -> None:
-        """Raise if it is known by now that the buffer's writer died before the content was complete.
+        """Raise if it is known by now that the content will never be complete.
 
         Call it when a stream has used the buffer: the stream's wait for the content ends, too, when the writer's
-        process dies.
+        process dies or its promise fails.
 
         Raises
         ------
-        ProducerDiedError
-            The buffer's writer died before the content was complete.
+        ContentFailedError
+            The content will never be complete: its writer died, or says so.
         """
         _order.check(self._lease_state)
 
@@ -324,12 +324,12 @@ class Lease(BaseLease):
 
         Use it for content that the CPU writes, or whose work this process waits for itself. First make the arrays.
         Then publish the lease under a name or through a channel, write the arrays, and call `Promise.complete`. Readers
-        of the buffer wait for that call.
+        of the buffer wait for that call. If the content cannot be completed, call `Promise.fail`.
 
         Returns
         -------
         Promise
-            The promise, to be completed.
+            The promise, to be completed or failed. A promise that is dropped fails.
 
         Raises
         ------
@@ -338,7 +338,7 @@ class Lease(BaseLease):
         LeaseReleasedError
             The lease has ended.
         PoolLimitError
-            Too many streams and promises of this client are at work, 512 at most.
+            Too many streams and promises of this client are at work, 512 at most, or 256 promises have failed.
         UnsupportedError
             The service is too old for promises.
         """
@@ -359,8 +359,8 @@ class Lease(BaseLease):
         ------
         WaitTimeoutError
             The content was not complete in time.
-        ProducerDiedError
-            The content will never be complete: its writer died.
+        ContentFailedError
+            The content will never be complete: its writer died, or says so.
         LeaseReleasedError
             The lease has ended.
         """

@@ -15,15 +15,15 @@ from poolbridge._wire.messages import (
     ChannelEntry,
     EndSession,
     EventEntry,
+    Events as EventsRequest,
     EventsReply,
     LeaseEntry,
+    List as ListRequest,
     ListReply,
     NameEntry,
     Reply,
     SessionEntry,
 )
-from poolbridge._wire.messages import Events as EventsRequest
-from poolbridge._wire.messages import List as ListRequest
 
 if TYPE_CHECKING:
     from poolbridge._sys.literals import ChannelMode, FullPolicy
@@ -99,6 +99,12 @@ class ChannelInfo:
         are not acknowledged.
     slowest
         In a broadcast, the id of the session of the consumer that is furthest behind; None if no consumer is behind.
+    used
+        How many places of the channel frames take up. If as many as its capacity, the next frame waits, fails, or drops
+        another.
+    dropped
+        How many frames were dropped so far because consumers were behind: in a broadcast, the sum of what each consumer
+        missed; in a queue, those that no consumer got.
     """
 
     id: int
@@ -114,6 +120,8 @@ class ChannelInfo:
     published: int
     waiting: int
     slowest: int | None
+    used: int
+    dropped: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -310,7 +318,9 @@ def _event(of: EventEntry) -> HistoryEvent:
 def _channel(of: ChannelEntry) -> ChannelInfo:
     c = of.c
     mode, full = cast("ChannelMode", c.md), cast("FullPolicy", c.fl)
-    return ChannelInfo(c.id, c.nm, c.pl, mode, c.cp, full, of.ui, of.pr, of.cs, of.sh, of.sq, of.wt, of.sl or None)
+    return ChannelInfo(
+        c.id, c.nm, c.pl, mode, c.cp, full, of.ui, of.pr, of.cs, of.sh, of.sq, of.wt, of.sl or None, of.uf, of.dr
+    )
 
 
 def _name(of: NameEntry) -> NameInfo:

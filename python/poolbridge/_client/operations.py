@@ -16,24 +16,14 @@ from msgspec import UNSET
 
 from poolbridge._client.pool import Pool, ServiceStats
 from poolbridge._client.promise import Promise
-from poolbridge._memory import dlpack as _dlpack
-from poolbridge._memory import tensor as _tensor
+from poolbridge._memory import dlpack as _dlpack, tensor as _tensor
 from poolbridge._memory.kinds import KINDS
-from poolbridge._order import event as _event
-from poolbridge._order import order as _order
-from poolbridge._order import timelines as _timelines
+from poolbridge._order import event as _event, order as _order, timelines as _timelines
 from poolbridge._session.flow import Ask, Do, Flow, Sleep, ask
 from poolbridge._session.grants import held, know_timeline, take
 from poolbridge._session.lease_state import LeaseState
 from poolbridge._session.spares import Asking
-from poolbridge._sys.errors import (
-    DeviceMemoryError,
-    InvalidArgumentError,
-    NotFoundError,
-    PoolLimitError,
-    UnsupportedError,
-    shown,
-)
+from poolbridge._sys.error_texts import shown
 from poolbridge._wire.messages import (
     U_MAX,
     Alloc,
@@ -54,6 +44,13 @@ from poolbridge._wire.messages import (
     Unpublish,
 )
 from poolbridge._wire.packet import MAX_NAME
+from poolbridge.errors import (
+    DeviceMemoryError,
+    InvalidArgumentError,
+    NotFoundError,
+    PoolLimitError,
+    UnsupportedError,
+)
 
 if TYPE_CHECKING:
     from poolbridge._order.event import Event
@@ -297,7 +294,9 @@ def new_or_back(
         except (PoolLimitError, DeviceMemoryError):
             session.spares.note_full(pool)
     if lender is not None:
+        began = time.monotonic()
         yield Sleep(lender.await_back, _OWN if timeout is None else min(timeout, _OWN))
+        session.tally.waited(began)
     return None
 
 
@@ -317,9 +316,17 @@ def await_memory(
 def _grant(session: Session, description: _tensor.Description, pool: int, timeout: float | None) -> Flow[LeaseState]:
     """Ask the service for a buffer and make its lease state."""
     request = Alloc(pl=pool, t=description.to_wire(), w=check_wait(timeout))
-    reply = yield Ask(request, LeaseReply, timeout)
+    began = time.monotonic()
+    try:
+        reply = yield Ask(request, LeaseReply, timeout)
+    except BaseException:
+        session.tally.waited(began)
+        raise
+    # Nothing comes before this: a signal handler that raises there would leave the lease.
     state = held(session, reply.l) or (yield from take(session, reply.l))
     state.allocated = True
+    session.tally.waited(began)
+    session.tally.granted(state.grant.n)
     return state
 
 

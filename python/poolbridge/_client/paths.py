@@ -5,9 +5,10 @@ from __future__ import annotations
 import errno
 import os
 import socket
+import struct
 from pathlib import Path
 
-from poolbridge._sys.errors import (
+from poolbridge.errors import (
     AccessDeniedError,
     InvalidArgumentError,
     ServiceNotRunningError,
@@ -33,9 +34,27 @@ def default_path() -> str:
     runtime = os.environ.get("XDG_RUNTIME_DIR")
     if runtime:
         return str(Path(runtime) / "poolbridge" / "poolsvc.sock")
+    return _shared_path()
+
+
+def _shared_path() -> str:
+    """Return the default path in the folder for temporary files, which all users share."""
     # `tempfile.gettempdir` may choose another folder than the service does.
     folder = os.environ.get("TMPDIR") or "/tmp"  # noqa: S108 - as the service has it
     return str(Path(folder) / f"poolbridge-{os.getuid()}" / "poolsvc.sock")
+
+
+def _check_server(sock: socket.socket, path: str) -> None:
+    """Refuse a service of another user at the path that is this user's default. Only root's is trusted besides."""
+    if path != _shared_path():
+        return
+    _, uid, _ = struct.unpack("3i", sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i")))
+    if uid not in (0, os.getuid()):
+        raise AccessDeniedError(
+            f"the service at {path!r} is of user {uid}, expected user {os.getuid()} or root: every user can make that "
+            f"folder. Set POOLBRIDGE_SOCKET to a path in a folder that only you can write; to use the service of user "
+            f"{uid}, have it listen at a path without your number"
+        )
 
 
 def dial(path: str) -> socket.socket | None:
@@ -51,13 +70,17 @@ def dial(path: str) -> socket.socket | None:
     ServiceNotRunningError
         No service listens at the path.
     AccessDeniedError
-        This user may not connect.
+        This user may not connect; or the path is the default below ``/tmp``, and the service there is another user's.
     InvalidArgumentError
         The path cannot be that of a socket.
     """
     sock = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_NONBLOCK | socket.SOCK_CLOEXEC)
     try:
         sock.connect(path)
+        _check_server(sock, path)
+    except AccessDeniedError:
+        sock.close()
+        raise
     except BlockingIOError:
         sock.close()
         return None

@@ -15,14 +15,14 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import IO, Final
 
-from poolbridge._sys.errors import (
+from poolbridge._sys.log import LOG
+from poolbridge.errors import (
     ServiceProgramError,
     ServiceStartError,
     ServiceStartTimeoutError,
     SocketFolderError,
     SocketInUseError,
 )
-from poolbridge._sys.log import LOG
 
 # Exit statuses of `poolsvc serve`.
 _ERRORS: Final = {3: SocketInUseError, 4: SocketFolderError}

@@ -4,9 +4,17 @@ from __future__ import annotations
 
 import sys
 import warnings
+from threading import RLock
 from typing import TYPE_CHECKING
 
+from poolbridge._sys import process as _process
+from poolbridge._sys.error_texts import shown
+from poolbridge.errors import InvalidArgumentError
+
 if TYPE_CHECKING:
+    from types import TracebackType
+    from typing import Self
+
     from poolbridge._order.timeline import Timeline
     from poolbridge._session.lease_state import LeaseState
     from poolbridge._wire.messages import Fence
@@ -16,19 +24,30 @@ class Promise:
     """A promise to complete the content of a buffer after it was published. `Lease.promise` makes it.
 
     Readers of the buffer wait until the promise is completed: streams of a GPU wait by themselves, the CPU waits up to
-    its time limit. If this process ends before, the content has failed, and readers get `ProducerDiedError`.
+    its time limit. If the content cannot be completed, `fail` says why, and readers get `ContentFailedError`. If this
+    process ends before, they get `ProducerDiedError`.
+
+    In a ``with`` statement the promise is completed at the end of the block, or failed by the exception that leaves it.
     """
 
     def __init__(self, state: LeaseState, timeline: Timeline) -> None:
         self._fence: Fence = timeline.promise()
         self._timeline = timeline
         self._lease_state: LeaseState | None = state
+        self._failed = False
+        # Held by a thread that completes or fails the promise. A signal handler may do so in the same thread.
+        self._deciding = RLock()
         state.promise = self._fence
 
     @property
     def completed(self) -> bool:
         """Whether the promise was completed."""
-        return self._lease_state is None
+        return self._lease_state is None and not self._failed
+
+    @property
+    def failed(self) -> bool:
+        """Whether the promise has failed."""
+        return self._failed
 
     def complete(self) -> None:
         """Say that the content is complete. Readers that wait for it go on. Idempotent.
@@ -37,29 +56,100 @@ class Promise:
 
         Raises
         ------
+        InvalidArgumentError
+            The promise has failed.
         ClosedError
             The client was closed or its connection was lost before. The content fails when this process ends.
         """
-        state = self._lease_state
-        if state is None:
-            return
-        state.session.check_usable()
+        if (state := self._lease_state) is not None:
+            state.session.check_usable()
+            with self._deciding:
+                if self._lease_state is not None:
+                    self._complete(state)
+        if self._failed:
+            raise InvalidArgumentError(
+                "the promise has failed and cannot be completed any more: publish the content in another buffer"
+            )
+
+    def _complete(self, state: LeaseState) -> None:
+        published = not state.write or state.sent
         state.promise = None
-        if not state.write or state.sent:
+        if published:
             state.seal()
         self._timeline.page.store(self._fence.wd, self._fence.v)
-        self._lease_state = None
+        if not self._failed:
+            self._lease_state = None
+        elif not published:  # a signal handler has failed the promise
+            state.promise = self._fence
+
+    def fail(self, error: BaseException | str) -> None:
+        """Say that the content will never be complete, and why. Idempotent: the first error counts.
+
+        Readers get `ContentFailedError` with the text: those that wait on the CPU at once, and those whose stream waits
+        when they call `check`, because a stream goes on. A buffer that is published afterwards has failed, too.
+
+        Parameters
+        ----------
+        error
+            The exception that prevented the content, or a text. Readers get one line of it, of 256 bytes of UTF-8 at
+            most.
+
+        Raises
+        ------
+        InvalidArgumentError
+            The promise is completed, or `error` is neither an exception nor a text.
+        ClosedError
+            The client was closed or its connection was lost before. The content fails when this process ends.
+        """
+        if isinstance(error, BaseException):
+            reason = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+        elif isinstance(error, str):
+            reason = error
+        else:
+            raise InvalidArgumentError(f"error must be an exception or a text, not {shown(error)}")
+        if (state := self._lease_state) is not None:
+            state.session.check_usable()
+            with self._deciding:
+                if self._lease_state is not None:
+                    self._fail(state, reason)
+        if not self._failed:
+            raise InvalidArgumentError("the promise is completed: its content cannot fail any more")
+
+    def _fail(self, state: LeaseState, reason: str) -> None:
+        if not self._timeline.fail(self._fence, reason):
+            return  # a signal handler has completed or failed the promise
+        self._failed, self._lease_state = True, None
+        if not state.write or state.sent:
+            state.promise = None
+            state.seal()
+        # Otherwise the lease keeps the fence, so that the buffer is published with it.
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        if self._lease_state is None:
+            return
+        if error is None:
+            self.complete()
+        else:
+            self.fail(error)
 
     def __repr__(self) -> str:
-        return f"<poolbridge.Promise {'completed' if self.completed else 'not completed yet'}>"
+        what = "failed" if self._failed else "completed" if self.completed else "not completed yet"
+        return f"<poolbridge.Promise {what}>"
 
     def __del__(self) -> None:
         state = getattr(self, "_lease_state", None)
         if state is None or sys.is_finalizing() or state.session.ended is not None:
             return
+        if _process.pid != state.session.pid:  # a forked child: the promise is its parent's
+            return
+        self._fail(state, "the promise was dropped before it was completed")
         warnings.warn(
-            f"the promise of buffer {state.grant.bf} was dropped before it was completed: a reader of the buffer "
-            "waits for it until this process ends",
+            f"the promise of buffer {state.grant.bf} was dropped before it was completed: its content has failed",
             ResourceWarning,
             stacklevel=1,
         )

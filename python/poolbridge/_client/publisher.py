@@ -20,7 +20,7 @@ from poolbridge._session.flow import Do, Flow
 from poolbridge._session.producer import Sending, deliver, pack_meta, producer_of
 from poolbridge._session.spares import Shelf, Spare
 from poolbridge._sys import process as _process
-from poolbridge._sys.errors import (
+from poolbridge.errors import (
     ClosedError,
     DeviceMemoryError,
     ForkError,
@@ -44,6 +44,7 @@ _T = TypeVar("_T")
 # buffers that came back only once in several frames, which takes less time.
 _MORE: Final = 4
 _SMALL: Final = 256 << 10
+_NUMBERS: Final = (float, int)
 
 
 class BasePublisher(ABC):
@@ -257,6 +258,11 @@ class BasePublisher(ABC):
         )
 
 
+def _is_time(timeout: float) -> bool:
+    """Whether a time limit is one beyond doubt. What is not is checked where it is needed, with a clear error."""
+    return type(timeout) in _NUMBERS and timeout >= 0
+
+
 def _texts(meta: Mapping[str, str] | None) -> bytes:
     return pack_meta(check_meta(meta)) if meta else b""
 
@@ -337,7 +343,7 @@ class Publisher(BasePublisher):
         ClosedError
             The publisher was closed, or the channel was closed before the first loan.
         """
-        array = self._shelf.take() if timeout is None else None
+        array = self._shelf.take() if timeout is None or _is_time(timeout) else None
         if array is not None:
             return array
         array = self._loaned(timeout)
@@ -377,12 +383,13 @@ class Publisher(BasePublisher):
         InvalidArgumentError
             `meta` is too large, `timeout` is no time, or another call of this publisher waits.
         """
-        if timeout is None and (number := self._shelf.send(_texts(meta))) is not None:
-            return number
+        if timeout is None or _is_time(timeout):
+            number = self._shelf.send(_texts(meta))
+            if number is not None:
+                return number
         self._begin(timeout)
         texts = _texts(meta)
-        number = self._publish_at_once(texts)
-        return number or self._run(self._alone(self._deliver(texts, timeout)))
+        return self._publish_at_once(texts) or self._run(self._alone(self._deliver(texts, timeout)))
 
     def close(self) -> None:
         """Close the publisher and release the buffers that the channel does not have. Idempotent."""
@@ -410,7 +417,7 @@ class AsyncPublisher(BasePublisher):
 
     async def loan(self, timeout: float | None = None) -> Any:
         """Return an array of a buffer that no consumer uses; see `Publisher.loan`."""
-        array = self._shelf.take() if timeout is None else None
+        array = self._shelf.take() if timeout is None or _is_time(timeout) else None
         if array is not None:
             return array
         array = self._loaned(timeout)
@@ -420,12 +427,13 @@ class AsyncPublisher(BasePublisher):
 
     async def publish(self, meta: Mapping[str, str] | None = None, *, timeout: float | None = None) -> int:
         """Publish the array that `loan` returned last as the channel's next frame; see `Publisher.publish`."""
-        if timeout is None and (number := self._shelf.send(_texts(meta))) is not None:
-            return number
+        if timeout is None or _is_time(timeout):
+            number = self._shelf.send(_texts(meta))
+            if number is not None:
+                return number
         self._begin(timeout)
         texts = _texts(meta)
-        number = self._publish_at_once(texts)
-        return number or await self._run(self._alone(self._deliver(texts, timeout)))
+        return self._publish_at_once(texts) or await self._run(self._alone(self._deliver(texts, timeout)))
 
     async def close(self) -> None:
         """Close the publisher and release the buffers that the channel does not have. Idempotent."""

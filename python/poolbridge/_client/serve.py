@@ -9,15 +9,22 @@ import threading
 from collections.abc import Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import TYPE_CHECKING, Self
 
-from poolbridge._client.aclient import AsyncClient, connect_async
+from poolbridge._client.aconnect import connect_async
 from poolbridge._client.client import Client
 from poolbridge._client.client_state import DEFAULT_TIMEOUT
 from poolbridge._client.connect import connect
 from poolbridge._client.program import Process
 from poolbridge._client.starter import START_SECONDS
-from poolbridge._sys.errors import InvalidArgumentError, ServiceNotRunningError
+from poolbridge.errors import (
+    InvalidArgumentError,
+    ServiceNotRunningError,
+)
+
+if TYPE_CHECKING:
+    from poolbridge._client.aclient import AsyncClient
+    from poolbridge._client.tracing import Tracer
 
 
 class Service:
@@ -120,13 +127,17 @@ class Service:
         """Whether the service was started and has not ended."""
         return self._process is not None and not self._process.ended
 
-    def connect(self, *, timeout: float = DEFAULT_TIMEOUT, device: int | str | None = None) -> Client:
+    def connect(
+        self, *, timeout: float = DEFAULT_TIMEOUT, device: int | str | None = None, tracer: Tracer | None = None
+    ) -> Client:
         """Connect to the service; see `poolbridge.connect` for the parameters and errors."""
-        return connect(self.path, timeout=timeout, device=device)
+        return connect(self.path, timeout=timeout, device=device, tracer=tracer)
 
-    async def connect_async(self, *, timeout: float = DEFAULT_TIMEOUT, device: int | str | None = None) -> AsyncClient:
+    async def connect_async(
+        self, *, timeout: float = DEFAULT_TIMEOUT, device: int | str | None = None, tracer: Tracer | None = None
+    ) -> AsyncClient:
         """Connect to the service from asyncio; see `poolbridge.connect_async`."""
-        return await connect_async(self.path, timeout=timeout, device=device)
+        return await connect_async(self.path, timeout=timeout, device=device, tracer=tracer)
 
     def _started(self) -> Process:
         if self._process is None:

@@ -7,8 +7,12 @@ import time
 from pathlib import Path
 
 from poolbridge._client.program import Process
-from poolbridge._sys.errors import PoolbridgeError, SocketFolderError, SocketInUseError
 from poolbridge._sys.log import LOG
+from poolbridge.errors import (
+    PoolbridgeError,
+    SocketFolderError,
+    SocketInUseError,
+)
 
 START_SECONDS = 30.0
 """Seconds that a service may take to start."""

@@ -6,16 +6,17 @@ import sys
 from collections.abc import Awaitable, Callable
 from functools import partial
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Self
 from weakref import ref
 
-from poolbridge._client import channel_operations as _channel_operations
-from poolbridge._client import operations as _operations
+from poolbridge._client import channel_operations as _channel_operations, operations as _operations
 from poolbridge._client.borrowed import AsyncBorrowedArrays, BorrowedArrays
 from poolbridge._client.channel import info_of
 from poolbridge._client.frame import AsyncFrame, BaseFrame, Frame, pass_on
 from poolbridge._session.consumer import claim, receive
-from poolbridge._sys.errors import InvalidArgumentError
+from poolbridge.errors import (
+    InvalidArgumentError,
+)
 
 if TYPE_CHECKING:
     from poolbridge import _native
@@ -72,8 +73,8 @@ class Subscription(BaseSubscription):
     `Frame.release` for each frame, or uses the frame's ``with`` block.
 
     Iteration ends when the channel is closed and its frames are taken; in a queue, when they are all acknowledged. It
-    raises `ProducerDiedError` at a frame whose producer died before the content was complete; iterate again for the
-    next frame. It raises `ClosedError` when no frame can come any more for another reason.
+    raises `ContentFailedError` at a frame whose content will never be complete, because its producer died or says so;
+    iterate again for the next frame. It raises `ClosedError` when no frame can come any more for another reason.
 
     A queue gives frames that this subscription took and did not acknowledge to another consumer, also the frame at
     which a loop was left. After `close` each goes when the frame and its arrays are gone. When the client ends, all go.
@@ -82,10 +83,10 @@ class Subscription(BaseSubscription):
     ----------
     channel
         The channel.
-    spin
-        Seconds for which a wait for the next frame polls before it sleeps. A frame that comes in that time is taken
-        sooner, and the wait uses a whole CPU. 0 unless the program sets it.
     """
+
+    _frame_type: ClassVar = Frame
+    _arrays_type: ClassVar = BorrowedArrays
 
     _consumer: Consumer
 
@@ -93,7 +94,19 @@ class Subscription(BaseSubscription):
         super().__init__(consumer.session, consumer, ack)
         self._run = run
         self.channel = channel
-        self.spin = 0.0
+
+    @property
+    def spin(self) -> float | None:
+        """Seconds for which a wait for the next frame polls before it sleeps. It uses a whole CPU meanwhile.
+
+        None, unless the program sets it: 100 µs, if frames came in such a time lately and no other program needed the
+        CPU. 0: no wait polls. A frame that comes while a wait polls is taken sooner.
+        """
+        return self._consumer.spin
+
+    @spin.setter
+    def spin(self, seconds: float | None) -> None:
+        self._consumer.spin = seconds
 
     def __iter__(self) -> Self:
         return self
@@ -126,8 +139,8 @@ class Subscription(BaseSubscription):
         ------
         WaitTimeoutError
             No frame came in time.
-        ProducerDiedError
-            The frame's producer died before the content was complete. The next call takes the next frame.
+        ContentFailedError
+            The frame's content will never be complete. The next call takes the next frame.
         ProtocolError
             The frame's description is inconsistent. The next call takes the next frame.
         PoolLimitError
@@ -150,7 +163,7 @@ class Subscription(BaseSubscription):
 
     def _take(self, seconds: float | None) -> Frame | None:
         frame = self._next(seconds)
-        return None if frame is None else Frame(self._run, self._claim(frame), self._consumer, frame)
+        return None if frame is None else self._frame_type(self._run, self._claim(frame), self._consumer, frame)
 
     def arrays(self, wrap: Callable[[Any], Any] | None = None, *, stream: Any = None) -> BorrowedArrays:
         """Iterate over the frames as arrays. It is the fastest way to receive.
@@ -183,7 +196,7 @@ class Subscription(BaseSubscription):
         """
         self._check_auto()
         self._pass()
-        return BorrowedArrays(
+        return self._arrays_type(
             self._consumer, run=self._run, take=self._next, claim=self._claim, wrap=wrap, stream=stream
         )
 
@@ -214,6 +227,9 @@ class AsyncSubscription(BaseSubscription):
     channel
         The channel; None before it has subscribed.
     """
+
+    _frame_type: ClassVar = AsyncFrame
+    _arrays_type: ClassVar = AsyncBorrowedArrays
 
     def __init__(
         self,
@@ -270,7 +286,9 @@ class AsyncSubscription(BaseSubscription):
         """Take the next frame; see `Subscription.receive`."""
         seconds = None if timeout is None else _operations.check_wait(timeout) / 1000
         frame = await self._next(seconds)
-        return None if frame is None else AsyncFrame(self._run, await self._claim(frame), await self._start(), frame)
+        return (
+            None if frame is None else self._frame_type(self._run, await self._claim(frame), await self._start(), frame)
+        )
 
     async def _next(self, seconds: float | None) -> _native.Frame | None:
         """Wait for the next frame and return it; None if no frame will come any more."""
@@ -286,7 +304,7 @@ class AsyncSubscription(BaseSubscription):
         """Iterate over the frames as arrays; see `Subscription.arrays`."""
         self._check_auto()
         self._pass()
-        return AsyncBorrowedArrays(
+        return self._arrays_type(
             self._session,
             run=self._run,
             start=self._start,

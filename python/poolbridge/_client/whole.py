@@ -12,7 +12,11 @@ from poolbridge._array.copies import copy_into
 from poolbridge._client import operations as _operations
 from poolbridge._memory import tensor as _tensor
 from poolbridge._session.flow import Do, Flow
-from poolbridge._sys.errors import InvalidArgumentError, UnavailableError, shown
+from poolbridge._sys.error_texts import shown
+from poolbridge.errors import (
+    InvalidArgumentError,
+    UnavailableError,
+)
 
 if TYPE_CHECKING:
     from poolbridge._client.lease import BaseLease

@@ -17,7 +17,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from poolbridge._sys.errors import (
+from poolbridge.errors import (
     DeviceMemoryError,
     DeviceNotVisibleError,
     DriverError,

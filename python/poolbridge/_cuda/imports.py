@@ -13,7 +13,7 @@ from typing import Any, Final
 import numpy as np
 
 from poolbridge._cuda import cuda as _cuda
-from poolbridge._sys.errors import (
+from poolbridge.errors import (
     DriverError,
     InvalidArgumentError,
     OwnerDiedError,

@@ -12,7 +12,11 @@ from typing import Any, Final
 
 from poolbridge._cuda.cuda import bindings, call, current
 from poolbridge._cuda.imports import grant_pool
-from poolbridge._sys.errors import DriverError, InvalidArgumentError, PoolbridgeError
+from poolbridge.errors import (
+    DriverError,
+    InvalidArgumentError,
+    PoolbridgeError,
+)
 
 BLOB_BYTES: Final = 64
 

@@ -7,7 +7,9 @@ from functools import cache
 from typing import Any, Final
 
 from poolbridge._cuda.cuda import bindings, call, contexts, current, synchronize
-from poolbridge._sys.errors import DriverError
+from poolbridge.errors import (
+    DriverError,
+)
 
 PER_THREAD: Final = 2
 

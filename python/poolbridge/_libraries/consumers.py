@@ -16,7 +16,9 @@ from poolbridge._libraries import patterns as _patterns
 from poolbridge._libraries.patterns import Comparison, Pattern, chunks
 from poolbridge._memory.kinds import KINDS
 from poolbridge._session.membership import NATIVE
-from poolbridge._sys.errors import UnavailableError
+from poolbridge.errors import (
+    UnavailableError,
+)
 
 if TYPE_CHECKING:
     from poolbridge._client.lease import BaseLease, Lease

@@ -16,7 +16,9 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 import numpy as np
 
 from poolbridge._memory.tensor import ELEMENT_TYPES, ElementType, c_strides
-from poolbridge._sys.errors import InvalidArgumentError
+from poolbridge.errors import (
+    InvalidArgumentError,
+)
 
 if TYPE_CHECKING:
     from typing_extensions import CapsuleType

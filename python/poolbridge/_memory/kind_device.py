@@ -5,11 +5,12 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING, Any
 
-from poolbridge._cuda import cuda as _cuda
-from poolbridge._cuda import pools as _pools
+from poolbridge._cuda import cuda as _cuda, pools as _pools
 from poolbridge._memory.kind_gpu import GPUPool
 from poolbridge._memory.kinds import BlockMemory, Kind
-from poolbridge._sys.errors import ProtocolError
+from poolbridge.errors import (
+    ProtocolError,
+)
 
 if TYPE_CHECKING:
     from poolbridge._cuda.pools import ImportedBlock, ImportedPool

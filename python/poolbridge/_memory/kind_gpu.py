@@ -8,7 +8,10 @@ from typing import TYPE_CHECKING, Any
 from poolbridge._cuda import cuda as _cuda
 from poolbridge._memory import dlpack as _dlpack
 from poolbridge._memory.kinds import PoolMemory
-from poolbridge._sys.errors import DriverError, PeerAccessError
+from poolbridge.errors import (
+    DriverError,
+    PeerAccessError,
+)
 
 if TYPE_CHECKING:
     import numpy as np

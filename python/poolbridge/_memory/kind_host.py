@@ -10,8 +10,10 @@ import numpy as np
 
 from poolbridge._memory import dlpack as _dlpack
 from poolbridge._memory.kinds import BlockMemory, Kind, PoolMemory
-from poolbridge._sys.errors import ProtocolError
 from poolbridge._sys.filemap import FileMapping, check_sealed
+from poolbridge.errors import (
+    ProtocolError,
+)
 
 if TYPE_CHECKING:
     from poolbridge._wire.messages import Pool

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from poolbridge._cuda import cuda as _cuda
-from poolbridge._cuda import imports as _cuda_imports
+from poolbridge._cuda import cuda as _cuda, imports as _cuda_imports
 from poolbridge._memory import dlpack as _dlpack
 from poolbridge._memory.kind_gpu import GPUPool, peer_error
 from poolbridge._memory.kinds import BlockMemory, Kind
 from poolbridge._memory.legacyhandle import LegacyHandle
-from poolbridge._sys.errors import InvalidArgumentError, OwnerDiedError, PoolbridgeError
+from poolbridge.errors import (
+    InvalidArgumentError,
+    OwnerDiedError,
+    PoolbridgeError,
+)
 
 if TYPE_CHECKING:
     from poolbridge._wire.messages import Pool

@@ -6,11 +6,12 @@ import ctypes
 import os
 from typing import TYPE_CHECKING, Any
 
-from poolbridge._cuda import cuda as _cuda
-from poolbridge._cuda import imports as _cuda_imports
+from poolbridge._cuda import cuda as _cuda, imports as _cuda_imports
 from poolbridge._memory.kind_gpu import GPUPool
 from poolbridge._memory.kinds import BlockMemory, Kind
-from poolbridge._sys.errors import ProtocolError
+from poolbridge.errors import (
+    ProtocolError,
+)
 
 if TYPE_CHECKING:
     import numpy as np

@@ -10,7 +10,9 @@ from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING, Any, Final, get_args
 
 from poolbridge._sys import literals as _literals
-from poolbridge._sys.errors import UnsupportedError
+from poolbridge.errors import (
+    UnsupportedError,
+)
 
 if TYPE_CHECKING:
     import numpy as np

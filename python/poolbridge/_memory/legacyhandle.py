@@ -16,12 +16,12 @@ from typing import TYPE_CHECKING, Any, Final, Self
 
 import numpy as np
 
-from poolbridge._cuda import cuda as _cuda
-from poolbridge._cuda import imports as _cuda_imports
-from poolbridge._memory import dlpack as _dlpack
-from poolbridge._memory import kind_gpu as _kind_gpu
-from poolbridge._memory import tensor as _tensor
-from poolbridge._sys.errors import InvalidArgumentError, LeaseReleasedError
+from poolbridge._cuda import cuda as _cuda, imports as _cuda_imports
+from poolbridge._memory import dlpack as _dlpack, kind_gpu as _kind_gpu, tensor as _tensor
+from poolbridge.errors import (
+    InvalidArgumentError,
+    LeaseReleasedError,
+)
 
 if TYPE_CHECKING:
     from typing_extensions import CapsuleType

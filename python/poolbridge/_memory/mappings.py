@@ -16,7 +16,11 @@ from typing import TYPE_CHECKING, Generic, TypeVar
 
 from poolbridge._memory import kinds as _kinds
 from poolbridge._sys.deferred import DeferringLock
-from poolbridge._sys.errors import DeviceMemoryError, DriverError, ProtocolError
+from poolbridge.errors import (
+    DeviceMemoryError,
+    DriverError,
+    ProtocolError,
+)
 
 if TYPE_CHECKING:
     from poolbridge._memory.kinds import BlockMemory, PoolMemory

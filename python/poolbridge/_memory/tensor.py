@@ -11,9 +11,13 @@ from typing import Any, Final
 
 import numpy as np
 
-from poolbridge._sys.errors import InvalidArgumentError, ProtocolError, shown
+from poolbridge._sys.error_texts import shown
 from poolbridge._wire.messages import U_MAX, Tensor
 from poolbridge._wire.packet import MAX_NDIM
+from poolbridge.errors import (
+    InvalidArgumentError,
+    ProtocolError,
+)
 
 
 @dataclass(frozen=True, slots=True)

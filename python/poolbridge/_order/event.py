@@ -12,11 +12,10 @@ import time
 from typing import Any, Final
 from weakref import WeakValueDictionary
 
-from poolbridge._cuda import cuda as _cuda
-from poolbridge._cuda import stream as _cuda_stream
+from poolbridge._cuda import cuda as _cuda, stream as _cuda_stream
 from poolbridge._memory import dlpack as _dlpack
 from poolbridge._order.streams import stream_key
-from poolbridge._sys.errors import (
+from poolbridge.errors import (
     DriverError,
     EventUnavailableError,
     InvalidArgumentError,

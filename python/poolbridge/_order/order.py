@@ -15,14 +15,19 @@ from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
-from poolbridge._cuda import cuda as _cuda
-from poolbridge._cuda import stream as _cuda_stream
+from poolbridge._cuda import cuda as _cuda, stream as _cuda_stream
 from poolbridge._memory import dlpack as _dlpack
 from poolbridge._order import event as _event
 from poolbridge._order.streams import stream_key
 from poolbridge._order.timeline import StreamKey, Timeline
 from poolbridge._sys import process as _process
-from poolbridge._sys.errors import DriverError, PoolLimitError, ProducerDiedError, WaitTimeoutError
+from poolbridge.errors import (
+    ContentFailedError,
+    DriverError,
+    PoolLimitError,
+    ProducerDiedError,
+    WaitTimeoutError,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -89,8 +94,8 @@ def before_use(state: Held, stream: Any) -> None:
     ------
     ValueError
         `stream` is no stream, or the memory is the CPU's, which has no streams.
-    ProducerDiedError
-        The content will never be complete.
+    ContentFailedError
+        The content will never be complete. `ProducerDiedError` is such an error.
     WaitTimeoutError
         The CPU waits for the content, and it was not complete within the session's time limit.
     EventUnavailableError
@@ -172,8 +177,8 @@ def wait(state: Held, seconds: float | None = None) -> None:
 
     Raises
     ------
-    ProducerDiedError
-        The content will never be complete.
+    ContentFailedError
+        The content will never be complete. `ProducerDiedError` is such an error.
     WaitTimeoutError
         The content was not complete within `seconds`; None: within the session's time limit.
     """
@@ -194,14 +199,19 @@ def wait(state: Held, seconds: float | None = None) -> None:
 
 
 def check(state: Held) -> None:
-    """Raise if it is known by now that the buffer's writer died before the content was complete.
+    """Raise if it is known by now that the content will never be complete.
 
     Raises
     ------
+    ContentFailedError
+        The process that wrote it says that it cannot complete it.
     ProducerDiedError
-        The content is incomplete.
+        The process that wrote it died before.
     """
     if lost(state):
+        reason = next(filter(None, map(partial(_reason, state), state.grant.wt)), "")
+        if reason:
+            raise ContentFailedError(f"buffer {state.grant.bf} is incomplete; its producer says: {reason}")
         raise ProducerDiedError(
             f"buffer {state.grant.bf} is incomplete: the process that wrote it died before finishing"
         )
@@ -217,6 +227,12 @@ def lost(state: Held) -> bool:
             if page is not None and page.died(fence.wd, fence.v):
                 state.lost = True
     return state.lost
+
+
+def _reason(state: Held, fence: Fence) -> str:
+    """Return what the process that was to reach a fence has said about content that failed; "" if nothing."""
+    page = state.session.timelines.page(fence.tl)
+    return page.reason(fence.wd) if page is not None and page.died(fence.wd, fence.v) else ""
 
 
 def _unreached(state: Held) -> tuple[Fence, ...]:
@@ -237,8 +253,8 @@ def _unreached(state: Held) -> tuple[Fence, ...]:
                 state.lost = True
             elif page is not None and not page.reached(fence.wd, fence.v):
                 left.append(fence)
+        check(state)  # before the fences are forgotten, so that every later use raises, too
         state.fences = tuple(left)
-        check(state)
     return state.fences
 
 

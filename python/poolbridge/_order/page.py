@@ -11,11 +11,18 @@ from typing import Final
 from poolbridge._cuda import stream as _cuda_stream
 from poolbridge._sys import futex as _futex
 from poolbridge._sys.deferred import DeferringLock, OwnedLock
-from poolbridge._sys.errors import DriverError, ProtocolError, UnavailableError
 from poolbridge._sys.filemap import FileMapping, check_sealed
+from poolbridge.errors import (
+    DriverError,
+    ProtocolError,
+    UnavailableError,
+)
 
-BYTES: Final = 4096
 WORDS: Final = 512
+BYTES: Final = 8 * WORDS
+"""Bytes of the words. Behind them each word has the reason why the content of its fences has failed."""
+REASON_BYTES: Final = 256
+FILE_BYTES: Final = BYTES + WORDS * REASON_BYTES
 TOMBSTONE: Final = 1 << 62
 
 # A GPU compares words as signed integers: a difference of this or more is negative, so the word is behind.
@@ -28,8 +35,13 @@ _SHORTEST_SLEEP: Final = 50e-6
 _LONGEST_SLEEP: Final = 1e-3
 
 
+def one_line(text: str) -> str:
+    """Return a text with a space for each character that is not printable."""
+    return "".join(c if c.isprintable() else " " for c in text)
+
+
 class Page:
-    """A page of 64-bit words in a memfd.
+    """A page of 64-bit words in a memfd, and the reasons of content that failed.
 
     Parameters
     ----------
@@ -46,12 +58,15 @@ class Page:
     """
 
     def __init__(self, fd: int, *, write: bool) -> None:
-        check_sealed(fd, BYTES, "a timeline")
-        self._mapping = FileMapping(fd, BYTES, write=write)
+        check_sealed(fd, FILE_BYTES, "a timeline")
+        self._mapping = FileMapping(fd, FILE_BYTES, write=write)
         self.write = write
         self.count = 1
         self.address = self._mapping.address
-        self.words = memoryview(self._mapping.memory).cast("Q")
+        memory = memoryview(self._mapping.memory)
+        self.words = memory[:BYTES].cast("Q")
+        self._reasons = memory[BYTES:]
+        memory.release()
         self.telling = OwnedLock()
         self._lock = threading.Lock()
         self._on_device: int | None = None
@@ -67,11 +82,11 @@ class Page:
             return TOMBSTONE - 1
 
     def reached(self, word: int, value: int) -> bool:
-        """Whether a word has the value or more. That includes a word whose process died; see `died`."""
+        """Whether a word has the value or more. That includes a word whose process died or failed; see `died`."""
         return 0 <= self.now(word) - value < _BEHIND
 
     def died(self, word: int, value: int) -> bool:
-        """Whether the process that was to write the value died before it did."""
+        """Whether the value will never be written: its process died before, or it called `fail`."""
         now = self.now(word)
         return 0 <= now - value < _BEHIND and now % TOMBSTONE < value
 
@@ -92,9 +107,38 @@ class Page:
         return True
 
     def store(self, word: int, value: int) -> None:
-        """Write a word by the CPU, and wake the threads that sleep on it."""
-        self.words[word] = value
+        """Write a word by the CPU, unless it has failed, and wake the threads that sleep on it."""
+        # Nothing is called between the test and the assignment, so that no signal handler and no thread comes between.
+        if self.words[word] < TOMBSTONE:
+            self.words[word] = value
         _futex.wake(self.address + 8 * word)
+
+    def fail(self, word: int, value: int, reason: str) -> bool:
+        """End all waits for a value that a word has not reached, and say why. The word is of no use afterwards.
+
+        Returns False, and does nothing, if the word has reached the value or has failed.
+        """
+        text = one_line(reason[:REASON_BYTES]).encode() or b"no reason given"
+        text = text[:REASON_BYTES].decode(errors="ignore").encode()  # no half of a character
+        start = word * REASON_BYTES
+        end, words, reasons = start + len(text), self.words, self._reasons
+        # Nothing is called from here to the last assignment: see `store`.
+        now = words[word]
+        if now >= value:
+            return False
+        reasons[start:end] = text
+        words[word] = TOMBSTONE + now
+        _futex.wake(self.address + 8 * word)
+        return True
+
+    def reason(self, word: int) -> str:
+        """Return what the process that writes a word has said about content that failed; "" if it has said nothing."""
+        start = word * REASON_BYTES
+        try:
+            text = bytes(self._reasons[start : start + REASON_BYTES])
+        except ValueError:  # the page is unmapped
+            return ""
+        return one_line(text.partition(b"\0")[0].decode(errors="replace"))
 
     # The GPU
 
@@ -135,6 +179,7 @@ class Page:
                 self._on_device = 0
                 _cuda_stream.unregister(self._ordinal, self.address)
         self.words.release()
+        self._reasons.release()
         self._mapping.close()
 
 

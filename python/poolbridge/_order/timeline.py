@@ -7,12 +7,19 @@ from typing import Final, NamedTuple
 
 from poolbridge._cuda import stream as _cuda_stream
 from poolbridge._order.page import WORDS, Page
-from poolbridge._sys.errors import DriverError, PoolLimitError
 from poolbridge._sys.process import this_thread
 from poolbridge._wire.messages import Fence
+from poolbridge.errors import (
+    DriverError,
+    PoolLimitError,
+)
 
 # The ordinal in the key of a promise, which has a word as a stream has.
 _NO_DEVICE: Final = -1
+
+# A word whose promise has failed is not used again, because readers look at it later. The other words are left for
+# streams and for promises.
+_MOST_FAILED: Final = WORDS // 2
 
 
 class StreamKey(NamedTuple):
@@ -66,6 +73,7 @@ class Timeline:
         self._lock = page.telling
         self._words: dict[StreamKey, Word] = {}
         self._promises = 0
+        self._failed = 0
         self._closed = False
 
     def word(self, key: StreamKey) -> Word | None:
@@ -182,13 +190,24 @@ class Timeline:
         Raises
         ------
         PoolLimitError
-            More streams and promises are at work than a timeline has words.
+            More streams and promises are at work than a timeline has words, or too many promises have failed.
         """
         with self._lock:
+            if self._failed >= _MOST_FAILED:
+                raise PoolLimitError(
+                    f"{self._failed} promises of this client have failed, and each takes a word of its timeline: "
+                    "connect again"
+                )
             self._promises += 1
             word = self._take(StreamKey(_NO_DEVICE, self._promises))
             word.value += 1
             return Fence(self.id, word.index, word.value)
+
+    def fail(self, fence: Fence, reason: str) -> bool:
+        """Say that the fence of a promise will never be reached, and why. Returns False if it is reached."""
+        failed = self.page.fail(fence.wd, fence.v, reason)
+        self._failed += failed
+        return failed
 
     def upcoming(self, key: StreamKey) -> tuple[int, int]:
         """Return the index of a stream's word and the value that the stream will write next."""
@@ -197,12 +216,12 @@ class Timeline:
             return word.index, word.value + 1
 
     def _take(self, key: StreamKey) -> Word:
-        """Assign a word to a stream or a promise: a new word, or one whose last value is reached."""
+        """Assign a word to a stream or a promise: a new word, or one whose last value was written."""
         if len(self._words) < WORDS:
             word = self._words[key] = Word(len(self._words), key)
             return word
         for old in self._words.values():
-            if self.page.reached(old.index, old.value):
+            if self.page.reached(old.index, old.value) and not self.page.died(old.index, old.value):
                 del self._words[old.key]
                 old.key = key
                 self._words[key] = old

@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from poolbridge._sys.errors import PoolbridgeError
 from poolbridge._wire.messages import Reply, Request
+from poolbridge.errors import (
+    PoolbridgeError,
+)
 
 
 class Call:

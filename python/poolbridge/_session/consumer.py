@@ -14,7 +14,8 @@ from poolbridge._session.flow import Ask, Flow, Sleep
 from poolbridge._session.grants import held, take
 from poolbridge._session.membership import NATIVE, Membership, hear, join
 from poolbridge._sys import process as _process
-from poolbridge._sys.errors import (
+from poolbridge._wire.messages import Channel, Doubt, Fence, Grant, Map, MapReply, Tensor
+from poolbridge.errors import (
     ClientClosedError,
     ClosedError,
     ForkError,
@@ -24,7 +25,6 @@ from poolbridge._sys.errors import (
     ProtocolError,
     WaitTimeoutError,
 )
-from poolbridge._wire.messages import Channel, Doubt, Fence, Grant, Map, MapReply, Tensor
 
 if TYPE_CHECKING:
     from poolbridge import _native
@@ -77,6 +77,8 @@ class Consumer(Membership):
         The error that says why; None if the channel or the subscription was closed.
     left
         Whether the consumer has left the channel.
+    spin
+        See `Subscription.spin`.
     early
         Results of the native `take` that no call has used yet, in order. A cancelled call leaves one.
     """
@@ -95,6 +97,7 @@ class Consumer(Membership):
         self.error: PoolbridgeError | None = None
         self.left = False
         self.early: deque[Any] = deque()
+        self.spin: float | None = None
         self._undecided: list[tuple[Grant, tuple[Fence, ...]]] = []
         self._credited: threading.Event | None = None
         self._looking = threading.Lock()
@@ -150,17 +153,19 @@ class Consumer(Membership):
         return None
 
     def swap(self, number: int) -> _native.Frame | None:
-        """Let go of a frame that has no grant, and return the next frame if it is there; else None."""
-        if number in self._given:
+        """Let go of a frame that has no grant, and wait for the next frame. None: `receive` says what happened instead.
+
+        Only the thread of a blocking subscription calls it.
+        """
+        if self._undecided or number in self._given:
             self.end_lone(number, back=False)
             return None
         try:
-            self.native.release(number)
-            return self._taken(self.native.take(0.0))
+            return self._taken(self.native.swap(number, None, self.spin))
         except (ClosedError, LeaseReleasedError):
             return None
 
-    def look(self, spin: float, seconds: float | None) -> None:
+    def look(self, spin: float | None, seconds: float | None) -> None:
         """Wait for a frame or another result of `take`, and append it to `early`."""
         with self._looking:
             if self.early:
@@ -424,7 +429,7 @@ def consume(session: Session, channel: Channel, *, credit: int, oldest: bool, fu
     return consumer
 
 
-def receive(consumer: Consumer, seconds: float | None, spin: float) -> Flow[_native.Frame | None]:
+def receive(consumer: Consumer, seconds: float | None, spin: float | None) -> Flow[_native.Frame | None]:
     """Wait for the next frame and take it; None if no frame will come any more."""
     session, condition = consumer.session, NATIVE.Condition
     deadline = None if seconds is None else time.monotonic() + seconds

@@ -13,11 +13,11 @@ from typing import Any, Final
 
 from msgspec import UNSET, UnsetType, structs
 
+from poolbridge import errors as _errors
 from poolbridge._memory.session_blocks import SessionBlock, SessionPool
 from poolbridge._order.page import WORDS
 from poolbridge._session.calls import Call, Waiter
-from poolbridge._sys import errors as _errors
-from poolbridge._sys.errors import PoolbridgeError, ProtocolError
+from poolbridge._sys import error_texts as _error_texts
 from poolbridge._wire.messages import (
     VERSION,
     Cancel,
@@ -48,6 +48,10 @@ from poolbridge._wire.messages import (
 )
 from poolbridge._wire.packet import check, decode, encode
 from poolbridge._wire.transport import Descriptors
+from poolbridge.errors import (
+    PoolbridgeError,
+    ProtocolError,
+)
 
 _LAST_NUMBER: Final = 2**32 - 1
 # How many requests are remembered after their replies, in case a second reply comes.
@@ -237,7 +241,7 @@ class Core:
             if isinstance(envelope.e, UnsetType):
                 raise ProtocolError("a packet is neither a reply nor a notice")
             # An error without a request: the service sends it before it closes the connection.
-            raise _errors.from_wire(envelope.e.c, envelope.e.m)
+            raise _error_texts.from_wire(envelope.e.c, envelope.e.m)
         return idle
 
     def _notice(self, name: str, data: bytes, descriptors: Descriptors) -> list[SessionBlock]:
@@ -288,7 +292,7 @@ class Core:
             self._take_unawaited(envelope, data, descriptors)
             return
         if not isinstance(envelope.e, UnsetType):
-            error = _errors.from_wire(envelope.e.c, envelope.e.m)
+            error = _error_texts.from_wire(envelope.e.c, envelope.e.m)
             decode(data, Reply)
             del self._calls[call.number]
             self._answered.append((call.request, call.reply_type))

@@ -5,13 +5,16 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING
 
-from poolbridge._memory import dlpack as _dlpack
-from poolbridge._memory import tensor as _tensor
+from poolbridge._memory import dlpack as _dlpack, tensor as _tensor
 from poolbridge._order import timelines as _timelines
 from poolbridge._session.flow import Do, Flow, ask
 from poolbridge._session.lease_state import LeaseState
-from poolbridge._sys.errors import NotFoundError, ProtocolError, StaleError
 from poolbridge._wire.messages import Open, PoolReply, Timeline, TimelineReply
+from poolbridge.errors import (
+    NotFoundError,
+    ProtocolError,
+    StaleError,
+)
 
 if TYPE_CHECKING:
     from poolbridge._session.consumer import Consumer

@@ -12,7 +12,10 @@ import numpy as np
 from poolbridge._memory.tensor import Description
 from poolbridge._order import order as _order
 from poolbridge._sys import process as _process
-from poolbridge._sys.errors import LeaseInUseError, LeaseReleasedError
+from poolbridge.errors import (
+    LeaseInUseError,
+    LeaseReleasedError,
+)
 
 if TYPE_CHECKING:
     from poolbridge._memory.kinds import BlockMemory

@@ -9,8 +9,11 @@ from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, TypeVar, cast
 
-from poolbridge._sys.errors import PoolbridgeError, ServiceStalledError
 from poolbridge._wire.messages import Reply, Request
+from poolbridge.errors import (
+    PoolbridgeError,
+    ServiceStalledError,
+)
 
 if TYPE_CHECKING:
     from poolbridge._session.calls import Waiter

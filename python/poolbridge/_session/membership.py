@@ -10,8 +10,12 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from poolbridge._session.calls import Waiter
 from poolbridge._session.flow import Ask, Flow, Hear
 from poolbridge._session.grants import know_timeline
-from poolbridge._sys.errors import ClosedError, ConnectionLostError, UnavailableError
 from poolbridge._wire.messages import Enter, Join, JoinReply, Leave, Reply
+from poolbridge.errors import (
+    ClosedError,
+    ConnectionLostError,
+    UnavailableError,
+)
 
 if TYPE_CHECKING:
     from poolbridge import _native

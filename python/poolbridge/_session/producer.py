@@ -13,8 +13,13 @@ from typing import TYPE_CHECKING, Any, Final
 from poolbridge._session.flow import Flow, Sleep
 from poolbridge._session.membership import NATIVE, Membership, hear, join
 from poolbridge._session.spares import Spare
-from poolbridge._sys.errors import ClosedError, ForkError, PoolLimitError, WaitTimeoutError
 from poolbridge._wire.messages import Fence
+from poolbridge.errors import (
+    ClosedError,
+    ForkError,
+    PoolLimitError,
+    WaitTimeoutError,
+)
 
 if TYPE_CHECKING:
     from poolbridge import _native

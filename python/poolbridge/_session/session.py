@@ -14,16 +14,15 @@ from weakref import ReferenceType, ref
 
 from poolbridge._order import order as _order
 from poolbridge._session.session_members import SessionMembers
-from poolbridge._sys import errors as _errors
-from poolbridge._sys import process as _process
-from poolbridge._sys.errors import (
+from poolbridge._sys import error_texts as _error_texts, process as _process
+from poolbridge._wire.messages import Bye, Dropped, Forget, Release, Seal, Wanted
+from poolbridge.errors import (
     ClientClosedError,
     ConnectionLostError,
     ForkError,
     PoolbridgeError,
     ProtocolError,
 )
-from poolbridge._wire.messages import Bye, Dropped, Forget, Release, Seal, Wanted
 
 if TYPE_CHECKING:
     from poolbridge._memory.session_blocks import SessionBlock
@@ -63,6 +62,7 @@ class Session(SessionMembers):
         self.orphaned = False
         self._closing = False
         self.patience = _PATIENCE
+        self.tracer: Any = None
         self.lost: set[int] = set()
         self._kept: deque[tuple[int, int, object]] = deque()
         self._fault: ProtocolError | None = None  # the error of the service that sending has found
@@ -188,8 +188,10 @@ class Session(SessionMembers):
         if not isinstance(error, ConnectionLostError) or goodbye is None:
             return error
         if not self.core.epoch:  # the session had not begun
-            return _errors.from_wire(goodbye.c, goodbye.m)
-        return ConnectionLostError(f"the service said goodbye ({goodbye.c}): {goodbye.m}. So {_errors.SESSION_LOST}")
+            return _error_texts.from_wire(goodbye.c, goodbye.m)
+        return ConnectionLostError(
+            f"the service said goodbye ({goodbye.c}): {goodbye.m}. So {_error_texts.SESSION_LOST}"
+        )
 
     # Leases
 

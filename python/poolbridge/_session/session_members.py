@@ -11,8 +11,13 @@ from typing import TYPE_CHECKING, Any
 
 from poolbridge._session.session_memory import SessionMemory
 from poolbridge._session.spares import Asking, Shelf, Spare, Spares
-from poolbridge._sys.errors import NotFoundError, ProtocolError, StaleError
+from poolbridge._session.tally import SessionTally
 from poolbridge._wire.messages import Leave, Timeline, TimelineReply
+from poolbridge.errors import (
+    NotFoundError,
+    ProtocolError,
+    StaleError,
+)
 
 if TYPE_CHECKING:
     from poolbridge._memory.session_blocks import SessionBlock
@@ -34,6 +39,8 @@ class SessionMembers(SessionMemory):
         For each channel that the session is joining as a producer, by its id: an event that is set when that is over.
     spares
         The leases that came back from channels.
+    tally
+        What the session has done.
     """
 
     def __init__(self) -> None:
@@ -41,6 +48,7 @@ class SessionMembers(SessionMemory):
         self.producers: dict[int, Producer] = {}
         self.joining: dict[int, threading.Event] = {}
         self.spares = Spares(self)
+        self.tally = SessionTally()
 
     @abstractmethod
     def check_usable(self) -> None:
@@ -77,6 +85,7 @@ class SessionMembers(SessionMemory):
         with self.lock:
             self.check_usable()
             self.core.members.append(member)
+            self.tally.joins(member)
 
     def leave(self, member: Any) -> None:
         """Leave a channel with a member."""
@@ -95,6 +104,7 @@ class SessionMembers(SessionMemory):
         self.core.members.remove(member)
         try:
             member.leave()
+            self.tally.leaves(member)
         finally:  # the service has to be told now, because the member is gone from the list
             if self.ended is None:
                 self.core.tell(Leave(ch=member.channel.id, mb=member.member))

@@ -13,7 +13,12 @@ from poolbridge._memory.mappings import MAPPINGS, Mapping
 from poolbridge._order.timelines import Timelines
 from poolbridge._session.core import Core
 from poolbridge._sys.deferred import DeferringLock
-from poolbridge._sys.errors import ClientClosedError, NotFoundError, PoolbridgeError, ProtocolError
+from poolbridge.errors import (
+    ClientClosedError,
+    NotFoundError,
+    PoolbridgeError,
+    ProtocolError,
+)
 
 if TYPE_CHECKING:
     from poolbridge._memory.kinds import BlockMemory, PoolMemory

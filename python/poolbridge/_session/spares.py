@@ -14,8 +14,10 @@ from msgspec import UNSET, structs
 from poolbridge._session.lease_state import LeaseState
 from poolbridge._session.membership import NATIVE
 from poolbridge._sys import process as _process
-from poolbridge._sys.errors import PoolbridgeError
 from poolbridge._wire.messages import Fence, Grant
+from poolbridge.errors import (
+    PoolbridgeError,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -45,8 +47,7 @@ _GLANCE: Final = 1e-3
 
 
 if TYPE_CHECKING:
-    from poolbridge._native import Lent as _Lent
-    from poolbridge._native import Shelf as _NativeShelf
+    from poolbridge._native import Lent as _Lent, Shelf as _NativeShelf
 else:  # without the native module there are no channels, and so no spares
     _Lent = object if NATIVE is None else NATIVE.Lent
     _NativeShelf = object if NATIVE is None else NATIVE.Shelf

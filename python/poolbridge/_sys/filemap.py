@@ -17,7 +17,10 @@ from weakref import WeakSet
 
 import numpy as np
 
-from poolbridge._sys.errors import DeviceMemoryError, ProtocolError
+from poolbridge.errors import (
+    DeviceMemoryError,
+    ProtocolError,
+)
 
 _mmap = ctypes.CDLL(None, use_errno=True).mmap
 _mmap.restype = ctypes.c_void_p

@@ -16,8 +16,7 @@ import poolbridge
 from poolbridge._cuda import cuda as _cuda
 from poolbridge._cuda.cuda import call, current
 from poolbridge._cuda.imports import VirtualBlock
-from poolbridge._libraries import consumers as _consumers
-from poolbridge._libraries import patterns as _patterns
+from poolbridge._libraries import consumers as _consumers, patterns as _patterns
 from poolbridge._libraries.patterns import Pattern
 from poolbridge._verify.failure import failure
 

@@ -9,16 +9,11 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 
 import poolbridge
-from poolbridge._cuda import cuda as _cuda
-from poolbridge._cuda import stream as _cuda_stream
-from poolbridge._libraries import consumers as _consumers
-from poolbridge._libraries import patterns as _patterns
+from poolbridge._cuda import cuda as _cuda, stream as _cuda_stream
+from poolbridge._libraries import consumers as _consumers, patterns as _patterns
 from poolbridge._libraries.patterns import Pattern
 from poolbridge._memory.legacyhandle import LegacyHandle
-from poolbridge._verify import outside as _outside
-from poolbridge._verify import peer as _peer
-from poolbridge._verify import slow as _slow
-from poolbridge._verify import streaming as _streaming
+from poolbridge._verify import outside as _outside, peer as _peer, slow as _slow, streaming as _streaming
 from poolbridge._verify.failure import failure
 
 if TYPE_CHECKING:

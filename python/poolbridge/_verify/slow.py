@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
-from poolbridge._cuda import cuda as _cuda
-from poolbridge._cuda import stream as _cuda_stream
+from poolbridge._cuda import cuda as _cuda, stream as _cuda_stream
 from poolbridge._cuda.cuda import call, current
 from poolbridge._libraries import consumers as _consumers
 from poolbridge._libraries.patterns import Pattern

@@ -26,20 +26,20 @@ Epoch = Annotated[bytes, Meta(min_length=16, max_length=16)]
 class Error(Struct, omit_defaults=True):
     """Says why a request failed."""
 
-    c: str  # stable code, see Error
+    c: str  # error code, see Error
     m: str  # text for people: what was expected, what came, what to do; cut to what fits
 
 
 class Tensor(Struct, omit_defaults=True):
-    """Describes what a buffer holds.
+    """Describes the content of a buffer.
 
-    The element at index i lies `of` + itemsize·Σ i·stride bytes into the buffer.
+    The element at index i is at byte `of` + itemsize·Σ i·stride of the buffer.
     """
 
     # element type: `bool`, `int8` … `int64`, `uint8` … `uint64`, `float16`, `bfloat16`, `float32`, `float64`,
     # `complex64`, `complex128`
     dt: str
-    sh: tuple[U, ...] = ()  # shape, in elements; left out: a scalar (0 dimensions, one element)
+    sh: tuple[U, ...] = ()  # shape, in elements; left out: a scalar (0 dimensions, 1 element)
     st: tuple[I64, ...] = ()  # strides, in elements, one for each dimension; left out: C-contiguous
     of: U = 0  # byte offset of element [0, …, 0] from the start of the buffer; a multiple of the element size
 
@@ -48,14 +48,14 @@ class Pool(Struct, omit_defaults=True, kw_only=True):
     """Describes a pool: a named, bounded arena of one kind of memory."""
 
     id: U  # pool id, never reused within an epoch
-    nm: str  # name, as its creator chose it
+    nm: str  # name
     k: str  # kind, see Kinds: `device`, `vmm`, `legacy`, `pinned`, `host`
     do: U = 0  # device ordinal as the service sees it
-    # device UUID, `GPU-xxxxxxxx-xxxx-xxxx-xxxx-xxxxxxxxxxxx`; the name that holds across processes; left out: no device
+    # device UUID, `GPU-xxxxxxxx-xxxx-xxxx-xxxx-xxxxxxxxxxxx`: the same in all processes; left out: no device
     du: str = ""
     mx: U  # most bytes that the pool's blocks may take
-    sx: U = 0  # most bytes that may count for one session in it; left out: no limit of its own
-    ux: U = 0  # most bytes that may count for one user in it; left out: no limit of its own
+    sx: U = 0  # most bytes that may count for one session in it; left out: no limit
+    ux: U = 0  # most bytes that may count for one user in it; left out: no limit
     x: Export | UnsetType = UNSET  # how to map the pool (see Kinds); in replies to `create` and `open`
 
 
@@ -63,13 +63,13 @@ class Export(Struct, omit_defaults=True):
     """Says how to map a pool or a block."""
 
     d: bytes = b""  # what the kind defines
-    # how many of the packet's file descriptors belong to this export; they are taken in the order in which exports
-    # stand in the packet
+    # how many of the packet's file descriptors belong to this export; they are assigned in the order of the exports in
+    # the packet
     f: U = 0
 
 
 class Fence(Struct, omit_defaults=True):
-    """Names a moment in somebody's work: it is reached when a word of a timeline is `v` or more."""
+    """Names a point in a session's work: it is reached when a word of the session's timeline is `v` or more."""
 
     tl: U  # timeline id
     wd: U  # index of a word of the timeline
@@ -81,7 +81,7 @@ class Channel(Struct, omit_defaults=True, kw_only=True):
 
     id: U  # channel id, never reused within an epoch
     nm: str  # name
-    pl: U  # pool id: the channel carries buffers of this pool, and who may use the pool may use the channel
+    pl: U  # pool id: the channel carries buffers of this pool, and users who may use the pool may use the channel
     md: str  # mode: `broadcast`, `queue`
     cp: U  # capacity, in frames
     fl: str  # what happens when it is full: `block`, `drop-oldest`, `latest`, `fail`
@@ -98,19 +98,19 @@ class Grant(Struct, omit_defaults=True, kw_only=True):
     bl: U  # block id, never reused within an epoch
     bs: U  # bytes of the block
     n: U = 0  # bytes of the buffer, which starts at the block's first byte
-    t: Tensor  # what it holds
+    t: Tensor  # its content
     # how to map the block: sent with the session's first lease on the block, and again after the session has answered a
     # `recall` of it
     x: Export | UnsetType = UNSET
-    wt: tuple[Fence, ...] = ()  # what must be reached before the memory is used (see Order)
+    wt: tuple[Fence, ...] = ()  # fences that must be reached before the memory is used (see Order)
     ev: bytes = b""  # the interprocess event that came with the content
-    eo: bool = False  # no fence in `wt` stands for `ev`: it must be waited for as well
+    eo: bool = False  # no fence in `wt` covers the work of `ev`: the session must wait for `ev` too
 
 
 class Stats(Struct, omit_defaults=True, kw_only=True):
-    """Counts what a service holds."""
+    """Counts what a service has."""
 
-    ss: U  # sessions that have not ended, those of the service's own process included: `poolsvc serve` has one
+    ss: U  # sessions that have not ended, including those of the service's own process: `poolsvc serve` has one
     ls: U  # leases
     bf: U  # buffers
     nm: U  # names
@@ -118,7 +118,7 @@ class Stats(Struct, omit_defaults=True, kw_only=True):
 
 
 class PoolStats(Struct, omit_defaults=True, kw_only=True):
-    """Counts what a pool holds.
+    """Counts what a pool has.
 
     `rs` = `ld` + `ca` + `rc` at all times.
     """
@@ -146,8 +146,8 @@ class SessionEntry(Struct, omit_defaults=True, kw_only=True):
     bk: U = 0  # blocks that it was sent the export of and has not dropped
     mb: U = 0  # members of channels
     n: U = 0  # bytes that count for it in pools
-    wq: U = 0  # requests of it that wait
-    wf: str = ""  # what the one that has waited longest waits for, for people
+    wq: U = 0  # its requests that wait
+    wf: str = ""  # what the request that has waited longest waits for, for people
     ws: U = 0  # since when, in nanoseconds since 1970
 
 
@@ -159,11 +159,13 @@ class ChannelEntry(Struct, omit_defaults=True, kw_only=True):
     pr: U = 0  # producers
     cs: U = 0  # consumers
     sh: bool = False  # it is closed
-    sq: U = 0  # frames so far
-    # frames that are still to be taken: in a broadcast by the consumer that is furthest behind, in a queue those that
-    # are not acknowledged
+    sq: U = 0  # frames published so far
+    # in a broadcast, frames that the consumer furthest behind has not taken; in a queue, frames that are not
+    # acknowledged
     wt: U = 0
-    sl: U = 0  # session of the consumer that is furthest behind in a broadcast; left out: none is
+    sl: U = 0  # session of the consumer furthest behind in a broadcast; left out: none is behind
+    uf: U = 0  # places that frames take up: if as many as the capacity, the next one waits, fails or drops another
+    dr: U = 0  # frames that consumers missed so far; in a queue, those that no consumer got
 
 
 class NameEntry(Struct, omit_defaults=True, kw_only=True):
@@ -173,9 +175,9 @@ class NameEntry(Struct, omit_defaults=True, kw_only=True):
     bf: U  # buffer id
     pl: U  # pool id
     n: U  # bytes of the buffer
-    t: Tensor  # what it holds
-    ui: U  # user id of who published it
-    ss: U = 0  # session whose end removes it; left out: it is kept
+    t: Tensor  # its content
+    ui: U  # id of the user that published it
+    ss: U = 0  # the name is removed when this session ends; left out: it is kept
 
 
 class BufferEntry(Struct, omit_defaults=True, kw_only=True):
@@ -186,12 +188,12 @@ class BufferEntry(Struct, omit_defaults=True, kw_only=True):
     pl: U  # pool id
     n: U  # bytes of the buffer
     bs: U  # bytes of the block
-    t: Tensor  # what it holds
+    t: Tensor  # its content
     wr: U = 0  # session with the write lease; left out: none
     rd: tuple[U, ...] = ()  # sessions with read leases, at most 8 of them
     rs: U = 0  # read leases
     nn: U = 0  # names that it is published under
-    ch: bool = False  # a channel has it whose producer left
+    ch: bool = False  # it is in a channel, and its producer has left
 
 
 class LeaseEntry(Struct, omit_defaults=True, kw_only=True):
@@ -213,14 +215,14 @@ class LeaseEntry(Struct, omit_defaults=True, kw_only=True):
 
 
 class EventEntry(Struct, omit_defaults=True, kw_only=True):
-    """Is one thing that happened.
+    """Describes one event.
 
-    Fields that say nothing about it are left out.
+    Fields that do not apply to it are left out.
     """
 
     id: U  # counts the events of the epoch, from 1 on
     at: U  # when, in nanoseconds since 1970
-    k: str  # what sort of thing (see Events)
+    k: str  # kind (see Events)
     ss: U = 0  # session id
     ui: U = 0  # user id of the session
     pd: U = 0  # process id of the session, for people
@@ -230,8 +232,8 @@ class EventEntry(Struct, omit_defaults=True, kw_only=True):
     bf: U = 0  # buffer id
     n: U = 0  # bytes of memory
     en: str = ""  # how a session ended: `left`, `lost`, `error`, `closed`, `shutdown`
-    tk: U = 0  # nanoseconds that it took or lasts
-    ct: U = 0  # how many like it there were since the last event that said so; left out: 1
+    tk: U = 0  # how long it took, or has lasted, in nanoseconds
+    ct: U = 0  # how often it happened since the last such event; left out: 1
     tx: str  # a sentence, for people, at most 1,000 bytes
 
 
@@ -265,21 +267,21 @@ class Create(Request, kw_only=True, tag="create"):
     k: str  # kind, see Kinds
     dv: str = ""  # device, an ordinal or a UUID; left out: the first
     mx: U  # most bytes of the pool
-    sx: U = 0  # most bytes of a session; left out: no limit of its own
-    ux: U = 0  # most bytes of a user; left out: no limit of its own
-    ui: tuple[U, ...] = ()  # ids of users that may use it; without `gi` too: the creator's user
+    sx: U = 0  # most bytes of a session; left out: no limit
+    ux: U = 0  # most bytes of a user; left out: no limit
+    ui: tuple[U, ...] = ()  # ids of users that may use it; without `ui` and `gi`: the creator's user
     gi: tuple[U, ...] = ()  # ids of groups that may use it
-    en: bool = False  # if there is a pool of that name that is just like this, open it
+    en: bool = False  # if there is an equal pool of that name, open it
 
 
 class Open(Request, kw_only=True, tag="open"):
-    """Opens a pool that there is, by its name or its id: exactly one of the two.
+    """Opens an existing pool, by its name or by its id: exactly one of the two.
 
     `PoolReply` answers it.
     """
 
     nm: str = ""  # pool name
-    pl: U = 0  # pool id, where a lease named a pool that the session has not opened
+    pl: U = 0  # pool id, if a lease named a pool that the session has not opened
     w: U = 0  # milliseconds to wait for the name
 
 
@@ -290,7 +292,7 @@ class Destroy(Request, kw_only=True, tag="destroy"):
 
 
 class Trim(Request, kw_only=True, tag="trim"):
-    """Gives unused blocks of a pool back.
+    """Frees unused blocks of a pool.
 
     `TrimReply` answers it.
     """
@@ -306,38 +308,42 @@ class Alloc(Request, kw_only=True, tag="alloc"):
     """
 
     pl: U  # pool id
-    t: Tensor  # what the buffer is to hold
+    t: Tensor  # the content that the buffer is for
     w: U = 0  # milliseconds to wait for room
 
 
 class Publish(Request, kw_only=True, tag="publish"):
-    """Names the buffer of a write lease, whose content is complete."""
+    """Gives the buffer of a write lease a name.
+
+    Its content is complete, or will be as `rt` and `ev` say.
+    """
 
     # lease id, of a write lease
     l: U  # noqa: E741 - the wire's key
     nm: str  # buffer name
-    t: Tensor | UnsetType = UNSET  # a new description of the content; left out: as allocated
+    t: Tensor | UnsetType = UNSET  # a new description of the content; left out: that of `alloc`
     kp: bool = False  # keep the name when the session ends
-    rp: bool = False  # replace an existing name of the same owner
-    rt: Fence | UnsetType = UNSET  # when the content is complete (ready); left out, and without `ev`: now
-    ev: bytes = b""  # an interprocess event for the same
+    rp: bool = False  # replace an existing name of the same user
+    # the content is complete when this is reached; without `rt` and `ev`: it is complete now
+    rt: Fence | UnsetType = UNSET
+    ev: bytes = b""  # the content is complete when this interprocess event has happened
 
 
 class Unpublish(Request, kw_only=True, tag="unpublish"):
-    """Takes a name away."""
+    """Removes a name."""
 
     nm: str  # buffer name
 
 
 class Get(Request, kw_only=True, tag="get"):
-    """Leases the buffer behind a name.
+    """Leases the buffer that has a name.
 
     `LeaseReply` answers it.
     """
 
     nm: str  # buffer name
     wr: bool = False  # for a write lease
-    w: U = 0  # milliseconds to wait
+    w: U = 0  # milliseconds to wait for the name and the lease
 
 
 class LeaseBuffer(Request, kw_only=True, tag="lease"):
@@ -349,20 +355,20 @@ class LeaseBuffer(Request, kw_only=True, tag="lease"):
     bf: U  # buffer id
     ge: U  # generation of its block
     wr: bool = False  # for a write lease
-    w: U = 0  # milliseconds to wait
+    w: U = 0  # milliseconds to wait for the lease
 
 
 class Release(Request, kw_only=True, tag="release"):
-    """Ends a lease, or several in the same way: as many of them as can be ended, whatever becomes of the others.
+    """Ends a lease, or several in the same way: all that can be ended.
 
     It is usually sent without `q`.
     """
 
     # lease id
     l: U  # noqa: E741 - the wire's key
-    fl: bool = False  # what was written is incomplete
-    dt: tuple[Fence, ...] = ()  # when the work that used the lease is done; left out: now
-    # further leases, of which each ends in the same way if it can be ended; an error is that of the first that cannot
+    fl: bool = False  # the content is incomplete
+    dt: tuple[Fence, ...] = ()  # the work that used the lease is done when these are reached; left out: it is done now
+    # further leases, which end in the same way; an error is that of the first lease that cannot be ended
     al: tuple[U, ...] = ()
 
 
@@ -376,16 +382,16 @@ class Cancel(Request, kw_only=True, tag="cancel"):
 
 
 class Dropped(Request, kw_only=True, tag="dropped"):
-    """Says which mappings the client has given up.
+    """Says which blocks the client has unmapped.
 
     It is usually sent without `q`.
     """
 
-    bl: tuple[U, ...]  # ids of the blocks whose mappings the client has given up
+    bl: tuple[U, ...]  # ids of the blocks
 
 
 class StatsRequest(Request, kw_only=True, tag="stats"):
-    """Asks what the service holds.
+    """Asks for the counts of what the service has.
 
     `StatsReply` answers it.
     """
@@ -399,20 +405,20 @@ class List(Request, kw_only=True, tag="list"):
     `ListReply` answers it.
     """
 
-    wt: str  # what: `sessions`, `channels`, `names`, `buffers`, `leases`
+    wt: str  # what to list: `sessions`, `channels`, `names`, `buffers`, `leases`
     af: str = ""  # `nx` of the page before; left out: the first page
     n: U = 0  # most entries of the page; left out: 64
 
 
 class Events(Request, kw_only=True, tag="events"):
-    """Asks for a page of what happened, the oldest first, and waits for something if there is nothing new.
+    """Asks for a page of events, the oldest first, and waits for one if there is none.
 
-    At most 4 of a session wait at a time; one more fails with `limit`.
+    At most 4 such requests of a session wait at a time; one more fails with `limit`.
 
     `EventsReply` answers it.
     """
 
-    af: U = 0  # number of the last event that is known; left out: all that are kept
+    af: U = 0  # number of the last event that the client knows; left out: all that the service keeps
     n: U = 0  # most entries of the page; left out: 32
     w: U = 0  # milliseconds to wait for an event
 
@@ -424,27 +430,27 @@ class EndSession(Request, kw_only=True, tag="end"):
 
 
 class Bye(Request, kw_only=True, tag="bye"):
-    """Says that the client is about to close the connection: its session did not get lost.
+    """Says that the client is about to close the connection.
 
-    It is usually sent without `q`.
+    The service then notes that the session left, not that it was lost. It is usually sent without `q`.
     """
 
 
 class Timeline(Request, kw_only=True, tag="timeline"):
-    """Asks for the page of a timeline: the session's own, or another's that a fence named.
+    """Asks for the page of a timeline: the session's own, or another that a fence named.
 
     `TimelineReply` answers it.
     """
 
-    tl: U = 0  # timeline id; left out: the session's own, which is made if need be
+    tl: U = 0  # timeline id; left out: the session's own, which the first such request makes
 
 
 class Seal(Request, kw_only=True, tag="seal"):
-    """Says that the session has mapped its own timeline: from now on nobody else can map it to write."""
+    """Says that the session has mapped its own timeline: from now on no other process can map it for writing."""
 
 
 class MakeChannel(Request, kw_only=True, tag="channel"):
-    """Makes a channel, or opens the one that is just like it.
+    """Makes a channel, or opens an equal one of that name.
 
     `ChannelReply` answers it.
     """
@@ -467,7 +473,10 @@ class Find(Request, kw_only=True, tag="find"):
 
 
 class CloseChannel(Request, kw_only=True, tag="close"):
-    """Closes a channel for all: nothing more can be sent, and consumers learn of it after the last frame."""
+    """Closes a channel for all members.
+
+    Producers can publish nothing more, and consumers get the end after the last frame.
+    """
 
     ch: U  # channel id
 
@@ -483,18 +492,18 @@ class Join(Request, kw_only=True, tag="join"):
     ch: U  # channel id
     ro: str  # role: `producer`, `consumer`
     ol: bool = False  # a consumer of a broadcast begins with the oldest frame kept, not with the newest
-    fl: str = ""  # what happens when this consumer of a broadcast is slow; left out: as the channel has it
+    fl: str = ""  # what happens when this consumer of a broadcast is slow; left out: the channel's policy
 
 
 class Enter(Request, kw_only=True, tag="enter"):
-    """Says that a member has mapped the files that `join` gave it: once this is answered, it takes part."""
+    """Says that the session has mapped the files of a member: once this is answered, the member takes part."""
 
     ch: U  # channel id
     mb: U  # member id
 
 
 class Leave(Request, kw_only=True, tag="leave"):
-    """Says that a member takes no part any more."""
+    """Says that a member does not take part any more."""
 
     ch: U  # channel id
     mb: U  # member id
@@ -503,23 +512,23 @@ class Leave(Request, kw_only=True, tag="leave"):
 class Map(Request, kw_only=True, tag="map"):
     """Asks how to map a block that a frame named.
 
-    The block counts as one whose export the session was sent.
+    The session then counts as one that was sent the block's export.
 
     `MapReply` answers it.
     """
 
-    ch: U  # channel id, in which the session is a consumer
+    ch: U  # channel id; the session has a consumer in it
     bl: U  # block id, in the channel's pool
 
 
 class Doubt(Request, kw_only=True, tag="doubt"):
-    """Says which frame has failed because its record contradicts itself.
+    """Reports a frame whose record contradicts itself.
 
     It is usually sent without `q`.
     """
 
     ch: U  # channel id
-    mb: U  # member id of the consumer that found it
+    mb: U  # member id of the consumer that got it
     sq: U  # number of the frame
 
 
@@ -527,9 +536,9 @@ class Doubt(Request, kw_only=True, tag="doubt"):
 
 
 class Envelope(Struct, omit_defaults=True):
-    """What tells a reply, which has a request number, from a notice, which has none.
+    """The keys that tell a reply, which has a request number, from a notice, which has none.
 
-    The notice's name is no part of it: in the reply to `Trim` the same key is a number.
+    The notice's name is not among them: in the reply to `Trim` the same key is a number.
     """
 
     q: RequestNumber = 0
@@ -547,16 +556,16 @@ ReplyT = TypeVar("ReplyT", bound=Reply)
 
 
 class HelloReply(Reply, kw_only=True):
-    """Says what was agreed on, and who the service is.
+    """Says what was agreed on, and identifies the service.
 
     Answers `Hello`.
     """
 
-    v: U  # the version chosen
+    v: U  # the chosen version
     ep: Epoch  # the service's epoch
     id: U  # session id
     pid: U  # the service's process id, for people
-    ft: tuple[str, ...] = ()  # features of both
+    ft: tuple[str, ...] = ()  # features that both have
 
 
 class PoolReply(Reply, kw_only=True):
@@ -569,12 +578,12 @@ class PoolReply(Reply, kw_only=True):
 
 
 class TrimReply(Reply, kw_only=True):
-    """Says how much was given back.
+    """Says how much was freed.
 
     Answers `Trim`.
     """
 
-    n: U  # bytes given back at once
+    n: U  # bytes that were freed at once
 
 
 class LeaseReply(Reply, kw_only=True):
@@ -583,7 +592,7 @@ class LeaseReply(Reply, kw_only=True):
     Answers `Alloc`, `Get` and `LeaseBuffer`.
     """
 
-    # the lease granted
+    # the lease
     l: Grant  # noqa: E741 - the wire's key
 
 
@@ -593,7 +602,7 @@ class StatsReply(Reply, kw_only=True):
     Answers `StatsRequest`.
     """
 
-    s: Stats  # what the service holds
+    s: Stats  # the counts
 
 
 class ListReply(Reply, kw_only=True):
@@ -607,18 +616,18 @@ class ListReply(Reply, kw_only=True):
     ns: tuple[NameEntry, ...] = ()  # names
     bs: tuple[BufferEntry, ...] = ()  # buffers
     ls: tuple[LeaseEntry, ...] = ()  # leases
-    nx: str = ""  # where the next page begins; left out: this is the last
+    nx: str = ""  # `af` of the next page; left out: this is the last
 
 
 class EventsReply(Reply, kw_only=True):
-    """Has what happened.
+    """Has the events.
 
     Answers `Events`.
     """
 
     ev: tuple[EventEntry, ...] = ()  # events
     nx: U = 0  # `af` of the next page
-    lo: U = 0  # events after `af` that the service has forgotten
+    lo: U = 0  # how many events after `af` the service does not keep any more
 
 
 class TimelineReply(Reply, kw_only=True):
@@ -629,11 +638,11 @@ class TimelineReply(Reply, kw_only=True):
 
     tl: U  # timeline id, never reused within an epoch
     nw: U  # how many words the page has
-    x: Export  # one descriptor: a memfd of 4,096 bytes
+    x: Export  # one descriptor: a memfd of 135,168 bytes, see Order
 
 
 class ChannelReply(Reply, kw_only=True):
-    """Has the channel that was made or found.
+    """Has the channel.
 
     Answers `MakeChannel` and `Find`.
     """
@@ -647,7 +656,7 @@ class JoinReply(Reply, kw_only=True):
     Answers `Join`.
     """
 
-    sl: U  # slot of the roster
+    sl: U  # slot in the roster
     mb: U  # member id, never reused in the channel
     x: Export  # three descriptors: the roster, the sequencer and the member's own file
 
@@ -667,13 +676,13 @@ class MapReply(Reply, kw_only=True):
 
 
 class Notice(Struct, omit_defaults=True):
-    """What every notice begins with; without a name it is an error that belongs to no request."""
+    """The base of notices; without a name it is an error that answers no request."""
 
     n: str = ""
 
 
 class Recall(Struct, omit_defaults=True, tag_field="n", tag="recall"):
-    """Asks to unmap blocks when no lease needs them, and to send `dropped` then."""
+    """Asks the client to unmap blocks as soon as no lease needs them, and then to send `dropped`."""
 
     bl: tuple[U, ...]  # block ids
 
@@ -681,45 +690,45 @@ class Recall(Struct, omit_defaults=True, tag_field="n", tag="recall"):
 class Goodbye(Struct, omit_defaults=True, tag_field="n", tag="goodbye"):
     """Says that the service is about to close the connection."""
 
-    c: str  # stable code, see Error
+    c: str  # error code, see Error
     m: str  # text for people: what was expected, what came, what to do; cut to what fits
 
 
 class Failed(Struct, omit_defaults=True, tag_field="n", tag="failed"):
-    """Says that the writer of buffers, which the session has leased, died before they were complete."""
+    """Says that the writer of buffers that the session has leased died before they were complete."""
 
     bf: tuple[U, ...]  # buffer ids
 
 
 class Working(Struct, omit_defaults=True, tag_field="n", tag="working"):
-    """Says that the service is carrying out a request that takes long."""
+    """Says that the service is executing a request that takes long."""
 
-    rq: U = 0  # number of a request of this session; left out: one that all others of the session wait behind
+    rq: U = 0  # number of a request of this session; left out: a request that all later ones of the session wait for
 
 
 class Member(Struct, omit_defaults=True, kw_only=True, tag_field="n", tag="member"):
-    """Gives the file of a member to the members of the other role that the session has in a channel (see Channels)."""
+    """Gives the session the file of a member of a channel, for its own members of the other role (see Channels)."""
 
     ch: U  # channel id
     ro: str  # role of the member: `producer`, `consumer`
-    sl: U  # slot of the roster
+    sl: U  # slot in the roster
     mb: U  # member id
     x: Export  # one descriptor: the member's file
 
 
 class Wanted(Struct, omit_defaults=True, tag_field="n", tag="wanted"):
-    """Says that memory of a pool is wanted (see Channels)."""
+    """Says that other sessions need memory of a pool (see Channels)."""
 
     pl: U  # pool id
 
 
 class Forget(Struct, omit_defaults=True, tag_field="n", tag="forget"):
-    """Says that no fence of these timelines will come again: the client unmaps them once nothing waits for them."""
+    """Says that the client will get no more fences of these timelines: it unmaps them once nothing waits for them."""
 
     tl: tuple[U, ...]  # timeline ids
 
 
-# Which there are
+# All requests and all notices
 
 AnyRequest = (
     Hello
@@ -753,7 +762,7 @@ AnyRequest = (
 )
 AnyNotice = Recall | Goodbye | Failed | Working | Member | Wanted | Forget
 
-# What answers each request.
+# The reply of each request.
 ANSWERS: dict[type[Request], type[Reply]] = {
     Hello: HelloReply,
     Create: PoolReply,

@@ -12,7 +12,9 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from poolbridge._sys.errors import ProtocolError
+from poolbridge.errors import (
+    ProtocolError,
+)
 
 MAX_PACKET = 65_536
 MAX_FDS = 8

@@ -8,8 +8,12 @@ import socket
 from collections import deque
 from collections.abc import Iterable
 
-from poolbridge._sys.errors import SESSION_LOST, ConnectionLostError, ProtocolError
+from poolbridge._sys.error_texts import SESSION_LOST
 from poolbridge._wire.packet import MAX_FDS, MAX_PACKET
+from poolbridge.errors import (
+    ConnectionLostError,
+    ProtocolError,
+)
 
 _INT = array.array("i").itemsize
 # Plain integers: an operation on the flags' enum takes half a microsecond.

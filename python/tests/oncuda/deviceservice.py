@@ -1,4 +1,4 @@
-"""The small service again, with pools of kind ``device``, as a process of its own: ``deviceservice.py SOCKET [plain]``.
+"""The small service again, with pools of kind ``device``, as a separate process: ``deviceservice.py SOCKET [plain]``.
 
 For every socket that it then reads, a line each, it ends that service and begins a new one: a process that uses a GPU
 takes seconds to start. It has timelines, unless it is to be plain. It exports through cuda.core. Asked to
@@ -75,5 +75,5 @@ if __name__ == "__main__":
         running.close()
         running = DeviceService(line.strip())
         print("ready", flush=True)
-    # Whatever the tests left, the process's end frees.
+    # The end of the process frees what the tests left.
     os._exit(0)

@@ -1,4 +1,4 @@
-"""Streams that are held up until a test lets them go on: work that takes as long as the test wants."""
+"""Streams that wait until a test lets them go on: work that takes as long as the test wants."""
 
 from __future__ import annotations
 
@@ -12,8 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from poolbridge._cuda import cuda as _cuda
-from poolbridge._cuda import stream as _cuda_stream
+from poolbridge._cuda import cuda as _cuda, stream as _cuda_stream
 from poolbridge._cuda.cuda import call, current
 
 
@@ -27,7 +26,7 @@ class Gate:
         self._at = _cuda_stream.register(0, self._address, 4096, write=True)
 
     def hold(self, stream: int) -> None:
-        """Let the stream do nothing more before the gate opens."""
+        """Make the stream wait until the gate opens."""
         _cuda_stream.wait(0, stream, self._at, 1)
 
     def open(self) -> None:
@@ -51,7 +50,7 @@ def idle(stream: int) -> bool:
 
 
 def gets_idle(stream: int) -> bool:
-    """Wait until the stream has nothing left to do; False if it is held up."""
+    """Wait until the stream is idle; False if it waits for a gate."""
     deadline = time.monotonic() + 60
     while not idle(stream):
         if time.monotonic() > deadline:
@@ -72,7 +71,7 @@ def fill(address: int, nbytes: int, byte: int, stream: int) -> None:
 
 
 def read(address: int, nbytes: int, stream: int) -> np.ndarray[Any, Any]:
-    """Read bytes in the stream's order; they are there once it is done."""
+    """Read bytes in the stream's order. The bytes are complete when the stream has done it."""
     with current(0):
         # A copy to memory that the driver has not pinned would wait. It stays until the process ends.
         at = int(call("cuMemHostAlloc", nbytes, 0))
@@ -81,7 +80,7 @@ def read(address: int, nbytes: int, stream: int) -> np.ndarray[Any, Any]:
 
 
 def counts() -> dict[str, int] | None:
-    """How often this process has called the simulated driver, by call; None on a real one."""
+    """Return how often this process has made each call of the simulated driver; None with a real one."""
     folder = os.environ.get("SIMCUDA_COUNTS")
     path = Path(folder or "/nonexistent", f"{os.getpid()}.counts")
     if not path.exists():

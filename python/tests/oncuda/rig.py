@@ -1,4 +1,4 @@
-"""A service with a pool on a GPU as a process of its own, its clients, and what tests do with leases of theirs."""
+"""A service with a pool on a GPU in another process, its clients, and helpers for their leases."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def device_service(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[s
 
 
 ONE_BLOCK = pytest.mark.parametrize("client", [N], indirect=True)
-"""The client's pool has room for one block: where there is more, one with work under way is not used again yet."""
+"""The client's pool has room for one block. With more room, a block with work under way would not be used again yet."""
 
 
 @pytest.fixture
@@ -78,6 +78,6 @@ def address(lease: poolbridge.BaseLease) -> int:
 
 
 def use(lease: poolbridge.BaseLease, stream: int) -> int:
-    """Do what a library does that makes an array on a stream, and drop the array."""
+    """Make an array on a stream, like a library, and drop the array."""
     lease.__dlpack__(stream=stream, max_version=(1, 0))
     return address(lease)

@@ -15,8 +15,7 @@ from rig import ENVIRONMENT
 from test_arrays import look
 
 import poolbridge
-from poolbridge._cuda import cuda as _cuda
-from poolbridge._cuda import pools as _pools
+from poolbridge._cuda import cuda as _cuda, pools as _pools
 from poolbridge._memory.mappings import MAPPINGS
 
 DEVICES = _cuda.devices()
@@ -37,7 +36,7 @@ def device_process(tmp_path_factory: pytest.TempPathFactory) -> Iterator[subproc
 
 @pytest.fixture
 def device_service(device_process: subprocess.Popen[str], tmp_path: Path) -> str:
-    """A service of the test's own."""
+    """A service for one test."""
     path = str(tmp_path / "d.sock")
     assert device_process.stdin is not None
     assert device_process.stdout is not None

@@ -43,7 +43,7 @@ pytestmark = pytest.mark.skipif(not has_poolsvc(), reason="poolsvc is not built,
 
 
 def slow(client, gate, byte, event, **options):
-    """Publish what a stream has yet to write, and an event says when it has."""
+    """Publish content that a stream has not written yet, with an event that says when it has."""
     lease = client.allocate(N, "uint8")
     stream = new_stream()
     at = address(lease)
@@ -73,7 +73,7 @@ def line(process: subprocess.Popen[str]) -> str:
     return process.stdout.readline().strip()
 
 
-# Tries to have a stream wait for frame 7, and says whether it does; then what it read, or the error.
+# Tries to make a stream wait for frame 7, and prints whether it does; then what it read, or the error.
 CONSUMER = """
 import poolbridge
 from gates import finish, idle, new_stream, read
@@ -200,7 +200,7 @@ def test_an_event_that_was_never_recorded_holds_nobody_up(client):
     assert event.is_done
     stream = new_stream()
     event.wait(stream)
-    assert gets_idle(stream)  # a driver may queue the wait, and take microseconds for it
+    assert gets_idle(stream)  # a driver may queue the wait, which takes microseconds
     event.sync(0)
 
 
@@ -253,7 +253,7 @@ def test_what_says_nothing_is_refused(client):
     promise.complete()
 
 
-# Publishes two frames that a stream has written, one with an event alone; does what it is told.
+# Publishes two frames that a stream has written, one only with an event; then executes the lines of its input.
 PRODUCER = """
 import poolbridge
 from gates import Gate, fill, new_stream
@@ -394,7 +394,7 @@ client.close()
 
 @contextmanager
 def open_to(uid: int) -> Iterator[str]:
-    """A service that another user reaches, too."""
+    """A service that other users can reach, too."""
     folder = Path(f"/tmp/poolbridge-events-{os.getpid()}")
     folder.mkdir()
     folder.chmod(0o755)
@@ -412,7 +412,7 @@ def open_to(uid: int) -> Iterator[str]:
 
 NOBODY = 65534
 
-# How a process gets elsewhere. It imports first what it needs, which another user may not be able to read.
+# Code that changes the user or /dev/shm of a process. It first imports what another user may not be able to read.
 ELSEWHERE = {
     "another user": f"""
 import ctypes, os
@@ -424,7 +424,7 @@ _pools._core_descriptors()
 os.setgroups([])
 os.setresgid({NOBODY}, {NOBODY}, {NOBODY})
 os.setresuid({NOBODY}, {NOBODY}, {NOBODY})
-ctypes.CDLL(None).prctl(4, 1)  # PR_SET_DUMPABLE: its /proc is its own again
+ctypes.CDLL(None).prctl(4, 1)  # PR_SET_DUMPABLE: it may read its own /proc again
 """,
     "another /dev/shm": """
 import ctypes, os

@@ -64,7 +64,7 @@ def test_frames_of_ever_other_streams_are_all_waited_for(client, other, gate):
     channel = client.create_channel("c", mode="queue", capacity=1)
     frames = other.subscribe("c", credit=1)
     streams = [new_stream() for _ in range(3)]
-    for number in range(200):  # the entries of a cursor are written again, each time with another stream's fence
+    for number in range(200):  # entries of the cursor are overwritten, each time with another stream's fence
         channel.publish(client.allocate(N, "uint8"))
         frame = next(frames)
         use(frame, streams[number % 3])

@@ -136,7 +136,7 @@ lease.__dlpack__(stream=stream, max_version=(1, 0))
 gate.hold(stream)
 fill(int(lease.evidence()["pointer"]), 4096, 1, stream)
 lease.release()
-client.close()  # what the stream still uses is unmapped in a thread
+client.close()  # a thread unmaps the memory that the stream still uses
 gate.open()
 time.sleep(float(sys.argv[2]))
 """

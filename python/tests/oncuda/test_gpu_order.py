@@ -16,8 +16,7 @@ from gates import Gate, counts, fill, finish, gets_idle, idle, new_stream, read
 from rig import CHANNELS, ENVIRONMENT, HERE, ONE_BLOCK, N, address, client, device_service, gate, other, use
 
 import poolbridge
-from poolbridge._cuda import cuda as _cuda
-from poolbridge._cuda import stream as _cuda_stream
+from poolbridge._cuda import cuda as _cuda, stream as _cuda_stream
 from poolbridge._memory.mappings import MAPPINGS
 
 __all__ = ["client", "device_service", "gate", "other"]  # fixtures
@@ -27,12 +26,12 @@ STEADY_POOL = pytest.mark.parametrize("client", [STEADY * N], indirect=True)
 
 
 def all_blocks(client):
-    """Lease every block of the pool of `STEADY_POOL`: what is done with each of them now need not be done later."""
+    """Lease every block of the pool of `STEADY_POOL`, so that work which is done once for each block is done."""
     return [client.allocate(N, "uint8") for _ in range(STEADY)]
 
 
 def slow_frame(client, gate, byte, stream, channel=None):
-    """Publish what a stream has yet to write."""
+    """Publish content that a stream has not written yet."""
     lease = client.allocate(N, "uint8")
     at = use(lease, stream)
     gate.hold(stream)
@@ -138,7 +137,7 @@ def test_one_stream_of_two_clients_does_not_wait_for_what_it_has_yet_to_write(cl
         if threading.current_thread() is not writer:
             writer.start()
             assert told.wait(60)
-            waits.wait(0.2)  # it never waits before the stream has this word to write
+            waits.wait(0.2)  # it must not make its stream wait before this write is queued
         write(*arguments)
 
     monkeypatch.setattr(_cuda_stream, "write", write_late)
@@ -464,6 +463,25 @@ def test_a_stream_waits_for_what_the_cpu_has_promised(client, other):
     assert (seen == 6).all()
 
 
+def test_a_stream_that_waits_for_a_promise_goes_on_when_it_fails(client, other):
+    consumer = new_stream()
+    lease = client.allocate(N, "uint8")
+    promise = lease.promise()
+    lease.publish("x")
+    got = other.get("x")
+    read(use(got, consumer), N, consumer)
+    assert not idle(consumer)
+    got.check()
+    promise.fail(ValueError("no light"))
+    finish(consumer)
+    with pytest.raises(poolbridge.ContentFailedError, match="its producer says: ValueError: no light$"):
+        got.check()
+    with pytest.raises(poolbridge.ContentFailedError, match="no light"):
+        use(got, new_stream())
+    with pytest.raises(poolbridge.ContentFailedError, match="no light"):
+        other.get("x", timeout=60)
+
+
 def test_what_streams_were_given_before_a_promise_is_waited_for(client, other, gate):
     writer = new_stream()
     lease = client.allocate(N, "uint8")
@@ -495,7 +513,7 @@ def test_arrays_that_are_dropped_keep_their_stream_until_it_has_written(client, 
         return StridedMemoryView.from_dlpack(lease, stream_ptr=Stream.handle)
 
     arrays = other.subscribe("c", credit=3).arrays(wrap, stream=stream)
-    while arrays._frame is None or arrays._lease_state is not None:  # until a frame comes in a block that has its array
+    while arrays._frame is None or arrays._lease_state is not None:  # until a frame's block already has an array
         channel.publish(client.allocate(N, "uint8"))
         next(arrays)
     kept = weakref.ref(stream)

@@ -1,4 +1,4 @@
-"""Kinds ``vmm``, ``legacy`` and ``pinned``: what is no export is refused, and CUDA goes on. Run by `test_device`."""
+"""Kinds ``vmm``, ``legacy`` and ``pinned``: invalid exports are refused, and CUDA still works. Run by `test_device`."""
 
 from __future__ import annotations
 
@@ -21,8 +21,7 @@ import pytest
 from cuda.bindings import driver
 
 import poolbridge
-from poolbridge._cuda import cuda as _cuda
-from poolbridge._cuda import imports as _cuda_imports
+from poolbridge._cuda import cuda as _cuda, imports as _cuda_imports
 from poolbridge._memory import kinds as _kinds
 from poolbridge._memory.kind_legacy import LegacyPool
 from poolbridge._memory.kind_vmm import VMMPool
@@ -36,7 +35,7 @@ UUID = _cuda.devices()[0]["uuid"]
 SIMULATED = "simulated" in _cuda.devices()[0]["name"]
 T = TypeVar("T")
 
-# Makes memory, and gives its handle or the descriptor of its pool; ends when its input does.
+# Makes memory, and sends its handle or the descriptor of its pool; ends with its input.
 OWNER = """
 import ctypes, socket, sys
 import numpy as np
@@ -101,7 +100,7 @@ def owner() -> Iterator[subprocess.Popen[str]]:
 
 @pytest.fixture(scope="module", params=["device", "pinned"])
 def imported(request: pytest.FixtureRequest) -> Iterator[PoolMemory]:
-    """Give another process's pool, imported."""
+    """Import another process's pool."""
     kind = request.param
     ours, theirs = socket.socketpair()
     with ours, start(kind, str(theirs.fileno()), fds=[theirs.fileno()]):
@@ -118,7 +117,7 @@ def handle_of(process: subprocess.Popen[str]) -> poolbridge.LegacyHandle:
 
 
 def vmm_descriptor(size: int) -> int:
-    """Export physical memory of this process, which then holds only the descriptor."""
+    """Export physical memory of this process, which then has only the descriptor."""
     properties = driver.CUmemAllocationProp()
     properties.type = driver.CUmemAllocationType.CU_MEM_ALLOCATION_TYPE_PINNED
     properties.location.type = driver.CUmemLocationType.CU_MEM_LOCATION_TYPE_DEVICE
@@ -242,7 +241,7 @@ def test_the_handle_of_a_dead_owner_is_said_to_be_one(owner):
 
 @contextmanager
 def second_context(ordinal: int = 0) -> Iterator[int]:
-    """Make a context of its own current, beside the primary one."""
+    """Make another context current, beside the primary one."""
     made = _cuda.call("cuCtxCreate", None, 0, ordinal)
     try:
         yield int(made)
@@ -266,7 +265,7 @@ def test_a_legacy_handle_opens_in_a_second_context_where_it_is_not_open_in_the_p
     with second_context():
         memory = open_in_own(handle)
         assert memory.address
-        with _cuda.current(0):  # whatever is current
+        with _cuda.current(0):  # any context may be current
             assert (memory.to_numpy() == np.arange(1 << 19) + 100).all()
         doubled = memory.to_numpy() * 2
         elsewhere(lambda: memory.copy_from(doubled))
@@ -310,7 +309,7 @@ def test_a_legacy_handle_that_is_open_in_the_primary_context_is_refused_clearly_
         with pytest.raises(poolbridge.SecondContextError, match="primary") as caught:
             handle.open(own_context=True)
         assert caught.value.code == "unavailable"
-        handle.open().close()  # in the primary one it works, whatever is current
+        handle.open().close()  # it works in the primary context, with any context current
         assert opened.to_numpy().view(np.float32)[3] == 103
         opened.close()
         handle.open(own_context=True).close()
@@ -327,7 +326,7 @@ def test_the_handle_of_a_dead_owner_is_said_to_be_one_in_a_second_context_too(ow
 def test_without_a_current_context_the_primary_one_is_meant(owner):
     handle = handle_of(owner)
     with handle.open() as memory, elsewhere(lambda: handle.open(own_context=True)) as again:
-        assert memory.address == again.address  # counted, as in any one context
+        assert memory.address == again.address  # counted, as within one context
 
 
 @pytest.mark.skipif(len(_cuda.devices()) < 2, reason="needs two GPUs")

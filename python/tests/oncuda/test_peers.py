@@ -1,4 +1,4 @@
-"""Consumers on another GPU than the memory's. Run by `test_device`, or by hand where there are two GPUs."""
+"""Consumers on another GPU than that of the memory. Run by `test_device`, or by hand where there are two GPUs."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def published(client: poolbridge.Client, kind: str) -> poolbridge.Lease:
     return lease
 
 
-# Reads every buffer with the second GPU, by a copy and by a kernel, and says what they saw, or why it cannot.
+# Reads every buffer with the second GPU, by a copy and by a kernel, and prints what they read, or the error.
 CONSUMER = """
 import sys, poolbridge
 sys.path[:0] = [{here!r}]
@@ -127,7 +127,7 @@ def consume(service: str, *, device: int | str | None, ordinal: int = 1, **envir
 @pytest.mark.parametrize("device", [1, "cuda:1", DEVICES[-1]["uuid"]])
 def test_another_gpu_reads_memory_of_every_kind(service, client, device):
     kept = [published(client, kind) for kind in KINDS]
-    # What a legacy handle opens for a GPU is that one's memory here: kernels of its own would fault.
+    # Here the memory of a legacy handle belongs to the GPU that opened it: kernels of the other would fault.
     named = {kind: "cuda:1" if kind == "legacy" else "cuda:0" for kind in KINDS}
     assert consume(service, device=device) == [f"{kind} {named[kind]} True 0" for kind in KINDS for _ in range(2)]
     assert len(kept) == len(KINDS)
@@ -195,9 +195,9 @@ def test_streams_of_both_gpus_are_kept_in_order(service, client, gate, kind):
     with poolbridge.connect(service, timeout=60, device=1) as other:
         writer, last, reader = stream_on(0), stream_on(0), stream_on(1)
         seen = _cuda.Allocation(1, N)
-        # Room for one block: where there is more, the next writer gets another one.
+        # Room for one block: with more, the next writer would get another one.
         client.create_pool("one", kind=kind, max_bytes=max(N, 2 << 20) if kind in {"vmm", "legacy"} else N)
-        # All is mapped, for reading as for writing, before a stream is held: the driver may wait for it.
+        # Map all memory, for reading and writing, before a stream waits: mapping may wait for the stream.
         lease = client.allocate(N, "uint8", pool="one")
         lease.publish("mapped")
         address(other.get("mapped"))

@@ -1,5 +1,5 @@
-// Tests of what the simulation does beyond a driver: faults, counts, the detector of misuse, life and death of
-// processes. Each case runs in a process of its own, with its own environment.
+// Tests of what the simulation does in addition to a driver: faults, counts, the detector of misuse, and processes that start
+// and die. Each case runs in its own process, with its own environment.
 #ifndef CHECKS_H
 #define CHECKS_H
 
@@ -14,8 +14,8 @@ struct check {
     const char *name;
     const char *environment; // NAME=value words; @ stands for the case's own folder
     void (*run)(void);
-    const char *report; // what the misuse file must hold; "": it must be empty; NULL: not looked at
-    int signal; // that must end it, or 0
+    const char *report; // what the misuse file must have; "": it must be empty; NULL: it is not checked
+    int signal; // the signal that must end it, or 0
 };
 extern const struct check misuse_checks[], fault_checks[], life_checks[];
 

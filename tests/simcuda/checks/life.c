@@ -1,4 +1,4 @@
-// Counts, the life and death of processes, and what the environment sets.
+// Counts, processes that start and die, and settings in the environment.
 #include "checks.h"
 
 #include <signal.h>
@@ -38,7 +38,7 @@ static void busy(struct child *parent) {
     get(parent, &byte, 1);
 }
 
-// The child must have a file of its own, so it is the harness's program again and not a fork of it.
+// The child must have its own file, so it runs the harness's program again and is not a fork of it.
 static void counted(void) {
     size_t a, b;
     start(0);
@@ -123,8 +123,8 @@ static size_t available(void) {
     return left;
 }
 
-// Measured on a device: the death of the exporter loses nothing while somebody holds the descriptor, with or without
-// a context, and the memory returns with the last holder.
+// Measured on a device: the death of the exporter loses nothing while another process has the descriptor, with or without
+// a context, and the memory is freed with the last descriptor.
 static void exporter_is_killed(void) {
     struct offer o;
     struct child c = child_start(exporter);
@@ -205,7 +205,7 @@ static void no_pools(void) {
     RESULT(cuMemPoolCreate(&pool, &props), CUDA_ERROR_NOT_SUPPORTED);
 }
 
-// What NVIDIA's libraries ask for before they call what they were given, whatever was answered.
+// NVIDIA's libraries ask for these before they call the functions that they got, with any answer.
 static void no_unnamed_functions(void) {
     static const CUuuid id = {"a table"};
     const void *table = &id;
@@ -235,7 +235,7 @@ static void block_opener(struct child *parent) {
     EXPECT(again == second);
     put(parent, &byte, 1);
     get(parent, h + 2, sizeof *h);
-    OK(cuIpcOpenMemHandle_v2(&again, h[2], 1)); // the first, freed and given away anew, twice as large
+    OK(cuIpcOpenMemHandle_v2(&again, h[2], 1)); // the first block, freed and allocated again, twice as large
     OK(cuMemGetAddressRange_v2(NULL, &size, again));
     EXPECT(size == 8192);
     OK(cuMemcpyDtoH_v2(&byte, again + 8191, 1));
@@ -281,7 +281,7 @@ static void nobody_opens(struct child *parent) {
     CUipcEventHandle h;
     CUevent e;
     get(parent, &h, sizeof h);
-    if (setgid(65534) != 0 || setuid(65534) != 0) exit(0); // not root: there is no other user to become
+    if (setgid(65534) != 0 || setuid(65534) != 0) exit(0); // not root: it cannot become another user
     start(0);
     RESULT(cuIpcOpenEventHandle(&e, h), CUDA_ERROR_MAP_FAILED);
 }

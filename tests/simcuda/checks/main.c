@@ -1,4 +1,4 @@
-// The harness: runs every check in a process of its own.
+// The harness: runs every check in its own process.
 #include "checks.h"
 
 #include <dirent.h>

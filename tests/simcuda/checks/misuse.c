@@ -1,4 +1,4 @@
-// Planted bugs, each of which the detector must report, and clean programs, about which it must be silent.
+// Programs with misuse, which the detector must report, and correct programs, about which it must report nothing.
 #include "checks.h"
 
 #include <pthread.h>

@@ -1,4 +1,4 @@
-// The driver calls that the questions are made of.
+// The driver calls that the questions use.
 #ifndef FACTS_DRIVER_H
 #define FACTS_DRIVER_H
 

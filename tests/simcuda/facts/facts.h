@@ -1,5 +1,5 @@
-// Questions to a CUDA driver, real or simulated. Each prints one line, the same on every machine for the same answer,
-// so that what a real driver said can be kept beside them and the simulation held to it.
+// Questions to a CUDA driver, real or simulated. Each prints one line, which is the same on every machine for the same answer.
+// So the answers of a real driver can be stored and compared with those of the simulation.
 #ifndef FACTS_H
 #define FACTS_H
 
@@ -21,7 +21,7 @@ CUdeviceptr from_pool(CUmemoryPool pool, size_t size);
 uint64_t pool_attribute(CUmemoryPool pool, int attribute);
 CUfunction store_kernel(void); // out[i] = (multiply * i + add) ^ xor
 
-// A section runs in a process of its own, and may start a partner: the same program in another role.
+// A section runs in its own process, and may start a partner: the same program in another role.
 struct section { const char *name; void (*run)(void); };
 extern const struct section sections[];
 extern const int section_count;

@@ -60,7 +60,7 @@ static CUresult try_open(CUipcMemHandle handle) {
     return r;
 }
 
-// Nothing is open when this begins. The block of `alone` is its own.
+// Nothing is open at the beginning. `alone` has its own block.
 static void beside_the_primary(const struct offer *o) {
     CUcontext second;
     CUdeviceptr d, base;

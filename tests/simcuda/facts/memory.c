@@ -1,4 +1,4 @@
-// Host memory, and what may be asked of addresses.
+// Host memory, and attributes of addresses.
 #include "facts.h"
 
 #include <stdlib.h>

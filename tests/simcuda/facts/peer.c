@@ -1,4 +1,4 @@
-// Legacy memory of one device that another one works on. A kernel that may not touch it ruins its process.
+// Legacy memory of one device that another one uses. A kernel that may not touch it ruins its process.
 #include "facts.h"
 
 #include <string.h>
@@ -46,7 +46,7 @@ static void about(const char *where, CUdeviceptr p) {
     say(question, "%s %d", name(r), ordinal);
 }
 
-// Whether a copy and a kernel of the current context's device reach it.
+// Whether a copy and a kernel of the current context's device can access it.
 static void use(const char *who, CUdeviceptr p) {
     CUdeviceptr mine;
     unsigned char seen = 0;

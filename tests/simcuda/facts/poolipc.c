@@ -9,7 +9,7 @@
 
 enum { MB = 1 << 20 };
 
-// Only of interest when one looks: the bytes differ from run to run.
+// For people only: the bytes differ from run to run.
 static void show(const char *what, const CUmemPoolPtrExportData *blob) {
     if (!getenv("FACTS_BYTES")) return;
     char text[129];
@@ -84,7 +84,7 @@ void section_pool_ipc(void) {
     unsigned char seen = 0;
     MUST(cuMemcpyDtoH_v2(&seen, a, 1));
     say("the importer wrote", "%d", seen);
-    // The importer has `a` mapped: free it, allocate anew and let it look.
+    // The importer has `a` mapped: free it, allocate again and let the importer look.
     MUST(cuMemFreeAsync(a, NULL));
     MUST(cuStreamSynchronize(NULL));
     CUdeviceptr anew = from_pool(pool, MB);

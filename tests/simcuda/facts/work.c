@@ -1,4 +1,4 @@
-// Modules, copies, what is stale, and errors that stick.
+// Modules, copies, stale handles, and sticky errors.
 #include "facts.h"
 
 #include <string.h>
@@ -88,7 +88,7 @@ void section_stale(void) {
     CUdeviceptr p;
     ask("allocate from a destroyed pool", cuMemAllocFromPoolAsync(&p, 4096, pool, NULL));
     ask("destroy a destroyed pool", cuMemPoolDestroy(pool));
-    // A destroyed stream or event is not asked about: the real driver crashes.
+    // It does not ask about a destroyed stream or event: the real driver crashes.
 }
 
 void section_sticky(void) {

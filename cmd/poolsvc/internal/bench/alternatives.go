@@ -42,11 +42,16 @@ func alternatives(ctx context.Context, s *scene) error {
 
 // pythonStreams measures workload (g): streams from one Python process to others, with the service in a separate process.
 func pythonStreams(ctx context.Context, s *scene) error {
-	if s.kind != mempool.Host {
+	if s.kind != mempool.Host && s.kind != mempool.Device {
 		return nil
 	}
 	return s.withService(ctx, func(svc *service) error {
-		args := []string{"--only", "python-stream", "--socket", svc.socket, "--consumers", strconv.Itoa(s.MaxConsumers)}
+		args := []string{"--only", "python-stream", "--socket", svc.socket}
+		for _, n := range streamConsumers {
+			if n <= s.MaxConsumers {
+				args = append(args, "--consumers", strconv.Itoa(n))
+			}
+		}
 		if !s.Alternatives {
 			args = append(args, "--alone")
 		}

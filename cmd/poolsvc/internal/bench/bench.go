@@ -18,19 +18,22 @@ import (
 type workload struct {
 	name string
 	run  func(context.Context, *scene) error
+	// named says that it runs only if Options.Only names it, because it is of use to nobody but those who work on this project.
+	named bool
 }
 
 var workloads []workload
 
 func init() { // in init, because Options uses the names
 	workloads = []workload{
-		{"transfer", transfer},
-		{"stream", stream},
-		{"copy", copies},
-		{"allocate", allocate},
-		{"growth", growth},
-		{"start-up", startUp},
-		{"python-stream", pythonStreams},
+		{"transfer", transfer, false},
+		{"stream", stream, false},
+		{"copy", copies, false},
+		{"allocate", allocate, false},
+		{"growth", growth, false},
+		{"start-up", startUp, false},
+		{"python-stream", pythonStreams, false},
+		{"spinning", spinningOrNot, true},
 	}
 }
 
@@ -127,7 +130,7 @@ const others = "alternatives"
 // steps are what is done for each kind.
 func (o Options) steps() (names []string) {
 	for _, w := range workloads {
-		if o.wants(w.name) {
+		if o.wants(w.name) && (!w.named || len(o.Only) > 0) {
 			names = append(names, w.name)
 		}
 	}
@@ -157,7 +160,7 @@ func (s *scene) measure(ctx context.Context, p *probed) error {
 	}
 	s.consumer = consumers[0]
 	for _, w := range workloads {
-		if !s.wants(w.name) {
+		if !slices.Contains(s.steps(), w.name) {
 			continue
 		}
 		s.begin(w.name)

@@ -50,6 +50,24 @@ func TestResultOfFewMeasurementsHasNoP999(t *testing.T) {
 	assert.Equal(t, 3.0, *d.result("transfer", "host", 4, "x").P999)
 }
 
+func TestRoundsHaveAMedianAndARange(t *testing.T) {
+	rounds := make([]Result, 4)
+	for i, p50 := range []float64{4, 1, 2, 9} {
+		p99 := 2 * p50
+		rounds[i] = Result{Workload: "spinning/transfer", System: ours, P50: &p50, P99: &p99, PerSecond: 1000 * p50, Samples: 10}
+	}
+	r := median(rounds)
+	assert.Equal(t, 3.0, *r.P50)
+	assert.Equal(t, 6.0, *r.P99)
+	assert.Equal(t, 3000.0, r.PerSecond)
+	assert.Equal(t, [2]float64{1, 9}, *r.P50Range)
+	assert.Equal(t, [2]float64{1000, 9000}, *r.PerSecondRange)
+	assert.Equal(t, 40, r.Samples)
+	var out strings.Builder
+	r.print(&out)
+	assert.Contains(t, out.String(), "poolbridge; 4 rounds, p50 1.0 to 9.0, 1000 to 9000 a second\n")
+}
+
 func TestStopwatchForgetsTheWarmUp(t *testing.T) {
 	w := newStopwatch(time.Nanosecond)
 	rounds := 0

@@ -9,9 +9,11 @@ import (
 	"fmt"
 	"io"
 	"os/exec"
+	"strconv"
 	"time"
 
 	"github.com/poolbridge/poolbridge/bridge"
+	"github.com/poolbridge/poolbridge/internal/spin"
 	"github.com/poolbridge/poolbridge/mempool"
 )
 
@@ -19,14 +21,15 @@ import (
 const ConsumeCommand = "bench-consumer"
 
 // Consume takes the frames of a channel until the channel is closed. It writes the line "ready" after the first frame. At the end it
-// writes the times at which it had the other frames, as JSON.
-func Consume(ctx context.Context, socket, channel string, out io.Writer) (err error) {
-	c, err := bridge.Dial(ctx, socket)
+// writes the times at which it had the other frames, as JSON. spins says whether its waiters may spin.
+func Consume(ctx context.Context, socket, channel string, spins bool, out io.Writer) (err error) {
+	spin.Switch(spins)
+	c, err := bridge.TryDial(ctx, socket)
 	if err != nil {
 		return err
 	}
 	defer func() { err = errors.Join(err, c.Close()) }()
-	ch, err := c.OpenChannel(ctx, channel, patience)
+	ch, err := c.OpenChannel(ctx, channel)
 	if err != nil {
 		return err
 	}
@@ -64,7 +67,7 @@ func (s *scene) startGoConsumer(_ context.Context, src *source) (consumer, error
 }
 
 func (c *goConsumer) begin(ctx context.Context, channel string) error {
-	cmd := exec.CommandContext(ctx, c.poolsvc, ConsumeCommand, c.socket, channel)
+	cmd := exec.CommandContext(ctx, c.poolsvc, ConsumeCommand, c.socket, channel, strconv.FormatBool(spin.On()))
 	cmd.Stderr = &c.stderr
 	out, err := cmd.StdoutPipe()
 	if err != nil {

@@ -20,7 +20,7 @@ type Options struct {
 	Device string
 	// Kinds are the kinds of memory to measure; empty for host and device.
 	Kinds []mempool.Kind
-	// Only has the names of the workloads to run; empty for all.
+	// Only has the names of the workloads to run; empty for all but those that are only run by name.
 	Only []string
 	// Sizes are the sizes of transferred buffers, in bytes; empty for 4 KiB to 1 GiB.
 	Sizes []uint64

@@ -4,6 +4,7 @@ import (
 	"context"
 	"time"
 
+	"github.com/poolbridge/poolbridge/internal/spin"
 	"github.com/poolbridge/poolbridge/mempool"
 )
 
@@ -15,8 +16,9 @@ type framesTask struct {
 	Credit   int    `json:"credit"`
 	// Each lets the worker read the number of each frame. Frames on the CPU have one.
 	Each bool `json:"each"`
-	// Spin is how long the worker spins when it waits for a frame, in seconds.
-	Spin float64 `json:"spin"`
+	// Spin is how long the worker spins when it waits for a frame, in seconds; 0: adaptively, if Spins is true.
+	Spin  float64 `json:"spin"`
+	Spins bool    `json:"spins"`
 	// Leases lets the worker make a new array of each frame, instead of one for each block.
 	Leases bool `json:"leases"`
 	// OnDevice says that the arrays are used in a stream.
@@ -52,7 +54,7 @@ func (s *scene) startConsumer(ctx context.Context, src *source, task framesTask)
 
 func (c pyConsumer) begin(_ context.Context, channel string) error {
 	task := c.task
-	task.Channel = channel
+	task.Channel, task.Spins = channel, spin.On()
 	return c.worker.begin(task)
 }
 

@@ -26,6 +26,11 @@ type Result struct {
 	// that the service used. They are nil if they were not measured.
 	CPU          *float64 `json:"cpu_us,omitempty"`
 	ServiceShare *float64 `json:"service_share,omitempty"`
+	// Rounds is how many rounds the figures are the medians of. P50Range and PerSecondRange are the least and the greatest of the rounds.
+	// They are left out if there was one round.
+	Rounds         int         `json:"rounds,omitempty"`
+	P50Range       *[2]float64 `json:"p50_us_range,omitempty"`
+	PerSecondRange *[2]float64 `json:"per_second_range,omitempty"`
 }
 
 // Ratio says how many times better poolbridge is than something else. The goal is Target or more.

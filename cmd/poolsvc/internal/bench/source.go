@@ -37,14 +37,14 @@ func (s *source) makePool(ctx context.Context, spec mempool.PoolSpec) (err error
 
 // openPool opens the pool that another client made.
 func (s *source) openPool(ctx context.Context) (err error) {
-	s.pool, err = s.client.OpenPool(ctx, poolName, patience)
+	s.pool, err = s.client.OpenPool(ctx, poolName)
 	return err
 }
 
 func (s *source) destroyPool(ctx context.Context) error { return s.pool.Destroy(ctx) }
 
 func (s *source) allocate(ctx context.Context, t mempool.Tensor) (*bridge.Lease, error) {
-	return s.pool.Allocate(ctx, t, patience)
+	return s.pool.Allocate(ctx, t)
 }
 
 func (s *source) makeChannel(ctx context.Context, spec mempool.ChannelSpec) (*bridge.Channel, error) {
@@ -56,6 +56,6 @@ func (s *source) close() error { return s.client.Close() }
 
 // publish publishes a buffer in a channel.
 func publish(ctx context.Context, ch *bridge.Channel, b *bridge.Lease) error {
-	_, err := ch.Publish(ctx, b, mempool.FrameOptions{Wait: patience})
+	_, err := ch.Publish(ctx, b, mempool.FrameOptions{})
 	return err
 }

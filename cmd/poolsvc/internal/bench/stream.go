@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math"
 	"runtime"
 	"time"
 
@@ -27,13 +28,21 @@ const (
 // streamConsumers are the numbers of consumers of a stream.
 var streamConsumers = []int{1, 2, 4, 8}
 
-// started is when this process began. startedAt is the same moment on the clock that all processes of the machine share.
-var started, startedAt = func() (time.Time, time.Duration) {
-	var t unix.Timespec
-	if err := unix.ClockGettime(unix.CLOCK_MONOTONIC, &t); err != nil {
-		panic(err) // the kernel has that clock
+// started is when this process began. startedAt is the same moment on the clock that all processes of the machine share. Between the two
+// readings another program may run, so they are read several times, and the pair counts that was read in the shortest time.
+var started, startedAt = func() (begun time.Time, at time.Duration) {
+	least := time.Duration(math.MaxInt64)
+	for range 20 {
+		var t unix.Timespec
+		before := time.Now()
+		if err := unix.ClockGettime(unix.CLOCK_MONOTONIC, &t); err != nil {
+			panic(err) // the kernel has that clock
+		}
+		if took := time.Since(before); took < least {
+			least, begun, at = took, before, time.Duration(t.Nano())
+		}
 	}
-	return time.Now(), time.Duration(t.Nano())
+	return begun, at
 }()
 
 // now returns the time of the shared clock. Go reads the same clock without a system call.

@@ -28,7 +28,22 @@ func printPython(w io.Writer, m verify.Machine) {
 // print writes the result as one line for a person.
 func (r Result) print(w io.Writer) {
 	fmt.Fprintf(w, "%-36s %-7s %10s %11s %11s %11s %11.0f  %s%s\n",
-		r.Workload, r.Kind, sizeOf(r.Bytes), number(r.P50), number(r.P99), number(r.P999), r.PerSecond, r.System, r.cpu())
+		r.Workload, r.Kind, sizeOf(r.Bytes), number(r.P50), number(r.P99), number(r.P999), r.PerSecond, r.System, r.cpu()+r.spread())
+}
+
+// spread returns a text with the range of the rounds.
+func (r Result) spread() string {
+	if r.Rounds == 0 {
+		return ""
+	}
+	text := fmt.Sprintf("; %d rounds", r.Rounds)
+	if r.P50Range != nil {
+		text += fmt.Sprintf(", p50 %.1f to %.1f", r.P50Range[0], r.P50Range[1])
+	}
+	if r.PerSecondRange != nil {
+		text += fmt.Sprintf(", %.0f to %.0f a second", r.PerSecondRange[0], r.PerSecondRange[1])
+	}
+	return text
 }
 
 // cpu returns a text with the CPU time of a frame.

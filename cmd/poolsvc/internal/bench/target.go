@@ -21,7 +21,7 @@ var targets = []target{
 	{"transfer", mempool.Host, 1 << 20, "torch.multiprocessing, file_system", 0},
 	{"transfer", mempool.Device, 1 << 20, "cuda.core buffers through multiprocessing.Queue", 20},
 	{"transfer", mempool.Device, 1 << 20, "cuda.core descriptors through multiprocessing.Queue", 0},
-	{"transfer", mempool.Device, 1 << 20, "cuda.core buffers opened once, which one through multiprocessing.Queue", 0},
+	{"transfer", mempool.Device, 1 << 20, "cuda.core buffers opened once, their numbers through multiprocessing.Queue", 0},
 	{"transfer", mempool.Device, 1 << 20, "torch.multiprocessing", 20},
 	{"transfer", mempool.Device, 64 << 20, "multiprocessing.shared_memory", 500},
 	{"transfer", mempool.Device, 64 << 20, "multiprocessing.shared_memory, page-locked", 0},

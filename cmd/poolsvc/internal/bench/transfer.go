@@ -6,6 +6,7 @@ import (
 	"strconv"
 	"time"
 
+	"github.com/poolbridge/poolbridge/internal/spin"
 	"github.com/poolbridge/poolbridge/mempool"
 )
 
@@ -117,7 +118,7 @@ func (s *scene) transferTo(ctx context.Context, src *source, w *worker, bytes ui
 		return d, err
 	}
 	if err := w.begin(framesTask{Task: "frames", Channel: channel, Consumer: s.consumer, Credit: transferCredit, Each: true, Leases: leases,
-		OnDevice: s.kind != mempool.Host}); err != nil {
+		OnDevice: s.kind != mempool.Host, Spins: spin.On()}); err != nil {
 		return d, err
 	}
 	b, err := src.allocate(ctx, mempool.Bytes(bytes))

@@ -1,4 +1,4 @@
-// Package config reads the configuration file of a service: which values stand in which lines. It does not know what they mean.
+// Package config reads the configuration file of a service: its values and their lines. It does not interpret the values.
 package config
 
 import (
@@ -14,10 +14,10 @@ import (
 	"go.yaml.in/yaml/v4"
 )
 
-// maxBytes is how long a file may be.
+// maxBytes is the greatest size of a file.
 const maxBytes = 1 << 20
 
-// Problem is something wrong in a file.
+// Problem is a mistake in a file.
 type Problem struct {
 	File   string
 	Line   int // 0: of the whole file
@@ -31,10 +31,10 @@ func (p *Problem) Error() string {
 	return fmt.Sprintf("%s:%d: %s", p.File, p.Line, p.Reason)
 }
 
-// Problems are all that is wrong in a file, in the order of its lines.
+// Problems are all mistakes in a file, in the order of its lines.
 type Problems []*Problem
 
-// mostTold is how many problems an error tells one by one.
+// mostTold is how many problems the text of an error has at most.
 const mostTold = 100
 
 func (all Problems) Error() string {
@@ -49,12 +49,12 @@ func (all Problems) Error() string {
 	return strings.Join(lines, "\n")
 }
 
-// Add notes a problem.
+// Add adds a problem.
 func (all *Problems) Add(file string, line int, format string, args ...any) {
 	*all = append(*all, &Problem{file, line, fmt.Sprintf(format, args...)})
 }
 
-// Err is nil if there are none.
+// Err returns the problems as an error; nil: there are none.
 func (all Problems) Err() error {
 	if len(all) == 0 {
 		return nil
@@ -63,18 +63,18 @@ func (all Problems) Err() error {
 	return all
 }
 
-// Value is what stands behind a key: a text, or several if it is a list.
+// Value is the value of a key: a text, or several if it is a list.
 type Value struct {
 	Key   string
 	Line  int
 	Texts []string
-	// Broken: it is neither, which is one of the [Problems]. There are no texts.
+	// Broken: it is neither, and there is a [Problem] about it. There are no texts.
 	Broken bool
 }
 
 // Item is one element of the list pools.
 type Item struct {
-	Called string // what problems call it: by its name, or its place in the list
+	Called string // how problems name it: by its name, or by its place in the list
 	Line   int
 	Values []Value
 }
@@ -86,9 +86,9 @@ type File struct {
 	Pools  []Item
 }
 
-// Read reads a file of YAML: sections of keys with texts or lists of texts, and the list pools, whose elements have such keys.
+// Read reads a YAML file: sections of keys with texts or lists of texts, and the list pools, whose elements have such keys.
 //
-// Errors: [Problems], with what could be read all the same; a [Problem] if others may change the file; those of the file system.
+// Errors: [Problems], together with the values that could be read; a [Problem] if other users may change the file; those of the file system.
 func Read(path string) (*File, error) {
 	text, err := load(path)
 	if err != nil {
@@ -110,16 +110,17 @@ func Read(path string) (*File, error) {
 	r.root(root.Content[0])
 	var second yaml.Node
 	if err := loader.Load(&second); err == nil {
-		r.problems.Add(path, second.Line, "a second document (---): a configuration is one")
+		r.problems.Add(path, second.Line, "a second document (---): a configuration has only one")
 	} else if !errors.Is(err, io.EOF) {
 		r.problems = append(r.problems, broken(path, err))
 	}
 	return f, r.problems.Err()
 }
 
-// load opens a file that nobody but its owner may change, who must be this user or root: it says who may use memory.
+// load opens the file. Only its owner may be able to change it, and the owner must be this user or root: the file says which users may use
+// memory.
 func load(path string) (io.Reader, error) {
-	file, err := os.OpenFile(path, os.O_RDONLY|syscall.O_NONBLOCK, 0) // a FIFO must not make it wait
+	file, err := os.OpenFile(path, os.O_RDONLY|syscall.O_NONBLOCK, 0) // opening a FIFO would wait
 	if err != nil {
 		return nil, err
 	}
@@ -130,19 +131,19 @@ func load(path string) (io.Reader, error) {
 	}
 	switch owner := info.Sys().(*syscall.Stat_t).Uid; {
 	case !info.Mode().IsRegular():
-		return nil, &Problem{File: path, Reason: "expected a file, this is none: " + info.Mode().String()}
+		return nil, &Problem{File: path, Reason: "expected a regular file, not " + info.Mode().String()}
 	case info.Mode().Perm()&0o022 != 0:
 		return nil, &Problem{File: path, Reason: fmt.Sprintf("users other than its owner may change it (mode %#o): chmod go-w it", info.Mode().Perm())}
 	case owner != 0 && int(owner) != os.Geteuid():
-		return nil, &Problem{File: path, Reason: fmt.Sprintf("user %d owns it: expected root, or user %d, who runs the service", owner, os.Geteuid())}
+		return nil, &Problem{File: path, Reason: fmt.Sprintf("user %d owns it: expected root, or user %d that runs the service", owner, os.Geteuid())}
 	case info.Size() > maxBytes:
-		return nil, &Problem{File: path, Reason: fmt.Sprintf("it has %d bytes, and a configuration at most %d", info.Size(), maxBytes)}
+		return nil, &Problem{File: path, Reason: fmt.Sprintf("it has %d bytes: expected at most %d", info.Size(), maxBytes)}
 	}
 	text, err := io.ReadAll(io.LimitReader(file, maxBytes))
 	return bytes.NewReader(text), err
 }
 
-// broken is an error of YAML with its line.
+// broken returns a YAML error as a problem with its line.
 func broken(path string, err error) *Problem {
 	p := &Problem{File: path, Reason: err.Error()}
 	if at, ok := errors.AsType[*yaml.LoadError](err); ok {
@@ -151,7 +152,7 @@ func broken(path string, err error) *Problem {
 	return p
 }
 
-// reader takes a tree of YAML apart.
+// reader reads a YAML tree.
 type reader struct {
 	file     *File
 	problems Problems
@@ -195,7 +196,7 @@ func (r *reader) pools(list *yaml.Node) {
 	}
 }
 
-// pairs tells each key of a node, with its value. It returns false if the node has no keys.
+// pairs calls its function for each key of a node, with the value. It returns false if the node has no keys.
 func (r *reader) pairs(node *yaml.Node, what string, tell func(name string, key, value *yaml.Node)) bool {
 	if node.Kind != yaml.MappingNode {
 		r.wrong(node, "%s: expected keys with values (key: value), not %s", what, said(node))
@@ -209,7 +210,7 @@ func (r *reader) pairs(node *yaml.Node, what string, tell func(name string, key,
 			continue
 		}
 		if first, twice := lines[key.Value]; twice {
-			r.wrong(key, "%s: %s stands twice, first in line %d", what, key.Value, first)
+			r.wrong(key, "%s: %s is given twice, first in line %d", what, key.Value, first)
 			continue
 		}
 		lines[key.Value] = key.Line
@@ -218,7 +219,7 @@ func (r *reader) pairs(node *yaml.Node, what string, tell func(name string, key,
 	return true
 }
 
-// called is what a pool is called in the list.
+// called returns how problems name a pool of the list.
 func called(number int, pool *yaml.Node) string {
 	for i := 0; pool.Kind == yaml.MappingNode && i+1 < len(pool.Content); i += 2 {
 		if key, value := pool.Content[i], pool.Content[i+1]; key.Value == "name" && value.Kind == yaml.ScalarNode && value.Value != "" {
@@ -228,7 +229,7 @@ func called(number int, pool *yaml.Node) string {
 	return fmt.Sprintf("pool %d of the list", number)
 }
 
-// value adds a value. what is what a problem calls it.
+// value adds a value. what is its name in problems.
 func (r *reader) value(to *[]Value, name, what string, key, value *yaml.Node) {
 	v := Value{Key: name, Line: key.Line}
 	nodes := []*yaml.Node{value}
@@ -248,7 +249,7 @@ func (r *reader) value(to *[]Value, name, what string, key, value *yaml.Node) {
 
 func null(node *yaml.Node) bool { return node.Kind == yaml.ScalarNode && node.ShortTag() == "!!null" }
 
-// said names what stands there.
+// said describes a node for a problem.
 func said(node *yaml.Node) string {
 	switch {
 	case null(node):

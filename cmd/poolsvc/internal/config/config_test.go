@@ -89,7 +89,7 @@ func TestABrokenFileIsToldByLineAndReason(t *testing.T) {
 		"pools:\n  - a\n":                    {`:2: pool 1 of the list: expected keys with values (key: value), not "a"`},
 		"? [a]\n: b\n":                       {":1: the configuration: expected a key, not a list"},
 		"a: {b: 1}\n---\nc: {d: 1}\n":        {":2: a second document"},
-		"a:\n  b: 1\n  b: 2\na:\n  c: 1\nd:": {":3: a: b stands twice, first in line 2", ":4: the configuration: a stands twice, first in line 1"},
+		"a:\n  b: 1\n  b: 2\na:\n  c: 1\nd:": {":3: a: b is given twice, first in line 2", ":4: the configuration: a is given twice, first in line 1"},
 	} {
 		path := file(t, text)
 		_, err := Read(path)
@@ -120,7 +120,7 @@ func TestAFileThatOthersMayChangeIsRefused(t *testing.T) {
 
 func TestWhatIsNoFileIsRefused(t *testing.T) {
 	_, err := Read(t.TempDir())
-	require.ErrorContains(t, err, "expected a file")
+	require.ErrorContains(t, err, "expected a regular file")
 	_, err = Read(filepath.Join(t.TempDir(), "missing"))
 	require.ErrorIs(t, err, os.ErrNotExist)
 	_, err = Read(file(t, strings.Repeat("#", maxBytes+1)))

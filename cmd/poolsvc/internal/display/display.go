@@ -1,4 +1,4 @@
-// Package display writes what a service tells for people.
+// Package display formats texts, sizes and times for people.
 package display
 
 import (
@@ -8,7 +8,7 @@ import (
 	"unicode"
 )
 
-// Printable is a text that a client chose, without what a terminal would obey; "-" if there is none.
+// Printable returns a text that a client chose, without control characters; "-" if it is empty.
 func Printable(text string) string {
 	if text == "" {
 		return "-"
@@ -21,7 +21,7 @@ func Printable(text string) string {
 	}, text)
 }
 
-// Size is a number of bytes in three digits or so.
+// Size formats a number of bytes in about three digits.
 func Size(n uint64) string {
 	value, unit := float64(n), "B"
 	for _, next := range []string{"KiB", "MiB", "GiB", "TiB"} {
@@ -36,7 +36,7 @@ func Size(n uint64) string {
 	return strings.TrimSuffix(fmt.Sprintf("%.1f", value), ".0") + unit
 }
 
-// Age is a time span in at most two units.
+// Age formats a time span in at most two units.
 func Age(d time.Duration) string {
 	switch {
 	case d < time.Minute:

@@ -12,45 +12,45 @@ import (
 	"github.com/charmbracelet/x/term"
 )
 
-// Styles of words that say how something ended. A [Progress], like [Coloured], shows them only where colours can be seen.
+// Styles of words for results. A [Progress] and [Coloured] show them only where colours can be seen.
 var (
 	Good    = lipgloss.NewStyle().Foreground(lipgloss.Green)
 	Bad     = lipgloss.NewStyle().Foreground(lipgloss.Red).Bold(true)
 	Neutral = lipgloss.NewStyle().Foreground(lipgloss.Yellow)
 )
 
-// Coloured writes to w, and leaves out colours where w is no terminal, or $NO_COLOR is set.
+// Coloured returns a writer to w that removes colours if w is no terminal, or $NO_COLOR is set.
 func Coloured(w io.Writer) io.Writer { return coloured(w, os.Environ()) }
 
 func coloured(w io.Writer, environ []string) *colorprofile.Writer {
 	c := colorprofile.NewWriter(w, environ)
-	if os.Getenv("NO_COLOR") != "" { // whatever it is: https://no-color.org
+	if os.Getenv("NO_COLOR") != "" { // any value counts: https://no-color.org
 		c.Profile = min(c.Profile, colorprofile.ASCII)
 	}
 	return c
 }
 
-// Progress tells a person how far something is: what is written to it, and on a terminal a bar below that. Nil shows nothing. Several goroutines
-// may use it.
+// Progress shows a person the progress of a command: the lines that are written to it and, on a terminal, a bar below them. Nil shows nothing.
+// Several goroutines may use it.
 type Progress struct {
 	w    io.Writer
-	live bool // a terminal, which can take a line back
+	live bool // a terminal, where a line can be erased
 
 	mu  sync.Mutex
-	bar string // what stands on the last line
+	bar string // the text of the last line
 }
 
-// NewProgress writes to w.
+// NewProgress returns a Progress that writes to w.
 func NewProgress(w io.Writer) *Progress {
 	c := coloured(w, os.Environ())
 	f, ok := w.(*os.File)
 	return &Progress{w: c, live: ok && term.IsTerminal(f.Fd()) && c.Profile > colorprofile.NoTTY}
 }
 
-// eraseLine takes a terminal's line back.
+// eraseLine erases a terminal's current line.
 const eraseLine = "\r\x1b[K"
 
-// Step says that of total steps so many are done, and what comes now.
+// Step shows that done of total steps are done, and what comes next.
 func (p *Progress) Step(done, total int, what string) {
 	if p == nil || !p.live {
 		return
@@ -63,7 +63,7 @@ func (p *Progress) Step(done, total int, what string) {
 	fmt.Fprint(p.w, eraseLine+p.bar)
 }
 
-// Done takes the bar away.
+// Done removes the bar.
 func (p *Progress) Done() {
 	if p == nil || !p.live {
 		return

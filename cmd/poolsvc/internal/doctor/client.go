@@ -99,7 +99,7 @@ func (c *chart) simulated() bool {
 
 // socket looks for a running service.
 func (c *chart) socket(ctx context.Context, path string) {
-	client, err := bridge.Dial(ctx, path)
+	client, err := bridge.TryDial(ctx, path)
 	switch {
 	case errors.Is(err, bridge.ErrNotRunning):
 		c.warn("service", "start one with `poolsvc serve`", "none is running on %s", path)

@@ -1,4 +1,4 @@
-// Package metrics tells Prometheus what a service holds and does.
+// Package metrics exports the state of a service and its counters to Prometheus.
 package metrics
 
 import (
@@ -7,12 +7,13 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 
 	"github.com/poolbridge/poolbridge/mempool"
+	"github.com/poolbridge/poolbridge/mempool/service"
 )
 
-// Source is what a service tells of itself.
+// Source is a service.
 type Source interface {
 	Stats() mempool.Stats
-	Channels() []mempool.ChannelStatus
+	Flows() []service.Flow
 	Counts() mempool.Counts
 }
 
@@ -36,9 +37,9 @@ func poolBytes(name, help string, of func(mempool.PoolStats) uint64) gauge[mempo
 
 var pools = []gauge[mempool.PoolStats]{
 	poolBytes("max_bytes", "Most bytes that the blocks of the pool may take.", func(p mempool.PoolStats) uint64 { return p.Pool.MaxBytes }),
-	poolBytes("reserved_bytes", "Bytes of all blocks: what is taken from the GPU or the machine.", func(p mempool.PoolStats) uint64 { return p.Reserved }),
+	poolBytes("reserved_bytes", "Bytes of all blocks: what is allocated from the GPU or the machine.", func(p mempool.PoolStats) uint64 { return p.Reserved }),
 	poolBytes("leased_bytes", "Bytes of the blocks that buffers use.", func(p mempool.PoolStats) uint64 { return p.Leased }),
-	poolBytes("used_bytes", "Bytes that the buffers in those blocks asked for.", func(p mempool.PoolStats) uint64 { return p.Used }),
+	poolBytes("used_bytes", "Bytes of the buffers in those blocks.", func(p mempool.PoolStats) uint64 { return p.Used }),
 	poolBytes("cached_bytes", "Bytes of blocks that are free for use.", func(p mempool.PoolStats) uint64 { return p.Cached }),
 	poolBytes("held_bytes", "Bytes of free blocks that are being recalled, freed, or wait for a process to end.", func(p mempool.PoolStats) uint64 { return p.Held }),
 	poolBytes("blocks", "Blocks of the pool.", func(p mempool.PoolStats) uint64 { return uint64(p.Blocks) }),
@@ -57,24 +58,34 @@ func ofChannel(name, help string, kind prometheus.ValueType, of func(mempool.Cha
 
 var channels = []gauge[mempool.ChannelStatus]{
 	ofChannel("frames_total", "Frames that were published.", prometheus.CounterValue, func(ch mempool.ChannelStatus) float64 { return float64(ch.Published) }),
-	ofChannel("waiting_frames", "Frames that the slowest consumer of a broadcast has still to take, or that nobody has acknowledged in a queue.",
+	ofChannel("dropped_frames_total", "Frames that consumers missed because they were behind; of a queue, frames that no consumer got.",
+		prometheus.CounterValue, func(ch mempool.ChannelStatus) float64 { return float64(ch.Dropped) }),
+	ofChannel("used_frames", "Places of the channel that are taken up: if that is the capacity, the next frame waits, fails, or drops another.",
+		prometheus.GaugeValue, func(ch mempool.ChannelStatus) float64 { return float64(ch.Used) }),
+	ofChannel("waiting_frames", "In a broadcast, frames that the slowest consumer has not taken; in a queue, frames that are not acknowledged.",
 		prometheus.GaugeValue, func(ch mempool.ChannelStatus) float64 { return float64(ch.Waiting) }),
 	ofChannel("capacity_frames", "Frames that the channel keeps.", prometheus.GaugeValue, func(ch mempool.ChannelStatus) float64 { return float64(ch.Capacity) }),
 	ofChannel("producers", "Producers that take part.", prometheus.GaugeValue, func(ch mempool.ChannelStatus) float64 { return float64(ch.Producers) }),
 	ofChannel("consumers", "Consumers that take part.", prometheus.GaugeValue, func(ch mempool.ChannelStatus) float64 { return float64(ch.Consumers) }),
 }
 
-// What happened in the life of the service so far.
+// lag is of each consumer of a broadcast whose slot is below maxSubscribers. A slot is used again, so there are never more series than that.
+var lag = describe("channel_subscriber_lag_frames", "Frames that a consumer of a broadcast has not taken; subscriber is its slot in the channel.",
+	"channel", "pool", "subscriber")
+
+const maxSubscribers = 64
+
+// Counters since the start of the service.
 var (
-	events   = describe("events_total", "What happened, by kind, what is not in the history one by one included.", "kind")
-	endings  = describe("sessions_ended_total", "Sessions that ended, by how: left, lost, error, closed, shutdown.", "how")
+	events   = describe("events_total", "Events, by kind, including those that the history does not have one by one.", "kind")
+	endings  = describe("sessions_ended_total", "Sessions that ended, by how they ended: left, lost, error, closed, shutdown.", "how")
 	reclaims = describe("reclaim_duration_seconds", "How long memory was held for the processes of sessions that had ended.")
 	waiting  = describe("waiting_requests", "Requests that wait, by what they wait for.", "for")
-	calls    = describe("driver_calls_total", "What was asked of the driver or the system for pools and blocks.", "call")
+	calls    = describe("driver_calls_total", "Calls of the driver or the system for pools and blocks.", "call")
 	failures = describe("driver_errors_total", "Of these calls, those that failed.", "call")
 )
 
-// collectCounts tells of what happened.
+// collectCounts collects the counters.
 func collectCounts(c mempool.Counts, to chan<- prometheus.Metric) {
 	each(to, events, prometheus.CounterValue, c.Events)
 	each(to, endings, prometheus.CounterValue, c.Endings)
@@ -88,17 +99,17 @@ func collectCounts(c mempool.Counts, to chan<- prometheus.Metric) {
 	to <- prometheus.MustNewConstHistogram(reclaims, c.Reclaims.Count, c.Reclaims.Sum.Seconds(), buckets)
 }
 
-// each is a series for each entry.
+// each collects a series for each entry.
 func each[K ~string, N int | uint64](to chan<- prometheus.Metric, desc *prometheus.Desc, kind prometheus.ValueType, counts map[K]N) {
 	for label, n := range counts {
 		to <- prometheus.MustNewConstMetric(desc, kind, float64(n), string(label))
 	}
 }
 
-// Collector asks a service for each scrape. Nothing is kept, and nothing is counted between scrapes.
+// Collector reads the values from a service at each scrape. It stores nothing between scrapes.
 type Collector struct{ Source Source }
 
-// Describe names the series.
+// Describe sends the descriptions of the series.
 func (c Collector) Describe(to chan<- *prometheus.Desc) {
 	for _, g := range pools {
 		to <- g.desc
@@ -109,12 +120,12 @@ func (c Collector) Describe(to chan<- *prometheus.Desc) {
 	for _, g := range channels {
 		to <- g.desc
 	}
-	for _, desc := range []*prometheus.Desc{events, endings, reclaims, waiting, calls, failures} {
+	for _, desc := range []*prometheus.Desc{lag, events, endings, reclaims, waiting, calls, failures} {
 		to <- desc
 	}
 }
 
-// Collect asks the service.
+// Collect reads the values from the service.
 func (c Collector) Collect(to chan<- prometheus.Metric) {
 	collectCounts(c.Source.Counts(), to)
 	stats := c.Source.Stats()
@@ -126,7 +137,7 @@ func (c Collector) Collect(to chan<- prometheus.Metric) {
 	for _, p := range stats.Pools {
 		names[p.Pool.ID] = p.Pool.Name
 	}
-	for i := len(stats.Pools) - 1; i >= 0; i-- { // the newest of a name: those before it were destroyed, and something still needs their memory
+	for i := len(stats.Pools) - 1; i >= 0; i-- { // newest first: older ones of the same name are being destroyed
 		p := stats.Pools[i]
 		if seen[p.Pool.Name] {
 			continue
@@ -140,12 +151,20 @@ func (c Collector) Collect(to chan<- prometheus.Metric) {
 			to <- prometheus.MustNewConstMetric(g.desc, g.kind, g.of(p), p.Pool.Name, string(p.Pool.Kind), gpu, p.Pool.Device.UUID)
 		}
 	}
-	for _, ch := range c.Source.Channels() {
+	for _, ch := range c.Source.Flows() {
 		if ch.Closed {
-			continue // its name may be another's
+			continue // another channel may have its name
 		}
 		for _, g := range channels {
-			to <- prometheus.MustNewConstMetric(g.desc, g.kind, g.of(ch), ch.Name, names[ch.Pool])
+			to <- prometheus.MustNewConstMetric(g.desc, g.kind, g.of(ch.ChannelStatus), ch.Name, names[ch.Pool])
+		}
+		if ch.Mode != mempool.Broadcast {
+			continue
+		}
+		for _, m := range ch.Members {
+			if m.Role == service.Consumer && m.Slot < maxSubscribers {
+				to <- prometheus.MustNewConstMetric(lag, prometheus.GaugeValue, float64(m.Behind), ch.Name, names[ch.Pool], strconv.Itoa(m.Slot))
+			}
 		}
 	}
 }

@@ -22,40 +22,40 @@ import (
 // ErrRemote refuses an address that other machines can reach.
 var ErrRemote = errors.New("other machines can reach this address")
 
-// patience is how long the service may take to say that it is well.
+// patience is how long the service may take to answer a health check.
 const patience = 5 * time.Second
 
-// Config is how metrics are served.
+// Config configures a [Server].
 type Config struct {
 	// Address is HOST:PORT, or unix:PATH for a socket that only this user may open.
 	Address string
-	// AllowRemote lets the address be one that other machines can reach.
+	// AllowRemote allows an address that other machines can reach.
 	AllowRemote bool
 	// Profile adds /debug/pprof/.
 	Profile bool
-	// Ready says what keeps clients from being served, nil if nothing does, for /readyz.
+	// Ready is the check of /readyz. It returns nil if the service answers clients.
 	Ready func(context.Context) error
-	// Page is served too; nil: none is.
+	// Page is served too; nil: no page.
 	Page Page
 	Log  *slog.Logger
 }
 
-// Page is something for people.
+// Page is a page for people.
 type Page interface {
-	// Register adds it to what is served.
+	// Register adds its handlers.
 	Register(*http.ServeMux)
-	// Close ends its answers that are under way.
+	// Close ends its open answers.
 	Close()
 }
 
-// Server serves /metrics, /healthz and /readyz, and a page. It answers GET and HEAD alone.
+// Server serves /metrics, /healthz and /readyz, and a page. It answers only GET and HEAD.
 type Server struct {
 	http     *http.Server
 	listener net.Listener
 	done     chan struct{}
 }
 
-// Serve begins to listen. healthy says what is wrong with the service, nil if nothing is.
+// Serve begins to listen. healthy is the check of /healthz. It returns nil if the service is healthy.
 //
 // Errors: [ErrRemote]; the system's if the address is in use.
 func Serve(c Config, from prometheus.Gatherer, healthy func(context.Context) error) (*Server, error) {
@@ -66,7 +66,7 @@ func Serve(c Config, from prometheus.Gatherer, healthy func(context.Context) err
 	return s, err
 }
 
-// newServer listens, and does not accept yet.
+// newServer listens. It does not accept connections yet.
 func newServer(c Config, from prometheus.Gatherer, healthy func(context.Context) error) (*Server, error) {
 	l, err := listen(c)
 	if err != nil {
@@ -115,10 +115,10 @@ func (s *Server) run(log *slog.Logger) {
 	}
 }
 
-// Addr is where the server listens.
+// Addr returns the address at which the server listens.
 func (s *Server) Addr() net.Addr { return s.listener.Addr() }
 
-// Close ends the server; answers that are under way have a second.
+// Close closes the server. It gives open answers a second to end.
 func (s *Server) Close() error {
 	ctx, cancel := context.WithTimeout(context.Background(), time.Second)
 	defer cancel()
@@ -144,7 +144,7 @@ func listen(c Config) (net.Listener, error) {
 	return l, nil
 }
 
-// CheckAddress says whether address is one that metrics can be served at.
+// CheckAddress says whether a server can listen at address.
 //
 // Errors: [ErrRemote].
 func CheckAddress(address string, allowRemote bool) error {
@@ -162,19 +162,19 @@ func CheckAddress(address string, allowRemote bool) error {
 		return fmt.Errorf("%q: expected a port from 0 to 65535 behind the colon, not %q", address, port)
 	}
 	if !allowRemote && !loopback(host) {
-		return fmt.Errorf("%s: %w, and those who reach it learn what is in the pools: name a loopback address, or add --http-allow-remote (http.allow-remote)", address, ErrRemote)
+		return fmt.Errorf("%s: %w, and metrics name pools and channels: name a loopback address, or add --http-allow-remote (http.allow-remote)", address, ErrRemote)
 	}
 	return nil
 }
 
-// listenUnix listens on a socket that only this user may open. One that nobody listens on any more is replaced.
+// listenUnix listens on a socket that only this user may open. It replaces a socket on which no process listens any more.
 func listenUnix(path string) (net.Listener, error) {
 	conn, err := net.Dial("unix", path)
 	switch {
 	case err == nil:
 		err = errors.Join(errors.New("another process listens there"), conn.Close())
 		return nil, fmt.Errorf("--http unix:%s: %w", path, err)
-	case errors.Is(err, unix.ECONNREFUSED): // nobody listens any more
+	case errors.Is(err, unix.ECONNREFUSED): // no process listens any more
 		if err := os.Remove(path); err != nil {
 			return nil, fmt.Errorf("--http unix:%s: %w", path, err)
 		}
@@ -199,7 +199,7 @@ func loopback(host string) bool {
 	return err == nil && ip.IsLoopback()
 }
 
-// guard refuses requests that a page of another site may have had a browser send: those that name another host.
+// guard refuses requests that name another host: a page of another site may have made a browser send them.
 func guard(next http.Handler, c Config, at net.Addr) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		host, _, err := net.SplitHostPort(r.Host)

@@ -19,18 +19,23 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/poolbridge/poolbridge/mempool"
+	"github.com/poolbridge/poolbridge/mempool/service"
 )
 
-// fake is a service that tells what it is given.
+// fake is a service with given values.
 type fake struct {
 	stats    mempool.Stats
-	channels []mempool.ChannelStatus
+	channels []service.Flow
 	counts   mempool.Counts
 }
 
-func (f *fake) Stats() mempool.Stats              { return f.stats }
-func (f *fake) Channels() []mempool.ChannelStatus { return f.channels }
-func (f *fake) Counts() mempool.Counts            { return f.counts }
+func (f *fake) Stats() mempool.Stats   { return f.stats }
+func (f *fake) Flows() []service.Flow  { return f.channels }
+func (f *fake) Counts() mempool.Counts { return f.counts }
+
+func channel(id uint64, name string, mode mempool.ChannelMode) mempool.ChannelInfo {
+	return mempool.ChannelInfo{ID: id, ChannelSpec: mempool.ChannelSpec{Name: name, Pool: 2, Mode: mode, Capacity: 8}}
+}
 
 func busy() *fake {
 	return &fake{
@@ -39,10 +44,18 @@ func busy() *fake {
 			{Pool: mempool.PoolInfo{ID: 2, Name: "frames", Kind: mempool.Device, MaxBytes: 1000, Device: mempool.DeviceInfo{Ordinal: 1, UUID: "GPU-x"}}, Reserved: 700,
 				Leased: 500, Used: 400, Cached: 150, Held: 50, Blocks: 7},
 		}},
-		channels: []mempool.ChannelStatus{
-			{ChannelInfo: mempool.ChannelInfo{ID: 1, ChannelSpec: mempool.ChannelSpec{Name: "camera", Pool: 2, Capacity: 8}}, Closed: true, Published: 1},
-			{ChannelInfo: mempool.ChannelInfo{ID: 3, ChannelSpec: mempool.ChannelSpec{Name: "camera", Pool: 2, Capacity: 8}}, Producers: 1, Consumers: 2,
-				Published: 100, Waiting: 5},
+		channels: []service.Flow{
+			{ChannelStatus: mempool.ChannelStatus{ChannelInfo: channel(1, "camera", mempool.Broadcast), Closed: true, Published: 1}},
+			{
+				ChannelStatus: mempool.ChannelStatus{ChannelInfo: channel(3, "camera", mempool.Broadcast), Producers: 1, Consumers: 3,
+					Published: 100, Waiting: 5, Used: 6, Dropped: 40},
+				Members: []service.FlowMember{{Session: 4, Role: service.Consumer, Behind: 5}, {Session: 4, Role: service.Consumer, Slot: 63, Behind: 1},
+					{Session: 5, Role: service.Consumer, Slot: 64}, {Session: 6, Role: service.Producer, Slot: 1}},
+			},
+			{
+				ChannelStatus: mempool.ChannelStatus{ChannelInfo: channel(4, "jobs", mempool.WorkQueue), Consumers: 1},
+				Members:       []service.FlowMember{{Session: 4, Role: service.Consumer}},
+			},
 		},
 		counts: mempool.Counts{Events: map[mempool.EventKind]uint64{mempool.PoolFull: 3}, Endings: map[mempool.SessionEnding]uint64{mempool.SessionLost: 2},
 			Waiting: map[string]int{"room": 1}, DriverCalls: map[string]uint64{"allocate": 7}, DriverErrors: map[string]uint64{"allocate": 4},
@@ -70,16 +83,30 @@ func TestEveryNumberOfAServiceIsASeries(t *testing.T) {
 # HELP poolbridge_channel_capacity_frames Frames that the channel keeps.
 # TYPE poolbridge_channel_capacity_frames gauge
 poolbridge_channel_capacity_frames{channel="camera",pool="frames"} 8
+poolbridge_channel_capacity_frames{channel="jobs",pool="frames"} 8
+# HELP poolbridge_channel_dropped_frames_total Frames that consumers missed because they were behind; of a queue, frames that no consumer got.
+# TYPE poolbridge_channel_dropped_frames_total counter
+poolbridge_channel_dropped_frames_total{channel="camera",pool="frames"} 40
+poolbridge_channel_dropped_frames_total{channel="jobs",pool="frames"} 0
+# HELP poolbridge_channel_subscriber_lag_frames Frames that a consumer of a broadcast has not taken; subscriber is its slot in the channel.
+# TYPE poolbridge_channel_subscriber_lag_frames gauge
+poolbridge_channel_subscriber_lag_frames{channel="camera",pool="frames",subscriber="0"} 5
+poolbridge_channel_subscriber_lag_frames{channel="camera",pool="frames",subscriber="63"} 1
+# HELP poolbridge_channel_used_frames Places of the channel that are taken up: if that is the capacity, the next frame waits, fails, or drops another.
+# TYPE poolbridge_channel_used_frames gauge
+poolbridge_channel_used_frames{channel="camera",pool="frames"} 6
+poolbridge_channel_used_frames{channel="jobs",pool="frames"} 0
 # HELP poolbridge_channel_frames_total Frames that were published.
 # TYPE poolbridge_channel_frames_total counter
 poolbridge_channel_frames_total{channel="camera",pool="frames"} 100
-# HELP poolbridge_driver_calls_total What was asked of the driver or the system for pools and blocks.
+poolbridge_channel_frames_total{channel="jobs",pool="frames"} 0
+# HELP poolbridge_driver_calls_total Calls of the driver or the system for pools and blocks.
 # TYPE poolbridge_driver_calls_total counter
 poolbridge_driver_calls_total{call="allocate"} 7
 # HELP poolbridge_driver_errors_total Of these calls, those that failed.
 # TYPE poolbridge_driver_errors_total counter
 poolbridge_driver_errors_total{call="allocate"} 4
-# HELP poolbridge_events_total What happened, by kind, what is not in the history one by one included.
+# HELP poolbridge_events_total Events, by kind, including those that the history does not have one by one.
 # TYPE poolbridge_events_total counter
 poolbridge_events_total{kind="pool-full"} 3
 # HELP poolbridge_reclaim_duration_seconds How long memory was held for the processes of sessions that had ended.
@@ -89,7 +116,7 @@ poolbridge_reclaim_duration_seconds_bucket{le="60"} 2
 poolbridge_reclaim_duration_seconds_bucket{le="+Inf"} 2
 poolbridge_reclaim_duration_seconds_sum 3
 poolbridge_reclaim_duration_seconds_count 2
-# HELP poolbridge_sessions_ended_total Sessions that ended, by how: left, lost, error, closed, shutdown.
+# HELP poolbridge_sessions_ended_total Sessions that ended, by how they ended: left, lost, error, closed, shutdown.
 # TYPE poolbridge_sessions_ended_total counter
 poolbridge_sessions_ended_total{how="lost"} 2
 # HELP poolbridge_waiting_requests Requests that wait, by what they wait for.
@@ -106,7 +133,8 @@ poolbridge_pool_held_bytes{UUID="GPU-x",gpu="1",kind="device",pool="frames"} 50
 poolbridge_sessions 3
 `
 	require.NoError(t, testutil.GatherAndCompare(registry(t, busy()), strings.NewReader(want), "poolbridge_channel_capacity_frames",
-		"poolbridge_channel_frames_total", "poolbridge_pool_leased_bytes", "poolbridge_pool_held_bytes", "poolbridge_sessions", "poolbridge_events_total",
+		"poolbridge_channel_frames_total", "poolbridge_channel_dropped_frames_total", "poolbridge_channel_used_frames",
+		"poolbridge_channel_subscriber_lag_frames", "poolbridge_pool_leased_bytes", "poolbridge_pool_held_bytes", "poolbridge_sessions", "poolbridge_events_total",
 		"poolbridge_sessions_ended_total", "poolbridge_reclaim_duration_seconds", "poolbridge_waiting_requests", "poolbridge_driver_calls_total",
 		"poolbridge_driver_errors_total"))
 }

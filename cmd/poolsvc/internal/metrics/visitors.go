@@ -8,36 +8,36 @@ import (
 	"sync"
 )
 
-// maxConnections is how many connections there are at a time: every user of the machine can reach a loopback address, and must not take the
-// descriptors that sessions need. maxFromOne is how many of them one other machine may have.
+// maxConnections limits the connections at a time: every user of the machine can reach a loopback address, and must not use up the
+// descriptors that sessions need. maxFromOne limits those of one other machine.
 const maxConnections, maxFromOne = 96, 32
 
-// visitors is a listener that always accepts. Where there are too many connections then, it closes the one that has waited for a request the
-// longest: one that is new, idle, or in the midst of the header of a request. If none waits, the one whose answer has taken longest goes.
+// visitors is a listener that accepts every connection. If there are too many then, it closes the one that has waited longest for a request:
+// a new one, an idle one, or one that has sent part of a request's header. If none waits, it closes the one whose answer has taken longest.
 type visitors struct {
 	net.Listener
 
 	mu    sync.Mutex
 	here  map[*visitor]struct{}
-	turns uint64 // how often one of them came, began to wait, or was given a request
+	turns uint64 // counts the changes of all connections: accepted, waiting, answering
 }
 
 // visitor is a connection of visitors.
 type visitor struct {
 	net.Conn
 	of   *visitors
-	from netip.Prefix // the machine; the zero value for this one, which has no bound of its own
+	from netip.Prefix // the machine; the zero value for this one, which has no limit of its own
 
-	// Of visitors.mu:
-	answering bool   // a handler has its request, or the answer is on its way
-	since     uint64 // the turn at which that began
+	// Guarded by visitors.mu:
+	answering bool   // a handler has its request, or the answer is being sent
+	since     uint64 // the turn of its last change
 }
 
 func newVisitors(l net.Listener) *visitors {
 	return &visitors{Listener: l, here: make(map[*visitor]struct{})}
 }
 
-// Accept takes a connection, for which another one may have to go.
+// Accept accepts a connection. It may close another one.
 func (v *visitors) Accept() (net.Conn, error) {
 	conn, err := v.Listener.Accept()
 	if err != nil {
@@ -50,7 +50,7 @@ func (v *visitors) Accept() (net.Conn, error) {
 	return c, nil
 }
 
-// admit adds c, and gives the connection that has to go for it, nil if none has.
+// admit adds c. It removes and returns a connection that the caller must close, or nil.
 func (v *visitors) admit(c *visitor) (excess *visitor) {
 	v.mu.Lock()
 	defer v.mu.Unlock()
@@ -75,7 +75,7 @@ func (v *visitors) admit(c *visitor) (excess *visitor) {
 	return excess
 }
 
-// before says whether c goes before other does.
+// before says whether c is closed before other.
 func (c *visitor) before(other *visitor) bool {
 	if c.answering != other.answering {
 		return other.answering
@@ -83,7 +83,7 @@ func (c *visitor) before(other *visitor) bool {
 	return c.since < other.since
 }
 
-// Close also makes room for another connection.
+// Close closes the connection and removes it from its visitors.
 func (c *visitor) Close() error {
 	c.of.mu.Lock()
 	delete(c.of.here, c)
@@ -98,7 +98,7 @@ func (c *visitor) set(answering bool) {
 	c.answering, c.since = answering, c.of.turns
 }
 
-// machine is where a connection comes from: an address of IPv4, or the network of 64 bits of one of IPv6. The zero value is this machine.
+// machine returns the machine of an address: an IPv4 address, or the /64 network of an IPv6 address. The zero value is this machine.
 func machine(a net.Addr) netip.Prefix {
 	from, ok := a.(*net.TCPAddr)
 	if !ok {
@@ -118,7 +118,7 @@ func machine(a net.Addr) netip.Prefix {
 // visitorKey is the key of a request's *visitor in its context.
 type visitorKey struct{}
 
-// watch has server say which of its connections wait for a request.
+// watch makes server note which of its connections wait for a request.
 func watch(server *http.Server) {
 	server.ConnContext = func(ctx context.Context, conn net.Conn) context.Context {
 		return context.WithValue(ctx, visitorKey{}, conn)

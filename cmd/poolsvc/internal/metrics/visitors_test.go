@@ -44,7 +44,7 @@ func TestConnectionsThatDoNotAskKeepNobodyOut(t *testing.T) {
 	}
 }
 
-// queue is a listener that connections come from in their order.
+// queue is a listener that accepts the given connections in their order.
 type queue struct {
 	net.Listener
 	callers []*caller
@@ -72,8 +72,8 @@ func (c *caller) Close() error {
 	return nil
 }
 
-// crowd is connections from each address, n of each, in turns, and how many of each are open once all have come. The first answering of them
-// have a request as soon as they are there.
+// crowd opens n connections from each address in turn, and returns how many of each are open then. The first answering of them
+// have a request as soon as they are accepted.
 func crowd(t *testing.T, n, answering int, addresses ...string) (all []*caller, open map[string]int) {
 	t.Helper()
 	for i := range n * len(addresses) {

@@ -13,22 +13,22 @@ import (
 	"github.com/poolbridge/poolbridge/mempool/service"
 )
 
-// maxSessions is how many sessions are told one by one: those that hold most.
+// maxSessions is how many sessions the page gets one by one: those with the most bytes.
 const maxSessions = 2000
 
-// maxEvents is how many events are told.
+// maxEvents is how many events the page gets.
 const maxEvents = 200
 
-// look is what the page shows besides maps. Bytes are those of blocks, and times are in seconds.
+// look has what the page shows besides maps. Bytes are those of blocks, and times are in seconds.
 type look struct {
 	At       int64     `json:"at"` // milliseconds since 1970
 	Version  string    `json:"version"`
 	Epoch    string    `json:"epoch"`
-	Count    int       `json:"count"` // of the sessions, those that are not told included
+	Count    int       `json:"count"` // of all sessions
 	Leases   int       `json:"leases"`
 	Buffers  int       `json:"buffers"`
 	Pools    []pool    `json:"pools"`
-	Sessions []session `json:"sessions"` // those that hold most first
+	Sessions []session `json:"sessions"` // those with the most bytes first
 	Channels []channel `json:"channels"`
 }
 
@@ -68,6 +68,8 @@ type channel struct {
 	Full      string   `json:"full"`
 	Capacity  int      `json:"capacity"`
 	Published uint64   `json:"published"`
+	Dropped   uint64   `json:"dropped"`
+	Used      uint64   `json:"used"`
 	Waiting   uint64   `json:"waiting"`
 	Slowest   uint64   `json:"slowest,omitempty"`
 	Closed    bool     `json:"closed,omitempty"`
@@ -137,7 +139,7 @@ type encoder struct {
 	version string
 }
 
-// encode looks at the service, and describes most blocks one by one. took is how long nobody else was served.
+// encode describes the service, with at most most blocks one by one. took is how long the service answered no other request.
 func (e encoder) encode(most int) (out [messages][]byte, took time.Duration) {
 	now := time.Now()
 	o := e.of.Overview(most)
@@ -150,7 +152,7 @@ func (e encoder) encode(most int) (out [messages][]byte, took time.Duration) {
 	return out, took
 }
 
-// events are the newest, the newest first.
+// events returns the newest events, the newest first.
 func (e encoder) events() []event {
 	list := []event{}
 	last := e.of.LastEvent()
@@ -169,7 +171,7 @@ func (e encoder) events() []event {
 	return list
 }
 
-// line is a value as JSON. What is told here can always be written so.
+// line returns a value as JSON. The values of the page can always be encoded.
 func line(value any) []byte {
 	text, _ := json.Marshal(value)
 	return text
@@ -198,7 +200,7 @@ func (e encoder) look(o service.Overview, now time.Time) look {
 	}
 	for _, f := range o.Flows {
 		one := channel{ID: f.ID, Name: display.Printable(f.Name), Pool: f.Pool, Mode: string(f.Mode), Full: string(f.Full), Capacity: f.Capacity,
-			Published: f.Published, Waiting: f.Waiting, Slowest: f.Slowest, Closed: f.Closed, Members: []member{}}
+			Published: f.Published, Dropped: f.Dropped, Used: f.Used, Waiting: f.Waiting, Slowest: f.Slowest, Closed: f.Closed, Members: []member{}}
 		for _, m := range f.Members {
 			one.Members = append(one.Members, member{m.Session, m.Role == service.Producer, m.Behind})
 		}
@@ -232,7 +234,7 @@ func mapsOf(o service.Overview, now time.Time) atlas {
 
 func seconds(d time.Duration) float64 { return d.Truncate(time.Second).Seconds() }
 
-// tensor is what a tensor looks like, never what is in it.
+// tensor describes the type and the shape of a tensor.
 func tensor(t mempool.Tensor) string {
 	shape, _ := json.Marshal(t.Shape)
 	if t.Shape == nil {

@@ -8,11 +8,12 @@ import (
 )
 
 const (
-	// interval is how often the service is looked at while a page is open.
+	// interval is the time between two looks at the service while a page is open.
 	interval = time.Second
-	// rest is how many times as long as a look takes the service is left alone afterwards: nobody else is served while it is looked at.
+	// rest bounds the share of the time that looks take: after a look the feed pauses rest times as long as the look took, because the
+	// service answers no requests during a look.
 	rest = 200
-	// maxBlocks is how many blocks of all pools a map tells one by one.
+	// maxBlocks is how many blocks of all pools a map has one by one.
 	maxBlocks = 1200
 	// maxPages is how many pages may be open.
 	maxPages = 32
@@ -22,15 +23,16 @@ var errFull = errors.New("too many pages are open")
 
 // The messages of a feed. A reader that is behind gets the newest of each.
 const (
-	lookMessage   = iota // what changes all the time
+	lookMessage   = iota // everything else: it changes all the time
 	mapMessage           // of the pools
-	eventsMessage        // what happened
+	eventsMessage        // of the history
 	messages
 )
 
-// feed looks at a service for all open pages at once, and only while there is one.
+// feed describes a service for all open pages together, while at least one is open.
 type feed struct {
-	// source looks at the service, with a map or without, and says how long that held others up. A message is nil if there is none.
+	// source describes the service; most is as in encode. took is how long the service answered no other request. A message is nil if there
+	// is none.
 	source   func(most int) (made [messages][]byte, took time.Duration)
 	interval time.Duration
 
@@ -40,13 +42,13 @@ type feed struct {
 	newest  [messages]message
 	changed chan struct{} // closed when there is a newer message
 	closed  bool
-	end     chan struct{} // closed when no page gets anything any more
+	end     chan struct{} // closed by close
 	idle    chan struct{} // closed when the last reader has left
 	done    sync.WaitGroup
 	due     [messages]time.Time
 }
 
-// message is one for the pages. Its number tells it from those before; 0: there is none.
+// message is a message for the pages. Its number counts the messages of its kind; 0: there is none yet.
 type message struct {
 	number uint64
 	data   []byte
@@ -72,9 +74,9 @@ func (f *feed) join() error {
 	if !f.running && !f.closed {
 		f.running = true
 		kept := f.newest[mapMessage]
-		f.newest = [messages]message{} // what was is not what is
+		f.newest = [messages]message{} // these are old
 		if time.Now().Before(f.due[mapMessage]) {
-			f.newest[mapMessage] = kept // there is no newer one yet
+			f.newest[mapMessage] = kept // a newer one is not due yet
 		}
 		f.done.Go(f.run)
 	}
@@ -89,7 +91,7 @@ func (f *feed) leave() {
 	}
 }
 
-// read gives the newest messages, and what is closed when there are newer ones.
+// read returns the newest messages, and a channel that is closed when there are newer ones.
 func (f *feed) read() (newest [messages]message, changed <-chan struct{}) {
 	f.mu.Lock()
 	defer f.mu.Unlock()

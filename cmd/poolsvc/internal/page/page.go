@@ -1,4 +1,4 @@
-// Package page serves a page that shows, live in a browser, who holds what of a service.
+// Package page serves a page that shows pools, sessions and channels of a service live in a browser.
 package page
 
 import (
@@ -23,17 +23,17 @@ var assets embed.FS
 // patience is how long a reader may take to read a message before it is dropped.
 const patience = 10 * time.Second
 
-// policy lets the page use what comes from this server, and nothing else.
+// policy allows the page to load only from this server.
 const policy = "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; base-uri 'none'; form-action 'none'; " +
 	"frame-ancestors 'none'"
 
-// Page serves the page, what it consists of, and the stream of what it shows.
+// Page serves the page, its files, and the stream of its data.
 type Page struct {
 	feed     *feed
 	patience time.Duration
 }
 
-// Source is what a service tells of itself.
+// Source is a service.
 type Source interface {
 	Epoch() mempool.Epoch
 	Overview(most int) service.Overview
@@ -41,14 +41,14 @@ type Source interface {
 	LastEvent() uint64
 }
 
-// New makes the page of a service of a version.
+// New makes the page of a service. The page shows version.
 func New(of Source, version string) *Page {
 	return &Page{feed: newFeed(encoder{of, version}.encode), patience: patience}
 }
 
-// Register adds the page to a server, for GET and HEAD alone.
+// Register adds the page to a server, for GET and HEAD only.
 func (p *Page) Register(mux *http.ServeMux) {
-	files, _ := fs.Sub(assets, "assets") // it is there
+	files, _ := fs.Sub(assets, "assets") // never fails: the folder is embedded
 	static := http.FileServerFS(files)
 	mux.Handle("GET /{$}", local(static))
 	mux.Handle("GET /page/{file}", local(http.StripPrefix("/page", static)))
@@ -58,7 +58,7 @@ func (p *Page) Register(mux *http.ServeMux) {
 // Close ends the streams.
 func (p *Page) Close() { p.feed.close() }
 
-// local refuses requests from other machines, and those that name another one: the page tells of processes and users, which metrics do not.
+// local refuses requests from other machines, and those that name another host: the page shows processes and users, unlike metrics.
 func local(next http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		at, _ := r.Context().Value(http.LocalAddrContextKey).(net.Addr)
@@ -75,7 +75,7 @@ func local(next http.Handler) http.Handler {
 	})
 }
 
-// loopback says whether an address, with a port or without, is this machine's own.
+// loopback says whether an address, with a port or without, is a loopback address.
 func loopback(address string) bool {
 	host, _, err := net.SplitHostPort(address)
 	if err != nil {
@@ -96,7 +96,7 @@ func port(at net.Addr) string {
 	return port
 }
 
-// stream sends what there is to show as server-sent events, each message once there is a newer one. A reader that does not read is dropped.
+// stream sends the messages of the feed as server-sent events, each when it changes. It drops a reader that does not read.
 func (p *Page) stream(w http.ResponseWriter, r *http.Request) {
 	if r.Method == http.MethodHead {
 		return
@@ -109,7 +109,7 @@ func (p *Page) stream(w http.ResponseWriter, r *http.Request) {
 	}
 	defer p.feed.leave()
 	out := http.NewResponseController(w)
-	if err := out.SetReadDeadline(time.Time{}); err != nil { // the request was read; the limit for that is over soon
+	if err := out.SetReadDeadline(time.Time{}); err != nil { // the server's limit for reading the request would end the stream
 		http.Error(w, err.Error(), http.StatusInternalServerError)
 		return
 	}

@@ -65,7 +65,7 @@ func serve(t *testing.T, p *Page) *httptest.Server {
 	return s
 }
 
-// answer is what came back for a request. Its body is closed when the test ends.
+// answer returns the response to a request. Its body is closed when the test ends.
 type answer struct {
 	status int
 	header http.Header
@@ -82,7 +82,7 @@ func get(t *testing.T, url string) answer {
 	return answer{response.StatusCode, response.Header, response.Body}
 }
 
-// eventually waits until something is so.
+// eventually waits until a condition is true.
 func eventually(t *testing.T, so func() bool) {
 	t.Helper()
 	for !so() {
@@ -263,7 +263,7 @@ func TestAllPagesTogetherCostTheServiceOneLookASecond(t *testing.T) {
 			require.NoError(t, f.join())
 		}
 		require.ErrorIs(t, f.join(), errFull)
-		for range 100 { // pages that come and go cost no more
+		for range 100 { // pages that are opened and closed cost no more
 			f.leave()
 			synctest.Wait()
 			require.NoError(t, f.join())

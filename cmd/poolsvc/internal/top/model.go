@@ -30,8 +30,8 @@ type Model struct {
 	order         [panes]int // index of the column that a pane is sorted by
 	filter        string
 	typing        bool                  // the filter
-	details       uint64                // session that is shown; 0: none
-	event         *mempool.HistoryEvent // that is shown; nil: none
+	details       uint64                // session whose details are shown; 0: none
+	event         *mempool.HistoryEvent // event whose details are shown; nil: none
 	help          bool
 }
 
@@ -43,15 +43,15 @@ const (
 	panes
 )
 
-// maxEvents is how many events the screen remembers.
+// maxEvents is how many events the screen keeps.
 const maxEvents = 200
 
-// New makes the screen of a source, which is asked again after each interval.
+// New makes the screen of a source. It asks the source again after each interval.
 func New(ctx context.Context, source *Source, interval time.Duration) *Model {
 	return &Model{ctx: ctx, source: source, interval: interval, width: 80, height: 24}
 }
 
-// looked is what came of a look at the service; the next one is due.
+// looked is the message with the result of a look at the service; due is the message that the next look is due.
 type looked struct {
 	snapshot snapshot
 	err      error
@@ -72,7 +72,7 @@ func (m *Model) look() tea.Cmd {
 // Init asks the service for the first time.
 func (m *Model) Init() tea.Cmd { return m.look() }
 
-// Update takes in what happened.
+// Update handles a message.
 func (m *Model) Update(message tea.Msg) (tea.Model, tea.Cmd) {
 	switch message := message.(type) {
 	case tea.WindowSizeMsg:
@@ -99,7 +99,7 @@ func (m *Model) took(l looked) {
 	m.before, m.now = m.now, &l.snapshot
 	had := len(m.events)
 	if m.before != nil && m.before.epoch != m.now.epoch {
-		m.before = nil // ids mean something else now
+		m.before = nil // its ids are those of another epoch
 		m.events = append(m.events, mempool.HistoryEvent{At: m.now.at, Text: "another service answers: it was started again"})
 	}
 	m.events = append(m.events, m.now.events...)
@@ -158,7 +158,7 @@ func (m *Model) typeFilter(key tea.KeyPressMsg) {
 	}
 }
 
-// openDetails shows the session or the event under the cursor; of a channel, the session that is furthest behind.
+// openDetails shows the session or the event under the cursor; for a channel, the session that is furthest behind.
 func (m *Model) openDetails() {
 	if m.now == nil || m.details != 0 || m.event != nil {
 		m.details, m.event = 0, nil
@@ -190,7 +190,7 @@ func (m *Model) step(by int) {
 	m.cursor(m.pane, m.rows(m.pane))
 }
 
-// rows is how many rows a pane has.
+// rows returns the number of rows of a pane.
 func (m *Model) rows(pane int) int {
 	switch {
 	case m.now == nil:
@@ -203,19 +203,19 @@ func (m *Model) rows(pane int) int {
 	return len(m.events)
 }
 
-// cursor is the row of a pane with n rows that the cursor is in.
+// cursor returns the row of the cursor in a pane with n rows.
 func (m *Model) cursor(pane, n int) int {
 	m.row[pane] = min(max(0, m.row[pane]), max(0, n-1))
 	return m.row[pane]
 }
 
-// columns are what panes can be sorted by. Those that are texts or numbers of sessions go up, the rest down.
+// columns are the columns by which panes can be sorted. Texts and session ids are sorted in ascending order, the others in descending order.
 var columns = [panes][]string{
 	sessionsPane: {"BYTES", "LEASES", "AGE", "SESSION", "PROGRAM"},
 	channelsPane: {"FRAMES/S", "WAITING", "CHANNEL"},
 }
 
-// sessions are those that the filter lets through, in order.
+// sessions returns the sessions that pass the filter, in order.
 func (m *Model) sessions() []mempool.SessionInfo {
 	list := slices.DeleteFunc(slices.Clone(m.now.sessions), func(o mempool.SessionInfo) bool {
 		return !m.matches(o.Program, strconv.Itoa(int(o.PID)), strconv.Itoa(int(o.UID)), strconv.FormatUint(o.ID, 10))
@@ -237,7 +237,7 @@ func (m *Model) sessions() []mempool.SessionInfo {
 	return list
 }
 
-// channels are those that the filter lets through, in order.
+// channels returns the channels that pass the filter, in order.
 func (m *Model) channels() []mempool.ChannelStatus {
 	list := slices.DeleteFunc(slices.Clone(m.now.channels), func(ch mempool.ChannelStatus) bool {
 		return !m.matches(ch.Name, m.now.pool(ch.Pool))

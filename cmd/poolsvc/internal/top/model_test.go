@@ -16,7 +16,7 @@ import (
 
 var noon = time.Date(2026, 11, 23, 12, 0, 0, 0, time.UTC)
 
-// screen is a model that has seen snapshots, as text.
+// screen returns the text of a model that has got snapshots.
 func screen(t *testing.T, width, height int, seen ...snapshot) (*Model, func() []string) {
 	t.Helper()
 	m := New(t.Context(), &Source{Socket: "/run/poolsvc.sock"}, time.Second)
@@ -57,7 +57,7 @@ func busy() snapshot {
 			{ID: 3, PID: 12, UID: 1001, Program: "evil\x1b[2J", Began: noon},
 		},
 		channels: []mempool.ChannelStatus{{ChannelInfo: mempool.ChannelInfo{ID: 7, ChannelSpec: mempool.ChannelSpec{Name: "camera", Pool: 1, Mode: mempool.Broadcast, Capacity: 8, Full: mempool.Block}},
-			Producers: 1, Consumers: 2, Published: 100, Waiting: 8, Slowest: 2}},
+			Producers: 1, Consumers: 2, Published: 100, Dropped: 5, Used: 8, Waiting: 8, Slowest: 2}},
 	}
 }
 
@@ -106,7 +106,7 @@ func TestAScreenIsNeverLargerThanTheTerminal(t *testing.T) {
 func TestFramesASecondAreThoseBetweenTwoLooks(t *testing.T) {
 	_, draw := screen(t, 100, 24, busy(), after(busy(), 2*time.Second, func(s *snapshot) { s.channels[0].Published = 300 }))
 	_, line := lineWith(t, draw(), "camera")
-	assert.Regexp(t, `camera +frames +broadcast +block +100 +300 +8/8 +2 +1/2 +open`, line)
+	assert.Regexp(t, `camera +frames +broadcast +block +100 +300 +5 +8/8 +2 +1/2 +full`, line)
 }
 
 func TestTheLastLinesSayWhatHappened(t *testing.T) {

@@ -1,4 +1,4 @@
-// Package top shows, live in a terminal, who holds what of a running service.
+// Package top shows pools, sessions, channels and events of a running service live in a terminal.
 package top
 
 import (
@@ -12,7 +12,7 @@ import (
 	"github.com/poolbridge/poolbridge/mempool"
 )
 
-// snapshot is what a service had at one time.
+// snapshot is the state of a service at one time.
 type snapshot struct {
 	at       time.Time
 	epoch    mempool.Epoch
@@ -20,13 +20,13 @@ type snapshot struct {
 	sessions []mempool.SessionInfo
 	channels []mempool.ChannelStatus
 	events   []mempool.HistoryEvent // since the snapshot before
-	held     []mempool.BufferInfo   // by the session that details are shown of, as far as maxScanned buffers show them
+	held     []mempool.BufferInfo   // of the session whose details are shown, among the first maxScanned buffers
 }
 
-// maxScanned is how many buffers a look at a session's own goes through at most.
+// maxScanned is how many buffers are searched for those of one session.
 const maxScanned = 4096
 
-// Source is where snapshots come from. It dials again after a connection was lost.
+// Source reads snapshots from a service. It dials again after a connection was lost.
 type Source struct {
 	Socket string
 	client *bridge.Client
@@ -42,10 +42,10 @@ func (s *Source) Close() error {
 	return s.client.Close()
 }
 
-// read takes a snapshot; of is the session whose buffers are wanted, 0: of none.
+// read reads a snapshot. of is the session whose buffers it reads too; 0: none.
 func (s *Source) read(ctx context.Context, of uint64) (now snapshot, err error) {
 	if s.client == nil {
-		if s.client, err = bridge.Dial(ctx, s.Socket); err != nil {
+		if s.client, err = bridge.TryDial(ctx, s.Socket); err != nil {
 			return now, err
 		}
 	}
@@ -91,15 +91,15 @@ func (s *Source) ask(ctx context.Context, of uint64) (now snapshot, err error) {
 	return now, nil
 }
 
-// news is what happened since it was asked last.
+// news returns the events since its last call.
 func (s *Source) news(ctx context.Context) (events []mempool.HistoryEvent, err error) {
 	if epoch := s.client.Epoch(); s.epoch != epoch {
 		s.epoch, s.seen = epoch, 0
 	}
 	for {
-		page, err := s.client.Events(ctx, s.seen, 0)
+		page, err := s.client.TryEvents(ctx, s.seen)
 		if errors.Is(err, bridge.ErrUnsupported) {
-			return nil, nil // an older service keeps none
+			return nil, nil // an older service has no events
 		}
 		if err != nil || len(page.Events) == 0 {
 			return events, err
@@ -120,7 +120,7 @@ func holds(b mempool.BufferInfo, session uint64) bool {
 	return false
 }
 
-// pool names a pool.
+// pool returns the name of a pool.
 func (s *snapshot) pool(id uint64) string {
 	for _, p := range s.stats.Pools {
 		if p.Pool.ID == id {
@@ -130,7 +130,7 @@ func (s *snapshot) pool(id uint64) string {
 	return fmt.Sprint("#", id)
 }
 
-// brief says what happened in a few words.
+// brief returns a short text for an event.
 func brief(e mempool.HistoryEvent) string {
 	who := fmt.Sprintf("session %d (%s, pid %d)", e.Session, display.Printable(e.Program), e.PID)
 	switch e.Kind {
@@ -152,7 +152,7 @@ func index[T any](list []T, id func(T) uint64) map[uint64]T {
 	return out
 }
 
-// rates are the frames a second of each channel since an earlier snapshot.
+// rates returns the frames a second of each channel since an earlier snapshot.
 func (s *snapshot) rates(before *snapshot) map[uint64]float64 {
 	out := make(map[uint64]float64)
 	seconds := s.at.Sub(before.at).Seconds()

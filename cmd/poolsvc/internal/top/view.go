@@ -33,7 +33,7 @@ func (m *Model) View() tea.View {
 	return v
 }
 
-// draw is the screen as lines, as many as there are rows at most.
+// draw returns the lines of the screen, at most as many as it has rows.
 func (m *Model) draw() string {
 	lines := []string{m.title()}
 	switch {
@@ -104,7 +104,9 @@ const helpText = `
   Channels  FRAMES/S since the last look. WAITING: of a broadcast, how many
             frames its slowest consumer has still to take, and SLOWEST is the
             session of that one; of a queue, how many are not acknowledged.
-            P/C counts producers and consumers. enter shows the slowest.
+            DROPPED frames were missed by consumers. STATE is full where the
+            next frame waits, fails, or drops another. P/C counts producers
+            and consumers. enter shows the slowest.
   Events    What happened to the service, the newest last: as poolsvc events.
             enter shows the whole sentence.
 
@@ -112,7 +114,7 @@ const helpText = `
   s sort by the next column (▼ or ▲)    / filter by program, pid, user, channel
   p pause            esc clear filter   ? this help, and back`
 
-// drawAll shares the rows out: pools need few, sessions and channels get what they need of the rest, and events what is left.
+// drawAll divides the rows: pools need few, sessions and channels get what they need of the rest, and events get what is left.
 func (m *Model) drawAll() []string {
 	sessions, channels := m.drawSessions(), m.drawChannels()
 	rest := m.height - 2 - 3 // title, foot, and blank lines between
@@ -131,7 +133,7 @@ func (m *Model) drawAll() []string {
 	return append(lines, window(m.drawEvents(), 1, max(0, len(m.events)-1-m.cursor(eventsPane, len(m.events))), forEvents)...)
 }
 
-// window is the head of a table, and as many of its rows as fit, the one with the cursor among them.
+// window returns the head of a table and as many of its rows as fit, including the one with the cursor.
 func window(lines []string, head, cursor, most int) []string {
 	if len(lines) <= most || most <= head {
 		return lines[:min(len(lines), max(most, 0))]
@@ -162,7 +164,7 @@ func (m *Model) drawPools() []string {
 	return lines
 }
 
-// bar draws what is busy and what else is reserved of a pool.
+// bar draws the busy part and the reserved part of a pool.
 func bar(p mempool.PoolStats, width int) string {
 	if p.Pool.MaxBytes == 0 || width < 3 {
 		return ""
@@ -204,7 +206,7 @@ func (m *Model) waits(o mempool.SessionInfo) string {
 }
 
 func (m *Model) drawChannels() []string {
-	rows := [][]string{m.head(channelsPane, "CHANNEL", "POOL", "MODE", "FULL", "FRAMES/S", "FRAMES", "WAITING", "SLOWEST", "P/C", "STATE")}
+	rows := [][]string{m.head(channelsPane, "CHANNEL", "POOL", "MODE", "FULL", "FRAMES/S", "FRAMES", "DROPPED", "WAITING", "SLOWEST", "P/C", "STATE")}
 	rates := m.rates()
 	for _, ch := range m.channels() {
 		rate, slowest, state := "-", "-", "open"
@@ -214,16 +216,19 @@ func (m *Model) drawChannels() []string {
 		if ch.Slowest != 0 {
 			slowest = strconv.FormatUint(ch.Slowest, 10)
 		}
-		if ch.Closed {
+		switch {
+		case ch.Closed:
 			state = "closed"
+		case ch.Used >= uint64(ch.Capacity):
+			state = "full"
 		}
 		rows = append(rows, []string{ch.Name, m.now.pool(ch.Pool), string(ch.Mode), string(ch.Full), rate, strconv.FormatUint(ch.Published, 10),
-			fmt.Sprintf("%d/%d", ch.Waiting, ch.Capacity), slowest, fmt.Sprintf("%d/%d", ch.Producers, ch.Consumers), state})
+			strconv.FormatUint(ch.Dropped, 10), fmt.Sprintf("%d/%d", ch.Waiting, ch.Capacity), slowest, fmt.Sprintf("%d/%d", ch.Producers, ch.Consumers), state})
 	}
-	return m.mark(channelsPane, rows, table(rows, "lLLLrRrrRL", m.width))
+	return m.mark(channelsPane, rows, table(rows, "lLLLrRrrrRl", m.width))
 }
 
-// head is the head of a pane, with an arrow at the column that it is sorted by.
+// head returns the head of a pane, with an arrow at the column by which it is sorted.
 func (m *Model) head(pane int, names ...string) []string {
 	by := columns[pane][m.order[pane]]
 	arrow := "▼"
@@ -234,7 +239,7 @@ func (m *Model) head(pane int, names ...string) []string {
 	return names
 }
 
-// mark shows the cursor of a pane.
+// mark marks the row of a pane's cursor.
 func (m *Model) mark(pane int, rows [][]string, lines []string) []string {
 	lines[0] = bold.Render(lines[0])
 	if n := len(rows) - 1; m.pane == pane && n > 0 {
@@ -263,7 +268,7 @@ func (m *Model) drawEvents() []string {
 	return lines
 }
 
-// drawEvent is the whole of an event.
+// drawEvent draws all of an event.
 func (m *Model) drawEvent() []string {
 	e := m.event
 	head := e.At.Format(time.DateTime)
@@ -309,8 +314,8 @@ func (m *Model) drawDetails() []string {
 	return append(lines, table(rows, "rlLlrlR", m.width)...)
 }
 
-// table lines columns up: l and L to the left, r and R to the right. In a table that is too wide, columns of text shrink, and then
-// those of capital letters go, from the right.
+// table aligns columns: l and L to the left, r and R to the right. In a table that is too wide, it first narrows columns of text, and then
+// drops columns with a capital letter, from the right.
 func table(rows [][]string, align string, width int) []string {
 	widths := make([]int, len(align))
 	for _, row := range rows {
@@ -340,7 +345,7 @@ func table(rows [][]string, align string, width int) []string {
 	return lines
 }
 
-// narrow takes a cell from the widest column of text, or else drops a column; false: nothing more can go.
+// narrow makes the widest column of text narrower by one cell, or else drops a column; false: it can do neither.
 func narrow(widths []int, align string) bool {
 	widest, last := -1, -1
 	for i, w := range widths {
@@ -373,7 +378,7 @@ func total(widths []int) int {
 	return n
 }
 
-// fit is a text that is cut to a width.
+// fit cuts a text to a width.
 func fit(text string, width int) string {
 	text = strings.ReplaceAll(text, "\n", " ")
 	return ansi.Truncate(text, max(width, 0), "…")

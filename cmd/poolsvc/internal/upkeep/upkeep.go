@@ -1,4 +1,4 @@
-// Package upkeep gives memory back to the system that a service needed for a while.
+// Package upkeep returns unused heap memory of a service to the system.
 package upkeep
 
 import (
@@ -11,20 +11,21 @@ import (
 	"github.com/poolbridge/poolbridge/mempool/service"
 )
 
-// Rest is how often to look. The collector alone runs only when something is allocated, or after two minutes, and then keeps
-// what it freed for long.
+// Rest is the time between two looks. Go's collector alone runs only when something is allocated, or after two minutes, and returns
+// freed memory slowly.
 const Rest = 20 * time.Second
 
-// What makes it worthwhile to collect: so many bytes more since the last time, or so many things less and less than half.
+// Run collects when the process has so many bytes more than after the last time, or when at least so many things are gone and less than half
+// are left.
 const (
 	moreBytes   = 16 << 20
 	fewerThings = 1000
 )
 
-// state is what the process has, and what for.
+// state is the memory of the process, and the number of things that use it.
 type state struct {
-	bytes uint64 // taken from the system and not given back
-	load  int    // of things that take memory
+	bytes uint64 // allocated from the system
+	load  int    // goroutines, leases, buffers and names
 }
 
 func look(svc *service.Service) state {
@@ -34,8 +35,8 @@ func look(svc *service.Service) state {
 	return state{sizes[0].Value.Uint64() - sizes[1].Value.Uint64(), runtime.NumGoroutine() + s.Leases + s.Buffers + s.Names}
 }
 
-// Run gives memory back at ticks when there may be much of it, until ctx ends: after the process has taken more, and after most
-// of what took it is gone.
+// Run returns unused memory to the system until ctx ends. At each tick it looks whether the process has grown, or most of the things that used
+// memory are gone.
 func Run(ctx context.Context, svc *service.Service, ticks <-chan time.Time) {
 	last := look(svc)
 	for {

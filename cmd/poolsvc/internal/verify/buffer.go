@@ -65,7 +65,7 @@ func (s *stage) notBack(err error) error {
 
 // put publishes a buffer of n elements with a pattern.
 func (s *scene) put(ctx context.Context, pool *bridge.Pool, name string, n uint64, p *work.Pattern) error {
-	l, err := pool.Allocate(ctx, mempool.Tensor{DType: p.DType(), Shape: []uint64{n}}, 0)
+	l, err := pool.TryAllocate(ctx, mempool.Tensor{DType: p.DType(), Shape: []uint64{n}})
 	if err != nil {
 		return err
 	}
@@ -89,7 +89,7 @@ func (s *scene) publish(ctx context.Context, name string, n uint64, p *work.Patt
 
 // look compares the content that is published under a name with a pattern. If then is not nil, it writes that pattern.
 func (s *scene) look(ctx context.Context, name string, n uint64, p, then *work.Pattern) error {
-	l, err := s.client.Get(ctx, name, bridge.LeaseOptions{Write: then != nil, Wait: time.Minute})
+	l, err := s.client.Get(ctx, name, bridge.LeaseOptions{Write: then != nil})
 	if err != nil {
 		return fmt.Errorf("after the worker: %w", err)
 	}

@@ -7,7 +7,7 @@ import (
 	"path/filepath"
 	"time"
 
-	"github.com/poolbridge/poolbridge/bridge"
+	"github.com/poolbridge/poolbridge/bridge/server"
 	"github.com/poolbridge/poolbridge/cmd/poolsvc/internal/work"
 	"github.com/poolbridge/poolbridge/mempool"
 	"github.com/poolbridge/poolbridge/mempool/service"
@@ -131,13 +131,13 @@ func earlyService(ctx context.Context, s *scene, consumer string) (err error) {
 	}
 	svc := service.New(service.Config{})
 	defer svc.Close()
-	var server *bridge.Server
+	var srv *server.Server
 	err = inTime(ctx, w, t, func() (err error) {
-		server, err = bridge.Listen(later.value, svc, bridge.ServerConfig{})
+		srv, err = server.Listen(later.value, svc, server.Config{})
 		return err
 	})
-	if server != nil {
-		err = errors.Join(err, server.Close())
+	if srv != nil {
+		err = errors.Join(err, srv.Close())
 	}
 	return err
 }

@@ -86,7 +86,7 @@ func (a *awaiting) round(ctx context.Context, takes time.Duration) (err error) {
 		return err
 	}
 	defer func() { err = errors.Join(err, gate.Close()) }()
-	l, err := a.client.Get(ctx, a.name, bridge.LeaseOptions{Write: true, Wait: time.Minute}) // waits until the worker's lease has ended
+	l, err := a.client.Get(ctx, a.name, bridge.LeaseOptions{Write: true}) // waits until the worker's lease has ended
 	if err != nil {
 		return err
 	}

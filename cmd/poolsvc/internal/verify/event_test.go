@@ -12,6 +12,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/poolbridge/poolbridge/bridge"
+	"github.com/poolbridge/poolbridge/bridge/server"
 	"github.com/poolbridge/poolbridge/mempool"
 	"github.com/poolbridge/poolbridge/mempool/service"
 )
@@ -53,16 +54,16 @@ func destroyed(t *testing.T) (s *scene, release func()) {
 	svc := service.New(service.Config{})
 	t.Cleanup(svc.Close)
 	socket := filepath.Join(t.TempDir(), "s.sock")
-	server, err := bridge.Listen(socket, svc, bridge.ServerConfig{})
+	srv, err := server.Listen(socket, svc, server.Config{})
 	require.NoError(t, err)
-	t.Cleanup(func() { assert.NoError(t, server.Close()) })
+	t.Cleanup(func() { assert.NoError(t, srv.Close()) })
 	client, err := bridge.Dial(t.Context(), socket)
 	require.NoError(t, err)
 	t.Cleanup(func() { assert.NoError(t, client.Close()) })
 	s = &scene{stage: &stage{ctx: t.Context(), client: client}, kind: mempool.Host}
 	pool, undo, err := s.pool(t.Context(), "p", 1<<20)
 	require.NoError(t, err)
-	l, err := pool.Allocate(t.Context(), mempool.Bytes(100), 0)
+	l, err := pool.TryAllocate(t.Context(), mempool.Bytes(100))
 	require.NoError(t, err)
 	require.NoError(t, undo())
 	return s, func() { require.NoError(t, l.Release(false)) }

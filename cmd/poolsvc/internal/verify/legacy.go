@@ -35,7 +35,7 @@ const legacyElements = 1 << 18
 
 // save writes a file that says where a published buffer is. release ends the lease that keeps the buffer.
 func (s *scene) save(ctx context.Context, name string) (path string, x mempool.Saved, release func() error, err error) {
-	lease, err := s.client.Export(ctx, name, 0)
+	lease, err := s.client.TryExport(ctx, name)
 	if err != nil {
 		return "", x, nil, err
 	}

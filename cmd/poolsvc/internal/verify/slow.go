@@ -147,7 +147,7 @@ func slowConsumer(ctx context.Context, h *handing) error {
 func (h *handing) write(ctx context.Context, earlier func() error) (took time.Duration, err error) {
 	g := h.gpu
 	start := time.Now()
-	l, err := h.client.Get(ctx, h.task.Name, bridge.LeaseOptions{Write: true, Wait: time.Minute})
+	l, err := h.client.Get(ctx, h.task.Name, bridge.LeaseOptions{Write: true})
 	if err != nil {
 		return 0, err
 	}

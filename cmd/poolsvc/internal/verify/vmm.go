@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"time"
 
 	"github.com/poolbridge/poolbridge/bridge"
 	"github.com/poolbridge/poolbridge/cmd/poolsvc/internal/work"
@@ -59,7 +58,7 @@ func subRanges(_ mempool.Kind, consumers []string, _ Options) []check {
 			return err
 		}
 		for _, part := range []struct{ first, n uint64 }{{0, 1}, {1, 65535}, {100003, 150000}, {maskedElements - 1, 1}} {
-			l, err := s.client.Get(ctx, name, bridge.LeaseOptions{Write: true, Wait: time.Minute}) // waits until the worker's lease has ended
+			l, err := s.client.Get(ctx, name, bridge.LeaseOptions{Write: true}) // waits until the worker's lease has ended
 			if err != nil {
 				return err
 			}

@@ -4,21 +4,21 @@ import (
 	"context"
 	"fmt"
 	"time"
+
+	"github.com/poolbridge/poolbridge/bridge"
 )
 
 // wait waits for a pool, a channel, a name or the service, and returns how long that took.
 func (w *Worker) wait(ctx context.Context, t *Task) (*Answer, error) {
 	start := time.Now()
-	c, err := w.connected(ctx, t.timeout())
-	if err != nil {
-		return nil, err
-	}
+	var err error
 	switch t.What {
 	case "service":
+		_, err = within(ctx, w, t.timeout(), func(_ context.Context, c *bridge.Client) (*bridge.Client, error) { return c, nil })
 	case "pool":
-		_, err = c.OpenPool(ctx, t.Name, t.timeout())
+		_, err = w.pool(ctx, t.Name, t.timeout())
 	case "channel":
-		_, err = c.OpenChannel(ctx, t.Name, t.timeout())
+		_, err = w.channel(ctx, t.Name, t.timeout())
 	case "name":
 		l, got := w.lease(ctx, t, t.Name, false)
 		if err = got; err == nil {

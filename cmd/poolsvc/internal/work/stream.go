@@ -26,11 +26,7 @@ func (w *Worker) subscribed(ctx context.Context, t *Task) (*intake, error) {
 	if in := w.intakes[t.Name]; in != nil {
 		return in, nil
 	}
-	c, err := w.connected(ctx, t.timeout())
-	if err != nil {
-		return nil, err
-	}
-	ch, err := c.OpenChannel(ctx, t.Name, t.timeout())
+	ch, err := w.channel(ctx, t.Name, t.timeout())
 	if err != nil {
 		return nil, err
 	}
@@ -139,22 +135,18 @@ func (w *Worker) streamLeave(context.Context, *Task) (*Answer, error) {
 
 // streamPublish publishes frames, and returns how many. If a frame finds no room, Stopped says why.
 func (w *Worker) streamPublish(ctx context.Context, t *Task) (*Answer, error) {
-	c, err := w.connected(ctx, patience)
+	ch, err := w.channel(ctx, t.Name, patience)
 	if err != nil {
 		return nil, err
 	}
-	ch, err := c.OpenChannel(ctx, t.Name, patience)
-	if err != nil {
-		return nil, err
-	}
-	p, err := c.OpenPool(ctx, t.Pool, patience)
+	p, err := w.pool(ctx, t.Pool, patience)
 	if err != nil {
 		return nil, err
 	}
 	a := new(Answer)
 	for range t.Count {
 		err := w.publishFrame(ctx, p, ch, t, t.Number+uint64(a.Rounds))
-		if errors.Is(err, bridge.ErrTimeout) || errors.Is(err, bridge.ErrLimit) {
+		if errors.Is(err, bridge.ErrLimit) {
 			a.Stopped = failure(err)
 			return a, nil
 		}
@@ -168,13 +160,15 @@ func (w *Worker) streamPublish(ctx context.Context, t *Task) (*Answer, error) {
 
 // publishFrame publishes a frame with the Fibonacci numbers, beginning with the frame's number.
 func (w *Worker) publishFrame(ctx context.Context, p *bridge.Pool, ch *bridge.Channel, t *Task, number uint64) error {
-	l, err := p.Allocate(ctx, mempool.Tensor{DType: mempool.Uint64, Shape: []uint64{t.Elements}}, patience)
+	l, err := w.allocate(ctx, p, mempool.Tensor{DType: mempool.Uint64, Shape: []uint64{t.Elements}}, patience)
 	if err != nil {
 		return err
 	}
 	if err = w.bench.Fill(ctx, l, t.Elements, Fibonacci(number)); err == nil {
-		o := mempool.FrameOptions{Meta: map[string]string{numberKey: strconv.FormatUint(number, 10)}, Wait: t.timeout()}
-		if _, err = ch.Publish(ctx, l, o); err == nil {
+		_, err = within(ctx, w, t.timeout(), func(ctx context.Context, _ *bridge.Client) (uint64, error) {
+			return ch.Publish(ctx, l, mempool.FrameOptions{Meta: map[string]string{numberKey: strconv.FormatUint(number, 10)}})
+		})
+		if err == nil {
 			return nil
 		}
 	}
@@ -183,11 +177,7 @@ func (w *Worker) publishFrame(ctx context.Context, p *bridge.Pool, ch *bridge.Ch
 
 // streamClose closes the channel.
 func (w *Worker) streamClose(ctx context.Context, t *Task) (*Answer, error) {
-	c, err := w.connected(ctx, t.timeout())
-	if err != nil {
-		return nil, err
-	}
-	ch, err := c.OpenChannel(ctx, t.Name, t.timeout())
+	ch, err := w.channel(ctx, t.Name, t.timeout())
 	if err != nil {
 		return nil, err
 	}
@@ -201,15 +191,11 @@ func (w *Worker) streamRelay(ctx context.Context, t *Task) (*Answer, error) {
 	if err != nil {
 		return nil, err
 	}
-	c, err := w.connected(ctx, t.timeout())
+	to, err := w.channel(ctx, t.To, t.timeout())
 	if err != nil {
 		return nil, err
 	}
-	to, err := c.OpenChannel(ctx, t.To, t.timeout())
-	if err != nil {
-		return nil, err
-	}
-	p, err := c.OpenPool(ctx, t.Pool, t.timeout())
+	p, err := w.pool(ctx, t.Pool, t.timeout())
 	if err != nil {
 		return nil, err
 	}

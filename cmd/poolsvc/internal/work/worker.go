@@ -105,19 +105,15 @@ func failure(err error) *Failure {
 	if result, ok := errors.AsType[cuda.Result](err); ok {
 		f.Type = result.Name()
 	}
-	if f.Code = bridge.Code(err); errors.Is(err, context.DeadlineExceeded) {
-		f.Code = "timeout"
-	}
+	f.Code = bridge.Code(err)
 	return f
 }
 
 // connected returns the worker's session with the service. It connects if there is none.
-func (w *Worker) connected(ctx context.Context, limit time.Duration) (*bridge.Client, error) {
+func (w *Worker) connected(ctx context.Context) (*bridge.Client, error) {
 	if w.client != nil {
 		return w.client, nil
 	}
-	ctx, cancel := context.WithTimeout(ctx, limit)
-	defer cancel()
 	c, err := bridge.Dialer{Device: w.Device}.Dial(ctx, w.Socket)
 	if err != nil {
 		return nil, err
@@ -135,13 +131,35 @@ func (t *Task) timeout() time.Duration {
 
 func seconds(s float64) time.Duration { return time.Duration(s * float64(time.Second)) }
 
+// within calls f with the worker's session. f and connecting may take no longer than the limit.
+func within[T any](ctx context.Context, w *Worker, limit time.Duration, f func(context.Context, *bridge.Client) (T, error)) (T, error) {
+	ctx, cancel := context.WithTimeout(ctx, limit)
+	defer cancel()
+	c, err := w.connected(ctx)
+	if err != nil {
+		var none T
+		return none, err
+	}
+	return f(ctx, c)
+}
+
 // lease leases the task's buffer.
 func (w *Worker) lease(ctx context.Context, t *Task, name string, write bool) (*bridge.Lease, error) {
-	c, err := w.connected(ctx, t.timeout())
-	if err != nil {
-		return nil, err
-	}
-	return c.Get(ctx, name, bridge.LeaseOptions{Write: write, Wait: t.timeout()})
+	return within(ctx, w, t.timeout(), func(ctx context.Context, c *bridge.Client) (*bridge.Lease, error) {
+		return c.Get(ctx, name, bridge.LeaseOptions{Write: write})
+	})
+}
+
+func (w *Worker) pool(ctx context.Context, name string, limit time.Duration) (*bridge.Pool, error) {
+	return within(ctx, w, limit, func(ctx context.Context, c *bridge.Client) (*bridge.Pool, error) { return c.OpenPool(ctx, name) })
+}
+
+func (w *Worker) channel(ctx context.Context, name string, limit time.Duration) (*bridge.Channel, error) {
+	return within(ctx, w, limit, func(ctx context.Context, c *bridge.Client) (*bridge.Channel, error) { return c.OpenChannel(ctx, name) })
+}
+
+func (w *Worker) allocate(ctx context.Context, p *bridge.Pool, t mempool.Tensor, limit time.Duration) (*bridge.Lease, error) {
+	return within(ctx, w, limit, func(ctx context.Context, _ *bridge.Client) (*bridge.Lease, error) { return p.Allocate(ctx, t) })
 }
 
 // prepare does nothing, because a Go worker has nothing to load.
@@ -208,15 +226,11 @@ func (w *Worker) mapped(ctx context.Context, l *bridge.Lease) (bool, error) {
 
 // produce allocates a buffer, writes a pattern and publishes it. The name stays when the session ends.
 func (w *Worker) produce(ctx context.Context, t *Task) (a *Answer, err error) {
-	c, err := w.connected(ctx, t.timeout())
+	p, err := w.pool(ctx, t.Pool, t.timeout())
 	if err != nil {
 		return nil, err
 	}
-	p, err := c.OpenPool(ctx, t.Pool, t.timeout())
-	if err != nil {
-		return nil, err
-	}
-	l, err := p.Allocate(ctx, mempool.Tensor{DType: t.Pattern.DType(), Shape: []uint64{t.Elements}}, t.timeout())
+	l, err := w.allocate(ctx, p, mempool.Tensor{DType: t.Pattern.DType(), Shape: []uint64{t.Elements}}, t.timeout())
 	if err != nil {
 		return nil, err
 	}

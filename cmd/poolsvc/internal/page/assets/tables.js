@@ -12,8 +12,8 @@ function cells(row, classes) {
   return row;
 }
 
-/** Whether producers of a channel have to wait. Besides the frames that wait for it, a consumer of a broadcast may have one in hand. */
-export const isFull = (ch) => !ch.closed && ch.full === "block" && (ch.mode === "queue" ? ch.waiting >= ch.capacity : ch.waiting > 0 && ch.waiting + 1 >= ch.capacity);
+/** Whether producers of a channel have to wait. */
+export const isFull = (ch) => !ch.closed && ch.full === "block" && ch.used >= ch.capacity;
 
 /** How far a consumer is behind in a channel. One that is further behind than the channel keeps frames has missed some. */
 export const behindIn = (n, ch) => n > ch.capacity ? `${count(n)} frames behind in ${ch.name}, which keeps ${count(ch.capacity)}: it misses frames`
@@ -26,14 +26,14 @@ export function showChannels(look, sessions, rates) {
   byId("no-channels").hidden = look.channels.length > 0;
   byId("channel-rows").closest(".scroll").hidden = look.channels.length === 0;
   const pools = new Map(look.pools.map((p) => [p.id, p.name]));
-  keyed(byId("channel-rows"), look.channels, (ch) => ch.id, () => cells(make("tr"), ["text", "text", "", "", "number", "number", "number", "text", "number", "number", ""]),
+  keyed(byId("channel-rows"), look.channels, (ch) => ch.id, () => cells(make("tr"), ["text", "text", "", "", "number", "number", "number", "number", "text", "number", "number", ""]),
     (row, ch) => {
       const slowest = sessions.get(ch.slowest);
       const producers = ch.members.filter((m) => m.producer).length;
-      const texts = [ch.name, pools.get(ch.pool) ?? "", ch.mode, ch.full, rate(rates.get(ch.id)), count(ch.published), `${kept(ch)} / ${ch.capacity}`,
-        slowest ? who(slowest) : ch.slowest ? `session ${ch.slowest}` : "–", count(producers), count(ch.members.length - producers), ch.closed ? "closed" : "open"];
+      const texts = [ch.name, pools.get(ch.pool) ?? "", ch.mode, ch.full, rate(rates.get(ch.id)), count(ch.published), count(ch.dropped), `${kept(ch)} / ${ch.capacity}`,
+        slowest ? who(slowest) : ch.slowest ? `session ${ch.slowest}` : "–", count(producers), count(ch.members.length - producers), ch.closed ? "closed" : ch.used >= ch.capacity ? "full" : "open"];
       texts.forEach((text, i) => say(row.children[i], text));
-      row.children[6].classList.toggle("alarm", ch.heldUp);
+      row.children[7].classList.toggle("alarm", ch.heldUp);
     });
 }
 

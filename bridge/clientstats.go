@@ -1,0 +1,166 @@
+package bridge
+
+import (
+	"slices"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/poolbridge/poolbridge/internal/shmchannel"
+)
+
+// SessionStats is what a client has done since it was connected, and what it has now.
+type SessionStats struct {
+	// Leases is the number of leases that the program has now, frames too.
+	Leases int
+	// Allocated is the number of buffers that the service has granted to [Pool.Allocate], and AllocatedBytes the sum of their bytes. A buffer that
+	// comes back from a channel and is used again does not count again.
+	Allocated, AllocatedBytes uint64
+	// MemoryWaits are the requests to the service for memory, and the waits for memory of this client to come back from a channel. Its Count has
+	// those in vain, too.
+	MemoryWaits Waits
+	// Channels has the counts of each channel in which the client has published or that it has subscribed to, in the order of the first time.
+	// After 1,024 channels, old ones in which the client takes no part any more may be missing.
+	Channels []ChannelCounts
+}
+
+// ChannelCounts is what a client has done in one channel since it was connected.
+type ChannelCounts struct {
+	// Name is the name of the channel.
+	Name string
+	// Published is the number of frames that this client has published, and PublishedBytes the sum of the bytes of their buffers.
+	Published, PublishedBytes uint64
+	// Received is the number of frames that this client has received, and ReceivedBytes the sum of the bytes of their buffers.
+	Received, ReceivedBytes uint64
+	// Dropped is the sum of [Frame.Dropped].
+	Dropped uint64
+	// RoomWaits are the waits for room in the channel, and FrameWaits those for the next frame.
+	RoomWaits, FrameWaits Waits
+}
+
+// Waits is how often and how long a client has waited for something.
+type Waits struct {
+	// Count is the number of waits that were not in vain; only MemoryWaits counts all.
+	Count uint64
+	// Time is the sum of all waits that are over, also of those in vain.
+	Time time.Duration
+}
+
+// SessionStats returns what this client has done. It asks nobody, and can be called after Close. [Client.Stats] asks the service for its
+// accounting, and [Client.Sessions] lists all clients as the service sees them.
+func (c *Client) SessionStats() SessionStats {
+	st := SessionStats{Allocated: c.allocated.Load(), AllocatedBytes: c.allocatedBytes.Load(), MemoryWaits: c.memoryWaits.total()}
+	c.mu.Lock()
+	for range c.leases.all() {
+		st.Leases++
+	}
+	c.mu.Unlock()
+	st.Channels = c.shared.tallies.all()
+	return st
+}
+
+// waits counts waits.
+type waits struct {
+	count atomic.Uint64
+	time  atomic.Int64
+}
+
+// over counts a wait that has ended now.
+func (w *waits) over(began time.Time, found bool) {
+	w.time.Add(int64(time.Since(began)))
+	if found {
+		w.count.Add(1)
+	}
+}
+
+func (w *waits) total() Waits { return Waits{w.count.Load(), time.Duration(w.time.Load())} }
+
+// tallies are the counts of a client's channels.
+type tallies struct {
+	mu   sync.Mutex
+	list []*tally
+}
+
+// mostTallies is for how many channels a client keeps counts. It keeps more if it takes part in more.
+const mostTallies = 1024
+
+// tally is the counts of a channel: its present members, and what those that have left did.
+type tally struct {
+	channel uint64
+	members []*membership
+	left    ChannelCounts
+}
+
+// join counts what a member does from now on.
+func (t *tallies) join(m *membership) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	of := t.of(m)
+	if of == nil {
+		if len(t.list) >= mostTallies {
+			old := 0
+			t.list = slices.DeleteFunc(t.list, func(of *tally) bool {
+				unused := len(of.members) == 0 && old < mostTallies/2
+				if unused {
+					old++
+				}
+				return unused
+			})
+		}
+		of = &tally{channel: m.channel.ID, left: ChannelCounts{Name: m.channel.Name}}
+		t.list = append(t.list, of)
+	}
+	of.members = append(of.members, m)
+}
+
+// leave keeps the counts of a member that has left. It does nothing if the member had left before.
+func (t *tallies) leave(m *membership) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	of := t.of(m)
+	if of == nil {
+		return
+	}
+	if i := slices.Index(of.members, m); i >= 0 {
+		of.members = slices.Delete(of.members, i, i+1)
+		of.left.add(m)
+	}
+}
+
+// of returns the counts of a member's channel, or nil if there are none. The caller holds t.mu.
+func (t *tallies) of(m *membership) *tally {
+	i := slices.IndexFunc(t.list, func(of *tally) bool { return of.channel == m.channel.ID })
+	if i < 0 {
+		return nil
+	}
+	return t.list[i]
+}
+
+// all returns the counts of every channel.
+func (t *tallies) all() (all []ChannelCounts) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	for _, of := range t.list {
+		counts := of.left
+		for _, m := range of.members {
+			counts.add(m)
+		}
+		all = append(all, counts)
+	}
+	return all
+}
+
+// add adds the counts of a member.
+func (c *ChannelCounts) add(m *membership) {
+	frames, w := m.counts(), m.waits.total()
+	if m.role == shmchannel.ProducerRole.String() {
+		c.Published += frames.Frames
+		c.PublishedBytes += frames.Bytes
+		c.RoomWaits = Waits{c.RoomWaits.Count + w.Count, c.RoomWaits.Time + w.Time}
+		return
+	}
+	c.Received += frames.Frames
+	c.ReceivedBytes += frames.Bytes
+	c.Dropped += frames.Missed
+	c.FrameWaits = Waits{c.FrameWaits.Count + w.Count, c.FrameWaits.Time + w.Time}
+}

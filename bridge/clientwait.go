@@ -1,0 +1,79 @@
+package bridge
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/poolbridge/poolbridge/bridge/wire"
+	"github.com/poolbridge/poolbridge/internal/situation"
+)
+
+const (
+	// longestWait is how long one request may wait at the service, by the protocol. A call without a deadline asks again after that.
+	longestWait = 24 * time.Hour
+	// deadlineGrace is how long after its context's deadline a call waits for the answer of the service, which says what was missing.
+	deadlineGrace = 250 * time.Millisecond
+)
+
+// attempt says whether a call waits.
+type attempt bool
+
+const (
+	waiting attempt = false // until the context ends
+	once    attempt = true  // now or never
+)
+
+// wait sends a request that may wait at the service. limit is the request's field for its time limit: wait sets it to the time until ctx's
+// deadline. If the deadline passes, the error wraps ctx's and the error that the request would have got at once. With once, nothing waits,
+// and limit is not used.
+func (c *Client) wait(ctx context.Context, try attempt, r wire.Request, limit *uint64, pending call) error {
+	for {
+		next, left, last := pending, c.longestWait, false
+		if !try {
+			if deadline, ok := ctx.Deadline(); ok && time.Until(deadline) <= left {
+				left, last = max(time.Until(deadline), 0), true
+			}
+			*limit, next.grace = wireWait(left), c.deadlineGrace
+		}
+		began := time.Now()
+		err := c.call(ctx, r, &next)
+		remote, refused := errors.AsType[*RemoteError](err)
+		switch {
+		case bool(try) || !refused || !remote.temporary() || time.Since(began) < left: // an answer that does not come of the time limit
+			return err
+		case last:
+			return remote.late(ctx)
+		}
+	}
+}
+
+// wireWait returns a time limit in milliseconds, rounded up, so that the service's limit does not pass before the caller's.
+func wireWait(d time.Duration) uint64 {
+	return uint64(max(0, d+time.Millisecond-1) / time.Millisecond)
+}
+
+// temporary reports whether a request can get this error because its time limit has passed.
+func (e *RemoteError) temporary() bool {
+	return slices.Contains([]error{ErrTimeout, ErrNotFound, ErrBusy, ErrLimit, ErrOutOfMemory}, e.situation)
+}
+
+// late returns the error of a request that waited until the deadline of ctx. For what did not appear it wraps [ErrNotFound].
+func (e *RemoteError) late(ctx context.Context) error {
+	if errors.Is(e, ErrTimeout) {
+		e.situation, e.Message = ErrNotFound, strings.TrimPrefix(e.Message, ErrTimeout.Error()+": ")
+	}
+	return late(ctx, e)
+}
+
+// late returns the error of a wait that ended at the deadline of ctx. missing says what was waited for.
+func late(ctx context.Context, missing error) error {
+	why := situation.Ended(ctx)
+	if why == nil { // the context's own timer is about to fire
+		why = context.DeadlineExceeded
+	}
+	return fmt.Errorf("%w (%w)", missing, why)
+}

@@ -1,0 +1,62 @@
+package bridge
+
+import (
+	"context"
+	"errors"
+	"os"
+	"path/filepath"
+	"testing"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/poolbridge/poolbridge/bridge/server"
+	"github.com/poolbridge/poolbridge/mempool/service"
+)
+
+func TestNoServiceSaysWhereItLookedAndWhatToDo(t *testing.T) {
+	dir := openDir(t)
+	path := filepath.Join(dir, "s")
+	_, err := TryDial(t.Context(), path)
+	require.ErrorIs(t, err, ErrNotRunning)
+	assert.ErrorIs(t, err, os.ErrNotExist)
+	assert.ErrorContains(t, err, "no service is running: nothing listens on "+path+"; start it with `poolsvc serve`, or set POOLBRIDGE_SOCKET")
+
+	why := errors.New("enough")
+	ctx, cancel := context.WithTimeoutCause(t.Context(), 1, why)
+	defer cancel()
+	<-ctx.Done()
+	_, err = Dial(ctx, path)
+	assert.ErrorIs(t, err, why)
+}
+
+func TestAPatientClientWaitsForTheServiceToStart(t *testing.T) {
+	path := filepath.Join(openDir(t), "s")
+	connected := make(chan error)
+	ctx, cancel := context.WithTimeout(t.Context(), patience)
+	defer cancel()
+	go func() {
+		c, err := Dial(ctx, path)
+		if err == nil {
+			err = c.Close()
+		}
+		connected <- err
+	}()
+	svc := service.New(service.Config{})
+	defer svc.Close()
+	srv, err := server.Listen(path, svc, server.Config{})
+	require.NoError(t, err)
+	assert.NoError(t, <-connected)
+	require.NoError(t, srv.Close())
+}
+
+func TestTheDefaultSocketIsOnesOwn(t *testing.T) {
+	t.Setenv("POOLBRIDGE_SOCKET", "/somewhere/s")
+	assert.Equal(t, "/somewhere/s", DefaultSocket())
+	t.Setenv("POOLBRIDGE_SOCKET", "")
+	t.Setenv("XDG_RUNTIME_DIR", "/run/user/7")
+	assert.Equal(t, "/run/user/7/poolbridge/poolsvc.sock", DefaultSocket())
+	t.Setenv("XDG_RUNTIME_DIR", "")
+	t.Setenv("TMPDIR", "/tmp")
+	assert.Regexp(t, `^/tmp/poolbridge-\d+/poolsvc\.sock$`, DefaultSocket())
+}

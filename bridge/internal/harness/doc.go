@@ -1,0 +1,3 @@
+// Package harness has what the tests of package bridge and of package server share: a client that sends what it is told to, a log that tests can
+// wait on, and paths for sockets.
+package harness

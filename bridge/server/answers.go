@@ -1,0 +1,41 @@
+package server
+
+import "time"
+
+// asked is a request that has no answer yet.
+type asked struct {
+	operation string
+	at        time.Time
+}
+
+// begins records for [Config.Answered] that the server carries out request q. The caller calls returned after the handler.
+func (c *connection) begins(q uint32, operation string) (returned func()) {
+	begun := asked{operation, time.Now()}
+	if q == 0 {
+		return func() { c.server.config.Answered(operation, "unanswered", time.Since(begun.at)) }
+	}
+	c.mu.Lock()
+	if c.asked == nil {
+		c.asked = make(map[uint32]asked)
+	}
+	c.asked[q] = begun
+	c.mu.Unlock()
+	return func() {}
+}
+
+// answer ends the record of request q, because the client may use the number again as soon as it has the answer. The caller calls sent with the
+// result after it has sent the answer.
+func (c *connection) answer(q uint32) (sent func(result string)) {
+	if c.server.config.Answered == nil {
+		return func(string) {}
+	}
+	c.mu.Lock()
+	begun, ok := c.asked[q]
+	delete(c.asked, q)
+	c.mu.Unlock()
+	return func(result string) {
+		if ok {
+			c.server.config.Answered(begun.operation, result, time.Since(begun.at))
+		}
+	}
+}

@@ -1,0 +1,248 @@
+package server
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/poolbridge/poolbridge/bridge/internal/convert"
+	"github.com/poolbridge/poolbridge/bridge/seqpacket"
+	"github.com/poolbridge/poolbridge/bridge/wire"
+	"github.com/poolbridge/poolbridge/internal/program"
+	"github.com/poolbridge/poolbridge/internal/situation"
+	"github.com/poolbridge/poolbridge/mempool"
+	"github.com/poolbridge/poolbridge/mempool/service"
+)
+
+// connection is the server's end of the connection of one client. The goroutine of serve has the fields session, denied, leaves and features.
+type connection struct {
+	server   *Server
+	conn     *seqpacket.Conn
+	session  *service.Session
+	notices  notices
+	denied   bool            // the peer may not have a session
+	leaves   bool            // the client has said bye
+	features map[string]bool // features that both the client and the service have; hello sets them
+
+	ctx    context.Context // ends with the session
+	cancel context.CancelCauseFunc
+	work   sync.WaitGroup // the sender of notices, and the requests that wait
+
+	mu      sync.Mutex
+	waiting map[uint64]context.CancelFunc // requests that wait, by number; a request without a number gets a key above MaxQuery
+	unnamed uint64                        // how many requests without a number have waited
+	asked   map[uint32]asked              // for Config.Answered
+
+	sending sync.Mutex // orders packets, and guards the fields below
+	out     []byte
+	unsent  bool // an export could not be sent, so Grant.Mapped may be wrong for this session
+}
+
+func (s *Server) newConn(conn *seqpacket.Conn) *connection {
+	c := &connection{server: s, conn: conn, features: make(map[string]bool), notices: notices{wake: make(chan struct{}, 1)}, waiting: make(map[uint64]context.CancelFunc)}
+	c.ctx, c.cancel = context.WithCancelCause(s.ctx)
+	return c
+}
+
+// serve runs the session to its end.
+func (c *connection) serve() {
+	log := c.server.config.Log
+	defer closeLogged(log, c.conn)
+	defer c.cancel(nil)
+	// The end of the session also ends its waits to send and to receive. Writing ends first, so that goodbye can set a new deadline.
+	stop := context.AfterFunc(c.ctx, func() {
+		_ = c.conn.SetWriteDeadline(longAgo)
+		_ = c.conn.SetReadDeadline(longAgo)
+	})
+	defer stop()
+
+	peer, err := peerOf(c.conn)
+	if err != nil {
+		log.Warn("a connection was refused: the kernel does not name its user and process", "error", err)
+		c.goodbye(situation.Of(mempool.ErrUnavailable, "the kernel does not say whose the connection is: %v", err))
+		return
+	}
+	if allowed := c.server.config.MayConnect; allowed != nil && !allowed(peer) {
+		log.Warn("a connection was refused", "uid", peer.UID, "pid", peer.PID)
+		c.denied = true
+		c.server.turnAway(c, peer)
+		return
+	}
+	process, err := c.conn.PeerProcess()
+	if err != nil {
+		log.Warn("a connection was refused: the end of its process cannot be watched", "pid", peer.PID, "error", err)
+		c.goodbye(unwatched(err))
+		return
+	}
+	peer.Process = process.ID()
+	err = c.run(peer)
+	if c.session == nil {
+		closeLogged(log, process)
+		return
+	}
+	how, why := c.ending(err)
+	c.cancel(err)
+	c.work.Wait()
+	reclaimed := c.session.EndAs(how, why, process.Gone())
+	c.server.lingers(c)
+	go func() {
+		<-reclaimed
+		log.Debug("what a session held is reclaimed", "session", c.session.ID(), "pid", peer.PID)
+		closeLogged(log, process)
+		c.server.reclaimed()
+	}()
+}
+
+// unwatched is the error of a client whose process cannot be watched.
+func unwatched(err error) error {
+	sentinel := mempool.ErrUnavailable
+	if errors.Is(err, seqpacket.ErrFDTableFull) {
+		sentinel = mempool.ErrLimit
+	}
+	return situation.Of(sentinel, "the service cannot watch the client's process, and so accepts no session: %v", err)
+}
+
+// peerOf returns what the kernel says about the peer.
+func peerOf(conn *seqpacket.Conn) (mempool.Peer, error) {
+	p, err := conn.Peer()
+	return mempool.Peer{UID: p.UID, GID: p.GID, Groups: p.Groups, PID: int32(p.PID)}, err
+}
+
+// packets are the buffers that packets are received into. What is decoded keeps nothing of its packet.
+var packets = seqpacket.NewBuffers(wire.MaxPacket)
+
+// run reads packets until the connection or the server ends.
+func (c *connection) run(peer mempool.Peer) error {
+	c.setReadDeadline(time.Now().Add(c.server.limits.Hello))
+	for {
+		packet, fds, err := c.conn.RecvInto(packets)
+		if err != nil {
+			return c.readingEnded(breach(err))
+		}
+		if came := fds.Len(); came > 0 {
+			err := situation.Of(convert.ErrProtocol, "%d file descriptors came along, and only the service sends any", came)
+			packet.Free()
+			c.fail(0, err)
+			return errors.Join(err, fds.Close())
+		}
+		q, r, err := wire.DecodeRequest(packet.Data)
+		packet.Free()
+		_, greets := r.(*wire.Hello)
+		if later, ok := errors.AsType[*wire.UnknownError](err); ok {
+			err = unknown(later.Name)
+		}
+		switch {
+		case c.waits(q): // the client could not tell the replies to the two requests apart
+			err = situation.Of(convert.ErrProtocol, "request %d is still waiting: its number can be used again once its reply came", q)
+			q = 0
+		case err != nil:
+		case c.session == nil:
+			err = c.hello(q, r, peer)
+		case greets:
+			err = situation.Of(convert.ErrProtocol, "the session has said hello before")
+		default:
+			c.handle(q, r)
+		}
+		if err == nil {
+			continue
+		}
+		c.fail(q, err)
+		if c.session == nil || convert.WireError(err).Code == wire.CodeProtocol {
+			return err
+		}
+	}
+}
+
+func notAllowed(peer mempool.Peer) error {
+	return situation.Of(mempool.ErrDenied, "user %d may not use this service", peer.UID)
+}
+
+// longAgo is a deadline in the past.
+var longAgo = time.Unix(1, 0)
+
+// setReadDeadline sets a deadline for reading, unless the session has ended. The deadline that the end has set must stay.
+func (c *connection) setReadDeadline(t time.Time) {
+	_ = c.conn.SetReadDeadline(t)
+	if c.ctx.Err() != nil {
+		_ = c.conn.SetReadDeadline(longAgo)
+	}
+}
+
+// breaches are the errors that occur only if the peer breaks the protocol.
+var breaches = []error{seqpacket.ErrDataTruncated, seqpacket.ErrControlTruncated, seqpacket.ErrSurplusFDs, seqpacket.ErrEmptyPacket}
+
+// breach makes [convert.ErrProtocol] of an error that is one of breaches.
+func breach(err error) error {
+	if slices.ContainsFunc(breaches, func(one error) bool { return errors.Is(err, one) }) {
+		return fmt.Errorf("%w: %w", convert.ErrProtocol, err)
+	}
+	return err
+}
+
+// readingEnded returns why the session ends, or nil if the client has left. It says goodbye to a client that has not left.
+func (c *connection) readingEnded(err error) error {
+	switch {
+	case errors.Is(err, io.EOF), errors.Is(err, seqpacket.ErrPeerClosed): // ErrPeerClosed: the client left something unread
+		return nil
+	case c.server.ctx.Err() != nil:
+		c.goodbye(situation.Of(mempool.ErrClosed, "the service is shutting down"))
+	case c.ctx.Err() != nil:
+		err = context.Cause(c.ctx)
+		c.goodbye(err)
+	case errors.Is(err, os.ErrDeadlineExceeded):
+		err = situation.Of(convert.ErrProtocol, "no hello came within %v of the connection", c.server.limits.Hello)
+		c.goodbye(err)
+	case errors.Is(err, convert.ErrProtocol):
+		c.goodbye(err)
+	}
+	return err
+}
+
+// ending returns how and why the session ended, for the service's history.
+func (c *connection) ending(err error) (how mempool.SessionEnding, why string) {
+	switch {
+	case c.server.ctx.Err() != nil:
+		return mempool.SessionShutdown, ""
+	case errors.Is(context.Cause(c.ctx), errEnded):
+		return mempool.SessionClosed, ""
+	case err != nil:
+		return mempool.SessionFailed, err.Error()
+	case c.leaves:
+		return mempool.SessionLeft, ""
+	}
+	return mempool.SessionLost, ""
+}
+
+// hello opens the session. r must be the client's first request.
+func (c *connection) hello(q uint32, r wire.Request, peer mempool.Peer) error {
+	h, ok := r.(*wire.Hello)
+	if !ok || q == 0 {
+		return situation.Of(convert.ErrProtocol, "the first request of a session is a numbered hello, not %s", r.Op())
+	}
+	if c.denied {
+		return notAllowed(peer)
+	}
+	if !slices.Contains(h.Versions, wire.Version) {
+		return situation.Of(convert.ErrVersion, "the service is poolsvc %s and speaks version %d of the protocol, the client %v", program.Version(),
+			wire.Version, h.Versions)
+	}
+	session, err := c.server.svc.OpenSession(peer, c.notify)
+	if err != nil {
+		return err
+	}
+	session.Introduce(h.Name)
+	c.session = session
+	c.server.opened(c)
+	features := c.agree(h.Features)
+	c.setReadDeadline(time.Time{})
+	c.work.Add(1)
+	go c.sendNotices()
+	c.reply(q, &wire.HelloReply{Version: wire.Version, Epoch: wire.Epoch(c.server.svc.Epoch()), Session: session.ID(),
+		PID: uint64(os.Getpid()), Features: features}, nil)
+	return nil
+}

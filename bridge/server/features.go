@@ -1,0 +1,24 @@
+package server
+
+import (
+	"slices"
+
+	"github.com/poolbridge/poolbridge/bridge/wire"
+	"github.com/poolbridge/poolbridge/mempool/service"
+)
+
+// agree returns the features that the session has: those that the client offers and that work on this machine.
+func (c *connection) agree(offered []string) (both []string) {
+	if !slices.Contains(offered, wire.FeatureTimelines) || service.ProbeTimelines() != nil {
+		return both
+	}
+	c.session.UseTimelines()
+	both = append(both, wire.FeatureTimelines)
+	if slices.Contains(offered, wire.FeatureChannels) {
+		both = append(both, wire.FeatureChannels)
+	}
+	for _, feature := range both {
+		c.features[feature] = true
+	}
+	return both
+}

@@ -1,0 +1,316 @@
+package server
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/poolbridge/poolbridge/bridge/internal/convert"
+	"github.com/poolbridge/poolbridge/bridge/wire"
+	"github.com/poolbridge/poolbridge/internal/situation"
+	"github.com/poolbridge/poolbridge/mempool"
+	"github.com/poolbridge/poolbridge/mempool/service"
+)
+
+func (c *connection) trim(q uint32, r *wire.Trim) {
+	n, err := c.session.TrimPool(r.Pool, r.Keep)
+	if err != nil {
+		c.fail(q, err)
+		return
+	}
+	c.reply(q, &wire.TrimReply{Bytes: n}, nil)
+}
+
+func (c *connection) get(q uint32, r *wire.Get) {
+	c.grant(q, r.Wait, func(ctx context.Context, wait time.Duration) (service.Grant, error) {
+		return c.session.Get(ctx, r.Name, r.Write, wait)
+	})
+}
+
+func (c *connection) lease(q uint32, r *wire.LeaseBuffer) {
+	c.grant(q, r.Wait, func(ctx context.Context, wait time.Duration) (service.Grant, error) {
+		return c.session.Lease(ctx, r.Buffer, r.Generation, r.Write, wait)
+	})
+}
+
+func (c *connection) cancelRequest(q uint32, r *wire.Cancel) {
+	c.stopWaiting(r.Request)
+	c.done(q, nil)
+}
+
+func (c *connection) stats(q uint32, _ *wire.StatsRequest) {
+	c.reply(q, &wire.StatsReply{Stats: convert.WireStats(c.session.Stats())}, nil)
+}
+
+func releaseLeases(s *service.Session, r *wire.Release) error {
+	return s.Release(r.Failed, convert.Fences(r.Done), append([]uint64{r.Lease}, r.Also...)...)
+}
+
+func (c *connection) done(q uint32, err error) {
+	if err != nil {
+		c.fail(q, err)
+		return
+	}
+	c.reply(q, &wire.EmptyReply{}, nil)
+}
+
+func (c *connection) create(q uint32, r *wire.Create) {
+	access, err := convert.Access(r.UIDs, r.GIDs)
+	spec := mempool.PoolSpec{Name: r.Name, Kind: mempool.Kind(r.Kind), Device: r.Device, MaxBytes: r.MaxBytes,
+		SessionBytes: r.MaxSessionBytes, UserBytes: r.MaxUserBytes, Access: access}
+	c.pool(q, func(ctx context.Context) (*service.Pool, error) {
+		switch {
+		case err != nil:
+			return nil, err
+		case r.Ensure:
+			return c.session.EnsurePool(ctx, spec)
+		}
+		return c.session.CreatePool(spec)
+	})
+}
+
+func (c *connection) open(q uint32, r *wire.Open) {
+	if (r.Pool != 0) == (r.Name != "") {
+		c.fail(q, situation.Of(mempool.ErrInvalid, "a pool is opened by its name or by its id; exactly one of them, not name %q and id %d", r.Name, r.Pool))
+		return
+	}
+	c.pool(q, func(ctx context.Context) (*service.Pool, error) {
+		if r.Pool != 0 {
+			return c.session.FindPool(r.Pool)
+		}
+		return c.session.OpenPool(ctx, r.Name, milliseconds(r.Wait))
+	})
+}
+
+// errWaits ends the wait for a pool in the goroutine that reads requests, so that the requests behind it do not wait.
+var errWaits = situation.Of(mempool.ErrBusy, "the pool is not there yet")
+
+// atOnce is a context that is cancelled. A call with it does not wait.
+var atOnce = func() context.Context {
+	ctx, cancel := context.WithCancelCause(context.Background())
+	cancel(errWaits)
+	return ctx
+}()
+
+// pool answers with the pool that get returns: at once if there is no need to wait, otherwise from a new goroutine.
+func (c *connection) pool(q uint32, get func(context.Context) (*service.Pool, error)) {
+	p, err := get(atOnce)
+	if q != 0 && errors.Is(err, errWaits) {
+		c.waitFor(q, err, func(ctx context.Context) func() {
+			p, err := get(ctx)
+			return func() { c.replyPool(q, p, err) }
+		})
+		return
+	}
+	c.replyPool(q, p, err)
+}
+
+func (c *connection) replyPool(q uint32, p *service.Pool, err error) {
+	if err != nil {
+		c.fail(q, err)
+		return
+	}
+	out := convert.WirePool(p.Info())
+	x, files := convert.WireExport(p.Export())
+	out.Export = x
+	c.reply(q, &wire.PoolReply{Pool: out}, files)
+}
+
+func publishBuffer(s *service.Session, r *wire.Publish) error {
+	complete, err := convert.Completion(r.Ready, r.Event)
+	if err != nil {
+		return err
+	}
+	p := mempool.Publication{Name: r.Name, Keep: r.Keep, Replace: r.Replace, Completion: complete}
+	if r.Tensor != nil {
+		t := convert.Tensor(*r.Tensor)
+		p.Tensor = &t
+	}
+	return s.Publish(r.Lease, p)
+}
+
+// alloc answers with a new lease. To take much memory takes long. So a large allocation has a goroutine of its own: the session's other
+// requests go on meanwhile, and the client gets notices that the allocation still runs.
+func (c *connection) alloc(q uint32, r *wire.Alloc) {
+	t := convert.Tensor(r.Tensor)
+	get := func(ctx context.Context, wait time.Duration) (service.Grant, error) {
+		return c.session.Allocate(ctx, r.Pool, t, wait)
+	}
+	n, err := t.Extent()
+	if q == 0 || err != nil || n < c.server.limits.Large {
+		c.grant(q, r.Wait, get)
+		return
+	}
+	c.waitFor(q, situation.Of(mempool.ErrBusy, "an allocation of %d bytes counts as a request that waits", n), func(ctx context.Context) func() {
+		defer c.tellWorking(q)()
+		g, err := get(ctx, 0)
+		g, err = c.insist(ctx, g, err, r.Wait, get)
+		return func() { c.replyLease(q, g, err) }
+	})
+}
+
+// tellWorking tells the client at intervals that request q still runs, until stop is called. A q of 0 means a request that the others wait
+// behind. A client that does not read is not told.
+func (c *connection) tellWorking(q uint32) (stop func()) {
+	over, stopped := make(chan struct{}), make(chan struct{})
+	go func() {
+		defer close(stopped)
+		for {
+			select {
+			case <-time.After(c.server.limits.Working):
+				c.mention(&wire.Working{Request: uint64(q)})
+			case <-over:
+				return
+			}
+		}
+	}()
+	return func() {
+		close(over)
+		<-stopped
+	}
+}
+
+type getLease = func(ctx context.Context, wait time.Duration) (service.Grant, error)
+
+// grant answers with the lease that get returns: at once if there is no need to wait, otherwise from a new goroutine.
+func (c *connection) grant(q uint32, wait uint64, get getLease) {
+	if q == 0 {
+		return // no client would know of the lease
+	}
+	g, err := get(c.ctx, 0)
+	_, again := c.another(g, err, wait)
+	if again == nil {
+		c.replyLease(q, g, err)
+		return
+	}
+	c.grantLater(q, wait, get, g, err, again)
+}
+
+// grantLater answers from a new goroutine with the lease that a second attempt returns. g and err are what the first attempt returned, and
+// again says why that was not enough.
+func (c *connection) grantLater(q uint32, wait uint64, get getLease, g service.Grant, err, again error) {
+	refused := c.wait(q, func(ctx context.Context) func() {
+		g, err := c.insist(ctx, g, err, wait, get)
+		return func() { c.replyLease(q, g, err) }
+	})
+	if refused != nil {
+		refused = fmt.Errorf("%w (%s)", refused, again.Error())
+		if err == nil { // no client would know of the lease
+			refused = errors.Join(refused, g.Lease.Undo(false))
+		}
+		c.fail(q, refused)
+	}
+}
+
+// another decides whether a second attempt makes sense after a first one that returned g and err. If so, it returns why, and for how long to
+// wait. Otherwise again is nil, and the client gets what the first attempt returned.
+func (c *connection) another(g service.Grant, err error, wait uint64) (limit time.Duration, again error) {
+	limit = milliseconds(wait)
+	waitable := errors.Is(err, mempool.ErrNotFound) || errors.Is(err, mempool.ErrBusy) || errors.Is(err, mempool.ErrLimit) || errors.Is(err, mempool.ErrOutOfMemory)
+	awaits := err == nil && c.mustAwaitWork(g)
+	if awaits || errors.Is(err, mempool.ErrRecalling) {
+		limit = max(limit, c.server.limits.Recall)
+	}
+	if errors.Is(err, mempool.ErrWanted) {
+		limit = max(limit, service.WantedTime)
+	}
+	switch {
+	case awaits:
+		return limit, situation.Of(mempool.ErrBusy, "work on the buffer is under way")
+	case limit > 0 && waitable:
+		return limit, err
+	}
+	return 0, nil
+}
+
+// insist makes the second attempt, if one makes sense, and waits for the work on the buffer for a client that cannot do so itself.
+func (c *connection) insist(ctx context.Context, g service.Grant, err error, wait uint64, get getLease) (service.Grant, error) {
+	limit, again := c.another(g, err, wait)
+	if again != nil && err != nil {
+		g, err = get(ctx, limit)
+	}
+	if err == nil && c.mustAwaitWork(g) {
+		if err = g.Lease.AwaitWork(ctx, max(limit, c.server.limits.Recall)); err != nil {
+			return g, errors.Join(err, g.Lease.Undo(false))
+		}
+		g.Info.Wait = nil
+	}
+	return g, err
+}
+
+// waitFor answers request q from a new goroutine: attempt waits, and the function that it returns sends the answer. err says why the request
+// cannot be answered at once; it is part of the error if too many requests wait.
+func (c *connection) waitFor(q uint32, err error, attempt func(context.Context) (answer func())) {
+	if refused := c.wait(q, attempt); refused != nil {
+		c.fail(q, fmt.Errorf("%w (%s)", refused, err.Error()))
+	}
+}
+
+// wait is waitFor for a caller that answers itself if too many requests wait: then wait returns an error.
+func (c *connection) wait(q uint32, attempt func(context.Context) (answer func())) error {
+	ctx, cancel := context.WithCancel(c.ctx)
+	key, refused := c.startWaiting(q, cancel)
+	if refused != nil {
+		cancel()
+		return refused
+	}
+	go func() {
+		defer c.work.Done()
+		answer := attempt(ctx)
+		c.waited(key)           // before the answer, because after it the client may use the number again
+		if c.ctx.Err() == nil { // if the session has ended, goodbye is the answer
+			answer()
+		}
+	}()
+	return nil
+}
+
+// startWaiting records that request q waits, and counts its goroutine. cancel ends the wait.
+func (c *connection) startWaiting(q uint32, cancel context.CancelFunc) (key uint64, err error) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	key = uint64(q)
+	if q == 0 {
+		c.unnamed++
+		key = wire.MaxQuery + c.unnamed
+	}
+	if len(c.waiting) >= c.server.limits.Waiting {
+		return 0, situation.Of(mempool.ErrLimit, "%d requests of this session wait, which is the limit: wait for an answer, or cancel one", len(c.waiting))
+	}
+	if most := int(c.server.maxWaits.Load()); c.server.waits.Add(1) > int64(most) {
+		c.server.waits.Add(-1)
+		return 0, &service.LimitError{Limit: "waits", Max: most, Who: "the service", What: "requests that wait", Have: most, Advice: "ask again later"}
+	}
+	c.waiting[key] = cancel
+	c.work.Add(1)
+	return key, nil
+}
+
+// waits reports whether request q waits. It is false for 0.
+func (c *connection) waits(q uint32) bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return q != 0 && c.waiting[uint64(q)] != nil
+}
+
+// waited records that a request no longer waits.
+func (c *connection) waited(key uint64) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.waiting[key]()
+	delete(c.waiting, key)
+	c.server.waits.Add(-1)
+}
+
+// stopWaiting cancels request q, if it waits.
+func (c *connection) stopWaiting(q uint64) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if q > wire.MaxQuery {
+		return
+	}
+	if cancel := c.waiting[q]; cancel != nil {
+		cancel()
+	}
+}

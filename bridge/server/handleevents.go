@@ -1,0 +1,82 @@
+package server
+
+import (
+	"cmp"
+	"context"
+
+	"github.com/poolbridge/poolbridge/bridge/wire"
+	"github.com/poolbridge/poolbridge/internal/situation"
+	"github.com/poolbridge/poolbridge/mempool"
+)
+
+// events answers with a page of events: at once if there are any, otherwise when there are.
+func (c *connection) events(q uint32, r *wire.Events) {
+	most := int(min(cmp.Or(r.Most, wire.MaxEvents), wire.MaxEvents))
+	answer := func(page mempool.EventPage, err error) {
+		if err != nil {
+			c.fail(q, err)
+			return
+		}
+		c.reply(q, wireEvents(page), nil)
+	}
+	page, err := c.session.Events(c.ctx, r.After, most, 0)
+	if q == 0 || err != nil || r.Wait == 0 || len(page.Events) > 0 || page.Lost > 0 {
+		answer(page, err)
+		return
+	}
+	c.waitFor(q, situation.Of(mempool.ErrBusy, "nothing has happened since event %d", r.After), func(ctx context.Context) func() {
+		page, err := c.session.Events(ctx, page.Next, most, milliseconds(r.Wait))
+		return func() { answer(page, err) }
+	})
+}
+
+func wireEvents(page mempool.EventPage) *wire.EventsReply {
+	reply := &wire.EventsReply{Next: page.Next, Lost: page.Lost}
+	for _, e := range page.Events {
+		entry := wire.EventEntry{Number: e.Number, At: wireTime(e.At), Kind: string(e.Kind), Session: e.Session, Program: e.Program, Pool: e.Pool, Channel: e.Channel,
+			Buffer: e.Buffer, Bytes: e.Bytes, Ending: string(e.Ending), Took: uint64(max(e.Took, 0)), Text: e.Text}
+		if e.Session != 0 {
+			entry.UID, entry.PID = uint64(e.UID), uint64(max(e.PID, 0))
+		}
+		if e.Count > 1 {
+			entry.Count = uint64(e.Count)
+		}
+		reply.Events = append(reply.Events, entry)
+	}
+	return reply
+}
+
+// bye records that the client will close the connection.
+func (c *connection) bye(q uint32, _ *wire.Bye) {
+	c.leaves = true
+	c.done(q, nil)
+}
+
+// errEnded is the reason of the goodbye to a client whose session an operator ends.
+var errEnded = situation.Of(mempool.ErrClosed, "an operator ended this session (poolsvc session end)")
+
+// endSession ends the session of another client. Its memory is used again once its process is gone.
+func (c *connection) endSession(q uint32, r *wire.EndSession) {
+	target, err := c.session.MayEnd(r.Session)
+	conn := c.server.connOf(r.Session)
+	switch {
+	case err != nil:
+		c.fail(q, err)
+		return
+	case conn == nil:
+		c.fail(q, situation.Of(mempool.ErrInvalid, "session %d is the service's own, and ends with it", r.Session))
+		return
+	}
+	conn.cancel(errEnded)
+	if q == 0 {
+		return
+	}
+	c.waitFor(q, situation.Of(mempool.ErrBusy, "session %d is about to end", r.Session), func(ctx context.Context) func() {
+		select {
+		case <-target.Over():
+		case <-ctx.Done():
+			return func() { c.fail(q, context.Cause(ctx)) }
+		}
+		return func() { c.done(q, nil) }
+	})
+}

@@ -1,0 +1,62 @@
+package server
+
+import (
+	"errors"
+	"os"
+
+	"github.com/poolbridge/poolbridge/bridge/internal/convert"
+	"github.com/poolbridge/poolbridge/bridge/wire"
+	"github.com/poolbridge/poolbridge/mempool"
+	"github.com/poolbridge/poolbridge/mempool/service"
+)
+
+func (c *connection) join(q uint32, r *wire.Join) {
+	if q == 0 {
+		return // no client would know of the member
+	}
+	m, err := c.session.JoinChannel(r.Channel, service.MemberSpec{Role: service.MemberRole(r.Role), Oldest: r.Oldest, Full: mempool.FullPolicy(r.Full)})
+	if err != nil {
+		c.fail(q, err)
+		return
+	}
+	x, files := convert.WireExport(m.Export)
+	c.reply(q, &wire.JoinReply{Slot: uint64(m.Slot), Member: m.ID, Export: *x}, files)
+}
+
+// enter lets a member take part in its channel. The files of the members that it must know are sent before the reply.
+func (c *connection) enter(q uint32, r *wire.Enter) {
+	others, err := c.session.EnterChannel(r.Channel, r.Member)
+	for _, other := range others {
+		c.sendMember(other)
+	}
+	c.done(q, err)
+}
+
+// sendMember sends the file of a member. A file that is closed by now is not sent: its member has left.
+func (c *connection) sendMember(n service.MemberCame) {
+	out := &wire.Member{Channel: n.Channel, Role: string(n.Role), Slot: uint64(n.Slot), Member: n.Member, Export: wire.Export{FDs: 1}}
+	_ = c.send([]*os.File{n.File}, func(dst []byte) ([]byte, error) { return wire.AppendNotice(dst, out) })
+}
+
+// mapBlock answers with the export of a block. From then on the service may recall the block. It holds c.sending, so that the client gets the
+// export before the recall.
+func (c *connection) mapBlock(q uint32, r *wire.Map) {
+	if q == 0 {
+		return // no client would have the export
+	}
+	c.sending.Lock()
+	b, err := c.session.MapBlock(r.Channel, r.Block)
+	var unsent error
+	if err == nil {
+		x, files := convert.WireExport(b.Export)
+		out := &wire.MapReply{Generation: b.Generation, BlockBytes: b.Bytes, Export: *x}
+		unsent = c.transmit(files, func(dst []byte) ([]byte, error) { return wire.AppendReply(dst, q, out) })
+	}
+	c.sending.Unlock()
+	if unsent != nil {
+		err = errors.Join(unsent, c.session.Dropped([]uint64{r.Block}))
+	}
+	if err != nil {
+		c.fail(q, err)
+	}
+}

@@ -1,0 +1,41 @@
+package server
+
+import "time"
+
+// ClientLimits are limits that the server sets for each of its clients. docs/protocol.md has those that matter to clients.
+type ClientLimits struct {
+	// Hello is how long a client may take from the connection to its hello.
+	Hello time.Duration
+	// Send is how long a client may leave its socket's buffer full. After that its session ends.
+	Send time.Duration
+	// Recall is how long an allocation waits at least for blocks that the service has recalled.
+	Recall time.Duration
+	// Waiting is how many requests of a session may wait at a time.
+	Waiting int
+	// Notices is how many notices may wait until a client reads. With more of them its session ends.
+	Notices int
+	// Denied is how many clients that may not have a session are told so at a time. More of them are disconnected at once.
+	Denied int
+	// Large is the size in bytes from which on an allocation does not block the other requests of its session.
+	Large uint64
+	// Working is how often a client is told that its request still runs.
+	Working time.Duration
+}
+
+// DefaultLimits returns the limits of a [Config] that has none.
+func DefaultLimits() ClientLimits {
+	return ClientLimits{Hello: 10 * time.Second, Send: 10 * time.Second, Recall: 2 * time.Second,
+		Waiting: 256, Notices: 1024, Denied: 64, Large: 64 << 20, Working: 250 * time.Millisecond}
+}
+
+const (
+	maxWait         = 24 * time.Hour // limit on the time that a request waits
+	defaultSessions = 4096
+	defaultWaits    = 65536
+	sessionFDs      = 3 // file descriptors of a session: its socket, its process, its timeline
+)
+
+// milliseconds returns a client's time limit, at most maxWait.
+func milliseconds(n uint64) time.Duration {
+	return time.Duration(min(n, uint64(maxWait/time.Millisecond))) * time.Millisecond
+}

@@ -1,0 +1,109 @@
+package server
+
+import (
+	"github.com/poolbridge/poolbridge/bridge/internal/convert"
+	"github.com/poolbridge/poolbridge/bridge/wire"
+	"github.com/poolbridge/poolbridge/internal/program"
+	"github.com/poolbridge/poolbridge/internal/situation"
+	"github.com/poolbridge/poolbridge/mempool/service"
+)
+
+// operation is how the server carries out one request of the protocol.
+type operation struct {
+	name    string
+	feature string // feature that the session must have; "" for none
+	slow    bool   // with much memory the kernel and the driver may take long, so the client gets notices that the request still runs
+	run     func(c *connection, q uint32, r wire.Request)
+}
+
+// operations has every request that a session may send after hello.
+var operations = byName(
+	on((*connection).create).slowly(),
+	on((*connection).open),
+	done(func(s *service.Session, r *wire.Destroy) error { return s.DestroyPool(r.Pool) }).slowly(),
+	on((*connection).trim).slowly(),
+
+	on((*connection).alloc),
+	on((*connection).get),
+	on((*connection).lease),
+	done(publishBuffer),
+	done(func(s *service.Session, r *wire.Unpublish) error { return s.Unpublish(r.Name) }),
+	done(releaseLeases),
+	on((*connection).cancelRequest),
+	done(func(s *service.Session, r *wire.Dropped) error { return s.Dropped(r.Blocks) }).slowly(),
+
+	on((*connection).stats),
+	on((*connection).list),
+	on((*connection).events),
+	on((*connection).endSession),
+	on((*connection).bye),
+
+	on((*connection).timeline).needs(wire.FeatureTimelines),
+	done(func(s *service.Session, _ *wire.Seal) error { return s.SealTimeline() }).needs(wire.FeatureTimelines),
+
+	on((*connection).makeChannel).needs(wire.FeatureChannels),
+	on((*connection).find).needs(wire.FeatureChannels),
+	done(func(s *service.Session, r *wire.CloseChannel) error { return s.CloseChannel(r.Channel) }).needs(wire.FeatureChannels),
+	on((*connection).join).needs(wire.FeatureChannels),
+	on((*connection).enter).needs(wire.FeatureChannels),
+	done(func(s *service.Session, r *wire.Leave) error { return s.LeaveChannel(r.Channel, r.Member) }).needs(wire.FeatureChannels),
+	on((*connection).mapBlock).needs(wire.FeatureChannels),
+	done(func(s *service.Session, r *wire.Doubt) error { return s.DoubtFrame(r.Channel, r.Member, r.Sequence) }).needs(wire.FeatureChannels),
+)
+
+// handle carries out one request of an open session and answers it.
+func (c *connection) handle(q uint32, r wire.Request) {
+	o, ok := operations[r.Op()]
+	switch { // requests that are refused here are not counted: a client could invent any number of names
+	case !ok:
+		c.fail(q, unknown(r.Op()))
+		return
+	case o.feature != "" && !c.features[o.feature]:
+		c.fail(q, situation.Of(convert.ErrUnsupported, "the service is poolsvc %s; %q belongs to the feature %q, which this session does not have",
+			program.Version(), r.Op(), o.feature))
+		return
+	}
+	if o.slow {
+		defer c.tellWorking(0)()
+	}
+	if c.server.config.Answered != nil {
+		defer c.begins(q, o.name)()
+	}
+	o.run(c, q, r)
+}
+
+// on returns an operation whose function answers the request.
+func on[R wire.Request](run func(c *connection, q uint32, r R)) operation {
+	var none R
+	return operation{name: none.Op(), run: func(c *connection, q uint32, r wire.Request) { run(c, q, r.(R)) }}
+}
+
+// done returns an operation that is answered with an EmptyReply when do has returned.
+func done[R wire.Request](do func(s *service.Session, r R) error) operation {
+	return on(func(c *connection, q uint32, r R) { c.done(q, do(c.session, r)) })
+}
+
+// slowly returns o with slow set.
+func (o operation) slowly() operation {
+	o.slow = true
+	return o
+}
+
+// needs returns o with the feature that it needs.
+func (o operation) needs(feature string) operation {
+	o.feature = feature
+	return o
+}
+
+func byName(all ...operation) map[string]operation {
+	out := make(map[string]operation, len(all))
+	for _, o := range all {
+		out[o.name] = o
+	}
+	return out
+}
+
+// unknown returns the error of an operation that this version of the service does not know.
+func unknown(op string) error {
+	return situation.Of(convert.ErrUnsupported, "the service is poolsvc %s and does not know the operation %q", program.Version(), op)
+}

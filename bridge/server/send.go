@@ -1,0 +1,231 @@
+package server
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"slices"
+	"time"
+
+	"github.com/poolbridge/poolbridge/bridge/internal/convert"
+	"github.com/poolbridge/poolbridge/bridge/seqpacket"
+	"github.com/poolbridge/poolbridge/bridge/wire"
+	"github.com/poolbridge/poolbridge/internal/situation"
+	"github.com/poolbridge/poolbridge/mempool"
+	"github.com/poolbridge/poolbridge/mempool/service"
+)
+
+// This file sends packets to a client. If a client does not take a packet within ClientLimits.Send, its session ends, so that no other session
+// waits longer for it.
+
+// notify queues a notice of the service for this session. It must not block, because the caller holds locks of the service.
+func (c *connection) notify(n service.Notice) {
+	if limit := c.server.limits.Notices; !c.notices.add(n, limit) {
+		// The client reads nothing. The memory that it was asked for comes back only when its session ends.
+		c.cancel(situation.Of(mempool.ErrLimit, "%d notices wait for a client that reads none", limit))
+	}
+}
+
+// sendNotices sends the notices of the service until the session ends.
+func (c *connection) sendNotices() {
+	defer c.work.Done()
+	for {
+		select {
+		case <-c.notices.wake:
+		case <-c.ctx.Done():
+			return
+		}
+		for n := c.notices.next(); n != nil && c.ctx.Err() == nil; n = c.notices.next() {
+			c.sendNotice(n)
+		}
+	}
+}
+
+func (c *connection) sendNotice(n service.Notice) {
+	switch n := n.(type) {
+	case service.Recall:
+		for part := range slices.Chunk(n.Blocks, wire.MaxElements) {
+			c.tell(&wire.Recall{Blocks: part})
+		}
+	case service.Failed:
+		for part := range slices.Chunk(n.Buffers, wire.MaxElements) {
+			c.tell(&wire.Failed{Buffers: part})
+		}
+	case service.Forget:
+		c.tell(&wire.Forget{Timelines: n.Timelines})
+	case service.MemberCame:
+		c.sendMember(n)
+	case service.Wanted:
+		c.tell(&wire.Wanted{Pool: n.Pool})
+	}
+}
+
+// tell sends a notice. It needs no error: if the notice cannot be sent, the connection has failed, and the session ends.
+func (c *connection) tell(n wire.Notice) {
+	_ = c.send(nil, func(dst []byte) ([]byte, error) { return wire.AppendNotice(dst, n) })
+}
+
+// mentionRoom is how many bytes a client may have left unread and still get notices by mention. It is room for some notices, and much less than
+// a socket has.
+const mentionRoom = 16 << 10
+
+// mention sends a notice that the client can do without. It drops the notice if the client does not read, or if another goroutine is sending a
+// packet. So it never waits, and it leaves the socket's buffer to packets that must arrive.
+func (c *connection) mention(n wire.Notice) {
+	if !c.sending.TryLock() {
+		return
+	}
+	defer c.sending.Unlock()
+	unread, err := c.conn.Unread()
+	if err != nil || unread > mentionRoom {
+		return
+	}
+	packet, err := wire.AppendNotice(c.out[:0], n)
+	if err != nil {
+		return
+	}
+	c.out = packet
+	err = c.conn.TrySend(packet, nil)
+	if err != nil && !errors.Is(err, seqpacket.ErrWouldBlock) && !errors.Is(err, seqpacket.ErrPeerClosed) {
+		c.cancel(sendingFailed(err))
+	}
+}
+
+// sendingFailed returns why a session ends whose client cannot be sent a packet.
+func sendingFailed(err error) error {
+	switch {
+	case errors.Is(err, convert.ErrProtocol):
+		return err
+	case errors.Is(err, os.ErrDeadlineExceeded), errors.Is(err, seqpacket.ErrFDsInFlight):
+		return situation.Of(mempool.ErrLimit, "the client does not take what it is sent: %v", err)
+	}
+	return fmt.Errorf("sending failed: %w", err)
+}
+
+// goodbye tells the client why the server closes the connection, if the client's socket has room.
+func (c *connection) goodbye(reason error) {
+	c.sending.Lock()
+	defer c.sending.Unlock()
+	_ = c.conn.SetWriteDeadline(time.Time{}) // the end of the session has set one
+	farewell(c.conn, reason)
+}
+
+// farewell sends a goodbye, if the client's socket has room.
+func farewell(conn *seqpacket.Conn, reason error) {
+	if packet, err := wire.AppendNotice(nil, &wire.Goodbye{Reason: *convert.WireError(reason)}); err == nil {
+		_ = conn.TrySend(packet, nil) // it need not arrive
+	}
+}
+
+// reply answers request q and sends files with the answer. It does nothing if q is 0, because the client wants no answer.
+func (c *connection) reply(q uint32, r wire.Reply, files []*os.File) {
+	if q == 0 {
+		return
+	}
+	sent := c.answer(q)
+	c.answered(q, sent, c.send(files, func(dst []byte) ([]byte, error) { return wire.AppendReply(dst, q, r) }))
+}
+
+// answered records that the answer to request q was sent. If it could not be sent, answered sends the error instead.
+func (c *connection) answered(q uint32, sent func(result string), err error) {
+	if err != nil {
+		c.failed(q, sent, err)
+		return
+	}
+	sent("ok")
+}
+
+// replyLease answers with a lease. The first lease of a session on a block carries the export, and must reach the client before other leases on
+// the block. So the block counts as mapped only after replyLease has taken c.sending: a goroutine that finds the block mapped then waits for
+// c.sending.
+func (c *connection) replyLease(q uint32, g service.Grant, err error) {
+	if err != nil {
+		c.fail(q, err)
+		return
+	}
+	out := convert.WireLease(g.Info)
+	var files []*os.File
+	first := false
+	sent := c.answer(q)
+	c.sending.Lock()
+	if !g.Mapped || c.unsent {
+		var x mempool.Export
+		if x, first, err = g.Lease.Export(); first {
+			out.Export, files = convert.WireExport(x)
+		}
+	}
+	if err == nil {
+		err = c.transmit(files, func(dst []byte) ([]byte, error) { return wire.AppendReply(dst, q, &wire.LeaseReply{Lease: out}) })
+	}
+	if err != nil {
+		c.unsent = c.unsent || first
+		err = errors.Join(err, g.Lease.Undo(first))
+	}
+	c.sending.Unlock()
+	c.answered(q, sent, err)
+}
+
+// fail answers request q with an error. If q is 0, it sends nothing, unless the error ends the session: then it says goodbye.
+func (c *connection) fail(q uint32, err error) { c.failed(q, c.answer(q), err) }
+
+// failed is fail for a caller that has called answer.
+func (c *connection) failed(q uint32, sent func(result string), err error) {
+	e := convert.WireError(err)
+	if e.Code == wire.CodeInternal {
+		c.server.config.Log.Error("a request failed", "error", err)
+	}
+	if e.Code == wire.CodeLimit && c.session != nil {
+		c.session.Refused(err)
+	}
+	defer sent(string(e.Code))
+	if q != 0 {
+		_ = c.send(nil, func(dst []byte) ([]byte, error) { return wire.AppendError(dst, q, e) })
+	} else if e.Code == wire.CodeProtocol || c.session == nil {
+		c.goodbye(err)
+	}
+}
+
+// send sends the packet that appendTo makes, with files.
+func (c *connection) send(files []*os.File, appendTo func([]byte) ([]byte, error)) error {
+	c.sending.Lock()
+	defer c.sending.Unlock()
+	return c.transmit(files, appendTo)
+}
+
+// transmit is send for a caller that holds c.sending. Its errors are of the packet and of the files. An error of the connection is not
+// returned: it ends the session.
+func (c *connection) transmit(files []*os.File, appendTo func([]byte) ([]byte, error)) error {
+	packet, err := appendTo(c.out[:0])
+	if err != nil {
+		return situation.Of(mempool.ErrLimit, "the answer does not fit into a packet: %v", err)
+	}
+	c.out = packet
+	err = seqpacket.WithFiles(files, func(fds []int) error {
+		// If the client has left, the session goes on until the server has read the client's last packets.
+		if err := c.put(packet, fds); err != nil && !errors.Is(err, seqpacket.ErrPeerClosed) {
+			c.cancel(sendingFailed(err))
+		}
+		return nil
+	})
+	if err != nil {
+		return situation.Of(mempool.ErrClosed, "its memory is being given back to the system: %v", err)
+	}
+	return nil
+}
+
+// put sends a packet. If the client's socket is full, it waits until the session ends, or for ClientLimits.Send.
+func (c *connection) put(packet []byte, fds []int) error {
+	err := c.conn.TrySend(packet, fds)
+	if !errors.Is(err, seqpacket.ErrWouldBlock) {
+		return err
+	}
+	_ = c.conn.SetWriteDeadline(time.Now().Add(c.server.limits.Send))
+	if c.ctx.Err() != nil {
+		return err
+	}
+	err = c.conn.Send(packet, fds)
+	if c.ctx.Err() == nil {
+		_ = c.conn.SetWriteDeadline(time.Time{}) // a deadline that has passed would fail later packets
+	}
+	return err
+}

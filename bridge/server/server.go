@@ -1,0 +1,302 @@
+package server
+
+import (
+	"context"
+	"errors"
+	"log/slog"
+	"math"
+	"os"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/poolbridge/poolbridge/bridge/seqpacket"
+	"github.com/poolbridge/poolbridge/mempool"
+	"github.com/poolbridge/poolbridge/mempool/service"
+)
+
+// Config configures a [Server]. Its zero value is useful.
+type Config struct {
+	// Mode is the mode of the socket file; 0 for 0600. If the socket's directory does not exist, Listen makes it with mode 0700.
+	Mode os.FileMode
+	// MayConnect reports whether a peer may have a session. The kernel says who the peer is. nil: every process that can open the socket may.
+	// What a session may use is up to the access list of each pool.
+	MayConnect func(mempool.Peer) bool
+	// MaxSessions is how many sessions there may be at a time; 0 for 4096. A session that has ended counts while its process lives and may
+	// still use memory of the session.
+	MaxSessions int
+	// MaxWaits is how many requests may wait at a time, in all sessions together; 0 for 65,536.
+	MaxWaits int
+	// Unused is how long no client must be connected before [Server.Unused] is closed. The time also runs from the start on. 0: Unused is
+	// never closed.
+	Unused time.Duration
+	// Answered is called after each request that the server has carried out, from several goroutines at a time. operation is the name of the
+	// request. result is "ok", the code of the error, or "unanswered" if the client wanted no answer. took is the time since the request was
+	// read. nil: nothing is called.
+	Answered func(operation, result string, took time.Duration)
+	// Limits are the limits for each client; nil for [DefaultLimits].
+	Limits *ClientLimits
+	// Log gets the server's log; nil for no log.
+	Log *slog.Logger
+}
+
+// acceptPause is how long the server waits before it accepts again after an error that it does not know.
+const acceptPause = 100 * time.Millisecond
+
+var errServerClosed = errors.New("the server is closed")
+
+// Server serves a [service.Service] on a Unix socket.
+type Server struct {
+	svc      *service.Service
+	config   Config
+	limits   ClientLimits
+	listener *seqpacket.Listener
+
+	maxSessions, maxWaits atomic.Int64
+
+	ctx      context.Context // ends with the server
+	cancel   context.CancelCauseFunc
+	accepted sync.WaitGroup
+	done     chan struct{}
+
+	mu        sync.Mutex
+	conns     map[*connection]struct{} // connections that count as sessions
+	sessions  map[uint64]*connection   // those of conns that have a session, by its id
+	lingering int                      // sessions that have ended, but whose processes may still use memory; they count as sessions
+	outside   int                      // connections of peers that may not have a session
+	idle      *time.Timer              // runs while no client is connected
+	unused    chan struct{}
+
+	waits atomic.Int64 // number of requests that wait
+}
+
+// Listen serves svc on the socket at path until Close. It replaces a socket file that a dead service left behind.
+//
+// Errors: [seqpacket.ErrInUse] where a live service listens, and those of the file system.
+func Listen(path string, svc *service.Service, c Config) (*Server, error) {
+	return begin(svc, c, func(config seqpacket.ListenConfig) (*seqpacket.Listener, error) {
+		return seqpacket.Listen(path, config)
+	})
+}
+
+// ListenFile serves svc until Close on a socket that listens already, for example one that systemd hands to a service. The socket keeps its
+// mode, and Close does not remove its file. ListenFile closes file.
+//
+// Errors: [seqpacket.ErrNotListening].
+func ListenFile(file *os.File, svc *service.Service, c Config) (*Server, error) {
+	return begin(svc, c, func(config seqpacket.ListenConfig) (*seqpacket.Listener, error) {
+		return seqpacket.ListenFile(file, config)
+	})
+}
+
+func begin(svc *service.Service, c Config, listen func(seqpacket.ListenConfig) (*seqpacket.Listener, error)) (*Server, error) {
+	if c.Log == nil {
+		c.Log = slog.New(slog.DiscardHandler)
+	}
+	limits := DefaultLimits()
+	if c.Limits != nil {
+		limits = *c.Limits
+	}
+	ctx, cancel := context.WithCancelCause(context.Background())
+	s := &Server{svc: svc, config: c, limits: limits, ctx: ctx, cancel: cancel, done: make(chan struct{}),
+		conns: make(map[*connection]struct{}), sessions: make(map[uint64]*connection),
+		unused: make(chan struct{})}
+	err := s.SetLimits(c.MaxSessions, c.MaxWaits)
+	if err == nil {
+		s.listener, err = listen(seqpacket.ListenConfig{Mode: c.Mode, OnPause: func(err error) { c.Log.Warn("connections have to wait", "error", err) }})
+	}
+	if err != nil {
+		cancel(nil)
+		return nil, err
+	}
+	s.idle = time.AfterFunc(math.MaxInt64, s.noteUnused)
+	s.startIdle()
+	go s.accept()
+	return s, nil
+}
+
+// SetLimits changes MaxSessions and MaxWaits of [Config]. Sessions and requests that exist already stay. SetLimits raises the process's limit
+// of file descriptors to what the server and its service need with these limits.
+func (s *Server) SetLimits(sessions, waits int) error {
+	if sessions == 0 {
+		sessions = defaultSessions
+	}
+	if waits == 0 {
+		waits = defaultWaits
+	}
+	files := sessionFDs * sessions
+	room, err := seqpacket.Reserve(files + s.svc.Files())
+	if err != nil {
+		return err
+	}
+	if room < files {
+		s.config.Log.Warn("too few file descriptors for all sessions: raise the limit (LimitNOFILE= in a unit of systemd, ulimit -n), or lower "+
+			"--limit sessions=N", "descriptors", room, "sessions", sessions, "descriptors_each", sessionFDs)
+	}
+	s.maxSessions.Store(int64(sessions))
+	s.maxWaits.Store(int64(waits))
+	return nil
+}
+
+// Path returns the path of the server's socket.
+func (s *Server) Path() string { return s.listener.Path() }
+
+// Check returns what keeps the server from accepting sessions, or nil. If the server hangs, Check does not return.
+func (s *Server) Check() error {
+	s.mu.Lock() // every session takes it
+	defer s.mu.Unlock()
+	return context.Cause(s.ctx)
+}
+
+func (s *Server) accept() {
+	defer close(s.done)
+	for {
+		conn, err := s.listener.Accept()
+		switch {
+		case errors.Is(err, os.ErrClosed):
+			return
+		case err != nil: // one connection failed, or the machine lacks something
+			s.config.Log.Error("a connection could not be accepted", "error", err)
+			select {
+			case <-s.ctx.Done():
+			case <-time.After(acceptPause):
+			}
+			continue
+		}
+		c := s.newConn(conn)
+		if !s.admit(c) {
+			most := int(s.maxSessions.Load())
+			full := &service.LimitError{Limit: "sessions", Max: most, Who: "the service", What: "sessions", Have: most, Advice: "close one"}
+			s.svc.Refused(full)
+			farewell(conn, full)
+			c.cancel(nil)
+			closeLogged(s.config.Log, conn)
+			continue
+		}
+		go func() {
+			defer s.accepted.Done()
+			c.serve()
+			s.dismiss(c)
+		}()
+	}
+}
+
+// admit counts a connection as a session. It returns false if there are MaxSessions already.
+func (s *Server) admit(c *connection) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if int64(len(s.conns)+s.lingering) >= s.maxSessions.Load() {
+		return false
+	}
+	s.conns[c] = struct{}{}
+	s.idle.Stop()
+	s.accepted.Add(1)
+	return true
+}
+
+// opened records that the connection has a session now.
+func (s *Server) opened(c *connection) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.sessions[c.session.ID()] = c
+}
+
+// connOf returns the connection of a session, or nil if no client has it.
+func (s *Server) connOf(session uint64) *connection {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.sessions[session]
+}
+
+// dismiss stops counting a connection as a session.
+func (s *Server) dismiss(c *connection) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.forget(c)
+}
+
+// forget is dismiss for a caller that holds mu.
+func (s *Server) forget(c *connection) {
+	if _, counted := s.conns[c]; !counted {
+		return
+	}
+	delete(s.conns, c)
+	if c.session != nil {
+		delete(s.sessions, c.session.ID())
+	}
+	if len(s.conns) == 0 {
+		s.startIdle()
+	}
+}
+
+// startIdle starts the timer of [Config.Unused]. No client is connected. The caller holds mu, or is the only one that has s.
+func (s *Server) startIdle() {
+	if s.config.Unused > 0 {
+		s.idle.Reset(s.config.Unused)
+	}
+}
+
+// noteUnused closes Unused when the timer has fired. It does nothing if a client has connected at the same moment.
+func (s *Server) noteUnused() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	select {
+	case <-s.unused:
+	default:
+		if len(s.conns) == 0 {
+			close(s.unused)
+		}
+	}
+}
+
+// Unused returns a channel that is closed when no client was connected for as long as [Config.Unused] says. A session that has ended does not
+// count as connected, even if its process lives. A client that connects later is still served, until Close.
+func (s *Server) Unused() <-chan struct{} { return s.unused }
+
+// lingers records that the session of c has ended, but that its process may still use memory. The session counts until reclaimed is called.
+func (s *Server) lingers(c *connection) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.forget(c)
+	s.lingering++
+}
+
+// reclaimed records that the process of a session that lingered is gone.
+func (s *Server) reclaimed() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.lingering--
+}
+
+// turnAway answers the hello of a peer that may not have a session. The connection does not count as a session meanwhile.
+func (s *Server) turnAway(c *connection, peer mempool.Peer) {
+	s.dismiss(c)
+	s.mu.Lock()
+	s.outside++
+	full := s.outside > s.limits.Denied
+	s.mu.Unlock()
+	if full {
+		c.goodbye(notAllowed(peer))
+	} else {
+		_ = c.run(peer)
+	}
+	s.mu.Lock()
+	s.outside--
+	s.mu.Unlock()
+}
+
+// Close says goodbye to every client, ends their sessions and removes the socket. It does not close the service.
+func (s *Server) Close() error {
+	err := s.listener.Close()
+	s.cancel(errServerClosed)
+	s.idle.Stop()
+	<-s.done
+	s.accepted.Wait()
+	return err
+}
+
+func closeLogged(log *slog.Logger, c interface{ Close() error }) {
+	if err := c.Close(); err != nil {
+		log.Warn("a connection could not be closed", "error", err)
+	}
+}

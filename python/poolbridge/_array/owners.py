@@ -1,0 +1,48 @@
+"""Finds the lease that an array lives in."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from poolbridge._session.lease_state import LeaseState, Token
+
+if TYPE_CHECKING:
+    from poolbridge._session.session import Session
+
+
+def owner(session: Session, array: Any, address: int) -> LeaseState | None:
+    """Find the lease of an array, whose first element is at an address.
+
+    NumPy says what owns an array's memory. For memory of others, the address is looked up in the leases of a session.
+
+    Returns
+    -------
+    LeaseState or None
+        The lease. It may be of another session, and it may have ended. None: the array lives in no lease.
+    """
+    base = array
+    while isinstance(base, np.ndarray):
+        base = base.base
+    if isinstance(base, Token):
+        return base._lease_state  # noqa: SLF001 - of one family
+    on_cpu = isinstance(array, np.ndarray)
+    if on_cpu and base is None:
+        return None  # NumPy's own memory
+    for reference in list(session.lease_states.values()):
+        state = reference()
+        if state is None or state.released or (on_cpu and not state.memory.pool.on_cpu):
+            continue
+        if offset_in(state, address) is not None:
+            return state
+    return None
+
+
+def offset_in(state: LeaseState, address: int) -> int | None:
+    """Return how many bytes an address lies behind the beginning of a lease's buffer; None: it lies outside."""
+    for write in (False, True):
+        offset = address - state.memory.address(write=write)
+        if 0 <= offset < max(state.grant.n, 1):
+            return offset
+    return None

@@ -1,0 +1,72 @@
+"""Connecting to the service from asyncio."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from typing import TYPE_CHECKING
+
+from poolbridge._client import operations as _operations, paths as _paths
+from poolbridge._client.aclient import AsyncClient
+from poolbridge._client.client_state import DEFAULT_TIMEOUT, explained, hello
+from poolbridge._client.starter import Starter
+from poolbridge._client.traced import TracedAsyncClient
+from poolbridge._client.tracing import check_tracer
+from poolbridge._session.loop_reader import LoopReader
+from poolbridge._session.session import Session
+from poolbridge._wire.messages import HelloReply
+from poolbridge._wire.transport import Transport
+from poolbridge.errors import ClosedError, ServiceNotRunningError
+
+if TYPE_CHECKING:
+    from poolbridge._client.tracing import Tracer
+
+
+async def connect_async(
+    path: str | os.PathLike[str] | None = None,
+    *,
+    timeout: float = DEFAULT_TIMEOUT,
+    wait: float = 0.0,
+    device: int | str | None = None,
+    start: bool = False,
+    tracer: Tracer | None = None,
+) -> AsyncClient:
+    """Connect to the service from asyncio. Parameters and errors are those of `connect`.
+
+    Returns
+    -------
+    AsyncClient
+        The connected client, an asynchronous context manager. Use it on the running event loop only.
+    """
+    gpu = _operations.check_device(device)
+    checked = None if tracer is None else check_tracer(tracer)
+    where = os.fspath(path) if path is not None else _paths.default_path()
+    if not start:
+        return await _connect(where, timeout, wait, gpu, checked)
+    starter = Starter(where, wait)
+    while True:
+        try:
+            return await _connect(where, timeout, starter.wait, gpu, checked)
+        except (ServiceNotRunningError, ClosedError) as error:
+            await asyncio.to_thread(starter.start, error)
+
+
+async def _connect(
+    where: str, timeout: float, wait: float, gpu: int | str | None, tracer: Tracer | None
+) -> AsyncClient:
+    loop = asyncio.get_running_loop()
+    patience = _paths.Patience(where, wait, timeout, loop.time())
+    while isinstance(sock := patience.attempt(loop.time()), float):
+        await asyncio.sleep(sock)
+    session = Session(Transport(sock))
+    session.device, session.tracer = gpu, tracer
+    reader = LoopReader(session, loop)
+    try:
+        with explained(where):
+            await reader.call(hello(), HelloReply, timeout)
+    except BaseException:
+        session.close()
+        reader.stop()
+        raise
+    kind = AsyncClient if tracer is None else TracedAsyncClient
+    return kind(session, reader, where, timeout)

@@ -1,0 +1,117 @@
+"""What a client has done since it was connected."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from poolbridge._session.session import Session
+    from poolbridge._session.tally import ChannelTally
+
+
+@dataclass(frozen=True, slots=True)
+class Waits:
+    """How often and how long a client has waited for something.
+
+    Attributes
+    ----------
+    count
+        How many waits were not in vain; of `SessionStats.memory_waits` all. One call of an `AsyncClient` may count
+        several times.
+    seconds
+        Seconds of all waits that are over, also of those in vain.
+    """
+
+    count: int
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class ChannelCounts:
+    """What a client has done in one channel since it was connected.
+
+    Attributes
+    ----------
+    name
+        The channel's name.
+    published, published_bytes
+        Frames that this client has published, and the bytes of their buffers.
+    received, received_bytes
+        Frames that the subscriptions of this client have received, and the bytes of their buffers.
+    dropped
+        Frames that these subscriptions missed; in a queue, frames that all its subscribers missed together, as far as
+        this client was told. See `Frame.dropped`.
+    room_waits
+        Waits for room in the channel.
+    frame_waits
+        Waits for the next frame.
+    """
+
+    name: str
+    published: int
+    published_bytes: int
+    received: int
+    received_bytes: int
+    dropped: int
+    room_waits: Waits
+    frame_waits: Waits
+
+
+@dataclass(frozen=True, slots=True)
+class SessionStats:
+    """What a client has done since it was connected, and what it has now. `Client.session_stats` makes it.
+
+    Attributes
+    ----------
+    leases, lease_bytes
+        Leases that the program has now, frames too, and the bytes of their buffers. A buffer that is on loan from a
+        `Publisher`, or whose frame is an array of ``arrays()``, is not counted.
+    allocated, allocated_bytes
+        Buffers that the service has granted to this client, and their bytes. A buffer that comes back from a channel
+        and is used again does not count again.
+    memory_waits
+        Requests to the service for memory, and waits for memory of this client to come back from a channel. Its
+        `count` has those in vain, too.
+    channels
+        The counts of each channel that this client has published in or subscribed to, in the order of the first time.
+        After 1,024 channels, old ones in which the client takes no part any more may be missing.
+    """
+
+    leases: int
+    lease_bytes: int
+    allocated: int
+    allocated_bytes: int
+    memory_waits: Waits
+    channels: tuple[ChannelCounts, ...]
+
+
+def session_stats(session: Session) -> SessionStats:
+    """Collect the counts of a session; see `Client.session_stats`."""
+    held = [state for reference in list(session.lease_states.values()) if (state := reference()) is not None]
+    held = [state for state in held if not state.released and session.ended is None]
+    tally = session.tally
+    with session.lock:
+        channels = tuple(_channel(one) for one in tally.channels.values())
+    return SessionStats(
+        leases=len(held),
+        lease_bytes=sum(state.grant.n for state in held),
+        allocated=tally.allocated,
+        allocated_bytes=tally.allocated_bytes,
+        memory_waits=Waits(tally.memory_waits, tally.memory_seconds),
+        channels=channels,
+    )
+
+
+def _channel(tally: ChannelTally) -> ChannelCounts:
+    counts = tally.total()
+    return ChannelCounts(
+        name=tally.name,
+        published=counts.published,
+        published_bytes=counts.published_bytes,
+        received=counts.received,
+        received_bytes=counts.received_bytes,
+        dropped=counts.dropped,
+        room_waits=Waits(counts.room_waits, counts.room_seconds),
+        frame_waits=Waits(counts.frame_waits, counts.frame_seconds),
+    )

@@ -1,0 +1,261 @@
+"""Tracers: what a client calls around each operation, if the program gives it one; for OpenTelemetry and for NVTX."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any, Final, Literal, Protocol
+
+from poolbridge._sys.error_texts import shown
+from poolbridge._sys.release import release
+from poolbridge.errors import InvalidArgumentError, UnavailableError
+
+if TYPE_CHECKING:
+    from opentelemetry.trace import TracerProvider
+
+_SYSTEM: Final = "poolbridge"
+# What OpenTelemetry's conventions for messaging call the operations on channels.
+_TYPES: Final = {"publish": "send", "receive": "receive", "release": "settle"}
+# What a frame's meta may have; see `channel_operations.check_meta`.
+_MOST_ENTRIES: Final = 16
+_MOST_TEXT: Final = 256
+# How many titles an `NvtxTracer` keeps ready.
+_MOST_TITLES: Final = 256
+
+
+@dataclass(slots=True)
+class Operation:
+    """One operation of a client. The client fills in the results before the operation ends.
+
+    Attributes
+    ----------
+    name
+        ``"allocate"``, also for `Publisher.loan`; ``"publish"``, in a channel or under a name, also for `Client.put`;
+        ``"receive"``, of a frame; ``"get"`` and ``"lease"``, of a buffer by its name or id; ``"release"``, of a lease
+        or a frame by a call or at the end of its ``with`` block.
+    channel
+        Name of the channel; None: the operation has none.
+    pool
+        Name of the buffer's pool; None: not known yet.
+    buffer
+        The name under which the buffer is published; None: it has none.
+    nbytes
+        Bytes of the array; None: not known yet, or the array does not say.
+    seq
+        The frame's number in its channel; None: not known yet, or no frame.
+    dropped
+        How many frames were missed before a frame that was received.
+    meta
+        The texts of the frame, by key; None: no frame. A tracer may add texts to a frame that is about to be published:
+        16 at most with those of the program, of at most 256 bytes each.
+    concurrent
+        Whether the thread may do something else before the operation ends: it is one of an `AsyncClient`.
+    """
+
+    name: Literal["allocate", "publish", "receive", "get", "lease", "release"]
+    channel: str | None = None
+    pool: str | None = None
+    buffer: str | None = None
+    nbytes: int | None = None
+    seq: int | None = None
+    dropped: int = 0
+    meta: dict[str, str] | None = None
+    concurrent: bool = False
+
+    @property
+    def title(self) -> str:
+        """The operation's name with that of its channel or pool, such as ``"publish camera"``."""
+        where = self.channel or self.pool
+        return f"{self.name} {where}" if where else self.name
+
+
+class Tracer(Protocol):
+    """What a client calls for each operation, if it was connected with ``tracer=``."""
+
+    def trace(self, operation: Operation, /) -> AbstractContextManager[object]:
+        """Return a context manager, in which the client does the operation.
+
+        It sees the errors of the operation, also `KeyboardInterrupt` and `asyncio.CancelledError`, and must not
+        suppress them. It may be called by several threads. A generator with `contextlib.contextmanager` is enough::
+
+            class Timer:
+                @contextlib.contextmanager
+                def trace(self, operation):
+                    start = time.perf_counter()
+                    try:
+                        yield
+                    finally:
+                        print(operation.title, operation.nbytes, time.perf_counter() - start)
+        """
+
+
+def check_tracer(tracer: Any) -> Any:
+    """Check that an object is a tracer, and return it.
+
+    Raises
+    ------
+    InvalidArgumentError
+        It has no method `trace`.
+    """
+    if isinstance(tracer, type) or not callable(getattr(tracer, "trace", None)):
+        raise InvalidArgumentError(
+            f"tracer {shown(tracer)} is no tracer: expected an object with a method trace(operation), such as "
+            "poolbridge.OpenTelemetryTracer()"
+        )
+    return tracer
+
+
+class OpenTelemetryTracer:
+    """Makes an OpenTelemetry span of each operation. It needs ``pip install 'poolbridge[otel]'``.
+
+    Spans follow the semantic conventions for messaging: ``publish camera`` is the name of a span of channel ``camera``,
+    and ``messaging.destination.name``, ``messaging.operation.type``, ``messaging.message.id`` (the frame's number) and
+    ``messaging.message.body.size`` (bytes) are attributes. Operations without a channel have ``poolbridge.pool.name``,
+    ``poolbridge.buffer.name`` and ``poolbridge.buffer.size`` instead. A span is a child of the one that is current. If
+    the operation raises, the span has the exception, and its class as ``error.type``.
+
+    Parameters
+    ----------
+    tracer_provider
+        The provider that makes the spans; None: the program's global one.
+    propagate
+        Send the span of a ``publish`` with the frame, as the text ``traceparent`` of its meta, and ``tracestate`` if
+        there is one. All subscribers see them. A ``receive`` of such a frame has a link to that span.
+
+    Raises
+    ------
+    UnavailableError
+        ``opentelemetry-api`` is not installed.
+    """
+
+    def __init__(self, tracer_provider: TracerProvider | None = None, *, propagate: bool = False) -> None:
+        try:
+            from opentelemetry import trace
+            from opentelemetry.trace.propagation import tracecontext
+        except ImportError as error:
+            raise UnavailableError(
+                "OpenTelemetryTracer needs the package opentelemetry-api: pip install 'poolbridge[otel]'"
+            ) from error
+        self._arguments = tracer_provider, propagate
+        self._api = trace
+        self._context = tracecontext.TraceContextTextMapPropagator()
+        self._propagate = propagate
+        self._tracer = trace.get_tracer("poolbridge", release(), tracer_provider)
+
+    @contextmanager
+    def trace(self, operation: Operation, /) -> Generator[None]:
+        """Make the span of an operation; see `Tracer.trace`."""
+        kinds = self._api.SpanKind
+        sends = self._propagate and operation.name == "publish" and operation.meta is not None
+        kind = kinds.PRODUCER if sends else kinds.CLIENT
+        span = self._tracer.start_span(operation.title, kind=kind, attributes=_attributes(operation))
+        with self._api.use_span(span, end_on_exit=True):
+            if sends:
+                self._inject(operation.meta)
+            try:
+                yield
+            except BaseException as error:
+                span.set_attribute("error.type", _class_of(error))
+                raise
+            finally:
+                if span.is_recording():
+                    span.set_attributes(_attributes(operation))
+                    if operation.name == "receive":
+                        self._link(span, operation.meta)
+
+    def _inject(self, meta: Any) -> None:
+        """Add the current span to the texts of a frame, unless they have one or there is no room."""
+        carrier: dict[str, str] = {}
+        self._context.inject(carrier)
+        if "traceparent" in meta:
+            return
+        for key, value in carrier.items():
+            if key not in meta and len(meta) < _MOST_ENTRIES and len(value.encode()) <= _MOST_TEXT:
+                meta[key] = value
+
+    def _link(self, span: Any, meta: dict[str, str] | None) -> None:
+        """Link a span to the one that came with a frame."""
+        if meta and "traceparent" in meta:
+            came = self._api.get_current_span(self._context.extract(meta)).get_span_context()
+            if came.is_valid and came != span.get_span_context():
+                span.add_link(came)
+
+    def __reduce__(self) -> tuple[Callable[..., OpenTelemetryTracer], tuple[Any, ...]]:
+        return _open_telemetry, self._arguments
+
+
+def _open_telemetry(tracer_provider: Any, propagate: Any) -> OpenTelemetryTracer:
+    return OpenTelemetryTracer(tracer_provider, propagate=propagate)
+
+
+def _class_of(error: BaseException) -> str:
+    kind = type(error)
+    return kind.__qualname__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}"
+
+
+def _attributes(operation: Operation) -> dict[str, str | int]:
+    """Return the attributes of an operation's span, by the names of OpenTelemetry's conventions where they have one."""
+    found: dict[str, str | int | None] = {"poolbridge.pool.name": operation.pool}
+    if operation.channel is None:
+        found["poolbridge.operation.name"] = operation.name
+        found["poolbridge.buffer.name"] = operation.buffer
+        found["poolbridge.buffer.size"] = operation.nbytes
+    else:
+        found["messaging.system"] = _SYSTEM
+        found["messaging.operation.name"] = operation.name
+        found["messaging.operation.type"] = _TYPES.get(operation.name)
+        found["messaging.destination.name"] = operation.channel
+        found["messaging.message.id"] = None if operation.seq is None else str(operation.seq)
+        found["messaging.message.body.size"] = operation.nbytes
+        found["poolbridge.frame.dropped"] = operation.dropped or None
+    return {key: value for key, value in found.items() if value is not None}
+
+
+class NvtxTracer:
+    """Makes an NVTX range of each operation, for Nsight Systems. It needs ``pip install 'poolbridge[nvtx]'``.
+
+    A range is named by the operation and its channel or pool, such as ``publish camera``. Those of a `Client` are
+    nested in the thread's other ranges. Those of an `AsyncClient` are ranges of the process, because the tasks of a
+    thread take turns. Where no tool collects NVTX events, a range costs a few calls and does nothing.
+
+    Parameters
+    ----------
+    domain
+        Name of the NVTX domain.
+
+    Raises
+    ------
+    UnavailableError
+        ``nvtx`` is not installed.
+    """
+
+    def __init__(self, domain: str = _SYSTEM) -> None:
+        try:
+            import nvtx
+        except ImportError as error:
+            raise UnavailableError("NvtxTracer needs the package nvtx: pip install 'poolbridge[nvtx]'") from error
+        self._name = domain
+        self._domain: Any = nvtx.get_domain(domain)
+        self._attributes = lru_cache(_MOST_TITLES)(self._domain.get_event_attributes)
+
+    @contextmanager
+    def trace(self, operation: Operation, /) -> Generator[None]:
+        """Make the range of an operation; see `Tracer.trace`."""
+        attributes = self._attributes(operation.title)
+        if operation.concurrent:
+            range_ = self._domain.start_range(attributes)
+            try:
+                yield
+            finally:
+                self._domain.end_range(range_)
+        else:
+            self._domain.push_range(attributes)
+            try:
+                yield
+            finally:
+                self._domain.pop_range()
+
+    def __reduce__(self) -> tuple[type[NvtxTracer], tuple[str]]:
+        return NvtxTracer, (self._name,)

@@ -1,0 +1,258 @@
+"""The exceptions of poolbridge, as one tree.
+
+Each class also derives from the built-in exception in parentheses, which programs that do not know poolbridge catch::
+
+    PoolbridgeError
+    ├── ProtocolError (ConnectionError)            a packet is malformed, or came out of turn
+    ├── VersionError (ConnectionError)             client and service share no protocol version
+    ├── UnsupportedError (NotImplementedError)     the operation or feature is unknown
+    ├── InvalidArgumentError (ValueError)          an argument is out of range, malformed or contradictory
+    ├── NotFoundError (LookupError)                there is no such pool, name, buffer or lease
+    ├── AlreadyExistsError (FileExistsError)       the name is taken
+    ├── PoolLimitError (MemoryError)               a limit would be exceeded; the message names it
+    ├── DeviceMemoryError (MemoryError)            the device or the machine is out of memory
+    ├── AccessDeniedError (PermissionError)        this user may not do this
+    ├── WaitTimeoutError (TimeoutError)            the time limit passed
+    │   └── ServiceStartTimeoutError               the service did not appear in time
+    ├── BusyError (TimeoutError)                   the buffer is leased in a way that excludes this lease
+    ├── RequestCancelledError (RuntimeError)       this client cancelled the request
+    ├── LeaseReleasedError (ValueError)            the lease has ended
+    ├── FrameSettledError (ValueError)             the frame was acknowledged or given back before
+    ├── LeaseInUseError (BufferError)              arrays made from the lease are alive
+    ├── StaleError (LookupError)                   the id is of an earlier use, or of another epoch
+    ├── ContentFailedError (RuntimeError)          the content of the buffer will never be complete
+    │   └── ProducerDiedError                      its writer died before
+    ├── ClosedError (ConnectionError)              the pool or the service is shutting down
+    │   ├── ClientClosedError                      this client was closed
+    │   └── ConnectionLostError                    the service went away
+    ├── ServiceNotRunningError (ConnectionError)   no service listens at the socket
+    │   ├── ServiceStartTimeoutError
+    │   └── ServiceStartError                      the service could not be started, or ended before it was ready
+    │       ├── ServiceProgramError                there is no poolsvc to start
+    │       ├── SocketInUseError                   another service listens at the socket
+    │       └── SocketFolderError                  no socket can be made there
+    ├── ServiceStalledError (TimeoutError)         the service is connected and does not answer
+    ├── UnavailableError (RuntimeError)            this machine or process cannot do it
+    │   ├── DeviceNotVisibleError                  this process cannot see the GPU
+    │   ├── EventUnavailableError                  an interprocess event cannot be opened or made here
+    │   ├── OwnerDiedError                         the process that owns the memory is gone
+    │   ├── PeerAccessError                        a GPU cannot reach the memory of another GPU
+    │   └── SecondContextError                     the current CUDA context is not the device's primary one
+    ├── DriverError (RuntimeError)                 the CUDA driver refused a call
+    ├── ForkError (RuntimeError)                   a forked child used an object of its parent
+    └── InternalError (RuntimeError)               the service reports a fault of its own
+
+The class attribute ``code`` is the error code of the protocol. It is ``""`` for errors that only the client finds.
+
+`ReadOnlyWarning` is a warning, not an error.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+
+class PoolbridgeError(Exception):
+    """The base class of all errors that poolbridge raises on its own account.
+
+    Attributes
+    ----------
+    code
+        The error's code in the protocol, the same in every version; ``""`` for an error that the client itself finds.
+    """
+
+    code: ClassVar[str] = ""
+
+
+class ProtocolError(PoolbridgeError, ConnectionError):
+    """A packet was malformed or came out of turn, or shared memory of a channel is inconsistent."""
+
+    code = "protocol"
+
+
+class VersionError(PoolbridgeError, ConnectionError):
+    """Client and service share no protocol version."""
+
+    code = "version"
+
+
+class UnsupportedError(PoolbridgeError, NotImplementedError):
+    """The service, this client or an array protocol does not know the operation, feature or type."""
+
+    code = "unsupported"
+
+
+class InvalidArgumentError(PoolbridgeError, ValueError):
+    """An argument is out of range, has a wrong form, or contradicts another argument."""
+
+    code = "invalid"
+
+
+class NotFoundError(PoolbridgeError, LookupError):
+    """There is no such pool, name, buffer or lease."""
+
+    code = "not-found"
+
+
+class AlreadyExistsError(PoolbridgeError, FileExistsError):
+    """The name is taken."""
+
+    code = "exists"
+
+
+class PoolLimitError(MemoryError, PoolbridgeError):
+    """A limit of the pool, session, user, channel or service would be exceeded; the message names it."""
+
+    code = "limit"
+
+
+class DeviceMemoryError(MemoryError, PoolbridgeError):
+    """The device or the machine is out of memory."""
+
+    code = "memory"
+
+
+class AccessDeniedError(PoolbridgeError, PermissionError):
+    """The user that this process runs as may not do this."""
+
+    code = "denied"
+
+
+class WaitTimeoutError(PoolbridgeError, TimeoutError):
+    """The time limit passed before the thing that the call waited for was there."""
+
+    code = "timeout"
+
+
+class BusyError(PoolbridgeError, TimeoutError):
+    """Another lease on the buffer excludes this lease, and did not end within the time limit."""
+
+    code = "busy"
+
+
+class RequestCancelledError(PoolbridgeError, RuntimeError):
+    """The request was cancelled by this client while it waited at the service."""
+
+    code = "cancelled"
+
+
+class LeaseReleasedError(PoolbridgeError, ValueError):
+    """The lease has ended; another client may use its memory now."""
+
+    code = "released"
+
+
+class FrameSettledError(PoolbridgeError, ValueError):
+    """The frame was acknowledged or given back already; the message says how."""
+
+    code = "settled"
+
+
+class LeaseInUseError(PoolbridgeError, BufferError):
+    """The lease cannot be released: arrays made from it are alive, or may be."""
+
+
+class StaleError(PoolbridgeError, LookupError):
+    """The id is of an earlier use of the same block, or of another life of the service."""
+
+    code = "stale"
+
+
+class ContentFailedError(PoolbridgeError, RuntimeError):
+    """The content of the buffer will never be complete. The message has the reason, if its producer has said one."""
+
+    code = "content-failed"
+
+
+class ProducerDiedError(ContentFailedError):
+    """The process that wrote the buffer died, or gave its lease up, before the content was complete."""
+
+    code = "failed"
+
+
+class ClosedError(PoolbridgeError, ConnectionError):
+    """The channel or publisher was closed, the pool is being destroyed, or the service is shutting down."""
+
+    code = "closed"
+
+
+class ClientClosedError(ClosedError):
+    """The client was closed."""
+
+
+class ConnectionLostError(ClosedError):
+    """The service closed the connection or went away."""
+
+
+class ServiceNotRunningError(PoolbridgeError, ConnectionError):
+    """No service listens at the socket; the message says where the client looked and how to start the service."""
+
+
+class ServiceStartTimeoutError(ServiceNotRunningError, WaitTimeoutError):
+    """The service did not appear within the time that ``connect(wait=…)`` or ``serve(timeout=…)`` allows."""
+
+    code = "timeout"
+
+
+class ServiceStartError(ServiceNotRunningError):
+    """The service could not be started, or ended before it was ready; the message has what it printed."""
+
+
+class ServiceProgramError(ServiceStartError, FileNotFoundError):
+    """There is no ``poolsvc`` to start; the message says where the client looked, and what to do."""
+
+
+class SocketInUseError(ServiceStartError):
+    """Another service listens at the socket already."""
+
+
+class SocketFolderError(ServiceStartError):
+    """No socket or log can be made in the folder: it is not writable, other users can write it, or the disk is full."""
+
+
+class ServiceStalledError(PoolbridgeError, TimeoutError):
+    """The service keeps the connection open but does not answer in time."""
+
+
+class UnavailableError(PoolbridgeError, RuntimeError):
+    """The operation is not possible on this machine or in this process; the message says what is missing."""
+
+    code = "unavailable"
+
+
+class DeviceNotVisibleError(UnavailableError):
+    """The memory is on a GPU that this process cannot see."""
+
+
+class EventUnavailableError(UnavailableError):
+    """An interprocess event cannot be opened or made in this process; the message says why, if that is known."""
+
+
+class OwnerDiedError(UnavailableError):
+    """The process that owns the memory is gone, and its legacy handle is no longer valid."""
+
+
+class PeerAccessError(UnavailableError):
+    """A GPU cannot reach the memory of another GPU; the message names both."""
+
+
+class SecondContextError(UnavailableError):
+    """The driver does not open a legacy handle in the current context, which is not the device's primary one."""
+
+
+class DriverError(PoolbridgeError, RuntimeError):
+    """The CUDA driver refused a call; the message names the call and the driver's result."""
+
+
+class ForkError(PoolbridgeError, RuntimeError):
+    """A forked child used a client or lease of its parent; the child has to connect again."""
+
+
+class InternalError(PoolbridgeError, RuntimeError):
+    """The service reports a fault of its own."""
+
+    code = "internal"
+
+
+class ReadOnlyWarning(UserWarning):
+    """A library that may write its arrays got memory that is mapped read-only; issued once in each process."""
