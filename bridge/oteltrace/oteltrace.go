@@ -1,0 +1,165 @@
+// Package oteltrace makes an OpenTelemetry span of each operation of a client of poolbridge:
+//
+//	client, err := bridge.Dialer{Tracer: oteltrace.New(oteltrace.Config{})}.Dial(ctx, bridge.DefaultSocket())
+//
+// It is a Go module of its own, so that a program that does not trace depends on nothing of OpenTelemetry. Spans follow the semantic
+// conventions for messaging: a frame that is published in the channel "camera" has a span "publish camera".
+package oteltrace
+
+import (
+	"context"
+	"strconv"
+
+	"go.opentelemetry.io/otel"
+	"go.opentelemetry.io/otel/attribute"
+	"go.opentelemetry.io/otel/codes"
+	"go.opentelemetry.io/otel/propagation"
+	semconv "go.opentelemetry.io/otel/semconv/v1.43.0"
+	"go.opentelemetry.io/otel/trace"
+
+	"github.com/poolbridge/poolbridge/bridge"
+)
+
+// Attributes that the conventions have no name for.
+const (
+	OperationNameKey = attribute.Key("poolbridge.operation.name") // of an operation without a channel, such as "allocate"
+	PoolNameKey      = attribute.Key("poolbridge.pool.name")      // the pool of the buffer
+	BufferNameKey    = attribute.Key("poolbridge.buffer.name")    // the name under which the buffer is published
+	BufferSizeKey    = attribute.Key("poolbridge.buffer.size")    // bytes of a buffer that is no frame
+	FrameDroppedKey  = attribute.Key("poolbridge.frame.dropped")  // frames that were missed before a frame that was received
+)
+
+// Config has the options of [New]. Its zero value is useful.
+type Config struct {
+	// Provider makes the spans. Nil: the program's global one.
+	Provider trace.TracerProvider
+	// Propagate sends the span of a publication with the frame, as "traceparent" of its Meta, and "tracestate" if there is one. All subscribers
+	// see them. The span of a receipt of such a frame has a link to that span.
+	Propagate bool
+}
+
+// Tracer is a [bridge.Tracer] that makes spans.
+type Tracer struct {
+	tracer    trace.Tracer
+	propagate bool
+}
+
+var _ bridge.Tracer = (*Tracer)(nil)
+
+// New returns a tracer for [bridge.Dialer].
+func New(c Config) *Tracer {
+	if c.Provider == nil {
+		c.Provider = otel.GetTracerProvider()
+	}
+	return &Tracer{c.Provider.Tracer("github.com/poolbridge/poolbridge/bridge", trace.WithSchemaURL(semconv.SchemaURL)), c.Propagate}
+}
+
+// TraceStart begins the span of an operation. It is a child of the span that ctx has.
+func (t *Tracer) TraceStart(ctx context.Context, o *bridge.Operation) context.Context {
+	sends := t.propagate && o.Name == bridge.OpPublish && o.Meta != nil
+	kind := trace.SpanKindClient
+	if sends {
+		kind = trace.SpanKindProducer
+	}
+	ctx, _ = t.tracer.Start(ctx, o.Title(), trace.WithSpanKind(kind), trace.WithAttributes(attributes(o)...))
+	if sends {
+		inject(ctx, o.Meta)
+	}
+	return ctx
+}
+
+// TraceEnd ends the span. If the operation failed, the span has the error, and as error.type its code (see [bridge.Code]); without a code its Go
+// type.
+func (t *Tracer) TraceEnd(ctx context.Context, o *bridge.Operation, err error) {
+	span := trace.SpanFromContext(ctx)
+	defer span.End()
+	if !span.IsRecording() {
+		return
+	}
+	span.SetAttributes(attributes(o)...)
+	if o.Name == bridge.OpReceive {
+		link(span, o.Meta)
+	}
+	if err != nil {
+		span.RecordError(err)
+		if code := bridge.Code(err); code != "" {
+			span.SetAttributes(semconv.ErrorTypeKey.String(code))
+		} else {
+			span.SetAttributes(semconv.ErrorType(err))
+		}
+		span.SetStatus(codes.Error, err.Error())
+	}
+}
+
+// What the Meta of a frame may have, as mempool.FrameOptions says.
+const (
+	mostEntries = 16
+	mostBytes   = 256
+)
+
+const traceparent = "traceparent"
+
+// inject adds the span of ctx to the Meta of a frame, unless it has one already or there is no room.
+func inject(ctx context.Context, meta map[string]string) {
+	if meta[traceparent] != "" {
+		return
+	}
+	carrier := propagation.MapCarrier{}
+	propagation.TraceContext{}.Inject(ctx, carrier)
+	for _, key := range []string{traceparent, "tracestate"} {
+		value := carrier.Get(key)
+		if value == "" || len(value) > mostBytes || len(meta) >= mostEntries {
+			return
+		}
+		meta[key] = value
+	}
+}
+
+// link links a span to the one that came with a frame.
+func link(span trace.Span, meta map[string]string) {
+	if meta[traceparent] == "" {
+		return
+	}
+	came := trace.SpanContextFromContext(propagation.TraceContext{}.Extract(context.Background(), propagation.MapCarrier(meta)))
+	if came.IsValid() {
+		span.AddLink(trace.Link{SpanContext: came})
+	}
+}
+
+// attributes returns the attributes of an operation's span, as far as they are known.
+func attributes(o *bridge.Operation) []attribute.KeyValue {
+	var all []attribute.KeyValue
+	if o.Pool != "" {
+		all = append(all, PoolNameKey.String(o.Pool))
+	}
+	if o.Channel == "" {
+		all = append(all, OperationNameKey.String(o.Name))
+		if o.Buffer != "" {
+			all = append(all, BufferNameKey.String(o.Buffer))
+		}
+		if o.Bytes > 0 {
+			all = append(all, BufferSizeKey.Int64(int64(o.Bytes)))
+		}
+		return all
+	}
+	all = append(all, semconv.MessagingSystemKey.String("poolbridge"), semconv.MessagingOperationName(o.Name),
+		semconv.MessagingDestinationName(o.Channel))
+	switch o.Name {
+	case bridge.OpPublish:
+		all = append(all, semconv.MessagingOperationTypeSend)
+	case bridge.OpReceive:
+		all = append(all, semconv.MessagingOperationTypeReceive)
+	case bridge.OpRelease:
+		all = append(all, semconv.MessagingOperationTypeSettle)
+	}
+	if o.Seq > 0 {
+		all = append(all, semconv.MessagingMessageID(strconv.FormatUint(o.Seq, 10)))
+	}
+	if o.Bytes > 0 {
+		all = append(all, semconv.MessagingMessageBodySize(int(o.Bytes)))
+	}
+	if o.Dropped > 0 {
+		all = append(all, FrameDroppedKey.Int64(int64(o.Dropped)))
+	}
+	return all
+}
