@@ -1,0 +1,282 @@
+"""What is asked of Ray: which node this is, where its service is, and to move arrays between nodes.
+
+Without Ray, or before ``ray.init``, this process is a node of its own, and there are no others.
+"""
+
+from __future__ import annotations
+
+import itertools
+import re
+import socket
+import sys
+import threading
+import time
+from collections.abc import Callable
+from typing import Any, Final
+
+import numpy as np
+
+import poolbridge
+from poolbridge._sys.log import LOG
+from poolbridge.ray import _sharing
+from poolbridge.ray._metadata import Kept, Shared
+
+NAMESPACE: Final = "poolbridge"
+OLDEST: Final = (2, 59)
+
+# Ray gives up a transfer after a minute by itself, and then calls `abort_transport`.
+_MOST_SECONDS: Final = 300.0
+# How often a mover that is gone is made again for one transfer.
+_ATTEMPTS: Final = 3
+# A mover that nobody asks for this time ends.
+_IDLE_SECONDS: Final = 600.0
+
+
+def import_ray() -> Any:
+    """Import Ray and return it.
+
+    Raises
+    ------
+    UnavailableError
+        Ray is missing, or it is a version without the interface for transports.
+    """
+    try:
+        import ray
+    except ModuleNotFoundError as error:
+        raise poolbridge.UnavailableError(
+            "ray is not installed for this Python: pip install 'poolbridge[ray]'"
+        ) from error
+    check_version(ray.__version__)
+    return ray
+
+
+def check_version(version: str) -> None:
+    """Check that a version of Ray has transports that drivers can use, and that lose no objects.
+
+    Raises
+    ------
+    UnavailableError
+        It has not.
+    """
+    found = re.match(r"(\d+)\.(\d+)", version)
+    if found is None or tuple(map(int, found.groups())) < OLDEST:
+        raise poolbridge.UnavailableError(
+            f"ray {version} is too old: expected {'.'.join(map(str, OLDEST))} or later, whose transports lose no "
+            "objects: pip install --upgrade 'poolbridge[ray]'"
+        )
+
+
+def _running() -> Any:
+    """Return Ray if this process takes part in a cluster; else None."""
+    ray = sys.modules.get("ray")
+    return ray if ray is not None and ray.is_initialized() else None
+
+
+def node_id() -> str:
+    """Return the id of this process's node; without Ray the name of the machine."""
+    ray = _running()
+    return str(ray.get_runtime_context().get_node_id()) if ray is not None else socket.gethostname()
+
+
+# The service of a node
+
+
+def keeper_name(node: str) -> str:
+    """Return the name of the actor that `start` has made on a node."""
+    return f"keeper-{node}"
+
+
+def service_path() -> str:
+    """Return where the service of this node listens: the one of `start`, else `poolbridge.default_path`."""
+    ray = _running()
+    if ray is not None:
+        try:
+            keeper = ray.get_actor(keeper_name(node_id()), namespace=NAMESPACE)
+        except ValueError:
+            return poolbridge.default_path()
+        try:
+            return str(call(keeper.path.remote()))
+        except ray.exceptions.RayActorError:
+            pass  # it was stopped at this moment
+    return poolbridge.default_path()
+
+
+def call(reference: Any) -> Any:
+    """Return the result of a call of an actor of poolbridge; an error of poolbridge is raised as it was there."""
+    ray = import_ray()
+    try:
+        return ray.get(reference)
+    except ray.exceptions.RayTaskError as error:
+        if isinstance(error.cause, poolbridge.PoolbridgeError):
+            raise error.cause from error
+        raise
+
+
+# Movers
+
+
+class Mover:
+    """Reads buffers of its node for receivers on other nodes. It is an actor, which the first receiver makes."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._clients: dict[str, poolbridge.Client] = {}
+        self._kept: dict[str, dict[int, Any]] = {}
+        self._used = time.monotonic()
+        threading.Thread(target=self._end_unused, name="poolbridge-mover", daemon=True).start()
+
+    def read(self, one: Shared) -> np.ndarray[Any, Any]:
+        """Return the elements of an array. Ray copies them into its object store, and carries them."""
+        self._used = time.monotonic()
+        client = self._client(one.path)
+        if client.epoch != one.epoch:
+            raise poolbridge.StaleError(f"{one} is gone: the service at {one.path} was started again")
+        lease = _sharing.lease(client, one)
+        return np.ascontiguousarray(lease._lease_state.array())  # noqa: SLF001 - bfloat16 as its bits
+
+    def keep(self, token: str, index: int, references: list[Any]) -> None:
+        """Keep the reference to an array that a sender has put into Ray's object store."""
+        self._used = time.monotonic()
+        with self._lock:
+            self._kept.setdefault(token, {})[index] = references[0]
+
+    def kept(self, token: str, index: int) -> list[Any]:
+        """Return such a reference."""
+        self._used = time.monotonic()
+        with self._lock:
+            try:
+                return [self._kept[token][index]]
+            except KeyError:
+                raise poolbridge.StaleError(f"array {index} of object {token} is gone: its mover has died") from None
+
+    def drop(self, token: str) -> None:
+        """Forget the references of an object."""
+        with self._lock:
+            self._kept.pop(token, None)
+
+    def _client(self, path: str) -> poolbridge.Client:
+        with self._lock:
+            client = self._clients.get(path)
+            if client is None or client.closed:
+                client = self._clients[path] = poolbridge.connect(path)
+            return client
+
+    def _end_unused(self) -> None:
+        while (left := self._used + _IDLE_SECONDS - time.monotonic()) > 0 or self._kept:
+            time.sleep(max(left, 1.0))
+        ray = import_ray()
+        ray.kill(ray.get_runtime_context().current_actor)
+
+
+def mover(node: str) -> Any:
+    """Return the mover of a node, made if there is none."""
+    ray = import_ray()
+    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+    return (
+        ray.remote(num_cpus=0, max_concurrency=4)(Mover)
+        .options(
+            name=f"mover-{node}",
+            namespace=NAMESPACE,
+            lifetime="detached",
+            get_if_exists=True,
+            scheduling_strategy=NodeAffinitySchedulingStrategy(node, soft=False),
+        )
+        .remote()
+    )
+
+
+class Transfer:
+    """One transfer that this process receives. What it waits for can be aborted."""
+
+    def __init__(self) -> None:
+        self._changed = threading.Condition()
+        self._aborted = False
+
+    def abort(self) -> None:
+        """End the waits of the transfer."""
+        with self._changed:
+            self._aborted = True
+            self._changed.notify_all()
+
+    def wait(self, reference: Any) -> Any:
+        """Wait for a reference, and return what it refers to.
+
+        Raises
+        ------
+        RequestCancelledError
+            The transfer was aborted.
+        WaitTimeoutError
+            Nothing came for five minutes.
+        """
+        future = reference.future()
+        future.add_done_callback(self._notify)
+        with self._changed:
+            if not self._changed.wait_for(lambda: self._aborted or future.done(), _MOST_SECONDS):
+                raise poolbridge.WaitTimeoutError(f"a mover has not answered within {_MOST_SECONDS:g} s")
+            if self._aborted:
+                raise poolbridge.RequestCancelledError(
+                    "Ray has aborted the transfer: its sender or its node is gone, or slow"
+                )
+        return call(reference)
+
+    def _notify(self, _: object) -> None:
+        with self._changed:
+            self._changed.notify_all()
+
+
+def fetch(node: str, one: Shared | Kept, transfer: Transfer) -> np.ndarray[Any, Any]:
+    """Have an array moved from another node, or from Ray's object store.
+
+    Raises
+    ------
+    UnavailableError
+        The mover's node is gone, or there is no Ray.
+    StaleError, NotFoundError
+        The array is gone.
+    RequestCancelledError, WaitTimeoutError
+        See `Transfer.wait`.
+    """
+    if _running() is None:
+        raise poolbridge.UnavailableError(
+            f"{one} is on node {node}, and this process is in no cluster: ray.init() first"
+        )
+    if isinstance(one, Kept):
+        (reference,) = _ask(node, lambda on: on.kept.remote(one.token, one.index), transfer)
+        return np.asarray(transfer.wait(reference))
+    return np.asarray(_ask(node, lambda on: on.read.remote(one), transfer))
+
+
+def _ask(node: str, question: Callable[[Any], Any], transfer: Transfer) -> Any:
+    """Ask the mover of a node, and a new one if it has died meanwhile."""
+    gone = import_ray().exceptions.RayActorError
+    for attempt in itertools.count(1):
+        try:
+            return transfer.wait(question(mover(node)))
+        except gone as error:
+            if attempt == _ATTEMPTS:
+                raise poolbridge.UnavailableError(
+                    f"the array cannot be moved: no mover lives on node {node}, whose end it may be: {error}"
+                ) from error
+            LOG.warning("ray: the mover of node %s is gone, and is made again", node)
+    raise AssertionError
+
+
+def keep(token: str, index: int, array: Any) -> None:
+    """Put an array into Ray's object store, and tell the mover of this node about it.
+
+    Raises
+    ------
+    UnavailableError
+        There is no Ray.
+    """
+    ray = _running()
+    if ray is None:
+        raise poolbridge.UnavailableError("fallback=True needs a cluster: ray.init() first")
+    call(mover(node_id()).keep.remote(token, index, [ray.put(array)]))
+
+
+def drop(token: str) -> None:
+    """Tell the mover of this node to forget what `keep` has told it about an object."""
+    if _running() is not None:
+        mover(node_id()).drop.remote(token)

@@ -1,0 +1,173 @@
+"""The connection of this process to the service of its node."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, Final, TypeVar
+
+import numpy as np
+
+import poolbridge
+from poolbridge.ray import _cluster
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+_T = TypeVar("_T")
+
+DEFAULT_POOL: Final = "ray"
+"""The pool that is used where none is named."""
+
+
+def again(work: Callable[[], _T]) -> _T:
+    """Run work, and once more if it is what finds that the service was lost: there may be a new one."""
+    try:
+        return work()
+    except poolbridge.ConnectionLostError as error:
+        error.__traceback__ = None  # its frames would keep the arrays of all callers until the next garbage collection
+    return work()
+
+
+class Connection:
+    """Connects when it is first needed, and again after the service was lost. Thread-safe."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._client: poolbridge.Client | None = None
+
+    def client(self) -> poolbridge.Client:
+        """Return the client, connected.
+
+        Raises
+        ------
+        ServiceNotRunningError
+            The node has no service.
+        """
+        with self._lock:
+            if self._client is None or self._client.closed:
+                self._client = poolbridge.connect(_cluster.service_path())
+            return self._client
+
+    def allocate(
+        self, shape: int | Iterable[int], dtype: Any, pool: str, timeout: float | None
+    ) -> tuple[poolbridge.Client, poolbridge.Lease]:
+        """Allocate a buffer in a pool of the node, and return the client besides.
+
+        Raises
+        ------
+        ServiceNotRunningError, NotFoundError, PoolLimitError
+            See `empty`.
+        """
+        client, known = self.pool(pool)
+        try:
+            return client, client.allocate(shape, dtype, pool=known, timeout=timeout)
+        except poolbridge.NotFoundError:  # the pool was destroyed; there may be another of that name
+            client._forget(known)  # noqa: SLF001 - of one family
+        client, known = self.pool(pool)
+        return client, client.allocate(shape, dtype, pool=known, timeout=timeout)
+
+    def pool(self, name: str) -> tuple[poolbridge.Client, poolbridge.Pool]:
+        """Return the client, and a pool of its service, which is opened once.
+
+        Raises
+        ------
+        ServiceNotRunningError
+            The node has no service.
+        NotFoundError
+            The service has no such pool.
+        """
+        client = self.client()
+        try:
+            return client, client._pool(name)  # noqa: SLF001
+        except poolbridge.NotFoundError as error:
+            there = ", ".join(repr(pool.name) for pool in client.pools()) or "none"
+            raise poolbridge.NotFoundError(
+                f"the service at {client.path} has no pool {name!r} (it has {there}): each node needs one, "
+                "which poolbridge.ray.start(pools=…) makes, or `poolsvc pool create`"
+            ) from error
+
+    def client_of(self, epoch: str) -> poolbridge.Client:
+        """Return the client. If its service is another one than `epoch` says, make sure that it still runs.
+
+        Raises
+        ------
+        ServiceNotRunningError
+            The node has no service.
+        """
+        client = self.client()
+        if client.epoch != epoch:
+            again(lambda: self.client().stats())
+        return self.client()
+
+    def close(self) -> None:
+        """Close the client, if there is one."""
+        with self._lock:
+            client, self._client = self._client, None
+        if client is not None:
+            client.close()
+
+
+CONNECTION: Final = Connection()
+
+
+def client() -> poolbridge.Client:
+    """Return this process's client of the service of its node. All transports of the process use it.
+
+    Returns
+    -------
+    Client
+        The client. It is connected on first use, and again when the service was lost.
+
+    Raises
+    ------
+    ServiceNotRunningError
+        The node has no service.
+    """
+    return CONNECTION.client()
+
+
+def empty(
+    shape: int | Iterable[int], dtype: Any = "float32", *, pool: str = DEFAULT_POOL, timeout: float | None = 10.0
+) -> np.ndarray[Any, Any]:
+    """Make a NumPy array in a pool of this node, to be written and then returned: the transport does not copy it.
+
+    The array, or a part of it, becomes read-only when it is sent.
+
+    Parameters
+    ----------
+    shape
+        Elements along each axis. A number makes one axis, ``()`` a scalar.
+    dtype
+        A NumPy dtype.
+    pool
+        The name of a pool that the CPU reaches.
+    timeout
+        Seconds to wait for room in the pool; 0: do not wait; None: no limit.
+
+    Returns
+    -------
+    numpy.ndarray
+        The array. Its content is undefined. Its buffer is freed when nobody uses it any more.
+
+    Raises
+    ------
+    ServiceNotRunningError
+        The node has no service.
+    NotFoundError
+        The service has no such pool.
+    PoolLimitError
+        There is no room in the pool, and none came within `timeout`.
+    TypeError
+        The pool's memory is a GPU's. Allocate there by ``client().allocate``, and use the lease by DLPack.
+    """
+    _, lease = again(lambda: CONNECTION.allocate(shape, dtype, pool, timeout))
+    return np.asarray(lease)
+
+
+def close() -> None:
+    """Close this process's connection. What it shares ends; arrays that are alive can still be read. Idempotent.
+
+    A process that ends needs no such call.
+    """
+    CONNECTION.close()

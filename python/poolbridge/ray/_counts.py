@@ -1,0 +1,102 @@
+"""Counts how arrays went from process to process, and why not in place."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections import Counter
+from dataclasses import dataclass, field
+from typing import Final, Literal
+
+from poolbridge._sys.log import LOG
+
+Path = Literal["sent_in_place", "sent_copied", "sent_by_ray", "received_in_place", "received_moved", "received_by_ray"]
+
+
+@dataclass(frozen=True, slots=True)
+class Count:
+    """How many arrays, and their bytes.
+
+    Attributes
+    ----------
+    arrays, nbytes
+        The number of arrays, and the bytes of all of them.
+    """
+
+    arrays: int = 0
+    nbytes: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Stats:
+    """How the arrays of this process went, since it started. `stats` returns it.
+
+    Attributes
+    ----------
+    sent_in_place
+        Arrays that lived in a lease already, and were not copied.
+    sent_copied
+        Arrays that were copied once, into the pool.
+    sent_by_ray
+        Arrays that could not be shared, and went through Ray's object store because ``fallback=True`` says so.
+    received_in_place
+        Arrays that are the sender's memory.
+    received_moved
+        Arrays that a mover on the sender's node read, and Ray's object store carried.
+    received_by_ray
+        Arrays that the sender had put into Ray's object store.
+    reasons
+        Why arrays did not go in place, and how many.
+    """
+
+    sent_in_place: Count = Count()
+    sent_copied: Count = Count()
+    sent_by_ray: Count = Count()
+    received_in_place: Count = Count()
+    received_moved: Count = Count()
+    received_by_ray: Count = Count()
+    reasons: dict[str, int] = field(default_factory=dict)
+
+
+_WARNED: Final = ("sent_by_ray", "received_by_ray")
+
+
+class Counts:
+    """The counts of this process. Thread-safe."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._arrays: Counter[Path] = Counter()
+        self._nbytes: Counter[Path] = Counter()
+        self._reasons: Counter[str] = Counter()
+
+    def add(self, path: Path, nbytes: int, what: object, reason: str = "", *, loud: bool = False) -> None:
+        """Count one array, and say in the log how it went: each new reason aloud, and then quietly."""
+        with self._lock:
+            self._arrays[path] += 1
+            self._nbytes[path] += nbytes
+            new = bool(reason) and not self._reasons[reason]
+            if reason:
+                self._reasons[reason] += 1
+        level = logging.DEBUG if not new else logging.WARNING if loud or path in _WARNED else logging.INFO
+        LOG.log(level, "ray: %s %s, %d bytes%s", what, path.replace("_", " "), nbytes, f": {reason}" if reason else "")
+
+    def read(self) -> Stats:
+        """Return the counts of now."""
+        with self._lock:
+            of = {path: Count(count, self._nbytes[path]) for path, count in self._arrays.items()}
+            return Stats(**of, reasons=dict(self._reasons))
+
+
+COUNTS: Final = Counts()
+
+
+def stats() -> Stats:
+    """Return how the arrays of this process went, since it started. Each actor has its own counts.
+
+    Returns
+    -------
+    Stats
+        The counts of now.
+    """
+    return COUNTS.read()

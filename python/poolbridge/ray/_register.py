@@ -1,0 +1,102 @@
+"""Makes the transport known to Ray."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import poolbridge
+from poolbridge._client import whole as _whole
+from poolbridge._client.operations import check_name, check_wait
+from poolbridge.ray import _cluster
+from poolbridge.ray._connection import DEFAULT_POOL
+from poolbridge.ray._transport import Options, Transport
+
+_NAMES = {"numpy": "POOLBRIDGE", "cupy": "POOLBRIDGE_CUPY", "torch": "POOLBRIDGE_TORCH", "jax": "POOLBRIDGE_JAX"}
+_registered: dict[str, Options] = {}
+
+
+def register(
+    library: poolbridge.Library = "numpy",
+    *,
+    name: str | None = None,
+    pool: str = DEFAULT_POOL,
+    fallback: bool = False,
+    timeout: float = 10.0,
+) -> str:
+    """Register a transport with Ray, for arrays of one library. Call it before actors that use it are defined and made.
+
+    It is then the ``tensor_transport`` of ``ray.method``, and the ``_tensor_transport`` of ``ray.put``. Ray takes it to
+    the actors that this process makes.
+
+    Parameters
+    ----------
+    library
+        ``"numpy"``, ``"torch"``, ``"jax"`` or ``"cupy"``.
+    name
+        The transport's name in Ray, which makes capitals of it; None: ``"POOLBRIDGE"`` for NumPy, and
+        ``"POOLBRIDGE_TORCH"`` and so on for the others.
+    pool
+        The pool, of each node's service, into which a sender copies arrays that live in no pool.
+    fallback
+        If an array cannot be shared, or not be leased by the receiver, let Ray's object store carry it; log and count
+        it. False: raise the error. Arrays on a GPU have no fallback.
+    timeout
+        Seconds for which a sender waits for room in the pool.
+
+    Returns
+    -------
+    str
+        The transport's name.
+
+    Raises
+    ------
+    UnavailableError
+        Ray or the library is not installed, or Ray is too old.
+    AlreadyExistsError
+        Ray has a transport of that name already, with other options.
+    InvalidArgumentError
+        An argument is not as described above.
+    """
+    ray = _cluster.import_ray()
+    _whole.check_library(library)
+    options = Options(library, check_name(pool, "pool"), bool(fallback), check_wait(timeout) / 1000)
+    known_as = check_name(_NAMES[library] if name is None else name, "transport").upper()
+    if _registered.get(known_as) == options:
+        return known_as
+    # Ray pickles the class by value, because no module has it: so its options come along.
+    made: Any = type("PoolbridgeTransport", (Transport, ray.experimental.TensorTransportManager), {"options": options})
+    data_type, devices = _described(library)
+    try:
+        ray.experimental.register_tensor_transport(known_as, devices, made, data_type)
+    except ValueError as error:
+        raise poolbridge.AlreadyExistsError(
+            f"ray has a transport {known_as!r} already, with other options: pass another name="
+        ) from error
+    _registered[known_as] = options
+    return known_as
+
+
+def _described(library: poolbridge.Library) -> tuple[type, list[str]]:
+    """Return the type of a library's arrays, and Ray's names of the devices that have them."""
+    try:
+        if library == "numpy":
+            import numpy as np
+
+            return np.ndarray, ["cpu"]
+        if library == "torch":
+            import torch
+
+            return torch.Tensor, ["cpu", "cuda"]
+        if library == "cupy":
+            import cupy
+
+            return cupy.ndarray, ["cuda"]
+        import jax
+
+        return type(jax.numpy.zeros(0)), ["cpu", "cuda"]
+    except ModuleNotFoundError as error:
+        if error.name != library:
+            raise
+        raise poolbridge.UnavailableError(
+            f"{library} is not installed for this Python: pip install {library}"
+        ) from error

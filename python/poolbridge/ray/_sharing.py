@@ -1,0 +1,85 @@
+"""Finds the lease that an array lives in, and opens what another process shares."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import poolbridge
+from poolbridge._array import owners as _owners, sources as _sources
+from poolbridge._memory import tensor as _tensor
+from poolbridge._session.lease_state import LeaseState
+from poolbridge._wire.messages import Tensor
+from poolbridge.ray._metadata import Shared
+
+
+def lease(client: poolbridge.Client, one: Shared) -> poolbridge.Lease:
+    """Lease the buffer of an array to read. The lease is of that array, which may be a part of the buffer.
+
+    Raises
+    ------
+    StaleError, NotFoundError
+        The buffer is gone.
+    """
+    found = client.lease(one.buffer, one.generation, timeout=client.timeout)
+    state = found._lease_state  # noqa: SLF001 - of one family
+    tensor = Tensor(dt=one.dtype, sh=one.shape, st=one.strides, of=one.offset)
+    state.description = _tensor.from_wire(tensor, state.grant.n)
+    return found
+
+
+def describe(client: poolbridge.Client, state: LeaseState, description: _tensor.Description) -> Shared:
+    """Describe an array in a lease for other processes."""
+    wire = description.to_wire()
+    return Shared(
+        epoch=client.epoch,
+        path=client.path,
+        pool=state.pool.nm,
+        kind=state.memory.pool.kind,
+        buffer=state.grant.bf,
+        generation=state.grant.ge,
+        dtype=wire.dt,
+        shape=tuple(wire.sh),
+        strides=tuple(wire.st),
+        offset=wire.of,
+    )
+
+
+def find(client: poolbridge.Client, source: _sources.Source) -> tuple[LeaseState, _tensor.Description] | str:
+    """Find the lease that an array lives in, and describe the array in it; or say why it has to be copied."""
+    session = client._session  # noqa: SLF001
+    state = _owners.owner(session, source.array, source.address)
+    if state is None:
+        return "the array did not live in a pool"
+    if state.consumer is not None:
+        return "the array is a frame of a channel"
+    if state.released or state.session.core.epoch != session.core.epoch:
+        return "the array's lease has ended"
+    if state.write and state.session is not session:
+        return "the array lives in a lease of another client than poolbridge.ray.client()"
+    for write in (True, False):
+        first = state.memory.address(write=write)
+        offset = source.address - first
+        low, high = _tensor.span_of(source.shape, source.strides, offset, source.element.itemsize)
+        aligned = not any(step % source.element.itemsize for step in (offset, *source.strides))
+        if low >= 0 and high <= state.grant.n and aligned:
+            was = state.description
+            element = was.element if source.element.typestr == was.element.typestr else source.element
+            return state, _tensor.Description(
+                element, source.shape, source.strides, offset, contiguous=source.contiguous
+            )
+    return "the array reaches beyond its lease, or its elements are not aligned"
+
+
+def stream_of(array: Any, library: str) -> Any:
+    """Return the stream that the library uses now, where an array is on a GPU; None: there is none to name."""
+    if array is None or not _sources.on_device(array):
+        return None
+    if library == "torch":
+        import torch
+
+        return torch.cuda.current_stream(array.device)
+    if library == "cupy":
+        import cupy
+
+        return cupy.cuda.get_current_stream()
+    return None  # JAX says by DLPack when its arrays are complete

@@ -1,0 +1,302 @@
+"""The methods that Ray calls to hand arrays from process to process. Nothing here imports Ray."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, ClassVar, Final
+
+import numpy as np
+
+import poolbridge
+from poolbridge._array import sources as _sources
+from poolbridge._client import whole as _whole
+from poolbridge._session.lease_state import LeaseState
+from poolbridge._sys.log import LOG
+from poolbridge.ray import _cluster, _sharing
+from poolbridge.ray._connection import CONNECTION, DEFAULT_POOL, again
+from poolbridge.ray._counts import COUNTS
+from poolbridge.ray._metadata import Kept, Metadata, Shared
+
+# What `fallback=True` is for: an array that cannot be shared, or a buffer that cannot be leased here.
+_CANNOT: Final = (
+    poolbridge.InvalidArgumentError,
+    poolbridge.NotFoundError,
+    poolbridge.PoolLimitError,
+    poolbridge.DeviceMemoryError,
+    poolbridge.AccessDeniedError,
+    poolbridge.ClosedError,
+    poolbridge.ServiceNotRunningError,
+    poolbridge.UnavailableError,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """How a transport works; see `register`."""
+
+    library: poolbridge.Library = "numpy"
+    pool: str = DEFAULT_POOL
+    fallback: bool = False
+    timeout: float = 10.0
+
+
+class Transport:
+    """Hands arrays of one library from process to process. Ray makes one object in each process that uses it.
+
+    Its methods are those of ``ray.experimental.TensorTransportManager``, whose documentation says when Ray calls each.
+    """
+
+    options: ClassVar[Options] = Options()
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        # What keeps the buffers of an object: the metadata, and what ends with the object.
+        self._sent: dict[str, tuple[Metadata, list[Callable[[], None]]]] = {}
+        # The transfers that are under way, by object.
+        self._receiving: dict[str, list[_cluster.Transfer]] = {}
+
+    # What Ray asks
+
+    def tensor_transport_backend(self) -> str:
+        """Return a name for messages."""
+        return "POOLBRIDGE"
+
+    @staticmethod
+    def is_one_sided() -> bool:
+        """Return True: a receiver leases the sender's buffer by itself."""
+        return True
+
+    @staticmethod
+    def can_abort_transport() -> bool:
+        """Return True: whatever a transfer waits for, `abort_transport` ends the wait."""
+        return True
+
+    def actor_has_tensor_transport(self, actor: Any) -> bool:  # noqa: ARG002
+        """Return True. An actor on a node without a service gets the error when it sends or receives."""
+        return True
+
+    def get_communicator_metadata(self, src_actor: Any, dst_actor: Any, backend: str | None = None) -> Any:  # noqa: ARG002
+        """Return None: there is no communicator."""
+        return None
+
+    # Sending
+
+    def extract_tensor_transport_metadata(self, obj_id: str, rdt_object: Sequence[Any]) -> Metadata:
+        """Share the arrays of an object, and keep their buffers until `garbage_collect`.
+
+        Raises
+        ------
+        PoolbridgeError
+            An array cannot be shared, and the transport has no ``fallback``.
+        """
+        with self._lock:
+            if obj_id in self._sent:  # Ray tries a task again whose answer was lost
+                return self._sent[obj_id][0]
+        ends: list[Callable[[], None]] = []
+        try:
+            arrays = [self._offer(array, obj_id, index, ends) for index, array in enumerate(rdt_object)]
+        except BaseException:
+            _end(ends)
+            raise
+        meta = [(array.shape, array.dtype) for array in rdt_object]
+        devices = {"cuda" if _sources.on_device(array) else "cpu" for array in rdt_object}
+        if len(devices) > 1:
+            _end(ends)
+            raise poolbridge.InvalidArgumentError(
+                "the object has arrays on the CPU and on a GPU: return them as two objects, each by a method of its own"
+            )
+        made = Metadata(meta, next(iter(devices), None), _cluster.node_id(), self.options.library, arrays)
+        with self._lock:
+            self._sent[obj_id] = made, ends
+        return made
+
+    def _offer(self, array: Any, obj_id: str, index: int, ends: list[Callable[[], None]]) -> Shared | Kept:
+        try:
+            return again(lambda: self._share(array, f"ray/{obj_id}/{index}", ends))
+        except _CANNOT as error:
+            if not self.options.fallback or _sources.on_device(array):
+                raise
+            reason = f"{type(error).__name__}: {error}"
+        host = array if isinstance(array, np.ndarray) else _sources.look(array).to_host()
+        _cluster.keep(obj_id, index, host)
+        ends.append(partial(_cluster.drop, obj_id))
+        COUNTS.add("sent_by_ray", host.nbytes, f"array {index} of {obj_id}", reason)
+        return Kept(obj_id, index, str(array.dtype).rpartition(".")[2], reason)
+
+    def _share(self, array: Any, name: str, ends: list[Callable[[], None]]) -> Shared:
+        client, pool = CONNECTION.pool(self.options.pool)
+        source = _sources.look(array)
+        found = _sharing.find(client, source)
+        if isinstance(found, str):
+            if (pool.kind in {"host", "pinned"}) != (source.ordinal is None):
+                where = "the CPU" if source.ordinal is None else f"GPU {source.ordinal}"
+                raise poolbridge.InvalidArgumentError(
+                    f"the array is in memory of {where}, and pool {pool.name!r} is of kind {pool.kind!r}: register a "
+                    "transport with a pool of such memory, or move the array first"
+                )
+            client, lease = CONNECTION.allocate(source.shape, source.element.name, pool.name, self.options.timeout)
+            state, description = lease._lease_state, lease._lease_state.description  # noqa: SLF001 - of one family
+            try:
+                lease.copy_from(array)
+                lease.publish(name)
+            except BaseException:
+                lease.release(failed=True, force=True)
+                raise
+            ends.append(partial(_unpublish, client, name))
+            COUNTS.add("sent_copied", description.nbytes, name, found)
+        else:
+            state, description = found
+            if state.write:
+                stream = _sharing.stream_of(array, self.options.library)
+                poolbridge.Lease(client._run, state).publish(name, stream=stream)  # noqa: SLF001
+                ends.append(partial(_unpublish, client, name))
+            COUNTS.add("sent_in_place", description.nbytes, name)
+        ends.append(partial(_let_go, state))
+        return _sharing.describe(client, state, description)
+
+    def garbage_collect(self, obj_id: str, tensor_transport_meta: Any, tensors: Any) -> None:  # noqa: ARG002 - Ray's
+        """Let go of the buffers of an object. They are freed when no receiver uses them any more."""
+        with self._lock:
+            _, ends = self._sent.pop(obj_id, (None, []))
+        _end(ends)
+
+    def send_multiple_tensors(
+        self,
+        tensors: Any,  # noqa: ARG002
+        tensor_transport_metadata: Any,  # noqa: ARG002
+        communicator_metadata: Any,  # noqa: ARG002
+    ) -> None:
+        """Raise `UnsupportedError`: receivers lease by themselves."""
+        raise poolbridge.UnsupportedError("a sender has nothing to do: receivers lease its buffers")
+
+    # Receiving
+
+    def recv_multiple_tensors(
+        self,
+        obj_id: str,
+        tensor_transport_metadata: Metadata,
+        communicator_metadata: Any,  # noqa: ARG002
+        target_buffers: Sequence[Any] | None = None,
+    ) -> list[Any]:
+        """Give the arrays of an object: in place where sender and receiver have one service.
+
+        Raises
+        ------
+        StaleError, NotFoundError
+            A buffer is gone: its sender or the service has ended.
+        PoolbridgeError
+            An array cannot be received here, and the transport has no ``fallback``.
+        """
+        if target_buffers:
+            raise poolbridge.UnsupportedError(
+                "arrays are received in place, not into buffers of the receiver: leave out ray's set_target_for_ref, "
+                "and copy the array"
+            )
+        transfer = _cluster.Transfer()
+        with self._lock:
+            self._receiving.setdefault(obj_id, []).append(transfer)
+        try:
+            return [self._receive(one, tensor_transport_metadata, transfer) for one in tensor_transport_metadata.arrays]
+        finally:
+            with self._lock:
+                waiting = self._receiving[obj_id]
+                waiting.remove(transfer)
+                if not waiting:
+                    del self._receiving[obj_id]
+
+    def _receive(self, one: Shared | Kept, meta: Metadata, transfer: _cluster.Transfer) -> Any:
+        library: Any = meta.library
+        if isinstance(one, Kept):
+            array = _cluster.fetch(meta.node, one, transfer)
+            COUNTS.add("received_by_ray", array.nbytes, f"array {one.index} of {one.token}", one.reason)
+            return _adopt(array, one.dtype, library)
+        here = _cluster.node_id() == meta.node
+        try:
+            client = CONNECTION.client_of(one.epoch) if here else CONNECTION.client()
+            if client.epoch == one.epoch:
+                return self._lease(client, one, library)  # not again: a new service has no old buffers
+            reason = f"the service at {client.path} is another one than the sender's at {one.path}"
+            if here:
+                raise poolbridge.UnavailableError(
+                    f"{reason}, though both processes are on node {meta.node}: set one POOLBRIDGE_SOCKET for all "
+                    "processes of a node, or use poolbridge.ray.start. If the service was started again, what it had "
+                    "before is gone"
+                )
+        except _CANNOT as error:
+            if here and not self.options.fallback:
+                raise
+            reason = f"{type(error).__name__}: {error}"
+        if not here:
+            reason = "the sender is on another node"
+        if one.kind not in {"host", "pinned"}:
+            raise poolbridge.UnsupportedError(
+                f"{one} is memory of a GPU, and movers carry memory of the CPU only: keep sender and receiver on one "
+                "node, or send a copy on the CPU"
+            )
+        bits = _cluster.fetch(meta.node, one, transfer)
+        COUNTS.add("received_moved", bits.nbytes, one, reason, loud=here)
+        return _adopt(bits, one.dtype, library)
+
+    def _lease(self, client: poolbridge.Client, one: Shared, library: poolbridge.Library) -> Any:
+        lease = _sharing.lease(client, one)
+        COUNTS.add("received_in_place", lease.nbytes, one)
+        return np.asarray(lease) if library == "numpy" else _whole.array_of(lease, library)
+
+    def abort_transport(self, obj_id: str, communicator_metadata: Any) -> None:  # noqa: ARG002
+        """End the waits of the transfers of an object in this process; they raise `RequestCancelledError`."""
+        with self._lock:
+            transfers = list(self._receiving.get(obj_id, ()))
+        for transfer in transfers:
+            transfer.abort()
+
+
+# What ends with an object
+
+
+def _let_go(state: LeaseState) -> None:
+    """Keep a lease until the object ends. Then the lease ends too, or with the last array that is made from it."""
+    del state
+
+
+def _unpublish(client: poolbridge.Client, name: str) -> None:
+    if not client.closed:  # else the name is gone
+        client.unpublish(name)
+
+
+def _end(ends: list[Callable[[], None]]) -> None:
+    while ends:
+        end = ends.pop()
+        try:
+            end()
+        except poolbridge.PoolbridgeError as error:
+            LOG.debug("ray: %s", error)
+
+
+# Arrays
+
+
+def _adopt(bits: np.ndarray[Any, Any], dtype: str, library: str) -> Any:
+    """Make an array of a library of what Ray's object store has. Only NumPy uses that memory in place.
+
+    ``bfloat16``, which NumPy lacks, comes as its bits or as float32.
+    """
+    if library == "numpy":
+        return bits
+    if library == "torch":
+        import torch
+
+        made = torch.from_numpy(bits.copy())
+        if dtype == "bfloat16":
+            return made.view(torch.bfloat16) if bits.dtype == np.uint16 else made.to(torch.bfloat16)
+        return made
+    if library == "jax":
+        import jax
+
+        made = jax.numpy.asarray(bits)
+        if dtype == "bfloat16":
+            return made.view(jax.numpy.bfloat16) if bits.dtype == np.uint16 else made.astype(jax.numpy.bfloat16)
+        return made
+    raise poolbridge.UnsupportedError(f"{library} has no arrays in memory of the CPU: send an array of NumPy")

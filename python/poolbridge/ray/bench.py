@@ -1,0 +1,210 @@
+"""Measures what a transfer between two actors of Ray costs: ``python -m poolbridge.ray.bench``.
+
+The same program runs with poolbridge and with Ray's object store, as Ray's documentation recommends it: an actor
+returns an array, another gets it and reads one element, and the program waits for that. So a time has two calls of
+actors in it, and what fills a new array; the rows with 8 bytes say what the calls cost.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import platform
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+import poolbridge
+import poolbridge.ray
+from poolbridge.ray import _cluster
+
+_WARM = 5
+_POOL = "2GiB"
+
+
+def _actors(ray: Any, transport: str) -> Any:
+    """Define the actor, of which some send and some receive."""
+
+    class Actor:
+        def __init__(self) -> None:
+            self.array: Any = None
+
+        def prepare(self, nbytes: int, *, pooled: bool) -> None:
+            self.array = poolbridge.ray.empty(nbytes, "uint8") if pooled else np.empty(nbytes, "uint8")
+            self.array[:] = 1
+
+        def by_store(self, nbytes: int) -> Any:
+            return np.ones(nbytes, "uint8")
+
+        def same_by_store(self) -> Any:
+            return self.array
+
+        @ray.method(tensor_transport=transport)  # type: ignore[untyped-decorator]
+        def in_pool(self, nbytes: int) -> Any:
+            array = poolbridge.ray.empty(nbytes, "uint8")
+            array[:] = 1
+            return array
+
+        @ray.method(tensor_transport=transport)  # type: ignore[untyped-decorator]
+        def copied(self, nbytes: int) -> Any:
+            return np.ones(nbytes, "uint8")
+
+        @ray.method(tensor_transport=transport)  # type: ignore[untyped-decorator]
+        def same_in_pool(self) -> Any:
+            return self.array
+
+        def read(self, array: Any) -> int:
+            return int(array[-1])
+
+        def hold(self, array: Any) -> int:
+            self.array = array
+            return int(array[::4096].sum())
+
+        def memory(self) -> int:
+            return _share(os.getpid())
+
+    return ray.remote(num_cpus=0, enable_tensor_transport=True)(Actor)
+
+
+def _say(line: str) -> None:
+    sys.stdout.write(f"{line}\n")
+    sys.stdout.flush()
+
+
+def _share(pid: int) -> int:
+    """Return the bytes of a process: those that it has alone, and its share of those that it shares."""
+    for line in Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines():
+        if line.startswith("Pss:"):
+            return int(line.split()[1]) << 10
+    return 0
+
+
+def _median(run: Callable[[], Any], moves: int) -> float:
+    for _ in range(min(_WARM, moves)):
+        run()
+    times = []
+    for _ in range(moves):
+        begin = time.perf_counter()
+        run()
+        times.append(time.perf_counter() - begin)
+    return statistics.median(times)
+
+
+def _row(what: str, seconds: float, against: float | None = None) -> float:
+    ratio = f"{against / seconds:8.1f}x" if against is not None else ""
+    _say(f"  {what:<56}{seconds * 1e3:9.2f} ms{ratio}")
+    return seconds
+
+
+def _one_node(ray: Any, actors: tuple[Any, Any, Any], nbytes: int, moves: int) -> None:
+    """Measure arrays of a size on one node. A process that uses the transport does not send by the store as well."""
+    stored, sender, receiver = actors
+    ray.get([stored.prepare.remote(nbytes, pooled=False), sender.prepare.remote(nbytes, pooled=True)])
+
+    def time_of(send: Callable[[], Any]) -> float:
+        return _median(lambda: ray.get(receiver.read.remote(send())), moves)
+
+    _say(f"one node, {nbytes:,} bytes")
+    store = _row("Ray's object store, a new array each time", time_of(lambda: stored.by_store.remote(nbytes)))
+    _row("poolbridge, a new array in the pool", time_of(lambda: sender.in_pool.remote(nbytes)), store)
+    _row("poolbridge, a new array elsewhere, copied", time_of(lambda: sender.copied.remote(nbytes)), store)
+    store = _row("Ray's object store, the same array each time", time_of(stored.same_by_store.remote))
+    _row("poolbridge, the same array each time", time_of(sender.same_in_pool.remote), store)
+
+
+def _two_nodes(ray: Any, actors: tuple[Any, Any, Any], nbytes: int, moves: int) -> None:
+    """Measure arrays of a size between two nodes."""
+    stored, sender, receiver = actors
+    _say(f"two nodes, {nbytes:,} bytes")
+    store = _median(lambda: ray.get(receiver.read.remote(stored.by_store.remote(nbytes))), moves)
+    _row("Ray's object store", store)
+    mover = _median(lambda: ray.get(receiver.read.remote(sender.in_pool.remote(nbytes))), moves)
+    _row("poolbridge, by a mover", mover, store)
+
+
+def _memory(ray: Any, actors: list[Any], nbytes: int) -> None:
+    """Measure the memory of two senders and the readers of one array, of which each reader touches every page."""
+    stored, sender, *readers = actors
+
+    def total() -> int:
+        return sum(ray.get([actor.memory.remote() for actor in actors]))
+
+    _say(f"{len(readers)} readers of one array of {nbytes / 2**20:,.0f} MiB: what all processes have more than before")
+    for what, send in (("Ray's object store", stored.by_store), ("poolbridge", sender.in_pool)):
+        before = total()
+        reference = send.remote(nbytes)
+        ray.get([reader.hold.remote(reference) for reader in readers])
+        _say(f"  {what:<56}{(total() - before) / 2**20:9,.0f} MiB")
+        ray.get([reader.hold.remote(np.zeros(1, "uint8")) for reader in readers])
+        del reference
+
+
+def measure(ray: Any, transport: str, *, mib: list[int], moves: int, readers: int, big: int) -> None:
+    """Measure on a cluster of two nodes, with the resources ``near`` and ``far`` and a service each.
+
+    Parameters
+    ----------
+    ray, transport
+        Ray, and the name of the registered transport.
+    mib, moves
+        The sizes of the arrays in MiB, and how often each is measured.
+    readers, big
+        How many readers the array of `big` MiB has; 0 MiB: leave it out.
+    """
+    kind = _actors(ray, transport)
+    stored, sender, receiver = (kind.options(resources={"near": 1}).remote() for _ in range(3))
+    far = kind.options(resources={"far": 1}).remote()
+    _say(f"ray {ray.__version__}, Python {platform.python_version()}, {os.cpu_count()} CPUs; medians of {moves}")
+    for nbytes in (8, *(size << 20 for size in mib)):
+        _one_node(ray, (stored, sender, receiver), nbytes, moves)
+    for size in mib:
+        _two_nodes(ray, (stored, sender, far), size << 20, moves)
+    more = [kind.options(resources={"near": 1}).remote() for _ in range(readers - 1 if big else 0)]
+    if big:
+        _memory(ray, [stored, sender, receiver, *more], big << 20)
+    for actor in (stored, sender, receiver, far, *more):
+        ray.kill(actor)
+
+
+def main() -> None:
+    """Start a cluster of two nodes on this machine, and measure."""
+    parser = argparse.ArgumentParser(prog="python -m poolbridge.ray.bench", description=__doc__)
+    parser.add_argument("--mib", type=int, nargs="+", default=[1, 64], help="sizes of the arrays in MiB")
+    parser.add_argument("--moves", type=int, default=30, help="how often each is measured, after 5 that are not")
+    parser.add_argument("--readers", type=int, default=8, help="readers of the big array")
+    parser.add_argument("--big", type=int, default=1024, help="MiB of the big array; 0: leave it out")
+    given = parser.parse_args()
+    ray = _cluster.import_ray()
+    from ray.cluster_utils import Cluster
+
+    with tempfile.TemporaryDirectory(prefix="pbray") as folder:
+        os.environ["POOLBRIDGE_SOCKET"] = f"{folder}/near/s"
+        cluster = Cluster()
+        try:
+            for name in ("near", "far"):
+                cluster.add_node(
+                    num_cpus=1,
+                    temp_dir=f"{folder}/ray",
+                    object_store_memory=3 << 29,
+                    include_dashboard=False,
+                    resources={name: 1000},
+                    env_vars={"POOLBRIDGE_SOCKET": f"{folder}/{name}/s"},
+                )
+            ray.init(address=cluster.address, log_to_driver=False, logging_level="error")
+            transport = poolbridge.ray.register()
+            with poolbridge.ray.start(pools={"ray": {"kind": "host", "max_bytes": _POOL}}):
+                measure(ray, transport, mib=given.mib, moves=given.moves, readers=given.readers, big=given.big)
+        finally:
+            poolbridge.ray.close()
+            ray.shutdown()
+            cluster.shutdown()
+
+
+if __name__ == "__main__":
+    main()
