@@ -1,0 +1,27 @@
+"""Dask workers that hand arrays on in place, where they share a service.
+
+`PoolbridgePlugin` connects every worker of a Dask cluster to the poolbridge service of its machine. A task makes its
+result in the worker's pool by `empty` or `asarray`. When another worker needs the result and has the same service, Dask
+carries a description of the buffer, and the other worker gets a read-only NumPy array of the same memory. Between
+services Dask moves the bytes, as ever. `counts` says how many arrays took which way, and why::
+
+    import dask.array
+    import distributed
+
+    import poolbridge.dask
+
+    with distributed.Client(n_workers=2) as cluster:
+        cluster.register_plugin(poolbridge.dask.PoolbridgePlugin("dask", max_bytes="1GiB", start=True))
+        x = dask.array.random.random((4096, 4096), chunks=1024)
+        x = x.map_blocks(poolbridge.dask.asarray, dtype=x.dtype)
+        print((x + x.T).sum().compute())
+        print(poolbridge.dask.counts(cluster))
+
+It needs the package ``distributed``: ``pip install 'poolbridge[dask]'``.
+"""
+
+from poolbridge.dask import _requirements as _requirements  # first: says what is missing
+from poolbridge.dask._counts import WorkerCounts
+from poolbridge.dask._plugin import PoolbridgePlugin, asarray, counts, empty, pool_client
+
+__all__ = ["PoolbridgePlugin", "WorkerCounts", "asarray", "counts", "empty", "pool_client"]

@@ -1,0 +1,310 @@
+"""A worker's connection to the service of its machine, and what it sends and receives by descriptions of buffers."""
+
+from __future__ import annotations
+
+import math
+import threading
+import uuid
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Final
+from weakref import WeakSet, ref
+
+import numpy as np
+
+from poolbridge._array import owners as _owners
+from poolbridge._client.client import Client
+from poolbridge._client.connect import connect
+from poolbridge._client.lease import Lease
+from poolbridge._memory import tensor as _tensor
+from poolbridge._order import order as _order
+from poolbridge._session.lease_state import LeaseState, Token
+from poolbridge._sys.literals import Kind
+from poolbridge.dask._counts import COPIED, MOVED, ZERO_COPY, Counts
+from poolbridge.errors import InvalidArgumentError, NotFoundError, PoolbridgeError
+
+ELSEWHERE: Final = "the receiver has another service"
+WITHOUT: Final = "the receiver names no service"
+NOT_LEASED: Final = "not in a lease"
+SERVICE_LOST: Final = "the service is gone"
+ELEMENTS: Final = "elements that cannot be described"
+FOREIGN: Final = "in a write lease of another client, or a frame of a channel"
+
+Array = np.ndarray[Any, Any]
+
+
+class TransferFailedError(ConnectionError):
+    """A buffer that another worker described could not be leased. Dask fetches the data once more, as bytes."""
+
+
+@dataclass(frozen=True)
+class Options:
+    """What `PoolbridgePlugin` was told; see there."""
+
+    pool: str
+    path: str | None
+    start: bool
+    max_bytes: int | str | None
+    kind: Kind
+    copy_from: int | None
+    timeout: float
+
+
+class Link:
+    """The connection of one worker. Thread-safe.
+
+    Parameters
+    ----------
+    options
+        Which service, and which pool.
+    counts
+        Where arrays are counted.
+    changed
+        Called when `service` has changed, from any thread. It must not wait.
+    drop
+        Called with the address of a worker whose description was of no use. The connection to it must be closed,
+        because that worker waits for an answer that does not come. From any thread; it must not wait.
+    """
+
+    def __init__(
+        self, options: Options, counts: Counts, changed: Callable[[], object], drop: Callable[[str], object]
+    ) -> None:
+        self.options = options
+        self.counts = counts
+        self._changed = changed
+        self.drop = drop
+        self._lock = threading.RLock()
+        self._copies: dict[int, tuple[ref[Array], Array]] = {}
+        self._trusted = True  # whether buffers of other workers could be leased so far
+        self._client = self._connect()
+        _LINKS.add(self)
+
+    def _connect(self) -> Client:
+        options = self.options
+        client = connect(options.path, timeout=options.timeout, start=options.start)
+        try:
+            if options.max_bytes is None:
+                try:
+                    client.open_pool(options.pool)
+                except NotFoundError as error:
+                    raise NotFoundError(f"{error}: with max_bytes, PoolbridgePlugin makes it") from None
+            else:
+                client.create_pool(options.pool, kind=options.kind, max_bytes=options.max_bytes, exist_ok=True)
+        except BaseException:
+            client.close()
+            raise
+        return client
+
+    @property
+    def service(self) -> str | None:
+        """The id of the service whose buffers this worker can lease; None: of none."""
+        return self._client.epoch if self._trusted and not self._client.closed else None
+
+    def client(self) -> Client:
+        """Return the client. If its service is gone, connect to the one that listens now."""
+        with self._lock:
+            if self._client.closed:
+                self._copies.clear()
+                self._client = self._connect()
+                self._trusted = True
+                self._changed()
+            return self._client
+
+    def close(self) -> None:
+        """Close the connection."""
+        with self._lock:
+            _LINKS.discard(self)
+            self._copies.clear()
+            self._client.close()
+
+    # Sending
+
+    def describe(self, array: Array, recipient: object) -> dict[str, Any] | None:
+        """Describe an array for a worker that says that it has the service `recipient`.
+
+        Returns
+        -------
+        dict or None
+            The description; None if Dask has to move the bytes. Either is counted.
+        """
+        try:
+            way, reason, description = self._described(array, recipient)
+            detail = ""
+        except PoolbridgeError as error:
+            way, reason, description, detail = MOVED, type(error).__name__, None, str(error)
+        self.counts.sent(way, reason, array.nbytes, detail, expected=way != MOVED or reason in {ELSEWHERE, WITHOUT})
+        return description
+
+    def _described(self, array: Array, recipient: object) -> tuple[str, str, dict[str, Any] | None]:
+        service = self.service
+        if service is None:
+            return MOVED, SERVICE_LOST, None
+        if recipient != service:
+            return MOVED, WITHOUT if recipient is None else ELSEWHERE, None
+        if array.dtype.kind == "V" or array.dtype.hasobject:
+            return MOVED, ELEMENTS, None
+        with self._lock:
+            way, reason = ZERO_COPY, "in a lease"
+            state = self._state(array)
+            if state is None and self._copies_of(array):
+                array, new = self._copy(array)
+                state = self._state(array)
+                way, reason = (COPIED, NOT_LEASED) if new else (ZERO_COPY, "copied before")
+            if state is None:
+                return MOVED, NOT_LEASED, None
+            if state.session.ended is not None or state.session.core.epoch.hex() != service:
+                return MOVED, SERVICE_LOST, None
+            if state.consumer is not None or (state.write and state.session is not self._client._session):  # noqa: SLF001
+                return MOVED, FOREIGN, None
+            offset = _owners.offset_in(state, _address(array))
+            if offset is None:
+                return MOVED, NOT_LEASED, None
+            if state.write:
+                self._complete(state)
+            description = {
+                "service": service,
+                "buffer": state.grant.bf,
+                "generation": state.grant.ge,
+                "offset": offset,
+                "shape": array.shape,
+                "strides": array.strides,
+                "dtype": array.dtype.str,
+            }
+            return way, reason, description
+
+    def holds(self, array: Array) -> bool:
+        """Whether an array lives in a lease of this worker's service."""
+        with self._lock:
+            state = self._state(array)
+            return state is not None and state.session.ended is None and state.session.core.epoch.hex() == self.service
+
+    def _state(self, array: Array) -> LeaseState | None:
+        """Find the lease that an array lives in, unless it has ended."""
+        state = _owners.owner(self._client._session, array, _address(array))  # noqa: SLF001
+        return None if state is None or state.released else state
+
+    def _complete(self, state: LeaseState) -> None:
+        """Make a write lease a read lease, so that other workers can lease the buffer too."""
+        name = f"dask-{uuid.uuid4().hex}"
+        client = self._client
+        Lease(client._run, state).publish(name)  # noqa: SLF001
+        client.unpublish(name)
+        state.name = None
+
+    # Copies of arrays that are in no lease
+
+    def _copies_of(self, array: Array) -> bool:
+        wanted = self.options.copy_from
+        return wanted is not None and array.nbytes >= wanted and 0 not in array.strides
+
+    def _copy(self, array: Array) -> tuple[Array, bool]:
+        """Return the copy of an array in the pool, and whether it was made now. It lives as long as the array."""
+        known = self._copies.get(id(array))
+        if known is not None and known[0]() is array:
+            return known[1], False
+        copy = self.empty(array.shape, array.dtype, fortran=array.flags.fnc)
+        copy[...] = array
+        key = id(array)
+        self._copies[key] = (ref(array, partial(self._forget, key)), copy)
+        return copy, True
+
+    def _forget(self, key: int, gone: ref[Array]) -> None:
+        known = self._copies.get(key)
+        if known is not None and known[0] is gone:
+            del self._copies[key]
+
+    def empty(
+        self, shape: tuple[int, ...], dtype: np.dtype[Any], *, fortran: bool = False, timeout: float | None = 0.0
+    ) -> Array:
+        """Make an array in a new buffer of the pool. Its content is undefined.
+
+        Raises
+        ------
+        PoolbridgeError
+            There is no room in the pool, or the service is gone and cannot be reached again.
+        """
+        client, pool = self.client(), self.options.pool
+        if not fortran and _is_element(dtype):
+            return np.asarray(client.allocate(shape, dtype, pool=pool, timeout=timeout))
+        nbytes = dtype.itemsize * math.prod(shape)
+        block = np.asarray(client.allocate(nbytes, "uint8", pool=pool, timeout=timeout))
+        return np.ndarray(shape, dtype, block, order="F" if fortran else "C")
+
+    # Receiving
+
+    def take(self, description: dict[str, Any]) -> Array:
+        """Lease the buffer that another worker described, and make the array in it. The array keeps the lease.
+
+        Raises
+        ------
+        TransferFailedError
+            The buffer cannot be leased. This worker says from now on that it has no service, until it connects again.
+        """
+        try:
+            lease = self._client.lease(description["buffer"], description["generation"])
+            state = lease._lease_state  # noqa: SLF001 - of one family
+            _order.before_cpu(state)
+            array = np.ndarray(
+                description["shape"],
+                description["dtype"],
+                _block(state),
+                description["offset"],
+                description["strides"],
+            )
+        except (PoolbridgeError, OSError, ValueError) as error:
+            self._trusted = False
+            self.counts.failed(error)
+            self._changed()
+            raise TransferFailedError(f"the buffer that another Dask worker sent cannot be leased: {error}") from error
+        self.counts.received(array.nbytes)
+        return array
+
+
+_LINKS: WeakSet[Link] = WeakSet()
+
+
+def take(description: dict[str, Any], sender: str) -> Array:
+    """Make the array that another worker described, by the worker of this process that has the service.
+
+    Raises
+    ------
+    TransferFailedError
+        See `Link.take`. Dask takes it for a failure of the network, and asks for the data again.
+    """
+    links = list(_LINKS)
+    try:
+        for link in links:
+            if link.service == description["service"]:
+                return link.take(description)
+        raise TransferFailedError("the buffer that another Dask worker sent is of a service that this process has left")
+    except TransferFailedError:
+        for link in links:
+            link.drop(sender)
+        raise
+
+
+def _is_element(dtype: np.dtype[Any]) -> bool:
+    """Whether poolbridge has the element type; else a buffer of bytes holds the elements."""
+    try:
+        _tensor.element_type(dtype)
+    except InvalidArgumentError:
+        return False
+    return True
+
+
+def _address(array: Array) -> int:
+    return int(array.__array_interface__["data"][0])
+
+
+def _block(state: LeaseState) -> Array:
+    """Make an array of all bytes of a buffer, which keeps its lease."""
+    token = Token(state)
+    token.__array_interface__ = {
+        "version": 3,
+        "shape": (state.grant.n,),
+        "typestr": "|u1",
+        "strides": None,
+        "data": (state.memory.address(write=False), True),
+    }
+    return np.asarray(token)

@@ -1,0 +1,348 @@
+"""The plugin that attaches workers to services, and what tasks and programs call."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import traceback
+from functools import wraps
+from typing import TYPE_CHECKING, Any, Final, Literal
+
+import numpy as np
+from distributed import Worker, WorkerPlugin, get_worker
+
+from poolbridge._client import operations as _operations
+from poolbridge._sys.literals import Kind
+from poolbridge.dask import _arrays
+from poolbridge.dask._counts import Counts, WorkerCounts
+from poolbridge.dask._link import Link, Options
+from poolbridge.errors import InvalidArgumentError, NotFoundError, ServiceNotRunningError, UnavailableError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+    from distributed import Client as DaskClient
+    from distributed.comm.core import Comm
+
+    from poolbridge._client.client import Client
+
+_NAME: Final = "poolbridge"
+
+
+class PoolbridgePlugin(WorkerPlugin):
+    """A plugin of Dask that attaches each worker to the poolbridge service of its machine, and opens a pool there.
+
+    Register it once for a cluster: ``client.register_plugin(PoolbridgePlugin(…))``. Workers that come later are
+    attached as well. It ends with its worker, or with ``client.unregister_worker_plugin("poolbridge")``.
+
+    Parameters
+    ----------
+    pool
+        Name of the pool in which `empty` and `asarray` make arrays.
+    path
+        Path of the service's socket on each machine; None: `poolbridge.default_path` of each worker, so that
+        ``$POOLBRIDGE_SOCKET`` in the worker's environment says it.
+    start
+        Start a service where none listens, as ``poolbridge.connect(start=True)`` does. The workers of a machine share
+        it, and it ends with the last of them.
+    max_bytes, kind
+        If `max_bytes` is given, make the pool with it, or open the one that has the same settings. None: open the pool,
+        which has to be there. ``kind`` is ``"host"`` or ``"pinned"``.
+    copy_from
+        Copy arrays that live in no lease into the pool before they go to a worker with the same service, if they have
+        at least so many bytes: a number, or a size such as ``"1MiB"``. The copy lives as long as the array. None: Dask
+        moves the bytes of such arrays.
+    missing
+        What happens on a machine without a service or without the pool. ``"error"``: the worker does not get the
+        plugin, ``register_plugin`` raises, and a worker that comes later does not start. ``"ignore"``: the worker goes
+        on without, Dask moves the bytes, `empty` and `asarray` make ordinary arrays; it is counted and logged.
+    timeout
+        Seconds that the service may take to answer a request.
+
+    Raises
+    ------
+    InvalidArgumentError
+        An argument is not as described above.
+    """
+
+    name = _NAME
+
+    def __init__(
+        self,
+        pool: str = "dask",
+        *,
+        path: str | os.PathLike[str] | None = None,
+        start: bool = False,
+        max_bytes: int | str | None = None,
+        kind: Kind = "host",
+        copy_from: int | str | None = None,
+        missing: Literal["error", "ignore"] = "error",
+        timeout: float = 10.0,
+    ) -> None:
+        if missing not in {"error", "ignore"}:
+            raise InvalidArgumentError(f"missing={missing!r}: expected 'error' or 'ignore'")
+        if kind not in {"host", "pinned"}:
+            raise InvalidArgumentError(
+                f"kind={kind!r}: Dask carries NumPy arrays, which need memory of the CPU: 'host' or 'pinned'"
+            )
+        self._missing = missing
+        self._options = Options(
+            pool=_operations.check_name(pool, "pool"),
+            path=None if path is None else os.fspath(path),
+            start=bool(start),
+            max_bytes=None if max_bytes is None else _operations.check_bytes(max_bytes, "max_bytes", least=1),
+            kind=kind,
+            copy_from=None if copy_from is None else _operations.check_bytes(copy_from, "copy_from"),
+            timeout=timeout,
+        )
+
+    async def setup(self, worker: Worker) -> None:
+        """Attach a worker. Dask calls it.
+
+        Raises
+        ------
+        ServiceNotRunningError, NotFoundError
+            The machine has no service, or the service no such pool, and `missing` is ``"error"``.
+        AlreadyExistsError
+            The pool has other settings than `max_bytes` and `kind`; the message says which.
+        PoolbridgeError
+            The service cannot be used for another reason.
+        UnavailableError
+            This version of distributed lacks what the plugin needs.
+        """
+        attached = _Attached(worker, self._options)
+        try:
+            await asyncio.to_thread(attached.connect)
+        except (ServiceNotRunningError, NotFoundError) as error:
+            if self._missing == "error":
+                raise
+            attached.counts.degraded(type(error).__name__, error)
+        attached.attach()
+        _ATTACHED[worker] = attached
+
+    async def teardown(self, worker: Worker) -> None:
+        """Detach a worker and close its connection. Dask calls it. Arrays that are alive stay valid."""
+        attached = _ATTACHED.pop(worker, None)
+        if attached is not None:
+            attached.detach()
+            if attached.link is not None:
+                await asyncio.to_thread(attached.link.close)
+
+
+class _Attached:
+    """A worker that has the plugin."""
+
+    def __init__(self, worker: Worker, options: Options) -> None:
+        self.worker = worker
+        self.options = options
+        self.link: Link | None = None
+        self.counts = Counts(self._log_event)
+        if "get_data" not in worker.handlers or not hasattr(worker.rpc, "connection_args"):
+            raise UnavailableError(
+                "this version of distributed has no handler get_data or no connection_args of its connections: "
+                "see docs/engines.md for the versions that poolbridge was tried with"
+            )
+        self._get_data = worker.handlers["get_data"]
+
+    def connect(self) -> None:
+        """Connect to the service, which may take a while."""
+        self.link = Link(self.options, self.counts, self._changed, self._drop)
+
+    def attach(self) -> None:
+        """Send and receive by descriptions from now on. Call it in the worker's event loop."""
+        original = self._get_data
+
+        @wraps(original)
+        async def get_data(comm: Comm, *arguments: Any, **keywords: Any) -> Any:
+            link = self.link
+            if link is None:
+                return await original(comm, *arguments, **keywords)
+            token = _arrays.SENDING.set(_arrays.Sending(link, self.worker.address, comm.remote_info.get(_NAME)))
+            try:
+                return await original(comm, *arguments, **keywords)
+            except BaseException as error:
+                _forget(error)
+                raise
+            finally:
+                _arrays.SENDING.reset(token)
+
+        _arrays.register()
+        self.worker.handlers["get_data"] = get_data
+        self.worker.metrics[_NAME] = lambda _worker: self.counts.snapshot()
+        self._announce()
+
+    def detach(self) -> None:
+        """Undo `attach`."""
+        self.worker.handlers["get_data"] = self._get_data
+        self.worker.metrics.pop(_NAME, None)
+        self._announce(None)
+
+    def _changed(self) -> None:
+        self.worker.loop.add_callback(self._announce)
+
+    def _announce(self, *service: None) -> None:
+        """Say in each connection to another worker that begins from now on which service this worker has."""
+        says: str | None = None if service or self.link is None else self.link.service
+        rpc = self.worker.rpc
+        arguments: dict[str, Any] = dict(rpc.connection_args)
+        overrides = {key: value for key, value in arguments.get("handshake_overrides", {}).items() if key != _NAME}
+        if says is not None:
+            overrides[_NAME] = says
+        rpc.connection_args = arguments | {"handshake_overrides": overrides}
+        rpc.collect()  # those that are open and idle have said something else
+
+    def _drop(self, sender: str) -> None:
+        self.worker.loop.add_callback(self.worker.rpc.remove, sender)
+
+    def _log_event(self, text: str) -> None:
+        self.worker.log_event(_NAME, {"worker": self.worker.address, "text": text})
+
+
+def _forget(error: BaseException | None) -> None:
+    """Clear the variables of the calls that an error has ended: Dask keeps the error in its log, and so the data."""
+    while error is not None:
+        traceback.clear_frames(error.__traceback__)
+        error = error.__cause__ or error.__context__
+
+
+_ATTACHED: Final[dict[Worker, _Attached]] = {}
+
+
+def _here() -> _Attached:
+    try:
+        attached = _ATTACHED.get(get_worker())
+    except ValueError:
+        raise InvalidArgumentError(
+            "this is no task of a Dask worker: call it in a task, or use poolbridge.connect()"
+        ) from None
+    if attached is None:
+        raise InvalidArgumentError(
+            "this worker has no PoolbridgePlugin: client.register_plugin(poolbridge.dask.PoolbridgePlugin(…))"
+        )
+    return attached
+
+
+def pool_client() -> Client:
+    """Return this worker's client of its service, in a task. Do not close it.
+
+    If the service went away, the call connects to the one that listens now.
+
+    Returns
+    -------
+    Client
+        The client. Its default pool is that of the plugin.
+
+    Raises
+    ------
+    InvalidArgumentError
+        This is no task of a worker that has the plugin.
+    ServiceNotRunningError
+        The machine has no service.
+    """
+    attached = _here()
+    if attached.link is None:
+        raise ServiceNotRunningError("this worker goes without a service, as missing='ignore' of its plugin allows")
+    return attached.link.client()
+
+
+def empty(
+    shape: int | Iterable[int], dtype: Any = "float64", *, timeout: float | None = 0.0
+) -> np.ndarray[Any, np.dtype[Any]]:
+    """Make an array in this worker's pool, in a task. Its content is undefined.
+
+    Fill it and return it from the task. Once it has gone to another worker it is read-only.
+
+    Parameters
+    ----------
+    shape
+        Elements along each axis.
+    dtype
+        A NumPy dtype of a fixed size, without objects.
+    timeout
+        Seconds to wait for room in the pool; 0: do not wait; None: no limit.
+
+    Returns
+    -------
+    numpy.ndarray
+        An array in C order. Its buffer is free for others when it and all its views are gone, in all workers.
+
+    Raises
+    ------
+    PoolLimitError
+        There is no room in the pool, or none came within `timeout`. An array that is larger than the pool never fits.
+    InvalidArgumentError
+        This is no task of a worker that has the plugin, or the shape or dtype is not possible.
+    PoolbridgeError
+        The service is gone and cannot be reached again.
+    """
+    attached = _here()
+    try:
+        dtype = np.dtype(dtype)
+    except TypeError as error:
+        raise InvalidArgumentError(
+            f"{dtype!r} is no dtype: {error}; expected a dtype of NumPy, such as 'float32'"
+        ) from None
+    if dtype.hasobject:
+        raise InvalidArgumentError(f"elements of {dtype} hold Python objects, which other processes cannot use")
+    lengths = (shape,) if isinstance(shape, int) else tuple(shape)
+    if attached.link is None:
+        attached.counts.degraded("no service", "")
+        return np.empty(lengths, dtype)
+    return attached.link.empty(lengths, dtype, timeout=timeout)
+
+
+def asarray(array: Any, *, timeout: float | None = 0.0) -> np.ndarray[Any, np.dtype[Any]]:
+    """Copy an array into this worker's pool, in a task, unless it lives there already.
+
+    Parameters
+    ----------
+    array
+        What `numpy.asarray` takes.
+    timeout
+        Seconds to wait for room in the pool; 0: do not wait; None: no limit.
+
+    Returns
+    -------
+    numpy.ndarray
+        The array in the pool.
+
+    Raises
+    ------
+    PoolLimitError, InvalidArgumentError, PoolbridgeError
+        See `empty`.
+    """
+    attached = _here()
+    given = np.asarray(array)
+    if attached.link is not None and attached.link.holds(given):
+        return given
+    made = empty(given.shape, given.dtype, timeout=timeout)
+    made[...] = given
+    return made
+
+
+def counts(client: DaskClient, workers: Iterable[str] | None = None) -> dict[str, WorkerCounts]:
+    """Ask the workers of a cluster which ways their arrays took, and why.
+
+    The scheduler has the same counts in the metric ``poolbridge`` of each worker, as of the last heartbeat. The topic
+    ``poolbridge`` of ``client.get_events`` has each way and reason when it came up first.
+
+    Parameters
+    ----------
+    client
+        A client of Dask.
+    workers
+        Addresses of workers; None: all.
+
+    Returns
+    -------
+    dict
+        A `WorkerCounts` for the address of each worker that has the plugin.
+    """
+    asked = None if workers is None else list(workers)
+    found: Mapping[str, dict[str, Any] | None] = client.run(_counts_of, workers=asked)
+    return {address: WorkerCounts(**of) for address, of in found.items() if of is not None}
+
+
+def _counts_of(dask_worker: Worker) -> dict[str, Any] | None:
+    attached = _ATTACHED.get(dask_worker)
+    return attached.counts.snapshot() if attached is not None else None

@@ -1,0 +1,95 @@
+"""Measures Dask from worker to worker, beside poolbridge: ``python -m poolbridge.dask.bench``.
+
+A task on one worker makes an array; a task on the other reads its first and last element. The time is that of the
+second task, from ``submit`` to its result: Dask's scheduler, and the way of the array.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import sys
+import time
+from typing import Any
+
+import distributed
+import numpy as np
+
+from poolbridge.dask._plugin import PoolbridgePlugin, counts, empty
+
+
+def measure(
+    client: distributed.Client, sender: str, receiver: str, nbytes: int, *, times: int
+) -> tuple[list[float], list[float]]:
+    """Send arrays from one worker to another, one after the other: in turn by Dask alone and in place.
+
+    Parameters
+    ----------
+    client
+        Dask's client.
+    sender, receiver
+        Addresses of the workers.
+    nbytes
+        Bytes of each array.
+    times
+        Number of arrays of each.
+
+    Returns
+    -------
+    tuple of list of float
+        Seconds of each array by Dask alone, and of each array in the pool.
+
+    Raises
+    ------
+    AssertionError
+        The receiver has read something else than the sender wrote.
+    """
+    seconds: tuple[list[float], list[float]] = ([], [])
+    for number in range(2 * times):
+        pooled = bool(number % 2)
+        made = client.submit(_make, nbytes, number, pooled, workers=[sender], pure=False)
+        distributed.wait(made)  # type: ignore[no-untyped-call]
+        begin = time.perf_counter()
+        ends = client.submit(_ends, made, workers=[receiver], pure=False).result()
+        seconds[pooled].append(time.perf_counter() - begin)
+        if ends != [number % 256] * 2:
+            raise AssertionError(f"array {number} has the ends {ends}")
+    return seconds
+
+
+def _make(nbytes: int, number: int, pooled: bool) -> np.ndarray[Any, Any]:
+    made = empty(nbytes, "uint8") if pooled else np.empty(nbytes, "uint8")
+    made[...] = number % 256
+    return made
+
+
+def _ends(array: np.ndarray[Any, Any]) -> list[int]:
+    return [int(array[0]), int(array[-1])]
+
+
+def main() -> None:
+    """Print the medians of both ways for each size."""
+    parser = argparse.ArgumentParser(prog="python -m poolbridge.dask.bench", description=__doc__)
+    parser.add_argument("--mib", type=int, nargs="+", default=[1, 64], help="sizes of the arrays in MiB (1 and 64)")
+    parser.add_argument("--times", type=int, default=30, help="how many arrays of each size go each way (30)")
+    asked = parser.parse_args()
+    if min(asked.times, *asked.mib) < 1:
+        parser.error("--mib and --times must be 1 or more")
+    cluster: Any = distributed.Client
+    with cluster(n_workers=2, threads_per_worker=1, memory_limit=0) as client:
+        client.register_plugin(PoolbridgePlugin("dask-bench", max_bytes=f"{8 * max(asked.mib)}MiB", start=True))
+        sender, receiver = client.scheduler_info()["workers"]
+        for nbytes in (mib << 20 for mib in asked.mib):
+            measure(client, sender, receiver, nbytes, times=3)  # memory is mapped, connections are made
+            ways = measure(client, sender, receiver, nbytes, times=asked.times)
+            for way, seconds in zip(("Dask alone", "poolbridge"), ways, strict=True):
+                sys.stdout.write(
+                    f"{nbytes >> 20} MiB, {way}: median {statistics.median(seconds) * 1e3:.1f} ms, "
+                    f"from {min(seconds) * 1e3:.1f} to {max(seconds) * 1e3:.1f} ms\n"
+                )
+            sys.stdout.flush()
+        sys.stdout.write(f"{counts(client)[receiver]}\n")
+
+
+if __name__ == "__main__":
+    main()
