@@ -3,7 +3,7 @@
 `PoolbridgePlugin` connects every worker of a Dask cluster to the poolbridge service of its machine. A task makes its
 result in the worker's pool by `empty` or `asarray`. When another worker needs the result and has the same service, Dask
 carries a description of the buffer, and the other worker gets a read-only NumPy array of the same memory. Between
-services Dask moves the bytes, as ever. `counts` says how many arrays took which way, and why::
+services Dask moves the bytes, as ever. `stats` says how many arrays took which way, and why::
 
     import dask.array
     import distributed
@@ -15,13 +15,13 @@ services Dask moves the bytes, as ever. `counts` says how many arrays took which
         x = dask.array.random.random((4096, 4096), chunks=1024)
         x = x.map_blocks(poolbridge.dask.asarray, dtype=x.dtype)
         print((x + x.T).sum().compute())
-        print(poolbridge.dask.counts(cluster))
+        print(poolbridge.dask.stats(cluster))
 
 It needs the package ``distributed``: ``pip install 'poolbridge[dask]'``.
 """
 
 from poolbridge.dask import _requirements as _requirements  # first: says what is missing
-from poolbridge.dask._counts import WorkerCounts
-from poolbridge.dask._plugin import PoolbridgePlugin, asarray, counts, empty, pool_client
+from poolbridge.dask._counts import Count, Stats
+from poolbridge.dask._plugin import PoolbridgePlugin, asarray, empty, pool_client, stats
 
-__all__ = ["PoolbridgePlugin", "WorkerCounts", "asarray", "counts", "empty", "pool_client"]
+__all__ = ["Count", "PoolbridgePlugin", "Stats", "asarray", "empty", "pool_client", "stats"]

@@ -19,6 +19,7 @@ from poolbridge.dask import _link
 from poolbridge.dask._link import Array, Link
 
 _KEY: Final = "poolbridge"
+_MOVED: Final = "poolbridge-moved"
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,19 +50,21 @@ SENDING: Final[ContextVar[Sending | None]] = ContextVar("poolbridge_sending", de
 
 def _dump(array: Array, context: dict[str, Any] | None = None) -> tuple[dict[str, Any], list[Any]]:
     sending = SENDING.get()
-    if sending is not None and array.nbytes:
-        description = sending.link.describe(array, sending.recipient)
-        if description is not None:
-            return {_KEY: description, "sender": sending.sender}, []
+    described = sending.link.describe(array, sending.recipient) if sending is not None and array.nbytes else ""
+    if sending is not None and isinstance(described, dict):
+        return {_KEY: described, "sender": sending.sender}, []
     header, frames = serialize_numpy_ndarray(array, context=context)
-    return header, frames
+    return (header | {_MOVED: described} if described else header), frames
 
 
 def _load(header: dict[str, Any], frames: list[Any]) -> Any:
     description = header.get(_KEY)
     if description is not None:
         return _link.take(description, header["sender"])
-    return deserialize_numpy_ndarray(header, frames)
+    array = deserialize_numpy_ndarray(header, frames)
+    if _MOVED in header:
+        _link.count_moved(array.nbytes, header[_MOVED])
+    return array
 
 
 def register() -> None:

@@ -1,99 +1,112 @@
-"""Counts of the ways that a worker's arrays took to other processes."""
+"""Counts how a worker's arrays went to and came from other processes, and why not in place."""
 
 from __future__ import annotations
 
 import logging
 import threading
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Any, Literal
 
 from poolbridge._sys.log import LOG
 
-ZERO_COPY: Final = "zero-copy"
-COPIED: Final = "copied on the node"
-MOVED: Final = "moved by Dask"
+Path = Literal["sent_in_place", "sent_copied", "sent_by_dask", "received_in_place", "received_by_dask", "failed"]
 
 
 @dataclass(frozen=True, slots=True)
-class WorkerCounts:
-    """Counts of one worker, since its plugin was set up. `counts` returns them.
+class Count:
+    """How many arrays, and their bytes.
 
     Attributes
     ----------
-    zero_copy, zero_copy_bytes
-        Arrays that this worker sent as a description of their buffer, and bytes of their elements.
-    copied, copied_bytes
-        Arrays that this worker first copied into its pool, because of ``copy_from``, and then sent in the same way. An
-        array that is sent again is not copied again, and counts as zero-copy.
-    moved, moved_bytes
-        Arrays whose bytes Dask moved.
-    received, received_bytes
-        Arrays of other workers that this worker got in place.
-    failed
-        Descriptions whose buffer this worker could not lease. Dask then fetched the data once more.
-    reasons
-        Number of arrays by way and reason, such as ``{"moved by Dask: not in a lease": 3}``.
+    arrays, nbytes
+        The number of arrays, and the bytes of all of them.
     """
 
-    zero_copy: int = 0
-    zero_copy_bytes: int = 0
-    copied: int = 0
-    copied_bytes: int = 0
-    moved: int = 0
-    moved_bytes: int = 0
-    received: int = 0
-    received_bytes: int = 0
-    failed: int = 0
+    arrays: int = 0
+    nbytes: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Stats:
+    """How the arrays of one worker went, since its plugin was set up. `stats` returns it.
+
+    Attributes
+    ----------
+    sent_in_place
+        Arrays that lived in a lease already, and were not copied.
+    sent_copied
+        Arrays that were copied once, into the pool, because of ``copy_from``. An array that is sent again is not copied
+        again, and counts as sent in place.
+    sent_by_dask
+        Arrays whose bytes Dask carried.
+    received_in_place
+        Arrays that are the sender's memory.
+    received_by_dask
+        Arrays of workers with the plugin whose bytes Dask carried.
+    failed
+        Arrays that were offered in place, and that this worker could not lease. Dask fetched their bytes then.
+    reasons
+        Why arrays did not go in place, and how many.
+    """
+
+    sent_in_place: Count = Count()
+    sent_copied: Count = Count()
+    sent_by_dask: Count = Count()
+    received_in_place: Count = Count()
+    received_by_dask: Count = Count()
+    failed: Count = Count()
     reasons: dict[str, int] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, snapshot: dict[str, Any]) -> Stats:
+        """Make it of what `Counts.snapshot` returned in a worker."""
+        of = {path: Count(**count) for path, count in snapshot.items() if path != "reasons"}
+        return cls(**of, reasons=dict(snapshot["reasons"]))
 
 
 class Counts:
-    """Counts the ways of one worker's arrays, and logs each way and reason when it comes up first. Thread-safe.
+    """The counts of one worker, which logs each reason when it comes up first. Thread-safe.
 
     Parameters
     ----------
     announce
-        Called with the sentence that is logged, for Dask's own log of events.
+        Called with the sentence that is logged for a new reason, for Dask's own log of events.
     """
 
     def __init__(self, announce: Callable[[str], object]) -> None:
         self._announce = announce
         self._lock = threading.Lock()
-        self._numbers: dict[str, int] = {}
-        self._reasons: dict[str, int] = {}
+        self._arrays: Counter[Path] = Counter()
+        self._nbytes: Counter[Path] = Counter()
+        self._reasons: Counter[str] = Counter()
 
-    def sent(self, way: str, reason: str, nbytes: int, detail: object = "", *, expected: bool) -> None:
-        """Count an array that goes to another process. What is not `expected` is logged as a warning."""
-        key = {ZERO_COPY: "zero_copy", COPIED: "copied", MOVED: "moved"}[way]
-        self._count(key, f"{way}: {reason}", nbytes, detail, logging.INFO if expected else logging.WARNING)
-
-    def received(self, nbytes: int) -> None:
-        """Count an array that came in place."""
-        self._count("received", "received in place", nbytes, "", logging.INFO)
-
-    def failed(self, error: BaseException) -> None:
-        """Count a description whose buffer could not be leased."""
-        self._count("failed", f"not received in place: {type(error).__name__}", 0, error, logging.WARNING)
-
-    def degraded(self, reason: str, detail: object) -> None:
-        """Count something that was made in ordinary memory, because the program allows that."""
-        self._count("", f"not in the pool: {reason}", 0, detail, logging.WARNING)
-
-    def _count(self, key: str, reason: str, nbytes: int, detail: object, level: int) -> None:
+    def add(self, path: Path, nbytes: int, reason: str = "", detail: object = "", *, loud: bool = False) -> None:
+        """Count one array, and say in the log how it went: each new reason aloud, and then quietly."""
         with self._lock:
-            if key:
-                self._numbers[key] = self._numbers.get(key, 0) + 1
-            if nbytes:
-                self._numbers[f"{key}_bytes"] = self._numbers.get(f"{key}_bytes", 0) + nbytes
-            first = reason not in self._reasons
-            self._reasons[reason] = self._reasons.get(reason, 0) + 1
-        if first:
-            text = f"arrays of this Dask worker: {reason}" + (f" ({detail})" if str(detail) else "")
-            LOG.log(level, "%s; counted from now on, and not logged again", text)
+            self._arrays[path] += 1
+            self._nbytes[path] += nbytes
+        self._say(f"array {path.replace('_', ' ')}, {nbytes} bytes", reason, detail, loud=loud)
+
+    def degraded(self, reason: str, detail: object = "") -> None:
+        """Count something that was made in ordinary memory, because the program allows that."""
+        self._say("made in ordinary memory", f"not in the pool: {reason}", detail, loud=True)
+
+    def _say(self, what: str, reason: str, detail: object, *, loud: bool) -> None:
+        with self._lock:
+            new = bool(reason) and reason not in self._reasons
+            if reason:
+                self._reasons[reason] += 1
+        text = what + (f": {reason}" if reason else "") + (f" ({detail})" if str(detail) else "")
+        LOG.log(logging.DEBUG if not new else logging.WARNING if loud else logging.INFO, "dask: %s", text)
+        if new:
             self._announce(text)
 
     def snapshot(self) -> dict[str, Any]:
-        """Return the counts as plain data: the fields of `WorkerCounts`."""
+        """Return the counts as plain data, of which `Stats.of` makes a `Stats`."""
         with self._lock:
-            return {**self._numbers, "reasons": dict(self._reasons)}
+            of: dict[str, Any] = {
+                path: {"arrays": count, "nbytes": self._nbytes[path]} for path, count in self._arrays.items()
+            }
+            return of | {"reasons": dict(self._reasons)}

@@ -21,12 +21,12 @@ from poolbridge._memory import tensor as _tensor
 from poolbridge._order import order as _order
 from poolbridge._session.lease_state import LeaseState, Token
 from poolbridge._sys.literals import Kind
-from poolbridge.dask._counts import COPIED, MOVED, ZERO_COPY, Counts
+from poolbridge.dask._counts import Counts, Path
 from poolbridge.errors import InvalidArgumentError, NotFoundError, PoolbridgeError
 
 ELSEWHERE: Final = "the receiver has another service"
 WITHOUT: Final = "the receiver names no service"
-NOT_LEASED: Final = "not in a lease"
+NOT_LEASED: Final = "the array did not live in a pool"
 SERVICE_LOST: Final = "the service is gone"
 ELEMENTS: Final = "elements that cannot be described"
 FOREIGN: Final = "in a write lease of another client, or a frame of a channel"
@@ -120,46 +120,53 @@ class Link:
 
     # Sending
 
-    def describe(self, array: Array, recipient: object) -> dict[str, Any] | None:
+    def describe(self, array: Array, recipient: object) -> dict[str, Any] | str:
         """Describe an array for a worker that says that it has the service `recipient`.
 
         Returns
         -------
-        dict or None
-            The description; None if Dask has to move the bytes. Either is counted.
+        dict or str
+            The description; or why Dask has to carry the bytes. Either is counted.
         """
+        path: Path = "sent_by_dask"
+        detail = reason = ""
+        described: dict[str, Any] | str
         try:
-            way, reason, description = self._described(array, recipient)
-            detail = ""
+            described, copied = self._described(array, recipient)
         except PoolbridgeError as error:
-            way, reason, description, detail = MOVED, type(error).__name__, None, str(error)
-        self.counts.sent(way, reason, array.nbytes, detail, expected=way != MOVED or reason in {ELSEWHERE, WITHOUT})
-        return description
+            described, detail = type(error).__name__, str(error)
+        else:
+            path, reason = ("sent_copied", NOT_LEASED) if copied else ("sent_in_place", "")
+        if isinstance(described, str):
+            path, reason = "sent_by_dask", described
+        self.counts.add(
+            path, array.nbytes, reason, detail, loud=path == "sent_by_dask" and reason not in {ELSEWHERE, WITHOUT}
+        )
+        return described
 
-    def _described(self, array: Array, recipient: object) -> tuple[str, str, dict[str, Any] | None]:
-        service = self.service
+    def _described(self, array: Array, recipient: object) -> tuple[dict[str, Any] | str, bool]:
+        """Describe an array, or say why not; and say whether it was copied for that."""
+        service, copied = self.service, False
         if service is None:
-            return MOVED, SERVICE_LOST, None
+            return SERVICE_LOST, copied
         if recipient != service:
-            return MOVED, WITHOUT if recipient is None else ELSEWHERE, None
+            return (WITHOUT if recipient is None else ELSEWHERE), copied
         if array.dtype.kind == "V" or array.dtype.hasobject:
-            return MOVED, ELEMENTS, None
+            return ELEMENTS, copied
         with self._lock:
-            way, reason = ZERO_COPY, "in a lease"
             state = self._state(array)
             if state is None and self._copies_of(array):
-                array, new = self._copy(array)
+                array, copied = self._copy(array)
                 state = self._state(array)
-                way, reason = (COPIED, NOT_LEASED) if new else (ZERO_COPY, "copied before")
             if state is None:
-                return MOVED, NOT_LEASED, None
+                return NOT_LEASED, copied
             if state.session.ended is not None or state.session.core.epoch.hex() != service:
-                return MOVED, SERVICE_LOST, None
+                return SERVICE_LOST, copied
             if state.consumer is not None or (state.write and state.session is not self._client._session):  # noqa: SLF001
-                return MOVED, FOREIGN, None
+                return FOREIGN, copied
             offset = _owners.offset_in(state, _address(array))
             if offset is None:
-                return MOVED, NOT_LEASED, None
+                return NOT_LEASED, copied
             if state.write:
                 self._complete(state)
             description = {
@@ -171,7 +178,7 @@ class Link:
                 "strides": array.strides,
                 "dtype": array.dtype.str,
             }
-            return way, reason, description
+            return description, copied
 
     def holds(self, array: Array) -> bool:
         """Whether an array lives in a lease of this worker's service."""
@@ -254,10 +261,11 @@ class Link:
             )
         except (PoolbridgeError, OSError, ValueError) as error:
             self._trusted = False
-            self.counts.failed(error)
+            nbytes = math.prod(description["shape"]) * np.dtype(description["dtype"]).itemsize
+            self.counts.add("failed", nbytes, f"{type(error).__name__} when it was received", error, loud=True)
             self._changed()
             raise TransferFailedError(f"the buffer that another Dask worker sent cannot be leased: {error}") from error
-        self.counts.received(array.nbytes)
+        self.counts.add("received_in_place", array.nbytes)
         return array
 
 
@@ -282,6 +290,12 @@ def take(description: dict[str, Any], sender: str) -> Array:
         for link in links:
             link.drop(sender)
         raise
+
+
+def count_moved(nbytes: int, reason: str) -> None:
+    """Count an array that a worker with the plugin has sent, and whose bytes Dask carried to this process."""
+    for link in list(_LINKS)[:1]:
+        link.counts.add("received_by_dask", nbytes, reason)
 
 
 def _is_element(dtype: np.dtype[Any]) -> bool:

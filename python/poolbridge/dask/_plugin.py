@@ -9,19 +9,18 @@ from functools import wraps
 from typing import TYPE_CHECKING, Any, Final, Literal
 
 import numpy as np
-from distributed import Worker, WorkerPlugin, get_worker
+from distributed import Client as DaskClient, Worker, WorkerPlugin, get_worker
 
 from poolbridge._client import operations as _operations
 from poolbridge._sys.literals import Kind
 from poolbridge.dask import _arrays
-from poolbridge.dask._counts import Counts, WorkerCounts
+from poolbridge.dask._counts import Counts, Stats
 from poolbridge.dask._link import Link, Options
 from poolbridge.errors import InvalidArgumentError, NotFoundError, ServiceNotRunningError, UnavailableError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Iterable
 
-    from distributed import Client as DaskClient
     from distributed.comm.core import Comm
 
     from poolbridge._client.client import Client
@@ -246,7 +245,7 @@ def pool_client() -> Client:
 
 
 def empty(
-    shape: int | Iterable[int], dtype: Any = "float64", *, timeout: float | None = 0.0
+    shape: int | Iterable[int], dtype: Any = "float64", *, timeout: float | None = 10.0
 ) -> np.ndarray[Any, np.dtype[Any]]:
     """Make an array in this worker's pool, in a task. Its content is undefined.
 
@@ -286,12 +285,12 @@ def empty(
         raise InvalidArgumentError(f"elements of {dtype} hold Python objects, which other processes cannot use")
     lengths = (shape,) if isinstance(shape, int) else tuple(shape)
     if attached.link is None:
-        attached.counts.degraded("no service", "")
+        attached.counts.degraded("no service")
         return np.empty(lengths, dtype)
     return attached.link.empty(lengths, dtype, timeout=timeout)
 
 
-def asarray(array: Any, *, timeout: float | None = 0.0) -> np.ndarray[Any, np.dtype[Any]]:
+def asarray(array: Any, *, timeout: float | None = 10.0) -> np.ndarray[Any, np.dtype[Any]]:
     """Copy an array into this worker's pool, in a task, unless it lives there already.
 
     Parameters
@@ -320,29 +319,38 @@ def asarray(array: Any, *, timeout: float | None = 0.0) -> np.ndarray[Any, np.dt
     return made
 
 
-def counts(client: DaskClient, workers: Iterable[str] | None = None) -> dict[str, WorkerCounts]:
-    """Ask the workers of a cluster which ways their arrays took, and why.
+def stats(client: DaskClient, workers: Iterable[str] | None = None) -> dict[str, Stats]:
+    """Ask the workers of a cluster how their arrays went, and why.
 
-    The scheduler has the same counts in the metric ``poolbridge`` of each worker, as of the last heartbeat. The topic
-    ``poolbridge`` of ``client.get_events`` has each way and reason when it came up first.
+    The scheduler has the same numbers in the metric ``poolbridge`` of each worker, as of the last heartbeat. The topic
+    ``poolbridge`` of ``client.get_events`` has each reason when it came up first.
 
     Parameters
     ----------
     client
-        A client of Dask.
+        A client of Dask that is not asynchronous.
     workers
         Addresses of workers; None: all.
 
     Returns
     -------
     dict
-        A `WorkerCounts` for the address of each worker that has the plugin.
+        A `Stats` for the address of each worker that has the plugin.
+
+    Raises
+    ------
+    InvalidArgumentError
+        `client` is no such client.
     """
+    given: Any = client
+    if not isinstance(given, DaskClient) or given.asynchronous:
+        what = "an asynchronous client" if isinstance(given, DaskClient) else f"a {type(given).__name__}"
+        raise InvalidArgumentError(f"expected a distributed.Client that is not asynchronous, not {what}")
     asked = None if workers is None else list(workers)
-    found: Mapping[str, dict[str, Any] | None] = client.run(_counts_of, workers=asked)
-    return {address: WorkerCounts(**of) for address, of in found.items() if of is not None}
+    found: Any = given.run(_stats_of, workers=asked)
+    return {address: Stats.of(of) for address, of in found.items() if of is not None}
 
 
-def _counts_of(dask_worker: Worker) -> dict[str, Any] | None:
+def _stats_of(dask_worker: Worker) -> dict[str, Any] | None:
     attached = _ATTACHED.get(dask_worker)
     return attached.counts.snapshot() if attached is not None else None

@@ -15,7 +15,7 @@ from typing import Any
 import distributed
 import numpy as np
 
-from poolbridge.dask._plugin import PoolbridgePlugin, counts, empty
+from poolbridge.dask._plugin import PoolbridgePlugin, empty, stats
 
 
 def measure(
@@ -88,7 +88,7 @@ def main() -> None:
                     f"from {min(seconds) * 1e3:.1f} to {max(seconds) * 1e3:.1f} ms\n"
                 )
             sys.stdout.flush()
-        sys.stdout.write(f"{counts(client)[receiver]}\n")
+        sys.stdout.write(f"{stats(client)[receiver]}\n")
 
 
 if __name__ == "__main__":
