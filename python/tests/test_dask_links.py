@@ -17,9 +17,10 @@ pytestmark = MARKS
 
 
 @pytest.fixture
-def links(service):
+def links(service, monkeypatch):
     options = _link.Options("frames", service.path, False, None, "host", 1000, 60.0)
     pair = [_link.Link(options, Counts(lambda text: None), lambda: None, lambda sender: None) for _ in range(2)]
+    monkeypatch.setattr(_link, "_LINKS", {pair[1]})  # the receiver's process has no other
     yield pair
     for link in pair:
         link.close()
@@ -28,7 +29,7 @@ def links(service):
 def sent(links, array, recipient=None):
     """Send an array from one connection to the other as Dask does, and give what arrives."""
     _arrays.register()
-    token = _arrays.SENDING.set(_arrays.Sending(links[0], "tcp://sender", recipient or links[0].service))
+    token = _arrays.SENDING.set(_arrays.Sending(links[0], "tcp://sender", recipient or links[1].says))
     try:
         header, frames = serialize(array)
     finally:
@@ -125,15 +126,47 @@ def test_what_goes_to_disk_is_bytes(links, service):
     assert deserialize_bytes(spilled).tolist() == [3, 3, 3, 3]
 
 
-def test_a_buffer_that_is_gone_makes_dask_ask_again(links):
+def failing(error):
+    def fail(*arguments):
+        raise error
+
+    return fail
+
+
+def test_one_buffer_that_cannot_be_leased_is_moved_and_others_go_on_in_place(links, monkeypatch):
     dropped: list[str] = []
     links[1].drop = dropped.append
+    first, second = (links[0].empty((4,), np.dtype("i8")) for _ in range(2))
+    with monkeypatch.context() as patch:
+        patch.setattr(_link, "_block", failing(poolbridge.AccessDeniedError("why")))
+        with pytest.raises(OSError, match="cannot be leased: why"):
+            sent(links, first)
+    assert dropped == ["tcp://sender"], "the sender waits for an answer on that connection"
+    for _ in range(2):
+        assert not mapping(sent(links, first)).startswith("r--s")
+        assert mapping(sent(links, second)).startswith("r--s /memfd")
+    sender, receiver = (Stats.of(link.counts.snapshot()) for link in links)
+    assert (sender.sent_in_place, sender.sent_by_dask) == (Count(3, 96), Count(2, 64))
+    assert (receiver.failed, receiver.received_in_place) == (Count(1, 32), Count(2, 64))
+    assert sender.reasons == {_link.REFUSED: 2}
+    assert receiver.reasons == {"AccessDeniedError when it was received": 1, _link.REFUSED: 2}
+
+
+def test_a_service_that_does_not_answer_is_asked_for_nothing_until_it_answers(links, monkeypatch):
     array = links[0].empty((4,), np.dtype("i8"))
-    description = links[0].describe(array, links[0].service)
+    with monkeypatch.context() as patch:
+        patch.setattr(_link, "_block", failing(poolbridge.ServiceStalledError("why")))
+        with pytest.raises(OSError, match="cannot be leased: why"):
+            sent(links, array)
+    assert links[1].says is None
+    links[1].renew()
+    other = links[0].empty((4,), np.dtype("i8"))
+    assert "memfd" in mapping(sent(links, other))
+
+
+def test_a_link_that_was_closed_connects_no_more(links):
     links[0].close()
-    del array
-    with pytest.raises(OSError, match="cannot be leased"):
-        _link.take(description, "tcp://sender")
-    assert dropped == ["tcp://sender"]
-    assert links[1].service is None, "it takes no more descriptions"
-    assert links[1].counts.snapshot()["failed"] == {"arrays": 1, "nbytes": 32}
+    links[0].renew()
+    with pytest.raises(poolbridge.ClosedError):
+        links[0].empty((4,), np.dtype("i8"))
+    assert links[0].says is None

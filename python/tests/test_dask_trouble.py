@@ -30,7 +30,7 @@ from daskcluster import (
     total,
 )
 from distributed.protocol.serialize import deserialize, serialize
-from realservice import RealService
+from realservice import RealService, until
 
 import poolbridge
 import poolbridge.dask
@@ -74,7 +74,10 @@ def test_between_services_dask_moves_the_bytes_and_a_worker_without_one_is_an_er
         del made, look, without
         nothing_left(service.path)
         nothing_left(other.path)
-    other.close()
+
+        other.close()
+        assert result(client.submit(numbers, 3, workers=[b], pure=False)).tolist() == [0, 1, 2]
+        assert counted(client, "b").reasons["not in the pool: no service"] == 1
 
 
 # Kills: the victim dies when the sender or the receiver of an array is at a certain step
@@ -156,7 +159,13 @@ def test_without_its_service_dask_moves_the_bytes_and_one_that_comes_back_is_use
         assert (received.received_in_place, received.failed) == (Count(), Count(1, 80))
 
         again = RealService(service.path, "--pool", POOL)
-        result(client.submit(numbers, 3, workers=[b], pure=False))  # what makes an array connects again
+        with poolbridge.connect(service.path, timeout=60) as of:
+            epoch = of.epoch
+
+        def service_of(dask_worker):
+            return getattr(poolbridge.dask._plugin._ATTACHED[dask_worker].link, "service", None)
+
+        until(lambda: set(client.run(service_of).values()) == {epoch}, 60)  # both connect again by themselves
         transfer()
         assert counted(client, "b").received_in_place.arrays == 1
 

@@ -5,10 +5,11 @@ from __future__ import annotations
 import math
 import threading
 import uuid
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Final
+from typing import Any, Final, Literal
 from weakref import WeakSet, ref
 
 import numpy as np
@@ -22,14 +23,17 @@ from poolbridge._order import order as _order
 from poolbridge._session.lease_state import LeaseState, Token
 from poolbridge._sys.literals import Kind
 from poolbridge.dask._counts import Counts, Path
-from poolbridge.errors import InvalidArgumentError, NotFoundError, PoolbridgeError
+from poolbridge.errors import InvalidArgumentError, NotFoundError, PoolbridgeError, ServiceStalledError
 
 ELSEWHERE: Final = "the receiver has another service"
 WITHOUT: Final = "the receiver names no service"
 NOT_LEASED: Final = "the array did not live in a pool"
-SERVICE_LOST: Final = "the service is gone"
+SERVICE_LOST: Final = "the service is gone, or does not answer"
 ELEMENTS: Final = "elements that cannot be described"
+REFUSED: Final = "the receiver could not lease the buffer"
 FOREIGN: Final = "in a write lease of another client, or a frame of a channel"
+
+_REFUSED: Final = 64  # how many buffers a worker names that it could not lease: each is asked for again soon
 
 Array = np.ndarray[Any, Any]
 
@@ -49,6 +53,7 @@ class Options:
     kind: Kind
     copy_from: int | None
     timeout: float
+    missing: Literal["error", "ignore"] = "error"
 
 
 class Link:
@@ -74,9 +79,12 @@ class Link:
         self.counts = counts
         self._changed = changed
         self.drop = drop
-        self._lock = threading.RLock()
+        self._lock = threading.RLock()  # nothing that takes long is done under it: Dask's event loop waits for it
+        self._connecting = threading.Lock()
         self._copies: dict[int, tuple[ref[Array], Array]] = {}
-        self._trusted = True  # whether buffers of other workers could be leased so far
+        self._refused: deque[tuple[int, int]] = deque(maxlen=_REFUSED)
+        self._ended = False
+        self._stalled = False  # whether the service has left a request without an answer
         self._client = self._connect()
         _LINKS.add(self)
 
@@ -99,29 +107,57 @@ class Link:
     @property
     def service(self) -> str | None:
         """The id of the service whose buffers this worker can lease; None: of none."""
-        return self._client.epoch if self._trusted and not self._client.closed else None
+        return None if self._stalled or self._client.closed else self._client.epoch
+
+    @property
+    def says(self) -> dict[str, Any] | None:
+        """What this worker says to those that send it data: its service, and the buffers that it could not lease."""
+        service = self.service
+        return None if service is None else {"service": service, "refused": list(self._refused)}
 
     def client(self) -> Client:
         """Return the client. If its service is gone, connect to the one that listens now."""
-        with self._lock:
-            if self._client.closed:
-                self._copies.clear()
-                self._client = self._connect()
-                self._trusted = True
-                self._changed()
+        if not self._lost():
             return self._client
+        with self._connecting:
+            if self._lost():
+                client = self._connect()
+                with self._lock:
+                    self._copies.clear()
+                    self._refused.clear()  # of another service, which counts its buffers anew
+                    self._client, self._stalled = client, False
+                self._changed()
+        return self._client
+
+    def _lost(self) -> bool:
+        return self._client.closed and not self._ended
+
+    def renew(self) -> None:
+        """Connect again if the service is gone, and ask it whether it answers if it did not. It may take a while.
+
+        Raises
+        ------
+        PoolbridgeError
+            There is no service, or it does not answer.
+        """
+        client = self.client()
+        if self._stalled:
+            client.stats()
+            self._stalled = False
+            self._changed()
 
     def close(self) -> None:
         """Close the connection."""
-        with self._lock:
-            _LINKS.discard(self)
+        _LINKS.discard(self)
+        with self._connecting:
+            self._ended = True
             self._copies.clear()
             self._client.close()
 
     # Sending
 
     def describe(self, array: Array, recipient: object) -> dict[str, Any] | str:
-        """Describe an array for a worker that says that it has the service `recipient`.
+        """Describe an array for a worker whose `says` is `recipient`.
 
         Returns
         -------
@@ -149,8 +185,10 @@ class Link:
         service, copied = self.service, False
         if service is None:
             return SERVICE_LOST, copied
-        if recipient != service:
-            return (WITHOUT if recipient is None else ELSEWHERE), copied
+        if not isinstance(recipient, dict):
+            return WITHOUT, copied
+        if recipient["service"] != service:
+            return ELSEWHERE, copied
         if array.dtype.kind == "V" or array.dtype.hasobject:
             return ELEMENTS, copied
         with self._lock:
@@ -164,6 +202,8 @@ class Link:
                 return SERVICE_LOST, copied
             if state.consumer is not None or (state.write and state.session is not self._client._session):  # noqa: SLF001
                 return FOREIGN, copied
+            if (state.grant.bf, state.grant.ge) in map(tuple, recipient["refused"]):
+                return REFUSED, copied
             offset = _owners.offset_in(state, _address(array))
             if offset is None:
                 return NOT_LEASED, copied
@@ -210,7 +250,7 @@ class Link:
         known = self._copies.get(id(array))
         if known is not None and known[0]() is array:
             return known[1], False
-        copy = self.empty(array.shape, array.dtype, fortran=array.flags.fnc)
+        copy = self._empty(self._client, array.shape, array.dtype, fortran=array.flags.fnc, timeout=0.0)
         copy[...] = array
         key = id(array)
         self._copies[key] = (ref(array, partial(self._forget, key)), copy)
@@ -221,9 +261,7 @@ class Link:
         if known is not None and known[0] is gone:
             del self._copies[key]
 
-    def empty(
-        self, shape: tuple[int, ...], dtype: np.dtype[Any], *, fortran: bool = False, timeout: float | None = 0.0
-    ) -> Array:
+    def empty(self, shape: tuple[int, ...], dtype: np.dtype[Any], *, timeout: float | None = 0.0) -> Array:
         """Make an array in a new buffer of the pool. Its content is undefined.
 
         Raises
@@ -231,7 +269,12 @@ class Link:
         PoolbridgeError
             There is no room in the pool, or the service is gone and cannot be reached again.
         """
-        client, pool = self.client(), self.options.pool
+        return self._empty(self.client(), shape, dtype, fortran=False, timeout=timeout)
+
+    def _empty(
+        self, client: Client, shape: tuple[int, ...], dtype: np.dtype[Any], *, fortran: bool, timeout: float | None
+    ) -> Array:
+        pool = self.options.pool
         if not fortran and _is_element(dtype):
             return np.asarray(client.allocate(shape, dtype, pool=pool, timeout=timeout))
         nbytes = dtype.itemsize * math.prod(shape)
@@ -246,7 +289,7 @@ class Link:
         Raises
         ------
         TransferFailedError
-            The buffer cannot be leased. This worker says from now on that it has no service, until it connects again.
+            The buffer cannot be leased. This worker says so from now on to those that send it data.
         """
         try:
             lease = self._client.lease(description["buffer"], description["generation"])
@@ -260,7 +303,8 @@ class Link:
                 description["strides"],
             )
         except (PoolbridgeError, OSError, ValueError) as error:
-            self._trusted = False
+            self._refused.append((description["buffer"], description["generation"]))
+            self._stalled = self._stalled or isinstance(error, ServiceStalledError)
             nbytes = math.prod(description["shape"]) * np.dtype(description["dtype"]).itemsize
             self.counts.add("failed", nbytes, f"{type(error).__name__} when it was received", error, loud=True)
             self._changed()

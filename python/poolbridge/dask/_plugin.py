@@ -10,13 +10,21 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 
 import numpy as np
 from distributed import Client as DaskClient, Worker, WorkerPlugin, get_worker
+from tornado.ioloop import PeriodicCallback
 
 from poolbridge._client import operations as _operations
 from poolbridge._sys.literals import Kind
+from poolbridge._sys.log import LOG
 from poolbridge.dask import _arrays
 from poolbridge.dask._counts import Counts, Stats
 from poolbridge.dask._link import Link, Options
-from poolbridge.errors import InvalidArgumentError, NotFoundError, ServiceNotRunningError, UnavailableError
+from poolbridge.errors import (
+    InvalidArgumentError,
+    NotFoundError,
+    PoolbridgeError,
+    ServiceNotRunningError,
+    UnavailableError,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -26,6 +34,7 @@ if TYPE_CHECKING:
     from poolbridge._client.client import Client
 
 _NAME: Final = "poolbridge"
+_LOOK_MS: Final = 1000  # how often a worker looks whether its service is gone
 
 
 class PoolbridgePlugin(WorkerPlugin):
@@ -84,7 +93,6 @@ class PoolbridgePlugin(WorkerPlugin):
             raise InvalidArgumentError(
                 f"kind={kind!r}: Dask carries NumPy arrays, which need memory of the CPU: 'host' or 'pinned'"
             )
-        self._missing = missing
         self._options = Options(
             pool=_operations.check_name(pool, "pool"),
             path=None if path is None else os.fspath(path),
@@ -93,6 +101,7 @@ class PoolbridgePlugin(WorkerPlugin):
             kind=kind,
             copy_from=None if copy_from is None else _operations.check_bytes(copy_from, "copy_from"),
             timeout=timeout,
+            missing=missing,
         )
 
     async def setup(self, worker: Worker) -> None:
@@ -113,7 +122,7 @@ class PoolbridgePlugin(WorkerPlugin):
         try:
             await asyncio.to_thread(attached.connect)
         except (ServiceNotRunningError, NotFoundError) as error:
-            if self._missing == "error":
+            if self._options.missing == "error":
                 raise
             attached.counts.degraded(type(error).__name__, error)
         attached.attach()
@@ -123,9 +132,9 @@ class PoolbridgePlugin(WorkerPlugin):
         """Detach a worker and close its connection. Dask calls it. Arrays that are alive stay valid."""
         attached = _ATTACHED.pop(worker, None)
         if attached is not None:
-            attached.detach()
-            if attached.link is not None:
-                await asyncio.to_thread(attached.link.close)
+            link = attached.detach()
+            if link is not None:
+                await asyncio.to_thread(link.close)
 
 
 class _Attached:
@@ -142,6 +151,7 @@ class _Attached:
                 "see docs/engines.md for the versions that poolbridge was tried with"
             )
         self._get_data = worker.handlers["get_data"]
+        self._watch: PeriodicCallback | None = None
 
     def connect(self) -> None:
         """Connect to the service, which may take a while."""
@@ -169,22 +179,42 @@ class _Attached:
         self.worker.handlers["get_data"] = get_data
         self.worker.metrics[_NAME] = lambda _worker: self.counts.snapshot()
         self._announce()
+        if self.link is not None:
+            self._watch = PeriodicCallback(self._look, _LOOK_MS)
+            self._watch.start()
 
-    def detach(self) -> None:
-        """Undo `attach`."""
+    def detach(self) -> Link | None:
+        """Undo `attach`, and return the connection, which is to be closed."""
+        if self._watch is not None:
+            self._watch.stop()
         self.worker.handlers["get_data"] = self._get_data
         self.worker.metrics.pop(_NAME, None)
-        self._announce(None)
+        link, self.link = self.link, None
+        self._announce()
+        return link
+
+    async def _look(self) -> None:
+        """Notice that the service is gone, and connect to the one that listens now. Arrays do not wait for that."""
+        link = self.link
+        if link is None or link.service is not None:
+            return
+        self._announce()
+        try:
+            await asyncio.to_thread(link.renew)
+        except (PoolbridgeError, OSError) as error:
+            LOG.debug("dask: %s", error)
 
     def _changed(self) -> None:
         self.worker.loop.add_callback(self._announce)
 
-    def _announce(self, *service: None) -> None:
-        """Say in each connection to another worker that begins from now on which service this worker has."""
-        says: str | None = None if service or self.link is None else self.link.service
-        rpc = self.worker.rpc
+    def _announce(self) -> None:
+        """Say in each connection to another worker that begins from now on what this worker can lease."""
+        says = None if self.link is None else self.link.says
+        rpc: Any = self.worker.rpc
         arguments: dict[str, Any] = dict(rpc.connection_args)
-        overrides = {key: value for key, value in arguments.get("handshake_overrides", {}).items() if key != _NAME}
+        overrides = dict(arguments.get("handshake_overrides", {}))
+        if overrides.pop(_NAME, None) == says:
+            return
         if says is not None:
             overrides[_NAME] = says
         rpc.connection_args = arguments | {"handshake_overrides": overrides}
@@ -284,10 +314,14 @@ def empty(
     if dtype.hasobject:
         raise InvalidArgumentError(f"elements of {dtype} hold Python objects, which other processes cannot use")
     lengths = (shape,) if isinstance(shape, int) else tuple(shape)
-    if attached.link is None:
-        attached.counts.degraded("no service")
-        return np.empty(lengths, dtype)
-    return attached.link.empty(lengths, dtype, timeout=timeout)
+    try:
+        if attached.link is not None:
+            return attached.link.empty(lengths, dtype, timeout=timeout)
+    except ServiceNotRunningError:
+        if attached.options.missing == "error":
+            raise
+    attached.counts.degraded("no service")
+    return np.empty(lengths, dtype)
 
 
 def asarray(array: Any, *, timeout: float | None = 10.0) -> np.ndarray[Any, np.dtype[Any]]:
