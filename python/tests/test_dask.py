@@ -141,6 +141,26 @@ def test_an_array_in_no_lease_is_moved_and_counted(node):
         assert new.reasons[_link.NOT_LEASED] == old.reasons.get(_link.NOT_LEASED, 0) + 1
 
 
+def test_a_task_that_returns_a_lease_hands_it_on_in_place(node):
+    client, running = node
+
+    def lease():
+        made = poolbridge.dask.pool_client().allocate(4, "int32")
+        made[...] = 6
+        return made
+
+    def look(lease):
+        return type(lease).__name__, lease.buffer_id, int(lease[...].sum())
+
+    made = client.submit(lease, workers=[on(client, "a")], pure=False)
+    here = client.submit(look, made, workers=[on(client, "a")], pure=False)
+    there = client.submit(look, made, workers=[on(client, "b")], pure=False)
+    assert result(here) == result(there) == ("Lease", result(here)[1], 24)
+    assert result(made).tolist() == [6, 6, 6, 6], "the program has no pool, and gets an array"
+    del made, here, there
+    nothing_left(running.path)
+
+
 def test_asarray_copies_into_the_pool_once(node):
     client, _ = node
 

@@ -4,6 +4,9 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
+
+import dask.sizeof
 import numpy as np
 import pytest
 from daskcluster import MARKS, built, mapping, no_leaks, nothing_left, service
@@ -31,7 +34,7 @@ def sent(links, array, recipient=None):
     _arrays.register()
     token = _arrays.SENDING.set(_arrays.Sending(links[0], "tcp://sender", recipient or links[1].says))
     try:
-        header, frames = serialize(array)
+        header, frames = serialize(array, on_error="raise")
     finally:
         _arrays.SENDING.reset(token)
     return deserialize(header, frames)
@@ -115,6 +118,95 @@ def test_an_array_that_is_written_through_another_client_is_moved(links, service
         assert sent(links, array).tolist() == [1, 1, 1, 1]
         assert links[0].counts.snapshot()["reasons"] == {_link.FOREIGN: 1}
         del array
+
+
+# Leases, and arrays of other libraries
+
+
+def lease_of(link, value=3):
+    lease = link.client().allocate((2, 3), "float32", pool="frames")
+    lease[...] = value
+    return lease
+
+
+def test_a_lease_arrives_as_a_read_lease_of_the_same_buffer(links):
+    lease = lease_of(links[0])
+    first, second = sent(links, lease), sent(links, [lease, {"it": lease}])
+    for arrived in (first, second[0], second[1]["it"]):
+        assert (arrived.buffer_id, arrived.shape, arrived.dtype_name) == (lease.buffer_id, (2, 3), "float32")
+        assert arrived.readonly
+        np.testing.assert_array_equal(arrived, np.full((2, 3), 3))
+    assert lease.readonly
+    assert Stats.of(links[0].counts.snapshot()).sent_in_place == Count(3, 72)
+    assert dask.sizeof.sizeof(lease) == 24
+
+
+@pytest.mark.parametrize("pool", ["elsewhere", "frames"])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_on_another_service_a_lease_arrives_as_a_lease_of_a_pool_there(links, pool, dtype):
+    links[0].client().create_pool(pool, max_bytes="64MiB", exist_ok=True)
+    lease = links[0].client().allocate((2, 3), dtype, pool=pool)
+    lease.copy_from(np.arange(6, dtype="float32").reshape(2, 3))
+    arrived = sent(links, lease, {"service": "another", "refused": []})
+    assert arrived.buffer_id != lease.buffer_id
+    assert (arrived.pool, arrived.dtype_name, arrived.readonly) == (pool, dtype, True)
+    np.testing.assert_array_equal(arrived.to_numpy(), np.arange(6).reshape(2, 3))
+    counts = [Stats.of(link.counts.snapshot()) for link in links]
+    assert (counts[0].sent_by_dask, counts[1].received_by_dask) == (Count(1, lease.nbytes), Count(1, lease.nbytes))
+    assert counts[0].reasons == {_link.ELSEWHERE: 1}
+
+
+def test_a_lease_for_which_no_pool_has_room_arrives_as_an_array(links):
+    lease = lease_of(links[0])
+    header, frames = serialize(lease, on_error="raise")
+    with links[1].client().allocate(1 << 25, "uint8", pool="frames"), links[1].client().allocate(1 << 24, "uint8"):
+        rest = [links[1].client().allocate(1 << 20, "uint8") for _ in range(15)]
+        for nbytes in (1 << 19, 1 << 18, 1 << 17, 1 << 16, 1 << 15, 1 << 14, 1 << 13, 1 << 12, 512):
+            with suppress(poolbridge.PoolLimitError):
+                while True:
+                    rest.append(links[1].client().allocate(nbytes, "uint8"))
+        arrived = deserialize(header, frames)
+        del rest
+    assert isinstance(arrived, np.ndarray)
+    assert arrived.tolist() == [[3, 3, 3]] * 2
+    assert links[1].counts.snapshot()["reasons"] == {"not in the pool: PoolLimitError": 1}
+
+
+def test_a_process_that_is_no_worker_gets_the_elements_of_a_lease(links, monkeypatch):
+    header, frames = serialize(lease_of(links[0]), on_error="raise")
+    monkeypatch.setattr(_link, "_LINKS", set())
+    assert deserialize(header, frames).tolist() == [[3, 3, 3]] * 2
+
+
+def test_a_lease_that_is_described_and_never_taken_ends_with_the_senders(links, service):
+    lease = lease_of(links[0])
+    description = links[0].describe(lease, _link.LEASE, links[1].says)
+    del lease
+    nothing_left(service.path)
+    with pytest.raises(OSError, match="cannot be leased"):
+        _link.take(description, "tcp://sender")
+
+
+def test_a_lease_that_was_released_is_an_error(links):
+    lease = lease_of(links[0])
+    lease.release()
+    with pytest.raises(TypeError, match="Could not serialize"):
+        sent(links, lease)
+
+
+def test_an_array_of_jax_in_a_lease_goes_on_in_place_and_others_as_dask_sends_them(links):
+    jax = pytest.importorskip("jax")
+    lease = lease_of(links[0])
+    links[0]._complete(lease._lease_state)
+    array = jax.dlpack.from_dlpack(lease.view(legacy=True))
+    arrived = sent(links, array)
+    assert isinstance(arrived, jax.Array)
+    np.testing.assert_array_equal(arrived, array)
+    assert "memfd:poolbridge:frames" in mapping(np.from_dlpack(arrived))
+    assert sent(links, jax.numpy.ones(3)).tolist() == [1, 1, 1]
+    counts = Stats.of(links[0].counts.snapshot())
+    assert (counts.sent_in_place, counts.sent_by_dask) == (Count(1, 24), Count(1, 12))
+    assert counts.reasons == {_link.NOT_LEASED: 1}
 
 
 def test_what_goes_to_disk_is_bytes(links, service):

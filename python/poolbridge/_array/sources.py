@@ -157,11 +157,18 @@ def find(session: Session, pool: int, given: Any) -> tuple[LeaseState, Descripti
         offset = source.address - first
         if (source.shape, source.strides, offset, element) == (was.shape, was.strides, was.offset, was.element):
             return state, was
-        return state, _describe(state, source, element, offset)
+        return state, describe(state, source, element, offset)
     return None
 
 
-def _describe(state: LeaseState, source: Source, element: ElementType, offset: int) -> Description:
+def describe(state: LeaseState, source: Source, element: ElementType, offset: int) -> Description:
+    """Describe an array that lives in a lease, so many bytes behind the beginning of its buffer.
+
+    Raises
+    ------
+    InvalidArgumentError
+        The array reaches beyond the lease, or its elements are not aligned.
+    """
     low, high = _tensor.span_of(source.shape, source.strides, offset, element.itemsize)
     aligned = not any(step % element.itemsize for step in (offset, *source.strides))
     if low < 0 or high > state.grant.n or not aligned:

@@ -2,7 +2,8 @@
 
 `PoolbridgePlugin` connects every worker of a Dask cluster to the poolbridge service of its machine. A task makes its
 result in the worker's pool by `empty` or `asarray`. When another worker needs the result and has the same service, Dask
-carries a description of the buffer, and the other worker gets a read-only NumPy array of the same memory. Between
+carries a description of the buffer, and the other worker gets a read-only NumPy array of the same memory. A task can
+return a lease, too, also of memory of a GPU, and arrays of PyTorch, CuPy and JAX that live in leases. Between
 services Dask moves the bytes, as ever. `stats` says how many arrays took which way, and why::
 
     import dask.array

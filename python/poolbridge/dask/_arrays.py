@@ -1,4 +1,4 @@
-"""Dask's serializer of NumPy arrays, which describes the buffer where the receiver has the same service.
+"""Dask's serializers of arrays and leases, which describe the buffer where the receiver has the same service.
 
 Dask chooses a serializer by the class of an object in its family ``"dask"``, the first that it tries. Another family
 would have to be named to every worker, client and scheduler, and a process that lacked it would fail. So arrays keep
@@ -7,19 +7,28 @@ the family, and a process that does not say that it has the service gets what Da
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Callable
 from contextvars import ContextVar
 from dataclasses import dataclass
+from importlib import import_module
 from typing import Any, Final
 
 import numpy as np
+from dask.sizeof import sizeof
 from distributed.protocol.numpy import deserialize_numpy_ndarray, serialize_numpy_ndarray
 from distributed.protocol.serialize import dask_deserialize, dask_serialize
+from distributed.utils import has_keyword
 
+from poolbridge._client import whole as _whole
+from poolbridge._client.lease import BaseLease
 from poolbridge.dask import _link
-from poolbridge.dask._link import Array, Link
+from poolbridge.dask._link import LEASE, Link
 
 _KEY: Final = "poolbridge"
 _MOVED: Final = "poolbridge-moved"
+_Dump = Callable[..., tuple[dict[str, Any], list[Any]]]
+_Load = Callable[[dict[str, Any], list[Any]], Any]
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,26 +57,108 @@ SENDING: Final[ContextVar[Sending | None]] = ContextVar("poolbridge_sending", de
 """The answer that is being written, also in the thread in which Dask serializes what is large."""
 
 
-def _dump(array: Array, context: dict[str, Any] | None = None) -> tuple[dict[str, Any], list[Any]]:
-    sending = SENDING.get()
-    described = sending.link.describe(array, sending.recipient) if sending is not None and array.nbytes else ""
-    if sending is not None and isinstance(described, dict):
-        return {_KEY: described, "sender": sending.sender}, []
-    header, frames = serialize_numpy_ndarray(array, context=context)
-    return (header | {_MOVED: described} if described else header), frames
+def _put_before(cls: type, library: str, dump_bytes: _Dump | None, load_bytes: _Load | None) -> None:
+    """Describe objects of a class where that is possible. What is not described is serialized as before."""
+
+    def dump(given: Any, context: dict[str, Any] | None = None) -> tuple[dict[str, Any], list[Any]]:
+        sending = SENDING.get()
+        described = sending.link.describe(given, library, sending.recipient) if sending and given.nbytes else ""
+        if sending and isinstance(described, dict):
+            return {_KEY: described, "sender": sending.sender}, []
+        if dump_bytes is None:
+            raise NotImplementedError  # Dask takes its next family of serializers
+        header, frames = dump_bytes(given, context=context) if has_keyword(dump_bytes, "context") else dump_bytes(given)
+        return (header | {_MOVED: described} if described else header), frames
+
+    def load(header: dict[str, Any], frames: list[Any]) -> Any:
+        if _KEY in header:
+            return _link.take(header[_KEY], header["sender"])
+        if load_bytes is None:
+            raise NotImplementedError(f"bytes of a {cls.__name__} that no serializer of Dask has written")
+        loaded = load_bytes(header, frames)
+        if _MOVED in header:
+            _link.count_moved(loaded.nbytes, header[_MOVED])
+        return loaded
+
+    dask_serialize.register(cls, dump)  # type: ignore[no-untyped-call]
+    dask_deserialize.register(cls, load)  # type: ignore[no-untyped-call]
 
 
-def _load(header: dict[str, Any], frames: list[Any]) -> Any:
-    description = header.get(_KEY)
-    if description is not None:
-        return _link.take(description, header["sender"])
-    array = deserialize_numpy_ndarray(header, frames)
-    if _MOVED in header:
-        _link.count_moved(array.nbytes, header[_MOVED])
-    return array
+# Leases, which Dask does not know
+
+
+def _dump_lease(lease: BaseLease) -> tuple[dict[str, Any], list[Any]]:
+    header, frames = serialize_numpy_ndarray(_whole.array_of(lease, "numpy"))
+    return {"elements": header, "dtype": lease.dtype_name, "pool": lease.pool}, frames
+
+
+def _load_lease(header: dict[str, Any], frames: list[Any]) -> Any:
+    elements = deserialize_numpy_ndarray(header["elements"], frames)
+    return _link.adopt(elements, header["dtype"], header["pool"])
+
+
+_put_before(BaseLease, LEASE, _dump_lease, _load_lease)
+sizeof.register(BaseLease, lambda lease: lease.nbytes)  # type: ignore[no-untyped-call]
+
+
+# Arrays of libraries, whose classes are registered when there are such arrays: nothing is imported for them
+
+
+def _torch() -> type:
+    import torch
+
+    return torch.Tensor  # type: ignore[no-any-return]
+
+
+def _cupy() -> type:
+    import cupy
+
+    return cupy.ndarray  # type: ignore[no-any-return]
+
+
+def _jax() -> type:
+    import jax
+
+    return type(jax.numpy.zeros(0))  # `jax.Array` is no base class of it
+
+
+@dataclass(frozen=True, slots=True)
+class _Library:
+    name: str
+    package: str  # of the class of its arrays
+    class_of: Callable[[], type]
+    serializer: str | None  # the module of Dask that registers its own; None: Dask pickles such arrays
+
+    def put_before(self) -> None:
+        """Describe arrays of the library from now on."""
+        cls = self.class_of()
+        if cls in _PUT:
+            return
+        _PUT.add(cls)
+        own: tuple[_Dump | None, _Load | None] = None, None
+        if self.serializer is not None:
+            try:
+                import_module(self.serializer)
+            except ImportError:
+                pass  # Dask's serializer of CuPy needs more packages; without it Dask pickles
+            else:
+                own = dask_serialize.dispatch(cls), dask_deserialize.dispatch(cls)  # type: ignore[no-untyped-call]
+        _put_before(cls, self.name, *own)
+
+
+_PUT: Final[set[type]] = set()
+_LIBRARIES: Final = (
+    _Library("torch", "torch", _torch, "distributed.protocol.torch"),
+    _Library("cupy", "cupy", _cupy, "distributed.protocol.cupy"),
+    _Library("jax", "jaxlib", _jax, None),
+)
 
 
 def register() -> None:
-    """Put the serializer in the place of Dask's own, which it calls for all that is not described."""
-    dask_serialize.register(np.ndarray, _dump)  # type: ignore[no-untyped-call]
-    dask_deserialize.register(np.ndarray, _load)  # type: ignore[no-untyped-call]
+    """Put the serializers in the place of Dask's own, which they call for all that is not described."""
+    _put_before(np.ndarray, "numpy", serialize_numpy_ndarray, deserialize_numpy_ndarray)
+    for library in _LIBRARIES:
+        for dispatch in (dask_serialize, dask_deserialize):
+            dispatch.register_lazy(library.package, library.put_before)  # type: ignore[no-untyped-call]
+        if library.serializer is not None and library.package in sys.modules:
+            library.put_before()  # Dask may have met its arrays already

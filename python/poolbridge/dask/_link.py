@@ -12,9 +12,11 @@ from functools import partial
 from typing import Any, Final, Literal
 from weakref import WeakSet, ref
 
+import msgspec
 import numpy as np
 
-from poolbridge._array import owners as _owners
+from poolbridge._array import owners as _owners, sources as _sources
+from poolbridge._client import whole as _whole
 from poolbridge._client.client import Client
 from poolbridge._client.connect import connect
 from poolbridge._client.lease import Lease
@@ -22,8 +24,12 @@ from poolbridge._memory import tensor as _tensor
 from poolbridge._order import order as _order
 from poolbridge._session.lease_state import LeaseState, Token
 from poolbridge._sys.literals import Kind
+from poolbridge._wire.messages import Tensor
 from poolbridge.dask._counts import Counts, Path
 from poolbridge.errors import InvalidArgumentError, NotFoundError, PoolbridgeError, ServiceStalledError
+
+LEASE: Final = "lease"
+"""Stands for a library where leases are sent."""
 
 ELSEWHERE: Final = "the receiver has another service"
 WITHOUT: Final = "the receiver names no service"
@@ -156,8 +162,15 @@ class Link:
 
     # Sending
 
-    def describe(self, array: Array, recipient: object) -> dict[str, Any] | str:
-        """Describe an array for a worker whose `says` is `recipient`.
+    def describe(self, given: Any, library: str, recipient: object) -> dict[str, Any] | str:
+        """Describe an array or a lease for a worker whose `says` is `recipient`.
+
+        Parameters
+        ----------
+        given, library
+            An array of NumPy, PyTorch, CuPy or JAX, and the name of its library; or a lease, and `LEASE`.
+        recipient
+            What the receiver says.
 
         Returns
         -------
@@ -168,7 +181,7 @@ class Link:
         detail = reason = ""
         described: dict[str, Any] | str
         try:
-            described, copied = self._described(array, recipient)
+            described, copied = self._described(given, library, recipient)
         except PoolbridgeError as error:
             described, detail = type(error).__name__, str(error)
         else:
@@ -176,12 +189,12 @@ class Link:
         if isinstance(described, str):
             path, reason = "sent_by_dask", described
         self.counts.add(
-            path, array.nbytes, reason, detail, loud=path == "sent_by_dask" and reason not in {ELSEWHERE, WITHOUT}
+            path, given.nbytes, reason, detail, loud=path == "sent_by_dask" and reason not in {ELSEWHERE, WITHOUT}
         )
         return described
 
-    def _described(self, array: Array, recipient: object) -> tuple[dict[str, Any] | str, bool]:
-        """Describe an array, or say why not; and say whether it was copied for that."""
+    def _described(self, given: Any, library: str, recipient: object) -> tuple[dict[str, Any] | str, bool]:
+        """Describe it, or say why not; and say whether it was copied for that."""
         service, copied = self.service, False
         if service is None:
             return SERVICE_LOST, copied
@@ -189,36 +202,49 @@ class Link:
             return WITHOUT, copied
         if recipient["service"] != service:
             return ELSEWHERE, copied
-        if array.dtype.kind == "V" or array.dtype.hasobject:
-            return ELEMENTS, copied
         with self._lock:
-            state = self._state(array)
-            if state is None and self._copies_of(array):
-                array, copied = self._copy(array)
-                state = self._state(array)
-            if state is None:
-                return NOT_LEASED, copied
+            found = self._find(given, library)
+            if found == NOT_LEASED and library == "numpy" and self._copies_of(given):
+                given, copied = self._copy(given)
+                found = self._find(given, library)
+            if isinstance(found, str):
+                return found, copied
+            state, layout = found
             if state.session.ended is not None or state.session.core.epoch.hex() != service:
                 return SERVICE_LOST, copied
             if state.consumer is not None or (state.write and state.session is not self._client._session):  # noqa: SLF001
                 return FOREIGN, copied
-            if (state.grant.bf, state.grant.ge) in map(tuple, recipient["refused"]):
+            buffer = {"buffer": state.grant.bf, "generation": state.grant.ge}
+            if tuple(buffer.values()) in map(tuple, recipient["refused"]):
                 return REFUSED, copied
-            offset = _owners.offset_in(state, _address(array))
-            if offset is None:
-                return NOT_LEASED, copied
             if state.write:
                 self._complete(state)
-            description = {
-                "service": service,
-                "buffer": state.grant.bf,
-                "generation": state.grant.ge,
-                "offset": offset,
-                "shape": array.shape,
-                "strides": array.strides,
-                "dtype": array.dtype.str,
-            }
-            return description, copied
+            return layout | buffer | {"service": service, "library": library, "nbytes": given.nbytes}, copied
+
+    def _find(self, given: Any, library: str) -> tuple[LeaseState, dict[str, Any]] | str:
+        """Find the lease of an array, and the array's place in the buffer; or say why it cannot be described."""
+        if library == LEASE:
+            state = given._lease_state  # noqa: SLF001 - of one family
+            state.check_usable()
+            return state, _layout(state.description)
+        if library == "numpy":
+            if given.dtype.kind == "V" or given.dtype.hasobject:
+                return ELEMENTS
+            found = self._state(given)
+            offset = None if found is None else _owners.offset_in(found, _address(given))
+            if found is None or offset is None:
+                return NOT_LEASED
+            strides, dtype = given.strides, given.dtype.str
+            return found, {"offset": offset, "shape": given.shape, "strides": strides, "dtype": dtype}
+        try:
+            source = _sources.look(given)
+        except (BufferError, RuntimeError, TypeError, ValueError) as error:  # such as a tensor that requires a gradient
+            return f"{library} does not export the array: {error}"
+        found = _owners.owner(self._client._session, source.array, source.address)  # noqa: SLF001
+        offset = None if found is None or found.released else _owners.offset_in(found, source.address)
+        if found is None or offset is None:
+            return NOT_LEASED
+        return found, _layout(_sources.describe(found, source, source.element, offset))
 
     def holds(self, array: Array) -> bool:
         """Whether an array lives in a lease of this worker's service."""
@@ -283,7 +309,7 @@ class Link:
 
     # Receiving
 
-    def take(self, description: dict[str, Any]) -> Array:
+    def take(self, description: dict[str, Any]) -> Any:
         """Lease the buffer that another worker described, and make the array in it. The array keeps the lease.
 
         Raises
@@ -291,32 +317,45 @@ class Link:
         TransferFailedError
             The buffer cannot be leased. This worker says so from now on to those that send it data.
         """
+        nbytes = description["nbytes"]
         try:
             lease = self._client.lease(description["buffer"], description["generation"])
-            state = lease._lease_state  # noqa: SLF001 - of one family
-            _order.before_cpu(state)
-            array = np.ndarray(
-                description["shape"],
-                description["dtype"],
-                _block(state),
-                description["offset"],
-                description["strides"],
-            )
-        except (PoolbridgeError, OSError, ValueError) as error:
+            taken = _taken(lease, description)
+        except Exception as error:  # after any but a TransferFailedError Dask waits for ever
             self._refused.append((description["buffer"], description["generation"]))
             self._stalled = self._stalled or isinstance(error, ServiceStalledError)
-            nbytes = math.prod(description["shape"]) * np.dtype(description["dtype"]).itemsize
             self.counts.add("failed", nbytes, f"{type(error).__name__} when it was received", error, loud=True)
             self._changed()
             raise TransferFailedError(f"the buffer that another Dask worker sent cannot be leased: {error}") from error
-        self.counts.add("received_in_place", array.nbytes)
-        return array
+        self.counts.add("received_in_place", nbytes)
+        return taken
+
+    def adopt(self, elements: Array, dtype: str, pool: str) -> Any:
+        """Copy elements that Dask carried into a lease, as they were in one where they came from.
+
+        Returns
+        -------
+        Lease or numpy.ndarray
+            A read lease of the pool of that name, or of the plugin's pool. If neither has room: the elements.
+        """
+        client = self._client
+        try:
+            try:
+                lease = client.allocate(elements.shape, dtype, pool=pool)
+            except NotFoundError:
+                lease = client.allocate(elements.shape, dtype, pool=self.options.pool)
+            lease.copy_from(elements)
+            self._complete(lease._lease_state)  # noqa: SLF001
+        except PoolbridgeError as error:
+            self.counts.degraded(type(error).__name__, error)
+            return elements
+        return lease
 
 
 _LINKS: WeakSet[Link] = WeakSet()
 
 
-def take(description: dict[str, Any], sender: str) -> Array:
+def take(description: dict[str, Any], sender: str) -> Any:
     """Make the array that another worker described, by the worker of this process that has the service.
 
     Raises
@@ -336,6 +375,19 @@ def take(description: dict[str, Any], sender: str) -> Array:
         raise
 
 
+def adopt(elements: Array, dtype: str, pool: str) -> Any:
+    """Make of a lease's elements, which Dask carried, a lease in this worker; see `Link.adopt`.
+
+    Returns
+    -------
+    Lease or numpy.ndarray
+        The elements themselves in a process that is no worker with a service.
+    """
+    for link in list(_LINKS)[:1]:
+        return link.adopt(elements, dtype, pool)
+    return elements
+
+
 def count_moved(nbytes: int, reason: str) -> None:
     """Count an array that a worker with the plugin has sent, and whose bytes Dask carried to this process."""
     for link in list(_LINKS)[:1]:
@@ -349,6 +401,21 @@ def _is_element(dtype: np.dtype[Any]) -> bool:
     except InvalidArgumentError:
         return False
     return True
+
+
+def _layout(description: _tensor.Description) -> dict[str, Any]:
+    return {"tensor": msgspec.structs.astuple(description.to_wire())}
+
+
+def _taken(lease: Lease, description: dict[str, Any]) -> Any:
+    state = lease._lease_state  # noqa: SLF001 - of one family
+    if "tensor" in description:
+        state.description = _tensor.from_wire(Tensor(*description["tensor"]), state.grant.n)
+        library = description["library"]
+        return lease if library == LEASE else _whole.array_of(lease, library)
+    _order.before_cpu(state)
+    block, strides = _block(state), description["strides"]
+    return np.ndarray(description["shape"], description["dtype"], block, description["offset"], strides)
 
 
 def _address(array: Array) -> int:

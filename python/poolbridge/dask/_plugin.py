@@ -91,7 +91,8 @@ class PoolbridgePlugin(WorkerPlugin):
             raise InvalidArgumentError(f"missing={missing!r}: expected 'error' or 'ignore'")
         if kind not in {"host", "pinned"}:
             raise InvalidArgumentError(
-                f"kind={kind!r}: Dask carries NumPy arrays, which need memory of the CPU: 'host' or 'pinned'"
+                f"kind={kind!r}: the plugin's pool is for arrays of NumPy, in memory of the CPU: 'host' or 'pinned'. "
+                "For memory of a GPU, tasks make a pool by pool_client().create_pool(…), and return leases of it"
             )
         self._options = Options(
             pool=_operations.check_name(pool, "pool"),
