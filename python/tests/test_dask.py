@@ -5,8 +5,11 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import re
 import subprocess
 import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -38,6 +41,8 @@ from poolbridge.dask import _link, _requirements, bench
 ship(sys.modules[__name__])
 
 pytestmark = MARKS
+
+EXAMPLES = Path(__file__).parents[2] / "examples" / "dask"
 
 
 @pytest.fixture(scope="module")
@@ -308,6 +313,26 @@ def test_distributed_has_to_be_there_and_new_enough():
     with pytest.raises(ImportError, match=r"2024\.12\.1 is installed"):
         _requirements.check("2024.12.1")
     _requirements.check("2025.1.0")
+
+
+@pytest.mark.parametrize(
+    ("example", "says"),
+    [
+        ("frames", r"\(0.0, 1.0, .*\)\n8 frames in place, 0 copied\n"),
+        ("blocks", r"0.0 1998.5\n[1-9]\d* blocks in place\n"),
+    ],
+)
+def test_an_example_runs_on_a_cluster_of_its_own(example, says, tmp_path):
+    done = subprocess.run(
+        [sys.executable, EXAMPLES / f"{example}.py"],
+        env=os.environ | {"POOLBRIDGE_SOCKET": str(tmp_path / "s.sock")},
+        capture_output=True,
+        text=True,
+        timeout=240,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert re.fullmatch(says, done.stdout), done.stdout
 
 
 def test_poolbridge_itself_does_not_load_dask():
