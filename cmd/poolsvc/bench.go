@@ -34,6 +34,8 @@ Times are medians and percentiles in microseconds; p99.9 needs 1,000 measurement
 that are made once for a block, with a new array and "a lease each", and "by name". The service runs in its own process.
 Python streams have one Python process that sends and others that receive. The same streams with iceoryx2 are measured if that package
 is installed. Five rounds of each are measured in turn; the results are the medians of the rounds.
+With "--only engines", arrays go from one actor of Ray to another and from one worker of Dask to another, on one node: in place, and by
+the engine alone. Ray and Dask are each skipped if they are not installed for that Python.
 
 The ratios say how many times better poolbridge is than an alternative. With --goals they also compare it with the goals of this project,
 on an idle H200: 1.4 against "128 MiB" means 1.4 times less than that. A stream that is slower than single transfers of the same system
@@ -84,7 +86,7 @@ is marked as doubtful and not compared. On a machine that does other work, the f
 	f.StringVar(&o.Python, "python", defaultPython(), "the workers' Python interpreter, with the poolbridge package")
 	f.StringVar(&o.Device, "device", "0", "GPU to use, an ordinal or a UUID")
 	f.StringSliceVar(&kinds, "kind", nil, fmt.Sprintf("kinds of memory, of %v (default host,device)", mempool.Kinds()))
-	f.StringSliceVar(&o.Only, "only", nil, "workloads, of "+strings.Join(bench.Workloads(), ", ")+" (default all but spinning)")
+	f.StringSliceVar(&o.Only, "only", nil, "workloads, of "+strings.Join(bench.Workloads(), ", ")+" (default all but engines and spinning)")
 	completeKinds(c)
 	complete(c, "only", bench.Workloads()...)
 	f.StringSliceVar(&sizes, "size", nil, "sizes of buffers that are transferred (default 4KiB,64KiB,1MiB,16MiB,64MiB,1GiB)")

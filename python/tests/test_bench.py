@@ -16,7 +16,8 @@ from typing import ClassVar
 
 import pytest
 
-from poolbridge._bench import alternatives as _bench_alternatives, streams as _bench_streams
+import poolbridge
+from poolbridge._bench import alternatives as _bench_alternatives, engines as _bench_engines, streams as _bench_streams
 from poolbridge._bench.alternatives import LINKS
 from poolbridge._bench.fan_iceoryx2 import IceoryxFan
 from poolbridge._bench.fan_poolbridge import ChannelFan, QueueFan
@@ -246,3 +247,23 @@ def test_the_service_does_nothing_for_a_frame(poolsvc):
     assert (next(streams).service_share or 0.0) < 0.1
     streams.close()
     assert not skipped
+
+
+def test_engines_are_measured_in_both_ways_and_one_that_is_missing_is_skipped_with_the_reason(monkeypatch):
+    def ray(sizes, count):
+        raise poolbridge.UnavailableError("Ray is not installed")
+
+    def dask(sizes, count):
+        for nbytes in sizes:
+            yield nbytes, ([0.003] * count, [0.001] * count)
+
+    monkeypatch.setattr(_bench_engines, "_ray", ray)
+    monkeypatch.setattr(_bench_engines, "_dask", dask)
+    skipped = []
+    results = list(_bench_engines.measure_engines(lambda *words: skipped.append(words), [8, 16], seconds=0.2))
+    assert skipped == [("host", "Ray", "Ray is not installed")]
+    assert [(one.workload, one.bytes, one.system, one.p50_us, one.samples) for one in results] == [
+        ("engines/dask", nbytes, system, us, 6)
+        for nbytes in (8, 16)
+        for system, us in (("Dask alone", 3000.0), ("poolbridge", 1000.0))
+    ]

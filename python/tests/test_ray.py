@@ -405,6 +405,7 @@ def test_a_dead_keeper_comes_back_with_its_service(nodes, services, pair, nothin
 def test_the_benchmark_runs(nodes, services, nothing_left, capfd):
     bench.measure(ray, nodes.transport, mib=[1], moves=1, readers=1, big=1)
     assert "poolbridge, by a mover" in capfd.readouterr().out
+    assert [len(seconds) for seconds in bench.compare(ray, nodes.transport, 4096, 2)] == [2, 2]
 
 
 # What goes wrong

@@ -2,7 +2,9 @@ package integration
 
 import (
 	"encoding/json"
+	"errors"
 	"os/exec"
+	"strings"
 	"testing"
 
 	"github.com/stretchr/testify/assert"
@@ -93,6 +95,35 @@ func TestBenchMeasuresSpinningWithAndWithoutItInTurn(t *testing.T) {
 		seen[r.Workload]++
 	}
 	assert.Equal(t, map[string]int{"spinning/transfer": 2, "spinning/go-go": 2, "spinning/go-python": 2}, seen)
+}
+
+func TestBenchMeasuresTheEnginesThatAreInstalledAndSaysWhyNotTheOthers(t *testing.T) {
+	cmd := exec.Command(rig.Poolsvc(t), "bench", "--json", "--python", rig.Python(t).Path, "--kind", "host", "--time", "10ms", "--only", "engines",
+		"--size", "4KiB", "--alternatives=false")
+	out, err := cmd.Output()
+	var report struct {
+		Results []struct {
+			Workload, System string
+			P50              float64 `json:"p50_us"`
+		}
+		Skipped []struct{ System, Reason string }
+	}
+	if exit := (*exec.ExitError)(nil); errors.As(err, &exit) {
+		require.Contains(t, string(exit.Stderr), "nothing was measured", "neither is installed")
+		return
+	}
+	require.NoError(t, err)
+	require.NoError(t, json.Unmarshal(out, &report), "%s", out)
+	seen := map[string]int{}
+	for _, r := range report.Results {
+		assert.Positive(t, r.P50)
+		seen[r.Workload]++
+	}
+	for _, s := range report.Skipped {
+		assert.Contains(t, s.Reason, "pip install")
+		seen["engines/"+strings.ToLower(s.System)] = 2
+	}
+	assert.Equal(t, map[string]int{"engines/ray": 2, "engines/dask": 2}, seen)
 }
 
 // TestBenchTellsTheServicesMemoryFromTheDrivers needs a GPU, or a simulated one.

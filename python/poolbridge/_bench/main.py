@@ -8,6 +8,7 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
+from poolbridge._bench import engines as _engines
 from poolbridge._bench.alternatives import measure
 from poolbridge._bench.sample import Result
 from poolbridge._bench.streams import CONSUMERS, measure_streams
@@ -15,7 +16,8 @@ from poolbridge._bench.worker import work
 
 _SIZES = (4 << 10, 64 << 10, 1 << 20, 16 << 20, 64 << 20, 1 << 30)
 _PYTHON_STREAMS = "python-stream"
-_WORKLOADS = ("transfer", "stream", _PYTHON_STREAMS)
+_ENGINES = "engines"
+_WORKLOADS = ("transfer", "stream", _PYTHON_STREAMS)  # what is measured if no other is named
 
 
 def _row(result: Result) -> str:
@@ -41,7 +43,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("--kind", action="append", choices=("host", "device"), help="kind of memory (default: both)")
     parser.add_argument("--bytes", action="append", type=int, help="bytes of an array (default: 4 KiB to 1 GiB)")
-    parser.add_argument("--only", action="append", choices=_WORKLOADS, help="workload (default: all)")
+    parser.add_argument(
+        "--only", action="append", choices=(*_WORKLOADS, _ENGINES), help=f"workload (default: all but {_ENGINES})"
+    )
     parser.add_argument("--seconds", type=float, default=1.0, help="time of each measurement (default: 1)")
     parser.add_argument("--depth", type=int, default=64, help="arrays of a stream that are under way (default: 64)")
     parser.add_argument("--json", action="store_true", help="print a JSON object a line")
@@ -81,7 +85,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         show(f"{'workload':18} {'kind':8} {'bytes':>11} {heads} {'a second':>12}  system")
     kinds, sizes, workloads = given.kind or ["host", "device"], given.bytes or _SIZES, given.only or _WORKLOADS
     wanted = list(kinds), list(sizes), list(workloads)
-    if wanted[2] != [_PYTHON_STREAMS]:
+    if not set(workloads) <= {_PYTHON_STREAMS, _ENGINES}:
         for result in measure(*wanted, skip, seconds=given.seconds, depth=given.depth):
             line(result)
     for kind in kinds if _PYTHON_STREAMS in workloads else ():
@@ -94,5 +98,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             others=not given.alone,
             sleeping=given.sleeping,
         ):
+            line(result)
+    if _ENGINES in workloads:
+        for result in _engines.measure_engines(skip, given.bytes or _engines.SIZES, seconds=given.seconds):
             line(result)
     return 0

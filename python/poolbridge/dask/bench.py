@@ -10,6 +10,8 @@ import argparse
 import statistics
 import sys
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import distributed
@@ -67,6 +69,22 @@ def _ends(array: np.ndarray[Any, Any]) -> list[int]:
     return [int(array[0]), int(array[-1])]
 
 
+@contextmanager
+def cluster(max_bytes: int) -> Iterator[tuple[distributed.Client, str, str]]:
+    """Start two workers with a pool, and give Dask's client and the addresses of both.
+
+    Parameters
+    ----------
+    max_bytes
+        The limit of the pool.
+    """
+    start: Any = distributed.Client
+    with start(n_workers=2, threads_per_worker=1, memory_limit=0, dashboard_address=":0") as client:
+        client.register_plugin(PoolbridgePlugin("dask-bench", max_bytes=max_bytes, start=True))
+        sender, receiver = client.scheduler_info()["workers"]
+        yield client, sender, receiver
+
+
 def main() -> None:
     """Print the medians of both ways for each size."""
     parser = argparse.ArgumentParser(prog="python -m poolbridge.dask.bench", description=__doc__)
@@ -75,10 +93,7 @@ def main() -> None:
     asked = parser.parse_args()
     if min(asked.times, *asked.mib) < 1:
         parser.error("--mib and --times must be 1 or more")
-    cluster: Any = distributed.Client
-    with cluster(n_workers=2, threads_per_worker=1, memory_limit=0) as client:
-        client.register_plugin(PoolbridgePlugin("dask-bench", max_bytes=f"{8 * max(asked.mib)}MiB", start=True))
-        sender, receiver = client.scheduler_info()["workers"]
+    with cluster(8 * max(asked.mib) << 20) as (client, sender, receiver):
         for nbytes in (mib << 20 for mib in asked.mib):
             measure(client, sender, receiver, nbytes, times=3)  # memory is mapped, connections are made
             ways = measure(client, sender, receiver, nbytes, times=asked.times)

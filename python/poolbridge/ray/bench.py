@@ -14,7 +14,8 @@ import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -145,6 +146,35 @@ def _memory(ray: Any, actors: list[Any], nbytes: int) -> None:
         del reference
 
 
+def compare(ray: Any, transport: str, nbytes: int, moves: int) -> tuple[list[float], list[float]]:
+    """Send new arrays from one actor to another of a node: in turn by Ray's object store and in the pool.
+
+    Parameters
+    ----------
+    ray, transport
+        Ray, and the name of the registered transport.
+    nbytes, moves
+        Bytes of an array, and how many go each way.
+
+    Returns
+    -------
+    tuple of list of float
+        Seconds of each array by Ray's object store, and of each array in the pool.
+    """
+    kind = _actors(ray, transport)
+    stored, sender, receiver = actors = [kind.options(resources={"near": 1}).remote() for _ in range(3)]
+    ways = (lambda: stored.by_store.remote(nbytes)), (lambda: sender.in_pool.remote(nbytes))
+    seconds: tuple[list[float], list[float]] = ([], [])
+    for number in range(2 * (_WARM + moves)):
+        begin = time.perf_counter()
+        ray.get(receiver.read.remote(ways[number % 2]()))
+        if number >= 2 * _WARM:
+            seconds[number % 2].append(time.perf_counter() - begin)
+    for actor in actors:
+        ray.kill(actor)
+    return seconds
+
+
 def measure(ray: Any, transport: str, *, mib: list[int], moves: int, readers: int, big: int) -> None:
     """Measure on a cluster of two nodes, with the resources ``near`` and ``far`` and a service each.
 
@@ -172,6 +202,46 @@ def measure(ray: Any, transport: str, *, mib: list[int], moves: int, readers: in
         ray.kill(actor)
 
 
+@contextmanager
+def cluster(*nodes: str) -> Iterator[tuple[Any, str]]:
+    """Start a cluster on this machine, with a service on each node, and give Ray and the name of the transport.
+
+    Parameters
+    ----------
+    nodes
+        Names of the nodes, each of which has a resource of its name.
+
+    Raises
+    ------
+    UnavailableError
+        Ray is not installed, or too old.
+    """
+    ray = _cluster.import_ray()
+    from ray.cluster_utils import Cluster
+
+    with tempfile.TemporaryDirectory(prefix="pbray") as folder:
+        os.environ["POOLBRIDGE_SOCKET"] = f"{folder}/{nodes[0]}/s"
+        started = Cluster()
+        try:
+            for name in nodes:
+                started.add_node(
+                    num_cpus=1,
+                    temp_dir=f"{folder}/ray",
+                    object_store_memory=3 << 29,
+                    include_dashboard=False,
+                    resources={name: 1000},
+                    env_vars={"POOLBRIDGE_SOCKET": f"{folder}/{name}/s"},
+                )
+            ray.init(address=started.address, log_to_driver=False, logging_level="error")
+            transport = poolbridge.ray.register()
+            with poolbridge.ray.start(pools={"ray": {"kind": "host", "max_bytes": _POOL}}):
+                yield ray, transport
+        finally:
+            poolbridge.ray.close()
+            ray.shutdown()
+            started.shutdown()
+
+
 def main() -> None:
     """Start a cluster of two nodes on this machine, and measure."""
     parser = argparse.ArgumentParser(prog="python -m poolbridge.ray.bench", description=__doc__)
@@ -180,30 +250,8 @@ def main() -> None:
     parser.add_argument("--readers", type=int, default=8, help="readers of the big array")
     parser.add_argument("--big", type=int, default=1024, help="MiB of the big array; 0: leave it out")
     given = parser.parse_args()
-    ray = _cluster.import_ray()
-    from ray.cluster_utils import Cluster
-
-    with tempfile.TemporaryDirectory(prefix="pbray") as folder:
-        os.environ["POOLBRIDGE_SOCKET"] = f"{folder}/near/s"
-        cluster = Cluster()
-        try:
-            for name in ("near", "far"):
-                cluster.add_node(
-                    num_cpus=1,
-                    temp_dir=f"{folder}/ray",
-                    object_store_memory=3 << 29,
-                    include_dashboard=False,
-                    resources={name: 1000},
-                    env_vars={"POOLBRIDGE_SOCKET": f"{folder}/{name}/s"},
-                )
-            ray.init(address=cluster.address, log_to_driver=False, logging_level="error")
-            transport = poolbridge.ray.register()
-            with poolbridge.ray.start(pools={"ray": {"kind": "host", "max_bytes": _POOL}}):
-                measure(ray, transport, mib=given.mib, moves=given.moves, readers=given.readers, big=given.big)
-        finally:
-            poolbridge.ray.close()
-            ray.shutdown()
-            cluster.shutdown()
+    with cluster("near", "far") as (ray, transport):
+        measure(ray, transport, mib=given.mib, moves=given.moves, readers=given.readers, big=given.big)
 
 
 if __name__ == "__main__":

@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"os"
 	"os/exec"
 	"slices"
 	"strconv"
@@ -59,10 +60,24 @@ func pythonStreams(ctx context.Context, s *scene) error {
 	})
 }
 
+// engines measures workload (h): arrays between the processes of Ray and of Dask, beside what those do by themselves. Both start services
+// of their own.
+func engines(ctx context.Context, s *scene) error {
+	if s.kind != mempool.Host {
+		return nil
+	}
+	args := []string{"--only", "engines"}
+	for _, bytes := range s.Sizes {
+		args = append(args, "--bytes", strconv.FormatUint(bytes, 10))
+	}
+	return s.runPython(ctx, args...)
+}
+
 // runPython measures in Python, and adds the results to the report.
 func (s *scene) runPython(ctx context.Context, args ...string) error {
 	args = append([]string{"-m", "poolbridge.bench", "--json", "--kind", string(s.kind), "--seconds", fmt.Sprint(s.Time.Seconds())}, args...)
 	cmd := exec.CommandContext(ctx, s.Python, args...)
+	cmd.Env = append(os.Environ(), "POOLBRIDGE_POOLSVC="+s.Poolsvc) // which programs that start services run
 	var stderr bytes.Buffer
 	cmd.Stderr = &stderr
 	out, err := cmd.StdoutPipe()

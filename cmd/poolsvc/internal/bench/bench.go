@@ -18,7 +18,8 @@ import (
 type workload struct {
 	name string
 	run  func(context.Context, *scene) error
-	// named says that it runs only if Options.Only names it, because it is of use to nobody but those who work on this project.
+	// named says that it runs only if Options.Only names it: it starts clusters of other programs, or is of use to nobody but those who
+	// work on this project.
 	named bool
 }
 
@@ -33,6 +34,7 @@ func init() { // in init, because Options uses the names
 		{"growth", growth, false},
 		{"start-up", startUp, false},
 		{"python-stream", pythonStreams, false},
+		{"engines", engines, true},
 		{"spinning", spinningOrNot, true},
 	}
 }

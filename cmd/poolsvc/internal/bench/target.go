@@ -25,6 +25,10 @@ var targets = []target{
 	{"transfer", mempool.Device, 1 << 20, "torch.multiprocessing", 20},
 	{"transfer", mempool.Device, 64 << 20, "multiprocessing.shared_memory", 500},
 	{"transfer", mempool.Device, 64 << 20, "multiprocessing.shared_memory, page-locked", 0},
+	{"engines/ray", mempool.Host, 1 << 20, "Ray's object store", 0},
+	{"engines/ray", mempool.Host, 64 << 20, "Ray's object store", 5},
+	{"engines/dask", mempool.Host, 1 << 20, "Dask alone", 0},
+	{"engines/dask", mempool.Host, 64 << 20, "Dask alone", 0},
 }
 
 // serviceBytes is the limit of a service's own memory, without the memory that belongs to CUDA: see Footprint.

@@ -1,0 +1,56 @@
+"""Arrays from actor to actor of Ray, and from worker to worker of Dask, beside what the engines do by themselves."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+
+from poolbridge._bench.sample import Result, summarize
+from poolbridge.errors import UnavailableError
+
+SIZES = (1 << 20, 64 << 20)
+_OURS = "poolbridge"
+_A_SECOND = 30  # arrays that go each way in a second, about, for large ones
+_Seconds = tuple[list[float], list[float]]
+
+
+def measure_engines(skip: Callable[[str, str, str], None], sizes: Sequence[int], *, seconds: float) -> Iterator[Result]:
+    """Measure transfers on one node, from the call that makes the array to the result of the one that reads it.
+
+    For Dask the array is made before that. Both ways of an engine take turns.
+
+    Parameters
+    ----------
+    skip
+        Called with the kind of memory, the engine and the reason if an engine is not installed.
+    sizes
+        Bytes of the arrays.
+    seconds
+        About how long one measurement takes.
+    """
+    count = max(2, round(seconds * _A_SECOND))
+    for engine, alone, run in (("Ray", "Ray's object store", _ray), ("Dask", "Dask alone", _dask)):
+        try:
+            for nbytes, ways in run(sizes, count):
+                for system, each in zip((alone, _OURS), ways, strict=True):
+                    samples = [round(one * 1e9) for one in each]
+                    workload = f"engines/{engine.lower()}"
+                    yield summarize(workload, "host", nbytes, system, samples=samples, elapsed_ns=sum(samples))
+        except (ImportError, UnavailableError) as error:
+            skip("host", engine, str(error))
+
+
+def _ray(sizes: Sequence[int], count: int) -> Iterator[tuple[int, _Seconds]]:
+    from poolbridge.ray import bench
+
+    with bench.cluster("near") as (ray, transport):
+        for nbytes in sizes:
+            yield nbytes, bench.compare(ray, transport, nbytes, count)
+
+
+def _dask(sizes: Sequence[int], count: int) -> Iterator[tuple[int, _Seconds]]:
+    from poolbridge.dask import bench
+
+    with bench.cluster(8 * max(sizes)) as (client, sender, receiver):
+        for nbytes in sizes:
+            bench.measure(client, sender, receiver, nbytes, times=3)  # memory is mapped, connections are made
+            yield nbytes, bench.measure(client, sender, receiver, nbytes, times=count)
