@@ -335,6 +335,24 @@ def test_an_example_runs_on_a_cluster_of_its_own(example, says, tmp_path):
     assert re.fullmatch(says, done.stdout), done.stdout
 
 
+@pytest.mark.parametrize(
+    ("version", "says"),
+    [
+        ("metadata.PackageNotFoundError()", "ModuleNotFoundError: .* not installed"),
+        ("['2024.12.1']", "ImportError: .* 2024.12.1"),
+    ],
+)
+def test_import_says_which_distributed_is_needed(version, says):
+    text = f"""
+from importlib import metadata
+from unittest import mock
+with mock.patch.object(metadata, "version", side_effect={version}):
+    import poolbridge.dask
+"""
+    done = subprocess.run([sys.executable, "-c", text], capture_output=True, text=True, timeout=60, check=False)
+    assert re.search(f"{says}.*: pip install 'poolbridge\\[dask\\]'", done.stderr), done.stderr
+
+
 def test_poolbridge_itself_does_not_load_dask():
     text = "import sys, poolbridge; sys.exit('dask' in sys.modules or 'distributed' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", text], timeout=60, check=False).returncode == 0

@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 from contextlib import suppress
+from dataclasses import replace
 
 import dask.sizeof
 import numpy as np
@@ -79,6 +80,21 @@ def test_elements_with_fields_are_moved(links):
     array["x"], array["y"] = 1, 2.5
     np.testing.assert_array_equal(sent(links, array), array)
     assert links[0].counts.snapshot()["reasons"] == {_link.ELEMENTS: 1}
+
+
+def test_workers_of_one_service_need_not_use_one_pool(links, service):
+    links[0].client().create_pool("small", max_bytes="1MiB")
+    other = _link.Link(
+        replace(links[0].options, pool="small"), Counts(lambda text: None), lambda: None, lambda at: None
+    )
+    array = other.empty((4,), np.dtype("i8"))
+    array[...] = 5
+    arrived = sent([other, links[1]], array)
+    assert arrived.tolist() == [5, 5, 5, 5]
+    assert "memfd:poolbridge:small" in mapping(arrived)
+    with pytest.raises(poolbridge.PoolLimitError):
+        other.empty((1 << 18,), np.dtype("i8"))
+    other.close()
 
 
 def test_an_array_that_a_client_got_by_name_goes_on_in_place(links):

@@ -45,12 +45,19 @@ pytestmark = MARKS
 
 
 def test_between_services_dask_moves_the_bytes_and_a_worker_without_one_is_an_error_or_counted(service, tmp_path):
-    other = RealService(str(tmp_path / "other.sock"), "--pool", POOL)
+    other = RealService(str(tmp_path / "other.sock"), "--pool", POOL, "--pool", "name=here,kind=host,max=1MiB")
     with cluster(service.path, other.path, str(tmp_path / "none.sock")) as client:
         with pytest.raises(poolbridge.ServiceNotRunningError):
             client.register_plugin(poolbridge.dask.PoolbridgePlugin("frames"))
         with pytest.raises(poolbridge.AlreadyExistsError, match="max"):
             client.register_plugin(poolbridge.dask.PoolbridgePlugin("frames", max_bytes="1MiB", missing="ignore"))
+        client.register_plugin(poolbridge.dask.PoolbridgePlugin("here", missing="ignore"))
+        of = {name: counted(client, name).reasons for name in "abc"}
+        assert of == {
+            "a": {"not in the pool: NotFoundError": 1},
+            "b": {},
+            "c": {"not in the pool: ServiceNotRunningError": 1},
+        }
         client.register_plugin(poolbridge.dask.PoolbridgePlugin("frames", missing="ignore"))
         a, b, c = (on(client, name) for name in "abc")
 
