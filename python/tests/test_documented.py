@@ -75,7 +75,7 @@ HOW = {  # by page and words that only one block of it has: how it is run or che
     ("engines.md", "poolbridge.ray.start()"): (CLUSTER, "(7.0, 1)"),
     ("engines.md", "dask.array"): (ALONE, "2000000.0"),
     ("engines.md", "image(number)"): (ALONE, "45.0"),
-    ("engines.md", "weights()"): (TYPED, ""),
+    ("engines.md", "def weights("): (TYPED, ""),
     ("pools.md", "multiprocessing"): (ALONE, "15.0"),
     ("pools.md", "too late"): (ALONE, "Connect again"),
 }
@@ -87,6 +87,7 @@ import numpy as library
 import numpy as np
 import torch
 import poolbridge
+import poolbridge.dask
 compute: Any
 stream: Any
 client: poolbridge.Client
