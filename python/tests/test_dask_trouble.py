@@ -44,8 +44,11 @@ pytestmark = MARKS
 # Two services, and none
 
 
-def test_between_services_dask_moves_the_bytes_and_a_worker_without_one_is_an_error_or_counted(service, tmp_path):
+def test_between_services_dask_moves_the_bytes_and_a_worker_without_one_is_refused_or_counted(
+    service, tmp_path, request
+):
     other = RealService(str(tmp_path / "other.sock"), "--pool", POOL, "--pool", "name=here,kind=host,max=1MiB")
+    request.addfinalizer(other.close)
     with cluster(service.path, other.path, str(tmp_path / "none.sock")) as client:
         with pytest.raises(poolbridge.ServiceNotRunningError):
             client.register_plugin(poolbridge.dask.PoolbridgePlugin("frames"))
@@ -149,7 +152,7 @@ def test_an_array_outlives_the_worker_that_made_it(service):
         assert client.run(read, workers=[b]) == {b: 499_500}
 
 
-def test_without_its_service_dask_moves_the_bytes_and_one_that_comes_back_is_used_again(service):
+def test_without_its_service_dask_moves_the_bytes_and_one_that_comes_back_is_used_again(service, request):
     with cluster(service.path, service.path) as client:
         client.register_plugin(poolbridge.dask.PoolbridgePlugin("frames"))
         a, b = on(client, "a"), on(client, "b")
@@ -166,6 +169,7 @@ def test_without_its_service_dask_moves_the_bytes_and_one_that_comes_back_is_use
         assert (received.received_in_place, received.failed) == (Count(), Count(1, 80))
 
         again = RealService(service.path, "--pool", POOL)
+        request.addfinalizer(again.close)
         with poolbridge.connect(service.path, timeout=60) as of:
             epoch = of.epoch
 
