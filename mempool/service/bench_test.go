@@ -2,6 +2,7 @@ package service
 
 import (
 	"context"
+	"fmt"
 	"testing"
 
 	"github.com/poolbridge/poolbridge/mempool"
@@ -67,6 +68,40 @@ func BenchmarkAllocateReleaseOfManySessions(b *testing.B) {
 				b.Error(err)
 				return
 			}
+		}
+	})
+}
+
+// BenchmarkListing measures a page of each list of a service with 1,000 sessions and 100,000 buffers that are published.
+func BenchmarkListing(b *testing.B) {
+	const sessions, each = 1000, 100
+	svc := newService(b)
+	lister := open(b, svc)
+	p := createPool(b, lister, mempool.PoolSpec{Name: "p", Kind: mempool.Host, MaxBytes: 1 << 30})
+	for i := range sessions {
+		s := open(b, svc)
+		for j := range each {
+			publish(b, allocate(b, s, p, 64), mempool.Publication{Name: fmt.Sprintf("frame %d of session %d", j, i)})
+		}
+	}
+	listing(b, "sessions", lister.Sessions)
+	listing(b, "buffers", lister.Buffers)
+	listing(b, "names", lister.Names)
+	listing(b, "leases", lister.Leases)
+}
+
+// listing measures the first pages of a list.
+func listing[T any](b *testing.B, what string, list func(after string, most int, into []T) (Page[T], error)) {
+	b.Helper()
+	b.Run(what, func(b *testing.B) {
+		b.ReportAllocs()
+		after, into := "", []T(nil)
+		for b.Loop() {
+			page, err := list(after, 64, into)
+			if err != nil {
+				b.Fatal(err)
+			}
+			after, into = page.Next, page.Entries
 		}
 	})
 }

@@ -123,7 +123,7 @@ func (b *buffer) grant(s *Session, write bool) *Lease {
 		t.timeline.show(s)
 	}
 	s.leases[l.id] = l
-	svc.leases++
+	svc.leases.set(l.id, l)
 	return l
 }
 
@@ -135,7 +135,7 @@ func (b *buffer) recycleUnused() {
 	}
 	b.block.fences = b.block.fences.union(b.ready).pending()
 	p := b.block.pool
-	remove(&p.svc.buffers, &p.svc.most.buffers, b.id)
+	p.svc.buffers.remove(b.id)
 	delete(p.svc.reasons, b.id)
 	p.used -= b.bytes
 	delete(p.lent, b.block.id)

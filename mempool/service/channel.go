@@ -74,7 +74,7 @@ func (s *Session) MakeChannel(spec mempool.ChannelSpec) (mempool.ChannelInfo, er
 		return mempool.ChannelInfo{}, err
 	}
 	svc.channels[spec.Name] = ch
-	svc.channelByID[ch.info.ID] = ch
+	svc.channelByID.set(ch.info.ID, ch)
 	svc.channeled.broadcast()
 	ch.note(s.about(mempool.ChannelMade, "%s made channel %q in pool %q: %s, %d frames, %s when it is full", s.who(), spec.Name, p.info.Name, spec.Mode, spec.Capacity,
 		spec.Full))
@@ -120,7 +120,7 @@ func (s *Session) channel(id uint64) (*channel, error) {
 	if err := s.alive(); err != nil {
 		return nil, err
 	}
-	ch := s.svc.channelByID[id]
+	ch := s.svc.channelByID.get(id)
 	switch {
 	case ch == nil && (id == 0 || id > s.svc.lastChannel):
 		return nil, situation.Of(mempool.ErrNotFound, "there is no channel %d", id)
@@ -158,7 +158,7 @@ func (p *Pool) newChannel(spec mempool.ChannelSpec, uid uint32) (*channel, error
 
 // anyChannel finds a channel by id that the session may use, closed or not. Service.mu is held.
 func (s *Session) anyChannel(id uint64) (*channel, error) {
-	if ch := s.svc.channelByID[id]; ch != nil && !s.ended && ch.pool.access.Allows(s.peer) {
+	if ch := s.svc.channelByID.get(id); ch != nil && !s.ended && ch.pool.access.Allows(s.peer) {
 		return ch, nil
 	}
 	return s.channel(id)
@@ -198,7 +198,7 @@ func (ch *channel) close() {
 
 // endChannels ends the channels of a pool that is being destroyed, at once. Service.mu is held.
 func (s *Service) endChannels(p *Pool) {
-	for _, ch := range s.channelByID {
+	for ch := range s.channelByID.all() {
 		if ch.pool == p {
 			if !ch.closed {
 				ch.note(mempool.HistoryEvent{Kind: mempool.ChannelClosed, Text: fmt.Sprintf("channel %q ended with pool %q", ch.info.Name, p.info.Name)})

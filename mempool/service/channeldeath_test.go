@@ -381,7 +381,7 @@ func TestNobodyLooksAtAChannelWhoseMembersAreAlive(t *testing.T) {
 	tended := func() bool {
 		r.svc.mu.Lock()
 		defer r.svc.mu.Unlock()
-		return r.svc.channelByID[r.info.ID].tended
+		return r.svc.channelByID.get(r.info.ID).tended
 	}
 	assert.False(t, tended())
 	gone, _ := p.end()

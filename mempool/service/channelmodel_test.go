@@ -227,7 +227,7 @@ func (r *troupe) check() {
 	defer r.svc.mu.Unlock()
 	for _, v := range r.sinks {
 		for _, f := range v.hand {
-			b := r.svc.buffers[f.Buffer]
+			b := r.svc.buffers.get(f.Buffer)
 			require.NotNil(r, b, "frame %d is in the hands of %v", f.Number, v)
 			require.Equal(r, f.Block, b.block.id)
 		}

@@ -236,14 +236,14 @@ func (r *channelRig) eventually(so func() bool) {
 func (r *channelRig) nothingLeft() bool {
 	r.svc.mu.Lock()
 	defer r.svc.mu.Unlock()
-	return len(r.svc.channelByID) == 0 && r.svc.members == 0 && r.pool.channels == 0 && len(r.pool.producers) == 0
+	return r.svc.channelByID.len() == 0 && r.svc.members == 0 && r.pool.channels == 0 && len(r.pool.producers) == 0
 }
 
 // kept is how many buffers the channel keeps.
 func (r *channelRig) kept() int {
 	r.svc.mu.Lock()
 	defer r.svc.mu.Unlock()
-	return len(r.svc.channelByID[r.info.ID].kept)
+	return len(r.svc.channelByID.get(r.info.ID).kept)
 }
 
 // room says whether a block can be allocated now.

@@ -12,7 +12,7 @@ import (
 
 // lives says whether the channel has its memory. Service.mu is held.
 func (ch *channel) lives() bool {
-	return ch.pool.svc.channelByID[ch.info.ID] == ch
+	return ch.pool.svc.channelByID.get(ch.info.ID) == ch
 }
 
 // tidy frees what members that left do not need any more, and the channel if it is closed and has no consumers. Where something is
@@ -68,7 +68,7 @@ func (ch *channel) free() {
 	for _, m := range ch.members {
 		m.forget()
 	}
-	delete(ch.pool.svc.channelByID, ch.info.ID)
+	ch.pool.svc.channelByID.remove(ch.info.ID)
 	ch.pool.channels--
 	if err := ch.host.Free(); err != nil {
 		ch.note(mempool.HistoryEvent{Kind: mempool.DriverError, Text: fmt.Sprintf("the memory of channel %q could not be freed: %v", ch.info.Name, err)})

@@ -222,7 +222,7 @@ func TestASessionThatOnlyLooksIsNoNews(t *testing.T) {
 	for _, how := range []mempool.SessionEnding{mempool.SessionLeft, mempool.SessionLost, mempool.SessionShutdown} {
 		s := begin(t, svc, mempool.Self(), "top")
 		s.Stats()
-		_, err := s.Sessions("", 9)
+		_, err := s.Sessions("", 9, nil)
 		require.NoError(t, err)
 		_, err = s.Events(t.Context(), 0, 9, 0)
 		require.NoError(t, err)
@@ -468,7 +468,7 @@ func TestAProducerOfAFullChannelWaitsForRoomInIt(t *testing.T) {
 		indifferent := r.consume(hire(t, r.svc), MemberSpec{Full: mempool.Latest})
 		camera.meet()
 		waits := func() (what string, since time.Time) {
-			page, err := camera.Sessions("", 99)
+			page, err := camera.Sessions("", 99, nil)
 			require.NoError(t, err)
 			for _, one := range page.Entries {
 				if one.ID == camera.ID() {
@@ -477,7 +477,7 @@ func TestAProducerOfAFullChannelWaitsForRoomInIt(t *testing.T) {
 					assert.Empty(t, one.WaitsFor, "it waits for nobody")
 				}
 			}
-			leases, err := camera.Leases("", 99)
+			leases, err := camera.Leases("", 99, nil)
 			require.NoError(t, err)
 			for _, l := range leases.Entries {
 				if l.Session == camera.ID() {
@@ -509,7 +509,7 @@ func TestAProducerOfAFullQueueWaitsForRoomInIt(t *testing.T) {
 		r := newChannelRig(t, mempool.ChannelSpec{Mode: mempool.WorkQueue, Capacity: 2}, 8)
 		camera := r.produce(hire(t, r.svc))
 		waits := func() (what string, since time.Time) {
-			page, err := camera.Sessions("", 99)
+			page, err := camera.Sessions("", 99, nil)
 			require.NoError(t, err)
 			for _, one := range page.Entries {
 				if one.ID == camera.ID() {

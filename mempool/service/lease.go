@@ -107,7 +107,7 @@ func (l *Lease) end(incomplete bool, done fences) {
 	b := l.buffer
 	l.ended = true
 	remove(&l.session.leases, &l.session.most.leases, l.id)
-	l.session.svc.leases--
+	l.session.svc.leases.remove(l.id)
 	if l.write {
 		b.writer = nil
 		if incomplete && !b.failed && l.session.ended {

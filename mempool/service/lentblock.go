@@ -84,7 +84,7 @@ func (p *Pool) indexLent() {
 		return
 	}
 	p.lent = make(map[uint64]*block)
-	for _, b := range p.svc.buffers {
+	for b := range p.svc.buffers.all() {
 		if b.block.pool == p {
 			p.lend(b.block)
 		}

@@ -117,7 +117,7 @@ func (s *Session) mayHold() error {
 
 // mayLease says whether the session may have one more lease. Service.mu is held.
 func (s *Session) mayLease() error {
-	if have, most := s.svc.leases, s.svc.limits.Leases; have >= most {
+	if have, most := s.svc.leases.len(), s.svc.limits.Leases; have >= most {
 		return &LimitError{"leases", most, "the service", "leases", have, "wait until some are released"}
 	}
 	return s.mayHold()
@@ -125,7 +125,7 @@ func (s *Session) mayLease() error {
 
 // mayAllocate says whether the session may have one more buffer. Service.mu is held.
 func (s *Session) mayAllocate() error {
-	if have, most := len(s.svc.buffers), s.svc.limits.Buffers; have >= most {
+	if have, most := s.svc.buffers.len(), s.svc.limits.Buffers; have >= most {
 		return &LimitError{"buffers", most, "the service", "buffers", have, "wait until some are released and unpublished"}
 	}
 	return s.mayLease()
@@ -171,7 +171,7 @@ func (s *Service) SetLimits(l Limits) {
 
 // mayMakeChannel says whether there may be one more channel. Service.mu is held.
 func (s *Service) mayMakeChannel() error {
-	if have, most := len(s.channelByID), s.limits.Channels; have >= most {
+	if have, most := s.channelByID.len(), s.limits.Channels; have >= most {
 		return &LimitError{"channels", most, "the service", "channels", have, "close some"}
 	}
 	return nil

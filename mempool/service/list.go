@@ -3,8 +3,6 @@ package service
 import (
 	"cmp"
 	"fmt"
-	"iter"
-	"maps"
 	"runtime"
 	"slices"
 	"strconv"
@@ -15,7 +13,8 @@ import (
 	"github.com/poolbridge/poolbridge/mempool"
 )
 
-// This file lists what the service has, page by page. A session of the service's own user sees everything, others what they may use.
+// This file lists what the service has, page by page. A session of the service's own user sees everything, others what they may use. Callers give memory
+// for the entries of a page, which may be nil. Tensors of entries may be shared, and must not be changed.
 
 // Page is one page of a list.
 type Page[T any] struct {
@@ -38,9 +37,9 @@ func (s *Session) Introduce(program string) {
 // Sessions lists the sessions of the asking session's user by id. The service's own user gets all.
 //
 // Errors: [mempool.ErrInvalid] for a cursor that no page gave.
-func (s *Session) Sessions(after string, most int) (Page[mempool.SessionInfo], error) {
+func (s *Session) Sessions(after string, most int, into []mempool.SessionInfo) (Page[mempool.SessionInfo], error) {
 	may := func(other *Session) bool { return other.peer.UID == s.peer.UID || s.owner() }
-	return listByID(s, func() iter.Seq2[uint64, *Session] { return maps.All(s.svc.sessions) }, after, most, may, (*Session).info)
+	return listByID(s, &s.svc.sessions, after, most, into, may, (*Session).info)
 }
 
 // info describes the session. Service.mu is held.
@@ -58,9 +57,9 @@ func (s *Session) info() mempool.SessionInfo {
 // Channels lists the channels that the asking session may use by id, including closed ones that still have consumers.
 //
 // Errors: [mempool.ErrInvalid] for a cursor that no page gave.
-func (s *Session) Channels(after string, most int) (Page[mempool.ChannelStatus], error) {
+func (s *Session) Channels(after string, most int, into []mempool.ChannelStatus) (Page[mempool.ChannelStatus], error) {
 	may := func(ch *channel) bool { return s.sees(ch.pool) }
-	return listByID(s, func() iter.Seq2[uint64, *channel] { return maps.All(s.svc.channelByID) }, after, most, may, (*channel).status)
+	return listByID(s, &s.svc.channelByID, after, most, into, may, (*channel).status)
 }
 
 // status describes the channel. Service.mu is held.
@@ -88,12 +87,11 @@ func (ch *channel) status() mempool.ChannelStatus {
 // Buffers lists the buffers of the pools that the asking session may use, by id.
 //
 // Errors: [mempool.ErrInvalid] for a cursor that no page gave.
-func (s *Session) Buffers(after string, most int) (Page[mempool.BufferInfo], error) {
+func (s *Session) Buffers(after string, most int, into []mempool.BufferInfo) (Page[mempool.BufferInfo], error) {
 	may := func(b *buffer) bool { return s.owner() || s.sees(b.block.pool) } // a look at the pool of each takes longer than the rest
-	all := func() iter.Seq2[uint64, *buffer] { return maps.All(s.svc.buffers) }
-	return listByID(s, all, after, most, may, func(b *buffer) mempool.BufferInfo {
+	return listByID(s, &s.svc.buffers, after, most, into, may, func(b *buffer) mempool.BufferInfo {
 		info := mempool.BufferInfo{ID: b.id, Generation: b.generation, Pool: b.block.pool.info.ID, Bytes: b.bytes, BlockBytes: b.block.size,
-			Tensor: b.tensor.Clone(), Reads: b.readers.len(), Names: int(b.names), InChannel: b.frames > 0,
+			Tensor: *b.tensor, Reads: b.readers.len(), Names: int(b.names), InChannel: b.frames > 0,
 			Readers: b.readersOf()}
 		if b.writer != nil {
 			info.Writer = b.writer.session.id
@@ -103,7 +101,8 @@ func (s *Session) Buffers(after string, most int) (Page[mempool.BufferInfo], err
 }
 
 // readersOf returns sessions that have read leases, at most [mempool.MaxReaders]. Service.mu is held.
-func (b *buffer) readersOf() (ids []uint64) {
+func (b *buffer) readersOf() []uint64 {
+	ids := slices.Grow([]uint64(nil), min(b.readers.len(), mempool.MaxReaders))
 	for l := range b.readers.all() {
 		if len(ids) == mempool.MaxReaders {
 			break
@@ -116,12 +115,11 @@ func (b *buffer) readersOf() (ids []uint64) {
 // Names lists the names in the pools that the asking session may use, in alphabetical order.
 //
 // Errors: [mempool.ErrInvalid].
-func (s *Session) Names(after string, most int) (Page[mempool.NameInfo], error) {
+func (s *Session) Names(after string, most int, into []mempool.NameInfo) (Page[mempool.NameInfo], error) {
 	may := func(n *name) bool { return s.owner() || s.sees(n.buffer.block.pool) } // a look at the pool of each takes longer than the rest
-	all := func() iter.Seq2[string, *name] { return maps.All(s.svc.names) }
-	return list(s, all, after, most, may, func(text string) string { return text }, func(n *name) mempool.NameInfo {
+	return list(s, &s.svc.names, after, most, into, may, func(text string) string { return text }, func(n *name) mempool.NameInfo {
 		b := n.buffer
-		info := mempool.NameInfo{Name: n.text, Buffer: b.id, Pool: b.block.pool.info.ID, Bytes: b.bytes, Tensor: b.tensor.Clone(), UID: n.uid}
+		info := mempool.NameInfo{Name: n.text, Buffer: b.id, Pool: b.block.pool.info.ID, Bytes: b.bytes, Tensor: *b.tensor, UID: n.uid}
 		if n.owner != nil {
 			info.Session = n.owner.id
 		}
@@ -132,31 +130,26 @@ func (s *Session) Names(after string, most int) (Page[mempool.NameInfo], error) 
 // Leases lists the leases on buffers of the pools that the asking session may use, by id.
 //
 // Errors: [mempool.ErrInvalid] for a cursor that no page gave.
-func (s *Session) Leases(after string, most int) (Page[mempool.LeaseStatus], error) {
+func (s *Session) Leases(after string, most int, into []mempool.LeaseStatus) (Page[mempool.LeaseStatus], error) {
 	svc := s.svc
-	all := func() iter.Seq2[uint64, *Lease] {
-		return func(yield func(uint64, *Lease) bool) {
-			for _, other := range svc.sessions {
-				for id, l := range other.leases {
-					if !yield(id, l) {
-						return
-					}
-				}
-			}
-		}
-	}
 	may := func(l *Lease) bool { return s.owner() || s.sees(l.buffer.block.pool) } // a look at the pool of each takes longer than the rest
 	type awaited struct {
 		what  string
 		since time.Time
 	}
-	waits := make(map[*Session]awaited)
-	return listByID(s, all, after, most, may, func(l *Lease) mempool.LeaseStatus {
+	var waits map[*Session]awaited // of those that may wait
+	return listByID(s, &svc.leases, after, most, into, may, func(l *Lease) mempool.LeaseStatus {
 		b, holder := l.buffer, l.session
 		status := mempool.LeaseStatus{ID: l.id, Session: holder.id, UID: holder.peer.UID, PID: holder.peer.PID, Program: holder.program, Buffer: b.id,
 			Pool: b.block.pool.info.ID, Bytes: b.bytes, BlockBytes: b.block.size, Write: l.write, Began: svc.began.Add(time.Duration(l.began) * time.Second)}
+		if len(holder.waits) == 0 && len(holder.members) == 0 {
+			return status
+		}
 		w, known := waits[holder]
 		if !known {
+			if waits == nil {
+				waits = make(map[*Session]awaited)
+			}
 			w.what, w.since = holder.waitsFor()
 			waits[holder] = w
 		}
@@ -228,8 +221,7 @@ func (s *Session) owner() bool { return s.peer.UID == s.svc.uid }
 func (s *Session) sees(p *Pool) bool { return s.owner() || p.access.Allows(s.peer) }
 
 // listByID is list for things that have ids.
-func listByID[V listed, T any](s *Session, all func() iter.Seq2[uint64, V], after string, most int, may func(V) bool,
-	describe func(V) T) (Page[T], error) {
+func listByID[V, T any](s *Session, all *index[uint64, V], after string, most int, into []T, may func(V) bool, describe func(V) T) (Page[T], error) {
 	from := uint64(0)
 	if after != "" {
 		var err error
@@ -237,94 +229,15 @@ func listByID[V listed, T any](s *Session, all func() iter.Seq2[uint64, V], afte
 			return Page[T]{}, situation.Of(mempool.ErrInvalid, "%q is no cursor: expected the one that came with the page before", after)
 		}
 	}
-	return list(s, all, from, most, may, func(id uint64) string { return strconv.FormatUint(id, 10) }, describe)
+	return list(s, all, from, most, into, may, func(id uint64) string { return strconv.FormatUint(id, 10) }, describe)
 }
 
-// listed is a thing that lists have entries of. gone says that the service has removed it.
-type listed interface{ gone() bool }
+// listPause is after how many entries list releases Service.mu for a moment.
+const listPause = 16
 
-func (s *Session) gone() bool  { return s.ended }
-func (ch *channel) gone() bool { return ch.pool.svc.channelByID[ch.info.ID] != ch }
-func (b *buffer) gone() bool   { return b.block.pool.svc.buffers[b.id] != b }
-func (n *name) gone() bool     { return n.buffer.block.pool.svc.names[n.text] != n }
-func (l *Lease) gone() bool    { return l.session.leases[l.id] != l }
-
-const (
-	listPause  = 512              // look releases Service.mu for a moment after so many entries
-	listWindow = 1 << 18          // how many entries are kept for the next pages
-	listKept   = 10 * time.Second // how long they are kept
-	maxWindows = 4                // how many sessions have kept entries; 100,000 entries take some MB
-)
-
-// window keeps entries of a list for its next pages, because look must go through everything to find them.
-type window[K cmp.Ordered, V listed] struct {
-	after   K // the cursor that it begins after
-	entries []listEntry[K, V]
-	more    bool // there are others after these
-}
-
-type listEntry[K cmp.Ordered, V listed] struct {
-	key   K
-	value V
-}
-
-// from returns the entries after a key. It returns false if the window has fewer than most of them and is not at the end of the list.
-func (w *window[K, V]) from(after K, most int) ([]listEntry[K, V], bool) {
-	i, found := slices.BinarySearchFunc(w.entries, after, func(e listEntry[K, V], key K) int { return cmp.Compare(e.key, key) })
-	if found {
-		i++
-	}
-	return w.entries[i:], len(w.entries)-i > most || !w.more
-}
-
-// windows are those of the sessions that looked last, the newest last. They are guarded by Service.mu.
-type windows []*listing
-
-// listing is the window of the list that a session is in the middle of.
-type listing struct {
-	of     *Session
-	window any
-	over   *time.Timer
-}
-
-func (all windows) of(s *Session) any {
-	for _, one := range all {
-		if one.of == s {
-			return one.window
-		}
-	}
-	return nil
-}
-
-// forget drops the window of a session.
-func (all *windows) forget(s *Session) {
-	*all = slices.DeleteFunc(*all, func(one *listing) bool {
-		if one.of == s {
-			one.over.Stop() // it would keep the window
-		}
-		return one.of == s
-	})
-}
-
-// keepWindow keeps a window for the session's next pages. Service.mu is held.
-func (s *Session) keepWindow(window any) {
-	svc := s.svc
-	svc.windows.forget(s)
-	if len(svc.windows) == maxWindows {
-		svc.windows.forget(svc.windows[0].of)
-	}
-	one := &listing{of: s, window: window}
-	one.over = time.AfterFunc(listKept, func() {
-		svc.mu.Lock()
-		defer svc.mu.Unlock()
-		svc.windows = slices.DeleteFunc(svc.windows, func(other *listing) bool { return other == one })
-	})
-	svc.windows = append(svc.windows, one)
-}
-
-// list describes the most entries that have the least keys greater than after, of those that may be seen. all is called, and gone through, with
-// Service.mu held, but not all the time: what comes and goes meanwhile may be missing.
-func list[K cmp.Ordered, V listed, T any](s *Session, all func() iter.Seq2[K, V], after K, most int, may func(V) bool, cursor func(K) string,
+// list describes the most entries that have the least keys greater than after, of those that may be seen. It passes only these and those between
+// them that may not be seen. An entry has the same key as long as it lives, so pages that follow each other have it once.
+func list[K cmp.Ordered, V, T any](s *Session, all *index[K, V], after K, most int, into []T, may func(V) bool, cursor func(K) string,
 	describe func(V) T) (page Page[T], err error) {
 	svc := s.svc
 	svc.mu.Lock()
@@ -332,62 +245,22 @@ func list[K cmp.Ordered, V listed, T any](s *Session, all func() iter.Seq2[K, V]
 	if err := s.alive(); err != nil {
 		return page, err
 	}
-	var first K
-	w, known := svc.windows.of(s).(*window[K, V])
-	var found []listEntry[K, V]
-	enough := known && after != first && after >= w.after
-	if enough {
-		found, enough = w.from(after, most)
-	}
-	if !enough {
-		w = look(svc, all, after, may)
-		found = w.entries
-		if len(found) > most && !s.ended {
-			s.keepWindow(w)
-		}
-	}
-	more := w.more
-	if len(found) > most {
-		found, more = found[:most], true
-	}
-	if more {
-		page.Next = cursor(found[len(found)-1].key)
-	} else {
-		svc.windows.forget(s)
-	}
-	page.Entries = slices.Grow(page.Entries, len(found))
-	for _, e := range found {
-		if !e.value.gone() {
-			page.Entries = append(page.Entries, describe(e.value))
-		}
-	}
-	return page, nil
-}
-
-// look finds the entries after a key, and some that are gone meanwhile. One look is taken at a time. Service.mu is held, and released meanwhile.
-func look[K cmp.Ordered, V listed](svc *Service, all func() iter.Seq2[K, V], after K, may func(V) bool) *window[K, V] {
-	svc.mu.Unlock()
-	svc.looking.Lock()
-	defer svc.looking.Unlock()
-	svc.mu.Lock()
-	var found []listEntry[K, V]
+	page.Entries = into[:0]
+	var last K
 	passed := 0
-	for key, value := range all() {
+	for key, value := range all.after(after) {
+		if may(value) {
+			if len(page.Entries) == most {
+				page.Next = cursor(last)
+				break
+			}
+			page.Entries, last = append(page.Entries, describe(value)), key
+		}
 		if passed++; passed%listPause == 0 {
 			svc.mu.Unlock()
 			runtime.Gosched() // let goroutines that wait for the lock go first
 			svc.mu.Lock()
 		}
-		if key > after && may(value) {
-			found = append(found, listEntry[K, V]{key, value})
-		}
 	}
-	svc.mu.Unlock()
-	slices.SortFunc(found, func(a, b listEntry[K, V]) int { return cmp.Compare(a.key, b.key) })
-	w := &window[K, V]{after: after, entries: found}
-	if len(found) > listWindow {
-		w.entries, w.more = slices.Clone(found[:listWindow]), true
-	}
-	svc.mu.Lock()
-	return w
+	return page, nil
 }

@@ -168,7 +168,7 @@ func checkBooks(t testing.TB, svc *Service) {
 			assert.Positive(t, count)
 			assert.Equal(t, count, l.count)
 		}
-		for _, b := range svc.buffers {
+		for b := range svc.buffers.all() {
 			if b.block.pool == p {
 				assert.Equal(t, blockLeased, b.block.state)
 				used += b.bytes
@@ -185,11 +185,11 @@ func checkBooks(t testing.TB, svc *Service) {
 		checkCounts(t, p)
 	}
 	leases := 0
-	for _, s := range svc.sessions {
+	for s := range svc.sessions.all() {
 		leases += len(s.leases)
 		for p, account := range s.accounts {
 			sum := uint64(0)
-			for _, b := range svc.buffers {
+			for b := range svc.buffers.all() {
 				if b.account == account {
 					assert.Equal(t, p, b.block.pool)
 					sum += b.block.size
@@ -198,7 +198,7 @@ func checkBooks(t testing.TB, svc *Service) {
 			assert.Equal(t, sum, account.bytes)
 		}
 	}
-	assert.Equal(t, leases, svc.leases)
+	assert.Equal(t, leases, svc.leases.len())
 }
 
 // checkCounts checks what counts against the limits of a pool: each block counts once for each session, process and user. Service.mu is held.
@@ -206,7 +206,7 @@ func checkCounts(t testing.TB, p *Pool) {
 	t.Helper()
 	p.recharge()
 	users, kept := make(tally), make(map[*keeper]uint64)
-	for _, b := range p.svc.buffers {
+	for b := range p.svc.buffers.all() {
 		if b.block.pool == p {
 			users.add(b.account.uid, int(b.block.size))
 			if b.block.kept != nil {
@@ -228,7 +228,7 @@ func checkCounts(t testing.TB, p *Pool) {
 	for k, bytes := range kept {
 		assert.Equal(t, bytes, k.kept[p])
 	}
-	for _, s := range p.svc.sessions {
+	for s := range p.svc.sessions.all() {
 		assert.Equal(t, kept[s.keeper], s.keeper.kept[p])
 	}
 }

@@ -64,7 +64,7 @@ func (s *Session) Publish(lease uint64, p mempool.Publication) error {
 	if err != nil {
 		return err
 	}
-	old := svc.names[p.Name]
+	old := svc.names.get(p.Name)
 	switch {
 	case old == nil:
 	case old.uid != s.peer.UID:
@@ -86,7 +86,7 @@ func (s *Session) Publish(lease uint64, p mempool.Publication) error {
 		n.owner = s
 		s.names[p.Name] = n
 	}
-	svc.names[p.Name] = n
+	svc.names.set(p.Name, n)
 	svc.namesOf.add(n.uid, 1)
 	if p.Tensor != nil {
 		b.tensor = s.describe(*p.Tensor)
@@ -132,7 +132,7 @@ func (l *Lease) fits(t mempool.Tensor) error {
 // remove removes the name, and recycles the buffer if nothing else holds it. Service.mu is held.
 func (n *name) remove() {
 	svc := n.buffer.block.pool.svc
-	remove(&svc.names, &svc.most.names, n.text)
+	svc.names.remove(n.text)
 	svc.namesOf.add(n.uid, -1)
 	if n.owner != nil {
 		remove(&n.owner.names, &n.owner.most.names, n.text)
@@ -151,7 +151,7 @@ func (s *Session) Unpublish(text string) error {
 	if err := s.alive(); err != nil {
 		return err
 	}
-	n := svc.names[text]
+	n := svc.names.get(text)
 	if n == nil {
 		return situation.Of(mempool.ErrNotFound, "nothing is published as %q", text)
 	}
@@ -179,7 +179,7 @@ func (s *Session) Get(ctx context.Context, text string, write bool, wait time.Du
 		}
 	}()
 	return s.lease(ctx, text, write, wait, func() (*buffer, *signal, error) {
-		if n := svc.names[text]; n != nil {
+		if n := svc.names.get(text); n != nil {
 			return n.buffer, nil, nil
 		}
 		missing := situation.Of(mempool.ErrNotFound, "nothing is published as %q", text)
@@ -200,7 +200,7 @@ func (s *Session) Get(ctx context.Context, text string, write bool, wait time.Du
 func (s *Session) Lease(ctx context.Context, id, generation uint64, write bool, wait time.Duration) (Grant, error) {
 	svc := s.svc
 	return s.lease(ctx, "", write, wait, func() (*buffer, *signal, error) {
-		b := svc.buffers[id]
+		b := svc.buffers.get(id)
 		switch {
 		case b == nil && (id == 0 || id > svc.lastBuffer):
 			return nil, nil, situation.Of(mempool.ErrNotFound, "no buffer ever had the id %d", id)

@@ -119,13 +119,13 @@ func (s *Service) Overview(most int) Overview {
 	}
 	moving := make(map[uint64]struct{}) // blocks in channels
 	var ids []uint64
-	for _, ch := range s.channelByID {
+	for ch := range s.channelByID.all() {
 		ids = ch.host.Blocks(ids[:0])
 		for _, id := range ids {
 			moving[id] = struct{}{}
 		}
 	}
-	for _, b := range s.buffers {
+	for b := range s.buffers.all() {
 		mappers[b.account.pool].lent(b, moving)
 	}
 	var shown []drawn
@@ -149,11 +149,10 @@ func (s *Service) Flows() []Flow {
 
 // flows is Flows with s.mu held.
 func (s *Service) flows() []Flow {
-	list := make([]Flow, 0, len(s.channelByID))
-	for _, ch := range s.channelByID {
+	list := make([]Flow, 0, s.channelByID.len())
+	for ch := range s.channelByID.all() {
 		list = append(list, ch.flow())
 	}
-	slices.SortFunc(list, func(a, b Flow) int { return cmp.Compare(a.ID, b.ID) })
 	return list
 }
 
@@ -187,8 +186,8 @@ func (s *Service) holders() []Holder {
 			wants[one] = append(wants[one], p.info.ID)
 		}
 	}
-	list := make([]Holder, 0, len(s.sessions)+len(left))
-	for _, one := range s.sessions {
+	list := make([]Holder, 0, s.sessions.len()+len(left))
+	for one := range s.sessions.all() {
 		slices.Sort(wants[one])
 		list = append(list, Holder{SessionInfo: one.info(), Wants: wants[one]})
 	}
@@ -362,8 +361,8 @@ func (s *Service) namesFor(all []drawn) map[*buffer]string {
 	if len(names) == 0 {
 		return nil
 	}
-	for _, n := range s.names {
-		if have, ok := names[n.buffer]; ok && (have == "" || n.text < have) {
+	for n := range s.names.all() {
+		if have, ok := names[n.buffer]; ok && have == "" {
 			names[n.buffer] = n.text
 		}
 	}

@@ -66,7 +66,7 @@ func (s *Service) flush() error {
 		for _, p := range d.pools {
 			delete(s.poolByID, p.info.ID)
 			s.poolsOf.add(p.uid, -1)
-			for _, session := range s.sessions {
+			for session := range s.sessions.all() {
 				delete(session.accounts, p)
 			}
 			close(p.closed)

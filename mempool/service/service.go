@@ -43,12 +43,12 @@ type Service struct {
 	mu                                                      mutex
 	pools                                                   map[string]*Pool // those not being destroyed
 	poolByID                                                map[uint64]*Pool // and those that are
-	sessions                                                map[uint64]*Session
-	buffers                                                 map[uint64]*buffer
-	names                                                   map[string]*name
+	sessions                                                index[uint64, *Session]
+	buffers                                                 index[uint64, *buffer]
+	names                                                   index[string, *name]
 	awaited                                                 map[string]*awaited // names that requests wait for
 	pooled                                                  signal              // pools appeared
-	leases                                                  int
+	leases                                                  index[uint64, *Lease]
 	namesOf, poolsOf                                        tally
 	keepers                                                 map[keeperKey]*keeper
 	lastPool, lastBlock, lastBuffer, lastLease, lastSession uint64
@@ -57,15 +57,13 @@ type Service struct {
 	reasons                                                 map[uint64]string // by buffer that has failed: what its producer has said about that
 	lastTimeline                                            uint64
 	draining                                                map[*block]func()
-	channels                                                map[string]*channel // those that are not closed
-	channelByID                                             map[uint64]*channel // and closed ones that still have consumers
-	channeled                                               signal              // channels appeared
+	channels                                                map[string]*channel     // those that are not closed
+	channelByID                                             index[uint64, *channel] // and closed ones that still have consumers
+	channeled                                               signal                  // channels appeared
 	lastChannel                                             uint64
-	members                                                 int                                                        // of all channels
-	most                                                    struct{ buffers, names, sessions, timelines, awaited int } // that these maps had
+	members                                                 int                              // of all channels
+	most                                                    struct{ timelines, awaited int } // that these maps had
 
-	looking  sync.Mutex // taken before mu
-	windows  windows
 	history  history
 	driver   driverCounts
 	waiting  map[string]int // how many requests wait, by what they wait for
@@ -84,9 +82,9 @@ type Service struct {
 func New(c Config) *Service {
 	s := &Service{
 		began: time.Now(), log: c.Log, uid: mempool.Self().UID, mayCreate: c.MayCreate, limits: c.Limits.filled(), memory: hostmem.New(),
-		namesOf: make(tally), poolsOf: make(tally), pools: make(map[string]*Pool), poolByID: make(map[uint64]*Pool), sessions: make(map[uint64]*Session),
-		buffers: make(map[uint64]*buffer), names: make(map[string]*name), closing: make(chan struct{}), done: make(chan struct{}),
-		awaited: make(map[string]*awaited), timelines: make(map[uint64]*timeline), channels: make(map[string]*channel), channelByID: make(map[uint64]*channel),
+		namesOf: make(tally), poolsOf: make(tally), pools: make(map[string]*Pool), poolByID: make(map[uint64]*Pool),
+		closing: make(chan struct{}), done: make(chan struct{}),
+		awaited: make(map[string]*awaited), timelines: make(map[uint64]*timeline), channels: make(map[string]*channel),
 		reasons: make(map[uint64]string), keepers: make(map[keeperKey]*keeper), waiting: make(map[string]int),
 		history:  history{counts: newEventCounts(), watchers: make(map[*watcher]struct{})},
 		patience: cmp.Or(c.Patience, usualPatience), refused: make(map[string]*gap),
@@ -119,7 +117,7 @@ func (s *Service) OpenSession(p mempool.Peer, notify func(Notice)) (*Session, er
 		leases: make(map[uint64]*Lease), names: make(map[string]*name), mapped: make(map[uint64]*block), accounts: make(map[*Pool]*account)}
 	session.members = make(map[*member]struct{})
 	session.keeper = s.keeper(p)
-	s.sessions[session.id] = session
+	s.sessions.set(session.id, session)
 	return session, nil
 }
 
@@ -140,7 +138,7 @@ func (s *Service) Close() {
 			a.Last()
 		}
 	}
-	sessions := slices.Collect(maps.Values(s.sessions))
+	sessions := slices.Collect(s.sessions.all())
 	s.mu.Unlock()
 	for _, session := range sessions {
 		session.EndAs(mempool.SessionShutdown, "", nil)

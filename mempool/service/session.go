@@ -83,7 +83,7 @@ func (s *Session) MayEnd(id uint64) (*Session, error) {
 	if err := s.alive(); err != nil {
 		return nil, err
 	}
-	target := svc.sessions[id]
+	target := svc.sessions.get(id)
 	switch {
 	case !s.owner():
 		return nil, situation.Of(mempool.ErrDenied, "user %d may not end sessions: only the user that the service runs as may, user %d", s.peer.UID, svc.uid)
@@ -154,7 +154,7 @@ func (s *Session) Allocate(ctx context.Context, pool uint64, t mempool.Tensor, w
 	svc.lastBuffer++
 	b := &buffer{id: svc.lastBuffer, generation: block.generation, block: block, tensor: s.describe(t), bytes: n, account: s.account(p),
 		made: uint32(time.Since(svc.began) / time.Second)}
-	svc.buffers[b.id] = b
+	svc.buffers.set(b.id, b)
 	p.lend(block)
 	p.used += n
 	return b.grant(s, true).granted(), nil
@@ -245,8 +245,7 @@ func (s *Session) EndAs(how mempool.SessionEnding, why string, gone <-chan struc
 	s.ended = true
 	s.noteEnd(how, why)
 	close(s.over)
-	remove(&svc.sessions, &svc.most.sessions, s.id)
-	svc.windows.forget(s)
+	svc.sessions.remove(s.id)
 	lent := s.expel()
 	var held []*block
 	leases := slices.Collect(maps.Values(s.leases))

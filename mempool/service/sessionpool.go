@@ -261,7 +261,7 @@ func (s *Service) destroy(p *Pool, by *Session) {
 	delete(s.pools, p.info.Name)
 	p.ask(true)
 	s.endChannels(p)
-	for _, n := range s.names {
+	for n := range s.names.all() {
 		if n.buffer.block.pool == p {
 			n.remove()
 		}

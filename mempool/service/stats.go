@@ -26,7 +26,7 @@ func (s *Service) stats(to *Session) mempool.Stats {
 
 // statsLocked is stats. Service.mu is held.
 func (s *Service) statsLocked(to *Session) mempool.Stats {
-	st := mempool.Stats{Sessions: len(s.sessions), Leases: s.leases, Buffers: len(s.buffers), Names: len(s.names)}
+	st := mempool.Stats{Sessions: s.sessions.len(), Leases: s.leases.len(), Buffers: s.buffers.len(), Names: s.names.len()}
 	for _, p := range s.poolByID {
 		if to != nil && !p.access.Allows(to.peer) && !p.mayDestroy(to.peer, false) {
 			continue

@@ -134,6 +134,6 @@ func TestReleaseDestroyAndEndMayMeet(t *testing.T) {
 		all.Wait()
 		<-p.closed
 		assert.Equal(t, mempool.Stats{Sessions: 1}, svc.Stats())
-		assert.Empty(t, svc.buffers)
+		assert.Zero(t, svc.buffers.len())
 	}
 }

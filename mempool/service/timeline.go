@@ -256,7 +256,7 @@ func (t *timeline) anyFailed() bool {
 // fail marks the buffers as failed whose content would be complete at a fence that was never reached. Service.mu is held.
 func (t *timeline) fail(unreached func(fence) bool) {
 	told := make(failures)
-	for _, b := range t.session.svc.buffers {
+	for b := range t.session.svc.buffers.all() {
 		at := slices.IndexFunc(b.ready, func(r fence) bool { return r.timeline == t && unreached(r) })
 		if at < 0 {
 			continue

@@ -78,7 +78,7 @@ func (s *Session) notePoolFull(p *Pool, size uint64, what string) {
 
 // mostOf returns the session that has the most bytes in the pool; nil: none has any. Service.mu is held.
 func (p *Pool) mostOf() (most *Session, bytes uint64) {
-	for _, s := range p.svc.sessions {
+	for s := range p.svc.sessions.all() {
 		if a := s.accounts[p]; a != nil && (a.bytes > bytes || a.bytes == bytes && bytes > 0 && s.id < most.id) {
 			most, bytes = s, a.bytes
 		}
@@ -153,10 +153,10 @@ func (s *Service) watchChannels() {
 				return
 			}
 			s.mu.Lock()
-			for _, ch := range s.channelByID {
+			for ch := range s.channelByID.all() {
 				ch.watch()
 			}
-			s.watching = len(s.channelByID) > 0
+			s.watching = s.channelByID.len() > 0
 			again := s.watching
 			s.mu.Unlock()
 			if !again {

@@ -111,7 +111,7 @@ func (p *Pool) wantOn() {
 // Service.mu is held.
 func (p *Pool) tidy() {
 	now := time.Now()
-	for _, ch := range p.svc.channelByID {
+	for ch := range p.svc.channelByID.all() {
 		if ch.pool == p && len(ch.kept) > 0 && !now.Before(ch.rests) {
 			ch.tidy()
 		}

@@ -154,7 +154,7 @@ func TestAChannelRestsBetweenLooks(t *testing.T) {
 	gone, _ := dead.end()
 	gone()
 	r.produce(hire(t, r.svc)).send()
-	sh := r.svc.channelByID[r.info.ID]
+	sh := r.svc.channelByID.get(r.info.ID)
 	rest := func(until time.Time) {
 		r.svc.mu.Lock()
 		defer r.svc.mu.Unlock()
@@ -188,7 +188,7 @@ func TestACorruptChannelEndsAndIsLogged(t *testing.T) {
 	p, c := r.produce(hire(t, svc)), r.consume(hire(t, svc), MemberSpec{})
 	l := p.send()
 	svc.mu.Lock()
-	err = svc.channelByID[info.ID].failed(errors.Join(shmchannel.ErrCorrupt, errors.New("the tail moved")))
+	err = svc.channelByID.get(info.ID).failed(errors.Join(shmchannel.ErrCorrupt, errors.New("the tail moved")))
 	svc.mu.Unlock()
 	require.ErrorIs(t, err, mempool.ErrClosed)
 	assert.Contains(t, log.String(), "the tail moved")

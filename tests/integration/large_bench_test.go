@@ -14,6 +14,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
 	"github.com/poolbridge/poolbridge/bridge"
@@ -119,14 +120,21 @@ func beside(b *testing.B, s *rig.Service, role string) (end func()) {
 	}
 }
 
-// BenchmarkTransferBesideThoseWhoLook measures a transfer of a service with 1,000 sessions and 100,000 buffers: alone, beside a process that only
-// computes, and beside those who look at the service. Each is a process of its own.
-func BenchmarkTransferBesideThoseWhoLook(b *testing.B) {
+// serveLarge starts a service that has 1,000 sessions and 100,000 buffers.
+func serveLarge(b *testing.B) (s *rig.Service) {
+	b.Helper()
 	dir, err := os.MkdirTemp("", "pb")
 	require.NoError(b, err)
-	defer os.RemoveAll(dir)
-	s := rig.ServeAt(b, filepath.Join(dir, "poolsvc.sock"), "--pool", "name=p,kind=host,max=1GiB", "--limit", fmt.Sprint("sessions=", holderSessions+20), "--http", "unix:"+filepath.Join(dir, "http"))
-	defer beside(b, s, "holds")()
+	b.Cleanup(func() { assert.NoError(b, os.RemoveAll(dir)) })
+	s = rig.ServeAt(b, filepath.Join(dir, "poolsvc.sock"), "--pool", "name=p,kind=host,max=1GiB", "--limit", fmt.Sprint("sessions=", holderSessions+20), "--http", "unix:"+filepath.Join(dir, "http"))
+	b.Cleanup(beside(b, s, "holds"))
+	return s
+}
+
+// BenchmarkTransferBesideThoseWhoLook measures a transfer of a service with 1,000 sessions and 100,000 buffers: alone, beside a process that only
+// computes, beside those who look at the service, and beside one that lists another service and so takes as much of the CPUs. Each is a process of its own.
+func BenchmarkTransferBesideThoseWhoLook(b *testing.B) {
+	s, another := serveLarge(b), serveLarge(b)
 	var pools []*bridge.Pool
 	var clients []*bridge.Client
 	for range 2 {
@@ -164,4 +172,8 @@ func BenchmarkTransferBesideThoseWhoLook(b *testing.B) {
 			transfers(b)
 		})
 	}
+	b.Run("beside one that lists another service", func(b *testing.B) {
+		defer beside(b, another, "lists without a pause")()
+		transfers(b)
+	})
 }

@@ -1,0 +1,135 @@
+package service
+
+import (
+	"cmp"
+	"iter"
+	"slices"
+	"sort"
+)
+
+// index has values by key, in the order of the keys: a page of a list walks on from its cursor and touches nothing else. Keys that only grow, as ids
+// do, fill its chunks. Unlike a B-tree of a library, it keeps nothing alive that was removed. The zero key cannot be a key.
+type index[K cmp.Ordered, V any] struct {
+	chunks  [][]indexed[K, V] // each sorted and not empty, and all keys of one are less than those of the next
+	length  int
+	changes int // counts what was added and removed, so that a walk that goes on notices
+}
+
+type indexed[K cmp.Ordered, V any] struct {
+	key   K
+	value V
+}
+
+// indexChunk is how many entries a chunk may have. Two neighbors have more than half of that together.
+const indexChunk = 128
+
+func (x *index[K, V]) len() int { return x.length }
+
+// find returns where the key is, or else where the next greater one is.
+func (x *index[K, V]) find(key K) (chunk, at int, found bool) {
+	chunk = sort.Search(len(x.chunks), func(i int) bool { return x.chunks[i][len(x.chunks[i])-1].key >= key })
+	if chunk < len(x.chunks) {
+		all := x.chunks[chunk]
+		at = sort.Search(len(all), func(i int) bool { return all[i].key >= key })
+		found = all[at].key == key
+	}
+	return chunk, at, found
+}
+
+// get returns the value of a key, or the zero value.
+func (x *index[K, V]) get(key K) (value V) {
+	if chunk, at, found := x.find(key); found {
+		value = x.chunks[chunk][at].value
+	}
+	return value
+}
+
+// set adds a key, or replaces its value.
+func (x *index[K, V]) set(key K, value V) {
+	chunk, at, found := x.find(key)
+	if found {
+		x.chunks[chunk][at].value = value
+		return
+	}
+	x.length++
+	x.changes++
+	last := len(x.chunks) - 1
+	if chunk > last && last >= 0 && len(x.chunks[last]) < indexChunk {
+		chunk, at = last, len(x.chunks[last])
+	}
+	if chunk > last {
+		x.chunks = append(x.chunks, nil)
+	} else if all := x.chunks[chunk]; len(all) == indexChunk {
+		const half = indexChunk / 2
+		x.chunks = slices.Insert(x.chunks, chunk+1, slices.Clone(all[half:]))
+		x.chunks[chunk] = slices.Delete(all, half, indexChunk)
+		if at > half {
+			chunk, at = chunk+1, at-half
+		}
+	}
+	x.chunks[chunk] = slices.Insert(x.chunks[chunk], at, indexed[K, V]{key, value})
+}
+
+// remove removes a key, if it is there.
+func (x *index[K, V]) remove(key K) {
+	chunk, at, found := x.find(key)
+	if !found {
+		return
+	}
+	x.length--
+	x.changes++
+	x.chunks[chunk] = slices.Delete(x.chunks[chunk], at, at+1)
+	for _, left := range []int{chunk, chunk - 1} { // join it with the next chunk, or with the one before
+		if left < 0 || left+1 >= len(x.chunks) {
+			continue
+		}
+		if n, m := len(x.chunks[left]), len(x.chunks[left+1]); n > 0 && m > 0 && n+m > indexChunk/2 {
+			continue
+		}
+		x.chunks[left] = append(x.chunks[left], x.chunks[left+1]...)
+		x.chunks = slices.Delete(x.chunks, left+1, left+2)
+	}
+	if x.length == 0 {
+		x.chunks = nil
+	}
+}
+
+// after yields the entries whose keys are greater than key, in their order. Entries may be added and removed meanwhile, before and after the one that
+// it yields.
+func (x *index[K, V]) after(key K) iter.Seq2[K, V] {
+	return func(yield func(K, V) bool) {
+		chunk, at, found := x.find(key)
+		for changes := x.changes; ; {
+			if changes != x.changes {
+				chunk, at, found = x.find(key)
+				changes = x.changes
+			}
+			if found {
+				at, found = at+1, false
+			}
+			if chunk < len(x.chunks) && at == len(x.chunks[chunk]) {
+				chunk, at = chunk+1, 0
+			}
+			if chunk == len(x.chunks) {
+				return
+			}
+			e := x.chunks[chunk][at]
+			key, found = e.key, true
+			if !yield(e.key, e.value) {
+				return
+			}
+		}
+	}
+}
+
+// all yields the values, in the order of their keys.
+func (x *index[K, V]) all() iter.Seq[V] {
+	return func(yield func(V) bool) {
+		var first K
+		for _, value := range x.after(first) {
+			if !yield(value) {
+				return
+			}
+		}
+	}
+}
