@@ -220,13 +220,23 @@ func (p *poolText) spec() (mempool.PoolSpec, error) {
 	return spec, spec.Validate()
 }
 
+// poolExample is what the value of --pool looks like.
+const poolExample = "name=frames,kind=host,max=1GiB"
+
 // parsePool reads the value of --pool.
 func parsePool(text string) (mempool.PoolSpec, error) {
 	var pool poolText
+	said := make(map[string]bool)
 	for field := range strings.SplitSeq(text, ",") {
 		key, value, _ := strings.Cut(field, "=")
 		if err := pool.set(key, value); err != nil {
-			return mempool.PoolSpec{}, fmt.Errorf("pool %q: %w", text, err)
+			return mempool.PoolSpec{}, fmt.Errorf("pool %q: %w, as in %s", text, err, poolExample)
+		}
+		said[key] = true
+	}
+	for _, key := range []string{"name", "max"} {
+		if !said[key] {
+			return mempool.PoolSpec{}, fmt.Errorf("pool %q: %s is missing: write, for example, %s", text, key, poolExample)
 		}
 	}
 	spec, err := pool.spec()

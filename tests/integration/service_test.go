@@ -90,13 +90,16 @@ except poolbridge.ServiceNotRunningError as error:
 
 func TestPoolsThatTheCommandLineCannotMakeAreExplained(t *testing.T) {
 	for spec, want := range map[string]string{
-		"name=p,kind=host":                 "most bytes",
+		"name=p,kind=host":                 "max is missing: write, for example, name=frames,kind=host,max=1GiB",
+		"kind=host,max=1":                  "name is missing",
+		"name=p,kind=host,max=0":           "must lie between 1 and",
 		"name=p,kind=tape,max=1":           "unknown kind",
 		"name=,kind=host,max=1":            "must not be empty",
 		"name=p,kind=host,max=10":          "could never hold a buffer",
 		"name=p,kind=host,max=lots":        "is no size",
 		"name=p,kind=host,max=900TiB":      "can ever be available",
 		"name=p,kind=host,max=1,size=2":    "unknown key",
+		"frames:kind=host":                 "uid or gid, as in name=frames,kind=host,max=1GiB",
 		"name=p,kind=host,device=0,max=1":  "on no device",
 		"name=p,kind=host,max=1,session=2": "more than the pool's",
 	} {
