@@ -84,7 +84,8 @@ func (b *boundedLog) Write(p []byte) (int, error) {
 }
 
 // shorten keeps only the last lines, at most half of the limit, if the file has no room for so many more bytes. It writes them over the
-// beginning first and then cuts the rest off, so that the file is never empty, also if the service is killed meanwhile.
+// beginning first and then cuts the rest off, so that the file is never empty, also if the service is killed meanwhile. What other processes append
+// meanwhile is kept, unless it comes between the last look at the size and the cut: the kernel cannot cut a file at a size that it still has.
 func (b *boundedLog) shorten(room int64) error {
 	info, err := b.file.Stat()
 	if err != nil || info.Size()+room <= b.most {
@@ -99,15 +100,38 @@ func (b *boundedLog) shorten(room int64) error {
 		return err
 	}
 	_, tail, _ = bytes.Cut(tail, []byte("\n"))
-	if err := overwrite(fd, tail); err != nil {
+	if err := overwrite(fd, tail, 0); err != nil {
 		return err
 	}
-	return b.file.Truncate(int64(len(tail)))
+	kept, err := b.keepLate(info.Size(), int64(len(tail)))
+	if err != nil {
+		return err
+	}
+	return b.file.Truncate(kept)
 }
 
-// overwrite writes at the beginning of a file that is appended to. What others append with the same descriptor meanwhile still goes to the end,
+// keepLate moves what other processes have appended after the first end bytes behind the first kept bytes, until nothing new has come. It returns how many
+// bytes there are to keep then.
+func (b *boundedLog) keepLate(end, kept int64) (int64, error) {
+	for {
+		info, err := b.file.Stat()
+		if err != nil || info.Size() <= end {
+			return kept, err
+		}
+		late := make([]byte, info.Size()-end)
+		if _, err := b.file.ReadAt(late, end); err != nil {
+			return kept, err
+		}
+		if err := overwrite(int(b.file.Fd()), late, kept); err != nil {
+			return kept, err
+		}
+		end, kept = info.Size(), kept+int64(len(late))
+	}
+}
+
+// overwrite writes at a place in a file that is appended to. What others append with the same descriptor meanwhile still goes to the end,
 // where the descriptor's offset is.
-func overwrite(fd int, text []byte) error {
+func overwrite(fd int, text []byte, at int64) error {
 	flags, err := unix.FcntlInt(uintptr(fd), unix.F_GETFL, 0)
 	if err == nil {
 		_, err = unix.FcntlInt(uintptr(fd), unix.F_SETFL, flags&^unix.O_APPEND) // with it, pwrite appends
@@ -115,7 +139,7 @@ func overwrite(fd int, text []byte) error {
 	if err != nil {
 		return os.NewSyscallError("fcntl", err)
 	}
-	for at := int64(0); err == nil && len(text) > 0; {
+	for err == nil && len(text) > 0 {
 		var n int
 		if n, err = unix.Pwrite(fd, text, at); errors.Is(err, unix.EINTR) {
 			n, err = 0, nil

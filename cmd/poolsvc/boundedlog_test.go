@@ -155,7 +155,7 @@ func TestALogThatIsShortenedIsNeverWithoutItsNewestLines(t *testing.T) {
 		}
 		before := contents(t, file)
 		tail := before[strings.LastIndex(before[:len(before)/2], "\n")+1:]
-		require.NoError(t, overwrite(int(file.Fd()), []byte(tail)))
+		require.NoError(t, overwrite(int(file.Fd()), []byte(tail), 0))
 		assert.Equal(t, tail+before[len(tail):], contents(t, file), "%s: the newest lines stand at the beginning before anything goes", name)
 		_, err := unix.Write(int(file.Fd()), []byte("at the end\n"))
 		require.NoError(t, err)
@@ -175,4 +175,25 @@ func TestALogThatMayNotBeReadCannotBeBounded(t *testing.T) {
 	_, err = newBoundedLog(file, 1000)
 	require.ErrorIs(t, err, os.ErrPermission)
 	assert.ErrorContains(t, err, "opened for writing only")
+}
+
+func TestWhatOthersAppendWhileALogIsShortenedIsKept(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "log")
+	require.NoError(t, os.WriteFile(path, []byte("kept\nold\nold\n"), 0o600))
+	file, err := os.OpenFile(path, os.O_RDWR|os.O_APPEND, 0)
+	require.NoError(t, err)
+	defer file.Close()
+	b := bounded1000(t, file)
+	other, err := os.OpenFile(path, os.O_WRONLY|os.O_APPEND, 0)
+	require.NoError(t, err)
+	defer other.Close()
+	late := strings.Repeat("a line of another process\n", 3)
+	_, err = other.WriteString(late)
+	require.NoError(t, err)
+	kept, err := b.keepLate(int64(len("kept\nold\nold\n")), int64(len("kept\n")))
+	require.NoError(t, err)
+	assert.Equal(t, "kept\n"+late, contents(t, file)[:kept])
+	_, err = other.WriteString("the last\n")
+	require.NoError(t, err)
+	assert.True(t, strings.HasSuffix(contents(t, file), "process\nthe last\n"), "it still goes to the end")
 }
