@@ -162,6 +162,9 @@ func (s *scene) openStream(ctx context.Context, src *source, consumers []consume
 			err = c.ready()
 		}
 	}
+	if err != nil {
+		err = errors.Join(err, ch.Close(ctx)) // consumers wait for frames until it is closed
+	}
 	return ch, name, err
 }
 

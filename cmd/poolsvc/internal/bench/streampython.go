@@ -43,7 +43,7 @@ type publishTask struct {
 }
 
 func (s *scene) publishOnce(ctx context.Context, src *source, w *worker, c consumer, pause time.Duration) (d Durations, err error) {
-	_, name, err := s.openStream(ctx, src, []consumer{c})
+	ch, name, err := s.openStream(ctx, src, []consumer{c})
 	if err != nil {
 		return d, err
 	}
@@ -51,7 +51,7 @@ func (s *scene) publishOnce(ctx context.Context, src *source, w *worker, c consu
 	err = w.do(publishTask{Task: "publish", Channel: name, Bytes: streamBytes, Seconds: s.Time.Seconds(), Pause: pause.Seconds(),
 		Least: leastSamples, Most: s.mostFrames(pause)}, &sent)
 	if err != nil {
-		return d, err
+		return d, errors.Join(err, ch.Close(ctx)) // the consumer waits for frames until it is closed
 	}
 	came, err := c.stamps()
 	if err == nil {

@@ -117,13 +117,15 @@ func (s *scene) transferTo(ctx context.Context, src *source, w *worker, bytes ui
 	if err != nil {
 		return d, err
 	}
+	// failed closes the channel first: the worker waits for frames until it is closed.
+	failed := func(err error) error { return w.failed(errors.Join(err, ch.Close(ctx))) }
 	if err := w.begin(framesTask{Task: "frames", Channel: channel, Consumer: s.consumer, Credit: transferCredit, Each: true, Leases: leases,
 		OnDevice: s.kind != mempool.Host, Spins: spin.On()}); err != nil {
-		return d, err
+		return d, failed(err)
 	}
 	b, err := src.allocate(ctx, mempool.Bytes(bytes))
 	if err != nil {
-		return d, err
+		return d, failed(err)
 	}
 	// send publishes the buffer, and waits until its memory has come back.
 	send := func(number int) error {
@@ -138,17 +140,17 @@ func (s *scene) transferTo(ctx context.Context, src *source, w *worker, bytes ui
 	}
 	number := 0
 	if err := send(number); err != nil {
-		return d, w.failed(err)
+		return d, failed(err)
 	}
 	if err := w.ack(); err != nil { // the worker has the first frame
-		return d, w.failed(err)
+		return d, failed(err)
 	}
 	watch := newStopwatch(s.Time)
 	for watch.more() {
 		start := time.Now()
 		number++
 		if err := send(number); err != nil {
-			return d, w.failed(err)
+			return d, failed(err)
 		}
 		watch.took(time.Since(start))
 	}
