@@ -2,7 +2,9 @@ package server
 
 import (
 	"cmp"
+	"context"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/poolbridge/poolbridge/bridge/internal/convert"
@@ -15,6 +17,7 @@ import (
 // list answers with a page of the list that the client asks for.
 func (c *connection) list(q uint32, r *wire.List) {
 	most := int(min(cmp.Or(r.Most, wire.MaxList), wire.MaxList))
+	c.server.lists.wait(c.ctx)
 	s, m := c.session, listMemories.Get().(*listMemory)
 	defer m.free()
 	reply, err := &m.reply, error(nil)
@@ -37,6 +40,32 @@ func (c *connection) list(q uint32, r *wire.List) {
 		return
 	}
 	c.reply(q, reply, nil)
+}
+
+// lists gives way to other requests: a list of many entries is many requests, which would take a processor as fast as the client asks.
+type lists struct {
+	others atomic.Uint64 // requests that were no lists
+	mu     sync.Mutex    // one list at a time waits, the others for it
+	known  uint64        // others at the last page
+}
+
+// listRest is how long pages of lists leave the service to other requests. Go's runtime may make a millisecond of it.
+const listRest = 300 * time.Microsecond
+
+// wait returns when a page of a list may be made: at once if there were no other requests since the last page, else after listRest. There is no event to
+// wait for: when transfers follow each other, none is under way most of the time, and the processor is taken from the next.
+func (l *lists) wait(ctx context.Context) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.others.Load() != l.known {
+		rest := time.NewTimer(listRest)
+		defer rest.Stop()
+		select {
+		case <-rest.C:
+		case <-ctx.Done():
+		}
+	}
+	l.known = l.others.Load()
 }
 
 // listMemory is memory for a page of a list, which the next page uses again: with memory of its own, each page would leave 25 KB of garbage, and in a

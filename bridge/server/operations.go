@@ -69,6 +69,9 @@ func (c *connection) handle(q uint32, r wire.Request) {
 	if c.server.config.Answered != nil {
 		defer c.begins(q, o.name)()
 	}
+	if _, lists := r.(*wire.List); !lists {
+		c.server.lists.others.Add(1)
+	}
 	o.run(c, q, r)
 }
 

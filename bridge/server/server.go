@@ -68,6 +68,7 @@ type Server struct {
 	unused    chan struct{}
 
 	waits atomic.Int64 // number of requests that wait
+	lists lists
 }
 
 // Listen serves svc on the socket at path until Close. It replaces a socket file that a dead service left behind.
