@@ -105,7 +105,7 @@ func (x *index[K, V]) after(key K) iter.Seq2[K, V] {
 				changes = x.changes
 			}
 			if found {
-				at, found = at+1, false
+				at++
 			}
 			if chunk < len(x.chunks) && at == len(x.chunks[chunk]) {
 				chunk, at = chunk+1, 0
