@@ -1,6 +1,7 @@
 package main
 
 import (
+	"errors"
 	"fmt"
 	"os"
 	"os/exec"
@@ -46,16 +47,16 @@ A check that cannot run here is skipped and says why. The exit status is 0 only 
 			if !asJSON {
 				o.Progress = verify.NewProgress(c.OutOrStdout())
 			}
-			report, err := verify.Run(c.Context(), o)
-			if err != nil {
-				return err
+			report, ran := verify.Run(c.Context(), o)
+			if ran != nil && (len(report.Checks) == 0 || c.Context().Err() != nil) {
+				return ran
 			}
 			if asJSON {
 				err = writeJSON(c.OutOrStdout(), report)
 			} else {
 				err = summarize(c, report)
 			}
-			if err == nil && !report.OK() {
+			if err = errors.Join(err, ran); err == nil && !report.OK() {
 				err = errReported
 			}
 			return err
@@ -68,6 +69,7 @@ A check that cannot run here is skipped and says why. The exit status is 0 only 
 	f.Int64Var(&o.Seed, "seed", 100, "seed of Go's pattern: element i is i + seed")
 	f.Int64Var(&o.WorkerSeed, "worker-seed", 0, "seed of the workers' pattern: element i is worker-seed - i")
 	f.IntVar(&o.Workers, "workers", 10, "workers that check one buffer at once")
+	f.IntVar(&o.Parallel, "parallel", 1, "checks that run at the same time, at most; those of order never do")
 	f.Var(&large, "large", "size of the large buffer that is checked on a GPU; 0 for none")
 	f.StringSliceVar(&kinds, "kind", nil, fmt.Sprintf("kinds of memory to check, of %v (default all)", mempool.Kinds()))
 	completeKinds(c)

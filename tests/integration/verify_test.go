@@ -3,7 +3,9 @@ package integration
 import (
 	"encoding/json"
 	"fmt"
+	"os"
 	"os/exec"
+	"path/filepath"
 	"strings"
 	"testing"
 
@@ -38,7 +40,7 @@ func verify(t *testing.T, args ...string) (r report, ok bool) {
 
 func TestVerifyPassesEveryCheckThatCanRunHere(t *testing.T) {
 	python := rig.Python(t)
-	r, ok := verify(t, "--python", python.Path, "--elements", "100003", "--large", "64MiB", "--seed", "7", "--worker-seed", "-3")
+	r, ok := verify(t, "--python", python.Path, "--elements", "100003", "--large", "64MiB", "--parallel", "3", "--seed", "7", "--worker-seed", "-3")
 	for _, c := range r.Checks {
 		t.Logf("%s %s %s %s", c.Status, c.Kind, c.Name, c.Reason)
 		assert.NotEqual(t, "failed", c.Status)
@@ -74,6 +76,23 @@ func TestVerifyOfAnInterpreterWithoutThePackageSaysSo(t *testing.T) {
 	out, err := cmd.CombinedOutput()
 	require.Error(t, err)
 	assert.Contains(t, string(out), "is the package installed there?")
+}
+
+func TestALibraryThatEndsItsInterpreterIsAFindingAndTheOthersAreChecked(t *testing.T) {
+	folder := t.TempDir()
+	require.NoError(t, os.WriteFile(filepath.Join(folder, "jax.py"), []byte("import os\nos._exit(3)\n"), 0o600))
+	t.Setenv("PYTHONPATH", folder)
+	r, ok := verify(t, "--python", rig.Python(t).Path, "--only", "host/transfer/round-trip/*")
+	assert.True(t, ok)
+	status := map[string]string{}
+	for _, c := range r.Checks {
+		status[c.Name] = c.Status
+		if c.Status == "skipped" {
+			assert.Contains(t, c.Reason, "jax cannot be imported")
+			assert.Contains(t, c.Reason, "exit status 3")
+		}
+	}
+	assert.Equal(t, map[string]string{"transfer/round-trip/go": "passed", "transfer/round-trip/numpy": "passed", "transfer/round-trip/python": "skipped"}, status)
 }
 
 func TestVerifyRunsOnlyWhatItIsAskedFor(t *testing.T) {

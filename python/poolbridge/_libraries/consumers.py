@@ -402,8 +402,18 @@ def _installed(name: str) -> bool:
         return False
 
 
-def probe() -> dict[str, Any]:
+def installed() -> list[str]:
+    """Return the names of the installed libraries, the preferred first. It imports none."""
+    return [consumer.name for consumer in CONSUMERS if _installed(consumer.name)]
+
+
+def probe(only: str | None = None) -> dict[str, Any]:
     """Find out which libraries can use which kind of memory here.
+
+    Parameters
+    ----------
+    only
+        The library to try; None: every installed one.
 
     Returns
     -------
@@ -429,10 +439,10 @@ def probe() -> dict[str, Any]:
     on_gpu = [kind for kind in KINDS if kind != "host"]
     lacking: list[str] = []
     for consumer in CONSUMERS:
-        if not _installed(consumer.name):
+        if not _installed(consumer.name) or only not in (None, consumer.name):
             continue
         try:
-            packages[consumer.name] = consumer().version()
+            packages[consumer.name] = preload(consumer.name)
             lacks = bool(devices) and consumer().lacks_gpu()
         except Exception as error:  # noqa: BLE001 - a broken library is a finding, not a failure
             broken.append(f"{consumer.name} cannot be imported: {error}")

@@ -1,7 +1,9 @@
 """The worker of ``poolsvc verify``. It reads tasks as lines of JSON and answers each with a line of JSON.
 
-``{"task": "probe"}``
-    Report which array libraries can use which kinds of memory.
+``{"task": "libraries"}``
+    List the installed array libraries.
+``{"task": "probe", "consumer": …}``
+    Report which kinds of memory the consumer can use, or every installed array library if there is no ``consumer``.
 ``{"task": "prepare", "consumer": …}``
     Import the libraries that the consumer needs.
 ``{"task": "check", "name": …, "pattern": {…}, "then": {…}, "consumer": …, "write": …, "timeout": …}``
@@ -78,9 +80,14 @@ class Worker:
         if client is not None:
             client.close()
 
-    def probe(self, task: dict[str, Any]) -> dict[str, Any]:  # noqa: ARG002
+    def libraries(self, task: dict[str, Any]) -> dict[str, Any]:  # noqa: ARG002
+        """List the installed libraries, the preferred first."""
+        return {"libraries": _consumers.installed()}
+
+    def probe(self, task: dict[str, Any]) -> dict[str, Any]:
         """Report the libraries, kinds of memory and GPUs that this interpreter can use."""
-        return {"python": sys.version.split()[0], "executable": sys.executable, **_consumers.probe()}
+        found = _consumers.probe(task.get("consumer"))
+        return {"python": sys.version.split()[0], "executable": sys.executable, **found}
 
     def prepare(self, task: dict[str, Any]) -> dict[str, Any]:
         """Import the libraries that a consumer needs."""
@@ -153,7 +160,7 @@ class Worker:
         self.disconnect()
 
 
-_TASKS = ("probe", "prepare", "check", "hold", "release")
+_TASKS = ("libraries", "probe", "prepare", "check", "hold", "release")
 
 
 def serve(worker: Worker, tasks: IO[str], answers: IO[str]) -> None:

@@ -28,7 +28,9 @@ func (s *scene) pool(ctx context.Context, name string, bytes uint64) (p *bridge.
 		return nil, nil, err
 	}
 	return p, func() error {
+		s.mu.Lock()
 		s.leaving = append(s.leaving, p)
+		s.mu.Unlock()
 		return p.Destroy(s.ctx)
 	}, nil
 }
@@ -37,6 +39,8 @@ func (s *scene) pool(ctx context.Context, name string, bytes uint64) (p *bridge.
 // it, which may be after the check, and this process may be the last. Unmapping and freeing wait for running kernels, and other calls of
 // the same process may wait for that.
 func (s *stage) quiet(ctx context.Context) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
 	ctx, cancel := context.WithTimeout(ctx, giveBackLimit)
 	defer cancel()
 	for pause := time.Millisecond; len(s.leaving) > 0; pause = min(2*pause, longestPause) {

@@ -60,7 +60,7 @@ func checksOf(kind mempool.Kind, o Options, p *roster) []check {
 		checks = append(checks, f(kind, p.consumersOf(kind), o)...)
 	}
 	if why := p.missing(kind); why != "" {
-		checks = append(checks, check{scenario: transfer, name: "round-trip", consumer: "python", run: func(context.Context, *scene) error {
+		checks = append(checks, check{scenario: transfer, name: "round-trip", consumer: missingOnes, run: func(context.Context, *scene) error {
 			return skipf("%s cannot use all memory of kind %q: %s", o.Python, kind, why)
 		}})
 	}

@@ -57,7 +57,7 @@ func contextLife(ctx context.Context, s *scene, consumer string, destroy bool) (
 			return err
 		}
 	}
-	w, err := s.crew.take(role{consumer: consumer})
+	w, err := s.fresh(role{consumer: consumer})
 	if err != nil {
 		return err
 	}
@@ -101,7 +101,7 @@ func (s *scene) handleInSecond(ctx context.Context, consumer string, t work.Task
 		return err
 	}
 	defer func() { err = errors.Join(err, release()) }()
-	w, err := s.crew.take(role{consumer: consumer})
+	w, err := s.fresh(role{consumer: consumer})
 	if err != nil {
 		return err
 	}

@@ -12,10 +12,10 @@ import (
 )
 
 // crewOf returns a crew whose workers are shells. started returns the roles of the started workers.
-func crewOf(t *testing.T, limit int, planned ...booking) (c *crew, started chan role) {
+func crewOf(t *testing.T, limit int) (c *crew, started chan role) {
 	t.Helper()
 	started = make(chan role, 100)
-	c = &crew{limit: limit, planned: planned, prepare: func(*worker, role) error { return nil }}
+	c = &crew{limit: limit, prepare: func(*worker, role) error { return nil }}
 	c.start = func(r role) (*worker, error) {
 		started <- r
 		return startWorker(context.WithoutCancel(t.Context()), r.env, "cat")
@@ -26,18 +26,18 @@ func crewOf(t *testing.T, limit int, planned ...booking) (c *crew, started chan 
 
 func TestWorkersAreStartedAheadUpToALimitAndUsedOnce(t *testing.T) {
 	numpy, other := role{consumer: "numpy"}, role{consumer: "numpy", env: "A=B"}
-	c, started := crewOf(t, 2, booking{0, numpy}, booking{0, numpy}, booking{1, other})
-	require.NoError(t, c.begin(0))
+	c, started := crewOf(t, 2)
+	c.begin([]booking{{0, numpy}, {0, numpy}, {1, other}})
 	c.awaitPrepared()
 	assert.Len(t, started, 2)
-	first, err := c.take(numpy)
+	first, err := c.take(booking{0, numpy})
 	require.NoError(t, err)
-	second, err := c.take(numpy)
+	second, err := c.take(booking{0, numpy})
 	require.NoError(t, err)
 	assert.NotSame(t, first, second)
 	c.awaitPrepared()
 	assert.Len(t, started, 3, "the next check's was started when there was room")
-	third, err := c.take(numpy)
+	third, err := c.take(booking{0, numpy})
 	require.NoError(t, err, "one that was not planned is started when it is wanted")
 	for _, w := range []*worker{first, second, third} {
 		require.NoError(t, w.stop())
@@ -45,24 +45,53 @@ func TestWorkersAreStartedAheadUpToALimitAndUsedOnce(t *testing.T) {
 }
 
 func TestAWorkerThatItsCheckDidNotTakeIsEnded(t *testing.T) {
-	c, started := crewOf(t, 2, booking{0, role{consumer: "numpy"}}, booking{1, role{consumer: "go"}})
-	require.NoError(t, c.begin(0))
+	c, started := crewOf(t, 2)
+	c.begin([]booking{{0, role{consumer: "numpy"}}, {1, role{consumer: "numpy"}}})
 	c.awaitPrepared()
-	require.NoError(t, c.begin(1))
-	c.awaitPrepared()
-	assert.Len(t, started, 2)
+	taken, err := c.take(booking{1, role{consumer: "numpy"}})
+	require.NoError(t, err, "a later check may run first, and has its own")
 	require.Len(t, c.waiting, 1)
-	assert.Equal(t, "go", c.waiting[0].role.consumer)
+	left := c.waiting[0].worker
+	require.NoError(t, c.done(0))
+	assert.True(t, left.gone)
+	assert.False(t, taken.gone)
+	require.NoError(t, taken.stop())
+	require.NoError(t, c.done(1))
+	assert.Len(t, started, 2)
 }
 
 func TestAWorkerThatCannotBePreparedFailsTheCheckThatTakesIt(t *testing.T) {
-	c, _ := crewOf(t, 1, booking{0, role{consumer: "numpy"}})
+	c, _ := crewOf(t, 2)
 	broken := errors.New("broken")
 	c.prepare = func(*worker, role) error { return broken }
-	require.NoError(t, c.begin(0))
-	w, err := c.take(role{consumer: "numpy"})
+	c.begin([]booking{{0, role{consumer: "numpy"}}, {1, role{consumer: "numpy"}}})
+	w, err := c.take(booking{0, role{consumer: "numpy"}})
 	require.ErrorIs(t, err, broken)
 	assert.True(t, w.gone)
+	require.ErrorIs(t, c.done(1), broken, "also if it did not come to taking it")
+}
+
+func TestAWorkerThatChecksShareIsUsedAgainUnlessItIsGone(t *testing.T) {
+	c, started := crewOf(t, 2)
+	first, err := c.hire("numpy", "numpy")
+	require.NoError(t, err)
+	second, err := c.hire("numpy", "numpy")
+	require.NoError(t, err)
+	assert.NotSame(t, first, second, "nobody else has a worker until it is dismissed")
+	c.dismiss("numpy", first)
+	again, err := c.hire("numpy", "numpy")
+	require.NoError(t, err)
+	assert.Same(t, first, again)
+	again.kill()
+	c.dismiss("numpy", again)
+	third, err := c.hire("numpy", "numpy")
+	require.NoError(t, err)
+	assert.NotSame(t, again, third)
+	assert.Len(t, started, 3)
+	c.dismiss("numpy", second)
+	c.dismiss("numpy", third)
+	require.NoError(t, c.close())
+	assert.True(t, second.gone && third.gone)
 }
 
 func TestEveryWorkerThatChecksOfTheHostNeedIsPlanned(t *testing.T) {
@@ -73,16 +102,17 @@ func TestEveryWorkerThatChecksOfTheHostNeedIsPlanned(t *testing.T) {
 	for _, c := range checksOf(mempool.Host, o, p) {
 		list = append(list, chosen{check: c, kind: mempool.Host})
 	}
-	s := &stage{options: o, dir: t.TempDir()}
+	s := &stage{options: o, dir: t.TempDir(), crew: new(crew)}
+	room := map[string]int{goConsumer: 2, "numpy": 2, crowdOf("numpy"): 1}
 	count := make(map[role]int)
-	for _, b := range s.plan(list, nil) {
+	for _, b := range s.plan(list, room, nil) {
 		count[b.role]++
 	}
 	here := &scene{stage: s}
 	assert.Equal(t, 1, count[here.laterService("numpy")])
 	assert.Equal(t, 1, count[here.laterService("go")])
-	assert.GreaterOrEqual(t, count[role{consumer: "numpy"}], 1+o.Workers, "one that stays, and those that check one buffer at once")
-	for _, b := range s.plan(list, map[mempool.Kind]error{mempool.Host: errors.New("not here")}) {
+	assert.GreaterOrEqual(t, count[role{consumer: "numpy"}], room["numpy"]+o.Workers, "those that stay, and those that check one buffer at once")
+	for _, b := range s.plan(list, room, map[mempool.Kind]error{mempool.Host: errors.New("not here")}) {
 		t.Errorf("a worker for a kind that cannot be checked: %v", b)
 	}
 }

@@ -71,8 +71,12 @@ func earlyConsumers(kind mempool.Kind, consumers []string, _ Options) []check {
 	return checks
 }
 
-// tooEarly lets a worker wait in vain, and then again while appear makes what it waits for.
+// tooEarly lets a worker wait in vain, and then again while appear makes what it waits for. The worker connects before, so that it waits for
+// nothing else.
 func tooEarly(ctx context.Context, w *worker, t work.Task, appear func() error) error {
+	if _, err := w.do(ctx, work.Task{Task: "wait", What: "service", Timeout: 60}); err != nil {
+		return err
+	}
 	t.Task, t.Timeout = "wait", head.Seconds()
 	if err := inVain(w.do(ctx, t)); err != nil {
 		return err
@@ -120,7 +124,7 @@ func (s *scene) laterService(consumer string) role {
 // earlyService starts a worker before its service.
 func earlyService(ctx context.Context, s *scene, consumer string) (err error) {
 	later := s.laterService(consumer)
-	w, err := s.crew.take(later)
+	w, err := s.fresh(later)
 	if err != nil {
 		return err
 	}

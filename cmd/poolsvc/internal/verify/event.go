@@ -13,7 +13,7 @@ import (
 )
 
 // slow is how long the producer's work takes.
-const slow = 200 * time.Millisecond
+const slow = 100 * time.Millisecond
 
 // eventChecks returns checks in which a consumer waits for the producer's work: by an interprocess event without a fence, and by a fence.
 func eventChecks(kind mempool.Kind, consumers []string, _ Options) []check {

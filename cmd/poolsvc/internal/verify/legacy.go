@@ -42,7 +42,7 @@ func (s *scene) save(ctx context.Context, name string) (path string, x mempool.S
 	x = lease.Saved(name, s.socket)
 	file, err := json.Marshal(x)
 	if err == nil {
-		path = filepath.Join(s.dir, fmt.Sprintf("%d.json", s.names))
+		path = filepath.Join(s.dir, fmt.Sprintf("%d.json", s.names.Add(1)))
 		err = os.WriteFile(path, file, 0o600)
 	}
 	if err != nil {
@@ -65,7 +65,7 @@ func handleInAFile(ctx context.Context, s *scene, consumer string) (err error) {
 	if err != nil {
 		return err
 	}
-	w, err := s.crew.take(s.withoutService(consumer))
+	w, err := s.fresh(s.withoutService(consumer))
 	if err == nil {
 		defer func() { err = errors.Join(err, w.stop()) }()
 		_, err = w.check(ctx, work.Task{Task: "open-file", Path: path, Consumer: consumer, Pattern: first, Then: second, Elements: legacyElements})
@@ -86,7 +86,7 @@ func deadOwner(ctx context.Context, s *scene, consumer string) error {
 	if err != nil {
 		return err
 	}
-	owner, err := s.crew.take(role{consumer: goConsumer})
+	owner, err := s.fresh(role{consumer: goConsumer})
 	if err != nil {
 		return err
 	}

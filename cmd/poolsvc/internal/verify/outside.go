@@ -110,9 +110,8 @@ func passDescriptor(ctx context.Context, s *scene, consumer string, ownerFirst b
 	if err := s.bench.Fill(ctx, m, maskedElements, first); err != nil {
 		return err
 	}
-	t := work.Task{Task: "descriptor", Path: filepath.Join(s.dir, "run", fmt.Sprintf("%d.sock", s.names)), Device: device,
+	t := work.Task{Task: "descriptor", Path: filepath.Join(s.dir, "run", fmt.Sprintf("%d.sock", s.names.Add(1))), Device: device,
 		Pattern: first, Then: second, Elements: maskedElements}
-	s.names++
 	if err := m.send(ctx, t.Path, func(ctx context.Context) error {
 		_, err := w.check(ctx, t)
 		return err
@@ -183,7 +182,7 @@ func zeros(ctx context.Context, s *scene, consumer string) (err error) {
 	if err := os.WriteFile(none, make([]byte, mempool.HandleBytes), 0o600); err != nil {
 		return err
 	}
-	w, err := s.crew.take(role{consumer: consumer})
+	w, err := s.fresh(role{consumer: consumer})
 	if err != nil {
 		return err
 	}
@@ -263,7 +262,6 @@ func uniqueHandles(ctx context.Context, s *scene, consumer string) (err error) {
 		}
 		seen[string(saved.Handle)] = segment
 		paths[i] = path
-		s.names++ // so that the next file has another name
 	}
 	for i, path := range paths {
 		_, err := w.check(ctx, work.Task{Task: "open-file", Path: path, Consumer: consumer, Pattern: masked(uint32(i)),

@@ -75,7 +75,7 @@ func peer(ctx context.Context, s *scene, consumer string) (err error) {
 		return err
 	}
 	defer func() { err = errors.Join(err, undo()) }()
-	w, err := s.crew.take(role{consumer: consumer, flag: "--device", value: names[1]})
+	w, err := s.fresh(role{consumer: consumer, flag: "--device", value: names[1]})
 	if err != nil {
 		return err
 	}
@@ -172,7 +172,7 @@ func (s *scene) asSeen(ctx context.Context, r role, judge func(error) error) (er
 		return err
 	}
 	defer func() { err = errors.Join(err, undo()) }()
-	w, err := s.crew.take(r)
+	w, err := s.fresh(r)
 	if err != nil {
 		return err
 	}

@@ -44,6 +44,8 @@ type Report struct {
 	Passed  int      `json:"passed"`
 	Failed  int      `json:"failed"`
 	Skipped int      `json:"skipped"`
+	// Seconds is how long all took. The times of the checks add up to more, because checks run at the same time.
+	Seconds float64 `json:"seconds"`
 }
 
 // OK reports whether no check failed and at least one passed.

@@ -1,9 +1,14 @@
 package verify
 
 import (
-	"context"
+	"cmp"
 	"errors"
 	"fmt"
+	"maps"
+	"slices"
+	"strings"
+
+	"golang.org/x/sync/errgroup"
 
 	"github.com/poolbridge/poolbridge/cmd/poolsvc/internal/work"
 	"github.com/poolbridge/poolbridge/mempool"
@@ -12,23 +17,82 @@ import (
 // goConsumer is the name of the consumer that is a Go process.
 const goConsumer = "go"
 
+// missingOnes is the consumer of the check that says which libraries are missing.
+const missingOnes = "python"
+
 // roster says which consumers there are: this program in another process, and the libraries of the Python interpreter.
 type roster struct{ work.Probe }
 
-// probe asks the Python interpreter which libraries it has.
-func probe(ctx context.Context, python string) (*roster, error) {
-	w, err := startWorker(ctx, "", python, "-m", "poolbridge.worker")
+// audition starts a worker for each library of the Python interpreter, all at the same time, and asks it what the library can use. The
+// workers stay for the checks. A library that ends its worker is missing, and the others are not.
+func (s *stage) audition() (*roster, error) {
+	first, err := s.start(role{})
 	if err != nil {
-		return nil, fmt.Errorf("%s cannot be started: %w", python, err)
+		return nil, fmt.Errorf("%s cannot be started: %w", s.options.Python, err)
 	}
-	var p roster
-	if err = w.exchange(ctx, work.Task{Task: "probe"}, &p.Probe); err == nil && !p.OK {
+	var has struct {
+		OK        bool     `json:"ok"`
+		Libraries []string `json:"libraries"`
+	}
+	if err = first.exchange(s.ctx, work.Task{Task: "libraries"}, &has); err == nil && len(has.Libraries) == 0 {
 		err = errors.New("it cannot say what it has")
 	}
 	if err != nil {
-		return nil, fmt.Errorf("%s cannot run poolbridge's workers (is the package installed there?): %w", python, err)
+		return nil, fmt.Errorf("%s cannot run poolbridge's workers (is the package installed there?): %w", s.options.Python, err)
 	}
-	return &p, w.stop()
+	probes := make([]work.Probe, len(has.Libraries))
+	var all errgroup.Group
+	for i, library := range has.Libraries {
+		all.Go(func() (err error) {
+			w := first
+			if i > 0 {
+				if w, err = s.start(role{consumer: library}); err != nil {
+					return err
+				}
+			}
+			if err := w.exchange(s.ctx, work.Task{Task: "probe", Consumer: library}, &probes[i]); err != nil {
+				probes[i] = broken(library, err)
+			}
+			s.crew.dismiss(library, w)
+			return s.ctx.Err()
+		})
+	}
+	if err := all.Wait(); err != nil {
+		return nil, err
+	}
+	return enrol(probes), nil
+}
+
+// broken is what is known of a library whose worker did not answer.
+func broken(library string, err error) (p work.Probe) {
+	p.Missing = make(map[string]string)
+	for _, kind := range mempool.Kinds() {
+		p.Missing[string(kind)] = fmt.Sprintf("%s cannot be imported: %v", library, err)
+	}
+	return p
+}
+
+// enrol makes a roster of what the libraries' workers say. The preferred library is the first.
+func enrol(probes []work.Probe) *roster {
+	r := new(roster)
+	r.Packages, r.Consumers, r.Missing = make(map[string]string), make(map[string][]string), make(map[string]string)
+	said := make(map[string][]string)
+	for _, p := range probes {
+		r.Python, r.Native = cmp.Or(r.Python, p.Python), r.Native || p.Native
+		maps.Copy(r.Packages, p.Packages)
+		for kind, names := range p.Consumers {
+			r.Consumers[kind] = append(r.Consumers[kind], names...)
+		}
+		for kind, why := range p.Missing {
+			if !slices.Contains(said[kind], why) {
+				said[kind] = append(said[kind], why)
+			}
+		}
+	}
+	for kind, why := range said {
+		r.Missing[kind] = strings.Join(why, "; ")
+	}
+	return r
 }
 
 // consumersOf returns the consumers that can use memory of a kind. The first is Go.

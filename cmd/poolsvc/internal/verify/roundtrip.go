@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"slices"
 
 	"golang.org/x/sync/errgroup"
 
@@ -116,9 +115,11 @@ func manyWorkers(ctx context.Context, s *scene, consumer string, n uint64, worke
 		return err
 	}
 	defer func() { err = errors.Join(err, undo()) }()
-	many, err := s.manyOf(consumer, workers)
-	if err != nil {
-		return err
+	many := make([]*worker, workers)
+	for i := range many {
+		if many[i], err = s.engage(fmt.Sprint("worker ", i), crowdOf(consumer), consumer); err != nil {
+			return err
+		}
 	}
 	g, ctx := errgroup.WithContext(ctx)
 	for i, w := range many {
@@ -133,16 +134,10 @@ func manyWorkers(ctx context.Context, s *scene, consumer string, n uint64, worke
 	return g.Wait()
 }
 
-// manyOf returns n workers in Go or in Python. The same check for other kinds uses them again.
-func (s *scene) manyOf(consumer string, n int) ([]*worker, error) {
-	inGo := consumer == goConsumer
-	s.many[inGo] = slices.DeleteFunc(s.many[inGo], func(w *worker) bool { return w.gone })
-	for len(s.many[inGo]) < n {
-		w, err := s.crew.take(role{consumer: consumer})
-		if err != nil {
-			return nil, err
-		}
-		s.many[inGo] = append(s.many[inGo], w)
+// crowdOf returns the name of the workers that check one buffer at the same time. Those in Python check with any library.
+func crowdOf(consumer string) string {
+	if consumer == goConsumer {
+		return "many in Go"
 	}
-	return s.many[inGo], nil
+	return "many in Python"
 }

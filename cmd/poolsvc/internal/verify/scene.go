@@ -6,9 +6,9 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
-	"slices"
-	"strconv"
 	"strings"
+	"sync"
+	"sync/atomic"
 
 	"github.com/poolbridge/poolbridge/bridge"
 	"github.com/poolbridge/poolbridge/cmd/poolsvc/internal/work"
@@ -25,25 +25,31 @@ type stage struct {
 	socket  string
 	dir     string // for files
 	bench   *work.Bench
-	workers map[string]*worker
-	many    map[bool][]*worker // workers that check one buffer at the same time; the key is true for those in Go
 	crew    *crew
+	names   atomic.Int64 // how many names were given
+
+	mu      sync.Mutex
 	leaving []*bridge.Pool // pools that finished checks have destroyed
-	names   int
 }
 
-// scene is the stage for the checks of one kind of memory.
+// scene is the stage for one check.
 type scene struct {
 	*stage
-	kind mempool.Kind
-	// note is a remark of the running check.
-	note string
+	kind   mempool.Kind
+	number int    // number of the running check
+	note   string // a remark of the check
+	hired  map[string]hired
+}
+
+// hired is a worker that checks share, and its name in the crew.
+type hired struct {
+	*worker
+	name string
 }
 
 // uniqueName returns a name that no other check uses.
 func (s *scene) uniqueName(what string) string {
-	s.names++
-	return "verify " + string(s.kind) + " " + what + " " + strconv.Itoa(s.names)
+	return fmt.Sprintf("verify %s %s %d", s.kind, what, s.names.Add(1))
 }
 
 // device returns the GPU to use, or "" for memory without a GPU.
@@ -56,7 +62,7 @@ func (s *scene) device() string {
 
 // kernels writes a file with the pattern kernels, for workers in Python, and returns its path.
 func (s *scene) kernels() (path string, err error) {
-	path = filepath.Join(s.dir, "kernels.ptx")
+	path = filepath.Join(s.dir, fmt.Sprintf("kernels-%d.ptx", s.names.Add(1)))
 	return path, os.WriteFile(path, pattern.PTX(), 0o600)
 }
 
@@ -83,36 +89,40 @@ func (s *stage) prepare(w *worker, r role) error {
 	return err
 }
 
-// worker returns the worker for a library. All checks use the same one while it lives.
+// fresh returns a worker that only this check uses.
+func (s *scene) fresh(r role) (*worker, error) { return s.crew.take(booking{s.number, r}) }
+
+// worker returns a worker for a library, which later checks use too. This check gets the same one each time while it lives.
 func (s *scene) worker(consumer string) (*worker, error) {
-	return s.keep(consumer, role{consumer: consumer})
+	return s.engage(consumer, consumer, consumer)
 }
 
-// keep returns the worker with a name that several checks use. It starts one if there is none.
-func (s *scene) keep(name string, r role) (*worker, error) {
-	if w := s.workers[name]; w != nil && !w.gone {
-		return w, nil
+// engage returns the worker that has a part in this check. It is one that checks share, of a name in the crew.
+func (s *scene) engage(part, name, consumer string) (*worker, error) {
+	if h := s.hired[part]; h.worker != nil && !h.gone {
+		return h.worker, nil
 	}
-	w, err := s.crew.take(r)
-	if err == nil {
-		s.workers[name] = w
+	w, err := s.crew.hire(name, consumer)
+	if err != nil {
+		return nil, err
 	}
-	return w, err
+	if s.hired == nil {
+		s.hired = make(map[string]hired)
+	}
+	s.hired[part] = hired{w, name}
+	return w, nil
+}
+
+// end lets other checks have the workers that this check shared, and ends those that it did not use.
+func (s *scene) end() error {
+	for _, h := range s.hired {
+		s.crew.dismiss(h.name, h.worker)
+	}
+	return s.crew.done(s.number)
 }
 
 // close ends the workers.
-func (s *stage) close() error {
-	errs := []error{s.crew.close()}
-	for name, w := range s.workers {
-		if err := w.stop(); err != nil {
-			errs = append(errs, fmt.Errorf("%s: %w", name, err))
-		}
-	}
-	for _, w := range slices.Concat(s.many[true], s.many[false]) {
-		errs = append(errs, w.stop())
-	}
-	return errors.Join(append(errs, s.bench.Close())...)
-}
+func (s *stage) close() error { return errors.Join(s.crew.close(), s.bench.Close()) }
 
 // check lets a worker do a task that compares memory, and checks the answer.
 func (w *worker) check(ctx context.Context, t work.Task) (*work.Answer, error) {

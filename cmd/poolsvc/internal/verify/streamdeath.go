@@ -11,7 +11,7 @@ import (
 // withVictim gives a check a worker to kill. It uses the check's library.
 func withVictim(run func(ctx context.Context, f *flow, victim player) error) func(context.Context, *flow) error {
 	return func(ctx context.Context, f *flow) error {
-		w, err := f.crew.take(role{consumer: f.one.consumer})
+		w, err := f.fresh(role{consumer: f.one.consumer})
 		if err != nil {
 			return err
 		}

@@ -10,14 +10,23 @@ import (
 	"regexp"
 	"runtime"
 	"slices"
+	"sync"
 	"time"
+
+	"golang.org/x/sync/errgroup"
 
 	"github.com/poolbridge/poolbridge/cmd/poolsvc/internal/work"
 	"github.com/poolbridge/poolbridge/mempool"
 )
 
-// mostAhead is the greatest number of workers that wait for their check.
-const mostAhead = 10
+const (
+	// mostAhead is the greatest number of workers that wait for their check.
+	mostAhead = 10
+	// gpuBytesBeside is how much free memory of the GPU each of the checks needs that run at the same time.
+	gpuBytesBeside = 2 << 30
+	// perWorker is for how many checks a library gets one more worker, which takes seconds to start.
+	perWorker = 32
+)
 
 // Options says what to check, and how.
 type Options struct {
@@ -33,6 +42,9 @@ type Options struct {
 	Seed, WorkerSeed int64
 	// Workers is how many workers check one buffer at the same time.
 	Workers int
+	// Parallel is how many checks may run at the same time. Those of order never do, and there is at most one for each 2 GiB of free memory of
+	// the GPU.
+	Parallel int
 	// LargeBytes is the size of the large check on a GPU; 0 leaves it out.
 	LargeBytes uint64
 	// Kinds are the kinds of memory to check; empty for all.
@@ -52,6 +64,8 @@ func (o Options) Validate() error {
 		return fmt.Errorf("the number of elements must lie between 1 and 2^59, not %d", o.Elements)
 	case o.Workers < 1:
 		return fmt.Errorf("at least one worker is needed, not %d", o.Workers)
+	case o.Parallel < 1:
+		return fmt.Errorf("at least one check must run at a time, not %d", o.Parallel)
 	}
 	return nil
 }
@@ -112,30 +126,56 @@ func (o Options) matching(globs []string, p *roster) ([]chosen, error) {
 			}
 		}
 	}
+	slices.SortStableFunc(list, func(a, b chosen) int { return lastly(a) - lastly(b) })
 	return list, nil
 }
 
-// Run runs every check that can run here. It returns an error only if the checks could not be run at all.
+// lastly is 1 for checks that run after the others.
+func lastly(c chosen) int {
+	if c.scenario == order {
+		return 1
+	}
+	return 0
+}
+
+// Run runs every check that can run here. The report has the results of the checks that ran. The error says what failed besides checks.
 func Run(ctx context.Context, o Options) (report *Report, err error) {
+	report = new(Report)
 	if err := o.Validate(); err != nil {
-		return nil, err
+		return report, err
 	}
 	if o.Self == "" {
 		if o.Self, err = os.Executable(); err != nil {
-			return nil, err
+			return report, err
 		}
 	}
-	p, err := probe(ctx, o.Python)
-	if err != nil {
-		return nil, err
-	}
-	checks, err := o.choose(p)
-	if err != nil {
-		return nil, err
-	}
-	report = &Report{Machine: Describe(), Checks: []Result{}}
-	report.Machine.Python, report.Machine.Packages, report.Machine.Native = p.Python, p.Packages, p.Native
-	err = onStage(ctx, o, func(s *stage) error { return s.runAll(checks, report) })
+	began := time.Now()
+	err = onStage(ctx, o, func(s *stage) error {
+		var p *roster
+		unavailable := make(map[mempool.Kind]error)
+		var g errgroup.Group
+		g.Go(func() (err error) {
+			p, err = s.audition()
+			return err
+		})
+		g.Go(func() error {
+			for _, kind := range mempool.Kinds() {
+				unavailable[kind] = (&scene{stage: s, kind: kind}).probe()
+			}
+			return nil
+		})
+		if err := g.Wait(); err != nil {
+			return err
+		}
+		checks, err := o.choose(p)
+		if err != nil {
+			return err
+		}
+		report.Machine, report.Checks = Describe(), []Result{}
+		report.Machine.Python, report.Machine.Packages, report.Machine.Native = p.Python, p.Packages, p.Native
+		return s.runAll(checks, unavailable, report)
+	})
+	report.Seconds = time.Since(began).Seconds()
 	return report, err
 }
 
@@ -157,55 +197,97 @@ func onStage(ctx context.Context, o Options, play func(*stage) error) (err error
 		return err
 	}
 	defer func() { err = errors.Join(err, client.Close()) }()
-	s := &stage{ctx: ctx, options: o, client: client, socket: socket, dir: dir, bench: new(work.Bench),
-		workers: make(map[string]*worker), many: make(map[bool][]*worker)}
+	s := &stage{ctx: ctx, options: o, client: client, socket: socket, dir: dir, bench: new(work.Bench)}
 	s.crew = &crew{start: s.start, prepare: s.prepare, limit: min(max(2, runtime.NumCPU()), mostAhead)}
 	defer func() { err = errors.Join(err, s.close()) }()
 	return play(s)
 }
 
-// runAll runs the checks one after another.
-func (s *stage) runAll(checks []chosen, report *Report) error {
-	unavailable := make(map[mempool.Kind]error)
-	for _, kind := range mempool.Kinds() {
-		unavailable[kind] = (&scene{stage: s, kind: kind}).probe()
-	}
-	s.crew.planned = s.plan(checks, unavailable)
+// runAll runs the checks. Those of order come last and one after another, because they measure, and because a kernel that is held may hold
+// up any call of its process. The others run beside each other.
+func (s *stage) runAll(checks []chosen, unavailable map[mempool.Kind]error, report *Report) error {
 	s.options.Progress.lack(wanted(checks, unavailable))
 	defer s.options.Progress.end()
-	possible, done := 0, 0
-	for _, c := range checks {
-		if unavailable[c.kind] == nil {
-			possible++
-		}
-	}
+	l := &ledger{checks: checks, report: report, progress: s.options.Progress, results: make([]*Result, len(checks))}
+	var beside, after []turn
+	uses := make(map[string]int)
 	for i, c := range checks {
-		on := &scene{stage: s, kind: c.kind}
-		if err := s.crew.begin(i); err != nil {
-			return err
+		t := turn{i, s.uses(c)}
+		if unavailable[c.kind] == nil {
+			uses[t.uses]++
+			l.possible++
 		}
 		if c.scenario == order {
-			s.crew.awaitPrepared() // so that workers which start do not disturb the measurements
-		}
-		start := time.Now()
-		err := unavailable[c.kind]
-		if err == nil {
-			s.options.Progress.begin(done, possible, string(c.kind), c.name)
-			err = on.run(c.check)
-			done++
-		}
-		r := Result{Name: c.name, Kind: string(c.kind), Scenario: string(c.scenario), Consumer: c.consumer, Direction: c.direction(),
-			Note: on.note, Seconds: time.Since(start).Seconds()}
-		if r.Status, r.Reason = resultOf(err); r.Status != Passed {
-			r.Note = ""
-		}
-		report.add(r)
-		s.options.Progress.result(r)
-		if s.ctx.Err() != nil {
-			return context.Cause(s.ctx)
+			after = append(after, t)
+		} else {
+			beside = append(beside, t)
 		}
 	}
-	return nil
+	l.begin()
+	hands := s.hands(unavailable)
+	room := map[string]int{goConsumer: hands, crowdOf(""): 1, crowdOf(goConsumer): 1}
+	for _, c := range checks {
+		if room[c.consumer] == 0 {
+			room[c.consumer] = 1 + min(uses[c.consumer]/perWorker, hands/4)
+		}
+	}
+	s.crew.begin(s.plan(checks, room, unavailable))
+	run := func(t turn) {
+		began := time.Now()
+		c := checks[t.check]
+		on := &scene{stage: s, kind: c.kind, number: t.check}
+		err := unavailable[c.kind]
+		if err == nil {
+			err = errors.Join(on.run(c.check), on.end())
+		}
+		l.end(t.check, on.note, time.Since(began), err)
+	}
+	s.each(newTurns(room, beside), hands, run)
+	s.crew.awaitPrepared() // so that workers which start do not disturb the measurements
+	s.each(newTurns(room, after), 1, run)
+	return context.Cause(s.ctx)
+}
+
+// each runs checks, as many at the same time as there are hands.
+func (s *stage) each(t *turns, hands int, run func(turn)) {
+	var all sync.WaitGroup
+	for range hands {
+		all.Go(func() {
+			for {
+				next, ok := t.next(s.ctx)
+				if !ok {
+					return
+				}
+				run(next)
+				t.done(next)
+			}
+		})
+	}
+	all.Wait()
+}
+
+// uses returns the name of the workers that a check shares with others.
+func (s *stage) uses(c chosen) string {
+	if c.check.name == s.options.manyName() {
+		return crowdOf(c.consumer)
+	}
+	return c.consumer
+}
+
+// hands returns how many checks may run at the same time. A check uses up to four processes, and each has a context on the GPU.
+func (s *stage) hands(unavailable map[mempool.Kind]error) int {
+	if o := s.options.Parallel; o == 1 || unavailable[mempool.Device] != nil {
+		return o
+	}
+	g, err := s.bench.OnDevice(s.options.Device)
+	if err != nil {
+		return 1 // the checks will say why
+	}
+	free, _, err := g.Context.MemInfo()
+	if err != nil {
+		return 1
+	}
+	return max(1, min(s.options.Parallel, int(free/gpuBytesBeside)))
 }
 
 // wanted are the kinds that checks are to run on, with why they cannot.
@@ -217,23 +299,26 @@ func wanted(checks []chosen, unavailable map[mempool.Kind]error) map[mempool.Kin
 	return kinds
 }
 
-// plan lists the workers that checks will need, in the order of the checks.
-func (s *stage) plan(checks []chosen, unavailable map[mempool.Kind]error) (planned []booking) {
-	var known []string // consumers whose worker several checks share
-	many := make(map[bool]bool)
+// plan lists the workers that checks will need, in the order of the checks, besides those that wait already. room is how many workers of a
+// name are used at the same time.
+func (s *stage) plan(checks []chosen, room map[string]int, unavailable map[mempool.Kind]error) (planned []booking) {
+	known := make(map[string]bool)
 	for i, c := range checks {
-		if unavailable[c.kind] != nil {
+		if unavailable[c.kind] != nil || c.consumer == missingOnes {
 			continue
 		}
-		inGo := c.consumer == goConsumer
-		switch {
-		case c.check.name == s.options.manyName() && !many[inGo]:
-			many[inGo] = true
-			planned = append(planned, slices.Repeat([]booking{{i, role{consumer: c.consumer}}}, s.options.Workers)...)
-		case c.alone == nil && !slices.Contains(known, c.consumer):
-			known = append(known, c.consumer)
-			planned = append(planned, booking{i, role{consumer: c.consumer}})
-		case c.alone != nil:
+		if uses := s.uses(c); !known[uses] && (uses != c.consumer || c.alone == nil) {
+			known[uses] = true
+			n := room[uses] - len(s.crew.idle[uses])
+			switch uses {
+			case crowdOf(c.consumer):
+				n = s.options.Workers
+			case goConsumer: // starts fast
+				n = 1
+			}
+			planned = append(planned, slices.Repeat([]booking{{severalChecks, role{consumer: c.consumer}}}, max(n, 0))...)
+		}
+		if c.alone != nil {
 			if r, err := c.alone(&scene{stage: s, kind: c.kind}); err == nil { // otherwise the check itself reports the error
 				planned = append(planned, booking{i, r})
 			}

@@ -139,7 +139,7 @@ func kernelFault(ctx context.Context, s *scene, consumer string) (err error) {
 	if _, err := bystander.check(ctx, work.Task{Name: name, Pattern: masked(0), Consumer: consumer}); err != nil {
 		return err
 	}
-	culprit, err := s.crew.take(role{consumer: consumer})
+	culprit, err := s.fresh(role{consumer: consumer})
 	if err != nil {
 		return err
 	}

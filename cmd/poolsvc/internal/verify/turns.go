@@ -1,0 +1,56 @@
+package verify
+
+import (
+	"context"
+	"slices"
+	"sync"
+)
+
+// turns says which check begins next, for several goroutines that run checks. Checks begin in their order, but one whose workers are all
+// used lets later ones go first.
+type turns struct {
+	room map[string]int // how many checks may use the workers of a name at the same time; every name is in it
+
+	mu    sync.Mutex
+	freed sync.Cond
+	left  []turn
+	busy  map[string]int
+}
+
+// turn is a check that has not begun.
+type turn struct {
+	check int
+	uses  string // a name of workers
+}
+
+func newTurns(room map[string]int, left []turn) *turns {
+	t := &turns{room: room, left: left, busy: make(map[string]int)}
+	t.freed.L = &t.mu
+	return t
+}
+
+// next returns the next check, if there is one left. It waits while none that is left has room. Each check that it
+// returns must be passed to done.
+func (t *turns) next(ctx context.Context) (next turn, ok bool) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	for len(t.left) > 0 && ctx.Err() == nil {
+		i := slices.IndexFunc(t.left, func(n turn) bool { return t.busy[n.uses] < t.room[n.uses] })
+		if i >= 0 {
+			next = t.left[i]
+			t.left = slices.Delete(t.left, i, i+1)
+			t.busy[next.uses]++
+			return next, true
+		}
+		t.freed.Wait()
+	}
+	return turn{}, false
+}
+
+// done says that a check is done.
+func (t *turns) done(n turn) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.busy[n.uses]--
+	t.freed.Broadcast()
+}
