@@ -73,7 +73,8 @@ func (c *Clock) take() (uint64, error) {
 		return word, nil
 	}
 	if c.words == TimelineWords {
-		return 0, situation.Of(ErrLimit, "all %d words of the session's timeline are in use", TimelineWords)
+		return 0, situation.Of(ErrLimit, "all %d words of the session's timeline are taken, and one whose content has failed is never used again: "+
+			"make many fences of one word, forget queues that are not needed, or connect again", TimelineWords)
 	}
 	c.words++
 	return c.words - 1, nil

@@ -15,7 +15,7 @@ import pytest
 from faketimelines import TimelineService
 
 import poolbridge
-from poolbridge._order.page import WORDS
+from poolbridge._order.page import WORDS, Page
 from poolbridge._session.lease_state import LeaseState
 
 
@@ -346,6 +346,46 @@ def test_a_thread_that_fails_a_promise_while_another_completes_it_is_told(client
     del array
 
 
+@pytest.fixture
+def closed_meanwhile(client, monkeypatch):
+    """Makes another thread close the client after a promise was checked, and before the words are looked at."""
+
+    def closing(work):
+        def closed(*args):
+            thread = threading.Thread(target=client.close)
+            thread.start()
+            thread.join(60)
+            return work(*args)
+
+        return closed
+
+    monkeypatch.setattr(Page, "store", closing(Page.store))
+    monkeypatch.setattr(Page, "fail", closing(Page.fail))
+
+
+@pytest.mark.parametrize("decide", [poolbridge.Promise.complete, lambda promise: promise.fail("no light")])
+def test_a_thread_that_closes_the_client_meanwhile_is_the_reason(client, closed_meanwhile, decide):
+    lease, array, promise = promised(client)
+    lease.publish("x")
+    with pytest.raises(poolbridge.ClientClosedError, match="the client is closed"):
+        decide(promise)
+    assert not promise.completed
+    assert not promise.failed
+    del array
+
+
+def test_a_promise_is_dropped_while_a_thread_closes_the_client(client, closed_meanwhile, monkeypatch):
+    raised: list[object] = []
+    monkeypatch.setattr(sys, "unraisablehook", lambda found: raised.append(found.exc_value))
+    lease, array, promise = promised(client)
+    lease.publish("x")
+    del promise
+    gc.collect()
+    assert client.closed
+    assert not raised
+    del lease, array
+
+
 def test_several_threads_fail_a_promise_once(client, other):
     lease, array, promise = promised(client)
     lease.publish("x")
@@ -367,6 +407,13 @@ def test_several_threads_fail_a_promise_once(client, other):
     del array
 
 
+class Mute(Exception):
+    """An exception that cannot say what it is."""
+
+    def __str__(self):
+        raise RuntimeError("no text")
+
+
 @pytest.mark.parametrize(
     ("reason", "said"),
     [
@@ -375,6 +422,7 @@ def test_several_threads_fail_a_promise_once(client, other):
         ("one\ntwo\0\x1b[31m", "one two  [31m"),
         ("", "no reason given"),
         (KeyError(), "KeyError"),
+        (Mute(), "Mute"),
     ],
 )
 def test_readers_get_one_bounded_line(client, other, reason, said):

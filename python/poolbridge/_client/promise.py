@@ -12,6 +12,7 @@ from poolbridge._sys.error_texts import shown
 from poolbridge.errors import InvalidArgumentError
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from types import TracebackType
     from typing import Self
 
@@ -61,15 +62,26 @@ class Promise:
         ClosedError
             The client was closed or its connection was lost before. The content fails when this process ends.
         """
-        if (state := self._lease_state) is not None:
-            state.session.check_usable()
-            with self._deciding:
-                if self._lease_state is not None:
-                    self._complete(state)
+        self._decide(self._complete)
         if self._failed:
             raise InvalidArgumentError(
                 "the promise has failed and cannot be completed any more: publish the content in another buffer"
             )
+
+    def _decide(self, decision: Callable[[LeaseState], None]) -> None:
+        """Complete or fail the promise, unless that was done before."""
+        state = self._lease_state
+        if state is None:
+            return
+        state.session.check_usable()
+        with self._deciding:
+            if self._lease_state is None:
+                return
+            try:
+                decision(state)
+            except ValueError:
+                state.session.check_usable()  # another thread has just closed the client and unmapped the timeline
+                raise
 
     def _complete(self, state: LeaseState) -> None:
         published = not state.write or state.sent
@@ -92,7 +104,7 @@ class Promise:
         ----------
         error
             The exception that prevented the content, or a text. Readers get one line of it, of 256 bytes of UTF-8 at
-            most.
+            most. Of an exception whose ``__str__`` raises they get the name of its type.
 
         Raises
         ------
@@ -102,16 +114,12 @@ class Promise:
             The client was closed or its connection was lost before. The content fails when this process ends.
         """
         if isinstance(error, BaseException):
-            reason = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+            reason = _text_of(error)
         elif isinstance(error, str):
             reason = error
         else:
             raise InvalidArgumentError(f"error must be an exception or a text, not {shown(error)}")
-        if (state := self._lease_state) is not None:
-            state.session.check_usable()
-            with self._deciding:
-                if self._lease_state is not None:
-                    self._fail(state, reason)
+        self._decide(lambda state: self._fail(state, reason))
         if not self._failed:
             raise InvalidArgumentError("the promise is completed: its content cannot fail any more")
 
@@ -147,9 +155,20 @@ class Promise:
             return
         if _process.pid != state.session.pid:  # a forked child: the promise is its parent's
             return
-        self._fail(state, "the promise was dropped before it was completed")
+        try:
+            self._fail(state, "the promise was dropped before it was completed")
+        except ValueError:
+            return  # another thread has just closed the client: the content fails when this process ends
         warnings.warn(
             f"the promise of buffer {state.grant.bf} was dropped before it was completed: its content has failed",
             ResourceWarning,
             stacklevel=1,
         )
+
+
+def _text_of(error: BaseException) -> str:
+    kind = type(error).__name__
+    try:
+        return f"{kind}: {text}" if (text := str(error)) else kind
+    except Exception:  # noqa: BLE001 - the ``__str__`` of any program's exception
+        return kind
