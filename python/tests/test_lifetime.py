@@ -390,3 +390,29 @@ def test_capsules_that_nobody_consumed_free_themselves(service, client):
         lease.__dlpack__()
     assert lease.arrays == 0
     assert ctypes.sizeof(ctypes.c_void_p) == 8
+
+
+FINALISERS = """
+import _io, importlib, inspect, os, pathlib, sys
+import poolbridge
+
+class Witness:
+    def __del__(self, write=os.write):
+        write(1, b"names are gone" if os is None else b"names are there")
+
+top = pathlib.Path(poolbridge.__file__).parents[1]
+paths = [path for path in top.glob("poolbridge/**/*.py") if "def __del__" in path.read_text()]
+modules = [importlib.import_module(".".join(path.relative_to(top).with_suffix("").parts)) for path in paths]
+found = {one for module in modules for one in vars(module).values() if hasattr(one, "__del__")}
+assert len(found) >= len(paths) > 0
+# `sys` keeps the modules, so Python sets their names to None. Later it drops what a module in C keeps.
+sys.kept = modules, sys.modules["__main__"]
+_io.kept = Witness(), [one.__new__(one) for one in found if not inspect.isabstract(one)]
+"""
+
+
+def test_finalisers_are_silent_at_the_end_of_the_interpreter():
+    done = subprocess.run(
+        [sys.executable, "-c", FINALISERS], env={"PYTHONPATH": SOURCE}, capture_output=True, text=True, check=True
+    )
+    assert (done.stdout, done.stderr) == ("names are gone", "")

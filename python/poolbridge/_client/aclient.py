@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import sys
 from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from types import TracebackType
@@ -21,6 +20,7 @@ from poolbridge._memory import tensor as _tensor
 from poolbridge._session.flow import Ask, Flow, Hear, Sleep
 from poolbridge._session.loop_reader import LoopReader
 from poolbridge._session.session import Session
+from poolbridge._sys.finaliser import while_running
 from poolbridge._sys.literals import AckMode, ChannelMode, FullPolicy, Kind, Library
 from poolbridge._wire.messages import Reply
 from poolbridge.errors import PoolbridgeError
@@ -250,8 +250,9 @@ class AsyncClient(AsyncLists, ClientState):
             "process, and `await poolbridge.connect_async(path)` there"
         )
 
+    @while_running
     def __del__(self) -> None:
-        if sys.is_finalizing() or self._session.ended is not None or os.getpid() != self._session.pid:
+        if self._session.ended is not None or os.getpid() != self._session.pid:
             return
         self._warn_unclosed()
         self._session.close_when_unused()

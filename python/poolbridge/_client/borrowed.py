@@ -17,6 +17,7 @@ from poolbridge._memory import dlpack as _dlpack
 from poolbridge._order import order as _order
 from poolbridge._session.consumer import Kept, fences_of
 from poolbridge._sys import process as _process
+from poolbridge._sys.finaliser import while_running
 from poolbridge.errors import (
     InvalidArgumentError,
 )
@@ -158,6 +159,7 @@ class BaseBorrowedArrays(ABC):
         else:
             self._follower.done(end)
 
+    @while_running
     def __del__(self) -> None:
         frame, consumer = self._frame, self._consumer
         if frame is None or consumer is None or self._lease_state is not None:  # a lease state ends by itself

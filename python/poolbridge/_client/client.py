@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import sys
 from collections.abc import Iterable, Sequence
 from types import TracebackType
 from typing import Any, ClassVar, Self, TypeVar
@@ -19,6 +18,7 @@ from poolbridge._memory import tensor as _tensor
 from poolbridge._session.flow import Ask, Flow, Hear, Sleep
 from poolbridge._session.session import Session
 from poolbridge._session.socket_reader import SocketReader
+from poolbridge._sys.finaliser import while_running
 from poolbridge._sys.literals import AckMode, ChannelMode, FullPolicy, Kind, Library
 from poolbridge._wire.messages import Reply
 from poolbridge.errors import (
@@ -597,8 +597,9 @@ class Client(Lists, ClientState):
     ) -> None:
         self.close()
 
+    @while_running
     def __del__(self) -> None:
-        if sys.is_finalizing() or self._session.ended is not None or os.getpid() != self._session.pid:
+        if self._session.ended is not None or os.getpid() != self._session.pid:
             return
         self._warn_unclosed()
         self._reader.background(self._session.close_when_unused)

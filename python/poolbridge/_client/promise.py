@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import sys
 import warnings
 from threading import RLock
 from typing import TYPE_CHECKING
 
 from poolbridge._sys import process as _process
 from poolbridge._sys.error_texts import shown
+from poolbridge._sys.finaliser import while_running
 from poolbridge.errors import InvalidArgumentError
 
 if TYPE_CHECKING:
@@ -149,9 +149,10 @@ class Promise:
         what = "failed" if self._failed else "completed" if self.completed else "not completed yet"
         return f"<poolbridge.Promise {what}>"
 
+    @while_running
     def __del__(self) -> None:
         state = getattr(self, "_lease_state", None)
-        if state is None or sys.is_finalizing() or state.session.ended is not None:
+        if state is None or state.session.ended is not None:
             return
         if _process.pid != state.session.pid:  # a forked child: the promise is its parent's
             return

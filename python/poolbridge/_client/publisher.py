@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
@@ -20,6 +19,7 @@ from poolbridge._session.flow import Do, Flow
 from poolbridge._session.producer import Sending, deliver, pack_meta, producer_of
 from poolbridge._session.spares import Shelf, Spare
 from poolbridge._sys import process as _process
+from poolbridge._sys.finaliser import while_running
 from poolbridge.errors import (
     ClosedError,
     DeviceMemoryError,
@@ -247,8 +247,9 @@ class BasePublisher(ABC):
             self._shelf.closed = True
             self._session.drop_shelf(self._shelf)
 
+    @while_running
     def __del__(self) -> None:
-        if not sys.is_finalizing() and hasattr(self, "_busy") and _process.pid == self._session.pid:
+        if hasattr(self, "_busy") and _process.pid == self._session.pid:
             self._session.drop_shelf(self._shelf)
 
     def __repr__(self) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Awaitable, Callable
 from functools import partial
 from types import TracebackType
@@ -14,6 +13,7 @@ from poolbridge._client.borrowed import AsyncBorrowedArrays, BorrowedArrays
 from poolbridge._client.channel import info_of
 from poolbridge._client.frame import AsyncFrame, BaseFrame, Frame, pass_on
 from poolbridge._session.consumer import claim, receive
+from poolbridge._sys.finaliser import while_running
 from poolbridge.errors import (
     InvalidArgumentError,
 )
@@ -60,9 +60,9 @@ class BaseSubscription:
         if self._consumer is not None:
             self._session.unsubscribe(self._consumer)
 
+    @while_running
     def __del__(self) -> None:
-        if not sys.is_finalizing():
-            self._close()
+        self._close()
 
 
 class Subscription(BaseSubscription):

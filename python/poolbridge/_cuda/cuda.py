@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import operator
 import os
-import sys
 import threading
 import uuid
 from collections.abc import Iterator
@@ -17,6 +16,7 @@ from typing import Any, Final
 
 import numpy as np
 
+from poolbridge._sys.finaliser import while_running
 from poolbridge.errors import (
     DeviceMemoryError,
     DeviceNotVisibleError,
@@ -231,8 +231,9 @@ class Allocation:
         with current(ordinal):
             self.address = int(call("cuMemAlloc", nbytes))
 
+    @while_running
     def __del__(self) -> None:
-        if self.address and not sys.is_finalizing():
+        if self.address:
             with current(self._ordinal):
                 call("cuMemFree", self.address)
 

@@ -7,7 +7,6 @@ import binascii
 import json
 import math
 import os
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,6 +17,7 @@ import numpy as np
 
 from poolbridge._cuda import cuda as _cuda, imports as _cuda_imports
 from poolbridge._memory import dlpack as _dlpack, kind_gpu as _kind_gpu, tensor as _tensor
+from poolbridge._sys.finaliser import while_running
 from poolbridge.errors import (
     InvalidArgumentError,
     LeaseReleasedError,
@@ -391,8 +391,9 @@ class OpenedMemory:
     ) -> None:
         self.close()
 
+    @while_running
     def __del__(self) -> None:
-        if getattr(self, "_block", None) is not None and not sys.is_finalizing():
+        if getattr(self, "_block", None) is not None:
             self.close()
 
     def __repr__(self) -> str:

@@ -7,7 +7,6 @@ bytes. Events of cuda.core, CuPy and PyTorch are accepted as they are.
 from __future__ import annotations
 
 import ctypes
-import sys
 import time
 from typing import Any, Final
 from weakref import WeakValueDictionary
@@ -15,6 +14,7 @@ from weakref import WeakValueDictionary
 from poolbridge._cuda import cuda as _cuda, stream as _cuda_stream
 from poolbridge._memory import dlpack as _dlpack
 from poolbridge._order.streams import stream_key
+from poolbridge._sys.finaliser import while_running
 from poolbridge.errors import (
     DriverError,
     EventUnavailableError,
@@ -156,8 +156,9 @@ class Event:
             raise ValueError("stream -1 asks for no ordering, which an event cannot do: name a stream")
         return key.handle
 
+    @while_running
     def __del__(self) -> None:
-        if self._number and not sys.is_finalizing():
+        if self._number:
             self.close()
 
     def __repr__(self) -> str:

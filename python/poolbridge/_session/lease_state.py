@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from functools import partial
 from typing import TYPE_CHECKING, Any
 from weakref import ref
@@ -12,6 +11,7 @@ import numpy as np
 from poolbridge._memory.tensor import Description
 from poolbridge._order import order as _order
 from poolbridge._sys import process as _process
+from poolbridge._sys.finaliser import while_running
 from poolbridge.errors import (
     LeaseInUseError,
     LeaseReleasedError,
@@ -237,8 +237,9 @@ class LeaseState:
             except LeaseReleasedError:
                 pass  # another thread has ended it at this moment
 
+    @while_running
     def __del__(self) -> None:
-        if (self.released and not self.sent) or sys.is_finalizing():
+        if self.released and not self.sent:
             return
         self.released = True
         self.session.let_go(self, failed=self.failed, alone=True)
@@ -257,6 +258,7 @@ class Token:
         state.tokens.add(id(self))
         state.check_usable()
 
+    @while_running
     def __del__(self) -> None:
         try:
             state = self._lease_state

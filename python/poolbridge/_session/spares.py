@@ -14,6 +14,7 @@ from msgspec import UNSET, structs
 from poolbridge._session.lease_state import LeaseState
 from poolbridge._session.membership import NATIVE
 from poolbridge._sys import process as _process
+from poolbridge._sys.finaliser import while_running
 from poolbridge._wire.messages import Fence, Grant
 from poolbridge.errors import (
     PoolbridgeError,
@@ -89,6 +90,7 @@ class Spare(_Lent):
         self.lender: LeaseState | None = None
         self.array = None
 
+    @while_running
     def __del__(self) -> None:
         # No object refers to this publisher's lease any more: a signal handler raised between two of the publisher's
         # steps.

@@ -1,0 +1,25 @@
+"""Finalisers that the end of the interpreter does not trouble."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from functools import wraps
+from typing import TypeVar
+
+_T = TypeVar("_T")
+
+
+def while_running(finalise: Callable[[_T], None]) -> Callable[[_T], None]:
+    """Make a ``__del__`` that does nothing while the interpreter ends.
+
+    Python may have set the names in modules to None then, `sys` too. So what is returned uses no such name.
+    """
+    ending = sys.is_finalizing
+
+    @wraps(finalise)
+    def finalise_while_running(self: _T) -> None:
+        if not ending():
+            finalise(self)
+
+    return finalise_while_running
