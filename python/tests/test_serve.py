@@ -53,6 +53,39 @@ def python(text, *arguments, **options):
     )
 
 
+# The end of a session
+
+
+@pytest.fixture
+def looking():
+    """A client that stays, of a service of the test's own."""
+    with poolbridge.serve(pools=POOLS) as service, poolbridge.connect(service.path) as client:
+        yield client
+
+
+def test_the_service_has_ended_a_session_when_close_returns(looking):
+    others = len(looking.sessions())
+    for _ in range(20):
+        client = poolbridge.connect(looking.path)
+        client.open_pool("frames")
+        lease = client.allocate(4)
+        client.close()
+        assert len(looking.sessions()) == others
+        assert lease.released
+
+
+def test_the_service_has_ended_a_session_when_close_of_asyncio_returns(looking):
+    others = len(looking.sessions())
+
+    async def run():
+        for _ in range(20):
+            async with await poolbridge.connect_async(looking.path):
+                pass
+            assert len(looking.sessions()) == others
+
+    asyncio.run(run())
+
+
 # A service of one's own
 
 

@@ -340,7 +340,7 @@ def test_a_lease_on_a_block_that_a_closing_client_has_dropped_is_no_fault_of_the
     service.tricks["get"] = lambda c, r: None
     call = WaitingCall(service, client)
     late = client._session.ask(m.Get(nm="x"), m.LeaseReply, lambda: None)
-    client._session.prepare_close()
+    client._session.begin_close()
     grant = m.Grant(id=7, bf=7, ge=1, pl=1, bl=99, bs=4096, t=m.Tensor(dt="float32"))
     with service.changed:
         call.connection.send(m.LeaseReply(q=late.number, l=grant))

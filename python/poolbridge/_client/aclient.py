@@ -22,8 +22,6 @@ from poolbridge._session.loop_reader import LoopReader
 from poolbridge._session.session import Session
 from poolbridge._sys.finaliser import while_running
 from poolbridge._sys.literals import AckMode, ChannelMode, FullPolicy, Kind, Library
-from poolbridge._wire.messages import Reply
-from poolbridge.errors import PoolbridgeError
 
 _T = TypeVar("_T")
 
@@ -225,12 +223,9 @@ class AsyncClient(AsyncLists, ClientState):
         if self._session.ended is None and os.getpid() == self._session.pid:
             if not self._session.release_spares():
                 await asyncio.to_thread(self._session.spares.release_within, CLOSE_TIMEOUT)
-            last = self._session.prepare_close()
             try:
-                if last is not None:
-                    await self._reader.call(last, Reply, CLOSE_TIMEOUT)
-            except PoolbridgeError:
-                pass  # the service is gone or stalled; it ends the session by itself
+                if (left := self._session.begin_close()) is not None:
+                    await self._reader.wait(left, CLOSE_TIMEOUT)
             finally:
                 self._end()
         else:

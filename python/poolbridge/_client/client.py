@@ -20,10 +20,6 @@ from poolbridge._session.session import Session
 from poolbridge._session.socket_reader import SocketReader
 from poolbridge._sys.finaliser import while_running
 from poolbridge._sys.literals import AckMode, ChannelMode, FullPolicy, Kind, Library
-from poolbridge._wire.messages import Reply
-from poolbridge.errors import (
-    PoolbridgeError,
-)
 
 _T = TypeVar("_T")
 
@@ -575,16 +571,14 @@ class Client(Lists, ClientState):
     def close(self) -> None:
         """Close the connection. Its leases and subscriptions end. Idempotent.
 
-        Arrays that are alive stay valid. The service does not use their memory again before this process ends.
+        Arrays that are alive stay valid. The service does not use their memory again before this process ends. The
+        service has ended the session when the call returns, and counts it no more, unless it did not answer within a
+        second.
         """
         if self._session.ended is None and os.getpid() == self._session.pid:
             self._session.spares.release_within(CLOSE_TIMEOUT)
-            last = self._session.prepare_close()
-            if last is not None:
-                try:
-                    self._reader.call(last, Reply, CLOSE_TIMEOUT)
-                except PoolbridgeError:
-                    pass  # the service is gone or stalled; it ends the session by itself
+            if (left := self._session.begin_close()) is not None:
+                self._reader.wait(left, CLOSE_TIMEOUT)
         self._session.close()
         if os.getpid() == self._session.pid:
             self._reader.stop()

@@ -13,9 +13,10 @@ from typing import TYPE_CHECKING, Any, Protocol
 from weakref import ReferenceType, ref
 
 from poolbridge._order import order as _order
+from poolbridge._session.calls import Waiter
 from poolbridge._session.session_members import SessionMembers
 from poolbridge._sys import error_texts as _error_texts, process as _process
-from poolbridge._wire.messages import Bye, Dropped, Forget, Release, Seal, Wanted
+from poolbridge._wire.messages import Bye, Forget, Release, Seal, Wanted
 from poolbridge.errors import (
     ClientClosedError,
     ConnectionLostError,
@@ -61,6 +62,7 @@ class Session(SessionMembers):
         self.pid = _process.pid
         self.orphaned = False
         self._closing = False
+        self._said_bye = False
         self.patience = _PATIENCE
         self.tracer: Any = None
         self.lost: set[int] = set()
@@ -130,7 +132,10 @@ class Session(SessionMembers):
             outbox.clear()
             return
         try:
-            if not self.transport.send(outbox):
+            if self.transport.send(outbox):
+                if self._said_bye:
+                    self.transport.end_sending()
+            else:
                 if len(outbox) > _OUTBOX_MAX:
                     raise ConnectionLostError(f"the service reads no packets, and {len(outbox)} wait to be sent")
                 if self._driver is not None:
@@ -394,14 +399,13 @@ class Session(SessionMembers):
             self.core.lose(error)
         self.transport.shutdown()
 
-    def prepare_close(self) -> Dropped | None:
-        """Release every lease that no array uses, and unmap the blocks that are idle then.
+    def begin_close(self) -> Waiter | None:
+        """Release every lease that no array uses, unmap the blocks that are idle then, and say bye.
 
         Returns
         -------
-        Dropped or None
-            The last request to send. Its reply says that the service has processed all before it. None if there is
-            nothing to send.
+        Waiter or None
+            A wait until the service has ended the session; its driver waits. None if the session has ended.
         """
         for reference in list(self.lease_states.values()):
             state = reference()
@@ -411,12 +415,21 @@ class Session(SessionMembers):
             if self.ended is not None or not self.core.epoch:
                 return None
             self._end_members()
-            idle = [block for block in self.core.blocks.values() if not block.leases]
-            busy = bool(self.core.outbox) or bool(self.core.blocks)
             self._closing = True
-            for block in idle:
+            for block in [block for block in self.core.blocks.values() if not block.leases]:
                 self._unmap(block)
-        return Dropped(bl=()) if busy else None
+        waiter = Waiter(lambda: self.ended is not None)
+        with self.lock:  # once more: what was deferred while the lock was held is said before bye
+            self.core.waiters.append(waiter)
+            self._say_bye()
+        return waiter
+
+    def _say_bye(self) -> None:
+        """Say that the session ends, once, and send nothing after that. The lock is held."""
+        if self.ended is None and self.core.epoch and not self._said_bye:
+            self._said_bye = True
+            self.core.tell(Bye())
+            self._flush()
 
     def close(self) -> None:
         """End the session. Memory that arrays use stays mapped until they are gone. Idempotent."""
@@ -424,10 +437,9 @@ class Session(SessionMembers):
             self.transport.close()
             return
         with self.lock:
-            if self.ended is None and self.core.epoch:  # no thread waits for the service's replies
+            if self.ended is None:
                 self._end_members()
-                self.core.tell(Bye())
-                self._flush()
+            self._say_bye()
         self.lose(ClientClosedError("the client is closed"))
 
     def close_when_unused(self) -> None:

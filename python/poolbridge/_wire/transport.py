@@ -155,10 +155,17 @@ class Transport:
             raise
         return bytes(self._buffer[:length]), descriptors
 
+    def end_sending(self) -> None:
+        """End sending. The service reads what was sent before, ends the session and closes its end. Idempotent."""
+        self._shutdown(socket.SHUT_WR)
+
     def shutdown(self) -> None:
         """Shut the connection down, which wakes threads that wait for the socket. It stays open. Idempotent."""
+        self._shutdown(socket.SHUT_RDWR)
+
+    def _shutdown(self, how: int) -> None:
         try:
-            self._sock.shutdown(socket.SHUT_RDWR)
+            self._sock.shutdown(how)
         except OSError:
             pass  # the service has closed the connection, or the socket is closed
 
