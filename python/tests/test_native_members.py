@@ -1,4 +1,4 @@
-"""Members of a channel in separate processes, which may die at any moment; see ``test_native``."""
+"""Members of a channel in separate processes, which may die at any moment; see ``test_native_frames``."""
 
 from __future__ import annotations
 
