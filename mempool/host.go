@@ -303,7 +303,7 @@ func openHostArena(p PoolInfo, x Export) (ImportedArena, error) {
 	}
 	f := x.Files[0]
 	if seals, err := unix.FcntlInt(f.Fd(), unix.F_GET_SEALS, 0); err != nil || seals&hostSeals != hostSeals {
-		return nil, situation.Of(ErrInvalid, "the file descriptor of pool %q is no memfd of sealed size (seals %#x, %v)", p.Name, seals, err)
+		return nil, situation.Of(ErrInvalid, "the file of pool %q must be a memfd whose size is sealed, and this one is not (seals %#x, %v)", p.Name, seals, err)
 	}
 	st, err := f.Stat()
 	if err != nil {

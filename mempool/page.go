@@ -111,7 +111,7 @@ func MapPage(x Export, write bool) (*Page, error) {
 	const size = unix.F_SEAL_SHRINK | unix.F_SEAL_GROW
 	seals, err := unix.FcntlInt(f.Fd(), unix.F_GET_SEALS, 0)
 	if err != nil || seals&size != size {
-		return nil, situation.Of(ErrInvalid, "the file descriptor of a timeline is no memfd of sealed size (seals %#x, %v)", seals, err)
+		return nil, situation.Of(ErrInvalid, "the file of a timeline must be a memfd whose size is sealed, and this one is not (seals %#x, %v)", seals, err)
 	}
 	if st, err := f.Stat(); err != nil || st.Size() != pageBytes {
 		return nil, situation.Of(ErrInvalid, "the file of a timeline must have %d bytes, this one has not (%v)", pageBytes, err)

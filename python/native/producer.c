@@ -137,7 +137,7 @@ static bool slot_in_use(const struct pb_channel *ch, uint64_t number) {
     return stands && !pb_claim_over(PB_LOAD(pb_claim(ch, number)), stands);
 }
 
-// PB_AGAIN: a frame was dropped, a number became void, or another member was faster.
+// PB_AGAIN, look again: a frame was dropped, a number became void, or another member was faster.
 static enum pb_result room_in_queue(struct pb_producer *p, uint64_t tail) {
     struct pb_channel *ch = &p->ch;
     uint64_t last = pb_tail_number(tail), capacity = ch->policy == PB_LATEST ? 1 : ch->capacity;

@@ -77,7 +77,7 @@ def consume(fan: Fan, pipe: Connection) -> None:
 
 
 class _Consumers:
-    """The consumer processes of a fan."""
+    """The consumer processes of a fan: one producer, and several consumers that all get each frame."""
 
     def __init__(self, context: SpawnContext, fan: Fan) -> None:
         self._processes, self._pipes = [], []

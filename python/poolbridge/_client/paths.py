@@ -133,7 +133,9 @@ class Patience:
 
     def __init__(self, path: str, wait: float, timeout: float, now: float) -> None:
         if not wait >= 0 or not timeout > 0:
-            raise InvalidArgumentError(f"wait={wait!r}, timeout={timeout!r}: expected seconds, timeout above 0")
+            raise InvalidArgumentError(
+                f"wait must be seconds, 0 or more, and timeout seconds above 0: got wait={wait!r}, timeout={timeout!r}"
+            )
         self._path = path
         self._wait = wait
         self._until_there = now + wait

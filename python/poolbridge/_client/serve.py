@@ -45,7 +45,7 @@ class Service:
         timeout: float = START_SECONDS,
     ) -> None:
         if not timeout > 0:
-            raise InvalidArgumentError(f"timeout={timeout!r}: expected seconds above 0")
+            raise InvalidArgumentError(f"timeout must be seconds above 0, not {timeout!r}")
         where = ["--private"] if path is None else ["--socket", os.path.abspath(path)]
         self._private = path is None
         self._options = [*where, *(part for pool in pools for part in ("--pool", _named(pool))), *options]

@@ -77,7 +77,7 @@ class SessionMembers(SessionMemory):
             descriptors = self.core.seats.pop(number, None)
         if descriptors is None:
             self.check_usable()
-            raise ProtocolError("the files of a member of a channel did not come with it")
+            raise ProtocolError("the service admitted a member to a channel and did not send the member's files")
         return descriptors
 
     def add_member(self, member: Any) -> None:

@@ -10,7 +10,7 @@ import (
 
 // Result is one line of the table.
 type Result struct {
-	// Workload, Kind and Bytes say what was measured, and System in which system.
+	// Workload, Kind and Bytes say what was measured. System is what handed the memory on: poolbridge, or what it is compared with.
 	Workload string `json:"workload"`
 	Kind     string `json:"kind"`
 	Bytes    uint64 `json:"bytes"`
