@@ -17,7 +17,8 @@ from pathlib import Path
 import numpy as np
 from realservice import leases, until
 from test_interrupts import Interrupter
-from test_members import let_go_later, service  # noqa: F401 - a fixture
+from test_members import service  # noqa: F401 - a fixture
+from test_returned_leases import let_go_later
 
 import poolbridge
 from poolbridge._client import operations as _operations

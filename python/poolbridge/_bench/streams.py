@@ -77,7 +77,7 @@ def consume(fan: Fan, pipe: Connection) -> None:
 
 
 class _Consumers:
-    """The consumer processes of a fan: one producer, and several consumers that all get each frame."""
+    """The consumer processes of a fan, in which one process sends frames to several others."""
 
     def __init__(self, context: SpawnContext, fan: Fan) -> None:
         self._processes, self._pipes = [], []

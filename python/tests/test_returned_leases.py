@@ -1,0 +1,257 @@
+"""Leases whose frames are released come back to their producer, which uses or releases them."""
+
+from __future__ import annotations
+
+import pytest
+
+pytest.importorskip(
+    "poolbridge._native", reason="poolbridge is installed without its native module", exc_type=ImportError
+)
+
+import gc
+import threading
+
+import numpy as np
+from realservice import leases, publish, until
+from test_members import service as service  # noqa: PLC0414 - a fixture
+
+import poolbridge
+from poolbridge._memory.mappings import MAPPINGS
+from poolbridge._session import spares as _spares
+from poolbridge._wire.messages import Fence
+
+PAGE = 4096
+
+
+def test_leases_that_came_back_are_used_again_and_given_back_when_nothing_is_allocated(client, other):
+    channel = client.create_channel("c", capacity=2)
+    frames = other.subscribe("c")
+    buffers = set()
+    for _ in range(50):
+        lease = client.allocate(4, "int32")
+        buffers.add(lease.buffer_id)
+        channel.publish(lease)
+        next(frames)
+    assert len(buffers) <= 4
+    assert leases(client) <= 4
+    for _ in range(2):  # an allocation notices all that came back; one of another size uses none of it
+        client.allocate(1000).release()
+    assert len(client._session.spares) >= 1
+    until(lambda: not len(client._session.spares))
+    assert leases(client) == 2, "those whose frames the channel keeps"
+    until(lambda: client._session.spares._rest > _spares._REST)  # it looks ever less often whether they have come back
+
+
+def test_no_more_leases_are_kept_than_the_channel_has_places_and_two(client, other, monkeypatch):
+    monkeypatch.setattr(_spares, "_IDLE", 3600)
+    channel = client.create_channel("c", capacity=3)
+    frames = other.subscribe("c", credit=3)
+    for size in range(1, 40):
+        channel.publish(client.allocate(size))
+        next(frames)
+        assert len(client._session.spares._kept.get(1, ())) <= 5
+    assert leases(client) <= 5 + 3 + 1, "the spare ones, those in the channel, and the one that left it"
+
+
+def test_a_lease_that_came_back_is_used_only_for_as_many_bytes(client, other):
+    channel = client.create_channel("c", capacity=1)
+    frames = other.subscribe("c")
+    first = client.allocate(16, "uint8")
+    buffer = first.buffer_id
+    channel.publish(first)
+    next(frames)
+    channel.publish(client.allocate(64, "uint8"))
+    next(frames).release()
+    assert client.allocate(17, "uint8").buffer_id != buffer
+    again = client.allocate((2, 2), "int32")
+    assert (again.buffer_id, again.shape) == (buffer, (2, 2))
+
+
+def test_what_was_allocated_of_a_lease_that_came_back_can_be_released_unpublished(client, other):
+    channel = client.create_channel("c", capacity=1)
+    frames = other.subscribe("c")
+    for value in range(2):
+        publish(client, channel, value)
+        next(frames)
+    before = leases(client)
+    client.allocate(4, "int32").release()
+    assert leases(client) == before - 1
+    assert publish(client, channel, 7) == 3
+
+
+def test_a_lease_that_has_a_name_is_released_when_it_comes_back(client, other):
+    channel = client.create_channel("c", capacity=1)
+    frames = other.subscribe("c")
+    with client.allocate(4, "int32") as lease:
+        lease.publish("named")
+    held = client.get("named", write=True)
+    channel.publish(held)
+    next(frames)
+    publish(client, channel, 1)
+    next(frames)
+    buffer = held.buffer_id
+    assert client.allocate(4, "int32").buffer_id != buffer
+    assert other.get("named").buffer_id == buffer
+
+
+def test_a_pool_with_one_block_more_than_the_channel_has_places_streams_on_and_on(service):
+    with poolbridge.connect(service.path, timeout=60) as client, poolbridge.connect(service.path, timeout=60) as other:
+        client.create_pool("small", max_bytes=5 * PAGE)
+        channel = client.create_channel("c", capacity=4)
+        frames = other.subscribe("c", credit=1)
+        seen: list[int] = []
+
+        def consume():
+            seen.extend(int(np.asarray(frame)[0]) for frame in frames)
+
+        consumer = threading.Thread(target=consume)
+        consumer.start()
+        for value in range(1000):
+            publish(client, channel, value, timeout=60)
+        channel.close()
+        consumer.join(60)
+        assert seen == list(range(1000))
+
+
+def test_another_client_gets_the_memory_that_a_producer_keeps(service):
+    with poolbridge.connect(service.path, timeout=60) as client, poolbridge.connect(service.path, timeout=60) as other:
+        client.create_pool("small", max_bytes=6 * PAGE)
+        other.open_pool("small")
+        channel = client.create_channel("c", capacity=2)
+        frames = other.subscribe("c", credit=8)
+        arrays = []
+        for value in range(6):
+            publish(client, channel, value, timeout=60)
+            arrays.append(np.asarray(next(frames)))
+        with pytest.raises(poolbridge.PoolLimitError):
+            other.allocate(4)
+        waiting = threading.Timer(0.2, arrays.clear)
+        waiting.start()
+        with other.allocate(4, timeout=60):
+            pass
+        waiting.join()
+
+
+def test_a_producer_leaves_a_channel_that_was_closed_once_its_leases_are_back(client, other):
+    for number in range(70):  # more than a session may have members
+        channel = client.create_channel("c", capacity=2)
+        frames = other.subscribe("c")
+        publish(client, channel, number)
+        assert next(frames).to_numpy().tolist() == [number] * 4
+        frames.close()
+        channel.close()
+    client.allocate(4).release()
+    assert len(client._session.core.members) <= 1
+
+
+def let_go_later(client, frame, value):
+    """Release a frame with a fence of the client's timeline, as if a GPU still worked on it."""
+    own, state = client._session.timelines.own, frame._lease_state
+    state.released = True
+    client._session.release(state, (Fence(own.id, 0, value),), failed=False)
+    return own
+
+
+def test_the_leases_of_a_channel_that_was_closed_come_back_though_nothing_is_allocated(client, other):
+    channel = client.create_channel("c", capacity=4)
+    for value in range(4):
+        publish(client, channel, value)
+    channel.close()
+    until(lambda: leases(other) == 0)
+
+
+def test_a_block_that_comes_back_as_its_client_closes_is_unmapped(client):
+    channel = client.create_channel("c")
+    publish(client, channel, 1)
+    session = client._session
+    [producer] = session.producers.values()
+    _, spare = producer.loans.popitem()  # a thread has just seen it come back
+    mapped = len(MAPPINGS)
+    client.close()
+    session.return_spare(spare)
+    assert len(MAPPINGS) < mapped
+
+
+def test_a_client_that_is_dropped_without_close_keeps_no_block(service, client):
+    channel = client.create_channel("c", capacity=2)
+    with pytest.warns(ResourceWarning):
+        dropped = poolbridge.connect(service.path, timeout=60)
+        theirs = dropped.open_channel("c")
+        pool = dropped.open_pool("frames")
+        for value in range(8):
+            lease = dropped.allocate(4, "int32", pool=pool)
+            np.asarray(lease)[:] = value
+            theirs.publish(lease)
+        del lease, theirs, pool, dropped
+        gc.collect()
+        until(lambda: client.stats().sessions == 2)  # the service has one, too
+    stats = client.stats().pools[0]
+    assert stats.held == 0
+    channel.close()
+    until(lambda: client.stats().pools[0].leased == 0)
+
+
+def test_a_lease_whose_consumer_is_gone_with_its_timeline_is_used_again_or_released(service, client):
+    channel = client.create_channel("c", capacity=1)
+    with poolbridge.connect(service.path, timeout=60) as other:
+        frames = other.subscribe("c")
+        publish(client, channel, 1)
+        own = let_go_later(other, frames.receive(60), 5)
+        publish(client, channel, 2)
+        next(frames).release()
+        with client._session.lock:
+            client._session.producers[channel.id].collect()
+        assert len(client._session.spares)
+        own.page.store(0, 5)
+    until(lambda: client.stats().sessions <= 2)  # this client's, and one of the service's own
+    asked = client._session.core._number
+    client.allocate(4, "int32").release()
+    until(lambda: leases(client) <= 1)
+    assert client._session.core._number < asked + 100
+
+
+class Leaving:
+    """The native end of a producer that leaves just when its blocks have come back."""
+
+    def __init__(self, producer):
+        self.native = producer.native
+        self.leave = producer.leave
+
+    def reclaim(self, seconds):
+        came = self.native.reclaim(seconds)
+        if came:
+            self.leave()
+        return came
+
+    def close(self):
+        self.native.close()
+
+
+def test_blocks_that_come_back_as_their_producer_leaves_are_nobodys(client):
+    channel = client.create_channel("c", capacity=1)
+    for value in range(2):
+        publish(client, channel, value)
+    producer = client._session.producers[channel.id]
+    producer.native = Leaving(producer)
+    producer.await_back(0.01)
+    assert not producer.loans
+
+
+def test_leases_are_given_back_though_the_thread_that_does_so_has_failed_before(client, other, monkeypatch):
+    channel = client.create_channel("c", capacity=1)
+    frames = other.subscribe("c")
+    spares = client._session.spares
+    failed: list[object] = []
+    monkeypatch.setattr(threading, "excepthook", failed.append)
+    monkeypatch.setattr(spares, "_soon", lambda now: 1 / 0)
+    for value in range(3):
+        publish(client, channel, value)
+        next(frames)
+    until(lambda: failed)
+    monkeypatch.undo()
+    for _ in range(2):
+        client.allocate(1000).release()
+    publish(client, channel, 3)
+    next(frames)
+    client.allocate(1000).release()
+    until(lambda: leases(client) == 1)
