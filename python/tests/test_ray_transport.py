@@ -235,7 +235,7 @@ def test_the_program_for_machines_without_ray_runs():
 
 
 def test_without_a_service_the_sender_gets_the_error(socket):
-    with pytest.raises(poolbridge.ServiceNotRunningError, match="not running"):
+    with pytest.raises(poolbridge.ServiceNotRunningError, match=r"not running.*poolbridge\.ray\.start\(\)"):
         made().extract_tensor_transport_metadata("one", [np.ones(3)])
 
 

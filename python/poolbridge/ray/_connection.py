@@ -29,6 +29,24 @@ def again(work: Callable[[], _T]) -> _T:
     return work()
 
 
+def connect(path: str) -> poolbridge.Client:
+    """Connect to the service of this node.
+
+    Raises
+    ------
+    ServiceNotRunningError
+        The node has no service. The message says how a program with Ray starts one.
+    """
+    try:
+        return poolbridge.connect(path)
+    except poolbridge.ServiceNotRunningError as error:
+        raise poolbridge.ServiceNotRunningError(
+            f"the poolbridge service is not running on this node: looked at {path!r}. Start one on every node by "
+            "poolbridge.ray.start(), in the program that has called ray.init(); or run `poolsvc serve` on each node, "
+            "and set POOLBRIDGE_SOCKET to its socket where Ray is started"
+        ) from error
+
+
 class Connection:
     """Connects when it is first needed, and again after the service was lost. Thread-safe."""
 
@@ -46,7 +64,7 @@ class Connection:
         """
         with self._lock:
             if self._client is None or self._client.closed:
-                self._client = poolbridge.connect(_cluster.service_path())
+                self._client = connect(_cluster.service_path())
             return self._client
 
     def allocate(
