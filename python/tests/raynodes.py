@@ -29,6 +29,7 @@ ALONE = ["unshare", "--net", "--mount", "--pid", "--fork", "--kill-child", "--mo
 NODE = """
 set -e
 mount -t tmpfs -o size=700m tmpfs /dev/shm
+mount -t sysfs sysfs /sys  # UCX looks for the network's interfaces there
 ip link set lo up
 echo alone
 read joined
@@ -64,6 +65,7 @@ class Node:
             "POOLBRIDGE_POOLSVC": POOLSVC,
             "RAY_AUTH_MODE": "disabled",
             "RAY_USAGE_STATS_ENABLED": "0",
+            "UCX_TLS": "tcp,self",  # UCX would take nodes with one kernel for one machine with one /dev/shm
         }
         head = f"{NETWORK}.1:{PORT}"
         role = ["--head", f"--port={PORT}", "--include-dashboard=false"] if number == 1 else [f"--address={head}"]
@@ -131,12 +133,20 @@ def on_two_nodes(*arguments: str, seconds: float = 250) -> str:
 # In the first node
 
 
-def actors(ray: Any, transport: str) -> Any:
+def actors(ray: Any, transport: str, moved: str) -> Any:
     """Define the actor, in a function: so it is pickled by value."""
 
     class Actor:
         @ray.method(tensor_transport=transport)  # type: ignore[untyped-decorator]
         def pooled(self, count: int, value: float) -> Any:
+            import poolbridge.ray
+
+            array = poolbridge.ray.empty(count)
+            array[:] = value
+            return array
+
+        @ray.method(tensor_transport=moved)  # type: ignore[untyped-decorator]
+        def by_mover(self, count: int, value: float) -> Any:
             import poolbridge.ray
 
             array = poolbridge.ray.empty(count)
@@ -168,6 +178,17 @@ def actors(ray: Any, transport: str) -> Any:
             found = {name: getattr(stats, name) for name in stats.__slots__ if name != "reasons"}
             return {name: count.arrays for name, count in found.items() if count.arrays} | {"reasons": stats.reasons}
 
+        def left(self) -> list[int]:
+            """Wait up to a minute until the service of the node has no leases, buffers and names, and give how many."""
+            import poolbridge.ray
+
+            client, deadline = poolbridge.ray.client(), time.monotonic() + 60
+            while any(found := [len(client.leases()), len(client.buffers()), len(client.names())]):
+                if time.monotonic() > deadline:
+                    break
+                time.sleep(0.05)
+            return found
+
         def where(self) -> list[int]:
             return [os.stat(path).st_ino for path in ("/proc/self/ns/net", "/proc/self/ns/mnt")]
 
@@ -191,9 +212,10 @@ def drive(mib: int, moves: int) -> None:
     import ray
 
     import poolbridge.ray
+    from poolbridge.ray import _cluster, _nixl
 
     ray.init(address=f"{NETWORK}.1:{PORT}", log_to_driver=False, logging_level="error")
-    kind = actors(ray, poolbridge.ray.register())
+    kind = actors(ray, poolbridge.ray.register(), poolbridge.ray.register(name="moved", nixl=False))
     with poolbridge.ray.start(pools={"ray": {"kind": "host", "max_bytes": "300MiB"}}):
         sender, near = (kind.options(resources={"near": 1}).remote() for _ in range(2))
         far = kind.options(resources={"far": 1}).remote()
@@ -202,16 +224,28 @@ def drive(mib: int, moves: int) -> None:
             found[name] = {
                 "ends": ray.get(receiver.ends.remote(sender.pooled.remote(1 << 18, 3))),
                 "part": ray.get(receiver.elements.remote(sender.part.remote())),
+                "nothing": ray.get(receiver.elements.remote(sender.pooled.remote(0, 0))),
+                "moved": ray.get(receiver.ends.remote(sender.by_mover.remote(10, 4))),
                 "counts": ray.get(receiver.counts.remote()),
                 "where": ray.get(receiver.where.remote()),
             }
+        reference = sender.pooled.remote(10, 5)
+        found["before"] = ray.get(far.ends.remote(reference))
+        ray.kill(_cluster.mover(ray.get_runtime_context().get_node_id()))
+        found["after"] = ray.get(far.ends.remote(reference))
+        del reference
+        found["counts"] = ray.get(far.counts.remote())
+        found["left"] = ray.get([near.left.remote(), far.left.remote()])
         found["sender"] = ray.get(sender.counts.remote())
         if mib:
             count = mib << 18
+            stored = kind.options(resources={"near": 1}).remote()  # Ray pickles otherwise where a transport was used
             ways = {
-                "object store": lambda: far.ends.remote(sender.stored.remote(count, 1)),
-                "mover": lambda: far.ends.remote(sender.pooled.remote(count, 1)),
+                "object store": lambda: far.ends.remote(stored.stored.remote(count, 1)),
+                "mover": lambda: far.ends.remote(sender.by_mover.remote(count, 1)),
             }
+            if not _nixl.missing():
+                ways["NIXL"] = lambda: far.ends.remote(sender.pooled.remote(count, 1))
             found["seconds"] = measured(ray, ways, moves)
         print(json.dumps(found))
     poolbridge.ray.close()

@@ -9,6 +9,8 @@ import pytest
 import raynodes
 from realservice import POOLSVC
 
+from poolbridge.ray import _nixl
+
 ray = pytest.importorskip("ray", reason="ray is not installed: pip install '.[ray]'")
 
 LACKS = raynodes.missing()
@@ -18,7 +20,11 @@ pytestmark = [
     pytest.mark.skipif(bool(LACKS), reason=LACKS),
 ]
 
-PART = [[11.0, 9.0, 7.0], [17.0, 15.0, 13.0]]
+CONTENTS = {"ends": [3, 3], "part": [[11, 9, 7], [17, 15, 13]], "nothing": [], "moved": [4, 4]}
+
+
+def contents(of):
+    return {name: of[name] for name in CONTENTS}
 
 
 @pytest.fixture(scope="module")
@@ -31,13 +37,39 @@ def test_the_nodes_share_no_network_and_no_mounts(found):
 
 
 def test_a_node_hands_on_in_place(found):
-    assert found["near"]["ends"] == [3, 3]
-    assert found["near"]["part"] == PART
-    assert found["near"]["counts"] == {"received_in_place": 2, "reasons": {}}
-    assert found["sender"] == {"sent_in_place": 4, "reasons": {}}
+    assert contents(found["near"]) == CONTENTS
+    assert found["near"]["counts"] == {"received_in_place": 4, "reasons": {}}
+    assert found["sender"] == {"sent_in_place": 9, "reasons": {}}
 
 
-def test_another_node_gets_the_bytes_by_a_mover(found):
-    assert found["far"]["ends"] == [3, 3]
-    assert found["far"]["part"] == PART
-    assert found["far"]["counts"] == {"received_moved": 2, "reasons": {"the sender is on another node": 2}}
+def test_another_node_gets_the_bytes(found):
+    assert contents(found["far"]) == CONTENTS
+
+
+@pytest.mark.skipif(bool(_nixl.missing()), reason=_nixl.missing())
+def test_nixl_reads_for_another_node_where_both_have_it(found):
+    reason = "the sender is on another node"
+    assert found["far"]["counts"] == {
+        "received_by_nixl": 3,
+        "received_moved": 1,
+        "reasons": {reason: 3, f"{reason}; the transport was registered with nixl=False": 1},
+    }
+
+
+@pytest.mark.skipif(not _nixl.missing(), reason="NIXL is installed: the test before this one runs")
+def test_without_nixl_a_mover_reads_and_the_reason_is_counted(found):
+    reason = "the sender is on another node"
+    assert found["far"]["counts"] == {
+        "received_moved": 4,
+        "reasons": {f"{reason}; {_nixl.missing()}": 3, f"{reason}; the transport was registered with nixl=False": 1},
+    }
+
+
+def test_a_mover_that_died_is_made_again(found):
+    assert found["before"] == found["after"] == [5, 5]
+    way = "received_moved" if _nixl.missing() else "received_by_nixl"
+    assert found["counts"][way] == found["far"]["counts"][way] + 2
+
+
+def test_nothing_is_left_on_either_node(found):
+    assert found["left"] == [[0, 0, 0], [0, 0, 0]]

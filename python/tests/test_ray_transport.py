@@ -16,7 +16,7 @@ from realservice import POOLSVC, RealService, until
 
 import poolbridge
 import poolbridge.ray
-from poolbridge.ray import _cluster
+from poolbridge.ray import _cluster, _nixl
 
 
 @pytest.fixture
@@ -290,6 +290,52 @@ def test_memory_of_a_gpu_is_not_moved_to_another_node(pool, monkeypatch):
     )
     with pytest.raises(poolbridge.UnsupportedError, match="memory of a GPU"):
         made().recv_multiple_tensors("one", metadata, None)
+
+
+def test_without_nixl_it_is_an_error_to_ask_for_it(monkeypatch):
+    for name in _nixl._MODULES:
+        monkeypatch.setitem(sys.modules, name, None)
+        monkeypatch.setitem(sys.modules, f"{name}._api", None)
+    pytest.importorskip("ray", reason="ray is not installed: pip install '.[ray]'")
+    with pytest.raises(poolbridge.UnavailableError, match=r"nixl=True.*pip install 'poolbridge\[nixl\]'"):
+        poolbridge.ray.register(nixl=True)
+
+
+@pytest.mark.parametrize("nixl", [None, True])
+def test_a_receiver_without_a_pool_for_nixl_says_so(pool, monkeypatch, tmp_path, nixl):
+    metadata = carried(made().extract_tensor_transport_metadata("one", [np.ones(3)]))
+    poolbridge.ray.close()
+    monkeypatch.setenv("POOLBRIDGE_SOCKET", str(tmp_path / "nothing"))
+    monkeypatch.setattr(_nixl, "missing", lambda: "")
+    monkeypatch.setattr(_cluster, "fetch", lambda *_: np.ones(3))
+    metadata.node = "far"
+    if nixl:
+        with pytest.raises(poolbridge.UnavailableError, match="nixl=True: ServiceNotRunningError"):
+            made(nixl=True).recv_multiple_tensors("one", metadata, None)
+    else:
+        before = poolbridge.ray.stats()
+        assert made().recv_multiple_tensors("one", metadata, None)[0].sum() == 3
+        assert counted(before) == {"received_moved": 1}
+
+
+@pytest.mark.skipif(bool(_nixl.missing()), reason=_nixl.missing())
+def test_an_agent_of_nixl_reads_from_a_pool_into_a_pool(pool):
+    there, here = _nixl.Agent(), _nixl.Agent()
+    pool.create_pool("other", max_bytes="1MiB")
+    for count, (of, into) in enumerate([("ray", "other"), ("other", "ray"), ("ray", "other")], 1):
+        source, target = pool.allocate(1000, "uint8", pool=of), pool.allocate(500, "uint8", pool=into)
+        np.asarray(source)[:] = np.arange(1000) + count
+        offer = there.offer(source._lease_state, "ticket", 100, 600, 0)
+        here.read(offer, target._lease_state, _cluster.Transfer())
+        assert (np.asarray(target) == (np.arange(100, 600) + count).astype("uint8")).all()
+    assert offer.version == 2
+
+
+def test_an_abort_ends_the_pause_of_a_transfer():
+    transfer = _cluster.Transfer()
+    transfer.abort()
+    with pytest.raises(poolbridge.RequestCancelledError, match="aborted"):
+        transfer.pause(0.001)
 
 
 def test_a_receiver_has_no_buffers_of_its_own(pool):

@@ -11,6 +11,7 @@ import socket
 import sys
 import threading
 import time
+import uuid
 from collections.abc import Callable
 from typing import Any, Final
 
@@ -18,7 +19,7 @@ import numpy as np
 
 import poolbridge
 from poolbridge._sys.log import LOG
-from poolbridge.ray import _sharing
+from poolbridge.ray import _nixl, _sharing
 from poolbridge.ray._metadata import Kept, Shared
 
 NAMESPACE: Final = "poolbridge"
@@ -122,17 +123,46 @@ class Mover:
         self._lock = threading.Lock()
         self._clients: dict[str, poolbridge.Client] = {}
         self._kept: dict[str, dict[int, Any]] = {}
+        self._offered: dict[str, threading.Timer] = {}
         self._used = time.monotonic()
         threading.Thread(target=self._end_unused, name="poolbridge-mover", daemon=True).start()
 
     def read(self, one: Shared) -> np.ndarray[Any, Any]:
         """Return the elements of an array. Ray copies them into its object store, and carries them."""
+        return np.ascontiguousarray(self._lease(one)._lease_state.array())  # noqa: SLF001 - bfloat16 as its bits
+
+    def offer(self, one: Shared) -> _nixl.Offer | str:
+        """Lease the buffer of an array for a receiver that reads it through NIXL; or say why this node has no NIXL.
+
+        The lease ends with `done`. If the receiver dies before, it ends after the longest time of a transfer.
+        """
+        if reason := _nixl.missing():
+            return reason
+        lease = self._lease(one)
+        ticket = uuid.uuid4().hex
+        made = _nixl.AGENT.offer(lease._lease_state, ticket, *_sharing.span(lease))  # noqa: SLF001
+        timer = threading.Timer(_MOST_SECONDS, self.done, [ticket, lease])  # which keeps the lease
+        timer.daemon = True
+        with self._lock:
+            self._offered[ticket] = timer
+        timer.start()
+        return made
+
+    def done(self, ticket: str, lease: poolbridge.Lease | None = None) -> None:
+        """End the lease of an offer."""
+        del lease
+        with self._lock:
+            timer = self._offered.pop(ticket, None)
+        if timer is not None:
+            timer.cancel()
+            timer.args[1].release(force=True)  # type: ignore[index]
+
+    def _lease(self, one: Shared) -> poolbridge.Lease:
         self._used = time.monotonic()
         client = self._client(one.path)
         if client.epoch != one.epoch:
             raise poolbridge.StaleError(f"{one} is gone: the service at {one.path} was started again")
-        lease = _sharing.lease(client, one)
-        return np.ascontiguousarray(lease._lease_state.array())  # noqa: SLF001 - bfloat16 as its bits
+        return _sharing.lease(client, one)
 
     def keep(self, token: str, index: int, references: list[Any]) -> None:
         """Keep the reference to an array that a sender has put into Ray's object store."""
@@ -162,7 +192,7 @@ class Mover:
             return client
 
     def _end_unused(self) -> None:
-        while (left := self._used + _IDLE_SECONDS - time.monotonic()) > 0 or self._kept:
+        while (left := self._used + _IDLE_SECONDS - time.monotonic()) > 0 or self._kept or self._offered:
             time.sleep(max(left, 1.0))
         ray = import_ray()
         ray.kill(ray.get_runtime_context().current_actor)
@@ -192,6 +222,7 @@ class Transfer:
     def __init__(self) -> None:
         self._changed = threading.Condition()
         self._aborted = False
+        self._end = time.monotonic() + _MOST_SECONDS
 
     def abort(self) -> None:
         """End the waits of the transfer."""
@@ -207,18 +238,34 @@ class Transfer:
         RequestCancelledError
             The transfer was aborted.
         WaitTimeoutError
-            Nothing came for five minutes.
+            The transfer has taken more than five minutes.
         """
         future = reference.future()
         future.add_done_callback(self._notify)
         with self._changed:
-            if not self._changed.wait_for(lambda: self._aborted or future.done(), _MOST_SECONDS):
-                raise poolbridge.WaitTimeoutError(f"a mover has not answered within {_MOST_SECONDS:g} s")
-            if self._aborted:
-                raise poolbridge.RequestCancelledError(
-                    "Ray has aborted the transfer: its sender or its node is gone, or slow"
-                )
+            self._changed.wait_for(lambda: self._aborted or future.done(), self._end - time.monotonic())
+            self._check()
         return call(reference)
+
+    def pause(self, seconds: float) -> None:
+        """Wait a moment.
+
+        Raises
+        ------
+        RequestCancelledError, WaitTimeoutError
+            As `wait`.
+        """
+        with self._changed:
+            self._changed.wait(seconds)
+            self._check()
+
+    def _check(self) -> None:
+        if self._aborted:
+            raise poolbridge.RequestCancelledError(
+                "Ray has aborted the transfer: its sender or its node is gone, or slow"
+            )
+        if time.monotonic() > self._end:
+            raise poolbridge.WaitTimeoutError(f"the array has not come within {_MOST_SECONDS:g} s")
 
     def _notify(self, _: object) -> None:
         with self._changed:
@@ -245,6 +292,44 @@ def fetch(node: str, one: Shared | Kept, transfer: Transfer) -> np.ndarray[Any, 
         (reference,) = _ask(node, lambda on: on.kept.remote(one.token, one.index), transfer)
         return np.asarray(transfer.wait(reference))
     return np.asarray(_ask(node, lambda on: on.read.remote(one), transfer))
+
+
+def read_remote(
+    node: str, one: Shared, transfer: Transfer, allocate: Callable[[int], poolbridge.Lease]
+) -> poolbridge.Lease | str:
+    """Read an array of another node through NIXL, into a buffer that `allocate` gives; or say why NIXL is not there.
+
+    Raises
+    ------
+    UnavailableError
+        The sender's node is gone, or NIXL could not read.
+    StaleError, NotFoundError
+        The array is gone.
+    RequestCancelledError, WaitTimeoutError
+        See `Transfer.wait`.
+    """
+    if _running() is None:
+        raise poolbridge.UnavailableError(
+            f"{one} is on node {node}, and this process is in no cluster: ray.init() first"
+        )
+    for attempt in itertools.count(1):
+        offer = _ask(node, lambda on: on.offer.remote(one), transfer)
+        if isinstance(offer, str):
+            return f"the sender's node: {offer}"
+        try:
+            lease = allocate(offer.nbytes)
+            if offer.nbytes:
+                _nixl.AGENT.read(offer, lease._lease_state, transfer)  # noqa: SLF001
+            _sharing.place(lease, one, offer.offset)
+        except poolbridge.UnavailableError as error:
+            if attempt == _ATTEMPTS:
+                raise
+            LOG.warning("ray: %s; tried again", error)
+        else:
+            return lease
+        finally:
+            mover(node).done.remote(offer.ticket)
+    raise AssertionError
 
 
 def _ask(node: str, question: Callable[[Any], Any], transfer: Transfer) -> Any:

@@ -10,7 +10,15 @@ from typing import Final, Literal
 
 from poolbridge._sys.log import LOG
 
-Path = Literal["sent_in_place", "sent_copied", "sent_by_ray", "received_in_place", "received_moved", "received_by_ray"]
+Path = Literal[
+    "sent_in_place",
+    "sent_copied",
+    "sent_by_ray",
+    "received_in_place",
+    "received_by_nixl",
+    "received_moved",
+    "received_by_ray",
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +49,8 @@ class Stats:
         Arrays that could not be shared, and went through Ray's object store because ``fallback=True`` says so.
     received_in_place
         Arrays that are the sender's memory.
+    received_by_nixl
+        Arrays that NIXL has read from the sender's node into the pool of this one.
     received_moved
         Arrays that a mover on the sender's node read, and Ray's object store carried.
     received_by_ray
@@ -53,6 +63,7 @@ class Stats:
     sent_copied: Count = Count()
     sent_by_ray: Count = Count()
     received_in_place: Count = Count()
+    received_by_nixl: Count = Count()
     received_moved: Count = Count()
     received_by_ray: Count = Count()
     reasons: dict[str, int] = field(default_factory=dict)

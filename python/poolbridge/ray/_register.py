@@ -7,7 +7,7 @@ from typing import Any
 import poolbridge
 from poolbridge._client import whole as _whole
 from poolbridge._client.operations import check_name, check_wait
-from poolbridge.ray import _cluster
+from poolbridge.ray import _cluster, _nixl
 from poolbridge.ray._connection import DEFAULT_POOL
 from poolbridge.ray._transport import Options, Transport
 
@@ -22,6 +22,7 @@ def register(
     pool: str = DEFAULT_POOL,
     fallback: bool = False,
     timeout: float = 10.0,
+    nixl: bool | None = None,
 ) -> str:
     """Register a transport with Ray, for arrays of one library. Call it before actors that use it are defined and made.
 
@@ -41,7 +42,11 @@ def register(
         If an array cannot be shared, or not be leased by the receiver, let Ray's object store carry it; log and count
         it. False: raise the error. Arrays on a GPU have no fallback.
     timeout
-        Seconds for which a sender waits for room in the pool.
+        Seconds for which a sender waits for room in the pool; with NIXL a receiver on another node, too.
+    nixl
+        Whether a receiver on another node reads through NIXL, into the pool of its own node. None: where both nodes
+        have NIXL and the receiver's has a service; else Ray's object store carries the bytes. True: an error where one
+        lacks it. False: never.
 
     Returns
     -------
@@ -51,7 +56,7 @@ def register(
     Raises
     ------
     UnavailableError
-        Ray or the library is not installed, or Ray is too old.
+        Ray or the library is not installed, or Ray is too old; or NIXL is not installed, and `nixl` is True.
     AlreadyExistsError
         Ray has a transport of that name already, with other options.
     InvalidArgumentError
@@ -59,7 +64,9 @@ def register(
     """
     ray = _cluster.import_ray()
     _whole.check_library(library)
-    options = Options(library, check_name(pool, "pool"), bool(fallback), check_wait(timeout) / 1000)
+    if nixl and (reason := _nixl.missing()):
+        raise poolbridge.UnavailableError(f"nixl=True: {reason}")
+    options = Options(library, check_name(pool, "pool"), bool(fallback), check_wait(timeout) / 1000, nixl)
     known_as = check_name(_NAMES[library] if name is None else name, "transport").upper()
     if _registered.get(known_as) == options:
         return known_as

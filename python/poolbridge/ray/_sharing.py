@@ -27,6 +27,20 @@ def lease(client: poolbridge.Client, one: Shared) -> poolbridge.Lease:
     return found
 
 
+def span(lease: poolbridge.Lease) -> tuple[int, int, int]:
+    """Return which bytes of its buffer a lease's array has, the first and after the last, and its offset in these."""
+    of = lease._lease_state.description  # noqa: SLF001
+    low, high = _tensor.span_of(of.shape, of.strides, of.offset, of.element.itemsize)
+    return low, high, of.offset - low
+
+
+def place(lease: poolbridge.Lease, one: Shared, offset: int) -> None:
+    """Make a lease that has those bytes of an array a lease of that array."""
+    state = lease._lease_state  # noqa: SLF001
+    tensor = Tensor(dt=one.dtype, sh=one.shape, st=one.strides, of=offset)
+    state.description = _tensor.from_wire(tensor, state.grant.n)
+
+
 def describe(client: poolbridge.Client, state: LeaseState, description: _tensor.Description) -> Shared:
     """Describe an array in a lease for other processes."""
     wire = description.to_wire()

@@ -15,7 +15,7 @@ from poolbridge._array import sources as _sources
 from poolbridge._client import whole as _whole
 from poolbridge._session.lease_state import LeaseState
 from poolbridge._sys.log import LOG
-from poolbridge.ray import _cluster, _sharing
+from poolbridge.ray import _cluster, _nixl, _sharing
 from poolbridge.ray._connection import CONNECTION, DEFAULT_POOL, again
 from poolbridge.ray._counts import COUNTS
 from poolbridge.ray._metadata import Kept, Metadata, Shared
@@ -41,6 +41,7 @@ class Options:
     pool: str = DEFAULT_POOL
     fallback: bool = False
     timeout: float = 10.0
+    nixl: bool | None = None
 
 
 class Transport:
@@ -236,6 +237,12 @@ class Transport:
                 f"{one} is memory of a GPU, and movers carry memory of the CPU only: keep sender and receiver on one "
                 "node, or send a copy on the CPU"
             )
+        if not here:
+            read = self._read(one, meta, transfer)
+            if not isinstance(read, str):
+                COUNTS.add("received_by_nixl", read.nbytes, one, reason)
+                return _array(read, library)
+            reason = f"{reason}; {read}"
         bits = _cluster.fetch(meta.node, one, transfer)
         COUNTS.add("received_moved", bits.nbytes, one, reason, loud=here)
         return _adopt(bits, one.dtype, library)
@@ -243,7 +250,32 @@ class Transport:
     def _lease(self, client: poolbridge.Client, one: Shared, library: poolbridge.Library) -> Any:
         lease = _sharing.lease(client, one)
         COUNTS.add("received_in_place", lease.nbytes, one)
-        return np.asarray(lease) if library == "numpy" else _whole.array_of(lease, library)
+        return _array(lease, library)
+
+    def _read(self, one: Shared, meta: Metadata, transfer: _cluster.Transfer) -> poolbridge.Lease | str:
+        """Read an array of another node through NIXL; or say why Ray's object store has to carry it."""
+        if self.options.nixl is False:
+            return "the transport was registered with nixl=False"
+        if one.kind != "host":
+            reason = f"NIXL reads pools of kind 'host', and the sender's is of kind {one.kind!r}"
+        else:
+            reason = _nixl.missing() or self._no_pool()
+        read = reason or _cluster.read_remote(meta.node, one, transfer, self._destination)
+        if isinstance(read, str) and self.options.nixl:
+            raise poolbridge.UnavailableError(f"{one} cannot be read with nixl=True: {read}")
+        return read
+
+    def _no_pool(self) -> str:
+        """Say why this node has no pool into which NIXL could read; nothing if it has one."""
+        try:
+            _, pool = again(lambda: CONNECTION.pool(self.options.pool))
+        except (poolbridge.ServiceNotRunningError, poolbridge.NotFoundError) as error:
+            return f"{type(error).__name__}: {error}"
+        return "" if pool.kind == "host" else f"NIXL reads into pools of kind 'host', and {pool.name!r} is no such pool"
+
+    def _destination(self, nbytes: int) -> poolbridge.Lease:
+        _, lease = again(lambda: CONNECTION.allocate(nbytes, "uint8", self.options.pool, self.options.timeout))
+        return lease
 
     def abort_transport(self, obj_id: str, communicator_metadata: Any) -> None:  # noqa: ARG002
         """End the waits of the transfers of an object in this process; they raise `RequestCancelledError`."""
@@ -276,6 +308,14 @@ def _end(ends: list[Callable[[], None]]) -> None:
 
 
 # Arrays
+
+
+def _array(lease: poolbridge.Lease, library: poolbridge.Library) -> Any:
+    if library != "numpy":
+        return _whole.array_of(lease, library)
+    array = np.asarray(lease)
+    array.flags.writeable = False  # also where NIXL has written it here
+    return array
 
 
 def _adopt(bits: np.ndarray[Any, Any], dtype: str, library: str) -> Any:

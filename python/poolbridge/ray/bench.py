@@ -233,7 +233,7 @@ def cluster(*nodes: str) -> Iterator[tuple[Any, str]]:
                     env_vars={"POOLBRIDGE_SOCKET": f"{folder}/{name}/s"},
                 )
             ray.init(address=started.address, log_to_driver=False, logging_level="error")
-            transport = poolbridge.ray.register()
+            transport = poolbridge.ray.register(nixl=False)  # python/tests/raynodes.py measures NIXL
             with poolbridge.ray.start(pools={"ray": {"kind": "host", "max_bytes": _POOL}}):
                 yield ray, transport
         finally:
