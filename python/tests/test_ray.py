@@ -324,34 +324,106 @@ def test_a_mover_that_dies_in_a_transfer_is_made_again(nodes, pair, far, nothing
     assert ray.get(total) == 200
 
 
-def test_a_transfer_can_be_aborted_and_its_actors_go_on(nodes, pair, far, nothing_left):
-    from ray.experimental.rdt.rdt_store import __ray_abort_transport__
+@pytest.fixture
+def stopped_mover(nodes):
+    """Give the process of the first node's mover, stopped: a transfer is under way while it is."""
+    pid = mover_pid(nodes, "near")
+    os.kill(pid, signal.SIGSTOP)
+    yield pid
+    os.kill(pid, signal.SIGCONT)
 
-    def receiving(actor):
+
+def receiving(actor):
+    """Start to say how many transfers an actor waits for, though its task may wait as well."""
+
+    def transfers(actor):
         from ray.experimental.rdt.util import get_tensor_transport_manager
 
         return len(get_tensor_transport_manager("POOLBRIDGE")._receiving)
 
-    def ask(what, *arguments):
-        return far.__ray_call__.options(concurrency_group="_ray_system_error").remote(what, *arguments)
+    return actor.__ray_call__.options(concurrency_group="_ray_system_error").remote(transfers)
 
-    pid = mover_pid(nodes, "near")
-    os.kill(pid, signal.SIGSTOP)
-    try:
-        reference = pair[0].pooled.remote(100, 2)
-        total = far.sum.remote(reference)
-        until(lambda: ray.get(ask(receiving)) == 1)
-        ray.get(ask(__ray_abort_transport__, reference.hex(), None, nodes.transport))
-        with pytest.raises(poolbridge.RequestCancelledError, match="aborted"):
-            ray.get(total)
-    finally:
-        os.kill(pid, signal.SIGCONT)
-    assert ray.get(ask(receiving)) == 0
+
+def test_a_transfer_can_be_aborted_and_its_actors_go_on(nodes, pair, far, stopped_mover, nothing_left):
+    from ray.experimental.rdt.rdt_store import __ray_abort_transport__
+
+    reference = pair[0].pooled.remote(100, 2)
+    total = far.sum.remote(reference)
+    until(lambda: ray.get(receiving(far)) == 1)
+    ask = far.__ray_call__.options(concurrency_group="_ray_system_error")
+    ray.get(ask.remote(__ray_abort_transport__, reference.hex(), None, nodes.transport))
+    with pytest.raises(poolbridge.RequestCancelledError, match="aborted"):
+        ray.get(total)
+    os.kill(stopped_mover, signal.SIGCONT)
+    assert ray.get(receiving(far)) == 0
     assert ray.get(far.sum.remote(reference)) == 200
     del reference, total
 
 
+def test_a_receiver_that_dies_in_a_transfer_loses_only_its_own(nodes, pair, far, stopped_mover, nothing_left):
+    receiver = nodes.actor("far")
+    pid = ray.get(receiver.pid.remote())
+    reference = pair[0].pooled.remote(100, 2)
+    total = receiver.sum.remote(reference)
+    until(lambda: ray.get(receiving(receiver)) == 1)
+    kill(pid)
+    with pytest.raises(ray.exceptions.ActorDiedError):
+        ray.get(total)
+    os.kill(stopped_mover, signal.SIGCONT)
+    assert ray.get(far.sum.remote(reference)) == 200
+    del reference, total
+
+
+def test_a_sender_that_dies_in_a_transfer_is_an_error_of_the_receiver(
+    nodes, services, far, stopped_mover, nothing_left
+):
+    sender = nodes.actor()
+    pid = ray.get(sender.pid.remote())
+    total = far.sum.remote(sender.pooled.remote(100, 2))
+    until(lambda: ray.get(receiving(far)) == 1)
+    kill(pid)
+    until(lambda: left(nodes, services) == (0, 0, 0))
+    os.kill(stopped_mover, signal.SIGCONT)
+    with pytest.raises((poolbridge.PoolbridgeError, ray.exceptions.ActorDiedError)):
+        ray.get(total)
+    until(lambda: ray.get(receiving(far)) == 0)
+    del total, sender
+
+
+def test_a_service_that_dies_in_a_transfer_is_an_error_of_the_receiver(
+    nodes, services, pair, far, stopped_mover, nothing_left
+):
+    keeper = ray.get_actor(_cluster.keeper_name(nodes.ids["near"]), namespace=_cluster.NAMESPACE)
+    service = ray.get(keeper.service_pid.remote())
+    total = far.sum.remote(pair[0].pooled.remote(100, 2))
+    until(lambda: ray.get(receiving(far)) == 1)
+    kill(service)
+    until(lambda: not Path(f"/proc/{service}").exists() or " Z" in Path(f"/proc/{service}/stat").read_text())
+    ray.get(keeper.path.remote())
+    os.kill(stopped_mover, signal.SIGCONT)
+    with pytest.raises((poolbridge.UnavailableError, poolbridge.StaleError, poolbridge.ClosedError)):
+        ray.get(total)
+    assert ray.get(far.sum.remote(pair[0].pooled.remote(100, 3))) == 300
+    del total
+
+
 # Ends
+
+
+def test_a_receiver_that_died_before_the_hand_off_is_an_error_of_its_task(nodes, pair, nothing_left):
+    receiver = nodes.actor()
+    kill(ray.get(receiver.pid.remote()))
+    with pytest.raises(ray.exceptions.ActorDiedError):
+        ray.get(receiver.sum.remote(pair[0].pooled.remote(100, 2)))
+    assert ray.get(pair[1].sum.remote(pair[0].pooled.remote(100, 2))) == 200
+
+
+def test_a_sender_that_died_before_the_hand_off_is_an_error_of_the_receiver(nodes, pair, nothing_left):
+    sender = nodes.actor()
+    kill(ray.get(sender.pid.remote()))
+    with pytest.raises((poolbridge.PoolbridgeError, ray.exceptions.RayError)):
+        ray.get(pair[1].sum.remote(sender.pooled.remote(100, 2)))
+    assert ray.get(pair[1].sum.remote(pair[0].pooled.remote(100, 2))) == 200
 
 
 def test_a_dead_receiver_loses_only_its_own(nodes, services, pair, nothing_left):
