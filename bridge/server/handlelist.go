@@ -49,8 +49,8 @@ type lists struct {
 	known  uint64        // others at the last page
 }
 
-// listRest is how long pages of lists leave the service to other requests. Go's runtime may make a millisecond of it.
-const listRest = 300 * time.Microsecond
+// listRest is how long pages of lists leave the service to other requests.
+const listRest = time.Millisecond
 
 // wait returns when a page of a list may be made: at once if there were no other requests since the last page, else after listRest. There is no event to
 // wait for: when transfers follow each other, none is under way most of the time, and the processor is taken from the next.
