@@ -62,7 +62,8 @@ verify-simulated: bin/poolsvc $(VENV)/installed simcuda ## the same for every ki
 
 # What needs a CUDA driver runs on the simulated one; a machine with a GPU runs tests/gpu/run on the real one.
 ON_SIMCUDA := -exec $(abspath tests/simcuda/machine)
-GOTEST := $(GO) test -race -timeout 20m -ldflags '$(LDFLAGS)'
+# A program with the race detector sleeps for a second before it ends, for late reports. Tests start thousands of them.
+GOTEST := GORACE=atexit_sleep_ms=10 $(GO) test -race -timeout 20m -ldflags '$(LDFLAGS)'
 
 test: test-simcuda native-test test-go test-python test-integration test-deploy ## run every test
 
@@ -85,7 +86,7 @@ test-model: ## explore every interleaving of small channels, and find every muta
 
 # Tests wait for other processes more than they compute, so there are more at a time than CPUs.
 test-python: $(VENV)/installed simcuda bin/poolsvc
-	$(PY) -m pytest -q -n $$(($$(nproc) + 1)) --dist worksteal python/tests
+	$(PY) -m pytest -q -n $$(($$(nproc) + 1)) --dist loadgroup python/tests
 
 # These also run without a driver, to show that poolbridge works there: `verify` passes, and `verify`, `doctor` and `bench` say what is
 # missing; the loops of the docs run against `serve`; and the stress test runs on memory of the CPU, which it skips where there is a

@@ -43,6 +43,19 @@ def pytest_report_header() -> str:
     return f"poolbridge: in {Path(poolbridge.__file__).parent}, {native} its native module"
 
 
+@pytest.hookimpl(tryfirst=True)  # before pytest-xdist looks for the groups
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Begin with what takes longest. One process of pytest-xdist starts the clusters of an engine, one at a time."""
+    if not config.pluginmanager.hasplugin("xdist"):
+        return
+    longest = ("test_ray", "test_dask", "test_device")
+    for item in items:
+        for engine in longest[:2]:
+            if item.path.name.startswith(engine):
+                item.add_marker(pytest.mark.xdist_group(engine))
+    items.sort(key=lambda item: not item.path.name.startswith(longest))
+
+
 def pytest_runtest_teardown(item: pytest.Item) -> None:
     if time.monotonic() - BEGIN > LIMIT:
         item.session.shouldstop = f"stopped after {LIMIT:g} s: POOLBRIDGE_TEST_SECONDS"
