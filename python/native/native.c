@@ -216,13 +216,30 @@ static PyObject *futex_wake(PyObject *module, PyObject *const *args, Py_ssize_t 
     return PyLong_FromLong(woken);
 }
 
+// stream_word(function, stream, address, value, flags): calls the driver's cuStreamWriteValue64 or cuStreamWaitValue64
+static PyObject *stream_word(PyObject *module, PyObject *const *args, Py_ssize_t given) {
+    typedef int StreamWord(void *stream, uint64_t address, uint64_t value, unsigned flags);
+    State *state = PyModule_GetState(module);
+    uint64_t function, stream, address, value, flags;
+    if (!count_is(given, 5, 5, "stream_word") || !number_to(state->invalid, args[0], UINTPTR_MAX, "a function", &function) ||
+        !number_to(state->invalid, args[1], UINTPTR_MAX, "a stream", &stream) ||
+        !number_to(state->invalid, args[2], UINT64_MAX, "an address", &address) ||
+        !number_to(state->invalid, args[3], UINT64_MAX, "a value", &value) ||
+        !number_to(state->invalid, args[4], UINT_MAX, "flags", &flags))
+        return NULL;
+    int result;
+    // The call waits while the stream's queue is full.
+    Py_BEGIN_ALLOW_THREADS result = ((StreamWord *)(uintptr_t)function)((void *)(uintptr_t)stream, address, value, (unsigned)flags);
+    Py_END_ALLOW_THREADS return PyLong_FromLong(result);
+}
+
 // The module
 
 #define FAST(function) (PyCFunction)(void (*)(void)) function, METH_FASTCALL
 
 static PyMethodDef functions[] = {
     {"load_u64", FAST(load_u64), NULL},     {"store_u64", FAST(store_u64), NULL},   {"barrier", barrier, METH_NOARGS, NULL},
-    {"compare_exchange_u64", FAST(compare_exchange_u64), NULL},
+    {"compare_exchange_u64", FAST(compare_exchange_u64), NULL}, {"stream_word", FAST(stream_word), NULL},
     {"futex_wait", FAST(futex_wait), NULL}, {"futex_wake", FAST(futex_wake), NULL}, {"switch_spinning", switch_spinning, METH_O, NULL},
     {NULL, NULL, 0, NULL},
 };

@@ -323,5 +323,11 @@ def futex_wait(buffer: ReadableBuffer, offset: int, seen: int, timeout: float | 
 def futex_wake(buffer: ReadableBuffer, offset: int, count: int = ..., /) -> int:
     """Wake at most `count` sleepers on the 32 bits at an offset, in all processes; return how many."""
 
+def stream_word(function: int, stream: int, address: int, value: int, flags: int, /) -> int:
+    """Call ``cuStreamWriteValue64`` or ``cuStreamWaitValue64``, at the address `function`; return its result.
+
+    It releases the interpreter's lock meanwhile, because the call waits while the stream's queue is full.
+    """
+
 def switch_spinning(on: bool, /) -> None:
     """Let waits of this process poll adaptively, or not. Only benchmarks use it, to measure what that is worth."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import threading
 from functools import cache
 from typing import Any, Final
@@ -20,8 +21,32 @@ _GEQ: Final = 0
 _DEFAULT: Final = 0
 _NON_BLOCKING: Final = 1
 
+_WRITE: Final = "cuStreamWriteValue64"
+_WAIT: Final = "cuStreamWaitValue64"
+_WORDS: Final = (_WRITE, _WAIT)
+# The driver's version of which the functions are, as 1000 * major + 10 * minor.
+_VERSION: Final = 12000
+
 _own_lock = threading.Lock()
 _own: dict[int, Any] = {}
+
+
+def _load() -> Any:
+    """Return the native module's way to call the driver; None if poolbridge is installed without the module."""
+    try:
+        return importlib.import_module("poolbridge._native").stream_word
+    except ImportError:
+        return None
+
+
+# It calls the functions of `_WORDS`, without what cuda.bindings does for each call.
+_stream_word: Final = _load()
+
+
+@cache
+def _address(name: str) -> int:
+    """Return the address of a function of the driver."""
+    return int(call("cuGetProcAddress", name.encode(), _VERSION, 0))
 
 
 @cache
@@ -50,12 +75,12 @@ def unregister(ordinal: int, address: int) -> None:
 
 def write(ordinal: int, stream: int, address: int, value: int) -> None:
     """Make a stream write a word after the work that it has so far."""
-    _on_stream("cuStreamWriteValue64", ordinal, stream, address, value, _DEFAULT)
+    _on_stream(_WRITE, ordinal, stream, address, value, _DEFAULT)
 
 
 def wait(ordinal: int, stream: int, address: int, value: int) -> None:
     """Make a stream wait, before its further work, until a word has a value or more."""
-    _on_stream("cuStreamWaitValue64", ordinal, stream, address, value, _GEQ)
+    _on_stream(_WAIT, ordinal, stream, address, value, _GEQ)
 
 
 def recorded(ordinal: int, stream: int) -> bool:
@@ -87,10 +112,17 @@ def synchronize_stream(ordinal: int, stream: int) -> None:
 def _on_stream(name: str, ordinal: int, stream: int, *arguments: Any) -> None:
     if stream > PER_THREAD:
         # A stream handle determines its context, so no context has to be current.
-        driver = bindings()
-        (result,) = getattr(driver, name)(stream, *arguments)
-        if result == driver.CUresult.CUDA_SUCCESS:
-            return
+        if _stream_word is not None and name in _WORDS:
+            code = _stream_word(_address(name), stream, *arguments)
+            if not code:
+                return
+            driver = bindings()
+            result = driver.CUresult(code)
+        else:
+            driver = bindings()
+            (result,) = getattr(driver, name)(stream, *arguments)
+            if result == driver.CUresult.CUDA_SUCCESS:
+                return
         if result not in {driver.CUresult.CUDA_ERROR_INVALID_CONTEXT, driver.CUresult.CUDA_ERROR_INVALID_HANDLE}:
             raise DriverError(f"{name}: {result.name}")
     with current(ordinal):
