@@ -12,6 +12,8 @@ enum { ALONE_MS = 250 };
 typedef struct { // a write lease whose memory a channel has, or that came back
     PyObject_HEAD
     PyObject *array, *fences, *shelf; // fences: a tuple
+    PyObject *follower; // how the stream that writes the loan is ordered, or None
+    PyObject *after;    // bytes: the pb_fence structures of the readers of the last frame
     unsigned long long block, buffer, nbytes;
     char owned;
 } Lent;
@@ -26,6 +28,7 @@ typedef struct {
     unsigned long long description_id;
     Py_ssize_t most, extra;
     char wanting, closed, busy, aside;
+    char on_streams; // streams write the arrays, and wait for the fences of leases that came back
     double used;
     int64_t looked;
     State *state; // state of the module, which the type keeps alive
@@ -38,6 +41,7 @@ static int traverse_lent(Lent *self, visitproc visit, void *arg) {
     Py_VISIT(self->array);
     Py_VISIT(self->fences);
     Py_VISIT(self->shelf);
+    Py_VISIT(self->follower);
     return 0;
 }
 
@@ -45,12 +49,14 @@ static int clear_lent(Lent *self) {
     Py_CLEAR(self->array);
     Py_CLEAR(self->fences);
     Py_CLEAR(self->shelf);
+    Py_CLEAR(self->follower);
     return 0;
 }
 
 static void dealloc_lent(Lent *self) {
     PyObject_GC_UnTrack(self);
     clear_lent(self);
+    Py_CLEAR(self->after);
     free_object(self);
 }
 
@@ -111,14 +117,27 @@ static Lent *lent_at(Shelf *self, PyObject *list, Py_ssize_t at) {
     return PyObject_TypeCheck(one, self->state->lent) ? (Lent *)one : NULL;
 }
 
-// Takes a frame's block back if it can be reused without waiting, and adds it to the free ones.
-static bool put_back(Shelf *self, const struct pb_flight *flight) {
-    PyObject *key = flight->fences ? NULL : PyLong_FromUnsignedLongLong(flight->block);
+// Takes a frame's block back if it can be reused without waiting on the CPU, and adds it to the free ones. It makes no object
+// that the garbage collector knows: a finaliser could change what came back.
+static bool put_back(Shelf *self, const struct pb_producer *core, const struct pb_flight *flight) {
+    PyObject *key = flight->fences && !self->on_streams ? NULL : PyLong_FromUnsignedLongLong(flight->block);
     PyObject *one = key ? PyDict_GetItemWithError(self->loans, key) : NULL;
     bool fits = one && PyObject_TypeCheck(one, self->state->lent);
     Lent *lent = (Lent *)one;
-    fits = fits && lent->shelf == (PyObject *)self && lent->fences && PyTuple_Check(lent->fences) && !PyTuple_Size(lent->fences) &&
-           PyList_Size(self->free) < self->most + self->extra && !PyList_Append(self->free, one);
+    fits = fits && lent->shelf == (PyObject *)self && lent->fences && PyTuple_Check(lent->fences) &&
+           (self->on_streams || !PyTuple_Size(lent->fences)) && PyList_Size(self->free) < self->most + self->extra;
+    PyObject *after = NULL;
+    if (fits && flight->fences) {
+        const char *from = (const char *)&core->fences[flight->first];
+        fits = (after = PyBytes_FromStringAndSize(from, (Py_ssize_t)(flight->fences * sizeof(struct pb_fence))));
+    }
+    fits = fits && !PyList_Append(self->free, one);
+    if (fits && after) {
+        PyObject *before = lent->after;
+        lent->after = after;
+        after = before;
+    }
+    Py_XDECREF(after);
     if (fits) {
         lent->owned = 1;
         PyDict_DelItem(self->loans, key);
@@ -134,7 +153,7 @@ static bool collect(Shelf *self, Member *m) {
     if (pb_reclaim(core)) return true; // nothing has come back, or Python finds the error
     size_t strays = 0;
     for (size_t i = 0; i < core->came_back; i++)
-        if (!put_back(self, &core->back[i])) core->back[strays++] = core->back[i];
+        if (!put_back(self, core, &core->back[i])) core->back[strays++] = core->back[i];
     core->came_back = strays;
     if (!strays) return true;
     PyObject *rest = blocks_of(m);
@@ -170,14 +189,18 @@ static PyObject *take(Shelf *self, PyObject *ignored) {
     return Py_NewRef(lent->array);
 }
 
-// send(meta=b""): publishes the loan and returns the frame's number; None: it is still on loan.
+// send(meta=b"", word=0, value=0): publishes the loan and returns the frame's number; None: it is still on loan.
 static PyObject *send(Shelf *self, PyObject *const *args, Py_ssize_t given) {
     char *meta = NULL, *described = NULL;
     Py_ssize_t meta_bytes = 0, bytes = 0;
-    if (!count_is(given, 0, 1, "send") || (given && PyBytes_AsStringAndSize(args[0], &meta, &meta_bytes))) return NULL;
+    uint64_t word = 0, value = 0;
+    if (!count_is(given, 0, 3, "send") || (given && PyBytes_AsStringAndSize(args[0], &meta, &meta_bytes))) return NULL;
     Member *m = at_hand(self);
     if (!m || pb_now() - self->looked > ALONE_MS * PB_NS_MS || PyList_Size(self->loan) != 1) Py_RETURN_NONE;
-    if (PyBytes_AsStringAndSize(self->described, &described, &bytes)) return NULL;
+    if (PyBytes_AsStringAndSize(self->described, &described, &bytes) ||
+        (given > 1 && !number_of(m, args[1], PB_WORDS - 1, "a word", &word)) ||
+        (given > 2 && !number_of(m, args[2], PB_VALUE_MAX, "the value of a fence", &value)))
+        return NULL;
     Lent *lent = lent_at(self, self->loan, 0);
     if (!lent || bytes != PB_DESCRIPTION || !self->description_id || meta_bytes > PB_META || !pb_check_meta(meta, (size_t)meta_bytes))
         Py_RETURN_NONE;
@@ -188,17 +211,21 @@ static PyObject *send(Shelf *self, PyObject *const *args, Py_ssize_t given) {
     }
     struct pb_publication what = {.block = lent->block, .buffer = lent->buffer, .bytes = lent->nbytes,
                                   .description_id = self->description_id, .description = described,
-                                  .meta = meta, .meta_bytes = (uint32_t)meta_bytes};
+                                  .meta = meta, .meta_bytes = (uint32_t)meta_bytes, .word = (uint32_t)word, .value = value};
+    PyObject *follower = NULL; // dropped last, because that may run a finaliser
     uint64_t number = 0;
     struct pb_producer *core = producer_core(m);
     enum pb_result r = pb_publish(core, &what, false, &number);
     if (!r) {
         lent->owned = 0;
+        follower = lent->follower;
+        lent->follower = NULL;
         PyList_SetSlice(self->loan, 0, 1, NULL);
     } else {
         PyDict_DelItem(self->loans, key);
     }
     Py_DECREF(key);
+    Py_XDECREF(follower);
     if (r) Py_RETURN_NONE;
     return PyLong_FromUnsignedLongLong(number);
 }
@@ -215,7 +242,7 @@ static PyObject *look(Shelf *self, PyObject *ignored) {
 #define FLAG(type, name) {#name, T_BOOL, offsetof(type, name), 0, NULL}
 #define COUNT(type, name) {#name, T_ULONGLONG, offsetof(type, name), 0, NULL}
 static PyMemberDef lent_members[] = {
-    OBJECT(Lent, array), OBJECT(Lent, fences), OBJECT(Lent, shelf), FLAG(Lent, owned),
+    OBJECT(Lent, array), OBJECT(Lent, fences), OBJECT(Lent, shelf), OBJECT(Lent, follower), OBJECT(Lent, after), FLAG(Lent, owned),
     COUNT(Lent, block), COUNT(Lent, buffer), COUNT(Lent, nbytes), {NULL, 0, 0, 0, NULL},
 };
 static PyType_Slot lent_slots[] = {
@@ -236,7 +263,7 @@ static PyMemberDef shelf_members[] = {
     LIST(Shelf, free), LIST(Shelf, loan), LIST(Shelf, strays), OBJECT(Shelf, owner), OBJECT(Shelf, loans), OBJECT(Shelf, described),
     COUNT(Shelf, description_id), {"most", T_PYSSIZET, offsetof(Shelf, most), 0, NULL},
     {"extra", T_PYSSIZET, offsetof(Shelf, extra), 0, NULL}, FLAG(Shelf, wanting), FLAG(Shelf, closed), FLAG(Shelf, busy),
-    FLAG(Shelf, aside), {"used", T_DOUBLE, offsetof(Shelf, used), 0, NULL}, {NULL, 0, 0, 0, NULL},
+    FLAG(Shelf, aside), FLAG(Shelf, on_streams), {"used", T_DOUBLE, offsetof(Shelf, used), 0, NULL}, {NULL, 0, 0, 0, NULL},
 };
 static PyType_Slot shelf_slots[] = {
     {Py_tp_new, new_shelf}, {Py_tp_members, shelf_members}, {Py_tp_methods, shelf_methods}, {Py_tp_traverse, traverse_shelf},

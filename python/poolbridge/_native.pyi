@@ -247,6 +247,8 @@ class Lent:
     array: Any
     fences: Any
     shelf: Any
+    follower: Any
+    after: Any
     owned: bool
     block: int
     buffer: int
@@ -275,13 +277,17 @@ class Shelf:
     closed: bool
     busy: bool
     aside: bool
+    on_streams: bool
     used: float
 
     def __new__(cls, *ignored: Any) -> Self: ...
     def take(self) -> Any:
         """Return the array that is on loan; if none is, put a lease that came back on loan and return its array."""
-    def send(self, meta: bytes = b"", /) -> int | None:
-        """Publish the loan if there is room, and return the frame's number."""
+    def send(self, meta: bytes = b"", word: int = 0, value: int = 0, /) -> int | None:
+        """Publish the loan if there is room, clear its `follower`, and return the frame's number.
+
+        The content is complete when `word` of this session's timeline has the value; 0: it is complete.
+        """
     def look(self) -> None:
         """Note that the session's other leases were checked; `take` and `send` rely on that for a quarter second."""
 

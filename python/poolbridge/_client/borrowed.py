@@ -75,7 +75,8 @@ class BaseBorrowedArrays(ABC):
         self._frame = frame
         try:
             if follower is not None:
-                known = follower.before(fences_of(frame))
+                value = frame.value
+                known = follower.before(((frame.timeline, frame.word, value),) if value and frame.timeline else ())
             else:
                 known = self._stream is None and (not frame.value or self._complete(fences_of(frame)))
         except BaseException:

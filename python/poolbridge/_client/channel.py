@@ -149,17 +149,18 @@ class Channel(BaseChannel):
     def publisher(
         self, shape: int | Iterable[int], dtype: Any = "float32", *, wrap: Callable[[Any], Any] | None = None
     ) -> Publisher:
-        """Make a publisher of frames of one shape. It is the fastest way to publish from the CPU.
+        """Make a publisher of frames of one shape. It is the fastest way to publish.
 
-        The publisher makes an array for each block of memory once and uses it for all frames in that block. It works on
-        memory of the CPU only. On the consumer's side, `Subscription.arrays` does the same.
+        The publisher makes an array for each block of memory once and uses it for all frames in that block. In memory
+        of a GPU streams write the arrays. On the consumer's side, `Subscription.arrays` does the same.
 
         Parameters
         ----------
         shape, dtype
             Shape and element type of every frame; see `Client.allocate`.
         wrap
-            A function that makes an array from a lease, such as ``torch.from_dlpack``; None: `numpy.asarray`.
+            A function that makes an array from a lease, such as ``torch.from_dlpack``; None: `numpy.asarray`, for
+            memory of the CPU.
 
         Returns
         -------

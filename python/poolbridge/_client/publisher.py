@@ -13,9 +13,11 @@ import numpy as np
 
 from poolbridge._client.channel_operations import check_meta
 from poolbridge._client.lease import AsyncLease, Lease
-from poolbridge._client.operations import allocate, await_memory, check_wait, new_or_back, spare
+from poolbridge._client.operations import allocate, await_memory, check_wait, new_or_back, ready, spare
 from poolbridge._order import order as _order
+from poolbridge._order.streams import stream_key
 from poolbridge._session.flow import Do, Flow
+from poolbridge._session.grants import know_timeline
 from poolbridge._session.producer import Sending, deliver, pack_meta, producer_of
 from poolbridge._session.spares import Shelf, Spare
 from poolbridge._sys import process as _process
@@ -45,6 +47,8 @@ _T = TypeVar("_T")
 _MORE: Final = 4
 _SMALL: Final = 256 << 10
 _NUMBERS: Final = (float, int)
+# Word and value of the fence of content that is complete.
+_COMPLETE: Final = 0, 0
 
 
 class BasePublisher(ABC):
@@ -62,10 +66,13 @@ class BasePublisher(ABC):
         self._run = run
         self._channel = channel
         self._description = description
-        self._wrap = np.asarray if wrap is None else wrap
+        self._wrap = wrap
         self._shelf = Shelf(channel.pl, most=channel.cp + 2)
         self._described = 0, b""
         self._busy = False  # whether a call of this publisher waits
+        # The stream that wrote arrays last, and how it is ordered.
+        self._stream: Any = None
+        self._follower: _order.Follower | None = None
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -123,7 +130,90 @@ class BasePublisher(ABC):
         finally:
             self._busy = self._shelf.busy = False
 
-    def _allocate(self, timeout: float | None) -> Flow[Any]:
+    # Order on streams
+
+    def _on_loan(self) -> Spare:
+        """Return the lease that is on loan; raises as `_taken` does."""
+        loan = tuple(self._shelf.loan)  # copied in one step: another thread may end the loan
+        if self._shelf.closed or _process.pid != self._session.pid:
+            self._check_open()
+        if not loan:
+            raise self._no_loan()
+        spare: Spare = loan[0]
+        return spare
+
+    def _no_loan(self) -> LeaseReleasedError:
+        self._session.check_usable()
+        return LeaseReleasedError("there is no array to publish: call loan() first, once for each frame")
+
+    def _follows(self, stream: Any) -> bool:
+        """Make a stream wait until the array on loan may be written. False if `_follow` has to do it."""
+        spare, follower = self._on_loan(), self._follower
+        if follower is None or not (stream is self._stream or (type(stream) is int and stream == self._stream)):
+            return False
+        if spare.follower is follower:
+            return bool(follower.anywhere or follower.key.reachable)
+        if spare.written or not follower.before(spare.all_fences(), write=True):
+            return False
+        spare.follower = follower
+        return True
+
+    def _follow(self, stream: Any) -> Flow[None]:
+        """Do `_follows` in every case."""
+        session, spare = self._session, self._on_loan()
+        lender = spare.lender
+        if lender is None:
+            raise self._no_loan()  # another thread closed the publisher at this moment
+        pool = lender.memory.pool
+        if stream is None:
+            raise InvalidArgumentError(
+                f"arrays of memory of {pool.device_name} need stream=, the stream that writes them"
+            )
+        if stream_key(pool.device, stream) is None:
+            raise InvalidArgumentError("stream -1 asks for no order: name the stream that writes the array")
+        if not self._shelf.on_streams:
+            raise InvalidArgumentError(
+                "this publisher's arrays are written by the CPU, as its first loan() named no stream: "
+                "make another publisher for arrays that streams write"
+            )
+        spare.order()
+        for timeline in session.timelines.unknown(session.core.epoch, spare.fences):
+            yield from know_timeline(session, timeline)
+        _order.name_stream(lender, stream)
+        follower = _order.follower(lender, stream)
+        if follower is not None:
+            self._stream, self._follower = stream, follower
+            spare.follower, lender.streams = follower, None
+
+    def _fence_at_once(self, stream: Any) -> tuple[int, int] | None:
+        """Return word and value of the fence of the array on loan. None if `_fence` has to make it."""
+        spare = self._on_loan()
+        follower = spare.follower
+        if follower is None or (stream is not None and stream is not self._stream and not self._follows(stream)):
+            return None
+        fence = follower.write()
+        if fence is None:
+            return None
+        spare.fences, spare.after = (fence,), b""
+        return fence.wd, fence.v
+
+    def _fence(self, stream: Any) -> Flow[tuple[int, int]]:
+        """Do `_fence_at_once` in every case. May wait for the device; then word and value are 0."""
+        spare = self._on_loan()
+        if stream is not None or not spare.written:
+            yield from self._follow(stream)
+        spare.order()
+        lender = spare.lender
+        if lender is None:
+            raise self._no_loan()  # another thread closed the publisher at this moment
+        fence = yield from ready(lender, None)
+        lender.fences = ()
+        spare.fences, spare.after = (() if fence is None else (fence,)), b""
+        return (0, 0) if fence is None else (fence.wd, fence.v)
+
+    # Leases
+
+    def _allocate(self, timeout: float | None, stream: Any) -> Flow[Any]:
         """Lease a buffer, put it on loan and return its array."""
         session, channel, shelf = self._session, self._channel, self._shelf
         producer = yield from producer_of(session, channel)
@@ -148,13 +238,9 @@ class BasePublisher(ABC):
             if state is None:
                 state = yield from await_memory(session, self._description, channel.pl, deadline)
         try:
-            pool = state.memory.pool
-            if not pool.on_cpu:
-                raise InvalidArgumentError(
-                    f"a publisher's arrays are written by the CPU, and pool {state.pool.nm!r} is in memory of "
-                    f"{pool.device_name}: allocate a lease for each frame and publish that"
-                )
-            yield Do(partial(_order.before_cpu, state))
+            on_streams = shelf.on_streams if shelf.producer is not None else self._on_streams(state, stream)
+            if not on_streams:
+                yield Do(partial(_order.before_cpu, state))
             lender, array = self._make(state)
         except BaseException:
             state.end()
@@ -162,7 +248,8 @@ class BasePublisher(ABC):
         shelf.wanting = shelf.wanting and shelf.extra < _MORE and self._has_room(state)
         self._described = producer.describe(self._description)
         shelf.publish_with(producer, self._described)
-        own = Spare(state, ())
+        shelf.on_streams = on_streams
+        own = Spare(state, state.fences)
         own.shelf, own.lender, own.array = shelf, lender, array
         state.released = True
         session.lent(state, None, apart=False)
@@ -170,6 +257,19 @@ class BasePublisher(ABC):
         shelf.used = time.monotonic()
         self._check_open()
         return array
+
+    def _on_streams(self, state: LeaseState, stream: Any) -> bool:
+        """Whether streams write the arrays, as the first loan says; else the CPU does."""
+        pool = state.memory.pool
+        key = None if stream is None else stream_key(pool.device, stream)
+        if pool.on_cpu:
+            return key is not None
+        if self._wrap is None:
+            raise InvalidArgumentError(
+                f"a publisher in memory of {pool.device_name} needs wrap=, which makes an array from a lease, "
+                "such as cupy.from_dlpack"
+            )
+        return True
 
     def _has_room(self, state: LeaseState) -> bool:
         """Whether the buffers are small and the pool is large enough for a few extra buffers."""
@@ -181,9 +281,11 @@ class BasePublisher(ABC):
         twin = self._session.lend(state)
         twin.written = {}  # the array stays writeable when a frame is published: it is written again and again
         try:
-            array = self._wrap(self._lease(twin))
+            lease = self._lease(twin)
+            array = np.asarray(lease) if self._wrap is None else self._wrap(lease)
         finally:
             twin.released = True
+            twin.streams, twin.unordered = None, False  # `loan` names the streams that write the array
         if array is None or not (twin.tokens or twin.unaccounted):
             raise InvalidArgumentError(
                 "wrap= returned no array of the lease's memory: expected an array that keeps the lease, not a copy"
@@ -194,11 +296,11 @@ class BasePublisher(ABC):
     def _lease(self, twin: LeaseState) -> Any:
         """Make the lease that is passed to `wrap`."""
 
-    def _publish_at_once(self, texts: bytes) -> int:
+    def _publish_at_once(self, texts: bytes, mark: tuple[int, int]) -> int:
         """Publish the loan if there is room. Return the frame's number, or 0 if the array is still on loan."""
         spare, result = self._taken(), None
         try:
-            result = _publish(self._shelf.producer, spare, self._described, texts, 0.0)
+            result = _publish(self._shelf.producer, spare, self._described, texts, mark, 0.0)
         except (ClosedError, ForkError):
             pass  # `_deliver`, which comes next, raises the error that says why
         finally:
@@ -220,17 +322,16 @@ class BasePublisher(ABC):
         try:
             spare: Spare = self._shelf.loan.pop(0)
         except IndexError:
-            self._session.check_usable()
-            raise LeaseReleasedError("there is no array to publish: call loan() first, once for each frame") from None
+            raise self._no_loan() from None
         return spare
 
-    def _deliver(self, texts: bytes, timeout: float | None) -> Flow[int]:
+    def _deliver(self, texts: bytes, mark: tuple[int, int], timeout: float | None) -> Flow[int]:
         """Wait for room and publish the loan. If there is no room in time, the array stays on loan."""
         if not self._shelf.loan:
             self._session.check_usable()
             raise ClosedError(f"channel {self._channel.nm!r} was closed")
         spare = self._taken()
-        sending = _LoanSending(self._shelf.producer, spare, self._described, texts)
+        sending = _LoanSending(self._shelf.producer, spare, self._described, texts, mark)
         try:
             number: int = yield from deliver(sending, timeout)
         except (WaitTimeoutError, PoolLimitError, ClosedError):
@@ -268,26 +369,42 @@ def _texts(meta: Mapping[str, str] | None) -> bytes:
     return pack_meta(check_meta(meta)) if meta else b""
 
 
-def _publish(producer: Any, spare: Spare, described: tuple[int, bytes], texts: bytes, seconds: float | None) -> Any:
+def _publish(  # noqa: PLR0917 - as the native method
+    producer: Any,
+    spare: Spare,
+    described: tuple[int, bytes],
+    texts: bytes,
+    mark: tuple[int, int],
+    seconds: float | None,
+) -> Any:
     """Publish a publisher's lease; the result is that of `poolbridge._native.Producer.publish`."""
-    grant = spare.grant
+    grant, lender, follower = spare.grant, spare.lender, spare.follower
+    streams = None if lender is None else lender.streams
     result: Any = None
+    spare.follower = None  # before publishing, as `owned`
+    if lender is not None:
+        lender.streams = None
     spare.owned = False
     producer.loans[grant.bl] = spare  # before publishing: another thread may see the block come back at once
     try:
-        result = producer.native.publish(grant.bl, grant.bf, grant.n, *described, texts, 0, 0, None, seconds)
+        result = producer.native.publish(grant.bl, grant.bf, grant.n, *described, texts, *mark, None, seconds)
     finally:
         # A signal handler may have raised when the frame was in the channel already.
         if type(result) is not int and not (result is None and producer.has_in_flight(grant.bl)):
             spare.owned = producer.loans.pop(grant.bl, None) is spare
+            if spare.owned and lender is not None:
+                spare.follower, lender.streams = follower, streams
     return result
 
 
 class _LoanSending(Sending):
     """A frame of a publisher that is being published."""
 
-    def __init__(self, producer: Any, spare: Spare, described: tuple[int, bytes], texts: bytes) -> None:
+    def __init__(
+        self, producer: Any, spare: Spare, described: tuple[int, bytes], texts: bytes, mark: tuple[int, int]
+    ) -> None:
         super().__init__(producer)
+        self._mark = mark
         self._spare = spare
         self._described = described
         self._texts = texts
@@ -295,7 +412,7 @@ class _LoanSending(Sending):
     def _try(self, seconds: float | None) -> Any:
         if not self._spare.owned:
             raise ClosedError(f"this client has left channel {self.producer.channel.nm!r}")
-        return _publish(self.producer, self._spare, self._described, self._texts, seconds)
+        return _publish(self.producer, self._spare, self._described, self._texts, self._mark, seconds)
 
     def _note(self) -> None:
         self.producer.session.spares.watch()
@@ -318,13 +435,17 @@ class Publisher(BasePublisher):
     def _lease(self, twin: LeaseState) -> Lease:
         return Lease(self._run, twin)
 
-    def loan(self, timeout: float | None = None) -> Any:
+    def loan(self, timeout: float | None = None, *, stream: Any = None) -> Any:
         """Return an array of a buffer that no consumer uses. It is the same array until it is published.
 
         Parameters
         ----------
         timeout
             Seconds to wait for room in the pool; 0: do not wait; None, the default: no limit.
+        stream
+            The stream that writes the array, as in `BaseLease.used_on`; required for memory of a GPU. It waits until
+            the streams of the readers are done with the memory. This thread does not, if streams can write words. Call
+            `loan` again to name another stream that writes the same array.
 
         Returns
         -------
@@ -337,22 +458,27 @@ class Publisher(BasePublisher):
         PoolLimitError, DeviceMemoryError
             There is no room in the pool or on the machine.
         InvalidArgumentError
-            The pool's memory is a GPU's, ``wrap`` returned no array of the lease's memory, or another call of this
-            publisher waits.
+            The pool's memory is a GPU's and there is no ``wrap`` or no `stream`, ``wrap`` returned no array of the
+            lease's memory, or another call of this publisher waits.
+        ValueError
+            `stream` is no stream, or the memory is the CPU's.
         TypeError
             NumPy lacks the element type (``bfloat16``): pass a ``wrap`` to `Channel.publisher`.
         ClosedError
             The publisher was closed, or the channel was closed before the first loan.
         """
         array = self._shelf.take() if timeout is None or _is_time(timeout) else None
-        if array is not None:
-            return array
-        array = self._loaned(timeout)
-        if array is not None:
-            return array
-        return self._run(self._alone(self._allocate(timeout)))
+        if array is None:
+            array = self._loaned(timeout)
+            if array is None:
+                array = self._run(self._alone(self._allocate(timeout, stream)))
+        if (stream is not None or self._shelf.on_streams) and not self._follows(stream):
+            self._run(self._alone(self._follow(stream)))
+        return array
 
-    def publish(self, meta: Mapping[str, str] | None = None, *, timeout: float | None = None) -> int:
+    def publish(
+        self, meta: Mapping[str, str] | None = None, *, timeout: float | None = None, stream: Any = None
+    ) -> int:
         """Publish the array that `loan` returned last as the channel's next frame. Do not use the array after that.
 
         After an exception that is not listed below, such as `KeyboardInterrupt`, the frame may have been published or
@@ -364,6 +490,9 @@ class Publisher(BasePublisher):
             Texts for the consumers, by key; see `Channel.publish`.
         timeout
             Seconds to wait for room in the channel; 0: do not wait; None, the default: no limit.
+        stream
+            A stream that writes the array besides those that `loan` named. Consumers wait for the work that all of them
+            have now.
 
         Returns
         -------
@@ -384,13 +513,19 @@ class Publisher(BasePublisher):
         InvalidArgumentError
             `meta` is too large, `timeout` is no time, or another call of this publisher waits.
         """
-        if timeout is None or _is_time(timeout):
-            number = self._shelf.send(_texts(meta))
+        texts = _texts(meta)
+        mark: tuple[int, int] | None = _COMPLETE
+        if stream is not None or self._shelf.on_streams:
+            mark = self._fence_at_once(stream)
+        if mark is None:
+            self._begin(timeout)
+            mark = self._run(self._alone(self._fence(stream)))
+        elif timeout is None or _is_time(timeout):
+            number = self._shelf.send(texts, *mark)
             if number is not None:
                 return number
         self._begin(timeout)
-        texts = _texts(meta)
-        return self._publish_at_once(texts) or self._run(self._alone(self._deliver(texts, timeout)))
+        return self._publish_at_once(texts, mark) or self._run(self._alone(self._deliver(texts, mark, timeout)))
 
     def close(self) -> None:
         """Close the publisher and release the buffers that the channel does not have. Idempotent."""
@@ -416,25 +551,34 @@ class AsyncPublisher(BasePublisher):
     def _lease(self, twin: LeaseState) -> AsyncLease:
         return AsyncLease(self._run, twin)
 
-    async def loan(self, timeout: float | None = None) -> Any:
+    async def loan(self, timeout: float | None = None, *, stream: Any = None) -> Any:
         """Return an array of a buffer that no consumer uses; see `Publisher.loan`."""
         array = self._shelf.take() if timeout is None or _is_time(timeout) else None
-        if array is not None:
-            return array
-        array = self._loaned(timeout)
-        if array is not None:
-            return array
-        return await self._run(self._alone(self._allocate(timeout)))
+        if array is None:
+            array = self._loaned(timeout)
+            if array is None:
+                array = await self._run(self._alone(self._allocate(timeout, stream)))
+        if (stream is not None or self._shelf.on_streams) and not self._follows(stream):
+            await self._run(self._alone(self._follow(stream)))
+        return array
 
-    async def publish(self, meta: Mapping[str, str] | None = None, *, timeout: float | None = None) -> int:
+    async def publish(
+        self, meta: Mapping[str, str] | None = None, *, timeout: float | None = None, stream: Any = None
+    ) -> int:
         """Publish the array that `loan` returned last as the channel's next frame; see `Publisher.publish`."""
-        if timeout is None or _is_time(timeout):
-            number = self._shelf.send(_texts(meta))
+        texts = _texts(meta)
+        mark: tuple[int, int] | None = _COMPLETE
+        if stream is not None or self._shelf.on_streams:
+            mark = self._fence_at_once(stream)
+        if mark is None:
+            self._begin(timeout)
+            mark = await self._run(self._alone(self._fence(stream)))
+        elif timeout is None or _is_time(timeout):
+            number = self._shelf.send(texts, *mark)
             if number is not None:
                 return number
         self._begin(timeout)
-        texts = _texts(meta)
-        return self._publish_at_once(texts) or await self._run(self._alone(self._deliver(texts, timeout)))
+        return self._publish_at_once(texts, mark) or await self._run(self._alone(self._deliver(texts, mark, timeout)))
 
     async def close(self) -> None:
         """Close the publisher and release the buffers that the channel does not have. Idempotent."""

@@ -199,9 +199,11 @@ class TracedPublisher(Publisher):
     loan = _traced(Publisher.loan, _loans)
     _publish = _traced(Publisher.publish, _publishes_loan, _published)
 
-    def publish(self, meta: Mapping[str, str] | None = None, *, timeout: float | None = None) -> int:
+    def publish(
+        self, meta: Mapping[str, str] | None = None, *, timeout: float | None = None, stream: Any = None
+    ) -> int:
         """See `Publisher.publish`."""
-        return self._publish(meta=meta, timeout=timeout)
+        return self._publish(meta=meta, timeout=timeout, stream=stream)
 
 
 class TracedChannel(Channel):
@@ -271,9 +273,11 @@ class TracedAsyncPublisher(AsyncPublisher):
     loan = _traced(AsyncPublisher.loan, _loans)
     _publish = _traced(AsyncPublisher.publish, _publishes_loan, _published)
 
-    async def publish(self, meta: Mapping[str, str] | None = None, *, timeout: float | None = None) -> int:
+    async def publish(
+        self, meta: Mapping[str, str] | None = None, *, timeout: float | None = None, stream: Any = None
+    ) -> int:
         """See `AsyncPublisher.publish`."""
-        return await self._publish(meta=meta, timeout=timeout)
+        return await self._publish(meta=meta, timeout=timeout, stream=stream)
 
 
 class TracedAsyncChannel(AsyncChannel):

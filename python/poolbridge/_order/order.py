@@ -302,51 +302,71 @@ class Follower:
     ----------
     anywhere
         Whether every thread can queue work on the stream.
+    key
+        The stream.
     """
 
     def __init__(self, own: Timeline, key: StreamKey, timelines: Timelines, stream: Any) -> None:
         self._own = own
-        self._key = key
+        self.key = key
         self._timelines = timelines
         self._stream = stream
         self.anywhere = not key.thread
         # This waits for the whole GPU of the stream, because the memory may be unmapped by the time it is called.
         self._synchronize = partial(_cuda.synchronize, key.ordinal)
 
-    def before(self, fences: tuple[Fence, ...]) -> bool:
-        """Make the stream wait until a frame's memory may be used. False if a lease state is needed for that."""
-        timelines, own, key = self._timelines, self._own, self._key
+    def before(self, fences: Iterable[tuple[int, int, int]], *, write: bool = False) -> bool:
+        """Make the stream wait until a frame's memory may be used. False if a lease state is needed for that.
+
+        Parameters
+        ----------
+        fences
+            Timeline, word and value of each fence.
+        write
+            Whether the memory is to be written. Then a fence counts as reached when its process died.
+        """
+        timelines, own, key = self._timelines, self._own, self.key
         if timelines.own is not own or not (self.anywhere or key.reachable):
             return False
         if not fences:
             return True
-        word = own.word(key)
-        for fence in fences:
-            if word is not None and fence.tl == own.id and fence.wd == word.index:
+        mine = own.word(key)
+        for timeline, word, value in fences:
+            if mine is not None and timeline == own.id and word == mine.index:
                 continue  # the fence is of the stream's own earlier work
-            page = timelines.page(fence.tl)
+            page = timelines.page(timeline)
             if page is None:
                 return False
-            if page.reached(fence.wd, fence.v):
-                if page.died(fence.wd, fence.v):
+            if page.reached(word, value):
+                if not write and page.died(word, value):
                     return False
                 continue
-            address = page.on_device(key.ordinal)
-            if not address:
+            timelines.waits(own, key, timeline)
+            page = timelines.page(timeline)  # from here on it stays mapped
+            address = page.on_device(key.ordinal) if page is not None else 0
+            if page is None or not address:
                 return False
-            timelines.waits(own, key, fence.tl)
             page.await_writers()
-            _cuda_stream.wait(key.ordinal, key.handle, address + 8 * fence.wd, fence.v)
+            _cuda_stream.wait(key.ordinal, key.handle, address + 8 * word, value)
         return True
+
+    def write(self) -> Fence | None:
+        """Make the stream write its next fence, and return the fence. None if a lease state is needed for that."""
+        if self._timelines.own is not self._own or not (self.anywhere or self.key.reachable):
+            return None
+        try:
+            return self._own.write(self.key)
+        except (DriverError, PoolLimitError):
+            return None
 
     @property
     def recorded(self) -> bool:
         """Whether the stream's work is being recorded into a graph, which would write the same fence at each launch."""
-        return _cuda_stream.recorded(self._key.ordinal, self._key.handle)
+        return _cuda_stream.recorded(self.key.ordinal, self.key.handle)
 
     def done(self, say: Say) -> None:
         """Call `say` with the fence that is reached when the stream is done with the memory of frames; see `done`."""
-        if self._timelines.own is not self._own or not _tell(self._own, self._key, say, self._synchronize):
+        if self._timelines.own is not self._own or not _tell(self._own, self.key, say, self._synchronize):
             _after(self._synchronize, say)
 
 

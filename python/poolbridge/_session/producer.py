@@ -110,7 +110,7 @@ class Producer(Membership):
         self.native.close()
         loans, self.loans = self.loans, {}
         for loan in loans.values():
-            self.session.disown(loan.grant)
+            self.session.spares.disown(loan)
 
 
 class Sending(ABC):

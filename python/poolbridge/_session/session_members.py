@@ -180,15 +180,15 @@ class SessionMembers(SessionMemory):
     def _drop_shelf(self, shelf: Shelf) -> None:
         self.spares.drop_shelf(shelf)
 
-    def lose_spare(self, grant: Grant) -> None:
-        """Release a publisher's lease to which no object refers any more. Never waits, never raises."""
-        self.lock.later(partial(self._lose_spare, grant))
+    def lose_spare(self, spare: Spare) -> None:
+        """Put back a publisher's lease to which no object referred any more. Never waits, never raises."""
+        self.lock.later(partial(self._lose_spare, spare))
 
-    def _lose_spare(self, grant: Grant) -> None:
+    def _lose_spare(self, spare: Spare) -> None:
         if self.ended is None:
-            self.end_spare(grant)
+            self.spares.put(spare)
         else:
-            self.disown(grant)
+            self.spares.disown(spare)
 
     def end_spare(self, grant: Grant) -> None:
         """Release a lease that came back. The lock is held."""

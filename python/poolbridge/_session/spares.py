@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import struct
 import threading
 import time
 from collections import deque
@@ -27,6 +28,9 @@ if TYPE_CHECKING:
     from poolbridge._session.producer import Producer
     from poolbridge._session.session import Session
     from poolbridge._session.session_members import SessionMembers
+
+# The native module's form of a fence: timeline, word, value.
+_FENCE: Final = struct.Struct("<QQQ")
 
 # All times are in seconds.
 # Spares of a pool are released when nothing was allocated in the pool for this time.
@@ -73,6 +77,11 @@ class Spare(_Lent):
     shelf, lender, array
         For a publisher's lease: the publisher's shelf, the lease state that keeps the array's memory mapped, and the
         array. None for any other lease.
+    follower
+        For an array on loan that one stream writes: how that stream is ordered; else None. `lender` has the streams if
+        they are several.
+    after
+        For a publisher's lease that came back: more fences, those of readers, as the native module has them.
     """
 
     __slots__ = ("_description", "_memory", "_pool", "grant", "lender", "reusable")
@@ -89,6 +98,8 @@ class Spare(_Lent):
         self.shelf = None
         self.lender: LeaseState | None = None
         self.array = None
+        self.follower = None
+        self.after = b""
 
     @while_running
     def __del__(self) -> None:
@@ -100,7 +111,33 @@ class Spare(_Lent):
             and self.lender is not None
             and _process.pid == self.lender.session.pid
         ):
-            self.lender.session.lose_spare(self.grant)
+            self._merge()
+            lost = Spare(self.lender, self.fences)
+            lost.reusable = False
+            self.lender.session.lose_spare(lost)
+
+    @property
+    def written(self) -> bool:
+        """Whether streams may write the array now, which no fence says yet."""
+        return self.follower is not None or (self.lender is not None and self.lender.streams is not None)
+
+    def _merge(self) -> None:
+        after, self.after = self.after, b""
+        self.fences = (*self.fences, *(Fence(*fence) for fence in _FENCE.iter_unpack(after)))
+
+    def all_fences(self) -> list[tuple[int, int, int]]:
+        """Return timeline, word and value of each fence that must be reached before the memory is written."""
+        return [(fence.tl, fence.wd, fence.v) for fence in self.fences] + list(_FENCE.iter_unpack(self.after))
+
+    def order(self) -> None:
+        """Tell the lender the fences that come before the next use, and the stream that writes the array."""
+        self._merge()
+        lender, follower = self.lender, self.follower
+        if lender is not None:
+            lender.fences = self.fences
+            if follower is not None and lender.streams is None:
+                lender.streams, lender.named = {follower.key: None}, True
+        self.follower = None
 
     def take_off(self) -> bool:
         """Separate the lease from its publisher. False if the publisher's array of it is still used."""
@@ -113,7 +150,8 @@ class Spare(_Lent):
 
     def leave_shelf(self) -> None:
         """Separate the lease from its publisher, whose array of it must not be used any more."""
-        self.shelf = self.lender = self.array = None
+        self._merge()
+        self.shelf = self.lender = self.array = self.follower = None
 
     def hold(self, session: Session, description: Description) -> LeaseState:
         """Make a lease state, as if the service had granted the lease now."""
@@ -161,6 +199,8 @@ class Shelf(_NativeShelf):
         Whether the publisher must not take leases that come back by itself, because memory of the pool is wanted.
     busy
         Whether a call of the publisher waits.
+    on_streams
+        Whether streams write the arrays. They wait for the fences of leases that came back.
     """
 
     __slots__ = ("pool", "producer")
@@ -236,7 +276,8 @@ class Spares:
         shelf.closed = True
         if self._over:
             for spare in (*shelf.take_free(), *_drained(shelf.loan)):
-                self._disown(spare)
+                if not self._end_written(spare):
+                    self._disown(spare)
             return
         self._shelves.discard(shelf)
         for spare in shelf.take_free():
@@ -246,16 +287,37 @@ class Spares:
     def _end_loan(self, shelf: Shelf, put: Callable[[Spare], None]) -> None:
         """Take the loan from a publisher and pass it to `put`. If its array is used, the lease ends with the array."""
         for spare in _drained(shelf.loan):
+            if self._end_written(spare):
+                continue
             lender = spare.lender
             if spare.take_off() or lender is None:
                 put(spare)
-            else:
-                spare.leave_shelf()
-                self._session.leave_to_arrays(lender)
+                continue
+            spare.leave_shelf()
+            if spare.fences:  # readers' streams may be at work, and no stream of this process waits for them
+                self._granted[spare.grant.id] = spare, spare.fences
+                self._session.timelines.pin(spare.fences)
+            self._session.leave_to_arrays(lender)
+
+    def _end_written(self, spare: Spare) -> bool:
+        """Let a lease end with its array, as leases of users do. False if no stream may write the array."""
+        lender = spare.lender
+        if lender is None or not spare.written:
+            return False
+        spare.order()
+        spare.leave_shelf()
+        self._session.leave_to_arrays(lender)
+        return True
 
     def _disown(self, spare: Spare) -> None:
         spare.leave_shelf()
-        self._session.disown(spare.grant)
+        self.disown(spare)
+
+    def disown(self, spare: Spare) -> None:
+        """Note that this session does not need a lease's block any more, once its own streams are done with it."""
+        own = self._session.timelines.own
+        fences = tuple([fence for fence in spare.fences if own is not None and fence.tl == own.id])
+        self._session.disown(spare.grant, fences)
 
     def lend_to(self, shelf: Shelf, spare: Spare) -> None:
         """Put a lease on loan to a publisher."""
@@ -288,7 +350,7 @@ class Spares:
         if (
             shelf is None
             or shelf.closed
-            or spare.fences
+            or (spare.fences and not shelf.on_streams)
             or len(shelf.free) >= shelf.most + shelf.extra
             or self._is_wanted(spare.grant.pl)
         ):

@@ -75,13 +75,6 @@ def test_frames_of_ever_other_streams_are_all_waited_for(client, other, gate):
     assert other._session.core.members[0].native.in_hand == []
 
 
-def test_a_publisher_of_memory_of_a_gpu_is_refused_and_keeps_no_lease(client, other):
-    with client.create_channel("c").publisher(N, "uint8") as publisher:
-        with pytest.raises(poolbridge.InvalidArgumentError, match="allocate a lease for each frame"):
-            publisher.loan()
-        until(lambda: other.stats().leases == 0)
-
-
 def test_a_publisher_gets_no_buffer_that_a_consumers_stream_still_reads(client, other, gate):
     try:
         pool = client.create_pool("pinned", kind="pinned", max_bytes=64 << 20)

@@ -1,0 +1,445 @@
+"""Publishers in memory of a GPU: arrays that streams write. Run by `test_device`, or by hand where there is a GPU."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import os
+import signal
+import subprocess
+import sys
+
+import pytest
+from gates import Gate, counts, fill, finish, idle, new_stream, read
+from realservice import until
+from rig import CHANNELS, ENVIRONMENT, HERE, N, client, device_service, gate, other
+from test_interrupts import Interrupter
+
+import poolbridge
+from poolbridge._cuda import stream as _cuda_stream
+
+pytestmark = CHANNELS
+
+__all__ = ["client", "device_service", "gate", "other"]  # fixtures
+
+
+def wrap(lease):
+    from cuda.core.utils import StridedMemoryView
+
+    return StridedMemoryView.from_dlpack(lease, stream_ptr=-1)
+
+
+def send(publisher, byte, stream, **options):
+    """Publish a frame of bytes that a stream writes."""
+    fill(publisher.loan(60, stream=stream).ptr, N, byte, stream)
+    return publisher.publish(**options)
+
+
+@pytest.mark.parametrize("kind", ["device", "vmm", "legacy", "pinned"])
+def test_frames_have_their_content_in_every_kind_of_memory(device_service, kind):
+    with poolbridge.connect(device_service, timeout=60, wait=60) as one, poolbridge.connect(device_service) as two:
+        pool = one.create_pool(kind, kind=kind, max_bytes="64MiB")
+        channel = one.create_channel("c", pool=pool, capacity=4)
+        producer, consumer = new_stream(), new_stream()
+        arrays = two.subscribe("c").arrays(wrap, stream=consumer)
+        with channel.publisher(N, "uint8", wrap=wrap) as publisher:
+            for byte in range(60):
+                assert send(publisher, byte, producer, meta={"byte": str(byte)}) == byte + 1
+                seen = read(next(arrays).ptr, N, consumer)
+                assert arrays.meta == {"byte": str(byte)}
+                finish(consumer)
+                assert (seen == byte).all()
+
+
+def test_nothing_but_the_consumers_stream_waits_for_content(client, other, gate):
+    producer, consumer, careless = new_stream(), new_stream(), new_stream()
+    arrays = other.subscribe(client.create_channel("c")).arrays(wrap, stream=consumer)
+    with client.open_channel("c").publisher(N, "uint8", wrap=wrap) as publisher:
+        for byte in (1, 2, 3):  # the first uses of a block are written out in Python, the later are not
+            send(publisher, byte, producer)
+            next(arrays)
+            finish(consumer)
+        at = publisher.loan(60, stream=producer).ptr
+        fill(at, N, 4, producer)
+        finish(producer)
+        gate.hold(producer)
+        fill(at, N, 7, producer)
+        publisher.publish()
+        array = next(arrays)
+        seen, wrong = read(array.ptr, N, consumer), read(array.ptr, N, careless)
+        finish(careless)
+        assert not idle(producer)
+        assert not idle(consumer)
+        gate.open()
+        finish(consumer)
+        assert (seen == 7).all()
+        assert (wrong == 4).all(), "what a stream sees that does not wait"
+
+
+@pytest.mark.parametrize("readers", [1, 2])
+def test_a_block_is_written_again_after_the_streams_of_all_readers_which_only_the_writers_stream_waits_for(
+    client, other, gate, readers
+):
+    channel = client.create_channel("c", capacity=2)
+    producer, streams = new_stream(), [new_stream() for _ in range(readers)]
+    arrays = [other.subscribe(channel).arrays(wrap, stream=stream) for stream in streams]
+    with channel.publisher(N, "uint8", wrap=wrap) as publisher:
+        for byte in range(40):
+            send(publisher, byte, producer)
+            for one in arrays:
+                next(one)
+        known = len(client._session.core.blocks)
+        gate.hold(streams[-1])
+        seen = {}
+        for byte in range(100, 100 + known):  # every block is read late once
+            send(publisher, byte, producer, timeout=60)
+            for one, stream in zip(arrays, streams, strict=True):
+                seen[byte, stream] = read(next(one).ptr, N, stream)
+        for one in arrays:
+            one.release()
+        at = publisher.loan(60, stream=producer).ptr
+        careless = new_stream()
+        fill(at, N, 9, producer)
+        late = read(at, N, careless)
+        finish(careless)
+        assert (late != 9).all(), "the writer's stream waits"
+        assert not idle(producer)
+        assert len(client._session.core.blocks) == known, "the block came back though it is still read"
+        gate.open()
+        finish(producer)
+        for stream in streams:
+            finish(stream)
+        assert all((found == byte).all() for (byte, _), found in seen.items()), "not overwritten"
+
+
+def test_a_frame_costs_each_side_one_write_of_a_word_and_no_wait_for_what_is_known_to_be_done(client, other):
+    if counts() is None:
+        pytest.skip("a real driver does not count its calls")
+    channel = client.create_channel("c", capacity=4)
+    producer, consumer = new_stream(), new_stream()
+    made = []
+
+    def counted(lease):
+        made.append(lease)
+        return wrap(lease)
+
+    arrays = other.subscribe("c").arrays(wrap, stream=consumer)
+    with channel.publisher(N, "uint8", wrap=counted) as publisher:
+        for _ in range(60):
+            publisher.loan(60, stream=producer)
+            publisher.publish()
+            next(arrays)
+        arrays.release()
+        finish(consumer)
+        before, arrays_made, asked = counts(), len(made), client._session.core._number
+        for _ in range(100):
+            publisher.loan(60, stream=producer)
+            publisher.publish()
+            finish(producer)
+            next(arrays)
+            arrays.release()
+            finish(consumer)
+        after = counts()
+        assert before is not None
+        assert after is not None
+        calls = {name: after[name] - before[name] for name in after if after[name] != before[name]}
+        del calls["cuStreamSynchronize"], calls["cuCtxPushCurrent"], calls["cuCtxPopCurrent"]  # of `finish`
+        assert calls.pop("cuStreamWriteValue64") == 200, "one of the writer, one of the reader"
+        assert calls == {}, "no wait where the readers are known to be done"
+        assert (len(made), client._session.core._number) == (arrays_made, asked)
+
+
+def test_two_streams_that_write_an_array_are_one_fence(client, other, gate):
+    first, second, consumer = new_stream(), new_stream(), new_stream()
+    channel = client.create_channel("c", capacity=4)
+    arrays = other.subscribe("c").arrays(wrap, stream=consumer)
+    with channel.publisher(N, "uint8", wrap=wrap) as publisher:
+        for _ in range(3):
+            held = Gate()
+            array = publisher.loan(60, stream=first)
+            held.hold(first)
+            fill(array.ptr, N // 2, 1, first)
+            assert publisher.loan(stream=second) is array
+            fill(array.ptr + N // 2, N // 2, 2, second)
+            publisher.publish(stream=second)
+            seen = read(next(arrays).ptr, N, consumer)
+            assert not idle(consumer)
+            held.open()
+            finish(consumer)
+            assert (seen[: N // 2] == 1).all()
+            assert (seen[N // 2 :] == 2).all()
+            finish(first)
+            finish(second)
+            held.close()
+
+
+@pytest.mark.parametrize("client", [2 * N], indirect=True)
+def test_another_stream_for_the_next_frame_waits_for_the_one_before(client, gate):
+    first, second, careless = new_stream(), new_stream(), new_stream()
+    with client.create_channel("c", capacity=1, full="drop-oldest").publisher(N, "uint8", wrap=wrap) as publisher:
+        send(publisher, 1, first)
+        send(publisher, 1, first)
+        at = publisher.loan(60, stream=first).ptr
+        gate.hold(first)
+        fill(at, N, 2, first)
+        publisher.publish()
+        send(publisher, 2, first)  # which drops the frame before, and leaves its block
+        assert publisher.loan(60, stream=second).ptr == at
+        fill(at, N, 3, second)
+        seen = read(at, N, careless)
+        finish(careless)
+        assert (seen == 1).all()
+        gate.open()
+        finish(second)
+        seen = read(at, N, careless)
+        finish(careless)
+        assert (seen == 3).all()
+
+
+def test_a_full_channel_leaves_the_array_on_loan_and_no_order_is_lost(client, other, gate):
+    producer, consumer = new_stream(), new_stream()
+    channel = client.create_channel("c", capacity=1)
+    arrays = other.subscribe("c", credit=1).arrays(wrap, stream=consumer)
+    with channel.publisher(N, "uint8", wrap=wrap) as publisher:
+        send(publisher, 1, producer)
+        array = publisher.loan(60, stream=producer)
+        fill(array.ptr, N, 2, producer)
+        with pytest.raises(poolbridge.WaitTimeoutError, match="stayed full"):
+            publisher.publish(timeout=0.01)
+        assert publisher.loan(stream=producer) is array
+        gate.hold(producer)
+        fill(array.ptr, N, 3, producer)
+        next(arrays)
+        arrays.release()
+        assert publisher.publish(timeout=60) == 2
+        seen = read(next(arrays).ptr, N, consumer)
+        assert not idle(consumer)
+        gate.open()
+        finish(consumer)
+        assert (seen == 3).all()
+
+
+def test_what_names_no_stream_or_makes_no_array_is_refused(client):
+    channel = client.create_channel("c")
+    with channel.publisher(N, "uint8") as publisher, pytest.raises(poolbridge.InvalidArgumentError, match="wrap="):
+        publisher.loan(stream=new_stream())
+    assert client.stats().leases == 0
+    with channel.publisher(N, "uint8", wrap=wrap) as publisher:
+        for _ in range(2):
+            with pytest.raises(poolbridge.InvalidArgumentError, match="stream="):
+                publisher.loan()
+            with pytest.raises(poolbridge.InvalidArgumentError, match="stream="):
+                publisher.publish()
+            with pytest.raises(poolbridge.InvalidArgumentError, match="stream -1"):
+                publisher.loan(stream=-1)
+            with pytest.raises(ValueError, match="ambiguous"):
+                publisher.loan(stream=0)
+        send(publisher, 1, new_stream())
+        with pytest.raises(poolbridge.LeaseReleasedError, match="loan"):
+            publisher.publish()
+
+
+def test_pinned_memory_that_the_cpu_writes_has_no_stream(client):
+    pool = client.create_pool("pinned", kind="pinned", max_bytes="1MiB")
+    channel = client.create_channel("c", pool=pool)
+    with channel.publisher(N, "uint8") as publisher:
+        publisher.loan()[:] = 1
+        publisher.publish()
+        publisher.loan()[:] = 2
+        with pytest.raises(poolbridge.InvalidArgumentError, match="written by the CPU"):
+            publisher.loan(stream=new_stream())
+        assert publisher.publish() == 2
+
+
+@pytest.mark.parametrize("how", ["closed", "dropped"])
+def test_a_loan_that_is_not_published_ends_after_the_work_on_it(client, other, gate, how):
+    stream = new_stream()
+    publisher = client.create_channel("c").publisher(N, "uint8", wrap=wrap)
+    gate.hold(stream)
+    fill(publisher.loan(60, stream=stream).ptr, N, 1, stream)
+    if how == "closed":
+        publisher.close()
+        with pytest.raises(poolbridge.ClosedError, match="publisher"):
+            publisher.loan(stream=stream)
+    del publisher
+    gc.collect()
+    lease = client.allocate(N, "uint8", timeout=60)
+    fill(int(lease.evidence()["pointer"]), N, 2, reader := new_stream())
+    finish(reader)
+    gate.open()
+    finish(stream)
+    seen = read(int(lease.evidence()["pointer"]), N, reader)
+    finish(reader)
+    assert (seen == 2).all(), "another block, or written after the work"
+    lease.release()
+    until(lambda: other.stats().leases == 0)
+
+
+def test_an_array_that_outlives_its_publisher_keeps_its_lease_until_its_stream_is_done(client, other, gate):
+    stream = new_stream()
+    publisher = client.create_channel("c").publisher(N, "uint8", wrap=wrap)
+    array = publisher.loan(60, stream=stream)
+    gate.hold(stream)
+    fill(array.ptr, N, 1, stream)
+    publisher.close()
+    assert other.stats().leases == 1
+    del array, publisher
+    gc.collect()
+    gate.open()
+    until(lambda: other.stats().leases == 0)
+
+
+def test_a_forked_child_has_no_loan_and_makes_no_call_of_the_driver(client):
+    stream = new_stream()
+    publisher = client.create_channel("c").publisher(N, "uint8", wrap=wrap)
+    send(publisher, 1, stream)
+    publisher.loan(60, stream=stream)
+    child = os.fork()
+    if not child:
+        status = 0
+        for call in (
+            lambda: publisher.loan(stream=stream),
+            publisher.publish,
+            lambda: publisher.publish(stream=stream),
+        ):
+            try:
+                call()
+            except poolbridge.ForkError:
+                continue
+            status = 1
+        os._exit(status)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    assert publisher.publish() == 2
+    publisher.close()
+
+
+def test_no_signal_loses_a_block_or_the_order(client, other):
+    producer, consumer = new_stream(), new_stream()
+    channel = client.create_channel("c", capacity=4)
+    arrays = other.subscribe("c").arrays(wrap, stream=consumer)
+    publisher = channel.publisher(N, "uint8", wrap=wrap)
+    sent = 0
+
+    def take():
+        nonlocal sent
+        while client._session.producers[channel.id].native.in_flight[-1][0] > sent:
+            sent += 1
+            seen = read(next(arrays).ptr, N, consumer)
+            finish(consumer)
+            assert (seen == sent % 256).all()
+
+    for _ in range(30):
+        send(publisher, (sent + 1) % 256, producer)
+        take()
+    shelf = publisher._shelf
+    at = steps = 0
+    while steps < 150:
+        shelf.look()  # it does not need the rest of the session
+        interrupter = Interrupter(at)
+        with interrupter:
+            array = publisher.loan(stream=producer)
+            fill(array.ptr, N, (sent + 1) % 256, producer)
+            publisher.publish()
+        steps += 1
+        at = 0 if interrupter.where is None else at + 1
+        take()
+        if shelf.loan:
+            send(publisher, (sent + 1) % 256, producer)
+            take()
+        until(lambda: len(shelf.free) + len(shelf.loan) + len(shelf.loans) == len(client._session.core.blocks))
+    publisher.close()
+
+
+def test_a_consumer_that_is_killed_while_its_stream_reads_keeps_no_block(device_service, client):
+    channel = client.create_channel("c", capacity=1)
+    code = f"""
+import sys, poolbridge
+sys.path[:0] = [{str(HERE)!r}]
+from gates import Gate, new_stream, read
+from test_gpu_publisher import wrap
+with poolbridge.connect({device_service!r}) as client:
+    stream = new_stream()
+    arrays = client.subscribe("c").arrays(wrap, stream=stream)
+    print("ready", flush=True)
+    gate = Gate()
+    for array in arrays:
+        if arrays.seq == 30:
+            gate.hold(stream)
+            read(array.ptr, {N}, stream)
+        print(arrays.seq, flush=True)
+"""
+    with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True, env=ENVIRONMENT) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "ready\n"
+        stream = new_stream()
+        with channel.publisher(N, "uint8", wrap=wrap) as publisher:
+            for number in range(1, 32):
+                assert send(publisher, number, stream, timeout=60) == number
+                assert process.stdout.readline() == f"{number}\n"
+            process.send_signal(signal.SIGKILL)
+            process.wait(60)
+            for number in range(32, 72):
+                assert send(publisher, number, stream, timeout=60) == number
+            finish(stream)
+
+
+def test_the_asyncio_client_has_them_too(device_service, gate):
+    async def main():
+        async with await poolbridge.connect_async(device_service, timeout=60, wait=60) as one:
+            await one.create_pool("gpu", kind="device", max_bytes="64MiB")
+            channel = await one.create_channel("c", capacity=4)
+            producer, consumer = new_stream(), new_stream()
+            async with one.subscribe(channel) as frames, channel.publisher(N, "uint8", wrap=wrap) as publisher:
+                arrays = frames.arrays(wrap, stream=consumer)
+                for byte in range(20):
+                    array = await publisher.loan(60, stream=producer)
+                    if byte == 19:
+                        gate.hold(producer)
+                    fill(array.ptr, N, byte, producer)
+                    assert await publisher.publish({"byte": str(byte)}) == byte + 1
+                    seen = read((await anext(arrays)).ptr, N, consumer)
+                    if byte == 19:
+                        assert not idle(consumer)
+                        gate.open()
+                    finish(consumer)
+                    assert (seen == byte).all()
+
+    asyncio.run(main())
+
+
+def test_streams_are_ordered_in_the_same_way_without_the_native_call(client, other, gate, monkeypatch):
+    monkeypatch.setattr(_cuda_stream, "_stream_word", None)
+    test_nothing_but_the_consumers_stream_waits_for_content(client, other, gate)
+
+
+def test_streams_that_write_no_words_are_waited_for(client, other, monkeypatch):
+    monkeypatch.setattr(_cuda_stream, "supported", lambda _ordinal: False)
+    producer, consumer = new_stream(), new_stream()
+    arrays = other.subscribe(client.create_channel("c")).arrays(wrap, stream=consumer)
+    with client.open_channel("c").publisher(N, "uint8", wrap=wrap) as publisher:
+        for byte in range(10):
+            send(publisher, byte, producer)
+            assert idle(producer)
+            seen = read(next(arrays).ptr, N, consumer)
+            finish(consumer)
+            assert (seen == byte).all()
+
+
+def test_a_word_that_the_driver_refuses_to_write_is_waited_for(client, other, monkeypatch):
+    producer, consumer = new_stream(), new_stream()
+    arrays = other.subscribe(client.create_channel("c")).arrays(wrap, stream=consumer)
+
+    def refuse(*_arguments):
+        raise poolbridge.DriverError("cuStreamWriteValue64: CUDA_ERROR_UNKNOWN")
+
+    with client.open_channel("c").publisher(N, "uint8", wrap=wrap) as publisher:
+        for byte in range(10):
+            array = publisher.loan(60, stream=producer)
+            fill(array.ptr, N, byte, producer)
+            with monkeypatch.context() as patch:
+                patch.setattr(_cuda_stream, "write", refuse)
+                publisher.publish()
+                assert idle(producer)
+            seen = read(next(arrays).ptr, N, consumer)
+            finish(consumer)
+            assert (seen == byte).all()
