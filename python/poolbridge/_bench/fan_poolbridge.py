@@ -75,7 +75,8 @@ class ChannelFan(Fan):
         return pid
 
     def close(self) -> None:
-        """Destroy the pool and its channel."""
+        """Destroy the pool and its channel. From then on this process waits as it does by default."""
+        NATIVE.switch_spinning(True)
         self._client.destroy_pool(self.channel)
         self._client.close()
 
