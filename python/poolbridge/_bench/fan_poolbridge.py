@@ -118,15 +118,14 @@ class DeviceFan(ChannelFan):
 
     def open_to_send(self) -> Callable[[int], None]:
         """Make a pool and the channel in it."""
-        channel = self._channel()
         library = load(preferred_consumer())
-        allocate, take, stream, shape = self._client.allocate, library.take, stream_of(library), (self.nbytes,)
+        stream = stream_of(library)
+        publisher = self._channel().publisher(self.nbytes, "uint8", wrap=partial(library.take, stream=stream))
+        loan, publish = publisher.loan, publisher.publish
 
         def send(number: int) -> None:  # noqa: ARG001 - memory of a GPU has no number
-            lease = allocate(shape, "uint8", pool=channel.pool, timeout=_TIMEOUT)
-            array = take(lease, stream=stream)
-            channel.publish(lease, stream=stream, timeout=_TIMEOUT)
-            del array
+            loan(_TIMEOUT, stream=stream)
+            publish(timeout=_TIMEOUT)
 
         return send
 
