@@ -7,6 +7,7 @@ import threading
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
+from contextlib import suppress
 from itertools import count
 from typing import TYPE_CHECKING, Any, Final
 
@@ -108,9 +109,9 @@ class Producer(Membership):
     def leave(self) -> None:
         """Publish nothing any more, and give up the blocks that have not come back. The session's lock is held."""
         self.native.close()
-        loans, self.loans = self.loans, {}
-        for loan in loans.values():
-            self.session.spares.disown(loan)
+        with suppress(KeyError):  # another thread that fails to publish may take one out meanwhile
+            while True:
+                self.session.spares.disown(self.loans.popitem()[1])
 
 
 class Sending(ABC):

@@ -277,7 +277,7 @@ class Spares:
         if self._over:
             for spare in (*shelf.take_free(), *_drained(shelf.loan)):
                 if not self._end_written(spare):
-                    self._disown(spare)
+                    self.disown(spare)
             return
         self._shelves.discard(shelf)
         for spare in shelf.take_free():
@@ -309,12 +309,9 @@ class Spares:
         self._session.leave_to_arrays(lender)
         return True
 
-    def _disown(self, spare: Spare) -> None:
-        spare.leave_shelf()
-        self.disown(spare)
-
     def disown(self, spare: Spare) -> None:
         """Note that this session does not need a lease's block any more, once its own streams are done with it."""
+        spare.leave_shelf()
         own = self._session.timelines.own
         fences = tuple([fence for fence in spare.fences if own is not None and fence.tl == own.id])
         self._session.disown(spare.grant, fences)
@@ -322,7 +319,7 @@ class Spares:
     def lend_to(self, shelf: Shelf, spare: Spare) -> None:
         """Put a lease on loan to a publisher."""
         if self._over:
-            self._disown(spare)
+            self.disown(spare)
             return
         shelf.loan.append(spare)
         if shelf.closed:
@@ -516,7 +513,7 @@ class Spares:
         """Drop all spares, because the session has ended."""
         for kept in (*self._kept.values(), self._leaving):
             for spare in kept:
-                self._disown(spare)
+                self.disown(spare)
             kept.clear()
         self._over = True
         for shelf in list(self._shelves):
