@@ -216,20 +216,25 @@ static PyObject *futex_wake(PyObject *module, PyObject *const *args, Py_ssize_t 
     return PyLong_FromLong(woken);
 }
 
-// stream_word(function, stream, address, value, flags): calls the driver's cuStreamWriteValue64 or cuStreamWaitValue64
-static PyObject *stream_word(PyObject *module, PyObject *const *args, Py_ssize_t given) {
+enum { STREAM_WORDS = 64 }; // that one call takes
+
+// stream_words(function, stream, flags, address, value, …): calls the driver's cuStreamWriteValue64 or cuStreamWaitValue64 for
+// each address and value. Returns the first result that is not 0, else 0.
+static PyObject *stream_words(PyObject *module, PyObject *const *args, Py_ssize_t given) {
     typedef int StreamWord(void *stream, uint64_t address, uint64_t value, unsigned flags);
+    enum { BEFORE = 3, MOST = BEFORE + 2 * STREAM_WORDS };
+    static const char *const names[] = {"a function", "a stream", "flags", "an address", "a value"};
     State *state = PyModule_GetState(module);
-    uint64_t function, stream, address, value, flags;
-    if (!count_is(given, 5, 5, "stream_word") || !number_to(state->invalid, args[0], UINTPTR_MAX, "a function", &function) ||
-        !number_to(state->invalid, args[1], UINTPTR_MAX, "a stream", &stream) ||
-        !number_to(state->invalid, args[2], UINT64_MAX, "an address", &address) ||
-        !number_to(state->invalid, args[3], UINT64_MAX, "a value", &value) ||
-        !number_to(state->invalid, args[4], UINT_MAX, "flags", &flags))
-        return NULL;
-    int result;
+    uint64_t n[MOST];
+    if (!count_is(given, BEFORE + 2, MOST, "stream_words")) return NULL;
+    if (given % 2 == 0) return PyErr_Format(PyExc_TypeError, "stream_words: an address has no value");
+    for (Py_ssize_t i = 0; i < given; i++)
+        if (!number_to(state->invalid, args[i], i == 2 ? UINT_MAX : UINT64_MAX, names[i < BEFORE ? i : BEFORE + (i - BEFORE) % 2], &n[i]))
+            return NULL;
+    int result = 0;
     // The call waits while the stream's queue is full.
-    Py_BEGIN_ALLOW_THREADS result = ((StreamWord *)(uintptr_t)function)((void *)(uintptr_t)stream, address, value, (unsigned)flags);
+    Py_BEGIN_ALLOW_THREADS for (Py_ssize_t i = BEFORE; !result && i < given; i += 2)
+        result = ((StreamWord *)(uintptr_t)n[0])((void *)(uintptr_t)n[1], n[i], n[i + 1], (unsigned)n[2]);
     Py_END_ALLOW_THREADS return PyLong_FromLong(result);
 }
 
@@ -239,7 +244,7 @@ static PyObject *stream_word(PyObject *module, PyObject *const *args, Py_ssize_t
 
 static PyMethodDef functions[] = {
     {"load_u64", FAST(load_u64), NULL},     {"store_u64", FAST(store_u64), NULL},   {"barrier", barrier, METH_NOARGS, NULL},
-    {"compare_exchange_u64", FAST(compare_exchange_u64), NULL}, {"stream_word", FAST(stream_word), NULL},
+    {"compare_exchange_u64", FAST(compare_exchange_u64), NULL}, {"stream_words", FAST(stream_words), NULL},
     {"futex_wait", FAST(futex_wait), NULL}, {"futex_wake", FAST(futex_wake), NULL}, {"switch_spinning", switch_spinning, METH_O, NULL},
     {NULL, NULL, 0, NULL},
 };

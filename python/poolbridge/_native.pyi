@@ -329,10 +329,11 @@ def futex_wait(buffer: ReadableBuffer, offset: int, seen: int, timeout: float | 
 def futex_wake(buffer: ReadableBuffer, offset: int, count: int = ..., /) -> int:
     """Wake at most `count` sleepers on the 32 bits at an offset, in all processes; return how many."""
 
-def stream_word(function: int, stream: int, address: int, value: int, flags: int, /) -> int:
-    """Call ``cuStreamWriteValue64`` or ``cuStreamWaitValue64``, at the address `function`; return its result.
+def stream_words(function: int, stream: int, flags: int, /, *words: int) -> int:
+    """Call ``cuStreamWriteValue64`` or ``cuStreamWaitValue64``, at the address `function`, for each of some words.
 
-    It releases the interpreter's lock meanwhile, because the call waits while the stream's queue is full.
+    `words` are the address and the value of each, 64 words at most. Returns the first result that is not 0, else 0. It
+    releases the interpreter's lock meanwhile, because the call waits while the stream's queue is full.
     """
 
 def switch_spinning(on: bool, /) -> None:

@@ -45,6 +45,8 @@ _T = TypeVar("_T")
 # A publisher of small frames (at most _SMALL bytes) has up to _MORE buffers more than it needs. It then looks for
 # buffers that came back only once in several frames, which takes less time.
 _MORE: Final = 4
+# The same if streams write the arrays: readers' streams are then more often done with a buffer that is used again.
+_MORE_ON_STREAMS: Final = 16
 _SMALL: Final = 256 << 10
 _NUMBERS: Final = (float, int)
 # Word and value of the fence of content that is complete.
@@ -245,7 +247,8 @@ class BasePublisher(ABC):
         except BaseException:
             state.end()
             raise
-        shelf.wanting = shelf.wanting and shelf.extra < _MORE and self._has_room(state)
+        more = _MORE_ON_STREAMS if on_streams else _MORE
+        shelf.wanting = shelf.wanting and shelf.extra < more and self._has_room(state, more)
         self._described = producer.describe(self._description)
         shelf.publish_with(producer, self._described)
         shelf.on_streams = on_streams
@@ -271,10 +274,10 @@ class BasePublisher(ABC):
             )
         return True
 
-    def _has_room(self, state: LeaseState) -> bool:
-        """Whether the buffers are small and the pool is large enough for a few extra buffers."""
+    def _has_room(self, state: LeaseState, more: int) -> bool:
+        """Whether the buffers are small and the pool is large enough for `more` extra buffers."""
         nbytes = state.grant.bs
-        return nbytes <= _SMALL and state.pool.mx >= (self._shelf.most + 2 * _MORE) * nbytes
+        return nbytes <= _SMALL and state.pool.mx >= (self._shelf.most + 2 * more) * nbytes
 
     def _make(self, state: LeaseState) -> tuple[LeaseState, Any]:
         """Make the array of a lease, and the lease state that keeps its memory mapped."""

@@ -23,7 +23,6 @@ _NON_BLOCKING: Final = 1
 
 _WRITE: Final = "cuStreamWriteValue64"
 _WAIT: Final = "cuStreamWaitValue64"
-_WORDS: Final = (_WRITE, _WAIT)
 # The driver's version of which the functions are, as 1000 * major + 10 * minor.
 _VERSION: Final = 12000
 
@@ -34,13 +33,14 @@ _own: dict[int, Any] = {}
 def _load() -> Any:
     """Return the native module's way to call the driver; None if poolbridge is installed without the module."""
     try:
-        return importlib.import_module("poolbridge._native").stream_word
+        return importlib.import_module("poolbridge._native").stream_words
     except ImportError:
         return None
 
 
-# It calls the functions of `_WORDS`, without what cuda.bindings does for each call.
-_stream_word: Final = _load()
+# It calls these two functions, without what cuda.bindings does for each call, for _MOST words at most.
+_stream_words: Final = _load()
+_MOST: Final = 64
 
 
 @cache
@@ -75,12 +75,23 @@ def unregister(ordinal: int, address: int) -> None:
 
 def write(ordinal: int, stream: int, address: int, value: int) -> None:
     """Make a stream write a word after the work that it has so far."""
-    _on_stream(_WRITE, ordinal, stream, address, value, _DEFAULT)
+    if not _words(_WRITE, stream, _DEFAULT, address, value):
+        _on_stream(_WRITE, ordinal, stream, address, value, _DEFAULT)
 
 
 def wait(ordinal: int, stream: int, address: int, value: int) -> None:
     """Make a stream wait, before its further work, until a word has a value or more."""
-    _on_stream(_WAIT, ordinal, stream, address, value, _GEQ)
+    wait_for_words(ordinal, stream, [address, value])
+
+
+def wait_for_words(ordinal: int, stream: int, words: list[int]) -> None:
+    """Make a stream wait, before its further work, for words, given as the address and the value of each in turn."""
+    for start in range(0, len(words), 2 * _MOST):
+        some = words[start : start + 2 * _MOST]
+        if _words(_WAIT, stream, _GEQ, *some):
+            continue
+        for address, value in zip(some[::2], some[1::2], strict=True):
+            _on_stream(_WAIT, ordinal, stream, address, value, _GEQ)
 
 
 def recorded(ordinal: int, stream: int) -> bool:
@@ -109,24 +120,34 @@ def synchronize_stream(ordinal: int, stream: int) -> None:
         call("cuStreamSynchronize", stream)
 
 
+def _words(name: str, stream: int, flags: int, *words: int) -> bool:
+    """Call one of the two functions by the native module. False if it has to be called in another way."""
+    if stream <= PER_THREAD or _stream_words is None:
+        return False
+    # A stream handle determines its context, so no context has to be current.
+    code = _stream_words(_address(name), stream, flags, *words)
+    if not code:
+        return True
+    _check(name, bindings().CUresult(code))
+    return False
+
+
 def _on_stream(name: str, ordinal: int, stream: int, *arguments: Any) -> None:
     if stream > PER_THREAD:
-        # A stream handle determines its context, so no context has to be current.
-        if _stream_word is not None and name in _WORDS:
-            code = _stream_word(_address(name), stream, *arguments)
-            if not code:
-                return
-            driver = bindings()
-            result = driver.CUresult(code)
-        else:
-            driver = bindings()
-            (result,) = getattr(driver, name)(stream, *arguments)
-            if result == driver.CUresult.CUDA_SUCCESS:
-                return
-        if result not in {driver.CUresult.CUDA_ERROR_INVALID_CONTEXT, driver.CUresult.CUDA_ERROR_INVALID_HANDLE}:
-            raise DriverError(f"{name}: {result.name}")
+        driver = bindings()
+        (result,) = getattr(driver, name)(stream, *arguments)
+        if result == driver.CUresult.CUDA_SUCCESS:
+            return
+        _check(name, result)
     with current(ordinal):
         call(name, stream, *arguments)
+
+
+def _check(name: str, result: Any) -> None:
+    """Raise, unless the call could succeed while the stream's context is current."""
+    known = bindings().CUresult
+    if result not in {known.CUDA_ERROR_INVALID_CONTEXT, known.CUDA_ERROR_INVALID_HANDLE}:
+        raise DriverError(f"{name}: {result.name}")
 
 
 def own_stream(ordinal: int) -> int:

@@ -279,7 +279,7 @@ def _make_wait(state: Held, key: StreamKey) -> None:
             return
         if word is not None and fence.tl == own.id and fence.wd == word.index:
             continue  # the fence is of the stream's own earlier work
-        timelines.waits(own, key, fence.tl)
+        timelines.waits(own, key, [fence.tl])
         page.await_writers()
         _cuda_stream.wait(key.ordinal, key.handle, address + 8 * fence.wd, fence.v)
 
@@ -331,23 +331,32 @@ class Follower:
         if not fences:
             return True
         mine = own.word(key)
-        for timeline, word, value in fences:
+        behind = []
+        for fence in fences:
+            timeline, word, value = fence
             if mine is not None and timeline == own.id and word == mine.index:
                 continue  # the fence is of the stream's own earlier work
             page = timelines.page(timeline)
             if page is None:
                 return False
-            if page.reached(word, value):
-                if not write and page.died(word, value):
-                    return False
-                continue
-            timelines.waits(own, key, timeline)
-            page = timelines.page(timeline)  # from here on it stays mapped
+            if not page.reached(word, value):
+                behind.append(fence)
+            elif not write and page.died(word, value):
+                return False
+        return not behind or self._await(behind)
+
+    def _await(self, fences: list[tuple[int, int, int]]) -> bool:
+        """Make the stream wait for fences. False if a lease state is needed for that."""
+        timelines, key, words = self._timelines, self.key, []
+        timelines.waits(self._own, key, [timeline for timeline, _, _ in fences])
+        for timeline, word, value in fences:
+            page = timelines.page(timeline)  # it stays mapped since `waits`
             address = page.on_device(key.ordinal) if page is not None else 0
             if page is None or not address:
                 return False
             page.await_writers()
-            _cuda_stream.wait(key.ordinal, key.handle, address + 8 * word, value)
+            words += [address + 8 * word, value]
+        _cuda_stream.wait_for_words(key.ordinal, key.handle, words)
         return True
 
     def write(self) -> Fence | None:
@@ -496,7 +505,7 @@ def _joined(state: Held, own: Timeline) -> Fence | None:
     for key in others:
         fence = own.write(key)
         if fence is not None:
-            state.session.timelines.waits(own, last, own.id)
+            state.session.timelines.waits(own, last, [own.id])
             address = own.page.on_device(key.ordinal) + 8 * fence.wd
             _cuda_stream.wait(last.ordinal, last.handle, address, fence.v)
     return own.write(last)

@@ -72,10 +72,11 @@ class Timelines:
             return None
         return own
 
-    def waits(self, own: Timeline, key: StreamKey, timeline: int) -> None:
-        """Note that a stream will wait for a word of a timeline. The page stays mapped until the wait is over."""
+    def waits(self, own: Timeline, key: StreamKey, timelines: Iterable[int]) -> None:
+        """Note that a stream will wait for words of timelines. Their pages stay mapped until the waits are over."""
         word, value = own.upcoming(key)
-        self._waits.setdefault(timeline, {})[word] = value
+        for timeline in timelines:
+            self._waits.setdefault(timeline, {})[word] = value
 
     def pin(self, fences: Iterable[Fence]) -> None:
         """Keep the pages of fences until `unpin`, even if the service forgets them. The session's lock is held."""

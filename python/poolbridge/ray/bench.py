@@ -73,6 +73,72 @@ def _actors(ray: Any, transport: str) -> Any:
     return ray.remote(num_cpus=0, enable_tensor_transport=True)(Actor)
 
 
+def _gpu_actors(ray: Any, transport: str) -> Any:
+    """Define the actor that sends and receives tensors of PyTorch in memory of a GPU."""
+
+    class Actor:
+        def new(self, nbytes: int) -> Any:
+            import torch
+
+            return torch.ones(nbytes, dtype=torch.uint8, device="cuda")
+
+        def by_store(self, nbytes: int) -> Any:
+            return self.new(nbytes)
+
+        @ray.method(tensor_transport="CUDA_IPC")  # type: ignore[untyped-decorator]
+        def by_cuda_ipc(self, nbytes: int) -> Any:
+            return self.new(nbytes)
+
+        @ray.method(tensor_transport=transport)  # type: ignore[untyped-decorator]
+        def copied(self, nbytes: int) -> Any:
+            return self.new(nbytes)
+
+        @ray.method(tensor_transport=transport)  # type: ignore[untyped-decorator]
+        def in_pool(self, nbytes: int) -> Any:
+            import torch
+
+            client = poolbridge.ray.client()
+            return torch.from_dlpack(client.allocate(nbytes, "uint8", pool="ray", timeout=10)).fill_(1)
+
+        def read(self, array: Any) -> int:
+            return int(array[-1])
+
+    return ray.remote(num_cpus=0, num_gpus=0.25, enable_tensor_transport=True)(Actor)
+
+
+def measure_gpu(ray: Any, transport: str, *, mib: list[int], moves: int) -> None:
+    """Measure new tensors in memory of a GPU from actor to actor, in turn by each way.
+
+    Parameters
+    ----------
+    ray, transport
+        Ray, and the name of the registered transport for PyTorch.
+    mib, moves
+        The sizes of the tensors in MiB, and how often each is measured.
+    """
+    kind = _gpu_actors(ray, transport)
+    sender, receiver = kind.remote(), kind.remote()
+    ways = {
+        "Ray's object store": sender.by_store,
+        "Ray's CUDA_IPC": sender.by_cuda_ipc,
+        "poolbridge, a new tensor in the pool": sender.in_pool,
+        "poolbridge, a new tensor elsewhere, copied": sender.copied,
+    }
+    for size in mib:
+        times: dict[str, list[float]] = {what: [] for what in ways}
+        for number in range(_WARM + moves):
+            for what, way in ways.items():
+                begin = time.perf_counter()
+                if ray.get(receiver.read.remote(way.remote(size << 20))) != 1:
+                    raise RuntimeError(f"{what}: the receiver read another byte than was sent")
+                if number >= _WARM:
+                    times[what].append(time.perf_counter() - begin)
+        _say(f"one node, memory of a GPU, {size << 20:,} bytes")
+        store = statistics.median(times["Ray's object store"])
+        for what, each in times.items():
+            _row(what, statistics.median(each), store)
+
+
 def _say(line: str) -> None:
     sys.stdout.write(f"{line}\n")
     sys.stdout.flush()
@@ -203,13 +269,15 @@ def measure(ray: Any, transport: str, *, mib: list[int], moves: int, readers: in
 
 
 @contextmanager
-def cluster(*nodes: str) -> Iterator[tuple[Any, str]]:
+def cluster(*nodes: str, gpu: bool = False) -> Iterator[tuple[Any, str]]:
     """Start a cluster on this machine, with a service on each node, and give Ray and the name of the transport.
 
     Parameters
     ----------
     nodes
         Names of the nodes, each of which has a resource of its name.
+    gpu
+        Whether the nodes have a GPU. Then the pools are in its memory, and the transport is for PyTorch.
 
     Raises
     ------
@@ -226,6 +294,7 @@ def cluster(*nodes: str) -> Iterator[tuple[Any, str]]:
             for name in nodes:
                 started.add_node(
                     num_cpus=1,
+                    num_gpus=int(gpu),
                     temp_dir=f"{folder}/ray",
                     object_store_memory=3 << 29,
                     include_dashboard=False,
@@ -233,8 +302,9 @@ def cluster(*nodes: str) -> Iterator[tuple[Any, str]]:
                     env_vars={"POOLBRIDGE_SOCKET": f"{folder}/{name}/s"},
                 )
             ray.init(address=started.address, log_to_driver=False, logging_level="error")
-            transport = poolbridge.ray.register(nixl=False)  # python/tests/raynodes.py measures NIXL
-            with poolbridge.ray.start(pools={"ray": {"kind": "host", "max_bytes": _POOL}}):
+            # python/tests/raynodes.py measures NIXL.
+            transport = poolbridge.ray.register("torch" if gpu else "numpy", nixl=False)
+            with poolbridge.ray.start(pools={"ray": {"kind": "device" if gpu else "host", "max_bytes": _POOL}}):
                 yield ray, transport
         finally:
             poolbridge.ray.close()
@@ -243,13 +313,18 @@ def cluster(*nodes: str) -> Iterator[tuple[Any, str]]:
 
 
 def main() -> None:
-    """Start a cluster of two nodes on this machine, and measure."""
+    """Start a cluster on this machine, of two nodes, or with `--gpu` of one, and measure."""
     parser = argparse.ArgumentParser(prog="python -m poolbridge.ray.bench", description=__doc__)
     parser.add_argument("--mib", type=int, nargs="+", default=[1, 64], help="sizes of the arrays in MiB")
     parser.add_argument("--moves", type=int, default=30, help="how often each is measured, after 5 that are not")
     parser.add_argument("--readers", type=int, default=8, help="readers of the big array")
     parser.add_argument("--big", type=int, default=1024, help="MiB of the big array; 0: leave it out")
+    parser.add_argument("--gpu", action="store_true", help="measure memory of a GPU, with PyTorch, on one node only")
     given = parser.parse_args()
+    if given.gpu:
+        with cluster("near", gpu=True) as (ray, transport):
+            measure_gpu(ray, transport, mib=given.mib, moves=given.moves)
+        return
     with cluster("near", "far") as (ray, transport):
         measure(ray, transport, mib=given.mib, moves=given.moves, readers=given.readers, big=given.big)
 

@@ -76,6 +76,7 @@ def test_nothing_but_the_consumers_stream_waits_for_content(client, other, gate)
         assert (wrong == 4).all(), "what a stream sees that does not wait"
 
 
+@pytest.mark.parametrize("client", [16 * N], indirect=True, ids=["no room for more blocks"])
 @pytest.mark.parametrize("readers", [1, 2])
 def test_a_block_is_written_again_after_the_streams_of_all_readers_which_only_the_writers_stream_waits_for(
     client, other, gate, readers
@@ -408,7 +409,7 @@ def test_the_asyncio_client_has_them_too(device_service, gate):
 
 
 def test_streams_are_ordered_in_the_same_way_without_the_native_call(client, other, gate, monkeypatch):
-    monkeypatch.setattr(_cuda_stream, "_stream_word", None)
+    monkeypatch.setattr(_cuda_stream, "_stream_words", None)
     test_nothing_but_the_consumers_stream_waits_for_content(client, other, gate)
 
 
