@@ -289,6 +289,7 @@ def cluster(*nodes: str, gpu: bool = False) -> Iterator[tuple[Any, str]]:
 
     with tempfile.TemporaryDirectory(prefix="pbray") as folder:
         os.environ["POOLBRIDGE_SOCKET"] = f"{folder}/{nodes[0]}/s"
+        os.environ["RAY_TMPDIR"] = folder  # where the cluster's address is noted, not where another cluster's is
         started = Cluster()
         try:
             for name in nodes:
@@ -310,6 +311,7 @@ def cluster(*nodes: str, gpu: bool = False) -> Iterator[tuple[Any, str]]:
             poolbridge.ray.close()
             ray.shutdown()
             started.shutdown()
+            del os.environ["RAY_TMPDIR"]
 
 
 def main() -> None:
