@@ -69,7 +69,7 @@ A check that cannot run here is skipped and says why. The exit status is 0 only 
 	f.Int64Var(&o.Seed, "seed", 100, "seed of Go's pattern: element i is i + seed")
 	f.Int64Var(&o.WorkerSeed, "worker-seed", 0, "seed of the workers' pattern: element i is worker-seed - i")
 	f.IntVar(&o.Workers, "workers", 10, "workers that check one buffer at once")
-	f.IntVar(&o.Parallel, "parallel", 1, "checks that run at the same time, at most; those of order never do")
+	f.IntVar(&o.Parallel, "parallel", 0, "checks that run at the same time, at most, those of order aside; 0: one for each four CPUs, at most 4")
 	f.Var(&large, "large", "size of the large buffer that is checked on a GPU; 0 for none")
 	f.StringSliceVar(&kinds, "kind", nil, fmt.Sprintf("kinds of memory to check, of %v (default all)", mempool.Kinds()))
 	completeKinds(c)

@@ -24,6 +24,8 @@ const (
 	mostAhead = 10
 	// gpuBytesBeside is how much free memory of the GPU each of the checks needs that run at the same time.
 	gpuBytesBeside = 2 << 30
+	// mostByDefault is how many checks run at the same time at most if the user names no number: with more the driver's locks slow all down.
+	mostByDefault = 4
 	// perWorker is for how many checks a library gets one more worker, which takes seconds to start.
 	perWorker = 32
 )
@@ -42,8 +44,8 @@ type Options struct {
 	Seed, WorkerSeed int64
 	// Workers is how many workers check one buffer at the same time.
 	Workers int
-	// Parallel is how many checks may run at the same time. Those of order never do, and there is at most one for each 2 GiB of free memory of
-	// the GPU.
+	// Parallel is how many checks may run at the same time; 0: one for each four CPUs, at most 4. Those of order never do, and there is at
+	// most one for each 2 GiB of free memory of the GPU.
 	Parallel int
 	// LargeBytes is the size of the large check on a GPU; 0 leaves it out.
 	LargeBytes uint64
@@ -64,8 +66,8 @@ func (o Options) Validate() error {
 		return fmt.Errorf("the number of elements must lie between 1 and 2^59, not %d", o.Elements)
 	case o.Workers < 1:
 		return fmt.Errorf("at least one worker is needed, not %d", o.Workers)
-	case o.Parallel < 1:
-		return fmt.Errorf("at least one check must run at a time, not %d", o.Parallel)
+	case o.Parallel < 0:
+		return fmt.Errorf("the number of checks at the same time must not be negative, as %d is; 0: as many as suit the CPUs", o.Parallel)
 	}
 	return nil
 }
@@ -276,8 +278,12 @@ func (s *stage) uses(c chosen) string {
 
 // hands returns how many checks may run at the same time. A check uses up to four processes, and each has a context on the GPU.
 func (s *stage) hands(unavailable map[mempool.Kind]error) int {
-	if o := s.options.Parallel; o == 1 || unavailable[mempool.Device] != nil {
-		return o
+	wanted := s.options.Parallel
+	if wanted == 0 {
+		wanted = max(1, min(mostByDefault, runtime.NumCPU()/4))
+	}
+	if wanted == 1 || unavailable[mempool.Device] != nil {
+		return wanted
 	}
 	g, err := s.bench.OnDevice(s.options.Device)
 	if err != nil {
@@ -287,7 +293,7 @@ func (s *stage) hands(unavailable map[mempool.Kind]error) int {
 	if err != nil {
 		return 1
 	}
-	return max(1, min(s.options.Parallel, int(free/gpuBytesBeside)))
+	return max(1, min(wanted, int(free/gpuBytesBeside)))
 }
 
 // wanted are the kinds that checks are to run on, with why they cannot.
