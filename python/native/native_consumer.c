@@ -7,6 +7,9 @@ typedef struct {
     Member member;
     struct pb_consumer core;
     struct pb_frame last; // the frame that was taken last; its number is 0 if there is none
+    PyObject *offered;    // the Frame that was taken last, until the caller accepts it; NULL if there is none
+    bool again;           // whether a frame is offered until it is accepted
+    bool making;          // a thread is making the Frame of `last`
 } Consumer;
 
 static void drop_kept(Consumer *self) {
@@ -14,6 +17,7 @@ static void drop_kept(Consumer *self) {
         for (size_t i = 0; i < self->core.kept_room; i++)
             if (self->core.kept[i].object) Py_XDECREF((PyObject *)pb_forget(&self->core, self->core.kept[i].block));
     self->last.kept = NULL;
+    Py_CLEAR(self->offered);
 }
 
 static void unmap(Member *m) {
@@ -44,6 +48,7 @@ static PyObject *new(PyTypeObject *type, PyObject *args, PyObject *kwargs) {
 
 static int traverse(Consumer *self, visitproc visit, void *arg) {
     Py_VISIT(Py_TYPE((PyObject *)self));
+    Py_VISIT(self->offered);
     for (size_t i = 0; i < self->core.kept_room; i++) Py_VISIT((PyObject *)self->core.kept[i].object);
     return 0;
 }
@@ -67,9 +72,12 @@ static PyObject *add_track(Consumer *self, PyObject *const *args, Py_ssize_t giv
     return add_file(&self->member, args, given, PB_PRODUCERS, "add_track", add);
 }
 
-static PyObject *begin(Consumer *self, PyObject *ignored) {
-    (void)ignored;
-    if (!usable(&self->member)) return NULL;
+// begin(again=False)
+static PyObject *begin(Consumer *self, PyObject *const *args, Py_ssize_t given) {
+    if (!usable(&self->member) || !count_is(given, 0, 1, "begin")) return NULL;
+    int again = given ? PyObject_IsTrue(args[0]) : 0;
+    if (again < 0) return NULL;
+    self->again = again;
     enum pb_result r = pb_begin(&self->core);
     return r ? result_of(&self->member, r) : PyLong_FromUnsignedLongLong(self->core.next);
 }
@@ -77,6 +85,8 @@ static PyObject *begin(Consumer *self, PyObject *ignored) {
 static enum pb_result try_take(Member *m, void *with) {
     Consumer *self = (Consumer *)m;
     (void)with;
+    if (self->making) return PB_NONE;
+    if (self->offered) return PB_OK;
     enum pb_result r = pb_take(&self->core, &self->last);
     if (r) self->last.number = 0;
     return r;
@@ -85,7 +95,14 @@ static enum pb_result try_take(Member *m, void *with) {
 static PyObject *take_next(Consumer *self, const Wait *how) {
     enum pb_result r;
     if (!wait_for(&self->member, try_take, NULL, how, &r)) return NULL;
-    return r ? result_of(&self->member, r) : new_frame(state_of(self), &self->core, &self->last);
+    if (r) return result_of(&self->member, r);
+    if (self->offered) return Py_NewRef(self->offered);
+    // Making the Frame may run finalisers, which let other threads take. Two frames cannot be offered.
+    self->making = self->again;
+    PyObject *frame = new_frame(state_of(self), &self->core, &self->last);
+    self->making = false;
+    if (self->again) self->offered = Py_XNewRef(frame);
+    return frame;
 }
 
 // take(timeout=None, spin=None)
@@ -196,6 +213,21 @@ static PyObject *counts(Consumer *self, void *closure) {
     return Py_BuildValue("(KKK)", (unsigned long long)c->taken, (unsigned long long)c->bytes, (unsigned long long)c->dropped);
 }
 
+static PyObject *offered(Consumer *self, void *closure) {
+    (void)closure;
+    return Py_NewRef(self->offered ? self->offered : Py_None);
+}
+
+static int accept(Consumer *self, PyObject *none, void *closure) {
+    (void)closure;
+    if (none != Py_None) {
+        PyErr_SetString(PyExc_AttributeError, "the frame that is offered is accepted with `offered = None`");
+        return -1;
+    }
+    Py_CLEAR(self->offered);
+    return 0;
+}
+
 static PyObject *failed(Consumer *self, void *closure) {
     (void)closure;
     return PyLong_FromUnsignedLongLong(self->core.failed);
@@ -221,7 +253,7 @@ static PyObject *in_hand(Consumer *self, void *closure) {
 
 #define FAST(function) (PyCFunction)(void (*)(void)) function, METH_FASTCALL
 static PyMethodDef methods[] = {
-    {"add_track", FAST(add_track), NULL}, {"begin", (PyCFunction)begin, METH_NOARGS, NULL},
+    {"add_track", FAST(add_track), NULL}, {"begin", FAST(begin), NULL},
     {"take", FAST(take), NULL},           {"swap", FAST(swap), NULL},
     {"release", FAST(release), NULL},     {"requeue", FAST(requeue), NULL},
     {"ack", (PyCFunction)ack, METH_O, NULL}, {"give_back", (PyCFunction)give_back, METH_O, NULL},
@@ -235,6 +267,7 @@ static PyGetSetDef getters[] = {
     {"unknown", (getter)unknown, NULL, NULL, NULL},
     {"waits_asleep", (getter)waits_asleep, NULL, NULL, NULL},
     {"failed", (getter)failed, NULL, NULL, NULL},
+    {"offered", (getter)offered, (setter)accept, NULL, NULL},
     {"in_hand", (getter)in_hand, NULL, NULL, NULL},
     {NULL, NULL, NULL, NULL, NULL},
 };

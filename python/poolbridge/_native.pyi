@@ -171,8 +171,20 @@ class Consumer:
     """A consumer of a channel that it is joining. The constructor raises the errors of `Producer`."""
 
     def __new__(cls, roster: int, sequencer: int, cursor: int, slot: int, member: int) -> Consumer: ...
-    def begin(self) -> int | Condition:
-        """Begin to take frames, when the service has said that it has joined. Return the first number; 0 in a queue."""
+    def begin(self, again: bool = False, /) -> int | Condition:
+        """Begin to take frames, when the service has said that it has joined. Return the first number; 0 in a queue.
+
+        With `again`, `take` and `swap` return the frame that is `offered` until it is accepted.
+        """
+    @property
+    def offered(self) -> Frame | None:
+        """The frame that was taken last and is not accepted yet, if `begin` was called with `again`.
+
+        Accept it by setting None. CPython runs no signal handler before the step after that, so the caller can accept a
+        frame and keep it in one step. A signal handler that raises before loses nothing: the next call takes the frame.
+        """
+    @offered.setter
+    def offered(self, none: None, /) -> None: ...
     def add_track(self, slot: int, member: int, fd: int, /) -> None:
         """Map the track of a producer. It replaces that of the producer that had the slot before."""
     def swap(self, number: int, timeout: float | None = None, spin: float | None = None, /) -> Frame | Condition:

@@ -142,7 +142,7 @@ def test_a_cancelled_wait_loses_no_frame(service):
 async def take_early(channel, frames):
     """Make the thread take a frame for a task that does not wait any more; its block was mapped before."""
     consumer = frames._consumer
-    while not consumer.early:
+    while consumer.native.offered is None:
         await channel.publish(np.zeros(1))
         await (await frames.receive(60)).release()
         waiting = asyncio.create_task(frames.receive())
@@ -154,7 +154,7 @@ async def take_early(channel, frames):
         await channel.publish(np.zeros(1))
         while consumer._looking.locked():
             await asyncio.sleep(0.001)
-        if not consumer.early:  # the thread had stopped looking
+        if consumer.native.offered is None:  # the thread had stopped looking
             await (await frames.receive(60)).release()
     assert consumer.session.core.blocks
 
@@ -169,7 +169,7 @@ def test_a_consumer_leaves_though_a_frame_came_after_its_wait_was_cancelled(serv
         await take_early(channel, frames)
         await (frames if ends == "subscription" else other).close()
         assert consumer not in other._session.core.members
-        assert not consumer.early
+        assert consumer.native.offered is None
         if mode == "queue":
             async with client.subscribe("c") as rest:
                 await (await rest.receive(60)).release()

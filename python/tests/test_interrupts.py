@@ -12,9 +12,12 @@ from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+from realservice import RealService
 
 import poolbridge
+from poolbridge._session.consumer import Consumer
 from poolbridge._session.core import Core
 from poolbridge._session.session import Session
 from poolbridge._sys.deferred import DeferringLock, OwnedLock, PlainDeferringLock
@@ -25,8 +28,8 @@ from poolbridge._wire.transport import Descriptors, Transport
 PACKAGE = str(Path(poolbridge.__file__).parent)
 
 
-# Handling a received packet takes many steps. An interrupt between them may lose the packet.
-_SPARED = {Session.receive.__code__}
+# These take many steps. An interrupt between them may lose the packet, or leave the block of a frame mapped.
+_SPARED = {Session.receive.__code__, Consumer._end.__code__}
 
 
 class Interrupted(BaseException):
@@ -303,3 +306,57 @@ def test_no_interrupt_of_a_request_ends_the_session_or_leaves_its_lease(service,
     pool = client.create_pool("p", max_bytes=1 << 24)
     client.allocate(8, pool=pool).release()
     assert at_every_step(try_it) > 3
+
+
+# Frames
+
+
+@pytest.fixture
+def real(tmp_path):
+    running = RealService(str(tmp_path / "r.sock"))
+    with poolbridge.connect(running.path) as client, poolbridge.connect(running.path) as other:
+        client.create_pool("frames", max_bytes=1 << 22)
+        yield client, other
+    running.close()
+
+
+@pytest.mark.parametrize("mode", ["broadcast", "queue"])
+@pytest.mark.parametrize("take", ["iterate", "receive", "arrays"])
+def test_no_interrupt_loses_a_frame(real, mode, take):
+    """The frame of a call that is interrupted comes with the next call, and no earlier frame stays in hand."""
+    client, other = real
+    channel = client.create_channel(f"{take} {mode}", mode=mode, capacity=4)
+    publish = partial(channel.publish, np.zeros(4), timeout=60)
+
+    def get():
+        frame = next(source) if take != "receive" else frames.receive()
+        came.append(source.seq if take == "arrays" else frame.seq)
+        held.append(frame)
+
+    def try_it(interrupter):
+        came.clear()
+        number = publish()
+        with interrupter:
+            get()
+        held.clear()
+        if not came:
+            get()
+        assert came == [number], interrupter.where
+        held.clear()
+        number = publish()
+        get()
+        assert came[1:] == [number], interrupter.where
+        assert consumer.native.in_hand == [number], interrupter.where
+        assert len(consumer._frames) <= 1, interrupter.where
+        assert len(consumer.unsettled) <= 1, interrupter.where
+        held.clear()
+
+    came: list[int] = []
+    held: list[Any] = []
+    with other.subscribe(channel.name) as frames:
+        consumer = frames._consumer
+        source = frames.arrays() if take == "arrays" else frames
+        publish()
+        get()
+        held.clear()
+        assert at_every_step(try_it) > 3

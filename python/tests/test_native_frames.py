@@ -52,6 +52,26 @@ def test_a_frame_says_everything_that_its_producer_said(worlds: list[World]) -> 
     assert consumer.in_hand == [1, 2]
 
 
+def test_a_frame_is_offered_until_it_is_accepted(worlds: list[World]) -> None:
+    w = world(worlds)
+    consumer, producer = w.consume(), w.produce()
+    consumer.begin(True)
+    for number in (1, 2, 3):
+        producer.publish(number, number, 8, 1, LINE)
+    first = take(consumer)
+    assert take(consumer) is consumer.offered is first
+    assert consumer.in_hand == [1]
+    with pytest.raises(AttributeError, match="accepted with"):
+        consumer.offered = first  # type: ignore[assignment]
+    consumer.offered = None
+    second = consumer.swap(1, 0.0)
+    assert second is consumer.offered is take(consumer)
+    assert consumer.in_hand == [2]
+    consumer.offered = None
+    assert take(consumer).number == 3
+    assert second.number == 2
+
+
 def test_what_a_frame_cannot_say_is_refused(worlds: list[World]) -> None:
     producer = world(worlds).produce()
     for bad in (b"\1", meta({"k": "v"}) * 2, struct.pack("<HH", 1, 0) + b"\xff", meta({str(i): "" for i in range(17)})):

@@ -8,7 +8,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from functools import partial
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Self, cast
 
 import numpy as np
 
@@ -64,28 +64,30 @@ class BaseBorrowedArrays(ABC):
             return None
         if consumer.busy or consumer.unsettled:
             return None
+        taken = consumer.swap(frame.number)
         self._frame = None
-        return consumer.swap(frame.number)
+        return taken
 
     def _existing(self, frame: _native.Frame) -> Any:
         """Return the array of a frame, if it exists and nothing has to be waited for; else None."""
-        kept, follower = frame.object, self._follower
-        if kept is None or kept.wrap is not self._wrap or self._session.lost:
+        kept, follower, consumer = frame.object, self._follower, self._consumer
+        if kept is None or kept.wrap is not self._wrap or self._session.lost or consumer is None:
             return None
-        self._frame = frame
+        array, native = kept.array, consumer.native
         try:
             if follower is not None:
                 value = frame.value
                 known = follower.before(((frame.timeline, frame.word, value),) if value and frame.timeline else ())
             else:
                 known = self._stream is None and (not frame.value or self._complete(fences_of(frame)))
-        except BaseException:
+        except Exception:
+            self._frame, native.offered = frame, None
             self._let_go()
             raise
-        if known:
-            return kept.array
-        self._frame = None
-        return None
+        if not known:
+            return None
+        self._frame, native.offered = frame, None
+        return array
 
     def _complete(self, fences: tuple[Fence, ...]) -> bool:
         """Whether fences are reached, so that the CPU can use a frame now."""
@@ -94,6 +96,17 @@ class BaseBorrowedArrays(ABC):
             if page is None or not page.reached(fence.wd, fence.v) or page.died(fence.wd, fence.v):
                 return False
         return True
+
+    def _claimed(self, frame: _native.Frame, state: LeaseState) -> Any:
+        """Return the array of a frame with a lease state. An error in making it takes the frame's place."""
+        native = cast("Consumer", self._consumer).native
+        try:
+            array = self._prepare(frame, state)
+        except Exception:
+            native.offered = None
+            raise
+        self._frame, self._lease_state, native.offered = frame, state, None
+        return array
 
     def _prepare(self, frame: _native.Frame, state: LeaseState) -> Any:
         """Order the use of a frame's memory after its producer's work, and return its array, made if there is none."""
@@ -110,9 +123,9 @@ class BaseBorrowedArrays(ABC):
         array = self._find(state)
         if array is None:
             array = self._make(state)
-        self._frame, self._lease_state = frame, state
-        if self._consumer is not None and self._find(state) is array:
-            self._consumer.keep(frame, Kept(array, state.grant.t, self._wrap))
+        consumer = self._consumer
+        if consumer is not None and self._find(state) is array:
+            consumer.keep(frame, Kept(array, state.grant.t, self._wrap))
         return array
 
     def _find(self, state: LeaseState) -> Any:
@@ -146,12 +159,13 @@ class BaseBorrowedArrays(ABC):
         self._let_go()
 
     def _let_go(self) -> None:
+        # First let go, then forget: after an interrupt in between, the next call lets go again, which does no harm.
         frame, state, consumer = self._frame, self._lease_state, self._consumer
-        self._frame = self._lease_state = None
         if state is not None:
             state.end()
         elif frame is not None and consumer is not None:
             self._say(partial(consumer.end_lone, frame.number, back=False))
+        self._frame = self._lease_state = None
 
     def _say(self, end: Callable[..., None]) -> None:
         """End a frame, with the fence of the stream that uses it if there is one."""
@@ -241,7 +255,7 @@ class BorrowedArrays(BaseBorrowedArrays, Iterator[Any]):
                 raise StopIteration
         array = self._existing(frame)
         if array is None:
-            array = self._prepare(frame, self._claim(frame))
+            array = self._claimed(frame, self._claim(frame))
         return array
 
     def _lease(self, twin: LeaseState) -> Lease:
@@ -283,7 +297,7 @@ class AsyncBorrowedArrays(BaseBorrowedArrays, AsyncIterator[Any]):
             raise StopAsyncIteration
         array = self._existing(frame)
         if array is None:
-            array = self._prepare(frame, await self._claim(frame))
+            array = self._claimed(frame, await self._claim(frame))
         return array
 
     def _lease(self, twin: LeaseState) -> AsyncLease:

@@ -117,6 +117,7 @@ class Subscription(BaseSubscription):
         if frame is None:
             raise StopIteration
         self._last = ref(frame)
+        self._consumer.native.offered = None
         return frame
 
     def receive(self, timeout: float | None = None) -> Frame | None:
@@ -149,7 +150,9 @@ class Subscription(BaseSubscription):
             No frame will come any more: the pool was destroyed, the client was closed or the connection is lost.
         """
         seconds = None if timeout is None else _operations.check_wait(timeout) / 1000
-        return self._take(seconds)
+        frame = self._take(seconds)
+        self._consumer.native.offered = None
+        return frame
 
     def _next(self, seconds: float | None) -> _native.Frame | None:
         """Wait for the next frame and return it; None if no frame will come any more."""
@@ -162,6 +165,7 @@ class Subscription(BaseSubscription):
         return self._run(claim(self._consumer, frame))
 
     def _take(self, seconds: float | None) -> Frame | None:
+        """Make the next frame. It stays offered, until the caller has done all that an interrupt must not undo."""
         frame = self._next(seconds)
         return None if frame is None else self._frame_type(self._run, self._claim(frame), self._consumer, frame)
 
@@ -285,10 +289,13 @@ class AsyncSubscription(BaseSubscription):
     async def receive(self, timeout: float | None = None) -> AsyncFrame | None:
         """Take the next frame; see `Subscription.receive`."""
         seconds = None if timeout is None else _operations.check_wait(timeout) / 1000
-        frame = await self._next(seconds)
-        return (
-            None if frame is None else self._frame_type(self._run, await self._claim(frame), await self._start(), frame)
-        )
+        native = await self._next(seconds)
+        if native is None:
+            return None
+        consumer = await self._start()
+        frame = self._frame_type(self._run, await self._claim(native), consumer, native)
+        consumer.native.offered = None
+        return frame
 
     async def _next(self, seconds: float | None) -> _native.Frame | None:
         """Wait for the next frame and return it; None if no frame will come any more."""

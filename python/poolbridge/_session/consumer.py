@@ -18,6 +18,7 @@ from poolbridge._wire.messages import Channel, Doubt, Fence, Grant, Map, MapRepl
 from poolbridge.errors import (
     ClientClosedError,
     ClosedError,
+    ContentFailedError,
     ForkError,
     LeaseReleasedError,
     PoolbridgeError,
@@ -80,7 +81,9 @@ class Consumer(Membership):
     spin
         See `Subscription.spin`.
     early
-        Results of the native `take` that no call has used yet, in order. A cancelled call leaves one.
+        Results of the native `take`, other than frames, that no call has used yet, in order. A cancelled call leaves
+        one. A frame that no call has used yet is the native consumer's `offered`: it stays there until the program gets
+        it, also when a signal handler raises on the way.
     """
 
     native: _native.Consumer
@@ -103,6 +106,7 @@ class Consumer(Membership):
         self._looking = threading.Lock()
         self._slots = max(1 << (2 * channel.cp - 1).bit_length(), _LEAST_SLOTS)
         self._frames: dict[int, _native.Frame] = {}  # by grant id
+        self._granted: Grant | None = None  # the grant that was made last
         self._counted: set[int] = set()  # ids of the grants that are counted as leases of their blocks
         self._given: set[int] = set()  # numbers of frames that were given back and are still in hand
         self._fences: dict[int, tuple[int, int]] = {}  # word and value of the last fence, by slot of the frame's number
@@ -121,6 +125,10 @@ class Consumer(Membership):
     def busy(self) -> bool:
         """Whether `early` has a result, or a thread is taking one. Then `receive` comes first."""
         return bool(self.early) or self._looking.locked()
+
+    def accept(self) -> None:
+        """Let the next call take the next frame. The frame that is offered is the program's, or has failed."""
+        self.native.offered = None
 
     def await_credit(self, seconds: float | None) -> None:
         """Wait until another frame may be taken, or no frame will come any more."""
@@ -166,17 +174,17 @@ class Consumer(Membership):
             return None
 
     def look(self, spin: float | None, seconds: float | None) -> None:
-        """Wait for a frame or another result of `take`, and append it to `early`."""
+        """Wait until a frame is offered, or `early` has another result of `take`."""
         with self._looking:
-            if self.early:
+            if self.early or self.native.offered is not None:
                 return
             try:
-                got: Any = self.native.take(seconds, spin)
+                self._taken(self.native.take(seconds, spin))
             except ClosedError:
-                got = NATIVE.Condition.EVICTED
-            self.early.append(got)
+                self.early.append(NATIVE.Condition.EVICTED)
         if self.left:
-            self._drop_early()
+            with self.session.lock:
+                self._drop_offered()
 
     def grant(self, frame: _native.Frame) -> Grant:
         """Make a grant for a frame, which has no grant of the service. The frame counts as unsettled from now on."""
@@ -200,6 +208,7 @@ class Consumer(Membership):
         )
         with self.session.lock:
             self.session.timelines.pin(grant.wt)
+            self._granted = grant
             self._frames[grant.id] = frame
             self.unsettled.add(grant.id)
         return grant
@@ -247,6 +256,7 @@ class Consumer(Membership):
         """Let go of a frame that is inconsistent, tell the service, and make the error."""
         frame = self._frames.get(grant.id)
         number = frame.number if frame is not None else 0
+        self.accept()
         with self.session.lock:
             self._end(grant, (), back=False)
         return self.report(number, error)
@@ -260,6 +270,8 @@ class Consumer(Membership):
 
     def asks(self) -> None:
         """Acknowledge all frames that were taken, because the next is asked for; nothing with ``ack="manual"``."""
+        if self.native.offered is not None:
+            self._retract()
         if not self.auto or not (self.unsettled or self._undecided):
             return
         if _process.pid != self.session.pid:
@@ -267,6 +279,18 @@ class Consumer(Membership):
         with self.session.lock:
             self.decide(back=False)
             self._settle_all(back=False)
+
+    def _retract(self) -> None:
+        """Forget the grant that was made for the frame that is offered: a call was interrupted on the way to it."""
+        with self.session.lock:
+            granted = self._granted
+            if granted is not None and self._is_offered(granted):
+                self._end(granted, (), back=False)
+
+    def _is_offered(self, grant: Grant) -> bool:
+        """Whether a grant's frame is offered: the program does not have it yet."""
+        frame = self._frames.get(grant.id)
+        return frame is not None and frame is self.native.offered and not self.left
 
     def settle(self, grant: Grant, *, back: bool) -> bool:
         """Acknowledge a frame, or give it back to its queue; it stays in hand. False if it was settled before."""
@@ -301,9 +325,9 @@ class Consumer(Membership):
 
     def decide(self, *, back: bool) -> None:
         """Let go of the frames that the program dropped without settling them. The session's lock is held."""
-        undecided, self._undecided = self._undecided, []
-        for grant, fences in undecided:
-            self._end(grant, fences, back=back)
+        while self._undecided:
+            self._end(*self._undecided[0], back=back)
+            del self._undecided[0]
 
     # Letting go
 
@@ -313,7 +337,7 @@ class Consumer(Membership):
         `alone` says that the program has dropped the frame. If the frame is of a queue and not settled, the next call
         for a frame acknowledges it, as with ``ack="auto"``. If no such call comes, it goes back to the queue.
         """
-        if alone and self.goes_back(grant):
+        if alone and self.goes_back(grant) and not self._is_offered(grant):
             if self.auto and not self.left and self.session.ended is None:
                 self._undecided.append((grant, fences))
                 return
@@ -321,17 +345,19 @@ class Consumer(Membership):
         self._end(grant, fences, back=back)
 
     def _end(self, grant: Grant, fences: tuple[Fence, ...], *, back: bool) -> None:
-        settled = grant.id not in self.unsettled
-        self.unsettled.discard(grant.id)
-        frame = self._frames.pop(grant.id, None)
+        # If a signal handler raises in here, this is done again: what makes it known is forgotten last.
+        settled, frame = grant.id not in self.unsettled, self._frames.get(grant.id)
         if frame is not None:
-            number = frame.number
-            if not settled and number in self._given:
-                self._settle(number, back=back)  # the frame is in hand twice: settle the one that ends
+            if not self._is_offered(grant):  # otherwise the next call takes the frame, and makes another grant
+                number = frame.number
+                if not settled and number in self._given:
+                    self._settle(number, back=back)  # the frame is in hand twice: settle the one that ends
+                self._let_go(number, fences, back=back and self.queue)
+                if number in self._given and sum(other.number == number for other in self._frames.values()) < 2:
+                    self._given.discard(number)
+            del self._frames[grant.id]
             self.session.timelines.unpin(grant.wt)
-            self._let_go(number, fences, back=back and self.queue)
-            if number in self._given and all(other.number != number for other in self._frames.values()):
-                self._given.discard(number)
+        self.unsettled.discard(grant.id)
         self._tell()
         if grant.id in self._counted:
             self._counted.remove(grant.id)
@@ -367,15 +393,12 @@ class Consumer(Membership):
             pass
         self._end_native(number, word, value, back=back, settled=True)
 
-    def _drop_early(self) -> None:
-        # A thread that is taking a frame calls this, too.
-        while True:
-            try:
-                got = self.early.popleft()
-            except IndexError:
-                return
-            if isinstance(got, NATIVE.Frame):
-                self._let_go(got.number, back=self.queue)
+    def _drop_offered(self) -> None:
+        """Let go of a frame that is offered, because no call will take it. The session's lock is held."""
+        frame = self.native.offered
+        if frame is not None and frame not in self._frames.values():  # otherwise it ends with its grant
+            self.accept()
+            self._let_go(frame.number, back=self.queue)
 
     # Closing
 
@@ -396,7 +419,7 @@ class Consumer(Membership):
             self.native.forget(block)
         # From here on the thread that lets go of the last frame closes the native consumer.
         self.left = True
-        self._drop_early()
+        self._drop_offered()
         if not self.native.in_hand:
             self.native.close()
         self.decide(back=True)
@@ -421,7 +444,7 @@ def consume(session: Session, channel: Channel, *, credit: int, oldest: bool, fu
         full=full,
     )
     try:
-        if not isinstance(consumer.native.begin(), int):
+        if not isinstance(consumer.native.begin(True), int):
             yield from consumer.evicted()
     except BaseException:
         session.leave(consumer)
@@ -444,13 +467,14 @@ def receive(consumer: Consumer, seconds: float | None, spin: float | None) -> Fl
         if not consumer.has_credit:
             yield Sleep(consumer.await_credit, left)
         else:
-            if not consumer.early:
+            frame = consumer.native.offered
+            if frame is None and not consumer.early:
                 yield Sleep(partial(consumer.look, spin), left)
+                frame = consumer.native.offered
+            if frame is not None:
+                return frame
             if consumer.early:
                 got = consumer.early.popleft()
-            if isinstance(got, NATIVE.Frame):
-                frame: _native.Frame = got
-                return frame
         if got is condition.UNKNOWN_MEMBER:
             yield from hear(session, consumer.knows(), left)
         elif got is not condition.TIMEOUT:
@@ -477,15 +501,19 @@ def _end_or_fail(consumer: Consumer, got: Any) -> Flow[None]:
 
 
 def claim(consumer: Consumer, frame: _native.Frame) -> Flow[LeaseState]:
-    """Make the lease state for a frame that was taken.
+    """Make the lease state for a frame that was taken. The caller accepts the frame when the program has it.
 
     Raises
     ------
-    ProducerDiedError
-        The content is known to be incomplete.
+    ContentFailedError
+        The content is known to be incomplete. The next call takes the next frame.
     """
     session, grant = consumer.session, consumer.grant(frame)
     state = held(session, grant, consumer) or (yield from take(session, grant, consumer))
     if state.lost or state.fences:
-        _order.check(state)
+        try:
+            _order.check(state)
+        except ContentFailedError:
+            consumer.accept()
+            raise
     return state

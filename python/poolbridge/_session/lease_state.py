@@ -199,7 +199,12 @@ class LeaseState:
     def end(self) -> None:
         """End the lease without waiting. If the release has to wait for the device, that happens in the background."""
         self.released = True
-        self.session.let_go(self, failed=self.failed)
+        try:
+            self.session.let_go(self, failed=self.failed)
+        except BaseException:
+            # A signal handler raised, before or after the end. Ending a frame twice does no harm, so its finaliser may.
+            self.released = self.consumer is None
+            raise
 
     def ended_twin(self) -> LeaseState:
         """Make a copy that has ended, for a frame object that was passed. Arrays and leases keep this state alive."""
