@@ -18,6 +18,7 @@ type Host struct {
 	consumers [MaxConsumers]*Member
 	lastID    uint64
 
+	first   uint64 // a broadcast has given up the frames before this number; see GiveUp
 	newest  uint64 // the greatest number that was seen
 	dropped uint64 // see Dropped
 }

@@ -467,6 +467,57 @@ func TestAsManyMembersAsThereAreSlots(t *testing.T) {
 	assert.Equal(t, []uint64{1}, producers[0].back())
 }
 
+func TestABroadcastGivesFramesOfProducersThatLeftUpForASlot(t *testing.T) {
+	r := newRig(t, Spec{Capacity: 2 * MaxProducers})
+	slow := r.consumer(MemberSpec{Policy: DropOldest})
+	for range MaxProducers {
+		p := r.producer(1)
+		p.publish()
+		require.NoError(t, r.host.Gone(p.member))
+		require.NoError(t, p.Close())
+	}
+	r.sweep()
+	_, err := r.host.Add(MemberSpec{Role: ProducerRole})
+	require.ErrorIs(t, err, ErrNoSlot)
+	require.False(t, r.host.GiveUp(), "the consumer has taken none")
+	slow.release(slow.take())
+	slow.release(slow.take())
+	require.True(t, r.host.GiveUp())
+	r.sweep()
+
+	p := r.producer(1)
+	assert.Equal(t, 0, p.member.Slot, "it gave up no more than that takes")
+	late := r.consumer(MemberSpec{Oldest: true})
+	for n := uint64(2); n <= MaxProducers; n++ {
+		f := late.take()
+		require.Equal(t, n, f.Number)
+		late.release(f)
+	}
+	require.EqualValues(t, 3, slow.take().Number)
+	require.EqualValues(t, MaxProducers+1, p.publish())
+	require.EqualValues(t, MaxProducers+1, late.take().Number)
+}
+
+func TestAConsumerBeginsAfterTheNewestFrameIfThatWasGivenUp(t *testing.T) {
+	for _, oldest := range []bool{false, true} {
+		r := newRig(t, Spec{Capacity: 2})
+		dead := r.producer(1)
+		dead.publish()
+		require.NoError(t, r.host.Gone(dead.member))
+		require.NoError(t, dead.Close())
+		require.True(t, r.host.GiveUp())
+		require.False(t, r.host.GiveUp(), "there is no other")
+		r.sweep()
+		c, p := r.consumer(MemberSpec{Oldest: oldest}), r.producer(1)
+		require.Equal(t, dead.member.Slot, p.member.Slot)
+		ok, err := c.TryTake(&Frame{})
+		require.NoError(t, err)
+		require.False(t, ok)
+		require.EqualValues(t, 2, p.publish())
+		require.EqualValues(t, 2, c.take().Number)
+	}
+}
+
 func TestAClosedChannelTakesNoMembers(t *testing.T) {
 	r := newRig(t, Spec{Capacity: 2})
 	waiting := r.openConsumer(MemberSpec{})

@@ -33,6 +33,7 @@ func (h *Host) Join(m *Member) error {
 			if m.oldest {
 				start = h.oldest(t.number())
 			}
+			start = max(start, h.first)
 			m.cursor.next.Store(start)
 			m.cursor.floor.Store(start)
 			s.start.Store(start)
@@ -96,7 +97,7 @@ func (h *Host) Gone(m *Member) error {
 
 // Sweep frees the slots of members that left and that nothing needs any more. It appends those members; the caller can forget their files. A
 // consumer's slot is needed while its process runs, unless the consumer has said that it leaves, holds nothing, has no claim, and every fence of
-// its work is reached. A producer's slot is needed while the channel keeps a frame of it.
+// its work is reached. A producer's slot is needed while the channel keeps a frame of it; see [Host.GiveUp].
 //
 // Errors: [ErrCorrupt]; the system's.
 func (h *Host) Sweep(to []*Member, reached func(Fence) bool) ([]*Member, error) {
@@ -182,7 +183,7 @@ func (h *Host) frames() iter.Seq2[uint64, int] {
 			return
 		}
 		t := h.sequencer.loadTail()
-		from := h.oldest(t.number())
+		from := max(h.oldest(t.number()), h.first)
 		if h.mode == Queue {
 			from = 1
 			if t.number() >= h.slots {
@@ -206,6 +207,31 @@ func (h *Host) frames() iter.Seq2[uint64, int] {
 			}
 		}
 	}
+}
+
+// GiveUp makes a broadcast keep its oldest frames no longer, so that [Host.Sweep] can free the slot of a producer that left. It gives up as few frames
+// as that takes, and none that an active consumer has not released. Consumers that join later begin after them. It reports whether it gave up any.
+func (h *Host) GiveUp() bool {
+	if h.mode == Queue {
+		return false
+	}
+	var last [MaxProducers]uint64
+	for number, slot := range h.frames() {
+		if slot < len(last) {
+			last[slot] = number
+		}
+	}
+	first := uint64(math.MaxUint64)
+	for slot, m := range h.producers {
+		if m != nil && m.left && last[slot] != 0 {
+			first = min(first, last[slot]+1)
+		}
+	}
+	if first == math.MaxUint64 || first > h.ahead() {
+		return false
+	}
+	h.first = first
+	return true
 }
 
 // ahead returns the smallest number that an active consumer has not released.

@@ -12,6 +12,7 @@ import (
 	"github.com/stretchr/testify/require"
 	"golang.org/x/sys/unix"
 
+	"github.com/poolbridge/poolbridge/internal/shmchannel"
 	"github.com/poolbridge/poolbridge/mempool"
 )
 
@@ -48,6 +49,27 @@ func TestFramesOfAProducerThatDiedStayUntilNobodyNeedsThem(t *testing.T) {
 				require.NoError(t, r.owner.CloseChannel(r.info.ID))
 			}
 			r.awaitStands(0, 0)
+			checkBooks(t, r.svc)
+		})
+	}
+}
+
+func TestProducersThatDiedLeaveNoBroadcastWithoutSlots(t *testing.T) {
+	const dead = 2 * shmchannel.MaxProducers
+	for full, first := range map[mempool.FullPolicy]int{mempool.Block: dead/2 + 1, mempool.DropOldest: dead/2 + 1, mempool.Latest: dead} {
+		t.Run(string(full), func(t *testing.T) {
+			r := newChannelRig(t, mempool.ChannelSpec{Capacity: 100, Full: full}, 100)
+			for range dead {
+				p := r.produce(hire(t, r.svc))
+				p.send()
+				gone, reclaimed := p.end()
+				gone()
+				<-reclaimed
+			}
+			c := r.consume(hire(t, r.svc), MemberSpec{Oldest: true})
+			f := c.next()
+			assert.EqualValues(t, first, f.Number)
+			c.done(f, mempool.Fence{})
 			checkBooks(t, r.svc)
 		})
 	}

@@ -2,6 +2,7 @@ package service
 
 import (
 	"cmp"
+	"errors"
 	"os"
 
 	"github.com/poolbridge/poolbridge/internal/shmchannel"
@@ -69,7 +70,12 @@ func (s *Session) JoinChannel(channel uint64, spec MemberSpec) (Member, error) {
 	if t := s.timeline; t != nil && t.sealed {
 		m.timeline, how.Timeline = t, t.id
 	}
-	if m.Member, err = ch.host.Add(how); err != nil {
+	m.Member, err = ch.host.Add(how)
+	if how.Role == shmchannel.ProducerRole && errors.Is(err, shmchannel.ErrNoSlot) && ch.host.GiveUp() {
+		ch.tidy() // otherwise producers that died would have the slots until others published, which cannot join
+		m.Member, err = ch.host.Add(how)
+	}
+	if err != nil {
 		return Member{}, ch.failed(err)
 	}
 	if m.timeline != nil {

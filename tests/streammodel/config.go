@@ -24,6 +24,7 @@ type Config struct {
 	Joined    [mostConsumers]bool // consumers that take part from the beginning
 	Hoards    bool                // consumers never release a frame
 	Heir      bool                // producer 1 gets the slot of producer 0
+	GivesUp   bool                // the service gives frames of a dead producer up, so that its slot becomes free
 	Script    []task
 	Deaths    int
 	Versions  int8 // how many versions there are in a tail before they repeat; fewer than changes: frames may be missed
@@ -50,9 +51,10 @@ func (m *model) limit() int8 {
 }
 
 // first returns the first number that a consumer which joins at this tail may take.
-func (m *model) first(tail int8) int8 {
+func (m *model) first(s *state, tail int8) int8 {
+	first := max(1, tail)
 	if m.Oldest {
-		return m.oldestKept(tail)
+		first = m.oldestKept(tail)
 	}
-	return max(1, tail)
+	return max(first, s.first)
 }

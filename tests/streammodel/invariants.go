@@ -29,6 +29,9 @@ func (m *model) acknowledged(s *state, n int8) {
 func (m *model) end(s *state) {
 	for p := range int8(m.Producers) {
 		a := &s.producers[p]
+		if m.GivesUp && a.pc == pOutside && s.producers[0].dead {
+			m.fault("producer %d gets no slot", p)
+		}
 		if a.dead || a.pc == pDone || a.pc == pOutside && (m.Heir || s.state != open) {
 			continue
 		}

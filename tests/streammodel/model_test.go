@@ -75,6 +75,23 @@ func configs() []Config {
 			c.Heir = true
 			c.Deaths = 1
 		}),
+		with("heir, gives up", []task{{joinProducer, 1}, {join, 1}}, func(c *Config) {
+			c.Joined = first
+			c.Producers, c.Consumers = 2, 2
+			c.Policies[0] = dropOldest
+			c.Frames = [2]int{1, 1}
+			c.Oldest = true
+			c.Heir, c.GivesUp = true, true
+			c.Deaths = 1
+		}),
+		with("heir, gives up, capacity 2", []task{{joinProducer, 1}}, func(c *Config) {
+			c.Capacity, c.Slots, c.Blocks = 2, 4, 3
+			c.Joined = first
+			c.Producers = 2
+			c.Frames = [2]int{2, 2}
+			c.Heir, c.GivesUp = true, true
+			c.Deaths = 1
+		}),
 		with("versions come round", round, func(c *Config) { c.Versions = 2; c.Misses = true; c.Frames[0] = 4 }),
 		with("versions come round, drops", round, func(c *Config) { c.Versions = 2; c.Policies[0] = dropOldest; c.Frames[0] = 4 }),
 		with("drops", joins, func(c *Config) { c.Blocks = 3; c.Frames[0] = 4; c.Policies[0] = dropOldest; c.Drain = true }),

@@ -41,6 +41,8 @@ func mutations() []mutation {
 		{"a joiner begins after the newest frame", "blocks"},
 		{"the end is taken before the version is in the tail", "blocks, close"},
 		{"the slot of a producer is free at once", "heir"},
+		{"frames are given up that nobody has released", "heir, gives up, capacity 2"},
+		{"a joiner begins with a frame that was given up", "heir, gives up"},
 		{"a frame that failed is not released", "blocks, fails"},
 		{"a frame that failed is not released", "queue, fails"},
 		{"what the channel keeps of the dead is not looked at", "blocks, death"},

@@ -19,6 +19,7 @@ const (
 	consumerFree   // its slot is not needed any more
 	producerLeaves
 	producerFree
+	giveUp         // a dead producer gets its slot free, though frames of it are kept
 	producerBlocks // the blocks of a dead producer that are not needed
 )
 
@@ -57,8 +58,10 @@ func (m *model) tasks(s *state) (found [8]task, n int) {
 		switch mine := s.owners[slot] == p; {
 		case mine && s.producerSlots[slot] == active:
 			add(producerLeaves, p)
-		case mine && m.Heir && s.producerSlots[slot] == left && (!m.keeps(s, p) || m.mutant("the slot of a producer is free at once")):
+		case mine && m.Heir && s.producerSlots[slot] == left && (m.lastKept(s, p) == 0 || m.mutant("the slot of a producer is free at once")):
 			add(producerFree, p)
+		case mine && m.GivesUp && s.producerSlots[slot] == left && s.state == open && m.lastKept(s, p) < m.ahead(s):
+			add(giveUp, p)
 		case m.Drain && (!mine || s.producerSlots[slot] != active) && !s.service.freed[p]:
 			add(producerBlocks, p)
 		}
@@ -82,30 +85,38 @@ func (m *model) needed(s *state, c int8) bool {
 	return false
 }
 
-// keeps says whether the channel keeps a frame of a producer.
-func (m *model) keeps(s *state, p int8) bool {
-	for b := range int8(m.Blocks) {
-		if m.kept(s, p, b) {
-			return true
-		}
-	}
-	return false
-}
-
 // kept says whether a frame that consumers may still take has a block of a producer.
 func (m *model) kept(s *state, p, b int8) bool {
-	from := m.oldestKept(s.tail.number)
+	return m.lastOf(s, p, b) > 0
+}
+
+// lastKept returns the newest frame of a producer that the channel keeps.
+func (m *model) lastKept(s *state, p int8) (last int8) {
+	for b := range int8(m.Blocks) {
+		last = max(last, m.lastOf(s, p, b))
+	}
+	return last
+}
+
+// ahead returns the smallest number that an active consumer has not released.
+func (m *model) ahead(s *state) int8 {
+	ahead := int8(mostFrames)
+	for c := range m.Consumers {
+		if s.slots[c] == active && !m.mutant("frames are given up that nobody has released") {
+			ahead = min(ahead, s.floor[c])
+		}
+	}
+	return ahead
+}
+
+// lastOf returns the newest frame that consumers may still take and that has a block of a producer.
+func (m *model) lastOf(s *state, p, b int8) (last int8) {
+	from := max(m.oldestKept(s.tail.number), s.first)
 	if m.Queue {
 		from = max(1, s.tail.number-m.n()+1)
 	}
 	if s.state == closed && !m.Queue {
-		ahead := int8(mostFrames)
-		for c := range m.Consumers {
-			if s.slots[c] == active {
-				ahead = min(ahead, s.floor[c])
-			}
-		}
-		from = max(from, ahead)
+		from = max(from, m.ahead(s))
 	}
 	for n := from; n <= s.tail.number && s.state != destroyed; n++ {
 		number, k := m.resident(s, n, s.tail)
@@ -117,10 +128,10 @@ func (m *model) kept(s *state, p, b int8) bool {
 			slot = s.tail.slot
 		}
 		if slot == m.slotOf(p) && s.owners[slot] == p && s.records[p][number%m.n()].block == p*mostBlocks+b {
-			return true
+			last = max(last, number)
 		}
 	}
-	return false
+	return last
 }
 
 // stepService takes the next step of the service; choice is the task that it begins.
@@ -137,7 +148,10 @@ func (m *model) stepService(s *state, choice int) bool {
 	case sJoinTail:
 		v.tail, v.pc = s.tail, sJoinStart
 	case sJoinStart:
-		start := m.first(v.tail.number)
+		start := m.first(s, v.tail.number)
+		if m.mutant("a joiner begins with a frame that was given up") {
+			start = m.oldestKept(v.tail.number)
+		}
 		if m.mutant("a joiner begins after the newest frame") {
 			start = v.tail.number + 1
 		}
@@ -220,7 +234,7 @@ func (m *model) stepService(s *state, choice int) bool {
 
 // joined makes a consumer join, in one moment.
 func (m *model) joined(s *state, v *service) {
-	if want := m.first(s.tail.number); !m.Queue && s.start[v.who] != want {
+	if want := m.first(s, s.tail.number); !m.Queue && s.start[v.who] != want {
 		m.fault("consumer %d begins with frame %d, and was promised %d", v.who, s.start[v.who], want)
 	}
 	s.tail.version = s.version % m.Versions
@@ -308,6 +322,9 @@ func (m *model) task(s *state, e task) {
 		}
 	case producerLeaves:
 		v.pc = sProducerLeft
+	case giveUp:
+		s.first = m.lastKept(s, e.who) + 1
+		v.pc = sProducerFree
 	case producerFree:
 		v.pc = sProducerFree
 	case producerBlocks:

@@ -64,6 +64,7 @@ type shared struct {
 	end       int8
 	head      int8
 	tickets   int8
+	first     int8 // the service has given up the frames before this number
 
 	producerSlots [mostProducers]int8
 	owners        [mostProducers]int8 // which producer has the slot
