@@ -3,6 +3,7 @@ package bench
 import (
 	"context"
 	"errors"
+	"os"
 	"path/filepath"
 	"testing"
 	"time"
@@ -65,4 +66,30 @@ func TestAMeasurementThatFailsLeavesNoChannelOpenThatConsumersWouldWaitFor(t *te
 			}
 		})
 	}
+}
+
+func TestAWorkerThatWaitsForANameEndsWithItsMeasurement(t *testing.T) {
+	svc := state.New(state.Config{})
+	t.Cleanup(svc.Close)
+	socket := filepath.Join(t.TempDir(), "s.sock")
+	srv, err := server.Listen(socket, svc, server.Config{})
+	require.NoError(t, err)
+	t.Cleanup(func() { assert.NoError(t, srv.Close()) })
+	ctx := t.Context()
+	src, err := dial(ctx, socket)
+	require.NoError(t, err)
+	t.Cleanup(func() { assert.NoError(t, src.close()) })
+	s := sceneOf(mempool.Host, "")
+	s.Time = time.Minute
+	require.NoError(t, src.makePool(ctx, s.poolSpec(1<<20)))
+	require.NoError(t, transferOne(ctx, src, "taken 0", mempool.Bytes(1), 0))
+
+	waits := filepath.Join(t.TempDir(), "waits") // acknowledges, and then waits for ever
+	require.NoError(t, os.WriteFile(waits, []byte("#!/bin/sh\nprintf '\\001' >&3\nexec tail -f /dev/null\n"), 0o700))
+	w, err := startWorker(ctx, waits, socket)
+	require.NoError(t, err)
+	_, err = s.transferByName(ctx, src, w, 100, "taken ")
+	require.ErrorIs(t, err, mempool.ErrExists)
+	require.NoError(t, w.abandon())
+	assert.NotNil(t, w.cmd.ProcessState)
 }

@@ -48,7 +48,7 @@ func (s *scene) transferSizes(ctx context.Context, src *source) error {
 	}
 	for _, bytes := range s.sizes() {
 		if err := s.transferSize(ctx, src, w, bytes); err != nil {
-			return errors.Join(err, w.stop())
+			return errors.Join(err, w.abandon())
 		}
 	}
 	return w.stop()
@@ -174,11 +174,10 @@ func (s *scene) transferByName(ctx context.Context, src *source, w *worker, byte
 	for ; watch.more(); number++ {
 		name := prefix + strconv.Itoa(number)
 		start := time.Now()
-		err := transferOne(ctx, src, name, mempool.Bytes(bytes), uint64(number))
-		if err == nil {
-			err = w.ack()
+		if err := transferOne(ctx, src, name, mempool.Bytes(bytes), uint64(number)); err != nil {
+			return Durations{}, err // the worker has no answer: it waits for the name
 		}
-		if err != nil {
+		if err := w.ack(); err != nil {
 			return Durations{}, w.failed(err)
 		}
 		watch.took(time.Since(start))

@@ -139,6 +139,13 @@ func (w *worker) stop() error {
 	return nil
 }
 
+// abandon ends the worker at once: it may wait for what will not come any more.
+func (w *worker) abandon() error {
+	_ = w.cmd.Process.Kill() // fails if it has ended
+	_ = w.cmd.Wait()         // it was killed, or lost has said why it ended
+	return w.acks.Close()
+}
+
 // probed says what the interpreter of the workers has.
 type probed struct {
 	Python    string              `json:"python"`
