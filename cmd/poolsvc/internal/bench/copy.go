@@ -60,10 +60,13 @@ func (s *scene) copyFrames(ctx context.Context, src *source) (d Durations, err e
 	frame := func(number int) (*bridge.Lease, error) {
 		binary.LittleEndian.PutUint64(bytes, uint64(number))
 		b, err := src.allocate(ctx, mempool.Bytes(copyBytes))
-		if err == nil {
-			err = b.CopyFrom(ctx, 0, bytes)
+		if err != nil {
+			return nil, err
 		}
-		return b, err
+		if err := b.CopyFrom(ctx, 0, bytes); err != nil {
+			return nil, errors.Join(err, b.Release(true))
+		}
+		return b, nil
 	}
 	send := func(number int) error {
 		b, err := frame(number)
@@ -95,12 +98,7 @@ func (s *scene) copyFrames(ctx context.Context, src *source) (d Durations, err e
 		}
 		watch.took(time.Since(start))
 	}
-	// The last copies in the queue must be done, too.
-	last, err := frame(number + 1)
-	if err == nil {
-		err = last.WaitOn(ctx, mempool.CPU)
-	}
-	if err = errors.Join(err, last.Release(false)); err != nil {
+	if err := finishCopies(ctx, func() (*bridge.Lease, error) { return frame(number + 1) }); err != nil {
 		return d, errors.Join(err, ch.Close(ctx), c.stop())
 	}
 	d = watch.durations()
@@ -113,6 +111,15 @@ func (s *scene) copyFrames(ctx context.Context, src *source) (d Durations, err e
 		err = fmt.Errorf("%d frames were sent, and %d came", number, len(stamps))
 	}
 	return d, err
+}
+
+// finishCopies waits until the copies in the queue are done, with one more, because they count, too.
+func finishCopies(ctx context.Context, more func() (*bridge.Lease, error)) error {
+	last, err := more()
+	if err != nil {
+		return err
+	}
+	return errors.Join(last.WaitOn(ctx, mempool.CPU), last.Release(false))
 }
 
 // copiesAlone measures how fast the machine copies frames without poolbridge: from page-locked memory to the GPU, or on the CPU.

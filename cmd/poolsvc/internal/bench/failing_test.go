@@ -11,6 +11,7 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
+	"github.com/poolbridge/poolbridge/bridge"
 	"github.com/poolbridge/poolbridge/bridge/server"
 	"github.com/poolbridge/poolbridge/mempool"
 	state "github.com/poolbridge/poolbridge/mempool/service"
@@ -92,4 +93,9 @@ func TestAWorkerThatWaitsForANameEndsWithItsMeasurement(t *testing.T) {
 	require.ErrorIs(t, err, mempool.ErrExists)
 	require.NoError(t, w.abandon())
 	assert.NotNil(t, w.cmd.ProcessState)
+}
+
+func TestALastCopyThatFailsIsAnError(t *testing.T) {
+	noRoom := errors.New("no room")
+	assert.ErrorIs(t, finishCopies(t.Context(), func() (*bridge.Lease, error) { return nil, noRoom }), noRoom)
 }
