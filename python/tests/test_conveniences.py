@@ -299,3 +299,33 @@ def test_a_forked_child_is_told_that_the_client_is_its_parents(client):
 
 def test_nobody_who_does_not_listen_hears_of_it():
     assert any(isinstance(handler, logging.NullHandler) for handler in logging.getLogger("poolbridge").handlers)
+
+
+class Unshowable(str):
+    __slots__ = ()
+
+    def __repr__(self):
+        raise RuntimeError("no")
+
+
+class Endless(str):
+    __slots__ = ()
+
+    def __repr__(self):
+        return "x" * 10_000_000
+
+
+@pytest.mark.parametrize(
+    ("given", "text"), [(Unshowable, "<Unshowable, whose repr raises RuntimeError>"), (Endless, "x… (10,000,000 c")]
+)
+def test_the_repr_of_an_argument_hides_no_error(client, given, text):
+    for wrong in (
+        lambda: client.create_pool("p", max_bytes=given("much")),
+        lambda: client.get(given("a/b" * 300)),
+        lambda: client.allocate(8, given("no type")),
+        lambda: client.put("n", np.zeros(1), pool=given("")),
+    ):
+        with pytest.raises(poolbridge.InvalidArgumentError) as found:
+            wrong()
+        assert text in str(found.value)
+        assert len(str(found.value)) < 500

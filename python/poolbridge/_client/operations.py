@@ -143,7 +143,7 @@ def check_bytes(value: int | str, what: str, *, least: int = 0) -> int:
     size = _SIZE.fullmatch(value.strip())
     if size is None:
         raise InvalidArgumentError(
-            f'{what} {value!r} is no size: expected a whole number of bytes, KiB, MiB, GiB or TiB, such as "64MiB"'
+            f'{what} {shown(value)} is no size: expected a whole number of bytes, KiB, MiB, GiB or TiB, such as "64MiB"'
         )
     return check_count(int(size[1]) * _UNITS[size[2]], what, least=least)
 

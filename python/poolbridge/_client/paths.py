@@ -8,6 +8,7 @@ import socket
 import struct
 from pathlib import Path
 
+from poolbridge._sys.error_texts import shown
 from poolbridge.errors import (
     AccessDeniedError,
     InvalidArgumentError,
@@ -134,7 +135,8 @@ class Patience:
     def __init__(self, path: str, wait: float, timeout: float, now: float) -> None:
         if not wait >= 0 or not timeout > 0:
             raise InvalidArgumentError(
-                f"wait must be seconds, 0 or more, and timeout seconds above 0: got wait={wait!r}, timeout={timeout!r}"
+                f"wait must be seconds, 0 or more, and timeout seconds above 0: got "
+                f"wait={shown(wait)}, timeout={shown(timeout)}"
             )
         self._path = path
         self._wait = wait

@@ -17,6 +17,7 @@ from poolbridge._client.client_state import DEFAULT_TIMEOUT
 from poolbridge._client.connect import connect
 from poolbridge._client.program import Process
 from poolbridge._client.starter import START_SECONDS
+from poolbridge._sys.error_texts import shown
 from poolbridge.errors import (
     InvalidArgumentError,
     ServiceNotRunningError,
@@ -45,7 +46,7 @@ class Service:
         timeout: float = START_SECONDS,
     ) -> None:
         if not timeout > 0:
-            raise InvalidArgumentError(f"timeout must be seconds above 0, not {timeout!r}")
+            raise InvalidArgumentError(f"timeout must be seconds above 0, not {shown(timeout)}")
         where = ["--private"] if path is None else ["--socket", os.path.abspath(path)]
         self._private = path is None
         self._options = [*where, *(part for pool in pools for part in ("--pool", _named(pool))), *options]

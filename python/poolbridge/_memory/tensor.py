@@ -89,10 +89,8 @@ def element_type(dtype: Any) -> ElementType:
         return ELEMENT_TYPES[dtype]
     try:
         parsed = np.dtype(dtype)
-    except TypeError as error:
-        raise InvalidArgumentError(
-            f"{shown(dtype)} is no dtype: {error}; expected one of {', '.join(ELEMENT_TYPES)}"
-        ) from None
+    except Exception:  # noqa: BLE001 - also what its repr raises, which NumPy calls
+        raise InvalidArgumentError(f"{shown(dtype)} is no dtype: expected one of {', '.join(ELEMENT_TYPES)}") from None
     element = ELEMENT_TYPES.get(parsed.name)
     if element is None or not parsed.isnative:
         raise InvalidArgumentError(

@@ -14,6 +14,7 @@ from weakref import WeakValueDictionary
 from poolbridge._cuda import cuda as _cuda, stream as _cuda_stream
 from poolbridge._memory import dlpack as _dlpack
 from poolbridge._order.streams import stream_key
+from poolbridge._sys.error_texts import shown
 from poolbridge._sys.finaliser import while_running
 from poolbridge.errors import (
     DriverError,
@@ -211,7 +212,9 @@ def adopt(ordinal: int, given: Any) -> Event:
         return given
     number = _number_of(given)
     if not number:
-        raise InvalidArgumentError(f"the event {given!r} is closed, or was never recorded: record it after the work")
+        raise InvalidArgumentError(
+            f"the event {shown(given)} is closed, or was never recorded: record it after the work"
+        )
     handle = _export(ordinal, number)
     event = _own[handle] = Event(ordinal, handle, 0, given)
     return event
@@ -225,7 +228,8 @@ def _number_of(given: Any) -> int:
         if hasattr(given, name):
             return int(getattr(given, name) or 0)
     raise InvalidArgumentError(
-        f"{given!r} is no event: expected one of client.event(), of cuda.core, CuPy or PyTorch, or the driver's handle"
+        f"{shown(given)} is no event: expected one of client.event(), of cuda.core, CuPy or PyTorch, or the driver's "
+        "handle"
     )
 
 

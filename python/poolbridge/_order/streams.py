@@ -7,6 +7,7 @@ from typing import Any
 
 from poolbridge._memory import dlpack as _dlpack
 from poolbridge._order.timeline import StreamKey
+from poolbridge._sys.error_texts import shown
 from poolbridge._sys.process import this_thread
 
 _LEGACY = 1
@@ -37,7 +38,7 @@ def stream_key(device: tuple[int, int], stream: Any) -> StreamKey | None:
     """
     if device[0] == _dlpack.CPU:
         if stream is not None:
-            raise ValueError(f"stream must be None for memory of the CPU, got {stream!r}")
+            raise ValueError(f"stream must be None for memory of the CPU, got {shown(stream)}")
         return None
     if stream is None:
         return StreamKey(device[1], _LEGACY)

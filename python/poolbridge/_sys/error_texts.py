@@ -45,8 +45,11 @@ _SHOWN = 80
 
 
 def shown(value: object) -> str:
-    """Return the repr of an argument for an error text; a long one is cut."""
-    text = repr(value)
+    """Return the repr of an argument for an error text; a long one is cut, and one that raises is replaced."""
+    try:
+        text = repr(value)
+    except Exception as error:  # noqa: BLE001 - the error that is about to be raised says more
+        return f"<{type(value).__name__}, whose repr raises {type(error).__name__}>"
     return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}… ({len(text):,} characters)"
 
 

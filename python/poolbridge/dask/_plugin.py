@@ -13,6 +13,7 @@ from distributed import Client as DaskClient, Worker, WorkerPlugin, get_worker
 from tornado.ioloop import PeriodicCallback
 
 from poolbridge._client import operations as _operations
+from poolbridge._sys.error_texts import shown
 from poolbridge._sys.literals import Kind
 from poolbridge._sys.log import LOG
 from poolbridge.dask import _arrays
@@ -88,11 +89,12 @@ class PoolbridgePlugin(WorkerPlugin):
         timeout: float = 10.0,
     ) -> None:
         if missing not in {"error", "ignore"}:
-            raise InvalidArgumentError(f"missing={missing!r}: expected 'error' or 'ignore'")
+            raise InvalidArgumentError(f"missing={shown(missing)}: expected 'error' or 'ignore'")
         if kind not in {"host", "pinned"}:
             raise InvalidArgumentError(
-                f"kind={kind!r}: the plugin's pool is for arrays of NumPy, in memory of the CPU: 'host' or 'pinned'. "
-                "For memory of a GPU, tasks make a pool by pool_client().create_pool(…), and return leases of it"
+                f"kind={shown(kind)}: the plugin's pool is for arrays of NumPy, in memory of the CPU: 'host' or "
+                "'pinned'. For memory of a GPU, tasks make a pool by pool_client().create_pool(…), and return leases "
+                "of it"
             )
         self._options = Options(
             pool=_operations.check_name(pool, "pool"),
@@ -308,9 +310,9 @@ def empty(
     attached = _here()
     try:
         dtype = np.dtype(dtype)
-    except TypeError as error:
+    except Exception:  # noqa: BLE001 - also what its repr raises, which NumPy calls
         raise InvalidArgumentError(
-            f"{dtype!r} is no dtype: {error}; expected a dtype of NumPy, such as 'float32'"
+            f"{shown(dtype)} is no dtype: expected a dtype of NumPy, such as 'float32'"
         ) from None
     if dtype.hasobject:
         raise InvalidArgumentError(f"elements of {dtype} hold Python objects, which other processes cannot use")
