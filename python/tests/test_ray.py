@@ -27,7 +27,7 @@ pytestmark = [
     pytest.mark.skipif(not os.access(POOLSVC, os.X_OK), reason="poolsvc is not built: make build"),
 ]
 
-EXAMPLE = Path(__file__).parents[2] / "examples" / "ray" / "model.py"
+EXAMPLES = Path(__file__).parents[2] / "examples" / "ray"
 POOL = {"ray": {"kind": "host", "max_bytes": "96MiB"}}
 
 
@@ -525,17 +525,32 @@ def test_start_checks_its_nodes(nodes, services):
         poolbridge.ray.start(nodes={nodes.ids["near"]: {"colour": "red"}})
 
 
-def test_the_example_runs(tmp_path):
+def output_of(example, folder):
+    """Run an example in a cluster of its own, and return what it prints."""
     environment = {
         "RAY_ADDRESS": "local",
-        "POOLBRIDGE_SOCKET": str(tmp_path / "r" / "s"),
+        "POOLBRIDGE_SOCKET": str(folder / "r" / "s"),
         "POOLBRIDGE_POOLSVC": POOLSVC,
     }
     done = subprocess.run(
-        [sys.executable, EXAMPLE], env=os.environ | environment, capture_output=True, text=True, timeout=240
+        [sys.executable, EXAMPLES / example], env=os.environ | environment, capture_output=True, text=True, timeout=240
     )
     assert done.returncode == 0, done.stderr
-    assert "('right', [9, 9, 9])\ncopies on one node: 0\n" in done.stdout
+    return done.stdout
+
+
+def test_the_example_runs(tmp_path):
+    assert "('right', [9, 9, 9])\ncopies on one node: 0\n" in output_of("model.py", tmp_path)
+
+
+def test_stages_of_ray_data_hand_on_names_of_frames_in_the_pool(tmp_path):
+    for package in ("pandas", "pyarrow", "fsspec"):
+        pytest.importorskip(package, reason=f"Ray Data needs {package}: pip install 'ray[data]'")
+    lines = output_of("data.py", tmp_path).splitlines()
+    assert sorted(line for line in lines if line.startswith("frame ")) == sorted(
+        f"frame {number}: mean {number}, in place: True" for number in range(16)
+    )
+    assert "frames left in the pool: 0" in lines
 
 
 def test_stop_ends_what_start_has_started(nodes, services, pair):
