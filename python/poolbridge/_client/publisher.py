@@ -72,6 +72,7 @@ class BasePublisher(ABC):
         self._shelf = Shelf(channel.pl, most=channel.cp + 2)
         self._described = 0, b""
         self._busy = False  # whether a call of this publisher waits
+        self._written = False  # whether streams write the arrays
         # The stream that wrote arrays last, and how it is ordered.
         self._stream: Any = None
         self._follower: _order.Follower | None = None
@@ -251,7 +252,7 @@ class BasePublisher(ABC):
         shelf.wanting = shelf.wanting and shelf.extra < more and self._has_room(state, more)
         self._described = producer.describe(self._description)
         shelf.publish_with(producer, self._described)
-        shelf.on_streams = on_streams
+        shelf.on_streams = self._written = on_streams
         own = Spare(state, state.fences)
         own.shelf, own.lender, own.array = shelf, lender, array
         state.released = True
@@ -475,7 +476,7 @@ class Publisher(BasePublisher):
             array = self._loaned(timeout)
             if array is None:
                 array = self._run(self._alone(self._allocate(timeout, stream)))
-        if (stream is not None or self._shelf.on_streams) and not self._follows(stream):
+        if (self._written or stream is not None) and not self._follows(stream):
             self._run(self._alone(self._follow(stream)))
         return array
 
@@ -518,13 +519,13 @@ class Publisher(BasePublisher):
         """
         texts = _texts(meta)
         mark: tuple[int, int] | None = _COMPLETE
-        if stream is not None or self._shelf.on_streams:
+        if self._written or stream is not None:
             mark = self._fence_at_once(stream)
         if mark is None:
             self._begin(timeout)
             mark = self._run(self._alone(self._fence(stream)))
         elif timeout is None or _is_time(timeout):
-            number = self._shelf.send(texts, *mark)
+            number: int | None = self._shelf.send(texts, *mark) if self._written else self._shelf.send(texts)
             if number is not None:
                 return number
         self._begin(timeout)
@@ -561,7 +562,7 @@ class AsyncPublisher(BasePublisher):
             array = self._loaned(timeout)
             if array is None:
                 array = await self._run(self._alone(self._allocate(timeout, stream)))
-        if (stream is not None or self._shelf.on_streams) and not self._follows(stream):
+        if (self._written or stream is not None) and not self._follows(stream):
             await self._run(self._alone(self._follow(stream)))
         return array
 
@@ -571,13 +572,13 @@ class AsyncPublisher(BasePublisher):
         """Publish the array that `loan` returned last as the channel's next frame; see `Publisher.publish`."""
         texts = _texts(meta)
         mark: tuple[int, int] | None = _COMPLETE
-        if stream is not None or self._shelf.on_streams:
+        if self._written or stream is not None:
             mark = self._fence_at_once(stream)
         if mark is None:
             self._begin(timeout)
             mark = await self._run(self._alone(self._fence(stream)))
         elif timeout is None or _is_time(timeout):
-            number = self._shelf.send(texts, *mark)
+            number: int | None = self._shelf.send(texts, *mark) if self._written else self._shelf.send(texts)
             if number is not None:
                 return number
         self._begin(timeout)
