@@ -19,6 +19,7 @@ import poolbridge
 from poolbridge._cuda import stream as _cuda_stream
 
 pytestmark = CHANNELS
+NO_MORE_BLOCKS = pytest.mark.parametrize("client", [16 * N], indirect=True, ids=["no room for more blocks"])
 
 __all__ = ["client", "device_service", "gate", "other"]  # fixtures
 
@@ -76,7 +77,7 @@ def test_nothing_but_the_consumers_stream_waits_for_content(client, other, gate)
         assert (wrong == 4).all(), "what a stream sees that does not wait"
 
 
-@pytest.mark.parametrize("client", [16 * N], indirect=True, ids=["no room for more blocks"])
+@NO_MORE_BLOCKS
 @pytest.mark.parametrize("readers", [1, 2])
 def test_a_block_is_written_again_after_the_streams_of_all_readers_which_only_the_writers_stream_waits_for(
     client, other, gate, readers
@@ -113,6 +114,7 @@ def test_a_block_is_written_again_after_the_streams_of_all_readers_which_only_th
         assert all((found == byte).all() for (byte, _), found in seen.items()), "not overwritten"
 
 
+@NO_MORE_BLOCKS
 def test_a_frame_costs_each_side_one_write_of_a_word_and_no_wait_for_what_is_known_to_be_done(client, other):
     if counts() is None:
         pytest.skip("a real driver does not count its calls")
@@ -180,6 +182,7 @@ def test_another_stream_for_the_next_frame_waits_for_the_one_before(client, gate
     with client.create_channel("c", capacity=1, full="drop-oldest").publisher(N, "uint8", wrap=wrap) as publisher:
         send(publisher, 1, first)
         send(publisher, 1, first)
+        finish(first)
         at = publisher.loan(60, stream=first).ptr
         gate.hold(first)
         fill(at, N, 2, first)
