@@ -24,8 +24,9 @@ type buffer struct {
 	ready   fences // its content is complete once these are reached
 	event   *publishedEvent
 	failed  bool
-	doubted bool   // its writer is gone, and it is not known yet whether a channel has it; if none has, it has failed
-	made    uint32 // seconds after the service began
+	doubted bool     // its writer is gone, and it is not known yet whether a channel has it; if none has, it has failed
+	counted BlockUse // as what the view that is being made has counted its block
+	made    uint32   // seconds after the service began
 	changed signal
 }
 
@@ -136,6 +137,9 @@ func (b *buffer) recycleUnused() {
 	b.block.fences = b.block.fences.union(b.ready).pending()
 	p := b.block.pool
 	p.svc.buffers.remove(b.id)
+	if v := p.svc.view; v != nil && b.id <= v.passed {
+		v.ended = append(v.ended, b)
+	}
 	delete(p.svc.reasons, b.id)
 	p.used -= b.bytes
 	delete(p.lent, b.block.id)

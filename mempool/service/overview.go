@@ -3,13 +3,14 @@ package service
 import (
 	"cmp"
 	"container/heap"
+	"runtime"
 	"slices"
 	"time"
 
 	"github.com/poolbridge/poolbridge/mempool"
 )
 
-// Overview describes everything that the service has at one time. It does not have the contents of memory.
+// Overview describes everything that the service has. It does not have the contents of memory.
 type Overview struct {
 	mempool.Stats
 	// Maps are those of the pools, in the order of Stats.Pools.
@@ -102,56 +103,138 @@ type FlowMember struct {
 	Behind  uint64
 }
 
-// Overview describes everything. It describes the largest blocks, at most most, one by one; 0: it makes no maps. No request is served
-// meanwhile, and the time of a map grows with the number of blocks: the caller pauses between two calls.
+// view is an [Overview] in the making. It counts the blocks of buffers while requests are served. At the end, without a break, it takes back the buffers
+// that have ended meanwhile, and adds those that have come and the blocks without a buffer. So each block counts once, but its use can be
+// that of a moment before.
+type view struct {
+	*Service
+	mappers map[*Pool]*mapper
+	moving  map[uint64]struct{} // blocks in channels
+	passed  uint64              // the buffers up to this id are counted
+	ended   []*buffer           // those of them that have ended
+	steps   int
+}
+
+// viewPause is after how many things a view releases Service.mu for a moment.
+const viewPause = 64
+
+// giveWay releases Service.mu for a moment at every step that is due. Service.mu is held.
+func (v *view) giveWay() {
+	if v.steps++; v.steps%viewPause == 0 {
+		v.mu.Unlock()
+		runtime.Gosched() // let goroutines that wait for the lock go first
+		v.mu.Lock()
+	}
+}
+
+// Overview describes everything. It describes the largest blocks, at most most, one by one; 0: it makes no maps. Requests are served
+// meanwhile, and sessions, channels and blocks may be as they were at different times; the bytes of a map add up. The time of a map grows with
+// the number of blocks: the caller pauses between two calls.
 func (s *Service) Overview(most int) Overview {
+	s.viewing.Lock()
+	defer s.viewing.Unlock()
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	o := Overview{Stats: s.statsLocked(nil)}
-	o.Holders = s.holders()
-	o.Flows = s.flows()
+	v := &view{Service: s, mappers: make(map[*Pool]*mapper), moving: make(map[uint64]struct{})}
+	o := Overview{Holders: v.holders(), Flows: v.flows()}
 	if most == 0 || len(s.poolByID) == 0 {
+		o.Stats = s.statsLocked(nil)
 		return o
 	}
-	mappers := make(map[*Pool]*mapper, len(s.poolByID))
-	for _, p := range s.poolByID {
-		mappers[p] = &mapper{pool: p, largest: largest{most: most / len(s.poolByID)}, groups: make(map[groupKey]*BlockGroup)}
-	}
-	moving := make(map[uint64]struct{}) // blocks in channels
-	var ids []uint64
-	for ch := range s.channelByID.all() {
-		ids = ch.host.Blocks(ids[:0])
-		for _, id := range ids {
-			moving[id] = struct{}{}
-		}
-	}
-	for b := range s.buffers.all() {
-		mappers[b.account.pool].lent(b, moving)
-	}
-	var shown []drawn
-	for _, m := range mappers {
-		m.free()
-		shown = append(shown, m.all...)
-	}
-	names := s.namesFor(shown)
+	v.countBuffers(most / len(s.poolByID))
+	v.settle()
+	o.Stats = s.statsLocked(nil)
+	shown := make(map[uint64]*BlockInfo) // by buffer that has a name
 	for _, p := range o.Pools {
-		o.Maps = append(o.Maps, mappers[s.poolByID[p.Pool.ID]].describe(names))
+		o.Maps = append(o.Maps, v.mapper(s.poolByID[p.Pool.ID]).describe(v.moving, shown))
 	}
+	v.findNames(shown)
 	return o
 }
 
-// Flows lists all channels, those that are closed and still have consumers included, by id.
+// mapper returns the mapper of a pool, which shows as many blocks as the others if the pool is new. Service.mu is held.
+func (v *view) mapper(p *Pool) *mapper {
+	m := v.mappers[p]
+	if m == nil {
+		m = &mapper{pool: p, groups: make(map[groupKey]*BlockGroup)}
+		for _, other := range v.mappers {
+			m.most = other.most
+			break
+		}
+		v.mappers[p] = m
+	}
+	return m
+}
+
+// countBuffers counts the blocks of the buffers that there are. It shows at most most blocks of a pool one by one. Service.mu is held.
+func (v *view) countBuffers(most int) {
+	for _, p := range v.poolByID {
+		v.mapper(p).most = most
+	}
+	for ch := range v.channelByID.all() {
+		for _, id := range ch.host.Blocks(nil) {
+			v.moving[id] = struct{}{}
+		}
+		v.giveWay()
+	}
+	last := v.lastBuffer
+	v.view = v
+	for id, b := range v.buffers.after(0) {
+		if id > last {
+			break
+		}
+		v.mapper(b.account.pool).lent(b, v.moving)
+		v.passed = id
+		v.giveWay()
+	}
+}
+
+// settle makes the counts those of this moment. Service.mu is held, and is not released.
+func (v *view) settle() {
+	v.view = nil
+	gone := make(map[*buffer]struct{}, len(v.ended))
+	for _, b := range v.ended {
+		v.mapper(b.account.pool).uncount(b)
+		gone[b] = struct{}{}
+	}
+	for _, m := range v.mappers {
+		m.all = slices.DeleteFunc(m.all, func(one drawn) bool { _, ended := gone[one.buffer]; return ended })
+		heap.Init(&m.largest)
+	}
+	for _, b := range v.buffers.after(v.passed) {
+		v.mapper(b.account.pool).lent(b, v.moving)
+	}
+	for _, p := range v.poolByID {
+		v.mapper(p).free()
+	}
+}
+
+// findNames sets the names of blocks, by buffer: to the first that a buffer has. Service.mu is held.
+func (v *view) findNames(shown map[uint64]*BlockInfo) {
+	if len(shown) == 0 {
+		return
+	}
+	for n := range v.names.all() {
+		if info := shown[n.buffer.id]; info != nil && info.Name == "" {
+			info.Name = n.text
+		}
+		v.giveWay()
+	}
+}
+
+// Flows lists all channels, those that are closed and still have consumers included, by id. Requests are served meanwhile.
 func (s *Service) Flows() []Flow {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	return s.flows()
+	return (&view{Service: s}).flows()
 }
 
-// flows is Flows with s.mu held.
-func (s *Service) flows() []Flow {
-	list := make([]Flow, 0, s.channelByID.len())
-	for ch := range s.channelByID.all() {
+// flows is Flows with Service.mu held.
+func (v *view) flows() []Flow {
+	list := make([]Flow, 0, v.channelByID.len())
+	for ch := range v.channelByID.all() {
 		list = append(list, ch.flow())
+		v.giveWay()
 	}
 	return list
 }
@@ -171,10 +254,11 @@ func (ch *channel) flow() Flow {
 }
 
 // holders describes the sessions, and ended sessions whose processes still keep blocks. Service.mu is held.
-func (s *Service) holders() []Holder {
+func (v *view) holders() []Holder {
 	wants, left := make(map[*Session][]uint64), make(map[*Session]uint64)
-	for _, p := range s.poolByID {
+	for _, p := range v.poolByID {
 		for b := range p.charged {
+			v.giveWay()
 			if b.state != blockHeld {
 				continue
 			}
@@ -186,10 +270,11 @@ func (s *Service) holders() []Holder {
 			wants[one] = append(wants[one], p.info.ID)
 		}
 	}
-	list := make([]Holder, 0, s.sessions.len()+len(left))
-	for one := range s.sessions.all() {
+	list := make([]Holder, 0, v.sessions.len()+len(left))
+	for one := range v.sessions.all() {
 		slices.Sort(wants[one])
 		list = append(list, Holder{SessionInfo: one.info(), Wants: wants[one]})
+		v.giveWay()
 	}
 	for one, bytes := range left {
 		h := Holder{SessionInfo: one.info(), Ended: true}
@@ -280,19 +365,31 @@ func (m *mapper) count(b *block, of *buffer, use BlockUse, session uint64) {
 
 // lent counts the block of a buffer; moving are blocks in channels. Service.mu is held.
 func (m *mapper) lent(b *buffer, moving map[uint64]struct{}) {
-	use := BlockNamed
+	b.counted = b.use(moving)
+	m.count(b.block, b, b.counted, b.account.session)
+}
+
+// uncount undoes lent. Service.mu is held.
+func (m *mapper) uncount(b *buffer) {
+	g := m.group(b.counted, b.account.session)
+	g.Blocks--
+	g.Bytes -= b.block.size
+}
+
+// use says what the block of a buffer is used for; moving are blocks in channels. Service.mu is held.
+func (b *buffer) use(moving map[uint64]struct{}) BlockUse {
 	switch {
 	case b.frames > 0:
-		use = BlockInChannel
+		return BlockInChannel
 	case b.writer != nil:
-		use = BlockWritten
 		if _, moves := moving[b.block.id]; moves {
-			use = BlockInChannel
+			return BlockInChannel
 		}
+		return BlockWritten
 	case b.readers.len() > 0:
-		use = BlockRead
+		return BlockRead
 	}
-	m.count(b.block, b, use, b.account.session)
+	return BlockNamed
 }
 
 // free counts the blocks that no buffer uses. Service.mu is held.
@@ -331,13 +428,17 @@ func (m *mapper) free() {
 	}
 }
 
-// describe returns the map. Service.mu is held.
-func (m *mapper) describe(names map[*buffer]string) (made PoolMap) {
+// describe returns the map. moving are blocks in channels. It adds the blocks whose buffers have names to named. Service.mu is held.
+func (m *mapper) describe(moving map[uint64]struct{}, named map[uint64]*BlockInfo) (made PoolMap) {
 	slices.SortFunc(m.all, before)
-	for _, one := range m.all {
+	made.Blocks = make([]BlockInfo, len(m.all))
+	for i, one := range m.all {
 		one.group.Bytes -= one.size
 		one.group.Blocks--
-		made.Blocks = append(made.Blocks, one.describe(m.pool.svc, names))
+		made.Blocks[i] = one.describe(m.pool.svc, moving)
+		if one.buffer != nil && one.buffer.names > 0 {
+			named[one.buffer.id] = &made.Blocks[i]
+		}
 	}
 	for _, g := range m.groups {
 		if g.Blocks > 0 {
@@ -350,35 +451,16 @@ func (m *mapper) describe(names map[*buffer]string) (made PoolMap) {
 	return made
 }
 
-// namesFor finds the first name of each of these buffers that has names. Service.mu is held.
-func (s *Service) namesFor(all []drawn) map[*buffer]string {
-	names := make(map[*buffer]string)
-	for _, one := range all {
-		if one.buffer != nil && one.buffer.names > 0 {
-			names[one.buffer] = ""
-		}
-	}
-	if len(names) == 0 {
-		return nil
-	}
-	for n := range s.names.all() {
-		if have, ok := names[n.buffer]; ok && have == "" {
-			names[n.buffer] = n.text
-		}
-	}
-	return names
-}
-
-func (one drawn) describe(s *Service, names map[*buffer]string) BlockInfo {
+func (one drawn) describe(s *Service, moving map[uint64]struct{}) BlockInfo {
 	info := BlockInfo{ID: one.id, Bytes: one.size, Use: one.group.Use, Session: one.group.Session, Mapped: one.mapped.len()}
 	b := one.buffer
 	if b == nil {
 		return info
 	}
 	b.checkContent()
+	info.Use = b.use(moving)
 	info.Buffer, info.BufferBytes, info.Tensor, info.Failed = b.id, b.bytes, b.tensor, b.failed
 	info.Age = time.Since(s.began).Truncate(time.Second) - time.Duration(b.made)*time.Second
-	info.Name = names[b]
 	if b.writer != nil {
 		info.Writer = b.writer.session.id
 	}

@@ -211,20 +211,117 @@ func TestEveryOverviewAddsUpWhileSessionsAllocateAndRelease(t *testing.T) {
 	working.Wait()
 }
 
-// BenchmarkOverview looks at 1,000 sessions with 100,000 buffers, half of which have a name.
-func BenchmarkOverview(b *testing.B) {
-	svc := newService(b)
-	p, _ := fakePool(b, open(b, svc), 100_000*512)
+func TestRequestsAreServedWhileAnOverviewIsMade(t *testing.T) {
+	svc := newService(t)
+	s := open(t, svc)
+	p, _ := fakePool(t, s, 1<<20)
+	for range 4 * viewPause {
+		allocate(t, s, p, 512)
+	}
+	stop, served := make(chan struct{}), make(chan struct{})
+	var request sync.WaitGroup
+	defer request.Wait()
+	defer close(stop)
+	request.Go(func() {
+		for {
+			select {
+			case <-stop:
+				return
+			default:
+			}
+			svc.mu.Lock()
+			between := svc.view != nil && svc.view.passed < svc.lastBuffer
+			svc.mu.Unlock()
+			if between {
+				close(served)
+				return
+			}
+		}
+	})
+	for range 100_000 {
+		svc.Overview(5)
+		select {
+		case <-served:
+			return
+		default:
+		}
+	}
+	t.Fatal("no request was served before a view was complete")
+}
+
+func TestAnOverviewCountsEachBlockOnceThoughItIsReleasedAndAllocatedMeanwhile(t *testing.T) {
+	svc := newService(t)
+	s := open(t, svc)
+	p, _ := fakePool(t, s, 1<<20)
+	big := allocate(t, s, p, 8192)
+	other := allocate(t, s, p, 512)
+	stays := allocate(t, s, p, 512)
+	v := &view{Service: svc, mappers: make(map[*Pool]*mapper)}
+	svc.mu.Lock()
+	v.countBuffers(3)
+	svc.mu.Unlock()
+	require.NoError(t, big.Release(false))
+	again := allocate(t, s, p, 8192) // the same block
+	require.Equal(t, big.buffer.block, again.buffer.block)
+	require.NoError(t, other.Release(false))
+	publish(t, stays, mempool.Publication{Name: "a"})
+	svc.mu.Lock()
+	defer svc.mu.Unlock()
+	v.settle()
+	m := v.mapper(p).describe(v.moving, make(map[uint64]*BlockInfo))
+	o := Overview{Maps: []PoolMap{m}}
+	assert.Equal(t, p.reserved, total(o))
+	assert.Equal(t, map[BlockUse]int{BlockWritten: 1, BlockRead: 1, BlockFree: 1}, uses(o))
+	assert.Equal(t, again.buffer.id, m.Blocks[0].Buffer)
+	assert.Nil(t, svc.view)
+}
+
+// crowd makes a service whose 1,000 sessions have 100,000 buffers, half of which have a name.
+func crowd(tb testing.TB) *Service {
+	svc := newService(tb)
+	p, _ := fakePool(tb, open(tb, svc), 100_000*512)
 	for i := range 1000 {
-		s := open(b, svc)
+		s := open(tb, svc)
 		for j := range 100 {
-			l := allocate(b, s, p, 512)
+			l := allocate(tb, s, p, 512)
 			if j%2 == 0 {
-				publish(b, l, mempool.Publication{Name: fmt.Sprint(i, " ", j)})
+				publish(tb, l, mempool.Publication{Name: fmt.Sprint(i, " ", j)})
 			}
 		}
 	}
+	return svc
+}
+
+// BenchmarkOverview looks at a crowd, while another goroutine takes the lock every 100 µs, as requests do: wait-µs is how long it waits, on average and
+// of a hundred the longest.
+func BenchmarkOverview(b *testing.B) {
+	svc := crowd(b)
+	var waits []time.Duration
+	stop := make(chan struct{})
+	var others sync.WaitGroup
+	others.Go(func() {
+		for {
+			select {
+			case <-stop:
+				return
+			case <-time.After(100 * time.Microsecond):
+			}
+			begun := time.Now()
+			svc.mu.Lock()
+			svc.mu.Unlock() //nolint:staticcheck // only the wait is of interest
+			waits = append(waits, time.Since(begun))
+		}
+	})
 	for b.Loop() {
 		svc.Overview(1000)
 	}
+	close(stop)
+	others.Wait()
+	slices.Sort(waits)
+	sum := time.Duration(0)
+	for _, wait := range waits {
+		sum += wait
+	}
+	b.ReportMetric(float64(sum.Microseconds())/float64(len(waits)), "wait-µs")
+	b.ReportMetric(float64(waits[len(waits)*99/100].Microseconds()), "wait-µs-of-100")
 }

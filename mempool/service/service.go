@@ -61,6 +61,8 @@ type Service struct {
 	channelByID                                             index[uint64, *channel] // and closed ones that still have consumers
 	channeled                                               signal                  // channels appeared
 	lastChannel                                             uint64
+	view                                                    *view                            // the one that is being made; nil: none
+	viewing                                                 sync.Mutex                       // held while a view is made; locked before mu
 	members                                                 int                              // of all channels
 	most                                                    struct{ timelines, awaited int } // that these maps had
 

@@ -139,7 +139,7 @@ type encoder struct {
 	version string
 }
 
-// encode describes the service, with at most most blocks one by one. took is how long the service answered no other request.
+// encode describes the service, with at most most blocks one by one. took is how long the service worked on that.
 func (e encoder) encode(most int) (out [messages][]byte, took time.Duration) {
 	now := time.Now()
 	o := e.of.Overview(most)

@@ -10,8 +10,8 @@ import (
 const (
 	// interval is the time between two looks at the service while a page is open.
 	interval = time.Second
-	// rest bounds the share of the time that looks take: after a look the feed pauses rest times as long as the look took, because the
-	// service answers no requests during a look.
+	// rest bounds the share of the time that looks take: after a look the feed pauses rest times as long as the look took, because requests
+	// have less of the CPU during a look.
 	rest = 200
 	// maxBlocks is how many blocks of all pools a map has one by one.
 	maxBlocks = 1200
@@ -31,8 +31,7 @@ const (
 
 // feed describes a service for all open pages together, while at least one is open.
 type feed struct {
-	// source describes the service; most is as in encode. took is how long the service answered no other request. A message is nil if there
-	// is none.
+	// source describes the service; most is as in encode. took is how long the service worked on that. A message is nil if there is none.
 	source   func(most int) (made [messages][]byte, took time.Duration)
 	interval time.Duration
 
