@@ -356,3 +356,24 @@ with mock.patch.object(metadata, "version", side_effect={version}):
 def test_poolbridge_itself_does_not_load_dask():
     text = "import sys, poolbridge; sys.exit('dask' in sys.modules or 'distributed' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", text], timeout=60, check=False).returncode == 0
+
+
+def test_asarray_takes_leases(node):
+    client, _ = node
+
+    def made():
+        pool = poolbridge.dask.pool_client()
+        lease = pool.allocate(4, "int32")
+        lease[...] = 6
+        array = poolbridge.dask.asarray(lease)
+        same = array.__array_interface__["data"][0] == lease[...].__array_interface__["data"][0]
+        short = pool.allocate(4, "bfloat16")
+        short.copy_from(np.full(4, 2, "float32"))
+        wide = poolbridge.dask.asarray(short)
+        return mapping(array), same, array.tolist(), mapping(wide), wide.tolist()
+
+    where, same, elements, wide, twos = result(client.submit(made, pure=False))
+    assert same
+    assert elements == [6] * 4
+    assert twos == [2.0] * 4
+    assert where.count("memfd:poolbridge:frames") == wide.count("memfd:poolbridge:frames") == 1

@@ -34,11 +34,16 @@ from realservice import RealService, until
 
 import poolbridge
 import poolbridge.dask
-from poolbridge.dask import Count, _link
+from poolbridge.dask import Count, _link, _plugin
 
 ship(sys.modules[__name__])
 
 pytestmark = MARKS
+
+
+def _connected():
+    """Whether this worker has a connection to a service, without making one."""
+    return _plugin._here().link is not None
 
 
 # Two services, and none
@@ -88,6 +93,28 @@ def test_between_services_dask_moves_the_bytes_and_a_worker_without_one_is_refus
         other.close()
         assert result(client.submit(numbers, 3, workers=[b], pure=False)).tolist() == [0, 1, 2]
         assert counted(client, "b").reasons["not in the pool: no service"] == 1
+
+
+def test_a_worker_that_began_without_a_service_connects_when_one_listens(tmp_path, request):
+    path = str(tmp_path / "later.sock")
+    with cluster(path) as client:
+        client.register_plugin(poolbridge.dask.PoolbridgePlugin("frames", missing="ignore"))
+        a = on(client, "a")
+        assert "memfd" not in result(client.submit(lambda: mapping(poolbridge.dask.empty(8)), workers=[a]))
+        later = RealService(path, "--pool", POOL)
+        request.addfinalizer(later.close)
+        until(lambda: result(client.submit(_connected, workers=[a], pure=False)))
+        assert "memfd" in result(client.submit(lambda: mapping(poolbridge.dask.empty(8)), workers=[a], pure=False))
+
+
+def test_a_task_connects_a_worker_that_began_without_a_service(tmp_path, request):
+    path = str(tmp_path / "later.sock")
+    with cluster(path) as client:
+        client.register_plugin(poolbridge.dask.PoolbridgePlugin("frames", missing="ignore"))
+        a = on(client, "a")
+        later = RealService(path, "--pool", POOL)
+        request.addfinalizer(later.close)
+        assert "memfd" in result(client.submit(lambda: mapping(poolbridge.dask.empty(8)), workers=[a]))
 
 
 # Kills: the victim dies when the sender or the receiver of an array is at a certain step

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import threading
 import traceback
 from functools import wraps
 from typing import TYPE_CHECKING, Any, Final, Literal
@@ -13,6 +14,7 @@ from distributed import Client as DaskClient, Worker, WorkerPlugin, get_worker
 from tornado.ioloop import PeriodicCallback
 
 from poolbridge._client import operations as _operations
+from poolbridge._client.lease import Lease
 from poolbridge._sys.error_texts import shown
 from poolbridge._sys.literals import Kind
 from poolbridge._sys.log import LOG
@@ -123,7 +125,7 @@ class PoolbridgePlugin(WorkerPlugin):
         """
         attached = _Attached(worker, self._options)
         try:
-            await asyncio.to_thread(attached.connect)
+            await asyncio.to_thread(attached.connected)
         except (ServiceNotRunningError, NotFoundError) as error:
             if self._options.missing == "error":
                 raise
@@ -154,11 +156,28 @@ class _Attached:
                 "see docs/engines.md for the versions that poolbridge was tried with"
             )
         self._get_data = worker.handlers["get_data"]
-        self._watch: PeriodicCallback | None = None
+        self._watch = PeriodicCallback(self._look, _LOOK_MS)
+        self._connecting = threading.Lock()
+        self._detached = False
 
-    def connect(self) -> None:
-        """Connect to the service, which may take a while."""
-        self.link = Link(self.options, self.counts, self._changed, self._drop)
+    def connected(self) -> Link:
+        """Return the connection to the service. If the worker began without one, connect now, which may take a while.
+
+        Raises
+        ------
+        ServiceNotRunningError, NotFoundError
+            There is still no service, or no pool.
+        """
+        with self._connecting:
+            link = self.link
+            if link is None:
+                link = self.link = Link(self.options, self.counts, self._changed, self._drop)
+                if self._detached:
+                    self.link = None
+                    link.close()
+                    raise ServiceNotRunningError("this worker is being closed, or its plugin taken away")
+                self._changed()
+            return link
 
     def attach(self) -> None:
         """Send and receive by descriptions from now on. Call it in the worker's event loop."""
@@ -182,14 +201,12 @@ class _Attached:
         self.worker.handlers["get_data"] = get_data
         self.worker.metrics[_NAME] = lambda _worker: self.counts.snapshot()
         self._announce()
-        if self.link is not None:
-            self._watch = PeriodicCallback(self._look, _LOOK_MS)
-            self._watch.start()
+        self._watch.start()
 
     def detach(self) -> Link | None:
         """Undo `attach`, and return the connection, which is to be closed."""
-        if self._watch is not None:
-            self._watch.stop()
+        self._watch.stop()
+        self._detached = True
         self.worker.handlers["get_data"] = self._get_data
         self.worker.metrics.pop(_NAME, None)
         link, self.link = self.link, None
@@ -197,13 +214,13 @@ class _Attached:
         return link
 
     async def _look(self) -> None:
-        """Notice that the service is gone, and connect to the one that listens now. Arrays do not wait for that."""
+        """Connect to the service that listens now if there was none, or it is gone. Arrays do not wait for that."""
         link = self.link
-        if link is None or link.service is not None:
+        if link is not None and link.service is not None:
             return
         self._announce()
         try:
-            await asyncio.to_thread(link.renew)
+            await asyncio.to_thread(self.connected if link is None else link.renew)
         except (PoolbridgeError, OSError) as error:
             LOG.debug("dask: %s", error)
 
@@ -257,7 +274,7 @@ def _here() -> _Attached:
 def pool_client() -> Client:
     """Return this worker's client of its service, in a task. Do not close it.
 
-    If the service went away, the call connects to the one that listens now.
+    If there was no service, or it went away, the call connects to the one that listens now.
 
     Returns
     -------
@@ -268,13 +285,10 @@ def pool_client() -> Client:
     ------
     InvalidArgumentError
         This is no task of a worker that has the plugin.
-    ServiceNotRunningError
-        The machine has no service.
+    ServiceNotRunningError, NotFoundError
+        The machine has no service, or the service no such pool.
     """
-    attached = _here()
-    if attached.link is None:
-        raise ServiceNotRunningError("this worker goes without a service, as missing='ignore' of its plugin allows")
-    return attached.link.client()
+    return _here().connected().client()
 
 
 def empty(
@@ -318,9 +332,8 @@ def empty(
         raise InvalidArgumentError(f"elements of {dtype} hold Python objects, which other processes cannot use")
     lengths = (shape,) if isinstance(shape, int) else tuple(shape)
     try:
-        if attached.link is not None:
-            return attached.link.empty(lengths, dtype, timeout=timeout)
-    except ServiceNotRunningError:
+        return attached.connected().empty(lengths, dtype, timeout=timeout)
+    except (ServiceNotRunningError, NotFoundError):
         if attached.options.missing == "error":
             raise
     attached.counts.degraded("no service")
@@ -333,7 +346,8 @@ def asarray(array: Any, *, timeout: float | None = 10.0) -> np.ndarray[Any, np.d
     Parameters
     ----------
     array
-        What `numpy.asarray` takes.
+        What `numpy.asarray` takes, or a lease. A lease of memory of a GPU is copied, and one of ``bfloat16``, which
+        NumPy lacks, as float32.
     timeout
         Seconds to wait for room in the pool; 0: do not wait; None: no limit.
 
@@ -348,7 +362,12 @@ def asarray(array: Any, *, timeout: float | None = 10.0) -> np.ndarray[Any, np.d
         See `empty`.
     """
     attached = _here()
-    given = np.asarray(array)
+    try:
+        given = np.asarray(array)
+    except TypeError:
+        if not isinstance(array, Lease):
+            raise
+        given = array.to_numpy()
     if attached.link is not None and attached.link.holds(given):
         return given
     made = empty(given.shape, given.dtype, timeout=timeout)
