@@ -426,6 +426,26 @@ def test_a_sender_that_died_before_the_hand_off_is_an_error_of_the_receiver(node
     assert ray.get(pair[1].sum.remote(pair[0].pooled.remote(100, 2))) == 200
 
 
+def test_a_service_that_died_before_the_hand_off_is_an_error_that_names_the_array(
+    nodes, services, pair, far, nothing_left
+):
+    a, b = pair
+    lost, kept = a.pooled.remote(100, 2), a.strings.remote()
+    ray.wait([lost, kept], num_returns=2)
+    keeper = ray.get_actor(_cluster.keeper_name(nodes.ids["near"]), namespace=_cluster.NAMESPACE)
+    service = ray.get(keeper.service_pid.remote())
+    kill(service)
+    until(lambda: not Path(f"/proc/{service}").exists() or " Z" in Path(f"/proc/{service}/stat").read_text())
+    for receiver in (b, nodes.actor(), far):
+        with pytest.raises(poolbridge.StaleError, match=r"buffer \d+ \(float32\[100\] in pool 'ray'\) is lost"):
+            ray.get(receiver.sum.remote(lost))
+    before = ray.get(b.stats.remote())
+    assert ray.get([b.joined.remote(kept), far.joined.remote(kept)]) == ["abc", "abc"]
+    assert grew(b, before) == {"received_by_ray": 1}
+    assert ray.get(b.sum.remote(a.pooled.remote(100, 3))) == 300
+    del lost, kept
+
+
 def test_a_dead_receiver_loses_only_its_own(nodes, services, pair, nothing_left):
     a, b = pair
     receiver = nodes.actor()

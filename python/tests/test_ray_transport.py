@@ -17,6 +17,7 @@ from realservice import POOLSVC, RealService, until
 import poolbridge
 import poolbridge.ray
 from poolbridge.ray import _cluster, _nixl
+from poolbridge.ray._metadata import Shared
 
 
 @pytest.fixture
@@ -352,25 +353,79 @@ def test_start_refuses_pools_that_cannot_be_made(settings):
         poolbridge.ray.start(pools={"frames": settings})
 
 
-def test_after_the_service_was_started_again_senders_go_on_and_old_objects_are_gone(socket):
-    service = RealService(socket)
-    transport = made()
-    try:
-        before = poolbridge.ray.client()
-        before.create_pool("ray", max_bytes="1MiB")
-        old = transport.extract_tensor_transport_metadata("old", [np.ones(3)])
-        service.kill()
-        until(lambda: before.closed)
-        service = RealService(socket)
-        poolbridge.ray.client().create_pool("ray", max_bytes="1MiB")
-        with pytest.raises(poolbridge.UnavailableError, match="started again"):
-            transport.recv_multiple_tensors("old", carried(old), None)
-        new = transport.extract_tensor_transport_metadata("new", [np.ones(3)])
-        assert transport.recv_multiple_tensors("new", carried(new), None)[0].sum() == 3
-        transport.garbage_collect("old", old, [])
-    finally:
-        poolbridge.ray.close()
+@pytest.fixture
+def services(socket):
+    """Start services at the socket, one after the other, each with the pool."""
+    running = []
+
+    def start():
+        running.append(RealService(socket))
+        with poolbridge.connect(socket, timeout=60) as client:
+            client.create_pool("ray", max_bytes="1MiB")
+        return running[-1]
+
+    yield start
+    poolbridge.ray.close()
+    for service in running:
         service.close()
+
+
+def test_after_the_service_was_started_again_senders_go_on(services):
+    transport = made()
+    service = services()
+    old = transport.extract_tensor_transport_metadata("old", [np.ones(3)])
+    service.kill()
+    services()
+    new = transport.extract_tensor_transport_metadata("new", [np.ones(3)])
+    assert transport.recv_multiple_tensors("new", carried(new), None)[0].sum() == 3
+    transport.garbage_collect("old", old, [])
+
+
+@pytest.mark.parametrize("fallback", [False, True], ids=["", "fallback"])
+@pytest.mark.parametrize("again", [False, True], ids=["ended", "started again"])
+@pytest.mark.parametrize("connected", [False, True], ids=["new receiver", "connected receiver"])
+def test_what_a_service_had_that_died_before_the_hand_off_is_an_error_that_names_it(
+    services, socket, connected, again, fallback
+):
+    service = services()
+    with raytransport.sender(socket, "numpy", "host") as process:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        raytransport.say(process.stdin, ("one", 1000, 5, True))
+        metadata, _, _ = raytransport.hear(process.stdout)
+        if connected:
+            poolbridge.ray.client()
+        service.kill()
+        if again:
+            services()
+        before = poolbridge.ray.stats()
+        with pytest.raises(poolbridge.StaleError, match=r"buffer 1 \(float32\[1000\] in pool 'ray'\) is lost.*make"):
+            made(fallback=fallback).recv_multiple_tensors("one", metadata, None)
+        assert counted(before) == {}
+
+
+def test_a_mover_says_what_was_lost_with_its_service(services):
+    service, mover = services(), _cluster.Mover()
+    (shared,) = made().extract_tensor_transport_metadata("one", [np.ones(3)]).arrays
+    assert isinstance(shared, Shared)
+    assert mover.read(shared).sum() == 3
+    service.kill()
+    with pytest.raises(poolbridge.StaleError, match="buffer 1 .* is lost"):
+        mover.read(shared)
+    services()
+    with pytest.raises(poolbridge.StaleError, match="buffer 1 .* is lost"):
+        mover.read(shared)
+    for client in mover._clients.values():
+        client.close()
+
+
+def test_a_receiver_whose_session_was_ended_connects_again(pool, sender):
+    raytransport.say(sender.stdin, ("one", 1000, 5, True))
+    metadata, _, _ = raytransport.hear(sender.stdout)
+    before = poolbridge.ray.client()
+    pool.end_session(before._session.core.session_id)
+    assert made().recv_multiple_tensors("one", metadata, None)[0].sum() == 5000
+    assert poolbridge.ray.client() is not before
 
 
 def test_a_missing_or_old_ray_is_named(monkeypatch):

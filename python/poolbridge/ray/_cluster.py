@@ -159,9 +159,15 @@ class Mover:
 
     def _lease(self, one: Shared) -> poolbridge.Lease:
         self._used = time.monotonic()
-        client = self._client(one.path)
+        return _sharing.again(lambda: self._lease_now(one))
+
+    def _lease_now(self, one: Shared) -> poolbridge.Lease:
+        try:
+            client = self._client(one.path)
+        except poolbridge.ServiceNotRunningError as error:
+            raise _sharing.lost(one) from error
         if client.epoch != one.epoch:
-            raise poolbridge.StaleError(f"{one} is gone: the service at {one.path} was started again")
+            raise _sharing.lost(one)
         return _sharing.lease(client, one)
 
     def keep(self, token: str, index: int, references: list[Any]) -> None:

@@ -3,30 +3,19 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Final, TypeVar
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
 import poolbridge
 from poolbridge.ray import _cluster
+from poolbridge.ray._sharing import again
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-_T = TypeVar("_T")
-
 DEFAULT_POOL: Final = "ray"
 """The pool that is used where none is named."""
-
-
-def again(work: Callable[[], _T]) -> _T:
-    """Run work, and once more if it is what finds that the service was lost: there may be a new one."""
-    try:
-        return work()
-    except poolbridge.ConnectionLostError as error:
-        error.__traceback__ = None  # its frames would keep the arrays of all callers until the next garbage collection
-    return work()
 
 
 def connect(path: str) -> poolbridge.Client:
@@ -104,19 +93,6 @@ class Connection:
                 f"the service at {client.path} has no pool {name!r} (it has {there}): each node needs one, "
                 "which poolbridge.ray.start(pools=…) makes, or `poolsvc pool create`"
             ) from error
-
-    def client_of(self, epoch: str) -> poolbridge.Client:
-        """Return the client. If its service is another one than `epoch` says, make sure that it still runs.
-
-        Raises
-        ------
-        ServiceNotRunningError
-            The node has no service.
-        """
-        client = self.client()
-        if client.epoch != epoch:
-            again(lambda: self.client().stats())
-        return self.client()
 
     def close(self) -> None:
         """Close the client, if there is one."""

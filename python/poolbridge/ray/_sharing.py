@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable
+from typing import Any, TypeVar
 
 import poolbridge
 from poolbridge._array import owners as _owners, sources as _sources
@@ -10,6 +11,25 @@ from poolbridge._memory import tensor as _tensor
 from poolbridge._session.lease_state import LeaseState
 from poolbridge._wire.messages import Tensor
 from poolbridge.ray._metadata import Shared
+
+_T = TypeVar("_T")
+
+
+def again(work: Callable[[], _T]) -> _T:
+    """Run work, and once more if it is what finds that the service was lost: there may be a new one."""
+    try:
+        return work()
+    except poolbridge.ConnectionLostError as error:
+        error.__traceback__ = None  # its frames would keep the arrays of all callers until the next garbage collection
+    return work()
+
+
+def lost(one: Shared) -> poolbridge.StaleError:
+    """Make the error of an array that went with its service."""
+    return poolbridge.StaleError(
+        f"{one} is lost: the service at {one.path} that had it has ended since it was sent. Have its sender make the "
+        "object again"
+    )
 
 
 def lease(client: poolbridge.Client, one: Shared) -> poolbridge.Lease:

@@ -16,9 +16,10 @@ from poolbridge._client import whole as _whole
 from poolbridge._session.lease_state import LeaseState
 from poolbridge._sys.log import LOG
 from poolbridge.ray import _cluster, _nixl, _sharing
-from poolbridge.ray._connection import CONNECTION, DEFAULT_POOL, again
+from poolbridge.ray._connection import CONNECTION, DEFAULT_POOL
 from poolbridge.ray._counts import COUNTS
 from poolbridge.ray._metadata import Kept, Metadata, Shared
+from poolbridge.ray._sharing import again
 
 # What `fallback=True` is for: an array that cannot be shared, or a buffer that cannot be leased here.
 _CANNOT: Final = (
@@ -187,7 +188,7 @@ class Transport:
         Raises
         ------
         StaleError, NotFoundError
-            A buffer is gone: its sender or the service has ended.
+            A buffer is gone: its sender or the service has ended. The message names the array.
         PoolbridgeError
             An array cannot be received here, and the transport has no ``fallback``.
         """
@@ -216,15 +217,15 @@ class Transport:
             return _adopt(array, one.dtype, library)
         here = _cluster.node_id() == meta.node
         try:
-            client = CONNECTION.client_of(one.epoch) if here else CONNECTION.client()
-            if client.epoch == one.epoch:
-                return self._lease(client, one, library)  # not again: a new service has no old buffers
-            reason = f"the service at {client.path} is another one than the sender's at {one.path}"
+            lease = again(lambda: self._lease(one, here=here))
+            if not isinstance(lease, str):
+                COUNTS.add("received_in_place", lease.nbytes, one)
+                return _array(lease, library)
+            reason = lease
             if here:
                 raise poolbridge.UnavailableError(
                     f"{reason}, though both processes are on node {meta.node}: set one POOLBRIDGE_SOCKET for all "
-                    "processes of a node, or use poolbridge.ray.start. If the service was started again, what it had "
-                    "before is gone"
+                    "processes of a node, or use poolbridge.ray.start"
                 )
         except _CANNOT as error:
             if here and not self.options.fallback:
@@ -247,10 +248,21 @@ class Transport:
         COUNTS.add("received_moved", bits.nbytes, one, reason, loud=here)
         return _adopt(bits, one.dtype, library)
 
-    def _lease(self, client: poolbridge.Client, one: Shared, library: poolbridge.Library) -> Any:
-        lease = _sharing.lease(client, one)
-        COUNTS.add("received_in_place", lease.nbytes, one)
-        return _array(lease, library)
+    def _lease(self, one: Shared, *, here: bool) -> poolbridge.Lease | str:
+        """Lease the buffer of an array; or say that the service of this process is not the one that has it."""
+        try:
+            client = CONNECTION.client()
+        except poolbridge.ServiceNotRunningError as error:
+            if here and _cluster.service_path() == one.path:
+                raise _sharing.lost(one) from error
+            raise
+        if client.epoch == one.epoch:
+            return _sharing.lease(client, one)
+        if here:
+            client.stats()  # if its service has ended, `again` connects to the next one
+            if client.path == one.path:
+                raise _sharing.lost(one)
+        return f"the service at {client.path} is another one than the sender's at {one.path}"
 
     def _read(self, one: Shared, meta: Metadata, transfer: _cluster.Transfer) -> poolbridge.Lease | str:
         """Read an array of another node through NIXL; or say why Ray's object store has to carry it."""
