@@ -294,6 +294,14 @@ def test_a_thousand_objects_leave_nothing(pair, nothing_left):
         assert ray.get(sums) == [16.0 * n for n in range(first, first + 100)]
 
 
+def test_an_actor_has_rays_manager_of_transports_before_an_array_comes(nodes, pair, nothing_left):
+    receiver = nodes.actor()
+    ray.get(receiver.pid.remote())
+    # After Ray has registered the transports, which is the first task of this group.
+    ask = receiver.__ray_call__.options(concurrency_group="_ray_system")
+    assert ray.get(ask.remote(lambda _: ray._private.worker.global_worker._rdt_manager is not None))
+
+
 # Two nodes
 
 

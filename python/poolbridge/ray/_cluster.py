@@ -73,6 +73,17 @@ def _running() -> Any:
     return ray if ray is not None and ray.is_initialized() else None
 
 
+def make_manager() -> None:
+    """Have Ray make this process's manager of transports now.
+
+    Ray makes it for the first thread that asks, without a lock. In an actor these are the thread that receives an array
+    and the one that waits for it. If they ask at the same time, each has a manager of its own, and the array is lost.
+    """
+    ray = _running()
+    if ray is not None:
+        _ = ray._private.worker.global_worker.rdt_manager  # noqa: SLF001 - Ray has no public name for it
+
+
 def node_id() -> str:
     """Return the id of this process's node; without Ray the name of the machine."""
     ray = _running()

@@ -53,6 +53,11 @@ class Transport:
 
     options: ClassVar[Options] = Options()
 
+    def __init_subclass__(cls, **given: Any) -> None:
+        """Prepare this process for transfers: Ray unpickles the class in an actor before it sends arrays there."""
+        super().__init_subclass__(**given)
+        _cluster.make_manager()
+
     def __init__(self) -> None:
         self._lock = threading.Lock()
         # What keeps the buffers of an object: the metadata, and what ends with the object.
