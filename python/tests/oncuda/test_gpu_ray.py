@@ -73,8 +73,8 @@ class Worker:
         self.consumer = None if library == BYTES else _consumers.load(library)
         if self.consumer is None:
             _whole._MAKERS[library] = self.take
-        elif library != "jax":
-            self.take(poolbridge.ray.client().allocate(N, "uint8", pool="gpu"))  # the first use of a library may wait
+        # The first use of a pool, and of a library, may wait for the whole GPU: let it be before a stream is held.
+        self.take(poolbridge.ray.client().allocate(N, "uint8", pool="gpu"))
 
     def on_stream(self) -> Any:
         if self.library == "torch":
