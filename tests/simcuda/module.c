@@ -53,7 +53,7 @@ static void tell(const char *log, struct options o) {
 
 static CUresult load(const char *image, bool library, struct options options, void **out) {
     if (!image || !out) return CUDA_ERROR_INVALID_VALUE;
-    if (!is_ptx(image)) return memcmp(image, "\177ELF", 4) == 0 ? CUDA_ERROR_NO_BINARY_FOR_GPU : CUDA_ERROR_INVALID_IMAGE;
+    if (!is_ptx(image)) return strncmp(image, "\177ELF", 4) == 0 ? CUDA_ERROR_NO_BINARY_FOR_GPU : CUDA_ERROR_INVALID_IMAGE;
     char log[256] = "";
     if (!ptx_check(image, log, sizeof log)) {
         tell(log, options);
