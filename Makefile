@@ -74,9 +74,10 @@ test-simcuda: simcuda $(VENV)/installed
 test-go: simcuda
 	$(GO) vet ./...
 	mkdir -p build/coverage
-	$(GOTEST) $(ON_SIMCUDA) -coverpkg=./cuda/...,./mempool/... -coverprofile=build/coverage/tests.out \
+	$(GOTEST) $(ON_SIMCUDA) -coverpkg=./cuda,./cuda/internal/...,./cuda/nvml,./mempool/... -coverprofile=build/coverage/tests.out \
 		./bridge/... ./internal/... ./mempool/... ./cuda/... ./cmd/... ./tests/driverfacts ./tests/anomaly
-	tests/coverage/report 85 build/coverage/tests.out
+	$(GO) test $(ON_SIMCUDA) -coverprofile=build/coverage/pattern.out ./cuda/pattern # its loops are slow where the race detector counts, too
+	tests/coverage/report 85 build/coverage/tests.out build/coverage/pattern.out
 	cd bridge/oteltrace && $(GO) vet ./... && $(GO) test -race ./...
 	GOMAXPROCS=8 $(GOTEST) $(ON_SIMCUDA) -count=1 ./mempool # with CPUs to spare, copiers look for work before they sleep
 	$(MAKE) test-model
