@@ -71,7 +71,8 @@ type Client struct {
 
 var errClientClosed = situation.Of(ErrClosed, "the client was closed")
 
-// Dial opens a session with the service that listens at path. It waits for the service to start. It uses the zero [Dialer].
+// Dial opens a session with the service that listens at path. It waits for the service to start, until ctx ends.
+// It uses the zero [Dialer].
 func Dial(ctx context.Context, path string) (*Client, error) { return Dialer{}.Dial(ctx, path) }
 
 // TryDial is like [Dial], but does not wait for the service to start.

@@ -23,7 +23,7 @@ func (c *Client) Sessions(ctx context.Context) iter.Seq2[mempool.SessionInfo, er
 	})
 }
 
-// Channels lists the channels that this client may use, those that are closed and still have consumers included. See [Client.Sessions].
+// Channels lists the channels that this client may use, also closed ones that still have consumers. See [Client.Sessions].
 func (c *Client) Channels(ctx context.Context) iter.Seq2[mempool.ChannelStatus, error] {
 	return pages(ctx, c, wire.ListChannels, func(r *wire.ListReply) []wire.ChannelEntry { return r.Channels }, func(e wire.ChannelEntry) mempool.ChannelStatus {
 		return mempool.ChannelStatus{ChannelInfo: convert.Channel(e.Channel), UID: uint32(min(e.UID, math.MaxUint32)), Producers: intOf(e.Producers),

@@ -183,7 +183,8 @@ func (p *Pool) alloc(ctx context.Context, try attempt, t mempool.Tensor) (*Lease
 	return l, err
 }
 
-// Trim frees unused blocks until at most keep bytes of them are cached. It returns how many bytes were freed at once.
+// Trim frees unused blocks until at most keep bytes of them are cached. It returns how many bytes are free when it
+// returns. Blocks that clients still map are recalled, and freed later.
 func (p *Pool) Trim(ctx context.Context, keep uint64) (uint64, error) {
 	if spares := p.client.shared.spares(p.info.ID); spares != nil {
 		spares.reclaim()

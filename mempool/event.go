@@ -130,7 +130,7 @@ func (e *Event) Record(q Queue) error {
 	return nil
 }
 
-// Before makes later work in a queue wait for the event. On [CPU] it waits itself. An event that was never recorded counts as reached.
+// Before makes later work in a queue wait for the event. If q is [CPU], Before itself waits. An event that was never recorded counts as reached.
 //
 // Errors: on the CPU the context's, at its deadline with [ErrBusy].
 func (e *Event) Before(ctx context.Context, q Queue) error {

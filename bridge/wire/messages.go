@@ -329,7 +329,7 @@ type LeaseBuffer struct {
 	Wait       uint64 `wire:"w?"`  // milliseconds to wait for the lease
 }
 
-// Release ends a lease, or several in the same way: all that can be ended. It is usually sent without `q`.
+// Release ends a lease, or several in the same way: all that can be ended. It is usually sent without `q`: no reply is wanted.
 //
 //wire:request release
 type Release struct {
@@ -340,14 +340,14 @@ type Release struct {
 	Also []uint64 `wire:"al?"`
 }
 
-// Cancel ends the wait of another request. It is usually sent without `q`.
+// Cancel ends the wait of another request. It is usually sent without `q`: no reply is wanted.
 //
 //wire:request cancel
 type Cancel struct {
 	Request uint64 `wire:"rq"` // number of a request of this session that waits
 }
 
-// Dropped says which blocks the client has unmapped. It is usually sent without `q`.
+// Dropped says which blocks the client has unmapped. It is usually sent without `q`: no reply is wanted.
 //
 //wire:request dropped
 type Dropped struct {
@@ -408,7 +408,7 @@ type EndSession struct {
 }
 
 // Bye says that the client is about to close the connection. The service then notes that the session left, not that it was lost. It is
-// usually sent without `q`.
+// usually sent without `q`: no reply is wanted.
 //
 //wire:request bye
 type Bye struct{}
@@ -511,7 +511,7 @@ type MapReply struct {
 	Export     Export `wire:"x"`  // how to map the block
 }
 
-// Doubt reports a frame whose record contradicts itself. It is usually sent without `q`.
+// Doubt reports a frame whose record contradicts itself. It is usually sent without `q`: no reply is wanted.
 //
 //wire:request doubt
 type Doubt struct {

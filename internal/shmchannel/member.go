@@ -24,7 +24,7 @@ type MemberConfig struct {
 	Spinner Spinner
 }
 
-// Spinner decides whether a member spins before it sleeps. A member never calls two of its methods at the same time.
+// Spinner decides whether a member spins before it sleeps. A member never calls two methods of its Spinner at the same time.
 type Spinner interface {
 	// Begin reports whether the member may spin now.
 	Begin() bool

@@ -160,7 +160,8 @@ const (
 	leaves             // the channel does not need it any more
 )
 
-// sortOut moves the blocks of frames that the channel does not need any more to leaving. Frames that may leave later go to stuck.
+// sortOut moves the blocks of frames that the channel does not need any more to p.leaving. Frames that may leave later go to
+// p.stuck.
 func (p *Producer) sortOut(t tail) {
 	limit := p.left(t)
 	p.leaving = p.leaving[:0]

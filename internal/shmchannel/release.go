@@ -40,7 +40,7 @@ func (c *Consumer) Release(in InHand, done Fence) error {
 // Pass gives up the place of a frame in a broadcast, so that the channel can go on. The frame stays in hand until it is released. Where
 // the channel can drop frames, a frame in hand needs no place, and Pass does nothing.
 //
-// Errors: [ErrInvalid] in a queue, [ErrReleased] if the frame is not in hand, [ErrLeft] if the consumer is closed.
+// Errors: [ErrInvalid] if the channel is a queue, [ErrReleased] if the frame is not in hand, [ErrLeft] if the consumer is closed.
 func (c *Consumer) Pass(in InHand) error {
 	f := in.hand()
 	c.mu.Lock()

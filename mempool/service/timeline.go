@@ -192,7 +192,7 @@ func (s *Session) fences(named []mempool.Fence) (fences, error) {
 	return ts.pending(), nil
 }
 
-// MaxDone is how many fences can end one lease.
+// MaxDone is the most fences that a session may name when it ends a lease.
 const MaxDone = 16
 
 // owed says whether some fence of the timeline is not reached yet. Service.mu is held.

@@ -100,7 +100,7 @@ def _on_host(state: LeaseState, source: Any) -> np.ndarray[Any, Any] | None:
     try:
         return np.asarray(memoryview(source) if isinstance(source, bytes) else source)  # NumPy makes a text of bytes
     except TypeError:
-        # The array may have elements that NumPy lacks.
+        # NumPy may not know the element type, for example bfloat16.
         if not hasattr(source, "__dlpack_device__"):
             raise
         return _sources.look(source).to_host()

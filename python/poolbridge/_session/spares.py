@@ -35,7 +35,7 @@ _FENCE: Final = struct.Struct("<QQQ")
 # All times are in seconds.
 # Spares of a pool are released when nothing was allocated in the pool for this time.
 _IDLE: Final = 1.0
-# After the service has asked for memory of a pool, leases that come back are released for this time.
+# For this time after the service has asked for memory of a pool, leases that come back are released, not kept.
 _WANTED: Final = 1.0
 # A pool keeps so many spares more than its channels have places for frames.
 _MORE: Final = 2
@@ -45,7 +45,8 @@ _LONGEST_REST: Final = 1.0
 # The longest sleep in one check for blocks that come back, and the pause between two checks of fences: a GPU does not
 # wake threads.
 _LOOK: Final = 10e-3
-# A pool without room is assumed to stay so for this time, while channels have memory of this client.
+# For this time after an allocation found no room in a pool, the next one first waits for a block that a channel of this
+# client has, if there is one, and does not ask the service.
 _FULL: Final = 5.0
 # The pause between two checks of fences while the client closes, and after a check that found nothing.
 _GLANCE: Final = 1e-3

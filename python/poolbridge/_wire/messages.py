@@ -361,7 +361,7 @@ class LeaseBuffer(Request, kw_only=True, tag="lease"):
 class Release(Request, kw_only=True, tag="release"):
     """Ends a lease, or several in the same way: all that can be ended.
 
-    It is usually sent without `q`.
+    It is usually sent without `q`: no reply is wanted.
     """
 
     # lease id
@@ -375,7 +375,7 @@ class Release(Request, kw_only=True, tag="release"):
 class Cancel(Request, kw_only=True, tag="cancel"):
     """Ends the wait of another request.
 
-    It is usually sent without `q`.
+    It is usually sent without `q`: no reply is wanted.
     """
 
     rq: U  # number of a request of this session that waits
@@ -384,7 +384,7 @@ class Cancel(Request, kw_only=True, tag="cancel"):
 class Dropped(Request, kw_only=True, tag="dropped"):
     """Says which blocks the client has unmapped.
 
-    It is usually sent without `q`.
+    It is usually sent without `q`: no reply is wanted.
     """
 
     bl: tuple[U, ...]  # ids of the blocks
@@ -432,7 +432,8 @@ class EndSession(Request, kw_only=True, tag="end"):
 class Bye(Request, kw_only=True, tag="bye"):
     """Says that the client is about to close the connection.
 
-    The service then notes that the session left, not that it was lost. It is usually sent without `q`.
+    The service then notes that the session left, not that it was lost. It is usually sent without `q`: no reply is
+    wanted.
     """
 
 
@@ -524,7 +525,7 @@ class Map(Request, kw_only=True, tag="map"):
 class Doubt(Request, kw_only=True, tag="doubt"):
     """Reports a frame whose record contradicts itself.
 
-    It is usually sent without `q`.
+    It is usually sent without `q`: no reply is wanted.
     """
 
     ch: U  # channel id
