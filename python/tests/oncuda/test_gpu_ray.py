@@ -210,9 +210,6 @@ class Worker:
 
 def work(library: str) -> None:
     """Do what the tests ask for, until they ask for no more."""
-    import faulthandler
-
-    faulthandler.dump_traceback_later(8, exit=False)
     worker = Worker(library)
     say(sys.stdout.buffer, None)
     while True:
@@ -460,6 +457,31 @@ def test_what_was_collected_before_a_receiver_came_is_a_typed_error(three, clien
         receiver("receive", "one", metadata)
     receiver("receive", "two", sender("share", "two", 8))
     assert receiver("content", "two") == [8, 8, N]
+
+
+@ONLY_BYTES
+@pytest.mark.skipif(len(_cuda.devices()) < 2, reason="needs a second GPU, which the receiver sees instead")
+def test_a_receiver_that_does_not_see_the_gpu_gets_an_error_that_names_it(three, client):
+    sender = three[0]
+    metadata = sender("share", "one", 7)
+    code = f"""
+import pickle
+import poolbridge
+from raytransport import made
+transport = made(library="cupy", pool="gpu")
+try:
+    transport.recv_multiple_tensors("one", pickle.loads({metadata!r}), transport.get_communicator_metadata(None, None))
+except poolbridge.DeviceNotVisibleError as error:
+    print(error)
+"""
+    settings = ENVIRONMENT | {"CUDA_VISIBLE_DEVICES": "1", "POOLBRIDGE_SOCKET": client.path}
+    done = subprocess.run([sys.executable, "-c", code], env=settings, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    assert _cuda.devices()[0]["uuid"] in done.stdout
+    assert "CUDA_VISIBLE_DEVICES" in done.stdout
+    sender("drop", "one")
+    sender("collect", "one")
+    until(lambda: left(client) == (0, 0, 0))
 
 
 @BURIED
