@@ -27,7 +27,7 @@ from test_arrays import look
 from test_device import has_driver
 
 import poolbridge
-from poolbridge._array import readonly as _readonly
+from poolbridge._array import readonly_warning as _readonly
 from poolbridge._memory.mappings import MAPPINGS
 from poolbridge._memory.tensor import ELEMENT_TYPES, element_type
 from poolbridge._session.flow import Ask, Flow

@@ -9,7 +9,7 @@ from weakref import ref
 
 import numpy as np
 
-from poolbridge._array import readonly as _readonly
+from poolbridge._array import readonly_warning as _readonly
 from poolbridge._memory import dlpack as _dlpack
 from poolbridge._order import order as _order
 from poolbridge._order.streams import stream_key

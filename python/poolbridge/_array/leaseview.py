@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from poolbridge._array import readonly as _readonly
+from poolbridge._array import readonly_warning as _readonly
 from poolbridge._array.arrays import ArrayExports
 from poolbridge._memory import dlpack as _dlpack
 from poolbridge._order import order as _order

@@ -1,7 +1,7 @@
 // Pools with their memory maps.
 
 import { age, byId, bytes, clock, count, keyed, make, percent, say, who } from "./format.js";
-import { squarify } from "./treemap.js";
+import { squarify } from "./squarify.js";
 
 const height = 220;
 const smallest = 24; // square pixels that a block must have to be drawn by itself
