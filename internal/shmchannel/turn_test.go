@@ -66,10 +66,12 @@ type keen struct {
 	willing bool
 	began   int
 	ended   []bool
+	asked   func() // called when the member asks
 }
 
 func (k *keen) Begin() bool {
 	k.began++
+	k.asked()
 	return k.willing
 }
 
@@ -80,18 +82,19 @@ func TestAMemberLooksOnlyIfThatIsWorthIt(t *testing.T) {
 	p, c := r.producer(2), r.consumer(MemberSpec{})
 	k := &keen{}
 	c.spin, c.spinner = time.Minute, k
-	ctx, cancel := context.WithTimeout(t.Context(), time.Millisecond)
-	defer cancel()
+	ctx, cancel := context.WithCancel(t.Context())
+	k.asked = cancel
 	var f Frame
-	require.ErrorIs(t, c.Take(ctx, &f), context.DeadlineExceeded)
+	require.ErrorIs(t, c.Take(ctx, &f), context.Canceled)
 	require.Positive(t, k.began)
 	require.Empty(t, k.ended)
 
 	k.willing = true
-	over, cancel := context.WithTimeout(t.Context(), time.Millisecond)
-	defer cancel()
-	require.ErrorIs(t, c.Take(over, &f), context.DeadlineExceeded)
+	over, cancel := context.WithCancel(t.Context())
+	k.asked = cancel
+	require.ErrorIs(t, c.Take(over, &f), context.Canceled)
 	require.Equal(t, []bool{false}, k.ended)
+	k.asked = func() {}
 
 	taken := make(chan error)
 	began := k.began
