@@ -5,10 +5,11 @@ If the array of a frame exists already, the only Python object that is made for 
 
 from __future__ import annotations
 
+import time
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from functools import partial
-from typing import TYPE_CHECKING, Any, Self, cast
+from typing import TYPE_CHECKING, Any, Final, Self, cast
 
 import numpy as np
 
@@ -33,6 +34,9 @@ if TYPE_CHECKING:
 # How many arrays a block keeps, one for each shape of frames in it.
 _MOST_KEPT = 8
 
+# Frames that come faster than this share a fence: the stream writes one word for several frames.
+_TOGETHER_SECONDS: Final = 0.001
+
 
 class BaseBorrowedArrays(ABC):
     """The common part of `BorrowedArrays` and `AsyncBorrowedArrays`.
@@ -54,17 +58,28 @@ class BaseBorrowedArrays(ABC):
         # The frame and the lease state of the array that was returned last. A frame whose array existed has no state.
         self._frame: _native.Frame | None = None
         self._lease_state: LeaseState | None = None
+        # Numbers of the frames before it whose fence the stream still has to write, and until when there may be any.
+        self._unfenced: list[int] = []
+        self._together_until = 0.0
 
     # Taking
 
     def _swap(self) -> _native.Frame | None:
         """Let go of the frame whose array was returned last and take the next, if nothing else has to be done."""
         frame, consumer = self._frame, self._consumer
-        if frame is None or consumer is None or self._lease_state is not None or self._follower is not None:
+        if frame is None or consumer is None or self._lease_state is not None:
             return None
         if consumer.busy or consumer.unsettled:
             return None
-        taken = consumer.swap(frame.number)
+        if self._follower is None:
+            taken = consumer.swap(frame.number)
+        elif len(self._unfenced) >= consumer.most_unfenced or time.monotonic() > self._together_until:
+            return None
+        else:
+            taken = consumer.soon()
+            if taken is None:
+                return None
+            self._unfenced.append(frame.number)
         self._frame = None
         return taken
 
@@ -77,7 +92,8 @@ class BaseBorrowedArrays(ABC):
         try:
             if follower is not None:
                 value = frame.value
-                known = follower.before(((frame.timeline, frame.word, value),) if value and frame.timeline else ())
+                fences = ((frame.timeline, frame.word, value),) if value and frame.timeline else ()
+                known = follower.before(fences, waiting=self._fence)
             else:
                 known = self._stream is None and (not frame.value or self._complete(fences_of(frame)))
         except Exception:
@@ -160,27 +176,36 @@ class BaseBorrowedArrays(ABC):
 
     def _let_go(self) -> None:
         # First let go, then forget: after an interrupt in between, the next call lets go again, which does no harm.
-        frame, state, consumer = self._frame, self._lease_state, self._consumer
+        frame, state = self._frame, self._lease_state
         if state is not None:
             state.end()
-        elif frame is not None and consumer is not None:
-            self._say(partial(consumer.end_lone, frame.number, back=False))
+        elif frame is not None:
+            self._unfenced.append(frame.number)
+        self._fence()
         self._frame = self._lease_state = None
 
-    def _say(self, end: Callable[..., None]) -> None:
-        """End a frame, with the fence of the stream that uses it if there is one."""
+    def _fence(self) -> None:
+        """Let go of the frames that have no fence yet, with one fence if a stream uses them."""
+        consumer = self._consumer
+        if not self._unfenced or consumer is None:
+            return
+        end = partial(consumer.end_lones, self._unfenced, back=False)
         if self._follower is None:
             end()
         else:
             self._follower.done(end)
+            self._together_until = time.monotonic() + _TOGETHER_SECONDS
+        self._unfenced = []
 
     @while_running
     def __del__(self) -> None:
-        frame, consumer = self._frame, self._consumer
-        if frame is None or consumer is None or self._lease_state is not None:  # a lease state ends by itself
+        frame, consumer, numbers = self._frame, self._consumer, self._unfenced
+        if frame is not None and self._lease_state is None:  # a lease state ends by itself
+            numbers.append(frame.number)
+        if not numbers or consumer is None:
             return
         # The program did not ask for the next frame, so a frame of a queue goes back.
-        end = partial(consumer.end_lone, frame.number, back=consumer.queue)
+        end = partial(consumer.end_lones, numbers, back=consumer.queue)
         if self._follower is None:
             end()
         else:
@@ -255,6 +280,7 @@ class BorrowedArrays(BaseBorrowedArrays, Iterator[Any]):
                 raise StopIteration
         array = self._existing(frame)
         if array is None:
+            self._fence()
             array = self._claimed(frame, self._claim(frame))
         return array
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, Protocol, TypeAlias
 
 from poolbridge._cuda import cuda as _cuda, stream as _cuda_stream
 from poolbridge._memory import dlpack as _dlpack
@@ -38,6 +38,10 @@ if TYPE_CHECKING:
     from poolbridge._wire.messages import Fence, Grant
 
 MOST_FENCES = 16
+# For so many seconds fences are polled before a stream is made to wait for them. After a poll in vain the next takes
+# twice as long, at most the second time, because the GPU has to do the waits that it has before it gets faster again.
+_POLL_SECONDS: Final = 20e-6
+_LONGEST_POLL_SECONDS: Final = 100e-6
 
 Say: TypeAlias = "Callable[[tuple[Fence, ...]], None]"
 """A function that ends a lease with its fences. It neither waits nor raises."""
@@ -287,6 +291,9 @@ def _make_wait(state: Held, key: StreamKey) -> None:
 class Follower:
     """A stream that uses the frames of a channel one after the other. It is ordered without a lease state per frame.
 
+    If a stream has to wait on a GPU, the GPU switches to the work of another process, and back. With several processes
+    that takes much longer than it takes until the fence is reached. So the CPU polls the fence for a while before.
+
     Parameters
     ----------
     own
@@ -312,10 +319,17 @@ class Follower:
         self._timelines = timelines
         self._stream = stream
         self.anywhere = not key.thread
+        self._patience = _POLL_SECONDS
         # This waits for the whole GPU of the stream, because the memory may be unmapped by the time it is called.
         self._synchronize = partial(_cuda.synchronize, key.ordinal)
 
-    def before(self, fences: Iterable[tuple[int, int, int]], *, write: bool = False) -> bool:
+    def before(
+        self,
+        fences: Iterable[tuple[int, int, int]],
+        *,
+        write: bool = False,
+        waiting: Callable[[], None] | None = None,
+    ) -> bool:
         """Make the stream wait until a frame's memory may be used. False if a lease state is needed for that.
 
         Parameters
@@ -324,6 +338,8 @@ class Follower:
             Timeline, word and value of each fence.
         write
             Whether the memory is to be written. Then a fence counts as reached when its process died.
+        waiting
+            Called before the stream has to wait, if it has to.
         """
         timelines, own, key = self._timelines, self._own, self.key
         if timelines.own is not own or not (self.anywhere or key.reachable):
@@ -332,6 +348,7 @@ class Follower:
             return True
         mine = own.word(key)
         behind = []
+        until = 0.0
         for fence in fences:
             timeline, word, value = fence
             if mine is not None and timeline == own.id and word == mine.index:
@@ -340,10 +357,20 @@ class Follower:
             if page is None:
                 return False
             if not page.reached(word, value):
-                behind.append(fence)
-            elif not write and page.died(word, value):
+                until = until or time.monotonic() + self._patience
+                if not page.poll(word, value, until):
+                    behind.append(fence)
+                    continue
+            if not write and page.died(word, value):
                 return False
-        return not behind or self._await(behind)
+        if not behind:
+            if until:
+                self._patience = _POLL_SECONDS
+            return True
+        self._patience = min(2 * self._patience, _LONGEST_POLL_SECONDS)
+        if waiting is not None:
+            waiting()
+        return self._await(behind)
 
     def _await(self, fences: list[tuple[int, int, int]]) -> bool:
         """Make the stream wait for fences. False if a lease state is needed for that."""

@@ -90,12 +90,18 @@ class Page:
         now = self.now(word)
         return 0 <= now - value < _BEHIND and now % TOMBSTONE < value
 
+    def poll(self, word: int, value: int, until: float) -> bool:
+        """Poll a word until it has a value or more; False if it has not at `until`, a time of `time.monotonic`."""
+        while not self.reached(word, value):
+            if time.monotonic() > until:
+                return False
+        return True
+
     def wait(self, word: int, value: int, seconds: float) -> bool:
         """Wait until a word has a value or more; False if `seconds` passed before."""
         begin = time.monotonic()
-        while time.monotonic() - begin < _SPIN_SECONDS:
-            if self.reached(word, value):
-                return True
+        if self.poll(word, value, begin + _SPIN_SECONDS):
+            return True
         # The futex is the lower half of the word: protocol and machines are little-endian.
         address, pause = self.address + 8 * word, _SHORTEST_SLEEP
         while not 0 <= (now := self.now(word)) - value < _BEHIND:

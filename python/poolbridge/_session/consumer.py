@@ -33,6 +33,11 @@ if TYPE_CHECKING:
     from poolbridge._session.session import Session
 
 _LEAST_SLOTS: Final = 64
+# With a fence for several frames, a channel has at least so many times as many places, and there are at most so many.
+_PLACES: Final = 8
+_MOST_UNFENCED: Final = 16
+# For so many seconds a consumer polls for another frame that may share a fence with those before.
+_SOON: Final = 20e-6
 # Ids of the grants that a consumer makes for frames, for which the service grants no lease.
 _ids = count(-1, -1)
 
@@ -63,6 +68,8 @@ class Consumer(Membership):
         See `Membership`.
     credit
         How many frames may be unsettled at a time.
+    full
+        What happens to frames for which this consumer has no room; "": what the channel says.
     auto
         Whether asking for the next frame acknowledges the frames before it.
 
@@ -70,6 +77,8 @@ class Consumer(Membership):
     ----------
     queue
         Whether the channel is a queue.
+    most_unfenced
+        How many frames may be in hand that only wait for a fence that is made for all of them.
     unsettled
         Ids of the grants whose frames are neither acknowledged nor given back. The session's lock guards it.
     ended
@@ -89,12 +98,23 @@ class Consumer(Membership):
     native: _native.Consumer
 
     def __init__(
-        self, session: Session, channel: Channel, native: _native.Consumer, member: int, *, credit: int, auto: bool
+        self,
+        session: Session,
+        channel: Channel,
+        native: _native.Consumer,
+        member: int,
+        *,
+        credit: int,
+        full: str,
+        auto: bool,
     ) -> None:
         super().__init__(session, channel, "consumer", native, member)
         self.credit = credit
         self.auto = auto
         self.queue = channel.md == "queue"
+        # A queue's frames are acknowledged one by one. Where frames may be dropped, each one in hand takes more memory.
+        keeps = not self.queue and (full or channel.fl) in {"block", "fail"}
+        self.most_unfenced = min(channel.cp // _PLACES, _MOST_UNFENCED) if keeps else 0
         self.unsettled: set[int] = set()
         self.ended = False
         self.error: PoolbridgeError | None = None
@@ -144,10 +164,19 @@ class Consumer(Membership):
 
     def at_once(self) -> _native.Frame | None:
         """Return the next frame if it is there and can be taken without waiting; else None."""
+        return self._soon(0.0)
+
+    def soon(self) -> _native.Frame | None:
+        """Return the next frame if it comes within a few microseconds and can be taken then; else None."""
+        if self.spin is None:
+            return self._soon(0.0 if self.native.waits_asleep else _SOON)
+        return self._soon(min(self.spin, _SOON))
+
+    def _soon(self, seconds: float) -> _native.Frame | None:
         if self.busy or self.ended or not self.has_credit:
             return None
         try:
-            return self._taken(self.native.take(0.0))
+            return self._taken(self.native.take(seconds, seconds))
         except ClosedError:
             return None
 
@@ -369,6 +398,11 @@ class Consumer(Membership):
             self._settle(number, back=back)
         self._let_go(number, fences, back=back)
 
+    def end_lones(self, numbers: list[int], fences: tuple[Fence, ...] = (), *, back: bool) -> None:
+        """Let go of several frames that have no grant, with the same fence. Never waits."""
+        for number in numbers:
+            self.end_lone(number, fences, back=back)
+
     def _let_go(self, number: int, fences: tuple[Fence, ...] = (), *, back: bool) -> None:
         word, value = (fences[0].wd, fences[0].v) if fences else (0, 0)
         if self._end_native(number, word, value, back=back) is NATIVE.Condition.FENCE_PENDING:
@@ -439,7 +473,7 @@ def consume(session: Session, channel: Channel, *, credit: int, oldest: bool, fu
         session,
         channel,
         "consumer",
-        lambda native, member: Consumer(session, channel, native, member, credit=credit, auto=auto),
+        lambda native, member: Consumer(session, channel, native, member, credit=credit, full=full, auto=auto),
         oldest=oldest,
         full=full,
     )

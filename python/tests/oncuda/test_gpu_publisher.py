@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import concurrent.futures
 import gc
 import os
 import signal
@@ -16,7 +17,9 @@ from rig import CHANNELS, ENVIRONMENT, HERE, N, client, device_service, gate, ot
 from test_interrupts import Interrupter
 
 import poolbridge
+from poolbridge._client import borrowed
 from poolbridge._cuda import stream as _cuda_stream
+from poolbridge._order import order
 
 pytestmark = CHANNELS
 NO_MORE_BLOCKS = pytest.mark.parametrize("client", [16 * N], indirect=True, ids=["no room for more blocks"])
@@ -150,6 +153,136 @@ def test_a_frame_costs_each_side_one_write_of_a_word_and_no_wait_for_what_is_kno
         assert calls.pop("cuStreamWriteValue64") == 200, "one of the writer, one of the reader"
         assert calls == {}, "no wait where the readers are known to be done"
         assert (len(made), client._session.core._number) == (arrays_made, asked)
+
+
+@pytest.fixture
+def together(monkeypatch):
+    """Let frames share a fence however slowly they come."""
+    monkeypatch.setattr(borrowed, "_TOGETHER_SECONDS", 3600.0)
+
+
+def ready_to_share(client, other, consumer, *, capacity=32, frames=0):
+    """Return a publisher and arrays of a channel, each block of which has an array, and publish frames."""
+    channel = client.create_channel("c", capacity=capacity)
+    subscription = other.subscribe("c")
+    arrays = subscription.arrays(wrap, stream=consumer)
+    publisher, producer = channel.publisher(N, "uint8", wrap=wrap), new_stream()
+    known = -1
+    while known < (known := len(other._session.core.blocks)):  # until the arrays of all blocks are made
+        for _ in range(capacity):
+            send(publisher, 1, producer)
+        for _ in range(capacity):
+            next(arrays)
+        arrays.release()
+    finish(consumer)
+    for _ in range(frames):
+        send(publisher, 2, producer)
+    finish(producer)
+    return publisher, producer, arrays, subscription._consumer.native
+
+
+def test_frames_that_come_together_share_a_fence(client, other, together):
+    if counts() is None:
+        pytest.skip("a real driver does not count its calls")
+    publisher, _, arrays, native = ready_to_share(client, other, new_stream(), frames=32)
+    with publisher:
+        before = counts()
+        for number in range(32):
+            next(arrays)
+            assert len(native.in_hand) <= 32 // 8 + 1, number
+        arrays.release()
+        after = counts()
+        assert before is not None
+        assert after is not None
+        assert after["cuStreamWriteValue64"] - before["cuStreamWriteValue64"] == 7, "one for five frames, and the rest"
+        assert native.in_hand == []
+
+
+def test_frames_without_a_fence_get_one_before_the_consumer_waits_for_the_next(client, other, together):
+    publisher, producer, arrays, native = ready_to_share(client, other, new_stream(), frames=3)
+    with publisher, concurrent.futures.ThreadPoolExecutor(1) as pool:
+        for _ in range(3):
+            next(arrays)
+        assert len(native.in_hand) == 3
+        waiting = pool.submit(next, arrays)
+        until(lambda: native.in_hand == [])
+        assert not waiting.done()
+        send(publisher, 3, producer)
+        waiting.result(60)
+        arrays.release()
+
+
+def test_the_fence_of_earlier_frames_does_not_wait_for_content_of_the_next(client, other, together, gate):
+    consumer = new_stream()
+    publisher, producer, arrays, native = ready_to_share(client, other, consumer, frames=2)
+    with publisher:
+        next(arrays)
+        next(arrays)
+        assert len(native.in_hand) == 2
+        at = publisher.loan(60, stream=producer).ptr
+        gate.hold(producer)
+        fill(at, N, 3, producer)
+        publisher.publish()
+        next(arrays)
+        assert len(native.in_hand) == 1, "the two before it have their fence"
+        assert not idle(consumer), "which the stream writes before it waits for the third frame"
+        page = other._session.timelines.own.page
+        assert any(page.reached(*fence) for fence in arrays._consumer._fences.values())
+        until(lambda: all(page.reached(*fence) for fence in arrays._consumer._fences.values()))
+        gate.open()
+        arrays.release()
+        finish(consumer)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"mode": "queue", "capacity": 32}, {"full": "drop-oldest", "capacity": 32}, {"capacity": 7}],
+    ids=["queue", "may be dropped", "few places"],
+)
+def test_where_a_frame_in_hand_costs_others_something_each_has_its_own_fence(client, other, together, options):
+    channel, producer = client.create_channel("c", **options), new_stream()
+    subscription = other.subscribe("c")
+    arrays = subscription.arrays(wrap, stream=new_stream())
+    with channel.publisher(N, "uint8", wrap=wrap) as publisher:
+        for _ in range(20):
+            for _ in range(4):
+                send(publisher, 1, producer)
+            for _ in range(4):
+                next(arrays)
+                assert len(subscription._consumer.native.in_hand) == 1
+        arrays.release()
+
+
+def test_frames_without_a_fence_go_back_when_the_arrays_are_dropped(client, other, together):
+    publisher, _, arrays, native = ready_to_share(client, other, new_stream(), frames=3)
+    with publisher:
+        for _ in range(3):
+            next(arrays)
+        assert len(native.in_hand) == 3
+        del arrays
+        gc.collect()
+        until(lambda: native.in_hand == [])
+
+
+def test_no_stream_waits_for_a_fence_that_is_about_to_be_reached(client, other, gate, monkeypatch):
+    if counts() is None:
+        pytest.skip("a real driver does not count its calls")
+    monkeypatch.setattr(order, "_POLL_SECONDS", 60.0)
+    publisher, producer, arrays, _ = ready_to_share(client, other, new_stream())
+    with publisher, concurrent.futures.ThreadPoolExecutor(1) as pool:
+        at = publisher.loan(60, stream=producer).ptr
+        gate.hold(producer)
+        fill(at, N, 3, producer)
+        publisher.publish()
+        before = counts()
+        opened = pool.submit(gate.open)
+        next(arrays)
+        opened.result(60)
+        after = counts()
+        assert before is not None
+        assert after is not None
+        assert after.get("cuStreamWaitValue64") == before.get("cuStreamWaitValue64")
+        arrays.release()
 
 
 def test_two_streams_that_write_an_array_are_one_fence(client, other, gate):
