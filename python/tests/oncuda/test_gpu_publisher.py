@@ -14,7 +14,7 @@ import pytest
 from gates import Gate, counts, fill, finish, idle, new_stream, read
 from realservice import until
 from rig import CHANNELS, ENVIRONMENT, HERE, N, client, device_service, gate, other
-from test_interrupts import Interrupter
+from test_interrupts import Interrupter, at_every_step
 
 import poolbridge
 from poolbridge._client import borrowed
@@ -262,6 +262,28 @@ def test_frames_without_a_fence_go_back_when_the_arrays_are_dropped(client, othe
         del arrays
         gc.collect()
         until(lambda: native.in_hand == [])
+
+
+def test_a_signal_keeps_no_frame_in_hand_of_those_that_share_a_fence(client, other, together):
+    publisher, producer, arrays, native = ready_to_share(client, other, new_stream())
+
+    def burst(interrupter):
+        newest, seen = 0, []
+        for byte in range(7):
+            newest = send(publisher, byte, producer)
+        with interrupter:
+            for _ in range(7):
+                next(arrays)
+                seen.append(arrays._frame.number)
+        while arrays._frame is None or arrays._frame.number < newest:
+            next(arrays)
+            seen.append(arrays._frame.number)
+        assert len(set(seen)) == len(seen) >= 6, f"{interrupter.where} lost a frame"
+        arrays.release()
+        until(lambda: native.in_hand == [])
+
+    with publisher:
+        assert at_every_step(burst) > 100
 
 
 def test_no_stream_waits_for_a_fence_that_is_about_to_be_reached(client, other, gate, monkeypatch):
