@@ -87,7 +87,7 @@ test-model: ## explore every interleaving of small channels, and find every muta
 
 # Tests wait for other processes more than they compute, so there are more at a time than CPUs.
 test-python: $(VENV)/installed simcuda bin/poolsvc
-	$(PY) -m pytest -q -n $$(($$(nproc) + 1)) --dist loadgroup python/tests
+	$(PY) -m pytest -q -n $$(($$(nproc) + 1)) python/tests
 
 # These also run without a driver, to show that poolbridge works there: `verify` passes, and `verify`, `doctor` and `bench` say what is
 # missing; the loops of the docs run against `serve`; and the stress test runs on memory of the CPU, which it skips where there is a
