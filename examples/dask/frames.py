@@ -30,7 +30,7 @@ def contrast(frame: np.ndarray) -> int:
 def main() -> None:
     with distributed.Client(n_workers=2, threads_per_worker=1, memory_limit=0) as client:
         client.register_plugin(poolbridge.dask.PoolbridgePlugin("frames", max_bytes="64MiB", start=True))
-        decoder, reader = client.nthreads()
+        decoder, reader = client.scheduler_info()["workers"]
         with dask.annotate(workers=[decoder]):
             frames = [decode(number) for number in range(8)]
         with dask.annotate(workers=[reader]):
