@@ -65,7 +65,10 @@ ON_SIMCUDA := -exec $(abspath tests/simcuda/machine)
 # A program with the race detector sleeps for a second before it ends, for late reports. Tests start thousands of them.
 GOTEST := GORACE=atexit_sleep_ms=10 $(GO) test -race -timeout 20m -ldflags '$(LDFLAGS)'
 
-test: test-simcuda native-test test-go test-python test-integration test-deploy ## run every test
+# Two parts run at a time, for most wait for other processes more than they compute. Those that take longest begin first: what they need
+# is there (-o), so that none of them waits for it while a short one begins.
+test: simcuda bin/poolsvc $(VENV)/installed ## run every test
+	$(MAKE) -j2 --output-sync=target -o simcuda -o bin/poolsvc test-go test-python test-integration native-test test-simcuda test-deploy
 
 test-simcuda: simcuda $(VENV)/installed
 	$(MAKE) -C tests/simcuda test test-python PYTHON=$(PY)
@@ -75,7 +78,7 @@ test-go: simcuda
 	$(GO) vet ./...
 	mkdir -p build/coverage
 	$(GOTEST) $(ON_SIMCUDA) -coverpkg=./cuda,./cuda/internal/...,./cuda/nvml,./mempool/... -coverprofile=build/coverage/tests.out \
-		./bridge/... ./internal/... ./mempool/... ./cuda/... ./cmd/... ./tests/driverfacts ./tests/anomaly
+		./tests/anomaly ./bridge/... ./internal/... ./mempool/... ./cuda/... ./cmd/... ./tests/driverfacts
 	$(GO) test $(ON_SIMCUDA) -coverprofile=build/coverage/pattern.out ./cuda/pattern # its loops are slow where the race detector counts, too
 	tests/coverage/report 85 build/coverage/tests.out build/coverage/pattern.out
 	cd bridge/oteltrace && $(GO) vet ./... && $(GO) test -race ./...
@@ -87,7 +90,7 @@ test-model: ## explore every interleaving of small channels, and find every muta
 
 # Tests wait for other processes more than they compute, so there are more at a time than CPUs.
 test-python: $(VENV)/installed simcuda bin/poolsvc
-	$(PY) -m pytest -q -n $$(($$(nproc) + 1)) --dist loadgroup python/tests
+	$(PY) -m pytest -q -n $$(($$(nproc) + 1)) python/tests
 
 # These also run without a driver, to show that poolbridge works there: `verify` passes, and `verify`, `doctor` and `bench` say what is
 # missing; the loops of the docs run against `serve`; and the stress test runs on memory of the CPU, which it skips where there is a

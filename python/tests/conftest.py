@@ -7,6 +7,7 @@ import os
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from fakeservice import Service
@@ -43,17 +44,29 @@ def pytest_report_header() -> str:
     return f"poolbridge: in {Path(poolbridge.__file__).parent}, {native} its native module"
 
 
-@pytest.hookimpl(tryfirst=True)  # before pytest-xdist looks for the groups
+ENGINES = ("test_ray", "test_dask")
+
+
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Begin with what takes longest. One process of pytest-xdist starts the clusters of an engine, one at a time."""
-    if not config.pluginmanager.hasplugin("xdist"):
-        return
-    longest = ("test_ray", "test_dask", "test_device")
-    for item in items:
-        for engine in longest[:2]:
-            if item.path.name.startswith(engine):
-                item.add_marker(pytest.mark.xdist_group(engine))
-    items.sort(key=lambda item: not item.path.name.startswith(longest))
+    """Begin with what takes longest, where pytest-xdist runs tests beside each other."""
+    if config.pluginmanager.hasplugin("xdist"):
+        items.sort(key=lambda item: not item.path.name.startswith((*ENGINES, "test_device")))
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """One process starts the clusters of an engine, one at a time; any other test goes to the process that is free.
+
+    pytest-xdist 3.8 does not see its own groups with pytest 9.2, whose node IDs it cannot change.
+    """
+    from xdist.scheduler import LoadScopeScheduling
+
+    class ByEngine(LoadScopeScheduling):  # type: ignore[misc]
+        def _split_scope(self, nodeid: str) -> str:
+            name = Path(nodeid.partition("::")[0]).name
+            return next((engine for engine in ENGINES if name.startswith(engine)), nodeid)
+
+    return ByEngine(config, log)
 
 
 def pytest_runtest_teardown(item: pytest.Item) -> None:

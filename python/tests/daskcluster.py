@@ -90,10 +90,13 @@ def cluster(*sockets):
 
 def on(client, name):
     """Give the address of a worker."""
-    (address,) = [
-        address for address, of in client.scheduler_info(n_workers=-1)["workers"].items() if of["name"] == name
-    ]
+    (address,) = [address for address, of in workers(client).items() if of["name"] == name]
     return address
+
+
+def workers(client):
+    """Ask the scheduler for its workers; `scheduler_info` may give the client's last heartbeat, which has none."""
+    return client.sync(client.scheduler.identity, n_workers=-1)["workers"]
 
 
 def counted(client, name):

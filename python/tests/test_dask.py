@@ -31,6 +31,7 @@ from daskcluster import (
     result,
     ship,
     total,
+    workers,
 )
 from realservice import RealService, until
 
@@ -129,7 +130,7 @@ def test_the_scheduler_has_the_counts_as_a_metric(node):
     result(client.submit(total, client.submit(numbers, 6, 1, workers=[address]), workers=[on(client, "b")]))
 
     def metric():
-        return client.scheduler_info(n_workers=-1)["workers"][address]["metrics"].get("poolbridge", {})
+        return workers(client)[address]["metrics"].get("poolbridge", {})
 
     until(lambda: metric().get("sent_in_place", {"arrays": 0})["arrays"] >= 1, 60)
 

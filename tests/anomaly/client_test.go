@@ -35,8 +35,11 @@ type step struct {
 
 func (s step) String() string { return s.Op + " " + s.Lease }
 
-// outcome is the result of a step.
-type outcome struct{ Code, Error string }
+// outcome says how many steps a client took, and what failed in the one after them.
+type outcome struct {
+	Taken       int
+	Code, Error string
+}
 
 // err is the error that the client got.
 func (o outcome) err() error {
@@ -51,18 +54,22 @@ type failure struct{ code, text string }
 
 func (f *failure) Error() string { return f.code + ": " + f.text }
 
-// beClient takes the steps that it reads from in, one a line, until in ends.
+// beClient takes the steps that it reads from in, a list a line and each list up to the first that fails, until in ends.
 func beClient(in io.Reader, out io.Writer) int {
 	c := &client{pools: make(map[string]*bridge.Pool), leases: make(map[string]*bridge.Lease)}
 	steps, outcomes := json.NewDecoder(in), json.NewEncoder(out)
 	for {
-		var s step
-		if err := steps.Decode(&s); err != nil {
+		var todo []step
+		if err := steps.Decode(&todo); err != nil {
 			return 0
 		}
 		var o outcome
-		if err := c.do(s); err != nil {
-			o = outcome{bridge.Code(err), err.Error()}
+		for _, s := range todo {
+			if err := c.do(s); err != nil {
+				o.Code, o.Error = bridge.Code(err), err.Error()
+				break
+			}
+			o.Taken++
 		}
 		if err := outcomes.Encode(o); err != nil {
 			return 1

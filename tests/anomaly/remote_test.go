@@ -71,16 +71,20 @@ type remote struct {
 
 // do makes the client take steps, "op" or "op lease", up to the first that fails, and returns how many it took.
 func (r *remote) do(steps ...string) (int, error) {
-	for i, text := range steps {
-		s := step{Path: r.path, Pool: r.pool, Kind: r.kind, Device: r.device}
-		_, _ = fmt.Sscan(text, &s.Op, &s.Lease)
-		var o outcome
-		if err := r.ask(s, &o); err != nil {
-			return i, err
-		}
-		if err := o.err(); err != nil {
-			return i, fmt.Errorf("%s: %w", s, err)
-		}
+	if len(steps) == 0 {
+		return 0, nil
 	}
-	return len(steps), nil
+	todo := make([]step, len(steps))
+	for i, text := range steps {
+		todo[i] = step{Path: r.path, Pool: r.pool, Kind: r.kind, Device: r.device}
+		_, _ = fmt.Sscan(text, &todo[i].Op, &todo[i].Lease)
+	}
+	var o outcome
+	if err := r.ask(todo, &o); err != nil {
+		return 0, err
+	}
+	if err := o.err(); err != nil {
+		return o.Taken, fmt.Errorf("%s: %w", todo[o.Taken], err)
+	}
+	return o.Taken, nil
 }

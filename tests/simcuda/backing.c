@@ -25,7 +25,7 @@ static void set_internal(int fd, bool on) {
 bool backing_is_internal(int fd) { return fd < MAX_FD && (internal[fd / 8] >> fd % 8 & 1); }
 
 // Our own descriptors have high numbers, so that programs that expect low numbers find these free.
-static int keep(int fd) {
+int backing_keep(int fd) {
     int kept = fcntl(fd, F_DUPFD_CLOEXEC, LOWEST_FD);
     if (kept < 0) kept = fcntl(fd, F_DUPFD_CLOEXEC, 3);
     if (kept >= 0) set_internal(kept, true);
@@ -61,7 +61,7 @@ CUresult backing_create(enum memory_kind kind, int device, bool host, uint64_t c
     uint64_t header_size = kind == MEMORY_POOL ? MIB : 4096;
     int made = memfd_create(name, MFD_CLOEXEC);
     if (made < 0) return CUDA_ERROR_OPERATING_SYSTEM;
-    int fd = keep(made);
+    int fd = backing_keep(made);
     close(made);
     if (fd < 0) return CUDA_ERROR_OPERATING_SYSTEM;
     struct backing *b = ftruncate(fd, (off_t)(header_size + capacity)) == 0 ? map(fd, header_size, capacity) : NULL;
@@ -102,7 +102,7 @@ CUresult backing_import(int given, enum memory_kind kind, struct backing **out) 
     if ((uint64_t)st.st_size != h.header_size + h.capacity) return CUDA_ERROR_UNKNOWN;
     int device = h.device < 0 ? -1 : visible(h.device);
     if (h.device >= 0 && device < 0) return CUDA_ERROR_INVALID_DEVICE;
-    int fd = keep(given);
+    int fd = backing_keep(given);
     if (fd < 0) return CUDA_ERROR_OPERATING_SYSTEM;
     struct backing *b = map(fd, h.header_size, h.capacity);
     if (!b) {

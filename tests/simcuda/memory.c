@@ -10,7 +10,7 @@ enum { GRAIN = 512 };
 static struct slab *slabs;
 
 static CUresult slab_make(struct context *ctx, uint64_t size, struct slab **out) {
-    if (usage_of_device(ctx->device) + size > config.memory) return CUDA_ERROR_OUT_OF_MEMORY;
+    if (!usage_take(ctx->device, size)) return CUDA_ERROR_OUT_OF_MEMORY;
     struct slab *s = calloc(1, sizeof *s);
     if (!s) return CUDA_ERROR_OUT_OF_MEMORY;
     CUresult r = backing_create(MEMORY_LINEAR, ctx->device, false, size, &s->backing);

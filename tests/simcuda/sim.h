@@ -126,12 +126,14 @@ void backing_ref(struct backing *b);
 void backing_unref(struct backing *b);
 void backing_discard(struct backing *b, uint64_t offset, uint64_t size);
 bool backing_is_internal(int fd);
+int backing_keep(int fd); // duplicates fd, for the simulation alone
 uint64_t va_reserve(uint64_t size, uint64_t align, uint64_t hint); // 0: none
 void va_release(uint64_t at, uint64_t size);
 bool va_expose(uint64_t at, struct backing *b, uint64_t offset, uint64_t size); // makes it accessible to the CPU at its address
 void va_hide(uint64_t at, uint64_t size);
 bool va_is_device(uint64_t address); // now or earlier: never the host's
 uint64_t usage_of_device(int device); // bytes used on a device by every process that can be seen
+bool usage_take(int device, uint64_t size); // false: the device has not that much left. Memory that is not made then counts until the device is full
 
 // ---- ranges: the meaning of addresses ----
 enum range_kind { RANGE_POOL = 1, RANGE_LINEAR, RANGE_IPC, RANGE_VMM, RANGE_HOST_ALLOC, RANGE_HOST_REGISTERED };

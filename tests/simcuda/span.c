@@ -36,7 +36,7 @@ static uint64_t missing(struct pool *p, uint64_t offset, uint64_t size) {
 static CUresult reserve(struct pool *p, uint64_t offset, uint64_t size) {
     uint64_t bytes = missing(p, offset, size);
     if (!bytes) return CUDA_SUCCESS;
-    if (p->device >= 0 && usage_of_device(p->device) + bytes > config.memory) return CUDA_ERROR_OUT_OF_MEMORY;
+    if (p->device >= 0 && !usage_take(p->device, bytes)) return CUDA_ERROR_OUT_OF_MEMORY;
     static uint32_t last_id;
     for (uint64_t i = offset / CHUNK; i <= (offset + size - 1) / CHUNK; i++) {
         if (p->chunks[i]) continue;

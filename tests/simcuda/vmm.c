@@ -53,7 +53,7 @@ SIM_API CUresult cuMemCreate(CUmemGenericAllocationHandle *out, size_t size, con
     CUresult r = check(prop);
     if (r != CUDA_SUCCESS) return r;
     bool host = prop->location.type != CU_MEM_LOCATION_TYPE_DEVICE;
-    if (!host && usage_of_device(prop->location.id) + size > config.memory) return CUDA_ERROR_OUT_OF_MEMORY;
+    if (!host && !usage_take(prop->location.id, size)) return CUDA_ERROR_OUT_OF_MEMORY;
     LOCK();
     struct backing *b;
     r = backing_create(MEMORY_PHYSICAL, host ? -1 : prop->location.id, host, size, &b);

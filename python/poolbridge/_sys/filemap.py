@@ -1,8 +1,9 @@
 """Mappings of files that a forked child does not inherit.
 
 When a process ends, the service gives its memory to other processes. A child that the process forked could still read
-and write that memory. So the kernel leaves these mappings out of children (``MADV_DONTFORK``). The child reserves the
-addresses instead: its copies of these objects unmap them later, and nothing else must be mapped there by then.
+and write that memory. So the kernel leaves these mappings out of children (``MADV_DONTFORK``). A child that Python
+forks has them until it has reserved their addresses, and not a hole, where its first allocations would come to lie.
+Its copies of these objects unmap the addresses later, and nothing else must be mapped there by then.
 """
 
 from __future__ import annotations
@@ -12,8 +13,9 @@ import fcntl
 import mmap
 import os
 import sys
+from collections.abc import Callable
 from typing import Any, Final
-from weakref import WeakSet
+from weakref import WeakValueDictionary
 
 import numpy as np
 
@@ -85,11 +87,11 @@ class FileMapping:
         self.memory.madvise(mmap.MADV_DONTFORK)
         self.address = int(np.frombuffer(self.memory, np.uint8, 1).ctypes.data)
         self._size = size
-        _mapped.add(self)
+        _mapped[self.address] = self
 
     def close(self) -> None:
         """Unmap the file. No memoryview of `memory` may exist."""
-        _mapped.discard(self)
+        _mapped.pop(self.address, None)
         self.memory.close()
 
     def reserve(self) -> None:
@@ -97,12 +99,18 @@ class FileMapping:
         _mmap(self.address, self._size, _PROT_NONE, _NOTHING, -1, 0)
 
 
-_mapped: WeakSet[FileMapping] = WeakSet()
+_mapped: WeakValueDictionary[int, FileMapping] = WeakValueDictionary()
 
 
-def _forked() -> None:
-    for mapping in _mapped:
-        mapping.reserve()
+def _each(do: Callable[[FileMapping], object]) -> None:
+    for reference in _mapped.valuerefs():  # a list, for other threads map and unmap meanwhile
+        mapping = reference()
+        if mapping is not None and not mapping.memory.closed:
+            do(mapping)
 
 
-os.register_at_fork(after_in_child=_forked)
+os.register_at_fork(
+    before=lambda: _each(lambda mapping: mapping.memory.madvise(mmap.MADV_DOFORK)),
+    after_in_parent=lambda: _each(lambda mapping: mapping.memory.madvise(mmap.MADV_DONTFORK)),
+    after_in_child=lambda: _each(FileMapping.reserve),
+)

@@ -81,7 +81,7 @@ def cluster(max_bytes: int) -> Iterator[tuple[distributed.Client, str, str]]:
     start: Any = distributed.Client
     with start(n_workers=2, threads_per_worker=1, memory_limit=0, dashboard_address=":0") as client:
         client.register_plugin(PoolbridgePlugin("dask-bench", max_bytes=max_bytes, start=True))
-        sender, receiver = client.scheduler_info()["workers"]
+        sender, receiver = client.nthreads()
         yield client, sender, receiver
 
 

@@ -160,6 +160,44 @@ static void device_is_full(void) {
     OK(cuMemAllocFromPoolAsync(&q, 40 * MB, pool, NULL));
 }
 
+// Fills the device and frees that, each when told to.
+static void fill_in_turn(struct child *parent) {
+    CUdeviceptr p;
+    char turn;
+    start(0);
+    for (int i = 0; i < 2; i++) {
+        OK(cuMemAlloc_v2(&p, 60 * MB));
+        put(parent, "", 1);
+        get(parent, &turn, 1);
+        OK(cuMemFree_v2(p));
+        put(parent, "", 1);
+        get(parent, &turn, 1);
+    }
+    OK(cuMemAlloc_v2(&p, 60 * MB));
+    put(parent, "", 1);
+    get(parent, &turn, 1);
+}
+
+static void device_is_full_of_others(void) {
+    CUdeviceptr p;
+    char turn;
+    struct child c = child_start(fill_in_turn);
+    start(0);
+    for (int i = 0; i < 2; i++) {
+        get(&c, &turn, 1);
+        RESULT(cuMemAlloc_v2(&p, 60 * MB), CUDA_ERROR_OUT_OF_MEMORY);
+        put(&c, "", 1);
+        get(&c, &turn, 1);
+        OK(cuMemAlloc_v2(&p, 60 * MB));
+        OK(cuMemFree_v2(p));
+        put(&c, "", 1);
+    }
+    get(&c, &turn, 1);
+    RESULT(cuMemAlloc_v2(&p, 60 * MB), CUDA_ERROR_OUT_OF_MEMORY);
+    child_kill(&c);
+    OK(cuMemAlloc_v2(&p, 60 * MB));
+}
+
 static void no_devices(void) { RESULT(cuInit(0), CUDA_ERROR_NO_DEVICE); }
 
 static void one_visible(void) {
@@ -305,6 +343,7 @@ const struct check life_checks[] = {
     {"fork without exec", NULL, fork_without_exec, "", 0},
     {"the exporter is killed", NULL, exporter_is_killed, NULL, 0},
     {"the device is full", "SIMCUDA_MEMORY_BYTES=100M", device_is_full, NULL, 0},
+    {"the device is full of another process's memory", "SIMCUDA_MEMORY_BYTES=100M", device_is_full_of_others, NULL, 0},
     {"no devices", "SIMCUDA_DEVICES=0", no_devices, NULL, 0},
     {"one device by its ordinal", "CUDA_VISIBLE_DEVICES=1", one_visible, NULL, 0},
     {"one device by its UUID", "CUDA_VISIBLE_DEVICES=GPU-73696d75-6c61-7465-6400-000000000001,7", one_visible, NULL, 0},
