@@ -12,7 +12,7 @@ GOLANGCI := build/tools/golangci-lint-$(GOLANGCI_VERSION)
 ACTIONLINT_VERSION := v1.7.12
 ACTIONLINT := build/tools/actionlint-$(ACTIONLINT_VERSION)
 
-.PHONY: help build venv verify verify-simulated test test-simcuda test-go test-model test-python test-integration test-deploy test-aarch64 native-test simcuda ptx generate lint fuzz bench dist test-dist docs gpu-bundle clean FORCE
+.PHONY: help build venv verify verify-simulated test test-long test-simcuda test-go test-model test-python test-integration test-deploy test-aarch64 test-anomaly-race native-test native-test-long simcuda ptx generate lint fuzz bench dist test-dist docs gpu-bundle clean FORCE
 .DELETE_ON_ERROR:
 
 help: ## list the targets
@@ -67,23 +67,36 @@ GOTEST := GORACE=atexit_sleep_ms=10 $(GO) test -race -timeout 20m -ldflags '$(LD
 
 # Two parts run at a time, for most wait for other processes more than they compute. Those that take longest begin first: what they need
 # is there (-o), so that none of them waits for it while a short one begins.
+AT_A_TIME := $(MAKE) -j2 --output-sync=target -o simcuda -o bin/poolsvc
+
 test: simcuda bin/poolsvc $(VENV)/installed ## run every test
-	$(MAKE) -j2 --output-sync=target -o simcuda -o bin/poolsvc test-go test-python test-integration native-test test-simcuda test-deploy
+	$(AT_A_TIME) test-go test-python test-integration native-test test-simcuda test-deploy
+
+# CI runs these, too.
+test-long: simcuda ## the same faults with the race detector, more frames through shared memory, and fuzzing for minutes
+	$(AT_A_TIME) test-anomaly-race native-test-long
+	$(MAKE) fuzz
 
 test-simcuda: simcuda $(VENV)/installed
 	$(MAKE) -C tests/simcuda test test-python PYTHON=$(PY)
 
 # What only the processes reach that tests start does not count for the coverage of cuda and mempool, which is to be 85 % or more.
+COUNTED := -coverpkg=./cuda,./cuda/internal/...,./cuda/nvml,./mempool/...
+
 test-go: simcuda
 	$(GO) vet ./...
 	mkdir -p build/coverage
-	$(GOTEST) $(ON_SIMCUDA) -coverpkg=./cuda,./cuda/internal/...,./cuda/nvml,./mempool/... -coverprofile=build/coverage/tests.out \
-		./tests/anomaly ./bridge/... ./internal/... ./mempool/... ./cuda/... ./cmd/... ./tests/driverfacts
+	$(GOTEST) $(ON_SIMCUDA) $(COUNTED) -coverprofile=build/coverage/tests.out \
+		./bridge/... ./internal/... ./mempool/... ./cuda/... ./cmd/... ./tests/driverfacts
+	$(GO) test $(ON_SIMCUDA) $(COUNTED) -coverprofile=build/coverage/anomaly.out -timeout 20m ./tests/anomaly # test-long runs it with the race detector
 	$(GO) test $(ON_SIMCUDA) -coverprofile=build/coverage/pattern.out ./cuda/pattern # its loops are slow where the race detector counts, too
-	tests/coverage/report 85 build/coverage/tests.out build/coverage/pattern.out
+	tests/coverage/report 85 build/coverage/tests.out build/coverage/anomaly.out build/coverage/pattern.out
 	cd bridge/oteltrace && $(GO) vet ./... && $(GO) test -race ./...
 	GOMAXPROCS=8 $(GOTEST) $(ON_SIMCUDA) -count=1 ./mempool # with CPUs to spare, copiers look for work before they sleep
 	$(MAKE) test-model
+
+test-anomaly-race: simcuda
+	$(GOTEST) $(ON_SIMCUDA) -count=1 ./tests/anomaly
 
 test-model: ## explore every interleaving of small channels, and find every mutation
 	$(GO) test -count=1 ./tests/streammodel
@@ -108,7 +121,7 @@ test-deploy: bin/poolsvc ## check units, alerts, the dashboard and the examples 
 
 # For another processor, emulated: it has other loads and stores, but not their freedom to pass each other. On a real one, `make
 # native-test` and `go test ./internal/shmchannel` are what finds a missing fence.
-ARM := CC=aarch64-linux-gnu-gcc RUN=qemu-aarch64-static VARIANTS=plain FRAMES=5000 STUMBLES=500 INPUTS=50000
+ARM := CC=aarch64-linux-gnu-gcc RUN=qemu-aarch64-static VARIANTS=plain STUMBLES=500 INPUTS=50000
 
 test-aarch64: ## test streams through shared memory on an emulated aarch64; needs a cross compiler and qemu-user-static
 	$(MAKE) -C python/native/tests test $(ARM)
@@ -117,6 +130,9 @@ test-aarch64: ## test streams through shared memory on an emulated aarch64; need
 
 native-test: ## test the native module's core in C: processes and kills, hostile memory, with sanitizers
 	$(MAKE) -C python/native/tests test
+
+native-test-long:
+	$(MAKE) -C python/native/tests test FRAMES=20000 STUMBLES=2000 INPUTS=30000000
 
 simcuda: ## build the simulated CUDA driver
 	$(MAKE) -C tests/simcuda
