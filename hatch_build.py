@@ -74,8 +74,8 @@ def _cross_compile(
     headers = folder / "include"
     shutil.rmtree(headers, ignore_errors=True)
     shutil.copytree(sysconfig.get_path("include"), headers)
-    # Where a distribution keeps this one elsewhere, the one beside the others only says so. Both processors have the
-    # same sizes of everything in it.
+    # Some distributions keep the real pyconfig.h in another folder. The pyconfig.h beside the other headers then only
+    # includes it, so the real one is copied over it. Its sizes are the same for both processors.
     shutil.copy(sysconfig.get_config_h_filename(), headers / "pyconfig.h")
     library = folder / "_native.abi3.so"
     defined = [f"-D{name}" + (f"={value}" if value else "") for name, value in macros]

@@ -171,7 +171,7 @@ func connect(ctx context.Context, try attempt, path string) (*seqpacket.Conn, er
 // Session returns the session's id within the epoch.
 func (c *Client) Session() uint64 { return c.session }
 
-// Epoch returns the id of this life of the service.
+// Epoch returns the id of the running service. A service that is started again has another id.
 func (c *Client) Epoch() mempool.Epoch { return c.epoch }
 
 // Done returns a channel that is closed when the connection is gone. All leases have then ended.

@@ -17,7 +17,7 @@ type Queue interface {
 	orderKey() any
 }
 
-// CPU is the queue of the caller's own work.
+// CPU is the Queue for work that the caller does itself. It queues nothing: a wait blocks the caller until the fence is reached.
 var CPU Queue = cpuQueue{}
 
 type cpuQueue struct{}

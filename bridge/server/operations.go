@@ -12,7 +12,7 @@ import (
 type operation struct {
 	name    string
 	feature string // feature that the session must have; "" for none
-	slow    bool   // with much memory the kernel and the driver may take long, so the client gets notices that the request still runs
+	slow    bool   // with much memory the driver may take long, so the client gets notices that the request still runs; waitFor is another matter
 	run     func(c *connection, q uint32, r wire.Request)
 }
 

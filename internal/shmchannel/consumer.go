@@ -133,7 +133,8 @@ func (c *Consumer) TryTake(f *Frame) (ok bool, err error) {
 	return c.attempt(f)
 }
 
-// A contradiction in the shared memory becomes an error after doubtLimit. Until then the consumer looks again every doubtLook.
+// If the shared memory contradicts itself for longer than doubtLimit, the consumer returns an error. Until then it looks again at intervals
+// of doubtLook.
 const (
 	doubtLimit = 100 * time.Millisecond
 	doubtLook  = 5 * time.Millisecond

@@ -1,7 +1,6 @@
 package service
 
 import (
-	"cmp"
 	"maps"
 	"slices"
 
@@ -160,47 +159,6 @@ func (of lending) keep(l *Lease) (needed bool) {
 	needed = of.needs(b.block)
 	b.doubted = needed && !named
 	return needed
-}
-
-// expel removes the members of a session that has ended, and returns what the channels need of its blocks. Service.mu is held.
-func (s *Session) expel() lending {
-	producers := make(map[*channel][]*member)
-	for _, m := range s.sortedMembers() {
-		m.leave(false)
-		if m.role() == Producer && m.entered {
-			producers[m.channel] = append(producers[m.channel], m)
-		}
-	}
-	lent := make(lending, len(producers))
-	for ch, members := range producers {
-		lent[ch] = ch.look(members)
-	}
-	return lent
-}
-
-// tidyChannels frees what the session's members do not need any more. Service.mu is held.
-func (s *Session) tidyChannels() {
-	tidied := make(map[*channel]struct{})
-	for _, m := range s.sortedMembers() {
-		if _, again := tidied[m.channel]; !again {
-			tidied[m.channel] = struct{}{}
-			m.channel.tidy()
-		}
-	}
-}
-
-// vanish cleans up the channels of a session whose process is gone. Service.mu is held.
-func (s *Session) vanish() {
-	for _, m := range s.sortedMembers() {
-		m.channel.logFailed("a member of a channel could not be taken out", m.channel.host.Gone(m.Member))
-	}
-	s.tidyChannels()
-}
-
-func (s *Session) sortedMembers() []*member {
-	return slices.SortedFunc(maps.Keys(s.members), func(a, b *member) int {
-		return cmp.Or(cmp.Compare(a.channel.info.ID, b.channel.info.ID), cmp.Compare(a.ID, b.ID))
-	})
 }
 
 // promise notes the fences in the member's file in its timeline. Service.mu is held.

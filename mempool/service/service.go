@@ -101,7 +101,7 @@ func New(c Config) *Service {
 	return s
 }
 
-// Epoch identifies this life of the service.
+// Epoch identifies the running service. A service that is started again has another epoch.
 func (s *Service) Epoch() mempool.Epoch { return s.epoch }
 
 // OpenSession makes a session for a peer. The service calls notify with the session's notices, with locks held: notify must neither block

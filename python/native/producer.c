@@ -231,13 +231,13 @@ static void write_record(struct pb_producer *p, const struct pb_publication *wha
     clock_gettime(CLOCK_REALTIME, &now);
     PB_PUT(record, 0);
     atomic_thread_fence(memory_order_release);
-    PB_PUT(record + 1, what->block);
-    PB_PUT(record + 2, what->buffer);
-    PB_PUT(record + 3, what->bytes);
-    PB_PUT(record + 4, (uint64_t)now.tv_sec * 1000000000 + (uint64_t)now.tv_nsec);
-    PB_PUT(record + 5, what->value);
-    PB_PUT(record + 6, what->word | (what->event ? UINT64_C(1) << 16 : 0) | (uint64_t)what->meta_bytes << 32);
-    PB_PUT(record + 7, what->description_id);
+    PB_PUT(record + PB_RECORD_BLOCK, what->block);
+    PB_PUT(record + PB_RECORD_BUFFER, what->buffer);
+    PB_PUT(record + PB_RECORD_BYTES, what->bytes);
+    PB_PUT(record + PB_RECORD_TIME, (uint64_t)now.tv_sec * 1000000000 + (uint64_t)now.tv_nsec);
+    PB_PUT(record + PB_RECORD_VALUE, what->value);
+    PB_PUT(record + PB_RECORD_SMALL, what->word | (what->event ? UINT64_C(1) << 16 : 0) | (uint64_t)what->meta_bytes << 32);
+    PB_PUT(record + PB_RECORD_DESCRIPTION, what->description_id);
     if (p->described[slot] != what->description_id) {
         copy_in(pb_at(&ch->own, PB_PAGE + PB_RECORD * ch->slots + PB_DESCRIPTION * slot), what->description, PB_DESCRIPTION);
         p->described[slot] = what->description_id;

@@ -254,6 +254,11 @@ enum { // offsets in the roster and in its slots
 };
 enum { PB_AT_TICKETS = 192, PB_AT_DROPPED = 256, PB_AT_HEAD = 320, PB_AT_DROPS = 384, PB_AT_WAITING = 512, PB_AT_ORDER = 8192 };
 enum { PB_AT_USED = 16, PB_AT_MISSED = 24, PB_AT_HOLDS = 4096, PB_AT_DONE = 8192, PB_RECORD = 64, PB_META_SLOT = 8448 };
+// Words of a record in a track. PB_RECORD_SMALL has the fence's word (16 bits), flags (16) and the bytes of meta (32).
+enum {
+    PB_RECORD_NUMBER, PB_RECORD_BLOCK, PB_RECORD_BUFFER, PB_RECORD_BYTES, PB_RECORD_TIME, PB_RECORD_VALUE, PB_RECORD_SMALL,
+    PB_RECORD_DESCRIPTION
+};
 
 // The parts of a tail: number of the newest frame, slot of its producer, version of the roster.
 static inline uint64_t pb_tail(const struct pb_channel *ch) { return PB_LOAD(pb_at(&ch->sequencer, 0)); }

@@ -22,7 +22,8 @@ static void copy(struct stream *s, struct op *op) {
 
 static void copy_over(struct op *op) { free(((struct copying *)op->body)->staged); }
 
-// Whether the address is the device's (or known host memory), and the part around it can be reached with this call.
+// Checks one side of a copy, and fills out. Fails if the call may not use the `size` bytes from `address`: if they must be memory of a
+// device and are not, or if the device cannot reach all of them.
 static CUresult look_at(uint64_t address, uint64_t size, enum access access, bool must_be_known, int device,
                         const char *call, struct side *out) {
     *out = (struct side){address, !range_is_known(address)};

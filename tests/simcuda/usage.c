@@ -1,6 +1,6 @@
 // Counts the used memory of a device. Every memory object says in its header how many bytes it counts for, and lives as long as
 // a process has it. So the sum over all objects of all processes is exact, also after a SIGKILL. It is
-// computed from the descriptors of the processes that this one may inspect. That takes a millisecond or two, so that only what asks for
+// computed from the file descriptors of the processes that this process may inspect. That takes a millisecond or two, so that only what asks for
 // the number and what may fill the device does it: all processes of a machine share a ledger with a number that is never too low.
 #include "sim.h"
 

@@ -275,7 +275,7 @@ class Client(Lists, ClientState):
         AccessDeniedError
             This user may not use the buffer's pool.
         ContentFailedError
-            The content will never be complete: its writer died, or says so.
+            The content will never be complete: its writer died, or said so.
         UnavailableError
             This process cannot map the memory; the message says why.
         """

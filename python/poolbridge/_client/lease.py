@@ -151,7 +151,7 @@ class BaseLease(ArrayExports):
 
     @property
     def failed(self) -> bool:
-        """Whether it is known that the content will never be complete: its writer died, or says so."""
+        """Whether it is known that the content will never be complete: its writer died, or said so."""
         return _order.lost(self._lease_state)
 
     def check(self) -> None:
@@ -163,7 +163,7 @@ class BaseLease(ArrayExports):
         Raises
         ------
         ContentFailedError
-            The content will never be complete: its writer died, or says so.
+            The content will never be complete: its writer died, or said so.
         """
         _order.check(self._lease_state)
 
@@ -360,7 +360,7 @@ class Lease(BaseLease):
         WaitTimeoutError
             The content was not complete in time.
         ContentFailedError
-            The content will never be complete: its writer died, or says so.
+            The content will never be complete: its writer died, or said so.
         LeaseReleasedError
             The lease has ended.
         """

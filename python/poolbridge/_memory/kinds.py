@@ -1,6 +1,7 @@
 """Kinds of memory: the interface of a kind, and the list of kinds.
 
 Each kind is a module with one subclass of `Kind`, listed in `_MODULES`. No other module names a kind's classes.
+CONTRIBUTING.md lists all places of a new kind.
 """
 
 from __future__ import annotations

@@ -54,7 +54,10 @@ class Transport:
     options: ClassVar[Options] = Options()
 
     def __init_subclass__(cls, **given: Any) -> None:
-        """Prepare this process for transfers: Ray unpickles the class in an actor before it sends arrays there."""
+        """Make Ray's manager of transports in this process, before an array arrives.
+
+        Ray unpickles the subclass in each actor first, and that calls this method.
+        """
         super().__init_subclass__(**given)
         _cluster.make_manager()
 

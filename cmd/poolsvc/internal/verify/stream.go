@@ -22,7 +22,8 @@ const (
 	fullAfter     = 0.1 // seconds after which a waiting producer gives up
 )
 
-// streamChecks returns checks of channels. Every consumer is checked at both ends of a ring, and the preferred ones in all other checks.
+// streamChecks returns checks of channels. The ring check runs with each library once as the consumer and, except for Go, once as the
+// producer. The other checks run only with the preferred libraries: see preferred.
 func streamChecks(_ mempool.Kind, consumers []string, _ Options) []check {
 	able := streamers(consumers)
 	best := preferred(able)
