@@ -67,6 +67,7 @@ class Interrupter:
         self.where = None
 
     def __enter__(self):
+        sys._getframe().f_trace_opcodes = True  # CPython 3.12 reports opcodes only if a frame asked before `settrace`
         sys.settrace(self._call)
         return self
 
