@@ -12,7 +12,7 @@ GOLANGCI := build/tools/golangci-lint-$(GOLANGCI_VERSION)
 ACTIONLINT_VERSION := v1.7.12
 ACTIONLINT := build/tools/actionlint-$(ACTIONLINT_VERSION)
 
-.PHONY: help build venv verify verify-simulated test test-long test-simcuda test-go test-model test-python test-integration test-deploy test-aarch64 test-anomaly-race native-test native-test-long simcuda ptx generate lint fuzz bench dist test-dist docs gpu-bundle clean FORCE
+.PHONY: help build venv verify verify-simulated test test-long test-simcuda test-go test-model test-python test-integration test-kinds test-deploy test-aarch64 test-anomaly-race native-test native-test-long simcuda ptx generate lint fuzz bench dist test-dist docs gpu-bundle clean FORCE
 .DELETE_ON_ERROR:
 
 help: ## list the targets
@@ -70,7 +70,7 @@ GOTEST := GORACE=atexit_sleep_ms=10 $(GO) test -race -timeout 20m -ldflags '$(LD
 AT_A_TIME := $(MAKE) -j2 --output-sync=target -o simcuda -o bin/poolsvc
 
 test: simcuda bin/poolsvc $(VENV)/installed ## run every test
-	$(AT_A_TIME) test-go test-python test-integration native-test test-simcuda test-deploy
+	$(AT_A_TIME) test-python test-go test-integration test-kinds native-test test-simcuda test-deploy
 
 # CI runs these, too.
 test-long: simcuda ## the same faults with the race detector, more frames through shared memory, and fuzzing for minutes
@@ -110,11 +110,14 @@ test-python: $(VENV)/installed simcuda bin/poolsvc
 # driver. So do the examples. The other tests do nothing without a driver that they do not do with one.
 WITHOUT_DRIVER := ^Test(VerifyPasses|VerifyWithNothing|Doctor|TheExitStatusOfDoctor|BenchOfAKind|EveryDocumentedLoop|ConsumersInPython)
 
-# All run on the simulated driver; tests/kinds starts itself on it.
 test-integration: bin/poolsvc $(VENV)/installed simcuda
 	$(GOTEST) -count=1 -run '$(WITHOUT_DRIVER)' ./tests/integration
+	$(GOTEST) $(ON_SIMCUDA) -count=1 ./tests/integration
+
+# tests/kinds starts itself on the simulated driver.
+test-kinds: bin/poolsvc $(VENV)/installed simcuda
 	$(GOTEST) -count=1 ./tests/kinds ./examples/...
-	$(GOTEST) $(ON_SIMCUDA) -count=1 ./tests/integration ./examples/...
+	$(GOTEST) $(ON_SIMCUDA) -count=1 ./examples/...
 
 test-deploy: bin/poolsvc ## check units, alerts, the dashboard and the examples for Kubernetes with the libraries of those who read them
 	cd deploy/check && $(GO) vet ./... && $(GO) test -count=1 ./...
