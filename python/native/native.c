@@ -6,6 +6,12 @@
 
 State *state_of(void *self) { return PyType_GetModuleState(Py_TYPE((PyObject *)self)); }
 
+State *state_of_base(PyTypeObject *type) {
+    State *state = NULL;
+    for (; type && !(state = PyType_GetModuleState(type)); PyErr_Clear()) type = PyType_GetSlot(type, Py_tp_base);
+    return state;
+}
+
 void free_object(void *self) {
     PyTypeObject *type = Py_TYPE((PyObject *)self);
     ((freefunc)PyType_GetSlot(type, Py_tp_free))(self);
@@ -20,7 +26,7 @@ bool count_is(Py_ssize_t given, Py_ssize_t least, Py_ssize_t most, const char *w
     return false;
 }
 
-static bool number_to(PyObject *invalid, PyObject *from, uint64_t most, const char *what, uint64_t *to) {
+bool number_to(PyObject *invalid, PyObject *from, uint64_t most, const char *what, uint64_t *to) {
     *to = PyLong_AsUnsignedLongLong(from);
     bool fits = *to != UINT64_MAX || !PyErr_Occurred();
     if (!fits && !PyErr_ExceptionMatches(PyExc_OverflowError)) return false;
@@ -288,6 +294,15 @@ static bool add_errors(State *state) {
     return found;
 }
 
+static bool add_names(State *state) {
+    static const char *const names[NAMES] = {[NAME_OWN] = "own",     [NAME_PAGES] = "pages", [NAME_WORDS] = "words", [NAME_CLOSED] = "closed",
+                                             [NAME_INDEX] = "index", [NAME_VALUE] = "value", [NAME_TL] = "tl",       [NAME_WD] = "wd",
+                                             [NAME_V] = "v",         [NAME_LENDER] = "lender", [NAME_STREAMS] = "streams"};
+    for (int i = 0; i < NAMES; i++)
+        if (!(state->names[i] = PyUnicode_InternFromString(names[i]))) return false;
+    return true;
+}
+
 static PyTypeObject *add_type(PyObject *module, PyType_Spec *spec) {
     PyObject *type = PyType_FromModuleAndSpec(module, spec, NULL);
     if (type && PyModule_AddType(module, (PyTypeObject *)type)) Py_CLEAR(type);
@@ -319,10 +334,10 @@ static int execute(PyObject *module) {
     State *state = PyModule_GetState(module);
     pb_init();
     pb_init_spinning();
-    bool made = add_errors(state) && add_conditions(module, state) && (state->frame = add_type(module, &frame_spec)) &&
+    bool made = add_errors(state) && add_names(state) && add_conditions(module, state) && (state->frame = add_type(module, &frame_spec)) &&
                 (state->producer = add_type(module, &producer_spec)) && (state->consumer = add_type(module, &consumer_spec)) &&
                 (state->lock = add_type(module, &lock_spec)) && (state->lent = add_type(module, &lent_spec)) &&
-                (state->shelf = add_type(module, &shelf_spec)) && add_no_buffer(module);
+                (state->shelf = add_type(module, &shelf_spec)) && (state->follower = add_type(module, &follower_spec)) && add_no_buffer(module);
     return made ? 0 : -1;
 }
 
@@ -334,6 +349,7 @@ static int traverse(PyObject *module, visitproc visit, void *arg) {
     Py_VISIT(state->lock);
     Py_VISIT(state->lent);
     Py_VISIT(state->shelf);
+    Py_VISIT(state->follower);
     for (int i = 0; i <= PB_FENCE; i++) Py_VISIT(state->conditions[i]);
     return 0;
 }
@@ -346,6 +362,8 @@ static int clear(PyObject *module) {
     Py_CLEAR(state->lock);
     Py_CLEAR(state->lent);
     Py_CLEAR(state->shelf);
+    Py_CLEAR(state->follower);
+    for (int i = 0; i < NAMES; i++) Py_CLEAR(state->names[i]);
     for (int i = 0; i <= PB_FENCE; i++) Py_CLEAR(state->conditions[i]);
     Py_CLEAR(state->protocol);
     Py_CLEAR(state->invalid);

@@ -8,8 +8,12 @@
 
 #include "shm.h"
 
+// Names of attributes of Python's objects.
+enum name { NAME_OWN, NAME_PAGES, NAME_WORDS, NAME_CLOSED, NAME_INDEX, NAME_VALUE, NAME_TL, NAME_WD, NAME_V, NAME_LENDER, NAME_STREAMS, NAMES };
+
 typedef struct {
-    PyTypeObject *frame, *producer, *consumer, *lock, *lent, *shelf;
+    PyTypeObject *frame, *producer, *consumer, *lock, *lent, *shelf, *follower;
+    PyObject *names[NAMES];
     PyObject *conditions[PB_FENCE + 1];
     PyObject *protocol, *invalid, *memory, *forked, *closed, *released;
 } State;
@@ -40,8 +44,10 @@ typedef struct {
 } Wait;
 
 State *state_of(void *self);
+State *state_of_base(PyTypeObject *type); // the same for a class in Python, which belongs to another module
 bool usable(Member *m);                                           // this one and those below return false or NULL with an exception set
 bool count_is(Py_ssize_t given, Py_ssize_t least, Py_ssize_t most, const char *what);
+bool number_to(PyObject *invalid, PyObject *from, uint64_t most, const char *what, uint64_t *to); // raises `invalid`
 bool number_of(void *self, PyObject *from, uint64_t most, const char *what, uint64_t *to);
 bool wait_of(void *self, PyObject *const *args, Py_ssize_t given, Wait *to); // reads a timeout and a spin time, if given
 bool wait_for(Member *m, Attempt attempt, void *with, const Wait *how, enum pb_result *r);
@@ -55,11 +61,17 @@ PyObject *unknown(Member *m, void *closure);
 PyObject *waits_asleep(Member *m, void *closure);
 PyObject *waits(Member *m, void *closure);
 PyObject *close_member(Member *m, PyObject *ignored);
+Py_ssize_t frame_fence(PyObject *frame, struct pb_fence *to); // of a Frame; returns 0 if its content is complete, else 1
 PyObject *new_frame(State *state, const struct pb_consumer *c, const struct pb_frame *frame);
 void free_object(void *self);
 struct pb_producer *producer_core(Member *m); // the core of a Producer
 PyObject *blocks_of(Member *m);               // the blocks that came back to a Producer
 
-extern PyType_Spec frame_spec, producer_spec, consumer_spec, lock_spec, lent_spec, shelf_spec;
+typedef struct Follower Follower;
+bool follower_is_anywhere(const Follower *f); // whether every thread can queue work on its stream
+bool follower_may_write(Follower *f, PyObject *fences, PyObject *after);
+PyObject *follower_write(Follower *f, uint64_t *word, uint64_t *value);
+
+extern PyType_Spec frame_spec, producer_spec, consumer_spec, lock_spec, lent_spec, shelf_spec, follower_spec;
 
 #endif

@@ -30,6 +30,12 @@ PyObject *new_frame(State *state, const struct pb_consumer *c, const struct pb_f
     return NULL;
 }
 
+Py_ssize_t frame_fence(PyObject *frame, struct pb_fence *to) {
+    const struct pb_frame *of = &((Frame *)frame)->frame;
+    *to = (struct pb_fence){.timeline = of->timeline, .word = of->word, .value = of->value};
+    return of->value && of->timeline;
+}
+
 static PyObject *event(Frame *self, void *closure) {
     (void)closure;
     if (!self->frame.event) Py_RETURN_NONE;

@@ -25,6 +25,9 @@ typedef struct {
     PyObject *owner;       // the native producer, or None
     PyObject *loans;       // dictionary of the loans that the channel has, by block; or None
     PyObject *described;   // the description, in the form that a track has
+    PyObject *stream;      // the stream that wrote a loan last, and how it is ordered; or None
+    PyObject *follower;
+    PyObject *nothing; // empty bytes
     unsigned long long description_id;
     Py_ssize_t most, extra;
     char wanting, closed, busy, aside;
@@ -64,15 +67,17 @@ static PyObject *new_shelf(PyTypeObject *type, PyObject *args, PyObject *kwargs)
     (void)args, (void)kwargs; // for the class in Python
     Shelf *self = (Shelf *)PyType_GenericAlloc(type, 0);
     if (!self) return NULL;
-    // The class in Python belongs to another module, so look at its base classes.
-    for (; type && !(self->state = PyType_GetModuleState(type)); PyErr_Clear()) type = PyType_GetSlot(type, Py_tp_base);
+    self->state = state_of_base(type);
     self->free = PyList_New(0);
     self->loan = PyList_New(0);
     self->strays = PyList_New(0);
     self->owner = Py_NewRef(Py_None);
     self->loans = Py_NewRef(Py_None);
-    self->described = PyBytes_FromStringAndSize(NULL, 0);
-    if (self->free && self->loan && self->strays && self->described) return (PyObject *)self;
+    self->stream = Py_NewRef(Py_None);
+    self->follower = Py_NewRef(Py_None);
+    self->nothing = PyBytes_FromStringAndSize(NULL, 0);
+    self->described = Py_XNewRef(self->nothing);
+    if (self->free && self->loan && self->strays && self->nothing) return (PyObject *)self;
     Py_DECREF((PyObject *)self);
     return NULL;
 }
@@ -84,6 +89,8 @@ static int traverse_shelf(Shelf *self, visitproc visit, void *arg) {
     Py_VISIT(self->strays);
     Py_VISIT(self->owner);
     Py_VISIT(self->loans);
+    Py_VISIT(self->stream);
+    Py_VISIT(self->follower);
     return 0;
 }
 
@@ -93,6 +100,8 @@ static int clear_shelf(Shelf *self) {
     Py_CLEAR(self->strays);
     Py_CLEAR(self->owner);
     Py_CLEAR(self->loans);
+    Py_CLEAR(self->stream);
+    Py_CLEAR(self->follower);
     return 0;
 }
 
@@ -100,6 +109,7 @@ static void dealloc_shelf(Shelf *self) {
     PyObject_GC_UnTrack(self);
     clear_shelf(self);
     Py_CLEAR(self->described);
+    Py_CLEAR(self->nothing);
     free_object(self);
 }
 
@@ -189,33 +199,28 @@ static PyObject *take(Shelf *self, PyObject *ignored) {
     return Py_NewRef(lent->array);
 }
 
-// send(meta=b"", word=0, value=0): publishes the loan and returns the frame's number; None: it is still on loan.
-static PyObject *send(Shelf *self, PyObject *const *args, Py_ssize_t given) {
-    char *meta = NULL, *described = NULL;
-    Py_ssize_t meta_bytes = 0, bytes = 0;
-    uint64_t word = 0, value = 0;
-    if (!count_is(given, 0, 3, "send") || (given && PyBytes_AsStringAndSize(args[0], &meta, &meta_bytes))) return NULL;
+// Publishes the loan if there is room. Returns the frame's number; 0: it is still on loan, with or without an exception.
+static uint64_t publish(Shelf *self, PyObject *meta, uint64_t word, uint64_t value) {
+    char *text = NULL, *described = NULL;
+    Py_ssize_t text_bytes = 0, bytes = 0;
+    if (meta && PyBytes_AsStringAndSize(meta, &text, &text_bytes)) return 0;
     Member *m = at_hand(self);
-    if (!m || pb_now() - self->looked > ALONE_MS * PB_NS_MS || PyList_Size(self->loan) != 1) Py_RETURN_NONE;
-    if (PyBytes_AsStringAndSize(self->described, &described, &bytes) ||
-        (given > 1 && !number_of(m, args[1], PB_WORDS - 1, "a word", &word)) ||
-        (given > 2 && !number_of(m, args[2], PB_VALUE_MAX, "the value of a fence", &value)))
-        return NULL;
+    if (!m || pb_now() - self->looked > ALONE_MS * PB_NS_MS || PyList_Size(self->loan) != 1) return 0;
+    if (PyBytes_AsStringAndSize(self->described, &described, &bytes)) return 0;
     Lent *lent = lent_at(self, self->loan, 0);
-    if (!lent || bytes != PB_DESCRIPTION || !self->description_id || meta_bytes > PB_META || !pb_check_meta(meta, (size_t)meta_bytes))
-        Py_RETURN_NONE;
+    if (!lent || bytes != PB_DESCRIPTION || !self->description_id || text_bytes > PB_META || !pb_check_meta(text, (size_t)text_bytes))
+        return 0;
     PyObject *key = PyLong_FromUnsignedLongLong(lent->block);
     if (!key || PyDict_SetItem(self->loans, key, (PyObject *)lent)) {
         Py_XDECREF(key);
-        return NULL;
+        return 0;
     }
     struct pb_publication what = {.block = lent->block, .buffer = lent->buffer, .bytes = lent->nbytes,
                                   .description_id = self->description_id, .description = described,
-                                  .meta = meta, .meta_bytes = (uint32_t)meta_bytes, .word = (uint32_t)word, .value = value};
+                                  .meta = text, .meta_bytes = (uint32_t)text_bytes, .word = (uint32_t)word, .value = value};
     PyObject *follower = NULL; // dropped last, because that may run a finaliser
     uint64_t number = 0;
-    struct pb_producer *core = producer_core(m);
-    enum pb_result r = pb_publish(core, &what, false, &number);
+    enum pb_result r = pb_publish(producer_core(m), &what, false, &number);
     if (!r) {
         lent->owned = 0;
         follower = lent->follower;
@@ -226,8 +231,78 @@ static PyObject *send(Shelf *self, PyObject *const *args, Py_ssize_t given) {
     }
     Py_DECREF(key);
     Py_XDECREF(follower);
-    if (r) Py_RETURN_NONE;
+    return r ? 0 : number;
+}
+
+// send(meta=b"", word=0, value=0): publishes the loan and returns the frame's number; None: it is still on loan.
+static PyObject *send(Shelf *self, PyObject *const *args, Py_ssize_t given) {
+    uint64_t word = 0, value = 0;
+    PyObject *invalid = self->state->invalid;
+    if (!count_is(given, 0, 3, "send") || (given > 1 && !number_to(invalid, args[1], PB_WORDS - 1, "a word", &word)) ||
+        (given > 2 && !number_to(invalid, args[2], PB_VALUE_MAX, "the value of a fence", &value)))
+        return NULL;
+    uint64_t number = publish(self, given ? args[0] : NULL, word, value);
+    if (PyErr_Occurred()) return NULL;
+    if (!number) Py_RETURN_NONE;
     return PyLong_FromUnsignedLongLong(number);
+}
+
+// Whether a stream that the user names is the one that wrote a loan last.
+static bool is_last(Shelf *self, PyObject *stream) {
+    if (stream == self->stream) return stream != Py_None;
+    if (!PyLong_CheckExact(stream) || !PyLong_Check(self->stream)) return false;
+    int same = PyObject_RichCompareBool(stream, self->stream, Py_EQ);
+    if (same < 0) PyErr_Clear();
+    return same > 0;
+}
+
+// Whether streams whose work no fence says yet may write a loan, besides its follower.
+static bool has_streams(Shelf *self, Lent *lent) {
+    PyObject *lender = PyObject_GetAttr((PyObject *)lent, self->state->names[NAME_LENDER]);
+    PyObject *streams = lender && lender != Py_None ? PyObject_GetAttr(lender, self->state->names[NAME_STREAMS]) : NULL;
+    bool none = streams == Py_None || lender == Py_None;
+    Py_XDECREF(streams), Py_XDECREF(lender);
+    PyErr_Clear();
+    return !none;
+}
+
+// follow(stream): whether the stream may write the loan at once; False: Python has to order it.
+static PyObject *follow(Shelf *self, PyObject *stream) {
+    Lent *lent = at_hand(self) && PyList_Size(self->loan) == 1 ? lent_at(self, self->loan, 0) : NULL;
+    if (!lent || !PyObject_TypeCheck(self->follower, self->state->follower) || !is_last(self, stream)) Py_RETURN_FALSE;
+    if (lent->follower == self->follower && follower_is_anywhere((Follower *)lent->follower)) Py_RETURN_TRUE;
+    if ((lent->follower && lent->follower != Py_None) || has_streams(self, lent)) Py_RETURN_FALSE;
+    if (!follower_may_write((Follower *)self->follower, lent->fences, lent->after)) Py_RETURN_FALSE;
+    PyObject *before = lent->follower;
+    lent->follower = Py_NewRef(self->follower);
+    Py_XDECREF(before);
+    Py_RETURN_TRUE;
+}
+
+// send_after(meta, stream): makes the loan's stream write the fence of its work on the loan, and publishes it. Returns the frame's
+// number; a tuple of word and value: it is still on loan, with that fence; None: there is no fence either.
+static PyObject *send_after(Shelf *self, PyObject *const *args, Py_ssize_t given) {
+    if (!count_is(given, 2, 2, "send_after")) return NULL;
+    Lent *lent = at_hand(self) && PyList_Size(self->loan) == 1 ? lent_at(self, self->loan, 0) : NULL;
+    if (!lent || !lent->follower || !PyObject_TypeCheck(lent->follower, self->state->follower)) Py_RETURN_NONE;
+    if (args[1] != Py_None && !(lent->follower == self->follower && is_last(self, args[1]))) Py_RETURN_NONE;
+    // Other threads may run while the driver is called.
+    PyObject *follower = Py_NewRef(lent->follower), *kept = Py_NewRef((PyObject *)lent);
+    uint64_t word, value, number = 0;
+    PyObject *fence = follower_write((Follower *)follower, &word, &value), *fences = fence ? PyTuple_Pack(1, fence) : NULL;
+    if (fences) {
+        PyObject *old[] = {lent->fences, lent->after};
+        lent->fences = Py_NewRef(fences), lent->after = Py_NewRef(self->nothing);
+        Py_XDECREF(old[0]), Py_XDECREF(old[1]);
+        if (PyList_Size(self->loan) == 1 && PyList_GetItem(self->loan, 0) == kept) number = publish(self, args[0], word, value);
+    }
+    Py_XDECREF(fence), Py_DECREF(follower), Py_DECREF(kept);
+    bool fenced = fences;
+    Py_XDECREF(fences);
+    if (PyErr_Occurred()) return NULL;
+    if (number) return PyLong_FromUnsignedLongLong(number);
+    if (fenced) return Py_BuildValue("KK", (unsigned long long)word, (unsigned long long)value);
+    Py_RETURN_NONE;
 }
 
 // look(): notes that Python has looked at the rest of the session.
@@ -256,11 +331,14 @@ PyType_Spec lent_spec = {
 static PyMethodDef shelf_methods[] = {
     {"take", (PyCFunction)take, METH_NOARGS, NULL},
     {"send", (PyCFunction)(void (*)(void))send, METH_FASTCALL, NULL},
+    {"follow", (PyCFunction)follow, METH_O, NULL},
+    {"send_after", (PyCFunction)(void (*)(void))send_after, METH_FASTCALL, NULL},
     {"look", (PyCFunction)look, METH_NOARGS, NULL},
     {NULL, NULL, 0, NULL},
 };
 static PyMemberDef shelf_members[] = {
     LIST(Shelf, free), LIST(Shelf, loan), LIST(Shelf, strays), OBJECT(Shelf, owner), OBJECT(Shelf, loans), OBJECT(Shelf, described),
+    OBJECT(Shelf, stream), OBJECT(Shelf, follower),
     COUNT(Shelf, description_id), {"most", T_PYSSIZET, offsetof(Shelf, most), 0, NULL},
     {"extra", T_PYSSIZET, offsetof(Shelf, extra), 0, NULL}, FLAG(Shelf, wanting), FLAG(Shelf, closed), FLAG(Shelf, busy),
     FLAG(Shelf, aside), FLAG(Shelf, on_streams), {"used", T_DOUBLE, offsetof(Shelf, used), 0, NULL}, {NULL, 0, 0, 0, NULL},

@@ -10,7 +10,7 @@ Numbers are from 0 to 2**64 - 1 unless stated otherwise. Times are in seconds. `
 polls before it sleeps; None: adaptively, 100 µs if that was worth it lately. All arguments are positional.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from enum import Enum
 from typing import Any, Self, final
 
@@ -283,6 +283,10 @@ class Shelf:
     """The leases that the channel has: a dictionary by block id."""
     described: bytes
     description_id: int
+    stream: Any
+    """The stream that wrote a loan last."""
+    follower: Any
+    """The `Follower` of that stream."""
     most: int
     extra: int
     wanting: bool
@@ -300,8 +304,62 @@ class Shelf:
 
         The content is complete when `word` of this session's timeline has the value; 0: it is complete.
         """
+    def follow(self, stream: Any, /) -> bool:
+        """Whether `stream` may write the loan at once: it wrote the one before, and the loan's fences are reached.
+
+        Sets the loan's `follower` then. Never waits.
+        """
+    def send_after(self, meta: bytes, stream: Any, /) -> int | tuple[int, int] | None:
+        """Make the loan's stream write the fence of its work, which the loan keeps, and do `send`.
+
+        Returns the frame's number; word and value of the fence if the loan was not published; None if there is no fence
+        either, also if `stream` is neither None nor that stream. Other threads may run while the driver is called.
+        """
     def look(self) -> None:
         """Note that the session's other leases were checked; `take` and `send` rely on that for a quarter second."""
+
+class Follower:
+    """A stream that uses frames one after the other; `poolbridge._order.order.Follower` sets the attributes."""
+
+    timelines: Any
+    """The session's timelines, with the attributes `own` and `pages`."""
+    own: Any
+    """The timeline that the stream writes, with the attribute `closed`."""
+    key: Any
+    words: Any
+    """The timeline's words by key, with `index` and `value`. They are written under a lock."""
+    is_owned: Callable[[], bool]
+    """Whether this thread has that lock."""
+    acquire: Callable[[], object]
+    release: Callable[[], object]
+    fence: Callable[[int, int, int], Any]
+    """Makes a fence from a timeline's id, a word and a value."""
+    id: int
+    """The id of `own`."""
+    function: int
+    """The address of ``cuStreamWriteValue64``; 0: only Python can call it."""
+    stream: int
+    address: int
+    """Where the stream finds the words of `own`."""
+    patience: float
+    """The next poll takes at most so many seconds: `shortest`, and up to `longest` after polls in vain."""
+    shortest: float
+    longest: float
+    anywhere: bool
+    """Whether every thread can queue work on the stream."""
+
+    def poll(
+        self, fences: Sequence[tuple[int, int, int]] | Frame, write: bool, /
+    ) -> list[tuple[int, int, int]] | None:
+        """Poll fences, or that of a frame, and return those that were not reached; None: a lease state is needed.
+
+        Fences on the stream's own word are reached. If `write`, fences of processes that died are, too.
+        """
+    def queue(self) -> Any:
+        """Make the stream write its next fence, and return the fence; None if Python has to do it.
+
+        Other threads may run while the driver is called.
+        """
 
 @final
 class DeferringLock:

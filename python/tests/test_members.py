@@ -203,7 +203,7 @@ def test_a_frame_in_hand_is_incomplete_though_its_dead_producer_is_forgotten(ser
     with pytest.raises(poolbridge.ProducerDiedError):
         np.asarray(frame)
     frame.release()
-    assert not set(forgotten) & set(other._session.timelines._pages)
+    assert not set(forgotten) & set(other._session.timelines.pages)
 
 
 def test_a_frame_that_its_producer_will_never_complete_is_an_error_where_it_is_taken(service, client, other):

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import ctypes
 import fcntl
 import os
 import threading
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 from faketimelines import TimelineService
+from nativeworld import Interrupted, interrupt
 
 import poolbridge
 from poolbridge._cuda import cuda as _cuda, stream as _cuda_stream
@@ -19,10 +22,13 @@ from poolbridge._order.page import FILE_BYTES, PAGES, TOMBSTONE, Page
 from poolbridge._order.streams import stream_key
 from poolbridge._order.timeline import StreamKey, Timeline
 from poolbridge._order.timelines import Timelines
+from poolbridge._session.membership import NATIVE
 from poolbridge._sys import futex as _futex
 from poolbridge._sys.process import this_thread
 from poolbridge._wire import messages as m
 from poolbridge._wire.transport import Descriptors
+
+__all__ = ["interrupt"]  # a fixture
 
 
 @pytest.fixture
@@ -185,12 +191,12 @@ def test_a_timeline_that_nobody_names_any_more_is_unmapped(client, writer):
     writer.publish("y", 2)
     got = client.get("y")
     assert np.array_equal([len(PAGES)], [before])
-    assert len(client._session.timelines._pages) == 1
+    assert len(client._session.timelines.pages) == 1
     writer.own.page.store(0, 2)
     got.wait(60)
     writer.die()
     client.stats()
-    assert client._session.timelines._pages == {}
+    assert client._session.timelines.pages == {}
 
 
 def test_a_timeline_that_is_gone_before_it_was_asked_for_holds_nothing_up(service, client, writer):
@@ -338,10 +344,125 @@ def test_a_stream_that_takes_no_work_is_waited_for_though_its_memory_is_mapped_n
     timelines = Timelines()
     timelines.own = Timeline(1, page)
     monkeypatch.setattr(_cuda_stream, "write", refuse)
+    monkeypatch.setattr(_cuda_stream, "write_function", lambda stream: 0)
     monkeypatch.setattr(_cuda, "synchronize", lambda ordinal: happened.append((ordinal, page.words[0])))
     _order.Follower(timelines.own, StreamKey(1, 10), timelines, None).done(happened.append)
     assert happened == [(m.Fence(1, 0, 1),), (1, 0)]
     assert page.words[0] == 1
+
+
+@pytest.fixture
+def following(page, monkeypatch):
+    """A follower whose stream has a word, and a list of the calls of its driver, which answers `answers`."""
+    if NATIVE is None:
+        pytest.skip("followers are made for channels, which need the native module")
+    calls: list[tuple[int, ...]] = []
+    answers: list[int] = []
+
+    def called(*arguments):
+        calls.append(arguments)
+        return answers.pop() if answers else 0
+
+    driver = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_uint64, ctypes.c_uint64, ctypes.c_uint64, ctypes.c_uint)(called)
+    monkeypatch.setattr(_cuda_stream, "write_function", lambda stream: ctypes.cast(driver, ctypes.c_void_p).value)
+    monkeypatch.setattr(_cuda_stream, "write", lambda *arguments: None)
+    timelines = Timelines()
+    own = timelines.own = Timeline(1, page)
+    timelines.pages[1] = page
+    own.promise()  # the first word
+    key = StreamKey(0, 10)
+    assert own.write(key) == m.Fence(1, 1, 1)
+    return SimpleNamespace(
+        follower=_order.Follower(own, key, timelines, None), calls=calls, answers=answers, timelines=timelines, own=own
+    )
+
+
+def test_a_follower_writes_the_next_value_of_its_word(following):
+    assert following.follower.queue() == m.Fence(1, 1, 2)
+    assert following.follower.write() == m.Fence(1, 1, 3)
+    assert following.calls == [(10, 4096 + 8, 2, 0), (10, 4096 + 8, 3, 0)]
+
+
+def test_what_the_driver_refuses_is_not_counted_as_written(following):
+    following.answers.append(999)
+    assert following.follower.queue() is None
+    assert following.follower.queue() == m.Fence(1, 1, 2)
+
+
+def test_a_follower_leaves_to_python_what_is_out_of_the_ordinary(following):
+    follower, own = following.follower, following.own
+    with own.lock:
+        assert follower.queue() is None, "this thread holds the lock: it would write in the middle of another write"
+    words, own.words = own.words, {}
+    follower.words = {}
+    assert follower.queue() is None, "the stream has no word"
+    follower.words = own.words = words
+    following.timelines.own = None
+    assert follower.queue() is None
+    assert follower.poll([], True) is None
+    following.timelines.own = own
+    assert follower.queue() == m.Fence(1, 1, 2)
+    own.close()
+    assert follower.queue() is None, "the page may be unmapped"
+    assert len(following.calls) == 1
+
+
+def test_threads_write_the_values_of_a_word_in_order(following):
+    def write():
+        for _ in range(500):
+            following.follower.queue()
+
+    threads = [threading.Thread(target=write) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert [value for _, _, value, _ in following.calls] == list(range(2, 2002))
+
+
+def test_a_follower_finds_which_fences_are_reached(following, page):
+    poll = following.follower.poll
+    following.follower.patience = following.follower.shortest = 0.0
+    page.words[5], page.words[6] = 7, TOMBSTONE + 3
+    assert poll([(1, 5, 7), (1, 5, 6), (1, 6, 3)], False) == []
+    assert poll([(1, 5, 7), (1, 5, 8), (1, 1, 1000)], False) == [(1, 5, 8)], "the stream's own word needs no wait"
+    assert poll([(1, 6, 4)], False) is None, "its process died, so the content is incomplete"
+    assert poll([(1, 6, 4)], True) == [], "but the memory may be written"
+    assert poll([(2, 5, 1)], True) is None, "the page is not known"
+    assert poll([(1, 512, 1)], True) is None, "there is no such word"
+    page.words.release()
+    assert poll([(1, 5, 7)], True) is None, "the page is unmapped"
+
+
+@pytest.mark.parametrize("fences", [5, [1], [(1, 2)], [(1, 2, "3")], [(-1, 2, 3)]])
+def test_what_is_no_list_of_fences_is_refused(following, fences):
+    with pytest.raises((TypeError, IndexError, OverflowError)):
+        following.follower.poll(fences, False)
+
+
+def test_a_poll_lets_the_thread_run_that_it_waits_for(following, page):
+    following.follower.patience = following.follower.longest = 60.0
+    timer = threading.Timer(0.01, lambda: page.words.__setitem__(5, 1))
+    timer.start()
+    assert following.follower.poll([(1, 5, 1)], False) == []
+    timer.join()
+
+
+def test_a_signal_ends_a_poll(following, interrupt):
+    following.follower.patience = following.follower.longest = 60.0
+    with pytest.raises(Interrupted):
+        interrupt(lambda: True)
+        following.follower.poll([(1, 5, 1)], False)
+
+
+def test_polls_in_vain_take_longer_up_to_a_limit(following, page):
+    follower = following.follower
+    follower.patience, follower.shortest, follower.longest = 1e-6, 1e-6, 3e-6
+    for seconds in (2e-6, 3e-6, 3e-6):
+        assert follower.poll([(1, 5, 1)], False)
+        assert follower.patience == seconds
+    assert follower.poll([], False) == []
+    assert follower.patience == 3e-6, "nothing was polled"
 
 
 def test_a_timeline_that_is_closed_is_not_written(page, monkeypatch):

@@ -91,9 +91,7 @@ class BaseBorrowedArrays(ABC):
         array, native = kept.array, consumer.native
         try:
             if follower is not None:
-                value = frame.value
-                fences = ((frame.timeline, frame.word, value),) if value and frame.timeline else ()
-                known = follower.before(fences, waiting=self._fence)
+                known = follower.before(frame, waiting=self._fence)
             else:
                 known = self._stream is None and (not frame.value or self._complete(fences_of(frame)))
         except Exception:

@@ -73,9 +73,6 @@ class BasePublisher(ABC):
         self._described = 0, b""
         self._busy = False  # whether a call of this publisher waits
         self._written = False  # whether streams write the arrays
-        # The stream that wrote arrays last, and how it is ordered.
-        self._stream: Any = None
-        self._follower: _order.Follower | None = None
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -151,8 +148,9 @@ class BasePublisher(ABC):
 
     def _follows(self, stream: Any) -> bool:
         """Make a stream wait until the array on loan may be written. False if `_follow` has to do it."""
-        spare, follower = self._on_loan(), self._follower
-        if follower is None or not (stream is self._stream or (type(stream) is int and stream == self._stream)):
+        spare, shelf = self._on_loan(), self._shelf
+        follower = shelf.follower
+        if follower is None or not (stream is shelf.stream or (type(stream) is int and stream == shelf.stream)):
             return False
         if spare.follower is follower:
             return bool(follower.anywhere or follower.key.reachable)
@@ -185,14 +183,14 @@ class BasePublisher(ABC):
         _order.name_stream(lender, stream)
         follower = _order.follower(lender, stream)
         if follower is not None:
-            self._stream, self._follower = stream, follower
+            self._shelf.stream, self._shelf.follower = stream, follower
             spare.follower, lender.streams = follower, None
 
     def _fence_at_once(self, stream: Any) -> tuple[int, int] | None:
         """Return word and value of the fence of the array on loan. None if `_fence` has to make it."""
         spare = self._on_loan()
         follower = spare.follower
-        if follower is None or (stream is not None and stream is not self._stream and not self._follows(stream)):
+        if follower is None or (stream is not None and stream is not self._shelf.stream and not self._follows(stream)):
             return None
         fence = follower.write()
         if fence is None:
@@ -213,6 +211,20 @@ class BasePublisher(ABC):
         lender.fences = ()
         spare.fences, spare.after = (() if fence is None else (fence,)), b""
         return (0, 0) if fence is None else (fence.wd, fence.v)
+
+    def _send(self, texts: bytes, timeout: float | None, stream: Any) -> Any:
+        """Publish the loan and return the frame's number, if nothing has to be waited for.
+
+        Else return word and value of its fence, with the array still on loan; None if `_fence` has to make the fence.
+        """
+        shelf, valid = self._shelf, timeout is None or _is_time(timeout)
+        if not self._written and stream is None:
+            return (shelf.send(texts) if valid else None) or _COMPLETE
+        sent = shelf.send_after(texts, stream) if valid else None
+        if sent is not None:
+            return sent
+        mark = self._fence_at_once(stream)
+        return (shelf.send(texts, *mark) if valid and mark is not None else None) or mark
 
     # Leases
 
@@ -476,7 +488,7 @@ class Publisher(BasePublisher):
             array = self._loaned(timeout)
             if array is None:
                 array = self._run(self._alone(self._allocate(timeout, stream)))
-        if (self._written or stream is not None) and not self._follows(stream):
+        if (self._written or stream is not None) and not (self._shelf.follow(stream) or self._follows(stream)):
             self._run(self._alone(self._follow(stream)))
         return array
 
@@ -518,17 +530,11 @@ class Publisher(BasePublisher):
             `meta` is too large, `timeout` is no time, or another call of this publisher waits.
         """
         texts = _texts(meta)
-        mark: tuple[int, int] | None = _COMPLETE
-        if self._written or stream is not None:
-            mark = self._fence_at_once(stream)
-        if mark is None:
-            self._begin(timeout)
-            mark = self._run(self._alone(self._fence(stream)))
-        elif timeout is None or _is_time(timeout):
-            number: int | None = self._shelf.send(texts, *mark) if self._written else self._shelf.send(texts)
-            if number is not None:
-                return number
+        sent = self._send(texts, timeout, stream)
+        if type(sent) is int:
+            return sent
         self._begin(timeout)
+        mark = self._run(self._alone(self._fence(stream))) if sent is None else sent
         return self._publish_at_once(texts, mark) or self._run(self._alone(self._deliver(texts, mark, timeout)))
 
     def close(self) -> None:
@@ -562,7 +568,7 @@ class AsyncPublisher(BasePublisher):
             array = self._loaned(timeout)
             if array is None:
                 array = await self._run(self._alone(self._allocate(timeout, stream)))
-        if (self._written or stream is not None) and not self._follows(stream):
+        if (self._written or stream is not None) and not (self._shelf.follow(stream) or self._follows(stream)):
             await self._run(self._alone(self._follow(stream)))
         return array
 
@@ -571,17 +577,11 @@ class AsyncPublisher(BasePublisher):
     ) -> int:
         """Publish the array that `loan` returned last as the channel's next frame; see `Publisher.publish`."""
         texts = _texts(meta)
-        mark: tuple[int, int] | None = _COMPLETE
-        if self._written or stream is not None:
-            mark = self._fence_at_once(stream)
-        if mark is None:
-            self._begin(timeout)
-            mark = await self._run(self._alone(self._fence(stream)))
-        elif timeout is None or _is_time(timeout):
-            number: int | None = self._shelf.send(texts, *mark) if self._written else self._shelf.send(texts)
-            if number is not None:
-                return number
+        sent = self._send(texts, timeout, stream)
+        if type(sent) is int:
+            return sent
         self._begin(timeout)
+        mark = await self._run(self._alone(self._fence(stream))) if sent is None else sent
         return self._publish_at_once(texts, mark) or await self._run(self._alone(self._deliver(texts, mark, timeout)))
 
     async def close(self) -> None:

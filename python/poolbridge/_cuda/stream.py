@@ -79,6 +79,11 @@ def write(ordinal: int, stream: int, address: int, value: int) -> None:
         _on_stream(_WRITE, ordinal, stream, address, value, _DEFAULT)
 
 
+def write_function(stream: int) -> int:
+    """Return the address of the driver's function that makes a stream write a word; 0 if only Python can call it."""
+    return 0 if stream <= PER_THREAD or _stream_words is None else _address(_WRITE)
+
+
 def wait(ordinal: int, stream: int, address: int, value: int) -> None:
     """Make a stream wait, before its further work, until a word has a value or more."""
     wait_for_words(ordinal, stream, [address, value])

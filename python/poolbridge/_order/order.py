@@ -21,6 +21,7 @@ from poolbridge._order import event as _event
 from poolbridge._order.streams import stream_key
 from poolbridge._order.timeline import StreamKey, Timeline
 from poolbridge._sys import process as _process
+from poolbridge._wire.messages import Fence
 from poolbridge.errors import (
     ContentFailedError,
     DriverError,
@@ -30,12 +31,18 @@ from poolbridge.errors import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Sequence
 
     from poolbridge._memory.kinds import BlockMemory
+    from poolbridge._native import Follower as _NativeFollower, Frame
     from poolbridge._order.event import Event
     from poolbridge._order.timelines import Timelines
-    from poolbridge._wire.messages import Fence, Grant
+    from poolbridge._wire.messages import Grant
+else:
+    try:
+        from poolbridge._native import Follower as _NativeFollower
+    except ImportError:  # there are no channels then, and so no followers
+        _NativeFollower = object
 
 MOST_FENCES = 16
 # For so many seconds fences are polled before a stream is made to wait for them. After a poll in vain the next takes
@@ -288,7 +295,7 @@ def _make_wait(state: Held, key: StreamKey) -> None:
         _cuda_stream.wait(key.ordinal, key.handle, address + 8 * fence.wd, fence.v)
 
 
-class Follower:
+class Follower(_NativeFollower):
     """A stream that uses the frames of a channel one after the other. It is ordered without a lease state per frame.
 
     If a stream has to wait on a GPU, the GPU switches to the work of another process, and back. With several processes
@@ -313,19 +320,28 @@ class Follower:
         The stream.
     """
 
+    key: StreamKey
+    own: Timeline
+    timelines: Timelines
+
     def __init__(self, own: Timeline, key: StreamKey, timelines: Timelines, stream: Any) -> None:
-        self._own = own
+        self.own, self.id, self.words = own, own.id, own.words
+        self.is_owned, self.acquire, self.release = own.lock.owned, own.lock.acquire, own.lock.release
         self.key = key
-        self._timelines = timelines
+        self.timelines = timelines
         self._stream = stream
         self.anywhere = not key.thread
-        self._patience = _POLL_SECONDS
+        self.function, self.stream = _cuda_stream.write_function(key.handle), key.handle
+        self.address = own.page.on_device(key.ordinal) if self.function else 0
+        self.fence = Fence
+        self.patience = self.shortest = _POLL_SECONDS
+        self.longest = _LONGEST_POLL_SECONDS
         # This waits for the whole GPU of the stream, because the memory may be unmapped by the time it is called.
         self._synchronize = partial(_cuda.synchronize, key.ordinal)
 
     def before(
         self,
-        fences: Iterable[tuple[int, int, int]],
+        fences: Sequence[tuple[int, int, int]] | Frame,
         *,
         write: bool = False,
         waiting: Callable[[], None] | None = None,
@@ -335,47 +351,25 @@ class Follower:
         Parameters
         ----------
         fences
-            Timeline, word and value of each fence.
+            Timeline, word and value of each fence; or a frame, which has one fence or none.
         write
             Whether the memory is to be written. Then a fence counts as reached when its process died.
         waiting
             Called before the stream has to wait, if it has to.
         """
-        timelines, own, key = self._timelines, self._own, self.key
-        if timelines.own is not own or not (self.anywhere or key.reachable):
+        if not (self.anywhere or self.key.reachable):
             return False
-        if not fences:
-            return True
-        mine = own.word(key)
-        behind = []
-        until = 0.0
-        for fence in fences:
-            timeline, word, value = fence
-            if mine is not None and timeline == own.id and word == mine.index:
-                continue  # the fence is of the stream's own earlier work
-            page = timelines.page(timeline)
-            if page is None:
-                return False
-            if not page.reached(word, value):
-                until = until or time.monotonic() + self._patience
-                if not page.poll(word, value, until):
-                    behind.append(fence)
-                    continue
-            if not write and page.died(word, value):
-                return False
+        behind = self.poll(fences, write)
         if not behind:
-            if until:
-                self._patience = _POLL_SECONDS
-            return True
-        self._patience = min(2 * self._patience, _LONGEST_POLL_SECONDS)
+            return behind is not None
         if waiting is not None:
             waiting()
         return self._await(behind)
 
     def _await(self, fences: list[tuple[int, int, int]]) -> bool:
         """Make the stream wait for fences. False if a lease state is needed for that."""
-        timelines, key, words = self._timelines, self.key, []
-        timelines.waits(self._own, key, [timeline for timeline, _, _ in fences])
+        timelines, key, words = self.timelines, self.key, []
+        timelines.waits(self.own, key, [timeline for timeline, _, _ in fences])
         for timeline, word, value in fences:
             page = timelines.page(timeline)  # it stays mapped since `waits`
             address = page.on_device(key.ordinal) if page is not None else 0
@@ -388,10 +382,13 @@ class Follower:
 
     def write(self) -> Fence | None:
         """Make the stream write its next fence, and return the fence. None if a lease state is needed for that."""
-        if self._timelines.own is not self._own or not (self.anywhere or self.key.reachable):
+        if self.timelines.own is not self.own or not (self.anywhere or self.key.reachable):
             return None
+        fence: Fence | None = self.queue()
+        if fence is not None:
+            return fence
         try:
-            return self._own.write(self.key)
+            return self.own.write(self.key)
         except (DriverError, PoolLimitError):
             return None
 
@@ -402,7 +399,7 @@ class Follower:
 
     def done(self, say: Say) -> None:
         """Call `say` with the fence that is reached when the stream is done with the memory of frames; see `done`."""
-        if self._timelines.own is not self._own or not _tell(self._own, self.key, say, self._synchronize):
+        if self.timelines.own is not self.own or not _tell(self.own, self.key, say, self._synchronize):
             _after(self._synchronize, say)
 
 

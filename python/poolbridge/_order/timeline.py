@@ -65,20 +65,29 @@ class Timeline:
         The timeline's id.
     page
         Its page, mapped writeable.
+
+    Attributes
+    ----------
+    lock
+        The values of a word are written under it, so that they are written in order.
+    words
+        The words that streams and promises have. Only the lock's holder changes it.
+    closed
+        Whether no value is written any more.
     """
 
     def __init__(self, id_: int, page: Page) -> None:
         self.id = id_
         self.page = page
-        self._lock = page.telling
-        self._words: dict[StreamKey, Word] = {}
+        self.lock = page.telling
+        self.words: dict[StreamKey, Word] = {}
         self._promises = 0
         self._failed = 0
-        self._closed = False
+        self.closed = False
 
     def word(self, key: StreamKey) -> Word | None:
         """Return the word of a stream; None if it has none."""
-        return self._words.get(key)
+        return self.words.get(key)
 
     def reached(self, word: int, value: int) -> bool:
         """Whether the stream of a word has written a value or more."""
@@ -107,18 +116,17 @@ class Timeline:
         PoolLimitError
             More streams and promises are at work than a timeline has words.
         """
-        if not self._lock.take(-1 if wait else 0):
+        if not self.lock.take(-1 if wait else 0):
             return None
         try:
-            if self._closed:
+            if self.closed:
                 return None
-            word = self._words.get(key) or self._take(key)
-            # Under the lock, because the values of a word must be written in order.
+            word = self.words.get(key) or self._take(key)
             self._write(key, word, word.value + 1)
             word.value += 1
             return Fence(self.id, word.index, word.value)
         finally:
-            self._lock.release()
+            self.lock.release()
 
     def tell(self, key: StreamKey, say: Callable[[tuple[Fence, ...]], None], finish: Callable[[], None]) -> bool:
         """Call `say` with a stream's next fence, and then make the stream write it.
@@ -148,19 +156,19 @@ class Timeline:
         DriverError
             `finish` raised it. The word is written all the same.
         """
-        if not self._lock.take():
+        if not self.lock.take():
             return False
         try:
-            if self._closed:
+            if self.closed:
                 return False
-            word = self._words.get(key) or self._take(key)
+            word = self.words.get(key) or self._take(key)
             word.value += 1
             try:
                 say((Fence(self.id, word.index, word.value),))
             finally:
                 self._write_told(key, word, finish)
         finally:
-            self._lock.release()
+            self.lock.release()
         return True
 
     def _write_told(self, key: StreamKey, word: Word, finish: Callable[[], None]) -> None:
@@ -181,8 +189,8 @@ class Timeline:
 
     def close(self) -> None:
         """Write no more values, so that the page can be unmapped. Waits for a thread that is writing."""
-        with self._lock:
-            self._closed = True
+        with self.lock:
+            self.closed = True
 
     def promise(self) -> Fence:
         """Return the fence of a new promise, on a word that no stream writes.
@@ -192,7 +200,7 @@ class Timeline:
         PoolLimitError
             More streams and promises are at work than a timeline has words, or too many promises have failed.
         """
-        with self._lock:
+        with self.lock:
             if self._failed >= _MOST_FAILED:
                 raise PoolLimitError(
                     f"{self._failed} promises of this client have failed, and each takes a word of its timeline: "
@@ -211,20 +219,20 @@ class Timeline:
 
     def upcoming(self, key: StreamKey) -> tuple[int, int]:
         """Return the index of a stream's word and the value that the stream will write next."""
-        with self._lock:
-            word = self._words.get(key) or self._take(key)
+        with self.lock:
+            word = self.words.get(key) or self._take(key)
             return word.index, word.value + 1
 
     def _take(self, key: StreamKey) -> Word:
         """Assign a word to a stream or a promise: a new word, or one whose last value was written."""
-        if len(self._words) < WORDS:
-            word = self._words[key] = Word(len(self._words), key)
+        if len(self.words) < WORDS:
+            word = self.words[key] = Word(len(self.words), key)
             return word
-        for old in self._words.values():
+        for old in self.words.values():
             if self.page.reached(old.index, old.value) and not self.page.died(old.index, old.value):
-                del self._words[old.key]
+                del self.words[old.key]
                 old.key = key
-                self._words[key] = old
+                self.words[key] = old
                 return old
         raise PoolLimitError(
             f"{WORDS} streams and promises are at work, and a timeline has no more words: complete promises, or wait "

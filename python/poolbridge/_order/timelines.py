@@ -23,12 +23,14 @@ class Timelines:
     ----------
     own
         The session's own timeline; None before the service has sent it.
+    pages
+        The pages by timeline; None for a timeline that the service has forgotten.
     """
 
     def __init__(self) -> None:
         self.own: Timeline | None = None
         self._epoch = b""
-        self._pages: dict[int, Page | None] = {}
+        self.pages: dict[int, Page | None] = {}
         self._forgotten: set[int] = set()
         self._waits: dict[int, dict[int, int]] = {}
         self._pins: dict[int, int] = {}  # by timeline: how many waits for its words the service does not know of
@@ -36,34 +38,34 @@ class Timelines:
     def add(self, epoch: bytes, timeline: int, fd: int, *, own: bool) -> bool:
         """Map a timeline's page; False if it is mapped already. The caller keeps the descriptor and closes it."""
         self._epoch = epoch
-        if timeline in self._pages:
+        if timeline in self.pages:
             return False
-        page = self._pages[timeline] = PAGES.take(epoch, timeline, fd, write=own)
+        page = self.pages[timeline] = PAGES.take(epoch, timeline, fd, write=own)
         if own:
             self.own = Timeline(timeline, page)
         return True
 
     def add_gone(self, timeline: int) -> None:
         """Note a timeline that the service has forgotten already: all of its fences are reached."""
-        self._pages.setdefault(timeline, None)
+        self.pages.setdefault(timeline, None)
 
     def unknown(self, epoch: bytes, fences: Iterable[Fence]) -> list[int]:
         """Return the ids of those timelines of `fences` whose pages have to be requested from the service."""
         found = []
         for fence in fences:
-            if fence.tl in self._pages or fence.tl in found:
+            if fence.tl in self.pages or fence.tl in found:
                 continue
             page = PAGES.find(epoch, fence.tl)
             if page is None:
                 found.append(fence.tl)
             else:
                 self._epoch = epoch
-                self._pages[fence.tl] = page
+                self.pages[fence.tl] = page
         return found
 
     def page(self, timeline: int) -> Page | None:
         """Return a timeline's page; None if the service has forgotten the timeline."""
-        return self._pages.get(timeline)
+        return self.pages.get(timeline)
 
     def streams_of(self, ordinal: int) -> Timeline | None:
         """Return the own timeline if streams of a GPU can write its words and wait for words; else None."""
@@ -97,7 +99,7 @@ class Timelines:
     def forget(self, timelines: Iterable[int]) -> None:
         """Unmap the pages of timelines that the service has forgotten, as soon as no stream or lease needs them."""
         own = self.own.id if self.own is not None else 0
-        self._forgotten.update(id_ for id_ in timelines if id_ in self._pages and id_ != own)
+        self._forgotten.update(id_ for id_ in timelines if id_ in self.pages and id_ != own)
         self.tidy()
 
     def tidy(self) -> None:
@@ -112,12 +114,12 @@ class Timelines:
                     continue
                 del self._waits[id_]
             self._forgotten.discard(id_)
-            if self._pages.pop(id_) is not None:
+            if self.pages.pop(id_) is not None:
                 PAGES.give_up(self._epoch, id_)
 
     def close(self) -> None:
         """Give up all pages. A page that a GPU may still use is unmapped when the GPU is done."""
-        pages, self._pages = self._pages, {}
+        pages, self.pages = self.pages, {}
         self._forgotten.clear()
         self._pins.clear()
         own, self.own = self.own, None

@@ -164,17 +164,15 @@ class Consumer(Membership):
 
     def at_once(self) -> _native.Frame | None:
         """Return the next frame if it is there and can be taken without waiting; else None."""
-        return self._soon(0.0)
+        return None if self.busy or self.ended or not self.has_credit else self._try(0.0)
 
     def soon(self) -> _native.Frame | None:
-        """Return the next frame if it comes within a few microseconds and can be taken then; else None."""
-        if self.spin is None:
-            return self._soon(0.0 if self.native.waits_asleep else _SOON)
-        return self._soon(min(self.spin, _SOON))
+        """Return the next frame if it comes within a few microseconds; else None. There must be credit."""
+        native, spin = self.native, self.spin
+        seconds = min(spin, _SOON) if spin is not None else 0.0 if native.waits_asleep else _SOON
+        return None if self.ended else self._try(seconds)
 
-    def _soon(self, seconds: float) -> _native.Frame | None:
-        if self.busy or self.ended or not self.has_credit:
-            return None
+    def _try(self, seconds: float) -> _native.Frame | None:
         try:
             return self._taken(self.native.take(seconds, seconds))
         except ClosedError:

@@ -21,6 +21,9 @@ class OwnedLock(RLock):  # type: ignore[misc] # for type checkers nobody inherit
     That happens in a finaliser that runs in the holder's thread. A ``with`` statement there goes on at once.
     """
 
+    # Whether this thread holds the lock.
+    owned = RLock._is_owned  # type: ignore[attr-defined]  # noqa: SLF001 - the only way to ask
+
     def take(self, timeout: float = -1) -> bool:
         """Take the lock.
 
@@ -37,7 +40,7 @@ class OwnedLock(RLock):  # type: ignore[misc] # for type checkers nobody inherit
         bool
             False if this thread holds the lock already, or another thread held it until the time limit.
         """
-        if self._is_owned():  # type: ignore[attr-defined]
+        if self.owned():
             return False
         try:
             return self.acquire(timeout=timeout)

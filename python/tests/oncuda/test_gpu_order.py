@@ -392,7 +392,7 @@ def test_a_per_thread_stream_belongs_to_its_thread(client):
     legacy = client.allocate(N, "uint8")
     legacy.__dlpack__(max_version=(1, 0))
     legacy.release()
-    assert len(client._session.timelines.own._words) == 2
+    assert len(client._session.timelines.own.words) == 2
 
 
 def test_what_the_cpu_copies_waits_for_the_stream(client, other, gate):

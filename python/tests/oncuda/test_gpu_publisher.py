@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import concurrent.futures
+import ctypes
 import gc
 import os
 import signal
@@ -283,7 +284,7 @@ def test_a_signal_keeps_no_frame_in_hand_of_those_that_share_a_fence(client, oth
         until(lambda: native.in_hand == [])
 
     with publisher:
-        assert at_every_step(burst) > 100
+        assert at_every_step(burst) > 50
 
 
 def test_no_stream_waits_for_a_fence_that_is_about_to_be_reached(client, other, gate, monkeypatch):
@@ -591,10 +592,14 @@ def test_a_word_that_the_driver_refuses_to_write_is_waited_for(client, other, mo
     def refuse(*_arguments):
         raise poolbridge.DriverError("cuStreamWriteValue64: CUDA_ERROR_UNKNOWN")
 
+    refused = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.c_uint64, ctypes.c_uint64, ctypes.c_uint)(
+        lambda *_arguments: 999
+    )
     with client.open_channel("c").publisher(N, "uint8", wrap=wrap) as publisher:
         for byte in range(10):
             array = publisher.loan(60, stream=producer)
             fill(array.ptr, N, byte, producer)
+            publisher._shelf.follower.function = ctypes.cast(refused, ctypes.c_void_p).value
             with monkeypatch.context() as patch:
                 patch.setattr(_cuda_stream, "write", refuse)
                 publisher.publish()
