@@ -348,9 +348,7 @@ class Follower:
     anywhere: bool
     """Whether every thread can queue work on the stream."""
 
-    def poll(
-        self, fences: Sequence[tuple[int, int, int]] | Frame, write: bool, /
-    ) -> list[tuple[int, int, int]] | None:
+    def poll(self, fences: Sequence[tuple[int, int, int]] | Frame, write: bool, /) -> list[tuple[int, int, int]] | None:
         """Poll fences, or that of a frame, and return those that were not reached; None: a lease state is needed.
 
         Fences on the stream's own word are reached. If `write`, fences of processes that died are, too.
