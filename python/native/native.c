@@ -224,23 +224,32 @@ static PyObject *futex_wake(PyObject *module, PyObject *const *args, Py_ssize_t 
 
 enum { STREAM_WORDS = 64 }; // that one call takes
 
-// stream_words(function, stream, flags, address, value, …): calls the driver's cuStreamWriteValue64 or cuStreamWaitValue64 for
-// each address and value. Returns the first result that is not 0, else 0.
+bool stream_is_captured(uint64_t function, uint64_t stream) {
+    typedef int IsCapturing(void *stream, int *status);
+    enum { CAPTURE_IMPLICIT = 906 }; // CUDA_ERROR_STREAM_CAPTURE_IMPLICIT: work of the legacy stream would be captured, too
+    int status = 0, result = ((IsCapturing *)(uintptr_t)function)((void *)(uintptr_t)stream, &status);
+    return result == CAPTURE_IMPLICIT || (!result && status);
+}
+
+// stream_words(function, capturing, stream, flags, address, value, …): calls the driver's cuStreamWriteValue64 or
+// cuStreamWaitValue64 for each address and value. Returns the first result that is not 0, else 0; CAPTURED, without a call, if
+// the driver's cuStreamIsCapturing says that the stream's work is being captured.
 static PyObject *stream_words(PyObject *module, PyObject *const *args, Py_ssize_t given) {
     typedef int StreamWord(void *stream, uint64_t address, uint64_t value, unsigned flags);
-    enum { BEFORE = 3, MOST = BEFORE + 2 * STREAM_WORDS };
-    static const char *const names[] = {"a function", "a stream", "flags", "an address", "a value"};
+    enum { BEFORE = 4, MOST = BEFORE + 2 * STREAM_WORDS, CAPTURED = -1 };
+    static const char *const names[] = {"a function", "a function", "a stream", "flags", "an address", "a value"};
     State *state = PyModule_GetState(module);
     uint64_t n[MOST];
-    if (!count_is(given, BEFORE + 2, MOST, "stream_words")) return NULL;
-    if (given % 2 == 0) return PyErr_Format(PyExc_TypeError, "stream_words: an address has no value");
+    if (!count_is(given, BEFORE, MOST, "stream_words")) return NULL;
+    if (given % 2) return PyErr_Format(PyExc_TypeError, "stream_words: an address has no value");
     for (Py_ssize_t i = 0; i < given; i++)
-        if (!number_to(state->invalid, args[i], i == 2 ? UINT_MAX : UINT64_MAX, names[i < BEFORE ? i : BEFORE + (i - BEFORE) % 2], &n[i]))
+        if (!number_to(state->invalid, args[i], i == 3 ? UINT_MAX : UINT64_MAX, names[i < BEFORE ? i : BEFORE + (i - BEFORE) % 2], &n[i]))
             return NULL;
+    if (stream_is_captured(n[1], n[2])) return PyLong_FromLong(CAPTURED);
     int result = 0;
     // The call waits while the stream's queue is full.
     Py_BEGIN_ALLOW_THREADS for (Py_ssize_t i = BEFORE; !result && i < given; i += 2)
-        result = ((StreamWord *)(uintptr_t)n[0])((void *)(uintptr_t)n[1], n[i], n[i + 1], (unsigned)n[2]);
+        result = ((StreamWord *)(uintptr_t)n[0])((void *)(uintptr_t)n[2], n[i], n[i + 1], (unsigned)n[3]);
     Py_END_ALLOW_THREADS return PyLong_FromLong(result);
 }
 

@@ -70,6 +70,7 @@ PyObject *blocks_of(Member *m);               // the blocks that came back to a 
 typedef struct Follower Follower;
 bool follower_is_anywhere(const Follower *f); // whether every thread can queue work on its stream
 bool follower_may_write(Follower *f, PyObject *fences, PyObject *after);
+bool stream_is_captured(uint64_t function, uint64_t stream); // function: the address of cuStreamIsCapturing
 PyObject *follower_write(Follower *f, uint64_t *word, uint64_t *value);
 
 extern PyType_Spec frame_spec, producer_spec, consumer_spec, lock_spec, lent_spec, shelf_spec, follower_spec;

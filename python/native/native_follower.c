@@ -18,6 +18,7 @@ struct Follower {
     PyObject *is_owned, *acquire, *release; // methods of the lock under which words are written
     PyObject *fence;                    // makes a fence from a timeline's id, a word and a value
     unsigned long long id;              // of `own`
+    unsigned long long capturing;       // the address of cuStreamIsCapturing
     unsigned long long function;        // the address of cuStreamWriteValue64; 0: only Python can call it
     unsigned long long stream, address; // the stream's handle, and where it finds the words of `own`
     double patience, shortest, longest; // seconds: the next poll takes at most the first of them
@@ -208,6 +209,7 @@ static bool write_locked(Follower *f, uint64_t *word, uint64_t *value) {
 // Makes the stream write its next fence. Returns the fence, or NULL, with or without an exception: then Python has to do it.
 PyObject *follower_write(Follower *f, uint64_t *word, uint64_t *value) {
     if (!f->function || !f->anywhere || !f->timelines || !f->own || !f->words || !f->release || !has_timeline(f)) return NULL;
+    if (stream_is_captured(f->capturing, f->stream)) return NULL;
     PyObject *owned = PyObject_CallNoArgs(f->is_owned);
     Py_XDECREF(owned);
     if (owned != Py_False) return NULL; // this is a finaliser in the thread that holds the lock
@@ -272,7 +274,7 @@ static void dealloc(Follower *self) {
 #define SECONDS(name) {#name, T_DOUBLE, offsetof(Follower, name), 0, NULL}
 static PyMemberDef members[] = {
     OBJECT(timelines), OBJECT(own), OBJECT(key), OBJECT(words), OBJECT(is_owned), OBJECT(acquire), OBJECT(release), OBJECT(fence),
-    NUMBER(id), NUMBER(function), NUMBER(stream), NUMBER(address), SECONDS(patience), SECONDS(shortest), SECONDS(longest),
+    NUMBER(id), NUMBER(capturing), NUMBER(function), NUMBER(stream), NUMBER(address), SECONDS(patience), SECONDS(shortest), SECONDS(longest),
     {"anywhere", T_BOOL, offsetof(Follower, anywhere), 0, NULL}, {NULL, 0, 0, 0, NULL},
 };
 static PyMethodDef methods[] = {

@@ -110,6 +110,7 @@ from poolbridge.errors import (
     SocketFolderError as SocketFolderError,
     SocketInUseError as SocketInUseError,
     StaleError as StaleError,
+    StreamCaptureError as StreamCaptureError,
     UnavailableError as UnavailableError,
     UnsupportedError as UnsupportedError,
     VersionError as VersionError,

@@ -397,11 +397,12 @@ def futex_wait(buffer: ReadableBuffer, offset: int, seen: int, timeout: float | 
 def futex_wake(buffer: ReadableBuffer, offset: int, count: int = ..., /) -> int:
     """Wake at most `count` sleepers on the 32 bits at an offset, in all processes; return how many."""
 
-def stream_words(function: int, stream: int, flags: int, /, *words: int) -> int:
+def stream_words(function: int, capturing: int, stream: int, flags: int, /, *words: int) -> int:
     """Call ``cuStreamWriteValue64`` or ``cuStreamWaitValue64``, at the address `function`, for each of some words.
 
-    `words` are the address and the value of each, 64 words at most. Returns the first result that is not 0, else 0. It
-    releases the interpreter's lock meanwhile, because the call waits while the stream's queue is full.
+    `words` are the address and the value of each, 64 words at most. `capturing` is the address of
+    ``cuStreamIsCapturing``. Returns the first result that is not 0, else 0; -1, without a call, if the stream's work is
+    being captured. It releases the interpreter's lock meanwhile: the call waits while the stream's queue is full.
     """
 
 def switch_spinning(on: bool, /) -> None:

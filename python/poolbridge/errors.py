@@ -38,6 +38,7 @@ Each class also derives from the built-in exception in parentheses, which progra
     │   ├── OwnerDiedError                         the process that owns the memory is gone
     │   ├── PeerAccessError                        a GPU cannot reach the memory of another GPU
     │   └── SecondContextError                     the current CUDA context is not the device's primary one
+    ├── StreamCaptureError (RuntimeError)          a stream's work is being captured into a CUDA graph
     ├── DriverError (RuntimeError)                 the CUDA driver refused a call
     ├── ForkError (RuntimeError)                   a forked child used an object of its parent
     └── InternalError (RuntimeError)               the service reports a fault of its own
@@ -238,6 +239,13 @@ class PeerAccessError(UnavailableError):
 
 class SecondContextError(UnavailableError):
     """The driver does not open a legacy handle in the current context, which is not the device's primary one."""
+
+
+class StreamCaptureError(PoolbridgeError, RuntimeError):
+    """Content was to be passed on, and the work of its stream is being captured into a CUDA graph; nothing was done.
+
+    The stream cannot say now when the content is complete. End the capture first, and call again.
+    """
 
 
 class DriverError(PoolbridgeError, RuntimeError):

@@ -31,6 +31,11 @@ from poolbridge._wire.transport import Descriptors
 __all__ = ["interrupt"]  # a fixture
 
 
+@pytest.fixture(autouse=True)
+def no_capture(monkeypatch):
+    monkeypatch.setattr(_cuda_stream, "refuse_capture", lambda ordinal, stream: None)
+
+
 @pytest.fixture
 def service(tmp_path):
     running = TimelineService(str(tmp_path / "t.sock"))
@@ -344,7 +349,7 @@ def test_a_stream_that_takes_no_work_is_waited_for_though_its_memory_is_mapped_n
     timelines = Timelines()
     timelines.own = Timeline(1, page)
     monkeypatch.setattr(_cuda_stream, "write", refuse)
-    monkeypatch.setattr(_cuda_stream, "write_function", lambda stream: 0)
+    monkeypatch.setattr(_cuda_stream, "write_functions", lambda stream: (0, 0))
     monkeypatch.setattr(_cuda, "synchronize", lambda ordinal: happened.append((ordinal, page.words[0])))
     _order.Follower(timelines.own, StreamKey(1, 10), timelines, None).done(happened.append)
     assert happened == [(m.Fence(1, 0, 1),), (1, 0)]
@@ -364,7 +369,15 @@ def following(page, monkeypatch):
         return answers.pop() if answers else 0
 
     driver = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_uint64, ctypes.c_uint64, ctypes.c_uint64, ctypes.c_uint)(called)
-    monkeypatch.setattr(_cuda_stream, "write_function", lambda stream: ctypes.cast(driver, ctypes.c_void_p).value)
+    captures: list[int] = []
+
+    def is_capturing(_stream, status):
+        status[0] = bool(captures)
+        return 0
+
+    capturing = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_uint64, ctypes.POINTER(ctypes.c_int))(is_capturing)
+    functions = tuple(ctypes.cast(function, ctypes.c_void_p).value for function in (capturing, driver))
+    monkeypatch.setattr(_cuda_stream, "write_functions", lambda stream: functions)
     monkeypatch.setattr(_cuda_stream, "write", lambda *arguments: None)
     timelines = Timelines()
     own = timelines.own = Timeline(1, page)
@@ -373,7 +386,13 @@ def following(page, monkeypatch):
     key = StreamKey(0, 10)
     assert own.write(key) == m.Fence(1, 1, 1)
     return SimpleNamespace(
-        follower=_order.Follower(own, key, timelines, None), calls=calls, answers=answers, timelines=timelines, own=own
+        follower=_order.Follower(own, key, timelines, None),
+        calls=calls,
+        answers=answers,
+        captures=captures,
+        timelines=timelines,
+        own=own,
+        functions=(capturing, driver),  # they live as long as the follower
     )
 
 
@@ -387,6 +406,14 @@ def test_what_the_driver_refuses_is_not_counted_as_written(following):
     following.answers.append(999)
     assert following.follower.queue() is None
     assert following.follower.queue() == m.Fence(1, 1, 2)
+
+
+def test_a_follower_writes_nothing_while_its_stream_is_captured(following):
+    following.captures.append(1)
+    assert following.follower.queue() is None
+    following.captures.clear()
+    assert following.follower.queue() == m.Fence(1, 1, 2)
+    assert following.calls == [(10, 4096 + 8, 2, 0)]
 
 
 def test_a_follower_leaves_to_python_what_is_out_of_the_ordinary(following):

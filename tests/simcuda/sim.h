@@ -177,7 +177,7 @@ struct stream {
     struct stream *next;
     unsigned flags;
     int priority, refs;
-    bool legacy, closing, running;
+    bool legacy, closing, running, capturing;
     _Atomic bool aborted; // its context is gone: what is queued is dropped
     pthread_t owner; // of a per-thread default stream
     bool per_thread;
@@ -198,7 +198,7 @@ struct op {
 };
 struct op *op_new(size_t body, void (*run)(struct stream *, struct op *));
 bool stream_failed(struct stream *s); // no operation of it runs any more
-CUresult stream_get(CUstream handle, struct stream **out); // sim_mu held
+CUresult stream_get(CUstream handle, struct stream **out); // sim_mu held; refused while the stream is captured
 struct stream *stream_make(struct context *ctx, unsigned flags, int priority);
 void stream_ref(struct stream *s);
 void stream_unref(struct stream *s);

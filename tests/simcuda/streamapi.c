@@ -13,7 +13,7 @@ static struct stream *per_thread_stream(struct context *ctx) {
     return s;
 }
 
-CUresult stream_get(CUstream handle, struct stream **out) {
+static CUresult stream_find(CUstream handle, struct stream **out) {
     *out = NULL;
     if (handle == NULL || handle == CU_STREAM_LEGACY || handle == CU_STREAM_PER_THREAD) {
         struct context *ctx = ctx_current();
@@ -23,6 +23,11 @@ CUresult stream_get(CUstream handle, struct stream **out) {
     }
     *out = handle_get(KIND_STREAM, handle);
     return *out ? (*out)->ctx->error : CUDA_ERROR_INVALID_HANDLE;
+}
+
+CUresult stream_get(CUstream handle, struct stream **out) {
+    CUresult r = stream_find(handle, out);
+    return r == CUDA_SUCCESS && (*out)->capturing ? CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED : r;
 }
 
 static CUresult create(CUstream *out, unsigned int flags, int priority) {
@@ -107,7 +112,7 @@ SIM_API CUresult cuStreamQuery(CUstream handle) {
     if (!(out)) return CUDA_ERROR_INVALID_VALUE;       \
     LOCK();                                            \
     struct stream *s;                                  \
-    CUresult r = stream_get(handle, &s);               \
+    CUresult r = stream_find(handle, &s);              \
     if (r == CUDA_SUCCESS) *(out) = (expression);      \
     UNLOCK();                                          \
     return r
@@ -157,32 +162,40 @@ SIM_API CUresult cuStreamAddCallback(CUstream handle, CUstreamCallback fn, void 
     return submit_callback(handle, (struct callback){.with_status = fn, .stream = handle, .data = data});
 }
 
-// Capturing into graphs is not simulated; queries return that nothing is captured.
+// Graphs are not simulated. A capture can begin and end, and queries tell of it; the stream takes no work meanwhile.
+static CUresult capture(CUstream handle, bool on) {
+    LOCK();
+    struct stream *s;
+    CUresult r = stream_find(handle, &s);
+    if (r == CUDA_SUCCESS && (s->legacy || s->capturing == on)) r = CUDA_ERROR_ILLEGAL_STATE;
+    if (r == CUDA_SUCCESS) s->capturing = on;
+    UNLOCK();
+    return r;
+}
+
 SIM_API CUresult cuStreamBeginCapture_v2(CUstream handle, int mode) {
     ENTER(cuStreamBeginCapture, NEED_CTX);
-    (void)handle, (void)mode;
-    return CUDA_ERROR_NOT_SUPPORTED;
+    return mode < 0 || mode > 2 ? CUDA_ERROR_INVALID_VALUE : capture(handle, true);
 }
 
 SIM_API CUresult cuStreamEndCapture(CUstream handle, void **graph) {
     ENTER(cuStreamEndCapture, NEED_CTX);
-    (void)handle;
     if (graph) *graph = NULL;
-    return CUDA_ERROR_ILLEGAL_STATE;
+    return capture(handle, false);
 }
 
-SIM_API CUresult cuStreamIsCapturing(CUstream handle, int *out) { ASK(cuStreamIsCapturing, out, 0); }
+SIM_API CUresult cuStreamIsCapturing(CUstream handle, int *out) { ASK(cuStreamIsCapturing, out, s->capturing); }
 
 SIM_API CUresult cuStreamGetCaptureInfo_v2(CUstream handle, int *out, uint64_t *id, void **graph, void ***nodes,
                                            size_t *count) {
     (void)id, (void)graph, (void)nodes, (void)count;
-    ASK(cuStreamGetCaptureInfo, out, 0);
+    ASK(cuStreamGetCaptureInfo, out, s->capturing);
 }
 
 SIM_API CUresult cuStreamGetCaptureInfo_v3(CUstream handle, int *out, uint64_t *id, void **graph, void ***nodes,
                                            void ***edges, size_t *count) {
     (void)id, (void)graph, (void)nodes, (void)edges, (void)count;
-    ASK(cuStreamGetCaptureInfo, out, 0);
+    ASK(cuStreamGetCaptureInfo, out, s->capturing);
 }
 
 SIM_API CUresult cuThreadExchangeStreamCaptureMode(int *mode) {

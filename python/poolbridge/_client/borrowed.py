@@ -21,6 +21,7 @@ from poolbridge._sys import process as _process
 from poolbridge._sys.finaliser import while_running
 from poolbridge.errors import (
     InvalidArgumentError,
+    StreamCaptureError,
 )
 
 if TYPE_CHECKING:
@@ -191,7 +192,11 @@ class BaseBorrowedArrays(ABC):
         if self._follower is None:
             end()
         else:
-            self._follower.done(end)
+            done = partial(self._follower.done, end)
+            try:
+                done()
+            except StreamCaptureError:
+                self._session.later(done)
             self._together_until = time.monotonic() + _TOGETHER_SECONDS
         self._unfenced = []
 

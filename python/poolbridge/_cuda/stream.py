@@ -10,6 +10,7 @@ from typing import Any, Final
 from poolbridge._cuda.cuda import bindings, call, contexts, current, synchronize
 from poolbridge.errors import (
     DriverError,
+    StreamCaptureError,
 )
 
 PER_THREAD: Final = 2
@@ -23,6 +24,7 @@ _NON_BLOCKING: Final = 1
 
 _WRITE: Final = "cuStreamWriteValue64"
 _WAIT: Final = "cuStreamWaitValue64"
+_CAPTURING: Final = "cuStreamIsCapturing"
 # The driver's version of which the functions are, as 1000 * major + 10 * minor.
 _VERSION: Final = 12000
 
@@ -38,9 +40,11 @@ def _load() -> Any:
         return None
 
 
-# It calls these two functions, without what cuda.bindings does for each call, for _MOST words at most.
+# It calls these functions, without what cuda.bindings does for each call, for _MOST words at most.
 _stream_words: Final = _load()
 _MOST: Final = 64
+# What it returns if the stream's work is being captured.
+_CAPTURED: Final = -1
 
 
 @cache
@@ -74,23 +78,29 @@ def unregister(ordinal: int, address: int) -> None:
 
 
 def write(ordinal: int, stream: int, address: int, value: int) -> None:
-    """Make a stream write a word after the work that it has so far."""
+    """Make a stream write a word after the work that it has so far; raises as `refuse_capture` does."""
     if not _words(_WRITE, stream, _DEFAULT, address, value):
         _on_stream(_WRITE, ordinal, stream, address, value, _DEFAULT)
 
 
-def write_function(stream: int) -> int:
-    """Return the address of the driver's function that makes a stream write a word; 0 if only Python can call it."""
-    return 0 if stream <= PER_THREAD or _stream_words is None else _address(_WRITE)
+def write_functions(stream: int) -> tuple[int, int]:
+    """Return the addresses of the driver's functions that say whether a stream is captured, and make it write a word.
+
+    They are 0 if only Python can call the functions.
+    """
+    return (0, 0) if stream <= PER_THREAD or _stream_words is None else (_address(_CAPTURING), _address(_WRITE))
 
 
 def wait(ordinal: int, stream: int, address: int, value: int) -> None:
-    """Make a stream wait, before its further work, until a word has a value or more."""
+    """Make a stream wait, before its further work, until a word has a value or more; raises as `write` does."""
     wait_for_words(ordinal, stream, [address, value])
 
 
 def wait_for_words(ordinal: int, stream: int, words: list[int]) -> None:
-    """Make a stream wait, before its further work, for words, given as the address and the value of each in turn."""
+    """Make a stream wait, before its further work, for words, given as the address and the value of each in turn.
+
+    Raises as `refuse_capture` does.
+    """
     for start in range(0, len(words), 2 * _MOST):
         some = words[start : start + 2 * _MOST]
         if _words(_WAIT, stream, _GEQ, *some):
@@ -99,23 +109,51 @@ def wait_for_words(ordinal: int, stream: int, words: list[int]) -> None:
             _on_stream(_WAIT, ordinal, stream, address, value, _GEQ)
 
 
-def recorded(ordinal: int, stream: int) -> bool:
-    """Whether a stream's work is being recorded into a graph; True also if the driver does not say."""
+def captured(ordinal: int, stream: int) -> bool:
+    """Whether a stream's work is being captured into a graph."""
     try:
-        with current(ordinal):
-            return int(call("cuStreamIsCapturing", stream)) != 0
-    except DriverError:
+        refuse_capture(ordinal, stream)
+    except StreamCaptureError:
         return True
+    return False
+
+
+def refuse_capture(ordinal: int, stream: int) -> None:
+    """Raise if a stream's work is being captured into a graph, which would write and wait again at each launch.
+
+    Raises
+    ------
+    StreamCaptureError
+        It is.
+    """
+    if stream > PER_THREAD and _stream_words is not None:
+        code = _stream_words(_address(_WRITE), _address(_CAPTURING), stream, _DEFAULT)
+    else:
+        driver = bindings()
+        with current(ordinal):
+            result, status = driver.cuStreamIsCapturing(stream)
+        implicit = result == driver.CUresult.CUDA_ERROR_STREAM_CAPTURE_IMPLICIT
+        code = _CAPTURED if implicit or (result == driver.CUresult.CUDA_SUCCESS and int(status)) else 0
+    if code == _CAPTURED:
+        raise _is_captured(stream)
+
+
+def _is_captured(stream: int) -> StreamCaptureError:
+    return StreamCaptureError(
+        f"the work of stream {stream:#x} is being captured into a CUDA graph, which would write and wait again at each "
+        "launch: end the capture first"
+    )
 
 
 def record(ordinal: int, stream: int, event: int) -> None:
-    """Record an event in a stream, after the work that the stream has so far."""
+    """Record an event in a stream, after the work that the stream has so far; raises as `refuse_capture` does."""
+    refuse_capture(ordinal, stream)
     with current(ordinal):
         call("cuEventRecord", event, stream)
 
 
 def wait_for_event(ordinal: int, stream: int, event: int) -> None:
-    """Make a stream wait, before its further work, for an event."""
+    """Make a stream wait, before its further work, for an event; raises as `refuse_capture` does."""
     _on_stream("cuStreamWaitEvent", ordinal, stream, event, _DEFAULT)
 
 
@@ -126,18 +164,21 @@ def synchronize_stream(ordinal: int, stream: int) -> None:
 
 
 def _words(name: str, stream: int, flags: int, *words: int) -> bool:
-    """Call one of the two functions by the native module. False if it has to be called in another way."""
+    """Call a function for words by the native module. False if it has to be called in another way."""
     if stream <= PER_THREAD or _stream_words is None:
         return False
     # A stream handle determines its context, so no context has to be current.
-    code = _stream_words(_address(name), stream, flags, *words)
+    code = _stream_words(_address(name), _address(_CAPTURING), stream, flags, *words)
     if not code:
         return True
+    if code == _CAPTURED:
+        raise _is_captured(stream)
     _check(name, bindings().CUresult(code))
     return False
 
 
 def _on_stream(name: str, ordinal: int, stream: int, *arguments: Any) -> None:
+    refuse_capture(ordinal, stream)
     if stream > PER_THREAD:
         driver = bindings()
         (result,) = getattr(driver, name)(stream, *arguments)

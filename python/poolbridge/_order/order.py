@@ -6,6 +6,10 @@ makes the streams that used it write words of its own timeline, and sends the fe
 
 In some cases that is not possible: the service has no timelines, the GPU's streams cannot write words, a stream belongs
 to another thread, or no stream was named. Then `_fall_back` waits for the device instead.
+
+While a stream's work is captured into a CUDA graph, the stream neither writes nor waits, because the graph would do so
+again at each launch. The CPU waits instead, releases wait for the end of the capture, and what needs a fence at once
+fails with `StreamCaptureError`.
 """
 
 from __future__ import annotations
@@ -27,6 +31,7 @@ from poolbridge.errors import (
     DriverError,
     PoolLimitError,
     ProducerDiedError,
+    StreamCaptureError,
     WaitTimeoutError,
 )
 
@@ -285,7 +290,7 @@ def _make_wait(state: Held, key: StreamKey) -> None:
         if page is None:
             continue
         address = page.on_device(key.ordinal) if own is not None else 0
-        if own is None or not address:
+        if own is None or not address or _cuda_stream.captured(key.ordinal, key.handle):
             wait(state)
             return
         if word is not None and fence.tl == own.id and fence.wd == word.index:
@@ -331,7 +336,8 @@ class Follower(_NativeFollower):
         self.timelines = timelines
         self._stream = stream
         self.anywhere = not key.thread
-        self.function, self.stream = _cuda_stream.write_function(key.handle), key.handle
+        self.capturing, self.function = _cuda_stream.write_functions(key.handle)
+        self.stream = key.handle
         self.address = own.page.on_device(key.ordinal) if self.function else 0
         self.fence = Fence
         self.patience = self.shortest = _POLL_SECONDS
@@ -369,6 +375,8 @@ class Follower(_NativeFollower):
     def _await(self, fences: list[tuple[int, int, int]]) -> bool:
         """Make the stream wait for fences. False if a lease state is needed for that."""
         timelines, key, words = self.timelines, self.key, []
+        if _cuda_stream.captured(key.ordinal, key.handle):
+            return False
         timelines.waits(self.own, key, [timeline for timeline, _, _ in fences])
         for timeline, word, value in fences:
             page = timelines.page(timeline)  # it stays mapped since `waits`
@@ -391,11 +399,6 @@ class Follower(_NativeFollower):
             return self.own.write(self.key)
         except (DriverError, PoolLimitError):
             return None
-
-    @property
-    def recorded(self) -> bool:
-        """Whether the stream's work is being recorded into a graph, which would write the same fence at each launch."""
-        return _cuda_stream.recorded(self.key.ordinal, self.key.handle)
 
     def done(self, say: Say) -> None:
         """Call `say` with the fence that is reached when the stream is done with the memory of frames; see `done`."""
@@ -430,8 +433,13 @@ def done(state: Held, say: Say) -> None:
     state
         The lease.
     say
-        Called exactly once, also if `done` raises. It gets no fences if the work is done; `done` may have waited for
-        the device then. It must neither wait nor raise.
+        Called exactly once, also if `done` raises another error than `StreamCaptureError`. It gets no fences if the
+        work is done; `done` may have waited for the device then. It must neither wait nor raise.
+
+    Raises
+    ------
+    StreamCaptureError
+        The work of a stream is being captured into a graph. `say` was not called.
     """
     if state.streams is None and not state.unordered:
         say(())
@@ -440,6 +448,8 @@ def done(state: Held, say: Say) -> None:
     if own is None:
         _after(state.memory.synchronize, say)
     elif len(streams) > 1:
+        for key in streams:
+            _cuda_stream.refuse_capture(key.ordinal, key.handle)
         fences: tuple[Fence, ...] = ()
         try:
             fences = (_single(state, own) if state.single else _written(own, streams)) or _fall_back(state)
@@ -465,10 +475,10 @@ def _after(synchronize: Callable[[], None], say: Say) -> None:
 
 
 def _written(own: Timeline, streams: Iterable[StreamKey], *, wait: bool = True) -> tuple[Fence, ...]:
-    """Make each stream write a fence and return the fences; an empty tuple if one of them cannot."""
+    """Make each stream write a fence and return the fences; an empty tuple if one of them cannot now."""
     try:
         fences = [own.write(key, wait=wait) for key in streams]
-    except (DriverError, PoolLimitError):
+    except (DriverError, PoolLimitError, StreamCaptureError):
         return ()
     written = tuple([fence for fence in fences if fence is not None])
     return written if len(written) == len(fences) else ()

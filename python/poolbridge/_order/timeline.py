@@ -113,6 +113,8 @@ class Timeline:
         ------
         DriverError
             The stream takes no work.
+        StreamCaptureError
+            The stream's work is being captured into a graph.
         PoolLimitError
             More streams and promises are at work than a timeline has words.
         """
@@ -153,6 +155,8 @@ class Timeline:
         ------
         PoolLimitError
             More streams and promises are at work than a timeline has words. `say` was not called.
+        StreamCaptureError
+            The stream's work is being captured into a graph. `say` was not called.
         DriverError
             `finish` raised it. The word is written all the same.
         """
@@ -161,6 +165,7 @@ class Timeline:
         try:
             if self.closed:
                 return False
+            _cuda_stream.refuse_capture(key.ordinal, key.handle)
             word = self.words.get(key) or self._take(key)
             word.value += 1
             try:

@@ -15,6 +15,7 @@ from poolbridge._sys.finaliser import while_running
 from poolbridge.errors import (
     LeaseInUseError,
     LeaseReleasedError,
+    StreamCaptureError,
 )
 
 if TYPE_CHECKING:
@@ -170,7 +171,11 @@ class LeaseState:
             Arrays made from the lease are alive, or may be.
         """
         self.begin_release(force=force)
-        _order.done(self, partial(self.session.release, self, failed=failed))
+        done = partial(_order.done, self, partial(self.session.release, self, failed=failed))
+        try:
+            done()
+        except StreamCaptureError:
+            self.session.later(done)
 
     def begin_release(self, *, force: bool = False) -> None:
         """Check that the lease can be released, and mark it so. From then on it makes no more arrays."""

@@ -6,6 +6,8 @@ The blocking and the asyncio client each drive a session. The session never wait
 from __future__ import annotations
 
 import os
+import threading
+import time
 from collections import deque
 from collections.abc import Callable
 from functools import partial
@@ -23,6 +25,7 @@ from poolbridge.errors import (
     ForkError,
     PoolbridgeError,
     ProtocolError,
+    StreamCaptureError,
 )
 
 if TYPE_CHECKING:
@@ -35,6 +38,8 @@ if TYPE_CHECKING:
 
 _OUTBOX_MAX = 65_536
 _PATIENCE = 10.0
+# The driver tells nobody when a capture into a graph ends, so it is asked at this interval.
+_CAPTURE_LOOK = 0.005
 
 
 class Driver(Protocol):
@@ -237,9 +242,7 @@ class Session(SessionMembers):
         if fences is not None or self._driver is None:
             self.release(state, fences or (), failed=failed, alone=alone)
         else:
-            self._driver.background(
-                partial(_order.done, state, partial(self.release, state, failed=failed, alone=alone))
-            )
+            self.later(partial(_order.done, state, partial(self.release, state, failed=failed, alone=alone)))
 
     def release(self, state: LeaseState, fences: tuple[Fence, ...], *, failed: bool, alone: bool = False) -> None:
         """Release a lease. `fences` are reached when the work on its memory is done. Never waits, never raises."""
@@ -262,9 +265,12 @@ class Session(SessionMembers):
             self._released(self.core.release(grant, fences, failed=failed))
 
     def later(self, work: Callable[[], None]) -> None:
-        """Run work that may wait in the background; finalisers call it. Never waits, never raises."""
+        """Run work of streams, which may wait, in the background; finalisers call it. Never waits, never raises.
+
+        While the work of a stream is being captured into a graph, it is tried again and again.
+        """
         if _process.pid == self.pid and self._driver is not None:
-            self._driver.background(work)
+            self._driver.background(partial(_after_capture, work))
 
     def lend(self, state: LeaseState) -> LeaseState:
         """Make a lease state for an array that outlives the lease. It keeps the block mapped, as the lease does."""
@@ -448,3 +454,22 @@ class Session(SessionMembers):
             self.orphaned = True
         else:
             self.close()
+
+
+def _after_capture(work: Callable[[], None]) -> None:
+    """Do work of streams, or leave it to a thread of its own until no graph captures the work of these streams."""
+    try:
+        work()
+    except StreamCaptureError:
+        threading.Thread(target=_try_again, args=(work,), name="poolbridge-capture", daemon=True).start()
+
+
+def _try_again(work: Callable[[], None]) -> None:
+    while True:
+        time.sleep(_CAPTURE_LOOK)
+        try:
+            return work()
+        except StreamCaptureError:
+            continue
+        except PoolbridgeError:
+            return None  # the lease has ended with the connection

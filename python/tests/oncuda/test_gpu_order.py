@@ -185,6 +185,7 @@ def test_steady_streaming_calls_the_driver_for_words_only(client, other):
     calls = {name: after[name] - before[name] for name in after if after[name] != before[name]}
     assert calls.pop("cuStreamWriteValue64") == 200
     assert calls.pop("cuStreamWaitValue64", 0) <= 200
+    assert 200 <= calls.pop("cuStreamIsCapturing") <= 800
     assert calls == {}
     assert MAPPINGS.imports == imports
 
@@ -224,6 +225,7 @@ def test_borrowed_arrays_call_the_driver_for_words_only(client, other):
     calls = {name: after[name] - before[name] for name in after if after[name] != before[name]}
     assert calls.pop("cuStreamWriteValue64") == 200
     assert calls.pop("cuStreamWaitValue64", 0) <= 200
+    assert 200 <= calls.pop("cuStreamIsCapturing") <= 800
     assert calls == {}
     assert made == []
 

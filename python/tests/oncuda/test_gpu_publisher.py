@@ -152,6 +152,7 @@ def test_a_frame_costs_each_side_one_write_of_a_word_and_no_wait_for_what_is_kno
         calls = {name: after[name] - before[name] for name in after if after[name] != before[name]}
         del calls["cuStreamSynchronize"], calls["cuCtxPushCurrent"], calls["cuCtxPopCurrent"]  # of `finish`
         assert calls.pop("cuStreamWriteValue64") == 200, "one of the writer, one of the reader"
+        assert calls.pop("cuStreamIsCapturing") == 300, "one of the writer, two of the reader"
         assert calls == {}, "no wait where the readers are known to be done"
         assert (len(made), client._session.core._number) == (arrays_made, asked)
 
