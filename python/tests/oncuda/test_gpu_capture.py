@@ -10,7 +10,7 @@ from gates import fill, finish, new_stream, read
 from rig import CHANNELS, N, client, device_service, gate, other, use
 
 import poolbridge
-from poolbridge._cuda import stream as _cuda_stream
+from poolbridge._cuda import cuda as _cuda, stream as _cuda_stream
 from poolbridge._cuda.cuda import call, current
 
 pytestmark = CHANNELS
@@ -36,7 +36,8 @@ def capture(stream):
         with current(0):
             graph = call("cuStreamEndCapture", stream)
             if int(graph):
-                assert call("cuGraphGetNodes", graph, 0)[1] == 0
+                *_, nodes = _cuda.bindings().cuGraphGetNodes(graph, 0)
+                assert nodes == 0
                 call("cuGraphDestroy", graph)
 
 
