@@ -12,7 +12,7 @@ GOLANGCI := build/tools/golangci-lint-$(GOLANGCI_VERSION)
 ACTIONLINT_VERSION := v1.7.12
 ACTIONLINT := build/tools/actionlint-$(ACTIONLINT_VERSION)
 
-.PHONY: help build venv verify verify-simulated test test-long test-simcuda test-go test-model test-python test-integration test-kinds test-deploy test-aarch64 test-anomaly-race native-test native-test-long simcuda ptx generate lint fuzz bench dist test-dist docs gpu-bundle clean FORCE
+.PHONY: help build venv verify verify-simulated test test-long test-simcuda test-go test-model test-python test-integration test-kinds test-deploy test-aarch64 test-anomaly-race test-stress native-test native-test-long simcuda ptx generate lint fuzz bench dist test-dist docs gpu-bundle clean FORCE
 .DELETE_ON_ERROR:
 
 help: ## list the targets
@@ -73,8 +73,8 @@ test: simcuda bin/poolsvc $(VENV)/installed ## run every test
 	$(AT_A_TIME) test-python test-go test-integration test-kinds native-test test-simcuda test-deploy
 
 # CI runs these, too.
-test-long: simcuda ## the same faults with the race detector, more frames through shared memory, and fuzzing for minutes
-	$(AT_A_TIME) test-anomaly-race native-test-long
+test-long: simcuda bin/poolsvc $(VENV)/installed ## the same faults with the race detector, more frames, and fuzzing for minutes
+	$(AT_A_TIME) test-anomaly-race native-test-long test-stress
 	$(MAKE) fuzz
 
 test-simcuda: simcuda $(VENV)/installed
@@ -94,6 +94,12 @@ test-go: simcuda
 	cd bridge/oteltrace && $(GO) vet ./... && $(GO) test -race ./...
 	GOMAXPROCS=8 $(GOTEST) $(ON_SIMCUDA) -count=1 ./mempool # with CPUs to spare, copiers look for work before they sleep
 	$(MAKE) test-model
+
+# Thousands of frames in every mode and with every policy of a full channel, while processes are killed.
+test-stress: simcuda bin/poolsvc $(VENV)/installed
+	POOLBRIDGE_STRESS_FRAMES=5000 $(GO) test $(ON_SIMCUDA) -count=1 -timeout 20m \
+		-run '^(TestNoFrameOfABroadcastIsLostOrTorn|TestEveryFrameOfAQueueIsAcknowledgedOrDropped)$$' ./bridge
+	POOLBRIDGE_STRESS_FRAMES=1000 $(GO) test -count=1 -timeout 20m -run '^TestConsumersInPythonLoseNoFrameOfKilledProcesses$$' ./tests/integration
 
 test-anomaly-race: simcuda
 	$(GOTEST) $(ON_SIMCUDA) -count=1 ./tests/anomaly

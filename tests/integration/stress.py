@@ -1,7 +1,7 @@
-"""One side of the stress tests: ``produce SOCKET KIND`` or ``consume SOCKET KIND CREDIT``.
+"""One side of the stress tests: ``produce SOCKET KIND FULL`` or ``consume SOCKET KIND CREDIT``.
 
 The producer sends the frames of each line that it reads, ``FIRST LAST``, and says of each ``sent NUMBER SEQ``. On a GPU
-it does not wait for its stream before. The consumer checks every element of every frame and says ``got NUMBER SEQ
+it does not wait for its stream before. If FULL is ``fail`` it tries again while the channel is full. The consumer checks every element of every frame and says ``got NUMBER SEQ
 DROPPED``, or ``failed SEQ`` where the producer had died; and ``ended``.
 """
 
@@ -61,7 +61,16 @@ class Device:
         return self.words[: frame.nbytes // 8]
 
 
-def produce(client, memory):
+def publish(channel, lease, number, full):
+    while True:
+        try:
+            return channel.publish(lease, meta={"n": str(number)}, timeout=60)
+        except poolbridge.PoolLimitError:
+            if full != "fail":
+                raise
+
+
+def produce(client, memory, full):
     client.open_pool("p")
     channel = client.open_channel("c")
     print("ready")
@@ -71,13 +80,13 @@ def produce(client, memory):
             data = content(number, 1 + number * 7919 % 5000)
             lease = client.allocate(data.shape, "uint64", pool="p", timeout=60)
             memory.write(lease, data)
-            seq = channel.publish(lease, meta={"n": str(number)}, timeout=60)
+            seq = publish(channel, lease, number, full)
             print(f"sent {number} {seq}")
 
 
 def consume(client, memory, credit):
     try:
-        frames = client.subscribe("c", credit=credit)
+        frames = client.subscribe("c", credit=int(credit))
     except poolbridge.NotFoundError:
         print("ended")  # it was closed
         return
@@ -103,4 +112,4 @@ def consume(client, memory, credit):
 
 role, socket, kind, *more = sys.argv[1:]
 with poolbridge.connect(socket, timeout=60) as connected:
-    {"produce": produce, "consume": consume}[role](connected, {"host": Host, "device": Device}[kind](), *map(int, more))
+    {"produce": produce, "consume": consume}[role](connected, {"host": Host, "device": Device}[kind](), *more)
