@@ -304,6 +304,11 @@ class ArrayExports(NoBuffer):
         return widen(array)
 
 
+def state_of(lease: ArrayExports) -> LeaseState:
+    """Return the state of a lease or view, for modules of this package. It is no attribute that programs may use."""
+    return lease._lease_state  # noqa: SLF001
+
+
 def widen(bits: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
     """Convert the bits of ``bfloat16`` to float32, which holds it exactly."""
     return (bits.astype(np.uint32) << 16).view(np.float32)

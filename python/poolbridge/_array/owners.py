@@ -26,7 +26,7 @@ def owner(session: Session, array: Any, address: int) -> LeaseState | None:
     while isinstance(base, np.ndarray):
         base = base.base
     if isinstance(base, Token):
-        return base._lease_state  # noqa: SLF001 - of one family
+        return base.lease_state
     on_cpu = isinstance(array, np.ndarray)
     if on_cpu and base is None:
         return None  # NumPy's own memory

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
-from poolbridge._array.arrays import ArrayExports, widen
+from poolbridge._array.arrays import ArrayExports, state_of, widen
 from poolbridge._cuda import cuda as _cuda
 from poolbridge._memory import dlpack as _dlpack, tensor as _tensor
 from poolbridge._memory.tensor import Description, ElementType
@@ -139,7 +139,7 @@ def find(session: Session, pool: int, given: Any) -> tuple[LeaseState, Descripti
         copied.
     """
     if isinstance(given, ArrayExports):
-        state = given._lease_state  # noqa: SLF001 - of one family
+        state = state_of(given)
         if state.session is session and state.write and state.grant.pl == pool:
             state.check_usable()
             return state, state.description

@@ -138,6 +138,11 @@ class ClientState:
         warnings.warn(f"unclosed {self!r}", ResourceWarning, source=self, stacklevel=3)
 
 
+def session_of(client: ClientState) -> Session:
+    """Return the session of a client, for modules of this package. It is no attribute that programs may use."""
+    return client._session  # noqa: SLF001
+
+
 def hello() -> Hello:
     """Make the first request of a session."""
     return Hello(v=(VERSION,), nm=_program_name(), ft=FEATURES)

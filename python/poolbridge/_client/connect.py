@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from poolbridge._client import operations as _operations, paths as _paths
 from poolbridge._client.client import Client
-from poolbridge._client.client_state import DEFAULT_TIMEOUT, explained, hello
+from poolbridge._client.client_state import DEFAULT_TIMEOUT, explained, hello, session_of
 from poolbridge._client.starter import Starter
 from poolbridge._client.traced import TracedClient
 from poolbridge._client.tracing import check_tracer
@@ -136,7 +136,7 @@ def _again(  # noqa: PLR0917 - pickles have positional arguments
 
 def _reduced(client: Client) -> tuple[Callable[..., Any], tuple[object, ...]]:
     """Pickle a client as a call of `_again`: a new connection with the same default pool."""
-    session = client._session  # noqa: SLF001 - of one family
+    session = session_of(client)
     session.check_usable()
     pool = client._default_pool  # noqa: SLF001
     path = os.path.abspath(client.path)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from poolbridge._array import sources as _sources
+from poolbridge._array.arrays import state_of
 from poolbridge._array.copies import copy_into
 from poolbridge._client import operations as _operations
 from poolbridge._memory import tensor as _tensor
@@ -72,8 +73,8 @@ def array_of(lease: BaseLease, library: str) -> Any:
 
 
 def _numpy(lease: BaseLease) -> Any:
-    on_cpu = lease._lease_state.memory.pool.on_cpu  # noqa: SLF001 - of one family
-    if not on_cpu or not lease._lease_state.description.element.in_numpy:  # noqa: SLF001
+    on_cpu = state_of(lease).memory.pool.on_cpu
+    if not on_cpu or not state_of(lease).description.element.in_numpy:
         return lease.to_numpy()
     source: Any = lease  # NumPy's stubs lag behind the standard
     return np.from_dlpack(source)

@@ -258,11 +258,11 @@ class LeaseState:
 class Token:
     """Represents one array of a lease. The array refers to it, and it keeps the lease state alive."""
 
-    __slots__ = ("__array_interface__", "_lease_state", "owner")
+    __slots__ = ("__array_interface__", "lease_state", "owner")
 
     def __init__(self, state: LeaseState, owner: object = None) -> None:
         self.__array_interface__: dict[str, Any] = {}
-        self._lease_state = state
+        self.lease_state = state
         self.owner = owner
         # First count, then check: see LeaseState.begin_release.
         state.tokens.add(id(self))
@@ -271,7 +271,7 @@ class Token:
     @while_running
     def __del__(self) -> None:
         try:
-            state = self._lease_state
+            state = self.lease_state
         except AttributeError:
             return  # the constructor failed
         state.tokens.discard(id(self))

@@ -16,8 +16,10 @@ import msgspec
 import numpy as np
 
 from poolbridge._array import owners as _owners, sources as _sources
+from poolbridge._array.arrays import state_of
 from poolbridge._client import whole as _whole
 from poolbridge._client.client import Client
+from poolbridge._client.client_state import session_of
 from poolbridge._client.connect import connect
 from poolbridge._client.lease import Lease
 from poolbridge._memory import tensor as _tensor
@@ -212,7 +214,7 @@ class Link:
             state, layout = found
             if state.session.ended is not None or state.session.core.epoch.hex() != service:
                 return SERVICE_LOST, copied
-            if state.consumer is not None or (state.write and state.session is not self._client._session):  # noqa: SLF001
+            if state.consumer is not None or (state.write and state.session is not session_of(self._client)):
                 return FOREIGN, copied
             buffer = {"buffer": state.grant.bf, "generation": state.grant.ge}
             if tuple(buffer.values()) in map(tuple, recipient["refused"]):
@@ -224,7 +226,7 @@ class Link:
     def _find(self, given: Any, library: str) -> tuple[LeaseState, dict[str, Any]] | str:
         """Find the lease of an array, and the array's place in the buffer; or say why it cannot be described."""
         if library == LEASE:
-            state = given._lease_state  # noqa: SLF001 - of one family
+            state = state_of(given)
             state.check_usable()
             return state, _layout(state.description)
         if library == "numpy":
@@ -240,7 +242,7 @@ class Link:
             source = _sources.look(given)
         except (BufferError, RuntimeError, TypeError, ValueError) as error:  # such as a tensor that requires a gradient
             return f"{library} does not export the array: {error}"
-        found = _owners.owner(self._client._session, source.array, source.address)  # noqa: SLF001
+        found = _owners.owner(session_of(self._client), source.array, source.address)
         offset = None if found is None or found.released else _owners.offset_in(found, source.address)
         if found is None or offset is None:
             return NOT_LEASED
@@ -254,7 +256,7 @@ class Link:
 
     def _state(self, array: Array) -> LeaseState | None:
         """Find the lease that an array lives in, unless it has ended."""
-        state = _owners.owner(self._client._session, array, _address(array))  # noqa: SLF001
+        state = _owners.owner(session_of(self._client), array, _address(array))
         return None if state is None or state.released else state
 
     def _complete(self, state: LeaseState) -> None:
@@ -345,7 +347,7 @@ class Link:
             except NotFoundError:
                 lease = client.allocate(elements.shape, dtype, pool=self.options.pool)
             lease.copy_from(elements)
-            self._complete(lease._lease_state)  # noqa: SLF001
+            self._complete(state_of(lease))
         except PoolbridgeError as error:
             self.counts.degraded(type(error).__name__, error)
             return elements
@@ -408,7 +410,7 @@ def _layout(description: _tensor.Description) -> dict[str, Any]:
 
 
 def _taken(lease: Lease, description: dict[str, Any]) -> Any:
-    state = lease._lease_state  # noqa: SLF001 - of one family
+    state = state_of(lease)
     if "tensor" in description:
         state.description = _tensor.from_wire(Tensor(*description["tensor"]), state.grant.n)
         library = description["library"]

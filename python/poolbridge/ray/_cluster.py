@@ -18,6 +18,7 @@ from typing import Any, Final
 import numpy as np
 
 import poolbridge
+from poolbridge._array.arrays import state_of
 from poolbridge._sys.log import LOG
 from poolbridge.ray import _nixl, _sharing
 from poolbridge.ray._metadata import Kept, Shared
@@ -140,7 +141,7 @@ class Mover:
 
     def read(self, one: Shared) -> np.ndarray[Any, Any]:
         """Return the elements of an array. Ray copies them into its object store, and carries them."""
-        return np.ascontiguousarray(self._lease(one)._lease_state.array())  # noqa: SLF001 - bfloat16 as its bits
+        return np.ascontiguousarray(state_of(self._lease(one)).array())
 
     def offer(self, one: Shared) -> _nixl.Offer | str:
         """Lease the buffer of an array for a receiver that reads it through NIXL; or say why this node has no NIXL.
@@ -151,7 +152,7 @@ class Mover:
             return reason
         lease = self._lease(one)
         ticket = uuid.uuid4().hex
-        made = _nixl.AGENT.offer(lease._lease_state, ticket, *_sharing.span(lease))  # noqa: SLF001
+        made = _nixl.AGENT.offer(state_of(lease), ticket, *_sharing.span(lease))
         timer = threading.Timer(_MOST_SECONDS, self.done, [ticket, lease])  # which keeps the lease
         timer.daemon = True
         with self._lock:
@@ -336,7 +337,7 @@ def read_remote(
         try:
             lease = allocate(offer.nbytes)
             if offer.nbytes:
-                _nixl.AGENT.read(offer, lease._lease_state, transfer)  # noqa: SLF001
+                _nixl.AGENT.read(offer, state_of(lease), transfer)
             _sharing.place(lease, one, offer.offset)
         except poolbridge.UnavailableError as error:
             if attempt == _ATTEMPTS:

@@ -7,6 +7,8 @@ from typing import Any, TypeVar
 
 import poolbridge
 from poolbridge._array import owners as _owners, sources as _sources
+from poolbridge._array.arrays import state_of
+from poolbridge._client.client_state import session_of
 from poolbridge._memory import tensor as _tensor
 from poolbridge._session.lease_state import LeaseState
 from poolbridge._wire.messages import Tensor
@@ -41,7 +43,7 @@ def lease(client: poolbridge.Client, one: Shared) -> poolbridge.Lease:
         The buffer is gone.
     """
     found = client.lease(one.buffer, one.generation, timeout=client.timeout)
-    state = found._lease_state  # noqa: SLF001 - of one family
+    state = state_of(found)
     tensor = Tensor(dt=one.dtype, sh=one.shape, st=one.strides, of=one.offset)
     state.description = _tensor.from_wire(tensor, state.grant.n)
     return found
@@ -49,14 +51,14 @@ def lease(client: poolbridge.Client, one: Shared) -> poolbridge.Lease:
 
 def span(lease: poolbridge.Lease) -> tuple[int, int, int]:
     """Return which bytes of its buffer a lease's array has, the first and after the last, and its offset in these."""
-    of = lease._lease_state.description  # noqa: SLF001
+    of = state_of(lease).description
     low, high = _tensor.span_of(of.shape, of.strides, of.offset, of.element.itemsize)
     return low, high, of.offset - low
 
 
 def place(lease: poolbridge.Lease, one: Shared, offset: int) -> None:
     """Make a lease that has those bytes of an array a lease of that array."""
-    state = lease._lease_state  # noqa: SLF001
+    state = state_of(lease)
     tensor = Tensor(dt=one.dtype, sh=one.shape, st=one.strides, of=offset)
     state.description = _tensor.from_wire(tensor, state.grant.n)
 
@@ -80,7 +82,7 @@ def describe(client: poolbridge.Client, state: LeaseState, description: _tensor.
 
 def find(client: poolbridge.Client, source: _sources.Source) -> tuple[LeaseState, _tensor.Description] | str:
     """Find the lease that an array lives in, and describe the array in it; or say why it has to be copied."""
-    session = client._session  # noqa: SLF001
+    session = session_of(client)
     state = _owners.owner(session, source.array, source.address)
     if state is None:
         return "the array did not live in a pool"

@@ -12,6 +12,7 @@ import numpy as np
 
 import poolbridge
 from poolbridge._array import sources as _sources
+from poolbridge._array.arrays import state_of
 from poolbridge._client import whole as _whole
 from poolbridge._session.lease_state import LeaseState
 from poolbridge._sys.log import LOG
@@ -148,7 +149,8 @@ class Transport:
                     "transport with a pool of such memory, or move the array first"
                 )
             client, lease = CONNECTION.allocate(source.shape, source.element.name, pool.name, self.options.timeout)
-            state, description = lease._lease_state, lease._lease_state.description  # noqa: SLF001 - of one family
+            state = state_of(lease)
+            description = state.description
             try:
                 lease.copy_from(array)
                 lease.publish(name)
