@@ -98,7 +98,7 @@ test-go: simcuda
 # Thousands of frames in every mode and with every policy of a full channel, while processes are killed.
 test-stress: simcuda bin/poolsvc $(VENV)/installed
 	POOLBRIDGE_STRESS_FRAMES=5000 $(GO) test $(ON_SIMCUDA) -count=1 -timeout 20m \
-		-run '^(TestNoFrameOfABroadcastIsLostOrTorn|TestEveryFrameOfAQueueIsAcknowledgedOrDropped)$$' ./bridge
+		-run '^(TestNoFrameOfABroadcastIsLostOrTorn|TestEveryFrameOfAQueueIsAcknowledgedOrDropped|TestEachOfManySubscribersOfOneChannelGetsEveryFrame)$$' ./bridge
 	POOLBRIDGE_STRESS_FRAMES=1000 $(GO) test -count=1 -timeout 20m -run '^TestConsumersInPythonLoseNoFrameOfKilledProcesses$$' ./tests/integration
 
 test-anomaly-race: simcuda

@@ -212,15 +212,19 @@ func (h *Host) Members(to []*Member, role Role) []*Member {
 	return to
 }
 
-// change announces a change of the roster, to producers before they publish again and to all sleeping members. It calls prepare, if that
-// is not nil, with the loaded tail before each try to change the tail. It returns the tail with which the change took effect.
+// change announces a change of the roster to producers before they publish again, and to all members that sleep. It returns the tail with
+// which the change took effect.
 //
 // Errors: [ErrCorrupt] if a member keeps changing the tail.
-func (h *Host) change(prepare func(tail)) (tail, error) {
-	defer func() {
-		h.sequencer.published.advance()
-		h.sequencer.freed.advance()
-	}()
+func (h *Host) change() (tail, error) {
+	defer h.sequencer.published.advance()
+	return h.announce(nil)
+}
+
+// announce is change for what other consumers need not know: that a consumer joined. It calls prepare, if that is not nil, with the loaded tail before each try to change
+// the tail.
+func (h *Host) announce(prepare func(tail)) (tail, error) {
+	defer h.sequencer.freed.advance()
 	v := h.roster.version.Load() + 1
 	h.roster.version.Store(v)
 	if h.roster.state.Load() >= channelClosed {
@@ -255,20 +259,20 @@ func (h *Host) Close() error {
 		return nil
 	}
 	h.roster.state.Store(channelClosing)
-	t, err := h.change(nil)
+	t, err := h.change()
 	if err != nil {
 		return err
 	}
 	h.roster.end.Store(t.number())
 	h.roster.state.Store(channelClosed)
-	_, err = h.change(nil)
+	_, err = h.change()
 	return err
 }
 
 // Destroy ends the channel at once. No consumer gets a frame any more.
 func (h *Host) Destroy() {
 	h.roster.state.Store(channelDestroyed)
-	_, _ = h.change(nil) // it fails only while the channel is open
+	_, _ = h.change() // it fails only while the channel is open
 }
 
 // Free unmaps and closes the host's files. The host must not be used afterwards.

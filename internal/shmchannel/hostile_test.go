@@ -126,7 +126,7 @@ func (h *hostile) act(what, who uint64) {
 		host.consumerNeeded(h.consumers[0].member, func(Fence) bool { return true })
 	case 14:
 		if who%64 == 0 {
-			_, err = host.change(nil)
+			_, err = host.change()
 		}
 	case 15:
 		if who%256 == 0 {

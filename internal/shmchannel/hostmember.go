@@ -42,7 +42,12 @@ func (h *Host) Join(m *Member) error {
 		begin(h.sequencer.loadTail())
 	}
 	s.state.Store(slotActive)
-	_, err := h.change(begin)
+	var err error
+	if m.Role == ConsumerRole {
+		_, err = h.announce(begin)
+	} else {
+		_, err = h.change()
+	}
 	return err
 }
 
@@ -71,7 +76,7 @@ func (h *Host) Expel(m *Member) error {
 	if m.Role == ProducerRole {
 		h.sequencer.waiting[m.Slot].Store(0)
 	}
-	_, err := h.change(nil)
+	_, err := h.change()
 	return err
 }
 
@@ -127,7 +132,7 @@ func (h *Host) Sweep(to []*Member, reached func(Fence) bool) ([]*Member, error) 
 		err = errors.Join(err, m.free())
 	}
 	if changed {
-		_, changeErr := h.change(nil)
+		_, changeErr := h.change()
 		err = errors.Join(err, changeErr)
 	}
 	return to, err

@@ -238,7 +238,7 @@ func (m *model) joined(s *state, v *service) {
 		m.fault("consumer %d begins with frame %d, and was promised %d", v.who, s.start[v.who], want)
 	}
 	s.tail.version = s.version % m.Versions
-	v.tail, v.pc = tail{}, sPublished
+	v.tail, v.pc = tail{}, sFreed
 }
 
 // stepBlocks finds the blocks of a dead producer that can be used again.
