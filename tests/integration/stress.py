@@ -1,8 +1,10 @@
 """One side of the stress tests: ``produce SOCKET KIND FULL`` or ``consume SOCKET KIND CREDIT``.
 
 The producer sends the frames of each line that it reads, ``FIRST LAST``, and says of each ``sent NUMBER SEQ``. On a GPU
-it does not wait for its stream before. If FULL is ``fail`` it tries again while the channel is full. The consumer checks every element of every frame and says ``got NUMBER SEQ
-DROPPED``, or ``failed SEQ`` where the producer had died; and ``ended``.
+it does not wait for its stream before. If FULL is ``fail`` it tries again while the channel is full.
+
+The consumer checks every element of every frame and says ``got NUMBER SEQ DROPPED``, or ``failed SEQ`` where the
+producer had died; and ``ended``.
 """
 
 import re
