@@ -44,7 +44,7 @@ func TestPythonStreamsToUsersInOtherNamespaces(t *testing.T) {
 
 			consumer := to.Start(t, stressScript, "consume", s.Socket, string(kind), "4")
 			require.Equal(t, "ready", consumer.Line(t))
-			producer := from.Start(t, stressScript, "produce", s.Socket, string(kind))
+			producer := from.Start(t, stressScript, "produce", s.Socket, string(kind), string(mempool.Block))
 			require.Equal(t, "ready", producer.Line(t))
 			producer.Say(t, fmt.Sprint("1 ", frames))
 			for n := 1; n <= frames; n++ {
