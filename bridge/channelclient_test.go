@@ -197,6 +197,8 @@ func testAFrameThatWasNotSent(t *testing.T, full bool) {
 	if full {
 		defer time.AfterFunc(10*time.Millisecond, cancel).Stop() // most often while it waits
 	} else {
+		joining := &producing{membership: newMembership(ch, shmchannel.ProducerRole), joined: make(chan struct{})} // joining does not end
+		c.shared.producers = map[uint64]*producing{ch.info.ID: joining}
 		cancel()
 	}
 	_, err = ch.Publish(ctx, l, mempool.FrameOptions{Completion: mempool.Completion{Ready: &ready}})
