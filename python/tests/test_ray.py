@@ -153,9 +153,9 @@ class Nodes:
 @pytest.fixture(scope="module")
 def nodes():
     folder = tempfile.mkdtemp(prefix="pbray")
-    before = {name: os.environ.get(name) for name in ("POOLBRIDGE_SOCKET", "POOLBRIDGE_POOLSVC")}
-    # The driver is a process of the first node.
-    os.environ |= {"POOLBRIDGE_SOCKET": f"{folder}/near/s", "POOLBRIDGE_POOLSVC": POOLSVC}
+    before = {name: os.environ.get(name) for name in ("POOLBRIDGE_SOCKET", "POOLBRIDGE_POOLSVC", "RAY_TMPDIR")}
+    # The driver is a process of the first node. Ray notes the cluster's address below RAY_TMPDIR, which nodes make.
+    os.environ |= {"POOLBRIDGE_SOCKET": f"{folder}/near/s", "POOLBRIDGE_POOLSVC": POOLSVC, "RAY_TMPDIR": folder}
     made = None
     try:
         made = Nodes(folder)
