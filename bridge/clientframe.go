@@ -52,7 +52,7 @@ func (ch *Channel) Frames(ctx context.Context, o mempool.SubscribeOptions) iter.
 
 // deliver yields frames until there are no more or the caller ends the loop.
 func (s *consuming) deliver(ctx context.Context, manual bool, yield func(*Frame, error) bool) {
-	var back *Lease // lease of a frame that is given back after the consumer has left, so that it does not come here again
+	var back *Lease // lease of a frame that is requeued after the consumer has left, so that it does not come here again
 	defer func() {
 		s.abandon()
 		if back != nil {
@@ -103,18 +103,18 @@ func (f *Frame) ReleaseAfter(ctx context.Context, queues ...mempool.Queue) error
 // Ack acknowledges the frame. In a queue no other subscriber gets it. In a broadcast senders do not wait for it any more. The memory
 // stays valid until the frame is released.
 //
-// Errors: [ErrSettled] if the frame was acknowledged before (also by Release or by asking for the next frame) or given back;
+// Errors: [ErrSettled] if the frame was acknowledged before (also by Release or by asking for the next frame) or requeued;
 // [ErrDisconnected] and [ErrClosed] if the session has ended, which gave the frame back.
 func (f *Frame) Ack() error { return f.settle(false) }
 
-// Requeue gives a frame back to its queue, at its old place. Another subscriber gets it, or this one again. The memory stays valid until
+// Requeue puts a frame into its queue again, at its old place. Another subscriber gets it, or this one again. The memory stays valid until
 // the frame is released.
 //
 // Errors: those of [Frame.Ack]; [ErrInvalid] in a broadcast.
 func (f *Frame) Requeue() error {
 	if ch := f.channel; ch.Mode != mempool.WorkQueue {
 		return situation.Of(ErrInvalid,
-			"frames of channel %q, a broadcast, cannot be given back, because every subscriber gets its own; release the frame", ch.Name)
+			"frames of channel %q, a broadcast, cannot be requeued, because every subscriber gets its own; release the frame", ch.Name)
 	}
 	return f.settle(true)
 }
@@ -124,7 +124,7 @@ func (f *Frame) settle(again bool) error {
 	case f.Lease == nil:
 		return situation.Of(ErrInvalid, "frame %d came without a lease: there is nothing to acknowledge", f.Seq)
 	case !f.settled.CompareAndSwap(false, true):
-		return situation.Of(ErrSettled, "frame %d of channel %q was acknowledged or given back before", f.Seq, f.channel.Name)
+		return situation.Of(ErrSettled, "frame %d of channel %q was acknowledged or requeued before", f.Seq, f.channel.Name)
 	}
 	err := f.Lease.taken.decide(again)
 	if errors.Is(err, shmchannel.ErrReleased) || errors.Is(err, shmchannel.ErrLeft) {

@@ -26,7 +26,7 @@ var (
 	ErrTimeout       = mempool.ErrTimeout       // a time limit passed; calls of this package wrap context.DeadlineExceeded instead
 	ErrBusy          = mempool.ErrBusy          // another lease, or work on the memory, excludes the request now
 	ErrReleased      = mempool.ErrReleased      // the lease has ended
-	ErrSettled       = mempool.ErrSettled       // the frame was acknowledged or given back to its queue
+	ErrSettled       = mempool.ErrSettled       // the frame was acknowledged or requeued
 	ErrStale         = mempool.ErrStale         // the id means an earlier use of the block, or an earlier service
 	ErrProducerDied  = mempool.ErrProducerDied  // the process that wrote the buffer died before the content was complete
 	ErrContentFailed = mempool.ErrContentFailed // the content of the buffer will never be complete; an ErrProducerDied is one, too

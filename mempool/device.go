@@ -164,13 +164,13 @@ func (a *deviceArena) Allocate(_ context.Context, size uint64) (Allocation, erro
 	d := &deviceAllocation{deviceMemory: deviceMemory{a.gpu, ptr, size}, pool: a.pool}
 	// The allocation is ordered in our stream, but other processes must be able to use it at once.
 	if err := a.stream.Synchronize(); err != nil {
-		return nil, errors.Join(deviceError("wait for an allocation", err), a.giveBack(d))
+		return nil, errors.Join(deviceError("wait for an allocation", err), a.free(d))
 	}
 	return d, nil
 }
 
-// giveBack frees the allocations, and those that could not be freed before.
-func (a *deviceArena) giveBack(more ...*deviceAllocation) error {
+// free frees the allocations, and those that could not be freed before.
+func (a *deviceArena) free(more ...*deviceAllocation) error {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	var errs []error
@@ -183,7 +183,7 @@ func (a *deviceArena) giveBack(more ...*deviceAllocation) error {
 }
 
 func (a *deviceArena) Close() error {
-	return errors.Join(a.giveBack(), deviceError("destroy a memory pool", insist(a.pool.Close)), closeFile(a.file), a.gpu.Close())
+	return errors.Join(a.free(), deviceError("destroy a memory pool", insist(a.pool.Close)), closeFile(a.file), a.gpu.Close())
 }
 
 // deviceAllocation is memory from a deviceArena.

@@ -142,7 +142,7 @@ func (c *Consumer) moveFloor(floor uint64) {
 // Errors: [ErrInvalid] in a broadcast, [ErrReleased] if the consumer does not have the frame, [ErrLeft] if the consumer is closed.
 func (c *Consumer) Acknowledge(f InHand) error { return c.decide(f.hand(), tagDone) }
 
-// Requeue gives a frame back to its queue, for another consumer. It does not release the frame.
+// Requeue puts a frame into its queue again, for another consumer. It does not release the frame.
 //
 // Errors: as Acknowledge.
 func (c *Consumer) Requeue(f InHand) error { return c.decide(f.hand(), tagReturned) }

@@ -142,7 +142,7 @@ func (s *Service) Overview(most int) Overview {
 		return o
 	}
 	v.countBuffers(most / len(s.poolByID))
-	v.settle()
+	v.recount()
 	o.Stats = s.statsLocked(nil)
 	shown := make(map[uint64]*BlockInfo) // by buffer that has a name
 	for _, p := range o.Pools {
@@ -189,8 +189,8 @@ func (v *view) countBuffers(most int) {
 	}
 }
 
-// settle makes the counts those of this moment. Service.mu is held, and is not released.
-func (v *view) settle() {
+// recount makes the counts those of this moment. Service.mu is held, and is not released.
+func (v *view) recount() {
 	v.view = nil
 	gone := make(map[*buffer]struct{}, len(v.ended))
 	for _, b := range v.ended {

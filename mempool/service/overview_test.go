@@ -267,7 +267,7 @@ func TestAnOverviewCountsEachBlockOnceThoughItIsReleasedAndAllocatedMeanwhile(t 
 	publish(t, stays, mempool.Publication{Name: "a"})
 	svc.mu.Lock()
 	defer svc.mu.Unlock()
-	v.settle()
+	v.recount()
 	m := v.mapper(p).describe(v.moving, make(map[uint64]*BlockInfo))
 	o := Overview{Maps: []PoolMap{m}}
 	assert.Equal(t, p.reserved, total(o))

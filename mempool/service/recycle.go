@@ -60,16 +60,16 @@ func (p *Pool) evict(n uint64) bool {
 	if p.cached == 0 && len(p.stuck) == 0 {
 		return false
 	}
-	given, err := p.giveBack(n, true)
+	given, err := p.freeCached(n, true)
 	if err != nil {
 		p.svc.note(mempool.HistoryEvent{Kind: mempool.DriverError, Text: notGivenBack(err)}, p)
 	}
 	return given > 0
 }
 
-// giveBack frees cached blocks of at least n bytes together. given is how many bytes were freed at once; err is what could not be freed.
+// freeCached frees cached blocks of at least n bytes together. given is how many bytes were freed at once; err is what could not be freed.
 // quiet leaves blocks with work under way. Service.mu is held, and released for driver calls.
-func (p *Pool) giveBack(n uint64, quiet bool) (given uint64, err error) {
+func (p *Pool) freeCached(n uint64, quiet bool) (given uint64, err error) {
 	idle := p.retire(n, quiet)
 	err = p.svc.flush()
 	for _, b := range idle {

@@ -284,5 +284,5 @@ func (s *Session) TrimPool(id, keep uint64) (uint64, error) {
 	if err != nil {
 		return 0, err
 	}
-	return p.giveBack(p.cached-min(p.cached, keep), false)
+	return p.freeCached(p.cached-min(p.cached, keep), false)
 }

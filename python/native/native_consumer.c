@@ -172,7 +172,7 @@ static PyObject *settle(Consumer *self, PyObject *arg, bool requeue) {
 }
 
 static PyObject *ack(Consumer *self, PyObject *arg) { return settle(self, arg, false); }
-static PyObject *give_back(Consumer *self, PyObject *arg) { return settle(self, arg, true); }
+static PyObject *unclaim(Consumer *self, PyObject *arg) { return settle(self, arg, true); }
 
 // keep(producer, block, description_id, object)
 static PyObject *keep(Consumer *self, PyObject *const *args, Py_ssize_t given) {
@@ -256,7 +256,7 @@ static PyMethodDef methods[] = {
     {"add_track", FAST(add_track), NULL}, {"begin", FAST(begin), NULL},
     {"take", FAST(take), NULL},           {"swap", FAST(swap), NULL},
     {"release", FAST(release), NULL},     {"requeue", FAST(requeue), NULL},
-    {"ack", (PyCFunction)ack, METH_O, NULL}, {"give_back", (PyCFunction)give_back, METH_O, NULL},
+    {"ack", (PyCFunction)ack, METH_O, NULL}, {"unclaim", (PyCFunction)unclaim, METH_O, NULL},
     {"keep", FAST(keep), NULL},
     {"forget", (PyCFunction)forget, METH_O, NULL}, {"leave", (PyCFunction)leave, METH_NOARGS, NULL},
     {"close", (PyCFunction)close_member, METH_NOARGS, NULL}, {NULL, NULL, 0, NULL},

@@ -214,16 +214,16 @@ class Consumer:
             The frame is not in hand.
         """
     def requeue(self, number: int, word: int = 0, value: int = 0, settled: bool = False, /) -> bool | Condition:
-        """Let go of a frame of a queue and give it back, so that another consumer takes it; see `release`."""
+        """Let go of a frame of a queue and requeue it, so that another consumer takes it; see `release`."""
     def ack(self, number: int, /) -> bool:
         """Acknowledge a frame, which stays in hand. In a broadcast it then holds no producer back.
 
         The result is False if the frame was given to another consumer of the queue meanwhile.
         """
-    def give_back(self, number: int, /) -> bool:
-        """Give back a frame of a queue, whose memory stays in hand; see `ack`. This consumer may take it a second time.
+    def unclaim(self, number: int, /) -> bool:
+        """Requeue a frame of a queue, whose memory stays in hand; see `ack`. This consumer may take it a second time.
 
-        A frame that was taken a second time is in hand twice. Then `ack` and `give_back` settle the one that is not
+        A frame that was taken a second time is in hand twice. Then `ack` and `unclaim` settle the one that is not
         settled, and `release` lets go of the settled one first.
         """
     def keep(self, producer: int, block: int, description_id: int, kept: Any, /) -> None:

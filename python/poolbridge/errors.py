@@ -17,7 +17,7 @@ Each class also derives from the built-in exception in parentheses, which progra
     ├── BusyError (TimeoutError)                   the buffer is leased in a way that excludes this lease
     ├── RequestCancelledError (RuntimeError)       this client cancelled the request
     ├── LeaseReleasedError (ValueError)            the lease has ended
-    ├── FrameSettledError (ValueError)             the frame was acknowledged or given back before
+    ├── FrameSettledError (ValueError)             the frame was acknowledged or requeued before
     ├── LeaseInUseError (BufferError)              arrays made from the lease are alive
     ├── StaleError (LookupError)                   the id is of an earlier use, or of another epoch
     ├── ContentFailedError (RuntimeError)          the content of the buffer will never be complete
@@ -144,7 +144,7 @@ class LeaseReleasedError(PoolbridgeError, ValueError):
 
 
 class FrameSettledError(PoolbridgeError, ValueError):
-    """The frame was acknowledged or given back already; the message says how."""
+    """The frame was acknowledged or requeued already; the message says how."""
 
     code = "settled"
 

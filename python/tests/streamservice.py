@@ -165,7 +165,7 @@ class Channel:
         self.wake()
 
     def give_claims_back(self, slot: int) -> None:
-        """Give back the frames of a queue's consumer whose process is gone."""
+        """Requeue the frames of a queue's consumer whose process is gone."""
         for at in range(8192 + 8 * self.slots, 8192 + 16 * self.slots, 8):
             claim = _native.load_u64(self.sequencer, at)
             if claim & 4095 == 2 + slot:

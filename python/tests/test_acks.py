@@ -1,4 +1,4 @@
-"""What acknowledges a frame, what gives it back, and what keeps its memory."""
+"""What acknowledges a frame, what requeues it, and what keeps its memory."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ def test_a_frame_that_a_loop_was_left_with_goes_to_another(service, client, othe
     gc.collect()
     other.stats()
     rest = client.subscribe("work")
-    assert {rest.receive(60).seq, rest.receive(60).seq} == {2, 3}  # 3 comes first if 2 is given back later
+    assert {rest.receive(60).seq, rest.receive(60).seq} == {2, 3}  # 3 comes first if 2 is requeued later
 
 
 def test_a_block_acknowledges_a_frame_whose_array_lives_on(client, other, queue):
@@ -175,7 +175,7 @@ def test_a_requeued_frame_goes_to_another_though_an_array_lives_on(service, clie
     frame.requeue()
     mine.close()
     assert theirs.receive(60).to_numpy().tolist() == array.tolist()
-    with pytest.raises(poolbridge.FrameSettledError, match=r"frame 1 was given back before, by requeue\(\): .* once"):
+    with pytest.raises(poolbridge.FrameSettledError, match=r"frame 1 was requeued before, by requeue\(\): .* once"):
         frame.requeue()
 
 

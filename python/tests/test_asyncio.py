@@ -219,7 +219,9 @@ def test_a_full_socket_does_not_block_the_loop(service):
         del leases
         gc.collect()
         for number in range(2000):
-            client._session.give_back(m.Grant(id=10**6 + number, bf=1, ge=1, pl=1, bl=10**9, bs=1, t=m.Tensor("int8")))
+            client._session.release_grant(
+                m.Grant(id=10**6 + number, bf=1, ge=1, pl=1, bl=10**9, bs=1, t=m.Tensor("int8"))
+            )
         await asyncio.sleep(0.05)
         gate.set()
         del service.tricks["stats"]

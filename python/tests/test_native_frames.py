@@ -265,11 +265,11 @@ def test_a_frame_of_a_queue_that_is_given_back_stays_in_hand_and_can_be_taken_ag
     producer, consumer = here.produce(), here.consume()
     here.publish(producer, 7)
     frame = take(consumer)
-    assert consumer.give_back(frame.number)
+    assert consumer.unclaim(frame.number)
     again = take(consumer)
     assert again.number == frame.number
     assert consumer.in_hand == [1, 1]
-    assert consumer.ack(again.number), "it is acknowledged the second time, not given back once more"
+    assert consumer.ack(again.number), "it is acknowledged the second time, not requeued once more"
     assert consumer.take(0.0) is Condition.TIMEOUT
     assert consumer.release(1)
     assert producer.reclaim() == [], "it is in hand once more"
@@ -282,7 +282,7 @@ def test_releasing_a_frame_that_is_in_hand_twice_lets_go_of_the_settled_one_firs
     here = world(worlds, queue=True)
     producer, consumer, other = here.produce(), here.consume(), here.consume(1)
     here.publish(producer, 7)
-    consumer.give_back(take(consumer).number)
+    consumer.unclaim(take(consumer).number)
     take(consumer)
     assert consumer.release(1)
     assert other.take(0.0) is Condition.TIMEOUT, "its claim stands"
@@ -540,7 +540,7 @@ def test_a_closed_queue_ends_when_everything_is_acknowledged(worlds: list[World]
     w.publish(producer)
     take(one)
     w.channel.close()
-    assert other.take(0.0) is Condition.TIMEOUT  # it may be given back
+    assert other.take(0.0) is Condition.TIMEOUT  # it may be requeued
     ended: list[object] = []
     thread = threading.Thread(target=lambda: ended.append(other.take(60.0)))
     thread.start()

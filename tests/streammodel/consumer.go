@@ -377,7 +377,7 @@ func (m *model) stepGPU(s *state, c int8, on int8) bool {
 	return false
 }
 
-// settle acknowledges a frame of a queue, or gives it back (choice 1).
+// settle acknowledges a frame of a queue, or requeues it (choice 1).
 func (m *model) settle(s *state, c int8, a *consumer, choice int) bool {
 	if a.pc == cEnding { // other consumers sleep until everything is done
 		word := none
@@ -387,7 +387,7 @@ func (m *model) settle(s *state, c int8, a *consumer, choice int) bool {
 		m.ring(a, word, cUnhold)
 		return true
 	}
-	if choice > 0 && (a.failed || int(a.returned) == m.GiveBack) {
+	if choice > 0 && (a.failed || int(a.returned) == m.Requeue) {
 		return false
 	}
 	k := &s.claims[a.n%m.n()]
@@ -402,7 +402,7 @@ func (m *model) settle(s *state, c int8, a *consumer, choice int) bool {
 		a.returned++
 		k.tag = givenBack
 		word := published
-		if m.mutant("nobody is woken for a frame that was given back") {
+		if m.mutant("nobody is woken for a frame that was requeued") {
 			word = none
 		}
 		m.ring(a, word, cUnhold)

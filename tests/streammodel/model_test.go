@@ -112,9 +112,9 @@ func configs() []Config {
 		}),
 		with("GPU", nil, func(c *Config) { c.Joined = first; c.Blocks = 3; c.Frames[0] = 7; c.GPU = true }),
 		with("GPU, drops", joins, func(c *Config) { c.Blocks = 3; c.Frames[0] = 5; c.Policies[0] = dropOldest; c.GPU = true }),
-		with("queue, join", joins, func(c *Config) { c.Queue = true; c.GiveBack = 1; c.Drain = true }),
+		with("queue, join", joins, func(c *Config) { c.Queue = true; c.Requeue = 1; c.Drain = true }),
 		with("queue, two", nil, func(c *Config) { queue(c) }),
-		with("queue, give back", nil, func(c *Config) { queue(c); c.Frames[0] = 2; c.GiveBack = 1 }),
+		with("queue, requeue", nil, func(c *Config) { queue(c); c.Frames[0] = 2; c.Requeue = 1 }),
 		with("queue, one block", nil, func(c *Config) { queue(c); c.Blocks = 1; c.Frames[0] = 2 }),
 		with("queue, hoard", nil, func(c *Config) { queue(c); c.Blocks = 4; c.Frames[0] = 4; c.Hoards = true }),
 		with("queue, hoard, drops", nil, func(c *Config) {
@@ -136,7 +136,7 @@ func configs() []Config {
 			c.Full = latest
 		}),
 		with("queue, two producers", nil, func(c *Config) { queue(c); c.Consumers = 1; c.Frames = [2]int{1, 1}; c.Producers = 2 }),
-		with("queue, expel", []task{{expel, 0}}, func(c *Config) { queue(c); c.Frames[0] = 1; c.GiveBack = 1 }),
+		with("queue, expel", []task{{expel, 0}}, func(c *Config) { queue(c); c.Frames[0] = 1; c.Requeue = 1 }),
 		with("queue, fails", nil, func(c *Config) { queue(c); c.Consumers = 1; c.Fails = 1; c.Frames[0] = 2; c.Drain = true }),
 	}
 }

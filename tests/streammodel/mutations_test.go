@@ -57,10 +57,10 @@ func mutations() []mutation {
 		{"a frame that nobody has taken needs no slot", "queue, two"},
 		{"claims are not looked at", "queue, two"},
 		{"nobody is woken for a claim", "queue, hoard"},
-		{"nobody is woken for a frame that was given back", "queue, expel"},
+		{"nobody is woken for a frame that was requeued", "queue, expel"},
 		{"a hold that was for nothing wakes nobody", "queue, one block"},
 		{"nobody is woken for the end", "queue, close"},
-		{"the claims of the dead are not given back", "queue, death"},
+		{"the claims of the dead are not requeued", "queue, death"},
 		{"records are as many as frames that are kept", "drops"},
 	}
 }

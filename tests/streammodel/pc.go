@@ -150,7 +150,7 @@ var names = [...]string{
 	cRelease:    "stores the floor",
 	cUnhold:     "clears the hold",
 	cClaim:      "swaps the claim",
-	cSettle:     "acknowledges or gives back",
+	cSettle:     "acknowledges or requeues",
 	cEnding:     "loads the state after that",
 	cWake:       "moves a futex word on, if somebody sleeps",
 	cWoken:      "wakes",

@@ -213,7 +213,7 @@ func (m *model) stepService(s *state, choice int) bool {
 		s.state = destroyed
 		v.then, v.pc = sSwap, sVersion
 	case sClaims:
-		if k := &s.claims[v.i]; k.tag == claimedBy+v.who && k.number > 0 && !m.mutant("the claims of the dead are not given back") {
+		if k := &s.claims[v.i]; k.tag == claimedBy+v.who && k.number > 0 && !m.mutant("the claims of the dead are not requeued") {
 			k.tag = givenBack
 		}
 		if v.i++; v.i == m.n() {

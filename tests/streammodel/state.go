@@ -143,7 +143,7 @@ type consumer struct {
 	said     bool
 	ends     bool // it does not take part any more
 	failed   bool
-	settled  bool // the claim is acknowledged or given back
+	settled  bool // the claim is acknowledged or requeued
 	tail     tail
 	survey   survey
 	n        int8 // the number that it takes
@@ -151,7 +151,7 @@ type consumer struct {
 	block    int8
 	next     int8
 	last     int8 // the number that it took last
-	returned int8 // frames that it gave back
+	returned int8 // frames that it requeued
 	failures int8
 	issued   int8    // pieces of work on the GPU
 	reached  [2]int8 // for each word, the last piece of work that is done

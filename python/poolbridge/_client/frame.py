@@ -89,28 +89,28 @@ class BaseFrame(BaseLease):
     def _settle(self, *, back: bool) -> None:
         if back and not self._consumer.queue:
             raise InvalidArgumentError(
-                "a frame of a broadcast cannot be given back, because every subscriber gets it: release it"
+                "a frame of a broadcast cannot be requeued, because every subscriber gets it: release it"
             )
         state = self._lease_state
         state.session.check_usable()
         if not self._consumer.settle(state.grant, back=back):
             raise FrameSettledError(f"frame {self.seq} was {self._before()}")
-        self._settled = "given back before, by requeue()" if back else "acknowledged before, by ack()"
+        self._settled = "requeued before, by requeue()" if back else "acknowledged before, by ack()"
 
     def _before(self) -> str:
         """Return the part of an error text that says how the frame was settled before, and what to do about it."""
         if self._consumer.auto and not self._settled:
             return (
-                "acknowledged before, because the program asked for the next frame: to acknowledge or give back frames "
+                "acknowledged before, because the program asked for the next frame: to acknowledge or requeue frames "
                 'at another time, subscribe with ack="manual"'
             )
-        how = self._settled or "acknowledged or given back before"
-        return f"{how}: acknowledge or give back each frame once, and leave out the second call"
+        how = self._settled or "acknowledged or requeued before"
+        return f"{how}: acknowledge or requeue each frame once, and leave out the second call"
 
     def _leave(self, error: BaseException | None) -> bool:
         """Settle the frame at the end of its block. True if its lease can end at once, which settles the frame too."""
         state, back = self._lease_state, error is not None and self._consumer.queue
-        self._settled = self._settled or f"{'given back' if back else 'acknowledged'} before, by the end of its block"
+        self._settled = self._settled or f"{'requeued' if back else 'acknowledged'} before, by the end of its block"
         if not self._needed:
             return True
         self._consumer.settle(state.grant, back=back)
@@ -153,7 +153,7 @@ class Frame(BaseFrame):
         self._run(_operations.wait(self._lease_state, timeout))
 
     def release(self, *, force: bool = False) -> None:
-        """End the lease now. The frame is acknowledged, unless it was acknowledged or given back before.
+        """End the lease now. The frame is acknowledged, unless it was acknowledged or requeued before.
 
         Parameters
         ----------
@@ -177,9 +177,9 @@ class Frame(BaseFrame):
         Raises
         ------
         FrameSettledError
-            The frame was acknowledged before, also by `release` or by asking for the next frame, or was given back.
+            The frame was acknowledged before, also by `release` or by asking for the next frame, or was requeued.
         ClosedError
-            The session has ended. That gave back the frames that were not acknowledged.
+            The session has ended. That requeued the frames that were not acknowledged.
         """
         self._settle(back=False)
 

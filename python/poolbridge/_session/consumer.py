@@ -1,4 +1,4 @@
-"""Consumers of channels: take frames, settle them (acknowledge or give back), and let go of their memory."""
+"""Consumers of channels: take frames, settle them (acknowledge or requeue), and let go of their memory."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ class Consumer(Membership):
     most_unfenced
         How many frames may be in hand that only wait for a fence that is made for all of them.
     unsettled
-        Ids of the grants whose frames are neither acknowledged nor given back. The session's lock guards it.
+        Ids of the grants whose frames are neither acknowledged nor requeued. The session's lock guards it.
     ended
         Whether no frame will come any more.
     error
@@ -128,7 +128,7 @@ class Consumer(Membership):
         self._frames: dict[int, _native.Frame] = {}  # by grant id
         self._granted: Grant | None = None  # the grant that was made last
         self._counted: set[int] = set()  # ids of the grants that are counted as leases of their blocks
-        self._given: set[int] = set()  # numbers of frames that were given back and are still in hand
+        self._given: set[int] = set()  # numbers of frames that were requeued and are still in hand
         self._fences: dict[int, tuple[int, int]] = {}  # word and value of the last fence, by slot of the frame's number
 
     def _add(self, slot: int, member: int, fd: int) -> None:
@@ -320,7 +320,7 @@ class Consumer(Membership):
         return frame is not None and frame is self.native.offered and not self.left
 
     def settle(self, grant: Grant, *, back: bool) -> bool:
-        """Acknowledge a frame, or give it back to its queue; it stays in hand. False if it was settled before."""
+        """Acknowledge or requeue a frame; it stays in hand. False if it was settled before."""
         if _process.pid != self.session.pid:
             self.session.check_usable()
         with self.session.lock:
@@ -340,7 +340,7 @@ class Consumer(Membership):
         try:
             if back:
                 self._given.add(number)
-                self.native.give_back(number)
+                self.native.unclaim(number)
             else:
                 self.native.ack(number)
         except (ClosedError, LeaseReleasedError):

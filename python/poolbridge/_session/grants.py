@@ -46,7 +46,7 @@ def held(session: Session, grant: Grant, consumer: Consumer | None = None) -> Le
     except BaseException as error:
         if consumer is not None and isinstance(error, ProtocolError):
             raise consumer.doubt(grant, error) from None
-        session.give_back(grant, consumer)
+        session.release_grant(grant, consumer)
         raise
 
 
@@ -72,7 +72,7 @@ def take(session: Session, grant: Grant, consumer: Consumer | None = None) -> Fl
     except BaseException as error:
         if consumer is not None and isinstance(error, (ProtocolError, NotFoundError)):
             raise consumer.doubt(grant, error) from None
-        session.give_back(grant, consumer)
+        session.release_grant(grant, consumer)
         raise
 
 

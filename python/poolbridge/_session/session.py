@@ -214,7 +214,7 @@ class Session(SessionMembers):
                 found.append(state)
         return found
 
-    def give_back(self, grant: Grant, consumer: Consumer | None = None) -> None:
+    def release_grant(self, grant: Grant, consumer: Consumer | None = None) -> None:
         """Release a lease for which no lease state was made. Never waits, never raises; finalisers may call it.
 
         Parameters

@@ -15,8 +15,8 @@ import (
 // poolSlack is extra room in a check's pool, in bytes, because blocks are rounded up to size classes.
 const poolSlack = 32 << 20
 
-// giveBackLimit is how long processes may take to unmap destroyed memory.
-const giveBackLimit = 20 * time.Second
+// unmapLimit is how long processes may take to unmap destroyed memory.
+const unmapLimit = 20 * time.Second
 
 // longestPause is the longest pause between two checks whether they have done so.
 const longestPause = 50 * time.Millisecond
@@ -41,7 +41,7 @@ func (s *scene) pool(ctx context.Context, name string, bytes uint64) (p *bridge.
 func (s *stage) quiet(ctx context.Context) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	ctx, cancel := context.WithTimeout(ctx, giveBackLimit)
+	ctx, cancel := context.WithTimeout(ctx, unmapLimit)
 	defer cancel()
 	for pause := time.Millisecond; len(s.leaving) > 0; pause = min(2*pause, longestPause) {
 		st, err := s.client.Stats(ctx)
