@@ -73,7 +73,7 @@ from poolbridge._sys.literals import (
     Kind as Kind,
     Library as Library,
 )
-from poolbridge._sys.release import release as _release
+from poolbridge._sys.version import version as _version
 from poolbridge.errors import (
     AccessDeniedError as AccessDeniedError,
     AlreadyExistsError as AlreadyExistsError,
@@ -124,4 +124,4 @@ else:
     def __getattr__(name):  # noqa: ANN001, ANN202 - hidden from type checkers, for which there are no other names
         if name != "__version__":
             raise AttributeError(f"module 'poolbridge' has no attribute {name!r}")
-        return _release()
+        return _version()

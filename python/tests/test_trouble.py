@@ -306,7 +306,7 @@ def test_a_wait_for_a_reply_does_not_hold_up_work_behind_it(service, client):
 
 
 class WaitingCall(threading.Thread):
-    """A request that the service does not answer, and the error that it raises in the end."""
+    """A thread that calls `stats`, which the service does not answer. `caught` gets the error that the call raises."""
 
     def __init__(self, service, client):
         super().__init__()

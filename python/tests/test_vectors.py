@@ -9,8 +9,7 @@ from typing import Any, get_args
 import msgspec
 import pytest
 
-from poolbridge._sys import error_texts as _error_texts
-from poolbridge._wire import messages as _messages, packet as _packet
+from poolbridge._wire import messages as _messages, packet as _packet, received_errors as _received_errors
 from poolbridge.errors import (
     ProtocolError,
 )
@@ -97,8 +96,8 @@ def test_invalid_packets_are_refused(vector):
         take(vector["direction"], vector.get("type", ""), bytes.fromhex(vector["packet"]))
 
 
-@pytest.mark.parametrize("code", _error_texts._BY_CODE)
+@pytest.mark.parametrize("code", _received_errors._BY_CODE)
 def test_every_code_of_the_wire_has_an_exception(code):
-    error = _error_texts.from_wire(code, "what happened")
+    error = _received_errors.exception(code, "what happened")
     assert error.code == code
     assert str(error).startswith("what happened")

@@ -1,5 +1,5 @@
 // Producers and consumers, some of them killed and replaced at any moment. No frame may be lost, doubled, torn or out of order.
-// `stress [SEED [FRAMES [RUNS]]]`. With -DPB_STUMBLE members are delayed between any two steps. Each member is a process. With -DTHREADS
+// `stress [SEED [FRAMES [RUNS]]]`. With -DPB_STUMBLE, a member is delayed at random before about one step in 300. Each member is a process. With -DTHREADS
 // each member is a thread, none is killed, and with the linker's --wrap=mmap all threads share one mapping of a file, so that the thread
 // sanitizer sees all accesses.
 

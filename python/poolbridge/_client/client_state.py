@@ -15,7 +15,7 @@ from poolbridge._cuda import cuda as _cuda
 from poolbridge._order import event as _event
 from poolbridge._session.membership import NATIVE
 from poolbridge._sys.error_texts import USE_ONE_VERSION
-from poolbridge._sys.release import release
+from poolbridge._sys.version import version
 from poolbridge._wire.messages import VERSION, Hello
 from poolbridge.errors import (
     ConnectionLostError,
@@ -155,7 +155,7 @@ def explained(path: str) -> Iterator[None]:
         yield
     except VersionError as error:
         raise VersionError(
-            f"{error}; this client is of poolbridge {release()} and speaks version {VERSION}: {USE_ONE_VERSION}"
+            f"{error}; this client is of poolbridge {version()} and speaks version {VERSION}: {USE_ONE_VERSION}"
         ) from error
     except ServiceStalledError as error:
         raise ServiceStalledError(f"the service at {path} accepted the connection and does not answer") from error

@@ -9,7 +9,7 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Final, Literal, Protocol
 
 from poolbridge._sys.error_texts import shown
-from poolbridge._sys.release import release
+from poolbridge._sys.version import version
 from poolbridge.errors import InvalidArgumentError, UnavailableError
 
 if TYPE_CHECKING:
@@ -142,7 +142,7 @@ class OpenTelemetryTracer:
         self._api = trace
         self._context = tracecontext.TraceContextTextMapPropagator()
         self._propagate = propagate
-        self._tracer = trace.get_tracer("poolbridge", release(), tracer_provider)
+        self._tracer = trace.get_tracer("poolbridge", version(), tracer_provider)
 
     @contextmanager
     def trace(self, operation: Operation, /) -> Generator[None]:

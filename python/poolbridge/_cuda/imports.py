@@ -1,4 +1,4 @@
-"""Imports memory of other processes for which cuda.core has no public way; `pools` has the others.
+"""Imports the kinds of memory that cuda.core cannot import from other processes publicly; `pools` imports CUDA pools.
 
 This module calls ``cuda.bindings.driver``. cuda.core cannot import a single ``cuMemCreate`` allocation or a legacy
 handle, and cannot give a GPU access to an imported pool of the host.

@@ -43,7 +43,7 @@ def _load() -> Any:
 # It calls these functions, without what cuda.bindings does for each call, for _MOST words at most.
 _stream_words: Final = _load()
 _MOST: Final = 64
-# What it returns if the stream's work is being captured.
+# `_stream_words` returns this while the stream's work is being captured.
 _CAPTURED: Final = -1
 
 

@@ -16,6 +16,7 @@ from poolbridge._libraries import patterns as _patterns
 from poolbridge._libraries.patterns import Comparison, Pattern, chunks
 from poolbridge._memory.kinds import KINDS
 from poolbridge._session.membership import NATIVE
+from poolbridge._sys.literals import ON_CPU, ON_GPU
 from poolbridge.errors import (
     UnavailableError,
 )
@@ -77,16 +78,11 @@ class Consumer(ABC):
         """Replace every element x by ``scale * x + offset``. It is complete on return."""
 
 
-# The kinds of memory that a GPU reaches, and those that the CPU reaches.
-_GPU = ("device", "vmm", "legacy", "pinned")
-_CPU = ("host", "pinned")
-
-
 class NumPy(Consumer):
     """NumPy, on memory of the CPU."""
 
     name = "numpy"
-    kinds = _CPU
+    kinds = ON_CPU
 
     def take(self, lease: BaseLease, stream: Any = None) -> Any:  # noqa: ARG002
         """Make the array by DLPack."""
@@ -115,7 +111,7 @@ class CuPy(Consumer):
     """CuPy, on memory of a GPU."""
 
     name = "cupy"
-    kinds = _GPU
+    kinds = ON_GPU
 
     def take(self, lease: BaseLease, stream: Any = None) -> Any:
         """Make the array by DLPack."""
@@ -164,7 +160,7 @@ class Torch(Consumer):
     """PyTorch, on memory of the CPU and of a GPU."""
 
     name = "torch"
-    kinds = (*_GPU, "host")
+    kinds = (*ON_GPU, "host")
 
     def lacks_gpu(self) -> bool:
         """Whether PyTorch was built without CUDA, or cannot use it."""
@@ -277,7 +273,7 @@ class CudaCore(OnHost):
     """``cuda.core`` alone: a GPU without an array library."""
 
     name = "cuda.core"
-    kinds = _GPU
+    kinds = ON_GPU
 
     def take(self, lease: BaseLease, stream: Any = None) -> Any:
         """Make the view by DLPack, for `stream` or else the legacy default stream."""
@@ -334,7 +330,7 @@ class Jax(OnHost):
     """JAX, on memory of the CPU and of a GPU. JAX does not change arrays, so patterns are copied into the lease."""
 
     name = "jax"
-    kinds = (*_GPU, "host")
+    kinds = (*ON_GPU, "host")
 
     def lacks_gpu(self) -> bool:
         """Whether JAX's plugin for CUDA is missing."""

@@ -504,7 +504,10 @@ def done_at_once(state: Held) -> tuple[Fence, ...] | None:
 
 
 def ready(state: Held) -> Fence | None:
-    """Return the fence that is reached when the content is complete; None if it is. May wait for the device."""
+    """Return the fence that is reached when the content is complete, or None if the content is complete now.
+
+    It may wait: for fences if the memory is the CPU's, else for the device.
+    """
     device, promise = state.memory.pool.device, state.promise
     if device[0] == _dlpack.CPU:
         before_cpu(state)

@@ -17,7 +17,7 @@ from poolbridge import errors as _errors
 from poolbridge._memory.session_blocks import SessionBlock, SessionPool
 from poolbridge._order.page import WORDS
 from poolbridge._session.calls import Call, Waiter
-from poolbridge._sys import error_texts as _error_texts
+from poolbridge._wire import received_errors as _received_errors
 from poolbridge._wire.messages import (
     VERSION,
     Cancel,
@@ -241,7 +241,7 @@ class Core:
             if isinstance(envelope.e, UnsetType):
                 raise ProtocolError("a packet is neither a reply nor a notice")
             # An error without a request: the service sends it before it closes the connection.
-            raise _error_texts.from_wire(envelope.e.c, envelope.e.m)
+            raise _received_errors.exception(envelope.e.c, envelope.e.m)
         return idle
 
     def _notice(self, name: str, data: bytes, descriptors: Descriptors) -> list[SessionBlock]:
@@ -292,7 +292,7 @@ class Core:
             self._take_unawaited(envelope, data, descriptors)
             return
         if not isinstance(envelope.e, UnsetType):
-            error = _error_texts.from_wire(envelope.e.c, envelope.e.m)
+            error = _received_errors.exception(envelope.e.c, envelope.e.m)
             decode(data, Reply)
             del self._calls[call.number]
             self._answered.append((call.request, call.reply_type))

@@ -18,6 +18,7 @@ from poolbridge._order import order as _order
 from poolbridge._session.calls import Waiter
 from poolbridge._session.session_members import SessionMembers
 from poolbridge._sys import error_texts as _error_texts, process as _process
+from poolbridge._wire import received_errors as _received_errors
 from poolbridge._wire.messages import Bye, Forget, Release, Seal, Wanted
 from poolbridge.errors import (
     ClientClosedError,
@@ -198,7 +199,7 @@ class Session(SessionMembers):
         if not isinstance(error, ConnectionLostError) or goodbye is None:
             return error
         if not self.core.epoch:  # the session had not begun
-            return _error_texts.from_wire(goodbye.c, goodbye.m)
+            return _received_errors.exception(goodbye.c, goodbye.m)
         return ConnectionLostError(
             f"the service said goodbye ({goodbye.c}): {goodbye.m}. So {_error_texts.SESSION_LOST}"
         )

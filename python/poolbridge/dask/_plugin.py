@@ -16,7 +16,7 @@ from tornado.ioloop import PeriodicCallback
 from poolbridge._client import operations as _operations
 from poolbridge._client.lease import Lease
 from poolbridge._sys.error_texts import shown
-from poolbridge._sys.literals import Kind
+from poolbridge._sys.literals import ON_CPU, Kind
 from poolbridge._sys.log import LOG
 from poolbridge.dask import _arrays
 from poolbridge.dask._counts import Counts, Stats
@@ -92,7 +92,7 @@ class PoolbridgePlugin(WorkerPlugin):
     ) -> None:
         if missing not in {"error", "ignore"}:
             raise InvalidArgumentError(f"missing={shown(missing)}: expected 'error' or 'ignore'")
-        if kind not in {"host", "pinned"}:
+        if kind not in ON_CPU:
             raise InvalidArgumentError(
                 f"kind={shown(kind)}: the plugin's pool is for arrays of NumPy, in memory of the CPU: 'host' or "
                 "'pinned'. For memory of a GPU, tasks make a pool by pool_client().create_pool(…), and return leases "

@@ -15,6 +15,7 @@ from poolbridge._array import sources as _sources
 from poolbridge._array.arrays import state_of
 from poolbridge._client import whole as _whole
 from poolbridge._session.lease_state import LeaseState
+from poolbridge._sys.literals import ON_CPU
 from poolbridge._sys.log import LOG
 from poolbridge.ray import _cluster, _nixl, _sharing
 from poolbridge.ray._connection import CONNECTION, DEFAULT_POOL
@@ -142,7 +143,7 @@ class Transport:
         source = _sources.look(array)
         found = _sharing.find(client, source)
         if isinstance(found, str):
-            if (pool.kind in {"host", "pinned"}) != (source.ordinal is None):
+            if (pool.kind in ON_CPU) != (source.ordinal is None):
                 where = "the CPU" if source.ordinal is None else f"GPU {source.ordinal}"
                 raise poolbridge.InvalidArgumentError(
                     f"the array is in memory of {where}, and pool {pool.name!r} is of kind {pool.kind!r}: register a "
@@ -243,7 +244,7 @@ class Transport:
             reason = f"{type(error).__name__}: {error}"
         if not here:
             reason = "the sender is on another node"
-        if one.kind not in {"host", "pinned"}:
+        if one.kind not in ON_CPU:
             raise poolbridge.UnsupportedError(
                 f"{one} is memory of a GPU, and movers carry memory of the CPU only: keep sender and receiver on one "
                 "node, or send a copy on the CPU"

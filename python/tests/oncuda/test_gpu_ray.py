@@ -145,7 +145,7 @@ class Worker:
         return self.share_again(name, name), self.address(name) - first
 
     def write(self, name: str, value: int) -> None:
-        """Write once more, past all rules, and wait for it."""
+        """Fill the array, without regard to its readers, and wait until the stream has done so."""
         fill(self.address(name), N, value, self.stream)
         finish(self.stream)
 

@@ -6,7 +6,7 @@ from functools import cache
 
 
 @cache
-def release() -> str:
+def version() -> str:
     """Return the version of the installed package, or ``"unknown"`` if it is not installed."""
     from importlib import metadata  # slow to import, and seldom needed
 
