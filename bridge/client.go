@@ -331,7 +331,7 @@ func (c *Client) hangUp() error {
 	return err
 }
 
-// awaitCancelled waits until the service has answered the cancelled calls and the client has given back what they were granted. Otherwise
+// awaitCancelled waits until the service has answered the cancelled calls and the client has released what they were granted. Otherwise
 // the service would keep that until this process ends.
 func (c *Client) awaitCancelled() {
 	grace := time.NewTimer(closeGrace)

@@ -18,7 +18,7 @@ type call struct {
 	op    string
 	into  wire.Reply
 	files func(*seqpacket.FDs) // takes the files of the reply; called before done
-	undo  func()               // gives back what was granted to a caller that no longer waits; runs as a task
+	undo  func()               // releases what was granted to a caller that no longer waits; runs as a task
 	done  chan error
 	last  bool          // a call of Close itself, allowed while closing
 	grace time.Duration // after the deadline of its context the call waits so long for the reply

@@ -8,7 +8,7 @@ import (
 	"github.com/poolbridge/poolbridge/internal/shmchannel"
 )
 
-// wanted releases the memory that a pool's channels have given back, and for a while all memory that they give back. It is a task.
+// wanted releases the memory that a pool's channels returned, and for a while all memory that they return. It is a task.
 func (c *Client) wanted(pool uint64) {
 	sp := c.shared.spares(pool)
 	if sp == nil {

@@ -31,8 +31,8 @@ func (o *Order) Begin(wait []Fence, strict bool) { o.wait, o.strict = wait, stri
 
 // Before makes later work in the queue wait for everything that must happen before the memory is used.
 //
-// Errors: the context's if the CPU had to wait, at its deadline with [ErrBusy]; [ErrContentFailed], [ErrProducerDied], [ErrUnavailable] if an event must be waited for that
-// cannot be opened here.
+// Errors: the context's, if it ends while the CPU waits; if that is its deadline, the error is also [ErrBusy]. [ErrContentFailed] or
+// [ErrProducerDied], if the content will never be complete. [ErrUnavailable], if this process cannot open an event that it must wait for.
 func (o *Order) Before(ctx context.Context, q Queue) error {
 	o.mu.Lock()
 	defer o.mu.Unlock()

@@ -14,8 +14,8 @@ type Publication struct {
 	Completion
 }
 
-// Completion says when content is complete. The zero value means at the transfer. Otherwise it is complete when everything that it names
-// has happened.
+// Completion says when content is complete. With the zero value it is complete when it is transferred. Otherwise it is complete when
+// everything that the Completion names has happened.
 type Completion struct {
 	// After has the queues whose work writes the content, besides the work of this package.
 	After []Queue

@@ -23,8 +23,8 @@ func (c *connection) begins(q uint32, operation string) (returned func()) {
 	return func() {}
 }
 
-// answer ends the record of request q, because the client may use the number again as soon as it has the answer. The caller calls sent with the
-// result after it has sent the answer.
+// answer ends the record of request q, because the client may use the number again as soon as it has the answer. When the caller has sent the
+// answer, it calls the returned function with the result.
 func (c *connection) answer(q uint32) (sent func(result string)) {
 	if c.server.config.Answered == nil {
 		return func(string) {}

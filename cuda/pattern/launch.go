@@ -48,8 +48,7 @@ func (k *Kernels) Spin(s *cuda.Stream, d time.Duration) error {
 	return k.stream(s).Launch(k.functions[spinName], cuda.Dim3{}, cuda.Dim3{}, 0, uint64(max(d, 0)))
 }
 
-// Hold queues a kernel that runs until the eight-byte word at gate is not 0, but at most for a
-// time. Tests use it to keep a stream busy. The gate must be memory that the CPU can write: pinned
+// Hold queues a kernel that runs until the eight-byte word at gate is not 0, or until most has passed. Tests use it to keep a stream busy. The gate must be memory that the CPU can write: pinned
 // or registered.
 func (k *Kernels) Hold(s *cuda.Stream, gate cuda.DevicePtr, most time.Duration) error {
 	return k.stream(s).Launch(k.functions[holdName], cuda.Dim3{}, cuda.Dim3{}, 0, gate, uint64(max(most, 0)))

@@ -187,8 +187,8 @@ func (c *Consumer) attempt(f *Frame) (ok bool, err error) {
 	return false, corrupt("the tail moved %d times while a frame was to be taken", maxRounds)
 }
 
-// takesPart returns nil if the consumer may take frames. The first call that succeeds also reads the consumer's policy and, in a
-// broadcast, its first number.
+// takesPart returns nil if the consumer may take frames. The first successful call also reads the consumer's policy from
+// the roster and, in a broadcast, the number of the first frame that the consumer takes.
 //
 // Errors: [ErrLeft], [ErrDestroyed].
 func (c *Consumer) takesPart() error {

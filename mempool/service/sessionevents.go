@@ -30,8 +30,8 @@ func (s *Session) noteUse() {
 	s.svc.note(e, nil)
 }
 
-// noteEnd counts the end of the session. It notes an event if there is one of the beginning, or if the service or an operator ended the
-// session. Service.mu is held.
+// noteEnd counts the end of the session. It notes an event if the history has one of the session's beginning, if an operator ended the
+// session, or if the service ended it because of an error. Service.mu is held.
 func (s *Session) noteEnd(how mempool.SessionEnding, why string) {
 	s.ending = ending{how: how, at: time.Now()}
 	s.svc.history.countEnding(how)

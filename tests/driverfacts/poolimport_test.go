@@ -43,8 +43,7 @@ func TestTheDescriptorIsNotNeededAfterTheImport(t *testing.T) {
 	needPools(t)
 	owner, user := start(t, setting{}), start(t, setting{})
 	b := owner.shared(mib, 0x33)
-	// The worker closes the descriptor that it was sent as soon as the pool is
-	// imported; the pointer comes after that.
+	// The worker closes the descriptor when it has imported the pool. Only then does it import the pointer.
 	pool := user.must(call{Op: "import pool"}, b.fd).ID
 	ptr := user.must(call{Op: "import pointer", ID: pool, Data: b.data}).Ptr
 	assert.True(t, user.is(ptr, b.size, 0x33))

@@ -16,7 +16,7 @@ type Config struct {
 	Oldest    bool                // consumers that join begin with the oldest frame that is kept
 	Leave     [mostConsumers]bool // consumers that may leave, with and without a frame in hand
 	Passes    bool                // a consumer that blocks passes a frame before it releases it
-	Requeue  int                 // how often each consumer may requeue a frame
+	Requeue   int                 // how often each consumer may requeue a frame
 	Fails     int                 // how often each consumer may find a frame that has failed
 	GPU       bool                // frames are released while work on them still runs
 	Drain     bool                // at the end producers have all their blocks back, except those that are kept

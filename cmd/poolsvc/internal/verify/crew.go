@@ -118,7 +118,7 @@ func (c *crew) take(b booking) (*worker, error) {
 	return u.worker, u.err
 }
 
-// hire returns an idle worker of a name, or else one that uses a library. Nobody else has the worker until dismiss.
+// hire returns an idle worker of a name, or else one that uses a library. No other check gets the worker until the caller calls dismiss.
 func (c *crew) hire(name, consumer string) (*worker, error) {
 	c.mu.Lock()
 	if n := len(c.idle[name]); n > 0 {

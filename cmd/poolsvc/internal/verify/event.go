@@ -139,10 +139,9 @@ func (a *awaiting) round(ctx context.Context, takes time.Duration) (err error) {
 	return nil
 }
 
-// After these times a call counts as waiting.
 const (
-	callLimit  = 5 * time.Second
-	asideLimit = time.Second
+	callLimit  = 5 * time.Second // a publish that takes longer counts as waiting for the kernel
+	asideLimit = time.Second     // so does a query of an idle stream
 )
 
 // meanwhile returns how long publish takes while a kernel is held. open lets the kernel go on. If publish waits, the error says for what:
