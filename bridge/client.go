@@ -252,7 +252,7 @@ func (c *Client) end(err, goodbye error) {
 	c.stop(err)
 	c.unlink(err)
 	close(c.done)
-	c.giveFramesBack()
+	c.requeueFrames()
 }
 
 // idle notes that a call, or the work that follows it, has ended. After the last one it tells Close. The caller holds c.mu.

@@ -231,8 +231,8 @@ func (t *taken) settle(again bool) error {
 	return native.Acknowledge(&t.hand)
 }
 
-// giveFramesBack requeues the unsettled frames of queues, because the session has ended and this process may live on.
-func (c *Client) giveFramesBack() {
+// requeueFrames requeues the unsettled frames of queues, because the session has ended and this process may live on.
+func (c *Client) requeueFrames() {
 	c.mu.Lock()
 	var frames []*taken
 	for l := range c.leases.all() {

@@ -14,9 +14,8 @@ import numpy as np
 from poolbridge._cuda import cuda as _cuda
 from poolbridge._libraries import patterns as _patterns
 from poolbridge._libraries.patterns import Comparison, Pattern, chunks
-from poolbridge._memory.kinds import KINDS
+from poolbridge._memory.kinds import KINDS, ON_CPU, ON_GPU
 from poolbridge._session.membership import NATIVE
-from poolbridge._sys.literals import ON_CPU, ON_GPU
 from poolbridge.errors import (
     UnavailableError,
 )

@@ -156,6 +156,9 @@ _MODULES: Final[dict[str, tuple[str, str]]] = {
     "pinned": ("poolbridge._memory.kind_pinned", "PinnedKind"),
 }
 KINDS: Final[tuple[_literals.Kind, ...]] = get_args(_literals.Kind)
+# Those that the CPU reaches, and those that a GPU reaches.
+ON_CPU: Final[tuple[_literals.Kind, ...]] = ("host", "pinned")
+ON_GPU: Final[tuple[_literals.Kind, ...]] = ("device", "vmm", "legacy", "pinned")
 
 
 def load(name: str) -> Kind:

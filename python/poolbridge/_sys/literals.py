@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Final, Literal, TypeAlias
+from typing import Literal, TypeAlias
 
 Kind: TypeAlias = Literal["device", "vmm", "legacy", "pinned", "host"]
 """Where a pool's memory comes from.
@@ -10,12 +10,6 @@ Kind: TypeAlias = Literal["device", "vmm", "legacy", "pinned", "host"]
 ``"device"`` is a CUDA memory pool. ``"vmm"`` is ``cuMemCreate`` memory, which readers map read-only. ``"legacy"`` is
 shared by ``cuIpcGetMemHandle``. ``"pinned"`` is host memory that the CPU and the GPU reach. ``"host"`` needs no GPU.
 """
-
-ON_CPU: Final[tuple[Kind, ...]] = ("host", "pinned")
-"""Kinds of memory that the CPU reaches."""
-
-ON_GPU: Final[tuple[Kind, ...]] = ("device", "vmm", "legacy", "pinned")
-"""Kinds of memory that a GPU reaches."""
 
 ChannelMode: TypeAlias = Literal["broadcast", "queue"]
 """Which subscribers of a channel get a frame: all of them (``"broadcast"``), or one of them (``"queue"``)."""

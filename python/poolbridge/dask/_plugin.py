@@ -15,8 +15,9 @@ from tornado.ioloop import PeriodicCallback
 
 from poolbridge._client import operations as _operations
 from poolbridge._client.lease import Lease
+from poolbridge._memory.kinds import ON_CPU
 from poolbridge._sys.error_texts import shown
-from poolbridge._sys.literals import ON_CPU, Kind
+from poolbridge._sys.literals import Kind
 from poolbridge._sys.log import LOG
 from poolbridge.dask import _arrays
 from poolbridge.dask._counts import Counts, Stats

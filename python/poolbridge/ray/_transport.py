@@ -14,8 +14,8 @@ import poolbridge
 from poolbridge._array import sources as _sources
 from poolbridge._array.arrays import state_of
 from poolbridge._client import whole as _whole
+from poolbridge._memory.kinds import ON_CPU
 from poolbridge._session.lease_state import LeaseState
-from poolbridge._sys.literals import ON_CPU
 from poolbridge._sys.log import LOG
 from poolbridge.ray import _cluster, _nixl, _sharing
 from poolbridge.ray._connection import CONNECTION, DEFAULT_POOL
