@@ -172,7 +172,7 @@ func connect(ctx context.Context, try attempt, path string) (*seqpacket.Conn, er
 func (c *Client) Session() uint64 { return c.session }
 
 // Epoch returns the id of the running service. A service that is started again has another id.
-func (c *Client) Epoch() mempool.Epoch { return c.epoch }
+func (c *Client) Epoch() Epoch { return c.epoch }
 
 // Done returns a channel that is closed when the connection is gone. All leases have then ended.
 func (c *Client) Done() <-chan struct{} { return c.done }
@@ -358,7 +358,7 @@ func (c *Client) tasksDone() <-chan struct{} {
 }
 
 // Stats returns the service's accounting of the pools that this client may use or destroy, in the order of their ids.
-func (c *Client) Stats(ctx context.Context) (mempool.Stats, error) {
+func (c *Client) Stats(ctx context.Context) (Stats, error) {
 	var reply wire.StatsReply
 	if err := c.call(ctx, &wire.StatsRequest{}, &call{into: &reply}); err != nil {
 		return mempool.Stats{}, err // do not read reply: it may still be written

@@ -21,7 +21,7 @@ type Channel struct {
 //
 // Errors: [ErrInvalid], [ErrExists] if a channel of that name has another spec, [ErrNotFound] and [ErrDenied] for the pool, [ErrLimit],
 // [ErrUnsupported] if the service has no channels.
-func (c *Client) CreateChannel(ctx context.Context, spec mempool.ChannelSpec) (*Channel, error) {
+func (c *Client) CreateChannel(ctx context.Context, spec ChannelSpec) (*Channel, error) {
 	if err := spec.Validate(); err != nil {
 		return nil, err
 	}
@@ -57,7 +57,7 @@ func (c *Client) findChannel(ctx context.Context, name string, try attempt) (*Ch
 }
 
 // Info returns the description of the channel.
-func (ch *Channel) Info() mempool.ChannelInfo { return ch.info }
+func (ch *Channel) Info() ChannelInfo { return ch.info }
 
 // Publish publishes the buffer of a write lease as a frame and ends the lease. It returns the frame's number. It waits for room, but not
 // for work on the memory: a fence makes readers wait for that. If Publish fails, at the deadline too, the lease lives on, and can be published
@@ -65,14 +65,14 @@ func (ch *Channel) Info() mempool.ChannelInfo { return ch.info }
 //
 // Errors: [ErrLimit] if the channel is full, at the deadline or, with the policy [mempool.Fail], at once; it names the consumer that is behind.
 // [ErrInvalid], [ErrReleased], [ErrDenied], [ErrClosed].
-func (ch *Channel) Publish(ctx context.Context, l *Lease, o mempool.FrameOptions) (uint64, error) {
+func (ch *Channel) Publish(ctx context.Context, l *Lease, o FrameOptions) (uint64, error) {
 	return ch.send(ctx, waiting, l, o)
 }
 
 // TryPublish is like [Channel.Publish], but does not wait for room. ctx bounds joining the channel, which the first call does.
 //
 // Errors: those of Publish; [ErrLimit] with every policy.
-func (ch *Channel) TryPublish(ctx context.Context, l *Lease, o mempool.FrameOptions) (uint64, error) {
+func (ch *Channel) TryPublish(ctx context.Context, l *Lease, o FrameOptions) (uint64, error) {
 	return ch.send(ctx, once, l, o)
 }
 

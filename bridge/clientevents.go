@@ -14,7 +14,7 @@ import (
 //
 // Errors: [ErrInvalid] for a number that no event has yet: the service was started again, and numbers them anew; [ErrUnsupported] by a service that
 // keeps no history; [ErrDisconnected], [ErrClosed], the context's.
-func (c *Client) Events(ctx context.Context, after uint64) (mempool.EventPage, error) {
+func (c *Client) Events(ctx context.Context, after uint64) (EventPage, error) {
 	for {
 		page, err := c.events(ctx, waiting, after)
 		if err != nil || len(page.Events) > 0 || page.Lost > 0 {
@@ -27,7 +27,7 @@ func (c *Client) Events(ctx context.Context, after uint64) (mempool.EventPage, e
 // TryEvents is like [Client.Events], but does not wait: if there is nothing new, the page has no events.
 //
 // Errors: those of Events.
-func (c *Client) TryEvents(ctx context.Context, after uint64) (mempool.EventPage, error) {
+func (c *Client) TryEvents(ctx context.Context, after uint64) (EventPage, error) {
 	return c.events(ctx, once, after)
 }
 

@@ -83,13 +83,13 @@ func (c *Client) poolInfo(ctx context.Context, id uint64) (mempool.PoolInfo, err
 }
 
 // Info returns the description of the lease.
-func (x *Exported) Info() mempool.LeaseInfo { return *x.info }
+func (x *Exported) Info() LeaseInfo { return *x.info }
 
 // Pool returns the description of the buffer's pool.
-func (x *Exported) Pool() mempool.PoolInfo { return x.pool }
+func (x *Exported) Pool() PoolInfo { return x.pool }
 
 // Saved returns the place of the buffer in a form for a file. socket is the path at which the service listens.
-func (x *Exported) Saved(name, socket string) mempool.Saved {
+func (x *Exported) Saved(name, socket string) Saved {
 	t := x.info.Tensor
 	s := mempool.Saved{Version: mempool.SavedVersion, Kind: x.pool.Kind, Device: x.pool.Device.UUID, Bytes: x.info.Bytes,
 		DType: t.DType, Shape: t.Shape, Strides: t.Strides, ByteOffset: t.ByteOffset,

@@ -39,7 +39,7 @@ type Frame struct {
 //
 // If the loop ends at a frame of a queue, the caller can still settle that frame. If it does not, another subscriber gets the frame when the
 // session ends, or at once if the frame could not be mapped here.
-func (ch *Channel) Frames(ctx context.Context, o mempool.SubscribeOptions) iter.Seq2[*Frame, error] {
+func (ch *Channel) Frames(ctx context.Context, o SubscribeOptions) iter.Seq2[*Frame, error] {
 	return func(yield func(*Frame, error) bool) {
 		s, err := ch.consume(ctx, o)
 		if err != nil {
@@ -92,7 +92,7 @@ func (f *Frame) Release() error { return f.ReleaseAfter(unasked) }
 // ends.
 //
 // Errors: those of Release; the context's if it had to wait.
-func (f *Frame) ReleaseAfter(ctx context.Context, queues ...mempool.Queue) error {
+func (f *Frame) ReleaseAfter(ctx context.Context, queues ...Queue) error {
 	if f.Lease == nil {
 		return nil
 	}

@@ -162,7 +162,7 @@ func (c *Client) leave() {
 }
 
 // Info returns the description of the lease.
-func (l *Lease) Info() mempool.LeaseInfo {
+func (l *Lease) Info() LeaseInfo {
 	l.mu.RLock()
 	defer l.mu.RUnlock()
 	info := *l.info
@@ -171,7 +171,7 @@ func (l *Lease) Info() mempool.LeaseInfo {
 }
 
 // Tensor returns the description of the buffer's content.
-func (l *Lease) Tensor() mempool.Tensor { return l.Info().Tensor }
+func (l *Lease) Tensor() Tensor { return l.Info().Tensor }
 
 // hasEnded returns the error of a call on a lease that has ended. If the whole session has ended, the error says that too.
 func (c *Client) hasEnded(info *mempool.LeaseInfo) error {
@@ -307,7 +307,7 @@ func (l *Lease) Pointer(ctx context.Context) (p uintptr, err error) {
 // [Lease.ReleaseAfter] and [mempool.Completion].
 //
 // Errors: [ErrReleased]; from queues that wait here, [ErrProducerDied] and the context's.
-func (l *Lease) WaitOn(ctx context.Context, q mempool.Queue) error {
+func (l *Lease) WaitOn(ctx context.Context, q Queue) error {
 	return l.with(ctx, 0, 0, false, func(m mempool.Memory) error {
 		if o := l.order.Load(); o != nil {
 			return o.Give(ctx, m.Queue(), q)
@@ -320,7 +320,7 @@ func (l *Lease) WaitOn(ctx context.Context, q mempool.Queue) error {
 // The lease itself, and queues passed to WaitOn, wait for it where that is necessary.
 //
 // Errors: as [mempool.OpenEvent]. If the content also has a fence, the lease can be used all the same.
-func (l *Lease) ReadyEvent() (e *mempool.Event, err error) {
+func (l *Lease) ReadyEvent() (e *Event, err error) {
 	err = l.with(context.Background(), 0, 0, false, func(mempool.Memory) error { // with waits for nothing if n is 0
 		if o := l.order.Load(); o != nil {
 			e, err = o.Event()
@@ -360,7 +360,7 @@ func (c *Client) failed(buffers []uint64) {
 // Publish does not wait for work on the memory: a fence makes readers wait for that.
 //
 // Errors: [ErrReleased], [ErrInvalid], [ErrExists], [ErrDenied].
-func (l *Lease) Publish(ctx context.Context, p mempool.Publication) (err error) {
+func (l *Lease) Publish(ctx context.Context, p Publication) (err error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if c := l.client; c.tracer != nil {

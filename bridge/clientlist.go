@@ -15,7 +15,7 @@ import (
 // be missing.
 //
 // An error is the last: [ErrDisconnected], [ErrClosed], the context's.
-func (c *Client) Sessions(ctx context.Context) iter.Seq2[mempool.SessionInfo, error] {
+func (c *Client) Sessions(ctx context.Context) iter.Seq2[SessionInfo, error] {
 	return pages(ctx, c, wire.ListSessions, func(r *wire.ListReply) []wire.SessionEntry { return r.Sessions }, func(e wire.SessionEntry) mempool.SessionInfo {
 		return mempool.SessionInfo{ID: e.ID, UID: uint32(min(e.UID, math.MaxUint32)), PID: int32(min(e.PID, math.MaxInt32)), Program: e.Program,
 			Began: timeOf(e.Began), Leases: intOf(e.Leases), Blocks: intOf(e.Blocks), Members: intOf(e.Members), Bytes: e.Bytes,
@@ -24,7 +24,7 @@ func (c *Client) Sessions(ctx context.Context) iter.Seq2[mempool.SessionInfo, er
 }
 
 // Channels lists the channels that this client may use, also closed ones that still have consumers. See [Client.Sessions].
-func (c *Client) Channels(ctx context.Context) iter.Seq2[mempool.ChannelStatus, error] {
+func (c *Client) Channels(ctx context.Context) iter.Seq2[ChannelStatus, error] {
 	return pages(ctx, c, wire.ListChannels, func(r *wire.ListReply) []wire.ChannelEntry { return r.Channels }, func(e wire.ChannelEntry) mempool.ChannelStatus {
 		return mempool.ChannelStatus{ChannelInfo: convert.Channel(e.Channel), UID: uint32(min(e.UID, math.MaxUint32)), Producers: intOf(e.Producers),
 			Consumers: intOf(e.Consumers), Closed: e.Closed, Published: e.Published, Waiting: e.Waiting, Slowest: e.Slowest,
@@ -33,7 +33,7 @@ func (c *Client) Channels(ctx context.Context) iter.Seq2[mempool.ChannelStatus, 
 }
 
 // Names lists the names of buffers that this client may lease. See [Client.Sessions].
-func (c *Client) Names(ctx context.Context) iter.Seq2[mempool.NameInfo, error] {
+func (c *Client) Names(ctx context.Context) iter.Seq2[NameInfo, error] {
 	return pages(ctx, c, wire.ListNames, func(r *wire.ListReply) []wire.NameEntry { return r.Names }, func(e wire.NameEntry) mempool.NameInfo {
 		return mempool.NameInfo{Name: e.Name, Buffer: e.Buffer, Pool: e.Pool, Bytes: e.Bytes, Tensor: convert.Tensor(e.Tensor),
 			UID: uint32(min(e.UID, math.MaxUint32)), Session: e.Session}
@@ -41,7 +41,7 @@ func (c *Client) Names(ctx context.Context) iter.Seq2[mempool.NameInfo, error] {
 }
 
 // Buffers lists the buffers of the pools that this client may use, with the sessions that hold them. See [Client.Sessions].
-func (c *Client) Buffers(ctx context.Context) iter.Seq2[mempool.BufferInfo, error] {
+func (c *Client) Buffers(ctx context.Context) iter.Seq2[BufferInfo, error] {
 	return pages(ctx, c, wire.ListBuffers, func(r *wire.ListReply) []wire.BufferEntry { return r.Buffers }, func(e wire.BufferEntry) mempool.BufferInfo {
 		return mempool.BufferInfo{ID: e.ID, Generation: e.Generation, Pool: e.Pool, Bytes: e.Bytes, BlockBytes: e.BlockBytes, Tensor: convert.Tensor(e.Tensor),
 			Writer: e.Writer, Readers: e.Readers, Reads: intOf(e.Reads), Names: intOf(e.Names), InChannel: e.InChannel}
@@ -49,7 +49,7 @@ func (c *Client) Buffers(ctx context.Context) iter.Seq2[mempool.BufferInfo, erro
 }
 
 // Leases lists the leases on buffers of the pools that this client may use, with the sessions that have them. See [Client.Sessions].
-func (c *Client) Leases(ctx context.Context) iter.Seq2[mempool.LeaseStatus, error] {
+func (c *Client) Leases(ctx context.Context) iter.Seq2[LeaseStatus, error] {
 	return pages(ctx, c, wire.ListLeases, func(r *wire.ListReply) []wire.LeaseEntry { return r.Leases }, func(e wire.LeaseEntry) mempool.LeaseStatus {
 		return mempool.LeaseStatus{ID: e.ID, Session: e.Session, UID: uint32(min(e.UID, math.MaxUint32)), PID: int32(min(e.PID, math.MaxInt32)), Program: e.Program,
 			Buffer: e.Buffer, Pool: e.Pool, Bytes: e.Bytes, BlockBytes: e.BlockBytes, Write: e.Write, Began: timeOf(e.Began), WaitsFor: e.For, Since: timeOf(e.Since)}

@@ -25,12 +25,12 @@ type Pool struct {
 
 // Info returns the description of the pool. The ordinal of its device is the one in the service's process. The UUID is the same
 // everywhere.
-func (p *Pool) Info() mempool.PoolInfo { return p.info }
+func (p *Pool) Info() PoolInfo { return p.info }
 
 // CreatePool makes a pool and opens it. If it cannot be opened here, CreatePool destroys it again.
 //
 // Errors: [ErrInvalid], [ErrDenied], [ErrExists], [ErrUnavailable] if the service's machine cannot make it, [ErrOutOfMemory].
-func (c *Client) CreatePool(ctx context.Context, spec mempool.PoolSpec) (*Pool, error) {
+func (c *Client) CreatePool(ctx context.Context, spec PoolSpec) (*Pool, error) {
 	r, err := createRequest(spec)
 	if err != nil {
 		return nil, err
@@ -47,7 +47,7 @@ func (c *Client) CreatePool(ctx context.Context, spec mempool.PoolSpec) (*Pool, 
 // access list must also name the same users and groups. A pool that cannot be opened here is not destroyed: other clients may use it.
 //
 // Errors: those of [Client.CreatePool]. [ErrExists] says how the existing pool differs.
-func (c *Client) EnsurePool(ctx context.Context, spec mempool.PoolSpec) (*Pool, error) {
+func (c *Client) EnsurePool(ctx context.Context, spec PoolSpec) (*Pool, error) {
 	r, err := createRequest(spec)
 	if err != nil {
 		return nil, err
@@ -138,7 +138,7 @@ func (c *Client) imported(came wire.Pool, files []*os.File) (*Pool, error) {
 // Allocate makes a buffer for a tensor and returns a write lease on it. It waits for room.
 //
 // Errors: [ErrLimit] or [ErrOutOfMemory] at the deadline, and at once if the pool can never have room; [ErrInvalid], [ErrClosed].
-func (p *Pool) Allocate(ctx context.Context, t mempool.Tensor) (*Lease, error) {
+func (p *Pool) Allocate(ctx context.Context, t Tensor) (*Lease, error) {
 	return p.allocate(ctx, waiting, t)
 }
 
@@ -146,7 +146,7 @@ func (p *Pool) Allocate(ctx context.Context, t mempool.Tensor) (*Lease, error) {
 // to the pool.
 //
 // Errors: [ErrLimit] or [ErrOutOfMemory] if there is no room, [ErrInvalid], [ErrClosed].
-func (p *Pool) TryAllocate(ctx context.Context, t mempool.Tensor) (*Lease, error) {
+func (p *Pool) TryAllocate(ctx context.Context, t Tensor) (*Lease, error) {
 	return p.allocate(ctx, once, t)
 }
 

@@ -29,7 +29,7 @@ var unasked = func() context.Context {
 // the work of the queues instead.
 //
 // Errors: [ErrReleased].
-func (l *Lease) ReleaseAfter(ctx context.Context, queues ...mempool.Queue) error {
+func (l *Lease) ReleaseAfter(ctx context.Context, queues ...Queue) error {
 	return l.release(ctx, false, queues...)
 }
 

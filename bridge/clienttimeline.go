@@ -35,7 +35,7 @@ type pin struct {
 // Clock returns the client's own timeline, for work that this package does not do.
 //
 // Errors: [ErrUnavailable] if the service has no timelines.
-func (c *Client) Clock(ctx context.Context) (*mempool.Clock, error) {
+func (c *Client) Clock(ctx context.Context) (*Clock, error) {
 	if !c.ordered {
 		return nil, situation.Of(ErrUnavailable, "the service has no timelines")
 	}

@@ -11,7 +11,6 @@ import (
 
 	"github.com/poolbridge/poolbridge/bridge"
 	"github.com/poolbridge/poolbridge/bridge/server"
-	"github.com/poolbridge/poolbridge/mempool"
 	"github.com/poolbridge/poolbridge/mempool/service"
 )
 
@@ -45,12 +44,12 @@ func Example() {
 	producer, err := bridge.Dial(ctx, socket)
 	check(err)
 	defer producer.Close()
-	pool, err := producer.EnsurePool(ctx, mempool.PoolSpec{Name: "demo", Kind: mempool.Host, MaxBytes: 1 << 20}) // mempool.Device: of a GPU
+	pool, err := producer.EnsurePool(ctx, bridge.PoolSpec{Name: "demo", Kind: bridge.Host, MaxBytes: 1 << 20}) // bridge.Device: of a GPU
 	check(err)
-	written, err := pool.Allocate(ctx, mempool.Tensor{DType: mempool.Uint8, Shape: []uint64{5}})
+	written, err := pool.Allocate(ctx, bridge.Tensor{DType: bridge.Uint8, Shape: []uint64{5}})
 	check(err)
 	check(written.CopyFrom(ctx, 0, []byte("hello")))
-	check(written.Publish(ctx, mempool.Publication{Name: "greeting"}))
+	check(written.Publish(ctx, bridge.Publication{Name: "greeting"}))
 
 	consumer, err := bridge.Dial(ctx, socket)
 	check(err)
@@ -115,15 +114,15 @@ func ExampleChannel_Frames() {
 	producer, err := bridge.Dial(ctx, socket)
 	check(err)
 	defer producer.Close()
-	pool, err := producer.EnsurePool(ctx, mempool.PoolSpec{Name: "frames", Kind: mempool.Host, MaxBytes: 1 << 20})
+	pool, err := producer.EnsurePool(ctx, bridge.PoolSpec{Name: "frames", Kind: bridge.Host, MaxBytes: 1 << 20})
 	check(err)
-	camera, err := producer.CreateChannel(ctx, mempool.ChannelSpec{Name: "camera", Pool: pool.Info().ID, Mode: mempool.WorkQueue, Capacity: 4})
+	camera, err := producer.CreateChannel(ctx, bridge.ChannelSpec{Name: "camera", Pool: pool.Info().ID, Mode: bridge.WorkQueue, Capacity: 4})
 	check(err)
 	for n := range byte(3) {
-		lease, err := pool.Allocate(ctx, mempool.Bytes(16)) // waits for memory that consumers release
+		lease, err := pool.Allocate(ctx, bridge.Bytes(16)) // waits for memory that consumers release
 		check(err)
 		check(lease.Fill(ctx, 0, 16, n))
-		_, err = camera.Publish(ctx, lease, mempool.FrameOptions{}) // waits for room; the lease has ended
+		_, err = camera.Publish(ctx, lease, bridge.FrameOptions{}) // waits for room; the lease has ended
 		check(err)
 	}
 
@@ -132,7 +131,7 @@ func ExampleChannel_Frames() {
 	defer consumer.Close()
 	frames, err := consumer.OpenChannel(ctx, "camera") // waits for the channel
 	check(err)
-	for frame, err := range frames.Frames(ctx, mempool.SubscribeOptions{}) { // ends when the channel is closed
+	for frame, err := range frames.Frames(ctx, bridge.SubscribeOptions{}) { // ends when the channel is closed
 		check(err)
 		data, err := frame.Lease.Bytes(ctx)
 		check(err)
@@ -156,14 +155,14 @@ func ExampleChannel_TryPublish() {
 	client, err := bridge.Dial(ctx, socket)
 	check(err)
 	defer client.Close()
-	pool, err := client.EnsurePool(ctx, mempool.PoolSpec{Name: "frames", Kind: mempool.Host, MaxBytes: 1 << 20})
+	pool, err := client.EnsurePool(ctx, bridge.PoolSpec{Name: "frames", Kind: bridge.Host, MaxBytes: 1 << 20})
 	check(err)
-	jobs, err := client.CreateChannel(ctx, mempool.ChannelSpec{Name: "jobs", Pool: pool.Info().ID, Mode: mempool.WorkQueue, Capacity: 1})
+	jobs, err := client.CreateChannel(ctx, bridge.ChannelSpec{Name: "jobs", Pool: pool.Info().ID, Mode: bridge.WorkQueue, Capacity: 1})
 	check(err)
 	for range 2 {
-		lease, err := pool.Allocate(ctx, mempool.Bytes(16))
+		lease, err := pool.Allocate(ctx, bridge.Bytes(16))
 		check(err)
-		if _, err = jobs.TryPublish(ctx, lease, mempool.FrameOptions{}); errors.Is(err, bridge.ErrLimit) {
+		if _, err = jobs.TryPublish(ctx, lease, bridge.FrameOptions{}); errors.Is(err, bridge.ErrLimit) {
 			fmt.Println("the channel is full")
 			err = lease.Release(true) // the lease of what was not published lives on
 		}
@@ -181,9 +180,9 @@ func ExampleClient_Clock() {
 	client, err := bridge.Dial(ctx, socket)
 	check(err)
 	defer client.Close()
-	pool, err := client.CreatePool(ctx, mempool.PoolSpec{Name: "demo", Kind: mempool.Host, MaxBytes: 1 << 20})
+	pool, err := client.CreatePool(ctx, bridge.PoolSpec{Name: "demo", Kind: bridge.Host, MaxBytes: 1 << 20})
 	check(err)
-	lease, err := pool.Allocate(ctx, mempool.Bytes(4))
+	lease, err := pool.Allocate(ctx, bridge.Bytes(4))
 	check(err)
 	memory, err := lease.Bytes(ctx)
 	check(err)
@@ -193,7 +192,7 @@ func ExampleClient_Clock() {
 	word, err := clock.Word()
 	check(err)
 	ready := clock.Next(word)
-	check(lease.Publish(ctx, mempool.Publication{Name: "result", Completion: mempool.Completion{Ready: &ready}}))
+	check(lease.Publish(ctx, bridge.Publication{Name: "result", Completion: bridge.Completion{Ready: &ready}}))
 
 	reader, err := client.Get(ctx, "result", bridge.LeaseOptions{})
 	check(err)

@@ -12,16 +12,15 @@ import (
 
 	"github.com/poolbridge/poolbridge/bridge"
 	"github.com/poolbridge/poolbridge/bridge/server"
-	"github.com/poolbridge/poolbridge/mempool"
 	"github.com/poolbridge/poolbridge/mempool/service"
 )
 
 func main() {
 	socket := flag.String("socket", bridge.DefaultSocket(), "where clients find this program")
-	kind := flag.String("kind", string(mempool.Host), "where the memory is: host, device, vmm or pinned")
+	kind := flag.String("kind", string(bridge.Host), "where the memory is: host, device, vmm or pinned")
 	flag.Parse()
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt)
-	err := serve(ctx, *socket, mempool.Kind(*kind), func() { log.Printf("reading.txt is published; clients find it at %s", *socket) })
+	err := serve(ctx, *socket, bridge.Kind(*kind), func() { log.Printf("reading.txt is published; clients find it at %s", *socket) })
 	stop()
 	if err != nil {
 		log.Fatal(err)
@@ -29,7 +28,7 @@ func main() {
 }
 
 // serve publishes "reading.txt" until ctx is done; published is called when clients can have it.
-func serve(ctx context.Context, socket string, kind mempool.Kind, published func()) (err error) {
+func serve(ctx context.Context, socket string, kind bridge.Kind, published func()) (err error) {
 	svc := service.New(service.Config{})
 	defer svc.Close()
 	srv, err := server.Listen(socket, svc, server.Config{})
@@ -43,19 +42,19 @@ func serve(ctx context.Context, socket string, kind mempool.Kind, published func
 		return err
 	}
 	defer func() { err = errors.Join(err, client.Close()) }()
-	pool, err := client.CreatePool(ctx, mempool.PoolSpec{Name: "library", Kind: kind, MaxBytes: 16 << 20})
+	pool, err := client.CreatePool(ctx, bridge.PoolSpec{Name: "library", Kind: kind, MaxBytes: 16 << 20})
 	if err != nil {
 		return err
 	}
 	text := []byte("one buffer, many readers, no copy")
-	lease, err := pool.Allocate(ctx, mempool.Bytes(uint64(len(text))))
+	lease, err := pool.Allocate(ctx, bridge.Bytes(uint64(len(text))))
 	if err != nil {
 		return err
 	}
 	if err := lease.CopyFrom(ctx, 0, text); err != nil {
 		return err
 	}
-	if err := lease.Publish(ctx, mempool.Publication{Name: "reading.txt"}); err != nil {
+	if err := lease.Publish(ctx, bridge.Publication{Name: "reading.txt"}); err != nil {
 		return err
 	}
 	published()

@@ -10,19 +10,18 @@ import (
 	"time"
 
 	"github.com/poolbridge/poolbridge/bridge"
-	"github.com/poolbridge/poolbridge/mempool"
 )
 
 func main() {
-	kind := flag.String("kind", string(mempool.Device), "where the frames live: device, vmm, legacy, pinned or host")
+	kind := flag.String("kind", string(bridge.Device), "where the frames live: device, vmm, legacy, pinned or host")
 	frames := flag.Int("frames", 300, "how many to send")
 	flag.Parse()
-	if err := run(context.Background(), mempool.Kind(*kind), *frames); err != nil {
+	if err := run(context.Background(), bridge.Kind(*kind), *frames); err != nil {
 		log.Fatal(err)
 	}
 }
 
-func run(ctx context.Context, kind mempool.Kind, frames int) error {
+func run(ctx context.Context, kind bridge.Kind, frames int) error {
 	c, err := open(ctx, kind)
 	if err != nil {
 		return err
@@ -38,18 +37,18 @@ type camera struct {
 	channel *bridge.Channel
 }
 
-func open(ctx context.Context, kind mempool.Kind) (*camera, error) {
+func open(ctx context.Context, kind bridge.Kind) (*camera, error) {
 	client, err := bridge.TryDial(ctx, bridge.DefaultSocket())
 	if err != nil {
 		return nil, err
 	}
-	pool, err := client.EnsurePool(ctx, mempool.PoolSpec{Name: "video", Kind: kind, MaxBytes: 64 << 20}) // it may be there from an earlier run
+	pool, err := client.EnsurePool(ctx, bridge.PoolSpec{Name: "video", Kind: kind, MaxBytes: 64 << 20}) // it may be there from an earlier run
 	if err != nil {
 		client.Close()
 		return nil, err
 	}
-	channel, err := client.CreateChannel(ctx, mempool.ChannelSpec{Name: "camera", Pool: pool.Info().ID, Capacity: 4,
-		Full: mempool.Block}) // a camera that must not wait says DropOldest
+	channel, err := client.CreateChannel(ctx, bridge.ChannelSpec{Name: "camera", Pool: pool.Info().ID, Capacity: 4,
+		Full: bridge.Block}) // a camera that must not wait says DropOldest
 	if err != nil {
 		client.Close()
 		return nil, err
@@ -59,7 +58,7 @@ func open(ctx context.Context, kind mempool.Kind) (*camera, error) {
 
 // Send sends frames whose every byte is the frame's number, and then says that there will be no more.
 func (c *camera) send(ctx context.Context, frames int, pause time.Duration) error {
-	image := mempool.Tensor{DType: mempool.Uint8, Shape: []uint64{240, 320, 3}}
+	image := bridge.Tensor{DType: bridge.Uint8, Shape: []uint64{240, 320, 3}}
 	for n := range frames {
 		if err := c.frame(ctx, image, n); err != nil {
 			return err
@@ -70,7 +69,7 @@ func (c *camera) send(ctx context.Context, frames int, pause time.Duration) erro
 }
 
 // Frame sends one frame. It waits no longer than a minute for memory and for room in the channel.
-func (c *camera) frame(ctx context.Context, image mempool.Tensor, n int) error {
+func (c *camera) frame(ctx context.Context, image bridge.Tensor, n int) error {
 	ctx, cancel := context.WithTimeout(ctx, time.Minute)
 	defer cancel()
 	lease, err := c.pool.Allocate(ctx, image)
@@ -80,6 +79,6 @@ func (c *camera) frame(ctx context.Context, image mempool.Tensor, n int) error {
 	if err := lease.Fill(ctx, 0, 240*320*3, byte(n)); err != nil {
 		return err
 	}
-	_, err = c.channel.Publish(ctx, lease, mempool.FrameOptions{Meta: map[string]string{"exposure": strconv.Itoa(n)}})
+	_, err = c.channel.Publish(ctx, lease, bridge.FrameOptions{Meta: map[string]string{"exposure": strconv.Itoa(n)}})
 	return err
 }

@@ -10,32 +10,31 @@ import (
 	"time"
 
 	"github.com/poolbridge/poolbridge/bridge"
-	"github.com/poolbridge/poolbridge/mempool"
 )
 
 func main() {
-	kind := flag.String("kind", string(mempool.Device), "where the array lives: device, vmm, legacy, pinned or host")
+	kind := flag.String("kind", string(bridge.Device), "where the array lives: device, vmm, legacy, pinned or host")
 	flag.Parse()
 	ctx, cancel := context.WithTimeout(context.Background(), time.Minute) // no call waits longer, for the service or for memory
-	err := transfer(ctx, mempool.Kind(*kind))
+	err := transfer(ctx, bridge.Kind(*kind))
 	cancel()
 	if err != nil {
 		log.Fatal(err)
 	}
 }
 
-func transfer(ctx context.Context, kind mempool.Kind) error {
+func transfer(ctx context.Context, kind bridge.Kind) error {
 	// guide: begin
 	client, err := bridge.Dial(ctx, bridge.DefaultSocket())
 	if err != nil {
 		return err
 	}
 	defer client.Close()
-	pool, err := client.EnsurePool(ctx, mempool.PoolSpec{Name: "demo", Kind: kind, MaxBytes: 64 << 20})
+	pool, err := client.EnsurePool(ctx, bridge.PoolSpec{Name: "demo", Kind: kind, MaxBytes: 64 << 20})
 	if err != nil {
 		return err
 	}
-	lease, err := pool.Allocate(ctx, mempool.Tensor{DType: mempool.Float32, Shape: []uint64{2, 3}})
+	lease, err := pool.Allocate(ctx, bridge.Tensor{DType: bridge.Float32, Shape: []uint64{2, 3}})
 	if err != nil {
 		return err
 	}
@@ -43,6 +42,6 @@ func transfer(ctx context.Context, kind mempool.Kind) error {
 	if err := lease.CopyFrom(ctx, 0, data); err != nil {
 		return err
 	}
-	return lease.Publish(ctx, mempool.Publication{Name: "weights", Keep: true, Replace: true}) // outlives this program
+	return lease.Publish(ctx, bridge.Publication{Name: "weights", Keep: true, Replace: true}) // outlives this program
 	// guide: end
 }

@@ -1,0 +1,118 @@
+package bridge
+
+import "github.com/poolbridge/poolbridge/mempool"
+
+// The types that calls of this package take and return are those of package mempool, so that a client imports this package alone.
+type (
+	// PoolSpec describes a pool to be made.
+	PoolSpec = mempool.PoolSpec
+	// PoolInfo is what the service tells a client about a pool.
+	PoolInfo = mempool.PoolInfo
+	// Access lists the users and groups that may use a pool.
+	Access = mempool.Access
+	// Kind says where a pool's memory comes from.
+	Kind = mempool.Kind
+	// DeviceInfo names the device of a pool.
+	DeviceInfo = mempool.DeviceInfo
+
+	// Tensor describes how the elements of an array lie in a buffer.
+	Tensor = mempool.Tensor
+	// DType names an element type.
+	DType = mempool.DType
+
+	// LeaseInfo is what the service tells a client about a lease.
+	LeaseInfo = mempool.LeaseInfo
+	// Publication says how a buffer is published under a name.
+	Publication = mempool.Publication
+	// Completion says when content is complete.
+	Completion = mempool.Completion
+
+	// ChannelSpec describes a channel to be made.
+	ChannelSpec = mempool.ChannelSpec
+	// ChannelInfo is what the service tells a client about a channel.
+	ChannelInfo = mempool.ChannelInfo
+	// ChannelMode says how many subscribers get each frame of a channel.
+	ChannelMode = mempool.ChannelMode
+	// FullPolicy says what happens when a channel is full because a subscriber is behind.
+	FullPolicy = mempool.FullPolicy
+	// FrameOptions says how a frame is published.
+	FrameOptions = mempool.FrameOptions
+	// SubscribeOptions says which frames a subscriber gets, and how.
+	SubscribeOptions = mempool.SubscribeOptions
+
+	// Queue is an ordered queue of work: a stream of a GPU, or [CPU]. [mempool.StreamQueue] makes one of a CUDA stream.
+	Queue = mempool.Queue
+	// Fence identifies a point in the work of a process.
+	Fence = mempool.Fence
+	// Clock makes fences of the client's own timeline.
+	Clock = mempool.Clock
+	// Event is an interprocess event of CUDA.
+	Event = mempool.Event
+
+	// Epoch identifies one life of a service.
+	Epoch = mempool.Epoch
+	// Stats is the accounting of a service at one moment.
+	Stats = mempool.Stats
+	// SessionInfo describes a session.
+	SessionInfo = mempool.SessionInfo
+	// NameInfo describes a name and its buffer.
+	NameInfo = mempool.NameInfo
+	// BufferInfo describes a buffer and its users.
+	BufferInfo = mempool.BufferInfo
+	// LeaseStatus describes a lease and the session that has it.
+	LeaseStatus = mempool.LeaseStatus
+	// ChannelStatus describes a channel and its members.
+	ChannelStatus = mempool.ChannelStatus
+	// EventPage is a page of what happened in a service.
+	EventPage = mempool.EventPage
+	// Saved says where a published buffer is, in a form that a file can hold.
+	Saved = mempool.Saved
+)
+
+// The kinds of memory.
+const (
+	Device = mempool.Device // a CUDA memory pool
+	VMM    = mempool.VMM    // cuMemCreate; readers map it read-only
+	Legacy = mempool.Legacy // shared by cuIpcGetMemHandle
+	Pinned = mempool.Pinned // memory of the host that the CPU and the GPU reach
+	Host   = mempool.Host   // memory of the host; it needs no GPU
+)
+
+// The modes of a channel.
+const (
+	Broadcast = mempool.Broadcast // every subscriber gets every frame
+	WorkQueue = mempool.WorkQueue // one subscriber gets each frame
+)
+
+// The policies of a full channel.
+const (
+	Block      = mempool.Block      // Publish waits
+	Fail       = mempool.Fail       // Publish fails with ErrLimit
+	DropOldest = mempool.DropOldest // a subscriber that is behind misses the oldest frames
+	Latest     = mempool.Latest     // it gets only the newest
+)
+
+// The element types of a tensor.
+const (
+	Bool       = mempool.Bool
+	Int8       = mempool.Int8
+	Int16      = mempool.Int16
+	Int32      = mempool.Int32
+	Int64      = mempool.Int64
+	Uint8      = mempool.Uint8
+	Uint16     = mempool.Uint16
+	Uint32     = mempool.Uint32
+	Uint64     = mempool.Uint64
+	Float16    = mempool.Float16
+	BFloat16   = mempool.BFloat16
+	Float32    = mempool.Float32
+	Float64    = mempool.Float64
+	Complex64  = mempool.Complex64
+	Complex128 = mempool.Complex128
+)
+
+// CPU is the queue of work that the calling goroutine does itself.
+var CPU = mempool.CPU
+
+// Bytes returns the description of n plain bytes.
+func Bytes(n uint64) Tensor { return mempool.Bytes(n) }
