@@ -203,8 +203,6 @@ def test_a_lease_is_taken_in_place_or_refused_with_a_reason(client, kind, librar
     gc.freeze()  # the collector need not look at a library's objects each time
     wrong = []
     for name, layout in LAYOUTS.items():
-        if library.alone(layout):
-            continue
         for write in (False, True):
             publish(client, dtype, layout)
             lease = client.get("x", write=write, timeout=10)
@@ -220,56 +218,6 @@ def test_a_lease_is_taken_in_place_or_refused_with_a_reason(client, kind, librar
             lease.release(force=True)
     client.unpublish("x")
     assert not wrong, "\n".join(wrong)
-
-
-# Takes the buffers that standard input names, and prints the result of each as a line.
-ALONE = """
-import sys
-import poolbridge
-from libraries import LAYOUTS, LIBRARIES
-from test_libraries import outcome
-(library,) = (library for library in LIBRARIES if library.name == sys.argv[2])
-with poolbridge.connect(sys.argv[1], timeout=60) as client:
-    for name in sys.stdin.read().splitlines():
-        dtype, layout = name.split(", ")
-        for write in (False, True):
-            lease = client.get(name, write=write, timeout=10)
-            print(outcome(lease, library, dtype, LAYOUTS[layout]), flush=True)
-            lease.release(force=True)
-"""
-
-
-@pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize(
-    ("library", "kind"),
-    [case for case in CASES if any(map(case.values[0].alone, LAYOUTS.values()))],
-    indirect=["kind"],
-)
-def test_what_may_end_a_process_is_refused_with_a_reason(path, client, kind, library, outcomes):
-    layouts = {name: layout for name, layout in LAYOUTS.items() if library.alone(layout)}
-    lacking = library.lacks(kind)
-    if lacking:
-        pytest.skip(lacking)
-    cases = [(dtype, name) for dtype in ELEMENT_TYPES for name in layouts]
-    for dtype, name in cases:
-        publish(client, dtype, layouts[name], f"{dtype}, {name}")
-    done = subprocess.run(
-        [sys.executable, "-c", ALONE, path, library.name],
-        input="\n".join(map(", ".join, cases)),
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
-        check=False,
-        capture_output=True,
-        text=True,
-        timeout=250,
-    )
-    found = done.stdout.splitlines()
-    for (dtype, name), *both in zip(cases, found[::2], found[1::2], strict=False):
-        outcomes.setdefault((library.name, kind, dtype, name), set()).update(both)
-        for each in both:
-            assert re.match(library.expected(dtype, layouts[name], kind), each), f"{dtype}, {name}: {each}"
-    assert (done.returncode, len(found)) == (0, 2 * len(cases)), done.stderr
-    for dtype, name in cases:
-        client.unpublish(f"{dtype}, {name}")
 
 
 # Each library apart
@@ -342,49 +290,18 @@ def test_torch_copies_where_it_is_asked_to(client):
     assert lease.arrays == 1
 
 
-# Takes ``x`` in every way that calls the lease itself, and prints how it is refused.
-REVERSED = """
-import sys
-import poolbridge
-import torch
-
-class PassesOn:
-    def __init__(self, lease):
-        self.lease = lease
-    def __dlpack_device__(self):
-        return self.lease.__dlpack_device__()
-    def __dlpack__(self, **asked):
-        return self.lease.__dlpack__(**asked)
-
-with poolbridge.connect(sys.argv[1], timeout=60) as client:
-    lease = client.get("x", timeout=10)
-    for source in (lease, lease.view(), lease.view(legacy=True), PassesOn(lease)):
-        for copy in (None, True):
-            try:
-                torch.from_dlpack(source, copy=copy)
-            except BufferError as error:
-                print(error)
-    print(torch.from_numpy(lease.to_numpy()).tolist())
-"""
-
-
 @needs("torch")
 @pytest.mark.parametrize("kind", ["host"], indirect=True)
-def test_torch_is_told_how_to_copy_what_is_reversed(path, client):
+def test_what_is_reversed_is_copied_for_torch(client):
+    import torch
+
     publish(client, "float32", LAYOUTS["backwards"])
-    done = subprocess.run(
-        [sys.executable, "-c", REVERSED, path],
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
-        check=False,
-        capture_output=True,
-        text=True,
-        timeout=250,
-    )
-    assert done.returncode == 0, done.stderr
-    *refused, copied = done.stdout.splitlines()
-    assert len(refused) == 8
-    assert all("torch.from_numpy(lease.to_numpy())" in text for text in refused)
-    assert copied == "[3.0, 2.0, 1.0, 0.0]"
+    with client.get("x", timeout=10) as lease:
+        for source in (lease, lease.view(), lease.view(legacy=True)):
+            for copy in (None, True):
+                with pytest.raises(BufferError, match=r"copy it by lease.to_numpy\(\)"):
+                    torch.from_dlpack(source, copy=copy)
+        assert torch.from_numpy(lease.to_numpy()).tolist() == [3.0, 2.0, 1.0, 0.0]
 
 
 @needs("torch")
@@ -476,25 +393,18 @@ def test_every_way_to_ask_is_answered(client, kind, asked, write):
     lease.release()
 
 
-def asking(module: str, **asked: Any) -> Callable[[object], object]:
-    """Stand for a library's ``from_dlpack``, which is a function of Python and known by its module."""
-    found: dict[str, Any] = {"__name__": module, "asked": asked}
-    exec("def from_dlpack(source): return source.__dlpack__(**asked)", found)
-    asks: Callable[[object], object] = found["from_dlpack"]
-    return asks
-
-
-@pytest.mark.parametrize("kind", KINDS, indirect=True)
-def test_torch_is_refused_what_would_end_the_process(client, kind):
-    from_dlpack = asking("torch.utils.dlpack", max_version=(1, 0))
+@pytest.mark.parametrize("asked", ASKED)
+@pytest.mark.parametrize("kind", ["host"], indirect=True)
+def test_only_numpy_gets_negative_strides_by_dlpack(client, kind, asked):
+    options = {name: None if name == "stream" else value for name, value in ASKED[asked].items()}
     for name, layout in LAYOUTS.items():
         publish(client, "float32", layout)
-        lease = client.get("x", timeout=10)
-        if layout.reversed:
-            with pytest.raises(BufferError, match="PyTorch has no negative strides"):
-                from_dlpack(lease)
+        lease = client.get("x", write=True, timeout=10)
+        if layout.reversed and asked != "numpy":
+            with pytest.raises(BufferError, match="negative strides, which PyTorch and JAX lack"):
+                lease.__dlpack__(**options)
         else:
-            assert look(from_dlpack(lease)).shape == list(layout.shape), name
+            assert look(lease.__dlpack__(**options)).shape == list(layout.shape), name
         lease.release()
 
 
@@ -525,7 +435,7 @@ FAULTS = {"host": "ends this process", "vmm": "breaks the CUDA context"}
 def unwarned(monkeypatch: pytest.MonkeyPatch) -> None:
     """No warning was given yet, and no library is loaded except NumPy."""
     monkeypatch.setattr(_readonly, "_warned", False)
-    for module in ("cupy", "numba"):
+    for module in ("torch", "cupy", "numba"):
         monkeypatch.delitem(sys.modules, module, raising=False)
 
 
@@ -538,65 +448,56 @@ def warned_of(take: Callable[[], object]) -> list[str]:
     return [str(found.message) for found in seen]
 
 
+def load(monkeypatch: pytest.MonkeyPatch, *modules: str) -> None:
+    for module in modules:
+        monkeypatch.setitem(sys.modules, module, ModuleType(module))
+
+
 @pytest.mark.parametrize("kind", KINDS, indirect=True)
-def test_a_library_that_would_write_what_is_mapped_read_only_is_warned_of_once(client, kind, unwarned):
-    torch = asking("torch.utils.dlpack", max_version=(1, 0))
+def test_a_library_that_would_write_what_is_mapped_read_only_is_warned_of_once(client, kind, unwarned, monkeypatch):
+    load(monkeypatch, "torch")
     publish(client, "float32", LAYOUTS["matrix"])
     with client.get("x", write=True) as lease:
-        assert not warned_of(lambda: torch(lease))
+        assert not warned_of(lambda: lease.__dlpack__(max_version=(1, 0)))
     with client.get("x") as lease:
-        assert not warned_of(lambda: asking("torch.utils.dlpack", max_version=(1, 0), copy=True)(lease)), "its own copy"
-        assert not warned_of(lambda: asking("torch.utils.dlpack")(lease.view(legacy=True))), "vouched for"
-        assert not warned_of(lambda: asking("jax._src.dlpack", max_version=(1, 3))(lease)), "never writes"
+        assert not warned_of(lambda: lease.__dlpack__(max_version=(1, 0), copy=True)), "its own copy"
+        assert not warned_of(lambda: lease.view(legacy=True).__dlpack__()), "vouched for"
         if kind in NumPy.kinds:
             assert not warned_of(lambda: np.from_dlpack(lease)), "honours it"
-        found = warned_of(lambda: torch(lease.view()))
+        found = warned_of(lambda: lease.view().__dlpack__(max_version=(1, 0)))
         assert len(found) == (kind in FAULTS)
         if found:
             assert re.search(rf"PyTorch .*{FAULTS[kind]}.*clone\(\).*write=True", found[0])
-        assert not warned_of(lambda: torch(lease)), "once"
+        assert not warned_of(lambda: lease.__dlpack__(max_version=(1, 0))), "once"
 
 
 @pytest.mark.parametrize("kind", KINDS, indirect=True)
-def test_a_compiled_library_that_would_write_is_known_by_being_loaded(client, kind, unwarned, monkeypatch):
+def test_a_library_that_would_write_is_known_by_being_loaded(client, kind, unwarned, monkeypatch):
     publish(client, "float32", LAYOUTS["matrix"])
     with client.get("x") as lease:
-        asks: list[tuple[str, Callable[[], object]]] = [("CuPy", lambda: lease.__dlpack__(max_version=(1, 0)))]
+        asks: list[tuple[str, Callable[[], object]]] = [
+            ("PyTorch and CuPy" if kind != "host" else "PyTorch", lambda: lease.__dlpack__(max_version=(1, 0)))
+        ]
         if kind != "host":
             asks.append(("CuPy and Numba", lambda: lease.view().__cuda_array_interface__))
         for _, ask in asks:
             assert not warned_of(ask), "none is loaded"
-        for module in ("cupy", "numba"):
-            monkeypatch.setitem(sys.modules, module, ModuleType(module))
-        assert not warned_of(lambda: asking("jax._src.dlpack", max_version=(1, 3))(lease)), "it is not theirs"
+        load(monkeypatch, "torch", "cupy", "numba")
         for names, ask in asks:
             monkeypatch.setattr(_readonly, "_warned", False)
             found = warned_of(ask)
-            assert [f"and {names} does not" in text for text in found] == [True] * (kind == "vmm")
+            assert [f"and {names} does not" in text for text in found] == [True] * (kind in FAULTS)
 
 
 @pytest.mark.parametrize("kind", ["host"], indirect=True)
-def test_a_warning_that_is_an_error_refuses_each_time(client, kind, unwarned):
+def test_a_warning_that_is_an_error_refuses_each_time(client, kind, unwarned, monkeypatch):
+    load(monkeypatch, "torch")
     publish(client, "float32", LAYOUTS["matrix"])
     with client.get("x") as lease, warnings.catch_warnings():
         warnings.simplefilter("error")
         for _ in range(2):
             with pytest.raises(poolbridge.ReadOnlyWarning):
-                asking("torch.utils.dlpack", max_version=(1, 0))(lease)
-
-
-@pytest.mark.parametrize("kind", [case(kind, why=missing(kind), name=kind) for kind in GPU_KINDS], indirect=True)
-def test_jax_is_refused_memory_of_a_gpu_that_it_could_not_use(client, kind):
-    publish(client, "float32", LAYOUTS["further on"])
-    lease = client.get("x", timeout=10)
-    from_dlpack = asking("jax._src.dlpack", stream=1, max_version=(1, 3))
-    with pytest.raises(BufferError, match="begins 4 bytes after one: copy it"):
-        from_dlpack(lease)
-    assert look(lease.__dlpack__(stream=1, max_version=(1, 3))).data == lease.evidence()["pointer"]
-    lease.release()
-    publish(client, "complex128", LAYOUTS["further on"])
-    lease = client.get("x", timeout=10)
-    assert look(from_dlpack(lease)).data == lease.evidence()["pointer"]
+                lease.__dlpack__(max_version=(1, 0))
 
 
 @pytest.mark.parametrize("kind", [case(kind, why=missing(kind), name=kind) for kind in GPU_KINDS], indirect=True)

@@ -151,7 +151,7 @@ class ArrayExports(NoBuffer):
         BufferError
             The tensor cannot be exported this way: `dl_device` is another GPU; NumPy asks for memory of a GPU without a
             copy; a copy is needed and `copy` is False; the lease is read-only and the consumer asks for a legacy
-            capsule; PyTorch asks and a stride is negative; or JAX asks and the GPU memory is not aligned.
+            capsule; or a stride is negative and another library than NumPy asks.
         ValueError
             The standard does not allow `stream`.
         WaitTimeoutError
@@ -163,12 +163,13 @@ class ArrayExports(NoBuffer):
         """
         state = self._lease_state
         state.check_usable()
-        if not state.description.contiguous:
+        numpy_asks = _dlpack.by_cpu(dl_device, stream)
+        if not (state.description.contiguous or numpy_asks):
             _dlpack.check_reversed(state.description.shape, state.description.strides)
         device = state.memory.pool.device
         own = self.__dlpack_device__()
         target = own if dl_device is None or dl_device is ... else (int(dl_device[0]), int(dl_device[1]))
-        if _dlpack.by_cpu(dl_device, stream):
+        if numpy_asks:
             target = (_dlpack.CPU, 0)
             if not copy and not state.memory.pool.on_cpu:
                 raise BufferError(
@@ -198,11 +199,9 @@ class ArrayExports(NoBuffer):
                 "that this lease is read-only. If the consumer does not write, give it lease.view(legacy=True); "
                 "otherwise lease for writing, or copy"
             )
-        if versioned and not state.write:
+        if versioned and not (state.write or numpy_asks):
             _readonly.check_consumer(state.memory.pool)
         array = state.array() if versioned or state.write else _pretend_writeable(state)
-        if device[0] != _dlpack.CPU and array.size:
-            _dlpack.check_aligned(state.address(write=state.write))
         return _dlpack.make_capsule(array, element, target, versioned=versioned)
 
     # NumPy, on memory of the CPU

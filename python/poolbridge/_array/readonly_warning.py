@@ -1,8 +1,8 @@
 """Warns that a library does not check whether memory is read-only, so that the program may write it by mistake.
 
-DLPack and ``__cuda_array_interface__`` say that memory is read-only, but some libraries ignore it. A DLPack request
-does not show whether its library does: PyTorch ignores it, and asks for versioned capsules as other libraries do. So
-poolbridge looks for the libraries by name.
+DLPack and ``__cuda_array_interface__`` say that memory is read-only, but some libraries ignore it. A request does not
+show which library makes it, but that of NumPy, which honours read-only memory. So the warning comes if one of those
+libraries is loaded.
 """
 
 from __future__ import annotations
@@ -21,20 +21,17 @@ from poolbridge.errors import (
 if TYPE_CHECKING:
     from poolbridge._memory.kinds import PoolMemory
 
-_BY_DLPACK: Final = {"cupy": "CuPy"}
+_ON_CPU: Final = {"torch": "PyTorch"}
+_ON_GPU: Final = {"torch": "PyTorch", "cupy": "CuPy"}
 _BY_INTERFACE: Final = {"cupy": "CuPy", "numba": "Numba"}
 
 _warned = False
 
 
 def check_consumer(pool: PoolMemory) -> None:
-    """Warn if the library that calls ``__dlpack__`` for read-only memory may write it. Call it from ``__dlpack__``."""
-    if _warned or not pool.write_fault:
-        return
-    if _dlpack.asked_by("torch.utils.dlpack"):
-        _warn("PyTorch", pool)
-    elif pool.device[0] == _dlpack.CUDA and not _dlpack.asked_by("jax._src.dlpack"):
-        _warn_of_loaded(_BY_DLPACK, pool)
+    """Warn if the library that calls ``__dlpack__`` for read-only memory may write it. Call it unless NumPy asks."""
+    if not _warned and pool.write_fault:
+        _warn_of_loaded(_ON_GPU if pool.device[0] == _dlpack.CUDA else _ON_CPU, pool)
 
 
 def check_interface(pool: PoolMemory) -> None:
@@ -44,7 +41,7 @@ def check_interface(pool: PoolMemory) -> None:
 
 
 def _warn_of_loaded(libraries: Mapping[str, str], pool: PoolMemory) -> None:
-    """Warn of those libraries that are loaded. They are compiled: no Python frame shows which library asks."""
+    """Warn of those libraries that are loaded."""
     loaded = [name for module, name in libraries.items() if module in sys.modules]
     if loaded:
         _warn(" and ".join(loaded), pool)

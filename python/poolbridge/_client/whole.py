@@ -84,6 +84,8 @@ def _cupy(lease: BaseLease) -> Any:
     import cupy
 
     with cupy.cuda.Device(lease.__dlpack_device__()[1]):
+        if any(step < 0 for step in lease.strides):  # which a lease refuses by DLPack
+            return cupy.asarray(lease.view())
         return cupy.from_dlpack(lease)
 
 

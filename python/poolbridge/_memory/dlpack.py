@@ -8,9 +8,7 @@ copy, so these are written into the capsule's structure afterwards. NumPy never 
 from __future__ import annotations
 
 import ctypes
-import sys
 from collections.abc import Iterable
-from types import FrameType
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
@@ -28,8 +26,6 @@ CUDA: Final = 2
 CUDA_HOST: Final = 3
 
 _FLAG_COPIED = 2
-# JAX's compiled code for a GPU needs arguments at multiples of this number of bytes.
-_JAX_ALIGNMENT = 16
 
 
 class _Device(ctypes.Structure):
@@ -132,22 +128,22 @@ def make_capsule(
 
 
 def check_reversed(shape: Iterable[int], strides: Iterable[int]) -> None:
-    """Raise if a stride is negative and PyTorch asks. Call it from ``__dlpack__``, before a capsule is made.
+    """Raise if an axis of more than one element has a negative stride. Call it unless NumPy asks; see `by_cpu`.
 
-    PyTorch has no negative strides. Many of its versions end the process when they get a capsule with negative strides
-    from any library, because a check in C++ throws where exceptions are not allowed. Other libraries accept them.
+    PyTorch and JAX have no negative strides. Many versions of PyTorch end the process when they get a capsule with
+    negative strides from any library, because a check in C++ throws where exceptions are not allowed. A request does
+    not say which library makes it.
 
     Raises
     ------
     BufferError
-        PyTorch asks, and an axis of more than one element has a negative stride.
+        There is such an axis.
     """
     shape = tuple(shape)
-    backwards = all(shape) and any(stride < 0 and n > 1 for n, stride in zip(shape, strides, strict=True))
-    if backwards and asked_by("torch.utils.dlpack"):
+    if all(shape) and any(stride < 0 and n > 1 for n, stride in zip(shape, strides, strict=True)):
         raise BufferError(
-            "PyTorch has no negative strides, and this lease has: copy it, for example by "
-            "torch.from_numpy(lease.to_numpy())"
+            "this lease has negative strides, which PyTorch and JAX lack, and DLPack does not say which library asks: "
+            "copy it by lease.to_numpy(), or take it in place by numpy.asarray(lease) or cupy.asarray(lease)"
         )
 
 
@@ -158,36 +154,6 @@ def by_cpu(dl_device: object, stream: object) -> bool:
     out, which is ``...`` here.
     """
     return dl_device is None and stream is None
-
-
-def check_aligned(address: int) -> None:
-    """Raise if JAX asks for GPU memory that is not aligned for it. Call it from ``__dlpack__``, as `check_reversed`.
-
-    JAX's compiled code for a GPU needs arguments at multiples of 16 bytes (XLA's ``kEntryParameterAlignBytes``). JAX
-    makes arrays of other addresses without an error, and fails when one is used.
-
-    Raises
-    ------
-    BufferError
-        JAX asks, and the address is no multiple of 16.
-    """
-    if address % _JAX_ALIGNMENT and asked_by("jax._src.dlpack"):
-        raise BufferError(
-            f"JAX uses memory of a GPU from a multiple of {_JAX_ALIGNMENT} bytes on, and this lease begins "
-            f"{address % _JAX_ALIGNMENT} bytes after one: copy it, for example by jax.numpy.asarray(lease.to_numpy())"
-        )
-
-
-def asked_by(module: str) -> bool:
-    """Whether a function of that module called ``__dlpack__``, directly or through another object's ``__dlpack__``.
-
-    The arguments do not say which library calls. The ``from_dlpack`` of some libraries is a Python function, which the
-    stack shows.
-    """
-    frame: FrameType | None = sys._getframe(2)  # noqa: SLF001 - CPython's, documented
-    while frame is not None and frame.f_code.co_name == "__dlpack__":
-        frame = frame.f_back
-    return frame is not None and frame.f_globals.get("__name__") == module
 
 
 def look(capsule: object) -> Seen:
