@@ -116,6 +116,9 @@ func (s *stress) life(random *rand.Rand, broadcast, immortal bool) (ended bool) 
 		} else {
 			assert.LessOrEqual(s, n, seq, "a queue skips numbers")
 		}
+		if s.full == mempool.Block || s.full == mempool.Fail {
+			assert.Zero(s, dropped)
+		}
 		last = seq
 		s.mu.Lock()
 		s.seen[n]++

@@ -59,6 +59,18 @@ func TestALateConsumerBeginsWithTheNewestOrTheOldestFrame(t *testing.T) {
 	assert.EqualValues(t, 3, early.take().Missed)
 }
 
+func TestAConsumerThatJoinsWakesProducersAlone(t *testing.T) {
+	r := newRig(t, Spec{Capacity: 4})
+	r.producer(4)
+	s := r.host.sequencer
+	published, freed := s.published.word.Load(), s.freed.word.Load()
+	r.consumer(MemberSpec{})
+	assert.Equal(t, published, s.published.word.Load(), "other consumers sleep on")
+	assert.NotEqual(t, freed, s.freed.word.Load())
+	r.producer(4)
+	assert.NotEqual(t, published, s.published.word.Load(), "consumers need the track of a producer that joined")
+}
+
 func TestOnlyTheWriterOfAFileCanWriteIt(t *testing.T) {
 	r := newRig(t, Spec{Capacity: 4})
 	p, c := r.producer(1), r.consumer(MemberSpec{})
