@@ -30,13 +30,15 @@ typedef enum { REACHED, DIED, PENDING, UNKNOWN, RAISED } Reach;
 
 // Attributes
 
-static PyObject *attribute(Follower *f, PyObject *of, enum name name) { return PyObject_GetAttr(of, f->state->names[name]); }
+// NULL, without an exception too: `of` is NULL, because Python code has deleted the attribute of the follower.
+static PyObject *attribute(Follower *f, PyObject *of, enum name name) { return of ? PyObject_GetAttr(of, f->state->names[name]) : NULL; }
 
 static bool number_in(Follower *f, PyObject *of, enum name name, uint64_t *to) {
     PyObject *found = attribute(f, of, name);
     *to = found ? PyLong_AsUnsignedLongLong(found) : 0;
+    bool read = found && !PyErr_Occurred();
     Py_XDECREF(found);
-    return !PyErr_Occurred();
+    return read;
 }
 
 // Whether the session still has the timeline. False without an exception: it was closed.
@@ -86,7 +88,7 @@ static Reach poll_word(Follower *f, const struct pb_fence *fence, int64_t until)
 // The index of the word that the stream writes; UINT64_MAX: it has none yet.
 static uint64_t own_word(Follower *f) {
     uint64_t index;
-    PyObject *word = f->words && PyDict_Check(f->words) ? PyDict_GetItemWithError(f->words, f->key) : NULL;
+    PyObject *word = f->key && f->words && PyDict_Check(f->words) ? PyDict_GetItemWithError(f->words, f->key) : NULL;
     if (word && number_in(f, word, NAME_INDEX, &index)) return index;
     PyErr_Clear();
     return UINT64_MAX;
@@ -188,8 +190,9 @@ static bool write_locked(Follower *f, uint64_t *word, uint64_t *value) {
     PyObject *closed = attribute(f, f->own, NAME_CLOSED);
     bool open = closed == Py_False;
     Py_XDECREF(closed);
-    PyObject *entry = open && PyDict_Check(f->words) ? PyDict_GetItemWithError(f->words, f->key) : NULL;
+    PyObject *entry = open && f->key && f->words && PyDict_Check(f->words) ? PyDict_GetItemWithError(f->words, f->key) : NULL;
     if (!entry || !number_in(f, entry, NAME_INDEX, word) || !number_in(f, entry, NAME_VALUE, value)) return false;
+    if (stream_is_captured(f->capturing, f->stream)) return false;
     Py_INCREF(entry);
     ++*value;
     PyObject *next = PyLong_FromUnsignedLongLong(*value);
@@ -208,24 +211,24 @@ static bool write_locked(Follower *f, uint64_t *word, uint64_t *value) {
 
 // Makes the stream write its next fence. Returns the fence, or NULL, with or without an exception: then Python has to do it.
 PyObject *follower_write(Follower *f, uint64_t *word, uint64_t *value) {
-    if (!f->function || !f->anywhere || !f->timelines || !f->own || !f->words || !f->release || !has_timeline(f)) return NULL;
-    if (stream_is_captured(f->capturing, f->stream)) return NULL;
+    bool whole = f->function && f->capturing && f->own && f->is_owned && f->acquire && f->release && f->fence;
+    if (!whole || !f->anywhere || !has_timeline(f)) return NULL;
     PyObject *owned = PyObject_CallNoArgs(f->is_owned);
     Py_XDECREF(owned);
     if (owned != Py_False) return NULL; // this is a finaliser in the thread that holds the lock
     // It waits for another thread that holds the lock. A signal handler that raises there leaves the lock free.
-    PyObject *taken = PyObject_CallNoArgs(f->acquire);
-    if (!taken) return NULL;
+    PyObject *release = Py_NewRef(f->release), *taken = PyObject_CallNoArgs(f->acquire);
+    if (!taken) return Py_DECREF(release), NULL;
     Py_DECREF(taken);
     bool wrote = write_locked(f, word, value);
     PyObject *type, *error, *trace;
     PyErr_Fetch(&type, &error, &trace);
-    PyObject *left = PyObject_CallNoArgs(f->release);
-    Py_XDECREF(left);
+    PyObject *left = PyObject_CallNoArgs(release);
+    Py_XDECREF(left), Py_DECREF(release);
     if (type) PyErr_Restore(type, error, trace);
     if (!wrote || !left) return NULL;
     PyObject *numbers = Py_BuildValue("KKK", f->id, (unsigned long long)*word, (unsigned long long)*value);
-    PyObject *fence = numbers ? PyObject_CallObject(f->fence, numbers) : NULL;
+    PyObject *fence = numbers && f->fence ? PyObject_CallObject(f->fence, numbers) : NULL;
     Py_XDECREF(numbers);
     return fence;
 }

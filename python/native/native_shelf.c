@@ -1,7 +1,7 @@
 // The types Lent and Shelf: the work of a publisher for each frame, where nothing has to be waited for or asked.
 //
-// Each method here is one step for Python: no signal handler, no finaliser and no other thread runs in between. In any
-// unusual case it returns None, and the state stays such that `poolbridge._session.spares` can continue.
+// Each method here but `send_after` is one step for Python: no signal handler, no finaliser and no other thread runs in between.
+// In any unusual case a method returns None, or False, and the state stays such that `poolbridge._session.spares` can continue.
 #include "native.h"
 
 #include <stddef.h>

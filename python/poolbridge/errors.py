@@ -242,9 +242,9 @@ class SecondContextError(UnavailableError):
 
 
 class StreamCaptureError(PoolbridgeError, RuntimeError):
-    """Content was to be passed on, and the work of its stream is being captured into a CUDA graph; nothing was done.
+    """The work of a stream is being captured into a CUDA graph, and the call cannot be made now; nothing was done.
 
-    The stream cannot say now when the content is complete. End the capture first, and call again.
+    The stream cannot say now when content is complete, or CUDA forbids the call. End the capture first, and call again.
     """
 
 

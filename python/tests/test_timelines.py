@@ -416,6 +416,22 @@ def test_a_follower_writes_nothing_while_its_stream_is_captured(following):
     assert following.calls == [(10, 4096 + 8, 2, 0)]
 
 
+def test_a_page_that_could_not_be_registered_in_a_capture_is_registered_later(monkeypatch):
+    answers = [poolbridge.StreamCaptureError("captured"), 4096]
+
+    def register(*arguments, write):
+        answer = answers.pop(0)
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    monkeypatch.setattr(_cuda_stream, "register", register)
+    monkeypatch.setattr(_cuda_stream, "unregister", lambda *arguments: None)
+    made = make_page()
+    assert [made.on_device(0) for _ in range(3)] == [0, 4096, 4096]
+    made.close()
+
+
 def test_a_follower_leaves_to_python_what_is_out_of_the_ordinary(following):
     follower, own = following.follower, following.own
     with own.lock:

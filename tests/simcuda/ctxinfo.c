@@ -11,10 +11,13 @@ static CUresult named(CUcontext handle, struct context **out) {
 }
 
 static CUresult synchronise(struct context *ctx) {
+    bool captured = false;
     LOCK();
-    ctx_wait_idle(ctx);
+    for (struct stream *s = ctx->first; s; s = s->next)
+        if (s->capturing) captured = s->spoiled = true;
+    if (!captured) ctx_wait_idle(ctx);
     UNLOCK();
-    return ctx->error;
+    return captured ? CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED : ctx->error;
 }
 
 SIM_API CUresult cuCtxSynchronize(void) {

@@ -177,7 +177,7 @@ struct stream {
     struct stream *next;
     unsigned flags;
     int priority, refs;
-    bool legacy, closing, running, capturing;
+    bool legacy, closing, running, capturing, spoiled; // spoiled: the capture met a call that CUDA forbids meanwhile
     _Atomic bool aborted; // its context is gone: what is queued is dropped
     pthread_t owner; // of a per-thread default stream
     bool per_thread;

@@ -162,15 +162,18 @@ SIM_API CUresult cuStreamAddCallback(CUstream handle, CUstreamCallback fn, void 
     return submit_callback(handle, (struct callback){.with_status = fn, .stream = handle, .data = data});
 }
 
-// Graphs are not simulated. A capture can begin and end, and queries tell of it; the stream takes no work meanwhile.
+// Graphs are not simulated. A capture can begin and end, and queries tell of it; the stream takes no work meanwhile, and a wait for the
+// whole context is refused and spoils the capture.
 static CUresult capture(CUstream handle, bool on) {
     LOCK();
     struct stream *s;
     CUresult r = stream_find(handle, &s);
     if (r == CUDA_SUCCESS && (s->legacy || s->capturing == on)) r = CUDA_ERROR_ILLEGAL_STATE;
     if (r == CUDA_SUCCESS) s->capturing = on;
+    bool spoiled = r == CUDA_SUCCESS && s->spoiled;
+    if (spoiled) s->spoiled = false;
     UNLOCK();
-    return r;
+    return spoiled ? CUDA_ERROR_STREAM_CAPTURE_INVALIDATED : r;
 }
 
 SIM_API CUresult cuStreamBeginCapture_v2(CUstream handle, int mode) {

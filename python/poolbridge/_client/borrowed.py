@@ -16,12 +16,12 @@ import numpy as np
 from poolbridge._client.lease import AsyncLease, Lease
 from poolbridge._memory import dlpack as _dlpack
 from poolbridge._order import order as _order
+from poolbridge._order.captures import CAPTURES
 from poolbridge._session.consumer import Kept, fences_of
 from poolbridge._sys import process as _process
 from poolbridge._sys.finaliser import while_running
 from poolbridge.errors import (
     InvalidArgumentError,
-    StreamCaptureError,
 )
 
 if TYPE_CHECKING:
@@ -192,11 +192,7 @@ class BaseBorrowedArrays(ABC):
         if self._follower is None:
             end()
         else:
-            done = partial(self._follower.done, end)
-            try:
-                done()
-            except StreamCaptureError:
-                self._session.later(done)
+            CAPTURES.run(partial(self._follower.done, end))
             self._together_until = time.monotonic() + _TOGETHER_SECONDS
         self._unfenced = []
 

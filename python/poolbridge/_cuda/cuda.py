@@ -21,6 +21,7 @@ from poolbridge.errors import (
     DeviceMemoryError,
     DeviceNotVisibleError,
     DriverError,
+    StreamCaptureError,
     UnavailableError,
 )
 
@@ -65,6 +66,8 @@ def call(name: str, *arguments: Any) -> Any:
     ------
     DeviceMemoryError
         The GPU is out of memory.
+    StreamCaptureError
+        CUDA forbids the call while the work of a stream is being captured into a graph.
     DriverError
         The driver returned another error.
     """
@@ -73,6 +76,10 @@ def call(name: str, *arguments: Any) -> Any:
     if result != driver.CUresult.CUDA_SUCCESS:
         if result == driver.CUresult.CUDA_ERROR_OUT_OF_MEMORY:
             raise DeviceMemoryError(f"{name}: the GPU is out of memory")
+        if result.name.startswith("CUDA_ERROR_STREAM_CAPTURE"):
+            raise StreamCaptureError(
+                f"{name}: {result.name}: a stream's work is being captured into a CUDA graph: end the capture first"
+            )
         raise DriverError(f"{name}: {result.name}")
     return values[0] if values else None
 

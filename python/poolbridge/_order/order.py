@@ -276,6 +276,9 @@ def _unreached(state: Held) -> tuple[Fence, ...]:
 
 def _make_wait(state: Held, key: StreamKey) -> None:
     """Make a stream wait for the event and the fences of a lease that are not reached yet."""
+    if (state.alone or _unreached(state)) and _cuda_stream.captured(key.ordinal, key.handle):
+        wait(state)
+        return
     event = _lone_event(state)
     if event is not None:
         _cuda_stream.wait_for_event(key.ordinal, key.handle, event.handle)
@@ -290,7 +293,7 @@ def _make_wait(state: Held, key: StreamKey) -> None:
         if page is None:
             continue
         address = page.on_device(key.ordinal) if own is not None else 0
-        if own is None or not address or _cuda_stream.captured(key.ordinal, key.handle):
+        if own is None or not address:
             wait(state)
             return
         if word is not None and fence.tl == own.id and fence.wd == word.index:
@@ -343,7 +346,7 @@ class Follower(_NativeFollower):
         self.patience = self.shortest = _POLL_SECONDS
         self.longest = _LONGEST_POLL_SECONDS
         # This waits for the whole GPU of the stream, because the memory may be unmapped by the time it is called.
-        self._synchronize = partial(_cuda.synchronize, key.ordinal)
+        self._synchronize = partial(_synchronize, [key], partial(_cuda.synchronize, key.ordinal))
 
     def before(
         self,
@@ -401,7 +404,7 @@ class Follower(_NativeFollower):
             return None
 
     def done(self, say: Say) -> None:
-        """Call `say` with the fence that is reached when the stream is done with the memory of frames; see `done`."""
+        """Call `say` with the fence that is reached when the stream is done with frames; raises as `done` does."""
         if self.timelines.own is not self.own or not _tell(self.own, self.key, say, self._synchronize):
             _after(self._synchronize, say)
 
@@ -439,24 +442,30 @@ def done(state: Held, say: Say) -> None:
     Raises
     ------
     StreamCaptureError
-        The work of a stream is being captured into a graph. `say` was not called.
+        The work of a stream is being captured into a graph. `say` was not called: call `done` again later.
     """
     if state.streams is None and not state.unordered:
         say(())
         return
     own, streams = _own(state), _streams(state)
+    synchronize = partial(_synchronize, streams, state.memory.synchronize)
     if own is None:
-        _after(state.memory.synchronize, say)
+        _after(synchronize, say)
     elif len(streams) > 1:
-        for key in streams:
-            _cuda_stream.refuse_capture(key.ordinal, key.handle)
         fences: tuple[Fence, ...] = ()
+        captured = False
         try:
+            for key in streams:
+                _cuda_stream.refuse_capture(key.ordinal, key.handle)
             fences = (_single(state, own) if state.single else _written(own, streams)) or _fall_back(state)
+        except StreamCaptureError:
+            captured = True
+            raise
         finally:
-            say(fences)
-    elif not _tell(own, streams[0], say, state.memory.synchronize):
-        _after(state.memory.synchronize, say)
+            if not captured:
+                say(fences)
+    elif not _tell(own, streams[0], say, synchronize):
+        _after(synchronize, say)
 
 
 def _tell(own: Timeline, key: StreamKey, say: Say, synchronize: Callable[[], None]) -> bool:
@@ -468,17 +477,34 @@ def _tell(own: Timeline, key: StreamKey, say: Say, synchronize: Callable[[], Non
 
 
 def _after(synchronize: Callable[[], None], say: Say) -> None:
+    """Call `say` when the device has done its work; raises as `done` does."""
+    captured = False
     try:
         synchronize()
+    except StreamCaptureError:
+        captured = True
+        raise
     finally:
-        say(())
+        if not captured:
+            say(())
+
+
+def _synchronize(streams: Iterable[StreamKey], synchronize: Callable[[], None]) -> None:
+    """Wait until the device has done all work of this process; not while the work of one of the streams is captured.
+
+    CUDA forbids the wait then, and a call would spoil the graph.
+    """
+    for key in streams:
+        if key.reachable:
+            _cuda_stream.refuse_capture(key.ordinal, key.handle)
+    synchronize()
 
 
 def _written(own: Timeline, streams: Iterable[StreamKey], *, wait: bool = True) -> tuple[Fence, ...]:
-    """Make each stream write a fence and return the fences; an empty tuple if one of them cannot now."""
+    """Make each stream write a fence and return the fences; an empty tuple if one of them cannot."""
     try:
         fences = [own.write(key, wait=wait) for key in streams]
-    except (DriverError, PoolLimitError, StreamCaptureError):
+    except (DriverError, PoolLimitError):
         return ()
     written = tuple([fence for fence in fences if fence is not None])
     return written if len(written) == len(fences) else ()
@@ -500,7 +526,10 @@ def done_at_once(state: Held) -> tuple[Fence, ...] | None:
     own, streams = _own(state), _streams(state)
     if own is None or (state.single and len(streams) > 1):
         return None
-    return _written(own, streams, wait=False) or None
+    try:
+        return _written(own, streams, wait=False) or None
+    except StreamCaptureError:
+        return None
 
 
 def ready(state: Held) -> Fence | None:
@@ -563,6 +592,6 @@ def _streams(state: Held) -> list[StreamKey]:
 
 
 def _fall_back(state: Held) -> tuple[Fence, ...]:
-    """Wait until the device has done all work of this process, and return no fences."""
-    state.memory.synchronize()
+    """Wait until the device has done all work of this process, and return no fences; see `_synchronize`."""
+    _synchronize(_streams(state), state.memory.synchronize)
     return ()

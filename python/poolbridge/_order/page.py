@@ -9,12 +9,14 @@ from functools import partial
 from typing import Final
 
 from poolbridge._cuda import stream as _cuda_stream
+from poolbridge._order.captures import CAPTURES
 from poolbridge._sys import futex as _futex
 from poolbridge._sys.deferred import DeferringLock, OwnedLock
 from poolbridge._sys.filemap import FileMapping, check_sealed
 from poolbridge.errors import (
     DriverError,
     ProtocolError,
+    StreamCaptureError,
     UnavailableError,
 )
 
@@ -160,7 +162,10 @@ class Page:
                 pass
 
     def on_device(self, ordinal: int) -> int:
-        """Return the page's address for streams; 0 if no GPU can reach it. The first call registers it and may wait."""
+        """Return the page's address for streams; 0 if no GPU can reach it. The first call registers it and may wait.
+
+        It also returns 0 if the page would have to be registered while a graph captures work, which CUDA may forbid.
+        """
         address = self._on_device
         if address is None:
             with self._lock:
@@ -168,6 +173,8 @@ class Page:
                     try:
                         self._on_device = _cuda_stream.register(ordinal, self.address, BYTES, write=self.write)
                         self._ordinal = ordinal
+                    except StreamCaptureError:
+                        return 0
                     except (DriverError, UnavailableError):
                         self._on_device = 0
                 address = self._on_device
@@ -182,8 +189,8 @@ class Page:
         """Unmap the page. Waits for the GPU if the page is registered. No stream or thread may use its words then."""
         with self._lock:
             if self._on_device:
-                self._on_device = 0
                 _cuda_stream.unregister(self._ordinal, self.address)
+                self._on_device = 0
         self.words.release()
         self._reasons.release()
         self._mapping.close()
@@ -239,7 +246,7 @@ class Pages:
         del self._pages[key]
         if page.registered:
             # The driver waits for all work of the context before it unregisters memory.
-            threading.Thread(target=page.close, name="poolbridge-unmap", daemon=True).start()
+            threading.Thread(target=CAPTURES.run, args=(page.close,), name="poolbridge-unmap", daemon=True).start()
         else:
             page.close()
 

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Final, NamedTuple
 
 from poolbridge._cuda import stream as _cuda_stream
+from poolbridge._order.captures import CAPTURES
 from poolbridge._order.page import WORDS, Page
 from poolbridge._sys.process import this_thread
 from poolbridge._wire.messages import Fence
 from poolbridge.errors import (
     DriverError,
     PoolLimitError,
+    StreamCaptureError,
 )
 
 # The ordinal in the key of a promise, which has a word as a stream has.
@@ -178,16 +181,39 @@ class Timeline:
 
     def _write_told(self, key: StreamKey, word: Word, finish: Callable[[], None]) -> None:
         try:
-            self._write(key, word, word.value)
+            self._write_or_store(key, word, finish)
+        except StreamCaptureError:  # the capture began since `tell` asked
+            CAPTURES.add(partial(self._write_late, key, word, word.value, finish))
         except DriverError:
-            try:
-                finish()
-            finally:
-                self.page.store(word.index, word.value)
+            raise
         except BaseException:
             # A signal handler raised, before or after the driver's call. Writing the value twice does no harm.
-            self._write(key, word, word.value)
+            try:
+                self._write(key, word, word.value)
+            except (DriverError, StreamCaptureError):
+                CAPTURES.add(partial(self._write_late, key, word, word.value, finish))
             raise
+
+    def _write_late(self, key: StreamKey, word: Word, value: int, finish: Callable[[], None]) -> None:
+        """Write a value whose fence was said when a capture began, unless a later write of the stream covers it."""
+        with self.lock:
+            if not self.closed and not self.page.reached(word.index, value):
+                self._write_or_store(key, word, finish)
+
+    def _write_or_store(self, key: StreamKey, word: Word, finish: Callable[[], None]) -> None:
+        """Make a stream write the last value of its word. If the stream takes no more work, the CPU writes it."""
+        try:
+            self._write(key, word, word.value)
+        except DriverError:
+            captured = False
+            try:
+                finish()
+            except StreamCaptureError:
+                captured = True
+                raise
+            finally:
+                if not captured:
+                    self.page.store(word.index, word.value)
 
     def _write(self, key: StreamKey, word: Word, value: int) -> None:
         _cuda_stream.write(key.ordinal, key.handle, self.page.on_device(key.ordinal) + 8 * word.index, value)

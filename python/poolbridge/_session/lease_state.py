@@ -10,12 +10,12 @@ import numpy as np
 
 from poolbridge._memory.tensor import Description
 from poolbridge._order import order as _order
+from poolbridge._order.captures import CAPTURES
 from poolbridge._sys import process as _process
 from poolbridge._sys.finaliser import while_running
 from poolbridge.errors import (
     LeaseInUseError,
     LeaseReleasedError,
-    StreamCaptureError,
 )
 
 if TYPE_CHECKING:
@@ -171,11 +171,7 @@ class LeaseState:
             Arrays made from the lease are alive, or may be.
         """
         self.begin_release(force=force)
-        done = partial(_order.done, self, partial(self.session.release, self, failed=failed))
-        try:
-            done()
-        except StreamCaptureError:
-            self.session.later(done)
+        CAPTURES.run(partial(_order.done, self, partial(self.session.release, self, failed=failed)))
 
     def begin_release(self, *, force: bool = False) -> None:
         """Check that the lease can be released, and mark it so. From then on it makes no more arrays."""

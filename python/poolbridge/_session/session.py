@@ -6,8 +6,6 @@ The blocking and the asyncio client each drive a session. The session never wait
 from __future__ import annotations
 
 import os
-import threading
-import time
 from collections import deque
 from collections.abc import Callable
 from functools import partial
@@ -15,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from weakref import ReferenceType, ref
 
 from poolbridge._order import order as _order
+from poolbridge._order.captures import CAPTURES
 from poolbridge._session.calls import Waiter
 from poolbridge._session.session_members import SessionMembers
 from poolbridge._sys import error_texts as _error_texts, process as _process
@@ -26,7 +25,6 @@ from poolbridge.errors import (
     ForkError,
     PoolbridgeError,
     ProtocolError,
-    StreamCaptureError,
 )
 
 if TYPE_CHECKING:
@@ -39,8 +37,6 @@ if TYPE_CHECKING:
 
 _OUTBOX_MAX = 65_536
 _PATIENCE = 10.0
-# The driver tells nobody when a capture into a graph ends, so it is asked at this interval.
-_CAPTURE_LOOK = 0.005
 
 
 class Driver(Protocol):
@@ -268,10 +264,10 @@ class Session(SessionMembers):
     def later(self, work: Callable[[], None]) -> None:
         """Run work of streams, which may wait, in the background; finalisers call it. Never waits, never raises.
 
-        While the work of a stream is being captured into a graph, it is tried again and again.
+        It is tried again while the work of a stream is being captured into a graph.
         """
         if _process.pid == self.pid and self._driver is not None:
-            self._driver.background(partial(_after_capture, work))
+            self._driver.background(partial(CAPTURES.run, work))
 
     def lend(self, state: LeaseState) -> LeaseState:
         """Make a lease state for an array that outlives the lease. It keeps the block mapped, as the lease does."""
@@ -455,22 +451,3 @@ class Session(SessionMembers):
             self.orphaned = True
         else:
             self.close()
-
-
-def _after_capture(work: Callable[[], None]) -> None:
-    """Do work of streams, or leave it to a thread of its own until no graph captures the work of these streams."""
-    try:
-        work()
-    except StreamCaptureError:
-        threading.Thread(target=_try_again, args=(work,), name="poolbridge-capture", daemon=True).start()
-
-
-def _try_again(work: Callable[[], None]) -> None:
-    while True:
-        time.sleep(_CAPTURE_LOOK)
-        try:
-            return work()
-        except StreamCaptureError:
-            continue
-        except PoolbridgeError:
-            return None  # the lease has ended with the connection

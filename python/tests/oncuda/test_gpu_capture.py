@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import threading
 from contextlib import contextmanager
 
 import pytest
@@ -12,6 +13,7 @@ from rig import CHANNELS, N, client, device_service, gate, other, use
 import poolbridge
 from poolbridge._cuda import cuda as _cuda, stream as _cuda_stream
 from poolbridge._cuda.cuda import call, current
+from poolbridge._wire.messages import Fence
 
 pytestmark = CHANNELS
 ALL = 64 << 20
@@ -62,6 +64,102 @@ def test_a_lease_goes_back_after_the_capture(client, streams, dropped):
             gc.collect()
             with pytest.raises(poolbridge.PoolLimitError):
                 client.allocate(ALL, "uint8", timeout=0.1)
+    client.allocate(ALL, "uint8", timeout=60)
+
+
+def test_a_capture_that_begins_while_a_lease_is_released_does_not_release_it_twice(client, other, streams, monkeypatch):
+    for used in (streams[:1], streams):
+        lease = client.allocate(N, "uint8")
+        fill(use(lease, streams[0]), N, 5, streams[0])
+        lease.publish("x", replace=True)
+        one, another = other.get("x"), other.get("x")
+        for stream in used:
+            use(one, stream)
+        block = other._session.core.blocks[one._lease_state.grant.bl]
+        assert block.leases == 2
+        said: list[tuple[Fence, ...]] = []
+        real = other._session.release
+        begun = threading.Event()
+
+        def release(state, fences, real=real, said=said, begun=begun, **how):
+            said.append(fences)
+            real(state, fences, **how)
+            if not begun.is_set():
+                begun.set()
+                with current(0):
+                    call("cuStreamBeginCapture", streams[0], 0)
+
+        monkeypatch.setattr(other._session, "release", release)
+        one.release()
+        assert begun.is_set()
+        with current(0):
+            call("cuStreamEndCapture", streams[0])
+        page = other._session.timelines.own.page
+        assert all(page.wait(fence.wd, fence.v, 60) for fence in said[0])
+        assert (len(said), block.leases) == (1, 1)
+        monkeypatch.undo()
+        another.release()
+        lease.release()
+
+
+def test_one_thread_releases_what_was_released_in_a_capture(client, streams):
+    before = threading.active_count()
+    leases = [client.allocate(N, "uint8") for _ in range(50)]
+    for lease in leases:
+        use(lease, streams[0])
+    with capture(streams[0]):
+        for lease in leases:
+            lease.release()
+        assert threading.active_count() <= before + 1
+    client.allocate(ALL, "uint8", timeout=60)
+
+
+def test_a_lease_without_fences_that_is_released_in_a_capture_goes_back_after_it(client, gate, streams, monkeypatch):
+    lease = client.allocate(N, "uint8")
+    block = lease._lease_state.grant.bl
+    use(lease, streams[0])
+    monkeypatch.setattr(client._session.timelines, "streams_of", lambda ordinal: None)
+    with capture(streams[0]):  # it is not spoiled by a wait for the GPU
+        lease.release()
+        assert client.allocate(N, "uint8")._lease_state.grant.bl != block
+    client.allocate(ALL, "uint8", timeout=60)
+
+
+def test_the_cpu_waits_for_an_event_where_a_graph_would_wait_at_each_launch(client, other, gate, streams):
+    producer, consumer = streams
+    event = client.event("cuda:0")
+    lease = client.allocate(N, "uint8")
+    at = use(lease, producer)
+    gate.hold(producer)
+    fill(at, N, 5, producer)
+    event.record(producer)
+    lease.publish("x", event=event, fence=False)
+    got = other.get("x")
+    other._session.patience = 0.01
+    with capture(consumer):
+        with pytest.raises(poolbridge.WaitTimeoutError):
+            use(got, consumer)
+        gate.open()
+        other._session.patience = 60
+        at = use(got, consumer)
+    seen = read(at, N, consumer)
+    finish(consumer)
+    assert (seen == 5).all()
+
+
+def test_a_wait_for_the_gpu_that_cuda_forbids_releases_nothing_before_the_capture_ends(client, gate, streams):
+    lease = client.allocate(N, "uint8")
+    block = lease._lease_state.grant.bl
+    lease.__dlpack__(stream=-1, max_version=(1, 0))
+    gc.collect()
+    gate.hold(streams[1])
+    with current(0):
+        call("cuStreamBeginCapture", streams[0], 0)
+    lease.release()
+    assert client.allocate(N, "uint8")._lease_state.grant.bl != block
+    with pytest.raises(poolbridge.StreamCaptureError, match="INVALIDATED"), current(0):
+        call("cuStreamEndCapture", streams[0])
+    gate.open()
     client.allocate(ALL, "uint8", timeout=60)
 
 
