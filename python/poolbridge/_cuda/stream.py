@@ -173,7 +173,7 @@ def _words(name: str, stream: int, flags: int, *words: int) -> bool:
         return True
     if code == _CAPTURED:
         raise _is_captured(stream)
-    _check(name, bindings().CUresult(code))
+    _check(name, stream, bindings().CUresult(code))
     return False
 
 
@@ -184,14 +184,16 @@ def _on_stream(name: str, ordinal: int, stream: int, *arguments: Any) -> None:
         (result,) = getattr(driver, name)(stream, *arguments)
         if result == driver.CUresult.CUDA_SUCCESS:
             return
-        _check(name, result)
+        _check(name, stream, result)
     with current(ordinal):
         call(name, stream, *arguments)
 
 
-def _check(name: str, result: Any) -> None:
+def _check(name: str, stream: int, result: Any) -> None:
     """Raise, unless the call could succeed while the stream's context is current."""
     known = bindings().CUresult
+    if result.name.startswith("CUDA_ERROR_STREAM_CAPTURE"):  # the capture began since the stream was asked
+        raise _is_captured(stream)
     if result not in {known.CUDA_ERROR_INVALID_CONTEXT, known.CUDA_ERROR_INVALID_HANDLE}:
         raise DriverError(f"{name}: {result.name}")
 

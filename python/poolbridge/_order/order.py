@@ -346,7 +346,7 @@ class Follower(_NativeFollower):
         self.patience = self.shortest = _POLL_SECONDS
         self.longest = _LONGEST_POLL_SECONDS
         # This waits for the whole GPU of the stream, because the memory may be unmapped by the time it is called.
-        self._synchronize = partial(_synchronize, [key], partial(_cuda.synchronize, key.ordinal))
+        self._synchronize = partial(_cuda.synchronize, key.ordinal)
 
     def before(
         self,
@@ -448,9 +448,8 @@ def done(state: Held, say: Say) -> None:
         say(())
         return
     own, streams = _own(state), _streams(state)
-    synchronize = partial(_synchronize, streams, state.memory.synchronize)
     if own is None:
-        _after(synchronize, say)
+        _after(state.memory.synchronize, say)
     elif len(streams) > 1:
         fences: tuple[Fence, ...] = ()
         captured = False
@@ -464,8 +463,8 @@ def done(state: Held, say: Say) -> None:
         finally:
             if not captured:
                 say(fences)
-    elif not _tell(own, streams[0], say, synchronize):
-        _after(synchronize, say)
+    elif not _tell(own, streams[0], say, state.memory.synchronize):
+        _after(state.memory.synchronize, say)
 
 
 def _tell(own: Timeline, key: StreamKey, say: Say, synchronize: Callable[[], None]) -> bool:
@@ -487,17 +486,6 @@ def _after(synchronize: Callable[[], None], say: Say) -> None:
     finally:
         if not captured:
             say(())
-
-
-def _synchronize(streams: Iterable[StreamKey], synchronize: Callable[[], None]) -> None:
-    """Wait until the device has done all work of this process; not while the work of one of the streams is captured.
-
-    CUDA forbids the wait then, and a call would spoil the graph.
-    """
-    for key in streams:
-        if key.reachable:
-            _cuda_stream.refuse_capture(key.ordinal, key.handle)
-    synchronize()
 
 
 def _written(own: Timeline, streams: Iterable[StreamKey], *, wait: bool = True) -> tuple[Fence, ...]:
@@ -592,6 +580,9 @@ def _streams(state: Held) -> list[StreamKey]:
 
 
 def _fall_back(state: Held) -> tuple[Fence, ...]:
-    """Wait until the device has done all work of this process, and return no fences; see `_synchronize`."""
-    _synchronize(_streams(state), state.memory.synchronize)
+    """Wait until the device has done all work of this process, and return no fences.
+
+    Streams are not asked before whether they are captured, because what the program named may be no stream any more.
+    """
+    state.memory.synchronize()
     return ()

@@ -114,17 +114,6 @@ def test_one_thread_releases_what_was_released_in_a_capture(client, streams):
     client.allocate(ALL, "uint8", timeout=60)
 
 
-def test_a_lease_without_fences_that_is_released_in_a_capture_goes_back_after_it(client, gate, streams, monkeypatch):
-    lease = client.allocate(N, "uint8")
-    block = lease._lease_state.grant.bl
-    use(lease, streams[0])
-    monkeypatch.setattr(client._session.timelines, "streams_of", lambda ordinal: None)
-    with capture(streams[0]):  # it is not spoiled by a wait for the GPU
-        lease.release()
-        assert client.allocate(N, "uint8")._lease_state.grant.bl != block
-    client.allocate(ALL, "uint8", timeout=60)
-
-
 def test_the_cpu_waits_for_an_event_where_a_graph_would_wait_at_each_launch(client, other, gate, streams):
     producer, consumer = streams
     event = client.event("cuda:0")
@@ -147,9 +136,11 @@ def test_the_cpu_waits_for_an_event_where_a_graph_would_wait_at_each_launch(clie
     assert (seen == 5).all()
 
 
-def test_a_wait_for_the_gpu_that_cuda_forbids_releases_nothing_before_the_capture_ends(client, gate, streams):
+@pytest.mark.parametrize("stream", [-1, 12345678], ids=["unknown", "no stream"])
+def test_a_wait_for_the_gpu_that_cuda_forbids_releases_nothing_before_the_capture_ends(client, gate, streams, stream):
     lease = client.allocate(N, "uint8")
     block = lease._lease_state.grant.bl
+    lease.__dlpack__(stream=stream, max_version=(1, 0))
     lease.__dlpack__(stream=-1, max_version=(1, 0))
     gc.collect()
     gate.hold(streams[1])
