@@ -63,7 +63,7 @@ func (ch *Channel) Info() ChannelInfo { return ch.info }
 // for work on the memory: a fence makes readers wait for that. If Publish fails, at the deadline too, the lease lives on, and can be published
 // again. Only if ctx was cancelled, the lease has ended; its memory is used again after the work that o.Completion names.
 //
-// Errors: [ErrLimit] if the channel is full, at the deadline or, with the policy [mempool.Fail], at once; it names the consumer that is behind.
+// Errors: [ErrLimit] if the channel is full, at the deadline or, with the policy [Fail], at once; it names the consumer that is behind.
 // [ErrInvalid], [ErrReleased], [ErrDenied], [ErrClosed].
 func (ch *Channel) Publish(ctx context.Context, l *Lease, o FrameOptions) (uint64, error) {
 	return ch.send(ctx, waiting, l, o)

@@ -42,6 +42,6 @@
 // # Packages
 //
 // A client imports this package alone: the types that describe pools, tensors, channels and fences are here, too, as aliases of those of package
-// mempool. A program with GPU work of its own makes a [Queue] of its stream by [mempool.StreamQueue]. Package bridge/server serves a service; a client
+// mempool. Their fields are documented there: "go doc mempool.PoolSpec". A program with GPU work of its own makes a [Queue] of its stream by [mempool.StreamQueue]. Package bridge/server serves a service; a client
 // does not link it. This package contains no CUDA.
 package bridge

@@ -55,7 +55,7 @@ type ChannelSpec struct {
 	Pool uint64
 	// Mode is Broadcast if it is empty.
 	Mode ChannelMode
-	// Capacity is how many frames the channel keeps.
+	// Capacity is how many frames the channel keeps, from 1 to MaxCapacity.
 	Capacity int
 	// Full is Block if it is empty.
 	Full FullPolicy

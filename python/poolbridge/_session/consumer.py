@@ -512,7 +512,13 @@ def receive(consumer: Consumer, seconds: float | None, spin: float | None) -> Fl
         elif got is not condition.TIMEOUT:
             yield from _end_or_fail(consumer, got)
         if deadline is not None and time.monotonic() >= deadline:
-            raise WaitTimeoutError(f"no frame of channel {consumer.channel.nm!r} came within {seconds:g} s")
+            why = "no frame came"
+            if not consumer.has_credit:
+                why = (
+                    "as many frames are not acknowledged as its credit allows: acknowledge some, by ack() or release(), "
+                    "or subscribe with a larger credit="
+                )
+            raise WaitTimeoutError(f"channel {consumer.channel.nm!r}, after {seconds:g} s: {why}")
 
 
 def _end_or_fail(consumer: Consumer, got: Any) -> Flow[None]:
