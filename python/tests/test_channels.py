@@ -197,6 +197,20 @@ def test_a_frame_is_released_with_its_last_array(client, other):
     assert next(frames).seq == 2
 
 
+def test_a_wait_without_credit_says_what_to_do(client, other):
+    channel = client.create_channel("work", mode="queue", capacity=8)
+    frames = other.subscribe("work", credit=1, ack="manual")
+    with pytest.raises(poolbridge.WaitTimeoutError, match="no frame came"):
+        frames.receive(0.01)
+    for value in range(2):
+        publish(client, channel, value)
+    first = frames.receive(60)
+    with pytest.raises(poolbridge.WaitTimeoutError, match="channel 'work', after 0.01 s: as many frames .* credit="):
+        frames.receive(0.01)
+    first.release()
+    assert frames.receive(60).seq == 2
+
+
 def test_iteration_lets_go_of_a_frame_when_it_goes_on(client, other):
     channel = client.create_channel("work", mode="queue", capacity=8)
     frames = other.subscribe("work", credit=2)

@@ -515,8 +515,8 @@ def receive(consumer: Consumer, seconds: float | None, spin: float | None) -> Fl
             why = "no frame came"
             if not consumer.has_credit:
                 why = (
-                    "as many frames are not acknowledged as its credit allows: acknowledge some, by ack() or release(), "
-                    "or subscribe with a larger credit="
+                    "as many frames are not acknowledged as its credit allows: acknowledge some, by ack() or release(),"
+                    " or subscribe with a larger credit="
                 )
             raise WaitTimeoutError(f"channel {consumer.channel.nm!r}, after {seconds:g} s: {why}")
 
