@@ -80,11 +80,11 @@ func TryDial(ctx context.Context, path string) (*Client, error) { return Dialer{
 
 // Dialer has the options of a client. Its zero value is useful.
 type Dialer struct {
-	// Device is the GPU on which the client works, an ordinal or a UUID, if that is not the GPU of the memory. The client then lets this GPU access
-	// the memory that it opens. Empty: the memory's own GPU. Memory of kind legacy is opened for this GPU only: kernels on other GPUs must not use
-	// its address.
+	// Device is the ordinal or the UUID of the GPU on which the client works. If this is not the GPU of the memory, the client lets this
+	// GPU access the memory. Empty: the memory's own GPU. Memory of kind legacy is opened for this GPU only: kernels on other GPUs must
+	// not use the address of this memory.
 	Device string
-	// Tracer is told of the client's operations. Nil: nobody is.
+	// Tracer gets the client's operations. Nil: there is no tracer.
 	Tracer Tracer
 }
 
@@ -177,7 +177,7 @@ func (c *Client) Epoch() Epoch { return c.epoch }
 // Done returns a channel that is closed when the connection is gone. All leases have then ended.
 func (c *Client) Done() <-chan struct{} { return c.done }
 
-// packets are the buffers that packets are received into. What is decoded keeps nothing of its packet.
+// packets are the buffers that packets are received into. A decoded message does not refer to its packet.
 var packets = seqpacket.NewBuffers(wire.MaxPacket)
 
 // receive reads packets of the service until the connection ends.
@@ -255,14 +255,14 @@ func (c *Client) end(err, goodbye error) {
 	c.requeueFrames()
 }
 
-// idle notes that a call, or the work that follows it, has ended. After the last one it tells Close. The caller holds c.mu.
+// idle notes that a call, or the work that follows it, has ended. After the last call, idle tells Close. The caller holds c.mu.
 func (c *Client) idle() {
 	if c.busy--; c.busy == 0 && c.closing {
 		c.quieten()
 	}
 }
 
-// quieten tells Close that no caller is busy. The calls that Close itself makes later do not change that. The caller holds c.mu.
+// quieten tells Close that no caller is busy. Later calls that Close itself makes do not change this. The caller holds c.mu.
 func (c *Client) quieten() {
 	select {
 	case <-c.quiet:
@@ -278,8 +278,8 @@ const (
 	workLimit = 30 * time.Second
 )
 
-// Close fails waiting calls, ends all leases (write leases as incomplete), unmaps all memory and ends the session. When it returns,
-// the service has ended the leases and removed the names, unless it does not answer. Closing again does nothing.
+// Close fails waiting calls, ends all leases (write leases as incomplete), unmaps all memory and ends the session. When Close returns, the
+// service has ended the leases and removed the names, unless the service does not answer. Closing again does nothing.
 func (c *Client) Close() error {
 	c.mu.Lock()
 	first := !c.closing
@@ -299,7 +299,7 @@ func (c *Client) Close() error {
 	for _, l := range leases {
 		ended := l.Release(true)
 		if !errors.Is(ended, ErrReleased) && !errors.Is(ended, errClientClosed) && !errors.Is(ended, ErrDisconnected) {
-			err = errors.Join(err, ended) // otherwise another goroutine has just ended it
+			err = errors.Join(err, ended) // if not, another goroutine has just ended the lease
 		}
 	}
 	c.awaitCancelled()
@@ -317,7 +317,7 @@ func (c *Client) Close() error {
 	return err
 }
 
-// hangUp ends the connection. It waits until the service has ended the session and closed its end.
+// hangUp ends the connection. It waits until the service has ended the session and closed the service's end of the connection.
 func (c *Client) hangUp() error {
 	c.bye()
 	if c.conn.CloseWrite() == nil {
@@ -331,8 +331,8 @@ func (c *Client) hangUp() error {
 	return err
 }
 
-// awaitCancelled waits until the service has answered the cancelled calls and the client has released what they were granted. Otherwise
-// the service would keep that until this process ends.
+// awaitCancelled waits until the service has answered the cancelled calls and the client has released what the service granted to these
+// calls. Otherwise the service would keep these grants until this process ends.
 func (c *Client) awaitCancelled() {
 	grace := time.NewTimer(closeGrace)
 	defer grace.Stop()
@@ -366,7 +366,7 @@ func (c *Client) Stats(ctx context.Context) (Stats, error) {
 	return convert.Stats(reply.Stats), nil
 }
 
-// Unpublish removes a name. The buffer lives on while there are leases on it.
+// Unpublish removes a name. The buffer stays while there are leases on it.
 func (c *Client) Unpublish(ctx context.Context, name string) error {
 	return c.call(ctx, &wire.Unpublish{Name: name}, &call{into: &wire.EmptyReply{}})
 }

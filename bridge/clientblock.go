@@ -11,8 +11,8 @@ import (
 	"github.com/poolbridge/poolbridge/mempool"
 )
 
-// block is a client's state of a block of the service. It outlives leases, so that the next lease on the block needs no new mapping.
-// Client.mu guards it.
+// block is what a client knows about a block of the service. A block stays after its leases have ended, so that the next lease on it needs
+// no new mapping. Client.mu guards it.
 type block struct {
 	export   *mempool.Export // came with the first lease; its files are closed when the block is mapped
 	data     []byte          // Data of the export
@@ -29,8 +29,8 @@ type block struct {
 	busy     []mempool.Fence // fences of this client's work on the block; some may be reached
 }
 
-// arrived counts a lease on a block and keeps the export that came with it. It runs in the order of the service's replies. A later lease on the
-// block comes without an export, and may reach its caller first.
+// arrived counts a lease on a block and keeps the export that came with it. It runs in the order of the service's replies. A later lease
+// on the block comes without an export, and may reach its caller before the first lease does.
 func (c *Client) arrived(l wire.Lease, fds *seqpacket.FDs) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -75,10 +75,10 @@ func (c *Client) mapped(p *Pool, l wire.Lease) (*mempool.ImportedBlock, mempool.
 	return b.mem, m, err
 }
 
-// ended undoes one arrived. done are the fences after which this client's work on the block is done.
+// ended undoes one call of arrived. done are the fences after which this client's work on the block is done.
 func (c *Client) ended(id uint64, done ...mempool.Fence) error { return c.left(nil, id, done...) }
 
-// left is like ended, and removes the lease from the client's list.
+// left is like ended, and also removes the lease from the client's list.
 func (c *Client) left(l *Lease, id uint64, done ...mempool.Fence) error {
 	c.mu.Lock()
 	if l != nil {
@@ -89,7 +89,7 @@ func (c *Client) left(l *Lease, id uint64, done ...mempool.Fence) error {
 		b.leases--
 		b.busy = append(slices.DeleteFunc(b.busy, c.timelines.past), done...)
 	}
-	if b == nil || !b.recalled || b.leases > 0 { // nil: the client was closed meanwhile
+	if b == nil || !b.recalled || b.leases > 0 { // nil: the client has been closed
 		c.mu.Unlock()
 		return nil
 	}
@@ -106,7 +106,7 @@ func (c *Client) left(l *Lease, id uint64, done ...mempool.Fence) error {
 	return c.dropped([]uint64{id})
 }
 
-// dropLater drops a recalled block when this client's work on it is done, unless there is a new lease on it. The caller holds c.mu.
+// dropLater drops a recalled block when this client's work on the block is done, unless the block has a new lease. The caller holds c.mu.
 func (c *Client) dropLater(id uint64, b *block) {
 	busy := slices.Clone(b.busy)
 	c.background.Go(func() {
@@ -128,7 +128,7 @@ func (c *Client) dropLater(id uint64, b *block) {
 	})
 }
 
-// doubt notes that work on a block may be running that no fence marks and that could not be waited for.
+// doubt notes that work on a block may still be running: no fence marks the work, and the client could not wait for its end.
 func (c *Client) doubt(id uint64, m mempool.Memory) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -137,7 +137,7 @@ func (c *Client) doubt(id uint64, m mempool.Memory) {
 	}
 }
 
-// drop unmaps a block without leases. If that fails, the client keeps the block and unmaps it when the client is closed. The caller
+// drop unmaps a block without leases. If unmapping fails, the client keeps the block and unmaps it when the client is closed. The caller
 // holds c.mu.
 func (c *Client) drop(id uint64) error {
 	b := c.blocks[id]
@@ -170,9 +170,8 @@ func (c *Client) dropped(ids []uint64) error {
 	return nil
 }
 
-// recall drops the blocks that the service asks for. Blocks in use are dropped when their last lease ends. A block that cannot be
-// unmapped is
-// not reported, so that the service does not free it before this process has ended.
+// recall drops the blocks that the service asks for. Blocks in use are dropped when their last lease ends. If a block cannot be unmapped,
+// recall does not report it, so that the service does not free the block before this process has ended.
 func (c *Client) recall(ids []uint64) {
 	var dropped []uint64
 	c.mu.Lock()
@@ -195,8 +194,8 @@ func (c *Client) recall(ids []uint64) {
 	_ = c.dropped(dropped) // it fails only if the connection is gone
 }
 
-// unmapAll unmaps all blocks of a client that is being closed and has no leases. It tells the service before the connection ends, so that
-// the service can use the blocks again while this process lives.
+// unmapAll unmaps all blocks of a client that is being closed and has no leases. It tells the service which blocks are unmapped before the
+// connection ends, so that the service can use them again while this process lives.
 func (c *Client) unmapAll() error {
 	c.mu.Lock()
 	var errs []error

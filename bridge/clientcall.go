@@ -18,16 +18,16 @@ type call struct {
 	op    string
 	into  wire.Reply
 	files func(*seqpacket.FDs) // takes the files of the reply; called before done
-	undo  func()               // releases what was granted to a caller that no longer waits; runs as a task
+	undo  func()               // releases what the service granted to a caller that no longer waits; runs as a task
 	done  chan error
 	last  bool          // a call of Close itself, allowed while closing
-	grace time.Duration // after the deadline of its context the call waits so long for the reply
+	grace time.Duration // how long after the deadline of its context the call still waits for the reply
 
 	abandoned bool // no caller waits for done; guarded by Client.mu
 }
 
-// call sends a request, waits for its reply and reads it into pending.into. If ctx ends first, the client cancels the request and gives back
-// what it was granted.
+// call sends a request, waits for its reply and reads it into pending.into. If ctx ends first, the client cancels the request and gives
+// back what the service granted.
 func (c *Client) call(ctx context.Context, r wire.Request, pending *call) error {
 	pending.op, pending.done = r.Op(), make(chan error, 1)
 	if ctx.Err() != nil {
@@ -56,7 +56,8 @@ func (c *Client) call(ctx context.Context, r wire.Request, pending *call) error 
 	return err
 }
 
-// await waits for the reply until ctx ends. It waits a little longer if the service answers at the deadline too.
+// await waits for the reply until ctx ends. After a deadline, await waits for at most p.grace more, because the service answers at the
+// deadline too.
 func (p *call) await(ctx context.Context) (err error, answered bool) {
 	select {
 	case err := <-p.done:
@@ -136,7 +137,7 @@ func (c *Client) abandonAll(err error) {
 	}
 }
 
-// answered passes a reply, or its error, to the caller of the call. If no caller waits, it undoes what was granted.
+// answered passes a reply, or its error, to the caller of the call. If no caller waits, answered undoes what the service granted.
 func (c *Client) answered(pending *call, fds *seqpacket.FDs, err error) error {
 	failure, failed := errors.AsType[*wire.Error](err)
 	if failed {
@@ -146,7 +147,7 @@ func (c *Client) answered(pending *call, fds *seqpacket.FDs, err error) error {
 		pending.files(fds)
 	}
 	switch {
-	case !pending.abandoned: // this cannot change any more, because the call was forgotten
+	case !pending.abandoned: // abandoned cannot change any more, because the call was forgotten
 		pending.done <- err
 	case err == nil && pending.undo != nil:
 		c.tasks.add(pending.undo)

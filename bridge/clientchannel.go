@@ -17,7 +17,8 @@ type Channel struct {
 	joined atomic.Pointer[producing] // set by the first Publish
 }
 
-// CreateChannel makes a channel, or opens an existing one with the same spec. Its frames go through memory that its clients share.
+// CreateChannel makes a channel, or opens an existing channel with the same spec. The frames go through memory that the clients of the
+// channel share.
 //
 // Errors: [ErrInvalid], [ErrExists] if a channel of that name has another spec, [ErrNotFound] and [ErrDenied] for the pool, [ErrLimit],
 // [ErrUnsupported] if the service has no channels.
@@ -33,7 +34,7 @@ func (c *Client) CreateChannel(ctx context.Context, spec ChannelSpec) (*Channel,
 	return &Channel{client: c, info: convert.Channel(reply.Channel)}, nil
 }
 
-// OpenChannel opens a channel by name. It waits until there is one.
+// OpenChannel opens a channel by name. It waits until the channel exists.
 //
 // Errors: [ErrNotFound] at the deadline, [ErrDenied], [ErrUnsupported].
 func (c *Client) OpenChannel(ctx context.Context, name string) (*Channel, error) {
@@ -59,17 +60,18 @@ func (c *Client) findChannel(ctx context.Context, name string, try attempt) (*Ch
 // Info returns the description of the channel.
 func (ch *Channel) Info() ChannelInfo { return ch.info }
 
-// Publish publishes the buffer of a write lease as a frame and ends the lease. It returns the frame's number. It waits for room, but not
-// for work on the memory: a fence makes readers wait for that. If Publish fails, at the deadline too, the lease lives on, and can be published
-// again. Only if ctx was cancelled, the lease has ended; its memory is used again after the work that o.Completion names.
+// Publish publishes the buffer of a write lease as a frame and ends the lease. Publish returns the frame's number. It waits for room, but
+// not for work on the memory: a fence makes readers wait for that work. If Publish fails, also at the deadline, the lease stays valid, and
+// the caller can publish it again. But if ctx was cancelled, the lease has ended, and its memory is used again after the work that
+// o.Completion names.
 //
-// Errors: [ErrLimit] if the channel is full, at the deadline or, with the policy [Fail], at once; it names the consumer that is behind.
-// [ErrInvalid], [ErrReleased], [ErrDenied], [ErrClosed].
+// Errors: [ErrLimit] if the channel is full, at the deadline or, with the policy [Fail], at once; the error names the consumer that is
+// behind. [ErrInvalid], [ErrReleased], [ErrDenied], [ErrClosed].
 func (ch *Channel) Publish(ctx context.Context, l *Lease, o FrameOptions) (uint64, error) {
 	return ch.send(ctx, waiting, l, o)
 }
 
-// TryPublish is like [Channel.Publish], but does not wait for room. ctx bounds joining the channel, which the first call does.
+// TryPublish is like [Channel.Publish], but does not wait for room. The first call joins the channel, and ctx bounds the wait for that.
 //
 // Errors: those of Publish; [ErrLimit] with every policy.
 func (ch *Channel) TryPublish(ctx context.Context, l *Lease, o FrameOptions) (uint64, error) {

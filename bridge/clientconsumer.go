@@ -20,7 +20,7 @@ type consuming struct {
 	latest shmchannel.Frame // the frame that next took last
 	leaves sync.Once
 
-	users atomic.Int64 // number of frames that the user has, plus one until the consumer leaves; at 0 the channel is unmapped
+	users atomic.Int64 // number of frames that the user has, plus one until the consumer leaves; at 0 the client unmaps the channel
 }
 
 // consume joins the channel as a consumer.
@@ -47,8 +47,8 @@ func (s *consuming) reached(t shmchannel.Fence) bool {
 	return s.client.timelines.past(mempool.Fence{Timeline: s.timeline, Word: t.Word, Value: t.Value})
 }
 
-// next waits for the next frame. It returns nil without an error if no frame will come any more. A frame can come with an error. An error
-// without a frame is the last result.
+// next waits for the next frame. It returns nil without an error if no frame will come any more. A frame and an error can come together.
+// An error without a frame is the last result.
 func (s *consuming) next(caller context.Context) (came *Frame, err error) {
 	if s.client.tracer != nil {
 		var end func(*Frame, error)
@@ -94,18 +94,18 @@ func (s *consuming) take(caller context.Context, f *shmchannel.Frame) (err error
 	}
 }
 
-// doubt tells the service about a corrupt frame. It returns the frame without a lease, and the error.
+// doubt tells the service about a corrupt frame. doubt returns the frame without a lease, and an error.
 func (s *consuming) doubt(number uint64, why error) (*Frame, error) {
 	_ = s.client.send(0, &wire.Doubt{Channel: s.channel.ID, Member: s.id, Sequence: number}) // it fails only if the connection is gone
 	return &Frame{Seq: number, channel: &s.channel}, situation.Of(ErrProtocol, "frame %d of channel %q: %v", number, s.channel.Name, why)
 }
 
-// abandon leaves the channel. The user can still settle and release the frames that it has.
+// abandon leaves the channel. The user can still settle and release the frames that the user has.
 func (s *consuming) abandon() {
 	s.leaves.Do(func() {
 		c := s.client
 		c.shared.forget(&s.membership)
-		_ = s.native.Leave()                                            // it fails only if the member is closed, and it is not
+		_ = s.native.Leave()                                            // Leave fails only if the member is closed, and the member is open
 		_ = c.send(0, &wire.Leave{Channel: s.channel.ID, Member: s.id}) // it fails only if the connection is gone
 		s.leaveNative()
 	})

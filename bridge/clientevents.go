@@ -9,11 +9,12 @@ import (
 	"github.com/poolbridge/poolbridge/mempool"
 )
 
-// Events returns the oldest events of the service with numbers greater than after, a page of them, as far as they concern what this client may
-// see. 0 asks for all that the service has kept. The page's Next is what to ask for next. If there is nothing new, Events waits for an event.
+// Events returns a page of the service's oldest events whose numbers are greater than `after`. It leaves out events that this client may
+// not see. If `after` is 0, the page begins with the oldest event that the service has kept. For the next page, pass the page's Next as
+// `after`. If there is no new event, Events waits for one.
 //
-// Errors: [ErrInvalid] for a number that no event has yet: the service was started again, and numbers them anew; [ErrUnsupported] by a service that
-// keeps no history; [ErrDisconnected], [ErrClosed], the context's.
+// Errors: [ErrInvalid] for a number that no event has yet: the service was started again, and its numbers begin anew; [ErrUnsupported] if
+// the service keeps no history; [ErrDisconnected], [ErrClosed], the context's error.
 func (c *Client) Events(ctx context.Context, after uint64) (EventPage, error) {
 	for {
 		page, err := c.events(ctx, waiting, after)
@@ -24,7 +25,7 @@ func (c *Client) Events(ctx context.Context, after uint64) (EventPage, error) {
 	}
 }
 
-// TryEvents is like [Client.Events], but does not wait: if there is nothing new, the page has no events.
+// TryEvents is like [Client.Events], but does not wait: if there is no new event, the page is empty.
 //
 // Errors: those of Events.
 func (c *Client) TryEvents(ctx context.Context, after uint64) (EventPage, error) {
@@ -46,16 +47,16 @@ func (c *Client) events(ctx context.Context, try attempt, after uint64) (mempool
 	return page, nil
 }
 
-// EndSession ends the session of another client, which is told so. What it had leased or mapped is used again once its process is gone. It returns when
-// the session has ended.
+// EndSession ends the session of another client. The service tells that client. Memory that the client had leased or mapped is used again
+// once the client's process is gone. EndSession returns when the session has ended.
 //
-// Errors: [ErrDenied] to all but the user that the service runs as, [ErrNotFound], [ErrInvalid] for this client's own session and for those of the
-// service's own process, [ErrDisconnected], [ErrClosed], the context's.
+// Errors: [ErrDenied] unless this client's user is the user that the service runs as, [ErrNotFound], [ErrInvalid] for this client's own
+// session and for sessions of the service's own process, [ErrDisconnected], [ErrClosed], the context's error.
 func (c *Client) EndSession(ctx context.Context, session uint64) error {
 	return c.call(ctx, &wire.EndSession{Session: session}, &call{into: &wire.EmptyReply{}})
 }
 
-// bye says that the client closes the connection, unless that would wait.
+// bye tells the service that the client closes the connection. If the packet cannot be sent at once, bye does not send it.
 func (c *Client) bye() {
 	packet, err := wire.AppendRequest(nil, 0, &wire.Bye{})
 	if err != nil || !c.sending.TryLock() {

@@ -11,7 +11,7 @@ import (
 	"github.com/poolbridge/poolbridge/mempool"
 )
 
-// Exported is a read lease whose memory this process does not map. It serves to tell other programs where the memory is.
+// Exported is a read lease whose memory this process does not map. A program uses it to tell other programs where the memory is.
 type Exported struct {
 	client *Client
 	info   *mempool.LeaseInfo
@@ -20,7 +20,8 @@ type Exported struct {
 	ended  bool
 }
 
-// Export leases the buffer that is published under a name. It waits for the name, and for the content. It maps nothing, so it needs no GPU.
+// Export leases the buffer that is published under a name. Export waits for the name, and for the content. It maps nothing, so it needs no
+// GPU.
 //
 // Errors: as [Client.Get].
 func (c *Client) Export(ctx context.Context, name string) (*Exported, error) {
@@ -52,7 +53,7 @@ func (c *Client) export(ctx context.Context, try attempt, name string) (*Exporte
 	if x.pool, err = c.poolInfo(ctx, x.info.Pool); err != nil {
 		return nil, errors.Join(err, x.Release())
 	}
-	// The caller passes an address on and knows no fences, so wait for the content here.
+	// The caller passes the address to programs that do not use fences, so wait for the content here.
 	order := mempool.Order{Pages: c.page, Clock: c.Clock}
 	order.Begin(x.info.Wait, true)
 	if err := order.Before(ctx, mempool.CPU); err != nil {
@@ -100,7 +101,8 @@ func (x *Exported) Saved(name, socket string) Saved {
 	return s
 }
 
-// Release ends the lease. A program that has opened the memory must be done with it, unless the name or another lease keeps the buffer.
+// Release ends the lease. Before Release, programs that have opened the memory must have finished their work on it, unless the name or
+// another lease keeps the buffer.
 //
 // Errors: [ErrReleased].
 func (x *Exported) Release() error {

@@ -22,7 +22,7 @@ type Frame struct {
 	Time time.Time
 	// Meta is the sender's data about the frame.
 	Meta map[string]string
-	// Dropped is how many frames were missed since the last one.
+	// Dropped is how many frames the subscriber missed between the frame before and this frame.
 	Dropped uint64
 
 	channel  *mempool.ChannelInfo
@@ -30,15 +30,15 @@ type Frame struct {
 	unmapped *Lease // a lease without a mapping, ended when the next frame is asked for or the loop ends
 }
 
-// Frames subscribes to the channel and yields its frames. The caller releases each frame, which ends its lease. Asking for the next frame
-// acknowledges the one before, released or not, unless o has ManualAck.
+// Frames subscribes to the channel and yields its frames. The caller releases each frame, which ends the frame's lease. When the loop asks
+// for the next frame, the frame before is acknowledged, released or not, unless o has ManualAck.
 //
-// A frame whose content will never be complete comes with [ErrProducerDied] and without a lease. A frame that cannot be mapped here comes with
-// an error that says why. Other frames follow. An error without a frame is the last. When the channel is closed, the frames end without an
-// error, in a queue after all frames are acknowledged.
+// A frame whose content will never be complete comes with [ErrProducerDied] and without a lease. A frame that this process cannot map
+// comes with an error that says why. Other frames follow. An error without a frame is the last result. When the channel is closed, the
+// loop ends without an error; in a queue it ends after all frames are acknowledged.
 //
-// If the loop ends at a frame of a queue, the caller can still settle that frame. If it does not, another subscriber gets the frame when the
-// session ends, or at once if the frame could not be mapped here.
+// If the loop ends at a frame of a queue, the caller can still settle that frame. If the caller does not settle it, another subscriber
+// gets the frame when the session ends, or at once if this process could not map the frame.
 func (ch *Channel) Frames(ctx context.Context, o SubscribeOptions) iter.Seq2[*Frame, error] {
 	return func(yield func(*Frame, error) bool) {
 		s, err := ch.consume(ctx, o)
@@ -81,17 +81,17 @@ func (s *consuming) deliver(ctx context.Context, manual bool, yield func(*Frame,
 	}
 }
 
-// Release ends the frame's lease. If the frame is not settled yet, Release acknowledges it. It waits in the same cases as
+// Release ends the frame's lease. If the frame is not settled yet, Release acknowledges it. Release waits in the same cases as
 // [Lease.Release].
 //
 // Errors: [ErrReleased] if the frame was released before.
 func (f *Frame) Release() error { return f.ReleaseAfter(unasked) }
 
-// ReleaseAfter is Release for memory that queues of the caller still use. The sender writes the memory again after the present work of these
-// queues. If there are several queues, the first waits for the others. If the first queue cannot wait by itself, ReleaseAfter waits, until ctx
-// ends.
+// ReleaseAfter is Release for memory that queues of the caller still use. The sender writes the memory again after the present work of
+// these queues. If there are several queues, the first queue waits for the other queues. If the first queue cannot wait by itself,
+// ReleaseAfter waits, until ctx ends.
 //
-// Errors: those of Release; the context's if it had to wait.
+// Errors: those of Release; the context's error if ReleaseAfter had to wait.
 func (f *Frame) ReleaseAfter(ctx context.Context, queues ...Queue) error {
 	if f.Lease == nil {
 		return nil
@@ -100,15 +100,15 @@ func (f *Frame) ReleaseAfter(ctx context.Context, queues ...Queue) error {
 	return f.Lease.release(ctx, false, queues...)
 }
 
-// Ack acknowledges the frame. In a queue no other subscriber gets it. In a broadcast senders do not wait for it any more. The memory
-// stays valid until the frame is released.
+// Ack acknowledges the frame. In a queue no other subscriber gets the frame. In a broadcast senders do not wait for the frame any more.
+// The memory stays valid until the frame is released.
 //
 // Errors: [ErrSettled] if the frame was acknowledged before (also by Release or by asking for the next frame) or requeued;
 // [ErrDisconnected] and [ErrClosed] if the session has ended, which gave the frame back.
 func (f *Frame) Ack() error { return f.settle(false) }
 
-// Requeue puts a frame into its queue again, at its old place. Another subscriber gets it, or this one again. The memory stays valid until
-// the frame is released.
+// Requeue puts a frame into its queue again, at its old place. Another subscriber or this subscriber gets the frame again. The memory
+// stays valid until the frame is released.
 //
 // Errors: those of [Frame.Ack]; [ErrInvalid] in a broadcast.
 func (f *Frame) Requeue() error {

@@ -34,7 +34,7 @@ type Lease struct {
 	taken  *taken // set for the lease of a frame; the service does not know such leases
 	reused bool   // the buffer came back through a channel, so the service does not know all fences to wait for
 	own    bool   // made by Allocate, and the buffer has had no name: when the memory comes back, Allocate may use it again
-	loan   *loan  // of a reused lease: the loan that it was made of
+	loan   *loan  // the loan from which a reused lease was made
 }
 
 // LeaseOptions says how to lease an existing buffer.
@@ -111,7 +111,8 @@ func (c *Client) lease(ctx context.Context, try attempt, r wire.Request, limit *
 	return l, nil
 }
 
-// adopt maps the memory of a lease that arrived. The caller has called enter. If adopt fails, the caller ends the lease that it returns.
+// adopt maps the memory of a lease that arrived. The caller has called enter. If adopt fails, it still returns the lease, and the caller
+// ends the lease.
 func (c *Client) adopt(ctx context.Context, came wire.Lease) (*Lease, error) {
 	l := &Lease{client: c, info: convert.Lease(came)}
 	if len(l.info.Wait) > 0 {
@@ -124,7 +125,7 @@ func (c *Client) adopt(ctx context.Context, came wire.Lease) (*Lease, error) {
 		}
 		l.mem, l.memory, err = c.mapped(p, came)
 	}
-	for _, t := range l.info.Wait { // now, while there is a context
+	for _, t := range l.info.Wait { // map the timelines now, while there is a context
 		if err == nil {
 			_, err = c.page(ctx, t.Timeline)
 		}
@@ -144,7 +145,7 @@ func (c *Client) adopt(ctx context.Context, came wire.Lease) (*Lease, error) {
 	return l, nil
 }
 
-// enter counts a caller that makes a lease. Close waits until it calls leave.
+// enter counts a caller that makes a lease. Close waits until the caller calls leave.
 func (c *Client) enter() error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -173,7 +174,7 @@ func (l *Lease) Info() LeaseInfo {
 // Tensor returns the description of the buffer's content.
 func (l *Lease) Tensor() Tensor { return l.Info().Tensor }
 
-// hasEnded returns the error of a call on a lease that has ended. If the whole session has ended, the error says that too.
+// hasEnded returns the error of a call on a lease that has ended. If the session has ended too, the error says so.
 func (c *Client) hasEnded(info *mempool.LeaseInfo) error {
 	err := situation.Of(ErrReleased, "lease %d, of %s%v, has ended", info.ID, info.Tensor.DType, info.Tensor.Shape)
 	if why := context.Cause(c.working); why != nil {
@@ -182,7 +183,7 @@ func (c *Client) hasEnded(info *mempool.LeaseInfo) error {
 	return err
 }
 
-// with calls f with the buffer's memory, which stays mapped during the call. If n is not 0, it first waits until the memory may be used.
+// with calls f with the buffer's memory, which stays mapped during the call. If n is not 0, with first waits until the memory may be used.
 func (l *Lease) with(ctx context.Context, off, n uint64, write bool, f func(mempool.Memory) error) error {
 	l.mu.RLock()
 	defer l.mu.RUnlock()
@@ -198,13 +199,13 @@ func (l *Lease) with(ctx context.Context, off, n uint64, write bool, f func(memp
 	if err != nil {
 		return err
 	}
-	if n > 0 { // otherwise the caller waits in its own way
+	if n > 0 { // if n is 0, the caller waits by itself
 		if err := l.await(ctx, m.Queue()); err != nil {
 			return err
 		}
 	}
 	if write && m.Queue() != mempool.CPU {
-		if _, err := l.client.Clock(ctx); err != nil && ctx.Err() != nil { // now, so that Release need not ask the service for it
+		if _, err := l.client.Clock(ctx); err != nil && ctx.Err() != nil { // make the timeline now, so that Release need not wait for it
 			return err
 		}
 		l.ordering().Use()
@@ -220,7 +221,7 @@ func (l *Lease) reach() (mempool.Memory, error) {
 	return l.mem.Memory(l.info.Write)
 }
 
-// ordering returns the lease's order. It makes one if there is none.
+// ordering returns the lease's order, and makes the order if there is none.
 func (l *Lease) ordering() *mempool.Order {
 	if l.order.Load() == nil {
 		l.order.CompareAndSwap(nil, &mempool.Order{Pages: l.client.order.pages, Clock: l.client.order.clock})
@@ -247,15 +248,15 @@ func (l *Lease) endOrder() error {
 // CopyFrom copies src to the buffer at off bytes. On a GPU the copy is queued after everything that must happen before, and CopyFrom does
 // not wait. On the CPU it waits. A copy that has begun is not interrupted.
 //
-// Errors: [ErrReleased], [ErrInvalid] if src does not fit or the lease is a read lease; the context's from waiting.
+// Errors: [ErrReleased], [ErrInvalid] if src does not fit or the lease is a read lease; the context's error from waiting.
 func (l *Lease) CopyFrom(ctx context.Context, off uint64, src []byte) error {
 	return l.with(ctx, off, uint64(len(src)), true, func(m mempool.Memory) error { return m.CopyFrom(off, src) })
 }
 
 // CopyTo fills dst from the buffer at off bytes, after the content is complete. A copy that has begun is not interrupted.
 //
-// Errors: [ErrReleased], [ErrInvalid] if the buffer has not that many bytes, [ErrProducerDied] if its content is not complete;
-// ctx's from waiting.
+// Errors: [ErrReleased], [ErrInvalid] if the buffer is too short for the copy, [ErrProducerDied] if its content is not complete;
+// the context's error from waiting.
 func (l *Lease) CopyTo(ctx context.Context, dst []byte, off uint64) error {
 	return l.with(ctx, off, uint64(len(dst)), false, func(m mempool.Memory) error {
 		if err := m.CopyTo(dst, off); err != nil {
@@ -272,10 +273,10 @@ func (l *Lease) Fill(ctx context.Context, off, n uint64, b byte) error {
 	return l.with(ctx, off, n, true, func(m mempool.Memory) error { return m.Fill(off, n, b) })
 }
 
-// Bytes waits until the buffer may be used, and returns it for the CPU, or nil if the CPU cannot access it. The slice must not be used after the
-// lease has ended, and must not be written with a read lease.
+// Bytes waits until the buffer may be used, and returns it for the CPU, or nil if the CPU cannot access it. The slice must not be used
+// after the lease has ended, and must not be written with a read lease.
 //
-// Errors: [ErrReleased]; [ErrProducerDied] and the context's from waiting for earlier work.
+// Errors: [ErrReleased]; [ErrProducerDied] and the context's error from waiting for earlier work.
 func (l *Lease) Bytes(ctx context.Context) (b []byte, err error) {
 	err = l.with(ctx, 0, 0, false, func(m mempool.Memory) error {
 		if b = m.Bytes(); b == nil {
@@ -288,9 +289,9 @@ func (l *Lease) Bytes(ctx context.Context) (b []byte, err error) {
 }
 
 // Pointer returns the buffer's address: a CUDA device pointer for memory on a GPU. It must not be used after the lease has ended. Pointer
-// waits until the memory may be used, unless a queue was made to wait for that by [Lease.WaitOn].
+// waits until the memory may be used, unless [Lease.WaitOn] has made a queue wait.
 //
-// Errors: [ErrReleased]; [ErrProducerDied] and the context's from waiting.
+// Errors: [ErrReleased]; [ErrProducerDied] and the context's error from waiting.
 func (l *Lease) Pointer(ctx context.Context) (p uintptr, err error) {
 	err = l.with(ctx, 0, 0, false, func(m mempool.Memory) error {
 		p = m.Pointer()
@@ -303,10 +304,10 @@ func (l *Lease) Pointer(ctx context.Context) (p uintptr, err error) {
 }
 
 // WaitOn makes later work in the queue wait for everything that must happen before the memory is used, and for this package's own work on
-// it. On [mempool.CPU] it waits itself. At the end of the lease the caller must name the queue if it uses the memory: see
-// [Lease.ReleaseAfter] and [mempool.Completion].
+// the memory. With the queue [mempool.CPU], WaitOn itself waits. If the queue uses the memory, the caller must name the queue at the end
+// of the lease: see [Lease.ReleaseAfter] and [mempool.Completion].
 //
-// Errors: [ErrReleased]; from queues that wait here, [ErrProducerDied] and the context's.
+// Errors: [ErrReleased]; if WaitOn itself waits, [ErrProducerDied] and the context's error.
 func (l *Lease) WaitOn(ctx context.Context, q Queue) error {
 	return l.with(ctx, 0, 0, false, func(m mempool.Memory) error {
 		if o := l.order.Load(); o != nil {
@@ -317,9 +318,9 @@ func (l *Lease) WaitOn(ctx context.Context, q Queue) error {
 }
 
 // ReadyEvent returns the interprocess event that came with the content, or nil if none came. The event stays open while the lease lasts.
-// The lease itself, and queues passed to WaitOn, wait for it where that is necessary.
+// The lease's calls, and queues passed to WaitOn, wait for the event where necessary.
 //
-// Errors: as [mempool.OpenEvent]. If the content also has a fence, the lease can be used all the same.
+// Errors: as [mempool.OpenEvent]. If the content also has a fence, the lease can be used despite an error.
 func (l *Lease) ReadyEvent() (e *Event, err error) {
 	err = l.with(context.Background(), 0, 0, false, func(mempool.Memory) error { // with waits for nothing if n is 0
 		if o := l.order.Load(); o != nil {
@@ -330,8 +331,8 @@ func (l *Lease) ReadyEvent() (e *Event, err error) {
 	return e, err
 }
 
-// Check returns an error if the content is known to be incomplete. On a GPU a wait also ends if the process that it waits for has died, or says
-// that the content failed. So check before you trust a result.
+// Check returns an error if the content is known to be incomplete. On a GPU a wait for a process also ends if the process has died, or says
+// that the content failed. So call Check before you trust a result.
 //
 // Errors: [ErrContentFailed] with the reason of the producer, [ErrProducerDied].
 func (l *Lease) Check(ctx context.Context) error {
@@ -356,8 +357,8 @@ func (c *Client) failed(buffers []uint64) {
 	}
 }
 
-// Publish publishes the buffer under a name. Its content is complete now, or as p.Completion says. The lease becomes a read lease.
-// Publish does not wait for work on the memory: a fence makes readers wait for that.
+// Publish publishes the buffer under a name. The buffer's content is complete now, or as p.Completion says. The lease becomes a read lease.
+// Publish does not wait for work on the memory: a fence makes readers wait for that work.
 //
 // Errors: [ErrReleased], [ErrInvalid], [ErrExists], [ErrDenied].
 func (l *Lease) Publish(ctx context.Context, p Publication) (err error) {

@@ -5,7 +5,7 @@ import "iter"
 // leases is the list of a client's leases. Adding and removing a lease is cheap. Client.mu guards it.
 type leases struct{ last *Lease }
 
-// add adds a lease. It must not be in a list.
+// add adds a lease. The lease must not be in a list.
 func (ls *leases) add(l *Lease) {
 	l.buffer = l.info.Buffer
 	l.prev = ls.last

@@ -11,10 +11,10 @@ import (
 	"github.com/poolbridge/poolbridge/mempool"
 )
 
-// Sessions lists the sessions of this client's user, this one included; for the service's own user all. What comes and goes meanwhile may
-// be missing.
+// Sessions lists the sessions of this client's user, also this client's own session. For the service's own user it lists all sessions. A
+// session that begins or ends during the loop may be missing.
 //
-// An error is the last: [ErrDisconnected], [ErrClosed], the context's.
+// After an error the loop ends: [ErrDisconnected], [ErrClosed], the context's error.
 func (c *Client) Sessions(ctx context.Context) iter.Seq2[SessionInfo, error] {
 	return pages(ctx, c, wire.ListSessions, func(r *wire.ListReply) []wire.SessionEntry { return r.Sessions }, func(e wire.SessionEntry) mempool.SessionInfo {
 		return mempool.SessionInfo{ID: e.ID, UID: uint32(min(e.UID, math.MaxUint32)), PID: int32(min(e.PID, math.MaxInt32)), Program: e.Program,

@@ -9,7 +9,7 @@ import (
 	"github.com/poolbridge/poolbridge/mempool"
 )
 
-// loan is the memory of a write lease that the user has given to a channel. The channel has it, or it has come back.
+// loan is the memory of a write lease that the user has given to a channel. The channel has the memory, or the memory has come back.
 type loan struct {
 	info   *mempool.LeaseInfo // LeaseInfo of the lease
 	mem    *mempool.ImportedBlock
@@ -31,7 +31,7 @@ func (l *loan) add(t mempool.Fence) {
 }
 
 // giveUp releases a lease whose memory came back. It first waits for the fences of the channel's consumers, because the service does not
-// know them. done are the client's own fences, which the service gets.
+// know them. done are the client's own fences; giveUp passes them to the service.
 func (c *Client) giveUp(l *loan, done ...mempool.Fence) error {
 	if c.linked.Err() != nil { // the lease has ended with the session
 		return context.Cause(c.linked)
@@ -58,8 +58,8 @@ func (c *Client) giveUp(l *loan, done ...mempool.Fence) error {
 	return nil
 }
 
-// forgotten reports whether an error means that the service has forgotten a timeline. It forgets a member's timeline only when no work is
-// left.
+// forgotten reports whether an error means that the service has forgotten a timeline. The service forgets a member's timeline only when no
+// work is left.
 func forgotten(err error) bool {
 	return errors.Is(err, ErrStale) || errors.Is(err, ErrNotFound) || errors.Is(err, ErrDenied)
 }

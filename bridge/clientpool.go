@@ -23,13 +23,13 @@ type Pool struct {
 	spares atomic.Pointer[spares] // set once the client is a producer in the pool
 }
 
-// Info returns the description of the pool. The ordinal of its device is the one in the service's process. The UUID is the same
-// everywhere.
+// Info returns the description of the pool. The ordinal of the pool's device counts devices as the service's process does. The UUID is the
+// same in every process.
 func (p *Pool) Info() PoolInfo { return p.info }
 
-// CreatePool makes a pool and opens it. If it cannot be opened here, CreatePool destroys it again.
+// CreatePool makes a pool and opens it. If this process cannot open the pool, CreatePool destroys the pool.
 //
-// Errors: [ErrInvalid], [ErrDenied], [ErrExists], [ErrUnavailable] if the service's machine cannot make it, [ErrOutOfMemory].
+// Errors: [ErrInvalid], [ErrDenied], [ErrExists], [ErrUnavailable] if the service's machine cannot make the pool, [ErrOutOfMemory].
 func (c *Client) CreatePool(ctx context.Context, spec PoolSpec) (*Pool, error) {
 	r, err := createRequest(spec)
 	if err != nil {
@@ -43,8 +43,9 @@ func (c *Client) CreatePool(ctx context.Context, spec PoolSpec) (*Pool, error) {
 	return p, err
 }
 
-// EnsurePool makes a pool, or opens an existing one of that name with the same spec. If the pool is just being made, it waits for that. The
-// access list must also name the same users and groups. A pool that cannot be opened here is not destroyed: other clients may use it.
+// EnsurePool makes a pool, or opens an existing pool of the same name and spec. If the service is still making the pool, EnsurePool waits.
+// The access list must also name the same users and groups. If this process cannot open the pool, EnsurePool does not destroy it: other
+// clients may use it.
 //
 // Errors: those of [Client.CreatePool]. [ErrExists] says how the existing pool differs.
 func (c *Client) EnsurePool(ctx context.Context, spec PoolSpec) (*Pool, error) {
@@ -74,14 +75,14 @@ func widen(ids []uint32) []uint64 {
 	return out
 }
 
-// OpenPool opens a pool by name. It waits until there is one. If the pool is just being made, it waits until it is made.
+// OpenPool opens a pool by name. It waits until the pool exists, and until the service has finished making the pool.
 //
 // Errors: [ErrNotFound] at the deadline, [ErrDenied], [ErrUnavailable] if this process cannot use the pool's device.
 func (c *Client) OpenPool(ctx context.Context, name string) (*Pool, error) {
 	return c.openPool(ctx, waiting, name)
 }
 
-// TryOpenPool is like [Client.OpenPool], but waits only for a pool that is just being made.
+// TryOpenPool is like [Client.OpenPool], but waits only if the service is still making the pool.
 //
 // Errors: [ErrNotFound], [ErrDenied], [ErrUnavailable] if this process cannot use the pool's device.
 func (c *Client) TryOpenPool(ctx context.Context, name string) (*Pool, error) {
@@ -94,8 +95,8 @@ func (c *Client) openPool(ctx context.Context, try attempt, name string) (*Pool,
 	return p, err
 }
 
-// open asks the service for a pool and opens it in this process. limit is the request's field for its time limit, if it waits. If only the
-// second step fails, open returns the pool's id with the error.
+// open asks the service for a pool and opens it in this process. If the request can wait, limit is its field for the time limit. If the
+// service has the pool but this process cannot open it, open returns the pool's id with the error.
 func (c *Client) open(ctx context.Context, try attempt, r wire.Request, limit *uint64) (p *Pool, id uint64, err error) {
 	var reply wire.PoolReply
 	var files []*os.File
@@ -112,7 +113,7 @@ func (c *Client) open(ctx context.Context, try attempt, r wire.Request, limit *u
 	return p, reply.Pool.ID, err
 }
 
-// imported opens a pool of the service in this process, or returns the open one.
+// imported opens a pool of the service in this process. If the pool is open already, imported returns the open pool.
 func (c *Client) imported(came wire.Pool, files []*os.File) (*Pool, error) {
 	info := convert.Pool(came)
 	c.mu.Lock()
@@ -135,15 +136,15 @@ func (c *Client) imported(came wire.Pool, files []*os.File) (*Pool, error) {
 	return p, nil
 }
 
-// Allocate makes a buffer for a tensor and returns a write lease on it. It waits for room.
+// Allocate makes a buffer for a tensor and returns a write lease on it. Allocate waits for room.
 //
-// Errors: [ErrLimit] or [ErrOutOfMemory] at the deadline, and at once if the pool can never have room; [ErrInvalid], [ErrClosed].
+// Errors: [ErrLimit] or [ErrOutOfMemory] at the deadline, or at once if the pool can never have room; [ErrInvalid], [ErrClosed].
 func (p *Pool) Allocate(ctx context.Context, t Tensor) (*Lease, error) {
 	return p.allocate(ctx, waiting, t)
 }
 
-// TryAllocate is like [Pool.Allocate], but does not wait for leases to end. It may wait some seconds for memory that is already on its way back
-// to the pool.
+// TryAllocate is like [Pool.Allocate], but does not wait for leases to end. It may wait some seconds for memory that is already on its way
+// back to the pool.
 //
 // Errors: [ErrLimit] or [ErrOutOfMemory] if there is no room, [ErrInvalid], [ErrClosed].
 func (p *Pool) TryAllocate(ctx context.Context, t Tensor) (*Lease, error) {
@@ -183,8 +184,8 @@ func (p *Pool) alloc(ctx context.Context, try attempt, t mempool.Tensor) (*Lease
 	return l, err
 }
 
-// Trim frees unused blocks until at most keep bytes of them are cached. It returns how many bytes are free when it
-// returns. Blocks that clients still map are recalled, and freed later.
+// Trim frees unused blocks until the pool caches at most keep bytes. It returns the number of bytes that are free at that time. Blocks
+// that clients still map are recalled, and freed later.
 func (p *Pool) Trim(ctx context.Context, keep uint64) (uint64, error) {
 	if spares := p.client.shared.spares(p.info.ID); spares != nil {
 		spares.reclaim()
@@ -197,13 +198,14 @@ func (p *Pool) Trim(ctx context.Context, keep uint64) (uint64, error) {
 	return reply.Bytes, nil
 }
 
-// Destroy ends the pool. Nothing new can be allocated in it, and its names are removed at once. Its memory is freed after the last lease and
-// mapping.
+// Destroy ends the pool. Nothing new can be allocated in it, and its names are removed at once. Its memory is freed after the last lease
+// and mapping.
 //
 // Errors: [ErrDenied].
 func (p *Pool) Destroy(ctx context.Context) error { return p.client.destroy(ctx, p.info.ID) }
 
-// DestroyPool ends a pool by name, like [Pool.Destroy]. The pool's maker and the service's own user may destroy it even if they may not open it.
+// DestroyPool ends a pool by name, like [Pool.Destroy]. The pool's maker and the service's own user may destroy the pool even if they may
+// not open it.
 //
 // Errors: [ErrNotFound], [ErrDenied].
 func (c *Client) DestroyPool(ctx context.Context, name string) error {

@@ -87,11 +87,11 @@ func (p *producing) begin() {
 const (
 	// leaveTries is how long a producer keeps asking whether it may leave.
 	leaveTries = 100 * time.Millisecond
-	// leavePause is how long it waits between two attempts.
+	// leavePause is how long a producer waits between two attempts.
 	leavePause = 2 * time.Millisecond
 )
 
-// retire leaves the channel. It ends the leases that the channel needs and releases the others. No Publish may be running.
+// retire leaves the channel. It ends the leases that the channel needs and releases the remaining leases. No Publish may be running.
 func (p *producing) retire(ctx context.Context) {
 	c := p.client
 	left := p.leave(ctx)
@@ -106,7 +106,8 @@ func (p *producing) retire(ctx context.Context) {
 	}
 }
 
-// leave asks the service to remove the producer, with the leases that the channel needs. It reports whether the service has done it.
+// leave asks the service to remove the producer, with the leases that the channel needs. It reports whether the service has removed the
+// producer.
 func (p *producing) leave(ctx context.Context) bool {
 	for end := time.Now().Add(leaveTries); ; {
 		err := p.client.call(ctx, &wire.Leave{Channel: p.channel.ID, Member: p.id}, &call{into: &wire.EmptyReply{}, last: true})
@@ -150,19 +151,19 @@ func (l *Lease) lend(ready *mempool.Fence) *loan {
 	return lent
 }
 
-// reclaim takes the loans that have come back, unless another goroutine is doing so.
+// reclaim takes the loans that have come back, unless another goroutine is taking them.
 func (p *producing) reclaim() {
 	if !p.reclaiming.TryLock() {
 		return
 	}
 	defer p.reclaiming.Unlock()
 	back, err := p.native.Reclaim()
-	if err == nil { // otherwise Publish returns the error
+	if err == nil { // if reclaiming failed, the next Publish returns the error
 		p.cameBack(back)
 	}
 }
 
-// cameBack makes spares of the loans that have come back and were made by Allocate. It releases the others. The caller holds
+// cameBack makes spares of loans that have come back, if Allocate made their leases. It releases the remaining loans. The caller holds
 // p.reclaiming.
 func (p *producing) cameBack(back []shmchannel.Returned) {
 	for i := range back {
@@ -170,7 +171,7 @@ func (p *producing) cameBack(back []shmchannel.Returned) {
 		for _, t := range back[i].Fences {
 			l.add(mempool.Fence{Timeline: t.Timeline, Word: t.Word, Value: t.Value})
 		}
-		if !l.own { // other clients may know its buffer
+		if !l.own { // other clients may know the buffer
 			_ = p.client.giveUp(l) // it fails only if the connection is gone
 			continue
 		}

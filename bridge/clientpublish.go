@@ -52,8 +52,8 @@ func (ch *Channel) publish(ctx context.Context, try attempt, l *Lease, o mempool
 	return number, l.endOrder()
 }
 
-// unsent handles a lease that was not published because of err. The lease lives on, unless ctx was cancelled: then unsent ends the lease, and
-// the memory can be reused after ready. The caller holds l.mu.
+// unsent handles a lease that was not published because of err. The lease stays valid, unless ctx was cancelled: then unsent ends the
+// lease, and the memory can be reused after ready. The caller holds l.mu.
 func (l *Lease) unsent(ctx context.Context, err error, ready *mempool.Fence) error {
 	if !errors.Is(ctx.Err(), context.Canceled) {
 		return err
@@ -62,7 +62,7 @@ func (l *Lease) unsent(ctx context.Context, err error, ready *mempool.Fence) err
 	return errors.Join(err, l.abort(ready))
 }
 
-// unjoined is like unsent, but makes the fence for the end of the work first. The caller holds l.mu.
+// unjoined is like unsent, but first makes the fence for the end of the work. The caller holds l.mu.
 func (l *Lease) unjoined(ctx context.Context, err error, o mempool.Completion) error {
 	if !errors.Is(ctx.Err(), context.Canceled) {
 		return err
@@ -74,7 +74,7 @@ func (l *Lease) unjoined(ctx context.Context, err error, o mempool.Completion) e
 	return errors.Join(l.unsent(ctx, err, ready), unknown)
 }
 
-// abort ends a write lease whose content nobody gets. Work on the memory may be running until ready is reached. The caller holds l.mu.
+// abort ends a write lease whose content no reader gets. Work on the memory may be running until ready is reached. The caller holds l.mu.
 func (l *Lease) abort(ready *mempool.Fence) error {
 	clock := l.client.timelines.own()
 	if ready == nil || clock == nil || ready.Timeline != clock.Timeline() || ready.Validate() != nil { // the service accepts no other fence
@@ -139,7 +139,7 @@ func (p *producing) publish(ctx context.Context, try attempt, r *shmchannel.Reco
 	return number, err
 }
 
-// publishInTime does what publish does. It waits for room, and for the files of new consumers.
+// publishInTime is like publish, but waits for room and for the files of new consumers.
 func (p *producing) publishInTime(caller context.Context, try attempt, r *shmchannel.Record) (uint64, error) {
 	send := func() (uint64, error) { return p.native.Publish(&patient{Context: caller, client: p.client}, r) }
 	if try {
@@ -167,7 +167,7 @@ func (p *producing) publishInTime(caller context.Context, try attempt, r *shmcha
 	}
 }
 
-// behind returns the error of a full channel. It names the reason.
+// behind returns the error of a full channel. The error names the reason.
 func (p *producing) behind(full *shmchannel.FullError) error {
 	why := "another producer has waited for longer"
 	switch {

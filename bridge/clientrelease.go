@@ -11,8 +11,8 @@ import (
 )
 
 // Release ends the lease. incomplete means that the content of a write lease is not complete: the buffer has then failed. Release does not wait
-// for an answer of the service. It waits for no work of a GPU whose streams can write words: the next user of the memory waits for this
-// package's work. It waits for other running calls on the lease.
+// for an answer of the service. If the streams of the GPU can write words, Release does not wait for GPU work: the next user of the memory
+// waits for this package's work. Release waits for other running calls on the lease.
 //
 // Errors: [ErrReleased] if the lease had ended before.
 func (l *Lease) Release(incomplete bool) error { return l.release(unasked, incomplete) }
@@ -25,8 +25,8 @@ var unasked = func() context.Context {
 }()
 
 // ReleaseAfter is Release for memory that queues of the caller still use: the next user of the memory waits for the present work of these
-// queues. The first time that the client needs its timeline, it asks the service for it. If ctx ends before the answer, ReleaseAfter waits for
-// the work of the queues instead.
+// queues. When the client first needs its timeline, it asks the service for the timeline. If ctx ends before the service answers,
+// ReleaseAfter waits for the work of the queues instead.
 //
 // Errors: [ErrReleased].
 func (l *Lease) ReleaseAfter(ctx context.Context, queues ...Queue) error {
@@ -57,7 +57,7 @@ func (l *Lease) release(ctx context.Context, incomplete bool, after ...mempool.Q
 	return err
 }
 
-// leave removes the lease from the client's list. It comes last, because Close waits for leases that it finds in the list.
+// leave removes the lease from the client's list. leave must be the last step, because Close waits for leases that it finds in the list.
 func (l *Lease) leave() {
 	c := l.client
 	c.mu.Lock()
@@ -74,7 +74,7 @@ func (l *Lease) completed(ctx context.Context, c mempool.Completion) (*mempool.F
 	if err != nil {
 		return nil, err
 	}
-	if _, err := l.client.Clock(ctx); err != nil && ctx.Err() != nil { // now, so that Release need not ask for it
+	if _, err := l.client.Clock(ctx); err != nil && ctx.Err() != nil { // make the timeline now, so that Release need not ask for it
 		return nil, err
 	}
 	return l.ordering().Ready(ctx, m.Queue(), c)
@@ -112,8 +112,8 @@ func (l *Lease) hand(ctx context.Context) error {
 	return nil
 }
 
-// end tells the service that the lease has ended, and then gives up the block. The order matters: the client may drop a block only after its
-// last lease has ended.
+// end tells the service that the lease has ended, and then gives up the block. The order matters: the client may drop a block only after
+// the last lease on it has ended.
 func (l *Lease) end(incomplete bool, done ...mempool.Fence) error {
 	l.ended = true
 	switch {

@@ -19,7 +19,7 @@ import (
 	"github.com/poolbridge/poolbridge/mempool"
 )
 
-// memberships is a client's state of its members of channels.
+// memberships holds the client's members of channels.
 type memberships struct {
 	mu        sync.Mutex
 	members   map[uint64]map[*membership]struct{} // by channel
@@ -30,7 +30,7 @@ type memberships struct {
 	giving sync.WaitGroup // counts leases that are released when consumers' work is done
 }
 
-// membership is a client's member of a channel, a producer or a consumer.
+// membership is a client's member of a channel: a producer or a consumer.
 type membership struct {
 	client  *Client
 	channel mempool.ChannelInfo
@@ -38,10 +38,10 @@ type membership struct {
 	id      uint64
 	// timeline is the client's own timeline.
 	timeline  uint64
-	forgotten atomic.Bool                                 // the client has forgotten it, because the channel was destroyed
+	forgotten atomic.Bool                                 // the client has forgotten the member, because the channel was destroyed
 	add       func(slot int, id uint64, f *os.File) error // takes the file of a member of the other role
 	depart    func(context.Context)                       // leaves the channel
-	counts    func() shmchannel.Counts                    // what it has done
+	counts    func() shmchannel.Counts                    // what the member has done
 	waits     waits                                       // for room, or for frames
 	unwatch   func() bool                                 // stops the context function that wakes the member when the client ends
 
@@ -55,8 +55,8 @@ func newMembership(ch *Channel, role shmchannel.Role) membership {
 	return membership{unwatch: func() bool { return false }, client: ch.client, channel: ch.info, role: role.String(), known: make(map[int]uint64), came: make(chan struct{})}
 }
 
-// join makes the client a member. open opens the member with the files that came, and sets add. If joining fails, the member leaves
-// again.
+// join makes the client a member. open opens the member with the files that the service sent, and sets add. If joining fails, the member
+// leaves again.
 func (m *membership) join(ctx context.Context, r *wire.Join, open func(shmchannel.MemberConfig) error) error {
 	c := m.client
 	clock, err := c.Clock(ctx) // a member's fences must be of a timeline that is sealed before
@@ -107,7 +107,7 @@ func (e *spinner) End(found bool) {
 	e.Learn(found)
 }
 
-// unseat tells the service that the member leaves. It fails only if the connection is gone.
+// unseat tells the service that the member leaves. unseat fails only if the connection is gone.
 func (m *membership) unseat() { _ = m.client.send(0, &wire.Leave{Channel: m.channel.ID, Member: m.id}) }
 
 func slotOf(slot uint64) int { return int(min(slot, math.MaxInt32)) }
@@ -230,8 +230,8 @@ func (m *membership) failure(ctx context.Context, err error) error {
 // errOwnLate is the error of a wait for the client's own memory that has reached its limit.
 var errOwnLate = errors.New("the client's own memory has not come back in time")
 
-// patient is the context of a call that waits. It ends with the caller's context, with the client, and at a limit of this package. It has no Done channel
-// for the end of the client: working must wake the call.
+// patient is the context of a call that waits. It ends with the caller's context, with the client, and at a limit of this package. patient
+// has no Done channel for the end of the client: the context Client.working must wake the call.
 type patient struct {
 	context.Context
 	client *Client
@@ -266,7 +266,7 @@ func (c *Client) joint(ctx context.Context) (context.Context, func()) {
 	}
 }
 
-// inBackground runs f in a goroutine, unless the client is being closed. Close waits for it.
+// inBackground runs f in a goroutine, unless the client is being closed. Close waits for the goroutine.
 func (c *Client) inBackground(f func()) error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -277,8 +277,8 @@ func (c *Client) inBackground(f func()) error {
 	return nil
 }
 
-// leaveShared removes the client's members from all channels. The client has no leases any more. It waits until leases whose memory came back
-// are released, which happens when the consumers' work on the memory is done.
+// leaveShared removes the client's members from all channels. The client has no leases any more. leaveShared waits until the leases whose
+// memory came back are released, which happens when the consumers' work on the memory is done.
 func (c *Client) leaveShared() {
 	s := &c.shared
 	s.mu.Lock()

@@ -13,13 +13,13 @@ import (
 	"github.com/poolbridge/poolbridge/mempool"
 )
 
-// spares are write leases of a pool whose memory came back through channels. The next Allocate of the same number of bytes takes one, without
-// the service.
+// spares are write leases of a pool whose memory came back through channels. The next Allocate of the same number of bytes takes a spare
+// and does not ask the service.
 type spares struct {
 	client *Client
 	pool   uint64
 
-	wanted atomic.Int64 // until then another session wants memory, in nanoseconds since 1970; 0: none does
+	wanted atomic.Int64 // until this time another session wants memory, in nanoseconds since 1970; 0: no session wants memory
 	asking atomic.Int64 // allocations of this client that wait at the service
 	used   atomic.Bool  // an Allocate came since the last sweep; set to true with mu held
 
@@ -31,7 +31,7 @@ type spares struct {
 	list      []*loan      // in the order in which they came back
 	draining  map[*producing]struct{}
 	tight     bool      // the service had no memory while there were fewer spares than most
-	full      time.Time // until then, an allocation waits for memory from the channels before it asks the service
+	full      time.Time // until this time an allocation waits for memory from the channels before it asks the service
 	timer     *time.Timer
 	pause     time.Duration // until the next sweep
 	closed    bool
@@ -40,11 +40,12 @@ type spares struct {
 const (
 	// sparesMore is how many spares a pool may have beyond the capacity of its channels.
 	sparesMore = 2
-	// sparesLook is after how long unused spares are released. They are released after once to twice this time.
+	// sparesLook is the time between two sweeps while spares are in use. A sweep releases unused spares, so a spare is released after one
+	// to two times sparesLook.
 	sparesLook = 500 * time.Millisecond
-	// sparesRest is the longest time between two checks of an idle client whether memory has come back.
+	// sparesRest is the longest time between two checks in which an idle client looks for memory that has come back.
 	sparesRest = time.Second
-	// wantedFor is how long memory that comes back is released after a notice `wanted`.
+	// wantedFor is how long after a notice `wanted` the client releases memory that comes back.
 	wantedFor = time.Second
 	// fullFor is how long a pool without room counts as full.
 	fullFor = 5 * time.Second
@@ -52,7 +53,7 @@ const (
 	ownFor = 5 * time.Millisecond
 )
 
-// sparesOf returns the spares of a pool. It makes them if there are none. The caller holds s.mu.
+// sparesOf returns the spares of a pool, and makes an empty spares if the pool has none. The caller holds s.mu.
 func (s *memberships) sparesOf(c *Client, pool uint64) *spares {
 	if s.pools == nil {
 		s.pools = make(map[uint64]*spares)
@@ -87,8 +88,8 @@ func (sp *spares) members() []*producing {
 	return sp.producers
 }
 
-// allocate is Allocate for a pool with spares. It prefers, like the service, memory without running work, then new memory, and then memory with
-// running work. n is the size of the tensor in bytes.
+// allocate is Allocate for a pool with spares. Like the service, it first prefers memory without running work, then new memory, and then
+// memory with running work. n is the size of the tensor in bytes.
 func (sp *spares) allocate(ctx context.Context, try attempt, p *Pool, t mempool.Tensor, n uint64) (*Lease, error) {
 	sp.look()
 	l, others, busy := sp.take(n, false)
@@ -125,8 +126,8 @@ func (sp *spares) allocate(ctx context.Context, try attempt, p *Pool, t mempool.
 	return lease, err
 }
 
-// await is allocate where no memory has come back. If the pool has no room, memory of the client's own channels comes soonest, so await waits
-// for that first. After that it waits at the service.
+// await does what allocate does when no memory has come back. If the pool has no room, memory from the client's own channels comes
+// soonest, so await first waits for this memory. Then await waits at the service.
 func (sp *spares) await(ctx context.Context, p *Pool, t mempool.Tensor, n uint64) (*Lease, error) {
 	from := sp.lender(n)
 	var full error // what the service said
@@ -167,8 +168,8 @@ func (sp *spares) isFull() bool {
 	return time.Now().Before(sp.full)
 }
 
-// lender returns the producer whose channel has memory that Allocate could reuse for n bytes. It returns nil if there is none, or more than one,
-// because a client can wait for only one channel.
+// lender returns the producer whose channel has memory that Allocate could reuse for n bytes. It returns nil if there is no such producer
+// or more than one, because a client can wait for only one channel.
 func (sp *spares) lender(n uint64) (from *producing) {
 	for _, p := range sp.members() {
 		if !p.native.Lends(func(owner any) bool { l := owner.(*loan); return l.own && l.info.Bytes == n }) {
@@ -182,8 +183,8 @@ func (sp *spares) lender(n uint64) (from *producing) {
 	return from
 }
 
-// awaitOwn waits for memory of n bytes to come back from a channel, and takes it. It returns nil if none comes in time or the memory is
-// wanted.
+// awaitOwn waits for memory of n bytes to come back from a channel, and takes the memory. It returns nil if no memory comes in time, or if
+// another session or allocation wants the memory.
 func (sp *spares) awaitOwn(caller context.Context, from *producing, n uint64) (l *loan) {
 	began := time.Now()
 	defer func() { sp.client.memoryWaits.over(began, true) }()
@@ -196,7 +197,8 @@ func (sp *spares) awaitOwn(caller context.Context, from *producing, n uint64) (l
 	return l
 }
 
-// release releases all spares, and all memory that comes back until keep is called. An allocation of this client waits at the service.
+// release releases all spares, and all memory that comes back until keep is called. The caller is an allocation of this client that waits
+// at the service.
 func (sp *spares) release() {
 	sp.asking.Add(1)
 	sp.empty()
@@ -207,7 +209,7 @@ func (sp *spares) release() {
 	}
 }
 
-// keep ends one release.
+// keep undoes one call of release.
 func (sp *spares) keep() {
 	if sp.asking.Add(-1) > 0 {
 		return
@@ -224,8 +226,9 @@ func (sp *spares) reclaim() {
 	}
 }
 
-// take takes a spare of n bytes out of the list. It takes the newest one without running work. If there is none and any is true, it takes the
-// oldest one. busy means that the spare has running work and new memory would be better. others means that there are spares of other sizes.
+// take removes a spare of n bytes from the list: the newest spare without running work. If every spare has running work and `any` is true,
+// take removes the oldest spare. busy means that the spare has running work and new memory would be better. others means that there are
+// spares of other sizes.
 func (sp *spares) take(n uint64, any bool) (l *loan, others, busy bool) {
 	sp.mu.Lock()
 	defer sp.mu.Unlock()
@@ -277,7 +280,8 @@ func (sp *spares) lease(ctx context.Context, l *loan, t mempool.Tensor) (*Lease,
 	return lease, nil
 }
 
-// put adds a spare to the list. It releases one if memory is wanted (the new one) or if there are too many (the oldest).
+// put adds a spare to the list. If memory is wanted, put releases the new spare. If there are too many spares, put releases the oldest
+// spare.
 func (sp *spares) put(l *loan) {
 	sp.mu.Lock()
 	switch {
@@ -370,7 +374,7 @@ func (sp *spares) empty() {
 	}
 }
 
-// close releases all spares, and no new ones are kept.
+// close releases all spares. After close, no new spares are kept.
 func (sp *spares) close() {
 	sp.mu.Lock()
 	sp.closed = true

@@ -9,17 +9,17 @@ import (
 	"github.com/poolbridge/poolbridge/internal/shmchannel"
 )
 
-// SessionStats is what a client has done since it was connected, and what it has now.
+// SessionStats counts what a client has done since it was connected, and the leases that it has now.
 type SessionStats struct {
 	// Leases is the number of leases that the program has now, frames too.
 	Leases int
-	// Allocated is the number of buffers that the service has granted to [Pool.Allocate], and AllocatedBytes the sum of their bytes. A buffer that
-	// comes back from a channel and is used again does not count again.
+	// Allocated is the number of buffers that the service has granted to [Pool.Allocate], and AllocatedBytes the sum of their bytes. A
+	// buffer that comes back from a channel and is used again does not count again.
 	Allocated, AllocatedBytes uint64
-	// MemoryWaits are the requests to the service for memory, and the waits for memory of this client to come back from a channel. Its Count has
-	// those in vain, too.
+	// MemoryWaits are the requests to the service for memory, and the waits for memory of this client to come back from a channel. The
+	// Count of MemoryWaits includes waits in vain.
 	MemoryWaits Waits
-	// Channels has the counts of each channel in which the client has published or that it has subscribed to, in the order of the first time.
+	// Channels has the counts of each channel in which the client has published or that it has subscribed to, in the order of first use.
 	// After 1,024 channels, old ones in which the client takes no part any more may be missing.
 	Channels []ChannelCounts
 }
@@ -28,26 +28,26 @@ type SessionStats struct {
 type ChannelCounts struct {
 	// Name is the name of the channel.
 	Name string
-	// Published is the number of frames that this client has published, and PublishedBytes the sum of the bytes of their buffers.
+	// Published is the number of frames that this client has published, and PublishedBytes the total size of the buffers.
 	Published, PublishedBytes uint64
-	// Received is the number of frames that this client has received, and ReceivedBytes the sum of the bytes of their buffers.
+	// Received is the number of frames that this client has received, and ReceivedBytes the total size of the buffers.
 	Received, ReceivedBytes uint64
 	// Dropped is the sum of [Frame.Dropped].
 	Dropped uint64
-	// RoomWaits are the waits for room in the channel, and FrameWaits those for the next frame.
+	// RoomWaits are the waits for room in the channel, and FrameWaits the waits for the next frame.
 	RoomWaits, FrameWaits Waits
 }
 
 // Waits is how often and how long a client has waited for something.
 type Waits struct {
-	// Count is the number of waits that were not in vain; only MemoryWaits counts all.
+	// Count is the number of waits that were not in vain; the Count of MemoryWaits includes all waits.
 	Count uint64
-	// Time is the sum of all waits that are over, also of those in vain.
+	// Time is the total time of all waits that have ended, also of waits in vain.
 	Time time.Duration
 }
 
-// SessionStats returns what this client has done. It asks nobody, and can be called after Close. [Client.Stats] asks the service for its
-// accounting, and [Client.Sessions] lists all clients as the service sees them.
+// SessionStats returns what this client has done. SessionStats does not ask the service, and can be called after Close. [Client.Stats]
+// asks the service for its accounting, and [Client.Sessions] lists all clients as the service sees them.
 func (c *Client) SessionStats() SessionStats {
 	st := SessionStats{Allocated: c.allocated.Load(), AllocatedBytes: c.allocatedBytes.Load(), MemoryWaits: c.memoryWaits.total()}
 	c.mu.Lock()
@@ -81,17 +81,17 @@ type tallies struct {
 	list []*tally
 }
 
-// mostTallies is for how many channels a client keeps counts. It keeps more if it takes part in more.
+// mostTallies is for how many channels a client keeps counts. A client that takes part in more channels keeps more counts.
 const mostTallies = 1024
 
-// tally is the counts of a channel: its present members, and what those that have left did.
+// tally is the counts of a channel: its present members, and the counts of members that have left.
 type tally struct {
 	channel uint64
 	members []*membership
 	left    ChannelCounts
 }
 
-// join counts what a member does from now on.
+// join begins to count what a member does.
 func (t *tallies) join(m *membership) {
 	t.mu.Lock()
 	defer t.mu.Unlock()

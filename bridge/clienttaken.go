@@ -22,17 +22,18 @@ type taken struct {
 
 	mu      sync.Mutex
 	hand    shmchannel.Hand
-	decided bool // it was acknowledged, passed or requeued
+	decided bool // the frame was acknowledged, passed or requeued
 }
 
-// sharedFrame is a Frame with its lease and its taken, in one allocation.
+// sharedFrame holds a Frame, its lease and its `taken` in one allocation.
 type sharedFrame struct {
 	Frame
 	lease Lease
 	taken taken
 }
 
-// frame makes the Frame of a frame that was taken. Its memory is mapped, or it comes with an error and without a mapping.
+// frame makes the Frame of a frame that was taken from the channel. The frame's memory is mapped, or frame returns an error and a Frame
+// without a mapping.
 func (s *consuming) frame(ctx context.Context, came *shmchannel.Frame) (*Frame, error) {
 	b := &sharedFrame{Frame: Frame{Seq: came.Number, Time: time.Unix(0, int64(came.Time)), Dropped: came.Missed, channel: &s.channel}}
 	b.taken.by, b.taken.hand = s, came.Hand
@@ -123,7 +124,7 @@ func (s *consuming) ready(ctx context.Context, l *Lease, fence shmchannel.Fence)
 	return nil
 }
 
-// hold makes a lease on a block that the client has mapped. known is false if it has not mapped the block.
+// hold makes a lease on a block that the client has mapped. known is false if the client has not mapped the block.
 func (c *Client) hold(l *Lease, pool uint64, came *shmchannel.Frame) (known bool, err error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -153,7 +154,7 @@ func (c *Client) hold(l *Lease, pool uint64, came *shmchannel.Frame) (known bool
 	return true, nil
 }
 
-// describe sets the LeaseInfo that leases of such frames share. The caller holds c.mu.
+// describe sets the LeaseInfo that leases of frames with this description share. The caller holds c.mu.
 func (b *block) describe(came *shmchannel.Frame) (err error) {
 	d := came.Description
 	t := mempool.Tensor{DType: mempool.DType(d.DType), Shape: slices.Clone(d.Shape), Strides: slices.Clone(d.Strides), ByteOffset: d.Offset}
@@ -174,7 +175,7 @@ func (b *block) describe(came *shmchannel.Frame) (err error) {
 	return nil
 }
 
-// mapBlock maps the block of a frame. It counts as a lease on the block.
+// mapBlock maps the block of a frame. The mapping counts as a lease on the block.
 func (s *consuming) mapBlock(ctx context.Context, id uint64) error {
 	c := s.client
 	p, err := c.pool(ctx, s.channel.Pool)
@@ -215,7 +216,7 @@ func (t *taken) decide(again bool) error {
 	return t.settle(again)
 }
 
-// settle does what decide does, for a caller that holds t.mu. A frame of a broadcast gives up its place instead.
+// settle does what decide does, for a caller that holds t.mu. In a broadcast, settle gives up the frame's place instead.
 func (t *taken) settle(again bool) error {
 	if t.decided {
 		return nil

@@ -14,7 +14,7 @@ import (
 	"github.com/poolbridge/poolbridge/mempool"
 )
 
-// timelines are the pages that a client has mapped: its own one, and those of other sessions that fences named.
+// timelines are the pages that a client has mapped: its own timeline, and timelines of other sessions that fences named.
 type timelines struct {
 	making sync.Mutex // held while the client's own timeline is made
 
@@ -52,7 +52,7 @@ func (c *Client) Clock(ctx context.Context) (*Clock, error) {
 	if err != nil {
 		return nil, err
 	}
-	// Do not wait for an answer. The service handles requests in order, and a sealed page cannot be mapped for writing again.
+	// Do not wait for an answer to Seal. The service handles requests in order, and a sealed page cannot be mapped for writing again.
 	if err := c.send(0, &wire.Seal{}); err != nil {
 		return nil, errors.Join(err, page.Close())
 	}
@@ -71,7 +71,7 @@ func (t *timelines) own() *mempool.Clock {
 	return t.clock
 }
 
-// mapTimeline maps the page of a timeline. For the id 0, the client's own, it maps the page for writing.
+// mapTimeline maps the page of a timeline. For the id 0, the client's own timeline, it maps the page for writing.
 func (c *Client) mapTimeline(ctx context.Context, id uint64) (uint64, *mempool.Page, error) {
 	var reply wire.TimelineReply
 	var files []*os.File
@@ -86,7 +86,8 @@ func (c *Client) mapTimeline(ctx context.Context, id uint64) (uint64, *mempool.P
 	return reply.Timeline, page, err
 }
 
-// page returns the page of a timeline. It maps the page if necessary. The page stays mapped while a lease waits for a fence of it.
+// page returns the page of a timeline. It maps the page if necessary. The page stays mapped while a lease waits for a fence of the
+// timeline.
 func (c *Client) page(ctx context.Context, id uint64) (*mempool.Page, error) {
 	t := &c.timelines
 	if page, err := t.find(id); page != nil || err != nil {
@@ -123,7 +124,7 @@ func (t *timelines) find(id uint64) (*mempool.Page, error) {
 	return t.pages[id], nil
 }
 
-// forget unmaps timelines that no fence will name again, as soon as no stream waits on them.
+// forget unmaps timelines that no fence will name again, as soon as no stream waits on these timelines.
 func (t *timelines) forget(ids []uint64) {
 	t.mu.Lock()
 	defer t.mu.Unlock()

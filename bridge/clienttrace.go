@@ -7,15 +7,15 @@ import (
 	"github.com/poolbridge/poolbridge/mempool"
 )
 
-// Tracer is told of the operations of a client whose [Dialer] names it. Package oteltrace, a module of its own, makes OpenTelemetry spans of them.
-// Several goroutines may call its methods.
-// A tracer must not call methods of the client's leases: some operations hold the lock of their lease meanwhile.
+// Tracer gets the operations of a client. The client's [Dialer] names the tracer. Package oteltrace, a module of its own, makes
+// OpenTelemetry spans of them. Several goroutines may call the methods of a tracer.
+// A tracer must not call methods of the client's leases: some operations hold the lock of their lease while they call the tracer.
 type Tracer interface {
-	// TraceStart is called when an operation begins, with the caller's context. The operation goes on with the context that TraceStart returns,
-	// which must be derived from ctx.
+	// TraceStart is called when an operation begins, with the caller's context. The operation goes on with the context that TraceStart
+	// returns, which must be derived from ctx.
 	TraceStart(ctx context.Context, o *Operation) context.Context
-	// TraceEnd is called when the operation has ended, with the context that TraceStart returned and the same Operation, which has the results
-	// now. err is the operation's error.
+	// TraceEnd is called when the operation has ended, with the context that TraceStart returned and the same Operation, which has the
+	// results now. err is the operation's error.
 	TraceEnd(ctx context.Context, o *Operation, err error)
 }
 
@@ -29,7 +29,7 @@ const (
 	OpRelease  = "release"  // the end of a lease, a frame's too, by a call or by [Client.Close]
 )
 
-// Operation is one operation of a client. What is empty or 0 is not known yet, or the operation does not have it.
+// Operation is one operation of a client. An empty field or a field of 0 is not known yet, or the operation has no such value.
 type Operation struct {
 	// Name is one of the names above.
 	Name string
@@ -45,12 +45,12 @@ type Operation struct {
 	Seq uint64
 	// Dropped is how many frames were missed before a frame that was received.
 	Dropped uint64
-	// Meta is the sender's data about a frame, nil for what is no frame. A tracer may add entries to a frame that is about to be published, within
-	// the limits of [mempool.FrameOptions].
+	// Meta is the sender's data about a frame; nil if the operation is not about a frame. A tracer may add entries to a frame that is
+	// about to be published, within the limits of [mempool.FrameOptions].
 	Meta map[string]string
 }
 
-// Title returns the operation's name with that of its channel or pool, such as "publish camera".
+// Title returns the operation's name with the name of its channel or pool, such as "publish camera".
 func (o *Operation) Title() string {
 	switch {
 	case o.Channel != "":
@@ -72,7 +72,7 @@ func (c *Client) trace(ctx context.Context, o *Operation) (context.Context, func
 	}
 }
 
-// traced notes in an operation what lease it made, and for the lease's release in which context.
+// traced notes in an operation which lease it made, and keeps ctx for the release of the lease.
 func (l *Lease) traced(ctx context.Context, o *Operation) {
 	l.describeTo(o)
 	l.client.traces.Store(l, context.WithoutCancel(ctx))
@@ -124,7 +124,8 @@ func (s *consuming) traceReceive(ctx context.Context) (context.Context, func(*Fr
 	}
 }
 
-// traceRelease starts the release of a lease. If the caller has no context, it is that of the operation that made the lease. The caller holds l.mu.
+// traceRelease starts the release of a lease. If the caller has no context, traceRelease uses the context of the operation that made the
+// lease. The caller holds l.mu.
 func (l *Lease) traceRelease(ctx context.Context) func(error) {
 	c := l.client
 	o := &Operation{Name: OpRelease}

@@ -13,7 +13,7 @@ import (
 )
 
 const (
-	// longestWait is how long one request may wait at the service, by the protocol. A call without a deadline asks again after that.
+	// longestWait is how long one request may wait at the service, by the protocol. After that time a call without a deadline asks again.
 	longestWait = 24 * time.Hour
 	// deadlineGrace is how long after its context's deadline a call waits for the answer of the service, which says what was missing.
 	deadlineGrace = 250 * time.Millisecond
@@ -27,9 +27,9 @@ const (
 	once    attempt = true  // now or never
 )
 
-// wait sends a request that may wait at the service. limit is the request's field for its time limit: wait sets it to the time until ctx's
-// deadline. If the deadline passes, the error wraps ctx's and the error that the request would have got at once. With once, nothing waits,
-// and limit is not used.
+// wait sends a request that may wait at the service. limit is the request's field for its time limit: wait sets limit to the time until
+// the deadline of ctx. If the deadline passes, the error wraps the error of ctx and the error that a request without waiting would get. If
+// try is `once`, the request does not wait, and limit is not used.
 func (c *Client) wait(ctx context.Context, try attempt, r wire.Request, limit *uint64, pending call) error {
 	for {
 		next, left, last := pending, c.longestWait, false
@@ -43,7 +43,7 @@ func (c *Client) wait(ctx context.Context, try attempt, r wire.Request, limit *u
 		err := c.call(ctx, r, &next)
 		remote, refused := errors.AsType[*RemoteError](err)
 		switch {
-		case bool(try) || !refused || !remote.temporary() || time.Since(began) < left: // an answer that does not come of the time limit
+		case bool(try) || !refused || !remote.temporary() || time.Since(began) < left: // the time limit is not the cause of this answer
 			return err
 		case last:
 			return remote.late(ctx)
@@ -61,7 +61,8 @@ func (e *RemoteError) temporary() bool {
 	return slices.Contains([]error{ErrTimeout, ErrNotFound, ErrBusy, ErrLimit, ErrOutOfMemory}, e.situation)
 }
 
-// late returns the error of a request that waited until the deadline of ctx. For what did not appear it wraps [ErrNotFound].
+// late returns the error of a request that waited until the deadline of ctx. If the thing that the request names did not appear, the error
+// wraps [ErrNotFound].
 func (e *RemoteError) late(ctx context.Context) error {
 	if errors.Is(e, ErrTimeout) {
 		e.situation, e.Message = ErrNotFound, strings.TrimPrefix(e.Message, ErrTimeout.Error()+": ")
@@ -69,7 +70,7 @@ func (e *RemoteError) late(ctx context.Context) error {
 	return late(ctx, e)
 }
 
-// late returns the error of a wait that ended at the deadline of ctx. missing says what was waited for.
+// late returns the error of a wait that ended at the deadline of ctx. missing says what the call waited for.
 func late(ctx context.Context, missing error) error {
 	why := situation.Ended(ctx)
 	if why == nil { // the context's own timer is about to fire

@@ -8,7 +8,7 @@ import (
 	"github.com/poolbridge/poolbridge/internal/shmchannel"
 )
 
-// wanted releases the memory that a pool's channels returned, and for a while all memory that they return. It is a task.
+// wanted releases the memory that a pool's channels returned, and, for the time wantedFor, all memory that they return later. It is a task.
 func (c *Client) wanted(pool uint64) {
 	sp := c.shared.spares(pool)
 	if sp == nil {
@@ -45,7 +45,7 @@ func (sp *spares) published(p *producing) {
 	}
 }
 
-// drain starts to release the memory that comes back to a producer, unless that is running already.
+// drain starts to release the memory that comes back to a producer, unless drain already runs for the producer.
 func (sp *spares) drain(p *producing) {
 	sp.mu.Lock()
 	_, under := sp.draining[p]
@@ -84,7 +84,7 @@ func (w wantedTime) Deadline() (time.Time, bool) {
 	return w.Context.Deadline()
 }
 
-// drained reports whether drain can end for a producer. failed means that its memory cannot be reclaimed.
+// drained reports whether drain can end for a producer. failed means that the producer's memory cannot be reclaimed.
 func (sp *spares) drained(p *producing, failed bool) bool {
 	sp.mu.Lock()
 	defer sp.mu.Unlock()

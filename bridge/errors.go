@@ -22,16 +22,16 @@ var (
 	ErrExists        = mempool.ErrExists        // the name is taken
 	ErrLimit         = mempool.ErrLimit         // the request exceeds a limit of the pool, the session or the service
 	ErrOutOfMemory   = mempool.ErrOutOfMemory   // the device or the machine has no memory left
-	ErrDenied        = mempool.ErrDenied        // this user may not do this
+	ErrDenied        = mempool.ErrDenied        // this user may not carry out the operation
 	ErrTimeout       = mempool.ErrTimeout       // a time limit passed; calls of this package wrap context.DeadlineExceeded instead
 	ErrBusy          = mempool.ErrBusy          // another lease, or work on the memory, excludes the request now
 	ErrReleased      = mempool.ErrReleased      // the lease has ended
 	ErrSettled       = mempool.ErrSettled       // the frame was acknowledged or requeued
 	ErrStale         = mempool.ErrStale         // the id means an earlier use of the block, or an earlier service
 	ErrProducerDied  = mempool.ErrProducerDied  // the process that wrote the buffer died before the content was complete
-	ErrContentFailed = mempool.ErrContentFailed // the content of the buffer will never be complete; an ErrProducerDied is one, too
+	ErrContentFailed = mempool.ErrContentFailed // the content of the buffer will never be complete; ErrProducerDied wraps it
 	ErrClosed        = mempool.ErrClosed        // the client, the pool, the channel or the service is closed
-	ErrUnavailable   = mempool.ErrUnavailable   // this machine cannot do it
+	ErrUnavailable   = mempool.ErrUnavailable   // this machine does not support the operation
 	ErrInternal      = mempool.ErrInternal      // the service has a defect
 )
 
@@ -41,7 +41,8 @@ var ErrNotRunning = errors.New("no service is running")
 // ErrDisconnected means that the connection to the service is gone, and with it the session.
 var ErrDisconnected = errors.New("disconnected from the service")
 
-// Code returns the code that docs/protocol.md has for an error, or "" if there is none. A deadline that has passed has the code of [ErrTimeout].
+// Code returns the code that docs/protocol.md has for an error, or "" if the error has no code. A deadline that has passed has the code of
+// [ErrTimeout].
 func Code(err error) string {
 	if errors.Is(err, context.DeadlineExceeded) {
 		return string(wire.CodeTimeout)
@@ -49,7 +50,7 @@ func Code(err error) string {
 	return string(convert.Code(err))
 }
 
-// RemoteError is an error that the service reported. It unwraps to one of the sentinels of this package.
+// RemoteError is an error that the service reported. It wraps one of the Err variables of this package.
 type RemoteError struct {
 	// Op is the operation that failed.
 	Op string
@@ -61,7 +62,7 @@ type RemoteError struct {
 func (e *RemoteError) Error() string { return fmt.Sprintf("poolbridge %s: %s", e.Op, e.Message) }
 func (e *RemoteError) Unwrap() error { return e.situation }
 
-// useOneVersion is the advice where client and service do not know the same requests.
+// useOneVersion is the advice when client and service do not know the same requests.
 const useOneVersion = "use one version of poolbridge on both sides, and start the service again"
 
 // remoteError returns the error that the service reported.

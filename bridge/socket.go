@@ -26,7 +26,7 @@ func sharedSocket() string {
 	return filepath.Join(os.TempDir(), "poolbridge-"+strconv.Itoa(os.Getuid()), "poolsvc.sock")
 }
 
-// checkServer refuses a service of another user at the path that is this user's default. Only root's is trusted besides.
+// checkServer refuses a service of another user at this user's default path in the shared folder. A service of root is accepted.
 func checkServer(conn *seqpacket.Conn, path string) error {
 	if path != sharedSocket() {
 		return nil

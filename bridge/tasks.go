@@ -2,8 +2,8 @@ package bridge
 
 import "sync"
 
-// tasks is the work that a client does on notices of the service. The tasks run one after another, and not in the receiving goroutine: that one
-// must never wait to send, because the service may be waiting for it to receive.
+// tasks is the work that a client does on notices of the service. The tasks run one after another, and not in the receiving goroutine: the
+// receiving goroutine must never wait to send, because the service may be waiting for it to receive.
 type tasks struct {
 	mu   sync.Mutex
 	todo []func()

@@ -2,7 +2,7 @@ package bridge
 
 import "github.com/poolbridge/poolbridge/mempool"
 
-// The types that calls of this package take and return are those of package mempool, so that a client imports this package alone.
+// These aliases name the types of package mempool that calls of this package take and return. So a client imports this package alone.
 type (
 	// PoolSpec describes a pool to be made.
 	PoolSpec = mempool.PoolSpec
@@ -40,7 +40,7 @@ type (
 	// SubscribeOptions says which frames a subscriber gets, and how.
 	SubscribeOptions = mempool.SubscribeOptions
 
-	// Queue is an ordered queue of work: a stream of a GPU, or [CPU]. [mempool.StreamQueue] makes one of a CUDA stream.
+	// Queue is an ordered queue of work: a stream of a GPU, or [CPU]. [mempool.StreamQueue] makes a Queue from a CUDA stream.
 	Queue = mempool.Queue
 	// Fence identifies a point in the work of a process.
 	Fence = mempool.Fence
@@ -89,7 +89,7 @@ const (
 	Block      = mempool.Block      // Publish waits
 	Fail       = mempool.Fail       // Publish fails with ErrLimit
 	DropOldest = mempool.DropOldest // a subscriber that is behind misses the oldest frames
-	Latest     = mempool.Latest     // it gets only the newest
+	Latest     = mempool.Latest     // a subscriber that is behind gets only the newest frame
 )
 
 // The element types of a tensor.

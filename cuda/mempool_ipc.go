@@ -81,9 +81,8 @@ func (c *Context) ImportMemPool(fd int) (*MemPool, error) {
 // ImportPtr maps an allocation of an imported pool and returns its address in
 // this process. [MemPool.Free] ends the mapping. The memory stays allocated.
 //
-// Importing one allocation twice gives the same address, and the first Free
-// unmaps it for both (NVIDIA bug 5570902). So import it once in a process and
-// count the users.
+// Importing one allocation twice gives the same address, and the first Free unmaps the allocation for both imports (NVIDIA bug
+// 5570902). So import an allocation once in a process and count its users.
 //
 // Errors: ErrInvalidValue for data of another pool, and for a pool that was not
 // imported. The driver does not detect data of freed memory.

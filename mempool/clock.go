@@ -65,7 +65,7 @@ func (c *Clock) Word() (uint64, error) {
 	return c.take()
 }
 
-// take does what Word does, for a caller that holds c.mu.
+// take does the same as Word. The caller holds c.mu.
 func (c *Clock) take() (uint64, error) {
 	if n := len(c.free); n > 0 {
 		word := c.free[n-1]
@@ -128,7 +128,7 @@ func (c *Clock) Fail(t Fence, reason string) error {
 	return nil
 }
 
-// useFor is use for work on a fence of this clock.
+// useFor begins a use of the page, as use does, for work on a fence of this clock.
 func (c *Clock) useFor(t Fence) error {
 	if t.Timeline != c.id {
 		return situation.Of(ErrInvalid, "a fence of timeline %d cannot be reached by timeline %d", t.Timeline, c.id)

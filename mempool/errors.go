@@ -32,7 +32,8 @@ type contentFailure string
 func (e contentFailure) Error() string        { return string(e) }
 func (e contentFailure) Is(target error) bool { return target == ErrContentFailed }
 
-// ErrRecalling is joined with [ErrLimit] if room will come: the service has recalled unused blocks from the sessions that map them.
+// ErrRecalling is joined with [ErrLimit] or [ErrOutOfMemory] if room may come: unused blocks are about to be freed, or unmapped by
+// sessions.
 var ErrRecalling = errors.New("unused blocks are being asked back")
 
 // ErrWanted is joined with [ErrLimit] if room may come soon: the service has just asked sessions with producers for the leases that they

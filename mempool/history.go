@@ -10,8 +10,8 @@ type HistoryEvent struct {
 	Number uint64
 	At     time.Time
 	Kind   EventKind
-	// Session is the session that it concerns, with its process, its user and what the client calls itself. Session is 0 where it
-	// concerns none; the other three say nothing then.
+	// Session is the session that the event concerns; 0 if the event concerns no session. The next three fields are its process, its
+	// user and what the client calls itself. If Session is 0, they say nothing.
 	Session uint64
 	PID     int32
 	UID     uint32
@@ -19,16 +19,16 @@ type HistoryEvent struct {
 	// Pool and Channel are names.
 	Pool, Channel string
 	Buffer        uint64
-	// Bytes of memory that it concerns.
+	// Bytes is the amount of memory that the event concerns.
 	Bytes uint64
 	// Ending says how a session ended, for [SessionEnded] and [MemoryReclaimed].
 	Ending SessionEnding
-	// Took is how long it took or lasts, for [MemoryReclaimed], [LeaseLong] and [SubscriberSlow].
+	// Took is how long the event took or lasts, for [MemoryReclaimed], [LeaseLong] and [SubscriberSlow].
 	Took time.Duration
-	// Count is how many like it there were since the last event that said so, this one included: what happens very often is told of
-	// from time to time.
+	// Count is the number of events like this one since the last reported one, including this event. The service reports a very
+	// frequent event only from time to time.
 	Count int
-	// Text says in a sentence what happened and, where somebody has to act, what to do.
+	// Text says in a sentence what happened and, if an operator has to act, what to do.
 	Text string
 }
 
@@ -98,7 +98,7 @@ type EventPage struct {
 
 // Counts is what happened to a service in its life so far, in numbers.
 type Counts struct {
-	// Events counts what happened by kind, what was not told of one by one included.
+	// Events counts all events by kind, including events that the service did not report one by one.
 	Events map[EventKind]uint64
 	// Endings counts sessions by how they ended.
 	Endings map[SessionEnding]uint64
@@ -115,6 +115,6 @@ type Counts struct {
 type Durations struct {
 	Count uint64
 	Sum   time.Duration
-	// Buckets has, by its greatest duration, how many are not longer.
+	// Buckets maps a greatest duration to the number of durations that are not longer.
 	Buckets map[time.Duration]uint64
 }

@@ -91,9 +91,9 @@ type Arena interface {
 	Close() error
 }
 
-// Lasting is an [Arena] that clears freed memory for its next owner. A process that still maps the memory sees that.
+// Lasting is an [Arena] that clears freed memory for its next owner. A process that still maps the memory sees the cleared memory.
 type Lasting interface {
-	// Last says that nothing will be allocated any more. Memory that is freed from now on keeps its content.
+	// Last says that the arena allocates nothing any more. Memory that is freed from now on keeps its content.
 	Last()
 }
 
@@ -180,7 +180,7 @@ type Memory interface {
 
 // Export is what another process needs to map a pool or a block.
 type Export struct {
-	// Data is defined by the kind.
+	// Data is bytes whose meaning the kind defines.
 	Data []byte
 	// Files are file descriptors that are sent along with Data, in this order.
 	Files []*os.File

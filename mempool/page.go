@@ -144,8 +144,8 @@ func (p *Page) reasonOf(word uint64) []byte {
 	return p.mem[at : at+MaxReasonBytes]
 }
 
-// Reason returns what the page's writer has said about content that failed with a fence of the word, or "" if it has said nothing. It is one
-// line of UTF-8. The text comes from another process.
+// Reason returns why content with a fence of the word failed, as the page's writer said, or "" if the writer said nothing. The result
+// is one line of UTF-8. The text comes from another process.
 func (p *Page) Reason(word uint64) string {
 	text, _, _ := bytes.Cut(bytes.Clone(p.reasonOf(word)), []byte{0})
 	return oneLine(string(text))

@@ -2,7 +2,7 @@
 //
 //	client, err := bridge.Dialer{Tracer: oteltrace.New(oteltrace.Config{})}.Dial(ctx, bridge.DefaultSocket())
 //
-// It is a Go module of its own, so that a program that does not trace depends on nothing of OpenTelemetry. Spans follow the semantic
+// The package is a Go module of its own, so that a program without tracing does not depend on OpenTelemetry. Spans follow the semantic
 // conventions for messaging: a frame that is published in the channel "camera" has a span "publish camera".
 package oteltrace
 
@@ -31,10 +31,11 @@ const (
 
 // Config has the options of [New]. Its zero value is useful.
 type Config struct {
-	// Provider makes the spans. Nil: the program's global one.
+	// Provider makes the spans. Nil: the program's global provider.
 	Provider trace.TracerProvider
-	// Propagate sends the span of a publication with the frame, as "traceparent" of its Meta, and "tracestate" if there is one. All subscribers
-	// see them. The span of a receipt of such a frame has a link to that span.
+	// Propagate sends the span of a publication with the frame, as "traceparent" in the frame's Meta, and as "tracestate" if the span has
+	// a trace state. All subscribers see these entries. When a client receives the frame, the span of the receipt has a link to the span
+	// of the publication.
 	Propagate bool
 }
 
@@ -54,7 +55,7 @@ func New(c Config) *Tracer {
 	return &Tracer{c.Provider.Tracer("github.com/poolbridge/poolbridge/bridge", trace.WithSchemaURL(semconv.SchemaURL)), c.Propagate}
 }
 
-// TraceStart begins the span of an operation. It is a child of the span that ctx has.
+// TraceStart begins the span of an operation. The new span is a child of the span in ctx.
 func (t *Tracer) TraceStart(ctx context.Context, o *bridge.Operation) context.Context {
 	sends := t.propagate && o.Name == bridge.OpPublish && o.Meta != nil
 	kind := trace.SpanKindClient
@@ -68,8 +69,8 @@ func (t *Tracer) TraceStart(ctx context.Context, o *bridge.Operation) context.Co
 	return ctx
 }
 
-// TraceEnd ends the span. If the operation failed, the span has the error, and as error.type its code (see [bridge.Code]); without a code its Go
-// type.
+// TraceEnd ends the span. If the operation failed, the span has the error. Its error.type is the error's code (see [bridge.Code]), or the
+// error's Go type if the error has no code.
 func (t *Tracer) TraceEnd(ctx context.Context, o *bridge.Operation, err error) {
 	span := trace.SpanFromContext(ctx)
 	defer span.End()
@@ -91,7 +92,7 @@ func (t *Tracer) TraceEnd(ctx context.Context, o *bridge.Operation, err error) {
 	}
 }
 
-// What the Meta of a frame may have, as mempool.FrameOptions says.
+// Limits of a frame's Meta, from mempool.FrameOptions.
 const (
 	mostEntries = 16
 	mostBytes   = 256
@@ -99,7 +100,7 @@ const (
 
 const traceparent = "traceparent"
 
-// inject adds the span of ctx to the Meta of a frame, unless it has one already or there is no room.
+// inject adds the span of ctx to the Meta of a frame, unless Meta has a span already or has no room.
 func inject(ctx context.Context, meta map[string]string) {
 	if meta[traceparent] != "" {
 		return
@@ -115,7 +116,7 @@ func inject(ctx context.Context, meta map[string]string) {
 	}
 }
 
-// link links a span to the one that came with a frame.
+// link links a span to the span that came with a frame.
 func link(span trace.Span, meta map[string]string) {
 	if meta[traceparent] == "" {
 		return
@@ -126,7 +127,7 @@ func link(span trace.Span, meta map[string]string) {
 	}
 }
 
-// attributes returns the attributes of an operation's span, as far as they are known.
+// attributes returns the known attributes of an operation's span.
 func attributes(o *bridge.Operation) []attribute.KeyValue {
 	var all []attribute.KeyValue
 	if o.Pool != "" {

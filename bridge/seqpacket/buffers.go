@@ -2,10 +2,10 @@ package seqpacket
 
 import "sync"
 
-// Buffers are receive buffers that many connections share. A connection takes a buffer only when a packet is there.
+// Buffers are receive buffers that many connections share. A connection takes a buffer only when a packet has arrived.
 type Buffers struct{ free sync.Pool }
 
-// NewBuffers makes buffers of size bytes. A packet must not be longer.
+// NewBuffers makes buffers of size bytes. A packet must not be longer than a buffer.
 func NewBuffers(size int) *Buffers {
 	b := new(Buffers)
 	b.free.New = func() any { return &Packet{Data: make([]byte, size), from: b} }
@@ -14,7 +14,7 @@ func NewBuffers(size int) *Buffers {
 
 // Packet is a packet in a buffer.
 type Packet struct {
-	// Data is what the peer sent, or room for it. It must not be used after Free.
+	// Data is what the peer sent, or room for a packet. It must not be used after Free.
 	Data []byte
 	from *Buffers
 }
@@ -22,14 +22,13 @@ type Packet struct {
 // Take takes a buffer for a packet that the caller receives without [Conn.RecvInto].
 func (b *Buffers) Take() *Packet { return b.free.Get().(*Packet) }
 
-// Free returns the packet to its Buffers. The caller must not use it afterwards.
+// Free returns the packet to its Buffers. The caller must not use the packet afterwards.
 func (p *Packet) Free() {
 	p.Data = p.Data[:cap(p.Data)]
 	p.from.free.Put(p)
 }
 
-// RecvInto is like Recv, but takes a buffer only when a packet is there. The caller must free the packet. The packet is nil if there is an
-// error.
+// RecvInto is like Recv, but takes a buffer only when a packet has arrived. The caller must free the packet. On an error the packet is nil.
 func (c *Conn) RecvInto(buffers *Buffers) (*Packet, *FDs, error) {
 	c.receiving.Lock()
 	defer c.receiving.Unlock()

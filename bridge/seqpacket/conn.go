@@ -58,7 +58,7 @@ func Pair() (*Conn, *Conn, error) {
 	return a, b, nil
 }
 
-// Close closes the connection. Goroutines that wait in Send or Recv return an error that is os.ErrClosed. Closing again does nothing. The
+// Close closes the connection. Calls of Send or Recv that wait fail with os.ErrClosed. A second Close does nothing. The
 // peer can still read the packets that were sent before.
 func (c *Conn) Close() error {
 	if c.closed.Swap(true) {
@@ -72,8 +72,8 @@ func (c *Conn) CloseWrite() error {
 	return c.do(func(fd int) error { return os.NewSyscallError("shutdown", unix.Shutdown(fd, unix.SHUT_WR)) })
 }
 
-// SetDeadline sets the time after which Send and Recv fail with an error that is os.ErrDeadlineExceeded, also calls that wait now. The
-// zero time means never.
+// SetDeadline sets the time after which Send and Recv fail with os.ErrDeadlineExceeded. It also applies to calls that already wait. The
+// zero time means no deadline.
 func (c *Conn) SetDeadline(t time.Time) error { return c.usable(c.file.SetDeadline(t)) }
 
 // SetReadDeadline is SetDeadline for Recv.
@@ -94,7 +94,7 @@ func (c *Conn) do(f func(fd int) error) error {
 	return err
 }
 
-// usable turns an error of the poller after Close into one that is os.ErrClosed.
+// usable turns an error of the poller after Close into an error that wraps os.ErrClosed.
 func (c *Conn) usable(err error) error {
 	if err != nil && c.closed.Load() {
 		return fmt.Errorf("seqpacket: %w", os.ErrClosed)

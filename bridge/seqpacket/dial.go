@@ -11,8 +11,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Dial connects to the service that listens at path. While the service's queue of connections is full it tries again, until ctx ends.
-// Its errors are those of connect(2) as *os.SyscallError, so that errors.Is finds fs.ErrNotExist, unix.ECONNREFUSED (nothing listens any
+// Dial connects to the service that listens at path. While the service's queue of connections is full, Dial tries again, until ctx ends.
+// Its errors are errors of connect(2) as *os.SyscallError, so that errors.Is finds fs.ErrNotExist, unix.ECONNREFUSED (nothing listens any
 // more) and fs.ErrPermission.
 func Dial(ctx context.Context, path string) (*Conn, error) {
 	c, err := dialer{path: path}.dial(ctx)
@@ -44,7 +44,7 @@ func (d dialer) dial(ctx context.Context) (*Conn, error) {
 		if d.retry != nil {
 			d.retry()
 		}
-		// After an AF_UNIX connect that would block there is nothing to poll.
+		// If an AF_UNIX connect would block, there is nothing to poll.
 		select {
 		case <-ctx.Done():
 		case <-time.After(pause):

@@ -6,9 +6,10 @@ import (
 	"os"
 )
 
-// Sentinels that callers decide on. They are in the chain next to the *os.SyscallError that they explain.
+// Errors that callers test for with errors.Is. Each is wrapped together with the *os.SyscallError that it explains.
 var (
-	// ErrPeerClosed: the peer has closed its end while data of one side was unread (EPIPE, ECONNRESET). An orderly end is io.EOF.
+	// ErrPeerClosed: the peer has closed its end while some sent data was unread (EPIPE, ECONNRESET). After an orderly end the error is
+	// io.EOF.
 	ErrPeerClosed = errors.New("the peer closed the connection")
 	// ErrWouldBlock: the socket's buffer is full and TrySend does not wait.
 	ErrWouldBlock = errors.New("the socket's buffer is full")
@@ -36,7 +37,7 @@ var (
 	ErrInUse = errors.New("a live service uses the socket; stop that one, or choose another path")
 	// ErrNotSocket: the file at the path is not a socket.
 	ErrNotSocket = errors.New("not a socket")
-	// ErrNotListening: what was handed over is not a socket that a service can listen on.
+	// ErrNotListening: the file that was handed over is not a socket on which a service can listen.
 	ErrNotListening = errors.New("expected a Unix socket of type SOCK_SEQPACKET that listens at a path (ListenSequentialPacket=/PATH in a socket unit)")
 	// ErrUnsafeDir: other users could replace the socket.
 	ErrUnsafeDir = errors.New("the directory is open to others")

@@ -30,7 +30,8 @@ func NewFD(raw int) *FD {
 // Raw returns the descriptor's number, or -1 if it was closed or taken. The FD still owns it.
 func (f *FD) Raw() int { return int(f.raw.Load()) }
 
-// Take returns the descriptor's number, and the caller then owns it. It returns -1 if it was closed or taken already.
+// Take returns the descriptor's number, and the caller then owns the descriptor. Take returns -1 if the descriptor was closed or taken
+// already.
 func (f *FD) Take() int {
 	raw := f.raw.Swap(-1)
 	if raw >= 0 {

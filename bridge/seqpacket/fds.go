@@ -2,8 +2,8 @@ package seqpacket
 
 import "errors"
 
-// FDs are the descriptors of one packet, in the order in which they were sent. The receiver takes the ones that it needs and closes the
-// rest. A nil *FDs is empty.
+// FDs are the descriptors of one packet, in the order in which they were sent. The receiver takes the descriptors that it needs and closes
+// the rest. A nil *FDs is empty.
 type FDs struct {
 	list []*FD
 }

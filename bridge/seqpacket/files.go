@@ -5,8 +5,8 @@ import (
 	"os"
 )
 
-// WithFiles calls f with the descriptors of files, for [Conn.Send] or [Conn.TrySend]. No file is closed during the call, because a
-// descriptor's number could then be that of another file. WithFiles fails with os.ErrClosed if a file was closed before.
+// WithFiles calls f with the descriptors of files, for [Conn.Send] or [Conn.TrySend]. No file is closed during the call, because the
+// descriptor's number could then belong to another file. WithFiles fails with os.ErrClosed if a file was closed before.
 func WithFiles(files []*os.File, f func(fds []int) error) error {
 	return withFiles(files, nil, f)
 }

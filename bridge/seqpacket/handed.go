@@ -8,11 +8,11 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// ListenFile takes a socket that listens already, such as systemd hands to a service that it starts (ListenSequentialPacket= in a socket
-// unit). The program that made the socket owns the file at its path: Close does not remove it, and the listener takes no lock. ListenFile
-// closes file, also on error.
+// ListenFile takes a socket that listens already, for example a socket from systemd (ListenSequentialPacket= in a socket unit). The
+// program that made the socket owns the file at its path: Close does not remove it, and the listener takes no lock. ListenFile closes
+// file, also on error.
 //
-// Errors: [ErrNotListening] if it is anything else than a Unix socket of packets with a path, which listens.
+// Errors: [ErrNotListening] if file is not a listening Unix socket of type SOCK_SEQPACKET with a path.
 func ListenFile(file *os.File, config ListenConfig) (_ *Listener, err error) {
 	defer file.Close()
 	var fd int

@@ -14,8 +14,7 @@ import (
 type ListenConfig struct {
 	// Mode is the permissions of the socket: users who may write to it may connect. 0 means 0600, only the service's own user.
 	Mode fs.FileMode
-	// OnPause, if set, is called with the reason when the listener stops accepting for a while, like ErrFDTableFull. It must return
-	// soon.
+	// OnPause, if set, is called with the reason, such as ErrFDTableFull, when the listener pauses accepting. OnPause must return soon.
 	OnPause func(error)
 }
 
@@ -23,11 +22,11 @@ type ListenConfig struct {
 const backlog = 1024
 
 // Listen makes a socket at path. If the directory does not exist, it is made with mode 0700. If other users may write to the directory,
-// Listen fails with ErrUnsafeDir, because they could replace the socket by their own.
+// Listen fails with ErrUnsafeDir, because these users could replace the socket by their own.
 //
-// Only one service at a time can listen at a path. It holds a lock on the file "<path>.lock", which stays after the end. A second service
-// gets ErrInUse. If a dead service has left a socket file, Listen replaces it. If there is anything else at path, it fails with
-// ErrNotSocket.
+// Only one service at a time can listen at a path. The service holds a lock on the file "<path>.lock". This file stays after the service
+// has ended. A second service gets ErrInUse. If a dead service has left a socket file, Listen replaces it. If another kind of file is at
+// path, Listen fails with ErrNotSocket.
 func Listen(path string, config ListenConfig) (*Listener, error) {
 	l, err := listen(path, config)
 	if err != nil {
@@ -74,8 +73,8 @@ func (c ListenConfig) mode() fs.FileMode {
 	return c.Mode.Perm()
 }
 
-// bind makes the socket file and listens. The file never has more permissions than mode. It first gets the socket's permissions without
-// those of the umask, and chmod then adds the ones that the umask removed.
+// bind makes the socket file and listens. The file never has more permissions than mode. The file first gets mode without the permissions
+// that the umask removes. Then chmod adds the removed permissions.
 func bind(fd int, path string, addr *unix.SockaddrUnix, mode fs.FileMode) error {
 	if err := unix.Fchmod(fd, uint32(mode)); err != nil {
 		return os.NewSyscallError("fchmod", err)

@@ -16,7 +16,7 @@ import (
 type Listener struct {
 	path   string
 	config ListenConfig
-	lock   *FD // nil: the socket was handed over, and its file is another's
+	lock   *FD // nil: the socket was handed over, and its file belongs to another program
 	file   *os.File
 	raw    syscall.RawConn
 	once   sync.Once
@@ -41,10 +41,10 @@ func newListener(fd int, path string, lock *FD, config ListenConfig) (*Listener,
 // Path returns the path at which the listener listens.
 func (l *Listener) Path() string { return l.path }
 
-// Accept waits for the next connection. After Close it fails with an error that is os.ErrClosed.
+// Accept waits for the next connection. After Close, Accept fails with an error that wraps os.ErrClosed.
 //
-// While this process or the machine has no free descriptors or no memory, accepting pauses. The listener tries again after 5 ms, and then
-// after twice as long each time, up to a second. Clients wait in the listener's queue meanwhile.
+// While this process or the machine has no free descriptors or no memory, accepting pauses. The listener tries again after 5 ms. Each
+// further pause is twice as long, up to a second. During a pause, clients wait in the listener's queue.
 func (l *Listener) Accept() (*Conn, error) {
 	const first, last = 5 * time.Millisecond, time.Second
 	for pause := first; ; pause = min(2*pause, last) {

@@ -7,8 +7,9 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Peer is the process that made the other end of a connection, as the kernel saw it at that moment: at connect, or, for a client's view of the
-// service, at listen. UID, GID and Groups decide access. PID is only for display, because another process may have it by now.
+// Peer is the process that made the other end of a connection, as the kernel saw it when the client called connect, or, if the peer is the
+// service, when the service called listen. UID, GID and Groups decide access. PID is only for display, because another process may have it
+// by now.
 type Peer struct {
 	PID    int
 	UID    uint32

@@ -7,7 +7,7 @@ import (
 )
 
 // PeerPIDFD returns a pidfd of the peer's process, close-on-exec. On a kernel without SO_PEERPIDFD (before Linux 6.5) it opens the pidfd by the
-// process's number, which is right only while the peer lives. So call it right after accept.
+// process's number, which is right only while the peer lives. So call PeerPIDFD right after accept.
 //
 // It fails with ErrPeerGone if the process has ended and been reaped, and with ErrNotSupported before Linux 5.3.
 func (c *Conn) PeerPIDFD() (*FD, error) {

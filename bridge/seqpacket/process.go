@@ -8,19 +8,19 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Process is a process whose end can be waited for without being its parent. It does not end with the connection that it was made from: a
-// process may close its connection and live on.
+// Process is a process for whose end a program can wait without being its parent. A Process stays usable after its connection has ended: a
+// process may close its connection and continue to run.
 type Process struct {
 	id    uint64
 	gone  chan struct{}
 	file  *os.File // a pidfd in the poller; nil if the process had ended before
 	watch sync.Once
-	done  chan struct{} // closed when no goroutine watches the process and none will
+	done  chan struct{} // closed when no goroutine watches the process or will watch it
 	once  sync.Once
 	err   error
 }
 
-// PeerProcess returns the peer's process. The caller closes it. If the process has ended already, that is not an error: Gone then returns a
+// PeerProcess returns the peer's process. The caller closes it. It is not an error if the process has ended already: Gone then returns a
 // closed channel. Its other errors are those of PeerPIDFD.
 func (c *Conn) PeerProcess() (*Process, error) {
 	pidfd, err := c.PeerPIDFD()
@@ -45,7 +45,7 @@ func (c *Conn) PeerProcess() (*Process, error) {
 
 // NewProcess makes the Process of a pidfd and takes the pidfd over. If it fails, the pidfd is closed.
 func NewProcess(pidfd *FD) (*Process, error) {
-	if err := unix.SetNonblock(pidfd.Raw(), true); err != nil { // otherwise os.NewFile does not add it to the poller
+	if err := unix.SetNonblock(pidfd.Raw(), true); err != nil { // os.NewFile adds only a non-blocking descriptor to the poller
 		pidfd.Close()
 		return nil, os.NewSyscallError("fcntl", err)
 	}
@@ -71,8 +71,8 @@ func identity(pidfd int) (uint64, error) {
 	return st.Ino, os.NewSyscallError("fstat", err)
 }
 
-// ID identifies the process among those that live at the same time. It is 0 if the kernel does not tell: for a peer that had ended before, and
-// before Linux 6.9 for a peer outside of this process's PID namespace.
+// ID identifies the process among those that live at the same time. ID is 0 if the kernel gives no number: for a peer that had ended
+// before, and before Linux 6.9 for a peer outside of this process's PID namespace.
 func (p *Process) ID() uint64 { return p.id }
 
 // ended reports whether the process of a pidfd has ended.

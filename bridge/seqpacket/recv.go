@@ -7,12 +7,13 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Recv reads one packet into buf. It returns the packet's length and its descriptors, or nil if there are none. They are close-on-exec, and the
-// caller closes them. Recv waits for a packet until the read deadline.
+// Recv reads one packet into buf. It returns the packet's length and its descriptors; nil if the packet has no descriptors. The
+// descriptors are close-on-exec, and the caller closes them. Recv waits for a packet until the read deadline.
 //
-// At the end it returns io.EOF, or ErrPeerClosed if the peer closed without reading everything. In both cases it first returns the packets that
-// the peer had sent. A packet that did not arrive whole yields ErrDataTruncated, ErrControlTruncated, ErrSurplusFDs or ErrEmptyPacket. Its
-// descriptors are closed, and the next Recv returns the next packet. After Close the error is os.ErrClosed.
+// At the end of the connection, Recv returns io.EOF, or ErrPeerClosed if the peer closed without reading everything. In both cases Recv
+// first returns the packets that the peer had sent. A packet that did not arrive whole yields ErrDataTruncated, ErrControlTruncated,
+// ErrSurplusFDs or ErrEmptyPacket. Its descriptors are closed, and the next Recv returns the next packet. After Close the error is
+// os.ErrClosed.
 func (c *Conn) Recv(buf []byte) (n int, fds *FDs, err error) {
 	if len(buf) == 0 {
 		return 0, nil, ErrDataTruncated
@@ -57,8 +58,8 @@ func (c *Conn) receive(fd uintptr) (done bool) {
 		switch c.in.errno {
 		case unix.EINTR:
 		case unix.ECONNRESET:
-			// The peer closed with packets of this side unread. The kernel reports that once, before the packets that the peer sent. The
-			// last of those may say why it closed.
+			// The peer closed with packets of this side unread. The kernel reports this once, before the packets that the peer sent. The
+			// peer's last packet may say why the peer closed.
 			c.reset.Store(true)
 		default:
 			return c.in.errno != unix.EAGAIN

@@ -8,7 +8,7 @@ import (
 	"syscall"
 )
 
-// safeDir makes dir if it does not exist. It makes sure that only this user and root can rename or remove files in it. The sticky bit is
+// safeDir makes dir if it does not exist. It makes sure that only this user and root can rename or remove files in dir. The sticky bit is
 // not enough: another user could still make a file with the socket's name first.
 func safeDir(dir string) error {
 	info, err := os.Stat(dir)

@@ -8,7 +8,7 @@ import (
 )
 
 // Send sends one packet with the given descriptors. The caller keeps the descriptors. While the socket's buffer is full, Send waits until
-// the write deadline. It sends the whole packet or nothing.
+// the write deadline. Send sends the whole packet or nothing.
 //
 // Its errors are ErrEmptyPacket, ErrTooManyFDs, ErrTooLong, ErrFDsInFlight, ErrFDsRefused, ErrPeerClosed, os.ErrClosed and
 // os.ErrDeadlineExceeded.
@@ -75,7 +75,7 @@ func (d *dispatch) send(fd uintptr) (done bool) {
 	}
 }
 
-// sendErrors maps errors of sendmsg to the sentinels that callers decide on.
+// sendErrors maps errors of sendmsg to this package's Err variables.
 var sendErrors = map[unix.Errno]error{
 	unix.EAGAIN:       ErrWouldBlock,
 	unix.EPIPE:        ErrPeerClosed,
@@ -94,7 +94,7 @@ func (c *Conn) sendError(errno unix.Errno) error {
 		return os.NewSyscallError("sendmsg", errno)
 	}
 	if errno == unix.ECONNRESET {
-		c.reset.Store(true) // the kernel reports it only once, to the first caller
+		c.reset.Store(true) // the kernel reports the reset only once, to the first caller
 	}
 	return failed(why, "sendmsg", errno)
 }

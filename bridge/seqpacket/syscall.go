@@ -6,8 +6,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// The system calls here never block (MSG_DONTWAIT), so they are raw: Go's scheduler is not told. Telling it would, in an idle program, wake the
-// thread that watches for long calls, which costs more than sending a small packet.
+// The system calls here never block (MSG_DONTWAIT), so they are raw: they do not inform Go's scheduler. In an idle program, informing the
+// scheduler would wake the thread that watches for long calls. That costs more than sending a small packet.
 
 // sendmsg sends one packet. The error is 0 if it succeeds.
 func sendmsg(fd int, data, control []byte) unix.Errno {

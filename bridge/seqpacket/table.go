@@ -7,8 +7,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Reserve makes room for n descriptors in the table of this process, or for as many as its limit allows, and returns how many that are.
-// When the table grows later, the kernel makes all threads wait that need a descriptor, and Go then keeps the extra threads for ever.
+// Reserve makes room for n descriptors in the table of this process, or for fewer if the process's limit is lower. It returns for how many.
+// When the table grows later, the kernel makes every thread that needs a descriptor wait. Go then starts extra threads and never ends them.
 func Reserve(n int) (room int, err error) {
 	var limit unix.Rlimit
 	if err := unix.Getrlimit(unix.RLIMIT_NOFILE, &limit); err != nil {

@@ -8,7 +8,7 @@ import (
 	"sync/atomic"
 )
 
-// tracer records where each live FD was made, while it is on.
+// tracer records where each live FD was made, while tracing is on.
 var tracer struct {
 	on   atomic.Bool
 	mu   sync.Mutex
@@ -20,7 +20,7 @@ type origin struct {
 	stack [16]uintptr
 }
 
-// TraceFDs starts to record where each FD is made. Call it in TestMain. It costs a stack trace for each FD.
+// TraceFDs starts to record where each FD is made. Call it in TestMain. Tracing costs a stack trace for each FD.
 func TraceFDs() {
 	tracer.mu.Lock()
 	defer tracer.mu.Unlock()
@@ -28,7 +28,7 @@ func TraceFDs() {
 	tracer.on.Store(true)
 }
 
-// LeakedFDs returns the FDs that were made since TraceFDs and are neither closed nor taken: for each one its number and the stack trace.
+// LeakedFDs returns the FDs that were made since TraceFDs and are neither closed nor taken: the number and the stack trace of each FD.
 func LeakedFDs() []string {
 	tracer.mu.Lock()
 	defer tracer.mu.Unlock()

@@ -19,7 +19,8 @@ import (
 	"github.com/poolbridge/poolbridge/mempool/service"
 )
 
-// connection is the server's end of the connection of one client. The goroutine of serve has the fields session, denied, leaves and features.
+// connection is the server's end of the connection of one client. Only the goroutine of serve sets the fields session, denied, leaves and
+// features.
 type connection struct {
 	server   *Server
 	conn     *seqpacket.Conn
@@ -113,7 +114,7 @@ func peerOf(conn *seqpacket.Conn) (mempool.Peer, error) {
 	return mempool.Peer{UID: p.UID, GID: p.GID, Groups: p.Groups, PID: int32(p.PID)}, err
 }
 
-// packets are the buffers that packets are received into. What is decoded keeps nothing of its packet.
+// packets are the buffers that packets are received into. A decoded message does not refer to its packet.
 var packets = seqpacket.NewBuffers(wire.MaxPacket)
 
 // run reads packets until the connection or the server ends.
@@ -165,7 +166,7 @@ func notAllowed(peer mempool.Peer) error {
 // longAgo is a deadline in the past.
 var longAgo = time.Unix(1, 0)
 
-// setReadDeadline sets a deadline for reading, unless the session has ended. The deadline that the end has set must stay.
+// setReadDeadline sets a deadline for reading, unless the session has ended. The deadline that the end of the session has set must stay.
 func (c *connection) setReadDeadline(t time.Time) {
 	_ = c.conn.SetReadDeadline(t)
 	if c.ctx.Err() != nil {
@@ -184,7 +185,7 @@ func breach(err error) error {
 	return err
 }
 
-// readingEnded returns why the session ends, or nil if the client has left. It says goodbye to a client that has not left.
+// readingEnded returns why the session ends, or nil if the client has left. If the client has not left, readingEnded sends it a goodbye.
 func (c *connection) readingEnded(err error) error {
 	switch {
 	case errors.Is(err, io.EOF), errors.Is(err, seqpacket.ErrPeerClosed): // ErrPeerClosed: the client left something unread

@@ -1,5 +1,5 @@
-// Package server serves a [service.Service] to other processes on a Unix socket. Their clients are those of package bridge and of the Python
-// package poolbridge. docs/protocol.md describes the protocol.
+// Package server serves a [service.Service] to other processes on a Unix socket. These processes use package bridge or the Python package
+// poolbridge as their client. docs/protocol.md describes the protocol.
 //
 // A program that owns memory makes a service and serves it:
 //
@@ -11,6 +11,6 @@
 //	}
 //	defer srv.Close()
 //
-// The server reads requests, has the service carry them out, and sends the answers. It keeps no state of pools, buffers or channels: that is in
-// package service, which does not know the protocol.
+// The server reads requests, has the service carry them out, and sends the answers. It keeps no state of pools, buffers or channels: this
+// state is in package service, which does not know the protocol.
 package server

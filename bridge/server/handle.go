@@ -83,17 +83,17 @@ func (c *connection) open(q uint32, r *wire.Open) {
 	})
 }
 
-// errWaits ends the wait for a pool in the goroutine that reads requests, so that the requests behind it do not wait.
+// errWaits ends the wait for a pool in the goroutine that reads requests, so that later requests do not wait.
 var errWaits = situation.Of(mempool.ErrBusy, "the pool is not there yet")
 
-// atOnce is a context that is cancelled. A call with it does not wait.
+// atOnce is a context that is cancelled. A call with this context does not wait.
 var atOnce = func() context.Context {
 	ctx, cancel := context.WithCancelCause(context.Background())
 	cancel(errWaits)
 	return ctx
 }()
 
-// pool answers with the pool that get returns: at once if there is no need to wait, otherwise from a new goroutine.
+// pool answers with the pool that the function `get` returns: at once if there is no need to wait, otherwise from a new goroutine.
 func (c *connection) pool(q uint32, get func(context.Context) (*service.Pool, error)) {
 	p, err := get(atOnce)
 	if q != 0 && errors.Is(err, errWaits) {
@@ -130,8 +130,8 @@ func publishBuffer(s *service.Session, r *wire.Publish) error {
 	return s.Publish(r.Lease, p)
 }
 
-// alloc answers with a new lease. To take much memory takes long. So a large allocation has a goroutine of its own: the session's other
-// requests go on meanwhile, and the client gets notices that the allocation still runs.
+// alloc answers with a new lease. A large allocation takes long. So it has a goroutine of its own: the session's other requests do not
+// wait, and the client gets notices that the allocation still runs.
 func (c *connection) alloc(q uint32, r *wire.Alloc) {
 	t := convert.Tensor(r.Tensor)
 	get := func(ctx context.Context, wait time.Duration) (service.Grant, error) {
@@ -150,8 +150,8 @@ func (c *connection) alloc(q uint32, r *wire.Alloc) {
 	})
 }
 
-// tellWorking tells the client at intervals that request q still runs, until stop is called. A q of 0 means a request that the others wait
-// behind. A client that does not read is not told.
+// tellWorking tells the client at intervals that request q still runs, until the caller calls the function `stop`. If q is 0, the
+// session's later requests wait for this request. A client that does not read gets no notice.
 func (c *connection) tellWorking(q uint32) (stop func()) {
 	over, stopped := make(chan struct{}), make(chan struct{})
 	go func() {
@@ -173,7 +173,7 @@ func (c *connection) tellWorking(q uint32) (stop func()) {
 
 type getLease = func(ctx context.Context, wait time.Duration) (service.Grant, error)
 
-// grant answers with the lease that get returns: at once if there is no need to wait, otherwise from a new goroutine.
+// grant answers with the lease that the function `get` returns: at once if there is no need to wait, otherwise from a new goroutine.
 func (c *connection) grant(q uint32, wait uint64, get getLease) {
 	if q == 0 {
 		return // no client would know of the lease
@@ -187,8 +187,8 @@ func (c *connection) grant(q uint32, wait uint64, get getLease) {
 	c.grantLater(q, wait, get, g, err, again)
 }
 
-// grantLater answers from a new goroutine with the lease that a second attempt returns. g and err are what the first attempt returned, and
-// again says why that was not enough.
+// grantLater answers from a new goroutine with the lease that a second attempt returns. g and err are the result of the first attempt, and
+// again says why a second attempt is needed.
 func (c *connection) grantLater(q uint32, wait uint64, get getLease, g service.Grant, err, again error) {
 	refused := c.wait(q, func(ctx context.Context) func() {
 		g, err := c.insist(ctx, g, err, wait, get)
@@ -203,8 +203,8 @@ func (c *connection) grantLater(q uint32, wait uint64, get getLease, g service.G
 	}
 }
 
-// another decides whether a second attempt makes sense after a first one that returned g and err. If so, it returns why, and for how long to
-// wait. Otherwise again is nil, and the client gets what the first attempt returned.
+// another decides whether a second attempt makes sense after the first attempt returned g and err. If it makes sense, again is the reason,
+// and limit is how long to wait. Otherwise again is nil, and the client gets the result of the first attempt.
 func (c *connection) another(g service.Grant, err error, wait uint64) (limit time.Duration, again error) {
 	limit = milliseconds(wait)
 	waitable := errors.Is(err, mempool.ErrNotFound) || errors.Is(err, mempool.ErrBusy) || errors.Is(err, mempool.ErrLimit) || errors.Is(err, mempool.ErrOutOfMemory)
@@ -224,7 +224,7 @@ func (c *connection) another(g service.Grant, err error, wait uint64) (limit tim
 	return 0, nil
 }
 
-// insist makes the second attempt, if one makes sense, and waits for the work on the buffer for a client that cannot do so itself.
+// insist makes the second attempt, if it makes sense. If the client cannot wait for the work on the buffer, insist waits for that work.
 func (c *connection) insist(ctx context.Context, g service.Grant, err error, wait uint64, get getLease) (service.Grant, error) {
 	limit, again := c.another(g, err, wait)
 	if again != nil && err != nil {
@@ -239,15 +239,15 @@ func (c *connection) insist(ctx context.Context, g service.Grant, err error, wai
 	return g, err
 }
 
-// waitFor answers request q from a new goroutine: attempt waits, and the function that it returns sends the answer. err says why the request
-// cannot be answered at once; it is part of the error if too many requests wait.
+// waitFor answers request q from a new goroutine: the function `attempt` waits, and returns a function that sends the answer. err says why
+// the request cannot be answered at once; if too many requests wait, the client's error contains err.
 func (c *connection) waitFor(q uint32, err error, attempt func(context.Context) (answer func())) {
 	if refused := c.wait(q, attempt); refused != nil {
 		c.fail(q, fmt.Errorf("%w (%s)", refused, err.Error()))
 	}
 }
 
-// wait is waitFor for a caller that answers itself if too many requests wait: then wait returns an error.
+// wait is like waitFor, but returns an error if too many requests wait: the caller then answers the request.
 func (c *connection) wait(q uint32, attempt func(context.Context) (answer func())) error {
 	ctx, cancel := context.WithCancel(c.ctx)
 	key, refused := c.startWaiting(q, cancel)
@@ -258,7 +258,7 @@ func (c *connection) wait(q uint32, attempt func(context.Context) (answer func()
 	go func() {
 		defer c.work.Done()
 		answer := attempt(ctx)
-		c.waited(key)           // before the answer, because after it the client may use the number again
+		c.waited(key)           // before the answer, because after the answer the client may use the number again
 		if c.ctx.Err() == nil { // if the session has ended, goodbye is the answer
 			answer()
 		}
@@ -287,7 +287,7 @@ func (c *connection) startWaiting(q uint32, cancel context.CancelFunc) (key uint
 	return key, nil
 }
 
-// waits reports whether request q waits. It is false for 0.
+// waits reports whether request q waits. If q is 0, the result is false.
 func (c *connection) waits(q uint32) bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()

@@ -11,7 +11,8 @@ import (
 	"github.com/poolbridge/poolbridge/mempool/service"
 )
 
-// mustAwaitWork reports whether the server must wait for the work on a buffer before the client gets the lease, because the client knows no fences.
+// mustAwaitWork reports whether the server must wait for the work on a buffer before the client gets the lease, because this client does
+// not use fences.
 func (c *connection) mustAwaitWork(g service.Grant) bool {
 	return !c.features[wire.FeatureTimelines] && len(g.Info.Wait) > 0
 }

@@ -9,7 +9,7 @@ import (
 	"github.com/poolbridge/poolbridge/mempool"
 )
 
-// events answers with a page of events: at once if there are any, otherwise when there are.
+// events answers with a page of events: at once if there are events, otherwise when the next event comes.
 func (c *connection) events(q uint32, r *wire.Events) {
 	most := int(min(cmp.Or(r.Most, wire.MaxEvents), wire.MaxEvents))
 	answer := func(page mempool.EventPage, err error) {
@@ -55,7 +55,7 @@ func (c *connection) bye(q uint32, _ *wire.Bye) {
 // errEnded is the reason of the goodbye to a client whose session an operator ends.
 var errEnded = situation.Of(mempool.ErrClosed, "an operator ended this session (poolsvc session end)")
 
-// endSession ends the session of another client. Its memory is used again once its process is gone.
+// endSession ends the session of another client. The session's memory is used again once the client's process is gone.
 func (c *connection) endSession(q uint32, r *wire.EndSession) {
 	target, err := c.session.MayEnd(r.Session)
 	conn := c.server.connOf(r.Session)

@@ -42,18 +42,19 @@ func (c *connection) list(q uint32, r *wire.List) {
 	c.reply(q, reply, nil)
 }
 
-// lists gives way to other requests: a list of many entries is many requests, which would take a processor as fast as the client asks.
+// lists gives way to other requests: a client asks for a long list in many requests, and these could use a whole processor.
 type lists struct {
 	others atomic.Uint64 // requests that were no lists
-	mu     sync.Mutex    // one list at a time waits, the others for it
-	known  uint64        // others at the last page
+	mu     sync.Mutex    // held by the one list that waits; other lists wait for the lock
+	known  uint64        // value of others at the last page
 }
 
 // listRest is how long pages of lists leave the service to other requests.
 const listRest = time.Millisecond
 
-// wait returns when a page of a list may be made: at once if there were no other requests since the last page, else after listRest. There is no event to
-// wait for: when transfers follow each other, none is under way most of the time, and the processor is taken from the next.
+// wait returns when the server may make a page of a list: at once if there were no other requests since the last page, else after
+// listRest. There is no event to wait for: between two transfers no transfer is running, and a list would then take the processor from the
+// next transfer.
 func (l *lists) wait(ctx context.Context) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -68,8 +69,8 @@ func (l *lists) wait(ctx context.Context) {
 	l.known = l.others.Load()
 }
 
-// listMemory is memory for a page of a list, which the next page uses again: with memory of its own, each page would leave 25 KB of garbage, and in a
-// service with many buffers it is the collection of garbage that slows transfers down.
+// listMemory is memory for a page of a list. The next page uses it again: otherwise each page would leave 25 KB of garbage, and in a
+// service with many buffers garbage collection slows transfers down.
 type listMemory struct {
 	sessions []mempool.SessionInfo
 	channels []mempool.ChannelStatus
@@ -81,7 +82,7 @@ type listMemory struct {
 
 var listMemories = sync.Pool{New: func() any { return new(listMemory) }}
 
-// free makes the memory empty, and keeps it for another page.
+// free empties the memory, and keeps it for another page.
 func (m *listMemory) free() {
 	r := &m.reply
 	m.sessions, m.channels, m.names, m.buffers, m.leases = emptied(m.sessions), emptied(m.channels), emptied(m.names), emptied(m.buffers), emptied(m.leases)
@@ -89,13 +90,14 @@ func (m *listMemory) free() {
 	listMemories.Put(m)
 }
 
-// emptied returns s with no elements, and keeps nothing alive that they referred to.
+// emptied returns s without elements. It clears the old elements, so that they keep no other memory alive.
 func emptied[T any](s []T) []T {
 	clear(s)
 	return s[:0]
 }
 
-// entries returns a page of a list in the form of the wire, and where the next page begins. It uses the memory of infos and out.
+// entries returns a page of a list as types of package wire, and the value of `after` for the next page. It uses the memory of infos and
+// out.
 func entries[T, W any](list func(after string, most int, into []T) (service.Page[T], error), after string, most int, infos *[]T, out []W,
 	describe func(T) W) ([]W, string, error) {
 	page, err := list(after, most, *infos)

@@ -32,14 +32,14 @@ func (c *connection) enter(q uint32, r *wire.Enter) {
 	c.done(q, err)
 }
 
-// sendMember sends the file of a member. A file that is closed by now is not sent: its member has left.
+// sendMember sends the file of a member. A closed file is not sent: its member has left.
 func (c *connection) sendMember(n service.MemberCame) {
 	out := &wire.Member{Channel: n.Channel, Role: string(n.Role), Slot: uint64(n.Slot), Member: n.Member, Export: wire.Export{FDs: 1}}
 	_ = c.send([]*os.File{n.File}, func(dst []byte) ([]byte, error) { return wire.AppendNotice(dst, out) })
 }
 
-// mapBlock answers with the export of a block. From then on the service may recall the block. It holds c.sending, so that the client gets the
-// export before the recall.
+// mapBlock answers with the export of a block. After that the service may recall the block. mapBlock holds c.sending, so that the client
+// gets the export before the recall.
 func (c *connection) mapBlock(q uint32, r *wire.Map) {
 	if q == 0 {
 		return // no client would have the export

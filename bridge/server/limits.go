@@ -2,21 +2,21 @@ package server
 
 import "time"
 
-// ClientLimits are limits that the server sets for each of its clients. docs/protocol.md has those that matter to clients.
+// ClientLimits are limits that the server sets for each of its clients. docs/protocol.md lists the limits that matter to clients.
 type ClientLimits struct {
 	// Hello is how long a client may take from the connection to its hello.
 	Hello time.Duration
 	// Send is how long a client may leave its socket's buffer full. After that its session ends.
 	Send time.Duration
-	// Recall is how long an allocation waits at least for blocks that the service has recalled.
+	// Recall is the least time that an allocation waits for blocks that the service has recalled.
 	Recall time.Duration
 	// Waiting is how many requests of a session may wait at a time.
 	Waiting int
-	// Notices is how many notices may wait until a client reads. With more of them its session ends.
+	// Notices is how many notices may wait until a client reads. If more notices wait, the client's session ends.
 	Notices int
-	// Denied is how many clients that may not have a session are told so at a time. More of them are disconnected at once.
+	// Denied is how many clients at a time are told that they may not have a session. Further such clients are disconnected at once.
 	Denied int
-	// Large is the size in bytes from which on an allocation does not block the other requests of its session.
+	// Large is a size in bytes. An allocation of this size or more does not block the other requests of its session.
 	Large uint64
 	// Working is how often a client is told that its request still runs.
 	Working time.Duration

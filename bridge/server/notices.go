@@ -11,7 +11,7 @@ type notices struct {
 	wake chan struct{} // buffered for one value
 	mu   sync.Mutex
 	list []service.Notice
-	told int // how many of list next has returned
+	told int // how many entries of list the method next has returned
 }
 
 // add adds a notice. It returns false if limit notices wait already.

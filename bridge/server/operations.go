@@ -12,7 +12,7 @@ import (
 type operation struct {
 	name    string
 	feature string // feature that the session must have; "" for none
-	slow    bool   // with much memory the driver may take long, so the client gets notices that the request still runs; waitFor is another matter
+	slow    bool   // with much memory the driver may take long, so the client gets notices that the request still runs
 	run     func(c *connection, q uint32, r wire.Request)
 }
 
@@ -81,18 +81,18 @@ func on[R wire.Request](run func(c *connection, q uint32, r R)) operation {
 	return operation{name: none.Op(), run: func(c *connection, q uint32, r wire.Request) { run(c, q, r.(R)) }}
 }
 
-// done returns an operation that is answered with an EmptyReply when do has returned.
+// done returns an operation that is answered with an EmptyReply when the function `do` has returned.
 func done[R wire.Request](do func(s *service.Session, r R) error) operation {
 	return on(func(c *connection, q uint32, r R) { c.done(q, do(c.session, r)) })
 }
 
-// slowly returns o with slow set.
+// slowly returns a copy of o with `slow` set.
 func (o operation) slowly() operation {
 	o.slow = true
 	return o
 }
 
-// needs returns o with the feature that it needs.
+// needs returns a copy of o that requires the feature.
 func (o operation) needs(feature string) operation {
 	o.feature = feature
 	return o

@@ -15,13 +15,13 @@ import (
 	"github.com/poolbridge/poolbridge/mempool/service"
 )
 
-// This file sends packets to a client. If a client does not take a packet within ClientLimits.Send, its session ends, so that no other session
-// waits longer for it.
+// This file sends packets to a client. If a client does not take a packet within ClientLimits.Send, its session ends, so that no other
+// session waits longer for this client.
 
-// notify queues a notice of the service for this session. It must not block, because the caller holds locks of the service.
+// notify queues a notice of the service for this session. notify must not block, because the caller holds locks of the service.
 func (c *connection) notify(n service.Notice) {
 	if limit := c.server.limits.Notices; !c.notices.add(n, limit) {
-		// The client reads nothing. The memory that it was asked for comes back only when its session ends.
+		// The client reads nothing. The memory that the service recalled from this client comes back only when the session ends.
 		c.cancel(situation.Of(mempool.ErrLimit, "%d notices wait for a client that reads none", limit))
 	}
 }
@@ -60,17 +60,17 @@ func (c *connection) sendNotice(n service.Notice) {
 	}
 }
 
-// tell sends a notice. It needs no error: if the notice cannot be sent, the connection has failed, and the session ends.
+// tell sends a notice. tell returns no error: if the notice cannot be sent, the connection has failed, and the session ends.
 func (c *connection) tell(n wire.Notice) {
 	_ = c.send(nil, func(dst []byte) ([]byte, error) { return wire.AppendNotice(dst, n) })
 }
 
-// mentionRoom is how many bytes a client may have left unread and still get notices by mention. It is room for some notices, and much less than
-// a socket has.
+// mentionRoom is how many unread bytes a client may have and still get notices by mention. These bytes hold some notices, and are much
+// less than a socket's buffer.
 const mentionRoom = 16 << 10
 
-// mention sends a notice that the client can do without. It drops the notice if the client does not read, or if another goroutine is sending a
-// packet. So it never waits, and it leaves the socket's buffer to packets that must arrive.
+// mention sends a notice that the client can do without. It drops the notice if the client does not read, or if another goroutine is
+// sending a packet. So mention never waits, and leaves the socket's buffer to packets that must arrive.
 func (c *connection) mention(n wire.Notice) {
 	if !c.sending.TryLock() {
 		return
@@ -91,7 +91,7 @@ func (c *connection) mention(n wire.Notice) {
 	}
 }
 
-// sendingFailed returns why a session ends whose client cannot be sent a packet.
+// sendingFailed returns why a session ends if the server cannot send a packet to the client.
 func sendingFailed(err error) error {
 	switch {
 	case errors.Is(err, convert.ErrProtocol):
@@ -117,7 +117,7 @@ func farewell(conn *seqpacket.Conn, reason error) {
 	}
 }
 
-// reply answers request q and sends files with the answer. It does nothing if q is 0, because the client wants no answer.
+// reply answers request q and sends files with the answer. If q is 0, the client wants no answer, and reply does nothing.
 func (c *connection) reply(q uint32, r wire.Reply, files []*os.File) {
 	if q == 0 {
 		return
@@ -126,7 +126,7 @@ func (c *connection) reply(q uint32, r wire.Reply, files []*os.File) {
 	c.answered(q, sent, c.send(files, func(dst []byte) ([]byte, error) { return wire.AppendReply(dst, q, r) }))
 }
 
-// answered records that the answer to request q was sent. If it could not be sent, answered sends the error instead.
+// answered records that the answer to request q was sent. If the answer could not be sent, answered sends the error instead.
 func (c *connection) answered(q uint32, sent func(result string), err error) {
 	if err != nil {
 		c.failed(q, sent, err)
@@ -135,9 +135,9 @@ func (c *connection) answered(q uint32, sent func(result string), err error) {
 	sent("ok")
 }
 
-// replyLease answers with a lease. The first lease of a session on a block carries the export, and must reach the client before other leases on
-// the block. So the block counts as mapped only after replyLease has taken c.sending: a goroutine that finds the block mapped then waits for
-// c.sending.
+// replyLease answers with a lease. The first lease of a session on a block carries the export, and must reach the client before other
+// leases on the block. So replyLease first locks c.sending and then marks the block as mapped: a goroutine that finds the block mapped
+// waits for c.sending.
 func (c *connection) replyLease(q uint32, g service.Grant, err error) {
 	if err != nil {
 		c.fail(q, err)
@@ -165,7 +165,7 @@ func (c *connection) replyLease(q uint32, g service.Grant, err error) {
 	c.answered(q, sent, err)
 }
 
-// fail answers request q with an error. If q is 0, it sends nothing, unless the error ends the session: then it says goodbye.
+// fail answers request q with an error. If q is 0, fail sends nothing, unless the error ends the session: then fail sends a goodbye.
 func (c *connection) fail(q uint32, err error) { c.failed(q, c.answer(q), err) }
 
 // failed is fail for a caller that has called answer.
@@ -192,8 +192,8 @@ func (c *connection) send(files []*os.File, appendTo func([]byte) ([]byte, error
 	return c.transmit(files, appendTo)
 }
 
-// transmit is send for a caller that holds c.sending. Its errors are of the packet and of the files. An error of the connection is not
-// returned: it ends the session.
+// transmit is send for a caller that holds c.sending. transmit returns errors of the packet and of the files. It does not return an error
+// of the connection: such an error ends the session.
 func (c *connection) transmit(files []*os.File, appendTo func([]byte) ([]byte, error)) error {
 	packet, err := appendTo(c.out[:0])
 	if err != nil {
@@ -213,7 +213,7 @@ func (c *connection) transmit(files []*os.File, appendTo func([]byte) ([]byte, e
 	return nil
 }
 
-// put sends a packet. If the client's socket is full, it waits until the session ends, or for ClientLimits.Send.
+// put sends a packet. If the client's socket is full, put waits until the session ends, but at most for ClientLimits.Send.
 func (c *connection) put(packet []byte, fds []int) error {
 	err := c.conn.TrySend(packet, fds)
 	if !errors.Is(err, seqpacket.ErrWouldBlock) {

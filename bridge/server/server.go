@@ -19,20 +19,20 @@ import (
 type Config struct {
 	// Mode is the mode of the socket file; 0 for 0600. If the socket's directory does not exist, Listen makes it with mode 0700.
 	Mode os.FileMode
-	// MayConnect reports whether a peer may have a session. The kernel says who the peer is. nil: every process that can open the socket may.
-	// What a session may use is up to the access list of each pool.
+	// MayConnect reports whether a peer may have a session. The kernel says who the peer is. nil: every process that can open the socket
+	// may have a session. The access list of each pool decides what a session may use.
 	MayConnect func(mempool.Peer) bool
 	// MaxSessions is how many sessions there may be at a time; 0 for 4096. A session that has ended counts while its process lives and may
 	// still use memory of the session.
 	MaxSessions int
 	// MaxWaits is how many requests may wait at a time, in all sessions together; 0 for 65,536.
 	MaxWaits int
-	// Unused is how long no client must be connected before [Server.Unused] is closed. The time also runs from the start on. 0: Unused is
-	// never closed.
+	// Unused is the time without a connected client after which [Server.Unused] is closed. The time begins when the server starts, and
+	// again when the last client leaves. 0: [Server.Unused] is never closed.
 	Unused time.Duration
-	// Answered is called after each request that the server has carried out, from several goroutines at a time. operation is the name of the
-	// request. result is "ok", the code of the error, or "unanswered" if the client wanted no answer. took is the time since the request was
-	// read. nil: nothing is called.
+	// Answered is called after each request that the server has carried out, from several goroutines at a time. operation is the name of
+	// the request. result is "ok", the code of the error, or "unanswered" if the client wanted no answer. took is the time since the
+	// request was read. nil: nothing is called.
 	Answered func(operation, result string, took time.Duration)
 	// Limits are the limits for each client; nil for [DefaultLimits].
 	Limits *ClientLimits
@@ -40,7 +40,7 @@ type Config struct {
 	Log *slog.Logger
 }
 
-// acceptPause is how long the server waits before it accepts again after an error that it does not know.
+// acceptPause is how long the server waits after an unknown error before it accepts connections again.
 const acceptPause = 100 * time.Millisecond
 
 var errServerClosed = errors.New("the server is closed")
@@ -61,7 +61,7 @@ type Server struct {
 
 	mu        sync.Mutex
 	conns     map[*connection]struct{} // connections that count as sessions
-	sessions  map[uint64]*connection   // those of conns that have a session, by its id
+	sessions  map[uint64]*connection   // connections that have a session, by the session's id
 	lingering int                      // sessions that have ended, but whose processes may still use memory; they count as sessions
 	outside   int                      // connections of peers that may not have a session
 	idle      *time.Timer              // runs while no client is connected
@@ -73,7 +73,7 @@ type Server struct {
 
 // Listen serves svc on the socket at path until Close. It replaces a socket file that a dead service left behind.
 //
-// Errors: [seqpacket.ErrInUse] where a live service listens, and those of the file system.
+// Errors: [seqpacket.ErrInUse] if a live service listens at path, and errors of the file system.
 func Listen(path string, svc *service.Service, c Config) (*Server, error) {
 	return begin(svc, c, func(config seqpacket.ListenConfig) (*seqpacket.Listener, error) {
 		return seqpacket.Listen(path, config)
@@ -116,8 +116,8 @@ func begin(svc *service.Service, c Config, listen func(seqpacket.ListenConfig) (
 	return s, nil
 }
 
-// SetLimits changes MaxSessions and MaxWaits of [Config]. Sessions and requests that exist already stay. SetLimits raises the process's limit
-// of file descriptors to what the server and its service need with these limits.
+// SetLimits changes MaxSessions and MaxWaits of [Config]. Sessions and requests that exist already stay. SetLimits raises the process's
+// limit of file descriptors to what the server and its service need with these limits.
 func (s *Server) SetLimits(sessions, waits int) error {
 	if sessions == 0 {
 		sessions = defaultSessions
@@ -142,7 +142,7 @@ func (s *Server) SetLimits(sessions, waits int) error {
 // Path returns the path of the server's socket.
 func (s *Server) Path() string { return s.listener.Path() }
 
-// Check returns what keeps the server from accepting sessions, or nil. If the server hangs, Check does not return.
+// Check returns an error that says what keeps the server from accepting sessions, or nil. If the server hangs, Check does not return.
 func (s *Server) Check() error {
 	s.mu.Lock() // every session takes it
 	defer s.mu.Unlock()
@@ -202,7 +202,7 @@ func (s *Server) opened(c *connection) {
 	s.sessions[c.session.ID()] = c
 }
 
-// connOf returns the connection of a session, or nil if no client has it.
+// connOf returns the connection of a session, or nil if no client has the session.
 func (s *Server) connOf(session uint64) *connection {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -230,14 +230,14 @@ func (s *Server) forget(c *connection) {
 	}
 }
 
-// startIdle starts the timer of [Config.Unused]. No client is connected. The caller holds mu, or is the only one that has s.
+// startIdle starts the timer of [Config.Unused]. No client is connected. The caller holds mu, or no other goroutine has s yet.
 func (s *Server) startIdle() {
 	if s.config.Unused > 0 {
 		s.idle.Reset(s.config.Unused)
 	}
 }
 
-// noteUnused closes Unused when the timer has fired. It does nothing if a client has connected at the same moment.
+// noteUnused closes Unused when the timer has fired. If a client has connected at the same moment, noteUnused does nothing.
 func (s *Server) noteUnused() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -250,8 +250,8 @@ func (s *Server) noteUnused() {
 	}
 }
 
-// Unused returns a channel that is closed when no client was connected for as long as [Config.Unused] says. A session that has ended does not
-// count as connected, even if its process lives. A client that connects later is still served, until Close.
+// Unused returns a channel that is closed when no client was connected for the time [Config.Unused]. A session that has ended does
+// not count as connected, even if its process lives. A client that connects later is still served, until Close.
 func (s *Server) Unused() <-chan struct{} { return s.unused }
 
 // lingers records that the session of c has ended, but that its process may still use memory. The session counts until reclaimed is called.
@@ -286,7 +286,7 @@ func (s *Server) turnAway(c *connection, peer mempool.Peer) {
 	s.mu.Unlock()
 }
 
-// Close says goodbye to every client, ends their sessions and removes the socket. It does not close the service.
+// Close sends a goodbye to every client, ends the sessions and removes the socket. It does not close the service.
 func (s *Server) Close() error {
 	err := s.listener.Close()
 	s.cancel(errServerClosed)

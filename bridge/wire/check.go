@@ -18,12 +18,12 @@ type Header struct {
 	fault  int // position of the error of a reply
 }
 
-// Check checks a packet and returns what its envelope says. It does not allocate, and reads no further than the packet's
-// end whatever lengths the packet states. A packet that passes is exactly one map with string keys, within every limit of
-// the protocol, without duplicate keys, trailing bytes, extension types and invalid UTF-8.
+// Check checks a packet and returns what its envelope says. It does not allocate, and reads no further than the packet's end, even if the
+// packet states greater lengths. A packet that passes is exactly one map with string keys, within every limit of the protocol, without
+// duplicate keys, trailing bytes, extension types or invalid UTF-8.
 //
 // For other packets Check returns a *PacketError or, for the envelope's own values, a *FieldError; both wrap
-// ErrProtocol. The header then has what was read before the error, so that a service can answer the packet.
+// ErrProtocol. The header then has the values that Check read before the error, so that a service can answer the packet.
 func Check(packet []byte) (Header, error) {
 	w := walker{packet: packet, header: Header{packet: packet}}
 	err := w.root()

@@ -4,7 +4,7 @@ package wire
 // that carries the code.
 type Code string
 
-// The error codes of protocol version 1. A peer of a later version may send others.
+// The error codes of protocol version 1. A peer of a later version may send other codes.
 const (
 	CodeProtocol      Code = "protocol"       // malformed packet, or one out of turn; the connection is closed after it
 	CodeVersion       Code = "version"        // the peers share no protocol version

@@ -9,7 +9,7 @@ import (
 	"github.com/vmihailenco/msgpack/v5"
 )
 
-// decoder reads values of a packet that Check has accepted. It checks the kind of every value before it reads it, because
+// decoder reads values of a packet that Check has accepted. It checks the kind of every value before it reads the value, because
 // package msgpack converts between types silently: -1 becomes 2^64-1, and a binary becomes a string.
 type decoder struct {
 	src bytes.Reader
@@ -52,7 +52,7 @@ func (d *decoder) mapLen() (int, error) {
 	return d.mp.DecodeMapLen()
 }
 
-// key returns the next key of a map. It is valid until the next call.
+// key returns the next key of a map. The key is valid until the next call.
 func (d *decoder) key() ([]byte, error) {
 	n, err := d.mp.DecodeBytesLen()
 	if err != nil {

@@ -123,7 +123,7 @@ func list[V any](put func(*encoder, V) error) func(*encoder, []V) error {
 	return listAt(func(e *encoder, v *V) error { return put(e, *v) })
 }
 
-// listAt is list of what is large: no element is copied.
+// listAt is list for large elements: it copies no element.
 func listAt[V any](put func(*encoder, *V) error) func(*encoder, []V) error {
 	return func(e *encoder, vs []V) error {
 		if len(vs) > MaxElements {

@@ -8,8 +8,8 @@ func (e *Error) Error() string { return string(e.Code) + ": " + e.Message }
 // Unwrap returns the code, so that errors.Is finds it.
 func (e *Error) Unwrap() error { return e.Code }
 
-// AsError returns the answer for err: the *Error in its chain if there is one; otherwise err's text with the Code in its
-// chain, or with CodeInternal.
+// AsError returns the answer for err. If err wraps an *Error, this is the answer. Otherwise the answer has the text of err and the Code
+// that err wraps, or CodeInternal.
 func AsError(err error) *Error {
 	if e, ok := errors.AsType[*Error](err); ok {
 		return e

@@ -18,7 +18,7 @@ func (e *PacketError) Error() string {
 // Unwrap returns ErrProtocol.
 func (e *PacketError) Unwrap() error { return ErrProtocol }
 
-// FieldError says that a value of a message is not one that its key allows. It wraps ErrProtocol for a packet that was
+// FieldError says that a key of a message has a value that is not allowed. It wraps ErrProtocol for a packet that was
 // received, and CodeInvalid for a message that cannot be sent.
 type FieldError struct {
 	Message  string // the message's name: an operation, a notice or "error"

@@ -9,7 +9,7 @@ type field[T any] struct {
 	decode   func(*decoder, *T) error
 }
 
-// maybe makes the field optional: it is left out when it has its zero value.
+// maybe makes the field optional: a field with its zero value is not sent.
 func (f field[T]) maybe() field[T] {
 	f.optional = true
 	return f

@@ -1,6 +1,6 @@
 package wire
 
-// note reads a value of the envelope: that of a one-letter key of the packet's own map. The value has been checked.
+// note reads a value of the envelope: the value of a one-letter key of the packet's own map. The value has been checked.
 func (h *Header) note(key byte, at int, value []byte) error {
 	kind := kindOf(value[0])
 	switch key {
@@ -29,7 +29,7 @@ func (h *Header) note(key byte, at int, value []byte) error {
 	return nil
 }
 
-// name returns the string that is encoded in value, without allocating if it is known.
+// name returns the string that is encoded in value. For a string in known, it does not allocate.
 func name(known map[string]string, value []byte) string {
 	text := value[1+codes[value[0]].width:]
 	if s, ok := known[string(text)]; ok {

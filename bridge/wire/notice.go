@@ -8,7 +8,7 @@ type Notice interface {
 
 var noticeNames = namesOf(newNotice)
 
-// AppendNotice appends a notice's packet to dst. For a message that exceeds a limit of the protocol it returns dst unchanged and a
+// AppendNotice appends a notice's packet to dst. If the message exceeds a limit of the protocol, AppendNotice returns dst unchanged and a
 // *FieldError that wraps CodeInvalid.
 func AppendNotice(dst []byte, n Notice) ([]byte, error) {
 	name, fields := n.Notice(), n.fields()

@@ -73,7 +73,7 @@ func (r record[T]) decode(d *decoder, m *T) error {
 	return nil
 }
 
-// find returns the index of the field with the key, looking from the given index on and then from the start.
+// find returns the index of the field with the key, searching from the given index to the end, and then from the start.
 func (r record[T]) find(key []byte, from int) int {
 	for i := from; i < len(r); i++ {
 		if r[i].key == string(key) {

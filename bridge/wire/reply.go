@@ -6,8 +6,8 @@ type Reply interface {
 	reply()
 }
 
-// AppendReply appends a reply's packet to dst. q is the number of the request. For a message that exceeds a limit of the
-// protocol it returns dst unchanged and a *FieldError that wraps CodeInvalid.
+// AppendReply appends a reply's packet to dst. q is the number of the request. If the message exceeds a limit of the protocol, AppendReply
+// returns dst unchanged and a *FieldError that wraps CodeInvalid.
 func AppendReply(dst []byte, q uint32, r Reply) ([]byte, error) {
 	if q == 0 {
 		return dst, errUnanswerable
@@ -63,8 +63,8 @@ func DecodeHeader(packet []byte) (Header, error) {
 	return h, nil
 }
 
-// DecodeReply checks a reply and decodes it into the reply of its request. If the request failed, it returns an *Error; for a malformed
-// packet it returns another error that wraps ErrProtocol.
+// DecodeReply checks a reply and decodes it into the reply of its request. If the request failed, DecodeReply returns an *Error. For a
+// malformed packet it returns another error, which wraps ErrProtocol.
 func DecodeReply(packet []byte, into Reply) (q uint32, err error) {
 	h, err := DecodeHeader(packet)
 	if err != nil {

@@ -22,8 +22,8 @@ func namesOf[V any](m map[string]V) map[string]string {
 	return names
 }
 
-// AppendRequest appends a request's packet to dst. q is its number; 0 asks for no reply. For a message that exceeds a limit
-// of the protocol it returns dst unchanged and a *FieldError that wraps CodeInvalid.
+// AppendRequest appends a request's packet to dst. q is the request's number; 0 asks for no reply. If the message exceeds a limit of the
+// protocol, AppendRequest returns dst unchanged and a *FieldError that wraps CodeInvalid.
 func AppendRequest(dst []byte, q uint32, r Request) ([]byte, error) {
 	op, fields := r.Op(), r.fields()
 	out, err := appendTo(dst, func(e *encoder) error {
@@ -45,11 +45,11 @@ func AppendRequest(dst []byte, q uint32, r Request) ([]byte, error) {
 	return out, of(op, err)
 }
 
-// DecodeRequest checks and decodes a packet from a client. With an error too, it returns the number of the request if it could
-// read it, so that the service can answer.
+// DecodeRequest checks and decodes a packet from a client. On an error, DecodeRequest still returns the request's number if the number
+// could be read, so that the service can answer.
 //
 // The error is a *PacketError or a *FieldError, which wrap ErrProtocol, or an *UnknownError, which wraps
-// CodeUnsupported and leaves the connection usable. AsError makes the answer of each.
+// CodeUnsupported and leaves the connection usable. AsError makes the answer from each of these errors.
 func DecodeRequest(packet []byte) (q uint32, r Request, err error) {
 	h, err := Check(packet)
 	if err != nil {

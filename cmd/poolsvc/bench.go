@@ -101,7 +101,7 @@ is marked as doubtful and not compared. On a machine that does other work, the f
 	return c
 }
 
-// newBenchConsumer is the command of the consumers that `poolsvc bench` starts.
+// newBenchConsumer returns the command that `poolsvc bench` runs as a consumer.
 func newBenchConsumer() *cobra.Command {
 	return &cobra.Command{
 		Use: bench.ConsumeCommand + " SOCKET CHANNEL SPINS", Hidden: true, Args: cobra.ExactArgs(3),
@@ -115,7 +115,7 @@ func newBenchConsumer() *cobra.Command {
 	}
 }
 
-// newBenchBare is the command of the process without poolbridge that `poolsvc bench` starts.
+// newBenchBare returns the command that `poolsvc bench` runs as the process without poolbridge.
 func newBenchBare() *cobra.Command {
 	return &cobra.Command{
 		Use: bench.BareCommand, Hidden: true, Args: cobra.NoArgs,

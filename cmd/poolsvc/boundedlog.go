@@ -12,17 +12,18 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// boundedLog appends to a file, and removes the older half of the file before it would exceed a limit.
+// boundedLog appends lines to a file. If the file would exceed a limit, it first removes the older half of the file.
 type boundedLog struct {
 	file   *os.File
 	most   int64
-	format logging // of what it says itself
+	format logging // the format of the messages that boundedLog itself adds
 
 	mu     sync.Mutex
-	failed bool // the log says that the file could not be shortened
+	failed bool // the log already says that the file could not be shortened
 }
 
-// bound limits what a command writes to standard error to l.logBytes, if that is a file. If it cannot, l.unbounded says why.
+// bound limits what a command writes to standard error to l.logBytes, if standard error is a file. If this is impossible, l.unbounded says
+// why.
 func (l *life) bound(c *cobra.Command, _ []string) error {
 	if l.logBytes == 0 {
 		return nil
@@ -37,9 +38,10 @@ func (l *life) bound(c *cobra.Command, _ []string) error {
 	return nil
 }
 
-// newBoundedLog makes a boundedLog of file. It makes the descriptor readable, and sets O_APPEND for all processes that share it.
+// newBoundedLog makes a boundedLog that uses file. It makes the descriptor readable, and sets O_APPEND for all processes that share the
+// descriptor.
 //
-// Errors: the system's if file was opened for writing only and this process may not read it.
+// Errors: an error of the system if file was opened for writing only and this process may not read it.
 func newBoundedLog(file *os.File, most int64) (*boundedLog, error) {
 	fd := int(file.Fd())
 	flags, err := unix.FcntlInt(uintptr(fd), unix.F_GETFL, 0)
@@ -62,8 +64,8 @@ func newBoundedLog(file *os.File, most int64) (*boundedLog, error) {
 	return &boundedLog{file: file, most: most}, os.NewSyscallError("dup3", err)
 }
 
-// Write appends to the file. It cuts a line that is longer than the limit. If the file cannot be shortened, Write appends all the same, and the log
-// says so once.
+// Write appends a line to the file. It shortens a line that is longer than the limit. If the file cannot be shortened, Write appends the
+// line nevertheless, and a message in the log says so once.
 func (b *boundedLog) Write(p []byte) (int, error) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -83,9 +85,10 @@ func (b *boundedLog) Write(p []byte) (int, error) {
 	return len(p), nil
 }
 
-// shorten keeps only the last lines, at most half of the limit, if the file has no room for so many more bytes. It writes them over the
-// beginning first and then cuts the rest off, so that the file is never empty, also if the service is killed meanwhile. What other processes append
-// meanwhile is kept, unless it comes between the last look at the size and the cut: the kernel cannot cut a file at a size that it still has.
+// shorten keeps the last lines, at most half of the limit, if room more bytes would exceed the limit. It first writes these lines over the
+// beginning of the file and then cuts the file behind them. So the file is never empty, even if the service is killed meanwhile. Lines that
+// other processes append meanwhile stay in the file, except lines that they append between the last Stat and the cut: the kernel has no
+// call that cuts a file only if the file still has an expected size.
 func (b *boundedLog) shorten(room int64) error {
 	info, err := b.file.Stat()
 	if err != nil || info.Size()+room <= b.most {
@@ -110,8 +113,8 @@ func (b *boundedLog) shorten(room int64) error {
 	return b.file.Truncate(kept)
 }
 
-// keepLate moves what other processes have appended after the first end bytes behind the first kept bytes, until nothing new has come. It returns how many
-// bytes there are to keep then.
+// keepLate moves the bytes that other processes have appended after the first end bytes to the place behind the first kept bytes. It
+// repeats this until there are no new bytes. It returns how many bytes to keep.
 func (b *boundedLog) keepLate(end, kept int64) (int64, error) {
 	for {
 		info, err := b.file.Stat()
@@ -129,12 +132,12 @@ func (b *boundedLog) keepLate(end, kept int64) (int64, error) {
 	}
 }
 
-// overwrite writes at a place in a file that is appended to. What others append with the same descriptor meanwhile still goes to the end,
-// where the descriptor's offset is.
+// overwrite writes text at a place in a file that is open for appending. What others write with the same descriptor meanwhile still goes to
+// the end of the file, because the offset of the descriptor is there.
 func overwrite(fd int, text []byte, at int64) error {
 	flags, err := unix.FcntlInt(uintptr(fd), unix.F_GETFL, 0)
 	if err == nil {
-		_, err = unix.FcntlInt(uintptr(fd), unix.F_SETFL, flags&^unix.O_APPEND) // with it, pwrite appends
+		_, err = unix.FcntlInt(uintptr(fd), unix.F_SETFL, flags&^unix.O_APPEND) // with O_APPEND, pwrite appends
 	}
 	if err != nil {
 		return os.NewSyscallError("fcntl", err)

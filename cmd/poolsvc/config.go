@@ -73,7 +73,7 @@ func newConfigShow() *cobra.Command {
 	return c
 }
 
-// show prints a plan.
+// show prints the settings of the plan.
 func (p *plan) show(c *cobra.Command) error {
 	w := tabwriter.NewWriter(c.OutOrStdout(), 0, 0, 2, ' ', 0)
 	fmt.Fprintln(w, "SETTING\tVALUE\tFROM")
@@ -98,7 +98,7 @@ func (p *plan) show(c *cobra.Command) error {
 	return w.Flush()
 }
 
-// formatPool returns the value of --pool for a pool.
+// formatPool returns a pool in the form that --pool accepts.
 func formatPool(spec mempool.PoolSpec) string {
 	text := fmt.Sprintf("name=%s,kind=%s,max=%s", spec.Name, spec.Kind, compactBytes(spec.MaxBytes))
 	if spec.Device != "" {

@@ -11,7 +11,7 @@ import (
 	"github.com/poolbridge/poolbridge/cmd/poolsvc/internal/doctor"
 )
 
-// verdict returns errReported if something is missing, because the findings show it already.
+// verdict returns errReported if something is missing. The printed findings already say what is missing.
 func verdict(findings []doctor.Finding) error {
 	if slices.ContainsFunc(findings, func(f doctor.Finding) bool { return f.Status == doctor.Missing }) {
 		return errReported

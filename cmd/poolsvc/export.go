@@ -63,7 +63,7 @@ lease.`,
 	return c
 }
 
-// exported leases a buffer. It waits up to wait for the name.
+// exported leases a buffer for export. It waits for the buffer's name for at most wait.
 func exported(ctx context.Context, client *bridge.Client, name string, wait time.Duration) (*bridge.Exported, error) {
 	if wait <= 0 {
 		return client.TryExport(ctx, name)
@@ -73,7 +73,7 @@ func exported(ctx context.Context, client *bridge.Client, name string, wait time
 	return client.Export(ctx, name)
 }
 
-// fileOf returns the content of the file.
+// fileOf returns the content of the file to write.
 func fileOf(s mempool.Saved, raw bool) ([]byte, error) {
 	if !raw {
 		text, err := json.MarshalIndent(s, "", "  ")

@@ -66,7 +66,7 @@ For kinds other than legacy, the service that the JSON names must be running.`,
 	return c
 }
 
-// about describes the device, the type and the shape of a buffer.
+// about returns a text about the device, the type and the shape of a buffer.
 func about(s mempool.Saved) (text string) {
 	switch {
 	case s.Kind == mempool.Legacy && !strings.HasPrefix(s.Device, "GPU-"):
@@ -80,7 +80,7 @@ func about(s mempool.Saved) (text string) {
 	return text
 }
 
-// read copies a saved buffer's bytes.
+// read returns the bytes of a saved buffer.
 func read(ctx context.Context, s mempool.Saved) ([]byte, error) {
 	if s.Kind == mempool.Legacy {
 		return readHandle(s)
@@ -88,7 +88,7 @@ func read(ctx context.Context, s mempool.Saved) ([]byte, error) {
 	return readLease(ctx, s)
 }
 
-// readHandle opens a handle, without a service.
+// readHandle reads the bytes of a buffer through its handle, without a service.
 func readHandle(s mempool.Saved) (data []byte, err error) {
 	d, err := mempool.FindDevice(s.Device)
 	if err != nil {
@@ -115,7 +115,7 @@ func copyOut(gpu *cuda.Context, data []byte, ptr cuda.DevicePtr) error {
 	return gpu.CopyDtoH(data, ptr)
 }
 
-// readLease leases the buffer from its service.
+// readLease reads the bytes of a buffer through a lease of its service.
 func readLease(ctx context.Context, s mempool.Saved) (data []byte, err error) {
 	client, err := bridge.TryDial(ctx, s.Socket)
 	if errors.Is(err, bridge.ErrNotRunning) {

@@ -13,18 +13,19 @@ import (
 	"github.com/poolbridge/poolbridge/bridge/server"
 )
 
-// life has the flags of programs that start their own service: how they hear that it is ready, and when it ends.
+// life has the flags for programs that start a service of their own: how the program hears that the service is ready, and when the service
+// ends.
 type life struct {
-	ready, end int // descriptors; below 0: none
+	ready, end int // descriptors; a negative number: no descriptor
 	unused     time.Duration
 	private    bool
-	logBytes   byteSize // 0: no bound
+	logBytes   byteSize // 0: the log has no limit
 
-	log       *boundedLog // nil: standard error has no bound
-	unbounded error       // why it has none, though one was asked for
+	log       *boundedLog // nil: standard error has no limit
+	unbounded error       // why standard error has no limit although the user asked for one
 }
 
-// socketError says that the service cannot listen at its socket.
+// socketError says that the service cannot listen on its socket.
 type socketError struct{ err error }
 
 func (e *socketError) Error() string { return e.err.Error() }
@@ -40,7 +41,7 @@ func (l *life) flags(c *cobra.Command) {
 	f.BoolVar(&l.private, "private", false, "listen in a new folder below $TMPDIR or /tmp, which is removed at the end, instead of at --socket")
 }
 
-// check checks that the descriptors are open, and sets close-on-exec.
+// check checks that the descriptors are open, and makes them close on exec.
 func (l *life) check(c *cobra.Command) error {
 	for flag, fd := range map[string]int{"ready-fd": l.ready, "end-fd": l.end} {
 		if !c.Flags().Changed(flag) {
@@ -56,7 +57,7 @@ func (l *life) check(c *cobra.Command) error {
 	return nil
 }
 
-// live says that the service is ready, and calls end when it is to end.
+// live writes to --ready-fd that the service is ready, and calls end when the service must end.
 func (l *life) live(end func(), srv *server.Server, socket string, log *slog.Logger) {
 	if l.ready >= 0 {
 		file := os.NewFile(uintptr(l.ready), "ready-fd")
@@ -97,12 +98,12 @@ func awaitReadable(fd int) error {
 	}
 }
 
-// privateSocket makes a folder for a socket, and returns the socket's path.
+// privateSocket makes a folder for a socket, and returns the path of the socket in this folder.
 func privateSocket() (string, error) {
 	const name = "poolsvc.sock"
 	base := os.TempDir()
 	if len(filepath.Join(base, "poolbridge-0123456789", name+".lock")) >= len(unix.RawSockaddrUnix{}.Path) {
-		base = "/tmp" // the path would be too long for a socket
+		base = "/tmp" // otherwise the path would be too long for a socket
 	}
 	dir, err := os.MkdirTemp(base, "poolbridge-")
 	return filepath.Join(dir, name), err

@@ -23,7 +23,7 @@ import (
 	"github.com/poolbridge/poolbridge/mempool"
 )
 
-// listing is a command that lists what a running service has.
+// listing is a command that lists entries of a running service, for example its sessions.
 type listing[T any] struct {
 	name, short, long string
 	entries           func(*bridge.Client, context.Context) iter.Seq2[T, error]
@@ -31,25 +31,26 @@ type listing[T any] struct {
 	row               func(T, *listed) string
 	json              func(T, *listed) any
 
-	// compare orders the entries; nil: the order of the service.
+	// compare orders the entries; nil: the entries keep the order of the service.
 	compare func(a, b T) int
 
-	// The functions by which entries can be filtered; nil: the list has no such filter.
+	// These functions return the values by which flags filter entries; nil: the list has no such flag.
 	ofPool     func(T) uint64
 	ofSessions func(T) []uint64
 	ofUser     func(T) uint32
 	ofProcess  func(T) int32
 }
 
-// listed has what rows need besides their entry.
+// listed has what the rows of a table need besides their entry.
 type listed struct {
 	now   time.Time
-	pools map[uint64]string // names by id
+	pools map[uint64]string // names of pools, by id
 
-	commands map[int32]string // command lines by process
+	commands map[int32]string // command lines, by process
 }
 
-// command returns the command line of a process if this program can see such a process of the user, else what the client calls itself.
+// command returns the command line of a process if this program can see a process pid of the user. Otherwise it returns program, the name
+// that the client gave itself.
 func (l *listed) command(pid int32, uid uint32, program string) string {
 	text, known := l.commands[pid]
 	if !known {
@@ -64,7 +65,7 @@ func (l *listed) command(pid int32, uid uint32, program string) string {
 	return text
 }
 
-// maxCommand is how much of a command line a table shows.
+// maxCommand is how many characters of a command line a table shows.
 const maxCommand = 40
 
 func short(text string) string {
@@ -74,7 +75,7 @@ func short(text string) string {
 	return display.Printable(text)
 }
 
-// waits says what a session waits for, and for how long.
+// waits says what a session waits for, and how long it has waited.
 func (l *listed) waits(what string, since time.Time) string {
 	if what == "" {
 		return "-"
@@ -82,7 +83,7 @@ func (l *listed) waits(what string, since time.Time) string {
 	return what + " (" + display.Age(l.now.Sub(since)) + ")"
 }
 
-// waitsJSON adds to a document what a session waits for.
+// waitsJSON adds to a JSON document what a session waits for.
 func waitsJSON(to map[string]any, what string, since time.Time) any {
 	if what != "" {
 		to["waits_for"], to["waits_since"] = what, since.UTC().Format(time.RFC3339Nano)
@@ -248,7 +249,7 @@ func (l listing[T]) command() *cobra.Command {
 	return c
 }
 
-// filter has the filters of a list's flags.
+// filter has the values of the flags that filter a list.
 type filter struct {
 	pool    string
 	session uint64
@@ -256,10 +257,10 @@ type filter struct {
 	pid     int32
 }
 
-// userID is a user on the command line: 1000, or a name that this machine knows.
+// userID is a user on the command line: a number such as 1000, or a name that this machine knows.
 type userID uint32
 
-// Set reads a user.
+// Set reads a user from text.
 func (u *userID) Set(text string) error {
 	id := text
 	if known, err := user.Lookup(text); err == nil {
@@ -273,12 +274,12 @@ func (u *userID) Set(text string) error {
 	return nil
 }
 
-// Type names the type in --help.
+// Type returns the name of the type in --help.
 func (*userID) Type() string { return "user" }
 
 func (u *userID) String() string { return strconv.FormatUint(uint64(*u), 10) }
 
-// filterFlags adds the flags of the filters that this list has.
+// filterFlags adds the filter flags that this list supports.
 func (l listing[T]) filterFlags(c *cobra.Command, f *filter) {
 	if l.ofPool != nil {
 		c.Flags().StringVar(&f.pool, "pool", "", "only entries of the pool of this name")
@@ -294,19 +295,19 @@ func (l listing[T]) filterFlags(c *cobra.Command, f *filter) {
 	}
 }
 
-// passes says whether the flags let an entry through.
+// passes says whether an entry passes the filter flags.
 func (l listing[T]) passes(c *cobra.Command, f *filter, e T, with *listed) bool {
 	given := c.Flags().Changed
 	return (!given("pool") || with.pool(l.ofPool(e)) == f.pool) && (!given("session") || slices.Contains(l.ofSessions(e), f.session)) &&
 		(!given("user") || l.ofUser(e) == uint32(f.user)) && (!given("pid") || l.ofProcess(e) == f.pid)
 }
 
-// exist returns an error if the flags name a pool or a session that does not exist.
+// exist returns an error if a filter flag names a pool or a session that does not exist.
 func (l listing[T]) exist(ctx context.Context, c *cobra.Command, client *bridge.Client, f *filter, with *listed) error {
 	if c.Flags().Changed("pool") && !slices.Contains(slices.Collect(maps.Values(with.pools)), f.pool) {
 		return noPool(f.pool)
 	}
-	if f.session == 0 { // entries without a session
+	if f.session == 0 { // the user named no session, or asked for entries without a session
 		return nil
 	}
 	for s, err := range client.Sessions(ctx) {
@@ -359,7 +360,7 @@ func state(ch mempool.ChannelStatus) string {
 	return "open"
 }
 
-// shownState returns the state for people, who are also told that there is no room for another frame.
+// shownState returns the state of a channel for people. It also says when the channel has no room for another frame.
 func shownState(ch mempool.ChannelStatus) string {
 	if !ch.Closed && ch.Used >= uint64(ch.Capacity) {
 		return "full"
@@ -367,7 +368,7 @@ func shownState(ch mempool.ChannelStatus) string {
 	return state(ch)
 }
 
-// shape returns the shape; it is not nil, so JSON shows [] instead of null.
+// shape returns the shape of a tensor. The result is never nil, so JSON shows [] instead of null.
 func shape(t mempool.Tensor) []uint64 { return append([]uint64{}, t.Shape...) }
 
 func writer(b mempool.BufferInfo) string {

@@ -1,5 +1,5 @@
-// Command poolsvc runs the service that owns GPU memory and lends it to other processes. Its other commands show and change a running service,
-// check the machine and measure.
+// Command poolsvc runs the service that owns GPU memory and lends it to other processes. Its other commands show and change a running
+// service, check the machine and measure.
 package main
 
 import (
@@ -30,8 +30,8 @@ func main() {
 	}
 }
 
-// sentence returns the text of an error. Of an error of the service it leaves out the names of the request and of the error, which are for
-// programs.
+// sentence returns the text of an error for people. If the error comes from the service, sentence leaves out the names of the request and
+// of the error, which are for programs.
 func sentence(err error) string {
 	text := err.Error()
 	if remote, ok := errors.AsType[*bridge.RemoteError](err); ok {
@@ -41,7 +41,7 @@ func sentence(err error) string {
 	return text
 }
 
-// exitStatus returns the exit status for an error.
+// exitStatus returns the exit status of the program for an error.
 func exitStatus(err error) int {
 	if _, misused := errors.AsType[*usageError](err); misused {
 		return 2

@@ -26,10 +26,11 @@ completion. If you built the program yourself:
 	}
 }
 
-// defaultsOfPages are the texts in man pages for defaults that depend on the machine and the user.
+// defaultsOfPages has the texts that man pages show for defaults that depend on the machine or the user.
 var defaultsOfPages = map[string]string{"socket": "$POOLBRIDGE_SOCKET", "python": "python3"}
 
-// writeManPages writes a page for each command. The pages are the same on every machine; their date is $SOURCE_DATE_EPOCH, else now.
+// writeManPages writes a man page for each command. The pages are the same on every machine. Their date is $SOURCE_DATE_EPOCH, or else the
+// current time.
 func writeManPages(folder string) error {
 	if err := os.MkdirAll(folder, 0o755); err != nil {
 		return err
@@ -37,12 +38,12 @@ func writeManPages(folder string) error {
 	root := newRoot()
 	root.DisableAutoGenTag = true
 	plain(root)
-	released, _, _ := strings.Cut(version, "+") // a commit's name is too long for a page's foot
+	released, _, _ := strings.Cut(version, "+") // the name of a commit is too long for the foot of a page
 	header := doc.GenManHeader{Section: "1", Source: "poolbridge " + released, Manual: "poolbridge"}
 	return writeManPage(root, header, folder)
 }
 
-// writeManPage writes the page of a command, and those of its subcommands.
+// writeManPage writes the man page of a command and the pages of its subcommands.
 func writeManPage(c *cobra.Command, header doc.GenManHeader, folder string) error {
 	for _, below := range c.Commands() {
 		if !below.IsAvailableCommand() || below.IsAdditionalHelpTopicCommand() {
@@ -58,17 +59,17 @@ func writeManPage(c *cobra.Command, header doc.GenManHeader, folder string) erro
 	if err := doc.GenMan(c, &header, &page); err != nil {
 		return err
 	}
-	text := bytes.ReplaceAll(page.Bytes(), []byte("[=]"), nil) // cobra writes it after switches
+	text := bytes.ReplaceAll(page.Bytes(), []byte("[=]"), nil) // cobra writes [=] after switches
 	return os.WriteFile(filepath.Join(folder, name+".1"), text, 0o644)
 }
 
-// valueWord is the value of a flag without a default: a man page shows a word for it.
+// valueWord is the value of a flag that has no default. A man page shows a word for this value.
 type valueWord struct{ pflag.Value }
 
-// Type returns no type that cobra knows, because cobra would quote the word.
+// Type returns "", because cobra would quote the word for a type that it knows.
 func (valueWord) Type() string { return "" }
 
-// plain escapes the texts of a command and its subcommands, because cobra reads them as Markdown.
+// plain escapes the texts of a command and its subcommands, because cobra reads the texts as Markdown.
 func plain(c *cobra.Command) {
 	c.InitDefaultHelpFlag()
 	c.InitDefaultVersionFlag()
@@ -76,7 +77,7 @@ func plain(c *cobra.Command) {
 	c.Flags().VisitAll(func(f *pflag.Flag) {
 		if slices.Contains([]string{"", "0", "0s", "false", "[]"}, f.DefValue) {
 			word, _ := pflag.UnquoteUsage(f)
-			word = strings.TrimSuffix(strings.TrimRight(word, "0123456789"), "Array") // int32, stringArray
+			word = strings.TrimSuffix(strings.TrimRight(word, "0123456789"), "Array") // such as int32 or stringArray
 			f.DefValue, f.Value = strings.ToUpper(word), valueWord{f.Value}
 		}
 		f.Usage = literal(f.Usage)
@@ -91,12 +92,12 @@ func plain(c *cobra.Command) {
 
 var escaper = strings.NewReplacer(`\`, `\\`, `*`, `\*`, `_`, `\_`, `<`, `\<`, `>`, `\>`, "`", "\\`", `[`, `\[`, `]`, `\]`)
 
-// literal escapes a text for Markdown: indented lines become code, and nothing else is markup.
+// literal escapes a text for Markdown. Indented lines become code, and nothing else becomes markup.
 func literal(text string) string {
 	var b strings.Builder
 	for line := range strings.Lines(text) {
 		if strings.HasPrefix(line, "  ") {
-			b.WriteString("  " + line) // four spaces or more
+			b.WriteString("  " + line) // Markdown needs four spaces or more
 		} else {
 			b.WriteString(escaper.Replace(line))
 		}

@@ -125,7 +125,7 @@ leased again only once the client's process is gone, because the process may sti
 	return c
 }
 
-// withClient makes a command connect to the service before run.
+// withClient makes a command connect to the service before it calls run.
 func withClient(c *cobra.Command, run func(c *cobra.Command, client *bridge.Client, args []string) error) *cobra.Command {
 	var socket string
 	c.RunE = func(c *cobra.Command, args []string) (err error) {

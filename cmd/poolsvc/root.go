@@ -14,7 +14,7 @@ import (
 	"github.com/poolbridge/poolbridge/mempool"
 )
 
-// errReported says that the user has seen already what went wrong.
+// errReported says that the user has already seen what went wrong.
 var errReported = errors.New("reported")
 
 // usageError is an error in the command line.
@@ -22,7 +22,7 @@ type usageError struct{ text string }
 
 func (e *usageError) Error() string { return e.text }
 
-// misused makes a usageError that names the help of a command.
+// misused makes a usageError that also names the help of a command.
 func misused(c *cobra.Command, format string, args ...any) error {
 	return &usageError{fmt.Sprintf(format, args...) + ": see " + c.CommandPath() + " --help"}
 }
@@ -62,7 +62,7 @@ The exit status is 2 if the command line is wrong.`,
 	return root
 }
 
-// arguments accepts least to most arguments. Its error says what was expected.
+// arguments accepts least to most arguments. Its error says how many arguments it expects.
 func arguments(least, most int) cobra.PositionalArgs {
 	return func(c *cobra.Command, args []string) error {
 		if len(args) >= least && len(args) <= most {
@@ -79,7 +79,7 @@ func arguments(least, most int) cobra.PositionalArgs {
 	}
 }
 
-// kindsOf reads the values of --kind.
+// kindsOf returns the kinds of memory in the values of --kind.
 func kindsOf(texts []string) ([]mempool.Kind, error) {
 	var kinds []mempool.Kind
 	for _, text := range texts {
@@ -91,14 +91,14 @@ func kindsOf(texts []string) ([]mempool.Kind, error) {
 	return kinds, nil
 }
 
-// complete sets the values of a flag that shells complete.
+// complete sets the values that shells complete for a flag.
 func complete(c *cobra.Command, flag string, values ...string) {
 	if err := c.RegisterFlagCompletionFunc(flag, cobra.FixedCompletions(values, cobra.ShellCompDirectiveNoFileComp)); err != nil {
-		panic(err) // there is no such flag
+		panic(err) // the command has no such flag
 	}
 }
 
-// completeKinds sets the values of --kind that shells complete.
+// completeKinds sets the values that shells complete for --kind.
 func completeKinds(c *cobra.Command) {
 	var names []string
 	for _, kind := range mempool.Kinds() {

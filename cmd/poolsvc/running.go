@@ -22,7 +22,7 @@ import (
 	"github.com/poolbridge/poolbridge/mempool/service"
 )
 
-// running is a running service, with the settings that can change meanwhile.
+// running is a running service, with the settings that can change while it runs.
 type running struct {
 	flags    *pflag.FlagSet
 	plan     *plan // the current settings
@@ -30,7 +30,7 @@ type running struct {
 	level    slog.LevelVar
 	creators atomic.Pointer[[]uint32]
 	svc      *service.Service
-	session  *service.Session // makes the pools of the plan
+	session  *service.Session // session that makes the pools of the plan
 	server   atomic.Pointer[server.Server]
 }
 
@@ -40,7 +40,7 @@ func (r *running) newLog(w io.Writer) *slog.Logger {
 	return r.log
 }
 
-// createPools makes the pools of the plan.
+// createPools makes the pools that the plan lists.
 func (r *running) createPools() error {
 	var err error
 	if r.session, err = r.svc.OpenSession(mempool.Self(), nil); err != nil {
@@ -65,7 +65,7 @@ func (r *running) createPool(spec mempool.PoolSpec) error {
 	return nil
 }
 
-// healthy says whether the service answers. It hangs if the service hangs.
+// healthy returns nil if the service answers. It blocks while the service blocks.
 func (r *running) healthy() error {
 	r.svc.Stats()
 	return nil
@@ -73,7 +73,7 @@ func (r *running) healthy() error {
 
 var errNotListening = errors.New("the service does not listen yet")
 
-// ready says whether the service answers clients.
+// ready returns nil if the service answers clients.
 func (r *running) ready() error {
 	server := r.server.Load()
 	if server == nil {
@@ -82,7 +82,7 @@ func (r *running) ready() error {
 	return errors.Join(r.healthy(), server.Check())
 }
 
-// reloadOn reads the configuration again at each signal, until ctx ends.
+// reloadOn reads the configuration again at each signal from hups, until ctx ends.
 func (r *running) reloadOn(ctx context.Context, hups <-chan os.Signal) {
 	for {
 		select {
@@ -98,7 +98,7 @@ func (r *running) reloadOn(ctx context.Context, hups <-chan os.Signal) {
 	}
 }
 
-// reload applies the changes of the configuration that a running service can apply, and logs the others.
+// reload applies the changes of the configuration that a running service can apply, and logs the changes that it cannot apply.
 func (r *running) reload() {
 	next, err := resolve(r.flags)
 	if err != nil {
@@ -139,7 +139,7 @@ func (r *running) reload() {
 	r.log.Info("the configuration was reloaded", "file", next.file)
 }
 
-// reloadPools makes the new pools of the configuration, and returns all pools that exist then.
+// reloadPools makes the new pools of the configuration, and returns all pools that the service then has.
 func (r *running) reloadPools(was, next []mempool.PoolSpec) (now []mempool.PoolSpec) {
 	named := func(name string) func(mempool.PoolSpec) bool {
 		return func(spec mempool.PoolSpec) bool { return spec.Name == name }

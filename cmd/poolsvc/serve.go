@@ -22,8 +22,8 @@ import (
 	"github.com/poolbridge/poolbridge/mempool/service"
 )
 
-// heapGrowth is GOGC: how much the heap may grow between collections, in percent. A request leaves little garbage, and with
-// many live buffers the heap is most of the service's memory.
+// heapGrowth is GOGC: how much the heap may grow between two garbage collections, in percent. It is low because a request leaves little
+// garbage, and because the heap is most of the service's memory if there are many live buffers.
 const heapGrowth = 50
 
 func newServe() *cobra.Command {
@@ -138,7 +138,7 @@ func serve(c *cobra.Command, p *plan, l life) error {
 	return srv.Close()
 }
 
-// limits are the limits of --limit: those of the service, and those of its server.
+// limits are the limits of --limit: the limits of the service and the limits of its server.
 type limits struct {
 	service.Limits
 	sessions, waits int
@@ -146,7 +146,7 @@ type limits struct {
 
 func limitNames() []string { return append([]string{"sessions", "waits"}, service.LimitNames()...) }
 
-// set reads NAME=N.
+// set reads a limit of the form NAME=N.
 func (most *limits) set(text string) (name string, err error) {
 	name, value, _ := strings.Cut(text, "=")
 	n, err := strconv.Atoi(value)
@@ -165,7 +165,7 @@ func (most *limits) set(text string) (name string, err error) {
 	return name, nil
 }
 
-// list returns the limits that were set.
+// list returns the limits that the user has set.
 func (most *limits) list() (said []string) {
 	for _, one := range []struct {
 		name string
@@ -178,7 +178,7 @@ func (most *limits) list() (said []string) {
 	return append(said, most.List()...)
 }
 
-// poolText is a pool as the command line or the configuration file describes it.
+// poolText is a pool as the user describes it on the command line or in the configuration file.
 type poolText struct {
 	said               mempool.PoolSpec
 	max, session, user byteSize
@@ -220,10 +220,10 @@ func (p *poolText) spec() (mempool.PoolSpec, error) {
 	return spec, spec.Validate()
 }
 
-// poolExample is what the value of --pool looks like.
+// poolExample is an example of a value of --pool.
 const poolExample = "name=frames,kind=host,max=1GiB"
 
-// parsePool reads the value of --pool.
+// parsePool reads a value of --pool.
 func parsePool(text string) (mempool.PoolSpec, error) {
 	var pool poolText
 	said := make(map[string]bool)

@@ -20,9 +20,9 @@ import (
 	"github.com/poolbridge/poolbridge/mempool"
 )
 
-// plan has the settings of serve: those of its command line, the environment and the configuration file together.
+// plan has the settings of serve, from the command line, the environment and the configuration file.
 type plan struct {
-	file     string // the configuration file; "": none
+	file     string // path of the configuration file; "": no file
 	socket   string
 	mode     os.FileMode
 	creators []uint32
@@ -31,16 +31,16 @@ type plan struct {
 	web      web
 	log      logging
 
-	source   place            // the place that is being read
-	from     map[string]place // the place of each setting, limit and pool: "mode", "limit sessions", "pool frames"
-	broken   map[string]bool  // settings with a wrong value, by their flags
+	source   place            // the place of the settings that are being read
+	from     map[string]place // the place of each setting, limit and pool; keys: "mode", "limit sessions", "pool frames"
+	broken   map[string]bool  // flags of the settings with a wrong value
 	problems config.Problems
 }
 
-// place is the origin of a setting: a flag, a variable, or a line of the configuration file.
+// place is the origin of a setting: a flag, an environment variable, or a line of the configuration file.
 type place struct {
 	name string
-	line int // 0: it has none
+	line int // 0: the place has no line
 }
 
 func (at place) String() string {
@@ -50,12 +50,12 @@ func (at place) String() string {
 	return fmt.Sprintf("%s:%d", at.name, at.line)
 }
 
-// wrong notes a problem.
+// wrong adds a problem at a place.
 func (p *plan) wrong(at place, format string, args ...any) {
 	p.problems.Add(at.name, at.line, format, args...)
 }
 
-// note notes the origin of a setting, a limit or a pool.
+// note stores the place of a setting, a limit or a pool.
 func (p *plan) note(what string) {
 	if p.from != nil {
 		p.from[what] = p.source
@@ -68,7 +68,7 @@ type logging struct {
 	level slog.Level
 }
 
-// handler returns a handler that writes messages of a level or above.
+// handler returns a handler that writes the messages with this level or a higher level.
 func (l logging) handler(w io.Writer, level slog.Leveler) slog.Handler {
 	options := &slog.HandlerOptions{Level: level}
 	if l.json {
@@ -79,27 +79,28 @@ func (l logging) handler(w io.Writer, level slog.Leveler) slog.Handler {
 
 // setting is a setting that a flag, an environment variable and the configuration file can have.
 type setting struct {
-	flag, key   string // its names on the command line and in the file
+	flag, key   string // the names of the setting on the command line and in the file
 	kind, usage string
-	standard    string // the default
-	// set adds the value in a text to the plan.
+	standard    string // the default value
+	// set reads the value in text, and adds it to the plan.
 	set func(p *plan, text string) error
-	// reset removes the values of places with a lower priority; nil: set replaces the value.
+	// reset removes the values from places with a lower priority; nil: set replaces the value, and there is nothing to remove.
 	reset func(p *plan)
-	// show returns the value in a plan; nil for pools and limits, which are shown one by one.
+	// show returns the value in a plan as text. It is nil for pools and limits, which are shown one by one.
 	show func(p *plan) string
-	// fixed: it cannot change while the service runs.
+	// fixed says that the setting cannot change while the service runs.
 	fixed bool
 }
 
-// variable returns the environment variable of a setting.
+// variable returns the name of the setting's environment variable.
 func (s setting) variable() string {
 	return "POOLBRIDGE_" + strings.ToUpper(strings.ReplaceAll(s.flag, "-", "_"))
 }
 
 const poolUsage = "name=NAME,max=SIZE[,kind=device|vmm|legacy|pinned|host][,device=N|UUID][,session=SIZE][,user=SIZE][,uid=N][,gid=N]"
 
-// settings returns all settings. The file has pools in its list pools, and limits as limits.NAME.
+// settings returns all settings. In the configuration file, pools are elements of the list pools, and limits have keys of the form
+// limits.NAME.
 func settings() []setting {
 	return []setting{
 		{flag: "socket", key: "socket.path", kind: "path", usage: "path of the service's socket", standard: bridge.DefaultSocket(),
@@ -186,7 +187,7 @@ func (p *plan) setMode(text string) error {
 	return nil
 }
 
-// addPool adds a pool. It replaces a pool of the same name from a place with a lower priority.
+// addPool adds a pool to the plan. The pool replaces a pool with the same name from a place with a lower priority.
 func (p *plan) addPool(spec mempool.PoolSpec) error {
 	what := "pool " + spec.Name
 	if p.from != nil && p.from[what] == p.source {
@@ -198,7 +199,7 @@ func (p *plan) addPool(spec mempool.PoolSpec) error {
 	return nil
 }
 
-// said is the flag of a setting, with its values on the command line.
+// said is the pflag.Value of a setting. It keeps the values that the command line gives.
 type said struct {
 	setting
 	texts []string
@@ -215,7 +216,7 @@ func (s *said) Set(text string) error {
 	return nil
 }
 
-// planFlags adds the flags of all settings to a command's.
+// planFlags adds a flag for each setting to the flags of a command.
 func planFlags(f *pflag.FlagSet) {
 	for _, s := range settings() {
 		flag := f.VarPF(&said{setting: s}, s.flag, "", s.usage)
@@ -228,21 +229,22 @@ func planFlags(f *pflag.FlagSet) {
 	f.String("config", os.Getenv("POOLBRIDGE_CONFIG"), "configuration file; flags and variables POOLBRIDGE_… override it")
 }
 
-// newPlan returns a plan with the defaults.
+// newPlan returns a plan that has the default values.
 func newPlan() *plan {
 	p := &plan{from: make(map[string]place), broken: make(map[string]bool)}
 	for _, s := range settings() {
 		p.from[s.flag] = place{name: "default"}
 		if s.standard != "" {
-			_ = s.set(p, s.standard) // a default is never refused
+			_ = s.set(p, s.standard) // set never refuses a default
 		}
 	}
 	return p
 }
 
-// resolve makes a plan of the flags, the environment and the configuration file. Flags override the environment, and both override the file.
+// resolve makes a plan from the flags, the environment and the configuration file. Flags override the environment, and both override the
+// file.
 //
-// Errors: [config.Problems]; those of the file system.
+// Errors: [config.Problems]; errors of the file system.
 func resolve(f *pflag.FlagSet) (*plan, error) {
 	p := newPlan()
 	var err error
@@ -274,7 +276,8 @@ func resolve(f *pflag.FlagSet) (*plan, error) {
 	return p, p.check()
 }
 
-// check returns all problems, and those of settings that do not fit together. It checks only settings whose values were not refused.
+// check returns all problems of the plan, including settings that do not fit together. It compares only settings whose values were not
+// refused.
 //
 // Errors: [config.Problems].
 func (p *plan) check() error {
@@ -303,7 +306,8 @@ func (p *plan) check() error {
 	return p.problems.Err()
 }
 
-// say adds the values of a setting from one place to the plan. A value that is refused becomes a problem; what precedes its text.
+// say adds the values of a setting from one place to the plan. If a value is refused, say adds a problem, and the text of the problem
+// begins with what.
 func (p *plan) say(s setting, at place, what string, texts ...string) {
 	if s.reset != nil {
 		s.reset(p)
@@ -318,9 +322,9 @@ func (p *plan) say(s setting, at place, what string, texts ...string) {
 	p.note(s.flag)
 }
 
-// read adds the settings of a configuration file to the plan. [plan.check] returns what is wrong in the file.
+// read adds the settings of a configuration file to the plan. [plan.check] returns the problems of the file.
 //
-// Errors: those of the file system, and a [config.Problem] if other users may change the file.
+// Errors: errors of the file system; a [config.Problem] if other users may change the file.
 func (p *plan) read(path string) error {
 	file, err := config.Read(path)
 	var problems config.Problems
@@ -345,7 +349,7 @@ func (p *plan) value(at place, v config.Value) {
 		switch {
 		case limit && s.key == "limits":
 			for i := range v.Texts {
-				if strings.Contains(v.Texts[i], ",") { // it would set another limit too
+				if strings.Contains(v.Texts[i], ",") { // a comma would start the value of another limit
 					p.wrong(at, "%s: expected a number, not %q", v.Key, v.Texts[i])
 					p.broken[s.flag] = true
 					return
@@ -359,7 +363,7 @@ func (p *plan) value(at place, v config.Value) {
 			continue
 		}
 		switch {
-		case v.Broken: // this is told already
+		case v.Broken: // the reader of the file has already added a problem
 			p.broken[s.flag] = true
 		case s.reset == nil && len(v.Texts) != 1:
 			p.wrong(at, "%s: expected one value, not %d", v.Key, len(v.Texts))
@@ -372,7 +376,7 @@ func (p *plan) value(at place, v config.Value) {
 	p.wrong(at, "%s: there is no such key: expected one of %s, limits.NAME, or pools", v.Key, strings.Join(keys, ", "))
 }
 
-// pool adds a pool of a file to the plan.
+// pool adds a pool from a file to the plan.
 func (p *plan) pool(at place, item config.Item) {
 	var pool poolText
 	lines, refused := make(map[string]int), make(map[string]bool)
@@ -387,7 +391,7 @@ func (p *plan) pool(at place, item config.Item) {
 	for _, v := range item.Values {
 		lines[v.Key] = v.Line
 		switch {
-		case v.Broken: // this is told already
+		case v.Broken: // the reader of the file has already added a problem
 			refused[v.Key] = true
 			continue
 		case len(v.Texts) != 1 && v.Key != "uid" && v.Key != "gid":
@@ -416,7 +420,7 @@ func (p *plan) pool(at place, item config.Item) {
 	}
 }
 
-// mistakes calls wrong for each wrong key of a pool. It tries each value together with those that are right.
+// mistakes calls wrong for each wrong key of a pool. It checks each value together with the values that are correct.
 func mistakes(said mempool.PoolSpec, refused map[string]bool, wrong func(key, format string, args ...any)) {
 	right := mempool.PoolSpec{Name: "?", Kind: mempool.Host, MaxBytes: math.MaxInt64}
 	for _, value := range []struct {

@@ -7,7 +7,7 @@ import (
 	"strings"
 )
 
-// byteSize is a number of bytes on the command line: 1048576, 1MiB, 80GiB.
+// byteSize is a number of bytes on the command line, for example 1048576, 1MiB or 80GiB.
 type byteSize uint64
 
 var byteUnits = []struct {
@@ -15,7 +15,7 @@ var byteUnits = []struct {
 	bytes  uint64
 }{{"TiB", 1 << 40}, {"GiB", 1 << 30}, {"MiB", 1 << 20}, {"KiB", 1 << 10}, {"B", 1}, {"", 1}}
 
-// Set reads a size.
+// Set reads a size from text.
 func (b *byteSize) Set(text string) error {
 	for _, u := range byteUnits {
 		digits, ok := strings.CutSuffix(text, u.suffix)
@@ -32,10 +32,10 @@ func (b *byteSize) Set(text string) error {
 	return fmt.Errorf("%q is no size: expected a number of bytes, or one with KiB, MiB, GiB or TiB", text)
 }
 
-// Type names the type in --help.
+// Type returns the name of the type in --help.
 func (b *byteSize) Type() string { return "bytes" }
 
-// String returns the size in the largest unit that divides it.
+// String returns the size in the largest unit that divides the size.
 func (b *byteSize) String() string { return formatBytes(uint64(*b)) }
 
 func formatBytes(n uint64) string {

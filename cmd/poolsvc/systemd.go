@@ -14,7 +14,7 @@ import (
 	"github.com/poolbridge/poolbridge/mempool/service"
 )
 
-// listen serves on the socket that systemd passed, else on one that it makes.
+// listen serves on the socket that systemd passed, or else on a socket that it makes.
 func listen(socket string, p *plan, l life, svc *service.Service, serving server.Config) (*server.Server, error) {
 	files := activation.Files(true)
 	switch {
@@ -33,14 +33,14 @@ func listen(socket string, p *plan, l life, svc *service.Service, serving server
 	return srv, err
 }
 
-// tell notifies systemd, if it started the service and set NOTIFY_SOCKET.
+// tell notifies systemd, if systemd started the service and set NOTIFY_SOCKET.
 func tell(log *slog.Logger, said ...string) {
 	if _, err := daemon.SdNotify(false, strings.Join(said, "\n")); err != nil {
 		log.Warn("the service cannot notify systemd (NOTIFY_SOCKET)", "said", said[0], "error", err)
 	}
 }
 
-// startWatchdog starts to notify systemd's watchdog as long as the service answers. Without a watchdog it does nothing.
+// startWatchdog begins to notify systemd's watchdog while the service answers. If there is no watchdog, startWatchdog does nothing.
 func startWatchdog(ctx context.Context, log *slog.Logger, ready func(context.Context) error) error {
 	period, err := daemon.SdWatchdogEnabled(false)
 	if err != nil || period == 0 {
@@ -54,7 +54,7 @@ func startWatchdog(ctx context.Context, log *slog.Logger, ready func(context.Con
 	return nil
 }
 
-// watch checks at each tick whether the service answers in time, and notifies systemd's watchdog if it does.
+// watch checks at each tick whether the service answers within patience. If it does, watch notifies systemd's watchdog.
 func watch(ctx context.Context, log *slog.Logger, ticks <-chan time.Time, patience time.Duration, ready func(context.Context) error) {
 	for {
 		select {

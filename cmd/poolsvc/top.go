@@ -36,7 +36,7 @@ The key ? explains the columns and keys. Without a terminal, use poolsvc pools, 
 			defer func() { err = errors.Join(err, source.Close()) }()
 			_, err = tea.NewProgram(top.New(c.Context(), source, interval), tea.WithContext(c.Context())).Run()
 			if errors.Is(err, tea.ErrProgramKilled) || errors.Is(err, tea.ErrInterrupted) {
-				return nil // a signal ended the context
+				return nil // a signal has ended the context
 			}
 			return err
 		},

@@ -79,8 +79,9 @@ A check that cannot run here is skipped and says why. The exit status is 0 only 
 	return c
 }
 
-// defaultPython returns the interpreter of the virtual environment of a checkout, if the program is in one; else the interpreter in the
-// program's own folder, where pip installs both; else python3 of the PATH.
+// defaultPython returns the Python interpreter of a checkout or an installation. If the program is in a checkout, this is the interpreter
+// of the checkout's virtual environment. Otherwise it is python3 in the program's own folder, into which pip installs the program, or else
+// python3 of the PATH.
 func defaultPython() string {
 	if self, err := os.Executable(); err == nil {
 		folder := filepath.Dir(self)

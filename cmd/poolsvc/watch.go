@@ -15,14 +15,14 @@ import (
 	"github.com/poolbridge/poolbridge/bridge"
 )
 
-// view is the common part of commands that show something of a service, once or repeatedly.
+// view is the common part of the commands that show something of a service, once or repeatedly.
 type view struct {
 	socket string
 	json   bool
-	watch  float64 // seconds between two updates; 0: show it once
+	watch  float64 // seconds between two updates; 0: show once
 }
 
-// shortestWatch and longestWatch are the limits of --watch, in seconds.
+// shortestWatch and longestWatch are the least and the greatest value of --watch, in seconds.
 const shortestWatch, longestWatch = 0.1, 86400
 
 func (v *view) flags(c *cobra.Command) {
@@ -32,9 +32,9 @@ func (v *view) flags(c *cobra.Command) {
 	c.Flags().Lookup("watch").NoOptDefVal = "2"
 }
 
-// show calls draw and prints what it writes, once or repeatedly.
+// show calls draw and prints the text that draw writes, once or repeatedly.
 func (v *view) show(c *cobra.Command, draw func(ctx context.Context, client *bridge.Client, out io.Writer) error) (err error) {
-	if c.Flags().Changed("watch") && !(v.watch >= shortestWatch && v.watch <= longestWatch) { // NaN is neither
+	if c.Flags().Changed("watch") && !(v.watch >= shortestWatch && v.watch <= longestWatch) { // NaN fails both comparisons
 		return misused(c, "--watch=%v: expected %v to %v seconds", v.watch, shortestWatch, longestWatch)
 	}
 	ctx := c.Context()
@@ -76,7 +76,7 @@ func (v *view) show(c *cobra.Command, draw func(ctx context.Context, client *bri
 	}
 }
 
-// writeJSON prints a document, on one line if more follow.
+// writeJSON prints a document. If more documents follow, it prints the document on one line.
 func (v *view) writeJSON(out io.Writer, document any) error {
 	if v.watch > 0 {
 		return json.NewEncoder(out).Encode(document)

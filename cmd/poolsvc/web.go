@@ -17,10 +17,10 @@ import (
 type web struct {
 	address         string
 	remote, profile bool
-	server          *metrics.Server // nil: nothing is served
+	server          *metrics.Server // nil: the service has no HTTP server
 }
 
-// serve starts the HTTP server, and sets a counter of requests in the configuration of the bridge's server.
+// serve starts the HTTP server. It also sets a counter of requests in serving, the configuration of the bridge's server.
 func (w web) serve(svc *service.Service, serving *server.Config, healthy, ready func(context.Context) error) (web, error) {
 	if w.address == "" {
 		return w, nil
@@ -50,7 +50,8 @@ func (w web) close(log *slog.Logger) {
 	}
 }
 
-// bounded returns a function that calls ask, which may hang, and returns when its context ends. Only one call of ask runs at a time.
+// bounded returns a function that calls ask, which may block, and that returns at the latest when its context ends. Only one call of ask
+// runs at a time.
 func bounded(ask func() error) func(context.Context) error {
 	looking := make(chan struct{}, 1)
 	return func(ctx context.Context) error {

@@ -6,7 +6,7 @@ import (
 	"github.com/poolbridge/poolbridge/cmd/poolsvc/internal/work"
 )
 
-// newWorker is the command that `verify` starts as the Go side of its checks.
+// newWorker returns the command that `verify` runs as the Go side of its checks.
 func newWorker() *cobra.Command {
 	w := &work.Worker{}
 	c := &cobra.Command{

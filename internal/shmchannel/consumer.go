@@ -22,8 +22,8 @@ type InHand interface{ hand() *Hand }
 // Frame is a frame that a consumer has in hand.
 type Frame struct {
 	Hand
-	// Missed is, in a broadcast, the number of frames between the consumer's last frame and this one that it did not get. In a queue it
-	// is the number of frames that were dropped since any consumer took one.
+	// Missed is, in a broadcast, the number of frames between the consumer's last frame and this frame that the consumer did not get.
+	// In a queue, Missed is the number of frames that were dropped since any consumer took one.
 	Missed   uint64
 	Producer Peer
 	// Record is what the producer published. The caller must not change its slices or its description. The next call of Take with the
@@ -53,8 +53,8 @@ type Consumer struct {
 // ConsumerConfig is what a consumer needs to take part.
 type ConsumerConfig struct {
 	MemberConfig
-	// Reached reports whether a fence of the consumer's own timeline is reached. Release asks before it overwrites the fence of an
-	// older frame, unless the new fence implies the old one. If Reached is nil, no fence counts as reached.
+	// Reached reports whether a fence of the consumer's own timeline is reached. Release calls Reached before it overwrites the fence
+	// of an older frame, unless the new fence implies the old fence. If Reached is nil, no fence counts as reached.
 	Reached func(Fence) bool
 }
 
@@ -126,7 +126,7 @@ func (c *Consumer) Take(ctx context.Context, f *Frame) error {
 	}
 }
 
-// TryTake is like [Consumer.Take], but does not wait. ok reports whether there was a frame.
+// TryTake is like [Consumer.Take], but does not wait. ok is false if there was no frame.
 func (c *Consumer) TryTake(f *Frame) (ok bool, err error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()

@@ -221,8 +221,8 @@ func (h *Host) change() (tail, error) {
 	return h.announce(nil)
 }
 
-// announce is change for what other consumers need not know: that a consumer joined. It calls prepare, if that is not nil, with the
-// loaded tail before each try to change the tail.
+// announce does the same as change if other consumers need not know of the change, as when a consumer joined. If prepare is not nil,
+// announce calls prepare with the loaded tail before each try to change the tail.
 func (h *Host) announce(prepare func(tail)) (tail, error) {
 	defer h.sequencer.freed.advance()
 	v := h.roster.version.Load() + 1

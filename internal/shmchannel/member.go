@@ -15,12 +15,12 @@ type MemberConfig struct {
 	Sequencer *os.File
 	// Own is the member's own file: the track of a producer, the cursor of a consumer.
 	Own *os.File
-	// Slot and ID are those of the member in the roster.
+	// Slot and ID are the member's slot and id in the roster.
 	Slot int
 	ID   uint64
 	// Spin is how long the member spins before it sleeps.
 	Spin time.Duration
-	// Spinner decides whether the member spins. If it is nil, the member always does.
+	// Spinner decides whether the member spins. If Spinner is nil, the member always spins.
 	Spinner Spinner
 }
 
@@ -138,7 +138,7 @@ func (m *member) spins(p *pause) bool {
 	return !p.looked
 }
 
-// found ends the spinning of a call, if it spun. something reports whether the call found what it waited for.
+// found ends the spinning of a call, if the call spun. something reports whether the call found what it waited for.
 func (m *member) found(p *pause, something bool) {
 	if p.looked || p.began.IsZero() {
 		return

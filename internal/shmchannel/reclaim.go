@@ -6,7 +6,7 @@ import (
 	"slices"
 )
 
-// Returned is a block that its producer can use again.
+// Returned is a block that the block's producer can use again.
 type Returned struct {
 	Number uint64 // number of the frame that the block was published with
 	Block  uint64
@@ -45,7 +45,7 @@ func (p *Producer) Lent() int {
 	return len(p.pending) - p.seen + len(p.stuck)
 }
 
-// Lends reports whether is returns true for the owner of a block that the channel has.
+// Lends reports whether the function is returns true for the owner of any block that the channel has.
 func (p *Producer) Lends(is func(owner any) bool) bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -91,8 +91,8 @@ func (p *Producer) AwaitReclaim(ctx context.Context) ([]Returned, error) {
 	}
 }
 
-// AwaitBack calls look until look returns true or the context ends. Between two calls the producer waits until a consumer lets go of a
-// frame. look may call [Producer.Reclaim], or check whether another goroutine has reclaimed what the caller waits for.
+// AwaitBack calls the function look until look returns true or the context ends. Between two calls the producer waits until a consumer
+// releases a frame. look may call [Producer.Reclaim], or check whether another goroutine has reclaimed what the caller waits for.
 //
 // Errors: the context's; [ErrLeft] if the producer is closed.
 func (p *Producer) AwaitBack(ctx context.Context, look func() (found bool)) error {
@@ -271,7 +271,7 @@ func (p *Producer) inUse(number uint64) bool {
 	return held
 }
 
-// gather adds the fences of the consumers' work on a frame. ok is false if a consumer is just writing one.
+// gather adds the fences of the consumers' work on a frame. ok is false if a consumer is writing a fence at this moment.
 func (p *Producer) gather(number uint64) (ok bool) {
 	for i := range p.view.readers {
 		r := &p.view.readers[i]

@@ -2,8 +2,9 @@ package shmchannel
 
 import "fmt"
 
-// Release releases a frame. The consumer's work on it is done when the fence is reached. A fence whose Value is 0 means that the work is
-// done now. Frames can be released in any order. The fence must be of the consumer's own timeline; its Timeline is not stored.
+// Release releases a frame. The consumer's work on the frame is done when the fence is reached. A fence whose Value is 0 means that
+// the work is done now. Frames can be released in any order. The fence must be of the consumer's own timeline; the fence's Timeline is
+// not stored.
 //
 // Each slot has room for one fence, which may be of an older frame. The new fence replaces the old one if the old one is reached, or if
 // the new one is of the same word and not smaller. Otherwise Release releases nothing and returns [ErrUnfinished]: the caller waits for
@@ -70,7 +71,7 @@ func (c *Consumer) keep(n uint64) (h int) {
 	return h
 }
 
-// holdOf returns the index of a frame's hold, or -1 if it has none.
+// holdOf returns the index of a frame's hold, or -1 if the frame has no hold.
 func (c *Consumer) holdOf(f *Hand) int {
 	switch {
 	case f.Number == 0 || f.hold >= MaxInHand:
@@ -172,8 +173,8 @@ func (c *Consumer) settle(number, tag uint64) error {
 	return nil
 }
 
-// Leave stops the consumer from taking frames. It can still release, acknowledge and requeue those that it has in hand. The caller tells
-// the host afterwards.
+// Leave stops the consumer from taking frames. The consumer can still release, acknowledge and requeue the frames that it has in hand.
+// The caller tells the host afterwards.
 //
 // Errors: [ErrLeft] if the consumer is closed.
 func (c *Consumer) Leave() error {

@@ -88,8 +88,9 @@ func (s *sequencer) loadTail() tail { return tail(s.tail.Load()) }
 func (s *sequencer) entry(number uint64) *atomic.Uint64 { return &s.order[number&s.mask()] }
 func (s *sequencer) claim(number uint64) *atomic.Uint64 { return &s.claims[number&s.mask()] }
 
-// enter stores the entry of the tail's number, unless another member has stored it already. Every member calls it before it moves the tail to
-// the next number, so each number below the tail's has its entry. A void has none, because its slot may still hold the entry of an older frame.
+// enter stores the entry of the tail's number, unless another member has stored the entry already. Every member calls enter before it
+// moves the tail to the next number, so each number below the tail's has an entry. A void number has no entry, because its slot may
+// still hold the entry of an older frame.
 func (s *sequencer) enter(t tail) {
 	if t.slot() == voidSlot || t.number() == 0 {
 		return

@@ -17,7 +17,7 @@ import (
 //     of its sessions ended with a lease on the block, until the process is gone; while its work on the block is under way; and from when
 //     it was asked to unmap the block until it has.
 
-// account counts the bytes of the blocks of a session's buffers in a pool. Buffers refer to it also after the session ended.
+// account counts the bytes of the blocks of a session's buffers in a pool. Buffers refer to the account also after the session ended.
 type account struct {
 	pool    *Pool
 	session uint64
@@ -25,7 +25,7 @@ type account struct {
 	bytes   uint64
 }
 
-// add counts a block of size bytes, and remove undoes that. Service.mu is held.
+// add counts a block of size bytes. remove undoes add. Service.mu is held.
 func (a *account) add(size uint64) {
 	a.bytes += size
 	a.pool.users.add(a.uid, int(size))
@@ -36,7 +36,7 @@ func (a *account) remove(size uint64) {
 	a.pool.users.add(a.uid, -int(size))
 }
 
-// keeper is a process of a user, which may keep free blocks that others cannot use. It is guarded by Service.mu.
+// keeper is a process of a user. The process may keep free blocks that others cannot use. Service.mu guards the keeper.
 type keeper struct {
 	uid      uint32
 	process  uint64           // 0: not known, and the keeper belongs to one session alone
@@ -70,14 +70,14 @@ func (s *Service) leave(k *keeper) {
 	}
 }
 
-// keeping says which processes keep a free block. It is guarded by Service.mu.
+// keeping says which processes keep a free block. Service.mu guards it.
 type keeping struct {
 	left    smallSet[*Session] // ended sessions that had a lease on it, while their process may still touch it
 	keepers []*keeper          // the processes that it counts for
 	since   uint64             // Pool.lastPending when it became pending; 0: it is not pending
 }
 
-// keeping returns b.kept, and makes it on the first call. Service.mu is held.
+// keeping returns b.kept. The first call makes b.kept. Service.mu is held.
 func (b *block) keeping() *keeping {
 	if b.kept == nil {
 		b.kept = new(keeping)
@@ -85,7 +85,8 @@ func (b *block) keeping() *keeping {
 	return b.kept
 }
 
-// charge makes b count for the processes that keep it now, and for no others. fewer says that they became fewer. Service.mu is held.
+// charge makes b count for exactly the processes that keep b now. fewer says that there are now fewer such processes. Service.mu is
+// held.
 func (p *Pool) charge(b *block) (fewer bool) {
 	if b.kept == nil && len(b.fences) == 0 && b.state != blockRecalling {
 		return false
@@ -124,7 +125,8 @@ func (p *Pool) charge(b *block) (fewer bool) {
 	return fewer
 }
 
-// count adds n bytes to what b's keepers keep, and to what counts for their users. Service.mu is held.
+// count adds n, which may be negative, to the bytes that b's keepers keep, and to the bytes that count for their users. Service.mu is
+// held.
 func (p *Pool) count(b *block, n int) {
 	keepers := b.kept.keepers
 	for i, k := range keepers {
@@ -209,7 +211,7 @@ func (s *Session) chargeable(p *Pool, size uint64) error {
 // bounded says whether sessions or users have a limit of their own in the pool.
 func (p *Pool) bounded() bool { return p.info.SessionBytes > 0 || p.info.UserBytes > 0 }
 
-// within is chargeable without a call of recharge. Service.mu is held.
+// within does the same as chargeable, without a call of recharge. Service.mu is held.
 func (s *Session) within(p *Pool, size uint64) error {
 	var err error
 	bytes, kept := s.counts(p)

@@ -6,8 +6,8 @@ import (
 	"github.com/poolbridge/poolbridge/mempool"
 )
 
-// block is one allocation of an arena with its export, which is made once and kept. Everything but the export is guarded by
-// Service.mu. A service may have a million blocks: keep the struct small.
+// block is one allocation of an arena, with its export, which is made once and kept. Service.mu guards all fields except the export. A
+// service may have a million blocks: keep the struct small.
 type block struct {
 	id   uint64
 	pool *Pool
@@ -15,7 +15,7 @@ type block struct {
 	mem  mempool.Allocation
 
 	generation uint64
-	// mapped are the sessions that were sent the export and have neither dropped it nor ended. While there is one, the
+	// mapped are the sessions that were sent the export and have neither dropped the block nor ended. While mapped is not empty, the
 	// block must not be freed.
 	mapped smallSet[*Session]
 	// holds counts the ended sessions that had a lease on the block and whose process may still run and touch it. While there is one, the

@@ -8,7 +8,7 @@ import (
 	"github.com/poolbridge/poolbridge/mempool"
 )
 
-// buffer is one use of a block. It is guarded by Service.mu. A service may have a million buffers: keep the struct small.
+// buffer is one use of a block. Service.mu guards it. A service may have a million buffers: keep the struct small.
 type buffer struct {
 	id         uint64
 	generation uint64
@@ -53,7 +53,7 @@ func (b *buffer) checkContent() {
 	}
 }
 
-// failWith marks the buffer as failed. reason is what its producer has said; "" if it died. Service.mu is held.
+// failWith marks the buffer as failed. reason is what the buffer's producer has said, or "" if the producer died. Service.mu is held.
 func (b *buffer) failWith(reason string) {
 	b.failed = true
 	if reason != "" {
@@ -69,7 +69,8 @@ func (b *buffer) incomplete() error {
 	return situation.Of(mempool.ErrProducerDied, "buffer %d is incomplete: the process that wrote it died before finishing", b.id)
 }
 
-// available says whether the buffer can be leased now: nil if it can, ErrBusy if it may be possible later, another error if never.
+// available returns nil if the buffer can be leased now, ErrBusy if a later lease may be possible, and another error if no lease ever
+// is.
 func (b *buffer) available(write bool) error {
 	b.checkContent()
 	switch {

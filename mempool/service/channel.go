@@ -11,8 +11,8 @@ import (
 	"github.com/poolbridge/poolbridge/mempool"
 )
 
-// channel is a named queue of buffers. Its frames go through memory that its members share: the service sees none of them. The service
-// decides which sessions take part, and cleans up after members that left. A channel is guarded by Service.mu, except info, pool and uid,
+// channel is a named queue of buffers. Its frames go through memory that its members share: the service sees no frame. The service
+// decides which sessions take part, and cleans up after members that left. Service.mu guards a channel, except info, pool and uid,
 // which never change.
 type channel struct {
 	info mempool.ChannelInfo
@@ -39,7 +39,7 @@ var (
 		mempool.Latest:     shmchannel.Latest}
 )
 
-// MakeChannel makes a channel, or returns the one of that name if its spec is equal.
+// MakeChannel makes a channel. If a channel of that name with an equal spec exists, MakeChannel returns that channel.
 //
 // Errors: [mempool.ErrInvalid], [mempool.ErrExists] if there is one of that name with another spec, [mempool.ErrNotFound] and
 // [mempool.ErrDenied] for the pool, [mempool.ErrLimit], [mempool.ErrOutOfMemory], [mempool.ErrUnavailable] where the kernel has no sealed
@@ -82,7 +82,7 @@ func (s *Session) MakeChannel(spec mempool.ChannelSpec) (mempool.ChannelInfo, er
 	return ch.info, nil
 }
 
-// FindChannel finds a channel by name, and waits up to wait for it to appear.
+// FindChannel finds a channel by name. It waits for at most wait until the channel exists.
 //
 // Errors: [mempool.ErrNotFound] (with wait 0) or [mempool.ErrTimeout], [mempool.ErrDenied], [mempool.ErrClosed], the context's.
 func (s *Session) FindChannel(ctx context.Context, name string, wait time.Duration) (mempool.ChannelInfo, error) {
@@ -115,7 +115,7 @@ func (s *Session) FindChannel(ctx context.Context, name string, wait time.Durati
 	}
 }
 
-// channel finds a channel by id that the session may use and that is not closed. Service.mu is held.
+// channel finds an open channel by id. The session must be allowed to use the channel. Service.mu is held.
 func (s *Session) channel(id uint64) (*channel, error) {
 	if err := s.alive(); err != nil {
 		return nil, err
@@ -156,7 +156,7 @@ func (p *Pool) newChannel(spec mempool.ChannelSpec, uid uint32) (*channel, error
 		members: make(map[uint64]*member), kept: make(map[*buffer][]*member)}, nil
 }
 
-// anyChannel finds a channel by id that the session may use, closed or not. Service.mu is held.
+// anyChannel finds an open or closed channel by id. The session must be allowed to use the channel. Service.mu is held.
 func (s *Session) anyChannel(id uint64) (*channel, error) {
 	if ch := s.svc.channelByID.get(id); ch != nil && !s.ended && ch.pool.access.Allows(s.peer) {
 		return ch, nil
@@ -187,7 +187,7 @@ func (s *Session) CloseChannel(id uint64) error {
 	return nil
 }
 
-// close frees the name, and lets no member join any more. Service.mu is held.
+// close frees the channel's name. No member can join any more. Service.mu is held.
 func (ch *channel) close() {
 	if ch.closed { // its name may be another's by now
 		return
@@ -233,7 +233,7 @@ func (ch *channel) failed(err error) error {
 	return mempool.HostError("share the memory of a channel", err)
 }
 
-// logFailed notes an error of the channel's memory as an event, where no caller gets it. Service.mu is held.
+// logFailed notes an error of the channel's memory as an event if no caller gets the error. Service.mu is held.
 func (ch *channel) logFailed(what string, err error) {
 	if err = ch.failed(err); err != nil && !errors.Is(err, mempool.ErrClosed) {
 		ch.note(mempool.HistoryEvent{Kind: mempool.ChannelFailed, Text: fmt.Sprintf("%s: %q: %v", what, ch.info.Name, err)})

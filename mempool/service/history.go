@@ -39,14 +39,14 @@ type happening struct {
 	pool *poolAccess // nil: it concerns no pool
 }
 
-// poolAccess says which users may use a pool, and which user made it. Events refer to it also after the pool is destroyed.
+// poolAccess says which users may use a pool, and which user made the pool. Events refer to it also after the pool is destroyed.
 type poolAccess struct {
 	uid    uint32         // the user who made it
 	access mempool.Access // the users and groups that may use it, sorted; never empty
 }
 
-// note adds an event to the history and logs it: trouble as a warning. It sets the event's time to now if it has none. pool is the pool that
-// the event concerns; nil: none.
+// note adds an event to the history and logs the event; trouble is logged as a warning. If the event has no time, note sets the time
+// to now. The event concerns pool, or no pool if pool is nil.
 func (s *Service) note(e mempool.HistoryEvent, pool *Pool) {
 	if e.At.IsZero() {
 		e.At = time.Now()
@@ -113,7 +113,7 @@ func (s *Session) about(kind mempool.EventKind, format string, args ...any) memp
 	return mempool.HistoryEvent{Kind: kind, Session: s.id, PID: s.peer.PID, UID: s.peer.UID, Program: s.program, Text: fmt.Sprintf(format, args...)}
 }
 
-// who names the session in the text of an event. Service.mu is held.
+// who returns the session's name for the text of an event. Service.mu is held.
 func (s *Session) who() string {
 	if s.program == "" {
 		return fmt.Sprintf("session %d (pid %d, user %d)", s.id, s.peer.PID, s.peer.UID)
@@ -139,7 +139,7 @@ func (h *history) read(after uint64, most int, may func(*happening) bool) mempoo
 	return h.page(after, most, may)
 }
 
-// page is read with h.mu held.
+// page does the same as read. The caller holds h.mu.
 func (h *history) page(after uint64, most int, may func(*happening) bool) (page mempool.EventPage) {
 	if forgotten := h.last - uint64(len(h.ring)); after < forgotten {
 		page.Lost, after = forgotten-after, forgotten
@@ -152,7 +152,7 @@ func (h *history) page(after uint64, most int, may func(*happening) bool) (page 
 	return page
 }
 
-// watch is read, and returns a watcher for the next event if there is none yet.
+// watch does the same as read. If there is no event yet, it also returns a watcher for the next event.
 func (h *history) watch(after uint64, most int, may func(*happening) bool) (mempool.EventPage, *watcher) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -251,16 +251,17 @@ func (s *Session) Events(ctx context.Context, after uint64, most int, wait time.
 // MaxEventWaits is how many calls of [Session.Events] of one session may wait at a time: each event is compared with all that wait.
 const MaxEventWaits = 4
 
-// gap limits how often an event that happens very often is noted. It is guarded by Service.mu.
+// gap limits how often the service notes a frequent event. Service.mu guards it.
 type gap struct {
 	told  time.Time // when it was last noted
 	count int       // how often it happened since then
 }
 
-// gapRest is the least time between two notes of such an event.
+// gapRest is the shortest time between two notes of a frequent event.
 const gapRest = 10 * time.Second
 
-// tell counts one event. now says that it is to be noted now, and count how often it happened since it was last noted.
+// tell counts one event. The result now says that the caller must note the event now; count is the number of events since the last
+// note.
 func (g *gap) tell() (count int, now bool) {
 	g.count++
 	if !g.told.IsZero() && time.Since(g.told) < gapRest {

@@ -24,16 +24,16 @@ type MemberSpec struct {
 	Role MemberRole
 	// Oldest makes a consumer of a broadcast begin with the oldest frame that is kept, not with the newest.
 	Oldest bool
-	// Full is what happens when this consumer of a broadcast is slow; empty: the channel's policy.
+	// Full says what happens when this consumer of a broadcast is slow. If Full is empty, the channel's policy holds.
 	Full mempool.FullPolicy
 }
 
 // Member is what a session needs to take part in a channel.
 type Member struct {
-	// Slot is its index in the roster. ID is never used again in the channel.
+	// Slot is the member's index in the roster. ID is never used again in the channel.
 	Slot int
 	ID   uint64
-	// Export has three files: the roster, the sequencer, and the member's own. The service closes them.
+	// Export has three files: the roster, the sequencer, and the member's own file. The service closes them.
 	Export mempool.Export
 }
 
@@ -49,8 +49,8 @@ type MemberCame struct {
 
 func (MemberCame) notice() {}
 
-// JoinChannel makes a member of a channel. The session's process maps the member's files and then calls [Session.EnterChannel]. The
-// member's fences are of the session's timeline, if that is sealed by now; otherwise the member has no fences.
+// JoinChannel makes a member of a channel. The session's process maps the member's files and then calls [Session.EnterChannel]. If the
+// session's timeline is sealed by now, the member's fences are of that timeline. Otherwise the member has no fences.
 //
 // Errors: [mempool.ErrNotFound], [mempool.ErrInvalid], [mempool.ErrDenied], [mempool.ErrLimit], [mempool.ErrOutOfMemory],
 // [mempool.ErrClosed] for a channel that is closed.
@@ -152,7 +152,7 @@ func (s *Session) EnterChannel(channel, id uint64) ([]MemberCame, error) {
 	return others, nil
 }
 
-// introduce tells the sessions of the members of the other role of a new member, and returns these members. Service.mu is held.
+// introduce announces a new member to the sessions of the members of the other role, and returns these members. Service.mu is held.
 func (ch *channel) introduce(m *member) (others []MemberCame) {
 	told := make(map[*Session]struct{})
 	role := shmchannel.ConsumerRole

@@ -25,11 +25,12 @@ type Grant struct {
 	Lease *Lease
 	// Info describes the lease. Its tensor may be shared, and must not be changed.
 	Info mempool.LeaseInfo
-	// Mapped says that the session has the export of the lease's block already. Otherwise it needs what [Lease.Export] returns.
+	// Mapped says that the session already has the export of the lease's block. Otherwise the session needs what [Lease.Export]
+	// returns.
 	Mapped bool
 }
 
-// granted is the lease as a grant. Service.mu is held.
+// granted returns a grant that describes the lease. Service.mu is held.
 func (l *Lease) granted() Grant {
 	_, mapped := l.session.mapped[l.buffer.block.id]
 	return Grant{Lease: l, Info: l.describe(), Mapped: mapped}
@@ -139,7 +140,7 @@ func (l *Lease) end(incomplete bool, done fences) {
 
 // AwaitWork waits until the memory of the lease can be used without waiting for fences. It serves sessions that do not understand fences.
 //
-// Errors: [mempool.ErrBusy] if that takes longer than limit, [mempool.ErrReleased], [mempool.ErrContentFailed],
+// Errors: [mempool.ErrBusy] if the wait takes longer than limit, [mempool.ErrReleased], [mempool.ErrContentFailed],
 // [mempool.ErrProducerDied], the context's.
 func (l *Lease) AwaitWork(ctx context.Context, limit time.Duration) error {
 	svc := l.session.svc

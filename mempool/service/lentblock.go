@@ -19,8 +19,8 @@ type MappedBlock struct {
 	Export mempool.Export
 }
 
-// MapBlock returns what the session needs to map a block that a frame of the channel names. The session counts as one that maps the block
-// until it calls [Session.Dropped].
+// MapBlock returns what the session needs to map a block that a frame of the channel names. Until the session calls [Session.Dropped],
+// the service counts it as a session that maps the block.
 //
 // Errors: [mempool.ErrNotFound] for a block that no buffer of the pool uses, [mempool.ErrDenied] for a session that is no consumer of the channel,
 // [mempool.ErrLimit], [mempool.ErrClosed]; the driver's.
@@ -90,14 +90,14 @@ func (p *Pool) indexLent() {
 	}
 }
 
-// lend adds a block that a buffer uses to the index, if there is one. Service.mu is held.
+// lend adds a block that a buffer uses to the index, if the pool has an index. Service.mu is held.
 func (p *Pool) lend(b *block) {
 	if p.lent != nil {
 		p.lent[b.id] = b
 	}
 }
 
-// lending has, for each channel that producers leave, one look at its memory: it says which of their blocks the channel still needs.
+// lending maps each channel that producers leave to one look at its memory, which says which of their blocks the channel still needs.
 type lending map[*channel]*glance
 
 // glance is one look at a channel's memory, for some of its producers.
@@ -120,7 +120,7 @@ func (g *glance) needs(b *block, producers []*member) bool {
 	return slices.ContainsFunc(producers, func(m *member) bool { return g.Unsure(m.Member) || g.Names(m.Member, b.id) })
 }
 
-// unsure says whether the look could not tell which blocks of the producers are needed.
+// unsure says whether the look could not tell which blocks of the producers the channel needs.
 func (g *glance) unsure() bool {
 	return slices.ContainsFunc(g.producers, func(m *member) bool { return g.Unsure(m.Member) })
 }
@@ -140,9 +140,9 @@ func (of lending) needs(b *block) bool {
 	return false
 }
 
-// keep keeps the buffer of a write lease that is about to end, and says whether a channel needs it. It also keeps buffers that consumers
-// have finished with, until releaseKept has read which work of consumers on them is under way. A buffer that may or may not be needed is
-// marked as doubted. Service.mu is held.
+// keep keeps the buffer of a write lease that is about to end. The result says whether a channel needs the buffer. keep also keeps
+// buffers that consumers have finished with, until releaseKept has read which work of consumers on these buffers is under way. If keep
+// cannot tell whether a buffer is needed, it marks the buffer as doubted. Service.mu is held.
 func (of lending) keep(l *Lease) (needed bool) {
 	b := l.buffer
 	named := false
@@ -161,7 +161,7 @@ func (of lending) keep(l *Lease) (needed bool) {
 	return needed
 }
 
-// promise notes the fences in the member's file in its timeline. Service.mu is held.
+// promise notes in the member's timeline the fences that are in the member's file. Service.mu is held.
 func (m *member) promise() {
 	if m.timeline == nil || !m.entered {
 		return
@@ -216,7 +216,7 @@ func (ch *channel) releaseKept() {
 	}
 }
 
-// consumersDone returns the fences of the consumers' work on frames that is under way. ok is false while a consumer writes one.
+// consumersDone returns the fences of the consumers' work on frames that is under way. ok is false while a consumer writes a fence.
 // Service.mu is held.
 func (ch *channel) consumersDone() (done fences, ok bool) {
 	var found []shmchannel.Fence

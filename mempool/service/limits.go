@@ -9,14 +9,14 @@ import (
 	"github.com/poolbridge/poolbridge/mempool"
 )
 
-// Limits bound how much state clients can cause. 0 stands for the default. docs/protocol.md lists all limits, these and the fixed ones.
+// Limits bound how much state clients can cause. 0 stands for the default. docs/protocol.md lists these limits and the fixed limits.
 type Limits struct {
-	// SessionLeases is how many leases a session may have at a time. SessionBlocks is how many blocks it may map at a time.
+	// SessionLeases is how many leases a session may have at a time. SessionBlocks is how many blocks a session may map at a time.
 	SessionLeases, SessionBlocks int
 	// UserNames is how many names the sessions of a user may publish, those that are kept included. UserPools is how many pools they may
 	// make.
 	UserNames, UserPools int
-	// Buffers and Leases are how many the service may have at a time.
+	// Buffers and Leases are how many buffers and leases the service may have at a time.
 	Buffers, Leases int
 	// Channels is how many channels there may be at a time. Members is how many members all channels may have together, those included
 	// that left and still have a slot.
@@ -77,7 +77,7 @@ func (l *Limits) List() (set []string) {
 	return set
 }
 
-// filled returns l with the defaults for what is not set.
+// filled returns l with the default value for every limit that is not set.
 func (l Limits) filled() Limits {
 	for _, one := range l.all() {
 		if *one.value <= 0 {
@@ -89,7 +89,7 @@ func (l Limits) filled() Limits {
 
 // LimitError says which of the [Limits] a request would have exceeded. It wraps [mempool.ErrLimit].
 type LimitError struct {
-	// Limit is the name of the limit, Max its value.
+	// Limit is the name of the limit. Max is the limit's value.
 	Limit string
 	Max   int
 	// Who names the session, the user or the service that has the things, and What names them. Have is how many there are.
@@ -162,7 +162,7 @@ func (s *Service) Files() int {
 	return 2*s.limits.Channels + s.limits.Members
 }
 
-// SetLimits changes the limits. Existing things stay, even where there are more than a new limit allows.
+// SetLimits changes the limits. Existing things stay, even if there are more of them than a new limit allows.
 func (s *Service) SetLimits(l Limits) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -189,7 +189,7 @@ func (s *Session) mayTakePart() error {
 	return nil
 }
 
-// tally counts something for each user. It has no entry for a user with none.
+// tally counts something for each user. A user with a count of 0 has no entry.
 type tally map[uint32]int
 
 func (t tally) add(uid uint32, n int) {

@@ -23,8 +23,8 @@ type Page[T any] struct {
 	Next string
 }
 
-// Introduce notes what a client calls itself, for people, cut to the length of a name so that it fits into a page of a list. It is called
-// once.
+// Introduce notes what a client calls itself, for people. The text is cut to the length of a name, so that it fits into a page of a
+// list. The server calls Introduce once.
 func (s *Session) Introduce(program string) {
 	if len(program) > mempool.MaxNameBytes {
 		program = strings.ToValidUTF8(program[:mempool.MaxNameBytes], "")
@@ -34,7 +34,7 @@ func (s *Session) Introduce(program string) {
 	s.program = program
 }
 
-// Sessions lists the sessions of the asking session's user by id. The service's own user gets all.
+// Sessions lists the sessions of the asking session's user, by id. A session of the service's own user gets all sessions.
 //
 // Errors: [mempool.ErrInvalid] for a cursor that no page gave.
 func (s *Session) Sessions(after string, most int, into []mempool.SessionInfo) (Page[mempool.SessionInfo], error) {
@@ -54,7 +54,7 @@ func (s *Session) info() mempool.SessionInfo {
 	return info
 }
 
-// Channels lists the channels that the asking session may use by id, including closed ones that still have consumers.
+// Channels lists by id the channels that the asking session may use, including closed channels that still have consumers.
 //
 // Errors: [mempool.ErrInvalid] for a cursor that no page gave.
 func (s *Session) Channels(after string, most int, into []mempool.ChannelStatus) (Page[mempool.ChannelStatus], error) {
@@ -158,8 +158,8 @@ func (s *Session) Leases(after string, most int, into []mempool.LeaseStatus) (Pa
 	})
 }
 
-// waitsFor says what the session has waited for longest, and since when. A producer does not ask the service for room in a channel:
-// it waits while the channel is full. Service.mu is held.
+// waitsFor returns what the session has waited for longest, and since when. A producer does not ask the service for room in a channel:
+// the producer waits while the channel is full. Service.mu is held.
 func (s *Session) waitsFor() (what string, since time.Time) {
 	if w := s.longest(); w != nil {
 		what, since = w.String(), w.since
@@ -175,7 +175,8 @@ func (s *Session) waitsFor() (what string, since time.Time) {
 	return cut(what, maxWaitText), since
 }
 
-// blocked says why producers of the channel wait for room, and since when; empty: they do not. Service.mu is held.
+// blocked returns why producers of the channel wait for room, and since when. If they do not wait, the reason is empty. Service.mu is
+// held.
 func (ch *channel) blocked() (why string, since time.Time) {
 	if ch.info.Full == mempool.Block && ch.stuck() {
 		return "its frames wait for a consumer", ch.full.since
@@ -186,7 +187,8 @@ func (ch *channel) blocked() (why string, since time.Time) {
 	return "", since
 }
 
-// slow is the consumer of a broadcast that producers have waited for longest; nil: they wait for none. Service.mu is held.
+// slow returns the consumer of a broadcast that producers have waited for longest, or nil if they wait for no consumer. Service.mu is
+// held.
 func (ch *channel) slow() (slow *member) {
 	for _, m := range ch.members {
 		if m.full != mempool.Block {
@@ -232,7 +234,7 @@ func listByID[V, T any](s *Session, all *index[uint64, V], after string, most in
 	return list(s, all, from, most, into, may, func(id uint64) string { return strconv.FormatUint(id, 10) }, describe)
 }
 
-// listPause is after how many entries list releases Service.mu for a moment.
+// listPause is the number of entries after which list releases Service.mu for a moment.
 const listPause = 16
 
 // list describes the most entries that have the least keys greater than after, of those that may be seen. It passes only these and those between

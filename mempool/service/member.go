@@ -9,7 +9,7 @@ import (
 	"github.com/poolbridge/poolbridge/mempool"
 )
 
-// member is a member of a channel as the service knows it. It is guarded by Service.mu.
+// member is the service's state of a member of a channel. Service.mu guards it.
 type member struct {
 	*shmchannel.Member
 	channel  *channel
@@ -71,7 +71,7 @@ func (s *Session) LeaveChannel(channel, id uint64) error {
 	return nil
 }
 
-// leaveProducer is LeaveChannel for a producer. Service.mu is held.
+// leaveProducer does the same as LeaveChannel for a producer. Service.mu is held.
 func (m *member) leaveProducer() error {
 	ch := m.channel
 	var producers []*member
@@ -108,7 +108,7 @@ func (m *member) leaveProducer() error {
 	return nil
 }
 
-// leave removes the member. said: by its own request. Service.mu is held.
+// leave removes the member. The argument said is true if the member itself asked to leave. Service.mu is held.
 func (m *member) leave(said bool) {
 	if m.left {
 		return

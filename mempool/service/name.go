@@ -9,7 +9,7 @@ import (
 	"github.com/poolbridge/poolbridge/mempool"
 )
 
-// name keeps a published buffer alive and lets other sessions find it. It is guarded by Service.mu.
+// name keeps a published buffer alive and lets other sessions find the buffer. Service.mu guards it.
 type name struct {
 	text   string
 	buffer *buffer
@@ -17,7 +17,8 @@ type name struct {
 	owner  *Session // the name goes when this session ends; nil: it stays
 }
 
-// eventOf returns the event of c for readers; nil: it has none. The end of l says that the event's work is done where no fence does.
+// eventOf returns the event of c for readers, or nil if c has no event. If no fence says that the event's work is done, the end of l
+// says it.
 func eventOf(c mempool.Completion, ready *mempool.Fence, l *Lease) *publishedEvent {
 	handle := c.Handle(ready)
 	switch {
@@ -29,8 +30,8 @@ func eventOf(c mempool.Completion, ready *mempool.Fence, l *Lease) *publishedEve
 	return &publishedEvent{handle: handle}
 }
 
-// Publish gives the buffer of a write lease a name, and makes the lease a read lease. The content is complete, or will be when p's fence is
-// reached or its event has happened. Publish does not wait for that: readers do.
+// Publish gives the buffer of a write lease a name, and makes the lease a read lease. The content is complete now, or when p's fence
+// is reached or p's event has happened. Publish does not wait until the content is complete: readers do.
 //
 // Errors: those of [Session.Release], [mempool.ErrInvalid] for a bad name, a tensor that does not fit, or a read lease,
 // [mempool.ErrExists], [mempool.ErrDenied] if the name belongs to another user, [mempool.ErrLimit], [mempool.ErrClosed] if the pool is
@@ -162,8 +163,8 @@ func (s *Session) Unpublish(text string) error {
 	return nil
 }
 
-// Get leases the buffer that is published under a name, and waits up to wait for the name to appear and for leases that
-// exclude this one to end.
+// Get leases the buffer that is published under a name. It waits for at most wait until the name exists and until leases that exclude
+// the new lease have ended.
 //
 // Errors: [mempool.ErrNotFound] (with wait 0) or [mempool.ErrTimeout] if nothing is published under the name, [mempool.ErrBusy],
 // [mempool.ErrContentFailed], [mempool.ErrProducerDied], [mempool.ErrDenied], the context's.
@@ -195,7 +196,7 @@ func (s *Session) Get(ctx context.Context, text string, write bool, wait time.Du
 
 // Lease leases a buffer by its id and generation.
 //
-// Errors: [mempool.ErrNotFound] for an id that no buffer ever had, [mempool.ErrStale] for one that is gone or another generation,
+// Errors: [mempool.ErrNotFound] for an id that no buffer ever had, [mempool.ErrStale] for a buffer that is gone or another generation,
 // [mempool.ErrBusy], [mempool.ErrContentFailed], [mempool.ErrProducerDied], [mempool.ErrDenied], the context's.
 func (s *Session) Lease(ctx context.Context, id, generation uint64, write bool, wait time.Duration) (Grant, error) {
 	svc := s.svc

@@ -13,7 +13,7 @@ import (
 // Overview describes everything that the service has. It does not have the contents of memory.
 type Overview struct {
 	mempool.Stats
-	// Maps are those of the pools, in the order of Stats.Pools.
+	// Maps are the maps of the pools, in the order of Stats.Pools.
 	Maps []PoolMap
 	// Holders are the sessions, by id. After them come ended sessions whose processes still keep blocks that others cannot use.
 	Holders []Holder
@@ -21,10 +21,10 @@ type Overview struct {
 	Flows []Flow
 }
 
-// PoolMap says what the bytes of a pool are used for: its largest blocks one by one, and the others in groups, by use and session. Their
-// bytes add up to what the pool has reserved.
+// PoolMap says what the bytes of a pool are used for. It lists the largest blocks one by one, and the other blocks in groups, by use
+// and session. The bytes of all these blocks add up to the bytes that the pool has reserved.
 type PoolMap struct {
-	// Blocks are ordered by size, the largest first, then by id. A change of its use does not move a block.
+	// Blocks are ordered by size, the largest first, then by id. A block keeps its place when its use changes.
 	Blocks []BlockInfo
 	// Rest is ordered by bytes, the most first.
 	Rest []BlockGroup
@@ -56,7 +56,8 @@ type BlockInfo struct {
 	Session uint64
 	// Mapped is how many sessions map the block.
 	Mapped int
-	// Buffer is 0 where no buffer uses the block; the fields that follow are then not set. BufferBytes is the size that was asked for.
+	// Buffer is 0 if no buffer uses the block; the fields that follow are then not set. BufferBytes is the size that the client asked
+	// for.
 	Buffer, BufferBytes uint64
 	// Tensor must not be changed.
 	Tensor *mempool.Tensor
@@ -67,7 +68,7 @@ type BlockInfo struct {
 	Reads   int
 	// Name is one of the buffer's names.
 	Name string
-	// Failed says that its writer died before the content was complete.
+	// Failed says that the content will never be complete: the buffer's writer died, or said that the content failed.
 	Failed bool
 }
 
@@ -82,9 +83,9 @@ type BlockGroup struct {
 // Holder is a session, with the pools in which it finds no room.
 type Holder struct {
 	mempool.SessionInfo
-	// Ended says that the session has ended, but its process has not. Bytes are those of the blocks that the process keeps.
+	// Ended says that the session has ended, but its process has not. Bytes then counts the blocks that the process keeps.
 	Ended bool
-	// Wants are the ids of pools in which its allocations find no room.
+	// Wants are the ids of the pools in which the session's allocations find no room.
 	Wants []uint64
 }
 
@@ -115,10 +116,10 @@ type view struct {
 	steps   int
 }
 
-// viewPause is after how many things a view releases Service.mu for a moment.
+// viewPause is the number of steps after which a view releases Service.mu for a moment.
 const viewPause = 64
 
-// giveWay releases Service.mu for a moment at every step that is due. Service.mu is held.
+// giveWay releases Service.mu for a moment after every viewPause steps. Service.mu is held.
 func (v *view) giveWay() {
 	if v.steps++; v.steps%viewPause == 0 {
 		v.mu.Unlock()
@@ -166,7 +167,8 @@ func (v *view) mapper(p *Pool) *mapper {
 	return m
 }
 
-// countBuffers counts the blocks of the buffers that there are. It shows at most most blocks of a pool one by one. Service.mu is held.
+// countBuffers counts the blocks of all present buffers. It lists no more than a given number of blocks of a pool one by one: the
+// parameter most. Service.mu is held.
 func (v *view) countBuffers(most int) {
 	for _, p := range v.poolByID {
 		v.mapper(p).most = most
@@ -189,7 +191,7 @@ func (v *view) countBuffers(most int) {
 	}
 }
 
-// recount makes the counts those of this moment. Service.mu is held, and is not released.
+// recount brings the counts up to date. Service.mu is held, and is not released.
 func (v *view) recount() {
 	v.view = nil
 	gone := make(map[*buffer]struct{}, len(v.ended))
@@ -209,7 +211,8 @@ func (v *view) recount() {
 	}
 }
 
-// findNames sets the names of blocks, by buffer: to the first that a buffer has. Service.mu is held.
+// findNames sets the name of each block in shown to the first name of the block's buffer. The keys of shown are buffer ids. Service.mu
+// is held.
 func (v *view) findNames(shown map[uint64]*BlockInfo) {
 	if len(shown) == 0 {
 		return
@@ -222,7 +225,7 @@ func (v *view) findNames(shown map[uint64]*BlockInfo) {
 	}
 }
 
-// Flows lists all channels, those that are closed and still have consumers included, by id. Requests are served meanwhile.
+// Flows lists all channels by id, including closed channels that still have consumers. The service answers requests meanwhile.
 func (s *Service) Flows() []Flow {
 	s.mu.Lock()
 	defer s.mu.Unlock()

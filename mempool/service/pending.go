@@ -19,13 +19,13 @@ type entry struct {
 
 func (e entry) stale() bool { return e.block.kept.since != e.since }
 
-// of says whether the block still counts for k.
+// of says whether the entry's block still counts for k.
 func (e entry) of(k *keeper) bool { return !e.stale() && slices.Contains(e.block.kept.keepers, k) }
 
-// pending says whether b is free and work on it was under way at the last look. Service.mu is held.
+// pending says whether b is free and work on b was under way at the last check. Service.mu is held.
 func (b *block) pending() bool { return b.kept != nil && b.kept.since > 0 }
 
-// pend adds a free block to those on which work is under way. It counts for its keepers already. Service.mu is held.
+// pend adds a free block to the blocks on which work is under way. The block already counts for its keepers. Service.mu is held.
 func (p *Pool) pend(b *block) {
 	l := p.pending[b.size]
 	if l == nil {
@@ -61,7 +61,7 @@ func (l *pending) tidy() {
 	}
 }
 
-// unpend removes a block from those on which work is under way. Service.mu is held.
+// unpend removes a block from the blocks on which work is under way. Service.mu is held.
 func (p *Pool) unpend(b *block) {
 	b.kept.since = 0
 	l := p.pending[b.size]
@@ -70,7 +70,7 @@ func (p *Pool) unpend(b *block) {
 	}
 }
 
-// shelve adds a free block to those on which no work is under way. Service.mu is held.
+// shelve adds a free block to the blocks on which no work is under way. Service.mu is held.
 func (p *Pool) shelve(b *block) {
 	b.fences = nil
 	p.cache[b.size] = append(p.cache[b.size], b)

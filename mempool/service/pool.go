@@ -24,8 +24,9 @@ type Pool struct {
 	arena mempool.Arena
 
 	*poolAccess
-	// reserved = leased + cached + held, in bytes of blocks: all blocks; those that buffers use; those that are free for use; and those
-	// that no buffer uses but that cannot be used yet (about to be freed, or kept by the process of an ended session).
+	// reserved = leased + cached + held, in bytes of blocks. reserved counts all blocks, leased those that buffers use, and cached
+	// those that are free for use. held counts the blocks that no buffer uses but that cannot be used yet: they are about to be freed,
+	// or the process of an ended session keeps them.
 	reserved, leased, cached, held uint64
 	used                           uint64 // bytes of the buffers
 	blocks                         int
@@ -59,7 +60,8 @@ type Pool struct {
 // Info describes the pool.
 func (p *Pool) Info() mempool.PoolInfo { return p.info }
 
-// accessOf returns the access list of a pool that maker makes: a copy of a, sorted, each id once. An empty one becomes maker's user alone.
+// accessOf returns the access list of a pool that maker makes: a sorted copy of a, each id once. If a is empty, only maker's user gets
+// access.
 func accessOf(a mempool.Access, maker mempool.Peer) mempool.Access {
 	a = mempool.Access{UIDs: slices.Compact(slices.Sorted(slices.Values(a.UIDs))), GIDs: slices.Compact(slices.Sorted(slices.Values(a.GIDs)))}
 	if len(a.UIDs) == 0 && len(a.GIDs) == 0 {
@@ -68,7 +70,7 @@ func accessOf(a mempool.Access, maker mempool.Peer) mempool.Access {
 	return a
 }
 
-// alike says whether the pool is as one that the peer would make with spec.
+// alike returns nil if the pool equals the pool that the peer would make with spec.
 //
 // Errors: [mempool.ErrExists], naming what differs; [mempool.ErrUnavailable] and [mempool.ErrInvalid] if there is no such device.
 func (p *Pool) alike(peer mempool.Peer, spec mempool.PoolSpec) error {
@@ -110,8 +112,8 @@ func (p *Pool) alike(peer mempool.Peer, spec mempool.PoolSpec) error {
 // Export returns what another process needs to map the pool. The service closes its files.
 func (p *Pool) Export() mempool.Export { return p.arena.Export() }
 
-// DriverInUse returns how many bytes of the pool are allocated according to the driver or the system. Tests compare it with the pool's
-// reserved bytes.
+// DriverInUse returns how many bytes of the pool are allocated, according to the driver or the system. Tests compare this number with
+// the pool's reserved bytes.
 func (p *Pool) DriverInUse() (uint64, error) { return p.arena.InUse() }
 
 // blockSize is the size of a block for n bytes.
@@ -128,9 +130,10 @@ func (p *Pool) blockSize(n uint64) (uint64, error) {
 	return size, nil
 }
 
-// take takes a block of at least n bytes for a session's buffer, and counts it for the session and its user. It prefers a free block, then
-// makes a new one; if there is no room for that, it takes a free block on which work is under way. Service.mu is held, and released for
-// waiting and for driver calls. After the waiter's limit, take still waits for blocks that are being freed at that time.
+// take finds a block of at least n bytes for a session's buffer, and counts the block for the session and its user. It prefers a free
+// block, then makes a new block. If there is no room for a new block, it uses a free block on which work is under way. The caller
+// holds Service.mu; take releases the mutex for waits and driver calls. After the waiter's limit, take still waits for blocks that are
+// being freed at that moment.
 func (p *Pool) take(w *waiter, n uint64) (*block, error) {
 	s := w.session
 	size, err := p.blockSize(n)
@@ -242,7 +245,7 @@ func (p *Pool) ended() error {
 	return situation.Of(mempool.ErrClosed, "pool %q is being destroyed", p.info.Name)
 }
 
-// full says why there is no room for size bytes.
+// full returns the error that says why the pool has no room for size bytes.
 func (p *Pool) full(size uint64) error {
 	err := situation.Of(mempool.ErrLimit, "no room for %s in pool %q: %s of %s are reserved, of which %s are leased and %s are free but still "+
 		"mapped or being given back; release some, wait longer, or make a pool with a larger max_bytes", bytesize.Text(size), p.info.Name, bytesize.Text(p.reserved),
@@ -253,8 +256,8 @@ func (p *Pool) full(size uint64) error {
 	return err
 }
 
-// fits finds a cached block for size bytes. find finds a block of a given size: first of exactly size and, if the pool cannot grow, of the
-// next sizes up to twice that, if the session may have so much. Service.mu is held.
+// fits finds a cached block for size bytes. The function find returns a block of a given size. fits first asks for exactly size. If
+// the pool cannot grow, fits then asks for larger sizes, up to twice size, that the session may use. Service.mu is held.
 func (p *Pool) fits(s *Session, size uint64, full bool, find func(size uint64) *block) *block {
 	if b := find(size); b != nil || !full {
 		return b
@@ -269,7 +272,7 @@ func (p *Pool) fits(s *Session, size uint64, full bool, find func(size uint64) *
 	return nil
 }
 
-// any finds a free block of a size, a pending one only if there is no other. Service.mu is held.
+// any finds a free block of a size. It returns a pending block only if there is no other block. Service.mu is held.
 func (p *Pool) any(size uint64) *block {
 	if b := p.idle(size); b != nil {
 		return b
@@ -277,7 +280,7 @@ func (p *Pool) any(size uint64) *block {
 	return p.oldest(size)
 }
 
-// sizes are the sizes of cached blocks, the smallest first. Service.mu is held.
+// sizes returns the sizes of cached blocks, the smallest first. Service.mu is held.
 func (p *Pool) sizes() []uint64 {
 	sizes := slices.AppendSeq(slices.Collect(maps.Keys(p.cache)), maps.Keys(p.pending))
 	slices.Sort(sizes)
@@ -342,7 +345,7 @@ func (p *Pool) grow(ctx context.Context, s *Session, size uint64) (*block, error
 	return b, nil
 }
 
-// allocate calls the driver. Service.mu is held, and released meanwhile.
+// allocate calls the driver. The caller holds Service.mu; allocate releases the mutex during the call.
 func (p *Pool) allocate(ctx context.Context, size uint64) (mempool.Allocation, error) {
 	p.svc.mu.Unlock()
 	defer p.svc.mu.Lock()
@@ -350,8 +353,8 @@ func (p *Pool) allocate(ctx context.Context, size uint64) (mempool.Allocation, e
 	return mem, p.svc.driver.called(allocateBlock, err)
 }
 
-// mayDestroy says whether a peer may destroy the pool. Its maker and the service's user always may. Others must be creators and
-// be allowed to use it.
+// mayDestroy says whether a peer may destroy the pool. The pool's maker and the service's user always may. Every other peer must be a
+// creator, and must be allowed to use the pool.
 func (p *Pool) mayDestroy(peer mempool.Peer, creator bool) bool {
 	return peer.UID == p.uid || peer.UID == p.svc.uid || creator && p.access.Allows(peer)
 }

@@ -8,12 +8,12 @@ import (
 	"github.com/poolbridge/poolbridge/mempool"
 )
 
-// reclaimQueue has the memory that is to be freed. Requests add to it with Service.mu held; flush frees it without the lock, when a request's
-// change of the service's state is complete.
+// reclaimQueue has the memory that the service is about to free. Requests add memory to the queue with Service.mu held. When a
+// request's change of the service's state is complete, flush frees the memory without the mutex.
 type reclaimQueue struct {
 	blocks []*block // in state blockFreeing, counted as held
 	pools  []*Pool  // without blocks
-	// timelines are those that no session can ask for any more.
+	// timelines are the timelines that no session can ask for any more.
 	timelines []*timeline
 }
 
@@ -23,7 +23,7 @@ func (s *Service) unlock() {
 	s.mu.Unlock()
 }
 
-// flushLogged is flush, and notes what failed as an event, where no caller gets the error.
+// flushLogged calls flush. It notes an error as an event, because no caller gets the error.
 func (s *Service) flushLogged() {
 	if err := s.flush(); err != nil {
 		s.note(mempool.HistoryEvent{Kind: mempool.DriverError, Text: notGivenBack(err)}, nil)
@@ -93,8 +93,8 @@ func (p *Pool) free(b *block) {
 	p.svc.reclaim.blocks = append(p.svc.reclaim.blocks, b)
 }
 
-// freed notes whether b was freed. A block that could not be freed stays counted as held. The service tries again when the pool needs room
-// and when it is destroyed. Service.mu is held.
+// freed notes whether b was freed. A block that could not be freed stays counted as held. The service tries again when the pool needs
+// room and when the pool is destroyed. Service.mu is held.
 func (p *Pool) freed(b *block, err error) {
 	p.returned.broadcast()
 	if err != nil {

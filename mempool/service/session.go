@@ -21,7 +21,8 @@ type Recall struct{ Blocks []uint64 }
 
 func (Recall) notice() {}
 
-// Session is the service's state of one connection. When it ends, for any reason, its leases end. It is guarded by Service.mu.
+// Session is the service's state of one connection. When the session ends, for any reason, its leases end. Service.mu guards the
+// session.
 type Session struct {
 	svc        *Service
 	id         uint64
@@ -33,7 +34,7 @@ type Session struct {
 	told       bool // the history has an event of its beginning
 	ended      bool
 	over       chan struct{} // closed when the session has ended
-	// reclaimed is closed when the session has ended and nothing is held for its process any more.
+	// reclaimed is closed when the session has ended and the service holds nothing for the session's process any more.
 	reclaimed chan struct{}
 
 	ordered  bool                 // it understands fences
@@ -62,7 +63,7 @@ func (s *Session) Peer() mempool.Peer { return s.peer }
 
 func (s *Session) String() string { return fmt.Sprintf("session %d (pid %d)", s.id, s.peer.PID) }
 
-// alive says whether the session can still do anything. Service.mu is held.
+// alive returns an error if the session has ended. Service.mu is held.
 func (s *Session) alive() error {
 	if s.ended {
 		return s.hasEnded()
@@ -70,10 +71,10 @@ func (s *Session) alive() error {
 	return nil
 }
 
-// Over is closed when the session has ended.
+// Over returns a channel that is closed when the session has ended.
 func (s *Session) Over() <-chan struct{} { return s.over }
 
-// MayEnd finds a session that the asking session may end: only those of the service's own user may.
+// MayEnd finds a session that the asking session may end. Only sessions of the service's own user may end sessions.
 //
 // Errors: [mempool.ErrDenied], [mempool.ErrNotFound], [mempool.ErrInvalid] for the asking session itself, [mempool.ErrClosed].
 func (s *Session) MayEnd(id uint64) (*Session, error) {
@@ -111,7 +112,7 @@ func (s *Session) account(p *Pool) *account {
 	return a
 }
 
-// describe returns a copy of a tensor. Successive buffers with equal tensors share one. Service.mu is held.
+// describe returns a copy of a tensor. Successive buffers with equal tensors share one copy. Service.mu is held.
 func (s *Session) describe(t mempool.Tensor) *mempool.Tensor {
 	if s.tensor == nil || !s.tensor.Equal(t) {
 		kept := t.Clone()
@@ -120,10 +121,12 @@ func (s *Session) describe(t mempool.Tensor) *mempool.Tensor {
 	return s.tensor
 }
 
-// Allocate makes a buffer in a pool for what t describes, leased to be written, and waits up to wait for room.
+// Allocate makes a buffer in a pool for what t describes, with a write lease. If the pool has no room, Allocate waits for at most
+// wait.
 //
-// Errors: [mempool.ErrInvalid], [mempool.ErrNotFound], [mempool.ErrDenied], [mempool.ErrLimit] and [mempool.ErrOutOfMemory] (with
-// [mempool.ErrRecalling] where a little patience may help), [mempool.ErrClosed], the context's.
+// Errors: [mempool.ErrInvalid], [mempool.ErrNotFound], [mempool.ErrDenied], [mempool.ErrLimit], [mempool.ErrOutOfMemory],
+// [mempool.ErrClosed], and the context's. [mempool.ErrLimit] and [mempool.ErrOutOfMemory] come with [mempool.ErrRecalling] if a later
+// try may succeed.
 func (s *Session) Allocate(ctx context.Context, pool uint64, t mempool.Tensor, wait time.Duration) (g Grant, err error) {
 	n, err := t.Extent()
 	if err != nil {
@@ -173,9 +176,9 @@ func (s *Session) findLease(id uint64) (*Lease, error) {
 	return nil, situation.Of(mempool.ErrReleased, "session %d has no lease %d: it has ended, or it is another session's", s.id, id)
 }
 
-// Release ends leases of the session. It ends all that it can, and returns the error of the first that it cannot end. The fences say when
-// the session's work on the memory is done: Release does not wait for them, the next user of the memory does. incomplete says that the
-// contents of write leases were not completed: their buffers have then failed.
+// Release ends leases of the session. It ends every lease that it can end, and returns the error of the first lease that it cannot
+// end. The fences say when the session's work on the memory is done. Release does not wait for the fences; the next user of the memory
+// does. incomplete says that the session did not complete the contents of its write leases: their buffers have then failed.
 //
 // Errors: [mempool.ErrNotFound] for an id that no lease ever had, [mempool.ErrReleased] for one that has ended or is another session's,
 // [mempool.ErrInvalid] for fences that are not of the session's own timeline.
@@ -193,9 +196,10 @@ func (s *Session) Release(incomplete bool, done []mempool.Fence, ids ...uint64) 
 	return first
 }
 
-// Dropped says that the session no longer maps the blocks.
+// Dropped notes that the session no longer maps the blocks.
 //
-// Errors: [mempool.ErrBusy] if it still has a lease on one of them; none of the blocks counts as dropped then. [mempool.ErrClosed].
+// Errors: [mempool.ErrBusy] if the session still has a lease on one of the blocks; then none of the blocks counts as dropped.
+// [mempool.ErrClosed].
 func (s *Session) Dropped(blocks []uint64) error {
 	svc := s.svc
 	svc.mu.Lock()
@@ -224,12 +228,13 @@ func (s *Session) Dropped(blocks []uint64) error {
 	return nil
 }
 
-// End ends the session: its leases end, its names are removed, buffers that it was writing have failed, and its waits fail.
-// gone is closed when the process behind the session can no longer touch memory; nil: it cannot already. Until then, blocks that the session
-// had leased are not used again, and blocks that it had mapped are not freed. The channel that End returns is closed after that.
+// End ends the session: its leases end, its names are removed, buffers that it was writing have failed, and its waits fail. The
+// channel gone is closed when the session's process can no longer touch memory; nil means that the process cannot touch memory now.
+// Until gone is closed, blocks that the session had leased are not used again, and blocks that it had mapped are not freed. After all
+// of them are reclaimed, the channel that End returns is closed.
 //
-// The session's timeline ends when all its fences are reached, or with the process. In the second case waits for its fences end, and
-// content that was not complete has failed.
+// The session's timeline ends when all its fences are reached, or when the process ends. If the process ends first, waits for its
+// fences end, and content that was not complete has failed.
 func (s *Session) End(gone <-chan struct{}) <-chan struct{} {
 	return s.EndAs(mempool.SessionLeft, "", gone)
 }
@@ -281,10 +286,10 @@ func (s *Session) EndAs(how mempool.SessionEnding, why string, gone <-chan struc
 	return s.reclaimed
 }
 
-// lingerRest is the longest pause between two looks at an ended session's words while its process lives on.
+// lingerRest is the longest pause between two checks of an ended session's words while its process lives.
 const lingerRest = time.Second
 
-// linger calls reclaimAll for an ended session once its process is gone, or nothing is held for the process any more.
+// linger calls reclaimAll for an ended session once the session's process is gone, or once the service holds nothing for that process.
 func (s *Session) linger(gone, swept <-chan struct{}, held []*block) {
 	svc := s.svc
 	owed, over := true, false

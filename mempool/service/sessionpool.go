@@ -152,8 +152,8 @@ func (s *Service) reserveName(session *Session, name string, p *Pool) error {
 	return nil
 }
 
-// OpenPool finds a pool by name that the session may use, and waits up to wait for it to appear. For a pool that is being made, it waits
-// until it is made, without that limit.
+// OpenPool finds a pool by name. The session must be allowed to use the pool. OpenPool waits for at most wait until the pool exists.
+// If another request is making the pool, OpenPool waits until the pool is made, without that limit.
 //
 // Errors: [mempool.ErrNotFound] (with wait 0) or [mempool.ErrTimeout], [mempool.ErrDenied], the context's.
 func (s *Session) OpenPool(ctx context.Context, name string, wait time.Duration) (*Pool, error) {
@@ -190,7 +190,7 @@ func (s *Session) FindPool(id uint64) (*Pool, error) {
 	return s.pool(id)
 }
 
-// pool is FindPool with Service.mu held.
+// pool does the same as FindPool. The caller holds Service.mu.
 func (s *Session) pool(id uint64) (*Pool, error) {
 	p, err := s.anyPool(id)
 	switch {
@@ -244,7 +244,7 @@ func (s *Session) DestroyPool(id uint64) error {
 	return svc.flush()
 }
 
-// destroy ends a pool, for a session, or nil for the service itself. s.mu is held.
+// destroy ends a pool. The argument by is the session that asked for this, or nil for the service itself. s.mu is held.
 func (s *Service) destroy(p *Pool, by *Session) {
 	if p.closing {
 		return
@@ -271,8 +271,8 @@ func (s *Service) destroy(p *Pool, by *Session) {
 	p.closeIfEmpty()
 }
 
-// TrimPool frees unused blocks until at most keep bytes of them are cached, and returns how many bytes were freed at once. Blocks that
-// sessions still map are freed when these have dropped them.
+// TrimPool frees unused blocks until at most keep bytes of them are cached, and returns how many bytes it freed at once. Blocks that
+// sessions still map are freed when these sessions have dropped the blocks.
 //
 // Errors: [mempool.ErrNotFound], [mempool.ErrDenied], [mempool.ErrClosed]; the driver's for blocks that could not be freed: the next call
 // tries again.

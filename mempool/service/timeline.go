@@ -13,7 +13,7 @@ import (
 	"github.com/poolbridge/poolbridge/mempool"
 )
 
-// timeline is the service's state of a session's page of words. It is guarded by Service.mu, except what never changes.
+// timeline is the service's state of a session's page of words. Service.mu guards every field that can change.
 type timeline struct {
 	id      uint64
 	session *Session
@@ -31,13 +31,13 @@ type timeline struct {
 // Forget tells a session that it will get no more fences of these timelines: it may unmap them.
 type Forget struct{ Timelines []uint64 }
 
-// Failed tells a session that buffers which it has leased will never be complete: their writer died.
+// Failed tells a session that buffers which it has leased will never be complete: their writer died, or said that the content failed.
 type Failed struct{ Buffers []uint64 }
 
 func (Forget) notice() {}
 func (Failed) notice() {}
 
-// timelinesWork says whether this machine can make timelines: they need F_SEAL_FUTURE_WRITE, of Linux 5.1.
+// timelinesWork returns an error if this machine cannot make timelines: they need F_SEAL_FUTURE_WRITE, of Linux 5.1.
 var timelinesWork = sync.OnceValue(func() error {
 	page, file, err := mempool.NewPage()
 	if err != nil {
@@ -50,7 +50,7 @@ var timelinesWork = sync.OnceValue(func() error {
 	return errors.Join(err, page.Close(), file.Close())
 })
 
-// ProbeTimelines says whether sessions can have timelines on this machine.
+// ProbeTimelines returns an error if sessions cannot have timelines on this machine.
 //
 // Errors: [mempool.ErrUnavailable], naming what is missing.
 func ProbeTimelines() error { return timelinesWork() }
@@ -117,8 +117,8 @@ func (s *Session) SealTimeline() error {
 
 // FindTimeline returns the file of another session's timeline, for reading.
 //
-// Errors: [mempool.ErrNotFound] for an id that no timeline ever had, [mempool.ErrStale] for one that is gone, [mempool.ErrDenied] for one that the
-// session was never sent a fence of, [mempool.ErrClosed].
+// Errors: [mempool.ErrNotFound] for an id that no timeline ever had, [mempool.ErrStale] for a timeline that is gone,
+// [mempool.ErrDenied] if the service never sent the session a fence of the timeline, [mempool.ErrClosed].
 func (s *Session) FindTimeline(id uint64) (mempool.Export, error) {
 	svc := s.svc
 	svc.mu.Lock()
@@ -208,7 +208,7 @@ func (t *timeline) owed() bool {
 	return false
 }
 
-// show notes that a lease waits for fences of the timeline. Service.mu is held.
+// show notes that a lease of the session waits for fences of the timeline. Service.mu is held.
 func (t *timeline) show(s *Session) {
 	t.leases++
 	t.shown[s] = struct{}{}
@@ -220,8 +220,8 @@ func (t *timeline) unshow() {
 	t.retire()
 }
 
-// die ends the timeline of a session that has ended. last has the values of its words when its process was gone: buffers that wait for
-// greater ones have failed; nil: every fence is reached. Service.mu is held.
+// die ends the timeline of a session that has ended. The argument last has the values of the timeline's words at the end of the
+// process: buffers that wait for greater values have failed. If last is nil, every fence is reached. Service.mu is held.
 func (t *timeline) die(last *[mempool.TimelineWords]uint64) {
 	if t.dead {
 		return
@@ -235,8 +235,8 @@ func (t *timeline) die(last *[mempool.TimelineWords]uint64) {
 	t.retire()
 }
 
-// dieIfDone ends the timeline of a session that has ended if every fence of it is reached. If the service does not know every fence of it,
-// the timeline lives as long as anything is held for the session's process. Service.mu is held.
+// dieIfDone ends the timeline of an ended session if every fence of the timeline is reached. If the service does not know every fence,
+// the timeline lives as long as the service holds anything for the session's process. Service.mu is held.
 func (t *timeline) dieIfDone() {
 	if t != nil && !t.unknown && !t.owed() {
 		t.die(nil)
@@ -307,14 +307,14 @@ func (t *timeline) retire() {
 // close unmaps the page and closes its file.
 func (t *timeline) close() error { return errors.Join(t.page.Close(), t.file.Close()) }
 
-// tell sends a session a notice, if it takes notices. Service.mu is held.
+// tell sends a notice to the session, if the session takes notices. Service.mu is held.
 func (s *Session) tell(n Notice) {
 	if s.notify != nil && !s.ended {
 		s.notify(n)
 	}
 }
 
-// stopShowing removes an ended session from the timelines that it was sent fences of. Service.mu is held.
+// stopShowing removes an ended session from the timelines whose fences the service sent to it. Service.mu is held.
 func (s *Session) stopShowing() {
 	for t := range maps.Values(s.svc.timelines) {
 		delete(t.shown, s)

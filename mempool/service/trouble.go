@@ -76,7 +76,7 @@ func (s *Session) notePoolFull(p *Pool, size uint64, what string) {
 	p.svc.note(e, p)
 }
 
-// mostOf returns the session that has the most bytes in the pool; nil: none has any. Service.mu is held.
+// mostOf returns the session that has the most bytes in the pool, or nil if no session has any. Service.mu is held.
 func (p *Pool) mostOf() (most *Session, bytes uint64) {
 	for s := range p.svc.sessions.all() {
 		if a := s.accounts[p]; a != nil && (a.bytes > bytes || a.bytes == bytes && bytes > 0 && s.id < most.id) {
@@ -114,7 +114,8 @@ func (s *Session) noteLeaseLong(b *buffer, waited time.Duration) {
 	s.svc.note(e, b.block.pool)
 }
 
-// holder returns the session that has the write lease or the oldest read lease on the buffer; nil: none has. Service.mu is held.
+// holder returns the session with the write lease or the oldest read lease on the buffer, or nil if no session has a lease. Service.mu
+// is held.
 func (b *buffer) holder() (s *Session, how string) {
 	if b.writer != nil {
 		return b.writer.session, "written"

@@ -8,7 +8,7 @@ import (
 	"github.com/poolbridge/poolbridge/internal/bytesize"
 )
 
-// waiter bounds a wait of a session by a context and a time limit. Without a limit it does not wait at all.
+// waiter bounds a wait of a session by a context and a time limit. Without a time limit, the session does not wait at all.
 type waiter struct {
 	ctx      context.Context
 	session  *Session
@@ -51,7 +51,7 @@ func (p *purpose) String() string {
 	return fmt.Sprintf("%s %q", p.what, p.name)
 }
 
-// wait is a request that waits. It is guarded by Service.mu.
+// wait is a request that waits. Service.mu guards it.
 type wait struct {
 	purpose
 	since time.Time
@@ -76,7 +76,7 @@ func (w *waiter) leave() {
 	w.session.svc.waiting[w.purpose.what]--
 }
 
-// longest returns the session's request that has waited longest; nil: none waits. Service.mu is held.
+// longest returns the session's request that has waited longest, or nil if no request waits. Service.mu is held.
 func (s *Session) longest() (longest *wait) {
 	for w := range s.waits {
 		if longest == nil || w.since.Before(longest.since) {
@@ -142,7 +142,7 @@ func (w *waiter) sleep(changed <-chan struct{}) bool {
 	}
 }
 
-// outlast is wait without the time limit, for changes that happen soon in any case.
+// outlast is like wait, but has no time limit. It is for changes that always happen soon.
 func (w *waiter) outlast(changed <-chan struct{}) bool {
 	s := w.session
 	w.enter()
@@ -162,7 +162,7 @@ func (w *waiter) outlast(changed <-chan struct{}) bool {
 	}
 }
 
-// cause is the context's error if that ended the wait, err otherwise.
+// cause returns the context's error if the context ended the wait, and err otherwise.
 func (w *waiter) cause(err error) error {
 	if w.err != nil {
 		return w.err

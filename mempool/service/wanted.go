@@ -8,7 +8,7 @@ type Wanted struct{ Pool uint64 }
 
 func (Wanted) notice() {}
 
-// wantedRest is the least time between two Wanted notices of a pool to a session.
+// wantedRest is the shortest time between two Wanted notices of a pool to one session.
 const wantedRest = 200 * time.Millisecond
 
 // WantedTime is how long a caller that got [mempool.ErrWanted] waits for the sessions that were told to release memory.

@@ -130,8 +130,8 @@ static void add_hand(struct pb_consumer *c, uint64_t number, uint64_t block, int
     if (hold >= 0) PB_STORE(own(c, PB_AT_HOLDS + 16 * (size_t)hold + 8), block);
 }
 
-// Finds a frame in hand. A frame that was requeued and taken again can be in hand twice: `settled` says which one is
-// preferred.
+// Finds a frame in hand. A frame that was requeued and taken again can be in hand twice: `settled` says which of the two
+// entries the caller prefers.
 static struct pb_hand *find_hand(struct pb_consumer *c, uint64_t number, bool settled) {
     struct pb_hand *found = NULL;
     for (size_t i = 0; i < c->in_hand && c->hands[i].number <= number; i++)
@@ -139,7 +139,7 @@ static struct pb_hand *find_hand(struct pb_consumer *c, uint64_t number, bool se
     return found;
 }
 
-// Stores a frame in hand in a hold, so that the floor can move over it.
+// Stores a frame in hand in a hold, so that the floor can move over the frame.
 static void hold_hand(struct pb_consumer *c, struct pb_hand *hand) {
     if (hand->hold >= 0) return;
     hand->hold = set_hold(c, hand->number);
@@ -148,8 +148,8 @@ static void hold_hand(struct pb_consumer *c, struct pb_hand *hand) {
 
 // The roster
 
-// Returns PB_OK if this member takes part. The caller has announced what it is about to use, and then called a full
-// barrier.
+// Returns PB_OK if this member takes part in the channel. Before this call, the caller stores what it is about to use, and
+// then runs a full barrier.
 static enum pb_result takes_part(const struct pb_channel *ch) {
     size_t at = PB_AT_CONSUMERS + PB_SLOT * ch->slot;
     if (PB_LOAD(pb_at32(&ch->roster, at)) != PB_ACTIVE || PB_LOAD(pb_at(&ch->roster, at + PB_SLOT_MEMBER)) != ch->member)
@@ -258,8 +258,8 @@ static void copy_out(uint64_t *to, const pb_word *from, size_t size) {
     for (size_t i = 0; i < (size + 7) / 8; i++) to[i] = PB_PEEK(from + i);
 }
 
-// Reads the record of frame->number with its meta, and with its description if no object is kept for it. PB_AGAIN: the
-// record has another number.
+// Reads the record of frame->number with its meta. Reads the description too if no object is kept for the block. PB_AGAIN:
+// the record has another number.
 static enum pb_result read_record(struct pb_consumer *c, uint32_t slot, struct pb_frame *frame) {
     const struct pb_channel *ch = &c->ch;
     const struct pb_file *track = &c->tracks[slot].file;
@@ -306,7 +306,7 @@ static enum pb_result find_track(struct pb_consumer *c, uint32_t slot) {
 
 static enum pb_result take_from_broadcast(struct pb_consumer *c, struct pb_frame *frame) {
     struct pb_channel *ch = &c->ch;
-    // The tail that was last seen is recent enough for a consumer whose frames are not dropped.
+    // The tail that this consumer saw last is recent enough if the channel does not drop frames of this consumer.
     uint64_t tail = !drops(c) && pb_tail_number(ch->seen_tail) >= c->next ? ch->seen_tail : pb_tail(ch);
     uint64_t last = pb_tail_number(tail), oldest = last >= ch->capacity ? last - ch->capacity + 1 : 1;
     ch->seen_tail = tail;
@@ -340,7 +340,7 @@ static enum pb_result take_from_broadcast(struct pb_consumer *c, struct pb_frame
         clear_hold(c, hold);
         if (hold >= 0) wake_producers(c);
         ch->seen_tail = 0;
-        // Was the frame dropped meanwhile?
+        // Did a producer drop the frame meanwhile?
         if (r == PB_UNKNOWN || number + ch->capacity <= pb_tail_number(pb_tail(ch))) return r;
         if (!known) return pb_odd(ch, "a frame has no producer");
         r = PB_FAILED;
@@ -379,7 +379,7 @@ static enum pb_result take_from_queue(struct pb_consumer *c, struct pb_frame *fr
     if (c->in_hand == PB_HOLDS) return PB_HANDS;
     pb_help(ch, tail);
     uint64_t number = pb_oldest_standing(ch, last), found = UINT64_MAX, claim = 0, entry = 0;
-    // If the head is very old, a waiting frame may live in any slot. Otherwise the slots are in the order of the numbers.
+    // If the head is very old, any slot may have a waiting frame. Otherwise the slots are in the order of the numbers.
     bool every = PB_LOAD(pb_at(&ch->sequencer, PB_AT_HEAD)) < number;
     for (; number <= last && (every || found > last); number++) {
         uint64_t e = PB_LOAD(pb_entry(ch, number)), k = PB_LOAD(pb_claim(ch, number));
@@ -438,7 +438,7 @@ enum pb_result pb_take(struct pb_consumer *c, struct pb_frame *frame) {
 
 // Releasing
 
-// Ends a claim of this consumer with a tag. Returns false if the consumer does not have the claim any more.
+// Ends the claim of this consumer and stores `tag`. Returns false if the consumer does not have the claim any more.
 static bool end_claim(struct pb_consumer *c, struct pb_hand *hand, uint64_t tag) {
     uint64_t mine = hand->number << 12 | (PB_CLAIMED + c->ch.slot);
     if (!c->ch.queue || hand->settled) return true;
@@ -450,7 +450,7 @@ static bool end_claim(struct pb_consumer *c, struct pb_hand *hand, uint64_t tag)
 static void tell(struct pb_consumer *c, bool given_back) {
     if (c->ch.queue) pb_advance_head(&c->ch, pb_tail(&c->ch));
     wake_producers(c);
-    if (c->ch.queue && (given_back || pb_state(&c->ch))) pb_wake(pb_published(&c->ch)); // they may wait for the frame, or for the end
+    if (c->ch.queue && (given_back || pb_state(&c->ch))) pb_wake(pb_published(&c->ch)); // consumers wait for the frame or the end
 }
 
 enum pb_result pb_settle(struct pb_consumer *c, uint64_t number, bool requeue, bool *stood) {
@@ -477,7 +477,7 @@ enum pb_result pb_release(struct pb_consumer *c, uint64_t number, bool requeue, 
         atomic_thread_fence(memory_order_release);
         PB_PUT(entry + 1, done->value);
         PB_PUT(entry + 2, done->word);
-        PB_STORE(entry, before > number ? before : number); // the frames of a slot can be released in any order
+        PB_STORE(entry, before > number ? before : number); // a consumer can release the frames of a slot in any order
     }
     *stood = end_claim(c, hand, requeue ? PB_GIVEN_BACK : PB_ACKNOWLEDGED);
     clear_hold(c, hand->hold);

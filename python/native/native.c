@@ -109,7 +109,7 @@ PyObject *close_member(Member *m, PyObject *ignored) {
     if (m->open && !m->closing) {
         m->closing = true;
         if (m->waiting && !pb_forked(m->ch->life)) {
-            // The waiting threads see that it is closing. Waiting members in other processes find nothing and sleep again.
+            // The waiting threads see that the member is closing. Waiting members in other processes find nothing and sleep again.
             pb_arm(pb_published(m->ch));
             pb_wake(pb_published(m->ch));
             pb_arm(pb_freed(m->ch));
@@ -222,7 +222,7 @@ static PyObject *futex_wake(PyObject *module, PyObject *const *args, Py_ssize_t 
     return PyLong_FromLong(woken);
 }
 
-enum { STREAM_WORDS = 64 }; // that one call takes
+enum { STREAM_WORDS = 64 }; // greatest number of words that one call of stream_words takes
 
 bool stream_is_captured(uint64_t function, uint64_t stream) {
     typedef int IsCapturing(void *stream, int *status);
@@ -318,11 +318,11 @@ static PyTypeObject *add_type(PyObject *module, PyType_Spec *spec) {
     return (PyTypeObject *)type;
 }
 
-// Leases have no buffer protocol: see `_native.pyi`. This names the way that they have.
+// Leases have no buffer protocol: see `_native.pyi`. The error text of this function names the method to use instead.
 static int no_buffer(PyObject *self, Py_buffer *view, int flags) {
     (void)self, (void)flags;
     view->obj = NULL;
-    // NumPy asks first and forgets the error: an interned text costs it least.
+    // NumPy first tries the buffer protocol and ignores the error. An interned text costs NumPy the least time.
     PyObject *text = PyUnicode_InternFromString("a lease has no buffer protocol: call its method memoryview() instead");
     if (text) PyErr_SetObject(PyExc_TypeError, text);
     Py_XDECREF(text);

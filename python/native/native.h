@@ -8,7 +8,7 @@
 
 #include "shm.h"
 
-// Names of attributes of Python's objects.
+// Names of attributes of Python objects.
 enum name { NAME_OWN, NAME_PAGES, NAME_WORDS, NAME_CLOSED, NAME_INDEX, NAME_VALUE, NAME_TL, NAME_WD, NAME_V, NAME_LENDER, NAME_STREAMS, NAMES };
 
 typedef struct {
@@ -23,33 +23,33 @@ typedef struct Member {
     PyObject_HEAD
     struct pb_channel *ch;
     void (*unmap)(struct Member *);
-    bool open;        // it has mappings
-    bool closing;     // the last thread that waits unmaps them
+    bool open;        // the member has mappings
+    bool closing;     // the last thread that waits unmaps the member's files
     unsigned waiting; // number of threads that wait without the interpreter's lock
-    // After a wait that spun in vain, `sleeps` waits do not spin; `left` is how many of them are still to come.
+    // After a wait that spun in vain, the next `sleeps` waits do not spin; `left` is the number of these waits that remain.
     unsigned sleeps, left;
-    uint64_t waits;   // how many waits were not in vain
-    int64_t waited;   // nanoseconds of all waits
+    uint64_t waits;   // number of waits that were not in vain
+    int64_t waited;   // total time of all waits, in nanoseconds
 } Member;
 
-// One attempt of an operation. After PB_NONE and PB_AGAIN it is tried again.
+// One attempt of an operation. After PB_NONE or PB_AGAIN, wait_for tries the operation again.
 typedef enum pb_result (*Attempt)(Member *, void *);
 
 typedef struct {
     int64_t limit, spin; // nanoseconds
-    bool adaptive;       // spin as long as is worth it, instead of for `spin`
+    bool adaptive;       // choose the spin time by the results of earlier waits, instead of `spin`
     bool freed;          // wait on `freed` instead of `published`
-    const uint64_t *hurry; // while its value is not 0: sleep no longer than 2 ms
+    const uint64_t *hurry; // while `*hurry` is not 0: sleep no longer than 2 ms; NULL: no such limit
     bool uncounted;        // the wait does not count in the member's `waits` and `waited`
 } Wait;
 
 State *state_of(void *self);
 State *state_of_base(PyTypeObject *type); // the same for a class in Python, which belongs to another module
-bool usable(Member *m);                                           // this one and those below return false or NULL with an exception set
+bool usable(Member *m);                                           // `usable` and the functions below return false or NULL with an exception
 bool count_is(Py_ssize_t given, Py_ssize_t least, Py_ssize_t most, const char *what);
 bool number_to(PyObject *invalid, PyObject *from, uint64_t most, const char *what, uint64_t *to); // raises `invalid`
 bool number_of(void *self, PyObject *from, uint64_t most, const char *what, uint64_t *to);
-bool wait_of(void *self, PyObject *const *args, Py_ssize_t given, Wait *to); // reads a timeout and a spin time, if given
+bool wait_of(void *self, PyObject *const *args, Py_ssize_t given, Wait *to); // reads the arguments `timeout` and `spin`
 bool wait_for(Member *m, Attempt attempt, void *with, const Wait *how, enum pb_result *r);
 void pb_init_spinning(void);
 void pb_switch_spinning(bool on); // whether waits of this process may spin adaptively
@@ -61,14 +61,14 @@ PyObject *unknown(Member *m, void *closure);
 PyObject *waits_asleep(Member *m, void *closure);
 PyObject *waits(Member *m, void *closure);
 PyObject *close_member(Member *m, PyObject *ignored);
-Py_ssize_t frame_fence(PyObject *frame, struct pb_fence *to); // of a Frame; returns 0 if its content is complete, else 1
+Py_ssize_t frame_fence(PyObject *frame, struct pb_fence *to); // reads a Frame's fence; returns 0 if the content is complete, else 1
 PyObject *new_frame(State *state, const struct pb_consumer *c, const struct pb_frame *frame);
 void free_object(void *self);
 struct pb_producer *producer_core(Member *m); // the core of a Producer
 PyObject *blocks_of(Member *m);               // the blocks that came back to a Producer
 
 typedef struct Follower Follower;
-bool follower_is_anywhere(const Follower *f); // whether every thread can queue work on its stream
+bool follower_is_anywhere(const Follower *f); // whether every thread can queue work on the follower's stream
 bool follower_may_write(Follower *f, PyObject *fences, PyObject *after);
 bool stream_is_captured(uint64_t function, uint64_t stream); // function: the address of cuStreamIsCapturing
 PyObject *follower_write(Follower *f, uint64_t *word, uint64_t *value);

@@ -6,9 +6,9 @@
 typedef struct {
     Member member;
     struct pb_consumer core;
-    struct pb_frame last; // the frame that was taken last; its number is 0 if there is none
-    PyObject *offered;    // the Frame that was taken last, until the caller accepts it; NULL if there is none
-    bool again;           // whether a frame is offered until it is accepted
+    struct pb_frame last; // the frame that this consumer took last; number 0: no frame
+    PyObject *offered;    // the Frame that this consumer took last, until the caller accepts the Frame; NULL: no Frame
+    bool again;           // whether this consumer offers each frame until the caller accepts the frame
     bool making;          // a thread is making the Frame of `last`
 } Consumer;
 
@@ -97,7 +97,7 @@ static PyObject *take_next(Consumer *self, const Wait *how) {
     if (!wait_for(&self->member, try_take, NULL, how, &r)) return NULL;
     if (r) return result_of(&self->member, r);
     if (self->offered) return Py_NewRef(self->offered);
-    // Making the Frame may run finalisers, which let other threads take. Two frames cannot be offered.
+    // Making the Frame may run finalisers, during which other threads may call `take`. A consumer cannot offer two frames.
     self->making = self->again;
     PyObject *frame = new_frame(state_of(self), &self->core, &self->last);
     self->making = false;
@@ -112,7 +112,7 @@ static PyObject *take(Consumer *self, PyObject *const *args, Py_ssize_t given) {
     return take_next(self, &how);
 }
 
-// Reads the arguments word and value, and whether earlier fences are settled.
+// Reads the arguments `word`, `value` and `settled`.
 static bool fence_of(Consumer *self, PyObject *const *args, Py_ssize_t given, struct pb_fence *done, bool *settled) {
     if ((given > 0 && !number_of(self, args[0], PB_WORDS - 1, "a word", &done->word)) ||
         (given > 1 && !number_of(self, args[1], PB_VALUE_MAX, "the value of a fence", &done->value)))
@@ -144,7 +144,7 @@ static PyObject *release(Consumer *self, PyObject *const *args, Py_ssize_t given
     return let_go(self, args, given, "release", false);
 }
 
-// swap(number, timeout=None, spin=None): releases a frame without a fence, and takes the next one
+// swap(number, timeout=None, spin=None): releases a frame without a fence, and takes the next frame
 static PyObject *swap(Consumer *self, PyObject *const *args, Py_ssize_t given) {
     Wait how = {.limit = INT64_MAX};
     uint64_t number;
@@ -235,8 +235,8 @@ static PyObject *failed(Consumer *self, void *closure) {
 
 static PyObject *in_hand(Consumer *self, void *closure) {
     (void)closure;
-    // Copy the numbers before any object is made. Making objects may run finalisers, which let other threads take and
-    // release.
+    // Copy the numbers before this function makes any object. Making objects may run finalisers, during which other threads may
+    // take and release frames.
     size_t count = self->core.in_hand;
     uint64_t *numbers = count ? malloc(count * sizeof *numbers) : NULL;
     if (count && !numbers) return PyErr_NoMemory();

@@ -1,27 +1,27 @@
-// The type Follower: whether the fences of a frame are reached, and the fence that a stream writes after its own work on it.
+// The type Follower: checks whether the fences of a frame are reached, and makes a stream write a fence after its work on the frame.
 //
-// `poolbridge._order.order.Follower` is derived from it. In any unusual case a function here says so, and Python handles the case.
+// `poolbridge._order.order.Follower` is a subclass. In any unusual case a function here reports the case, and Python handles it.
 #include "native.h"
 
 #include <stddef.h>
 #include <string.h>
 
 enum {
-    TURN_NS = 50000,        // for so long a poll keeps the other threads of Python waiting
-    TOMBSTONE_SHIFT = 62,   // of the bit that a word has when its process died
+    TURN_NS = 50000,        // longest time that a poll keeps the other threads of Python waiting
+    TOMBSTONE_SHIFT = 62,   // position of the bit that is set in a word after its process died
 };
 
 struct Follower {
     PyObject_HEAD
-    PyObject *timelines, *own;          // the session's timelines, and the one that the stream writes
+    PyObject *timelines, *own;          // the session's timelines, and the timeline that the stream writes
     PyObject *key, *words;              // the stream, and the words of `own` by stream
-    PyObject *is_owned, *acquire, *release; // methods of the lock under which words are written
+    PyObject *is_owned, *acquire, *release; // methods of the lock that a thread holds while it writes words
     PyObject *fence;                    // makes a fence from a timeline's id, a word and a value
-    unsigned long long id;              // of `own`
+    unsigned long long id;              // id of `own`
     unsigned long long capturing;       // the address of cuStreamIsCapturing
-    unsigned long long function;        // the address of cuStreamWriteValue64; 0: only Python can call it
-    unsigned long long stream, address; // the stream's handle, and where it finds the words of `own`
-    double patience, shortest, longest; // seconds: the next poll takes at most the first of them
+    unsigned long long function;        // the address of cuStreamWriteValue64; 0: only Python can call this function
+    unsigned long long stream, address; // the stream's handle, and the address at which the stream finds the words of `own`
+    double patience, shortest, longest; // seconds: the next poll takes at most `patience`
     char anywhere;                      // whether every thread can queue work on the stream
     State *state;                       // state of the module, which the type keeps alive
 };
@@ -30,7 +30,7 @@ typedef enum { REACHED, DIED, PENDING, UNKNOWN, RAISED } Reach;
 
 // Attributes
 
-// NULL, without an exception too: `of` is NULL, because Python code has deleted the attribute of the follower.
+// Returns NULL without an exception if `of` is NULL: Python code has deleted that attribute of the follower.
 static PyObject *attribute(Follower *f, PyObject *of, enum name name) { return of ? PyObject_GetAttr(of, f->state->names[name]) : NULL; }
 
 static bool number_in(Follower *f, PyObject *of, enum name name, uint64_t *to) {
@@ -41,7 +41,7 @@ static bool number_in(Follower *f, PyObject *of, enum name name, uint64_t *to) {
     return read;
 }
 
-// Whether the session still has the timeline. False without an exception: it was closed.
+// Whether the session still has the timeline. False without an exception: the timeline was closed.
 static bool has_timeline(Follower *f) {
     PyObject *own = attribute(f, f->timelines, NAME_OWN);
     Py_XDECREF(own);
@@ -50,7 +50,7 @@ static bool has_timeline(Follower *f) {
 
 // Fences
 
-// Reads the word of a fence. A wrong word in a frame is Python's to find.
+// Reads the word of a fence. If a frame has a wrong word, this function returns UNKNOWN and Python raises the error.
 static Reach look(Follower *f, const struct pb_fence *fence) {
     Reach reach = UNKNOWN;
     PyObject *pages = attribute(f, f->timelines, NAME_PAGES);
@@ -71,7 +71,7 @@ static Reach look(Follower *f, const struct pb_fence *fence) {
     return reach;
 }
 
-// Reads the word of a fence until it is reached, or `until`. Lets other threads run now and then.
+// Reads the word of a fence until the fence is reached or the time is `until`. Lets other threads run now and then.
 static Reach poll_word(Follower *f, const struct pb_fence *fence, int64_t until) {
     int64_t turn = pb_now();
     for (;;) {
@@ -85,7 +85,7 @@ static Reach poll_word(Follower *f, const struct pb_fence *fence, int64_t until)
     }
 }
 
-// The index of the word that the stream writes; UINT64_MAX: it has none yet.
+// The index of the word that the stream writes; UINT64_MAX: the stream has no word yet.
 static uint64_t own_word(Follower *f) {
     uint64_t index;
     PyObject *word = f->key && f->words && PyDict_Check(f->words) ? PyDict_GetItemWithError(f->words, f->key) : NULL;
@@ -105,17 +105,17 @@ static bool fence_from(PyObject *one, struct pb_fence *to) {
     return true;
 }
 
-// Polls a fence until it is reached, or `*until`, which the first fence that is not reached sets.
+// Polls a fence until the fence is reached or the time is `*until`. The first fence that is not reached sets `*until`.
 static Reach poll_fence(Follower *f, const struct pb_fence *fence, uint64_t mine, int64_t *until) {
-    if (fence->timeline == f->id && fence->word == mine) return REACHED; // it is of the stream's own earlier work
+    if (fence->timeline == f->id && fence->word == mine) return REACHED; // the fence is of the stream's own earlier work
     Reach reach = look(f, fence);
     if (reach != PENDING) return reach;
     if (!*until) *until = pb_now() + (int64_t)(f->patience * 1e9);
     return poll_word(f, fence, *until);
 }
 
-// poll(fences, write): a list of those fences, of which each is a timeline, a word and a value, that are not reached soon; None: a
-// lease state is needed. A frame has its one fence.
+// poll(fences, write): returns a list of the fences that are not reached soon, each a timeline, a word and a value; None: the caller
+// needs a lease state. `fences` can also be a frame, which has at most one fence.
 static PyObject *poll(Follower *f, PyObject *const *args, Py_ssize_t given) {
     if (!count_is(given, 2, 2, "poll")) return NULL;
     int write = PyObject_IsTrue(args[1]);
@@ -154,7 +154,7 @@ static PyObject *poll(Follower *f, PyObject *const *args, Py_ssize_t given) {
 
 bool follower_is_anywhere(const Follower *f) { return f->anywhere; }
 
-// Whether a stream may write the memory of a loan now. Never waits. False: Python has to find out.
+// Whether a stream may write the memory of a loan now. Never waits. False: Python must find out.
 bool follower_may_write(Follower *f, PyObject *fences, PyObject *after) {
     if (!f->anywhere || !f->timelines || !f->own || !has_timeline(f)) {
         PyErr_Clear();
@@ -184,7 +184,7 @@ bool follower_may_write(Follower *f, PyObject *fences, PyObject *after) {
 
 // Writing
 
-// Makes the stream write its next value, under the lock. Returns the word and the value, or false if Python has to.
+// Makes the stream write its next value; the caller has the lock. Sets the word and the value. False: Python must write the value.
 static bool write_locked(Follower *f, uint64_t *word, uint64_t *value) {
     typedef int Write(void *stream, uint64_t address, uint64_t value, unsigned flags);
     PyObject *closed = attribute(f, f->own, NAME_CLOSED);
@@ -209,14 +209,14 @@ static bool write_locked(Follower *f, uint64_t *word, uint64_t *value) {
     return wrote;
 }
 
-// Makes the stream write its next fence. Returns the fence, or NULL, with or without an exception: then Python has to do it.
+// Makes the stream write its next fence, and returns the fence. NULL without an exception: Python must make the stream write.
 PyObject *follower_write(Follower *f, uint64_t *word, uint64_t *value) {
     bool whole = f->function && f->capturing && f->own && f->is_owned && f->acquire && f->release && f->fence;
     if (!whole || !f->anywhere || !has_timeline(f)) return NULL;
     PyObject *owned = PyObject_CallNoArgs(f->is_owned);
     Py_XDECREF(owned);
     if (owned != Py_False) return NULL; // this is a finaliser in the thread that holds the lock
-    // It waits for another thread that holds the lock. A signal handler that raises there leaves the lock free.
+    // The call of `acquire` waits while another thread holds the lock. If a signal handler raises during the wait, the lock is free.
     PyObject *release = Py_NewRef(f->release), *taken = PyObject_CallNoArgs(f->acquire);
     if (!taken) return Py_DECREF(release), NULL;
     Py_DECREF(taken);
@@ -233,7 +233,7 @@ PyObject *follower_write(Follower *f, uint64_t *word, uint64_t *value) {
     return fence;
 }
 
-// queue(): makes the stream write its next fence, and returns the fence; None: Python has to do it.
+// queue(): makes the stream write its next fence, and returns the fence; None: Python must make the stream write it.
 static PyObject *queue(Follower *f, PyObject *ignored) {
     (void)ignored;
     uint64_t word, value;

@@ -1,4 +1,4 @@
-// Frames that were taken.
+// Frames that a consumer took.
 #include "native.h"
 
 #include <string.h>
@@ -6,12 +6,12 @@
 typedef struct {
     PyObject_HEAD
     struct pb_frame frame;
-    PyObject *object, *description, *details; // the object that was kept for its block, or NULL; copies of its description, and of its event and meta
+    PyObject *object, *description, *details; // the object kept for the block, or NULL; copies of the description, and of event and meta
 } Frame;
 
 PyObject *new_frame(State *state, const struct pb_consumer *c, const struct pb_frame *frame) {
-    // First make the copies, which do not start the garbage collector. Making the Frame may run finalisers, which let other
-    // threads take.
+    // First make the copies, which do not start the garbage collector. Making the Frame may run finalisers, during which other
+    // threads may call `take`.
     struct pb_frame taken = *frame;
     PyObject *object = Py_XNewRef((PyObject *)taken.kept), *details = NULL, *description = NULL;
     Py_ssize_t size = (Py_ssize_t)taken.meta_bytes + (taken.event ? PB_EVENT : 0);
@@ -62,7 +62,7 @@ static PyObject *description(Frame *self, void *closure) {
     (void)closure;
     if (!self->description) Py_RETURN_NONE;
     struct pb_description d;
-    pb_check_description(PyBytes_AsString(self->description), &d); // it was checked when the frame was taken
+    pb_check_description(PyBytes_AsString(self->description), &d); // pb_take has checked this description before
     PyObject *shape = PyTuple_New(d.ndim), *strides = d.strided ? PyTuple_New(d.ndim) : Py_NewRef(Py_None);
     for (unsigned i = 0; shape && strides && i < d.ndim; i++) {
         PyTuple_SetItem(shape, i, PyLong_FromUnsignedLongLong(d.shape[i]));

@@ -1,6 +1,6 @@
-// A lock whose holder also does the work that finalisers have left for it; see `poolbridge._sys.deferred`.
+// A lock whose holder also does the work that finalisers have left for the holder; see `poolbridge._sys.deferred`.
 //
-// It is written in C because CPython handles signals between the steps of Python code: a handler that raises would end
+// The lock is written in C because CPython handles signals between the steps of Python code: a handler that raises would end
 // `acquire` or `release` written in Python halfway. CPython 3.11 to 3.13 handle no signals between a `with` statement and a
 // context manager in C.
 #include "native.h"
@@ -16,7 +16,7 @@ typedef struct {
     PyObject *type, *value, *trace;
 } Error;
 
-// Keeps the current exception, unless an earlier one is kept. Later ones are dropped.
+// Keeps the current exception, unless an earlier exception is kept. Drops later exceptions.
 static void keep(Error *first) {
     if (!PyErr_Occurred()) return;
     if (first->type) PyErr_Clear();
@@ -30,8 +30,8 @@ static bool raise_kept(Error *first) {
 
 static bool try_take(Lock *self) { return PyThread_acquire_lock(self->lock, NOWAIT_LOCK) && (self->held = true); }
 
-// Takes the lock within `ns` nanoseconds; a negative `ns` means no limit. Returns false if it was not taken, with or
-// without an exception.
+// Takes the lock within `ns` nanoseconds; a negative `ns` means no limit. Returns false, with or without an exception, if
+// this thread did not get the lock.
 static bool take(Lock *self, int64_t ns) {
     if (try_take(self)) return true;
     int64_t until = pb_now() + ns;
@@ -63,8 +63,8 @@ static void do_first(Lock *self) {
     Py_XDECREF(error.type), Py_XDECREF(error.value), Py_XDECREF(error.trace);
 }
 
-// Does all the work that was left. The caller holds the lock. After an error, like that of a signal handler, it still does
-// the rest.
+// Does all the work that was left. The caller holds the lock. After an error, for example in a signal handler, this function
+// still does the rest of the work.
 static void do_left(Lock *self, Error *first) {
     while (PyList_Size(self->left) > 0) {
         // Handle signals here, not in the middle of the work.
@@ -74,7 +74,7 @@ static void do_left(Lock *self, Error *first) {
     }
 }
 
-// Does the work that was left if no thread holds the lock. A holder calls it after it has released the lock.
+// Does the work that was left, if no thread holds the lock. A holder calls this function after it has released the lock.
 static void settle(Lock *self, Error *first) {
     while (PyList_Size(self->left) > 0 && try_take(self)) {
         do_left(self, first);
@@ -92,7 +92,7 @@ static PyObject *enter(Lock *self, PyObject *ignored) {
     (void)ignored;
     Error first = {NULL, NULL, NULL};
     if (!take(self, -1)) return NULL;
-    // Do the work that was left before the holder's own work. So a release comes before the request that follows it.
+    // Do the work that was left before the holder's own work, so that the service gets a release before a later request.
     do_left(self, &first);
     if (first.type) return leave(self, &first);
     Py_RETURN_NONE;
@@ -142,7 +142,7 @@ static int traverse(Lock *self, visitproc visit, void *arg) {
     return 0;
 }
 
-// The garbage collector traverses and clears the list itself. The Lock keeps it, because finalisers may still add work.
+// The garbage collector itself traverses and clears the list. The Lock keeps the list, because finalisers may still add work.
 static void dealloc(Lock *self) {
     PyObject_GC_UnTrack(self);
     Py_CLEAR(self->left);

@@ -7,7 +7,7 @@
 typedef struct {
     Member member;
     struct pb_producer core;
-    uint64_t checked; // id of the description that was checked last
+    uint64_t checked; // id of the description that `publish` checked last
 } Producer;
 
 static void unmap(Member *m) { pb_producer_close(&((Producer *)m)->core); }
@@ -107,8 +107,8 @@ static enum pb_result try_reclaim(Member *m, void *with) {
     return pb_reclaim(&((Producer *)m)->core);
 }
 
-// Copies an array. Making objects may run finalisers, which let other threads use or close the producer, so the data is
-// copied first. The copy of an empty array is NULL.
+// Copies an array. Making objects may run finalisers, during which other threads may use or close the producer, so the caller
+// copies the data first. The copy of an empty array is NULL.
 static void *copy_of(const void *from, size_t size, bool *fine) {
     void *copy = size ? malloc(size) : NULL;
     if (copy) memcpy(copy, from, size);

@@ -1,18 +1,18 @@
-// The types Lent and Shelf: the work of a publisher for each frame, where nothing has to be waited for or asked.
+// The types Lent and Shelf: the work of a publisher for each frame, when the publisher need not wait or call the service.
 //
-// Each method here but `send_after` is one step for Python: no signal handler, no finaliser and no other thread runs in between.
-// In any unusual case a method returns None, or False, and the state stays such that `poolbridge._session.spares` can continue.
+// Each method here except `send_after` is one step for Python: no signal handler, finaliser or other thread runs during the method.
+// In any unusual case a method returns None or False, and leaves a state from which `poolbridge._session.spares` can continue.
 #include "native.h"
 
 #include <stddef.h>
 
-// How long a shelf may be used before Python has to look at the rest of the session, which releases idle memory.
+// How long a publisher may use a shelf before Python must check the rest of the session and release idle memory.
 enum { ALONE_MS = 250 };
 
-typedef struct { // a write lease whose memory a channel has, or that came back
+typedef struct { // a write lease whose memory a channel has, or has given back
     PyObject_HEAD
     PyObject *array, *fences, *shelf; // fences: a tuple
-    PyObject *follower; // how the stream that writes the loan is ordered, or None
+    PyObject *follower; // the Follower of the stream that writes the loan, or None
     PyObject *after;    // bytes: the pb_fence structures of the readers of the last frame
     unsigned long long block, buffer, nbytes;
     char owned;
@@ -21,12 +21,12 @@ typedef struct { // a write lease whose memory a channel has, or that came back
 typedef struct {
     PyObject_HEAD
     PyObject *free, *loan; // lists of Lent
-    PyObject *strays;      // list of blocks that came back and that this shelf cannot keep, in the form of `Producer.reclaim`
+    PyObject *strays;      // list of blocks that came back and that this shelf cannot keep; each is as `Producer.reclaim` returns it
     PyObject *owner;       // the native producer, or None
     PyObject *loans;       // dictionary of the loans that the channel has, by block; or None
     PyObject *described;   // the description, in the form that a track has
-    PyObject *stream;      // the stream that wrote a loan last, and how it is ordered; or None
-    PyObject *follower;
+    PyObject *stream;      // the stream that wrote a loan last, or None
+    PyObject *follower;    // the Follower of that stream, or None
     PyObject *nothing; // empty bytes
     unsigned long long description_id;
     Py_ssize_t most, extra;
@@ -115,7 +115,7 @@ static void dealloc_shelf(Shelf *self) {
 
 // The fast way
 
-// Returns the publisher's producer, or NULL if Python has to handle the case.
+// Returns the publisher's producer, or NULL if Python must handle the case.
 static Member *at_hand(Shelf *self) {
     if (self->closed || self->busy || self->aside || !self->owner || Py_TYPE(self->owner) != self->state->producer) return NULL;
     Member *m = (Member *)self->owner;
@@ -127,8 +127,8 @@ static Lent *lent_at(Shelf *self, PyObject *list, Py_ssize_t at) {
     return PyObject_TypeCheck(one, self->state->lent) ? (Lent *)one : NULL;
 }
 
-// Takes a frame's block back if it can be reused without waiting on the CPU, and adds it to the free ones. It makes no object
-// that the garbage collector knows: a finaliser could change what came back.
+// Adds the lease of a frame's block to `free` if the publisher can reuse the block without a wait on the CPU. The function makes
+// no object that the garbage collector tracks, because a finaliser could change the list of blocks that came back.
 static bool put_back(Shelf *self, const struct pb_producer *core, const struct pb_flight *flight) {
     PyObject *key = flight->fences && !self->on_streams ? NULL : PyLong_FromUnsignedLongLong(flight->block);
     PyObject *one = key ? PyDict_GetItemWithError(self->loans, key) : NULL;
@@ -157,7 +157,7 @@ static bool put_back(Shelf *self, const struct pb_producer *core, const struct p
     return fits;
 }
 
-// Takes the blocks that came back. Returns false if Python has to handle the rest.
+// Takes the blocks that came back. Returns false if Python must handle some of them.
 static bool collect(Shelf *self, Member *m) {
     struct pb_producer *core = producer_core(m);
     if (pb_reclaim(core)) return true; // nothing has come back, or Python finds the error
@@ -172,7 +172,7 @@ static bool collect(Shelf *self, Member *m) {
     return false;
 }
 
-// take(): the array that is on loan, or one whose memory came back; None: Python has to handle the case.
+// take(): returns the array that is on loan, or an array whose memory came back; None: Python must handle the case.
 static PyObject *take(Shelf *self, PyObject *ignored) {
     (void)ignored;
     Member *m = at_hand(self);
@@ -199,7 +199,7 @@ static PyObject *take(Shelf *self, PyObject *ignored) {
     return Py_NewRef(lent->array);
 }
 
-// Publishes the loan if there is room. Returns the frame's number; 0: it is still on loan, with or without an exception.
+// Publishes the loan if there is room. Returns the frame's number; 0: the array is still on loan, with or without an exception.
 static uint64_t publish(Shelf *self, PyObject *meta, uint64_t word, uint64_t value) {
     char *text = NULL, *described = NULL;
     Py_ssize_t text_bytes = 0, bytes = 0;
@@ -218,7 +218,7 @@ static uint64_t publish(Shelf *self, PyObject *meta, uint64_t word, uint64_t val
     struct pb_publication what = {.block = lent->block, .buffer = lent->buffer, .bytes = lent->nbytes,
                                   .description_id = self->description_id, .description = described,
                                   .meta = text, .meta_bytes = (uint32_t)text_bytes, .word = (uint32_t)word, .value = value};
-    PyObject *follower = NULL; // dropped last, because that may run a finaliser
+    PyObject *follower = NULL; // this function drops the follower last, because the drop may run a finaliser
     uint64_t number = 0;
     enum pb_result r = pb_publish(producer_core(m), &what, false, &number);
     if (!r) {
@@ -234,7 +234,7 @@ static uint64_t publish(Shelf *self, PyObject *meta, uint64_t word, uint64_t val
     return r ? 0 : number;
 }
 
-// send(meta=b"", word=0, value=0): publishes the loan and returns the frame's number; None: it is still on loan.
+// send(meta=b"", word=0, value=0): publishes the loan and returns the frame's number; None: the array is still on loan.
 static PyObject *send(Shelf *self, PyObject *const *args, Py_ssize_t given) {
     uint64_t word = 0, value = 0;
     PyObject *invalid = self->state->invalid;
@@ -247,7 +247,7 @@ static PyObject *send(Shelf *self, PyObject *const *args, Py_ssize_t given) {
     return PyLong_FromUnsignedLongLong(number);
 }
 
-// Whether a stream that the user names is the one that wrote a loan last.
+// Whether the stream that the user names is the stream that wrote a loan last.
 static bool is_last(Shelf *self, PyObject *stream) {
     if (stream == self->stream) return stream != Py_None;
     if (!PyLong_CheckExact(stream) || !PyLong_Check(self->stream)) return false;
@@ -256,7 +256,7 @@ static bool is_last(Shelf *self, PyObject *stream) {
     return same > 0;
 }
 
-// Whether streams whose work no fence says yet may write a loan, besides its follower.
+// Whether streams other than the loan's follower may still write the loan, without a fence for their work yet.
 static bool has_streams(Shelf *self, Lent *lent) {
     PyObject *lender = PyObject_GetAttr((PyObject *)lent, self->state->names[NAME_LENDER]);
     PyObject *streams = lender && lender != Py_None ? PyObject_GetAttr(lender, self->state->names[NAME_STREAMS]) : NULL;
@@ -266,7 +266,7 @@ static bool has_streams(Shelf *self, Lent *lent) {
     return !none;
 }
 
-// follow(stream): whether the stream may write the loan at once; False: Python has to order it.
+// follow(stream): whether the stream may write the loan at once; False: Python must order the stream.
 static PyObject *follow(Shelf *self, PyObject *stream) {
     Lent *lent = at_hand(self) && PyList_Size(self->loan) == 1 ? lent_at(self, self->loan, 0) : NULL;
     if (!lent || !PyObject_TypeCheck(self->follower, self->state->follower) || !is_last(self, stream)) Py_RETURN_FALSE;
@@ -279,8 +279,8 @@ static PyObject *follow(Shelf *self, PyObject *stream) {
     Py_RETURN_TRUE;
 }
 
-// send_after(meta, stream): makes the loan's stream write the fence of its work on the loan, and publishes it. Returns the frame's
-// number; a tuple of word and value: it is still on loan, with that fence; None: there is no fence either.
+// send_after(meta, stream): makes the loan's stream write the fence of its work on the loan, and publishes the loan. Returns the
+// frame's number; a tuple of word and value: the array is still on loan, with this fence; None: on loan, and without a new fence.
 static PyObject *send_after(Shelf *self, PyObject *const *args, Py_ssize_t given) {
     if (!count_is(given, 2, 2, "send_after")) return NULL;
     Lent *lent = at_hand(self) && PyList_Size(self->loan) == 1 ? lent_at(self, self->loan, 0) : NULL;
@@ -305,7 +305,7 @@ static PyObject *send_after(Shelf *self, PyObject *const *args, Py_ssize_t given
     Py_RETURN_NONE;
 }
 
-// look(): notes that Python has looked at the rest of the session.
+// look(): notes that Python has checked the rest of the session.
 static PyObject *look(Shelf *self, PyObject *ignored) {
     (void)ignored;
     self->looked = pb_now();

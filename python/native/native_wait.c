@@ -5,19 +5,19 @@
 #include <sched.h>
 #include <time.h>
 
-// Adaptive spinning. A wait spins before it sleeps if that was worth it lately. After a wait that spun in vain, the next 1,
+// Adaptive spinning. A wait spins before it sleeps if recent spins were not in vain. After a wait that spun in vain, the next 1,
 // 3, 7 and so on up to MOST_SLEEPS waits of the same member do not spin.
-#define SPIN INT64_C(100000) // nanoseconds; waking a thread takes about as long
-// If more time than this passes between two looks of a thread that spins, another thread had its CPU: there are too few.
+#define SPIN INT64_C(100000) // nanoseconds; the kernel needs about the same time to wake a thread
+// If a spinning thread reads the clock twice and finds a longer time between, another thread had its CPU: there are too few CPUs.
 #define LOST INT64_C(20000)
 enum { MOST_SLEEPS = 63 };
 
 static _Atomic unsigned spinning; // number of threads of this process that spin adaptively
-static _Atomic unsigned most;     // how many may: one for every four CPUs, but at least one; none if there is one CPU
+static _Atomic unsigned most;     // greatest number of threads that may spin: one for every four CPUs, but at least one; 0 with one CPU
 static _Atomic bool off;
-static _Thread_local unsigned mine; // how many waits of this thread spin: more than one if a signal handler waits in a wait
+static _Thread_local unsigned mine; // number of this thread's waits that spin: more than one if a signal handler waits during a wait
 
-static void forked(void) { atomic_store(&spinning, mine); } // a signal handler may have forked; its thread ends its waits
+static void forked(void) { atomic_store(&spinning, mine); } // a signal handler may have forked during a wait of this thread that spins
 
 void pb_init_spinning(void) {
     cpu_set_t set;
@@ -27,7 +27,7 @@ void pb_init_spinning(void) {
 
 void pb_switch_spinning(bool on) { atomic_store(&off, !on); }
 
-// Returns whether a wait spins. If so, the caller calls end_spin when it stops spinning.
+// Returns whether a wait spins. If true, the caller calls end_spin when the caller stops spinning.
 static bool begin_spin(Member *m) {
     if (m->left) {
         m->left--;
@@ -62,8 +62,8 @@ static inline void relax(void) {
 #endif
 }
 
-// Spins for a while: a consumer of a broadcast until something has changed, at most 1 ms; a consumer of a queue at most 5
-// µs; a producer 1 µs. Returns false if another thread had the CPU meanwhile.
+// Spins for a limited time. A consumer spins until the tail moves: at most 1 ms in a broadcast, and at most 5 µs in a queue. A
+// producer spins for 1 µs. Returns false if another thread had the CPU meanwhile.
 static bool spin(struct pb_channel *ch, bool freed, int64_t until) {
     int64_t now = pb_now(), moment = freed ? 1000 : ch->queue ? 5000 : PB_NS_MS, before;
     bool alone = true;
@@ -82,8 +82,8 @@ static bool spin(struct pb_channel *ch, bool freed, int64_t until) {
 
 static void doze(int64_t ns) { nanosleep(&(struct timespec){0, ns}, NULL); }
 
-// Tries, spins and sleeps until there is a result, and sets *r to it. `spins` is when an adaptive wait stops spinning; it is
-// set to 0 when it has stopped. Returns false with an exception set.
+// Tries, spins and sleeps until there is a result, and sets *r to the result. `*spins` is the time at which an adaptive wait stops
+// spinning; the function sets `*spins` to 0 after the wait has stopped spinning. Returns false if it has set an exception.
 static bool wait_until(Member *m, Attempt attempt, void *with, const Wait *how, int64_t *spins, enum pb_result *r) {
     struct pb_channel *ch = m->ch;
     pb_futex *word = how->freed ? pb_freed(ch) : pb_published(ch);
@@ -143,7 +143,7 @@ bool wait_for(Member *m, Attempt attempt, void *with, const Wait *how, enum pb_r
     return fine;
 }
 
-// waits: how many waits were not in vain, and the seconds of all waits
+// waits: the number of waits that were not in vain, and the total time of all waits in seconds
 PyObject *waits(Member *m, void *closure) {
     (void)closure;
     return Py_BuildValue("(Kd)", (unsigned long long)m->waits, (double)m->waited / 1e9);

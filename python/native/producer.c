@@ -59,8 +59,8 @@ enum pb_result pb_add_cursor(struct pb_producer *p, uint32_t slot, uint64_t memb
     return PB_OK;
 }
 
-// Reads the roster's slots, unless the known ones are recent enough for `state` and `tail`. The caller has loaded these
-// before.
+// Reads the roster's slots, unless `live` is recent enough for `state` and `tail`. The caller loads `state` and `tail` before
+// this call.
 static enum pb_result look_at_roster(struct pb_producer *p, uint64_t state, uint64_t tail) {
     struct pb_channel *ch = &p->ch;
     uint64_t version = pb_version(ch);
@@ -96,7 +96,7 @@ static bool holds_up(const struct pb_cursor *cursor) {
     return cursor->state == PB_ACTIVE && (cursor->policy == PB_BLOCK || cursor->policy == PB_FAIL);
 }
 
-// Returns the smallest floor of the consumers that block, or with `all` of all active ones.
+// Returns the smallest floor of the consumers that block the producer, or, with `all`, of all active consumers.
 static uint64_t lowest_floor(const struct pb_producer *p, bool all) {
     uint64_t lowest = UINT64_MAX;
     for (size_t i = 0; i < p->lives; i++) {
@@ -137,7 +137,7 @@ static bool slot_in_use(const struct pb_channel *ch, uint64_t number) {
     return stands && !pb_claim_over(PB_LOAD(pb_claim(ch, number)), stands);
 }
 
-// PB_AGAIN, look again: a frame was dropped, a number became void, or another member was faster.
+// Returns PB_AGAIN if the caller must check again: a frame was dropped, a number became void, or another member was faster.
 static enum pb_result room_in_queue(struct pb_producer *p, uint64_t tail) {
     struct pb_channel *ch = &p->ch;
     uint64_t last = pb_tail_number(tail), capacity = ch->policy == PB_LATEST ? 1 : ch->capacity;
@@ -153,7 +153,7 @@ static enum pb_result room_in_queue(struct pb_producer *p, uint64_t tail) {
             claim = found;
         }
     bool full = waits >= capacity;
-    if (!full && used) { // the number becomes void, if any slot is free
+    if (!full && used) { // the next number becomes void, if any slot is free
         uint64_t slot = 0;
         while (slot < ch->slots && slot_in_use(ch, slot)) slot++;
         if (slot < ch->slots) {
@@ -197,7 +197,7 @@ static bool others_first(struct pb_producer *p) {
             p->before_until = now + p->patience;
         }
         if (now < p->before_until) return true;
-        p->passed = lowest; // it does not use its turn: it was stopped, or it died
+        p->passed = lowest; // the producer with this ticket does not use its turn: it was stopped, or it died
     }
 }
 
@@ -211,7 +211,7 @@ void pb_end_wait(struct pb_producer *p) {
     p->ticket = p->before = 0;
     PB_STORE(pb_at(&p->ch.sequencer, PB_AT_WAITING + 8 * p->ch.slot), 0);
     PB_FULL_BARRIER();
-    pb_wake(pb_freed(&p->ch)); // the next producer in the line sleeps there
+    pb_wake(pb_freed(&p->ch)); // the producer with the next ticket sleeps on this word
 }
 
 static void copy_in(pb_word *to, const void *from, size_t size) {
@@ -305,7 +305,7 @@ static struct pb_flight *find_flight(struct pb_producer *p, uint64_t number) {
     return low < p->in_flight && p->flights[low].number == number ? &p->flights[low] : NULL;
 }
 
-// Marks the frames that the channel does not need any more as back. Returns how many they are.
+// Marks the frames that the channel does not need any more as `back`. Returns the number of these frames.
 static size_t find_passed(struct pb_producer *p, uint64_t tail, uint64_t state) {
     struct pb_channel *ch = &p->ch;
     uint64_t last = pb_tail_number(tail), end = UINT64_MAX;
@@ -326,8 +326,8 @@ static size_t find_passed(struct pb_producer *p, uint64_t tail, uint64_t state) 
     return passed;
 }
 
-// Unmarks frames that consumers have in hand. It looks at the floors first, and then at the holds, because a consumer
-// stores a hold before it moves its floor over the frame.
+// Unmarks frames that consumers have in hand. The function reads the floors first and the holds after them, because a
+// consumer stores a hold before the consumer moves its floor over the frame.
 static void except_held(struct pb_producer *p, bool destroyed) {
     for (size_t k = 0; k < p->lives && !p->ch.queue; k++) {
         const struct pb_cursor *cursor = p->live[k];
@@ -348,15 +348,15 @@ static void except_held(struct pb_producer *p, bool destroyed) {
     }
 }
 
-// Adds the fence after which a consumer does not use a frame any more, if it has one. Returns false if the entry is just
-// being written, or if there is no memory.
+// Adds the fence after which a consumer does not use a frame any more, if the consumer stored such a fence. Returns false if
+// the consumer is just writing the entry, or if there is no memory.
 static bool add_fence(struct pb_producer *p, const struct pb_cursor *cursor, uint64_t number, bool *memory) {
     pb_word *done = pb_at(&cursor->file, PB_AT_DONE + 32 * pb_ring(&p->ch, number));
     uint64_t before = PB_LOAD(done), value = PB_PEEK(done + 1), word = PB_PEEK(done + 2);
     atomic_thread_fence(memory_order_acquire);
     if (before != PB_PEEK(done)) return false;
-    // An entry of a later number in the same slot counts too, because it has replaced an earlier one. An entry that was
-    // never written is all 0.
+    // An entry of a later number in the same slot counts too, because the consumer has overwritten the earlier entry. An entry
+    // that was never written is all 0.
     if (!before && (value || word)) return false;
     if (before < number || !value || value > PB_VALUE_MAX || word >= PB_WORDS) return true;
     if (p->fence_count == p->fence_room) {

@@ -17,7 +17,7 @@
 
 // Forking
 
-static _Atomic uint64_t lives; // how many forks led to this process
+static _Atomic uint64_t lives; // number of forks that led to this process
 
 static void forked(void) { atomic_fetch_add(&lives, 1); }
 
@@ -76,7 +76,7 @@ enum pb_result pb_file_open(struct pb_channel *ch, struct pb_file *file, int fd,
 }
 
 void pb_file_close(struct pb_file *file, uint64_t life) {
-    // In a forked child, other memory may be mapped there.
+    // In a forked child, other memory may be mapped at the file's addresses.
     if (file->base && !pb_forked(life)) munmap(file->base, file->size);
     *file = (struct pb_file){0};
 }
@@ -131,8 +131,8 @@ int pb_futex_wait(pb_futex *word, uint32_t seen, int64_t ns) {
 
 int pb_futex_wake(pb_futex *word, int most) { return (int)syscall(SYS_futex, word, FUTEX_WAKE, most, NULL, NULL, 0); }
 
-// Another member may change the word again and again on purpose. After TRIES the caller goes on, and its sleep ends at
-// once.
+// Another member may change the word again and again on purpose. After TRIES attempts pb_arm returns, and the caller's sleep
+// ends at once.
 enum { TRIES = 1000 };
 
 uint32_t pb_arm(pb_futex *word) {
@@ -171,7 +171,7 @@ void pb_advance_head(struct pb_channel *ch, uint64_t tail) {
     pb_word *word = pb_at(&ch->sequencer, PB_AT_HEAD);
     uint64_t head = PB_LOAD(word);
     if (number > last + 1 || head > last) return;
-    bool every = head < number; // then a frame with an older number may live in any slot
+    bool every = head < number; // if true, any slot may have a frame with an older number
     for (; number <= last && (every || oldest > last); number++) {
         uint64_t stands = PB_LOAD(pb_entry(ch, number)) >> 6;
         if (stands && stands < oldest && !pb_claim_over(PB_LOAD(pb_claim(ch, number)), stands)) oldest = stands;

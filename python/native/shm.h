@@ -1,7 +1,7 @@
 // The memory that the members of a channel share: docs/streams.md. Nothing here depends on Python.
 //
-// Every word of shared memory is read and written by atomic operations. Every value that another process writes is checked
-// before it is used. Only pb_futex_wait sleeps. Two threads must not use an object at the same time.
+// This code reads and writes every word of shared memory by atomic operations. It checks every value that another process
+// writes before it uses the value. Only pb_futex_wait sleeps. Two threads must not use the same object at the same time.
 #ifndef POOLBRIDGE_SHM_H
 #define POOLBRIDGE_SHM_H
 
@@ -16,7 +16,7 @@
 
 enum {
     PB_PRODUCERS = 63, // greatest number of producer slots
-    PB_VOID = 63,      // the slot in a tail whose number is void: no frame was published with it
+    PB_VOID = 63,      // the slot in a tail whose number is void: no frame was published with that number
     PB_CONSUMERS = 1024,
     PB_HOLDS = 256,
     PB_WORDS = 512, // words of a timeline
@@ -30,7 +30,7 @@ enum {
 #define PB_VALUE_MAX ((UINT64_C(1) << 62) - 1) // greatest value of a fence
 #define PB_NUMBER_MAX ((UINT64_C(1) << 48) - 1)
 #define PB_NS_MS INT64_C(1000000)
-#define PB_SLICE (100 * PB_NS_MS) // longest sleep, and how long a contradiction may last
+#define PB_SLICE (100 * PB_NS_MS) // longest sleep, and the longest time that a contradiction in the shared memory may last
 
 enum pb_state { PB_OPEN, PB_CLOSING, PB_CLOSED, PB_DESTROYED };
 enum pb_policy { PB_BLOCK, PB_FAIL, PB_DROP_OLDEST, PB_LATEST };
@@ -38,17 +38,17 @@ enum pb_membership { PB_FREE, PB_ACTIVE, PB_LEFT };
 
 enum pb_result {
     PB_OK,
-    PB_NONE,      // not now: the caller waits
+    PB_NONE,      // not possible now: the caller waits
     PB_AGAIN,     // another member was faster, or the memory contradicts itself: try again soon
     PB_TIMEOUT,   // the caller's time limit is reached
     PB_NO_ROOM,   // the channel is full, and its policy is to fail
-    PB_END,       // no frame comes any more, or none may be published any more
+    PB_END,       // a consumer gets no more frames, or a producer may not publish any more
     PB_GONE,      // the channel was destroyed
     PB_EVICTED,   // this member is not active in the roster
     PB_UNKNOWN,   // the file of a member is needed: see `unknown_slot` and `unknown_member`
     PB_FAILED,    // a record is corrupt: see `failed`
     PB_HANDS,     // 256 frames are in hand, which is the limit
-    PB_FENCE,    // an earlier fence must be reached first
+    PB_FENCE,    // the caller must first wait for an earlier fence
     PB_NOT_HELD,  // the frame is not in hand
     PB_PROTOCOL,  // the shared memory contradicts itself: see `complaint`
     PB_NO_MEMORY, // see `complaint`
@@ -71,9 +71,9 @@ struct pb_channel {
     uint32_t slot;   // slot of this member
     uint64_t member;
     uint64_t version;   // version of the roster when its slots were read
-    uint64_t life;      // pb_life() at opening, for pb_forked
+    uint64_t life;      // result of pb_life() when the channel was opened, for pb_forked
     uint64_t seen_tail; // the tail that pb_moved compares with
-    int64_t odd_since;  // when a contradiction was first seen; 0: there is none
+    int64_t odd_since;  // when this member first saw a contradiction; 0: there is no contradiction
     uint32_t unknown_slot;
     uint64_t unknown_member;
     char complaint[160];
@@ -91,16 +91,16 @@ struct pb_fence {
 
 struct pb_flight { // a frame whose block has not come back
     uint64_t number, block;
-    size_t first, fences; // after it has come back: its part of `fences`
+    size_t first, fences; // after the block has come back: its first fence in `pb_producer.fences`, and the number of its fences
     bool back;
 };
 
 struct pb_producer {
     struct pb_channel ch;
     struct pb_cursor *cursors[PB_CONSUMERS]; // the cursors that were added, by slot
-    struct pb_cursor *live[PB_CONSUMERS];    // those whose slot in the roster is active or left
+    struct pb_cursor *live[PB_CONSUMERS];    // the cursors of members whose slot in the roster is active or left
     size_t lives;
-    uint64_t floor;      // no blocking consumer uses a number below it
+    uint64_t floor;      // no blocking consumer uses a number below this one
     uint64_t published, bytes; // frames that this producer published, and the bytes of their buffers
     uint64_t *described; // id of the description in each slot of the track
     struct pb_flight *flights, *back;
@@ -108,8 +108,8 @@ struct pb_producer {
     struct pb_fence *fences;
     size_t fence_count, fence_room;
     // Fair waiting: docs/streams.md, "Waiting for room".
-    uint64_t ticket; // ticket of this producer; 0: it does not wait
-    uint64_t calm;   // value of `tickets` when no other producer waited
+    uint64_t ticket; // ticket of this producer; 0: this producer does not wait
+    uint64_t calm;   // value of the word at PB_AT_TICKETS when no other producer waited
     uint64_t before, passed;
     int64_t before_until;
     int64_t patience; // how long a producer with a smaller ticket may take to use the room, in nanoseconds
@@ -128,17 +128,17 @@ struct pb_track {
 
 struct pb_hand { // a frame in hand
     uint64_t number, block;
-    int hold; // -1: none
-    bool settled; // this consumer has ended its claim
+    int hold; // index of the frame's hold; -1: the frame has no hold
+    bool settled; // this consumer has ended its claim on the frame
 };
 
 struct pb_frame {
     uint64_t number, block, buffer, bytes, time, value, description_id;
     uint64_t producer, timeline; // member id of the producer, and id of its timeline
-    uint64_t missed;             // number of frames before this one that the consumer did not get
+    uint64_t missed;             // number of frames just before this frame that the consumer did not get
     uint32_t word, meta_bytes;
     bool event;
-    void *kept; // the object that was kept for its block; NULL: its description was copied
+    void *kept; // the object that pb_keep stored for the frame's block; NULL: pb_take copied the frame's description
 };
 
 struct pb_kept {
@@ -159,7 +159,7 @@ struct pb_consumer {
     uint64_t busy[PB_HOLDS / 64]; // bits of the holds in use
     struct pb_kept *kept;
     size_t kept_room, kept_count;
-    // The description, and the event and meta, of the frame that was taken last.
+    // The description, the event and the meta of the last frame that this consumer took.
     uint64_t description[PB_DESCRIPTION / 8], meta[(PB_EVENT + PB_META) / 8];
 };
 
@@ -174,7 +174,7 @@ struct pb_description {
 // shm.c: files, words, waiting
 
 void pb_init(void);
-bool pb_forked(uint64_t life); // whether this process was forked since
+bool pb_forked(uint64_t life); // whether this process was forked after pb_life() returned `life`
 uint64_t pb_life(void);
 int64_t pb_now(void); // monotonic time in nanoseconds
 enum pb_result pb_file_open(struct pb_channel *ch, struct pb_file *file, int fd, size_t size, bool write, const char *what);
@@ -182,7 +182,7 @@ void pb_file_close(struct pb_file *file, uint64_t life);
 int pb_futex_wait(pb_futex *word, uint32_t seen, int64_t ns); // returns an errno, or 0
 int pb_futex_wake(pb_futex *word, int most);
 uint32_t pb_arm(pb_futex *word); // sets bit 0, which says that the caller is about to sleep; returns the value to sleep on
-void pb_wake(pb_futex *word);    // changes the value and wakes all, if a member sleeps; call it after a full barrier
+void pb_wake(pb_futex *word);    // if a member sleeps: changes the value and wakes all sleepers; call pb_wake after a full barrier
 bool pb_moved(struct pb_channel *ch);
 size_t pb_track_size(uint64_t slots);
 size_t pb_cursor_size(uint64_t slots);
@@ -208,8 +208,8 @@ enum pb_result pb_reclaim(struct pb_producer *p); // PB_OK: see `back`, valid un
 // consumer.c
 
 enum pb_result pb_consumer_open(struct pb_consumer *c, int roster, int sequencer, int cursor, uint32_t slot, uint64_t member);
-void pb_consumer_close(struct pb_consumer *c); // call pb_forget for all that is kept before
-enum pb_result pb_begin(struct pb_consumer *c); // call it when the service says that the consumer has joined
+void pb_consumer_close(struct pb_consumer *c); // before this call, call pb_forget for each kept object
+enum pb_result pb_begin(struct pb_consumer *c); // call pb_begin when the service says that the consumer has joined
 enum pb_result pb_add_track(struct pb_consumer *c, uint32_t slot, uint64_t member, int fd);
 enum pb_result pb_take(struct pb_consumer *c, struct pb_frame *frame);
 enum pb_result pb_settle(struct pb_consumer *c, uint64_t number, bool requeue, bool *stood); // the frame stays in hand
@@ -254,7 +254,7 @@ enum { // offsets in the roster and in its slots
 };
 enum { PB_AT_TICKETS = 192, PB_AT_DROPPED = 256, PB_AT_HEAD = 320, PB_AT_DROPS = 384, PB_AT_WAITING = 512, PB_AT_ORDER = 8192 };
 enum { PB_AT_USED = 16, PB_AT_MISSED = 24, PB_AT_HOLDS = 4096, PB_AT_DONE = 8192, PB_RECORD = 64, PB_META_SLOT = 8448 };
-// Words of a record in a track. PB_RECORD_SMALL has the fence's word (16 bits), flags (16) and the bytes of meta (32).
+// Words of a record in a track. PB_RECORD_SMALL has the fence's word (16 bits), flags (16 bits) and the size of meta (32 bits).
 enum {
     PB_RECORD_NUMBER, PB_RECORD_BLOCK, PB_RECORD_BUFFER, PB_RECORD_BYTES, PB_RECORD_TIME, PB_RECORD_VALUE, PB_RECORD_SMALL,
     PB_RECORD_DESCRIPTION
@@ -285,7 +285,7 @@ static inline bool pb_claim_over(uint64_t claim, uint64_t number) { // whether t
     return claim >> 12 > number || claim == (number << 12 | PB_ACKNOWLEDGED);
 }
 
-// Returns the first number to look at in order to find every frame of a queue that is not acknowledged.
+// Returns the number from which a search finds every frame of a queue that is not acknowledged.
 static inline uint64_t pb_oldest_standing(const struct pb_channel *ch, uint64_t last) {
     uint64_t first = last >= ch->slots ? last - ch->slots + 1 : 1;
     uint64_t head = PB_LOAD(pb_at(&ch->sequencer, PB_AT_HEAD));

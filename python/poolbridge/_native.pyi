@@ -1,13 +1,13 @@
 """The native module: producers and consumers of channels in shared memory (``docs/streams.md``), and a lock.
 
 Any thread may call any function at any time. The interpreter's lock protects the objects. Functions that wait
-(`Consumer.take`, `Producer.publish`, `Producer.reclaim` and `futex_wait`) release that lock while they wait, and hold
-it for each attempt. A free-threaded build of CPython enables the interpreter's lock when it imports this module. A
-waiting function handles signals and keeps its time limit. In a forked child every method but `close` raises
-`ForkError`.
+(`Consumer.take`, `Consumer.swap`, `Producer.publish`, `Producer.reclaim` and `futex_wait`) release the interpreter's
+lock while they wait, and hold it for each attempt. A free-threaded build of CPython enables the interpreter's lock when
+it imports this module. A waiting function handles signals and keeps its time limit. In a forked child every method
+except `close` raises `ForkError`.
 
 Numbers are from 0 to 2**64 - 1 unless stated otherwise. Times are in seconds. ``spin`` is the time for which a wait
-polls before it sleeps; None: adaptively, 100 µs if that was worth it lately. All arguments are positional.
+polls before it sleeps; None: the wait polls for 100 µs if recent polls were not in vain. All arguments are positional.
 """
 
 from collections.abc import Callable, Sequence
@@ -17,7 +17,7 @@ from typing import Any, Self, final
 from _typeshed import ReadableBuffer, WriteableBuffer
 
 class Condition(Enum):
-    """A result that a function returns instead of a frame or a number. None of them is an error of the caller."""
+    """A result that a function returns instead of a frame or a number. No condition is an error of the caller."""
 
     TIMEOUT = ...
     """The time limit passed."""
@@ -90,7 +90,7 @@ class Frame:
 
 @final
 class Producer:
-    """A producer of a channel that it has joined or is joining. The caller keeps the file descriptors and closes them.
+    """A producer that has joined, or is joining, a channel. The caller keeps and closes the file descriptors.
 
     Raises
     ------
@@ -107,7 +107,7 @@ class Producer:
 
     def __new__(cls, roster: int, sequencer: int, track: int, slot: int, member: int) -> Producer: ...
     def add_cursor(self, slot: int, member: int, fd: int, /) -> None:
-        """Map the cursor of a consumer. It replaces that of the consumer that had the slot before."""
+        """Map the cursor of a consumer. The new cursor replaces the cursor of the slot's previous consumer."""
     def publish(
         self,
         block: int,
@@ -142,15 +142,15 @@ class Producer:
     ) -> list[tuple[int, tuple[tuple[int, int, int], ...]]] | Condition:
         """Return the blocks that came back, each with the fences (timeline, word, value) for its next writer.
 
-        With a timeout it waits until a block comes back, unless no block is in flight. The result can also be `EVICTED`
-        or `UNKNOWN_MEMBER`.
+        With a timeout, `reclaim` waits until a block comes back, unless no block is in flight. The result can also be
+        `EVICTED` or `UNKNOWN_MEMBER`.
         """
     @property
     def in_flight(self) -> list[tuple[int, int]]:
         """Frame number and block id of each frame whose block has not come back."""
     @property
     def behind(self) -> tuple[int, int] | None:
-        """Member and process id of the consumer that is furthest behind and blocks a broadcast; None: no consumer."""
+        """Member id and process id of the consumer that is furthest behind and blocks a broadcast; None: none does."""
     @property
     def waits_asleep(self) -> int:
         """How many of the next waits do not poll adaptively, because earlier ones polled in vain."""
@@ -168,29 +168,31 @@ class Producer:
 
 @final
 class Consumer:
-    """A consumer of a channel that it is joining. The constructor raises the errors of `Producer`."""
+    """A consumer that is joining a channel. The constructor raises the same errors as that of `Producer`."""
 
     def __new__(cls, roster: int, sequencer: int, cursor: int, slot: int, member: int) -> Consumer: ...
     def begin(self, again: bool = False, /) -> int | Condition:
-        """Begin to take frames, when the service has said that it has joined. Return the first number; 0 in a queue.
+        """Begin to take frames. Return the number of the first frame; 0 in a queue.
 
-        With `again`, `take` and `swap` return the frame that is `offered` until it is accepted.
+        Call `begin` after the service has said that the consumer has joined. With `again`, `take` and `swap` return the
+        frame in `offered` again until the caller accepts the frame.
         """
     @property
     def offered(self) -> Frame | None:
-        """The frame that was taken last and is not accepted yet, if `begin` was called with `again`.
+        """The frame that this consumer took last and the caller has not accepted; None unless `begin` got `again`.
 
-        Accept it by setting None. CPython runs no signal handler before the step after that, so the caller can accept a
-        frame and keep it in one step. A signal handler that raises before loses nothing: the next call takes the frame.
+        The caller accepts the frame by ``offered = None``. CPython runs no signal handler between that assignment and
+        the next step, so the caller can accept a frame and keep it in one step. If a signal handler raises before the
+        assignment, the frame is not lost: the next call of `take` returns it.
         """
     @offered.setter
     def offered(self, none: None, /) -> None: ...
     def add_track(self, slot: int, member: int, fd: int, /) -> None:
-        """Map the track of a producer. It replaces that of the producer that had the slot before."""
+        """Map the track of a producer. The new track replaces the track of the slot's previous producer."""
     def swap(self, number: int, timeout: float | None = None, spin: float | None = None, /) -> Frame | Condition:
-        """Release a frame without a fence, and then take the next one: `release` and `take` in one step."""
+        """Release a frame without a fence, and then take the next frame: `release` and `take` in one step."""
     def take(self, timeout: float | None = None, spin: float | None = None, /) -> Frame | Condition:
-        """Take the next frame. It is in hand until it is released.
+        """Take the next frame. The frame is in hand until the caller releases it.
 
         Without a frame, the result is `TIMEOUT`, `END`, `DESTROYED`, `EVICTED`, `UNKNOWN_MEMBER`, `FAILED` or
         `HANDS_FULL`.
@@ -201,12 +203,12 @@ class Consumer:
             The memory of the channel was inconsistent for 100 ms.
         """
     def release(self, number: int, word: int = 0, value: int = 0, settled: bool = False, /) -> bool | Condition:
-        """Let go of a frame; frames can be released in any order. In a queue this acknowledges the frame.
+        """Release a frame, in any order of the frames. In a queue this call also acknowledges the frame.
 
-        A `value` says that work on the frame goes on until `word` of this member's timeline has that value. If that
-        would overwrite an earlier frame's fence on another word, the result is `FENCE_PENDING`, and the frame stays in
-        hand. `settled` says that the earlier fence is reached. The result is False if the frame was given to another
-        consumer of the queue meanwhile.
+        A `value` says that work on the frame continues until `word` of this member's timeline has that value. If this
+        fence would overwrite an earlier frame's fence on another word, the result is `FENCE_PENDING`, and the frame
+        stays in hand. `settled` says that the earlier fence is reached. The result is False if the queue has given the
+        frame to another consumer meanwhile.
 
         Raises
         ------
@@ -214,22 +216,22 @@ class Consumer:
             The frame is not in hand.
         """
     def requeue(self, number: int, word: int = 0, value: int = 0, settled: bool = False, /) -> bool | Condition:
-        """Let go of a frame of a queue and requeue it, so that another consumer takes it; see `release`."""
+        """Release a frame of a queue and requeue it, so that another consumer takes the frame; see `release`."""
     def ack(self, number: int, /) -> bool:
-        """Acknowledge a frame, which stays in hand. In a broadcast it then holds no producer back.
+        """Acknowledge a frame, which stays in hand. In a broadcast the frame then holds no producer back.
 
-        The result is False if the frame was given to another consumer of the queue meanwhile.
+        The result is False if the queue has given the frame to another consumer meanwhile.
         """
     def unclaim(self, number: int, /) -> bool:
-        """Requeue a frame of a queue, whose memory stays in hand; see `ack`. This consumer may take it a second time.
+        """Requeue a frame of a queue, but keep its memory in hand; see `ack`. This consumer may take the frame again.
 
-        A frame that was taken a second time is in hand twice. Then `ack` and `unclaim` settle the one that is not
-        settled, and `release` lets go of the settled one first.
+        A frame that this consumer took a second time is in hand twice. Then `ack` and `unclaim` settle the entry that
+        is not settled, and `release` releases the settled entry first.
         """
     def keep(self, producer: int, block: int, description_id: int, kept: Any, /) -> None:
-        """Keep an object for the frames of a producer in a block with a description. A block keeps one object."""
+        """Keep the object `kept` for a producer's frames in a block with a description. A block has one such object."""
     def forget(self, block: int, /) -> bool:
-        """Drop the object that is kept for a block; return whether there was one."""
+        """Drop the object that is kept for a block; return whether the block had an object."""
     def leave(self) -> None:
         """Take no more frames. Frames in hand stay usable and hold no producer back. The caller tells the service."""
     @property
@@ -243,7 +245,7 @@ class Consumer:
         """How many of the next waits do not poll adaptively, because earlier ones polled in vain."""
     @property
     def counts(self) -> tuple[int, int, int]:
-        """Frames that this consumer took, the bytes of their buffers, and how many frames were missed."""
+        """Frames that this consumer took, the bytes of their buffers, and the number of frames that it missed."""
     @property
     def waits(self) -> tuple[int, float]:
         """Waits for a frame that were not in vain, and the seconds of all waits for a frame."""
@@ -254,7 +256,7 @@ class Consumer:
         """Unmap everything and drop the objects that are kept. A thread that waits gets `ClosedError`. Idempotent."""
 
 class Lent:
-    """A write lease that a channel has, or that came back from it; see `poolbridge._session.spares.Spare`."""
+    """A write lease that a channel has or has given back; see `poolbridge._session.spares.Spare`."""
 
     array: Any
     fences: Any
@@ -269,18 +271,19 @@ class Lent:
 class Shelf:
     """The leases of a publisher; see `poolbridge._session.spares.Shelf`.
 
-    The methods do the common case of a publisher's work for a frame, each in one step: no signal handler and no other
-    thread runs in between. In any other case they return None and change nothing.
+    The methods do the common case of a publisher's work for a frame. Each method except `send_after` is one step: no
+    signal handler and no other thread runs during the method. In any other case a method returns None or False, and
+    Python code can continue from the shelf's state.
     """
 
     free: list[Any]
     loan: list[Any]
     strays: list[tuple[int, tuple[tuple[int, int, int], ...]]]
-    """Blocks that came back and are not of this publisher, in the form of `Producer.reclaim`."""
+    """Blocks that came back and that this shelf cannot keep; each is as `Producer.reclaim` returns it."""
     owner: Any
     """The `Producer`."""
     loans: Any
-    """The leases that the channel has: a dictionary by block id."""
+    """The leases that the channel has: a dictionary whose keys are block ids."""
     described: bytes
     description_id: int
     stream: Any
@@ -298,25 +301,27 @@ class Shelf:
 
     def __new__(cls, *ignored: Any) -> Self: ...
     def take(self) -> Any:
-        """Return the array that is on loan; if none is, put a lease that came back on loan and return its array."""
+        """Return the array on loan. If no array is on loan, put a lease that came back on loan and return its array."""
     def send(self, meta: bytes = b"", word: int = 0, value: int = 0, /) -> int | None:
         """Publish the loan if there is room, clear its `follower`, and return the frame's number.
 
-        The content is complete when `word` of this session's timeline has the value; 0: it is complete.
+        The content is complete when `word` of this session's timeline has `value`. A `value` of 0 says that the content
+        is complete now.
         """
     def follow(self, stream: Any, /) -> bool:
-        """Whether `stream` may write the loan at once: it wrote the one before, and the loan's fences are reached.
+        """Whether `stream` may write the loan at once: it wrote the loan before, and this loan's fences are reached.
 
-        Sets the loan's `follower` then. Never waits.
+        If the result is True, `follow` has set the loan's `follower`. Never waits.
         """
     def send_after(self, meta: bytes, stream: Any, /) -> int | tuple[int, int] | None:
-        """Make the loan's stream write the fence of its work, which the loan keeps, and do `send`.
+        """Make the loan's stream write the fence of its work, store the fence in the loan, and publish the loan.
 
-        Returns the frame's number; word and value of the fence if the loan was not published; None if there is no fence
-        either, also if `stream` is neither None nor that stream. Other threads may run while the driver is called.
+        Returns the frame's number. If the loan was not published, returns the word and value of the new fence. Returns
+        None if there is no new fence, and also if `stream` is neither None nor the loan's stream. Other threads may run
+        during the call of the driver.
         """
     def look(self) -> None:
-        """Note that the session's other leases were checked; `take` and `send` rely on that for a quarter second."""
+        """Note that Python has checked the session's other leases. For 250 ms `take` and `send` need no new check."""
 
 class Follower:
     """A stream that uses frames one after the other; `poolbridge._order.order.Follower` sets the attributes."""
@@ -327,9 +332,9 @@ class Follower:
     """The timeline that the stream writes, with the attribute `closed`."""
     key: Any
     words: Any
-    """The timeline's words by key, with `index` and `value`. They are written under a lock."""
+    """The words of `own` by key, each with `index` and `value`. A thread writes words only while it has the lock."""
     is_owned: Callable[[], bool]
-    """Whether this thread has that lock."""
+    """Whether this thread has the lock."""
     acquire: Callable[[], object]
     release: Callable[[], object]
     fence: Callable[[int, int, int], Any]
@@ -337,26 +342,27 @@ class Follower:
     id: int
     """The id of `own`."""
     function: int
-    """The address of ``cuStreamWriteValue64``; 0: only Python can call it."""
+    """The address of ``cuStreamWriteValue64``; 0: only Python can call this function."""
     stream: int
     address: int
-    """Where the stream finds the words of `own`."""
+    """The address at which the stream finds the words of `own`."""
     patience: float
-    """The next poll takes at most so many seconds: `shortest`, and up to `longest` after polls in vain."""
+    """Most seconds that the next poll takes: `shortest`, and up to `longest` after polls in vain."""
     shortest: float
     longest: float
     anywhere: bool
     """Whether every thread can queue work on the stream."""
 
     def poll(self, fences: Sequence[tuple[int, int, int]] | Frame, write: bool, /) -> list[tuple[int, int, int]] | None:
-        """Poll fences, or that of a frame, and return those that were not reached; None: a lease state is needed.
+        """Poll fences, or a frame's fence, and return those that are not reached; None: the caller needs a lease state.
 
-        Fences on the stream's own word are reached. If `write`, fences of processes that died are, too.
+        Fences on the stream's own word count as reached. If `write`, fences of processes that died count as reached,
+        too.
         """
     def queue(self) -> Any:
-        """Make the stream write its next fence, and return the fence; None if Python has to do it.
+        """Make the stream write its next fence, and return the fence; None: Python must make the stream write it.
 
-        Other threads may run while the driver is called.
+        Other threads may run during the call of the driver.
         """
 
 @final
@@ -364,19 +370,19 @@ class DeferringLock:
     """A lock whose holder also does work that was deferred: see `poolbridge._sys.deferred`, which has a substitute."""
 
     def __enter__(self) -> None:
-        """Take the lock and do the deferred work. If that raises, as a signal handler may, unlock again."""
+        """Take the lock and do the deferred work. If the work or a signal handler raises, unlock again."""
     def __exit__(self, *error: object) -> None:
         """Unlock, and do the work that was deferred meanwhile."""
     def later(self, work: Callable[[], object], /) -> None:
-        """Do `work` under the lock: in this thread if the lock is free, else in the thread that has it. Never waits."""
+        """Do `work` under the lock, now if the lock is free; if not, the lock's holder does `work`. Never waits."""
     def rest(self, seconds: float, /) -> None:
         """Wait until no other thread holds the lock, for `seconds` at most."""
 
 class NoBuffer:
     """A base of leases. ``memoryview(lease)`` raises a `TypeError` that names ``lease.memoryview()``.
 
-    NumPy would use a buffer protocol instead of ``__array__``, which knows every dtype and makes arrays read-only when
-    the lease is published. Where a buffer is refused NumPy goes on to ``__array__``.
+    NumPy would use a buffer protocol instead of ``__array__``. Only ``__array__`` knows every dtype and makes arrays
+    read-only when the lease is published. When a lease refuses a buffer, NumPy uses ``__array__``.
     """
 
 def load_u64(buffer: ReadableBuffer, offset: int, /) -> int:
@@ -386,24 +392,25 @@ def store_u64(buffer: WriteableBuffer, offset: int, value: int, /) -> None:
     """Store a 64-bit word, with release order."""
 
 def compare_exchange_u64(buffer: WriteableBuffer, offset: int, expected: int, value: int, /) -> bool:
-    """Store a 64-bit word atomically if it has the expected value; return whether it had. A full barrier."""
+    """Store `value` in a 64-bit word atomically if the word is `expected`; return whether it was. A full barrier."""
 
 def barrier() -> None:
     """Order all stores before this call before all loads after it."""
 
 def futex_wait(buffer: ReadableBuffer, offset: int, seen: int, timeout: float | None, /) -> bool:
-    """Sleep while the 32 bits at an offset are `seen`. False if the time limit passed; else read the word again."""
+    """Sleep while the 32 bits at an offset are `seen`. False: the time limit passed. True: read the word again."""
 
 def futex_wake(buffer: ReadableBuffer, offset: int, count: int = ..., /) -> int:
-    """Wake at most `count` sleepers on the 32 bits at an offset, in all processes; return how many."""
+    """Wake at most `count` sleepers on the 32 bits at an offset, in all processes; return the number of woken ones."""
 
 def stream_words(function: int, capturing: int, stream: int, flags: int, /, *words: int) -> int:
-    """Call ``cuStreamWriteValue64`` or ``cuStreamWaitValue64``, at the address `function`, for each of some words.
+    """Call ``cuStreamWriteValue64`` or ``cuStreamWaitValue64``, at the address `function`, for each word.
 
-    `words` are the address and the value of each, 64 words at most. `capturing` is the address of
-    ``cuStreamIsCapturing``. Returns the first result that is not 0, else 0; -1, without a call, if the stream's work is
-    being captured. It releases the interpreter's lock meanwhile: the call waits while the stream's queue is full.
+    `words` are the address and the value of each word, for 64 words at most. `capturing` is the address of
+    ``cuStreamIsCapturing``. Returns the first result that is not 0, else 0. Returns -1, without a call of `function`,
+    if the stream's work is being captured. The interpreter's lock is free during the calls of the driver, which wait
+    while the stream's queue is full.
     """
 
 def switch_spinning(on: bool, /) -> None:
-    """Let waits of this process poll adaptively, or not. Only benchmarks use it, to measure what that is worth."""
+    """Allow or forbid adaptive polling in the waits of this process. Only benchmarks use it, to measure its effect."""

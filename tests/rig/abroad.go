@@ -8,8 +8,8 @@ import (
 	"testing"
 )
 
-// settle is what a program of Abroad does first. The driver finds itself through /proc, and the program loads what it needs while
-// it may still read all files.
+// settle is the code that each program of Abroad runs first. The driver finds itself through /proc, and the program loads what it needs
+// while it may still read all files.
 const settle = `
 import ctypes, os, numpy, poolbridge
 try:
@@ -27,9 +27,9 @@ if %[1]d:
     os.setuid(%[1]d)
 `
 
-// Abroad returns the same interpreter for programs that run as another user, in their own PID, mount and IPC namespaces and
-// with their own /dev/shm. If this process is not root, they run as the same user. It skips the test if
-// that is not possible.
+// Abroad returns the same interpreter, but its programs run as another user, in their own PID, mount and IPC namespaces and with their own
+// /dev/shm. If this process is not root, the programs run as the user of this process. If namespaces are not possible, Abroad skips the
+// test.
 func (p *Interpreter) Abroad(t testing.TB, user int) *Interpreter {
 	t.Helper()
 	attr := &syscall.SysProcAttr{Cloneflags: syscall.CLONE_NEWPID | syscall.CLONE_NEWNS | syscall.CLONE_NEWIPC}

@@ -13,15 +13,15 @@ import (
 	"github.com/poolbridge/poolbridge/mempool"
 )
 
-// Interpreter is a Python with the poolbridge package.
+// Interpreter is a Python interpreter that has the poolbridge package.
 type Interpreter struct {
 	Path string
 
 	first string               // the beginning of every script
-	where *syscall.SysProcAttr // scripts run with these attributes; nil: as the test does
+	where *syscall.SysProcAttr // attributes of the processes that run scripts; nil: the attributes of the test
 }
 
-// Python is the interpreter of the tests.
+// Python returns the interpreter that the tests use.
 func Python(t testing.TB) *Interpreter {
 	t.Helper()
 	path := os.Getenv("POOLBRIDGE_TEST_PYTHON")
@@ -42,8 +42,8 @@ func (p *Interpreter) Run(t testing.TB, args ...string) string {
 	return string(out)
 }
 
-// Consumers returns a library for each kind of memory that this machine has, which takes its arrays in place: CuPy or PyTorch on
-// a real GPU, NumPy for host memory.
+// Consumers returns, for each kind of memory that this machine has, a library that uses the kind's arrays in place: CuPy or PyTorch on a
+// real GPU, NumPy for host memory.
 func (p *Interpreter) Consumers(t testing.TB) map[mempool.Kind]string {
 	t.Helper()
 	cmd := exec.Command(p.Path, "-m", "poolbridge.worker")

@@ -12,7 +12,7 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// Script is a Python program in its own process. The test and the program exchange lines.
+// Script is a Python program in a separate process. The test and the program exchange lines.
 type Script struct {
 	cmd   *exec.Cmd
 	in    io.WriteCloser
@@ -21,7 +21,7 @@ type Script struct {
 	ended bool
 }
 
-// Start starts a program, given as its text, with arguments. It is killed when the test ends, if it still runs.
+// Start starts a program from its text, with arguments. If the program still runs when the test ends, it is killed.
 func (p *Interpreter) Start(t testing.TB, text string, args ...string) *Script {
 	t.Helper()
 	s := &Script{cmd: exec.Command(p.Path, append([]string{"-u", "-X", "faulthandler", "-c", p.first + text}, args...)...)}
@@ -42,26 +42,26 @@ func (p *Interpreter) Start(t testing.TB, text string, args ...string) *Script {
 	return s
 }
 
-// Line returns the next line that the program prints. A program that prints none for a minute is ended, and the test fails with what
-// each of its threads was doing.
+// Line returns the next line that the program prints. If the program prints no line for a minute, Line ends the program, and the test fails
+// with the stack of each thread of the program.
 func (s *Script) Line(t testing.TB) string {
 	t.Helper()
-	abort := time.AfterFunc(patience, func() { _ = s.cmd.Process.Signal(syscall.SIGABRT) }) // Python then writes its stacks
-	kill := time.AfterFunc(patience+5*time.Second, func() { _ = s.cmd.Process.Kill() })     // the first process of a namespace survives that
+	abort := time.AfterFunc(patience, func() { _ = s.cmd.Process.Signal(syscall.SIGABRT) }) // Python then prints the stacks of its threads
+	kill := time.AfterFunc(patience+5*time.Second, func() { _ = s.cmd.Process.Kill() })     // the first process of a PID namespace survives SIGABRT
 	defer abort.Stop()
 	defer kill.Stop()
 	require.True(t, s.out.Scan(), "the program ended: %s", &s.err)
 	return s.out.Text()
 }
 
-// Say sends the program a line.
+// Say sends a line to the program.
 func (s *Script) Say(t testing.TB, line string) {
 	t.Helper()
 	_, err := io.WriteString(s.in, line+"\n")
 	require.NoError(t, err, "%s", &s.err)
 }
 
-// Kill ends the program with SIGKILL, waits until it is gone and returns the rest of what it printed.
+// Kill ends the program with SIGKILL, waits until it has ended, and returns the lines that the test had not read.
 func (s *Script) Kill(t testing.TB) (rest []string) {
 	t.Helper()
 	s.ended = true
@@ -69,11 +69,11 @@ func (s *Script) Kill(t testing.TB) (rest []string) {
 	for s.out.Scan() {
 		rest = append(rest, s.out.Text())
 	}
-	_ = s.cmd.Wait() // it was killed
+	_ = s.cmd.Wait() // the error says that the program was killed
 	return rest
 }
 
-// End closes the program's input, waits until it has ended well, and returns the rest of what it printed.
+// End closes the program's input, waits until the program has ended without an error, and returns the rest of its output.
 func (s *Script) End(t testing.TB) string {
 	t.Helper()
 	require.NoError(t, s.in.Close())

@@ -22,13 +22,13 @@ import (
 // patience is how long a test waits for something that should happen at once.
 const patience = time.Minute
 
-// Root is the checkout.
+// Root returns the folder of the checkout.
 func Root() string {
 	_, file, _, _ := runtime.Caller(0)
 	return filepath.Join(filepath.Dir(file), "..", "..")
 }
 
-// Poolsvc is the built program.
+// Poolsvc returns the path of the built program.
 func Poolsvc(t testing.TB) string {
 	t.Helper()
 	path := os.Getenv("POOLBRIDGE_TEST_POOLSVC")
@@ -40,7 +40,7 @@ func Poolsvc(t testing.TB) string {
 	return path
 }
 
-// Service is a poolsvc in its own process.
+// Service is a poolsvc in a separate process.
 type Service struct {
 	Socket  string
 	Process *os.Process
@@ -51,7 +51,7 @@ type Service struct {
 	exit   error
 }
 
-// lockedBuffer has the output of a process that still runs.
+// lockedBuffer has the output of a process that is still running.
 type lockedBuffer struct {
 	mu sync.Mutex
 	b  bytes.Buffer
@@ -69,7 +69,7 @@ func (l *lockedBuffer) String() string {
 	return l.b.String()
 }
 
-// Serve starts `poolsvc serve` with more arguments on its own socket, and stops it when the test ends.
+// Serve starts `poolsvc serve` with args on a socket of its own. It stops the service when the test ends.
 func Serve(t testing.TB, args ...string) *Service {
 	t.Helper()
 	dir, err := os.MkdirTemp("", "pb") // the path of t.TempDir may be too long for a socket
@@ -78,7 +78,7 @@ func Serve(t testing.TB, args ...string) *Service {
 	return ServeAt(t, filepath.Join(dir, "run", "poolsvc.sock"), args...)
 }
 
-// ServeAt is Serve on a given socket.
+// ServeAt does what Serve does, on a given socket.
 func ServeAt(t testing.TB, socket string, args ...string) *Service {
 	t.Helper()
 	s := &Service{Socket: socket, exited: make(chan struct{})}
@@ -96,17 +96,17 @@ func ServeAt(t testing.TB, socket string, args ...string) *Service {
 			t.Logf("poolsvc said:\n%s", &s.log)
 		}
 	})
-	s.client(t) // waits until it listens
+	s.client(t) // client waits until the service listens
 	return s
 }
 
 // Log returns what the service has logged so far.
 func (s *Service) Log() string { return s.log.String() }
 
-// Stop interrupts the service and waits for its end.
+// Stop interrupts the service and waits until it has ended.
 func (s *Service) Stop(t testing.TB) {
 	t.Helper()
-	_ = s.Process.Signal(syscall.SIGTERM) // it may have ended
+	_ = s.Process.Signal(syscall.SIGTERM) // Signal fails if the service has ended
 	select {
 	case <-s.exited:
 	case <-time.After(patience):
@@ -115,14 +115,14 @@ func (s *Service) Stop(t testing.TB) {
 	}
 }
 
-// Kill ends the service without a warning.
+// Kill kills the service without a warning.
 func (s *Service) Kill(t testing.TB) {
 	t.Helper()
 	require.NoError(t, s.Process.Kill())
 	<-s.exited
 }
 
-// client connects to the service.
+// client connects to the service, and waits until it listens.
 func (s *Service) client(t testing.TB) {
 	t.Helper()
 	s.with(t, func(*bridge.Client, context.Context) {})
@@ -149,8 +149,8 @@ func (s *Service) Stats(t testing.TB) (stats mempool.Stats) {
 	return stats
 }
 
-// StatsWhen waits until the service's accounting is as it should be, and returns it: requests of another connection, and the end of a
-// process, take effect later.
+// StatsWhen waits until settled accepts the accounting of the service, and returns it. Requests on another connection and the end of a
+// process change the accounting only after a delay.
 func (s *Service) StatsWhen(t testing.TB, settled func(mempool.Stats) bool) (stats mempool.Stats) {
 	t.Helper()
 	s.with(t, func(c *bridge.Client, ctx context.Context) {

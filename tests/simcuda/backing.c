@@ -1,5 +1,5 @@
-// Device memory is a memfd: a header that every process can read, then the data. It lives as long as any process has
-// a descriptor or a mapping of it, so the death of the process that made it loses nothing.
+// Device memory is a memfd: a header that every process can read, and then the data. The memory lives as long as any
+// process has a descriptor or a mapping of it, so it survives the death of the process that made it.
 #include "sim.h"
 
 #include <fcntl.h>
@@ -24,7 +24,7 @@ static void set_internal(int fd, bool on) {
 
 bool backing_is_internal(int fd) { return fd < MAX_FD && (internal[fd / 8] >> fd % 8 & 1); }
 
-// Our own descriptors have high numbers, so that programs that expect low numbers find these free.
+// The simulation's own descriptors have high numbers, so that programs that expect low numbers find low numbers free.
 int backing_keep(int fd) {
     int kept = fcntl(fd, F_DUPFD_CLOEXEC, LOWEST_FD);
     if (kept < 0) kept = fcntl(fd, F_DUPFD_CLOEXEC, 3);
@@ -84,7 +84,7 @@ CUresult backing_create(enum memory_kind kind, int device, bool host, uint64_t c
     return CUDA_SUCCESS;
 }
 
-// The visible ordinal of a device of the machine, or -1 if this process does not see it.
+// Returns the visible ordinal of a device of the machine, or -1 if this process does not see the device.
 static int visible(int ordinal) {
     for (int i = 0; i < config.devices; i++) {
         if (config.ordinal[i] == ordinal) return i;
@@ -115,8 +115,8 @@ CUresult backing_import(int given, enum memory_kind kind, struct backing **out) 
     return CUDA_SUCCESS;
 }
 
-// Makes a second mapping of shared memory of the program, so that a stream that waits in it is not disturbed when the program
-// unmaps its own: a real device has the pages pinned. Returns NULL for memory that is not shared.
+// Makes a second mapping of shared memory of the program. A stream that waits in this memory then survives if the
+// program unmaps its own mapping; a real device has the pages pinned. Returns NULL for memory that is not shared.
 struct backing *backing_of_host(uint64_t start, uint64_t size) {
     uint64_t page = start / 4096 * 4096, mapped = (start + size - page + 4095) / 4096 * 4096;
     void *at = mremap((void *)page, 0, mapped, MREMAP_MAYMOVE);

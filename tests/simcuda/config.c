@@ -1,4 +1,4 @@
-// The configuration of the simulated machine, read once from the environment.
+// The configuration of the simulated machine. The simulation reads it once, from the environment.
 #include "sim.h"
 
 #include <ctype.h>
@@ -28,8 +28,8 @@ static bool flag(const char *name, bool otherwise) {
     return strcmp(text, "0") != 0;
 }
 
-// The machine's ordinal for one entry of CUDA_VISIBLE_DEVICES, or -1. A UUID may be shortened, as the driver
-// allows, as long as it names one device.
+// Returns the machine's ordinal for one entry of CUDA_VISIBLE_DEVICES, or -1. As in the driver, a UUID may be shortened
+// if it still names only one device.
 static int visible_entry(const char *entry, int machine) {
     if (isdigit((unsigned char)*entry)) {
         char *end;
@@ -51,7 +51,7 @@ static int visible_entry(const char *entry, int machine) {
     return found;
 }
 
-// As the driver reads it: entries in order, up to the first that names no device or names one again.
+// Reads the entries in order, like the driver: up to the first entry that names no device, or names a device again.
 static void load_visible(int machine) {
     const char *list = getenv("CUDA_VISIBLE_DEVICES");
     if (!list) {

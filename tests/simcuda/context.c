@@ -1,4 +1,5 @@
-// Contexts: primary and created ones, each thread's stack of them, and the sticky error of a context.
+// Contexts: primary contexts and created contexts, the stack of contexts of each thread, and the sticky error of a
+// context.
 #include "sim.h"
 
 #include <stdlib.h>
@@ -33,7 +34,8 @@ static void ctx_start(struct context *ctx) {
     counts_live(LIVE_CONTEXT, 1);
 }
 
-// Contexts are never freed: another thread's stack may still name one, and must detect that it is destroyed.
+// Contexts are never freed, because the stack of another thread may still name a context and must detect that the
+// context is destroyed.
 struct context *ctx_from(CUcontext handle) { return handle_get(KIND_CONTEXT, handle); }
 
 struct context *ctx_primary(int device) {
@@ -80,7 +82,7 @@ void ctx_wait_idle(struct context *ctx) {
         all[n] = (struct dependency){s, s->queued};
         stream_ref(s);
     }
-    // The list of streams may change while this waits.
+    // The list of streams may change during the wait.
     for (int i = 0; i < n; i++) {
         stream_wait(all[i].stream, all[i].seq);
         stream_unref(all[i].stream);
@@ -88,7 +90,7 @@ void ctx_wait_idle(struct context *ctx) {
     free(all);
 }
 
-// Waits for the work of the context first, like the driver.
+// First waits for the work of the context, like the driver.
 void ctx_destroy(struct context *ctx) {
     ctx_wait_idle(ctx);
     ctx->alive = false;
@@ -143,7 +145,7 @@ SIM_API CUresult cuDevicePrimaryCtxReset_v2(CUdevice dev) {
     if (bad_device(dev)) return CUDA_ERROR_INVALID_DEVICE;
     LOCK();
     struct context *ctx = ctx_primary(dev);
-    // Measured: processes that retained the context have a destroyed one until it is retained again.
+    // Measured: a process that retained the context has a destroyed context until the process retains it again.
     if (ctx->alive) ctx_destroy(ctx);
     ctx->refs = 0;
     UNLOCK();
@@ -224,7 +226,7 @@ SIM_API CUresult cuCtxDestroy_v2(CUcontext handle) {
 static CUresult alive_from(CUcontext handle, struct context **out) {
     LOCK();
     *out = ctx_from(handle);
-    // Measured: a primary context that is destroyed can be made current; calls then return an error.
+    // Measured: a thread can make a destroyed primary context current; later calls then return an error.
     CUresult r = !*out ? CUDA_ERROR_INVALID_CONTEXT
         : (*out)->alive || (*out)->primary ? CUDA_SUCCESS : CUDA_ERROR_CONTEXT_IS_DESTROYED;
     UNLOCK();

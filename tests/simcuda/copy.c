@@ -1,5 +1,5 @@
-// Copies. As with the driver, a copy from pageable host memory is staged during the call, and a
-// copy to it is over when the call returns.
+// Copies. Like the driver, the simulation stages a copy from pageable host memory during the call, and completes a copy
+// to pageable host memory before the call returns.
 #include "access.h"
 
 #include <stdlib.h>
@@ -22,8 +22,8 @@ static void copy(struct stream *s, struct op *op) {
 
 static void copy_over(struct op *op) { free(((struct copying *)op->body)->staged); }
 
-// Checks one side of a copy, and fills out. Fails if the call may not use the `size` bytes from `address`: if they must be memory of a
-// device and are not, or if the device cannot reach all of them.
+// Checks one side of a copy, and fills out. Fails if the call may not use the `size` bytes from `address`: the call
+// needs memory of a device and the bytes are not, or the device cannot reach all of the bytes.
 static CUresult look_at(uint64_t address, uint64_t size, enum access access, bool must_be_known, int device,
                         const char *call, struct side *out) {
     *out = (struct side){address, !range_is_known(address)};
@@ -32,8 +32,8 @@ static CUresult look_at(uint64_t address, uint64_t size, enum access access, boo
         return CUDA_ERROR_INVALID_VALUE;
     }
     if (out->host) return must_be_known ? CUDA_ERROR_INVALID_VALUE : CUDA_SUCCESS;
-    // Measured, on either of two devices: a call that names a direction does not accept memory of a host pool as a device's,
-    // and one that names none copies it also for a device without access.
+    // Measured, on either of two devices: a call that names a direction does not accept memory of a host pool as memory
+    // of a device. A call that names no direction copies this memory, even for a device that has no access to it.
     if (range_is_host_pool(address)) return must_be_known ? CUDA_ERROR_INVALID_VALUE : range_within(address, size);
     return range_check(address, size, access, device);
 }
@@ -105,7 +105,7 @@ SIM_API CUresult cuMemcpyDtoHAsync_v2(void *dst, CUdeviceptr src, size_t size, C
     return run(stream, (uint64_t)dst, src, size, DEVICE_TO_HOST, "cuMemcpyDtoHAsync", false);
 }
 
-// On the device alone, even the plain call does not wait: it is ordered with the default stream.
+// For a copy within a device, even the plain call does not wait: the copy is ordered with the default stream.
 SIM_API CUresult cuMemcpyDtoD_v2(CUdeviceptr dst, CUdeviceptr src, size_t size) {
     ENTER(cuMemcpyDtoD, NEED_CTX);
     return run(NULL, dst, src, size, DEVICE_TO_DEVICE, "cuMemcpyDtoD", false);

@@ -1,5 +1,5 @@
-// Counts the calls of each name, and the objects of each sort that are alive: in a mapped file for each process, so
-// that a test can read it while the process runs and after it was killed.
+// Counts the calls of each function, and the living objects of each sort. Each process has a mapped file with its
+// counts, so a test can read them while the process runs and after it was killed.
 #include "sim.h"
 
 #include <fcntl.h>
@@ -61,7 +61,7 @@ void counts_open(void) {
 
 static atomic_bool stale;
 
-// A process that forked before it used the driver has its own counts from its first call on.
+// A process that forked before it used the driver has counts of its own from its first call on.
 void counts_forked(void) { stale = true; }
 
 void counts_call(enum fn fn) {

@@ -35,7 +35,7 @@ SIM_API CUresult cuCtxSynchronize_v2(CUcontext handle) {
 SIM_API CUresult cuCtxGetDevice(CUdevice *dev) {
     ENTER(cuCtxGetDevice, NEED_INIT);
     if (!dev) return CUDA_ERROR_INVALID_VALUE;
-    struct context *ctx = ctx_top(); // also of a context that is destroyed
+    struct context *ctx = ctx_top(); // the context may be destroyed
     if (!ctx) misuse_missing_context(FN_cuCtxGetDevice);
     if (ctx) *dev = ctx->device;
     return ctx ? CUDA_SUCCESS : CUDA_ERROR_INVALID_CONTEXT;

@@ -1,4 +1,4 @@
-// The simulated devices. Nothing about them may look like real hardware, least of all the name.
+// The simulated devices. Nothing about a device may look like real hardware, least of all its name.
 #include "sim.h"
 
 #include <stdio.h>
@@ -8,7 +8,8 @@
 #define DEVICE(dev) \
     if ((dev) < 0 || (dev) >= config.devices) return CUDA_ERROR_INVALID_DEVICE
 
-// Spells "simulated" in bytes, with SIMCUDA_UUID and the ordinal last: GPU-73696d75-6c61-7465-6400-uuuuuuuu00nn.
+// The UUID spells "simulated" in bytes. SIMCUDA_UUID and the ordinal are last:
+// GPU-73696d75-6c61-7465-6400-uuuuuuuu00nn.
 void device_uuid(int ordinal, char uuid[16]) {
     memset(uuid, 0, 16);
     memcpy(uuid, "simulated", 9);
@@ -77,7 +78,7 @@ SIM_API CUresult cuDeviceGetPCIBusId(char *text, int len, CUdevice dev) {
     ENTER(cuDeviceGetPCIBusId, NEED_INIT);
     if (!text || len <= 0) return CUDA_ERROR_INVALID_VALUE;
     DEVICE(dev);
-    // The domain ffff is one that no real device has.
+    // No real device has the domain ffff.
     snprintf(text, (size_t)len, "FFFF:%02X:00.0", config.ordinal[dev] + 1);
     return CUDA_SUCCESS;
 }
@@ -98,8 +99,8 @@ SIM_API CUresult cuDeviceGetByPCIBusId(CUdevice *dev, const char *text) {
 
 struct attribute { int number, value; };
 
-// By number, as in the driver's interface; the comment names them. Attributes that are not listed return 0 up to the last
-// attribute of CUDA 13.0 and INVALID_VALUE beyond it.
+// The values of attributes, by number as in the driver's interface; the comment names the attributes. Other attributes
+// return 0 up to the last attribute of CUDA 13.0, and INVALID_VALUE beyond it.
 static const struct attribute attributes[] = {
     {1, 1024}, {2, 1024}, {3, 1024}, {4, 64}, // threads in a block, block dimensions
     {5, 2147483647}, {6, 65535}, {7, 65535}, // grid dimensions

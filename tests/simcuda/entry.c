@@ -1,4 +1,4 @@
-// The begin and the end: code that every call runs, and what happens when the process forks or exits.
+// The begin and the end: code that every call runs, and code that runs when the process forks or exits.
 #include "sim.h"
 
 static atomic_bool initialised, forked;
@@ -6,8 +6,8 @@ atomic_bool sim_stopping;
 pthread_mutex_t sim_mu = PTHREAD_MUTEX_INITIALIZER;
 pthread_cond_t sim_progress = PTHREAD_COND_INITIALIZER;
 
-// A driver that was initialised before a fork does not work in the child. No code of the simulation may run there: its
-// workers do not exist, and its locks may be locked for ever.
+// A driver that was initialised before a fork does not work in the child. No code of the simulation may run in the
+// child: the child has no workers, and its locks may be locked for ever.
 static void after_fork(void) {
     if (initialised) forked = true;
     else counts_forked();

@@ -1,4 +1,4 @@
-// Events: recorded in one stream, waited for in others or by the CPU.
+// Events: one stream records an event, and other streams or the CPU wait for it.
 #include "event.h"
 
 #include <stdlib.h>
@@ -53,7 +53,7 @@ SIM_API CUresult cuEventDestroy_v2(CUevent handle) {
         misuse_report("stale-handle", "cuEventDestroy of %p, which is no event (any more)", (void *)handle);
     }
     UNLOCK();
-    return error; // of a context that failed: its error, and the event is gone all the same
+    return error; // in a failed context, this is the context's error, and the event is gone nevertheless
 }
 
 struct recording { struct fence *fence; struct shared_event *shared; uint32_t count; };

@@ -1,19 +1,20 @@
-// Events, between event.c and ipcevent.c.
+// Events: the interface between event.c and ipcevent.c.
 #ifndef SIMCUDA_EVENT_H
 #define SIMCUDA_EVENT_H
 
 #include "sim.h"
 
-// One recording of an event. A waiting stream holds it, so that a later recording does not change what is waited for.
+// One recording of an event. A stream that waits holds the recording, so a later recording does not change what the
+// stream waits for.
 struct fence {
     int refs;
     bool done;
-    struct stream *stream; // until it is done
+    struct stream *stream; // set until the recording is done
     struct context *ctx;
     uint64_t ns;
 };
 
-// The state that processes share for one interprocess event.
+// The state of one interprocess event, which processes share.
 struct shared_event {
     char magic[8];
     _Atomic uint32_t recorded, completed;
@@ -26,7 +27,7 @@ struct event {
     struct fence *last;
     struct shared_event *shared;
     int fd;
-    bool opened; // from another process's handle
+    bool opened; // the event was opened from the handle of another process
     char name[96];
 };
 
@@ -35,7 +36,7 @@ CUresult shared_event_create(struct event *e);
 void shared_event_close(struct event *e);
 void shared_event_complete(struct shared_event *shared, uint32_t count);
 bool shared_event_reached(struct shared_event *shared, uint32_t count);
-// Waits, with the lock not held, until count is completed or stop says so.
+// Waits until count is completed, or until stop returns true. The caller does not hold sim_mu.
 void shared_event_wait(struct shared_event *shared, uint32_t count, bool (*stop)(void *arg), void *arg);
 
 #endif

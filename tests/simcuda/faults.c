@@ -19,7 +19,7 @@ struct rule {
     uint64_t random, seen, hits;
     unsigned delay_ms;
     int device; // -1: none
-    bool sticky, fixed; // fixed: from the environment
+    bool sticky, fixed; // fixed: the rule comes from the environment
 };
 
 static struct rule rules[MAX_RULES];
@@ -45,7 +45,7 @@ static void note(const char *call, CUresult error) {
     if (fd >= 0) close(fd);
 }
 
-// One word of a rule: key or key=value. Returns false if it is unknown.
+// Reads one word of a rule: key or key=value. Returns false if the key is unknown.
 static bool word(struct rule *r, const char *text, bool *applies) {
     const char *value = strchr(text, '=');
     size_t key = value ? (size_t)(value++ - text) : strlen(text);
@@ -118,8 +118,8 @@ static uint64_t hash(const char *text) {
     return h;
 }
 
-// Reads the file at each call, and not only when its time has changed: tests make two changes within one tick of the file's
-// clock, and the file is small.
+// Reads the file at each call, and not only when the time of the file has changed: tests make two changes within one
+// tick of the file's clock, and the file is small.
 static void read_control(void) {
     char text[8192];
     ssize_t n = 0;
@@ -158,7 +158,7 @@ void faults_load(void) {
     find_lost();
 }
 
-// At its call the device of a rule is lost, and the call fails with that.
+// If a call matches a device rule, the device is lost, and the call fails with the rule's error.
 static void lose(int device, CUresult error) {
     for (int i = 0; i < config.devices; i++) {
         if (config.ordinal[i] == device) lost[i] = error;

@@ -1,4 +1,4 @@
-// Handles of callers: a slot and a generation, so that a destroyed one is never mistaken for another.
+// Handles for callers: a slot and a generation, so that a destroyed handle never names another object.
 #include "sim.h"
 
 #include <stdlib.h>

@@ -1,4 +1,4 @@
-// Host memory that devices can reach: allocated by the driver, or registered with it.
+// Host memory that devices can reach: the driver allocates it, or the program registers it with the driver.
 #include "sim.h"
 
 #include <inttypes.h>
@@ -55,7 +55,7 @@ SIM_API CUresult cuMemFreeHost(void *p) {
     return ours ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
 }
 
-// The process's own access to the part: 0 none, 1 read, 3 read and write.
+// Returns the process's own access to the part: 0: none; 1: read; 3: read and write.
 static int rights(uint64_t start, size_t size) {
     FILE *maps = fopen("/proc/self/maps", "re");
     if (!maps) return 3;
@@ -104,7 +104,7 @@ SIM_API CUresult cuMemHostUnregister(void *p) {
     struct range *g = range_find((uint64_t)p);
     CUresult r = g ? CUDA_ERROR_INVALID_VALUE : CUDA_ERROR_HOST_MEMORY_NOT_REGISTERED;
     if (g && g->start == (uint64_t)p && g->kind == RANGE_HOST_REGISTERED) {
-        // Measured: this waits for the work of the context, also in non-blocking streams.
+        // Measured: this call waits for the work of the context, even in non-blocking streams.
         ctx_wait_idle(g->ctx && g->ctx->alive ? g->ctx : ctx_current());
         g = range_find((uint64_t)p);
     }
@@ -136,7 +136,7 @@ SIM_API CUresult cuMemHostGetFlags(unsigned int *out, void *p) {
     LOCK();
     struct range *g = range_find((uint64_t)p);
     bool ours = g && (g->kind == RANGE_HOST_ALLOC || g->kind == RANGE_HOST_REGISTERED);
-    if (ours) *out = g->flags | 2; // with unified addressing, all of it is mapped
+    if (ours) *out = g->flags | 2; // with unified addressing, all of this memory is mapped
     UNLOCK();
     return ours ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
 }

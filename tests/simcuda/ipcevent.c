@@ -1,5 +1,5 @@
-// Events between processes. Their state is a file in /dev/shm that belongs to one user, because real events have the same
-// limit: another user, or a process with a private /dev/shm, cannot open them (CUDA_ERROR_MAP_FAILED).
+// Events between processes. The state of an event is a file in /dev/shm that belongs to one user, because real events
+// have the same limit: another user, or a process with a private /dev/shm, cannot open them (CUDA_ERROR_MAP_FAILED).
 #include "event.h"
 
 #include <dirent.h>
@@ -23,8 +23,8 @@ static const char prefix[] = "simcuda-event-";
 struct handle_bytes { char magic[8]; int64_t pid; char name[48]; };
 _Static_assert(sizeof(struct handle_bytes) == sizeof(CUipcEventHandle), "event handle");
 
-// Every process that uses the file has a shared lock on it. So a file that can be locked exclusively was left by a process
-// that was killed.
+// Every process that uses the file has a shared lock on it. So if a process can lock the file exclusively, the file was
+// left behind by a killed process.
 static void sweep(void) {
     DIR *dir = opendir("/dev/shm");
     if (!dir) return;
@@ -62,10 +62,11 @@ CUresult shared_event_create(struct event *e) {
     return CUDA_SUCCESS;
 }
 
-// The mapping stays: queued operations may still refer to it, and it is only one page.
+// The mapping stays: queued operations may still refer to it, and it is only one page long.
 void shared_event_close(struct event *e) {
     if (!e->shared) return;
-    // Measured: while a process has it open, others can open it, even after the process that made it has destroyed it.
+    // Measured: while a process has the event open, other processes can open it, even after the process that made the
+    // event has destroyed it.
     if (flock(e->fd, LOCK_EX | LOCK_NB) == 0) unlink(e->name);
     close(e->fd);
     e->shared = NULL;
@@ -87,7 +88,7 @@ bool shared_event_reached(struct shared_event *shared, uint32_t count) {
 }
 
 void shared_event_wait(struct shared_event *shared, uint32_t count, bool (*stop)(void *arg), void *arg) {
-    // The pause limits only how late a failed context or the end of this process is noticed.
+    // The pause limits only how late this wait notices a failed context or the end of this process.
     const struct timespec pause = {.tv_nsec = 2000000};
     while (!shared_event_reached(shared, count) && !stop(arg)) {
         uint32_t seen = shared->completed;
@@ -124,13 +125,13 @@ SIM_API CUresult cuIpcOpenEventHandle(CUevent *out, CUipcEventHandle handle) {
     if (memcmp(bytes.magic, magic, sizeof magic) != 0 || !named || strchr(bytes.name, '/')) {
         return CUDA_ERROR_MAP_FAILED;
     }
-    if (bytes.pid == getpid()) return CUDA_ERROR_INVALID_CONTEXT; // not in the process that made it
+    if (bytes.pid == getpid()) return CUDA_ERROR_INVALID_CONTEXT; // the process that made the event cannot open it
     char path[96];
     snprintf(path, sizeof path, "/dev/shm/%s", bytes.name);
     int fd = open(path, O_RDWR | O_CLOEXEC | O_NOFOLLOW);
     struct stat st;
     if (fd < 0) return CUDA_ERROR_MAP_FAILED;
-    // Root may open the files of all users; the real driver checks the user.
+    // Root may open the files of all users, so the simulation checks the user, like the real driver.
     struct shared_event *shared = NULL;
     if (fstat(fd, &st) == 0 && st.st_uid == geteuid() && st.st_size == sizeof(struct shared_event) &&
         flock(fd, LOCK_SH) == 0) {

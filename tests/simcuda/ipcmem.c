@@ -1,5 +1,5 @@
-// Legacy handles (cuIpcGetMemHandle). They name a block by process and descriptor. So, like real ones,
-// they work only while the process that made them lives.
+// Legacy handles (cuIpcGetMemHandle). A handle names a block by a process and a descriptor of this process. So, like a
+// real handle, it works only while the process that made it lives.
 #include "sim.h"
 #include "slab.h"
 
@@ -37,7 +37,8 @@ SIM_API CUresult cuIpcGetMemHandle(CUipcMemHandle *out, CUdeviceptr address) {
     return r;
 }
 
-// A block that is open in a context. Its allocations have the same offsets in it as at its owner (measured).
+// A block that is open in a context. Its allocations have the same offsets in the block as in the owner's process
+// (measured).
 struct block {
     struct block *next;
     struct backing *backing;
@@ -57,7 +58,8 @@ static bool block_open(const struct handle_bytes *b, struct context *ctx) {
     return block != NULL;
 }
 
-// The block, unless another block is still open at its address, which the owner has freed and used again.
+// Returns the block, unless another block is still open at its address: a block that the owner has freed and whose
+// address it has used again.
 static struct block *block_find(const struct handle_bytes *b, struct context *ctx) {
     for (struct block *block = blocks; block; block = block->next) {
         if (!names(b, block, ctx)) continue;
@@ -128,17 +130,17 @@ static CUresult open_handle(const struct handle_bytes *b, struct context *ctx, C
 
 SIM_API CUresult cuIpcOpenMemHandle_v2(CUdeviceptr *out, CUipcMemHandle handle, unsigned int flags) {
     ENTER(cuIpcOpenMemHandle, NEED_CTX);
-    if (!out || flags != 1) return CUDA_ERROR_INVALID_VALUE; // measured: never without the lazy flag
+    if (!out || flags != 1) return CUDA_ERROR_INVALID_VALUE; // measured: the driver refuses every call without the lazy flag
     static const uint64_t zero[2];
     struct handle_bytes b;
     memcpy(&b, &handle, sizeof b);
     if (memcmp(b.magic, magic, sizeof magic) != 0 || memcmp(b.zero, zero, sizeof zero) != 0 || !b.size) {
         return CUDA_ERROR_INVALID_VALUE;
     }
-    if (b.pid == getpid()) return CUDA_ERROR_INVALID_CONTEXT; // not in the process that exported it
+    if (b.pid == getpid()) return CUDA_ERROR_INVALID_CONTEXT; // the process that exported the handle cannot open it
     struct context *ctx = ctx_current();
     LOCK();
-    // Measured: in a second context only if nothing is open in the primary one, and not if another allocation of the block is.
+    // Measured: a handle opens in a second context only if no allocation of its block is open in the primary context.
     bool elsewhere = !ctx->primary && block_open(&b, ctx_primary(ctx->device));
     CUresult r = elsewhere ? CUDA_ERROR_INVALID_HANDLE : CUDA_SUCCESS;
     if (r == CUDA_SUCCESS) r = open_handle(&b, ctx, out);

@@ -1,19 +1,19 @@
-// The kernels that the simulation can run; those of package cuda/pattern are in kernels_pattern.c. To add one, write it
-// on the CPU and name it in the table: the name is the PTX entry's, the sizes are those of its parameters.
+// The kernels that the simulation can run; the kernels of package cuda/pattern are in kernels_pattern.c. To add a
+// kernel, write it for the CPU and add it to the table, with the name of its PTX entry and the sizes of its parameters.
 #include "kernel.h"
 
 #include <string.h>
 #include <time.h>
 
-// Whether kernels of a context can access plain memory. Measured: memory that was opened by its handle belongs to the device in whose
-// context it was opened, and peer access between contexts does not extend to it.
+// Whether kernels of a context can access plain memory. Measured: memory that a process opened by its handle belongs to
+// the device whose context opened the memory, and peer access between contexts does not extend to this memory.
 static bool reaches(const struct context *ctx, const struct range *g) {
     if (g->kind == RANGE_IPC) return g->ctx->device == ctx->device;
     return g->kind != RANGE_LINEAR || g->device == ctx->device || ctx->peers >> g->device & 1;
 }
 
-// Memory as a kernel sees it. Unlike a copy, a kernel that may not touch its memory is not refused: the kernel and its
-// context fail while it runs.
+// Memory as a kernel sees it. A copy that may not access its memory is refused, but a kernel is not: the kernel and its
+// context fail while the kernel runs.
 CUresult kernel_memory(const struct launch *l, uint64_t address, uint64_t size, enum access access,
                        void (*fn)(uint8_t *at, uint64_t size, void *arg), void *arg) {
     LOCK();
@@ -68,7 +68,7 @@ static CUresult store(const struct launch *l) {
     return kernel_memory(l, l->param[0], 4, ACCESS_WRITE, progress, &p);
 }
 
-// The kernels of the tests of driver calls; those of package cuda/pattern are in kernels_pattern.c.
+// The kernels for the tests of driver calls; the kernels of package cuda/pattern are in kernels_pattern.c.
 static const struct kernel kernels[] = {
     {"scale", 4, {8, 4, 4, 8}, scale},
     {"store", 2, {8, 4}, store},

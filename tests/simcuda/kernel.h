@@ -1,4 +1,4 @@
-// The kernels that the simulation can run, each a C function under the kernel's name.
+// The kernels that the simulation can run. Each kernel is a C function that has the kernel's name.
 #ifndef SIMCUDA_KERNEL_H
 #define SIMCUDA_KERNEL_H
 
@@ -9,23 +9,23 @@ enum { MAX_PARAMS = 8 };
 struct launch {
     struct stream *stream;
     uint64_t threads; // of the whole grid
-    uint64_t param[MAX_PARAMS]; // each value in the low bytes
+    uint64_t param[MAX_PARAMS]; // each value is in the low bytes
 };
 
 struct kernel {
     const char *name;
     int params;
     unsigned char size[MAX_PARAMS]; // bytes of each parameter
-    CUresult (*run)(const struct launch *l); // an error sticks to the context
+    CUresult (*run)(const struct launch *l); // an error becomes the sticky error of the context
 };
 
 const struct kernel *kernel_find(const char *name);
-extern const struct kernel pattern_kernels[]; // ends with a NULL name
+extern const struct kernel pattern_kernels[]; // the last entry has the name NULL
 
 // Calls fn on memory as a kernel sees it, in pieces. An error becomes the error of the kernel.
 CUresult kernel_memory(const struct launch *l, uint64_t address, uint64_t size, enum access access,
                        void (*fn)(uint8_t *at, uint64_t size, void *arg), void *arg);
-uint64_t kernel_now(void); // nanoseconds
+uint64_t kernel_now(void); // the time in nanoseconds
 CUresult kernel_spin(const struct launch *l); // keeps the stream busy: (nanoseconds)
 
 #endif

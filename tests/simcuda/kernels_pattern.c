@@ -11,17 +11,17 @@ struct mismatch { uint64_t index, got; };
 struct result {
     uint64_t count;
     uint32_t lock, unused;
-    struct mismatch first[KEPT]; // the lowest indices, in order; ~0 where there is none
+    struct mismatch first[KEPT]; // the mismatches with the lowest indices, in order; ~0 marks an empty place
 };
 
-// One pass over the elements of a launch.
+// One pass of a kernel over its elements.
 struct pass {
     uint64_t (*at)(const struct pass *p, uint64_t i); // the bits that element i should have
     int width;
-    uint64_t first, done; // the pattern's index of the first element; elements that are done
+    uint64_t first, done; // first: index of the first element in the pattern; done: number of elements that are done
     double scale, offset, tolerance;
     uint32_t multiply, add, mask, salt;
-    uint64_t a, b; // Fibonacci: F(first + done) and its successor
+    uint64_t a, b; // Fibonacci: F(first + done) and the number after it
     struct result found;
 };
 

@@ -1,4 +1,4 @@
-// Functions: their attributes, and launching them.
+// Functions: attributes and launches.
 #include "module.h"
 
 #include <string.h>

@@ -1,4 +1,4 @@
-// What a process leaves: objects that were not freed, and descriptors of shared memory that were not closed.
+// What a process leaves behind: objects that it did not free, and descriptors of shared memory that it did not close.
 #include "sim.h"
 
 #include <ctype.h>
@@ -32,6 +32,6 @@ void leaks_report(void) {
     report_descriptors();
 }
 
-// For programs that end without running destructors, like Go programs.
+// For programs that end without running destructors, for example Go programs.
 SIM_API void simcuda_report_leaks(void);
 SIM_API void simcuda_report_leaks(void) { leaks_report(); }

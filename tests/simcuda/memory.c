@@ -1,4 +1,4 @@
-// Plain device memory (cuMemAlloc): small allocations share slabs, as they share blocks on a real device.
+// Plain device memory (cuMemAlloc). Small allocations share slabs, as they share blocks on a real device.
 #include "sim.h"
 #include "slab.h"
 
@@ -134,9 +134,9 @@ SIM_API CUresult cuMemFree_v2(CUdeviceptr address) {
     struct range *g = range_find(address);
     bool whole = g && g->start == address && !g->freed;
     if (whole && g->kind == RANGE_POOL) {
-        r = pool_free_pointer(g, NULL); // measured: without waiting for anything
+        r = pool_free_pointer(g, NULL); // measured: the driver does not wait for anything here
     } else if (whole && g->kind == RANGE_LINEAR) {
-        // Measured: the driver waits for the work of the context before it takes plain memory away.
+        // Measured: the driver waits for the work of the context before it frees plain memory.
         ctx_wait_idle(g->ctx);
         g = range_find(address);
         r = g && g->start == address && g->kind == RANGE_LINEAR ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
@@ -161,7 +161,7 @@ SIM_API CUresult cuMemGetAddressRange_v2(CUdeviceptr *base, size_t *size, CUdevi
     LOCK();
     struct range *g = range_find(address);
     bool known = g && !g->freed;
-    // Measured: what was opened by its handle is found only in the context in which it was.
+    // Measured: memory that was opened by its handle is found only in the context in which it was opened.
     if (known && g->kind == RANGE_IPC && g->ctx != ctx_current()) known = false;
     if (known && base) *base = g->start;
     if (known && size) *size = g->size;

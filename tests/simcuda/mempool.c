@@ -4,7 +4,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-// By location: a device, or the host.
+// The places of pools: the devices, and the host.
 enum { HOST = MAX_DEVICES, HOST_NUMA, PLACES };
 static struct pool *defaults[PLACES], *current[PLACES];
 
@@ -24,7 +24,8 @@ static struct pool *pool_over(struct backing *b) {
     p->mapped = calloc(b->capacity / CHUNK, sizeof *p->mapped);
     if (!p->chunks || !p->mapped) abort();
     for (int i = 1; i < 4; i++) p->reuse[i] = 1;
-    // Its own device can access a pool from the start. No device can access a pool in host memory until it is granted.
+    // The pool's own device can access the pool from the start. No device can access a pool in host memory until a call
+    // grants access.
     if (p->device >= 0) p->readable = p->writable = 1u << p->device;
     p->handle = handle_new(KIND_POOL, p);
     return p;
@@ -138,7 +139,8 @@ SIM_API CUresult cuMemPoolDestroy(CUmemoryPool handle) {
             misuse_report("wrong-order", "cuMemPoolDestroy of %s pool with %d pointer(s) not freed",
                           p->imported ? "an imported" : "a", p->mapped_now);
         }
-        // Measured: refused while one of its pointers is mapped; the pool still works.
+        // Measured: the driver does not destroy an imported pool while one of its pointers is mapped. The pool still
+        // works.
         if (p->imported && p->mapped_now) r = CUDA_ERROR_INVALID_VALUE;
     }
     if (r == CUDA_SUCCESS && !(p->imported && --p->imports)) {
@@ -249,7 +251,7 @@ SIM_API CUresult cuMemPoolGetAttribute(CUmemoryPool handle, int attribute, void 
     LOCK();
     struct pool *p;
     CUresult r = pool_get(handle, &p);
-    if (r == CUDA_SUCCESS && p->imported) r = CUDA_ERROR_INVALID_VALUE; // measured, for every attribute
+    if (r == CUDA_SUCCESS && p->imported) r = CUDA_ERROR_INVALID_VALUE; // measured for every attribute
     if (r == CUDA_SUCCESS) {
         uint64_t *wide = value;
         switch (attribute) {
@@ -281,7 +283,7 @@ static CUresult set_access(struct pool *p, const CUmemAccessDesc *desc) {
     }
     if (desc->flags != CU_MEM_ACCESS_FLAGS_PROT_READWRITE) return CUDA_ERROR_INVALID_VALUE;
     if (p->device >= 0 && device != p->device && !config.peer) return CUDA_ERROR_INVALID_DEVICE;
-    // Measured: when memory of an imported host pool is mapped, one GPU gets access, and no second one.
+    // Measured: when a process maps memory of an imported host pool, one GPU gets access, and a second GPU does not.
     if (p->device < 0 && p->imported && p->mapped_now && p->writable & ~(1u << device) && !(p->writable >> device & 1))
         return CUDA_ERROR_ALREADY_MAPPED;
     p->readable |= 1u << device;

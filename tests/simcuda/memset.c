@@ -42,7 +42,7 @@ static CUresult submit(CUstream stream, struct filling f, const char *call) {
     return r;
 }
 
-// Plain and asynchronous ones return at once; the plain ones are ordered with the default stream.
+// Plain and asynchronous fills return at once. Plain fills are ordered with the default stream.
 #define FILL(name, async_name, symbol, async_symbol, type, bytes)                                             \
     SIM_API CUresult symbol(CUdeviceptr address, type value, size_t n) {                                      \
         ENTER(name, NEED_CTX);                                                                                \

@@ -1,5 +1,5 @@
-// The detector of misuse: mistakes that the real driver punishes late, rarely, or with data of another process are reported here
-// at once.
+// The detector of misuse. It reports at once the mistakes that the real driver punishes late, rarely, or with the data
+// of another process.
 #include "sim.h"
 
 #include <errno.h>
@@ -85,7 +85,8 @@ void section_enter(enum section section, const char *call) {
     if (!on) return;
     char other[64] = "";
     pthread_mutex_lock(&sections_mu);
-    // Calls on a pool exclude each other and calls on its pointers; calls on pointers may overlap each other.
+    // Calls on a pool exclude each other, and they exclude calls on the pool's pointers. Calls on pointers may overlap
+    // each other.
     if (sections[SECTION_POOL].inside) snprintf(other, sizeof other, "%s", sections[SECTION_POOL].call);
     else if (section == SECTION_POOL && sections[SECTION_POINTER].inside) {
         snprintf(other, sizeof other, "%s", sections[SECTION_POINTER].call);
@@ -94,7 +95,8 @@ void section_enter(enum section section, const char *call) {
     sections[section].call = call;
     pthread_mutex_unlock(&sections_mu);
     if (other[0]) misuse_report("concurrent-ipc", "%s while another thread is in %s", call, other);
-    // The calls are short, so threads would rarely overlap in a test: each call takes a little longer.
+    // The calls are short, so threads would rarely overlap in a test. To make an overlap likely, each call takes a
+    // little longer.
     struct timespec t = {.tv_nsec = config.dwell_us * 1000L};
     nanosleep(&t, NULL);
 }
@@ -111,7 +113,7 @@ void importer_add(_Atomic int32_t *importers) {
     for (int i = 0; i < MAX_IMPORTERS; i++) {
         int32_t none = 0;
         if (atomic_compare_exchange_strong(&importers[i], &none, getpid())) return;
-        // A process that was killed leaves its entry behind.
+        // A killed process leaves its entry behind.
         if (kill(none, 0) != 0 && errno == ESRCH && atomic_compare_exchange_strong(&importers[i], &none, getpid())) {
             return;
         }
@@ -125,7 +127,7 @@ void importer_remove(_Atomic int32_t *importers) {
     }
 }
 
-// This process cannot see a process of another PID namespace, so it reports nothing about it.
+// This process cannot see processes of another PID namespace, so it reports nothing about them.
 static bool alive(int32_t pid) {
     char file[64], state = 0;
     snprintf(file, sizeof file, "/proc/%d/stat", pid);
@@ -146,7 +148,7 @@ uint32_t claim_add(struct claim *claims, uint64_t offset, uint64_t size) {
         claims[i].size = size;
         return i;
     }
-    return MAX_CLAIMS; // no room: this one is left out of reports
+    return MAX_CLAIMS; // no room: reports leave out this claim
 }
 
 void claim_remove(struct claim *claims, uint32_t index) {

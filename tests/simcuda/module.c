@@ -1,4 +1,5 @@
-// Modules: PTX text that names kernels of the simulation. Nothing is compiled; kernels that are not in the table are not found.
+// Modules: PTX text that names kernels of the simulation. Nothing is compiled. A program cannot find kernels that are
+// not in the table.
 #include "kernel.h"
 #include "module.h"
 
@@ -16,7 +17,7 @@ struct module {
     bool library;
 };
 
-// PTX begins with comments and directives; anything else (ELF, fat binaries) is for real devices.
+// PTX begins with comments and directives. Any other content (ELF, fat binaries) is for real devices.
 static bool is_ptx(const char *image) {
     while (isspace((unsigned char)*image)) image++;
     return (image[0] == '/' && (image[1] == '/' || image[1] == '*')) || strncmp(image, ".version", 8) == 0;
@@ -151,7 +152,7 @@ SIM_API CUresult cuModuleGetFunction(CUfunction *out, CUmodule module, const cha
 SIM_API CUresult cuModuleGetLoadingMode(int *mode) {
     ENTER(cuModuleGetLoadingMode, NEED_INIT);
     if (!mode) return CUDA_ERROR_INVALID_VALUE;
-    *mode = 2; // lazy
+    *mode = 2; // lazy loading
     return CUDA_SUCCESS;
 }
 
@@ -179,7 +180,8 @@ SIM_API CUresult cuLibraryGetModule(CUmodule *out, CUlibrary library) {
     return CUDA_SUCCESS;
 }
 
-// A kernel of a library and its function are one object here, because a caller may use either for the other.
+// A kernel of a library and its function are one object here, because a caller may use either of them in place of the
+// other.
 SIM_API CUresult cuKernelGetFunction(CUfunction *out, CUkernel kernel) {
     ENTER(cuKernelGetFunction, NEED_CTX);
     if (!out) return CUDA_ERROR_INVALID_VALUE;

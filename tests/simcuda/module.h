@@ -1,4 +1,4 @@
-// Functions of modules, between module.c and launch.c.
+// Functions of modules: the interface between module.c and launch.c.
 #ifndef SIMCUDA_MODULE_H
 #define SIMCUDA_MODULE_H
 
@@ -9,7 +9,7 @@ struct function {
     const struct kernel *kernel;
 };
 
-// Whether the text could be PTX; if not, the log says why.
+// Says whether the text could be PTX. If it could not, the log says why.
 bool ptx_check(const char *text, char *log, size_t size);
 
 #endif

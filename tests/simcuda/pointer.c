@@ -23,8 +23,8 @@ static int access_flags(const struct range *g) {
 
 struct part { uint64_t start, size; };
 
-// The range of an address: for virtual memory it is the whole reservation; the begin of a host pool is not reported
-// (both measured).
+// The range of an address. For virtual memory, the range is the whole reservation. For a host pool, the driver does not
+// report the begin (both measured).
 static struct part extent(const struct range *g) {
     if (g->kind == RANGE_VMM) {
         struct part p = {g->start, g->size};
@@ -113,7 +113,8 @@ static size_t width(int attribute) {
     }
 }
 
-// When asked for several attributes, the driver returns nulls for an address that it does not know, and does not fail.
+// If a program asks for several attributes of an address that the driver does not know, the driver returns nulls and
+// does not fail.
 SIM_API CUresult cuPointerGetAttributes(unsigned int count, int *attributes, void **out, CUdeviceptr address) {
     ENTER(cuPointerGetAttributes, NEED_INIT);
     if (!attributes || !out) return CUDA_ERROR_INVALID_VALUE;
@@ -122,7 +123,7 @@ SIM_API CUresult cuPointerGetAttributes(unsigned int count, int *attributes, voi
     for (unsigned i = 0; i < count; i++) {
         if (g && !g->freed && answer(g, attributes[i], address, out[i]) == CUDA_SUCCESS) continue;
         memset(out[i], 0, width(attributes[i]));
-        if (attributes[i] == CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL) *(int *)out[i] = -2; // as the driver says "no device"
+        if (attributes[i] == CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL) *(int *)out[i] = -2; // the driver's value for "no device"
     }
     UNLOCK();
     return CUDA_SUCCESS;

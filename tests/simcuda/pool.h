@@ -6,7 +6,8 @@
 
 #define CHUNK (32 * MIB) // a pool takes memory from its device in pieces of this size (measured)
 
-// A part of the pool that is allocated, or that was freed in stream order and is free when the stream gets there.
+// A part of the pool. It is allocated, or it was freed in stream order and becomes free when the stream reaches that
+// point.
 struct span {
     struct span *next;
     uint64_t offset, size, asked;
@@ -17,29 +18,29 @@ struct span {
 struct pool {
     void *handle;
     struct backing *backing;
-    int device; // -1: host
+    int device; // -1: the host
     bool imported, is_default, destroyed, exported;
-    int imports; // how often this process has imported it
+    int imports; // how many times this process has imported the pool
     int alloc_type, handle_types;
     CUmemLocation location;
     uint64_t va, threshold;
     int reuse[4];
-    uint32_t readable, writable; // one bit a device
-    int pointers, mapped_now; // not gone yet; and of these, not freed in any order
+    uint32_t readable, writable; // one bit for each device
+    int pointers, mapped_now; // pointers that are not gone yet, and how many of these have not been freed in any order
     uint64_t used, used_high, reserved, reserved_high;
-    unsigned char *chunks; // 1: taken from the device
-    uint32_t *mapped; // of an imported pool: the ids of the chunks that were mapped here once
-    struct span *spans; // by offset
+    unsigned char *chunks; // for each chunk, 1: taken from the device
+    uint32_t *mapped; // for an imported pool: the ids of the chunks that this process has mapped once
+    struct span *spans; // ordered by offset
 };
 
 CUresult pool_get(CUmemoryPool handle, struct pool **out);
 CUresult pool_make(const CUmemPoolProps *props, struct pool **out);
 CUresult pool_open(int fd, struct pool **out);
-struct pool *pool_default(int place); // of a device, by its ordinal
-void pool_unref_pointer(struct pool *p); // one pointer less; a destroyed pool is freed with its last
+struct pool *pool_default(int place); // default pool; place is the ordinal of a device
+void pool_unref_pointer(struct pool *p); // removes one pointer; the last pointer of a destroyed pool frees the pool
 CUresult span_take(struct pool *p, uint64_t size, uint64_t asked, uint64_t *offset, struct op **wait);
 void span_free(struct pool *p, uint64_t offset, struct stream *s, uint64_t seq);
-void span_settle(struct pool *p, struct stream *s, uint64_t seq); // the stream got there
+void span_settle(struct pool *p, struct stream *s, uint64_t seq); // the stream has reached that point
 void pool_trim(struct pool *p, uint64_t keep);
 
 #endif

@@ -1,4 +1,4 @@
-// Allocating from pools and freeing in stream order.
+// Allocation from pools, and freeing in stream order.
 #include "pool.h"
 
 #include <stdlib.h>
@@ -10,7 +10,7 @@ static void nothing(struct stream *s, struct op *op) { (void)s, (void)op; }
 CUresult pool_alloc(CUdeviceptr *out, size_t size, struct pool *p, struct stream *s) {
     if (p->imported) return CUDA_ERROR_INVALID_VALUE; // measured
     if (!size) {
-        *out = 0; // measured: for 0 bytes a null pointer, which can be freed
+        *out = 0; // measured: for 0 bytes the driver returns a null pointer, which a program can free
         return CUDA_SUCCESS;
     }
     uint64_t rounded = (size + GRAIN - 1) / GRAIN * GRAIN, offset;
@@ -22,7 +22,7 @@ CUresult pool_alloc(CUdeviceptr *out, size_t size, struct pool *p, struct stream
         wait->run = nothing;
         stream_submit(s, wait);
     }
-    // Memory that was freed in stream order at this address cannot be reached under its old name any more.
+    // A program cannot reach memory under the old name of an allocation that was freed in stream order at this address.
     for (struct range *old; (old = range_overlap(p->va + offset, rounded)) != NULL;) range_remove(old);
     struct range g = {
         .start = p->va + offset, .size = size, .kind = RANGE_POOL, .backing = p->backing, .offset = offset,
@@ -55,7 +55,7 @@ struct freeing { uint64_t start, serial; struct pool *pool; struct stream *strea
 static void free_over(struct op *op) {
     struct freeing *f = (struct freeing *)op->body;
     struct range *r = range_find(f->start);
-    // Unless the memory was given already to a stream that waits for this one.
+    // Skipped if the memory already belongs to a stream that waits for this stream.
     if (r && r->freed && r->serial == f->serial && r->pool == f->pool) range_remove(r);
     if (!f->pool->imported) span_settle(f->pool, f->stream, op->seq);
     pool_unref_pointer(f->pool);
@@ -108,7 +108,7 @@ SIM_API CUresult cuMemFreeAsync(CUdeviceptr address, CUstream stream) {
         if (g && g->start == address && !g->freed && g->kind == RANGE_POOL) {
             r = pool_free_pointer(g, s);
         } else if (g && g->start == address && !g->freed && g->kind == RANGE_LINEAR) {
-            linear_free_async(g, s); // measured: plain memory may be freed with this call, too
+            linear_free_async(g, s); // measured: a program may free plain memory with this call too
         } else {
             misuse_address("cuMemFreeAsync", address);
             r = CUDA_ERROR_INVALID_VALUE;

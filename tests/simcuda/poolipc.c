@@ -1,13 +1,13 @@
-// Pools and their pointers between processes.
+// Sharing pools and pointers of pools between processes.
 #include "pool.h"
 
 #include <errno.h>
 #include <fcntl.h>
 #include <string.h>
 
-// The data that names a part of a pool, with the layout that the driver's data was observed to have. It has nothing secret and nothing that
-// distinguishes successive allocations at one address: a process with the pool's descriptor can make such data itself, and
-// data of freed memory still works.
+// The data that names a part of a pool. It has the same layout as the driver's data. It has nothing secret, and nothing
+// that distinguishes successive allocations at one address. A process that has the pool's descriptor can make such data
+// itself, and data of freed memory still works.
 struct blob {
     uint64_t pid, pool, cookie, offset, size, chunk;
 };
@@ -26,7 +26,7 @@ SIM_API CUresult cuMemPoolExportToShareableHandle(void *out, CUmemoryPool pool, 
     if (!may) {
         r = CUDA_ERROR_INVALID_VALUE;
     } else {
-        int fd = fcntl(p->backing->fd, F_DUPFD, 3); // measured: not closed on exec
+        int fd = fcntl(p->backing->fd, F_DUPFD, 3); // measured: the descriptor is not closed on exec
         if (fd < 0) r = CUDA_ERROR_OPERATING_SYSTEM;
         else *(int *)out = fd;
         p->exported = fd >= 0;
@@ -53,7 +53,8 @@ static CUresult import(int fd, CUmemoryPool *out) {
     handle_drop(handle);
     handle_each(KIND_POOL, match, &s);
     if (s.found) {
-        // Measured: the same handle again, which must be destroyed as often as it was imported.
+        // Measured: another import returns the same handle. The process must destroy the handle as often as it imported
+        // the pool.
         s.found->imports++;
         p->destroyed = true;
         p->pointers = 1;
@@ -91,7 +92,7 @@ SIM_API CUresult cuMemPoolExportPointer(CUmemPoolPtrExportData *out, CUdeviceptr
     if (!g || g->freed) {
         misuse_address("cuMemPoolExportPointer", address);
     } else if (g->start == address && g->kind == RANGE_POOL && g->pool->exported) {
-        // Measured: not before the pool itself was exported.
+        // Measured: the export of a pointer fails before the pool itself was exported.
         const struct shared_header *h = g->backing->header;
         struct blob b = {(uint64_t)h->exporter, h->number, h->cookie, g->offset, g->size,
                          h->tables->chunk_id[g->offset / CHUNK]};
@@ -107,7 +108,7 @@ static bool genuine(const struct blob *b, struct pool *p) {
     const struct shared_header *h = p->backing->header;
     if (b->pid != (uint64_t)h->exporter || b->pool != h->number || b->cookie != h->cookie) return false;
     if (!b->size || b->offset >= h->capacity || b->size > h->capacity - b->offset) return false;
-    // Measured: memory that was mapped once can be mapped again, also after the exporter has freed it.
+    // Measured: a process that has mapped memory once can map it again, even after the exporter has freed it.
     uint64_t i = b->offset / CHUNK;
     return b->chunk && (b->chunk == h->tables->chunk_id[i] || b->chunk == p->mapped[i]);
 }
@@ -117,13 +118,14 @@ static CUresult import_pointer(CUdeviceptr *out, struct pool *p, const struct bl
     uint64_t start = p->va + b->offset;
     struct range *known = range_find(start);
     if (known && !known->freed && known->start == start && known->size == b->size) {
-        // Measured: the same address again, and the first free ends both.
+        // Measured: the second import of a pointer returns the same address, and the first free ends both imports.
         misuse_report("double-import", "the pointer %#llx was imported again, and the first free ends both",
                       (unsigned long long)known->start);
         *out = known->start;
         return CUDA_SUCCESS;
     }
-    // The exporter used the memory for another allocation while this process had it mapped under its old name.
+    // The exporter used the memory for another allocation while this process still had the memory mapped under its old
+    // name.
     for (struct range *old; (old = range_overlap(start, b->size)) != NULL;) {
         if (!old->freed) {
             claim_remove(p->backing->header->tables->claims, old->claim);

@@ -1,5 +1,5 @@
-// The part of a PTX compiler that refuses text which no compiler accepts: outside of functions there are only
-// directives, and inside only instructions and labels.
+// The part of a PTX compiler that refuses text which no compiler accepts. Outside of functions there are only
+// directives; inside functions there are only instructions and labels.
 #include "module.h"
 
 #include <ctype.h>
@@ -39,7 +39,8 @@ static bool is_instruction(const char *word, size_t n) {
     return false;
 }
 
-// Skips the rest of the statement: to the semicolon, or to the brace or the end of the line if a directive ends there.
+// Skips the rest of the statement: up to the semicolon or, if a directive ends there, up to the brace or the end of the
+// line.
 static const char *rest(const char *at, bool in_body, int *line) {
     int parentheses = 0;
     for (; *at; at++) {
@@ -60,7 +61,7 @@ bool ptx_check(const char *text, char *log, size_t size) {
             depth += *at++ == '{' ? 1 : -1;
             continue;
         }
-        if (*at == ';') { // of a prototype that spans lines
+        if (*at == ';') { // the semicolon of a prototype that spans several lines
             at++;
             continue;
         }

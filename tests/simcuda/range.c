@@ -8,7 +8,7 @@ static struct range **ranges;
 static size_t count, room;
 static uint64_t last_serial;
 
-// The first range that ends after the address.
+// Returns the first range that ends after the address.
 static size_t position(uint64_t address) {
     size_t low = 0, high = count;
     while (low < high) {
@@ -84,7 +84,7 @@ uint8_t *range_pin(uint64_t address, uint64_t want, uint64_t *got, struct backin
     return r->memory + skip;
 }
 
-// Whether the part is in one allocation, with or without access.
+// Says whether the part lies in one allocation, accessible or not.
 CUresult range_within(uint64_t address, uint64_t size) {
     struct range *r = range_find(address);
     return r && !r->freed && address + size <= r->start + r->size ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
@@ -95,13 +95,14 @@ static bool reachable(const struct range *r, enum access access, int device) {
     return mask >> device & 1;
 }
 
-// One access may span adjacent ranges, as with mappings of virtual memory, but only of that kind: two other
-// allocations never count as one.
+// One access may span adjacent ranges only if they are mappings of virtual memory. Two allocations of another kind
+// never count as one.
 CUresult range_check(uint64_t address, uint64_t size, enum access access, int device) {
     struct range *r = range_find(address);
     if (!r || r->freed) return CUDA_ERROR_INVALID_VALUE;
     if (r->kind == RANGE_LINEAR || r->kind == RANGE_IPC) {
-        // Peers access plain device memory through their context's peer access; copies are staged without it.
+        // A kernel reaches the plain device memory of a peer through peer access of its context; copies are staged
+        // without peer access.
         return range_within(address, size);
     }
     for (;;) {

@@ -1,5 +1,5 @@
-// The interfaces between the files of the simulation. One lock (sim_mu) guards all state; the work of streams (copies,
-// fills, kernels, waits) runs without it, on pinned memory.
+// The interfaces between the files of the simulation. One lock (sim_mu) guards all state. The work of streams (copies,
+// fills, kernels, waits) runs without the lock, on pinned memory.
 #ifndef SIMCUDA_SIM_H
 #define SIMCUDA_SIM_H
 
@@ -34,7 +34,7 @@ enum need { NEED_NOTHING, NEED_INIT, NEED_CTX };
         if (enter_ != CUDA_SUCCESS) return enter_;   \
     } while (0)
 CUresult sim_enter(enum fn fn, enum need need);
-extern atomic_bool sim_stopping; // the process is exiting: workers must not wait any longer
+extern atomic_bool sim_stopping; // the process exits, so workers must not wait any longer
 extern pthread_mutex_t sim_mu;
 extern pthread_cond_t sim_progress; // broadcast when an operation ends, an event completes or a context fails
 #define LOCK() pthread_mutex_lock(&sim_mu)
@@ -42,8 +42,8 @@ extern pthread_cond_t sim_progress; // broadcast when an operation ends, an even
 
 // ---- config ----
 struct config {
-    int devices; // visible
-    int ordinal[MAX_DEVICES]; // of the machine, by visible ordinal
+    int devices; // number of visible devices
+    int ordinal[MAX_DEVICES]; // the machine's ordinals of the devices, by visible ordinal
     uint64_t memory;
     bool peer, host_access, pools, stream_mem_ops, ipc_events;
     char machine[24], name[48];
@@ -58,7 +58,7 @@ uint64_t parse_bytes(const char *text, uint64_t otherwise);
 // ---- handles: never an address, so that stale ones are always detected ----
 enum kind { KIND_CONTEXT = 1, KIND_STREAM, KIND_EVENT, KIND_POOL, KIND_PHYSICAL, KIND_MODULE, KIND_FUNCTION, KIND_COUNT };
 void *handle_new(enum kind kind, void *object);
-void *handle_get(enum kind kind, const void *handle); // NULL if it names no living object of that kind
+void *handle_get(enum kind kind, const void *handle); // NULL if the handle names no living object of that kind
 void handle_drop(const void *handle);
 void handle_each(enum kind kind, void (*visit)(void *object, void *arg), void *arg);
 
@@ -72,44 +72,44 @@ struct context {
     uint64_t id;
     size_t limits[8];
     int cache_config;
-    _Atomic CUresult error; // sticky
+    _Atomic CUresult error; // the sticky error; CUDA_SUCCESS: none
     uint32_t peers; // devices whose memory this context may reach
     struct stream *legacy, *first; // first: list of all streams of the context
 };
-struct context *ctx_current(void); // NULL if none, or if it is destroyed
-struct context *ctx_top(void); // the current one even if it is destroyed
-CUresult ctx_need(struct context **ctx); // needs sim_mu free
+struct context *ctx_current(void); // NULL if there is no current context, or if it is destroyed
+struct context *ctx_top(void); // the current context, even if it is destroyed
+CUresult ctx_need(struct context **ctx); // the caller must not hold sim_mu
 struct context *ctx_from(CUcontext handle);
 struct context *ctx_primary(int device);
-void ctx_fail(struct context *ctx, CUresult error); // sim_mu held
-void ctx_wait_idle(struct context *ctx); // sim_mu held; waits until all work so far is done
-void ctx_destroy(struct context *ctx); // sim_mu held
+void ctx_fail(struct context *ctx, CUresult error); // the caller holds sim_mu
+void ctx_wait_idle(struct context *ctx); // the caller holds sim_mu; waits until all work that is queued now is done
+void ctx_destroy(struct context *ctx); // the caller holds sim_mu
 
 // ---- shared memory objects: a memfd with a header, mapped here at `data` ----
 enum memory_kind { MEMORY_POOL = 1, MEMORY_LINEAR, MEMORY_PHYSICAL };
 #define MAX_IMPORTERS 6
 #define MAX_CLAIMS 4096
 #define MAX_CHUNKS 65536
-struct claim { // a part of a pool that a process has imported: only for reports of misuse
+struct claim { // a part of a pool that a process has imported; used only for reports of misuse
     _Atomic int32_t pid; // 0: free
     uint32_t zero;
     _Atomic uint64_t offset, size;
 };
 struct pool_tables {
     struct claim claims[MAX_CLAIMS];
-    _Atomic uint32_t chunk_id[MAX_CHUNKS]; // 0: not taken from the device; another one each time it is
+    _Atomic uint32_t chunk_id[MAX_CHUNKS]; // 0: the pool has not taken the chunk; each time it takes the chunk, the id is new
 };
 struct shared_header {
     char magic[8];
     uint32_t version, kind;
     uint64_t cookie;
-    int32_t device, exporter; // the machine's ordinal, pid
+    int32_t device, exporter; // ordinal of the device on the machine; pid of the exporter
     uint64_t header_size, capacity;
     _Atomic uint64_t reserved; // bytes that count as taken on the device
     int32_t location_type, location_id, handle_types, alloc_type;
-    uint64_t number; // of the pool in its process
+    uint64_t number; // number of the pool in the process that made it
     _Atomic int32_t importer[MAX_IMPORTERS]; // pids that map the whole object (VMM, linear)
-    struct pool_tables tables[]; // of a pool: one
+    struct pool_tables tables[]; // only a pool has these tables
 };
 _Static_assert(sizeof(struct shared_header) + sizeof(struct pool_tables) <= MIB, "a pool's header");
 struct backing {
@@ -126,14 +126,14 @@ void backing_ref(struct backing *b);
 void backing_unref(struct backing *b);
 void backing_discard(struct backing *b, uint64_t offset, uint64_t size);
 bool backing_is_internal(int fd);
-int backing_keep(int fd); // duplicates fd, for the simulation alone
-uint64_t va_reserve(uint64_t size, uint64_t align, uint64_t hint); // 0: none
+int backing_keep(int fd); // duplicates fd for the simulation alone
+uint64_t va_reserve(uint64_t size, uint64_t align, uint64_t hint); // returns 0 if there is no free place
 void va_release(uint64_t at, uint64_t size);
-bool va_expose(uint64_t at, struct backing *b, uint64_t offset, uint64_t size); // makes it accessible to the CPU at its address
+bool va_expose(uint64_t at, struct backing *b, uint64_t offset, uint64_t size); // lets the CPU access the memory at this address
 void va_hide(uint64_t at, uint64_t size);
-bool va_is_device(uint64_t address); // now or earlier: never the host's
-uint64_t usage_of_device(int device); // bytes used on a device by every process that can be seen
-bool usage_take(int device, uint64_t size); // false: the device has not that much left. Memory that is not made then counts until the device is full
+bool va_is_device(uint64_t address); // true if it is a device address now or was one earlier; then it is never an address of the host
+uint64_t usage_of_device(int device); // bytes used on a device by all processes that this process can inspect
+bool usage_take(int device, uint64_t size); // false: the device is too full; memory that is not made then counts until the device is full
 
 // ---- ranges: the meaning of addresses ----
 enum range_kind { RANGE_POOL = 1, RANGE_LINEAR, RANGE_IPC, RANGE_VMM, RANGE_HOST_ALLOC, RANGE_HOST_REGISTERED };
@@ -142,10 +142,10 @@ struct range {
     uint64_t start, size;
     enum range_kind kind;
     struct backing *backing; // NULL for host memory
-    uint64_t offset; // in the backing
-    uint8_t *memory; // where the simulation itself can access it
+    uint64_t offset; // offset in the backing
+    uint8_t *memory; // the place where the simulation itself can access the memory
     int device; // -1: host
-    uint32_t readable, writable; // one bit a device
+    uint32_t readable, writable; // one bit for each device
     unsigned flags;
     struct context *ctx;
     struct pool *pool;
@@ -154,18 +154,18 @@ struct range {
     uint32_t claim;
     uint64_t serial; // distinguishes successive ranges at one address
     int opens; // RANGE_IPC
-    bool freed; // freed in stream order, not gone yet
+    bool freed; // freed in stream order, but not gone yet
 };
 struct range *range_add(const struct range *r);
 void range_remove(struct range *r);
-struct range *range_find(uint64_t address); // the range that holds it
+struct range *range_find(uint64_t address); // the range that contains the address
 struct range *range_next(struct range *r);
 struct range *range_first(void);
-struct range *range_overlap(uint64_t start, uint64_t size); // the first that shares a byte with it
+struct range *range_overlap(uint64_t start, uint64_t size); // the first range that shares a byte with this part
 uint8_t *range_pin(uint64_t address, uint64_t want, uint64_t *got, struct backing **pinned);
 enum access { ACCESS_READ = 1, ACCESS_WRITE = 2 };
-CUresult range_check(uint64_t address, uint64_t size, enum access access, int device); // INVALID_VALUE if not allowed
-CUresult range_within(uint64_t address, uint64_t size); // INVALID_VALUE if it reaches beyond one allocation
+CUresult range_check(uint64_t address, uint64_t size, enum access access, int device); // INVALID_VALUE if the device has no access
+CUresult range_within(uint64_t address, uint64_t size); // INVALID_VALUE if the part reaches beyond one allocation
 bool range_is_known(uint64_t address);
 bool range_is_host_pool(uint64_t address);
 
@@ -177,8 +177,8 @@ struct stream {
     struct stream *next;
     unsigned flags;
     int priority, refs;
-    bool legacy, closing, running, capturing, spoiled; // spoiled: the capture met a call that CUDA forbids meanwhile
-    _Atomic bool aborted; // its context is gone: what is queued is dropped
+    bool legacy, closing, running, capturing, spoiled; // spoiled: during the capture, a call came that CUDA forbids then
+    _Atomic bool aborted; // the context is gone, so the queued operations are dropped
     pthread_t owner; // of a per-thread default stream
     bool per_thread;
     uint64_t id, queued, done;
@@ -189,22 +189,22 @@ struct dependency { struct stream *stream; uint64_t seq; };
 struct op {
     struct op *next;
     uint64_t seq;
-    void (*run)(struct stream *s, struct op *op); // called without the lock
-    void (*drop)(struct op *op); // always called, with the lock, when the operation is over
+    void (*run)(struct stream *s, struct op *op); // the caller does not hold sim_mu
+    void (*drop)(struct op *op); // always called when the operation is over; the caller holds sim_mu
     struct dependency *deps;
     int dep_count;
-    bool always; // run even in a failed context
+    bool always; // the operation runs even in a failed context
     _Alignas(16) unsigned char body[];
 };
 struct op *op_new(size_t body, void (*run)(struct stream *, struct op *));
-bool stream_failed(struct stream *s); // no operation of it runs any more
-CUresult stream_get(CUstream handle, struct stream **out); // sim_mu held; refused while the stream is captured
+bool stream_failed(struct stream *s); // true: no operation of the stream runs any more
+CUresult stream_get(CUstream handle, struct stream **out); // the caller holds sim_mu; refused while the stream is captured
 struct stream *stream_make(struct context *ctx, unsigned flags, int priority);
 void stream_ref(struct stream *s);
 void stream_unref(struct stream *s);
-void stream_submit(struct stream *s, struct op *op); // sim_mu held
+void stream_submit(struct stream *s, struct op *op); // the caller holds sim_mu
 void op_depend(struct op *op, struct stream *s, uint64_t seq);
-void stream_wait(struct stream *s, uint64_t seq); // sim_mu held
+void stream_wait(struct stream *s, uint64_t seq); // the caller holds sim_mu
 void stream_close(struct stream *s);
 void streams_stop(void);
 void nap(unsigned *round); // a pause that grows each round, for words that are written without a notification
@@ -217,9 +217,9 @@ void linear_free_context(struct context *ctx);
 // ---- faults, counts, misuse ----
 void faults_load(void);
 CUresult faults_apply(enum fn fn);
-CUresult faults_device(int device); // the error of a device that is lost, or CUDA_SUCCESS
-const char *result_name(CUresult r); // NULL if unknown
-CUresult result_parse(const char *name); // -1 if unknown
+CUresult faults_device(int device); // the error of a lost device, or CUDA_SUCCESS
+const char *result_name(CUresult r); // NULL if the result is unknown
+CUresult result_parse(const char *name); // -1 if the name is unknown
 void counts_open(void);
 void counts_forked(void);
 void counts_call(enum fn fn);
@@ -233,17 +233,17 @@ void misuse_load(void);
 bool misuse_on(void);
 void misuse_report(const char *kind, const char *format, ...) __attribute__((format(printf, 2, 3)));
 void misuse_missing_context(enum fn fn);
-void misuse_freed(uint64_t start, uint64_t size); // remember it, to recognise its use later
-void misuse_address(const char *call, uint64_t address); // reports if it was freed
+void misuse_freed(uint64_t start, uint64_t size); // remembers the part, so that a later use of it is recognised
+void misuse_address(const char *call, uint64_t address); // reports misuse if the memory at the address was freed
 enum section { SECTION_POOL = 1, SECTION_POINTER = 2 };
 void section_enter(enum section section, const char *call);
 void section_leave(enum section section);
 void importer_add(_Atomic int32_t *importers);
 void importer_remove(_Atomic int32_t *importers);
-int importer_other(_Atomic int32_t *importers); // pid of a living other process, or 0
+int importer_other(_Atomic int32_t *importers); // pid of another living process in the list, or 0
 uint32_t claim_add(struct claim *claims, uint64_t offset, uint64_t size);
 void claim_remove(struct claim *claims, uint32_t index);
-int claim_other(struct claim *claims, uint64_t offset, uint64_t size); // as importer_other
+int claim_other(struct claim *claims, uint64_t offset, uint64_t size); // pid of another living process that claims the part, or 0
 void leaks_report(void);
 
 #endif

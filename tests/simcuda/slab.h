@@ -12,6 +12,6 @@ struct slab {
     int used;
 };
 
-void ipc_close(struct range *g); // sim_mu held
+void ipc_close(struct range *g); // the caller holds sim_mu
 
 #endif

@@ -1,4 +1,5 @@
-// The allocator of a pool: first fit over the pool's address space; memory is taken from the device in chunks.
+// The allocator of a pool: first fit over the address space of the pool. The pool takes memory from the device in
+// chunks.
 #include "pool.h"
 
 #include <stdlib.h>
@@ -47,7 +48,7 @@ static CUresult reserve(struct pool *p, uint64_t offset, uint64_t size) {
     return CUDA_SUCCESS;
 }
 
-// Where a gap of the size begins; with_pending: parts that are freed in stream order count as free.
+// Returns the place where a gap of the size begins. with_pending: parts that are freed in stream order count as free.
 static bool find_gap(struct pool *p, uint64_t size, bool with_pending, uint64_t *offset) {
     uint64_t at = 0;
     for (struct span *s = p->spans; s; s = s->next) {
@@ -66,8 +67,8 @@ static void drop(struct span **link) {
     free(s);
 }
 
-// Takes the part out of every pending span that it overlaps. The operation that it returns waits for the streams that free them,
-// like the dependencies that the driver inserts.
+// Takes the part out of every pending span that overlaps it. The returned operation waits for the streams that free
+// these spans, like the dependencies that the driver inserts.
 static void claim(struct pool *p, uint64_t offset, uint64_t size, struct op **wait) {
     uint64_t end = offset + size;
     for (struct span **link = &p->spans; *link;) {
@@ -114,7 +115,7 @@ CUresult span_take(struct pool *p, uint64_t size, uint64_t asked, uint64_t *offs
     if (!s) abort();
     s->offset = *offset;
     s->size = size;
-    s->asked = asked; // the size that was asked for counts as used (measured)
+    s->asked = asked; // the requested size counts as used (measured)
     struct span **link = &p->spans;
     while (*link && (*link)->offset < *offset) link = &(*link)->next;
     s->next = *link;

@@ -1,4 +1,5 @@
-// Streams: a queue of operations and a thread that executes them, so that they are as asynchronous as real ones.
+// Streams. Each stream has a queue of operations and a thread that executes them, so streams are as asynchronous as
+// real ones.
 #include "sim.h"
 
 #include <sched.h>
@@ -46,7 +47,7 @@ struct stream *stream_make(struct context *ctx, unsigned flags, int priority) {
     return s;
 }
 
-// Takes the stream out of its context; the worker goes on until the queue is empty, like the real driver.
+// Takes the stream out of its context. The worker continues until the queue is empty, like the real driver.
 void stream_close(struct stream *s) {
     for (struct stream **p = &s->ctx->first; *p; p = &(*p)->next) {
         if (*p != s) continue;
@@ -110,7 +111,7 @@ static void *work(void *arg) {
     return NULL;
 }
 
-// Signals are for the threads of the program: Go and Python both expect to get theirs.
+// Signals must go to the threads of the program: Go and Python both expect to receive their signals.
 static void start_worker(struct stream *s) {
     sigset_t all, before;
     pthread_attr_t attr;
@@ -127,7 +128,7 @@ static void start_worker(struct stream *s) {
     pthread_sigmask(SIG_SETMASK, &before, NULL);
 }
 
-// The legacy default stream waits for every blocking stream of its context, and they wait for it.
+// The legacy default stream waits for every blocking stream of its context, and every blocking stream waits for it.
 static void order_with_default_stream(struct stream *s, struct op *op) {
     if (s->legacy) {
         for (struct stream *other = s->ctx->first; other; other = other->next) {
@@ -159,8 +160,8 @@ static void wake_streams(void *object, void *arg) {
     for (struct stream *s = ((struct context *)object)->first; s; s = s->next) pthread_cond_signal(&s->work);
 }
 
-// At exit all waits end. A worker inside a callback of the program may never return, so the
-// wait for the workers has a time limit.
+// When the process exits, all waits end. A worker inside a callback of the program may never return, so the process
+// waits for the workers only for a limited time.
 void streams_stop(void) {
     struct timespec until;
     clock_gettime(CLOCK_REALTIME, &until);

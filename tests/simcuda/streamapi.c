@@ -56,7 +56,7 @@ SIM_API CUresult cuStreamDestroy_v2(CUstream handle) {
     LOCK();
     struct stream *s = handle_get(KIND_STREAM, handle);
     CUresult r = s ? s->ctx->error : CUDA_ERROR_INVALID_HANDLE;
-    if (s) stream_close(s); // also in a context that failed, which the result then reports
+    if (s) stream_close(s); // this happens in a failed context too; the result then reports the failure
     else misuse_report("stale-handle", "cuStreamDestroy of %p, which is no stream (any more)", (void *)handle);
     UNLOCK();
     return r;
@@ -64,10 +64,10 @@ SIM_API CUresult cuStreamDestroy_v2(CUstream handle) {
 
 static void nothing(struct stream *s, struct op *op) { (void)s, (void)op; }
 
-// The legacy default stream is idle only when every blocking stream of its context is.
+// The legacy default stream is idle only when every blocking stream of its context is idle.
 static void wait_all(struct stream *s) {
     if (s->legacy) {
-        // An empty operation, which the default stream orders after all of them.
+        // An empty operation, which the default stream orders after the work of all blocking streams.
         for (struct stream *other = s->ctx->first; other; other = other->next) {
             if (other->flags & CU_STREAM_NON_BLOCKING || other->done == other->queued) continue;
             stream_submit(s, op_new(0, nothing));
@@ -143,7 +143,7 @@ static CUresult submit_callback(CUstream handle, struct callback c) {
     if (r == CUDA_SUCCESS) {
         struct op *op = op_new(sizeof c, call_back);
         *(struct callback *)op->body = c;
-        op->always = c.with_status != NULL; // a callback with a status is told of the error
+        op->always = c.with_status != NULL; // a callback with a status gets the error
         stream_submit(s, op);
     }
     UNLOCK();
@@ -162,8 +162,8 @@ SIM_API CUresult cuStreamAddCallback(CUstream handle, CUstreamCallback fn, void 
     return submit_callback(handle, (struct callback){.with_status = fn, .stream = handle, .data = data});
 }
 
-// Graphs are not simulated. A capture can begin and end, and queries tell of it; the stream takes no work meanwhile, and a wait for the
-// whole context is refused and spoils the capture.
+// Graphs are not simulated. A capture can begin and end, and queries report it. During a capture the stream takes no
+// work. A wait for the whole context is refused and spoils the capture.
 static CUresult capture(CUstream handle, bool on) {
     LOCK();
     struct stream *s;

@@ -1,5 +1,5 @@
-// The table of exported symbols. It has its own file because only their addresses matter here: they are
-// declared without their parameters.
+// The table of exported symbols. It has a file of its own because only the addresses of the symbols matter here: they
+// are declared without their parameters.
 #include "symbols.h"
 
 #define B(base)

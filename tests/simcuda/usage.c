@@ -1,7 +1,8 @@
-// Counts the used memory of a device. Every memory object says in its header how many bytes it counts for, and lives as long as
-// a process has it. So the sum over all objects of all processes is exact, also after a SIGKILL. It is
-// computed from the file descriptors of the processes that this process may inspect. That takes a millisecond or two, so that only what asks for
-// the number and what may fill the device does it: all processes of a machine share a ledger with a number that is never too low.
+// Counts the used memory of a device. The header of every memory object says how many bytes the object counts for. An
+// object lives as long as a process has it, so the sum over all objects of all processes is exact, even after a
+// SIGKILL. The sum is computed from the file descriptors of the processes that this process may inspect. The
+// computation takes a millisecond or two, so only calls that ask for the sum, or that may fill the device, do it. All
+// processes of a machine share a ledger, whose number is never too low.
 #include "sim.h"
 
 #include <ctype.h>
@@ -26,7 +27,7 @@ static bool first_time(struct seen *seen, ino_t inode) {
     return true;
 }
 
-// Opens what a descriptor of a process refers to, if it is a memfd of that name; else -1.
+// Opens what a descriptor of a process refers to, if that is a memfd with the name. Otherwise returns -1.
 static int open_memfd(int dir, const char *name, const char *wanted, struct seen *seen, bool *hidden) {
     char link[96];
     ssize_t n = readlinkat(dir, name, link, sizeof link - 1);
@@ -40,7 +41,8 @@ static int open_memfd(int dir, const char *name, const char *wanted, struct seen
     return openat(dir, name, O_RDWR | O_CLOEXEC);
 }
 
-// Calls visit with a descriptor of each memfd of that name that a process has, until it returns false. It closes the descriptor.
+// Calls visit with a descriptor of each memfd that has the name and that the process has open, until visit returns
+// false. Closes each descriptor.
 static void each_memfd(const char *wanted, bool (*visit)(int fd, void *arg), void *arg) {
     DIR *proc = opendir("/proc");
     struct seen *seen = calloc(1, sizeof *seen);
@@ -52,7 +54,7 @@ static void each_memfd(const char *wanted, bool (*visit)(int fd, void *arg), voi
         snprintf(path, sizeof path, "/proc/%s/fd", p->d_name);
         DIR *fds = opendir(path);
         if (!fds) continue;
-        bool hidden = false; // this process may not inspect that one
+        bool hidden = false; // this process may not inspect the other process
         for (struct dirent *d; on && !hidden && (d = readdir(fds)) != NULL;) {
             if (d->d_name[0] == '.') continue;
             int fd = open_memfd(dirfd(fds), d->d_name, wanted, seen, &hidden);
@@ -79,7 +81,7 @@ uint64_t usage_of_device(int device) {
     return total;
 }
 
-struct ledger { _Atomic uint64_t most[MAX_DEVICES]; }; // by the machine's ordinal: at most so many bytes are used
+struct ledger { _Atomic uint64_t most[MAX_DEVICES]; }; // by the ordinal on the machine: an upper limit of the used bytes
 
 static bool keep_it(int fd, void *found) {
     *(int *)found = fd;
@@ -88,19 +90,19 @@ static bool keep_it(int fd, void *found) {
 
 static struct ledger *ledger;
 
-// Finds the ledger with another process, or makes it.
+// Finds the ledger that another process has, or makes the ledger.
 static void ledger_open(void) {
     char name[64] = "/memfd:";
     const size_t prefix = sizeof "/memfd:" - 1;
     snprintf(name + prefix, sizeof name - prefix, "simcuda:%s:ledger", config.machine);
     int proc = open("/proc", O_RDONLY | O_DIRECTORY | O_CLOEXEC), found = -1;
-    if (proc < 0 || flock(proc, LOCK_EX) != 0) abort(); // two processes that begin make one
+    if (proc < 0 || flock(proc, LOCK_EX) != 0) abort(); // two processes that begin at the same time make only one ledger
     each_memfd(name, keep_it, &found);
     if (found < 0) {
         found = memfd_create(name + prefix, MFD_CLOEXEC);
         if (found < 0 || ftruncate(found, sizeof *ledger) != 0) abort();
     }
-    int fd = backing_keep(found); // others find it here
+    int fd = backing_keep(found); // other processes find the ledger here
     close(found);
     void *at = mmap(NULL, sizeof *ledger, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
     if (at == MAP_FAILED) abort();
@@ -116,7 +118,7 @@ bool usage_take(int device, uint64_t size) {
     do {
         next = was + size;
         if (next <= config.memory) continue;
-        next = usage_of_device(device) + size; // what was freed is still in the ledger
+        next = usage_of_device(device) + size; // the ledger still counts memory that was freed
         if (next > config.memory) return false;
     } while (!atomic_compare_exchange_strong(most, &was, next));
     return true;

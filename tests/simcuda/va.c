@@ -1,6 +1,6 @@
-// Device addresses. They are in one large part of the address space that the CPU cannot touch, so that a program
-// which dereferences a device pointer on the CPU crashes here as it would with a GPU (SIMCUDA_HOST_ACCESS=1
-// allows it), and so that an address of the device is never used for host memory later.
+// Device addresses. They are in one large part of the address space that the CPU cannot touch. So a program that
+// dereferences a device pointer on the CPU crashes, as it would with a GPU (SIMCUDA_HOST_ACCESS=1 allows the access).
+// And host memory never gets an address that a device had.
 #include "sim.h"
 
 #include <stdlib.h>
@@ -27,7 +27,7 @@ static void open_arena(void) {
 
 bool va_is_device(uint64_t address) { return arena && address - arena < arena_size; }
 
-// The place from `from` on where the size fits, or 0.
+// Returns the first place from `from` on where the size fits, or 0.
 static uint64_t fit(uint64_t from, uint64_t size, uint64_t align) {
     uint64_t at = (from + align - 1) / align * align;
     for (struct taken *t = first; t; t = t->next) {
@@ -43,7 +43,7 @@ uint64_t va_reserve(uint64_t size, uint64_t align, uint64_t hint) {
     if (align < 2 * MIB) align = 2 * MIB;
     uint64_t at = 0;
     if (va_is_device(hint) && hint % align == 0 && fit(hint, size, align) == hint) at = hint;
-    // Onward from the last address, so that a freed address is not soon used again.
+    // The search begins after the last address, so that a freed address is not used again soon.
     if (!at) at = fit(cursor, size, align);
     if (!at) at = fit(arena, size, align);
     if (!at) return 0;

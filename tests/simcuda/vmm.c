@@ -129,7 +129,7 @@ SIM_API CUresult cuMemImportFromShareableHandle(CUmemGenericAllocationHandle *ou
     CUresult r = backing_import((int)(intptr_t)handle, MEMORY_PHYSICAL, &b);
     if (r == CUDA_SUCCESS) {
         CUmemAllocationProp prop = {
-            .type = CU_MEM_ALLOCATION_TYPE_PINNED, // and no handle types: an imported one cannot be exported again
+            .type = CU_MEM_ALLOCATION_TYPE_PINNED, // and no handle types: an imported allocation cannot be exported again
             .location = {b->header->location_type, b->device < 0 ? 0 : b->device},
         };
         importer_add(b->header->importer);

@@ -1,11 +1,11 @@
-// Virtual memory management: physical memory, for the files that make, map and share it.
+// Virtual memory management: physical memory. For the files that make, map and share it.
 #ifndef SIMCUDA_VMM_H
 #define SIMCUDA_VMM_H
 
 #include "sim.h"
 
 struct physical {
-    void *handle; // the same as long as it lives, also if it was released and is only mapped
+    void *handle; // the same while the memory lives, even if the handle was released and the memory is only mapped
     struct backing *backing;
     CUmemAllocationProp prop;
     uint64_t size;
@@ -17,6 +17,6 @@ struct physical {
 
 struct physical *physical_get(CUmemGenericAllocationHandle handle);
 bool reservation_of(uint64_t address, uint64_t *start, uint64_t *size);
-void physical_settle(struct physical *p); // frees it if it is not used any more
+void physical_settle(struct physical *p); // frees the memory if nothing uses it any more
 
 #endif

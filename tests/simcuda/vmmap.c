@@ -1,4 +1,4 @@
-// Virtual memory management: reserving addresses, mapping memory there, and access to it.
+// Virtual memory management: reserving addresses, mapping memory at these addresses, and access to the memory.
 #include "vmm.h"
 
 #include <stdlib.h>
@@ -69,7 +69,7 @@ SIM_API CUresult cuMemMap(CUdeviceptr start, size_t size, size_t offset, CUmemGe
     struct physical *p = physical_get(handle);
     CUresult r = CUDA_ERROR_INVALID_VALUE;
     if (p && (offset || size != p->size)) {
-        r = CUDA_ERROR_NOT_SUPPORTED; // measured: only the whole of it
+        r = CUDA_ERROR_NOT_SUPPORTED; // measured: a mapping must have the whole of the memory
     } else if (p && reservation_at(start, size)) {
         r = range_overlap(start, size) ? CUDA_ERROR_INVALID_VALUE : CUDA_SUCCESS;
     }
@@ -86,7 +86,7 @@ SIM_API CUresult cuMemMap(CUdeviceptr start, size_t size, size_t offset, CUmemGe
     return r;
 }
 
-// Whether whole mappings fill the part exactly.
+// Says whether whole mappings fill the part exactly.
 static bool covered(uint64_t start, uint64_t size) {
     uint64_t at = start;
     while (at < start + size) {

@@ -1,4 +1,4 @@
-// Stream memory operations: words in memory that streams write and wait for.
+// Stream memory operations: streams write words in memory, and wait for words.
 #include "sim.h"
 
 #include <limits.h>
@@ -14,7 +14,7 @@ struct word {
     bool wide;
 };
 
-// The lower half of the word, on which waiters in any process of this simulated machine sleep.
+// Wakes the waiters, which sleep on the lower half of the word, in all processes of this simulated machine.
 static void announce(uint8_t *at) { syscall(SYS_futex, at, FUTEX_WAKE, INT_MAX, NULL, NULL, 0); }
 
 static uint64_t load(uint8_t *at, bool wide) {
@@ -23,7 +23,7 @@ static uint64_t load(uint8_t *at, bool wide) {
 
 static bool reached(uint64_t now, const struct word *w) {
     switch (w->flags & 3) {
-    // "Greater or equal" is by the signed difference, as on the GPU, so that words may wrap.
+    // "Greater or equal" compares the signed difference, as on the GPU, so words may wrap around.
     case CU_STREAM_WAIT_VALUE_GEQ:
         return w->wide ? (int64_t)(now - w->value) >= 0 : (int32_t)((uint32_t)now - (uint32_t)w->value) >= 0;
     case CU_STREAM_WAIT_VALUE_EQ: return now == w->value;
@@ -59,7 +59,7 @@ static void wait_word(struct stream *s, struct op *op) {
     struct backing *pinned;
     uint8_t *at = pin(s, w, &pinned);
     if (!at) return;
-    // A CPU, or a real GPU, may write the word without a notification, so the wait checks it from time to time.
+    // A CPU or a real GPU may write the word without a notification, so the wait also checks the word at intervals.
     const struct timespec pause = {.tv_nsec = 100000};
     unsigned round = 0;
     for (uint64_t now; now = load(at, w->wide), !reached(now, w) && !stream_failed(s);) {
@@ -93,15 +93,15 @@ static CUresult check(struct stream *s, const struct word *w, bool writes) {
         misuse_address(writes ? "cuStreamWriteValue" : "cuStreamWaitValue", w->address);
         return CUDA_ERROR_INVALID_VALUE;
     }
-    if (r->kind == RANGE_POOL) return CUDA_ERROR_INVALID_VALUE; // measured: pool memory cannot hold such words
-    // Measured: a write to read-only memory is accepted, and fails when the stream gets there.
+    if (r->kind == RANGE_POOL) return CUDA_ERROR_INVALID_VALUE; // measured: the driver accepts no such words in pool memory
+    // Measured: the call accepts a write to read-only memory, and the stream fails when it reaches the write.
     return range_check(w->address, w->wide ? 8 : 4, ACCESS_READ, s->ctx->device);
 }
 
 static CUresult submit(struct stream *s, struct word w, bool writes) {
     unsigned known = writes ? 1 : 3 | CU_STREAM_WAIT_VALUE_FLUSH;
     if (w.flags & ~known) return CUDA_ERROR_INVALID_VALUE;
-    if (!writes && (w.flags & CU_STREAM_WAIT_VALUE_FLUSH)) return CUDA_ERROR_NOT_SUPPORTED; // as its attribute says
+    if (!writes && (w.flags & CU_STREAM_WAIT_VALUE_FLUSH)) return CUDA_ERROR_NOT_SUPPORTED; // the attribute of the device says so
     CUresult r = check(s, &w, writes);
     if (r != CUDA_SUCCESS) return r;
     struct op *op = op_new(sizeof w, writes ? write_word : wait_word);

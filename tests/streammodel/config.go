@@ -1,36 +1,36 @@
 package streammodel
 
-// Config is a channel with its members, small enough to be explored.
+// Config is a channel with its members. It is small enough that Explore can try every path.
 type Config struct {
 	Name      string
 	Capacity  int
 	Slots     int // N
 	Producers int
 	Consumers int
-	Blocks    int // of each producer
+	Blocks    int // number of blocks of each producer
 	Frames    [mostProducers]int
 	Queue     bool
-	Misses    bool   // a consumer that blocks may miss frames
+	Misses    bool   // a consumer that blocks the channel may miss frames
 	Full      policy // policy of a queue
 	Policies  [mostConsumers]policy
-	Oldest    bool                // consumers that join begin with the oldest frame that is kept
-	Leave     [mostConsumers]bool // consumers that may leave, with and without a frame in hand
-	Passes    bool                // a consumer that blocks passes a frame before it releases it
-	Requeue   int                 // how often each consumer may requeue a frame
-	Fails     int                 // how often each consumer may find a frame that has failed
-	GPU       bool                // frames are released while work on them still runs
-	Drain     bool                // at the end producers have all their blocks back, except those that are kept
-	Turns     bool                // producers let others go first
+	Oldest    bool                // a consumer that joins begins with the oldest frame that the channel keeps
+	Leave     [mostConsumers]bool // consumers that may leave: with a frame in hand, or without
+	Passes    bool                // a consumer that blocks the channel passes a frame before it releases the frame
+	Requeue   int                 // how many times each consumer may requeue a frame
+	Fails     int                 // how many times each consumer may find that a frame has failed
+	GPU       bool                // consumers release frames while their work on the frames still runs
+	Drain     bool                // at the end, producers have all their blocks back, except blocks of frames that the channel keeps
+	Turns     bool                // a producer lets the other producer go first
 	Joined    [mostConsumers]bool // consumers that take part from the beginning
 	Hoards    bool                // consumers never release a frame
 	Heir      bool                // producer 1 gets the slot of producer 0
-	GivesUp   bool                // the service gives frames of a dead producer up, so that its slot becomes free
+	GivesUp   bool                // the service gives up the frames of a dead producer, so that the slot of the producer becomes free
 	Script    []task
 	Deaths    int
-	Versions  int8 // how many versions there are in a tail before they repeat; fewer than changes: frames may be missed
+	Versions  int8 // number of versions in a tail before they repeat; if there are fewer versions than changes, consumers may miss frames
 	Mutant    string
 
-	Most int // greatest number of states; more is an error in the configuration
+	Most int // greatest number of states; more states are an error in the configuration
 }
 
 func (m *model) n() int8 { return int8(m.Slots) }
@@ -39,7 +39,7 @@ func (m *model) oldestKept(tail int8) int8 { return max(1, tail-int8(m.Capacity)
 
 func (m *model) mutant(name string) bool { return m.Mutant == name }
 
-// holds says whether a consumer stores a hold for the frame that it takes. Otherwise only its floor says it.
+// holds says whether a consumer stores a hold for a frame that it takes. Other consumers show their frames only by their floor.
 func (m *model) holds(c int8) bool { return m.Queue || m.Policies[c].drops() }
 
 // limit returns how many frames may wait in a queue.
@@ -50,7 +50,7 @@ func (m *model) limit() int8 {
 	return int8(m.Capacity)
 }
 
-// first returns the first number that a consumer which joins at this tail may take.
+// first returns the first number that a consumer may take if it joins at this tail.
 func (m *model) first(s *state, tail int8) int8 {
 	first := max(1, tail)
 	if m.Oldest {

@@ -1,6 +1,6 @@
 package streammodel
 
-// stepConsumer takes the next step of a consumer. It returns false if the consumer can do nothing, or has no such choice.
+// stepConsumer takes the next step of a consumer. It returns false if the consumer has no step or has no such choice.
 func (m *model) stepConsumer(s *state, c int8, choice int) bool {
 	a := &s.cons[c]
 	if choice > 0 && a.pc != cUse && a.pc != cState && a.pc != cEntry {
@@ -115,7 +115,7 @@ func (m *model) stepConsumer(s *state, c int8, choice int) bool {
 	return true
 }
 
-// after returns the next step of a consumer that has released a frame, or has cleared the hold of a frame that it did not get.
+// after returns the next step of a consumer. The consumer has released a frame, or has cleared the hold of a frame that it did not get.
 func (m *model) after(a *consumer) pc {
 	if a.said || a.ends {
 		return cDone
@@ -123,18 +123,18 @@ func (m *model) after(a *consumer) pc {
 	return cTail
 }
 
-// ring wakes other members, and goes on.
+// ring begins to wake the members that sleep on word. After that, the consumer continues with the step then.
 func (m *model) ring(a *consumer, word futex, then pc) {
 	if m.mutant("nobody is woken for room") {
 		word &^= freed
 	}
-	if then == cTail || then == cDone { // the frame does not matter any more
+	if then == cTail || then == cDone { // the consumer does not need the frame any more
 		a.n, a.owner, a.block, a.settled, a.failed, a.tail = 0, 0, 0, false, false, tail{}
 	}
 	a.wakes, a.then, a.pc = word, then, cWake
 }
 
-// begin finds the next number.
+// begin finds the next number that the consumer tries to take.
 func (m *model) begin(s *state, c int8, a *consumer) {
 	if m.Queue {
 		m.oldestThatWaits(s, c, a)
@@ -167,7 +167,7 @@ func (m *model) hold(s *state, c int8, a *consumer) {
 	}
 }
 
-// oldestThatWaits finds the frame of a queue that has waited longest.
+// oldestThatWaits finds the frame that has waited longest in a queue.
 func (m *model) oldestThatWaits(s *state, c int8, a *consumer) {
 	if a.tail == (tail{}) {
 		a.tail = s.tail
@@ -188,7 +188,7 @@ func (m *model) oldestThatWaits(s *state, c int8, a *consumer) {
 	a.tail, a.survey = tail{}, survey{}
 }
 
-// own checks that the consumer still takes part, after it has stored its hold or floor.
+// own checks that the consumer still takes part. It runs after the consumer has stored its hold or its floor.
 func (m *model) own(s *state, c int8, a *consumer) {
 	part := s.slots[c] == active && s.state != destroyed || m.mutant("the own slot is not looked at again")
 	switch {
@@ -207,7 +207,7 @@ func (m *model) own(s *state, c int8, a *consumer) {
 	}
 }
 
-// read finds the frame of the number.
+// read reads the frame with the number that the consumer tries to take.
 func (m *model) read(s *state, c int8, a *consumer, choice int) bool {
 	wrong := func(format string, args ...any) {
 		if m.holds(c) && !m.Queue {
@@ -257,7 +257,7 @@ func (m *model) read(s *state, c int8, a *consumer, choice int) bool {
 	return true
 }
 
-// take marks the frame as the consumer's.
+// take records that the consumer has the frame.
 func (m *model) take(s *state, c int8, a *consumer) {
 	a.next = a.n + 1
 	switch {
@@ -278,7 +278,7 @@ func (m *model) take(s *state, c int8, a *consumer) {
 	}
 }
 
-// got checks the frame that the consumer begins to use.
+// got checks the frame before the consumer uses the frame.
 func (m *model) got(s *state, c int8, a *consumer) {
 	if !m.Queue && (a.n <= a.last || !m.holds(c) && !m.Misses && a.n != a.last+1) {
 		m.fault("consumer %d takes frame %d after %d", c, a.n, a.last)
@@ -294,7 +294,7 @@ func (m *model) got(s *state, c int8, a *consumer) {
 	s.ghost.uses[c] = a.block + 1
 }
 
-// use releases the frame, or leaves with it in hand (choice 1).
+// use ends the use of the frame: the consumer releases the frame, or leaves with the frame in hand (choice 1).
 func (m *model) use(s *state, c int8, a *consumer, choice int) bool {
 	if m.Hoards {
 		return false
@@ -340,7 +340,7 @@ func (m *model) release(s *state, c int8, a *consumer) {
 	}
 }
 
-// stepDone writes the fence at which the work on the frame will be done.
+// stepDone writes the fence that says when the work on the frame is done.
 func (m *model) stepDone(s *state, c int8, a *consumer) bool {
 	d := &s.done[c][a.n%m.n()]
 	switch a.pc {
@@ -361,7 +361,8 @@ func (m *model) stepDone(s *state, c int8, a *consumer) bool {
 	return true
 }
 
-// word returns the word of a consumer's timeline for a piece of work: two pieces with one entry of done may have the same word.
+// word returns the word of a consumer's timeline that a piece of work uses. Two pieces of work with the same done entry may use the same
+// word.
 func word(v int8) int8 { return v >> 2 & 1 }
 
 // stepGPU finishes the next piece of work on one of the two words.
@@ -377,9 +378,9 @@ func (m *model) stepGPU(s *state, c int8, on int8) bool {
 	return false
 }
 
-// settle acknowledges a frame of a queue, or requeues it (choice 1).
+// settle acknowledges a frame of a queue, or requeues the frame (choice 1).
 func (m *model) settle(s *state, c int8, a *consumer, choice int) bool {
-	if a.pc == cEnding { // other consumers sleep until everything is done
+	if a.pc == cEnding { // other consumers sleep until all frames are done
 		word := none
 		if s.state != open && !m.mutant("nobody is woken for the end") {
 			word = published
@@ -416,7 +417,7 @@ func (m *model) settle(s *state, c int8, a *consumer, choice int) bool {
 	return true
 }
 
-// empty decides what to do if there is no frame: end, sleep, or leave (choice 1).
+// empty decides what a consumer does if there is no frame: the consumer ends, sleeps, or leaves (choice 1).
 func (m *model) empty(s *state, c int8, a *consumer, choice int) bool {
 	if choice > 0 {
 		if !m.Leave[c] || a.sleep.armed {

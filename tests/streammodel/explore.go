@@ -7,15 +7,15 @@ import (
 	"unsafe"
 )
 
-// Result says what was explored, and has the first fault with the steps to it.
+// Result says how many states were explored. It has the first fault, and the steps that lead to the fault.
 type Result struct {
 	States int
-	Ends   int // states in which nothing is left to do
+	Ends   int // states in which no actor has a step left
 	Fault  string
 	Trace  []string
 }
 
-// String returns the fault and the steps to it, a line for each step.
+// String returns the fault and the steps to the fault, with one line for each step.
 func (r Result) String() string { return r.Fault + "\n  " + strings.Join(r.Trace, "\n  ") }
 
 type model struct {
@@ -55,13 +55,13 @@ func (m *model) begins() state {
 			}
 		}
 	}
-	s.version = max(m.Versions-2, 0) // so that it wraps around
+	s.version = max(m.Versions-2, 0) // so that the version in the tail wraps around
 	s.tail.version = s.version % m.Versions
 	s.service.pc = sNext
 	return s
 }
 
-// The actors: producers, consumers, their GPUs and the service; then the deaths of the members.
+// The actors: producers, consumers, their GPUs and the service. After them come the deaths of the members.
 const (
 	firstConsumer = mostProducers
 	firstGPU      = firstConsumer + mostConsumers
@@ -70,7 +70,7 @@ const (
 	actors        = firstDeath + mostProducers + mostConsumers
 )
 
-// step takes a step of an actor; false: it has none, or no such choice.
+// step takes a step of an actor. It returns false if the actor has no step or has no such choice.
 func (m *model) step(s *state, actor, choice int) bool {
 	switch {
 	case actor < firstConsumer:
@@ -88,7 +88,7 @@ func (m *model) step(s *state, actor, choice int) bool {
 	return choice == 0 && m.die(s, actor-firstDeath)
 }
 
-// more says whether an actor may have another choice when it does not have this one.
+// more says whether an actor may still have another choice although the actor does not have this choice.
 func more(actor, choice int) bool {
 	return choice == 0 && actor >= firstConsumer && actor < serviceActor
 }
@@ -118,17 +118,17 @@ func (m *model) die(s *state, who int) bool {
 	return true
 }
 
-// turn is a state on the path that is explored, and the actor and choice to try next from there.
+// turn is a state on the current path, with the actor and the choice that Explore tries next from this state.
 type turn struct {
 	state         state
 	actor, choice int
-	by, chosen    int  // the actor whose step led here, and its choice
-	moved         bool // a step was possible
-	alone         bool // only this actor's steps are tried
+	by, chosen    int  // the actor and the choice of the step that led to this state
+	moved         bool // an actor could take a step in this state
+	alone         bool // Explore tries only the steps of this actor
 }
 
-// Explore explores every path through the configuration, and stops at the first fault. It stores 64 bits for every state: the probability that
-// two of ten million have the same bits is less than one in 100,000.
+// Explore explores every path of the configuration, and stops at the first fault. It stores 64 bits for every state. The probability that
+// two of ten million states have the same bits is less than one in 100,000.
 func Explore(c Config) Result {
 	m := &model{Config: c}
 	seen := set{words: make([]uint64, 1<<10)}
@@ -195,11 +195,11 @@ func hash(seed maphash.Seed, s *state) uint64 {
 
 // set is a set of words.
 type set struct {
-	words []uint64 // 0: none
+	words []uint64 // 0: an empty place
 	count int
 }
 
-// add says whether the word is new.
+// add adds a word, and says whether the word is new.
 func (s *set) add(w uint64) bool {
 	w |= 1 << 63
 	mask := uint64(len(s.words) - 1)
@@ -222,18 +222,18 @@ func (s *set) add(w uint64) bool {
 	return true
 }
 
-// alone finds an actor whose next step neither affects the steps of others nor depends on them. One order is then enough: the steps of
-// other actors are not tried. There are only few such steps in a row, so every actor gets its turn. A death before them is equal to
-// one after them.
+// alone finds an actor whose next step neither affects the steps of other actors nor depends on them. For such a step, one order is
+// enough, so Explore does not try the steps of other actors first. Only a few such steps come in a row, so every actor gets its turn. A
+// death before such steps has the same effect as a death after them. These are the steps:
 //
-//   - What a producer writes into a block that it has back, and into the record of a number that is not published, if no consumer
-//     is about to read an older number in that slot. No other producer writes this track. (If a consumer used the block, the order
-//     would not hide that: a consumer that begins later finds wrong content, and the write finds one that has begun.)
-//   - What a consumer reads of a frame that cannot be dropped: no member changes it until the consumer releases it. (If one did, the step
-//     before, which is not taken alone, would find that too.)
-//   - What a member reads of the roster when the service has nothing left to do, and no member can die or leave; and a consumer's store of
-//     next then, which matters only when it leaves.
-//   - A look at a futex on which no member will sleep again.
+//   - A producer writes into a block that it has back, or into the record of a number that is not published, and no consumer is about to
+//     read an older number in the slot of the record. No other producer writes this track. (If a consumer used the block, the order would
+//     not hide that fault: a consumer that begins later finds wrong content, and the write finds a consumer that has begun.)
+//   - A consumer reads from a frame that cannot be dropped: no member changes the frame until the consumer releases it. (If a member
+//     changed the frame, the consumer's step before, which is not taken alone, would find that fault too.)
+//   - A member reads the roster when the service has nothing left to do and no member can die or leave. Then a consumer may also store its
+//     next, which matters only when the consumer leaves.
+//   - A member looks at a futex on which no member will sleep again.
 func (m *model) alone(s *state) (actor int, found bool) {
 	quiet := m.quiet(s)
 	for p := range int8(m.Producers) {
@@ -287,7 +287,7 @@ func (m *model) hasBlock(a *producer) bool {
 	return false
 }
 
-// nobodyReads says whether no consumer that producers may overtake reads a record in a slot.
+// nobodyReads says whether no consumer reads a record in the slot, among the consumers that producers may overtake.
 func (m *model) nobodyReads(s *state, slot int8) bool {
 	for c := range m.Consumers {
 		a := &s.cons[c]
@@ -307,7 +307,7 @@ func (m *model) nobodyPublishes(s *state) bool {
 	return true
 }
 
-// quiet says whether the roster does not change any more.
+// quiet says whether the roster cannot change any more.
 func (m *model) quiet(s *state) bool {
 	if s.service.pc != sNext || int(s.service.step) < len(m.Script) || m.Deaths > 0 {
 		return false
@@ -320,7 +320,7 @@ func (m *model) quiet(s *state) bool {
 	return true
 }
 
-// describe says in words what an actor did.
+// describe returns a text that says what an actor did.
 func describe(s *state, actor, choice int) string {
 	switch {
 	case actor < firstConsumer:

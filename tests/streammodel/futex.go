@@ -6,7 +6,7 @@ func (m *model) arm(word *int8, a *sleeper) {
 	a.armed, a.seen = true, *word
 }
 
-// lie sleeps if the word still has its value.
+// lie makes a member sleep if the word still has the value that the member has seen.
 func (m *model) lie(word int8, a *sleeper, on futex) {
 	same := word == a.seen
 	*a = sleeper{}
@@ -15,7 +15,8 @@ func (m *model) lie(word int8, a *sleeper, on futex) {
 	}
 }
 
-// wake changes the next futex word if a member sleeps on it, and wakes all. A member can die between the two.
+// wake changes the next futex word if a member sleeps on the word, and then wakes all members that sleep on it. A member can die between
+// these two steps.
 func (m *model) wake(s *state, words *futex, loaded *int8, at, first, second pc) pc {
 	word := *words & -*words
 	w := m.word(s, word)
@@ -43,7 +44,7 @@ func (m *model) wake(s *state, words *futex, loaded *int8, at, first, second pc)
 	return first
 }
 
-// advance changes a futex word and wakes all.
+// advance changes a futex word and wakes all members that sleep on the word.
 func (m *model) advance(s *state, word futex) {
 	w := m.word(s, word)
 	*w = (*w | 1) + 1
@@ -71,8 +72,8 @@ func (m *model) rouse(s *state, word futex) {
 	}
 }
 
-// settleWords renumbers the values of futex words and tickets, from the smallest value that a member still knows: only equality and order
-// matter.
+// settleWords renumbers the values of futex words and tickets, from the smallest value that a member still knows. Only the equality and the
+// order of the values matter.
 func (m *model) settleWords(s *state) {
 	oldest := s.tickets
 	for p := range s.producers {

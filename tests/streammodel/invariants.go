@@ -1,6 +1,6 @@
 package streammodel
 
-// claimed notes the content of a number that was published.
+// claimed notes the content of a number that a producer has published.
 func (m *model) claimed(s *state, n, content int8) {
 	if int(n) > mostFrames {
 		m.fault("number %d is beyond what a state remembers", n)
@@ -65,7 +65,7 @@ func (m *model) end(s *state) {
 	}
 }
 
-// anybody says whether a consumer takes part to the end.
+// anybody says whether a consumer takes part until the end.
 func (m *model) anybody(s *state) bool {
 	for c := range m.Consumers {
 		if a := &s.cons[c]; !a.dead && s.slots[c] == active && a.pc != cOutside {
@@ -75,7 +75,7 @@ func (m *model) anybody(s *state) bool {
 	return false
 }
 
-// full says whether a producer has a reason to wait for room for ever: no consumer takes frames of a queue, or releases them.
+// full says whether a producer may wait for room for ever, because no consumer takes or releases the frames of a queue.
 func (m *model) full(s *state) bool {
 	if !m.Queue || s.state != open || m.anybody(s) && !m.Hoards {
 		return false
@@ -89,7 +89,7 @@ func (m *model) full(s *state) bool {
 	return m.waiting(s) >= m.limit() || used == m.n()
 }
 
-// allNeeded says whether the channel or a consumer needs all blocks of a producer that waits for one.
+// allNeeded says whether the channel or a consumer needs every block of a producer that waits for a block.
 func (m *model) allNeeded(s *state, a *producer) bool {
 	for _, f := range a.flying {
 		if f == 0 {

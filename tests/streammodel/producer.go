@@ -1,6 +1,6 @@
 package streammodel
 
-// stepProducer takes the next step of a producer. It returns false if the producer can do nothing, or has no such choice.
+// stepProducer takes the next step of a producer. It returns false if the producer has no step or has no such choice.
 func (m *model) stepProducer(s *state, p int8, choice int) bool {
 	a := &s.producers[p]
 	if choice > 1 || choice > 0 && a.pc != pTurn {
@@ -107,7 +107,7 @@ func (m *model) stepProducer(s *state, p int8, choice int) bool {
 	return true
 }
 
-// slotOf returns the slot of a producer in the roster.
+// slotOf returns the slot that a producer has in the roster.
 func (m *model) slotOf(p int8) int8 {
 	if m.Heir {
 		return 0
@@ -119,7 +119,7 @@ func (m *model) record(s *state, p int8) *record {
 	return &s.records[p][(s.producers[p].tail.number+1)%m.n()]
 }
 
-// enter stores the entry of a tail if the one that is there is older. A void has none.
+// enter stores the entry of a tail if the stored entry is older. The tail of a void has no entry.
 func (m *model) enter(s *state, t tail) {
 	if t.slot == void && !m.mutant("a void has an entry") {
 		return
@@ -129,7 +129,7 @@ func (m *model) enter(s *state, t tail) {
 	}
 }
 
-// write puts the content of the next frame into a free block, or begins to wait for one.
+// write writes the content of the next frame to a free block, or begins to wait for a free block.
 func (m *model) write(s *state, p int8, a *producer) bool {
 	if int(a.written) == m.Frames[p] && a.block < 0 {
 		a.pc = pDone
@@ -151,7 +151,7 @@ func (m *model) write(s *state, p int8, a *producer) bool {
 	return true
 }
 
-// fill chooses a free block.
+// fill chooses a free block. It returns false if the producer has none.
 func (m *model) fill(s *state, p int8, a *producer) bool {
 	for b := range int8(m.Blocks) {
 		if a.flying[b] == 0 {
@@ -163,7 +163,7 @@ func (m *model) fill(s *state, p int8, a *producer) bool {
 	return false
 }
 
-// reached says whether the work is done for which the next writer of a block waits.
+// reached says whether the work is done that a block's next writer waits for.
 func (m *model) reached(s *state, a *producer, b int8) bool {
 	for c := range m.Consumers {
 		if v := a.value[c][b]; v > s.cons[c].reached[word(v)] {
@@ -182,7 +182,7 @@ func (m *model) written(s *state, p int8, a *producer) {
 	s.content[a.block] = 16*(p+1) + a.written
 }
 
-// unused checks that no consumer uses a block that comes back.
+// unused checks that no consumer uses a block that a producer gets back.
 func (m *model) unused(s *state, b int8, who string, p int8) {
 	for c := range int8(m.Consumers) {
 		if s.ghost.uses[c] == b+1 {
@@ -191,7 +191,7 @@ func (m *model) unused(s *state, b int8, who string, p int8) {
 	}
 }
 
-// finished checks that no work of a consumer runs on a block that is about to be written.
+// finished checks that no consumer's work runs on a block that the producer is about to write.
 func (m *model) finished(s *state, b, p int8) {
 	for c := range int8(m.Consumers) {
 		for v, on := range s.ghost.gpu[c] {
@@ -202,7 +202,7 @@ func (m *model) finished(s *state, b, p int8) {
 	}
 }
 
-// knows says whether the producer has read the slots of the roster that belong to the tail that it has loaded.
+// knows says whether the producer has read the slots of the roster in the version of its loaded tail.
 func (m *model) knows(s *state, a *producer, channel int8) bool {
 	if a.known < 0 {
 		return false
@@ -216,7 +216,7 @@ func (m *model) knows(s *state, a *producer, channel int8) bool {
 	return s.version == a.known || channel == open && s.version == a.known+1 && a.tail.version == a.known%m.Versions
 }
 
-// roomInBroadcast says whether all consumers that block have released the frame that leaves.
+// roomInBroadcast says whether each consumer that blocks the channel has released the frame that leaves the channel next.
 func (m *model) roomInBroadcast(s *state, a *producer) bool {
 	leaves := a.tail.number + 1 - int8(m.Capacity)
 	for c := range int8(m.Consumers) {
@@ -227,12 +227,12 @@ func (m *model) roomInBroadcast(s *state, a *producer) bool {
 	return true
 }
 
-// blocks says whether a consumer blocks the channel, as far as the producer knows.
+// blocks says whether, as far as the producer knows, a consumer blocks the channel.
 func (m *model) blocks(a *producer, c int8) bool {
 	return a.view[c] == active && !m.Policies[c].drops()
 }
 
-// publish publishes a frame, in one moment.
+// publish publishes a frame in a single step.
 func (m *model) publish(s *state, p int8, a *producer) {
 	same := s.tail == a.tail
 	if m.mutant("the swap does not look at the version") {
@@ -252,7 +252,7 @@ func (m *model) publish(s *state, p int8, a *producer) {
 	a.pc = pEntry
 }
 
-// goOn goes on when there is room.
+// goOn continues with the next step of a producer that has room.
 func (m *model) goOn(a *producer) {
 	a.pc = pRecordClear
 	if m.Turns {
@@ -260,7 +260,7 @@ func (m *model) goOn(a *producer) {
 	}
 }
 
-// turn lets the other producer go first if it has waited for longer. Choice 1: the other has taken too long.
+// turn lets the other producer go first if the other producer has waited longer. Choice 1: the other producer has taken too long.
 func (m *model) turn(s *state, p int8, a *producer, choice int) bool {
 	other := s.waiting[1-p]
 	first := other != 0 && (a.ticket == 0 || other < a.ticket) && s.producerSlots[1-p] == active && !a.passed
@@ -277,7 +277,7 @@ func (m *model) turn(s *state, p int8, a *producer, choice int) bool {
 	return true
 }
 
-// endTurn begins with the next frame, after the ticket was given back.
+// endTurn begins with the next frame. If the producer has a ticket, the producer first gives the ticket back.
 func (m *model) endTurn(a *producer) {
 	a.pc = pWrite
 	if a.ticket != 0 {
@@ -285,7 +285,7 @@ func (m *model) endTurn(a *producer) {
 	}
 }
 
-// rest goes to sleep, after another look.
+// rest makes the producer look again, and then sleep.
 func (m *model) rest(a *producer) {
 	switch {
 	case m.Turns && a.ticket == 0 && a.block >= 0:
@@ -299,7 +299,7 @@ func (m *model) rest(a *producer) {
 	a.gone, a.busy = [mostBlocks]bool{}, [mostBlocks]bool{}
 }
 
-// look makes the producer look for room, or for a block if it has none.
+// look makes the producer look for room, or for a block if the producer has no block.
 func (m *model) look(a *producer) {
 	a.pc = pTail
 	if a.block < 0 {

@@ -6,7 +6,7 @@ func (m *model) stepQueue(s *state, p int8, a *producer) {
 	switch a.pc {
 	case pSurvey:
 		limit := m.limit()
-		if a.i == 1 { // no slot is free: a frame that waits is dropped
+		if a.i == 1 { // no slot is free, so the producer drops a waiting frame
 			limit = 1
 		}
 		if m.survey(s, &a.survey, a.tail, limit) {
@@ -66,7 +66,7 @@ func (m *model) stepQueue(s *state, p int8, a *producer) {
 	}
 }
 
-// resident returns the frame in the slot of a number, and its claim. Only the tail's own frame may lack its entry.
+// resident returns the frame in the slot of a number, and the claim of the slot. Only the frame of the tail itself may lack its entry.
 func (m *model) resident(s *state, n int8, t tail) (int8, claim) {
 	e := s.order[n%m.n()].number
 	if e < n && n == t.number && t.slot != void {
@@ -75,12 +75,12 @@ func (m *model) resident(s *state, n int8, t tail) (int8, claim) {
 	return e, s.claims[n%m.n()]
 }
 
-// waits says whether no consumer has the frame.
+// waits says whether the frame waits, so no consumer has it.
 func (m *model) waits(e int8, k claim) bool {
 	return k.number < e || k.number == e && k.tag == givenBack
 }
 
-// isDone says whether the slot of the frame can be used for another.
+// isDone says whether a new frame may use the slot of the frame.
 func (m *model) isDone(e int8, k claim) bool {
 	if m.mutant("a frame that nobody has taken needs no slot") && k.number < e {
 		return true
@@ -88,12 +88,13 @@ func (m *model) isDone(e int8, k claim) bool {
 	return e == 0 || k.number > e || k.number == e && k.tag == acknowledged
 }
 
-// walk begins a survey.
+// walk begins a survey of a queue at a tail.
 func (m *model) walk(s *state, t tail) survey {
 	return survey{head: s.head, n: max(s.head, t.number-m.n()+1, 1), open: t.number + 1}
 }
 
-// survey looks at one slot, and says whether the walk goes on. At its end it moves the head over frames that are done.
+// survey looks at one slot, and says whether there is more to look at. At the end of the survey, it moves the head past the frames that are
+// done.
 func (m *model) survey(s *state, v *survey, t tail, limit int8) bool {
 	if v.n <= t.number && v.count < limit {
 		e, k := m.resident(s, v.n, t)

@@ -1,6 +1,6 @@
 package streammodel
 
-// stepBack takes a step of a producer that takes blocks back.
+// stepBack takes a step of a producer that takes its blocks back.
 func (m *model) stepBack(s *state, p int8, a *producer) {
 	switch a.pc {
 	case pBackState:
@@ -49,7 +49,8 @@ func (m *model) stepBack(s *state, p int8, a *producer) {
 	}
 }
 
-// floors finds the frames that the channel does not need any more, and those that consumers have in hand according to their floor and next.
+// floors finds the frames that the channel does not need any more. It also finds the frames that consumers have in hand, according to their
+// floor and next.
 func (m *model) floors(s *state, a *producer) {
 	a.limit = a.tail.number - int8(m.Capacity)
 	if m.mutant("a kept frame is used again") {
@@ -76,7 +77,7 @@ func (m *model) floors(s *state, a *producer) {
 	}
 }
 
-// nextFlying goes to the next claim to read.
+// nextFlying moves to the next claim that the producer must read.
 func (m *model) nextFlying(s *state, p int8, a *producer) {
 	for a.i < mostBlocks && a.flying[a.i] == 0 {
 		a.i++
@@ -87,7 +88,7 @@ func (m *model) nextFlying(s *state, p int8, a *producer) {
 	}
 }
 
-// nextHold goes to the next consumer whose holds are to be read. A consumer that blocks has a hold when it leaves.
+// nextHold moves to the next consumer whose hold the producer must read. A consumer that blocks the channel has a hold when it leaves.
 func (m *model) nextHold(s *state, p int8, a *producer) {
 	if a.gone == [mostBlocks]bool{} && !m.mutant("holds are looked at before floors") {
 		m.rest(a)
@@ -105,7 +106,7 @@ func (m *model) nextHold(s *state, p int8, a *producer) {
 	}
 }
 
-// decide takes back the blocks that are not needed.
+// decide takes back the blocks that nobody needs.
 func (m *model) decide(s *state, p int8, a *producer) {
 	back := false
 	for b := range a.flying {
@@ -122,7 +123,7 @@ func (m *model) decide(s *state, p int8, a *producer) {
 	}
 }
 
-// back makes the blocks free. From now on their content can be anything.
+// back makes the blocks free. From then on, a block may have any content.
 func (m *model) back(s *state, p int8, a *producer) {
 	for b := range a.flying {
 		if a.gone[b] {
@@ -136,7 +137,7 @@ func (m *model) back(s *state, p int8, a *producer) {
 	a.sleep, a.pc = sleeper{}, pWrite
 }
 
-// fences finds the fences for which the next writers of the blocks wait. An entry that is being written keeps its block.
+// fences finds the fences that the next writers of the blocks must wait for. A block stays in use while a consumer writes its done entry.
 func (m *model) fences(s *state, p int8, a *producer) {
 	for b, f := range a.flying {
 		for c := range int8(m.Consumers) {

@@ -1,9 +1,10 @@
 package streammodel
 
-// A task is something that the service does without a break: from the script of a configuration, or for a member that left or died.
+// A task is something that the service does without interruption: a task from the script of a configuration, or work for a member that left
+// or died.
 type task struct {
 	kind taskKind
-	who  int8 // consumer, or producer
+	who  int8 // number of the consumer or of the producer
 }
 
 type taskKind int8
@@ -11,19 +12,19 @@ type taskKind int8
 const (
 	join taskKind = iota
 	joinProducer
-	expel // the session of a consumer ends, and its process runs on
+	expel // the session of a consumer ends, and the process of the consumer continues
 	closeChannel
 	destroy
-	otherChange    // of a member that does not matter here
-	consumerLeaves // it has left by itself, or is dead
-	consumerFree   // its slot is not needed any more
+	otherChange    // a change by a member that the model leaves out
+	consumerLeaves // the consumer has left by itself, or is dead
+	consumerFree   // the slot of the consumer is not needed any more
 	producerLeaves
 	producerFree
-	giveUp         // a dead producer gets its slot free, though frames of it are kept
-	producerBlocks // the blocks of a dead producer that are not needed
+	giveUp         // the slot of a dead producer becomes free although the channel keeps frames of the producer
+	producerBlocks // the blocks of a dead producer that nobody needs become free
 )
 
-// joining says whether a member is just joining.
+// joining says whether a member is joining at this moment.
 func (v *service) joining(s *state) bool {
 	switch v.pc {
 	case sJoinTail, sJoinStart, sActive, sJoinSwap:
@@ -32,7 +33,7 @@ func (v *service) joining(s *state) bool {
 	return v.then == sJoinSwap
 }
 
-// tasks returns the tasks that the service could begin now. The script goes on at any moment.
+// tasks returns the tasks that the service could begin now. The next task of the script may begin at any moment.
 func (m *model) tasks(s *state) (found [8]task, n int) {
 	add := func(kind taskKind, who int8) { found[n], n = task{kind, who}, n+1 }
 	if step := int(s.service.step); step < len(m.Script) {
@@ -69,7 +70,7 @@ func (m *model) tasks(s *state) (found [8]task, n int) {
 	return found, n
 }
 
-// needed says whether a consumer that has left by itself still needs its slot.
+// needed says whether the slot of a consumer that has left by itself is still needed.
 func (m *model) needed(s *state, c int8) bool {
 	if m.mutant("the slot of a consumer is free at once") {
 		return false
@@ -85,12 +86,12 @@ func (m *model) needed(s *state, c int8) bool {
 	return false
 }
 
-// kept says whether a frame that consumers may still take has a block of a producer.
+// kept says whether consumers may still take a frame that is in the block of a producer.
 func (m *model) kept(s *state, p, b int8) bool {
 	return m.lastOf(s, p, b) > 0
 }
 
-// lastKept returns the newest frame of a producer that the channel keeps.
+// lastKept returns the number of a producer's newest frame that the channel keeps.
 func (m *model) lastKept(s *state, p int8) (last int8) {
 	for b := range int8(m.Blocks) {
 		last = max(last, m.lastOf(s, p, b))
@@ -98,7 +99,7 @@ func (m *model) lastKept(s *state, p int8) (last int8) {
 	return last
 }
 
-// ahead returns the smallest number that an active consumer has not released.
+// ahead returns the smallest number that an active consumer has not released yet.
 func (m *model) ahead(s *state) int8 {
 	ahead := int8(mostFrames)
 	for c := range m.Consumers {
@@ -109,7 +110,7 @@ func (m *model) ahead(s *state) int8 {
 	return ahead
 }
 
-// lastOf returns the newest frame that consumers may still take and that has a block of a producer.
+// lastOf returns the number of the newest frame that consumers may still take and that is in the block of a producer.
 func (m *model) lastOf(s *state, p, b int8) (last int8) {
 	from := max(m.oldestKept(s.tail.number), s.first)
 	if m.Queue {
@@ -134,7 +135,7 @@ func (m *model) lastOf(s *state, p, b int8) (last int8) {
 	return last
 }
 
-// stepService takes the next step of the service; choice is the task that it begins.
+// stepService takes the next step of the service. choice is the index of the task that the service begins.
 func (m *model) stepService(s *state, choice int) bool {
 	v := &s.service
 	switch v.pc {
@@ -232,7 +233,7 @@ func (m *model) stepService(s *state, choice int) bool {
 	return true
 }
 
-// joined makes a consumer join, in one moment.
+// joined makes a consumer join, in a single step.
 func (m *model) joined(s *state, v *service) {
 	if want := m.first(s, s.tail.number); !m.Queue && s.start[v.who] != want {
 		m.fault("consumer %d begins with frame %d, and was promised %d", v.who, s.start[v.who], want)
@@ -241,7 +242,7 @@ func (m *model) joined(s *state, v *service) {
 	v.tail, v.pc = tail{}, sFreed
 }
 
-// stepBlocks finds the blocks of a dead producer that can be used again.
+// stepBlocks finds the blocks of a dead producer that can become free.
 func (m *model) stepBlocks(s *state, v *service) {
 	switch v.pc {
 	case sKept:
@@ -269,12 +270,12 @@ func (m *model) stepBlocks(s *state, v *service) {
 		}
 		v.keeps = [mostBlocks]bool{}
 		v.pc = sNext
-		// It looks again only after a change: looking at every moment would find nothing else.
+		// The service looks again only after a change, because without a change it finds the same.
 		v.freed[v.who] = true
 	}
 }
 
-// keep keeps the blocks that may belong to a number.
+// keep keeps the blocks that may contain the frame with a number.
 func (m *model) keep(s *state, v *service, n int8) {
 	for b := range int8(m.Blocks) {
 		r := s.records[v.who][n%m.n()]

@@ -2,11 +2,11 @@ package streammodel
 
 // The largest channel that a [state] can describe. Configurations are smaller.
 const (
-	mostSlots     = 4 // N
+	mostSlots     = 4 // the N of docs/streams.md
 	mostProducers = 2
 	mostConsumers = 2
-	mostBlocks    = 4 // of one producer
-	mostFrames    = 9 // of the channel, with voids
+	mostBlocks    = 4 // of each producer
+	mostFrames    = 9 // of the channel, including voids
 )
 
 type policy int8
@@ -19,14 +19,14 @@ const (
 
 func (p policy) drops() bool { return p != block }
 
-// States of a slot of the roster.
+// The states of a slot in the roster.
 const (
 	free int8 = iota
 	active
 	left
 )
 
-// States of the channel.
+// The states of the channel.
 const (
 	open int8 = iota
 	closing
@@ -34,14 +34,14 @@ const (
 	destroyed
 )
 
-// Tags of a claim.
+// The tags of a claim.
 const (
 	givenBack int8 = iota
 	acknowledged
-	claimedBy // + slot of the consumer
+	claimedBy // claimedBy + c is the tag of consumer c
 )
 
-// void is the producer slot in the tail of a number that was never published.
+// void is the producer slot in a tail whose number was never published.
 const void int8 = 63
 
 type tail struct{ number, slot, version int8 }
@@ -54,12 +54,13 @@ type claim struct{ number, tag int8 }
 
 type done struct{ number, value, word int8 }
 
-// shared is the memory that the members and the service share. Every field of a [state] is one byte, so that states can be compared by bytes.
+// shared is the memory that the members and the service share. Every field of a [state] is one byte, so that Go code can compare states
+// byte by byte.
 type shared struct {
 	tail      tail
 	published int8 // futex word: bit 0 says that a member sleeps
 	freed     int8
-	version   int8 // of the roster
+	version   int8 // version of the roster
 	state     int8
 	end       int8
 	head      int8
@@ -67,7 +68,7 @@ type shared struct {
 	first     int8 // the service has given up the frames before this number
 
 	producerSlots [mostProducers]int8
-	owners        [mostProducers]int8 // which producer has the slot
+	owners        [mostProducers]int8 // the producer that has each slot
 	waiting       [mostProducers]int8
 	slots         [mostConsumers]int8
 	start         [mostConsumers]int8
@@ -81,7 +82,7 @@ type shared struct {
 	hold    [mostConsumers]int8
 	done    [mostConsumers][mostSlots]done
 
-	content [mostProducers * mostBlocks]int8 // of each block: which frame of which producer was written into it
+	content [mostProducers * mostBlocks]int8 // for each block, the frame and the producer that were written into the block
 }
 
 // futex names a word on which members sleep.
@@ -97,14 +98,14 @@ const (
 // sleeper is the private state of a member that is about to sleep.
 type sleeper struct {
 	on    futex
-	armed bool // it has set bit 0, or found it set, and looks once more
-	seen  int8 // value of the word then
+	armed bool // the member has set bit 0, or has found bit 0 set, and looks once more before it sleeps
+	seen  int8 // value of the word at that moment
 }
 
 // survey is the state of a walk over the slots of a queue.
 type survey struct {
 	head, n, count, open int8
-	first                int8 // number of the oldest frame that waits
+	first                int8 // number of the frame that has waited longest
 	claim                claim
 }
 
@@ -113,23 +114,23 @@ type producer struct {
 	pc      pc
 	sleep   sleeper
 	dead    bool
-	wakes   futex // the futexes that it still has to wake
+	wakes   futex // the futexes that the producer still has to wake
 	loaded  int8
-	tail    tail // as last loaded
-	state   int8 // of the channel, as last loaded
-	known   int8 // version of the roster whose slots it has read
+	tail    tail // the tail as the producer last loaded it
+	state   int8 // state of the channel as the producer last loaded it
+	known   int8 // version of the roster whose slots the producer has read
 	view    [mostConsumers]int8
 	survey  survey
 	i       int8
 	ticket  int8
-	passed  bool // it has let the other producer go first for long enough
-	block   int8 // with the content of the next frame; -1: none
-	written int8 // frames that it has written
-	limit   int8 // frames up to this number left the channel
+	passed  bool // the producer has let the other producer go first for long enough
+	block   int8 // the block with the content of the next frame; -1: none
+	written int8 // number of frames that the producer has written
+	limit   int8 // frames up to this number have left the channel
 	gone    [mostBlocks]bool
 	busy    [mostBlocks]bool
 	flying  [mostBlocks]int8
-	value   [mostConsumers][mostBlocks]int8 // of the fence for which the next writer of the block waits
+	value   [mostConsumers][mostBlocks]int8 // value of the fence that the block's next writer waits for
 }
 
 // consumer is the private state of a consumer.
@@ -139,21 +140,21 @@ type consumer struct {
 	dead     bool
 	wakes    futex
 	loaded   int8
-	then     pc // next step after it has woken others
+	then     pc // next step after the consumer has woken others
 	said     bool
-	ends     bool // it does not take part any more
+	ends     bool // the consumer does not take part any more
 	failed   bool
-	settled  bool // the claim is acknowledged or requeued
+	settled  bool // the consumer has acknowledged or requeued the claim
 	tail     tail
 	survey   survey
-	n        int8 // the number that it takes
-	owner    int8 // the producer that it takes from
+	n        int8 // the number that the consumer takes
+	owner    int8 // the producer of the frame that the consumer takes
 	block    int8
 	next     int8
-	last     int8 // the number that it took last
-	returned int8 // frames that it requeued
+	last     int8 // the number that the consumer took last
+	returned int8 // number of frames that the consumer requeued
 	failures int8
-	issued   int8    // pieces of work on the GPU
+	issued   int8    // number of the consumer's pieces of work on the GPU
 	reached  [2]int8 // for each word, the last piece of work that is done
 }
 
@@ -161,20 +162,20 @@ type consumer struct {
 type service struct {
 	pc    pc
 	then  pc
-	step  int8 // of the script
+	step  int8 // index of the next task in the script
 	tail  tail
-	who   int8 // the member that it works on
+	who   int8 // the member that the task is about
 	i     int8
 	keeps [mostBlocks]bool
-	freed [mostProducers]bool // the blocks of the dead producer are used again
+	freed [mostProducers]bool // the service has freed the blocks of the dead producer
 }
 
-// ghost is the state of the checks, which no actor sees.
+// ghost is the state that only the checks use. No actor sees it.
 type ghost struct {
 	frames [mostFrames + 1]int8            // content of each number
-	acked  [mostFrames + 1]int8            // how often each was acknowledged
-	uses   [mostConsumers]int8             // 1 + the block that a consumer uses now
-	mine   [mostConsumers]int8             // number that a consumer of a queue has claimed
+	acked  [mostFrames + 1]int8            // how many times each number was acknowledged
+	uses   [mostConsumers]int8             // 1 + the block that each consumer uses now; 0: none
+	mine   [mostConsumers]int8             // number that each consumer of a queue has claimed
 	gpu    [mostConsumers][mostFrames]int8 // 1 + the block of each piece of work
 	deaths int8
 }

@@ -8,7 +8,7 @@ import (
 	"github.com/poolbridge/poolbridge/mempool"
 )
 
-// WireTensor returns the form of the wire of a tensor.
+// WireTensor returns a tensor in the form of package wire.
 func WireTensor(t mempool.Tensor) wire.Tensor {
 	return wire.Tensor{DType: string(t.DType), Shape: t.Shape, Strides: t.Strides, Offset: t.ByteOffset}
 }
@@ -22,7 +22,7 @@ func Tensor(t wire.Tensor) mempool.Tensor {
 	return out
 }
 
-// WirePool returns the form of the wire of a pool, without its export.
+// WirePool returns a pool in the form of package wire, without its export.
 func WirePool(p mempool.PoolInfo) wire.Pool {
 	return wire.Pool{ID: p.ID, Name: p.Name, Kind: string(p.Kind), Device: uint64(max(p.Device.Ordinal, 0)), UUID: p.Device.UUID,
 		MaxBytes: p.MaxBytes, MaxSessionBytes: p.SessionBytes, MaxUserBytes: p.UserBytes}
@@ -38,7 +38,7 @@ func Pool(p wire.Pool) mempool.PoolInfo {
 	return info
 }
 
-// WireLease returns the form of the wire of a lease, without its export.
+// WireLease returns a lease in the form of package wire, without its export.
 func WireLease(l mempool.LeaseInfo) wire.Lease {
 	return wire.Lease{ID: l.ID, Buffer: l.Buffer, Generation: l.Generation, Write: l.Write, Pool: l.Pool, Block: l.Block,
 		BlockBytes: l.BlockBytes, Bytes: l.Bytes, Tensor: WireTensor(l.Tensor), Wait: WireFences(l.Wait), Event: l.Event,
@@ -52,7 +52,7 @@ func Lease(l wire.Lease) *mempool.LeaseInfo {
 		EventOnly: l.EventOnly}
 }
 
-// WireFence returns the form of the wire of a fence. It returns nil for nil.
+// WireFence returns a fence in the form of package wire; nil if t is nil.
 func WireFence(t *mempool.Fence) *wire.Fence {
 	if t == nil {
 		return nil
@@ -60,7 +60,7 @@ func WireFence(t *mempool.Fence) *wire.Fence {
 	return &wire.Fence{Timeline: t.Timeline, Word: t.Word, Value: t.Value}
 }
 
-// WireFences returns the form of the wire of fences.
+// WireFences returns fences in the form of package wire.
 func WireFences(ts []mempool.Fence) []wire.Fence {
 	var out []wire.Fence
 	for i := range ts {
@@ -90,7 +90,7 @@ func Completion(ready *wire.Fence, event []byte) (c mempool.Completion, err erro
 	return c, err
 }
 
-// WireChannel returns the form of the wire of a channel.
+// WireChannel returns a channel in the form of package wire.
 func WireChannel(c mempool.ChannelInfo) wire.Channel {
 	return wire.Channel{ID: c.ID, Name: c.Name, Pool: c.Pool, Mode: string(c.Mode), Capacity: uint64(c.Capacity), Full: string(c.Full)}
 }
@@ -101,7 +101,7 @@ func Channel(c wire.Channel) mempool.ChannelInfo {
 		Capacity: int(min(c.Capacity, math.MaxInt32)), Full: mempool.FullPolicy(c.Full)}}
 }
 
-// WireExport returns the form of the wire of an export, and the files that are sent with it.
+// WireExport returns an export in the form of package wire, and the files that are sent with it.
 func WireExport(x mempool.Export) (*wire.Export, []*os.File) {
 	return &wire.Export{Data: x.Data, FDs: uint64(len(x.Files))}, x.Files
 }
@@ -111,7 +111,7 @@ func Export(x *wire.Export, files []*os.File) mempool.Export {
 	return mempool.Export{Data: x.Data, Files: files}
 }
 
-// WireStats returns the form of the wire of the numbers of a service.
+// WireStats returns the numbers of a service in the form of package wire.
 func WireStats(s mempool.Stats) wire.Stats {
 	out := wire.Stats{Sessions: uint64(s.Sessions), Leases: uint64(s.Leases), Buffers: uint64(s.Buffers), Names: uint64(s.Names)}
 	for _, p := range s.Pools {
@@ -121,7 +121,7 @@ func WireStats(s mempool.Stats) wire.Stats {
 	return out
 }
 
-// Stats returns the numbers of a service that a message has.
+// Stats returns the numbers of a service from a message.
 func Stats(s wire.Stats) mempool.Stats {
 	out := mempool.Stats{Sessions: int(s.Sessions), Leases: int(s.Leases), Buffers: int(s.Buffers), Names: int(s.Names)}
 	for _, p := range s.Pools {

@@ -9,7 +9,7 @@ import (
 	"github.com/poolbridge/poolbridge/mempool"
 )
 
-// The errors of the protocol itself. Package bridge has them under the same names; those of memory are in package mempool.
+// The errors of the protocol itself. Package bridge has them under the same names. Package mempool has the errors of memory.
 var (
 	ErrProtocol    = errors.New("protocol error")
 	ErrVersion     = errors.New("no common protocol version")
@@ -36,7 +36,7 @@ var codes = []struct {
 	{wire.CodeBusy, mempool.ErrBusy},
 	{wire.CodeReleased, mempool.ErrReleased},
 	{wire.CodeStale, mempool.ErrStale},
-	{wire.CodeFailed, mempool.ErrProducerDied}, // before ErrContentFailed, which it is too
+	{wire.CodeFailed, mempool.ErrProducerDied}, // before ErrContentFailed, because ErrProducerDied wraps ErrContentFailed
 	{wire.CodeContentFailed, mempool.ErrContentFailed},
 	{wire.CodeClosed, mempool.ErrClosed},
 	{wire.CodeUnavailable, mempool.ErrUnavailable},
@@ -63,7 +63,7 @@ func Sentinel(code wire.Code) error {
 	return nil
 }
 
-// WireError returns the form of the wire of an error. An error without a code has [wire.CodeInternal].
+// WireError returns an error in the form of package wire. An error without a code has [wire.CodeInternal].
 func WireError(err error) *wire.Error {
 	if e := wire.AsError(err); e.Code != wire.CodeInternal {
 		return e

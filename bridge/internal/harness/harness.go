@@ -11,7 +11,7 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// Patience is longer than any test. A test that waits so long hangs.
+// Patience is longer than any test. A test that waits for this time hangs.
 const Patience = time.Hour
 
 // SocketPath returns a path for a socket in a folder of the test's own. Paths of t.TempDir may be too long for a socket.
@@ -40,7 +40,7 @@ func OpenFDs(t testing.TB) int {
 	return len(entries)
 }
 
-// Eventually returns once so is true. It is for conditions that have no event to wait for.
+// Eventually returns as soon as the function `so` returns true. It is for conditions without an event to wait for.
 func Eventually(t testing.TB, so func() bool) {
 	t.Helper()
 	for !so() {

@@ -1,5 +1,5 @@
-// Command schema generates code and tables from bridge/wire/messages.go: messages_gen.go of package wire, the messages of the
-// Python client, and the tables of docs/protocol.md. It takes no arguments: go generate ./bridge/wire runs it.
+// Command schema generates code and tables from bridge/wire/messages.go: messages_gen.go of package wire, the messages of the Python
+// client, and the tables of docs/protocol.md. It takes no arguments: the command go generate ./bridge/wire runs it.
 package main
 
 import (
@@ -24,7 +24,7 @@ func main() {
 	}
 }
 
-// run writes the files whose content changes, and returns their paths. wire is the folder of package wire.
+// run writes the files whose content has changed, and returns the paths of these files. wire is the folder of package wire.
 func run(wire string) (written []string, err error) {
 	files, err := generate(wire)
 	if err != nil {

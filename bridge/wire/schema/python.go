@@ -15,7 +15,7 @@ import (
 //go:embed messages.py.tmpl
 var pythonTemplate string
 
-// pythonNames are the structures that have another name in Python.
+// pythonNames has the Python names of structures whose Python name differs.
 var pythonNames = map[string]string{
 	"Lease":    "Grant", // `Lease` is a public class of the client
 	emptyReply: "Reply", // also the envelope of all other replies
@@ -94,7 +94,8 @@ func (s *structure) bases() string {
 	return options
 }
 
-// keywordsOnly says whether callers must name the fields: where a field without a default follows one with, and where there are many.
+// keywordsOnly says whether callers must name the fields: if a field without a default follows a field with a default, or if there are
+// many fields.
 func (s *structure) keywordsOnly() bool {
 	defaulted := false
 	for _, f := range s.shown() {

@@ -40,7 +40,7 @@ type structure struct {
 	answers []*structure // the requests that a reply answers
 }
 
-// empty says whether it is the reply without fields.
+// empty says whether the structure is the reply without fields.
 func (s *structure) empty() bool { return s.name == emptyReply }
 
 const emptyReply = "EmptyReply"
@@ -61,7 +61,7 @@ type field struct {
 	text               bool // for people: cut to what fits
 	list               bool
 	scalar             scalar     // its type, or that of its elements
-	of                 *structure // the same, if that is no scalar
+	of                 *structure // the structure of the field or of its elements, if they are not scalars
 }
 
 // scalar is a type of values that have no fields.

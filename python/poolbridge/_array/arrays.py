@@ -133,11 +133,11 @@ class ArrayExports(NoBuffer):
             2 the per-thread default stream, a larger number a stream handle, -1 asks for no ordering. On the CPU: None.
         max_version
             The newest DLPack version that the consumer understands. From (1, 0) on the consumer gets a versioned
-            capsule, which says whether the data is read-only; else a legacy capsule.
+            capsule, which says whether the data is read-only; otherwise the consumer gets a legacy capsule.
         dl_device
-            DLPack's device type and id where the consumer wants the data: the lease's own device, or the CPU, (1, 0),
-            to which memory of a GPU is copied. If it is left out, it is the lease's own device. NumPy passes None and
-            no stream: it gets memory that the CPU reaches as memory of the CPU.
+            DLPack's device type and id where the consumer wants the data: the lease's own device, or the CPU, (1, 0).
+            For the CPU, memory of a GPU is copied. The default is the lease's own device. NumPy passes None for
+            `dl_device` and passes no stream: NumPy gets memory that the CPU reaches as memory of the CPU.
         copy
             True: always copy. False: never copy. None: copy only if `dl_device` needs it.
 
@@ -151,7 +151,7 @@ class ArrayExports(NoBuffer):
         BufferError
             The tensor cannot be exported this way: `dl_device` is another GPU; NumPy asks for memory of a GPU without a
             copy; a copy is needed and `copy` is False; the lease is read-only and the consumer asks for a legacy
-            capsule; or a stride is negative and another library than NumPy asks.
+            capsule; or a stride is negative and a library other than NumPy asks.
         ValueError
             The standard does not allow `stream`.
         WaitTimeoutError
@@ -212,23 +212,23 @@ class ArrayExports(NoBuffer):
         Parameters
         ----------
         dtype
-            The dtype of the array; None: the lease's. Another dtype makes a copy.
+            The dtype of the array; None: the lease's dtype. Another dtype makes a copy.
         copy
             True: always copy. False: never copy. None: copy only for another dtype.
 
         Returns
         -------
         numpy.ndarray
-            An array in place, read-only if the lease is, or a copy.
+            An array in place, which is read-only if the lease is read-only, or a copy.
 
         Raises
         ------
         TypeError
-            The memory is a GPU's, or NumPy lacks the element type; `to_numpy` copies both.
+            The memory is a GPU's, or NumPy lacks the element type; `to_numpy` makes a copy in both cases.
         ValueError
             `copy` is False and `dtype` needs a copy.
         WaitTimeoutError, ContentFailedError
-            The content was not complete within the client's ``timeout``, or never will be.
+            The content was not complete within the client's ``timeout``, or will never be complete.
         LeaseReleasedError
             The lease has ended.
         """
@@ -258,14 +258,14 @@ class ArrayExports(NoBuffer):
         Returns
         -------
         memoryview
-            A view of the lease's shape, read-only if the lease is.
+            A view of the lease's shape, which is read-only if the lease is read-only.
 
         Raises
         ------
         TypeError
             The memory is a GPU's.
         WaitTimeoutError, ContentFailedError
-            The content was not complete within the client's ``timeout``, or never will be.
+            The content was not complete within the client's ``timeout``, or will never be complete.
         LeaseReleasedError
             The lease has ended.
         """
@@ -285,13 +285,13 @@ class ArrayExports(NoBuffer):
         Returns
         -------
         numpy.ndarray
-            A C-contiguous, writeable array of the lease's shape and dtype. ``bfloat16`` becomes float32, which holds it
-            exactly.
+            A C-contiguous, writeable array of the lease's shape and dtype. ``bfloat16`` becomes float32, which holds
+            every value exactly.
 
         Raises
         ------
         WaitTimeoutError, ContentFailedError
-            The content was not complete within the client's ``timeout``, or never will be.
+            The content was not complete within the client's ``timeout``, or will never be complete.
         LeaseReleasedError
             The lease has ended.
         """
@@ -304,17 +304,17 @@ class ArrayExports(NoBuffer):
 
 
 def state_of(lease: ArrayExports) -> LeaseState:
-    """Return the state of a lease or view, for modules of this package. It is no attribute that programs may use."""
+    """Return the state of a lease or view, for modules of this package only."""
     return lease._lease_state  # noqa: SLF001
 
 
 def widen(bits: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-    """Convert the bits of ``bfloat16`` to float32, which holds it exactly."""
+    """Convert the bits of ``bfloat16`` to float32, which holds every value exactly."""
     return (bits.astype(np.uint32) << 16).view(np.float32)
 
 
 def _given(state: LeaseState) -> np.ndarray[Any, Any]:
-    """Make the array that a user gets. A writeable one is remembered, so that `LeaseState.seal` makes it read-only."""
+    """Make the array that a user gets. The lease notes a writeable array for `LeaseState.seal`."""
     array = state.array()
     if state.write:
         state.written[id(array)] = ref(array)
@@ -362,7 +362,7 @@ def _interface(state: LeaseState, address: int) -> dict[str, Any]:
 
 
 class _Owned:
-    """Keeps a copy alive for the array that uses it."""
+    """Keeps a copy alive for the array that uses the copy."""
 
     __slots__ = ("__array_interface__", "owner")
 
@@ -378,7 +378,7 @@ def check_shape(shape: Sequence[int], expected: Sequence[int]) -> None:
     Raises
     ------
     InvalidArgumentError
-        It cannot be broadcast.
+        The array cannot be broadcast.
     """
     try:
         fits = np.broadcast_shapes(tuple(shape), tuple(expected)) == tuple(expected)

@@ -21,7 +21,7 @@ def copy_into(state: LeaseState, source: Any) -> None:
     """Copy an array into the leased memory. The copy is complete on return.
 
     If source and lease are on devices, contiguous, and of the same shape and dtype, the device copies. Otherwise the
-    CPU broadcasts the source to the lease's shape and casts it to its dtype (``same_kind``).
+    CPU broadcasts the source to the lease's shape and casts it to the lease's dtype (``same_kind``).
 
     Parameters
     ----------
@@ -75,7 +75,7 @@ def copy_into(state: LeaseState, source: Any) -> None:
 
 
 def _on_host(state: LeaseState, source: Any) -> np.ndarray[Any, Any] | None:
-    """Return the source as an array on the CPU; or copy it on the device and return None."""
+    """Return the source as an array on the CPU; or copy the source on the device and return None."""
     if isinstance(source, np.ndarray):
         return source
     if _sources.on_device(source):
@@ -98,7 +98,7 @@ def _on_host(state: LeaseState, source: Any) -> np.ndarray[Any, Any] | None:
     if hasattr(source, "__dlpack__") and not hasattr(source, "__array__"):
         return np.from_dlpack(source)
     try:
-        return np.asarray(memoryview(source) if isinstance(source, bytes) else source)  # NumPy makes a text of bytes
+        return np.asarray(memoryview(source) if isinstance(source, bytes) else source)  # NumPy turns bytes into text
     except TypeError:
         # NumPy may not know the element type, for example bfloat16.
         if not hasattr(source, "__dlpack_device__"):

@@ -20,8 +20,8 @@ from poolbridge.errors import (
 class LeaseView(ArrayExports):
     """A view of a lease, which counts as one array of the lease. `BaseLease.view` makes it.
 
-    It has ``__cuda_array_interface__`` for memory that a GPU reaches, ``__array_interface__`` for memory of the CPU,
-    and DLPack. An array that a library makes from the view keeps the view and the lease alive.
+    A view has ``__cuda_array_interface__`` for memory that a GPU reaches, ``__array_interface__`` for memory of the
+    CPU, and DLPack. An array that a library makes from the view keeps the view and the lease alive.
     """
 
     def __init__(self, state: LeaseState, *, legacy: bool = False, device: str | None = None) -> None:
@@ -71,7 +71,7 @@ class LeaseView(ArrayExports):
         AttributeError
             The CPU does not reach the memory, or NumPy lacks the element type (``bfloat16``).
         WaitTimeoutError, ContentFailedError
-            The content was not complete within the client's ``timeout``, or never will be.
+            The content was not complete within the client's ``timeout``, or will never be complete.
         LeaseReleasedError
             The lease has ended.
         """
@@ -96,7 +96,8 @@ class LeaseView(ArrayExports):
 def cuda_array_interface(state: LeaseState) -> dict[str, Any]:
     """Return version 3 of the CUDA array interface.
 
-    Its ``stream`` is a stream that the consumer has to wait for, or None if the memory can be used at once.
+    The entry ``stream`` names a stream for which the consumer has to wait, or it is None if the memory can be used at
+    once.
 
     Raises
     ------

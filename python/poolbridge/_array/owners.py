@@ -13,14 +13,15 @@ if TYPE_CHECKING:
 
 
 def owner(session: Session, array: Any, address: int) -> LeaseState | None:
-    """Find the lease of an array, whose first element is at an address.
+    """Find the lease of an array whose first element is at `address`.
 
-    NumPy says what owns an array's memory. For memory of others, the address is looked up in the leases of a session.
+    NumPy says what owns an array's memory. For memory that NumPy does not own, this function looks up the address in
+    the leases of `session`.
 
     Returns
     -------
     LeaseState or None
-        The lease. It may be of another session, and it may have ended. None: the array lives in no lease.
+        The lease. The lease may belong to another session, and may have ended. None: the array lives in no lease.
     """
     base = array
     while isinstance(base, np.ndarray):
@@ -40,7 +41,7 @@ def owner(session: Session, array: Any, address: int) -> LeaseState | None:
 
 
 def offset_in(state: LeaseState, address: int) -> int | None:
-    """Return how many bytes an address lies behind the beginning of a lease's buffer; None: it lies outside."""
+    """Return how many bytes an address lies behind the beginning of a lease's buffer; None: the address is outside."""
     for write in (False, True):
         offset = address - state.memory.address(write=write)
         if 0 <= offset < max(state.grant.n, 1):

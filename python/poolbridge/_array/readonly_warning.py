@@ -1,8 +1,8 @@
 """Warns that a library does not check whether memory is read-only, so that the program may write it by mistake.
 
-DLPack and ``__cuda_array_interface__`` say that memory is read-only, but some libraries ignore it. A request does not
-show which library makes it, but that of NumPy, which honours read-only memory. So the warning comes if one of those
-libraries is loaded.
+DLPack and ``__cuda_array_interface__`` say that memory is read-only, but some libraries ignore that mark. poolbridge
+cannot see which library makes a request, except for NumPy, which respects read-only memory. So poolbridge warns if a
+library that ignores the mark is loaded.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _warned = False
 
 
 def check_consumer(pool: PoolMemory) -> None:
-    """Warn if the library that calls ``__dlpack__`` for read-only memory may write it. Call it unless NumPy asks."""
+    """Warn if the library that calls ``__dlpack__`` for read-only memory may write it. Do not call this for NumPy."""
     if not _warned and pool.write_fault:
         _warn_of_loaded(_ON_GPU if pool.device[0] == _dlpack.CUDA else _ON_CPU, pool)
 
@@ -41,7 +41,7 @@ def check_interface(pool: PoolMemory) -> None:
 
 
 def _warn_of_loaded(libraries: Mapping[str, str], pool: PoolMemory) -> None:
-    """Warn of those libraries that are loaded."""
+    """Warn of each library in `libraries` that is loaded."""
     loaded = [name for module, name in libraries.items() if module in sys.modules]
     if loaded:
         _warn(" and ".join(loaded), pool)
@@ -59,9 +59,9 @@ def _warn(library: str, pool: PoolMemory) -> None:
         ReadOnlyWarning,
         stacklevel=level,
     )
-    _warned = True  # after the warning: if a filter turns it into an error, each attempt raises
+    _warned = True  # after the warning: if a filter turns the warning into an error, each attempt raises the error
 
 
 def _is_inside(frame: FrameType) -> bool:
-    """Whether a stack frame is of poolbridge or PyTorch. The warning names the line that called them."""
+    """Whether a stack frame is of poolbridge or PyTorch. The warning names the line that called either."""
     return str(frame.f_globals.get("__name__")).partition(".")[0] in {"poolbridge", "torch"}

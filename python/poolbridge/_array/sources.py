@@ -44,7 +44,7 @@ class Source:
     ordinal
         The GPU that the memory is on, as this process counts; None: memory of the CPU.
     stream
-        The stream on which the data will be complete; None if the array does not say.
+        The stream on which the data will be complete; None if the array names no stream.
     """
 
     array: Any
@@ -90,7 +90,7 @@ def look(array: Any) -> Source:
     """
     if isinstance(array, np.ndarray):
         return _interface(array, array.__array_interface__)
-    # Leases go through DLPack, which counts their arrays; the CUDA array interface cannot.
+    # Leases go through DLPack, which counts their arrays; the CUDA array interface cannot count arrays.
     interface = None if isinstance(array, ArrayExports) else _cuda_array_interface(array)
     if interface is not None:
         source = _interface(array, interface)
@@ -124,13 +124,13 @@ def _numpy_array(given: Any) -> np.ndarray[Any, Any]:
 
 
 def order(source: Source, stream: int) -> None:
-    """Make a stream wait for the data of an array, by its DLPack export. An array without DLPack is not waited for."""
+    """Make a stream wait for the data of an array, by its DLPack export. Without DLPack, the stream does not wait."""
     if hasattr(source.array, "__dlpack_device__"):
         _capsule(source.array, stream)
 
 
 def find(session: Session, pool: int, given: Any) -> tuple[LeaseState, Description] | None:
-    """Find the write lease of a pool that `given` is, or whose memory the array `given` lives in.
+    """Find the write lease in a pool for `given`, which is the lease itself or an array in its memory.
 
     Returns
     -------
@@ -162,7 +162,7 @@ def find(session: Session, pool: int, given: Any) -> tuple[LeaseState, Descripti
 
 
 def describe(state: LeaseState, source: Source, element: ElementType, offset: int) -> Description:
-    """Describe an array that lives in a lease, so many bytes behind the beginning of its buffer.
+    """Describe an array that lives in a lease, `offset` bytes behind the beginning of the lease's buffer.
 
     Raises
     ------
@@ -188,7 +188,7 @@ def _cuda_array_interface(array: Any) -> dict[str, Any] | None:
     try:
         interface: dict[str, Any] | None = array.__cuda_array_interface__
     except (AttributeError, RuntimeError, TypeError):
-        return None  # on the CPU, or the interface cannot describe the array, and DLPack may
+        return None  # the array is on the CPU, or the interface cannot describe it and DLPack may
     return interface
 
 

@@ -34,7 +34,7 @@ LINKS: Final[tuple[type[Link], ...]] = (
 )
 
 MOST_COPIED: Final = 64 << 20
-"""The largest array, in bytes, that is measured with links that copy."""
+"""The size in bytes of the largest array that links that copy are measured with."""
 
 _WARM_UP = 30
 _MOST = 5_000
@@ -94,7 +94,7 @@ class Consumer:
 
 
 def hand_over(context: SpawnContext, kind: type[Link], nbytes: int, seconds: float) -> Result:
-    """Measure transfers of single arrays, each acknowledged before the next is sent."""
+    """Measure transfers of single arrays. The consumer acknowledges each array before the producer sends the next."""
     link = kind(context, nbytes, 1)
     link.open_to_send()
     consumer = Consumer(context, link)
@@ -122,7 +122,7 @@ def hand_over(context: SpawnContext, kind: type[Link], nbytes: int, seconds: flo
 
 
 def stream(context: SpawnContext, kind: type[Link], nbytes: int, depth: int, seconds: float) -> Result:
-    """Measure a stream of arrays without pauses, with up to `depth` under way.
+    """Measure a stream of arrays without pauses, with up to `depth` arrays under way.
 
     The clock starts after ``2 * (depth + 1)`` arrays, in which the consumer loads libraries, starts CUDA and maps
     memory.
@@ -168,9 +168,9 @@ def measure(
     skip
         Called with the kind and the system that cannot run, and the reason.
     seconds
-        About how many seconds each measurement takes.
+        The approximate time of each measurement, in seconds.
     depth
-        How many arrays of a stream may be under way.
+        The greatest number of arrays of a stream that may be under way.
     """
     context: Any = multiprocessing.get_context("spawn")
     for link in LINKS:

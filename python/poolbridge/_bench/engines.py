@@ -1,4 +1,4 @@
-"""Arrays from actor to actor of Ray, and from worker to worker of Dask, beside what the engines do by themselves."""
+"""Measures arrays from actor to actor of Ray and from worker to worker of Dask, with poolbridge and without."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from poolbridge.errors import UnavailableError
 
 SIZES = (1 << 20, 64 << 20)
 _OURS = "poolbridge"
-_A_SECOND = 30  # arrays that go each way in a second, about, for large ones
+_A_SECOND = 30  # approximate number of large arrays by each way in a second
 _Seconds = tuple[list[float], list[float]]
 
 
 def measure_engines(skip: Callable[[str, str, str], None], sizes: Sequence[int], *, seconds: float) -> Iterator[Result]:
-    """Measure transfers on one node, from the call that makes the array to the result of the one that reads it.
+    """Measure transfers on one node, from the call that makes the array to the result of the call that reads it.
 
-    For Dask the array is made before that. Both ways of an engine take turns.
+    For Dask the time does not include making the array. Both ways of an engine take turns.
 
     Parameters
     ----------
@@ -25,7 +25,7 @@ def measure_engines(skip: Callable[[str, str, str], None], sizes: Sequence[int],
     sizes
         Bytes of the arrays.
     seconds
-        About how long one measurement takes.
+        The approximate time of one measurement.
     """
     count = max(2, round(seconds * _A_SECOND))
     for engine, alone, run in (("Ray", "Ray's object store", _ray), ("Dask", "Dask alone", _dask)):

@@ -12,20 +12,20 @@ from poolbridge._bench.link import HEAD
 from poolbridge._sys.literals import Kind
 
 Waiting: TypeAlias = Literal["python", "spinning", "sleeping"]
-"""How a consumer waits: as the system does by itself, by polling all the time, or asleep all the time."""
+"""How a consumer waits: as its system waits by default, by polling all the time, or asleep all the time."""
 
 
 class Fan(ABC):
-    """One way of sending frames. The producer makes it, and each consumer's process gets it at its start.
+    """One way of sending frames. The producer makes the fan, and each consumer's process gets the fan at its start.
 
     Parameters
     ----------
     nbytes
         Bytes of a frame.
     depth
-        How many frames may be under way.
+        The greatest number of frames that may be under way.
     consumers
-        How many consumers there are.
+        The number of consumers.
     name
         A name that is unique on this machine.
     waiting
@@ -49,7 +49,7 @@ class Fan(ABC):
 
     @classmethod
     def missing(cls) -> str:
-        """Return what is missing to use it on this machine; empty if nothing is missing."""
+        """Return what this machine lacks to use the fan; empty if nothing is missing."""
         return ""
 
     # The producer's end
@@ -70,11 +70,11 @@ class Fan(ABC):
 
     @abstractmethod
     def open_to_receive(self) -> Iterator[np.ndarray[Any, Any]]:
-        """Open a consumer's end. Return an iterator over the arrays; each is used only until the next is asked for."""
+        """Open a consumer's end. Return an iterator over the arrays. Use each array only until the next step."""
 
     @abstractmethod
     def leave(self) -> None:
-        """Free what receiving needed."""
+        """Free the resources of the consumer's end."""
 
 
 def put_number(array: np.ndarray[Any, Any], number: int) -> None:

@@ -11,14 +11,14 @@ import numpy as np
 
 from poolbridge._bench.fan import Fan, put_number
 
-_LOOK = 0.1  # seconds after which a sleeping consumer looks for a frame, if no event wakes it
+_LOOK = 0.1  # seconds after which a sleeping consumer checks for a frame, if no event wakes the consumer
 
 
 class IceoryxFan(Fan):
     """A publish-subscribe service of iceoryx2 whose publisher waits for slow subscribers, so that no frame is lost.
 
-    An array is made once for each place in the shared memory, which is faster than a new view of each sample. A
-    consumer that sleeps waits for an event, which the producer sends after each frame.
+    A consumer makes an array only once for each place in the shared memory, which is faster than a new view of each
+    sample. A sleeping consumer waits for an event, which the producer sends after each frame.
     """
 
     name = "iceoryx2"
@@ -26,7 +26,7 @@ class IceoryxFan(Fan):
 
     @classmethod
     def missing(cls) -> str:
-        """Return what is missing to use it on this machine; empty if nothing is missing."""
+        """Return what this machine lacks to use the fan; empty if nothing is missing."""
         return "" if importlib.util.find_spec("iceoryx2") else "not installed: python -m pip install iceoryx2"
 
     def __getstate__(self) -> dict[str, Any]:
@@ -114,7 +114,7 @@ class IceoryxFan(Fan):
 
 
 def _arrays(nbytes: int) -> Callable[[int], np.ndarray[Any, Any]]:
-    """Return a function that returns the array at an address, which it makes once."""
+    """Return a function that returns the array at an address. It makes the array of each address only once."""
     known: dict[int, np.ndarray[Any, Any]] = {}
 
     def array(address: int) -> np.ndarray[Any, Any]:

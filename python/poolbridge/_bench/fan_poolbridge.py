@@ -58,7 +58,7 @@ class ChannelFan(Fan):
         return send
 
     def _connect(self) -> poolbridge.Client:
-        # Of the fans that are measured at the same time, all wait in the same way.
+        # All fans that are measured at the same time wait in the same way.
         NATIVE.switch_spinning(self.waiting != "sleeping")
         client = self._client = poolbridge.connect(self.path, wait=_TIMEOUT)
         return client
@@ -75,7 +75,7 @@ class ChannelFan(Fan):
         return pid
 
     def close(self) -> None:
-        """Destroy the pool and its channel. From then on this process waits as it does by default."""
+        """Destroy the pool and its channel, and restore this process's default way of waiting."""
         NATIVE.switch_spinning(True)
         self._client.destroy_pool(self.channel)
         self._client.close()
@@ -100,14 +100,14 @@ class ChannelFan(Fan):
 
 
 class QueueFan(ChannelFan):
-    """A channel whose frames go to one of the consumers each."""
+    """A channel that sends each frame to one of the consumers."""
 
     mode = "queue"
     shared = True
 
 
 class DeviceFan(ChannelFan):
-    """A broadcast channel in memory of a GPU. Both ends have an array of each frame, in a stream of their own."""
+    """A broadcast channel in memory of a GPU. Each end makes an array of each frame, and uses its own stream."""
 
     kind = "device"
 

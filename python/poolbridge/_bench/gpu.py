@@ -1,4 +1,4 @@
-"""The common part of what is measured on a GPU."""
+"""The common part of measurements on a GPU."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def preferred_consumer() -> str:
 
 
 def stream_of(library: Consumer) -> Any:
-    """Make a stream of the first GPU; poolbridge's own if the library has none, as NumPy for pinned memory."""
+    """Make a stream of the first GPU. If the library has no streams (NumPy), return poolbridge's own stream."""
     try:
         return library.stream(0)
     except UnavailableError:
@@ -31,7 +31,7 @@ def stream_of(library: Consumer) -> Any:
 
 
 class Allocator:
-    """Allocates device memory of this process, with `ipc` from a pool for other processes, and has a stream."""
+    """Allocates device memory of this process, and has a stream. With `ipc`, other processes can import the memory."""
 
     def __init__(self, most_bytes: int, *, ipc: bool) -> None:
         from cuda.core import Device, DeviceMemoryResource, DeviceMemoryResourceOptions

@@ -1,7 +1,7 @@
 """Links: ways to send arrays from one Python process to another without poolbridge.
 
-A link has two ends. The producer makes it and passes it to the consumer, a spawned process, when that process starts.
-Each end then opens what it needs.
+A link has two ends. The producer makes the link and passes it to the consumer, a spawned process, when that process
+starts. Each end then opens the resources that it needs.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class Link(ABC):
     nbytes
         Bytes of an array.
     depth
-        How many arrays may be under way.
+        The greatest number of arrays that may be under way.
     """
 
     name: ClassVar[str]
@@ -41,14 +41,14 @@ class Link(ABC):
 
     @classmethod
     def missing(cls) -> str:
-        """Return what is missing to use it on this machine; empty if nothing is missing."""
+        """Return what this machine lacks to use the link; empty if nothing is missing."""
         return ""
 
     # The producer's end
 
     @abstractmethod
     def open_to_send(self) -> None:
-        """Make what sending needs, also the data. Called once, before the consumer is started."""
+        """Make the data and the resources of the producer's end. Called once, before the consumer starts."""
 
     @abstractmethod
     def send(self, number: int) -> None:
@@ -65,17 +65,17 @@ class Link(ABC):
     # The consumer's end
 
     def open_to_receive(self) -> None:  # noqa: B027 - most need nothing
-        """Make what receiving needs."""
+        """Make the resources of the consumer's end."""
 
     @abstractmethod
     def receive(self) -> tuple[int, Any] | None:
         """Wait for an array; return its number and the array, or None at the end."""
 
     def received(self) -> None:  # noqa: B027 - most keep nothing
-        """Free what the last array needed, which is not used any more. The time of a transfer does not include it."""
+        """Free the resources of the last array, after its use. The time of a transfer does not include this call."""
 
     def leave(self) -> None:  # noqa: B027 - most keep nothing
-        """Free what receiving needed."""
+        """Free the resources of the consumer's end."""
 
 
 class InTurn(Link):
@@ -83,7 +83,7 @@ class InTurn(Link):
 
     def __init__(self, context: SpawnContext, nbytes: int, depth: int) -> None:
         super().__init__(context, nbytes, depth)
-        # One more than may be under way: the consumer uses one array while the queue is full.
+        # One place more than `depth`: the consumer uses one array while the queue is full.
         self.places = depth + 1
         self._spare = context.Semaphore(self.places)
 

@@ -13,7 +13,7 @@ from poolbridge._libraries.consumers import load
 
 
 class CudaCoreLink(Link):
-    """Puts the buffer itself into the queue, which sends its pool with it each time."""
+    """Puts the buffer itself into the queue. Each time the queue sends the buffer's pool, too."""
 
     name = "cuda.core buffers through multiprocessing.Queue"
     kind = "device"

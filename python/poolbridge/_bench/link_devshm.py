@@ -39,7 +39,7 @@ class DeviceSharedMemoryLink(InTurn):
         return {**self.__dict__, "_segments": [], "_allocator": None, "_buffer": None}
 
     def _open(self) -> None:
-        # One buffer at each end, so that no copy has to allocate memory.
+        # Each end has one buffer, so that no copy has to allocate memory.
         self._allocator = Allocator(0, ipc=False)
         self._buffer = self._allocator.new(self.nbytes)
 
@@ -82,7 +82,7 @@ class DeviceSharedMemoryLink(InTurn):
             call("cuMemHostUnregister", address)
 
     def open_to_receive(self) -> None:
-        """Allocate the GPU memory that is copied to."""
+        """Allocate the GPU memory for the copies."""
         self._open()
 
     def receive(self) -> tuple[int, Any] | None:

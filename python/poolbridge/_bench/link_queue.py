@@ -42,7 +42,7 @@ class QueueLink(Link):
         self._queue.join_thread()
 
     def receive(self) -> tuple[int, Any] | None:
-        """Get the array and its number. The number in the array may be a later one: it changes while it is pickled."""
+        """Get the array and its number. The array itself may have a later number, written during the pickling."""
         item = self._queue.get()
         if item is None:
             return None

@@ -18,7 +18,7 @@ def bytes_of(segment: SharedMemory) -> np.ndarray[Any, Any]:
 
 
 class SharedMemoryLink(InTurn):
-    """Segments that are made once and used in turn. The producer copies arrays in; the consumer maps each once."""
+    """Segments that are made once and used in turn. The producer copies in; the consumer maps each segment once."""
 
     name = "multiprocessing.shared_memory"
     kind = "host"
@@ -61,7 +61,7 @@ class SharedMemoryLink(InTurn):
             segment.unlink()
 
     def receive(self) -> tuple[int, Any] | None:
-        """Get a name and return the array of its segment, which the first call for it maps."""
+        """Get a name and return the array of its segment. The first call for a segment maps the segment."""
         name = self._queue.get()
         if name is None:
             return None

@@ -15,7 +15,7 @@ _SOCKET_BUFFER = 1 << 20
 
 
 class SocketLink(Link):
-    """Uses pickle protocol 5: the bytes are sent beside the pickled description, without another copy."""
+    """Uses pickle protocol 5: sends the bytes after the pickled description, without another copy."""
 
     name = "pickle through a Unix socket"
     kind = "host"

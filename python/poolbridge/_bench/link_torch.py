@@ -21,7 +21,7 @@ class TorchLink(InTurn):
     copies = False
     device: ClassVar[str] = "cpu"
     strategy: ClassVar[str] = "file_descriptor"
-    """PyTorch's way to share memory of the CPU. This one is its default on Linux."""
+    """PyTorch's way to share memory of the CPU. This value is PyTorch's default on Linux."""
 
     def __init__(self, context: SpawnContext, nbytes: int, depth: int) -> None:
         super().__init__(context, nbytes, depth)

@@ -17,7 +17,7 @@ from poolbridge._bench.worker import work
 _SIZES = (4 << 10, 64 << 10, 1 << 20, 16 << 20, 64 << 20, 1 << 30)
 _PYTHON_STREAMS = "python-stream"
 _ENGINES = "engines"
-_WORKLOADS = ("transfer", "stream", _PYTHON_STREAMS)  # what is measured if no other is named
+_WORKLOADS = ("transfer", "stream", _PYTHON_STREAMS)  # the workloads if the user names none
 
 
 def _row(result: Result) -> str:

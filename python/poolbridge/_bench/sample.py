@@ -27,15 +27,16 @@ class Result:
     p50_us, p99_us, p999_us
         Percentiles in microseconds; None if there are not enough measurements.
     per_second
-        Arrays a second, with all the time between two of them.
+        Arrays per second, including the time between two arrays.
     samples
-        How many measurements there were.
+        The number of measurements.
     cpu_us
         For a stream: microseconds of CPU time for each frame, in all processes together; None: not measured.
     service_share
         For a stream: the share of one CPU that the service used; None: there is no service, or it was not measured.
     rounds, p50_us_range, per_second_range
-        How many rounds the figures are the medians of, and the least and the greatest of these; None: there was one.
+        The number of rounds, and the least and the greatest value of a round; None: there was one round. With several
+        rounds the other figures are medians.
     """
 
     workload: str
@@ -78,9 +79,9 @@ def summarize(
     samples
         The measurements.
     elapsed_ns
-        Nanoseconds that all of it took.
+        The total time in nanoseconds.
     count
-        How many arrays were sent in that time; 0: as many as there are measurements.
+        The number of arrays sent in `elapsed_ns`; 0: the number of measurements.
     """
     ordered = sorted(samples)
     at = {share: percentile(ordered, share) / 1e3 if ordered else None for share in (0.5, 0.99, 0.999)}

@@ -26,7 +26,7 @@ CONSUMERS: Final = (1, 2, 4, 8, 16)
 """The numbers of consumers to measure. Numbers above the number of CPUs are left out."""
 
 ROUNDS: Final = 5
-"""How often each stream is measured. The result is the median."""
+"""The number of measurements of each stream. The result is the median."""
 
 _FRAME_BYTES: Final = 64 << 10
 _DEPTH: Final = 64
@@ -34,14 +34,14 @@ _WARM_UP: Final = 500
 _PACED: Final = 500
 _PAUSE_NS: Final = 1_000_000
 _PATIENCE: Final = 60.0
-# In a stream without pauses, a consumer checks the number of one in so many frames.
+# In a stream without pauses, a consumer checks the number of one frame in this many.
 _CHECKED: Final = 16
 
 
 def consume(fan: Fan, pipe: Connection) -> None:
-    """Run as a consumer: for each number from the pipe take that many frames, and answer with times and CPU time.
+    """Run as a consumer: for each count from the pipe, take so many frames, and answer with times and CPU time.
 
-    Consumers that share the frames take all of that many together, and one more each, which tells them that it is over.
+    Consumers that share the frames take `count` frames in all. Then each takes one more frame, which marks the end.
     """
     frames = fan.open_to_receive()
     pipe.send(True)
@@ -136,7 +136,7 @@ class _Run:
         self.rates: list[float] = []
         self.frame_cpu: list[float] = []
         self.service_share: list[float] = []
-        self.latencies: list[list[int]] = []  # of each round
+        self.latencies: list[list[int]] = []  # one list for each round
         self._burst(_WARM_UP)
 
     def _burst(self, count: int) -> tuple[float, float, float]:
@@ -258,7 +258,7 @@ def measure_streams(
     skip
         Called with the kind and the system that cannot run, and the reason.
     seconds
-        About how many seconds each round takes.
+        The approximate time of each round, in seconds.
     consumers
         The numbers of consumers.
     kind

@@ -30,7 +30,7 @@ _ACK = b"\1"
 _FAILED = b"\0"
 _TIMEOUT = 60.0
 _WARM_UP = 100
-# In a stream without pauses, a consumer checks the number of one in so many frames.
+# In a stream without pauses, a consumer checks the number of one frame in this many.
 _CHECKED = 16
 
 
@@ -61,7 +61,7 @@ class BenchWorker:
         return {"python": sys.version.split()[0], **_consumers.probe()}
 
     def consume(self, task: dict[str, Any]) -> dict[str, Any]:
-        """Make an array of each buffer ``prefix0``, ``prefix1``, … and acknowledge each.
+        """Make an array of each buffer ``prefix0``, ``prefix1``, … and acknowledge each buffer.
 
         A buffer without elements is the last one. The first bytes of an array on the CPU are its number.
         """
@@ -84,8 +84,8 @@ class BenchWorker:
     def frames(self, task: dict[str, Any]) -> dict[str, Any]:
         """Make an array of each frame of a channel until the channel is closed; answer with the time of each.
 
-        The first frame is acknowledged, which tells the producer that this consumer is ready. With ``each`` the number
-        of every frame is checked. Frames on a GPU have no number.
+        The worker acknowledges the first frame, which tells the producer that this consumer is ready. With ``each`` the
+        worker checks the number of every frame. Frames on a GPU have no number.
         """
         client, acknowledge, each, clock = self._connected, self._acknowledge.send, task["each"], time.monotonic_ns
         consumer = _consumers.load(task["consumer"])
@@ -137,7 +137,7 @@ class BenchWorker:
         return {"samples": stamps}
 
     def allocate(self, task: dict[str, Any]) -> dict[str, Any]:
-        """Measure how long it takes to allocate and release a buffer, for some seconds."""
+        """Measure for some seconds the time to allocate and release a buffer."""
         client, shape = self._connected, (task["bytes"],)
         pool = client.open_pool(task["pool"], timeout=_TIMEOUT)
         for _ in range(_WARM_UP):

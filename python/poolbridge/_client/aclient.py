@@ -25,7 +25,7 @@ from poolbridge._sys.literals import AckMode, ChannelMode, FullPolicy, Kind, Lib
 
 _T = TypeVar("_T")
 
-# Threads wait for shared memory on behalf of the loop: for how many seconds at a time, and how many threads at most.
+# Threads wait for shared memory on behalf of the loop: the longest wait in seconds, and the largest number of threads.
 _NAP = 0.1
 _MOST_SLEEPERS = 64
 
@@ -33,9 +33,10 @@ _MOST_SLEEPERS = 64
 class AsyncClient(AsyncLists, ClientState):
     """A connection to the service for asyncio. `connect_async` makes it.
 
-    It has the methods of `Client`, which are awaited; `subscribe` and `event` are not. If the program cancels a call
-    that waits, the client cancels the request at the service, and a lease that the service granted meanwhile is
-    released. It is an asynchronous context manager that closes it. Use it from its own event loop only.
+    It has the methods of `Client`. The program awaits them, except `subscribe`, `event` and `session_stats`. If the
+    program cancels a call that waits, the client cancels the request at the service, and releases a lease that the
+    service granted meanwhile. The client is an asynchronous context manager that closes itself. Use the client from its
+    own event loop only.
     """
 
     _lease_type: ClassVar = AsyncLease
@@ -62,7 +63,7 @@ class AsyncClient(AsyncLists, ClientState):
         gids: Sequence[int] = (),
         exist_ok: bool = False,
     ) -> Pool:
-        """Create a pool, or with `exist_ok` open it; see `Client.create_pool`."""
+        """Create a pool, or with `exist_ok` open the existing pool; see `Client.create_pool`."""
         flow = _operations.create_pool(
             name,
             kind=kind,
@@ -85,7 +86,7 @@ class AsyncClient(AsyncLists, ClientState):
         self._forget(await self._run(_operations.destroy_pool(self._find_pool(pool))))
 
     async def trim(self, pool: Pool | str | None = None, *, keep_bytes: int | str = 0) -> int:
-        """Free unused blocks of a pool and return the number of bytes; see `Client.trim`."""
+        """Free unused blocks of a pool and return the number of freed bytes; see `Client.trim`."""
         return await self._run(_operations.trim(await self._pool(pool), keep_bytes=keep_bytes))
 
     async def stats(self) -> ServiceStats:
@@ -173,7 +174,7 @@ class AsyncClient(AsyncLists, ClientState):
         capacity: int = 8,
         full: FullPolicy = "block",
     ) -> AsyncChannel:
-        """Create a channel, or open the one with the same settings; see `Client.create_channel`."""
+        """Create a channel, or open the existing channel with the same settings; see `Client.create_channel`."""
         flow = _channel_operations.create_channel(
             self._session,
             name,
@@ -200,9 +201,10 @@ class AsyncClient(AsyncLists, ClientState):
         ack: AckMode = "auto",
         timeout: float | None = 0.0,
     ) -> AsyncSubscription:
-        """Return a subscription to a channel, which subscribes when it is entered or iterated over.
+        """Return a subscription to a channel. It subscribes when the program enters it or iterates over it.
 
-        It is not awaited. Parameters and errors are those of `Client.subscribe`; the errors come when it subscribes.
+        This method is no coroutine. Its parameters and errors are those of `Client.subscribe`; the errors are raised
+        when the subscription subscribes.
         """
         return self._subscription_type(
             self._session,
@@ -219,7 +221,7 @@ class AsyncClient(AsyncLists, ClientState):
     # Closing
 
     async def close(self) -> None:
-        """Close the connection. Its leases and subscriptions end. Idempotent. See `Client.close`."""
+        """Close the connection. The client's leases and subscriptions end. Idempotent. See `Client.close`."""
         if self._session.ended is None and os.getpid() == self._session.pid:
             if not self._session.release_spares():
                 await asyncio.to_thread(self._session.spares.release_within, CLOSE_TIMEOUT)
@@ -275,9 +277,9 @@ class AsyncClient(AsyncLists, ClientState):
         return await asyncio.to_thread(step.work)
 
     async def _sleep(self, step: Sleep) -> Any:
-        """Run a step that may take long in a thread, for `_NAP` seconds at most.
+        """Run a long step in a thread, for `_NAP` seconds at most.
 
-        If the caller is cancelled, the thread goes on for the rest of that time.
+        If the caller is cancelled, the thread continues for the rest of the `_NAP` seconds.
         """
         if self._sleepers is None:
             self._sleepers = ThreadPoolExecutor(_MOST_SLEEPERS, thread_name_prefix="poolbridge-sleeper")

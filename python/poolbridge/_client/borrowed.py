@@ -1,4 +1,4 @@
-"""Arrays that are made once for each block and used again for every frame in it.
+"""Arrays that are made once for each block and used again for every frame in that block.
 
 If the array of a frame exists already, the only Python object that is made for the frame is the native frame.
 """
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 # How many arrays a block keeps, one for each shape of frames in it.
 _MOST_KEPT = 8
 
-# Frames that come faster than this share a fence: the stream writes one word for several frames.
+# Frames that come less than this number of seconds apart share a fence: the stream writes one word for several frames.
 _TOGETHER_SECONDS: Final = 0.001
 
 
@@ -47,7 +47,7 @@ class BaseBorrowedArrays(ABC):
     Attributes
     ----------
     seq, time, time_ns, meta, dropped
-        Those of the frame whose array was returned last; see `Frame`.
+        The attributes of the frame whose array was returned last; see `Frame`.
     """
 
     def __init__(self, session: Session, wrap: Callable[[Any], Any] | None, stream: Any) -> None:
@@ -56,17 +56,19 @@ class BaseBorrowedArrays(ABC):
         self._stream = stream
         self._consumer: Consumer | None = None
         self._follower: _order.Follower | None = None
-        # The frame and the lease state of the array that was returned last. A frame whose array existed has no state.
+        # The frame and the lease state of the array that was returned last. A frame whose array existed has no lease
+        # state.
         self._frame: _native.Frame | None = None
         self._lease_state: LeaseState | None = None
-        # Numbers of the frames before it whose fence the stream still has to write, and until when there may be any.
+        # Numbers of earlier frames whose fence the stream still has to write, and the time until which frames are
+        # added.
         self._unfenced: list[int] = []
         self._together_until = 0.0
 
     # Taking
 
     def _swap(self) -> _native.Frame | None:
-        """Let go of the frame whose array was returned last and take the next, if nothing else has to be done."""
+        """Release the frame whose array was returned last and take the next frame, if nothing else has to be done."""
         frame, consumer = self._frame, self._consumer
         if frame is None or consumer is None or self._lease_state is not None:
             return None
@@ -85,7 +87,7 @@ class BaseBorrowedArrays(ABC):
         return taken
 
     def _existing(self, frame: _native.Frame) -> Any:
-        """Return the array of a frame, if it exists and nothing has to be waited for; else None."""
+        """Return the array of a frame if the array exists and no wait is needed; otherwise return None."""
         kept, follower, consumer = frame.object, self._follower, self._consumer
         if kept is None or kept.wrap is not self._wrap or self._session.lost or consumer is None:
             return None
@@ -105,7 +107,7 @@ class BaseBorrowedArrays(ABC):
         return array
 
     def _complete(self, fences: tuple[Fence, ...]) -> bool:
-        """Whether fences are reached, so that the CPU can use a frame now."""
+        """Whether all `fences` are reached, so that the CPU can use a frame now."""
         for fence in fences:
             page = self._session.timelines.page(fence.tl)
             if page is None or not page.reached(fence.wd, fence.v) or page.died(fence.wd, fence.v):
@@ -113,7 +115,7 @@ class BaseBorrowedArrays(ABC):
         return True
 
     def _claimed(self, frame: _native.Frame, state: LeaseState) -> Any:
-        """Return the array of a frame with a lease state. An error in making it takes the frame's place."""
+        """Return the array of a frame that has a lease state. If that fails, the error takes the frame's place."""
         native = cast("Consumer", self._consumer).native
         try:
             array = self._prepare(frame, state)
@@ -124,7 +126,7 @@ class BaseBorrowedArrays(ABC):
         return array
 
     def _prepare(self, frame: _native.Frame, state: LeaseState) -> Any:
-        """Order the use of a frame's memory after its producer's work, and return its array, made if there is none."""
+        """Order the use of a frame's memory after the producer's work. Find or make the frame's array and return it."""
         if state.memory.pool.device[0] == _dlpack.CPU:
             _order.before_cpu(state)
         elif self._stream is None:
@@ -168,13 +170,14 @@ class BaseBorrowedArrays(ABC):
     # Letting go
 
     def release(self) -> None:
-        """Let go of the frame whose array was returned last, before the next is asked for. Idempotent."""
+        """Release the frame whose array was returned last, before the program asks for the next array. Idempotent."""
         if _process.pid != self._session.pid:
             self._session.check_usable()
         self._let_go()
 
     def _let_go(self) -> None:
-        # First let go, then forget: after an interrupt in between, the next call lets go again, which does no harm.
+        # Release the frame first, then forget it: after an interrupt in between, the next call releases the frame
+        # again, which does no harm.
         frame, state = self._frame, self._lease_state
         if state is not None:
             state.end()
@@ -184,7 +187,7 @@ class BaseBorrowedArrays(ABC):
         self._frame = self._lease_state = None
 
     def _fence(self) -> None:
-        """Let go of the frames that have no fence yet, with one fence if a stream uses them."""
+        """Release the frames that have no fence yet, with one common fence if a stream uses these frames."""
         consumer = self._consumer
         if not self._unfenced or consumer is None:
             return
@@ -203,7 +206,7 @@ class BaseBorrowedArrays(ABC):
             numbers.append(frame.number)
         if not numbers or consumer is None:
             return
-        # The program did not ask for the next frame, so a frame of a queue goes back.
+        # The program did not ask for the next frame, so a frame of a queue goes back to the queue.
         end = partial(consumer.end_lones, numbers, back=consumer.queue)
         if self._follower is None:
             end()
@@ -240,14 +243,14 @@ class BaseBorrowedArrays(ABC):
 
     @property
     def dropped(self) -> int:
-        """How many frames were missed between the frame before and this one; see `Frame.dropped`."""
+        """How many frames were missed between the previous frame and this frame; see `Frame.dropped`."""
         return self._current.missed
 
 
 class BorrowedArrays(BaseBorrowedArrays, Iterator[Any]):
-    """An iterator over a channel's frames as arrays. Each is valid until the next is asked for.
+    """An iterator over a channel's frames as arrays. Each array is valid until the next array is requested.
 
-    `Subscription.arrays` makes it.
+    `Subscription.arrays` makes this iterator.
     """
 
     def __init__(
@@ -263,7 +266,7 @@ class BorrowedArrays(BaseBorrowedArrays, Iterator[Any]):
         super().__init__(consumer.session, wrap, stream)
         self._consumer = consumer
         self._run = run
-        # Methods of the subscription. They keep it alive.
+        # Methods of the subscription. They keep the subscription alive.
         self._take = take
         self._claim = claim
 
@@ -288,9 +291,9 @@ class BorrowedArrays(BaseBorrowedArrays, Iterator[Any]):
 
 
 class AsyncBorrowedArrays(BaseBorrowedArrays, AsyncIterator[Any]):
-    """An asynchronous iterator over a channel's frames as arrays. Each is valid until the next is asked for.
+    """An asynchronous iterator over a channel's frames as arrays. Each array is valid until the next is requested.
 
-    `AsyncSubscription.arrays` makes it.
+    `AsyncSubscription.arrays` makes this iterator.
     """
 
     def __init__(
@@ -306,7 +309,7 @@ class AsyncBorrowedArrays(BaseBorrowedArrays, AsyncIterator[Any]):
     ) -> None:
         super().__init__(session, wrap, stream)
         self._run = run
-        # Methods of the subscription. They keep it alive.
+        # Methods of the subscription. They keep the subscription alive.
         self._start = start
         self._take = take
         self._claim = claim

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 class BaseChannel:
-    """A named, bounded queue of buffers of one pool. A client makes it; programs do not call the class."""
+    """A named, bounded queue of buffers of one pool. A client makes channels; programs do not call the class."""
 
     def __init__(self, info: _messages.Channel, pool: str) -> None:
         self._info = info
@@ -93,10 +93,10 @@ class Channel(BaseChannel):
     ) -> int:
         """Publish an array as the channel's next frame.
 
-        A write lease of the channel's pool, and an array that lives in the memory of one, is transferred without a
-        copy. The lease ends then, and the program must not use arrays that were made from it; see `Lease.publish`. Any
-        other array is copied once, on the GPU if it is there. The call does not wait for work that is queued on the
-        GPU: consumers wait for it on their streams.
+        A write lease of the channel's pool is transferred without a copy, and so is an array in the memory of such a
+        lease. The transfer ends the lease, and the program must not use arrays that were made from the lease; see
+        `Lease.publish`. Any other array is copied once, on the GPU if the array is on the GPU. The call does not wait
+        for work that is queued on the GPU: the consumers' streams wait for that work.
 
         Parameters
         ----------
@@ -109,10 +109,10 @@ class Channel(BaseChannel):
             limit.
         stream
             A stream that writes the content and for which no array was made by DLPack: a handle, or an object of CuPy,
-            PyTorch or cuda.core. For an array that is copied: the stream on which it will be complete.
+            PyTorch or cuda.core. For an array that is copied: the stream on which the array will be complete.
         event
             An interprocess event that was recorded after all work on the content, for consumers that use such events;
-            see `Lease.publish`. The frame has a fence too. It is possible only for an array that is not copied.
+            see `Lease.publish`. The frame has a fence too. An event is possible only for an array that is not copied.
 
         Returns
         -------
@@ -122,18 +122,18 @@ class Channel(BaseChannel):
         Raises
         ------
         WaitTimeoutError
-            The channel stayed full; the message names a consumer that is behind. The lease lives on.
+            The channel stayed full; the message names a consumer that is behind. The lease stays valid.
         PoolLimitError
-            The channel is full and its policy is ``"fail"``, or the pool has no room for a copy. The lease lives on.
+            The channel is full and its policy is ``"fail"``, or the pool has no room for a copy. The lease stays valid.
         DeviceMemoryError
             The device has no room for a copy.
         ClosedError
-            The channel was closed. The lease lives on.
+            The channel was closed. The lease stays valid.
         LeaseReleasedError
             `array` is a lease that has ended.
         InvalidArgumentError
             `array` is no array (a tuple of arrays is none), or `meta` is too large. Or `event` is no interprocess
-            event, or the array has to be copied.
+            event, or there is an `event` and the array has to be copied.
         """
         flow = _channel_operations.publish(
             self._session,
@@ -151,8 +151,8 @@ class Channel(BaseChannel):
     ) -> Publisher:
         """Make a publisher of frames of one shape. It is the fastest way to publish.
 
-        The publisher makes an array for each block of memory once and uses it for all frames in that block. In memory
-        of a GPU streams write the arrays. On the consumer's side, `Subscription.arrays` does the same.
+        The publisher makes one array for each block of memory and uses that array for all frames in the block. In
+        memory of a GPU, streams write the arrays. On the consumer's side, `Subscription.arrays` does the same.
 
         Parameters
         ----------
@@ -188,7 +188,7 @@ class Channel(BaseChannel):
         try:
             self._run(_channel_operations.close(self._session, self._info))
         except (NotFoundError, ClosedError):
-            pass  # another client has closed it, or it is gone
+            pass  # another client has closed the channel, or the channel is gone
 
 
 class AsyncChannel(BaseChannel):

@@ -78,7 +78,7 @@ def _check_text(text: Any) -> None:
 def create_channel(
     session: Session, name: str, *, pool: int, mode: ChannelMode, capacity: int, full: FullPolicy
 ) -> Flow[Channel]:
-    """Create a channel, or open the one with the same settings."""
+    """Create a channel, or open the existing channel with the same settings."""
     request = MakeChannel(
         nm=check_name(name, "channel"),
         pl=pool,
@@ -93,7 +93,7 @@ def create_channel(
 
 
 def open_channel(session: Session, name: str, *, timeout: float | None) -> Flow[Channel]:
-    """Open a channel by its name, and its pool."""
+    """Open a channel by its name, and open the channel's pool."""
     request = Find(nm=check_name(name, "channel"), w=check_wait(timeout))
     check_able(session)
     reply = yield Ask(request, ChannelReply, timeout)
@@ -167,7 +167,8 @@ def _copy(session: Session, channel: Channel, given: Any, stream: Any, timeout: 
 def _copy_on_device(state: LeaseState, source: Source, stream: Any) -> None:
     ordinal = state.memory.pool.device[1]
     if stream is None:
-        # Use the stream that the array names. Else use poolbridge's own, and have the array's library make it wait.
+        # Use the stream that the array names. If the array names none, use poolbridge's own stream, and let the array's
+        # library make that stream wait.
         stream = source.stream if source.stream is not None else _cuda_stream.own_stream(ordinal)
         if source.stream is None:
             _sources.order(source, stream)

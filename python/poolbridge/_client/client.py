@@ -25,10 +25,10 @@ _T = TypeVar("_T")
 
 
 class Client(Lists, ClientState):
-    """A connection to the service. `connect` makes it. It is thread-safe, and a context manager that closes it.
+    """A connection to the service, made by `connect`. It is thread-safe, and a context manager that closes itself.
 
-    A client can be pickled, for example for a spawned process: the process that unpickles it connects to the same
-    service, with the same default pool. A forked child cannot use its parent's client.
+    A client can be pickled, for example for a spawned process: the process that unpickles the client connects to the
+    same service, with the same default pool. A forked child cannot use its parent's client.
 
     Every method that asks the service can also raise `ClosedError` (`ClientClosedError` if the client was closed,
     `ConnectionLostError` if the service went away), `ServiceStalledError` if the service does not answer within the
@@ -75,23 +75,24 @@ class Client(Lists, ClientState):
             Most bytes that the pool's blocks may take together: a number, or a size such as ``"64MiB"``.
         session_bytes, user_bytes
             Most bytes that may count for one session, and for all sessions of one user, in the same form; 0: no limit
-            besides `max_bytes`. A free block counts too while the session's process keeps it from other processes:
-            because GPU work on it is under way, because the service has recalled it and the process has not unmapped
-            it yet, or because the session ended without having released it.
+            besides `max_bytes`. A free block also counts while the session's process keeps the block from other
+            processes: GPU work on the block is under way, the service has recalled the block and the process has not
+            unmapped it yet, or the session ended without having released the block.
         uids, gids
-            Ids of the users and groups that may use the pool. If both are empty, only this user may.
+            Ids of the users and groups that may use the pool. If both are empty, only this user may use the pool.
         exist_ok
-            If there is a pool of that name with the same settings, or another client is making it now, open it.
+            If a pool of that name with the same settings exists, or another client is making this pool now, open the
+            pool.
 
         Returns
         -------
         Pool
-            The new pool, or with `exist_ok` the one that was there.
+            The new pool, or with `exist_ok` the existing pool.
 
         Raises
         ------
         AlreadyExistsError
-            There is a pool of that name. With `exist_ok`: its settings differ, and the message says how.
+            There is a pool of that name. With `exist_ok`: the pool's settings differ, and the message says how.
         AccessDeniedError
             This user may not create pools, or may not use the existing one.
         UnavailableError
@@ -125,7 +126,7 @@ class Client(Lists, ClientState):
             The pool's name.
         timeout
             Seconds to wait for the pool to appear; 0: do not wait; None: no limit. If another client is making the pool
-            now, the call waits for that in any case.
+            now, the call always waits until the pool is made.
 
         Returns
         -------
@@ -137,7 +138,7 @@ class Client(Lists, ClientState):
         NotFoundError
             There is no such pool, and `timeout` is 0.
         WaitTimeoutError
-            The pool did not appear in time.
+            The pool did not appear within `timeout`.
         AccessDeniedError
             This user may not use the pool.
         """
@@ -149,8 +150,8 @@ class Client(Lists, ClientState):
         Parameters
         ----------
         pool
-            The pool or its name. The user who made it and the service's own user may destroy it, even if they may not
-            open it.
+            The pool or its name. The user who made the pool and the service's own user may destroy the pool, even if
+            they may not open it.
 
         Raises
         ------
@@ -236,7 +237,7 @@ class Client(Lists, ClientState):
         Raises
         ------
         PoolLimitError, DeviceMemoryError
-            There is no room in the pool or on the device, or none came within `timeout`.
+            The pool or the device has no room, or no memory became free within `timeout`.
         NotFoundError, AccessDeniedError
             There is no such pool, or this user may not use it.
         InvalidArgumentError
@@ -247,7 +248,7 @@ class Client(Lists, ClientState):
         return self._lease_type(self._run, self._run(flow))
 
     def get(self, name: str, *, write: bool = False, timeout: float | None = 0.0) -> Lease:
-        """Lease the buffer that was published under a name. The client opens the buffer's pool if it has not yet.
+        """Lease the buffer that was published under a name. The client opens the buffer's pool if it is not open yet.
 
         Parameters
         ----------
@@ -256,8 +257,8 @@ class Client(Lists, ClientState):
         write
             Lease the buffer for writing. A write lease excludes every other lease on the buffer.
         timeout
-            Seconds to wait for the name to appear, and for leases to end that exclude this one; 0: do not wait; None:
-            no limit.
+            Seconds to wait for the name to appear, and for the end of other leases that exclude this lease; 0: do not
+            wait; None: no limit.
 
         Returns
         -------
@@ -269,13 +270,13 @@ class Client(Lists, ClientState):
         NotFoundError
             Nothing is published under the name, and `timeout` is 0.
         WaitTimeoutError
-            The name did not appear in time.
+            The name did not appear within `timeout`.
         BusyError
-            Another lease excludes this one, and did not end in time.
+            Another lease excludes this lease, and did not end within `timeout`.
         AccessDeniedError
             This user may not use the buffer's pool.
         ContentFailedError
-            The content will never be complete: its writer died, or said so.
+            The content will never be complete: its writer died or reported a failure.
         UnavailableError
             This process cannot map the memory; the message says why.
         """
@@ -292,7 +293,7 @@ class Client(Lists, ClientState):
         write
             Lease the buffer for writing. A write lease excludes every other lease on the buffer.
         timeout
-            Seconds to wait for leases to end that exclude this one; 0: do not wait; None: no limit.
+            Seconds to wait for the end of other leases that exclude this lease; 0: do not wait; None: no limit.
 
         Returns
         -------
@@ -306,8 +307,8 @@ class Client(Lists, ClientState):
         StaleError
             The buffer is gone, or the block has another generation now.
         BusyError
-            Another lease excludes this one, and did not end in time. A buffer that a channel carries counts as leased
-            for writing.
+            Another lease excludes this lease, and did not end within `timeout`. A buffer that a channel carries counts
+            as leased for writing.
         AccessDeniedError, ContentFailedError, UnavailableError
             See `get`.
         """
@@ -331,13 +332,13 @@ class Client(Lists, ClientState):
         array
             A NumPy array, or an array of any library that has DLPack or ``__cuda_array_interface__``.
         name
-            The name to publish it under: 1 to 255 bytes of UTF-8 without control characters.
+            The name under which the copy is published: 1 to 255 bytes of UTF-8 without control characters.
         pool
             The pool or its name; None: the default pool, the first that this client created or opened.
         keep
-            Keep the name when this client is closed. By default the name goes with the client.
+            Keep the name when this client is closed. By default the service removes the name when the client ends.
         replace
-            If the same user has published the name before, let it name this buffer now.
+            If the same user has published the name before, let the name refer to this buffer now.
         timeout
             Seconds to wait for room in the pool; 0: do not wait; None: no limit.
 
@@ -356,7 +357,7 @@ class Client(Lists, ClientState):
         AccessDeniedError
             The name belongs to another user, or this user may not use the pool.
         PoolLimitError, DeviceMemoryError
-            There is no room in the pool or on the device, or none came within `timeout`.
+            The pool or the device has no room, or no memory became free within `timeout`.
         """
         flow = _whole.put(self._session, array, name, self._pool(pool).id, keep=keep, replace=replace, timeout=timeout)
         return self._lease_type(self._run, self._run(flow))
@@ -372,14 +373,14 @@ class Client(Lists, ClientState):
             The name that was given to `Lease.publish` or `put`.
         library
             The library of the array: ``"numpy"``, ``"cupy"``, ``"torch"`` or ``"jax"``. NumPy gets a copy of memory
-            that only a GPU reaches, and a copy of ``bfloat16``, which it lacks, as float32. All other arrays use the
+            that only a GPU reaches, and a copy as float32 of ``bfloat16``, which NumPy lacks. All other arrays use the
             memory in place.
         write
-            Lease the buffer for writing. A write lease excludes every other lease on the buffer. By default it is
-            leased for reading, and the program must not write the array.
+            Lease the buffer for writing. A write lease excludes every other lease on the buffer. By default the buffer
+            is leased for reading, and the program must not write the array.
         timeout
-            Seconds to wait for the name to appear, and for leases to end that exclude this one; 0: do not wait; None:
-            no limit.
+            Seconds to wait for the name to appear, and for the end of other leases that exclude this lease; 0: do not
+            wait; None: no limit.
 
         Returns
         -------
@@ -389,7 +390,7 @@ class Client(Lists, ClientState):
         Raises
         ------
         InvalidArgumentError
-            `library` is none of the four.
+            `library` is not one of these four names.
         UnavailableError
             The library is not installed, or this process cannot map the memory.
         NotFoundError, WaitTimeoutError, BusyError, AccessDeniedError, ContentFailedError
@@ -411,7 +412,7 @@ class Client(Lists, ClientState):
         NotFoundError
             Nothing is published under the name.
         AccessDeniedError
-            Another user published it.
+            Another user published the name.
         """
         self._run(_operations.unpublish(name))
 
@@ -429,10 +430,10 @@ class Client(Lists, ClientState):
         """Create a channel, or open the channel of that name if it has the same settings.
 
         Frames go through memory that producers and consumers share. A frame costs microseconds, and no message to the
-        service. When consumers are done with a frame's memory, it goes back to the frame's producer. The producer keeps
-        the memory of up to ``capacity + 2`` frames for its next frames, and releases it after a second or two without
-        use. While the producer's process is stopped, no other client gets that memory. A channel has at most 63
-        producers. A consumer has at most 256 frames in hand.
+        service. When consumers are done with a frame's memory, the memory goes back to the frame's producer. The
+        producer keeps the memory of up to ``capacity + 2`` frames for its next frames, and releases memory that was not
+        used for a second or two. While the producer's process is stopped, no other client gets that memory. A channel
+        has at most 63 producers. A consumer has at most 256 frames in hand.
 
         Parameters
         ----------
@@ -448,13 +449,13 @@ class Client(Lists, ClientState):
             How many frames the channel keeps, 1 to 1,024. In a queue, frames that a subscriber has taken do not count.
         full
             What happens when the channel is full. ``"block"``: publishing waits. ``"fail"``: publishing raises
-            `PoolLimitError`. ``"drop-oldest"``: a subscriber that is behind misses the oldest frames. ``"latest"``: it
-            misses frames too, and gets only the newest one.
+            `PoolLimitError`. ``"drop-oldest"``: a subscriber that is behind misses the oldest frames. ``"latest"``:
+            such a subscriber misses frames too, and gets only the newest frame.
 
         Returns
         -------
         Channel
-            The new channel, or the one that was there.
+            The new channel, or the existing channel.
 
         Raises
         ------
@@ -477,7 +478,7 @@ class Client(Lists, ClientState):
         return self._channel_type(self._session, self._run, info, self._channel_pool(info))
 
     def open_channel(self, name: str, timeout: float | None = 0.0) -> Channel:
-        """Open a channel by its name, and its pool.
+        """Open a channel by its name. The client also opens the channel's pool.
 
         Parameters
         ----------
@@ -496,7 +497,7 @@ class Client(Lists, ClientState):
         NotFoundError
             There is no such channel, and `timeout` is 0.
         WaitTimeoutError
-            The channel did not appear in time.
+            The channel did not appear within `timeout`.
         AccessDeniedError
             This user may not use the channel's pool.
         UnavailableError
@@ -522,13 +523,14 @@ class Client(Lists, ClientState):
         channel
             A channel or its name.
         credit
-            How many frames this subscriber may have taken and not yet acknowledged, 1 to 256. At that number, asking
-            for one more waits until another thread or task acknowledges one. It matters with ``ack="manual"``.
+            How many frames this subscriber may have taken and not yet acknowledged, 1 to 256. At that limit, a call for
+            the next frame waits until another thread or task acknowledges a frame. `credit` matters with
+            ``ack="manual"``.
         oldest
             Begin with the oldest frame that the channel keeps. By default a subscription begins with the newest.
         full
-            What happens when this subscriber of a broadcast is behind, one of the words of `create_channel`; None: as
-            the channel's own `full` says.
+            What happens when this subscriber of a broadcast is behind: one of the values of `full` in `create_channel`;
+            None: the channel's own value.
         ack
             ``"auto"``: asking for the next frame acknowledges the frames before it. ``"manual"``: only `Frame.ack`,
             `Frame.release` and the end of a frame's ``with`` block acknowledge a frame. See `Frame`.
@@ -538,14 +540,14 @@ class Client(Lists, ClientState):
         Returns
         -------
         Subscription
-            An iterator over the frames, which waits for each without a time limit.
+            An iterator over the frames. The iterator waits for each frame without a time limit.
 
         Raises
         ------
         NotFoundError
             There is no such channel, and `timeout` is 0.
         WaitTimeoutError
-            The channel did not appear in time.
+            The channel did not appear within `timeout`.
         ClosedError
             The channel was closed.
         AccessDeniedError, UnavailableError
@@ -569,11 +571,11 @@ class Client(Lists, ClientState):
     # Closing
 
     def close(self) -> None:
-        """Close the connection. Its leases and subscriptions end. Idempotent.
+        """Close the connection. The client's leases and subscriptions end. Idempotent.
 
-        Arrays that are alive stay valid. The service does not use their memory again before this process ends. The
-        service has ended the session when the call returns, and counts it no more, unless it did not answer within a
-        second.
+        Arrays that are alive stay valid. The service does not use their memory again before this process ends. When the
+        call returns, the service has ended the session and no longer counts it, unless the service did not answer
+        within a second.
         """
         if self._session.ended is None and os.getpid() == self._session.pid:
             self._session.spares.release_within(CLOSE_TIMEOUT)

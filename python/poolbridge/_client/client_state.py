@@ -60,7 +60,7 @@ class ClientState:
 
     @property
     def epoch(self) -> str:
-        """The id of one life of the service, in hexadecimal: a service that is started again has another one."""
+        """The id of one life of the service, in hexadecimal: a service that is started again has another id."""
         return self._session.core.epoch.hex()
 
     @property
@@ -69,7 +69,7 @@ class ClientState:
         return self._session.core.service_pid
 
     def session_stats(self) -> SessionStats:
-        """Return what this client has done since it was connected. It asks nobody, and is not awaited.
+        """Return what this client has done since it was connected. It sends no request, and is no coroutine.
 
         `stats` asks the service for its counts. `sessions` lists all clients as the service sees them.
 
@@ -81,7 +81,7 @@ class ClientState:
         return session_stats(self._session)
 
     def event(self, device: int | str | None = None) -> Event:
-        """Make an interprocess event. Record it after the work on a buffer, and pass it to ``publish``.
+        """Make an interprocess event. Record the event after the work on a buffer, and pass the event to ``publish``.
 
         Parameters
         ----------
@@ -139,7 +139,7 @@ class ClientState:
 
 
 def session_of(client: ClientState) -> Session:
-    """Return the session of a client, for modules of this package. It is no attribute that programs may use."""
+    """Return the session of a client, for modules of this package only."""
     return client._session  # noqa: SLF001
 
 

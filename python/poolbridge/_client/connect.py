@@ -42,26 +42,27 @@ def connect(
     Parameters
     ----------
     path
-        Path of the service's socket; None: what `default_path` returns.
+        Path of the service's socket; None: the path that `default_path` returns.
     timeout
         Seconds that the service may take to answer a request, 10 by default. The time that a request may wait, such as
-        ``allocate(timeout=…)``, is added to it.
+        ``allocate(timeout=…)``, is added to this limit.
     wait
         Seconds to wait for the service to appear; 0: do not wait.
     device
         A GPU to work on, by ordinal or name as this process counts (``"cuda:1"``) or by UUID. The client gives this GPU
-        access to the memory of other GPUs that it maps. If the hardware does not allow that, mapping raises
+        access to the memory of other GPUs that it maps. If the hardware does not allow this access, mapping raises
         `PeerAccessError`. Name the streams of this GPU by `Lease.used_on`. Memory of kind ``legacy`` is opened for this
-        GPU alone: kernels of another GPU, also of the GPU that has the memory, must not use its address. None: memory
-        is used on its own GPU.
+        GPU alone: kernels of another GPU, also of the GPU that has the memory, must not use the address of the memory.
+        None: memory is used on its own GPU.
     start
         If no service listens at the path, start one. The program is ``$POOLBRIDGE_POOLSVC``, else the ``poolsvc`` that
-        was installed with this package, else that of the ``PATH``. The service ends, and its memory with it, when no
-        client has been connected for two seconds. Programs that start it at the same time share one service. Its log is
-        the file ``<path>.log``.
+        was installed with this package, else the ``poolsvc`` of the ``PATH``. The service ends and frees its memory
+        when no client has been connected for two seconds. Programs that start a service at the same time share one
+        service. The service's log is the file ``<path>.log``.
     tracer
-        What the client calls around every allocation, publication, receipt and release: an `OpenTelemetryTracer`, an
-        `NvtxTracer`, or a `Tracer` of the program. None: nothing is called, and it costs nothing.
+        The object that the client calls around every allocation, publication, receipt and release: an
+        `OpenTelemetryTracer`, an `NvtxTracer`, or a `Tracer` of the program. None: the client calls no tracer, and
+        tracing costs nothing.
 
     Returns
     -------
@@ -71,13 +72,13 @@ def connect(
     Raises
     ------
     ServiceNotRunningError
-        No service listens at the path. It is `ServiceStartTimeoutError` if none appeared within `wait`, and with
-        `start` `ServiceStartError` if the service could not be started: `ServiceProgramError` if there is no
-        ``poolsvc``, `SocketFolderError` if no socket can be made at the path.
+        No service listens at the path. The error is `ServiceStartTimeoutError` if no service appeared within `wait`.
+        With `start`, the error is `ServiceStartError` if the service could not be started: `ServiceProgramError` if
+        there is no ``poolsvc``, `SocketFolderError` if no socket can be made at the path.
     AccessDeniedError
         This user may not connect.
     PoolLimitError
-        The service has as many sessions as it may have.
+        The service has reached its limit of sessions.
     VersionError
         Client and service share no protocol version.
     ServiceStalledError

@@ -25,31 +25,32 @@ _RELEASED: Final = "acknowledged before, by its release"
 class BaseFrame(BaseLease):
     """A read lease on a buffer that came through a channel. It is an array, as every lease is.
 
-    A frame is *acknowledged* when the consumer is done with it. In a queue no other consumer gets it then. In a
-    broadcast it no longer holds a producer back. A frame is acknowledged by `ack`, by the end of its ``with`` block,
-    and, with ``ack="auto"``, by asking for the next frame. In a queue `requeue` gives the frame back instead, and an
-    exception that leaves the ``with`` block does so, too.
+    A frame is *acknowledged* when the consumer is done with it. After that, in a queue no other consumer gets the
+    frame; in a broadcast the frame no longer makes a producer wait. A frame is acknowledged by `ack`, by the end of its
+    ``with`` block, and, with ``ack="auto"``, by asking for the next frame. In a queue, `requeue` gives the frame back
+    instead, and an exception that leaves the ``with`` block also gives it back.
 
     A frame is *released* when its memory may be used again: by `release`, which also acknowledges it, or when the frame
-    and the last array made from it are gone. The frame counts as gone when iteration goes on to the next frame, and at
-    the end of its ``with`` block. The property `lease` gives a lease that lives on.
+    and the last array made from it are gone. The frame counts as gone when iteration moves to the next frame, and at
+    the end of its ``with`` block. The property `lease` gives a lease that stays valid after that.
     """
 
     def __init__(self, state: LeaseState, consumer: Consumer, frame: _native.Frame) -> None:
         super().__init__(state)
         self._consumer = consumer
-        # The native frame itself is not kept: it may refer to an array that was made for other frames.
+        # This object does not keep the native frame, because the native frame may refer to an array that was made for
+        # other frames.
         self._seq, self._time, self._meta, self._dropped = frame.number, frame.time, frame.meta, frame.missed
         self._kept = False
         self._settled = ""  # how this object settled the frame; "" if it has not
 
     @property
     def _needed(self) -> bool:
-        """Whether arrays of the frame are alive, or may be."""
+        """Whether arrays of the frame are alive, or may be alive."""
         return bool(self._lease_state.tokens) or self._lease_state.unaccounted
 
     def _pass(self) -> None:
-        """Let go of the frame because iteration goes on or its block ends. Its arrays and leases live on."""
+        """Release the frame because iteration continues or the block ends. The frame's arrays and leases stay valid."""
         state = self._lease_state
         if state.released or state.unaccounted:
             return
@@ -80,9 +81,9 @@ class BaseFrame(BaseLease):
 
     @property
     def dropped(self) -> int:
-        """How many frames this subscriber missed between the frame before and this one.
+        """How many frames this subscriber missed between the previous frame and this frame.
 
-        In a queue: how many frames all its subscribers missed together.
+        In a queue: how many frames all subscribers of the queue missed together.
         """
         return self._dropped
 
@@ -108,7 +109,7 @@ class BaseFrame(BaseLease):
         return f"{how}: acknowledge or requeue each frame once, and leave out the second call"
 
     def _leave(self, error: BaseException | None) -> bool:
-        """Settle the frame at the end of its block. True if its lease can end at once, which settles the frame too."""
+        """Settle the frame at the end of its block. Return True if the caller has to release the lease."""
         state, back = self._lease_state, error is not None and self._consumer.queue
         self._settled = self._settled or f"{'requeued' if back else 'acknowledged'} before, by the end of its block"
         if not self._needed:
@@ -125,15 +126,15 @@ class BaseFrame(BaseLease):
 
 
 def pass_on(frame: BaseFrame) -> None:
-    """Let go of a frame because its subscription goes on to the next frame."""
+    """Release a frame because its subscription moves to the next frame."""
     frame._pass()  # noqa: SLF001 - of one family
 
 
 class Frame(BaseFrame):
     """A frame of a blocking `Client`. As a context manager it acknowledges and releases itself at the end of the block.
 
-    If arrays made from the frame are alive at the end of the block, it is released when the last of them is gone. If an
-    exception leaves the block, a frame of a queue goes back to the queue instead of being acknowledged.
+    If arrays made from the frame are alive at the end of the block, the frame is released when the last of these arrays
+    is gone. If an exception leaves the block, a frame of a queue goes back to the queue instead of being acknowledged.
     """
 
     _lease_type: ClassVar = Lease
@@ -144,7 +145,7 @@ class Frame(BaseFrame):
 
     @property
     def lease(self) -> Lease:
-        """The frame as a read lease that stays usable when iteration goes on to the next frame."""
+        """The frame as a read lease that stays usable when iteration moves to the next frame."""
         self._kept = True
         return self._lease_type(self._run, self._lease_state)
 
@@ -158,8 +159,8 @@ class Frame(BaseFrame):
         Parameters
         ----------
         force
-            End the lease although arrays made from it are alive, or may be. The caller guarantees that no array is used
-            any more.
+            End the lease although arrays made from the frame are alive, or may be alive. The caller guarantees that no
+            array is used any more.
 
         Raises
         ------
@@ -170,7 +171,7 @@ class Frame(BaseFrame):
         self._settled = self._settled or _RELEASED
 
     def ack(self) -> None:
-        """Acknowledge the frame. In a queue no other consumer gets it then; in a broadcast it holds no producer back.
+        """Acknowledge the frame. After that, a queue gives the frame to no other consumer.
 
         The frame and its arrays stay usable. A frame can be acknowledged after its subscription was closed, too.
 
@@ -179,12 +180,12 @@ class Frame(BaseFrame):
         FrameSettledError
             The frame was acknowledged before, also by `release` or by asking for the next frame, or was requeued.
         ClosedError
-            The session has ended. That requeued the frames that were not acknowledged.
+            The session has ended. The end of the session requeued the frames that were not acknowledged.
         """
         self._settle(back=False)
 
     def requeue(self) -> None:
-        """Give the frame back to its queue, at the place that it had. Another consumer gets it, or this one again.
+        """Give the frame back to its queue, at its old place. Another consumer gets the frame, or this consumer again.
 
         The frame and its arrays stay usable.
 
@@ -219,7 +220,7 @@ class AsyncFrame(BaseFrame):
 
     @property
     def lease(self) -> AsyncLease:
-        """The frame as a read lease that stays usable when iteration goes on to the next frame."""
+        """The frame as a read lease that stays usable when iteration moves to the next frame."""
         self._kept = True
         return self._lease_type(self._run, self._lease_state)
 
@@ -237,7 +238,7 @@ class AsyncFrame(BaseFrame):
         self._settle(back=False)
 
     async def requeue(self) -> None:
-        """Give the frame back to its queue, at the place that it had; see `Frame.requeue`."""
+        """Give the frame back to its queue, at its old place; see `Frame.requeue`."""
         self._settle(back=True)
 
     async def __aenter__(self) -> Self:

@@ -20,10 +20,11 @@ if TYPE_CHECKING:
 
 
 class BaseLease(ArrayExports):
-    """The right to use one buffer, to write or to read it. It is an array that other libraries can use in place.
+    """The right to use one buffer, to write or to read it. A lease is an array that other libraries can use in place.
 
-    Arrays that are made from a lease by DLPack, by NumPy or through `view` keep it alive. The lease ends by `release`,
-    or when the lease object and the last of its arrays are gone. A client makes leases; programs do not call the class.
+    Arrays that are made from a lease by DLPack, by NumPy or through `view` keep the lease alive. The lease ends by
+    `release`, or when the lease object and the last of its arrays are gone. A client makes leases; programs do not call
+    the class.
     """
 
     def __init__(self, state: LeaseState) -> None:
@@ -36,7 +37,7 @@ class BaseLease(ArrayExports):
 
     @property
     def name(self) -> str | None:
-        """The name under which this lease's buffer was published or found; None if it has none."""
+        """The name under which this lease's buffer was published or found; None if no name was used."""
         return self._lease_state.name
 
     @property
@@ -46,9 +47,9 @@ class BaseLease(ArrayExports):
 
     @property
     def generation(self) -> int:
-        """The number of the block's current use: 1 for its first buffer, and one more for each later one.
+        """The number of the block's current use: 1 for the block's first buffer, and 1 more for each later buffer.
 
-        For a frame it is the number at the time when this client mapped the block.
+        For a frame, this is the number that was current when this client mapped the block.
         """
         return self._lease_state.grant.ge
 
@@ -66,8 +67,8 @@ class BaseLease(ArrayExports):
     def __cuda_array_interface__(self) -> dict[str, Any]:
         """Version 3 of the CUDA array interface, for memory that a GPU reaches.
 
-        An array that is made from it keeps the lease object alive but cannot be counted, so that `release` needs
-        ``force=True`` afterwards. Arrays made from ``lease.view()`` are counted.
+        An array that is made by this interface keeps the lease object alive, but poolbridge cannot count the array.
+        After that, `release` needs ``force=True``. Arrays made from ``lease.view()`` are counted.
 
         Raises
         ------
@@ -83,17 +84,17 @@ class BaseLease(ArrayExports):
         return interface
 
     def view(self, *, legacy: bool = False, device: str | None = None) -> LeaseView:
-        """Make a view of the lease. It counts as one array of the lease while any object refers to it.
+        """Make a view of the lease. The view counts as one array of the lease while any object refers to the view.
 
         Parameters
         ----------
         legacy
             Export a read-only lease to libraries that ask for legacy DLPack capsules, such as older versions of JAX. A
             legacy capsule cannot say that the data is read-only, so the caller guarantees that the library does not
-            write it.
+            write the data.
         device
-            The device that the view reports. ``"cpu"`` reports memory of kind ``pinned``, which the CPU reaches too, as
-            memory of the CPU. None: the lease's own device.
+            The device that the view reports. ``"cpu"`` reports memory of kind ``pinned`` as memory of the CPU, because
+            the CPU reaches it too. None: the lease's own device.
 
         Returns
         -------
@@ -114,8 +115,8 @@ class BaseLease(ArrayExports):
         """Name a stream whose work uses the memory. The stream waits until the memory may be used.
 
         poolbridge knows the streams for which arrays were made by DLPack. Name every other stream that uses an array.
-        After ``__cuda_array_interface__``, or DLPack with ``stream=-1``, no stream is known: name all of them. Nobody
-        waits for work on a stream that was not named.
+        After ``__cuda_array_interface__``, or DLPack with ``stream=-1``, no stream is known: name all of them. The next
+        writer of the memory does not wait for work on a stream that was not named.
 
         Parameters
         ----------
@@ -137,33 +138,33 @@ class BaseLease(ArrayExports):
 
     @property
     def ready_event(self) -> Event | None:
-        """The interprocess event that was published with the content, or None. It stays open while the lease lasts.
+        """The interprocess event that was published with the content, or None. It stays open during the lease.
 
-        A program need not use it: the streams for which arrays are made wait for the content by themselves.
+        A program need not use the event: the streams for which arrays are made wait for the content by themselves.
 
         Raises
         ------
         EventUnavailableError
-            This process cannot open the event. If the content has a fence too, the lease can be used all the same.
+            This process cannot open the event. If the content has a fence too, the program can still use the lease.
         """
         self._lease_state.check_usable()
         return _order.ready_event(self._lease_state)
 
     @property
     def failed(self) -> bool:
-        """Whether it is known that the content will never be complete: its writer died, or said so."""
+        """Whether this process knows that the content will never be complete: its writer died or reported a failure."""
         return _order.lost(self._lease_state)
 
     def check(self) -> None:
-        """Raise if it is known by now that the content will never be complete.
+        """Raise an error if this process knows by now that the content will never be complete.
 
-        Call it when a stream has used the buffer: the stream's wait for the content ends, too, when the writer's
-        process dies or its promise fails.
+        Call this method after a stream has used the buffer: the stream's wait for the content also ends when the
+        writer's process dies or the writer's promise fails.
 
         Raises
         ------
         ContentFailedError
-            The content will never be complete: its writer died, or said so.
+            The content will never be complete: its writer died or reported a failure.
         """
         _order.check(self._lease_state)
 
@@ -173,8 +174,8 @@ class BaseLease(ArrayExports):
         Parameters
         ----------
         source
-            Anything that NumPy turns into an array, or an array on a device. It is broadcast to the lease's shape and
-            cast to its dtype by NumPy's rule ``same_kind``.
+            Anything that NumPy turns into an array, or an array on a device. The values are broadcast to the lease's
+            shape and cast to the lease's dtype by NumPy's rule ``same_kind``.
 
         Raises
         ------
@@ -187,7 +188,7 @@ class BaseLease(ArrayExports):
         """
         copy_into(self._lease_state, source)
 
-    # Indexing, for memory of the CPU. For memory of a GPU these raise a TypeError that says what to use instead.
+    # Indexing, for memory of the CPU. For memory of a GPU, these methods raise a TypeError that names the alternative.
 
     def __len__(self) -> int:
         if not self.shape:
@@ -199,13 +200,13 @@ class BaseLease(ArrayExports):
         return True
 
     def __getitem__(self, index: Any) -> Any:
-        """Index the elements in place; memory of the CPU only. An array that is returned keeps the lease."""
+        """Index the elements in place; memory of the CPU only. A returned array keeps the lease alive."""
         return self.__array__()[index]
 
     def __setitem__(self, index: Any, value: Any) -> None:
         self.__array__()[index] = value
 
-    # Without these, libraries that do not know leases would iterate over one and copy it element by element.
+    # Without these attributes, a library that does not know leases would iterate over a lease and copy each element.
     __iter__: ClassVar[None] = None
     __contains__: ClassVar[None] = None
 
@@ -256,8 +257,8 @@ class Lease(BaseLease):
     """A lease of a blocking `Client`. As a context manager it releases itself at the end of the block.
 
     If arrays made from the lease are alive at the end of the block, the block raises `LeaseInUseError`. If an exception
-    leaves the block, a write lease is released as failed; if arrays are alive then, the lease ends when the last of
-    them is gone.
+    leaves the block, a write lease is released as failed; if arrays are alive at that time, the lease ends when the
+    last of these arrays is gone.
     """
 
     def __init__(self, run: Run, state: LeaseState) -> None:
@@ -277,27 +278,28 @@ class Lease(BaseLease):
         """Publish the buffer under a name. The write lease becomes a read lease.
 
         The call does not wait for GPU work. Readers wait, on their streams, for the work that this process has queued
-        so far on the streams that used the buffer. Arrays that were made before stay valid, and the program must not
-        write them any more. Arrays from `numpy.asarray` become read-only; slices of them, and arrays made by DLPack,
-        cannot be made so.
+        so far on the streams that used the buffer. Arrays that were made before the call stay valid, but the program
+        must not write them any more. Arrays from `numpy.asarray` become read-only; slices of them, and arrays made by
+        DLPack, cannot become read-only.
 
         Parameters
         ----------
         name
             1 to 255 bytes of UTF-8 without control characters.
         keep
-            Keep the name when this client is closed. By default the name goes with the client.
+            Keep the name when this client is closed. By default the service removes the name when the client ends.
         replace
-            If the same user has published the name before, let it name this buffer now.
+            If the same user has published the name before, let the name refer to this buffer now.
         stream
             A stream that writes the content and for which no array was made by DLPack: a handle, or an object of CuPy,
             PyTorch or cuda.core.
         event
-            An interprocess event that was recorded after all work on the content, for readers that use such events. It
-            is one of ``client.event()``, cuda.core, CuPy or PyTorch. Keep it until the readers have opened it.
+            An interprocess event that was recorded after all work on the content, for readers that use such events. The
+            event comes from ``client.event()``, cuda.core, CuPy or PyTorch. Keep the event until the readers have
+            opened it.
         fence
             Publish a fence too, which says when the content is complete. With False, readers have to open the event.
-            Only processes of this user that see the same ``/dev/shm`` can do that, and only until this lease is
+            Only processes of this user that see the same ``/dev/shm`` can open the event, and only until this lease is
             released.
 
         Raises
@@ -322,9 +324,10 @@ class Lease(BaseLease):
     def promise(self) -> Promise:
         """Promise the content, so that the buffer can be published before it is complete.
 
-        Use it for content that the CPU writes, or whose work this process waits for itself. First make the arrays.
-        Then publish the lease under a name or through a channel, write the arrays, and call `Promise.complete`. Readers
-        of the buffer wait for that call. If the content cannot be completed, call `Promise.fail`.
+        Use a promise for content that the CPU writes, or for GPU work for which this process waits itself. First make
+        the arrays. Then publish the lease under a name or through a channel, write the arrays, and call
+        `Promise.complete`. Readers of the buffer wait for that call. If the content cannot be completed, call
+        `Promise.fail`.
 
         Returns
         -------
@@ -338,7 +341,8 @@ class Lease(BaseLease):
         LeaseReleasedError
             The lease has ended.
         PoolLimitError
-            Too many streams and promises of this client are at work, 512 at most, or 256 promises have failed.
+            This client has too many streams and promises at work (the limit is 512), or 256 of its promises have
+            failed.
         UnsupportedError
             The service is too old for promises.
         """
@@ -347,8 +351,7 @@ class Lease(BaseLease):
     def wait(self, timeout: float | None = None) -> None:
         """Wait on the CPU until the content is complete and the memory may be used.
 
-        Streams of a GPU need no such call. Making an array of the CPU waits by itself, for the seconds of the client's
-        ``timeout`` at most.
+        Streams of a GPU need no such call. Making an array of the CPU also waits, for at most the client's ``timeout``.
 
         Parameters
         ----------
@@ -358,9 +361,9 @@ class Lease(BaseLease):
         Raises
         ------
         WaitTimeoutError
-            The content was not complete in time.
+            The content was not complete within `timeout`.
         ContentFailedError
-            The content will never be complete: its writer died, or said so.
+            The content will never be complete: its writer died or reported a failure.
         LeaseReleasedError
             The lease has ended.
         """
@@ -370,16 +373,16 @@ class Lease(BaseLease):
         """End the lease now.
 
         The next writer of the memory waits, on its stream, for the work that this process has queued so far on the
-        streams that used the buffer. These are the streams for which arrays were made by DLPack, and those that
-        `used_on` named.
+        streams that used the buffer. These are the streams for which arrays were made by DLPack, and the streams that
+        the program named by `used_on`.
 
         Parameters
         ----------
         failed
-            Say that the content is incomplete. Readers that wait for it get `ProducerDiedError`.
+            Say that the content is incomplete. Readers that wait for the content get `ProducerDiedError`.
         force
-            End the lease although arrays made from it are alive, or may be. The caller guarantees that no array is used
-            any more.
+            End the lease although arrays made from the lease are alive, or may be alive. The caller guarantees that no
+            array is used any more.
 
         Raises
         ------

@@ -1,4 +1,4 @@
-"""Lists of what a service has, and of what happened to it. The service sends them page by page."""
+"""Lists of the objects and of the events of a service. The service sends each list page by page."""
 
 from __future__ import annotations
 
@@ -45,17 +45,18 @@ class SessionInfo:
     began
         When the session began, in UTC.
     leases
-        Number of its leases.
+        Number of the session's leases.
     blocks
-        Number of blocks that it may have mapped.
+        Number of blocks that the session may have mapped.
     members
-        Number of its producers and consumers in channels.
+        Number of the session's producers and consumers in channels.
     nbytes
         Bytes that count for the session in all pools; see `Client.create_pool`.
     waits
-        Number of its requests that wait.
+        Number of the session's requests that wait.
     waits_for, since
-        What it has waited for longest, in words for people, and since when; None if it waits for nothing.
+        What the session has waited for longest, in words, and the time when that wait began; None if it waits for
+        nothing.
     """
 
     id: int
@@ -83,15 +84,15 @@ class ChannelInfo:
     name
         The channel's name.
     pool
-        Id of the pool whose buffers it carries.
+        Id of the pool whose buffers the channel carries.
     mode, capacity, full
-        The settings that it was made with; see `Client.create_channel`.
+        The channel's settings; see `Client.create_channel`.
     uid
-        Id of the user who made it.
+        Id of the user who made the channel.
     producers, consumers
-        How many producers and consumers it has now.
+        How many producers and consumers the channel has now.
     closed
-        Whether it was closed. Nothing can be published then, and it lives until its consumers leave.
+        Whether the channel was closed. A closed channel accepts no frames, and exists until its consumers leave.
     published
         How many frames were published so far.
     waiting
@@ -100,11 +101,11 @@ class ChannelInfo:
     slowest
         In a broadcast, the id of the session of the consumer that is furthest behind; None if no consumer is behind.
     used
-        How many places of the channel frames take up. If as many as its capacity, the next frame waits, fails, or drops
-        another.
+        How many places of the channel are taken by frames. If this number is the capacity, the next frame waits, fails,
+        or drops another frame.
     dropped
-        How many frames were dropped so far because consumers were behind: in a broadcast, the sum of what each consumer
-        missed; in a queue, those that no consumer got.
+        How many frames were dropped so far because consumers were behind: in a broadcast, the sum of the frames that
+        each consumer missed; in a queue, the frames that no consumer got.
     """
 
     id: int
@@ -137,9 +138,9 @@ class NameInfo:
     nbytes
         Bytes of the buffer.
     dtype_name, shape
-        Its element type, such as ``"float32"``, and the elements along each axis.
+        The buffer's element type, such as ``"float32"``, and the elements along each axis.
     uid
-        Id of the user who published it.
+        Id of the user who published the name.
     session
         Id of the session whose end removes the name; None if the name is kept (``keep=True``).
     """
@@ -165,11 +166,11 @@ class BufferInfo:
     generation
         The number of its block's current use; see `BaseLease.generation`.
     pool
-        Id of its pool.
+        Id of the buffer's pool.
     nbytes, block_nbytes
         Bytes of the buffer, and of its block.
     dtype_name, shape
-        Its element type, such as ``"float32"``, and the elements along each axis.
+        The buffer's element type, such as ``"float32"``, and the elements along each axis.
     writer
         Id of the session that has the write lease; None if there is no write lease.
     readers
@@ -177,9 +178,9 @@ class BufferInfo:
     reads
         Number of read leases.
     names
-        Number of names under which it is published.
+        Number of names under which the buffer is published.
     in_channel
-        Whether a channel has it whose producer left.
+        Whether a channel has the buffer and the buffer's producer has left.
     """
 
     id: int
@@ -205,17 +206,19 @@ class LeaseInfo:
     id, session
         The ids of the lease and of its session, never reused within one life of the service.
     uid, pid, program
-        The session's user, its process, and what the client calls itself; the last two are for people.
+        Id of the user, id of the process, and the name that the client gave for its program. Use `pid` and `program`
+        for display only.
     buffer, pool
         The ids of the buffer and of its pool.
     nbytes, block_nbytes
         Bytes of the buffer and of its block.
     write
-        It is a write lease.
+        Whether the lease is a write lease.
     began
-        When it was granted, to a second.
+        When the service granted the lease, with a precision of one second.
     waits_for, since
-        For people, what its session has waited for longest since when; None: it waits for nothing.
+        What the session has waited for longest, in words, and the time when that wait began; None if it waits for
+        nothing.
     """
 
     id: int
@@ -235,14 +238,14 @@ class LeaseInfo:
 
 @dataclass(frozen=True, slots=True)
 class HistoryEvent:
-    """One thing that happened to the service. A field that does not apply to it is None, or 0.
+    """One event of the service. A field that does not apply to the event is None or 0.
 
     Attributes
     ----------
     number
         Counts the events of one life of the service, from 1 on.
     at
-        When it happened, in UTC.
+        When the event happened, in UTC.
     kind
         Name of the kind of event, such as ``session-ended``: see ``docs/operating.md``.
     session, uid, pid, program
@@ -251,13 +254,13 @@ class HistoryEvent:
     pool, channel, buffer
         Names of the pool and of the channel, and the id of the buffer that the event concerns.
     nbytes
-        Bytes of memory that it concerns.
+        Bytes of memory that the event concerns.
     ending
         How a session ended: ``left``, ``lost``, ``error``, ``closed``, ``shutdown``.
     took
-        Seconds that it took, or has lasted until now.
+        Seconds that the event took, or that it has lasted until now.
     count
-        Number of events like this one since the last that was told, this one included.
+        Number of similar events since the last one that was reported, including this event.
     text
         A sentence for people.
     """
@@ -372,8 +375,8 @@ class Lists:
     def sessions(self) -> list[SessionInfo]:
         """List the sessions of this user, this one included. The service's own user gets all sessions.
 
-        A list is sent page by page. It may lack sessions that begin or end meanwhile; that holds for `channels`,
-        `names` and `buffers`, too.
+        The service sends a list page by page. The list may lack sessions that begin or end meanwhile. The lists of
+        `channels`, `names` and `buffers` may lack entries for the same reason.
 
         Returns
         -------
@@ -417,27 +420,27 @@ class Lists:
         return self._run(_leases())
 
     def events(self, after: int = 0) -> list[HistoryEvent]:
-        """List what happened to the service and concerns this user, the oldest first; for the service's own user all.
+        """List the events that concern this user, the oldest first. The service's own user gets all events.
 
         Parameters
         ----------
         after
-            The number of the last event that is known. The service keeps the newest few thousand events.
+            The number of the last event that the caller knows. The service keeps the newest few thousand events.
 
         Raises
         ------
         InvalidArgumentError
-            If no event has that number yet: the service was started again, and numbers them anew.
+            No event has the number `after` yet: the service was started again, and numbers its events from 1 again.
         """
         return self._run(_events(after))
 
     def end_session(self, session: int) -> None:
-        """End the session of another client, which is told so; what it had is used again once its process is gone.
+        """End the session of another client and tell that client. Its memory is reused after its process ends.
 
         Raises
         ------
         AccessDeniedError
-            If this is not the user that the service runs as.
+            This user is not the user that the service runs as.
         """
         self._run(_end(session))
 
@@ -469,7 +472,7 @@ class AsyncLists:
         return await self._run(_leases())
 
     async def events(self, after: int = 0) -> list[HistoryEvent]:
-        """List what happened; see `Client.events`."""
+        """List events; see `Client.events`."""
         return await self._run(_events(after))
 
     async def end_session(self, session: int) -> None:

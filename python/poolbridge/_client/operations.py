@@ -60,7 +60,7 @@ if TYPE_CHECKING:
 
 # Seconds for which an allocation waits for memory of its own client to come back, before it waits at the service.
 _OWN = 5e-3
-# What is sent for no time limit, in milliseconds. It fits into 64 bits as nanoseconds, too.
+# The value that a request has for no time limit, in milliseconds. As nanoseconds, the value also fits into 64 bits.
 _FOREVER_MS = 2**40
 _CONTROL = re.compile("[\x00-\x1f\x7f-\x9f]")
 
@@ -69,7 +69,7 @@ _CONTROL = re.compile("[\x00-\x1f\x7f-\x9f]")
 
 
 def check_name(name: str, what: str) -> str:
-    """Check the name of a pool, buffer or channel and return it; `what` says which, for the error text.
+    """Check the name of a pool, buffer or channel and return it; `what` is the kind of object for the error text.
 
     Raises
     ------
@@ -109,7 +109,7 @@ def check_wait(timeout: float | None) -> int:
 
 
 def check_count(value: int, what: str, *, least: int = 0, most: int = U_MAX) -> int:
-    """Check a number or an id and return it as an int; `what` names it in the error text.
+    """Check a number or an id and return it as an int; `what` names the value in the error text.
 
     Raises
     ------
@@ -154,7 +154,7 @@ def check_device(device: int | str | None) -> int | str | None:
     Raises
     ------
     InvalidArgumentError
-        It is neither a text nor an ordinal.
+        `device` is neither a text nor an ordinal.
     """
     return device if device is None or isinstance(device, str) else check_count(device, "device")
 
@@ -180,7 +180,7 @@ def create_pool(
     gids: Sequence[int],
     exist_ok: bool,
 ) -> Flow[Pool]:
-    """Create a pool, or with `exist_ok` open the one with the same settings. The session has it open then."""
+    """Create and open a pool, or with `exist_ok` open the existing pool with the same settings."""
     request = Create(
         nm=check_name(name, "pool"),
         k=_check_kind(kind),
@@ -197,18 +197,18 @@ def create_pool(
 
 
 def open_pool(name: str, *, timeout: float | None) -> Flow[Pool]:
-    """Wait for a pool to appear and to be made, and open it."""
+    """Wait until a pool exists and is ready, and open the pool."""
     request = Open(nm=check_name(name, "pool"), w=check_wait(timeout))
     reply = yield from ask(request, PoolReply, timeout)
     return Pool.from_wire(reply.p)
 
 
 def destroy_pool(pool: Pool | str) -> Flow[Pool]:
-    """Destroy a pool. A pool that is given by its name need not be one that this user may open."""
+    """Destroy a pool. If `pool` is a name, this user need not have the right to open the pool."""
     if isinstance(pool, str):
         name = check_name(pool, "pool")
         known = (yield from stats()).pools
-        # Take the newest one. Older pools of the same name were destroyed, and leases still use their memory.
+        # Take the newest pool. Older pools of the same name were destroyed, and leases still use their memory.
         found = max((one.pool for one in known if one.pool.name == name), key=lambda one: one.id, default=None)
         if found is None:
             raise NotFoundError(f"there is no pool {name!r} that this user may use or destroy")
@@ -218,7 +218,7 @@ def destroy_pool(pool: Pool | str) -> Flow[Pool]:
 
 
 def trim(pool: Pool, *, keep_bytes: int | str) -> Flow[int]:
-    """Free unused blocks of a pool; return the number of bytes."""
+    """Free unused blocks of a pool; return the number of freed bytes."""
     reply = yield from ask(Trim(pl=pool.id, n=check_bytes(keep_bytes, "keep_bytes")), TrimReply)
     return reply.n
 
@@ -235,12 +235,12 @@ def stats() -> Flow[ServiceStats]:
 def allocate(
     session: Session, description: _tensor.Description, pool: int, *, timeout: float | None, at_once: bool = False
 ) -> Flow[LeaseState]:
-    """Lease a buffer for writing: one that came back from a channel, or a new one.
+    """Lease a buffer for writing: a buffer that came back from a channel, or a new buffer.
 
     Parameters
     ----------
     session, description
-        The session, and what the buffer is to hold.
+        The session, and the layout of the array that the buffer will hold.
     pool
         The pool's id.
     timeout
@@ -277,10 +277,10 @@ def _allocate(
 def new_or_back(
     session: Session, description: _tensor.Description, pool: int, timeout: float | None, shelf: Shelf | None = None
 ) -> Flow[LeaseState | None]:
-    """Lease a new buffer if the pool has room. If not, wait a moment for memory of this client to come back.
+    """Lease a new buffer if the pool has room. If not, wait up to `_OWN` seconds until memory comes back.
 
-    Memory that comes back to this client is usually there sooner than memory of other clients. With `shelf` only memory
-    of that publisher counts.
+    Memory that comes back to this client is usually there sooner than memory of other clients. With `shelf`, only
+    memory of the publisher that has this shelf counts.
 
     Returns
     -------
@@ -303,7 +303,7 @@ def new_or_back(
 def await_memory(
     session: Session, description: _tensor.Description, pool: int, deadline: float | None
 ) -> Flow[LeaseState]:
-    """Wait at the service, where memory of other clients is released, too. Release what comes back to this client."""
+    """Wait at the service for memory of any client. Meanwhile, release memory that comes back to this client."""
     asking = Asking(pool)
     try:
         session.asks(asking)
@@ -322,7 +322,7 @@ def _grant(session: Session, description: _tensor.Description, pool: int, timeou
     except BaseException:
         session.tally.waited(began)
         raise
-    # Nothing comes before this: a signal handler that raises there would leave the lease.
+    # No statement may come before this one: if a signal handler raised an error there, nothing would release the lease.
     state = held(session, reply.l) or (yield from take(session, reply.l))
     state.allocated = True
     session.tally.waited(began)
@@ -370,7 +370,7 @@ def lease(session: Session, buffer_id: int, generation: int, *, write: bool, tim
 def publish(
     state: LeaseState, name: str, *, keep: bool, replace: bool, stream: Any, event: Any = None, fence: bool = True
 ) -> Flow[None]:
-    """Publish a buffer under a name. Its content is complete, or will be when streams have done their work."""
+    """Publish a buffer under a name. The content is complete, or becomes complete when streams finish their work."""
     state.check_usable()
     check_name(name, "buffer")
     if not state.write:
@@ -399,7 +399,7 @@ def local_event(state: LeaseState, event: Any) -> Event:
     Raises
     ------
     InvalidArgumentError
-        The event is no interprocess event, the memory is the CPU's, or its content is promised.
+        The event is no interprocess event, the memory is the CPU's, or the buffer's content is promised.
     """
     if state.promise is not None:
         raise InvalidArgumentError(
@@ -414,14 +414,14 @@ def local_event(state: LeaseState, event: Any) -> Event:
 
 
 def ready(state: LeaseState, stream: Any, event: Event | None = None, *, fence: bool = True) -> Flow[Fence | None]:
-    """Return the fence that is reached when the content of a buffer is complete; None if it is complete.
+    """Return the fence that is reached when the content of a buffer is complete; None if it is complete already.
 
     Parameters
     ----------
     state
         The lease.
     stream
-        A stream that writes the content, besides those that are known; None: no other.
+        Another stream that writes the content, besides the streams that poolbridge knows; None: no other stream.
     event
         An event that was recorded after all work on the content.
     fence

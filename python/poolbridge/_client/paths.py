@@ -21,7 +21,7 @@ _LONGEST_PAUSE = 0.1
 
 
 def default_path() -> str:
-    """Return the path of the service's socket that `connect` and ``poolsvc serve`` use if none is given.
+    """Return the path of the service's socket that `connect` and ``poolsvc serve`` use if the program gives no path.
 
     Returns
     -------
@@ -46,7 +46,7 @@ def _shared_path() -> str:
 
 
 def _check_server(sock: socket.socket, path: str) -> None:
-    """Refuse a service of another user at the path that is this user's default. Only root's is trusted besides."""
+    """Refuse a service of another user at this user's default path, except a service of root."""
     if path != _shared_path():
         return
     _, uid, _ = struct.unpack("3i", sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i")))
@@ -118,7 +118,7 @@ def _not_running(path: str, error: OSError) -> str:
 
 
 class Patience:
-    """Repeated attempts to connect, with a time limit. The caller pauses between them.
+    """Repeated attempts to connect, with a time limit. The caller pauses between the attempts.
 
     Parameters
     ----------
@@ -127,7 +127,7 @@ class Patience:
     wait
         Seconds to wait for the service to appear.
     timeout
-        Seconds to wait for a service that listens to accept.
+        Seconds that a service that listens may take to accept the connection.
     now
         Monotonic time at the start, in seconds.
     """
@@ -155,7 +155,7 @@ class Patience:
         Raises
         ------
         ServiceNotRunningError
-            No service listens at the path, or it does not accept, and no time is left.
+            No service listens at the path, or the service does not accept the connection, and no time is left.
         """
         try:
             sock = dial(self._path)

@@ -24,9 +24,10 @@ class Pool:
     kind
         Where the memory comes from: ``"device"``, ``"vmm"``, ``"legacy"``, ``"pinned"`` or ``"host"``.
     device_uuid
-        The GPU's UUID, which is the same in every process. For ``"pinned"`` the closest GPU's, for ``"host"`` ``""``.
+        The GPU's UUID, which is the same in every process. For ``"pinned"``, the UUID of the closest GPU; for
+        ``"host"``, ``""``.
     device_ordinal
-        That GPU's ordinal as the service counts; None for ``"host"``.
+        The ordinal of this GPU as the service counts; None for ``"host"``.
     max_bytes
         Most bytes that the pool's blocks may take together.
     session_bytes, user_bytes
@@ -71,8 +72,8 @@ class PoolStats:
     blocks
         Number of blocks.
     session, user
-        Bytes that count for this client's session, and for its user: the blocks of buffers that they allocated, and
-        free blocks that they keep from other processes. See `Client.create_pool`.
+        Bytes that count for this client's session, and for its user: the blocks of buffers that the session or the user
+        allocated, and free blocks that their processes keep from other processes. See `Client.create_pool`.
     """
 
     pool: Pool

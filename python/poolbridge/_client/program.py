@@ -37,8 +37,8 @@ def find_program() -> str:
     Returns
     -------
     str
-        ``$POOLBRIDGE_POOLSVC``; else the program that was installed with this package; else one beside the interpreter;
-        else one of the ``PATH``.
+        ``$POOLBRIDGE_POOLSVC``; else the program that was installed with this package; else a ``poolsvc`` beside the
+        interpreter; else a ``poolsvc`` of the ``PATH``.
 
     Raises
     ------
@@ -71,7 +71,7 @@ def _runs(path: Path) -> bool:
 
 
 def _installed() -> Path | None:
-    """Return where the installation of this package put the program, also with --user, --target or --prefix."""
+    """Return the path of the program that was installed with this package, also with --user, --target or --prefix."""
     from importlib import metadata
 
     try:
@@ -82,14 +82,14 @@ def _installed() -> Path | None:
 
 
 class Process:
-    """A service that this process has started. The constructor returns when it is ready.
+    """A service that this process has started. The constructor returns when the service is ready.
 
     Attributes
     ----------
     path
-        Path of its socket.
+        Path of the service's socket.
     pid
-        Its process id.
+        The service's process id.
 
     Parameters
     ----------
@@ -98,7 +98,7 @@ class Process:
     log
         A file that the service appends its log to; None: memory, which is shown only in errors.
     bounded
-        Drop the older half of the log whenever it has grown long. Memory is always bounded.
+        Drop the older half of the log when the log has become long. A log in memory is always bounded.
     timeout
         Seconds until the service must be ready.
     """
@@ -110,8 +110,8 @@ class Process:
         if bounded or log is None:
             options = [*options, "--log-bytes", _MOST_LOG]
         LOG.debug("starting %s serve %s", program, " ".join(options))
-        # The error text has what the service prints until it is ready. The log is a file, because a closed pipe would
-        # end the service.
+        # The error text contains what the service prints until the service is ready. The log is a file, because a
+        # closed pipe would end the service.
         with _open_log(log) as said:
             before = _end(said)
             ready, ready_end = os.pipe()
@@ -142,7 +142,7 @@ class Process:
         LOG.info("started a service at %s, process %d", self.path, self.pid)
 
     def _await_ready(self, ready: int, timeout: float) -> str:
-        """Return the path that the service writes to the pipe when it listens; ``""`` if it ends before."""
+        """Return the path that the service writes to the pipe when it listens; ``""`` if it ends before that."""
         until = time.monotonic() + timeout
         line = b""
         # A process that another thread forks meanwhile may keep the pipe open. So a pidfd says whether the service
@@ -183,7 +183,7 @@ class Process:
             self._process.wait()
 
     def leave(self) -> None:
-        """Let the service run on by itself. A thread waits for its end, so that it does not become a zombie."""
+        """Let the service continue without this object. A thread waits for its end, to avoid a zombie process."""
         threading.Thread(target=self._process.wait, name="poolbridge-service", daemon=True).start()
 
     @property
@@ -193,7 +193,7 @@ class Process:
 
 
 def _open_log(path: str | os.PathLike[str] | None) -> IO[bytes]:
-    """Open the file that the service writes its log to; without a path it is a memfd."""
+    """Open the file that the service writes its log to; without a path, the file is a memfd."""
     if path is None:
         return os.fdopen(os.memfd_create("poolsvc.log"), "w+b")
     try:

@@ -22,13 +22,14 @@ if TYPE_CHECKING:
 
 
 class Promise:
-    """A promise to complete the content of a buffer after it was published. `Lease.promise` makes it.
+    """A promise to complete the content of a buffer after the buffer was published. `Lease.promise` makes it.
 
     Readers of the buffer wait until the promise is completed: streams of a GPU wait by themselves, the CPU waits up to
     its time limit. If the content cannot be completed, `fail` says why, and readers get `ContentFailedError`. If this
-    process ends before, they get `ProducerDiedError`.
+    process ends before that, readers get `ProducerDiedError`.
 
-    In a ``with`` statement the promise is completed at the end of the block, or failed by the exception that leaves it.
+    In a ``with`` statement the promise is completed at the end of the block, or failed by the exception that leaves the
+    block.
     """
 
     def __init__(self, state: LeaseState, timeline: Timeline) -> None:
@@ -36,7 +37,8 @@ class Promise:
         self._timeline = timeline
         self._lease_state: LeaseState | None = state
         self._failed = False
-        # Held by a thread that completes or fails the promise. A signal handler may do so in the same thread.
+        # Held by a thread that completes or fails the promise. A signal handler may complete or fail the promise in the
+        # same thread.
         self._deciding = RLock()
         state.promise = self._fence
 
@@ -51,7 +53,7 @@ class Promise:
         return self._failed
 
     def complete(self) -> None:
-        """Say that the content is complete. Readers that wait for it go on. Idempotent.
+        """Say that the content is complete. Readers that wait for the content continue. Idempotent.
 
         If the buffer was published, NumPy arrays that were made to write it become read-only.
 
@@ -69,7 +71,7 @@ class Promise:
             )
 
     def _decide(self, decision: Callable[[LeaseState], None]) -> None:
-        """Complete or fail the promise, unless that was done before."""
+        """Complete or fail the promise, unless the promise is completed or failed already."""
         state = self._lease_state
         if state is None:
             return
@@ -97,14 +99,15 @@ class Promise:
     def fail(self, error: BaseException | str) -> None:
         """Say that the content will never be complete, and why. Idempotent: the first error counts.
 
-        Readers get `ContentFailedError` with the text: those that wait on the CPU at once, and those whose stream waits
-        when they call `check`, because a stream goes on. A buffer that is published afterwards has failed, too.
+        Readers get `ContentFailedError` with the text. A reader that waits on the CPU gets the error at once. A reader
+        whose stream waits gets the error from `check`, because the stream itself continues. If the buffer is published
+        after `fail`, its readers get the error, too.
 
         Parameters
         ----------
         error
-            The exception that prevented the content, or a text. Readers get one line of it, of 256 bytes of UTF-8 at
-            most. Of an exception whose ``__str__`` raises they get the name of its type.
+            The exception that prevented the content, or a text. Readers get one line of the text, at most 256 bytes of
+            UTF-8. If the exception's ``__str__`` raises an error, readers get the name of the exception's type.
 
         Raises
         ------
@@ -130,7 +133,7 @@ class Promise:
         if not state.write or state.sent:
             state.promise = None
             state.seal()
-        # Otherwise the lease keeps the fence, so that the buffer is published with it.
+        # Otherwise the lease keeps the fence, so that the buffer is published with that fence.
 
     def __enter__(self) -> Self:
         return self

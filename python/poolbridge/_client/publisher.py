@@ -42,10 +42,11 @@ if TYPE_CHECKING:
 
 _T = TypeVar("_T")
 
-# A publisher of small frames (at most _SMALL bytes) has up to _MORE buffers more than it needs. It then looks for
-# buffers that came back only once in several frames, which takes less time.
+# A publisher of small frames (at most _SMALL bytes) has up to _MORE extra buffers. With extra buffers, the publisher
+# looks for returned buffers only once in several frames, which takes less time.
 _MORE: Final = 4
-# The same if streams write the arrays: readers' streams are then more often done with a buffer that is used again.
+# The number of extra buffers if streams write the arrays. With more buffers, the readers' streams are more often done
+# with a buffer before the publisher uses it again.
 _MORE_ON_STREAMS: Final = 16
 _SMALL: Final = 256 << 10
 _NUMBERS: Final = (float, int)
@@ -85,7 +86,7 @@ class BasePublisher(ABC):
         return self._description.element.name
 
     def _loaned(self, timeout: float | None) -> Any:
-        """Return the array that is on loan, or one of a lease that came back; None if the service has to be asked."""
+        """Return the array on loan, or that of a returned lease; None if the caller has to ask the service."""
         self._begin(timeout)
         shelf = self._shelf
         loan = tuple(shelf.loan)  # copied in one step: another thread may end the loan
@@ -96,7 +97,7 @@ class BasePublisher(ABC):
         return self._take()
 
     def _take(self) -> Any:
-        """Put a lease that came back on loan and return its array; None if there is none."""
+        """Put a returned lease on loan and return the array of that lease; None if no lease came back."""
         shelf = self._shelf
         try:
             spare = shelf.free.pop(0)
@@ -110,7 +111,7 @@ class BasePublisher(ABC):
         return spare.array
 
     def _begin(self, timeout: float | None) -> None:
-        """Check the time limit, and that the publisher is open and no other call of it waits."""
+        """Check the time limit. Check that the publisher is open and that no other call of the publisher waits."""
         if timeout is not None:
             check_wait(timeout)
         if self._busy or self._shelf.closed or _process.pid != self._session.pid:
@@ -133,7 +134,7 @@ class BasePublisher(ABC):
     # Order on streams
 
     def _on_loan(self) -> Spare:
-        """Return the lease that is on loan; raises as `_taken` does."""
+        """Return the lease that is on loan; raise the errors of `_taken`."""
         loan = tuple(self._shelf.loan)  # copied in one step: another thread may end the loan
         if self._shelf.closed or _process.pid != self._session.pid:
             self._check_open()
@@ -147,7 +148,7 @@ class BasePublisher(ABC):
         return LeaseReleasedError("there is no array to publish: call loan() first, once for each frame")
 
     def _follows(self, stream: Any) -> bool:
-        """Make a stream wait until the array on loan may be written. False if `_follow` has to do it."""
+        """Make a stream wait until the array on loan may be written; return False if `_follow` has to do that."""
         spare, shelf = self._on_loan(), self._shelf
         follower = shelf.follower
         if follower is None or not (stream is shelf.stream or (type(stream) is int and stream == shelf.stream)):
@@ -160,7 +161,7 @@ class BasePublisher(ABC):
         return True
 
     def _follow(self, stream: Any) -> Flow[None]:
-        """Do `_follows` in every case."""
+        """Make a stream wait until the array on loan may be written, in the cases that `_follows` leaves."""
         session, spare = self._session, self._on_loan()
         lender = spare.lender
         if lender is None:
@@ -187,7 +188,7 @@ class BasePublisher(ABC):
             spare.follower, lender.streams = follower, None
 
     def _fence_at_once(self, stream: Any) -> tuple[int, int] | None:
-        """Return word and value of the fence of the array on loan. None if `_fence` has to make it."""
+        """Return word and value of the fence of the array on loan. None if `_fence` has to make the fence."""
         spare = self._on_loan()
         follower = spare.follower
         if follower is None or (stream is not None and stream is not self._shelf.stream and not self._follows(stream)):
@@ -199,7 +200,7 @@ class BasePublisher(ABC):
         return fence.wd, fence.v
 
     def _fence(self, stream: Any) -> Flow[tuple[int, int]]:
-        """Do `_fence_at_once` in every case. May wait for the device; then word and value are 0."""
+        """Make the fence of the array on loan; return its word and value, or 0 and 0 if the content is complete."""
         spare = self._on_loan()
         if stream is not None or not spare.written:
             yield from self._follow(stream)
@@ -213,9 +214,10 @@ class BasePublisher(ABC):
         return (0, 0) if fence is None else (fence.wd, fence.v)
 
     def _send(self, texts: bytes, timeout: float | None, stream: Any) -> Any:
-        """Publish the loan and return the frame's number, if nothing has to be waited for.
+        """Publish the array on loan and return the frame's number, if no wait is needed.
 
-        Else return word and value of its fence, with the array still on loan; None if `_fence` has to make the fence.
+        Otherwise the array stays on loan. Return the word and value of the array's fence then, or None if `_fence` has
+        to make the fence.
         """
         shelf, valid = self._shelf, timeout is None or _is_time(timeout)
         if not self._written and stream is None:
@@ -275,7 +277,7 @@ class BasePublisher(ABC):
         return array
 
     def _on_streams(self, state: LeaseState, stream: Any) -> bool:
-        """Whether streams write the arrays, as the first loan says; else the CPU does."""
+        """Whether streams write the arrays, as the first call of `loan` says; if not, the CPU writes the arrays."""
         pool = state.memory.pool
         key = None if stream is None else stream_key(pool.device, stream)
         if pool.on_cpu:
@@ -293,7 +295,7 @@ class BasePublisher(ABC):
         return nbytes <= _SMALL and state.pool.mx >= (self._shelf.most + 2 * more) * nbytes
 
     def _make(self, state: LeaseState) -> tuple[LeaseState, Any]:
-        """Make the array of a lease, and the lease state that keeps its memory mapped."""
+        """Make the array of a lease, and the lease state that keeps the array's memory mapped."""
         twin = self._session.lend(state)
         twin.written = {}  # the array stays writeable when a frame is published: it is written again and again
         try:
@@ -313,12 +315,12 @@ class BasePublisher(ABC):
         """Make the lease that is passed to `wrap`."""
 
     def _publish_at_once(self, texts: bytes, mark: tuple[int, int]) -> int:
-        """Publish the loan if there is room. Return the frame's number, or 0 if the array is still on loan."""
+        """Publish the array on loan if the channel has room. Return the frame's number; 0: the array stays on loan."""
         spare, result = self._taken(), None
         try:
             result = _publish(self._shelf.producer, spare, self._described, texts, mark, 0.0)
         except (ClosedError, ForkError):
-            pass  # `_deliver`, which comes next, raises the error that says why
+            pass  # the caller calls `_deliver` next, which raises the error that says why
         finally:
             if type(result) is not int and spare.owned:
                 self._session.lend_to(self._shelf, spare)
@@ -342,7 +344,7 @@ class BasePublisher(ABC):
         return spare
 
     def _deliver(self, texts: bytes, mark: tuple[int, int], timeout: float | None) -> Flow[int]:
-        """Wait for room and publish the loan. If there is no room in time, the array stays on loan."""
+        """Wait for room in the channel and publish the array on loan. Without room in time, the array stays on loan."""
         if not self._shelf.loan:
             self._session.check_usable()
             raise ClosedError(f"channel {self._channel.nm!r} was closed")
@@ -377,7 +379,7 @@ class BasePublisher(ABC):
 
 
 def _is_time(timeout: float) -> bool:
-    """Whether a time limit is one beyond doubt. What is not is checked where it is needed, with a clear error."""
+    """Whether `timeout` is surely a valid time limit. A later check raises a clear error for an invalid time limit."""
     return type(timeout) in _NUMBERS and timeout >= 0
 
 
@@ -405,7 +407,7 @@ def _publish(  # noqa: PLR0917 - as the native method
     try:
         result = producer.native.publish(grant.bl, grant.bf, grant.n, *described, texts, *mark, None, seconds)
     finally:
-        # A signal handler may have raised when the frame was in the channel already.
+        # A signal handler may have raised an error after the frame had entered the channel.
         if type(result) is not int and not (result is None and producer.has_in_flight(grant.bl)):
             spare.owned = producer.loans.pop(grant.bl, None) is spare
             if spare.owned and lender is not None:
@@ -441,9 +443,10 @@ class _LoanSending(Sending):
 class Publisher(BasePublisher):
     """Publishes frames of one shape from arrays that are made once and used again. `Channel.publisher` makes it.
 
-    `loan` returns an array to write, and `publish` makes it the channel's next frame. Do not use the array after that:
-    the consumers have its memory, and a later `loan` returns it again. One thread may use a publisher at a time. It is
-    a context manager that closes it. An array that is on loan at that time stays valid until it is gone.
+    `loan` returns an array to write, and `publish` makes it the channel's next frame. Do not use the array after
+    `publish`: the consumers have the array's memory, and a later `loan` returns the same array. One thread at a time
+    may use a publisher. A publisher is a context manager that closes itself. An array that is on loan when the
+    publisher is closed stays valid until the array is gone.
     """
 
     _run: Run
@@ -452,22 +455,22 @@ class Publisher(BasePublisher):
         return Lease(self._run, twin)
 
     def loan(self, timeout: float | None = None, *, stream: Any = None) -> Any:
-        """Return an array of a buffer that no consumer uses. It is the same array until it is published.
+        """Return an array of a buffer that no consumer uses. Until `publish`, each call returns the same array.
 
         Parameters
         ----------
         timeout
             Seconds to wait for room in the pool; 0: do not wait; None, the default: no limit.
         stream
-            The stream that writes the array, as in `BaseLease.used_on`; required for memory of a GPU. It waits until
-            the streams of the readers are done with the memory. This thread does not, if streams can write words. Call
-            `loan` again to name another stream that writes the same array.
+            The stream that writes the array, as in `BaseLease.used_on`; required for memory of a GPU. The stream waits
+            until the readers' streams are done with the memory. The calling thread does not wait if streams can write
+            words. Call `loan` again to name another stream that writes the same array.
 
         Returns
         -------
         array
-            The array that ``wrap`` made, by default a `numpy.ndarray`, of the publisher's shape and dtype. Its content
-            is undefined; it is often an older frame.
+            The array that ``wrap`` made, by default a `numpy.ndarray`, of the publisher's shape and dtype. The array's
+            content is undefined; the content is often that of an older frame.
 
         Raises
         ------
@@ -495,10 +498,10 @@ class Publisher(BasePublisher):
     def publish(
         self, meta: Mapping[str, str] | None = None, *, timeout: float | None = None, stream: Any = None
     ) -> int:
-        """Publish the array that `loan` returned last as the channel's next frame. Do not use the array after that.
+        """Publish the array that `loan` returned last as the channel's next frame. Do not use the array after the call.
 
-        After an exception that is not listed below, such as `KeyboardInterrupt`, the frame may have been published or
-        not. Call `loan` again then.
+        After an exception that is not listed below, such as `KeyboardInterrupt`, the frame may or may not be published.
+        After such an exception, call `loan` again.
 
         Parameters
         ----------
@@ -507,8 +510,8 @@ class Publisher(BasePublisher):
         timeout
             Seconds to wait for room in the channel; 0: do not wait; None, the default: no limit.
         stream
-            A stream that writes the array besides those that `loan` named. Consumers wait for the work that all of them
-            have now.
+            Another stream that writes the array, besides the streams that `loan` named. Consumers wait for the work
+            that all these streams have at the time of the call.
 
         Returns
         -------
@@ -553,7 +556,8 @@ class Publisher(BasePublisher):
 class AsyncPublisher(BasePublisher):
     """Publishes frames of one shape from arrays that are made once and used again; see `Publisher`.
 
-    `AsyncChannel.publisher` makes it. One task may use it at a time. It is an asynchronous context manager.
+    `AsyncChannel.publisher` makes a publisher. One task at a time may use the publisher. A publisher is an asynchronous
+    context manager.
     """
 
     _run: AsyncRun

@@ -31,9 +31,9 @@ if TYPE_CHECKING:
 class Service:
     """A service that this process runs for itself. `serve` makes it.
 
-    It is a context manager, also an asynchronous one: the service starts at the beginning of the block and ends with
-    the block. It also ends when this process ends, even if the process is killed. It goes on when the thread that
-    started it ends. A forked child does not keep it alive.
+    A `Service` is a context manager, also an asynchronous one: the service starts at the beginning of the block and
+    ends with the block. The service also ends when this process ends, even if the process is killed. The service
+    continues when the thread that started it ends. A forked child does not keep the service alive.
     """
 
     def __init__(
@@ -92,7 +92,7 @@ class Service:
     def stop(self) -> None:
         """End the service and wait until it has ended. The end of the ``with`` block does this. Idempotent.
 
-        It does nothing in a forked child, because the service is the parent's.
+        The method does nothing in a forked child, because the service is the parent's.
         """
         with self._lock:
             if self._process is None or os.getpid() != self._starter:
@@ -185,8 +185,8 @@ def serve(
 ) -> Service:
     """Run a service that ends with this process: ``with poolbridge.serve(…) as service: client = service.connect()``.
 
-    The program is ``$POOLBRIDGE_POOLSVC``, else the ``poolsvc`` that was installed with this package, else that of the
-    ``PATH``.
+    The program is ``$POOLBRIDGE_POOLSVC``, else the ``poolsvc`` that was installed with this package, else the
+    ``poolsvc`` of the ``PATH``.
 
     Parameters
     ----------
@@ -194,8 +194,8 @@ def serve(
         Pools that the service makes at its start, as ``poolsvc serve --pool`` takes them. The name may come first
         without its key: ``"frames:kind=host,max=64MiB"``.
     path
-        Path of its socket, where other programs can find it. None: a socket in a new private folder, which is removed
-        with the service.
+        Path of the service's socket, where other programs can find the service. None: a socket in a new private folder,
+        which is removed with the service.
     options
         More options of ``poolsvc serve``, such as ``["--limit", "sessions=100"]``.
     log

@@ -17,10 +17,10 @@ class Waits:
     Attributes
     ----------
     count
-        How many waits were not in vain; of `SessionStats.memory_waits` all. One call of an `AsyncClient` may count
-        several times.
+        How many waits succeeded; in `SessionStats.memory_waits`, how many waits there were, also those that failed. One
+        call of an `AsyncClient` may count several times.
     seconds
-        Seconds of all waits that are over, also of those in vain.
+        Seconds of all waits that are over, also of waits that failed.
     """
 
     count: int
@@ -40,8 +40,8 @@ class ChannelCounts:
     received, received_bytes
         Frames that the subscriptions of this client have received, and the bytes of their buffers.
     dropped
-        Frames that these subscriptions missed; in a queue, frames that all its subscribers missed together, as far as
-        this client was told. See `Frame.dropped`.
+        Frames that these subscriptions missed; in a queue, frames that all subscribers of the queue missed together, as
+        far as this client knows. See `Frame.dropped`.
     room_waits
         Waits for room in the channel.
     frame_waits
@@ -71,10 +71,10 @@ class SessionStats:
         Buffers that the service has granted to this client, and their bytes. A buffer that comes back from a channel
         and is used again does not count again.
     memory_waits
-        Requests to the service for memory, and waits for memory of this client to come back from a channel. Its
-        `count` has those in vain, too.
+        Requests to the service for memory, and waits for memory of this client to come back from a channel.
+        `Waits.count` includes the waits that failed, too.
     channels
-        The counts of each channel that this client has published in or subscribed to, in the order of the first time.
+        The counts of each channel that this client has published in or subscribed to, in the order of the first use.
         After 1,024 channels, old ones in which the client takes no part any more may be missing.
     """
 

@@ -1,4 +1,4 @@
-"""Starts the service that programs of this user share, if none runs."""
+"""Starts the service that programs of this user share, if no such service runs."""
 
 from __future__ import annotations
 
@@ -24,16 +24,17 @@ _OTHERS_SECONDS = 1.0
 
 
 class Starter:
-    """Starts a service at a socket if none is there, within a time limit.
+    """Starts a service at a socket if no service is there, within a time limit.
 
-    If several processes do this at once, one succeeds, because a service locks its socket. The others wait for it.
+    If several processes start a service at the same time, one succeeds, because a service locks its socket. The other
+    processes wait for that service.
 
     Parameters
     ----------
     path
         The socket's path.
     wait
-        The time limit in seconds, if that is more than `START_SECONDS`.
+        The time limit in seconds. The limit is `START_SECONDS` if `wait` is less.
 
     Attributes
     ----------
@@ -52,7 +53,7 @@ class Starter:
         Parameters
         ----------
         error
-            The error of that attempt. It is raised when the time limit has passed.
+            The error of the failed attempt. The method raises this error when the time limit has passed.
 
         Raises
         ------

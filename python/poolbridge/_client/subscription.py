@@ -38,7 +38,7 @@ class BaseSubscription:
         self._last: Callable[[], BaseFrame | None] = _none
 
     def _pass(self) -> None:
-        """Let go of the frame that the iteration returned last, unless the program acknowledges frames itself."""
+        """Release the frame that the iteration returned last, unless the program acknowledges frames itself."""
         last = self._last()
         if last is not None and self._ack == "auto":
             self._last = _none
@@ -66,18 +66,20 @@ class BaseSubscription:
 
 
 class Subscription(BaseSubscription):
-    """An iterator over the frames of a channel, for one thread. `Client.subscribe` makes it. It is a context manager.
+    """An iterator over the frames of a channel, for one thread, and a context manager. `Client.subscribe` makes it.
 
-    With ``ack="auto"``, asking for the next frame acknowledges the frames before it. Iteration also lets go of them;
-    arrays that were made from them live on. With ``ack="manual"`` the program calls `Frame.ack`, `Frame.requeue` or
-    `Frame.release` for each frame, or uses the frame's ``with`` block.
+    With ``ack="auto"``, asking for the next frame acknowledges the frames before it. Iteration also releases these
+    frames; arrays that were made from them stay valid. With ``ack="manual"`` the program calls `Frame.ack`,
+    `Frame.requeue` or `Frame.release` for each frame, or uses the frame's ``with`` block.
 
-    Iteration ends when the channel is closed and its frames are taken; in a queue, when they are all acknowledged. It
-    raises `ContentFailedError` at a frame whose content will never be complete, because its producer died or says so;
-    iterate again for the next frame. It raises `ClosedError` when no frame can come any more for another reason.
+    Iteration ends when the channel is closed and all its frames are taken; in a queue, when all its frames are
+    acknowledged. Iteration raises `ContentFailedError` at a frame whose content will never be complete, because the
+    producer died or reported a failure; iterate again for the next frame. Iteration raises `ClosedError` when no frame
+    can come any more for another reason.
 
-    A queue gives frames that this subscription took and did not acknowledge to another consumer, also the frame at
-    which a loop was left. After `close` each goes when the frame and its arrays are gone. When the client ends, all go.
+    A frame of a queue that this subscription took and did not acknowledge goes to another consumer, also the frame at
+    which the program left a loop. After `close`, such a frame goes back to the queue when the frame and its arrays are
+    gone. When the client ends, all such frames go back.
 
     Attributes
     ----------
@@ -97,10 +99,10 @@ class Subscription(BaseSubscription):
 
     @property
     def spin(self) -> float | None:
-        """Seconds for which a wait for the next frame polls before it sleeps. It uses a whole CPU meanwhile.
+        """Seconds for which a wait for the next frame polls before it sleeps. Polling uses a whole CPU.
 
-        None, unless the program sets it: 100 µs, if frames came in such a time lately and no other program needed the
-        CPU. 0: no wait polls. A frame that comes while a wait polls is taken sooner.
+        None, the default: 100 µs if recent frames came within 100 µs and no other program needed the CPU. 0: no wait
+        polls. The program gets a frame sooner if the frame comes while a wait polls.
         """
         return self._consumer.spin
 
@@ -123,8 +125,8 @@ class Subscription(BaseSubscription):
     def receive(self, timeout: float | None = None) -> Frame | None:
         """Take the next frame.
 
-        With ``ack="auto"`` this acknowledges the frames before it. Unlike iteration it does not let go of them: their
-        memory is kept while the frame objects live.
+        With ``ack="auto"`` the call acknowledges the earlier frames. Unlike iteration, the call does not release them:
+        their memory is kept while the frame objects exist.
 
         Parameters
         ----------
@@ -165,16 +167,17 @@ class Subscription(BaseSubscription):
         return self._run(claim(self._consumer, frame))
 
     def _take(self, seconds: float | None) -> Frame | None:
-        """Make the next frame. It stays offered, until the caller has done all that an interrupt must not undo."""
+        """Make the next frame. The frame stays offered until the caller has done what no interrupt may undo."""
         frame = self._next(seconds)
         return None if frame is None else self._frame_type(self._run, self._claim(frame), self._consumer, frame)
 
     def arrays(self, wrap: Callable[[Any], Any] | None = None, *, stream: Any = None) -> BorrowedArrays:
         """Iterate over the frames as arrays. It is the fastest way to receive.
 
-        An array is made for each block of memory once and used for all frames in that block. Each array is valid until
-        the program asks for the next one: that lets go of its frame, and the producer may write the memory again. Copy
-        what has to live longer, or iterate over the subscription itself, which returns `Frame` objects.
+        poolbridge makes one array for each block of memory and uses that array for all frames in the block. Each array
+        is valid until the program asks for the next array. Then the array's frame is released, and the producer may
+        write the memory again. Copy data that the program needs for longer, or iterate over the subscription itself,
+        which returns `Frame` objects.
 
         Parameters
         ----------
@@ -182,21 +185,23 @@ class Subscription(BaseSubscription):
             A function that makes an array from a lease, such as ``cupy.from_dlpack``; None: `numpy.asarray`, for memory
             of the CPU.
         stream
-            The stream on which the program uses the arrays, as in `BaseLease.used_on`; required for memory of a GPU. It
-            waits until each frame is complete. The memory is written again after the work that the stream has when the
-            program asks for the next array. Of a broadcast that drops no frames, frames that come less than 1 ms apart
-            are let go together: up to an eighth of the channel's capacity and at most 16 of them wait for a later one.
+            The stream on which the program uses the arrays, as in `BaseLease.used_on`; required for memory of a GPU.
+            The stream waits until each frame is complete. The producer writes the memory again only after the work that
+            the stream has when the program asks for the next array. In a broadcast that drops no frames, frames that
+            come less than 1 ms apart are released together: up to an eighth of the channel's capacity, and at most 16
+            frames, wait for a later frame.
 
         Returns
         -------
         BorrowedArrays
             An iterator. Its attributes ``seq``, ``time``, ``time_ns``, ``meta`` and ``dropped`` are those of the frame
-            whose array it returned last. It ends and raises as iteration over the subscription does.
+            whose array the iterator returned last. The iterator ends, and raises errors, in the same cases as iteration
+            over the subscription.
 
         Raises
         ------
         InvalidArgumentError
-            The subscription has ``ack="manual"``. Iteration raises it if the memory is a GPU's and there is no
+            The subscription has ``ack="manual"``. Iteration raises this error if the memory is a GPU's and there is no
             `stream`.
         """
         self._check_auto()
@@ -224,13 +229,13 @@ class Subscription(BaseSubscription):
 class AsyncSubscription(BaseSubscription):
     """An asynchronous iterator over the frames of a channel, for one task; see `Subscription`.
 
-    It is an asynchronous context manager. It subscribes when the block is entered, or when the first frame is asked
-    for. `AsyncClient.subscribe` makes it.
+    This object is an asynchronous context manager. It subscribes when the program enters the block or asks for the
+    first frame. `AsyncClient.subscribe` makes this object.
 
     Attributes
     ----------
     channel
-        The channel; None before it has subscribed.
+        The channel; None before this object has subscribed.
     """
 
     _frame_type: ClassVar = AsyncFrame

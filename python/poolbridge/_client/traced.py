@@ -1,6 +1,6 @@
-"""What a client with a tracer consists of: the classes of one without, whose methods call the tracer.
+"""The classes of a client with a tracer: subclasses of the usual classes, whose methods call the tracer.
 
-A client without a tracer does not use this module's classes, so that tracing costs it nothing.
+A client without a tracer does not use this module's classes, so that tracing costs such a client nothing.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def _traced(method: _F, begin: Callable[..., Operation], end: Callable[[Operatio
     begin
         Makes the operation, from the arguments of the call.
     end
-        Notes the results in the operation, from the object and what `method` returned.
+        Notes the results in the operation, from the object and from the value that `method` returned.
     """
 
     def arguments(operation: Operation, given: dict[str, Any]) -> dict[str, Any]:
@@ -80,7 +80,7 @@ def _traced(method: _F, begin: Callable[..., Operation], end: Callable[[Operatio
 
 
 def _tracer(of: Any) -> Any:
-    """Return the tracer of a client, or of what belongs to one."""
+    """Return the tracer of a client, or of an object that belongs to a client."""
     state = getattr(of, "_lease_state", None)
     return (of._session if state is None else state.session).tracer  # noqa: SLF001 - of one family
 

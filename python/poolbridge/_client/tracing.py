@@ -1,4 +1,4 @@
-"""Tracers: what a client calls around each operation, if the program gives it one; for OpenTelemetry and for NVTX."""
+"""Tracers, which a client calls around each operation if the program passes one; for OpenTelemetry and for NVTX."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ if TYPE_CHECKING:
     from opentelemetry.trace import TracerProvider
 
 _SYSTEM: Final = "poolbridge"
-# What OpenTelemetry's conventions for messaging call the operations on channels.
+# The names of the operations on channels in OpenTelemetry's conventions for messaging.
 _TYPES: Final = {"publish": "send", "receive": "receive", "release": "settle"}
-# What a frame's meta may have; see `channel_operations.check_meta`.
+# The limits of a frame's meta; see `channel_operations.check_meta`.
 _MOST_ENTRIES: Final = 16
 _MOST_TEXT: Final = 256
 # How many titles an `NvtxTracer` keeps ready.
@@ -36,11 +36,11 @@ class Operation:
         ``"receive"``, of a frame; ``"get"`` and ``"lease"``, of a buffer by its name or id; ``"release"``, of a lease
         or a frame by a call or at the end of its ``with`` block.
     channel
-        Name of the channel; None: the operation has none.
+        Name of the channel; None: the operation has no channel.
     pool
         Name of the buffer's pool; None: not known yet.
     buffer
-        The name under which the buffer is published; None: it has none.
+        The name under which the buffer is published; None: the buffer has no name.
     nbytes
         Bytes of the array; None: not known yet, or the array does not say.
     seq
@@ -48,10 +48,10 @@ class Operation:
     dropped
         How many frames were missed before a frame that was received.
     meta
-        The texts of the frame, by key; None: no frame. A tracer may add texts to a frame that is about to be published:
-        16 at most with those of the program, of at most 256 bytes each.
+        The texts of the frame, by key; None: no frame. A tracer may add texts to a frame that is about to be published.
+        The texts of the program and of the tracer are 16 at most, of at most 256 bytes each.
     concurrent
-        Whether the thread may do something else before the operation ends: it is one of an `AsyncClient`.
+        Whether the thread may do something else before the operation ends: True for an operation of an `AsyncClient`.
     """
 
     name: Literal["allocate", "publish", "receive", "get", "lease", "release"]
@@ -66,19 +66,20 @@ class Operation:
 
     @property
     def title(self) -> str:
-        """The operation's name with that of its channel or pool, such as ``"publish camera"``."""
+        """The operation's name with the name of its channel or pool, such as ``"publish camera"``."""
         where = self.channel or self.pool
         return f"{self.name} {where}" if where else self.name
 
 
 class Tracer(Protocol):
-    """What a client calls for each operation, if it was connected with ``tracer=``."""
+    """The object that a client calls for each operation, if the client was connected with ``tracer=``."""
 
     def trace(self, operation: Operation, /) -> AbstractContextManager[object]:
         """Return a context manager, in which the client does the operation.
 
-        It sees the errors of the operation, also `KeyboardInterrupt` and `asyncio.CancelledError`, and must not
-        suppress them. It may be called by several threads. A generator with `contextlib.contextmanager` is enough::
+        The context manager sees the errors of the operation, also `KeyboardInterrupt` and `asyncio.CancelledError`, and
+        must not suppress them. Several threads may call `trace` at the same time. A generator with
+        `contextlib.contextmanager` is enough::
 
             class Timer:
                 @contextlib.contextmanager
@@ -97,7 +98,7 @@ def check_tracer(tracer: Any) -> Any:
     Raises
     ------
     InvalidArgumentError
-        It has no method `trace`.
+        The object has no method `trace`.
     """
     if isinstance(tracer, type) or not callable(getattr(tracer, "trace", None)):
         raise InvalidArgumentError(
@@ -113,8 +114,8 @@ class OpenTelemetryTracer:
     Spans follow the semantic conventions for messaging: ``publish camera`` is the name of a span of channel ``camera``,
     and ``messaging.destination.name``, ``messaging.operation.type``, ``messaging.message.id`` (the frame's number) and
     ``messaging.message.body.size`` (bytes) are attributes. Operations without a channel have ``poolbridge.pool.name``,
-    ``poolbridge.buffer.name`` and ``poolbridge.buffer.size`` instead. A span is a child of the one that is current. If
-    the operation raises, the span has the exception, and its class as ``error.type``.
+    ``poolbridge.buffer.name`` and ``poolbridge.buffer.size`` instead. A span is a child of the current span. If the
+    operation raises, the span has the exception, and its class as ``error.type``.
 
     Parameters
     ----------
@@ -122,7 +123,7 @@ class OpenTelemetryTracer:
         The provider that makes the spans; None: the program's global one.
     propagate
         Send the span of a ``publish`` with the frame, as the text ``traceparent`` of its meta, and ``tracestate`` if
-        there is one. All subscribers see them. A ``receive`` of such a frame has a link to that span.
+        the span has one. All subscribers see these texts. A ``receive`` of such a frame has a link to that span.
 
     Raises
     ------
@@ -166,7 +167,7 @@ class OpenTelemetryTracer:
                         self._link(span, operation.meta)
 
     def _inject(self, meta: Any) -> None:
-        """Add the current span to the texts of a frame, unless they have one or there is no room."""
+        """Add the current span to the texts of a frame, unless the texts have a span or have no room."""
         carrier: dict[str, str] = {}
         self._context.inject(carrier)
         if "traceparent" in meta:
@@ -176,7 +177,7 @@ class OpenTelemetryTracer:
                 meta[key] = value
 
     def _link(self, span: Any, meta: dict[str, str] | None) -> None:
-        """Link a span to the one that came with a frame."""
+        """Link a span to the span that came with a frame."""
         if meta and "traceparent" in meta:
             came = self._api.get_current_span(self._context.extract(meta)).get_span_context()
             if came.is_valid and came != span.get_span_context():
@@ -196,7 +197,7 @@ def _class_of(error: BaseException) -> str:
 
 
 def _attributes(operation: Operation) -> dict[str, str | int]:
-    """Return the attributes of an operation's span, by the names of OpenTelemetry's conventions where they have one."""
+    """Return the attributes of an operation's span, by the names of OpenTelemetry's conventions where these exist."""
     found: dict[str, str | int | None] = {"poolbridge.pool.name": operation.pool}
     if operation.channel is None:
         found["poolbridge.operation.name"] = operation.name
@@ -216,9 +217,9 @@ def _attributes(operation: Operation) -> dict[str, str | int]:
 class NvtxTracer:
     """Makes an NVTX range of each operation, for Nsight Systems. It needs ``pip install 'poolbridge[nvtx]'``.
 
-    A range is named by the operation and its channel or pool, such as ``publish camera``. Those of a `Client` are
-    nested in the thread's other ranges. Those of an `AsyncClient` are ranges of the process, because the tasks of a
-    thread take turns. Where no tool collects NVTX events, a range costs a few calls and does nothing.
+    A range is named by the operation and its channel or pool, such as ``publish camera``. The ranges of a `Client` are
+    nested in the thread's other ranges. The ranges of an `AsyncClient` are ranges of the process, because the tasks of
+    a thread take turns. Where no tool collects NVTX events, a range costs a few calls and does nothing.
 
     Parameters
     ----------

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 def put(
     session: Session, given: Any, name: str, pool: int, *, keep: bool, replace: bool, timeout: float | None
 ) -> Flow[LeaseState]:
-    """Copy an array into a new buffer of the pool of that id, and publish it."""
+    """Copy an array into a new buffer of the pool whose id is `pool`, and publish the buffer."""
     _operations.check_name(name, "buffer")
     source = _sources.look(given)
     description = _tensor.describe(source.shape, source.element.name)
@@ -84,7 +84,7 @@ def _cupy(lease: BaseLease) -> Any:
     import cupy
 
     with cupy.cuda.Device(lease.__dlpack_device__()[1]):
-        if any(step < 0 for step in lease.strides):  # which a lease refuses by DLPack
+        if any(step < 0 for step in lease.strides):  # a lease refuses to export negative strides by DLPack
             return cupy.asarray(lease.view())
         return cupy.from_dlpack(lease)
 

@@ -42,7 +42,7 @@ def bindings() -> Any:
     Raises
     ------
     UnavailableError
-        Bindings, driver or GPU are missing; the message says which, and what to install.
+        Bindings, driver or GPU are missing; the message says which of them, and what to install.
     """
     try:
         from cuda.bindings import driver
@@ -86,7 +86,7 @@ def call(name: str, *arguments: Any) -> Any:
 
 @contextmanager
 def current(ordinal: int, own: Any = None) -> Iterator[None]:
-    """Make a context current during the block: the device's primary one, or `own`, which the program made."""
+    """Make a context current during the block: the device's primary context, or `own`, a context of the program."""
     context = contexts.get(ordinal) if own is None else own
     if context is None:
         with _contexts_lock:
@@ -157,7 +157,7 @@ def find_device(device_uuid: str) -> int:
 
 
 def ordinal_of(device: int | str | None) -> int:
-    """Return the ordinal of a GPU that a user names by ordinal, as ``"cuda:0"``, or by UUID; None is the first GPU.
+    """Return the ordinal of a GPU that the user names by ordinal, as ``"cuda:0"`` or by UUID; None is the first GPU.
 
     Raises
     ------
@@ -197,7 +197,7 @@ def synchronize(ordinal: int, own: Any = None) -> None:
 
 
 def copy_to_host(ordinal: int, out: np.ndarray[Any, Any], address: int, own: Any = None) -> None:
-    """Copy from the device, after all work queued there. The copy is complete on return."""
+    """Copy from the device, after all work queued on the device. The copy is complete on return."""
     with current(ordinal, own):
         call("cuCtxSynchronize")
         # cuMemcpyDtoH refuses memory of a host pool, although it has a device address.
@@ -205,7 +205,7 @@ def copy_to_host(ordinal: int, out: np.ndarray[Any, Any], address: int, own: Any
 
 
 def copy_from_host(ordinal: int, address: int, data: np.ndarray[Any, Any], own: Any = None) -> None:
-    """Copy to the device, after all work queued there. The copy is complete on return."""
+    """Copy to the device, after all work queued on the device. The copy is complete on return."""
     with current(ordinal, own):
         call("cuCtxSynchronize")
         call("cuMemcpy", address, int(data.ctypes.data), data.nbytes)
@@ -214,7 +214,7 @@ def copy_from_host(ordinal: int, address: int, data: np.ndarray[Any, Any], own: 
 
 
 def copy_on_device(ordinal: int, destination: int, source: int, nbytes: int) -> None:
-    """Copy between two addresses on devices, after all work queued there. The copy is complete on return."""
+    """Copy between two addresses on devices, after all work queued on them. The copy is complete on return."""
     with current(ordinal):
         call("cuCtxSynchronize")
         call("cuMemcpy", destination, source, nbytes)

@@ -1,4 +1,4 @@
-"""Imports the kinds of memory that cuda.core cannot import from other processes publicly; `pools` imports CUDA pools.
+"""Imports the kinds of memory for which cuda.core has no public import; the module `pools` imports CUDA pools.
 
 This module calls ``cuda.bindings.driver``. cuda.core cannot import a single ``cuMemCreate`` allocation or a legacy
 handle, and cannot give a GPU access to an imported pool of the host.
@@ -39,16 +39,16 @@ def _fd_type() -> Any:
 
 
 class VirtualBlock:
-    """An imported ``cuMemCreate`` allocation. It is mapped at one address to read and at another to write, on demand.
+    """An imported ``cuMemCreate`` allocation. On demand it is mapped at one address to read and at another to write.
 
     Parameters
     ----------
     ordinal
         The device.
     fd
-        The allocation's descriptor. The caller keeps it and closes it.
+        The allocation's descriptor. The caller keeps and closes the descriptor.
     size
-        Bytes of the allocation, which the driver does not tell.
+        Bytes of the allocation. The driver does not report this number.
     others
         Other GPUs that get access.
     """
@@ -60,7 +60,7 @@ class VirtualBlock:
         self._others = others
         self._size = size
         self._views: dict[bool, int] = {}
-        self._ranges: list[int] = []  # addresses that are unmapped and still reserved
+        self._ranges: list[int] = []  # addresses that are unmapped but still reserved
         self._lock = threading.Lock()
         with _cuda.current(ordinal):
             try:
@@ -96,7 +96,7 @@ class VirtualBlock:
         return address
 
     def grant(self, ordinal: int) -> None:
-        """Give another GPU access to the present mappings, to read or to write as each is, and to later ones."""
+        """Give another GPU the same access to the present mappings, to read or to write, and to later mappings."""
         with self._lock, _cuda.current(self._ordinal):
             for write, address in self._views.items():
                 _cuda.call("cuMemSetAccess", address, self._size, [_access(ordinal, write=write)], 1)
@@ -125,14 +125,14 @@ class PinnedPool:
     ordinal
         The GPU that must get access.
     fd
-        The pool's descriptor. The caller keeps it and closes it.
+        The pool's descriptor. The caller keeps and closes the descriptor.
     """
 
     route = "cuda.bindings"
 
     def __init__(self, ordinal: int, fd: int) -> None:
         self.ordinal = ordinal
-        self._freed: set[int] = set()  # addresses whose free is queued and not known to be done
+        self._freed: set[int] = set()  # addresses of imports whose free is queued and may not be done yet
         with _cuda.current(ordinal):
             try:
                 self._pool = _cuda.call("cuMemPoolImportFromShareableHandle", fd, _fd_type(), 0)
@@ -146,10 +146,10 @@ class PinnedPool:
                 raise
 
     def _let_in(self) -> dict[int, DriverError]:
-        """Give all GPUs access; return the errors of those that did not get it, by ordinal.
+        """Give all GPUs access; return the errors of GPUs that did not get access, by ordinal.
 
-        Each process has to grant access itself. The driver refuses access to a pool of the host for a second GPU when a
-        block of the pool is mapped already, so all GPUs get it at once.
+        Each process must grant access itself. If a block of the pool is mapped already, the driver refuses access to a
+        pool of the host for a second GPU. So all GPUs get access at once.
         """
         refused: dict[int, DriverError] = {}
         for gpu in range(_cuda.call("cuDeviceGetCount")):
@@ -202,7 +202,7 @@ def grant_pool(ordinal: int, pool: Any, other: int) -> None:
 
 
 class OpenedBlock:
-    """An allocation that was opened by a legacy handle. All its methods work in the context in which it was opened.
+    """An allocation, opened by a legacy handle in one context. All methods of this class work in this context.
 
     Parameters
     ----------
@@ -211,12 +211,13 @@ class OpenedBlock:
     handle
         The driver's 64 bytes.
     own_context
-        Open it in the calling thread's current context, if it has one, instead of the device's primary context.
+        Open the handle in the calling thread's current context, if the thread has one, not in the device's primary
+        context.
 
     Attributes
     ----------
     address
-        Address of its first byte.
+        Address of the allocation's first byte.
     nbytes
         Bytes of the allocation.
 
@@ -225,11 +226,11 @@ class OpenedBlock:
     OwnerDiedError
         The process that owns the memory is gone.
     SecondContextError
-        The current context is not the primary one, and the driver does not open the handle in it.
+        The current context is not the primary context, and the driver does not open the handle in the current context.
     UnavailableError
         This process owns the memory.
     InvalidArgumentError
-        The bytes are no handle, or the current context is of another device.
+        The bytes are no handle, or the current context belongs to another device.
     """
 
     def __init__(self, ordinal: int, handle: bytes, *, own_context: bool = False) -> None:
@@ -261,7 +262,7 @@ class OpenedBlock:
         _cuda.copy_from_host(self.ordinal, address, data, self._own)
 
     def close(self) -> None:
-        """Close the allocation. The device must be done with it. Does nothing if its own context was destroyed."""
+        """Close the allocation, after the device's work on it. Does nothing if the program destroyed its context."""
         if not self._is_gone():
             with _cuda.current(self.ordinal, self._own):
                 _cuda.call("cuIpcCloseMemHandle", self.address)
@@ -280,7 +281,7 @@ class OpenedBlock:
 
 
 def _own_context(ordinal: int) -> Any:
-    """Return the calling thread's current context; None if it has none, or the device's primary one."""
+    """Return the calling thread's current context; None: there is none, or it is the device's primary context."""
     current = _cuda.call("cuCtxGetCurrent")
     if not int(current):
         return None
@@ -331,7 +332,7 @@ def _open_handle(ordinal: int, handle: bytes, own: Any) -> int:
 
 
 def _opens_in_primary(ordinal: int, handle: bytes) -> bool:
-    """Whether the handle opens in the primary context. The driver has one error for wrong context and dead owner."""
+    """Whether the handle opens in the primary context. A wrong context and a dead owner give the same driver error."""
     if not _has_primary(ordinal):
         return False
     try:

@@ -1,7 +1,8 @@
 """Imports memory pools of other processes.
 
-There are two routes. The first is cuda.core's own import. It needs a private constructor of cuda.core, which makes a
-descriptor from raw bytes. If that is missing, ``cuda.bindings.driver`` imports the pool and its allocations directly.
+There are two routes. The first is cuda.core's own import, which needs a private constructor of cuda.core that makes a
+descriptor from raw bytes. If cuda.core lacks this constructor, ``cuda.bindings.driver`` imports the pool and its
+allocations directly.
 """
 
 from __future__ import annotations
@@ -27,9 +28,9 @@ class ImportedBlock(ABC):
     Attributes
     ----------
     address
-        Address of its first byte, on the device.
+        Address of the allocation's first byte, on the device.
     route
-        The package that imported it: ``"cuda.core"`` or ``"cuda.bindings"``.
+        The package that imported the allocation: ``"cuda.core"`` or ``"cuda.bindings"``.
     """
 
     address: int
@@ -37,7 +38,7 @@ class ImportedBlock(ABC):
 
     @abstractmethod
     def close(self) -> None:
-        """Free the import. The device must be done with the memory."""
+        """Free the import. The device's work on the memory must be complete."""
 
     @property
     @abstractmethod
@@ -122,7 +123,7 @@ class _CoreBlock(ImportedBlock):
     def close(self) -> None:
         with current(self._ordinal):
             self._buffer.close(self._stream)
-            # Wait until the free is done: the service frees the block as soon as it is told.
+            # Wait until the free is done: the service frees the block as soon as it gets the message.
             self._stream.sync()
 
 
@@ -195,6 +196,6 @@ def import_pool(ordinal: int, fd: int) -> ImportedPool:
         return _CorePool(*core, ordinal, fd)
     except PoolbridgeError:
         raise
-    # CUDAError has no public name; where a call is not supported, cuda.core says so with a plain RuntimeError.
+    # CUDAError has no public name. If a call is not supported, cuda.core raises a plain RuntimeError.
     except (core[0]._utils.cuda_utils.CUDAError, RuntimeError) as error:  # noqa: SLF001
         raise DriverError(f"the pool cannot be imported: {error}") from error

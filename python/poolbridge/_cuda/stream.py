@@ -25,7 +25,7 @@ _NON_BLOCKING: Final = 1
 _WRITE: Final = "cuStreamWriteValue64"
 _WAIT: Final = "cuStreamWaitValue64"
 _CAPTURING: Final = "cuStreamIsCapturing"
-# The driver's version of which the functions are, as 1000 * major + 10 * minor.
+# The version of CUDA whose functions this module calls, as 1000 * major + 10 * minor.
 _VERSION: Final = 12000
 
 _own_lock = threading.Lock()
@@ -33,14 +33,14 @@ _own: dict[int, Any] = {}
 
 
 def _load() -> Any:
-    """Return the native module's way to call the driver; None if poolbridge is installed without the module."""
+    """Return the native module's function that calls the driver; None if poolbridge has no native module."""
     try:
         return importlib.import_module("poolbridge._native").stream_words
     except ImportError:
         return None
 
 
-# It calls these functions, without what cuda.bindings does for each call, for _MOST words at most.
+# `_stream_words` calls these driver functions, faster than cuda.bindings, for at most _MOST words.
 _stream_words: Final = _load()
 _MOST: Final = 64
 # `_stream_words` returns this while the stream's work is being captured.
@@ -70,7 +70,7 @@ def register(ordinal: int, address: int, nbytes: int, *, write: bool) -> int:
 
 def unregister(ordinal: int, address: int) -> None:
     """Wait for all work that this process has queued on the GPUs, and unregister memory."""
-    # The driver itself waits for one GPU only, and may block other threads' calls meanwhile.
+    # The driver itself waits for one GPU only, and may block the calls of other threads during the wait.
     for known in list(contexts):
         synchronize(known)
     with current(ordinal):
@@ -78,26 +78,26 @@ def unregister(ordinal: int, address: int) -> None:
 
 
 def write(ordinal: int, stream: int, address: int, value: int) -> None:
-    """Make a stream write a word after the work that it has so far; raises as `refuse_capture` does."""
+    """Make a stream write a word after the stream's present work; raises as `refuse_capture` does."""
     if not _words(_WRITE, stream, _DEFAULT, address, value):
         _on_stream(_WRITE, ordinal, stream, address, value, _DEFAULT)
 
 
 def write_functions(stream: int) -> tuple[int, int]:
-    """Return the addresses of the driver's functions that say whether a stream is captured, and make it write a word.
+    """Return the addresses of two driver functions: one says whether a stream is captured, one makes it write a word.
 
-    They are 0 if only Python can call the functions.
+    The addresses are 0 if only Python can call the functions.
     """
     return (0, 0) if stream <= PER_THREAD or _stream_words is None else (_address(_CAPTURING), _address(_WRITE))
 
 
 def wait(ordinal: int, stream: int, address: int, value: int) -> None:
-    """Make a stream wait, before its further work, until a word has a value or more; raises as `write` does."""
+    """Make a stream wait, before its further work, until a word is at least `value`; raises as `write` does."""
     wait_for_words(ordinal, stream, [address, value])
 
 
 def wait_for_words(ordinal: int, stream: int, words: list[int]) -> None:
-    """Make a stream wait, before its further work, for words, given as the address and the value of each in turn.
+    """Make a stream wait, before its further work, for `words`: the address and the value of each word in turn.
 
     Raises as `refuse_capture` does.
     """
@@ -119,12 +119,12 @@ def captured(ordinal: int, stream: int) -> bool:
 
 
 def refuse_capture(ordinal: int, stream: int) -> None:
-    """Raise if a stream's work is being captured into a graph, which would write and wait again at each launch.
+    """Raise if a stream's work is being captured into a graph: the graph would write and wait again at each launch.
 
     Raises
     ------
     StreamCaptureError
-        It is.
+        The stream's work is being captured.
     """
     if stream > PER_THREAD and _stream_words is not None:
         code = _stream_words(_address(_WRITE), _address(_CAPTURING), stream, _DEFAULT)
@@ -146,7 +146,7 @@ def _is_captured(stream: int) -> StreamCaptureError:
 
 
 def record(ordinal: int, stream: int, event: int) -> None:
-    """Record an event in a stream, after the work that the stream has so far; raises as `refuse_capture` does."""
+    """Record an event in a stream, after the stream's present work; raises as `refuse_capture` does."""
     refuse_capture(ordinal, stream)
     with current(ordinal):
         call("cuEventRecord", event, stream)
@@ -164,7 +164,7 @@ def synchronize_stream(ordinal: int, stream: int) -> None:
 
 
 def _words(name: str, stream: int, flags: int, *words: int) -> bool:
-    """Call a function for words by the native module. False if it has to be called in another way."""
+    """Call a driver function for words by the native module. False: the caller must call it in another way."""
     if stream <= PER_THREAD or _stream_words is None:
         return False
     # A stream handle determines its context, so no context has to be current.
@@ -192,7 +192,7 @@ def _on_stream(name: str, ordinal: int, stream: int, *arguments: Any) -> None:
 def _check(name: str, stream: int, result: Any) -> None:
     """Raise, unless the call could succeed while the stream's context is current."""
     known = bindings().CUresult
-    if result.name.startswith("CUDA_ERROR_STREAM_CAPTURE"):  # the capture began since the stream was asked
+    if result.name.startswith("CUDA_ERROR_STREAM_CAPTURE"):  # the capture began after the check of the stream
         raise _is_captured(stream)
     if result not in {known.CUDA_ERROR_INVALID_CONTEXT, known.CUDA_ERROR_INVALID_HANDLE}:
         raise DriverError(f"{name}: {result.name}")
@@ -211,6 +211,6 @@ def own_stream(ordinal: int) -> int:
 
 
 def copy(ordinal: int, stream: int, destination: int, source: int, nbytes: int) -> None:
-    """Queue a copy between two addresses on GPUs on a stream. The source must stay allocated until it is done."""
+    """Queue a copy between two addresses on GPUs on a stream. The source must stay allocated until the copy is done."""
     with current(ordinal):
         call("cuMemcpyAsync", destination, source, nbytes, stream)

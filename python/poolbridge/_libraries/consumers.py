@@ -30,7 +30,7 @@ class Consumer(ABC):
     Attributes
     ----------
     name
-        The library's name in tasks, which is that of its module.
+        The library's name in tasks, the same as the name of the library's module.
     kinds
         The kinds of memory that the library can use in place.
     """
@@ -70,11 +70,11 @@ class Consumer(ABC):
 
     @abstractmethod
     def fill(self, array: Any, lease: Lease, pattern: Pattern) -> None:
-        """Write a pattern. It is complete on return."""
+        """Write a pattern. The pattern is complete on return."""
 
     @abstractmethod
     def transform(self, array: Any, lease: Lease, scale: float, offset: float) -> None:
-        """Replace every element x by ``scale * x + offset``. It is complete on return."""
+        """Replace every element x by ``scale * x + offset``. The work is complete on return."""
 
 
 class NumPy(Consumer):
@@ -207,7 +207,7 @@ class Torch(Consumer):
         flat = array.reshape(-1)
         for first, count in chunks(flat.numel()):
             part = self._plain(flat[first : first + count])
-            # A kernel writes: PyTorch's copies name a direction, which the driver refuses for memory of a host pool.
+            # Write by a kernel: PyTorch's copies name a direction, and the driver then refuses memory of a host pool.
             torch.add(self._expected(part, pattern, first), 0, out=part)
         if flat.is_cuda:
             torch.cuda.synchronize(flat.device)
@@ -222,7 +222,7 @@ class Torch(Consumer):
 
     @staticmethod
     def _plain(part: Any) -> Any:
-        """View unsigned integers as signed ones of the same bits: PyTorch has few operations on unsigned ones."""
+        """View unsigned integers as signed ones of the same bits: PyTorch has few operations on unsigned integers."""
         import torch
 
         signed = {torch.uint32: torch.int32, torch.uint64: torch.int64}
@@ -245,7 +245,7 @@ class Torch(Consumer):
 
 
 class OnHost(Consumer):
-    """A library that uses the memory in place, and whose arrays are copied to the CPU to compare them."""
+    """A library that uses the memory in place. To compare its arrays, this class copies them to the CPU."""
 
     def pointer(self, array: Any) -> int:
         """Return the address in the array's ``__cuda_array_interface__``."""
@@ -304,7 +304,7 @@ class Numba(OnHost):
     """Numba, on memory of a GPU, by the CUDA array interface."""
 
     name = "numba"
-    # Numba's copies name a direction, which the driver refuses for memory of a host pool.
+    # Numba's copies name a direction, and the driver then refuses memory of a host pool.
     kinds = ("device", "vmm", "legacy")
 
     def lacks_gpu(self) -> bool:
@@ -348,19 +348,19 @@ class Jax(OnHost):
         return int(array.unsafe_buffer_pointer())
 
     def copy(self, array: Any) -> np.ndarray[Any, Any]:
-        """Copy by a kernel, then to the CPU. JAX's copies name a direction, which the driver refuses for host pools."""
+        """Copy by a kernel, then to the CPU. JAX's own copies name a direction; the driver then refuses host pools."""
         import jax
 
         return np.array(jax.jit(lambda x: jax.numpy.stack([x, x]))(array)[0])
 
 
-# The libraries, the preferred first.
+# The libraries, the preferred library first.
 CONSUMERS: tuple[type[Consumer], ...] = (NumPy, CuPy, Torch, CudaCore, Jax, Numba)
 _PACKAGES = ("poolbridge", "numpy", "msgspec", "cuda-core", "cuda-bindings")
 
 
 def load(name: str) -> Consumer:
-    """Make the consumer of that name.
+    """Make the consumer with the name `name`.
 
     Raises
     ------
@@ -377,7 +377,7 @@ def load(name: str) -> Consumer:
 
 
 def preload(name: str) -> str:
-    """Import the libraries that the consumer of that name needs; return its version.
+    """Import the libraries that the consumer `name` needs; return the consumer's version.
 
     Raises
     ------
@@ -398,17 +398,17 @@ def _installed(name: str) -> bool:
 
 
 def installed() -> list[str]:
-    """Return the names of the installed libraries, the preferred first. It imports none."""
+    """Return the names of the installed libraries, the preferred library first, without importing any library."""
     return [consumer.name for consumer in CONSUMERS if _installed(consumer.name)]
 
 
 def probe(only: str | None = None) -> dict[str, Any]:
-    """Find out which libraries can use which kind of memory here.
+    """Find out which libraries can use which kind of memory in this process.
 
     Parameters
     ----------
     only
-        The library to try; None: every installed one.
+        The library to try; None: every installed library.
 
     Returns
     -------

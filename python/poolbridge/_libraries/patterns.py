@@ -1,4 +1,4 @@
-"""Patterns: one process writes them into memory, and another checks that it finds them."""
+"""Patterns: one process writes a pattern into memory, and another process checks the memory."""
 
 from __future__ import annotations
 
@@ -86,16 +86,16 @@ class Comparison:
     Attributes
     ----------
     mismatches
-        How many elements differ.
+        The number of elements that differ.
     first
-        A text for each of the first few of them.
+        A text for each of the first few elements that differ.
     """
 
     mismatches: int = 0
     first: list[str] = field(default_factory=list)
 
     def add(self, count: int, indices: Any, expected: Any, got: Any) -> None:
-        """Add the mismatches of a part. The other arguments describe the first of them, element by element."""
+        """Add `count` mismatches of a part. The other arguments describe its first mismatches, one by one."""
         self.mismatches += count
         for index, want, have in zip(indices, expected, got, strict=True):
             if len(self.first) == _FIRST:

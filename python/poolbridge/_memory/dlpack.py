@@ -94,8 +94,8 @@ def make_capsule(
     Parameters
     ----------
     array
-        An array of the memory, which keeps it alive. The memory may be on a device. If the array is not writeable, the
-        capsule is read-only.
+        An array of the memory, which keeps the memory alive. The memory may be on a device. If the array is not
+        writeable, the capsule is read-only.
     element
         The element type, which NumPy may lack.
     device
@@ -103,12 +103,12 @@ def make_capsule(
     versioned
         Make a ``dltensor_versioned`` (DLPack 1.x); else a legacy ``dltensor``.
     copied
-        Set the flag of a versioned capsule that says that the data is a copy.
+        Whether to set the flag "the data is a copy" in a versioned capsule.
 
     Raises
     ------
     BufferError
-        The array is read-only and the capsule is a legacy one.
+        The array is read-only, and the capsule is a legacy capsule.
     """
     capsule = array.__dlpack__(max_version=(1, 0)) if versioned else array.__dlpack__()
     if element.in_numpy and device[0] == CPU and not copied and array.size:
@@ -128,16 +128,16 @@ def make_capsule(
 
 
 def check_reversed(shape: Iterable[int], strides: Iterable[int]) -> None:
-    """Raise if an axis of more than one element has a negative stride. Call it unless NumPy asks; see `by_cpu`.
+    """Raise if an axis of more than one element has a negative stride. Not for calls by NumPy; see `by_cpu`.
 
     PyTorch and JAX have no negative strides. Many versions of PyTorch end the process when they get a capsule with
-    negative strides from any library, because a check in C++ throws where exceptions are not allowed. A request does
-    not say which library makes it.
+    negative strides from any library, because a check in C++ throws where exceptions are not allowed. A call of
+    ``__dlpack__`` does not say which library makes the call.
 
     Raises
     ------
     BufferError
-        There is such an axis.
+        An axis of more than one element has a negative stride.
     """
     shape = tuple(shape)
     if all(shape) and any(stride < 0 and n > 1 for n, stride in zip(shape, strides, strict=True)):
@@ -150,8 +150,8 @@ def check_reversed(shape: Iterable[int], strides: Iterable[int]) -> None:
 def by_cpu(dl_device: object, stream: object) -> bool:
     """Whether the library that calls ``__dlpack__`` uses memory of the CPU only, as NumPy does.
 
-    NumPy passes None as the device, and no stream. A library that uses a GPU passes its stream, or leaves the device
-    out, which is ``...`` here.
+    NumPy passes None as the device, and no stream. A library that uses a GPU passes its stream, or leaves out the
+    device; `dl_device` is then ``...``.
     """
     return dl_device is None and stream is None
 

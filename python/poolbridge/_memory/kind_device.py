@@ -27,7 +27,7 @@ class DeviceBlock(BlockMemory):
         self._block = block
 
     def address(self, *, write: bool) -> int:  # noqa: ARG002
-        """Return the address. It is the same for reading and writing: CUDA pools cannot be mapped read-only."""
+        """Return the address, the same for reading and writing: CUDA pools cannot be mapped read-only."""
         return self._block.address
 
     def synchronize(self) -> None:
@@ -75,7 +75,7 @@ class DeviceKind(Kind):
     name = "device"
 
     def map_pool(self, pool: Pool, export: bytes, descriptors: Descriptors) -> DevicePool:  # noqa: ARG002
-        """Import the pool on the GPU with its UUID. The descriptor is closed; the import keeps the memory."""
+        """Import the pool on the GPU with the pool's UUID. Close the descriptor; the import keeps the memory."""
         # Find the GPU first: if there is no driver, the descriptor stays for another attempt.
         ordinal = _cuda.find_device(pool.du)
         fd = descriptors.one()

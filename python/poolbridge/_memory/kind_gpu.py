@@ -20,14 +20,14 @@ if TYPE_CHECKING:
 
 
 class GPUPool(PoolMemory):
-    """A pool of memory on one GPU. Copies are the GPU's.
+    """A pool of memory on one GPU. The GPU does the copies.
 
     Parameters
     ----------
     kind
         The kind's name.
     ordinal
-        The GPU, as this process counts.
+        The GPU's ordinal, as this process counts.
 
     Attributes
     ----------
@@ -77,7 +77,7 @@ class GPUPool(PoolMemory):
             _cuda.synchronize(ordinal)
 
     def _await_others(self) -> None:
-        """Wait for other GPUs that may use the memory. A copy itself waits for the memory's own GPU."""
+        """Wait for other GPUs that may use the memory. Each copy itself waits for the memory's own GPU."""
         if self.others:
             self.synchronize()
 
@@ -114,7 +114,7 @@ def check_peer(ordinal: int, owner: int) -> None:
 
 
 def peer_error(ordinal: int, owner: int, reason: str) -> PeerAccessError:
-    """Make the error of a GPU that cannot reach the memory of another GPU."""
+    """Make the error for a GPU that cannot reach the memory of another GPU."""
     return PeerAccessError(
         f"GPU {_cuda.describe(ordinal)} does not reach the memory of GPU {_cuda.describe(owner)}: {reason}"
     )

@@ -75,7 +75,7 @@ class HostPool(PoolMemory):
         return mapping.address
 
     def map_block(self, size: int, export: bytes, descriptors: Descriptors) -> HostBlock:  # noqa: ARG002
-        """Check that the block lies inside the pool. Its export is its offset, 8 bytes."""
+        """Check that the block lies inside the pool. The block's export is its offset, 8 bytes."""
         if len(export) != 8:
             raise ProtocolError(f"the export of a host block has 8 bytes, got {len(export)}")
         offset = int.from_bytes(export, "little")
@@ -110,7 +110,7 @@ class HostKind(Kind):
     name = "host"
 
     def map_pool(self, pool: Pool, export: bytes, descriptors: Descriptors) -> HostPool:  # noqa: ARG002
-        """Map the pool's memfd. The descriptor is closed; the mappings keep the memory."""
+        """Map the pool's memfd. Close the descriptor; the mappings keep the memory."""
         fd = descriptors.one()
         try:
             return HostPool(fd, pool.mx)

@@ -1,4 +1,4 @@
-"""Kind ``legacy``: memory shared by ``cuIpcGetMemHandle``, 64 bytes and an offset; valid while the service lives."""
+"""Kind ``legacy``: memory shared by a handle of ``cuIpcGetMemHandle`` and an offset; valid while the service lives."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class LegacyBlock(BlockMemory):
         self._address = block.address + offset
 
     def address(self, *, write: bool) -> int:  # noqa: ARG002
-        """Return the address. It is the same for reading and writing: handles cannot be opened read-only."""
+        """Return the address, the same for reading and writing: handles cannot be opened read-only."""
         return self._address
 
     def synchronize(self) -> None:
@@ -66,7 +66,7 @@ class LegacyPool(GPUPool):
         return LegacyBlock(self, block, handle.offset)
 
     def _opens(self, handle: LegacyHandle, size: int) -> bool:
-        """Whether the memory's own GPU opens a handle that another GPU did not open."""
+        """Whether the memory's own GPU can open a handle that another GPU could not open."""
         try:
             block, _ = handle.map(self.ordinal, size)
         except PoolbridgeError:
@@ -95,7 +95,7 @@ class LegacyKind(Kind):
     name = "legacy"
 
     def apart(self, pool: Pool, device: int | str | None) -> int | None:
-        """Return the GPU if it is not the memory's own: each GPU needs a mapping of its own."""
+        """Return the GPU unless it is the memory's own GPU: each GPU needs its own mapping."""
         if device is None:
             return None
         ordinal = _cuda.ordinal_of(device)

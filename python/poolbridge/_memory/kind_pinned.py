@@ -29,7 +29,7 @@ class PinnedBlock(BlockMemory):
         self._address = address
 
     def address(self, *, write: bool) -> int:  # noqa: ARG002
-        """Return the address. It is the same for reading and writing: CUDA pools cannot be mapped read-only."""
+        """Return the address, the same for reading and writing: CUDA pools cannot be mapped read-only."""
         return self._address
 
     def synchronize(self) -> None:
@@ -49,8 +49,8 @@ class PinnedBlock(BlockMemory):
 class PinnedPool(GPUPool):
     """An imported pool.
 
-    Libraries see it as memory of the GPU, because PyTorch and CuPy accept DLPack's ``kDLCUDA`` in place but not
-    ``kDLCUDAHost``. NumPy sees it as memory of the CPU.
+    Array libraries see the pool as memory of the GPU, because PyTorch and CuPy accept DLPack's ``kDLCUDA`` in place but
+    not ``kDLCUDAHost``. NumPy sees the pool as memory of the CPU.
     """
 
     @property
@@ -98,7 +98,7 @@ class PinnedKind(Kind):
     name = "pinned"
 
     def map_pool(self, pool: Pool, export: bytes, descriptors: Descriptors) -> PinnedPool:  # noqa: ARG002
-        """Import the pool for the GPU with its UUID. The descriptor is closed; the import keeps the memory."""
+        """Import the pool for the GPU with the pool's UUID. Close the descriptor; the import keeps the memory."""
         ordinal = _cuda.find_device(pool.du)
         fd = descriptors.one()
         try:

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 class VMMBlock(BlockMemory):
-    """One allocation: imported once, and mapped up to two times, to read and to write."""
+    """One allocation: imported once, and mapped at most twice, once to read and once to write."""
 
     def __init__(self, pool: VMMPool, block: VirtualBlock) -> None:
         self.pool: VMMPool = pool

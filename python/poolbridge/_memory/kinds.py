@@ -28,7 +28,7 @@ class BlockMemory(ABC):
     Attributes
     ----------
     pool
-        The memory of the block's pool. This reference keeps it mapped.
+        The memory of the block's pool. This reference keeps the pool mapped.
     """
 
     pool: PoolMemory
@@ -43,10 +43,10 @@ class BlockMemory(ABC):
 
     @abstractmethod
     def close(self) -> None:
-        """Unmap the block. Called when no lease, array or session of this process needs it; again if it raised."""
+        """Unmap the block. Called when this process does not need the block any more; called again after an error."""
 
     def evidence(self) -> dict[str, Any]:
-        """Return facts that show that the memory is mapped and is no copy; for diagnosis. It may ask the driver."""
+        """Return facts that show that the memory is mapped and is no copy; for diagnosis. May call the driver."""
         return {}
 
 
@@ -58,10 +58,10 @@ class PoolMemory(ABC):
     kind
         The kind's name.
     device
-        DLPack's device type and id of the device that uses the memory, as this process counts. For memory that both a
-        GPU and the CPU reach it is the GPU.
+        DLPack's device type and id of the device that uses the memory, as this process counts. If both a GPU and the
+        CPU reach the memory, `device` is the GPU.
     write_fault
-        What happens when the program writes a block that is mapped for reading; ``""`` if the kind has no read-only
+        What happens when the program writes to a block that is mapped for reading; ``""`` if the kind has no read-only
         mappings.
     """
 
@@ -96,11 +96,11 @@ class PoolMemory(ABC):
 
     @abstractmethod
     def map_block(self, size: int, export: bytes, descriptors: Descriptors) -> BlockMemory:
-        """Map a block of `size` bytes. The caller closes the descriptors that are not taken."""
+        """Map a block of `size` bytes. The caller closes descriptors that this method leaves in `descriptors`."""
 
     @abstractmethod
     def close(self) -> None:
-        """Unmap the pool. Called after all its blocks were closed; again if it raised."""
+        """Unmap the pool. Called after all its blocks were closed; called again after an error."""
 
     @abstractmethod
     def read(self, address: int, out: np.ndarray[Any, Any]) -> None:
@@ -112,7 +112,7 @@ class PoolMemory(ABC):
 
     @abstractmethod
     def duplicate(self, address: int, nbytes: int) -> tuple[int, object]:
-        """Copy bytes into new memory of the same device; return its address and the object that owns it."""
+        """Copy bytes into new memory of the same device; return the new memory's address and its owner object."""
 
 
 class Kind(ABC):
@@ -121,31 +121,31 @@ class Kind(ABC):
     Attributes
     ----------
     name
-        Its name on the wire.
+        The kind's name on the wire.
     """
 
     name: _literals.Kind
 
     def apart(self, pool: Pool, device: int | str | None) -> int | None:  # noqa: ARG002
-        """Say whether a pool needs a mapping of its own for a GPU.
+        """Say whether a pool needs a separate mapping for a GPU.
 
         Parameters
         ----------
         pool
             The pool.
         device
-            The GPU that will work on the memory; None: the pool's own.
+            The GPU that will work on the memory; None: the pool's own GPU.
 
         Returns
         -------
         int or None
-            The GPU's ordinal if it needs a mapping of its own; None if one mapping serves all GPUs.
+            The GPU's ordinal if the GPU needs its own mapping; None: one mapping serves all GPUs.
         """
         return None
 
     @abstractmethod
     def map_pool(self, pool: Pool, export: bytes, descriptors: Descriptors) -> PoolMemory:
-        """Map a pool. The caller closes the descriptors that are not taken."""
+        """Map a pool. The caller closes descriptors that this method leaves in `descriptors`."""
 
 
 _MODULES: Final[dict[str, tuple[str, str]]] = {
@@ -156,13 +156,13 @@ _MODULES: Final[dict[str, tuple[str, str]]] = {
     "pinned": ("poolbridge._memory.kind_pinned", "PinnedKind"),
 }
 KINDS: Final[tuple[_literals.Kind, ...]] = get_args(_literals.Kind)
-# Those that the CPU reaches, and those that a GPU reaches.
+# The kinds that the CPU reaches, and the kinds that a GPU reaches.
 ON_CPU: Final[tuple[_literals.Kind, ...]] = ("host", "pinned")
 ON_GPU: Final[tuple[_literals.Kind, ...]] = ("device", "vmm", "legacy", "pinned")
 
 
 def load(name: str) -> Kind:
-    """Return the kind of a name on the wire. Its module is imported when it is first used.
+    """Return the kind with a name on the wire. The kind's module is imported at the first use.
 
     Raises
     ------

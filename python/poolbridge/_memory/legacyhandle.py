@@ -1,4 +1,4 @@
-"""Legacy handles: 64 bytes by which other processes open memory of a GPU. They can be sent in any way."""
+"""Legacy handles: 64 bytes by which other processes open memory of a GPU. A program can send a handle in any way."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ SAVED_VERSION: Final = 1
 class LegacyHandle:
     """A legacy handle of CUDA (``cuIpcGetMemHandle``), and the place of the memory in the allocation that it opens.
 
-    It is valid while the process that made it lives. That process itself cannot open it.
+    The handle is valid while the process that made it lives. That process itself cannot open the handle.
 
     Attributes
     ----------
@@ -44,11 +44,11 @@ class LegacyHandle:
     offset
         Bytes from the beginning of the allocation to the memory.
     device
-        UUID of the GPU; ``""`` if it is not known.
+        UUID of the GPU; ``""``: not known.
     nbytes
         Bytes of the memory; 0: all bytes from `offset` on.
     dtype
-        Element type of the memory, such as ``"float32"``; None if it is not known.
+        Element type of the memory, such as ``"float32"``; None: not known.
     shape
         Elements along each axis, if `dtype` is known.
 
@@ -77,16 +77,16 @@ class LegacyHandle:
 
     @classmethod
     def from_bytes(cls, data: bytes | bytearray | memoryview, *, device: str = "", nbytes: int = 0) -> Self:
-        """Make one of bytes.
+        """Make a handle from bytes.
 
         Parameters
         ----------
         data
             The 72 bytes that ``bytes(handle)`` gives, or the driver's 64 alone.
         device
-            UUID of the GPU; left out: the current one when it is opened.
+            UUID of the GPU; left out: `open` uses the first GPU, unless its `device` names another.
         nbytes
-            Bytes of the memory; 0: all that the handle opens.
+            Bytes of the memory; 0: all bytes that the handle opens.
 
         Raises
         ------
@@ -108,12 +108,12 @@ class LegacyHandle:
         Parameters
         ----------
         path
-            A file that ``poolsvc export`` wrote, or one of 64 or 72 bytes.
+            A file that ``poolsvc export`` wrote, or a file of 64 or 72 bytes.
 
         Raises
         ------
         InvalidArgumentError
-            The file is malformed, or is of another kind of memory.
+            The file is malformed, or describes memory of another kind.
         OSError
             The file cannot be read.
         """
@@ -148,14 +148,14 @@ class LegacyHandle:
         ordinal
             The GPU that works on the memory, as this process counts.
         nbytes
-            Bytes that must be there from the offset on; 0: any number.
+            Least number of bytes that the allocation must have after the offset; 0: any number.
         own_context
             See `open`.
 
         Returns
         -------
         tuple
-            The opened allocation, which the caller closes, and `nbytes`; for 0 all bytes from the offset on.
+            The opened allocation, which the caller closes, and `nbytes`; if that is 0, all bytes after the offset.
 
         Raises
         ------
@@ -185,34 +185,35 @@ class LegacyHandle:
         Parameters
         ----------
         device
-            Ordinal or UUID of the GPU that works on the memory. Its kernels can use the memory, also if the memory is
-            on another GPU. None: the handle's GPU, or the first one.
+            Ordinal or UUID of the GPU that works on the memory. This GPU's kernels can use the memory, also if the
+            memory is on another GPU. None: the handle's GPU, or the first GPU if the handle names none.
         shape, dtype
-            Shape and element type of the memory; None: those of the handle, or bytes.
+            Shape and element type of the memory; None: the handle's shape and dtype, or bytes if it has none.
         own_context
             Open the handle in the calling thread's current context, if it has one, and not in the device's primary
-            context. Copies and `OpenedMemory.close` then work in that context, whichever context is current later. If
-            the program destroys that context, the memory is gone. Array libraries use the primary context.
+            context. Copies and `OpenedMemory.close` then always work in that context, even if another context is
+            current later. If the program destroys that context, the memory is gone. Array libraries use the primary
+            context.
 
         Returns
         -------
         OpenedMemory
-            The mapped memory, which is unmapped when it is gone.
+            The mapped memory. The memory is unmapped when this object and the last array made from it are gone.
 
         Raises
         ------
         OwnerDiedError
             The process that owns the memory is gone.
         SecondContextError
-            The current context is not the primary one, and the driver does not open the handle in it, because memory of
-            the same allocation is open in the primary context.
+            The current context is not the primary context, and the driver does not open the handle in the current
+            context, because memory of the same allocation is open in the primary context.
         PeerAccessError
             The hardware does not let this GPU reach the memory of the handle's GPU.
         UnavailableError
             There is no driver or GPU, this process cannot see the GPU, or this process owns the memory.
         InvalidArgumentError
-            The bytes are no handle, the memory lies outside of the allocation, or the current context is of another
-            GPU.
+            The bytes are no handle, the memory lies outside of the allocation, or the current context belongs to
+            another GPU.
         """
         name = self.device if device is None else device
         ordinal = _cuda.find_device(name) if isinstance(name, str) and name else int(name or 0)
@@ -234,10 +235,10 @@ class LegacyHandle:
 
 
 class OpenedMemory:
-    """Memory of another process that was opened by its legacy handle. It is an array that libraries use in place.
+    """Memory of another process, opened by a legacy handle. Array libraries can use this object as an array in place.
 
-    `LegacyHandle.open` makes it. It is a context manager that closes it. Otherwise it is closed by ``close()``, or when
-    it and the last array made from it are gone.
+    `LegacyHandle.open` makes this object. As a context manager, it closes the memory at the end of the block. Otherwise
+    ``close()`` closes the memory, or it is closed when this object and the last array made from it are gone.
 
     Attributes
     ----------
@@ -321,9 +322,9 @@ class OpenedMemory:
         dl_device: tuple[int, int] | EllipsisType | None = ...,
         copy: bool | None = None,
     ) -> CapsuleType:
-        """Export the memory as a DLPack capsule, in place. Libraries call it in ``from_dlpack``.
+        """Export the memory as a DLPack capsule, in place. Libraries call this method in ``from_dlpack``.
 
-        The parameters are those of `BaseLease`. The memory is not ordered with any stream.
+        The parameters are those of the same method of `BaseLease`. No stream is ordered with work on the memory.
 
         Returns
         -------
@@ -333,7 +334,7 @@ class OpenedMemory:
         Raises
         ------
         BufferError
-            The library asks for another device or for a copy, or NumPy asks, which cannot reach the memory.
+            The library asks for another device or for a copy, or the caller is NumPy, which cannot reach the memory.
         LeaseReleasedError
             The memory was closed.
         """
@@ -366,9 +367,9 @@ class OpenedMemory:
         return out
 
     def copy_from(self, source: Any) -> None:
-        """Copy `source`, an array of NumPy's or what becomes one, into the memory; complete on return.
+        """Copy `source`, a NumPy array or an object that NumPy converts, into the memory; complete on return.
 
-        It is broadcast to the memory's shape and cast to its dtype (``same_kind``).
+        `source` is broadcast to the memory's shape and cast to its dtype (``same_kind``).
         """
         staged = np.empty(self.shape, self.dtype)
         np.copyto(staged, np.asarray(source), casting="same_kind")
@@ -377,7 +378,7 @@ class OpenedMemory:
             block.copy_from_host(self.address, staged)
 
     def close(self) -> None:
-        """Wait for the GPU's work and unmap the memory. No array made from it may be used any more. Idempotent."""
+        """Wait for the GPU's work and unmap the memory. Arrays made from it must not be used any more. Idempotent."""
         block, self._block = self._block, None
         if block is not None:
             block.synchronize()

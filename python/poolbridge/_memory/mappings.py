@@ -2,7 +2,7 @@
 
 Two imports of one allocation break each other: the driver returns the same address twice, and the first free ends both.
 A process can have several clients, so the register belongs to the process. One lock guards every import and every
-unmapping; the drivers need that, too. If imports of a kind serve one GPU only, there is one import for each GPU.
+unmapping; the drivers need this lock, too. If imports of a kind serve one GPU only, each GPU has its own import.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class Mappings:
     Attributes
     ----------
     imports
-        How many pools and how many blocks this process has imported so far; for tests and diagnosis.
+        The number of pools and the number of blocks that this process has imported so far; for tests and diagnosis.
     """
 
     def __init__(self) -> None:
@@ -70,7 +70,7 @@ class Mappings:
         epoch, known
             The service's epoch, and the pool.
         device
-            The GPU that will work on the memory; None: the pool's own. `reach` gives it access.
+            The GPU that will work on the memory; None: the pool's own GPU. `reach` gives this GPU access.
         """
         kind = _kinds.load(known.info.k)
         key = (epoch, known.info.id, kind.apart(known.info, device))
@@ -111,11 +111,11 @@ class Mappings:
             return mapping
 
     def give_up(self, mapping: Mapping[PoolMemory] | Mapping[BlockMemory], then: Callable[[], None]) -> None:
-        """Count one holder less, unmap after the last one, then call `then`. Never waits; finalisers may call it."""
+        """Count one holder less, unmap after the last holder, then call `then`. Never waits; finalisers may call it."""
         self._lock.later(partial(self._give_up, mapping, then))
 
     def leave(self) -> None:
-        """Stop unmapping, and wait for a thread that unmaps now, because the interpreter is about to end.
+        """Stop unmapping, and wait for a thread that is unmapping, because the interpreter is about to end.
 
         A thread that returned from cuda.core after the interpreter's end would end the process with SIGABRT.
         """

@@ -34,11 +34,11 @@ class SessionBlock(Struct, eq=False, gc=True):
     mapped
         The mapping; None while the block is not mapped.
     uses
-        When the session's streams are done with the block: values of words of its own timeline, by word.
+        The fences of the session's streams on the block: values of words of the session's own timeline, by word.
     arrays
         The arrays that were made once for all frames in the block: tensor, function that made the array, and array.
     generation
-        The block's generation when this session was sent its export.
+        The block's generation when the service sent the export to this session.
     """
 
     id: int
@@ -54,5 +54,5 @@ class SessionBlock(Struct, eq=False, gc=True):
     generation: int = 0
 
     def used(self, fence: Fence) -> None:
-        """Note the fence of a stream's work on the block. Threads may call this in any order of the values."""
+        """Note the fence of a stream's work on the block. Threads may call `used` in any order of the values."""
         self.uses[fence.wd] = max(fence.v, self.uses.get(fence.wd, 0))

@@ -31,7 +31,7 @@ class ElementType:
     itemsize
         Bytes of one element.
     typestr
-        NumPy's type string; for ``bfloat16``, which NumPy lacks, that of its bits.
+        NumPy's type string. For ``bfloat16``, which NumPy lacks, the type string of its bits.
     code, bits
         DLPack's type code, and the bits of one element.
     """
@@ -135,7 +135,7 @@ class Description:
 
     @property
     def span(self) -> tuple[int, int]:
-        """The first byte of the elements and the byte after their last one, counted from the buffer's start."""
+        """The first byte of the elements and the byte after their last byte, counted from the buffer's start."""
         return span_of(self.shape, self.strides, self.offset, self.element.itemsize)
 
     def to_wire(self) -> Tensor:
@@ -169,7 +169,7 @@ def is_contiguous(shape: Sequence[int], strides: Sequence[int], itemsize: int) -
 
 
 def span_of(shape: Sequence[int], strides: Sequence[int], offset: int, itemsize: int) -> tuple[int, int]:
-    """Return the first byte of the elements and the byte after their last; `offset` is that of element [0, …, 0]."""
+    """Return the first byte of the elements and the byte after their last byte. Element [0, …, 0] is at `offset`."""
     if 0 in shape:
         return offset, offset
     first = last = offset
@@ -188,7 +188,7 @@ def whole(value: Any) -> int:
     Raises
     ------
     TypeError
-        The value is no whole number. A bool is refused too, because it is a mistake where a number is expected.
+        The value is no whole number, or it is a bool, which is probably a mistake of the caller.
     """
     if isinstance(value, bool):
         raise TypeError
@@ -223,7 +223,7 @@ def describe(shape: int | Iterable[int], dtype: Any) -> Description:
 
 @lru_cache(maxsize=256)
 def _described(element: ElementType, shape: tuple[int, ...]) -> Description:
-    """Describe a C-contiguous tensor. It is cached, because the allocations of a stream have few different shapes."""
+    """Describe a C-contiguous tensor. The result is cached: a stream's allocations have few different shapes."""
     if len(shape) > MAX_NDIM:
         raise InvalidArgumentError(f"{len(shape)} axes; at most {MAX_NDIM} can be shared")
     if any(extent < 0 for extent in shape):
@@ -253,7 +253,7 @@ def from_wire(tensor: Tensor, nbytes: int) -> Description:
 
 @lru_cache(maxsize=256)
 def _checked(dt: str, shape: tuple[int, ...], st: tuple[int, ...], offset: int, nbytes: int) -> Description:
-    """Check a description. It is cached, because the buffers of a stream have few different descriptions."""
+    """Check a description. The result is cached, because the buffers of a stream have few different descriptions."""
     element = ELEMENT_TYPES.get(dt)
     if element is None:
         raise ProtocolError(f"the service describes elements of unknown type {dt!r}")

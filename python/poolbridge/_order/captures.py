@@ -1,4 +1,4 @@
-"""Work of streams that can only be done when no graph captures it; see `StreamCaptureError`."""
+"""Work of streams that is only possible while no graph captures the stream; see `StreamCaptureError`."""
 
 from __future__ import annotations
 
@@ -17,37 +17,37 @@ from poolbridge.errors import (
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-# The driver tells nobody when a capture into a graph ends, so it is asked at this interval, in seconds.
+# The driver does not say when a capture into a graph ends, so the thread asks it at this interval, in seconds.
 _LOOK: Final = 0.005
 
 
 class Captures:
-    """Work that is tried again until it raises no `StreamCaptureError`, by one thread. Thread-safe."""
+    """Work that one thread tries again until the work raises no `StreamCaptureError`. Thread-safe."""
 
     def __init__(self) -> None:
         self.start_anew()
 
     def start_anew(self) -> None:
-        """Forget the parent's work in a forked child, which has no thread for it."""
+        """Forget the parent's work in a forked child, because the child has no thread for the work."""
         self._work: deque[Callable[[], object]] = deque()
         self._running = False
 
     def run(self, work: Callable[[], object]) -> None:
-        """Do work now, or leave it to the thread if a graph captures it."""
+        """Do `work` now. If a graph captures the stream, leave `work` to the thread."""
         try:
             work()
         except StreamCaptureError:
             self.add(work)
 
     def add(self, work: Callable[[], object]) -> None:
-        """Leave work to the thread. Never waits, never raises; finalisers call it."""
+        """Leave `work` to the thread. Never waits, never raises; finalisers call `add`."""
         self._work.append(work)
         if self._running:
             return
-        self._running = True  # two threads that come here at once start two, which does no harm
+        self._running = True  # two threads may get here at once and start a thread each, which does no harm
         try:
             threading.Thread(target=self._try, name="poolbridge-capture", daemon=True).start()
-        except RuntimeError as error:  # this process may have no more threads, or ends
+        except RuntimeError as error:  # this process may start no more threads, or is ending
             self._running = False
             LOG.warning("releases wait until a thread can be started: %s", error)
 
@@ -57,7 +57,7 @@ class Captures:
             for _ in range(len(self._work)):
                 try:
                     self.run(self._work.popleft())
-                except IndexError:  # another thread took it
+                except IndexError:  # another thread took the last work
                     break
                 except PoolbridgeError:
                     pass  # the session of that work has ended
@@ -65,7 +65,7 @@ class Captures:
                     LOG.exception("work of a stream failed after the stream's capture")
 
     def _rested(self) -> bool:
-        """End the thread. False if work came at the same time: its sender may have seen the thread."""
+        """End the thread. Return False if `add` got work at the same time and started no thread for the work."""
         self._running = False
         if not self._work:
             return True
@@ -74,5 +74,5 @@ class Captures:
 
 
 CAPTURES: Final = Captures()
-"""The work of this process."""
+"""The captured work of this process."""
 os.register_at_fork(after_in_child=CAPTURES.start_anew)

@@ -1,4 +1,4 @@
-"""Interprocess events of CUDA, for programs that use them already. Fences work in more places.
+"""Interprocess events of CUDA, for programs that use such events already. Fences work in more places.
 
 Events are made and opened through ``cuda.bindings``, because cuda.core has no public way to open an event from its 64
 bytes. Events of cuda.core, CuPy and PyTorch are accepted as they are.
@@ -33,24 +33,24 @@ _RIVALS: Final = ("handle", "ptr", "cuda_event")
 class Event:
     """An interprocess event of CUDA: a mark in a stream of one process, for which streams of other processes can wait.
 
-    It works between processes of one user that see the same ``/dev/shm``. ``client.event()`` makes an event;
+    An event works between processes of one user that see the same ``/dev/shm``. ``client.event()`` makes an event;
     `BaseLease.ready_event` opens the event that came with a buffer.
 
     Attributes
     ----------
     ipc_handle
-        The driver's 64 bytes, by which other processes open the event.
+        The driver's 64-byte handle. Other processes open the event by this handle.
     """
 
     def __init__(self, ordinal: int, handle: bytes, number: int, owner: object = None) -> None:
         self.ipc_handle = handle
         self._ordinal = ordinal
-        self._number = number  # the driver's handle; 0 if the event is closed, or another library has it
+        self._number = number  # the driver's handle; 0 if the event is closed or belongs to another library
         self._owner = owner
 
     @property
     def device(self) -> str:
-        """The GPU, as this process counts: ``"cuda:0"``."""
+        """The GPU with its number in this process, for example ``"cuda:0"``."""
         return f"cuda:{self._ordinal}"
 
     @property
@@ -68,9 +68,9 @@ class Event:
         return number
 
     def record(self, stream: Any = None) -> None:
-        """Record the event in a stream: it is done when the stream has done the work that it has so far.
+        """Record the event in a stream. The event is done when the stream has done its work so far.
 
-        Streams that wait for the event already go on waiting for its earlier record.
+        Streams that wait for the event already keep waiting for the earlier record.
 
         Parameters
         ----------
@@ -128,7 +128,7 @@ class Event:
         Parameters
         ----------
         timeout
-            Seconds to wait; None, the default: no limit.
+            How many seconds to wait; None (the default): no limit.
 
         Raises
         ------
@@ -145,7 +145,7 @@ class Event:
             pause = min(2 * pause, _LONGEST_SLEEP)
 
     def close(self) -> None:
-        """Destroy the event, unless it belongs to another library. Streams that wait for it still do. Idempotent."""
+        """Destroy the event, unless it belongs to another library. Waiting streams keep waiting. Idempotent."""
         number, self._number = self._number, 0
         if number:
             with _cuda.current(self._ordinal):
@@ -168,7 +168,7 @@ class Event:
 
 
 _own: WeakValueDictionary[bytes, Event] = WeakValueDictionary()
-"""The events that this process made, by their 64 bytes. The driver does not let a process open its own events."""
+"""The events that this process made, by 64-byte handle. The driver does not let a process open its own events."""
 
 
 def make(ordinal: int) -> Event:
@@ -193,7 +193,7 @@ def make(ordinal: int) -> Event:
 
 
 def adopt(ordinal: int, given: Any) -> Event:
-    """Make an `Event` of an event of this process.
+    """Return an `Event` for an event of this process.
 
     Parameters
     ----------
@@ -205,7 +205,7 @@ def adopt(ordinal: int, given: Any) -> Event:
     Raises
     ------
     InvalidArgumentError
-        `given` is no event, is closed, or was not made for other processes.
+        `given` is no event, is closed, or is no interprocess event.
     """
     if isinstance(given, Event):
         given.handle  # noqa: B018 - raises if it is closed
@@ -221,7 +221,7 @@ def adopt(ordinal: int, given: Any) -> Event:
 
 
 def _number_of(given: Any) -> int:
-    """Return the driver's handle of a library's event; 0 if it has none."""
+    """Return the driver's handle of a library's event; 0 if the event has no handle."""
     if isinstance(given, int):
         return given
     for name in _RIVALS:
@@ -248,14 +248,14 @@ def _export(ordinal: int, number: int) -> bytes:
 
 
 def open_event(ordinal: int, handle: bytes) -> Event:
-    """Open an event on a GPU. An event that this process made is returned as it is.
+    """Open an event on a GPU. If this process made the event, return the same object.
 
     Raises
     ------
     EventUnavailableError
         The process that made the event is gone, or this process cannot open events of that process.
     InvalidArgumentError
-        The handle does not have 64 bytes.
+        `handle` does not have 64 bytes.
     """
     if len(handle) != EVENT_BYTES:
         raise InvalidArgumentError(f"the handle of an event has {EVENT_BYTES} bytes, got {len(handle)}")

@@ -1,15 +1,16 @@
 """Orders the work of several processes on the same memory.
 
-A buffer comes with fences: words of timelines, and the values that they must reach before the memory is used. A stream
-of a GPU waits for the fences by itself. The CPU waits for them with a time limit. A session that gives a buffer away
-makes the streams that used it write words of its own timeline, and sends the fences for these words with the buffer.
+A buffer comes with fences: a fence is a word of a timeline, and a value that the word must reach before the memory is
+used. A stream of a GPU waits for the fences by itself. The CPU waits for the fences with a time limit. When a session
+gives a buffer away, it makes the streams that used the buffer write words of the session's own timeline, and sends the
+fences for these words with the buffer.
 
-In some cases that is not possible: the service has no timelines, the GPU's streams cannot write words, a stream belongs
-to another thread, or no stream was named. Then `_fall_back` waits for the device instead.
+Sometimes streams cannot write words: the service has no timelines, the GPU does not support such writes, a stream
+belongs to another thread, or the user named no stream. Then `_fall_back` waits for the device instead.
 
-While a stream's work is captured into a CUDA graph, the stream neither writes nor waits, because the graph would do so
-again at each launch. The CPU waits instead, releases wait for the end of the capture, and what needs a fence at once
-fails with `StreamCaptureError`.
+While a stream's work is captured into a CUDA graph, the stream neither writes nor waits, because the graph would repeat
+the write or the wait at each launch. The CPU waits instead, releases wait for the end of the capture, and an operation
+that needs a fence at once fails with `StreamCaptureError`.
 """
 
 from __future__ import annotations
@@ -46,28 +47,28 @@ if TYPE_CHECKING:
 else:
     try:
         from poolbridge._native import Follower as _NativeFollower
-    except ImportError:  # there are no channels then, and so no followers
+    except ImportError:  # without the native module there are no channels, and so no followers
         _NativeFollower = object
 
 MOST_FENCES = 16
-# For so many seconds fences are polled before a stream is made to wait for them. After a poll in vain the next takes
-# twice as long, at most the second time, because the GPU has to do the waits that it has before it gets faster again.
+# How many seconds the CPU polls fences before it makes a stream wait for them: at first, and at most. After a poll
+# without success, the next poll takes twice as long, because the GPU must do its queued waits before it is fast again.
 _POLL_SECONDS: Final = 20e-6
 _LONGEST_POLL_SECONDS: Final = 100e-6
 
 Say: TypeAlias = "Callable[[tuple[Fence, ...]], None]"
-"""A function that ends a lease with its fences. It neither waits nor raises."""
+"""A function that ends a lease and gets the lease's fences. The function neither waits nor raises."""
 
 
 class Owner(Protocol):
-    """The part of a session that this module uses; `poolbridge._session.session.Session` has it."""
+    """The part of a session that this module uses; see `poolbridge._session.session.Session`."""
 
     pid: int
     patience: float
     timelines: Timelines
 
     def check_usable(self) -> None:
-        """Raise if the session has ended, or this is another process."""
+        """Raise if the session has ended or belongs to another process."""
 
 
 class Held(Protocol):
@@ -90,7 +91,7 @@ class Held(Protocol):
 
     @property
     def single(self) -> bool:
-        """Whether a single fence has to stand for all work on the memory."""
+        """Whether one single fence must cover all work on the memory."""
 
 
 # Before the memory is used
@@ -109,13 +110,13 @@ def before_use(state: Held, stream: Any) -> None:
     Raises
     ------
     ValueError
-        `stream` is no stream, or the memory is the CPU's, which has no streams.
+        `stream` is no stream, or is not None for memory of the CPU, which has no streams.
     ContentFailedError
         The content will never be complete. `ProducerDiedError` is such an error.
     WaitTimeoutError
-        The CPU waits for the content, and it was not complete within the session's time limit.
+        The CPU waited for the content, and the content was not complete within the session's time limit.
     EventUnavailableError
-        Only an event says when the content is complete, and this process cannot open it.
+        Only an event says when the content is complete, and this process cannot open the event.
     """
     device = state.memory.pool.device
     key = stream_key(device, stream)
@@ -140,7 +141,7 @@ def before_cpu(state: Held) -> None:
 
 
 def name_stream(state: Held, stream: Any) -> None:
-    """Call `before_use` for a stream that the user named, who thereby says that no unknown stream uses the memory."""
+    """Call `before_use` for a stream that the user named. The user thereby says that no unknown stream is in use."""
     before_use(state, stream)
     state.named = True
 
@@ -157,7 +158,7 @@ def name_event(state: Held, event: Event) -> None:
 
 
 def ready_event(state: Held) -> Event | None:
-    """Open the event that came with the content and return it; None if no event came.
+    """Open the event that came with the content and return the event; None if no event came.
 
     Raises
     ------
@@ -170,7 +171,7 @@ def ready_event(state: Held) -> Event | None:
 
 
 def _lone_event(state: Held) -> Event | None:
-    """Return the event that has to be waited for because there is no fence instead; None if there is no such event."""
+    """Return the event to wait for if the content came without a fence; else None."""
     if not state.alone:
         return None
     check(state)
@@ -178,7 +179,7 @@ def _lone_event(state: Held) -> Event | None:
 
 
 def stream_to_follow(state: Held) -> int | None:
-    """Return a stream for a consumer whose own stream is unknown: it has to wait for that stream; None: for nothing."""
+    """Return a stream that an array consumer with an unknown stream must wait for; None if no wait is needed."""
     state.unordered = True
     if not _unreached(state) and not state.alone:
         return None
@@ -196,7 +197,7 @@ def wait(state: Held, seconds: float | None = None) -> None:
     ContentFailedError
         The content will never be complete. `ProducerDiedError` is such an error.
     WaitTimeoutError
-        The content was not complete within `seconds`; None: within the session's time limit.
+        The content was not complete within `seconds`, or within the session's time limit if `seconds` is None.
     """
     limit = state.session.patience if seconds is None else seconds
     deadline = time.monotonic() + limit
@@ -215,14 +216,14 @@ def wait(state: Held, seconds: float | None = None) -> None:
 
 
 def check(state: Held) -> None:
-    """Raise if it is known by now that the content will never be complete.
+    """Raise if this process knows that the content will never be complete.
 
     Raises
     ------
     ContentFailedError
-        The process that wrote it says that it cannot complete it.
+        The process that wrote the content says that it cannot complete the content.
     ProducerDiedError
-        The process that wrote it died before.
+        The process that wrote the content died before it completed the content.
     """
     if lost(state):
         reason = next(filter(None, map(partial(_reason, state), state.grant.wt)), "")
@@ -246,16 +247,16 @@ def lost(state: Held) -> bool:
 
 
 def _reason(state: Held, fence: Fence) -> str:
-    """Return what the process that was to reach a fence has said about content that failed; "" if nothing."""
+    """Return the reason that the fence's process gave for failed content; "" if that process gave no reason."""
     page = state.session.timelines.page(fence.tl)
     return page.reason(fence.wd) if page is not None and page.died(fence.wd, fence.v) else ""
 
 
 def _unreached(state: Held) -> tuple[Fence, ...]:
-    """Return the fences that are not reached, and forget those that are.
+    """Return the fences that are not reached, and forget the reached fences.
 
-    A fence counts as reached when its process died. For a writer that is enough: the process does not use the memory
-    any more. For a reader `check` raises.
+    A fence counts as reached when its process died. A writer may then use the memory, because the dead process does not
+    use the memory any more. For a reader, `check` raises.
     """
     if state.fences:
         timelines = state.session.timelines
@@ -263,8 +264,8 @@ def _unreached(state: Held) -> tuple[Fence, ...]:
         for fence in state.fences:
             page = timelines.page(fence.tl)
             if page is None and state.single and not state.grant.wr:
-                # The page is gone. The service does not know readers of frames, so nothing says whether the content is
-                # complete.
+                # The page is gone. The service does not know readers of frames, so this process cannot know whether
+                # the content is complete.
                 state.session.check_usable()
                 state.lost = True
             elif page is not None and not page.reached(fence.wd, fence.v):
@@ -275,7 +276,7 @@ def _unreached(state: Held) -> tuple[Fence, ...]:
 
 
 def _make_wait(state: Held, key: StreamKey) -> None:
-    """Make a stream wait for the event and the fences of a lease that are not reached yet."""
+    """Make a stream wait for the event of a lease and for its fences that are not reached yet."""
     if (state.alone or _unreached(state)) and _cuda_stream.captured(key.ordinal, key.handle):
         wait(state)
         return
@@ -297,17 +298,17 @@ def _make_wait(state: Held, key: StreamKey) -> None:
             wait(state)
             return
         if word is not None and fence.tl == own.id and fence.wd == word.index:
-            continue  # the fence is of the stream's own earlier work
+            continue  # the fence belongs to earlier work of the same stream
         timelines.waits(own, key, [fence.tl])
         page.await_writers()
         _cuda_stream.wait(key.ordinal, key.handle, address + 8 * fence.wd, fence.v)
 
 
 class Follower(_NativeFollower):
-    """A stream that uses the frames of a channel one after the other. It is ordered without a lease state per frame.
+    """Orders a stream that uses the frames of a channel one after the other, without a lease state per frame.
 
-    If a stream has to wait on a GPU, the GPU switches to the work of another process, and back. With several processes
-    that takes much longer than it takes until the fence is reached. So the CPU polls the fence for a while before.
+    If a stream must wait on a GPU, the GPU switches to the work of another process, and back. With several processes,
+    the switches take much longer than the fence takes to be reached. So the CPU first polls the fence for a while.
 
     Parameters
     ----------
@@ -318,7 +319,7 @@ class Follower(_NativeFollower):
     timelines
         The timelines of the session whose frames the stream uses.
     stream
-        The user's stream object. It is kept, because a stream that is destroyed takes no more work.
+        The user's stream object. The follower keeps this object, because a destroyed stream takes no more work.
 
     Attributes
     ----------
@@ -345,7 +346,7 @@ class Follower(_NativeFollower):
         self.fence = Fence
         self.patience = self.shortest = _POLL_SECONDS
         self.longest = _LONGEST_POLL_SECONDS
-        # This waits for the whole GPU of the stream, because the memory may be unmapped by the time it is called.
+        # `_synchronize` waits for the whole GPU of the stream, because the memory may be unmapped before the call.
         self._synchronize = partial(_cuda.synchronize, key.ordinal)
 
     def before(
@@ -355,16 +356,16 @@ class Follower(_NativeFollower):
         write: bool = False,
         waiting: Callable[[], None] | None = None,
     ) -> bool:
-        """Make the stream wait until a frame's memory may be used. False if a lease state is needed for that.
+        """Make the stream wait until a frame's memory may be used. Return False if this needs a lease state.
 
         Parameters
         ----------
         fences
-            Timeline, word and value of each fence; or a frame, which has one fence or none.
+            Timeline, word and value of each fence; or a frame, which has one fence or no fence.
         write
-            Whether the memory is to be written. Then a fence counts as reached when its process died.
+            Whether the stream writes the memory. For a writer, a fence counts as reached when its process died.
         waiting
-            Called before the stream has to wait, if it has to.
+            Called if the stream must wait, before the wait is queued.
         """
         if not (self.anywhere or self.key.reachable):
             return False
@@ -376,13 +377,13 @@ class Follower(_NativeFollower):
         return self._await(behind)
 
     def _await(self, fences: list[tuple[int, int, int]]) -> bool:
-        """Make the stream wait for fences. False if a lease state is needed for that."""
+        """Make the stream wait for fences. Return False if this needs a lease state."""
         timelines, key, words = self.timelines, self.key, []
         if _cuda_stream.captured(key.ordinal, key.handle):
             return False
         timelines.waits(self.own, key, [timeline for timeline, _, _ in fences])
         for timeline, word, value in fences:
-            page = timelines.page(timeline)  # it stays mapped since `waits`
+            page = timelines.page(timeline)  # the call of `waits` keeps the page mapped
             address = page.on_device(key.ordinal) if page is not None else 0
             if page is None or not address:
                 return False
@@ -392,7 +393,7 @@ class Follower(_NativeFollower):
         return True
 
     def write(self) -> Fence | None:
-        """Make the stream write its next fence, and return the fence. None if a lease state is needed for that."""
+        """Make the stream write its next fence, and return the fence. Return None if this needs a lease state."""
         if self.timelines.own is not self.own or not (self.anywhere or self.key.reachable):
             return None
         fence: Fence | None = self.queue()
@@ -404,24 +405,24 @@ class Follower(_NativeFollower):
             return None
 
     def done(self, say: Say) -> None:
-        """Call `say` with the fence that is reached when the stream is done with frames; raises as `done` does."""
+        """Call `say` with a fence for the stream's work so far. Raises the errors of `poolbridge._order.order.done`."""
         if self.timelines.own is not self.own or not _tell(self.own, self.key, say, self._synchronize):
             _after(self._synchronize, say)
 
 
 def follower(state: Held, stream: Any) -> Follower | None:
-    """Make a `Follower` for the stream of a lease; None if the lease has no stream, several, or one without fences."""
+    """Make a `Follower` for the stream of a lease; return None without exactly one stream that can write fences."""
     own = _own(state)
     if own is None or state.streams is None or len(state.streams) != 1:
         return None
     return Follower(own, next(iter(state.streams)), state.session.timelines, stream)
 
 
-# After it was used
+# After the memory was used
 
 
 def must_wait(state: Held) -> bool:
-    """Whether `ready` or `done` has to wait, on the CPU for fences or in `_fall_back` for the device."""
+    """Whether `ready` or `done` must wait: on the CPU for fences, or in `_fall_back` for the device."""
     if state.memory.pool.device[0] == _dlpack.CPU:
         return bool(state.fences)
     used = state.streams is not None or state.unordered
@@ -436,8 +437,8 @@ def done(state: Held, say: Say) -> None:
     state
         The lease.
     say
-        Called exactly once, also if `done` raises another error than `StreamCaptureError`. It gets no fences if the
-        work is done; `done` may have waited for the device then. It must neither wait nor raise.
+        Called exactly once, unless `done` raises `StreamCaptureError`. `say` gets no fences if the work is done already
+        or `done` has waited for the device. `say` must neither wait nor raise.
 
     Raises
     ------
@@ -468,7 +469,7 @@ def done(state: Held, say: Say) -> None:
 
 
 def _tell(own: Timeline, key: StreamKey, say: Say, synchronize: Callable[[], None]) -> bool:
-    """Call `say` with a stream's next fence, and make the stream write it. False if it cannot; `say` was not called."""
+    """Call `say` with a stream's next fence, and make the stream write it. False if `say` could not be called."""
     try:
         return key.reachable and own.tell(key, say, synchronize)
     except PoolLimitError:
@@ -476,7 +477,7 @@ def _tell(own: Timeline, key: StreamKey, say: Say, synchronize: Callable[[], Non
 
 
 def _after(synchronize: Callable[[], None], say: Say) -> None:
-    """Call `say` when the device has done its work; raises as `done` does."""
+    """Call `say` when the device has done its work. Raises the errors of `done`."""
     captured = False
     try:
         synchronize()
@@ -489,7 +490,7 @@ def _after(synchronize: Callable[[], None], say: Say) -> None:
 
 
 def _written(own: Timeline, streams: Iterable[StreamKey], *, wait: bool = True) -> tuple[Fence, ...]:
-    """Make each stream write a fence and return the fences; an empty tuple if one of them cannot."""
+    """Make each stream write a fence and return the fences; return an empty tuple if a stream cannot write."""
     try:
         fences = [own.write(key, wait=wait) for key in streams]
     except (DriverError, PoolLimitError):
@@ -499,7 +500,7 @@ def _written(own: Timeline, streams: Iterable[StreamKey], *, wait: bool = True) 
 
 
 def _single(state: Held, own: Timeline) -> tuple[Fence, ...]:
-    """Make one stream write a fence for all streams and return it; an empty tuple if that is not possible."""
+    """Make one stream write a fence for all streams, and return the fence; return an empty tuple on failure."""
     try:
         fence = _joined(state, own)
     except (DriverError, PoolLimitError):
@@ -508,7 +509,7 @@ def _single(state: Held, own: Timeline) -> tuple[Fence, ...]:
 
 
 def done_at_once(state: Held) -> tuple[Fence, ...] | None:
-    """Do the work of `done` without waiting, for finalisers. Return the fences; None if it has to wait."""
+    """Do the work of `done` without waiting, for finalisers. Return the fences; None if a wait is needed."""
     if state.streams is None and not state.unordered:
         return ()
     own, streams = _own(state), _streams(state)
@@ -523,14 +524,14 @@ def done_at_once(state: Held) -> tuple[Fence, ...] | None:
 def ready(state: Held) -> Fence | None:
     """Return the fence that is reached when the content is complete, or None if the content is complete now.
 
-    It may wait: for fences if the memory is the CPU's, else for the device.
+    `ready` may wait: for fences if the memory is memory of the CPU, else for the device.
     """
     device, promise = state.memory.pool.device, state.promise
     if device[0] == _dlpack.CPU:
         before_cpu(state)
         return promise
     if promise is not None:
-        # The promise is the only fence: no stream must wait for it, because this process may never complete it.
+        # The promise is the only fence. No stream may wait for it, because this process may never keep the promise.
         if state.streams is not None or state.unordered:
             _fall_back(state)
         return promise
@@ -548,13 +549,13 @@ def ready(state: Held) -> Fence | None:
         _fall_back(state)
         return None
     if fence is not None:
-        # Later work of this process on the buffer has to wait for the fence, too.
+        # Later work of this process on the buffer must wait for this fence, too.
         state.fences = (*state.fences, fence)
     return fence
 
 
 def _joined(state: Held, own: Timeline) -> Fence | None:
-    """Make one stream wait for the others and then write a fence for all; None if the timeline is closed."""
+    """Make one stream wait for all other streams, then write one fence for all; None if the timeline is closed."""
     *others, last = _streams(state)
     for key in others:
         fence = own.write(key)
@@ -566,7 +567,7 @@ def _joined(state: Held, own: Timeline) -> Fence | None:
 
 
 def _own(state: Held) -> Timeline | None:
-    """Return the session's timeline if every stream that used the memory is known and can write it; else None."""
+    """Return the session's timeline if all streams that used the memory are known and can write words; else None."""
     if state.unordered and not state.named:
         return None
     streams = _streams(state)
@@ -582,7 +583,7 @@ def _streams(state: Held) -> list[StreamKey]:
 def _fall_back(state: Held) -> tuple[Fence, ...]:
     """Wait until the device has done all work of this process, and return no fences.
 
-    Streams are not asked before whether they are captured, because what the program named may be no stream any more.
+    This function does not check streams for captures, because a stream that the program named may not exist any more.
     """
     state.memory.synchronize()
     return ()

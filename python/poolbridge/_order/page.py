@@ -22,17 +22,17 @@ from poolbridge.errors import (
 
 WORDS: Final = 512
 BYTES: Final = 8 * WORDS
-"""Bytes of the words. Behind them each word has the reason why the content of its fences has failed."""
+"""Bytes of all words. After the words, the file has the reason of failed content for each word."""
 REASON_BYTES: Final = 256
 FILE_BYTES: Final = BYTES + WORDS * REASON_BYTES
 TOMBSTONE: Final = 1 << 62
 
-# A GPU compares words as signed integers: a difference of this or more is negative, so the word is behind.
+# A GPU compares words as signed integers: a difference of `_BEHIND` or more is negative, so the word is behind.
 _BEHIND: Final = 1 << 63
 
-# A wait polls for this time first, which sees a word that a CPU is about to write. After that it sleeps.
+# A wait first polls for `_SPIN_SECONDS`, to see a word that a CPU is about to write. Then the wait sleeps.
 _SPIN_SECONDS: Final = 20e-6
-# A GPU's write does not wake sleepers, so they read the word again after these times.
+# A GPU's write wakes no thread, so a sleeping thread reads the word again after a time between these limits.
 _SHORTEST_SLEEP: Final = 50e-6
 _LONGEST_SLEEP: Final = 1e-3
 
@@ -48,15 +48,15 @@ class Page:
     Parameters
     ----------
     fd
-        The memfd's descriptor. The caller keeps it and closes it.
+        The memfd's descriptor. The caller closes the descriptor.
     write
         Whether this process writes the words.
 
     Attributes
     ----------
     telling
-        A lock. A thread holds it from before it sends a fence to other processes until the stream that writes the
-        fence's value has that work.
+        A lock. A thread takes this lock before it sends a fence to other processes, and holds the lock until the write
+        of the fence's value is queued on its stream.
     """
 
     def __init__(self, fd: int, *, write: bool) -> None:
@@ -77,30 +77,30 @@ class Page:
     # The CPU
 
     def now(self, word: int) -> int:
-        """Return the value of a word. For an unmapped page return the highest value: all its fences are reached."""
+        """Return the value of a word. For an unmapped page, return the highest value: all its fences are reached."""
         try:
             return self.words[word]
         except ValueError:
             return TOMBSTONE - 1
 
     def reached(self, word: int, value: int) -> bool:
-        """Whether a word has the value or more. That includes a word whose process died or failed; see `died`."""
+        """Whether a word has the value or a greater one. Also true if the word's process died or failed; see `died`."""
         return 0 <= self.now(word) - value < _BEHIND
 
     def died(self, word: int, value: int) -> bool:
-        """Whether the value will never be written: its process died before, or it called `fail`."""
+        """Whether the value will never be written: the writing process died before, or called `fail`."""
         now = self.now(word)
         return 0 <= now - value < _BEHIND and now % TOMBSTONE < value
 
     def poll(self, word: int, value: int, until: float) -> bool:
-        """Poll a word until it has a value or more; False if it has not at `until`, a time of `time.monotonic`."""
+        """Poll a word until it is at least `value`; return False at `until`, a time of `time.monotonic`."""
         while not self.reached(word, value):
             if time.monotonic() > until:
                 return False
         return True
 
     def wait(self, word: int, value: int, seconds: float) -> bool:
-        """Wait until a word has a value or more; False if `seconds` passed before."""
+        """Wait until a word is at least `value`; return False if `seconds` pass first."""
         begin = time.monotonic()
         if self.poll(word, value, begin + _SPIN_SECONDS):
             return True
@@ -115,22 +115,22 @@ class Page:
         return True
 
     def store(self, word: int, value: int) -> None:
-        """Write a word by the CPU, unless it has failed, and wake the threads that sleep on it."""
-        # Nothing is called between the test and the assignment, so that no signal handler and no thread comes between.
+        """Write a word by the CPU, unless the word has failed, and wake the threads that wait for the word."""
+        # No call between the test and the assignment, so that no signal handler and no other thread runs in between.
         if self.words[word] < TOMBSTONE:
             self.words[word] = value
         _futex.wake(self.address + 8 * word)
 
     def fail(self, word: int, value: int, reason: str) -> bool:
-        """End all waits for a value that a word has not reached, and say why. The word is of no use afterwards.
+        """End all waits for a value that a word has not reached, and say why. Afterwards the word cannot be used.
 
-        Returns False, and does nothing, if the word has reached the value or has failed.
+        If the word has reached the value or has failed, do nothing and return False.
         """
         text = one_line(reason[:REASON_BYTES]).encode() or b"no reason given"
-        text = text[:REASON_BYTES].decode(errors="ignore").encode()  # no half of a character
+        text = text[:REASON_BYTES].decode(errors="ignore").encode()  # cut no character in half
         start = word * REASON_BYTES
         end, words, reasons = start + len(text), self.words, self._reasons
-        # Nothing is called from here to the last assignment: see `store`.
+        # No call from here to the last assignment: see `store`.
         now = words[word]
         if now >= value:
             return False
@@ -140,7 +140,7 @@ class Page:
         return True
 
     def reason(self, word: int) -> str:
-        """Return what the process that writes a word has said about content that failed; "" if it has said nothing."""
+        """Return the reason that a word's process gave for failed content; "" if that process gave no reason."""
         start = word * REASON_BYTES
         try:
             text = bytes(self._reasons[start : start + REASON_BYTES])
@@ -153,18 +153,18 @@ class Page:
     def await_writers(self) -> None:
         """Wait until every value that this process has sent in a fence is queued on the stream that writes it.
 
-        Only then may another stream of this process be made to wait for such a value. Otherwise the wait could be
-        queued first, on the writing stream itself or on a stream that it waits for (the legacy default stream waits for
-        others), and would never end.
+        Only then may this process make another stream wait for such a value. Otherwise the wait could be queued before
+        the write, and would never end: on the writing stream itself, or on a stream for which the writing stream waits
+        (the legacy default stream waits for other streams).
         """
         if self.write:
             with self.telling:
                 pass
 
     def on_device(self, ordinal: int) -> int:
-        """Return the page's address for streams; 0 if no GPU can reach it. The first call registers it and may wait.
+        """Return the page's address for streams; 0 if no GPU can reach the page. The first call registers the page.
 
-        It also returns 0 if the page would have to be registered while a graph captures work, which CUDA may forbid.
+        Registering may wait. While a graph captures work, CUDA may forbid registering; the result is then also 0.
         """
         address = self._on_device
         if address is None:
@@ -182,11 +182,11 @@ class Page:
 
     @property
     def registered(self) -> bool:
-        """Whether the page is registered, so that a GPU can reach it."""
+        """Whether the page is registered, so that a GPU can reach the page."""
         return bool(self._on_device)
 
     def close(self) -> None:
-        """Unmap the page. Waits for the GPU if the page is registered. No stream or thread may use its words then."""
+        """Unmap the page. Waits for the GPU if the page is registered. No stream or thread may use the words."""
         with self._lock:
             if self._on_device:
                 _cuda_stream.unregister(self._ordinal, self.address)
@@ -197,7 +197,7 @@ class Page:
 
 
 class Pages:
-    """The pages of this process. Each is mapped once and has a count of holders in all sessions. Thread-safe."""
+    """The pages of this process. Each page is mapped once and counts its holders in all sessions. Thread-safe."""
 
     def __init__(self) -> None:
         self._lock = DeferringLock()
@@ -205,7 +205,7 @@ class Pages:
         self._inherited: tuple[object, ...] = ()
 
     def start_anew(self) -> None:
-        """Forget the parent's pages in a forked child, where they are not mapped."""
+        """Forget the parent's pages in a forked child, where these pages are not mapped."""
         self._inherited = self._inherited, self._pages  # keep them, so that the child does not unmap their addresses
         self._lock = DeferringLock()
         self._pages = {}
@@ -214,7 +214,7 @@ class Pages:
         return len(self._pages)
 
     def take(self, epoch: bytes, timeline: int, fd: int, *, write: bool = False) -> Page:
-        """Map a page, or count one more holder of it. The caller keeps the descriptor and closes it."""
+        """Map a page, or count one more holder of a mapped page. The caller closes the descriptor."""
         key = (epoch, timeline)
         with self._lock:
             page = self._pages.get(key)
@@ -227,7 +227,7 @@ class Pages:
         return page
 
     def find(self, epoch: bytes, timeline: int) -> Page | None:
-        """Count one more holder of a page that is mapped already and return the page; None if it is not mapped."""
+        """Count one more holder of a mapped page and return the page; return None if the page is not mapped."""
         with self._lock:
             page = self._pages.get((epoch, timeline))
             if page is not None:
@@ -235,7 +235,7 @@ class Pages:
         return page
 
     def give_up(self, epoch: bytes, timeline: int) -> None:
-        """Count one holder less, and unmap the page after the last one. Never waits, so that finalisers may call it."""
+        """Count one holder less, and unmap a page without holders. Never waits: finalisers may call `give_up`."""
         self._lock.later(partial(self._give_up, (epoch, timeline)))
 
     def _give_up(self, key: tuple[bytes, int]) -> None:

@@ -22,19 +22,19 @@ def stream_key(device: tuple[int, int], stream: Any) -> StreamKey | None:
     device
         DLPack's device type and id.
     stream
-        A number of the array API standard. On CUDA: None or 1 is the legacy default stream, 2 the per-thread default
-        stream, a larger number a stream handle, -1 asks for no ordering. On the CPU: None. Or an object with
-        ``__cuda_stream__``, ``ptr`` or ``cuda_stream``, as streams of CuPy, PyTorch and cuda.core are.
+        On the CPU: None. On CUDA, a number of the array API standard: None or 1 is the legacy default stream, 2 is the
+        per-thread default stream, a larger number is a stream handle, and -1 asks for no ordering. Or a stream object
+        with ``__cuda_stream__``, ``ptr`` or ``cuda_stream``: a stream of CuPy, PyTorch or cuda.core.
 
     Returns
     -------
     StreamKey or None
-        The key; None if nothing has to be ordered: on the CPU, and for -1.
+        The key; None on the CPU and for -1, where no ordering is needed.
 
     Raises
     ------
     ValueError
-        `stream` is 0, which is ambiguous, or another number without a meaning; or it is not None on the CPU.
+        `stream` is 0 (ambiguous) or another number without a meaning; or `stream` is not None on the CPU.
     """
     if device[0] == _dlpack.CPU:
         if stream is not None:
@@ -55,7 +55,7 @@ def stream_key(device: tuple[int, int], stream: Any) -> StreamKey | None:
 
 
 def _handle(stream: Any) -> int:
-    """Return the handle of a library's stream object. An object of the null stream is the legacy default stream."""
+    """Return the handle of a library's stream object. An object for the null stream gives the legacy default stream."""
     protocol = getattr(stream, "__cuda_stream__", None)
     if protocol is not None:
         found = protocol() if callable(protocol) else protocol

@@ -1,4 +1,4 @@
-"""A session's own timeline: which stream writes which word, and the values that it will write."""
+"""A session's own timeline: which stream writes which word, and the values that each stream will write."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from poolbridge.errors import (
     StreamCaptureError,
 )
 
-# The ordinal in the key of a promise, which has a word as a stream has.
+# The ordinal in the key of a promise. A promise has a word of the timeline, like a stream.
 _NO_DEVICE: Final = -1
 
-# A word whose promise has failed is not used again, because readers look at it later. The other words are left for
-# streams and for promises.
+# A word whose promise has failed is not used again, because readers look at the word later. At most `_MOST_FAILED`
+# promises may fail, so that streams and promises have words left.
 _MOST_FAILED: Final = WORDS // 2
 
 
@@ -31,11 +31,11 @@ class StreamKey(NamedTuple):
     Attributes
     ----------
     ordinal
-        The GPU, as this process counts.
+        The number of the GPU in this process.
     handle
-        1: the legacy default stream, 2: the per-thread default stream, else a handle of the driver.
+        1 for the legacy default stream, 2 for the per-thread default stream, else a handle of the driver.
     thread
-        For a per-thread default stream the number of its thread, from `this_thread`; 0 for any other stream.
+        For a per-thread default stream: the number of the stream's thread, from `this_thread`. 0 for any other stream.
     """
 
     ordinal: int
@@ -49,7 +49,7 @@ class StreamKey(NamedTuple):
 
 
 class Word:
-    """A word of a timeline and the stream that writes it; `value` is the last value that the stream has to write."""
+    """A word of a timeline and the stream that writes it; `value` is the last value that the stream must write."""
 
     __slots__ = ("index", "key", "value")
 
@@ -67,14 +67,14 @@ class Timeline:
     id_
         The timeline's id.
     page
-        Its page, mapped writeable.
+        The timeline's page, mapped writeable.
 
     Attributes
     ----------
     lock
-        The values of a word are written under it, so that they are written in order.
+        A thread holds this lock while it writes values of words, so that all values are written in order.
     words
-        The words that streams and promises have. Only the lock's holder changes it.
+        The words that streams and promises have. Only the lock's holder changes this dict.
     closed
         Whether no value is written any more.
     """
@@ -89,11 +89,11 @@ class Timeline:
         self.closed = False
 
     def word(self, key: StreamKey) -> Word | None:
-        """Return the word of a stream; None if it has none."""
+        """Return the word of a stream; None if the stream has no word."""
         return self.words.get(key)
 
     def reached(self, word: int, value: int) -> bool:
-        """Whether the stream of a word has written a value or more."""
+        """Whether the stream of a word has written this value or a greater one."""
         return self.page.reached(word, value)
 
     def write(self, key: StreamKey, *, wait: bool = True) -> Fence | None:
@@ -109,8 +109,8 @@ class Timeline:
         Returns
         -------
         Fence or None
-            The fence that is reached when the stream has done the work that it has so far. None if another thread holds
-            the lock, this thread holds it already, or the timeline is closed.
+            The fence that is reached when the stream has done its work so far. None if the timeline is closed, if this
+            thread holds the lock already, or if another thread holds the lock and `wait` is False.
 
         Raises
         ------
@@ -134,24 +134,24 @@ class Timeline:
             self.lock.release()
 
     def tell(self, key: StreamKey, say: Callable[[tuple[Fence, ...]], None], finish: Callable[[], None]) -> bool:
-        """Call `say` with a stream's next fence, and then make the stream write it.
+        """Call `say` with a stream's next fence, and then make the stream write the fence's value.
 
-        In this order the receiver of the fence need not wait for the driver's call.
+        Because `say` comes first, the receiver of the fence need not wait for the driver's call.
 
         Parameters
         ----------
         key
             The stream.
         say
-            Called with the fence. It must neither wait nor raise, because the timeline's lock is held.
+            Called with the fence. `say` must neither wait nor raise, because the timeline's lock is held.
         finish
-            Called if the stream takes no more work; it waits until the stream has done its work. The CPU writes the
-            word then, because other processes may wait for the fence.
+            Called if the stream takes no more work. `finish` waits until the stream has done its work. The CPU then
+            writes the word, because other processes may wait for the fence.
 
         Returns
         -------
         bool
-            False if the timeline is closed, or this is a finaliser in a thread that holds the lock. `say` was not
+            False if the timeline is closed, or if `tell` runs in a finaliser whose thread holds the lock. `say` was not
             called.
 
         Raises
@@ -161,7 +161,7 @@ class Timeline:
         StreamCaptureError
             The stream's work is being captured into a graph. `say` was not called.
         DriverError
-            `finish` raised it. The word is written all the same.
+            `finish` raised this error. The word is written nevertheless.
         """
         if not self.lock.take():
             return False
@@ -182,12 +182,12 @@ class Timeline:
     def _write_told(self, key: StreamKey, word: Word, finish: Callable[[], None]) -> None:
         try:
             self._write_or_store(key, word, finish)
-        except StreamCaptureError:  # the capture began since `tell` asked
+        except StreamCaptureError:  # the capture began after `tell` checked
             CAPTURES.add(partial(self._write_late, key, word, word.value, finish))
         except DriverError:
             raise
         except BaseException:
-            # A signal handler raised, before or after the driver's call. Writing the value twice does no harm.
+            # A signal handler raised before or after the driver's call. Writing the value twice does no harm.
             try:
                 self._write(key, word, word.value)
             except (DriverError, StreamCaptureError):
@@ -195,7 +195,7 @@ class Timeline:
             raise
 
     def _write_late(self, key: StreamKey, word: Word, value: int, finish: Callable[[], None]) -> None:
-        """Write a value whose fence was said when a capture began, unless a later write of the stream covers it."""
+        """Write the value of a fence that `say` got before a capture, unless a later write of the stream covers it."""
         with self.lock:
             if not self.closed and not self.page.reached(word.index, value):
                 self._write_or_store(key, word, finish)
@@ -219,7 +219,7 @@ class Timeline:
         _cuda_stream.write(key.ordinal, key.handle, self.page.on_device(key.ordinal) + 8 * word.index, value)
 
     def close(self) -> None:
-        """Write no more values, so that the page can be unmapped. Waits for a thread that is writing."""
+        """Stop writing values, so that the page can be unmapped. Waits for a thread that is writing."""
         with self.lock:
             self.closed = True
 
@@ -243,7 +243,7 @@ class Timeline:
             return Fence(self.id, word.index, word.value)
 
     def fail(self, fence: Fence, reason: str) -> bool:
-        """Say that the fence of a promise will never be reached, and why. Returns False if it is reached."""
+        """Say that the fence of a promise will never be reached, and why. Return False if the fence is reached."""
         failed = self.page.fail(fence.wd, fence.v, reason)
         self._failed += failed
         return failed
@@ -255,7 +255,7 @@ class Timeline:
             return word.index, word.value + 1
 
     def _take(self, key: StreamKey) -> Word:
-        """Assign a word to a stream or a promise: a new word, or one whose last value was written."""
+        """Assign a word to a stream or a promise: a new word, or a word whose last value was written."""
         if len(self.words) < WORDS:
             word = self.words[key] = Word(len(self.words), key)
             return word

@@ -1,4 +1,4 @@
-"""The timelines of a session: its own, and those of the fences that it was sent."""
+"""The timelines of a session: its own timeline, and the timelines of fences that the session received."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ class Timelines:
     Attributes
     ----------
     own
-        The session's own timeline; None before the service has sent it.
+        The session's own timeline; None until the service has sent this timeline.
     pages
-        The pages by timeline; None for a timeline that the service has forgotten.
+        The pages by timeline id; the value is None for a timeline that the service has forgotten.
     """
 
     def __init__(self) -> None:
@@ -33,10 +33,10 @@ class Timelines:
         self.pages: dict[int, Page | None] = {}
         self._forgotten: set[int] = set()
         self._waits: dict[int, dict[int, int]] = {}
-        self._pins: dict[int, int] = {}  # by timeline: how many waits for its words the service does not know of
+        self._pins: dict[int, int] = {}  # by timeline: how many `pin` calls have no `unpin` yet
 
     def add(self, epoch: bytes, timeline: int, fd: int, *, own: bool) -> bool:
-        """Map a timeline's page; False if it is mapped already. The caller keeps the descriptor and closes it."""
+        """Map a timeline's page; return False if the page is mapped already. The caller closes the descriptor."""
         self._epoch = epoch
         if timeline in self.pages:
             return False
@@ -46,11 +46,11 @@ class Timelines:
         return True
 
     def add_gone(self, timeline: int) -> None:
-        """Note a timeline that the service has forgotten already: all of its fences are reached."""
+        """Note that the service has forgotten a timeline: all fences of the timeline are reached."""
         self.pages.setdefault(timeline, None)
 
     def unknown(self, epoch: bytes, fences: Iterable[Fence]) -> list[int]:
-        """Return the ids of those timelines of `fences` whose pages have to be requested from the service."""
+        """Return ids of timelines of `fences` whose pages must be requested from the service."""
         found = []
         for fence in fences:
             if fence.tl in self.pages or fence.tl in found:
@@ -68,25 +68,25 @@ class Timelines:
         return self.pages.get(timeline)
 
     def streams_of(self, ordinal: int) -> Timeline | None:
-        """Return the own timeline if streams of a GPU can write its words and wait for words; else None."""
+        """Return the session's timeline if streams of a GPU can write its words and wait for words; else None."""
         own = self.own
         if own is None or not _cuda_stream.supported(ordinal) or not own.page.on_device(ordinal):
             return None
         return own
 
     def waits(self, own: Timeline, key: StreamKey, timelines: Iterable[int]) -> None:
-        """Note that a stream will wait for words of timelines. Their pages stay mapped until the waits are over."""
+        """Note that a stream will wait for words of timelines, and keep the pages mapped until the waits are over."""
         word, value = own.upcoming(key)
         for timeline in timelines:
             self._waits.setdefault(timeline, {})[word] = value
 
     def pin(self, fences: Iterable[Fence]) -> None:
-        """Keep the pages of fences until `unpin`, even if the service forgets them. The session's lock is held."""
+        """Keep the pages of fences until `unpin`, even if the service forgets them. The caller holds the lock."""
         for fence in fences:
             self._pins[fence.tl] = self._pins.get(fence.tl, 0) + 1
 
     def unpin(self, fences: Iterable[Fence]) -> None:
-        """Undo `pin` for the same fences. The session's lock is held."""
+        """Undo `pin` for the same fences. The caller holds the session's lock."""
         for fence in fences:
             left = self._pins.get(fence.tl, 0) - 1
             if left > 0:
@@ -97,13 +97,13 @@ class Timelines:
             self.tidy()
 
     def forget(self, timelines: Iterable[int]) -> None:
-        """Unmap the pages of timelines that the service has forgotten, as soon as no stream or lease needs them."""
+        """Unmap the pages of timelines that the service has forgotten, once no stream or lease needs the pages."""
         own = self.own.id if self.own is not None else 0
         self._forgotten.update(id_ for id_ in timelines if id_ in self.pages and id_ != own)
         self.tidy()
 
     def tidy(self) -> None:
-        """Unmap pages that the service has forgotten and that are not needed any more. Never waits."""
+        """Unmap pages of forgotten timelines that no stream or lease needs. Never waits."""
         own = self.own
         for id_ in list(self._forgotten):
             if id_ in self._pins:
@@ -118,7 +118,7 @@ class Timelines:
                 PAGES.give_up(self._epoch, id_)
 
     def close(self) -> None:
-        """Give up all pages. A page that a GPU may still use is unmapped when the GPU is done."""
+        """Give up all pages. A page that a GPU may still use is unmapped when the GPU has done its work."""
         pages, self.pages = self.pages, {}
         self._forgotten.clear()
         self._pins.clear()

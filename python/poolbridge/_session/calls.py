@@ -21,7 +21,7 @@ class Call:
     reply_type
         The message type of the reply.
     on_done
-        Called without arguments when the reply or an error is there.
+        Called without arguments when the reply or an error has arrived.
 
     Attributes
     ----------
@@ -43,7 +43,7 @@ class Call:
 
     @property
     def done(self) -> bool:
-        """Whether the reply or an error is there."""
+        """Whether the reply or an error has arrived."""
         return self.reply is not None or self.error is not None
 
     def result(self) -> Reply:
@@ -65,7 +65,7 @@ class Waiter:
     Attributes
     ----------
     on_done
-        Called after each notice that may have made it true; None while no thread waits.
+        Called after each notice that may have made the condition true; None while no thread waits.
     """
 
     __slots__ = ("on_done", "ready")
@@ -81,6 +81,6 @@ class Waiter:
 
     def tell(self) -> None:
         """Wake the thread that waits, so that it checks the condition again."""
-        on_done = self.on_done  # read it once: the thread may stop waiting at any moment
+        on_done = self.on_done  # read `on_done` once: the thread may stop waiting at any moment
         if on_done is not None:
             on_done()

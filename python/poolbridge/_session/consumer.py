@@ -1,4 +1,4 @@
-"""Consumers of channels: take frames, settle them (acknowledge or requeue), and let go of their memory."""
+"""Consumers of channels: take frames, settle them (acknowledge or requeue), and release their memory."""
 
 from __future__ import annotations
 
@@ -33,17 +33,17 @@ if TYPE_CHECKING:
     from poolbridge._session.session import Session
 
 _LEAST_SLOTS: Final = 64
-# With a fence for several frames, a channel has at least so many times as many places, and there are at most so many.
+# Frames that share a fence: at most one for each _PLACES places of the channel, and at most _MOST_UNFENCED.
 _PLACES: Final = 8
 _MOST_UNFENCED: Final = 16
-# For so many seconds a consumer polls for another frame that may share a fence with those before.
+# How many seconds a consumer polls for another frame that may share a fence with the frames before it.
 _SOON: Final = 20e-6
-# Ids of the grants that a consumer makes for frames, for which the service grants no lease.
+# Ids of the grants that a consumer makes itself, because the service grants no lease for a frame.
 _ids = count(-1, -1)
 
 
 class Kept:
-    """An array that was made once for the frames of a producer in a block, with its tensor and the `wrap` function."""
+    """An array that serves all frames of a producer in one block, with its tensor and its `wrap` function."""
 
     __slots__ = ("array", "tensor", "wrap")
 
@@ -54,7 +54,7 @@ class Kept:
 
 
 def fences_of(frame: _native.Frame) -> tuple[Fence, ...]:
-    """Return the fences that must be reached before a frame is used: one, or none."""
+    """Return the fences that must be reached before a frame is used: one fence or no fence."""
     value, timeline = frame.value, frame.timeline
     return (Fence(timeline, frame.word, value),) if value and timeline else ()
 
@@ -69,7 +69,7 @@ class Consumer(Membership):
     credit
         How many frames may be unsettled at a time.
     full
-        What happens to frames for which this consumer has no room; "": what the channel says.
+        What happens to frames for which this consumer has no room; with "", the channel's setting applies.
     auto
         Whether asking for the next frame acknowledges the frames before it.
 
@@ -78,21 +78,21 @@ class Consumer(Membership):
     queue
         Whether the channel is a queue.
     most_unfenced
-        How many frames may be in hand that only wait for a fence that is made for all of them.
+        How many frames the consumer may keep in hand until one fence is made for all these frames.
     unsettled
-        Ids of the grants whose frames are neither acknowledged nor requeued. The session's lock guards it.
+        Ids of the grants whose frames are neither acknowledged nor requeued. The session's lock guards this set.
     ended
         Whether no frame will come any more.
     error
-        The error that says why; None if the channel or the subscription was closed.
+        The error that says why no frame will come; None if the channel or the subscription was closed.
     left
         Whether the consumer has left the channel.
     spin
         See `Subscription.spin`.
     early
         Results of the native `take`, other than frames, that no call has used yet, in order. A cancelled call leaves
-        one. A frame that no call has used yet is the native consumer's `offered`: it stays there until the program gets
-        it, also when a signal handler raises on the way.
+        such a result. A frame that no call has used yet is in the native consumer's `offered`. The frame stays there
+        until the program gets it, even if a signal handler raises before.
     """
 
     native: _native.Consumer
@@ -112,7 +112,7 @@ class Consumer(Membership):
         self.credit = credit
         self.auto = auto
         self.queue = channel.md == "queue"
-        # A queue's frames are acknowledged one by one. Where frames may be dropped, each one in hand takes more memory.
+        # A queue's frames are acknowledged one by one. If frames may be dropped, each frame in hand takes more memory.
         keeps = not self.queue and (full or channel.fl) in {"block", "fail"}
         self.most_unfenced = min(channel.cp // _PLACES, _MOST_UNFENCED) if keeps else 0
         self.unsettled: set[int] = set()
@@ -143,11 +143,11 @@ class Consumer(Membership):
 
     @property
     def busy(self) -> bool:
-        """Whether `early` has a result, or a thread is taking one. Then `receive` comes first."""
+        """Whether `early` has a result, or a thread takes a result. Then the next frame must come from `receive`."""
         return bool(self.early) or self._looking.locked()
 
     def accept(self) -> None:
-        """Let the next call take the next frame. The frame that is offered is the program's, or has failed."""
+        """Let the next call take the next frame: the program has the offered frame, or the offered frame has failed."""
         self.native.offered = None
 
     def await_credit(self, seconds: float | None) -> None:
@@ -163,11 +163,11 @@ class Consumer(Membership):
             credited.set()
 
     def at_once(self) -> _native.Frame | None:
-        """Return the next frame if it is there and can be taken without waiting; else None."""
+        """Return the next frame if it can be taken without waiting; else None."""
         return None if self.busy or self.ended or not self.has_credit else self._try(0.0)
 
     def soon(self) -> _native.Frame | None:
-        """Return the next frame if it comes within a few microseconds; else None. There must be credit."""
+        """Return the next frame if it comes within a few microseconds; else None. The consumer must have credit."""
         native, spin = self.native, self.spin
         seconds = min(spin, _SOON) if spin is not None else 0.0 if native.waits_asleep else _SOON
         return None if self.ended else self._try(seconds)
@@ -179,7 +179,7 @@ class Consumer(Membership):
             return None
 
     def _taken(self, got: Any) -> _native.Frame | None:
-        """Return a result of `take` if it is a frame. Keep any other result but a timeout for `receive`."""
+        """Return a result of `take` if the result is a frame. Keep other results, except a timeout, for `receive`."""
         if type(got) is NATIVE.Frame:
             frame: _native.Frame = got
             return frame
@@ -188,9 +188,9 @@ class Consumer(Membership):
         return None
 
     def swap(self, number: int) -> _native.Frame | None:
-        """Let go of a frame that has no grant, and wait for the next frame. None: `receive` says what happened instead.
+        """Release a frame that has no grant, and wait for the next frame; None if the caller must call `receive`.
 
-        Only the thread of a blocking subscription calls it.
+        Only the thread of a blocking subscription calls this method.
         """
         if self._undecided or number in self._given:
             self.end_lone(number, back=False)
@@ -214,7 +214,7 @@ class Consumer(Membership):
                 self._drop_offered()
 
     def grant(self, frame: _native.Frame) -> Grant:
-        """Make a grant for a frame, which has no grant of the service. The frame counts as unsettled from now on."""
+        """Make a grant for a frame, because the service makes none. The frame counts as unsettled from now on."""
         kept = frame.object
         if kept is not None:
             tensor = kept.tensor
@@ -241,12 +241,12 @@ class Consumer(Membership):
         return grant
 
     def count(self, grant: Grant) -> bool:
-        """Count a frame as a lease of its block; False if this session does not know the block.
+        """Count a frame as a lease of its block; return False if this session does not know the block.
 
         Raises
         ------
         ProtocolError
-            The frame is larger than its block, or the block is of another pool.
+            The frame is larger than its block, or the block belongs to another pool.
         """
         with self.session.lock:
             block = self.session.core.blocks.get(grant.bl)
@@ -261,7 +261,7 @@ class Consumer(Membership):
         return True
 
     def learn(self, grant: Grant) -> Flow[None]:
-        """Count a frame as a lease of its block. If this session does not know the block, ask the service for it."""
+        """Count a frame as a lease of its block. If this session does not know the block, it asks the service first."""
         while not self.count(grant):
             yield Ask(Map(ch=self.channel.id, bl=grant.bl), MapReply)
 
@@ -277,10 +277,10 @@ class Consumer(Membership):
         try:
             self.native.forget(block)
         except ClosedError:
-            pass  # the native consumer is closed, which dropped all arrays
+            pass  # the native consumer is closed: closing has dropped all arrays
 
     def doubt(self, grant: Grant, error: PoolbridgeError) -> ProtocolError:
-        """Let go of a frame that is inconsistent, tell the service, and make the error."""
+        """Release a frame that is inconsistent, report the frame to the service, and return the error to raise."""
         frame = self._frames.get(grant.id)
         number = frame.number if frame is not None else 0
         self.accept()
@@ -289,14 +289,14 @@ class Consumer(Membership):
         return self.report(number, error)
 
     def report(self, number: int, why: object) -> ProtocolError:
-        """Tell the service which frame is inconsistent, and make the error."""
+        """Tell the service which frame is inconsistent, and return the error to raise."""
         self.session.tell(Doubt(ch=self.channel.id, mb=self.member, sq=number))
         return ProtocolError(f"frame {number} of channel {self.channel.nm!r} has failed: {why}")
 
     # Settling
 
     def asks(self) -> None:
-        """Acknowledge all frames that were taken, because the next is asked for; nothing with ``ack="manual"``."""
+        """Acknowledge all taken frames, because the program asks for the next frame; not with ``ack="manual"``."""
         if self.native.offered is not None:
             self._retract()
         if not self.auto or not (self.unsettled or self._undecided):
@@ -308,19 +308,19 @@ class Consumer(Membership):
             self._settle_all(back=False)
 
     def _retract(self) -> None:
-        """Forget the grant that was made for the frame that is offered: a call was interrupted on the way to it."""
+        """Forget the grant of the offered frame: a call was interrupted before it returned this frame."""
         with self.session.lock:
             granted = self._granted
             if granted is not None and self._is_offered(granted):
                 self._end(granted, (), back=False)
 
     def _is_offered(self, grant: Grant) -> bool:
-        """Whether a grant's frame is offered: the program does not have it yet."""
+        """Whether a grant's frame is offered, so that the program does not have the frame yet."""
         frame = self._frames.get(grant.id)
         return frame is not None and frame is self.native.offered and not self.left
 
     def settle(self, grant: Grant, *, back: bool) -> bool:
-        """Acknowledge or requeue a frame; it stays in hand. False if it was settled before."""
+        """Acknowledge or requeue a frame, which stays in hand. Return False if the frame was settled before."""
         if _process.pid != self.session.pid:
             self.session.check_usable()
         with self.session.lock:
@@ -347,22 +347,22 @@ class Consumer(Membership):
             pass  # the frame is not in hand any more, or the consumer has ended
 
     def goes_back(self, grant: Grant) -> bool:
-        """Whether a frame goes back to its queue if the program drops it: it is of a queue and not settled."""
+        """Whether a dropped frame goes back to its queue: the channel is a queue, and the frame is not settled."""
         return self.queue and grant.id in self.unsettled
 
     def decide(self, *, back: bool) -> None:
-        """Let go of the frames that the program dropped without settling them. The session's lock is held."""
+        """Release the frames that the program dropped without settling them. The caller holds the session's lock."""
         while self._undecided:
             self._end(*self._undecided[0], back=back)
             del self._undecided[0]
 
-    # Letting go
+    # Releasing
 
     def end_frame(self, grant: Grant, fences: tuple[Fence, ...], *, back: bool, alone: bool) -> None:
-        """Let go of a frame. The work of `fences`, one at most, may still go on. The session's lock is held.
+        """Release a frame. `fences` has one unreached fence or none. The caller holds the session's lock.
 
-        `alone` says that the program has dropped the frame. If the frame is of a queue and not settled, the next call
-        for a frame acknowledges it, as with ``ack="auto"``. If no such call comes, it goes back to the queue.
+        `alone` says that the program has dropped the frame. If the frame is of a queue and not settled, the next
+        call for a frame acknowledges it with ``ack="auto"``. Without such a call, the frame goes back to the queue.
         """
         if alone and self.goes_back(grant) and not self._is_offered(grant):
             if self.auto and not self.left and self.session.ended is None:
@@ -372,13 +372,13 @@ class Consumer(Membership):
         self._end(grant, fences, back=back)
 
     def _end(self, grant: Grant, fences: tuple[Fence, ...], *, back: bool) -> None:
-        # If a signal handler raises in here, this is done again: what makes it known is forgotten last.
+        # A signal handler may raise in here, and then this method runs again: so each record is removed after its use.
         settled, frame = grant.id not in self.unsettled, self._frames.get(grant.id)
         if frame is not None:
             if not self._is_offered(grant):  # otherwise the next call takes the frame, and makes another grant
                 number = frame.number
                 if not settled and number in self._given:
-                    self._settle(number, back=back)  # the frame is in hand twice: settle the one that ends
+                    self._settle(number, back=back)  # the frame is in hand twice: settle the copy that ends
                 self._let_go(number, fences, back=back and self.queue)
                 if number in self._given and sum(other.number == number for other in self._frames.values()) < 2:
                     self._given.discard(number)
@@ -391,13 +391,13 @@ class Consumer(Membership):
             self.session.disown(grant, fences)
 
     def end_lone(self, number: int, fences: tuple[Fence, ...] = (), *, back: bool) -> None:
-        """Let go of a frame that has no grant. Never waits."""
+        """Release a frame that has no grant, without waiting."""
         if number in self._given:
             self._settle(number, back=back)
         self._let_go(number, fences, back=back)
 
     def end_lones(self, numbers: list[int], fences: tuple[Fence, ...] = (), *, back: bool) -> None:
-        """Let go of several frames that have no grant, with the same fence. Never waits."""
+        """Release several frames that have no grant, all with the same fence, without waiting."""
         for number in numbers:
             self.end_lone(number, fences, back=back)
 
@@ -419,37 +419,37 @@ class Consumer(Membership):
         return result
 
     def _end_after(self, number: int, word: int, value: int, *, back: bool) -> None:
-        """Wait until the earlier fence is reached that a frame's fence would overwrite, and let go of the frame."""
+        """Release a frame once the earlier fence is reached: the frame's own fence overwrites the earlier fence."""
         before, own = self._fences.get(number & (self._slots - 1)), self.session.timelines.own
         while before is not None and own is not None and not own.page.wait(*before, 1.0):
             pass
         self._end_native(number, word, value, back=back, settled=True)
 
     def _drop_offered(self) -> None:
-        """Let go of a frame that is offered, because no call will take it. The session's lock is held."""
+        """Release the offered frame, because no call will take it. The caller holds the session's lock."""
         frame = self.native.offered
-        if frame is not None and frame not in self._frames.values():  # otherwise it ends with its grant
+        if frame is not None and frame not in self._frames.values():  # otherwise the frame ends with its grant
             self.accept()
             self._let_go(frame.number, back=self.queue)
 
     # Closing
 
     def lose(self, error: PoolbridgeError | None) -> None:
-        """Note that no frame will come any more; `error` says why, None: channel or subscription was closed."""
+        """Note that no frame will come any more. `error` says why; None if the channel or subscription was closed."""
         if not self.ended:
             self.error = error
             self.ended = True
         self._tell()
 
     def leave(self) -> None:
-        """Take no more frames. Frames in hand stay usable. The session's lock is held."""
+        """Take no more frames. Frames in hand stay usable. The caller holds the session's lock."""
         if self.left:
             return
         self.lose(None)
         self.native.leave()
         for block in self.session.core.blocks:
             self.native.forget(block)
-        # From here on the thread that lets go of the last frame closes the native consumer.
+        # From here on, the thread that releases the last frame closes the native consumer.
         self.left = True
         self._drop_offered()
         if not self.native.in_hand:
@@ -457,7 +457,7 @@ class Consumer(Membership):
         self.decide(back=True)
 
     def end(self) -> None:
-        """See `Membership.end`. Frames of a queue that are not settled go back to it."""
+        """See `Membership.end`. Frames of a queue that are not settled go back to the queue."""
         error = self.session.ended or ClientClosedError("the client is closed")
         self.lose(type(error)(*error.args))
         self.decide(back=True)
@@ -522,7 +522,7 @@ def receive(consumer: Consumer, seconds: float | None, spin: float | None) -> Fl
 
 
 def _end_or_fail(consumer: Consumer, got: Any) -> Flow[None]:
-    """Handle a result of `take` that is no frame: note the end, or raise its error."""
+    """Handle a result of `take` that is no frame: note the end of the channel, or raise the result's error."""
     condition = NATIVE.Condition
     if got is condition.END:
         consumer.lose(None)
@@ -539,12 +539,12 @@ def _end_or_fail(consumer: Consumer, got: Any) -> Flow[None]:
 
 
 def claim(consumer: Consumer, frame: _native.Frame) -> Flow[LeaseState]:
-    """Make the lease state for a frame that was taken. The caller accepts the frame when the program has it.
+    """Make the lease state for a taken frame. The caller calls `accept` when the program has the frame.
 
     Raises
     ------
     ContentFailedError
-        The content is known to be incomplete. The next call takes the next frame.
+        The content is known to be incomplete. The program's next call takes the next frame.
     """
     session, grant = consumer.session, consumer.grant(frame)
     state = held(session, grant, consumer) or (yield from take(session, grant, consumer))

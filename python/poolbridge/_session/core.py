@@ -1,7 +1,8 @@
-"""The protocol without I/O: makes packets of requests, and replies and notices of packets.
+"""The protocol without I/O: encodes requests into packets, and decodes packets into replies and notices.
 
-A `Core` has the protocol's state of one session: requests that wait, pools, blocks and their exports. It does no I/O;
-the blocking and the asyncio client send and receive its packets. It is not thread-safe: its session locks around it.
+A `Core` has the protocol's state of one session: requests that wait, pools, blocks and their exports. A `Core` does no
+I/O: the blocking and the asyncio client send and receive the packets. A `Core` is not thread-safe: the session calls it
+with the session's lock held.
 """
 
 from __future__ import annotations
@@ -54,9 +55,9 @@ from poolbridge.errors import (
 )
 
 _LAST_NUMBER: Final = 2**32 - 1
-# How many requests are remembered after their replies, in case a second reply comes.
+# How many requests the core remembers after their replies, in case a second reply comes.
 _REMEMBERED: Final = 64
-# Notices that the core passes on to the session.
+# Notices that the core passes to the session.
 _NEWS: Final[dict[str, type[Failed | Forget | Wanted]]] = {
     "failed": Failed, "forget": Forget, "wanted": Wanted,
 }  # fmt: skip
@@ -72,25 +73,25 @@ class Core:
     epoch
         The id of one life of the service, 16 bytes; empty before the reply to the hello.
     session_id, service_pid
-        The session's id and the service's process id, as the service says.
+        The session's id and the service's process id. The service sends both.
     features
-        The features that client and service both have.
+        The features that both the client and the service have.
     pools, blocks
         The pools and blocks whose exports the service sent, by id.
     outbox
         Packets to send, in order.
     goodbye
-        The service's notice that it will close the connection; None if none came.
+        The notice that the service will close the connection; None if the service sent no such notice.
     pages
         Descriptors of timelines that are not mapped yet, by timeline id.
     seats
-        Descriptors for members that have joined and are not set up yet, by the number of the request.
+        Descriptors for members that have joined but are not set up yet, by the number of the request to join.
     members
         This session's members of channels.
     waiters
         Waits for conditions that a notice can make true.
     news
-        Notices for the session, which takes them out.
+        Notices for the session. The session removes them.
     """
 
     def __init__(self) -> None:
@@ -109,7 +110,7 @@ class Core:
         self.news: list[Failed | Forget | Wanted] = []
         self._calls: dict[int, Call] = {}
         self._number = 0
-        self._all_issued = False  # whether every request number was used once
+        self._all_issued = False  # whether every request number was used at least once
         self._answered: deque[tuple[Any, type[Reply]]] = deque(maxlen=_REMEMBERED)
 
     # Sending
@@ -133,7 +134,7 @@ class Core:
         self.outbox.append(encode(request))
 
     def abandon(self, call: Call) -> None:
-        """Stop waiting for a reply. A lease or a membership that the reply grants is given up when it comes."""
+        """Stop waiting for a reply. If the reply still comes, end the lease or membership that it grants."""
         if not call.done and not call.abandoned:
             call.abandoned = True
             self.tell(Cancel(rq=call.number))
@@ -144,7 +145,7 @@ class Core:
             self._unjoin(call)
 
     def _unjoin(self, call: Call) -> None:
-        """Leave a channel whose membership came too late."""
+        """Leave a channel, because the membership came after the caller stopped waiting."""
         descriptors = self.seats.pop(call.number, None)
         if descriptors is not None and isinstance(call.reply, JoinReply):
             descriptors.close()
@@ -162,13 +163,13 @@ class Core:
         Returns
         -------
         SessionBlock or None
-            The lease's block, if the service has recalled it and this was the last lease on it.
+            The lease's block, if the service has recalled the block and this session has no other lease on it.
         """
         self.tell(Release(l=grant.id, fl=failed, dt=fences))
         return self.forget(grant, fences)
 
     def forget(self, grant: Grant, fences: tuple[Fence, ...] = ()) -> SessionBlock | None:
-        """Note that a lease has ended, and the fences of the work on its block; return as `release` does."""
+        """Note that a lease has ended, and the fences of the work on its block. Returns the same as `release`."""
         block = self.blocks.get(grant.bl)
         if block is None:
             return None
@@ -199,12 +200,12 @@ class Core:
         Returns
         -------
         list of SessionBlock
-            Blocks that the service recalls and that no lease of this session needs: unmap and `drop` them.
+            Blocks that the service recalls and that no lease of this session needs. The caller unmaps and drops them.
 
         Raises
         ------
         ProtocolError
-            The packet is malformed or came out of turn. The session cannot go on.
+            The packet is malformed or came out of turn. The session must end.
         """
         try:
             idle = [] if self._expected(data, descriptors) else self._look(data, descriptors)
@@ -215,7 +216,7 @@ class Core:
             descriptors.close()
 
     def _expected(self, data: bytes, descriptors: Descriptors) -> bool:
-        """Process the most common packet: a successful reply that begins with its request's number. Else False."""
+        """Process a successful reply that begins with its request's number. Return False for any other packet."""
         call = self._calls.get(_first_number(data))
         if call is None:
             return False
@@ -229,7 +230,7 @@ class Core:
         return True
 
     def _look(self, data: bytes, descriptors: Descriptors) -> list[SessionBlock]:
-        # Decode only the envelope's keys. The typed decoding that follows checks the whole packet.
+        # Decode only the envelope's keys. A later typed decoding checks the whole packet.
         envelope = decode(data, Envelope, checked=True)
         idle: list[SessionBlock] = []
         if envelope.q:
@@ -240,7 +241,7 @@ class Core:
             check(data)
             if isinstance(envelope.e, UnsetType):
                 raise ProtocolError("a packet is neither a reply nor a notice")
-            # An error without a request: the service sends it before it closes the connection.
+            # An error without a request: the service sends such an error before the service closes the connection.
             raise _received_errors.exception(envelope.e.c, envelope.e.m)
         return idle
 
@@ -302,7 +303,7 @@ class Core:
             self._answer(call, decode(data, call.reply_type), descriptors)
 
     def _take_unawaited(self, envelope: Envelope, data: bytes, descriptors: Descriptors) -> None:
-        """Process a reply for which no call waits. A request whose sending was interrupted may have been sent twice."""
+        """Process a reply for which no call waits. If sending was interrupted, a request may have been sent twice."""
         asked = next((one for one in self._answered if one[0].q == envelope.q), None)
         if asked is None or not isinstance(envelope.e, UnsetType):
             decode(data, Reply)
@@ -362,7 +363,7 @@ class Core:
             self.seats[reply.q] = own
             return
         id_ = call.request.bl
-        # Another member may still wait for this block. If it were dropped now, that member would not find it.
+        # Another member may still wait for this block: if the session dropped it now, the member would fail.
         channels = {
             one.request.ch for one in self._calls.values() if isinstance(one.request, Map) and one.request.bl == id_
         }
@@ -396,7 +397,7 @@ class Core:
         calls, self._calls = list(self._calls.values()), {}
         self.outbox.clear()
         for call in calls:
-            # Each call gets an exception of its own: one that is raised in two threads mixes up their tracebacks.
+            # Each call gets its own exception: if two threads raise the same exception, their tracebacks mix.
             call.error = type(error)(*error.args)
             call.on_done()
         self.tell_waiters()
@@ -414,7 +415,7 @@ class Core:
 
 
 def _first_number(data: bytes) -> int:
-    """Read the request number at the beginning of a canonical reply; 0 if there is none."""
+    """Return the request number at the beginning of a canonical reply; 0 if the reply begins otherwise."""
     if data[1:3] != b"\xa1q" or len(data) < 8:
         return 0
     first = data[3]
@@ -428,7 +429,7 @@ def _first_number(data: bytes) -> int:
 
 
 def _claim(export: Export | UnsetType, descriptors: Descriptors) -> tuple[bytes, Descriptors]:
-    """Take an export's descriptors out of those of its packet; return its data and its descriptors."""
+    """Take an export's descriptors out of the packet's descriptors; return its data and descriptors."""
     if isinstance(export, UnsetType):
         return b"", Descriptors()
     if export.f > len(descriptors):

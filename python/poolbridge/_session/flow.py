@@ -1,6 +1,6 @@
 """Flows: operations as generators, written once for the blocking and for the asyncio client.
 
-A flow never waits itself. It yields a step that may wait, such as an `Ask` of the service or a `Do` in this process.
+A flow never waits itself. A flow yields a step that may wait, such as an `Ask` (the service) or a `Do` (this process).
 The client runs the step and resumes the flow with the step's result or error. The flow returns the operation's result.
 """
 
@@ -24,7 +24,7 @@ _ReplyT = TypeVar("_ReplyT", bound=Reply)
 class Ask:
     """Send a request and wait for its reply.
 
-    `wait` is the seconds that the request itself may wait at the service; None: no limit.
+    `wait` is how many seconds the service may let the request wait; None: no limit.
     """
 
     request: Request
@@ -34,14 +34,14 @@ class Ask:
 
 @dataclass(frozen=True, slots=True)
 class Do:
-    """Call `work` in this process. It may wait for a driver."""
+    """Call `work` in this process. `work` may wait for a driver."""
 
     work: Callable[[], Any]
 
 
 @dataclass(frozen=True, slots=True)
 class Hear:
-    """Receive packets until a waiter is done, for `seconds` at most; None: no limit. The result: whether it is done."""
+    """Receive packets until `waiter` is done or `seconds` pass (None: no limit); the result is `waiter.done`."""
 
     waiter: Waiter
     seconds: float | None
@@ -49,7 +49,7 @@ class Hear:
 
 @dataclass(frozen=True, slots=True)
 class Sleep:
-    """Call `work` in this process with the seconds for which it may wait; None: no limit.
+    """Call `work` in this process with the number of seconds that `work` may wait; None: no limit.
 
     The client may pass fewer seconds; the flow then yields the step again.
     """
@@ -62,7 +62,7 @@ Flow = Generator[Ask | Do | Hear | Sleep, Any, _T]
 
 
 class Run(Protocol):
-    """Runs a flow to its end. It is a method of a client, and keeps that client alive."""
+    """Runs a flow to its end. A `Run` is a method of a client, and keeps that client alive."""
 
     def __call__(self, flow: Flow[_T], /) -> _T:
         """Return the flow's result."""

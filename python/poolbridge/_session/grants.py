@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 def held(session: Session, grant: Grant, consumer: Consumer | None = None) -> LeaseState | None:
     """Make the lease state for a grant whose pool is open and whose block and timelines are mapped; else None.
 
-    That is the common case. In the other cases the caller uses `take`.
+    The pool, the block and the timelines are usually known. If this function returns None, the caller uses `take`.
 
     Parameters
     ----------
@@ -34,7 +34,7 @@ def held(session: Session, grant: Grant, consumer: Consumer | None = None) -> Le
     grant
         The grant of the service, or the grant that the consumer made for a frame.
     consumer
-        The consumer of the frame; None if the lease is not a frame's.
+        The consumer of the frame; None if the lease belongs to no frame.
     """
     try:
         if consumer is not None and not consumer.count(grant):

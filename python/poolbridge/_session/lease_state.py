@@ -1,4 +1,4 @@
-"""The state of a lease. It lives as long as the lease object or any array made from it."""
+"""The state of a lease. The state lives as long as the lease object or any array made from the lease."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ if TYPE_CHECKING:
 class LeaseState:
     """The state of a session's lease on one buffer.
 
-    Arrays refer to it through their `Token`, the user through a lease object. When all of them are gone, the lease ends
-    by itself.
+    Each array refers to the state through a `Token`. The user refers to the state through a lease object. When the
+    arrays and the lease object are gone, the lease ends by itself.
 
     Parameters
     ----------
@@ -46,10 +46,10 @@ class LeaseState:
     description
         The tensor in the buffer.
     consumer
-        The consumer of the frame; None if the lease is not a frame's.
+        The consumer of the frame; None if the lease belongs to no frame.
     """
 
-    released = True  # until the constructor is done
+    released = True  # the constructor sets False at its end
     sent = False  # whether the lease was given away, and this state only keeps the block mapped
 
     def __init__(
@@ -73,21 +73,21 @@ class LeaseState:
         self.written: dict[int, ref[np.ndarray[Any, Any]]] = {}
         self.unaccounted = False
         self.failed = False
-        # The fences that have to be reached before the memory is used.
+        # The fences that must be reached before the memory is used.
         self.fences = grant.wt
-        # The event that came with the content. `alone`: there is no fence instead, so the event must be waited for.
+        # The event that came with the content. `alone`: no fence came, so a user of the memory must wait for the event.
         self.event: Event | None = None
         self.alone = grant.eo
-        # The streams that used the memory. `unordered`: unknown streams may have used it, too. `named`: the user has
-        # named streams, and thereby says that no unknown stream uses it.
+        # The streams that used the memory. `unordered`: unknown streams may have used the memory, too. `named`: the
+        # user has named streams, and thereby says that no unknown stream uses the memory.
         self.streams: dict[StreamKey, None] | None = None
         self.unordered = False
         self.named = False
         # The fence of the promise, if this process has promised the content.
         self.promise: Fence | None = None
-        # Whether it is known that the writer died before the content was complete.
+        # Whether this process knows that the writer died before the content was complete.
         self.lost = bool(session.lost) and grant.bf in session.lost
-        # Whether the lease came from an allocation: then no other lease and no name of the buffer can exist.
+        # Whether the lease came from an allocation. Then the buffer can have no other lease and no name.
         self.allocated = False
         self.consumer = consumer
         session.lease_states[grant.id] = ref(self)
@@ -95,12 +95,12 @@ class LeaseState:
 
     @property
     def title(self) -> str:
-        """The lease's name in error texts. A frame has no lease of the service, and so no lease id."""
+        """The lease's name in error texts. The service grants no lease for a frame, so a frame has no lease id."""
         return f"lease {self.grant.id}" if self.grant.id > 0 else "the lease of this frame"
 
     @property
     def single(self) -> bool:
-        """Whether a single fence has to stand for all work on the memory, as for frames."""
+        """Whether one single fence must cover all work on the memory, as for frames."""
         return self.consumer is not None
 
     def check_usable(self) -> None:
@@ -119,7 +119,7 @@ class LeaseState:
             self.session.check_usable()
 
     def is_released(self) -> LeaseReleasedError:
-        """Make the error for a use of the lease after its end."""
+        """Return the error for a use of the lease after the lease has ended."""
         what = f"{self.description.element.name}{list(self.description.shape)}"
         return LeaseReleasedError(f"the lease of {what} in pool {self.pool.nm!r} has been released")
 
@@ -128,14 +128,14 @@ class LeaseState:
         return self.memory.address(write=write) + self.description.offset
 
     def array(self, *, write: bool | None = None, flagged: bool = True) -> np.ndarray[Any, Any]:
-        """Make a NumPy array of the elements, which keeps the lease state alive. For device memory do not read it.
+        """Make a NumPy array of the elements, which keeps the lease state alive. Do not read an array of device memory.
 
         Parameters
         ----------
         write
-            Whether the array is of the writeable mapping; None: as the lease is.
+            Whether the array uses the writeable mapping; None: only if the lease is a write lease.
         flagged
-            Whether an array of the read-only mapping is flagged as read-only.
+            Whether an array that uses the read-only mapping is flagged as read-only.
         """
         if write is None:
             write = self.write
@@ -151,7 +151,7 @@ class LeaseState:
         return np.asarray(token)
 
     def seal(self) -> None:
-        """Make the NumPy arrays of the lease read-only, because the content is complete; not while it is promised."""
+        """Make the NumPy arrays of the lease read-only, because the content is complete; not during a promise."""
         if self.promise is not None:
             return
         written, self.written = self.written, {}
@@ -168,17 +168,17 @@ class LeaseState:
         LeaseReleasedError
             The lease has ended already.
         LeaseInUseError
-            Arrays made from the lease are alive, or may be.
+            Arrays made from the lease are alive, or may be alive.
         """
         self.begin_release(force=force)
         CAPTURES.run(partial(_order.done, self, partial(self.session.release, self, failed=failed)))
 
     def begin_release(self, *, force: bool = False) -> None:
-        """Check that the lease can be released, and mark it so. From then on it makes no more arrays."""
+        """Check that the lease can be released, and mark it as released. A released lease makes no more arrays."""
         self.check_usable()
         if self.sent:
             raise LeaseInUseError(f"{self.title} is only for the array that wrap= makes, and ends by itself")
-        # First mark, then count: an array that another thread makes at this moment either is counted or fails.
+        # First mark, then count: if another thread makes an array now, the array is counted or its constructor fails.
         self.released = True
         if force:
             return
@@ -198,17 +198,17 @@ class LeaseState:
             )
 
     def end(self) -> None:
-        """End the lease without waiting. If the release has to wait for the device, that happens in the background."""
+        """End the lease without waiting. If the release must wait for the device, a background thread waits."""
         self.released = True
         try:
             self.session.let_go(self, failed=self.failed)
         except BaseException:
-            # A signal handler raised, before or after the end. Ending a frame twice does no harm, so its finaliser may.
+            # A signal handler raised before or after the end. A frame may end twice, so the finaliser may end it.
             self.released = self.consumer is None
             raise
 
     def ended_twin(self) -> LeaseState:
-        """Make a copy that has ended, for a frame object that was passed. Arrays and leases keep this state alive."""
+        """Make an ended copy for a frame object that was passed on. Arrays and leases keep this state alive."""
         twin = self._twin()
         twin.released = True
         return twin
@@ -219,15 +219,15 @@ class LeaseState:
         return twin
 
     def lender(self) -> LeaseState:
-        """Make a copy for an array that outlives the lease, which only keeps the block mapped; see `Session.lend`."""
+        """Make a copy that only keeps the block mapped, for an array that outlives the lease; see `Session.lend`."""
         twin = self._twin()
         twin.tokens, twin.fences, twin.streams, twin.consumer = set(), (), None, None
         return twin
 
     def unused_after(self, error: BaseException, *, failed: bool) -> bool:
-        """Whether the lease can end while the exception `error` passes: the exception's stack may refer to arrays.
+        """Whether the lease can end while `error` is raised: the stack of `error` may still refer to arrays.
 
-        If it cannot, it ends by itself when the arrays are gone, as `failed` says.
+        If the lease cannot end now, it ends when the arrays are gone. `failed` says whether the content has failed.
         """
         if self.tokens or self.unaccounted:
             error.add_note(f"{self.title} ends when the arrays made from it are gone")
@@ -236,12 +236,12 @@ class LeaseState:
         return True
 
     def close(self) -> None:
-        """End the lease because its client closes, unless arrays still need its memory."""
+        """End the lease because the client closes, unless arrays still need the memory."""
         if not self.released and not self.tokens and not self.unaccounted:
             try:
                 self.release(failed=self.consumer is not None and self.consumer.goes_back(self.grant))
             except LeaseReleasedError:
-                pass  # another thread has ended it at this moment
+                pass  # another thread has ended the lease at this moment
 
     @while_running
     def __del__(self) -> None:
@@ -252,7 +252,7 @@ class LeaseState:
 
 
 class Token:
-    """Represents one array of a lease. The array refers to it, and it keeps the lease state alive."""
+    """Represents one array of a lease. The array refers to the token, and the token keeps the lease state alive."""
 
     __slots__ = ("__array_interface__", "lease_state", "owner")
 

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 _ReplyT = TypeVar("_ReplyT", bound=Reply)
 
-# How many packets are read in one turn of the event loop.
+# How many packets the reader reads in one turn of the event loop.
 _MOST_READS = 64
 
 
@@ -53,7 +53,8 @@ class LoopReader:
     async def call(self, request: Request, reply_type: type[_ReplyT], seconds: float | None) -> _ReplyT:
         """Send a request and wait for its reply; see `SocketReader.call`.
 
-        If the wait is cancelled, the request is cancelled too, and a lease that it still grants is released.
+        If the wait is cancelled, the request is cancelled too. If the service still grants a lease, the client releases
+        the lease.
         """
         done = asyncio.Event()
         call = self._session.ask(request, reply_type, done.set)
@@ -64,7 +65,7 @@ class LoopReader:
                     async with asyncio.timeout(seconds):
                         await done.wait()
                 except TimeoutError:
-                    if call.working:  # the service repeats this while it works on the request
+                    if call.working:  # the service says so again and again while it works on the request
                         seconds = self._session.patience
                     elif not call.done:
                         message = "the service did not answer in time: it is stopped, or overloaded"
@@ -75,7 +76,7 @@ class LoopReader:
         return cast("_ReplyT", call.result())
 
     async def wait(self, waiter: Waiter, seconds: float | None) -> bool:
-        """Wait until a waiter is done; False if `seconds` passed before."""
+        """Wait until a waiter is done; return False if `seconds` pass first."""
         if not waiter.done:
             ready = asyncio.Event()
             waiter.on_done = ready.set
@@ -94,9 +95,9 @@ class LoopReader:
                 if self._session.ended is not None or not self._session.receive():
                     break
             else:
-                self._soon(self._readable)  # read on after other callbacks of the loop had their turn
+                self._soon(self._readable)  # read more packets after other callbacks of the loop have run
         except PoolbridgeError:
-            pass  # the session has ended: every call has failed with this error, and the next one will
+            pass  # the session has ended: every call has failed with this error, and the next call fails, too
         except BaseException:
             self._soon(self._readable)  # a signal handler raised: read the remaining packets later
             raise
@@ -120,7 +121,7 @@ class LoopReader:
     def background(self, work: Callable[[], None]) -> None:
         """See `Driver`."""
         if not self._soon(partial(self._in_executor, work)):
-            # Not in this thread: this may be a finaliser, in a thread that holds the lock for which the work waits.
+            # Not in this thread: a finaliser may have called, in a thread that holds the lock for which `work` waits.
             threading.Thread(target=self._in_thread, args=(work,), name="poolbridge-background", daemon=True).start()
 
     def _in_executor(self, work: Callable[[], None]) -> None:
@@ -132,7 +133,7 @@ class LoopReader:
             self.stop()
 
     def _soon(self, callback: Callable[[], None]) -> bool:
-        """Schedule a callback on the loop, from any thread. False if the loop is closed."""
+        """Schedule a callback on the loop, from any thread. Return False if the loop is closed."""
         try:
             self.loop.call_soon_threadsafe(callback)
         except RuntimeError:

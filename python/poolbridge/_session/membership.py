@@ -24,12 +24,12 @@ if TYPE_CHECKING:
     from poolbridge._wire.transport import Descriptors
 
 FEATURE = "channels"
-# Seconds to wait for the end of the session to arrive, after the service has evicted one of its members.
+# How many seconds a member that the service has evicted waits for its session to end.
 _END_SECONDS = 1.0
 
 
 def load_native() -> Any:
-    """Import the native module; None if poolbridge is installed without it."""
+    """Import the native module; return None if poolbridge is installed without the native module."""
     try:
         return importlib.import_module("poolbridge._native")
     except ImportError:
@@ -59,7 +59,7 @@ class Membership(ABC):
     Attributes
     ----------
     known
-        The members of the other role whose files this member has mapped: the member id by slot.
+        The members of the other role whose files this member has mapped: member ids by slot.
     """
 
     def __init__(
@@ -73,7 +73,7 @@ class Membership(ABC):
         self.native = native
 
     def meet(self, slot: int, member: int, fd: int) -> None:
-        """Map the file of a member of the other role, unless it or a newer one is mapped. The lock is held."""
+        """Map the file of the other role's member, unless this or a newer file is mapped. The caller holds the lock."""
         if member <= self.known.get(slot, 0):
             return
         try:
@@ -87,34 +87,34 @@ class Membership(ABC):
         """Map the file of a member of the other role."""
 
     def forget(self, block: int) -> None:  # noqa: B027 - a producer keeps nothing
-        """Drop what is kept for a block, because the service recalls it. The session's lock is held."""
+        """Drop the arrays kept for a block: the service recalls the block. The caller holds the session's lock."""
 
     @abstractmethod
     def leave(self) -> None:
-        """Leave the channel in shared memory; the caller tells the service. The session's lock is held."""
+        """Leave the channel in shared memory. The caller tells the service, and holds the session's lock."""
 
     def end(self) -> None:
         """Leave because the session has ended, and wake the threads that wait."""
         self.leave()
 
     def knows(self) -> Callable[[], bool]:
-        """Return a function that says whether the member is known whose file was missing last."""
+        """Return a function that says whether this member has now mapped the file that was missing last."""
         slot, member = self.native.unknown
         return lambda: self.known.get(slot, 0) >= member
 
     def evicted(self) -> Flow[None]:
-        """Raise the error of a member that the service has evicted, which it does when a session ends."""
+        """Raise the error for an evicted member. The service evicts the members of a session that ends."""
         yield from hear(self.session, lambda: False, _END_SECONDS)
         self.session.check_usable()
         raise ConnectionLostError(f"the service has removed this client from channel {self.channel.nm!r}")
 
     def destroyed(self) -> ClosedError:
-        """Make the error of a channel that is gone."""
+        """Return the error for a channel that is gone."""
         return ClosedError(f"channel {self.channel.nm!r} is gone: it was closed, or its pool was destroyed")
 
 
 def hear(session: Session, ready: Callable[[], bool], seconds: float | None) -> Flow[bool]:
-    """Receive packets until `ready` returns True; False if `seconds` passed before."""
+    """Receive packets until `ready` returns True; return False if `seconds` pass first."""
     waiter = Waiter(ready)
     session.core.waiters.append(waiter)
     try:
@@ -126,12 +126,12 @@ def hear(session: Session, ready: Callable[[], bool], seconds: float | None) -> 
 
 
 def check_able(session: Session) -> None:
-    """Check that this installation and the service have what channels need.
+    """Check that this installation and the service support channels.
 
     Raises
     ------
     UnavailableError
-        Something is missing; the message says what it is and what to do.
+        This installation or the service lacks support. The message says which support is missing, and what to do.
     """
     if FEATURE in session.core.features:
         return
@@ -163,7 +163,7 @@ def join(
     Parameters
     ----------
     session, channel
-        The session, and the channel that it joins.
+        The session, and the channel that the session joins.
     role
         ``"producer"`` or ``"consumer"``.
     make

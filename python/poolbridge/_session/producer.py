@@ -1,4 +1,4 @@
-"""Producers of channels: publish frames, and take back the blocks that consumers are done with."""
+"""Producers of channels: publish frames, and take back the blocks that consumers have released."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from poolbridge._session.session import Session
     from poolbridge._wire.messages import Channel
 
-# How many packed descriptions a producer keeps. A stream normally has few different ones.
+# How many packed descriptions a producer keeps. The frames of a channel normally have few different descriptions.
 _MOST_DESCRIPTIONS: Final = 256
 
 
@@ -39,7 +39,7 @@ class Producer(Membership):
     Attributes
     ----------
     loans
-        The leases that the channel has, by block id, each with fences that its next writer has to wait for.
+        The leases that the channel has, by block id. Each lease has the fences that its next writer must wait for.
     over
         Whether the channel was closed. The producer leaves when all its leases have come back.
     """
@@ -71,11 +71,11 @@ class Producer(Membership):
         return known
 
     def collect(self) -> None:
-        """Take the blocks that came back. The session's lock is held."""
+        """Take the blocks that came back. The caller holds the session's lock."""
         self.take_back(self._reclaim(0.0))
 
     def await_back(self, seconds: float | None) -> None:
-        """Wait until a block comes back, for `seconds` at most, and take it. The session's lock is not held."""
+        """Wait at most `seconds` until a block comes back, and take the block. The caller does not hold the lock."""
         came = self._reclaim(seconds)
         with self.session.lock:
             self.take_back(came)
@@ -87,35 +87,35 @@ class Producer(Membership):
             return None
 
     def take_back(self, came: Any) -> None:
-        """Take the result of the native `reclaim` and keep the leases of its blocks. The session's lock is held."""
+        """Keep the leases of the blocks that the native `reclaim` returned. The caller holds the session's lock."""
         if not isinstance(came, list):
-            return  # the cursor of a consumer is missing yet, or this member has left
+            return  # the cursor of a consumer is not mapped yet, or this member has left
         for block, fences in came:
             spare = self.loans.pop(block, None)
             if spare is None:
-                continue  # this producer has left meanwhile
+                continue  # this producer has left the channel meanwhile
             spare.owned = True
             if fences:
                 spare.fences = (*spare.fences, *(Fence(*fence) for fence in fences))
             self.session.spares.came_back(spare)
 
     def has_in_flight(self, block: int) -> bool:
-        """Whether the channel has a block, which has not come back."""
+        """Whether the channel still has a block: the block has not come back."""
         try:
             return any(one == block for _, one in self.native.in_flight)
         except (ClosedError, ForkError):
             return False
 
     def leave(self) -> None:
-        """Publish nothing any more, and give up the blocks that have not come back. The session's lock is held."""
+        """Stop publishing, and give up the blocks that have not come back. The caller holds the session's lock."""
         self.native.close()
-        with suppress(KeyError):  # another thread that fails to publish may take one out meanwhile
+        with suppress(KeyError):  # another thread that fails to publish may remove a loan meanwhile
             while True:
                 self.session.spares.disown(self.loans.popitem()[1])
 
 
 class Sending(ABC):
-    """One frame that is being published. The thread that publishes it may go on after its caller was cancelled."""
+    """One frame that is being published. Its publishing thread may continue after the caller was cancelled."""
 
     def __init__(self, producer: Producer) -> None:
         self.producer = producer
@@ -125,7 +125,7 @@ class Sending(ABC):
         self._given_up = False
 
     def attempt(self, seconds: float | None = 0.0) -> Any:
-        """Try to publish the frame; the result is that of `poolbridge._native.Producer.publish`."""
+        """Try to publish the frame, and return the result of `poolbridge._native.Producer.publish`."""
         result: Any = None
         try:
             result = self._try(seconds)
@@ -136,7 +136,7 @@ class Sending(ABC):
         return result
 
     def wait(self, seconds: float | None) -> Any:
-        """Do `attempt`, unless the frame was given up. Another thread may call `give_up` meanwhile."""
+        """Call `attempt`, unless the frame was given up. Another thread may call `give_up` meanwhile."""
         if not self._begin():
             return None
         try:
@@ -157,7 +157,7 @@ class Sending(ABC):
             self._end()
 
     def give_up(self) -> None:
-        """Give the frame up. Its lease is released, unless the frame was published."""
+        """Give up the frame, and release its lease unless the frame was published."""
         with self._lock:
             self._given_up = True
             ends = not self._running and not self._sent
@@ -177,7 +177,7 @@ class Sending(ABC):
 
 
 class _LeaseSending(Sending):
-    """A frame that is published from a user's lease."""
+    """One frame that is being published from a user's lease."""
 
     def __init__(
         self,
@@ -203,10 +203,10 @@ class _LeaseSending(Sending):
         id_, packed = self._described
         word, value = (0, 0) if fence is None else (fence.wd, fence.v)
         fences = () if fence is None else (fence,)
-        # Before publishing, because another thread may see the block come back at once.
+        # Add the loan before publishing, because another thread may see the block come back at once.
         producer.loans[grant.bl] = Spare(state, fences)
-        # The lease counts once for its block. It counts for the channel now, so the block needs one more if arrays of
-        # the lease keep it mapped, too.
+        # The lease counts once as a lease of its block, and now counts for the channel. If arrays of the lease keep the
+        # block mapped too, the block needs one more count.
         self._apart = bool(state.tokens) or state.unaccounted or state.promise is not None
         if self._apart:
             state.session.own(grant)
@@ -256,7 +256,7 @@ def send(
     event: bytes,
     timeout: float | None,
 ) -> Flow[int]:
-    """Publish a frame and return its number in the channel. If it was not published, the lease lives on."""
+    """Publish a frame and return its number. The lease stays usable if the channel is full or closed."""
     sending = _LeaseSending(producer, state, description, fence=fence, texts=pack_meta(texts), event=event)
     state.released = True
     try:
@@ -271,7 +271,7 @@ def send(
 
 
 def deliver(sending: Sending, timeout: float | None) -> Flow[int]:
-    """Wait for room if there is none, publish a frame and return its number in the channel."""
+    """Wait until the channel has room, publish a frame and return its number in the channel."""
     producer = sending.producer
     session, channel, condition = producer.session, producer.channel, NATIVE.Condition
     deadline = None if timeout is None else time.monotonic() + timeout

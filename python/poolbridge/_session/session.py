@@ -43,10 +43,10 @@ class Driver(Protocol):
     """Sends and receives a session's packets: `SocketReader` with threads, `LoopReader` in an event loop."""
 
     def want_write(self) -> None:
-        """Call `Session.flush` as soon as the socket takes packets again. Never waits."""
+        """Have `Session.flush` called as soon as the socket takes packets again. Never waits."""
 
     def background(self, work: Callable[[], None]) -> None:
-        """Run work that may wait for a device in another thread, soon. Never waits, never raises."""
+        """Run `work`, which may wait for a device, soon in another thread. Never waits, never raises."""
 
 
 class Session(SessionMembers):
@@ -69,7 +69,7 @@ class Session(SessionMembers):
         self.tracer: Any = None
         self.lost: set[int] = set()
         self._kept: deque[tuple[int, int, object]] = deque()
-        self._fault: ProtocolError | None = None  # the error of the service that sending has found
+        self._fault: ProtocolError | None = None  # a protocol error found while sending
         self.lease_states: dict[int, ReferenceType[LeaseState]] = {}
         self._driver: Driver | None = None
 
@@ -85,7 +85,7 @@ class Session(SessionMembers):
         ForkError
             This is a forked child.
         ClosedError
-            The client was closed or the connection lost.
+            The client was closed, or the connection was lost.
         """
         if _process.pid != self.pid:
             raise ForkError(
@@ -98,11 +98,11 @@ class Session(SessionMembers):
     # Packets
 
     def ask(self, request: Request, reply_type: type[Reply], on_done: Callable[[], object]) -> Call:
-        """Send a request. `on_done` is called when the reply is there. Does not wait."""
+        """Send a request without waiting. `on_done` is called when the reply or an error has arrived."""
         self.check_usable()
         try:
             with self.lock:
-                # Check again under the lock: a request that began after the session's end would wait for ever.
+                # Check again under the lock: a request started after the session's end would wait for ever.
                 self.check_usable()
                 call = self.core.start(request, reply_type, on_done)
                 self._flush()
@@ -115,7 +115,7 @@ class Session(SessionMembers):
         return call
 
     def abandon(self, call: Call) -> None:
-        """Stop waiting for a request. A lease that it still grants is released."""
+        """Stop waiting for a reply. If the service still grants a lease, release the lease."""
         if _process.pid != self.pid or self.ended is not None:
             return
         with self.lock:
@@ -123,7 +123,7 @@ class Session(SessionMembers):
             self._flush()
 
     def flush(self) -> bool:
-        """Send the packets of the outbox; True if all were sent."""
+        """Send the packets of the outbox; return True if all packets were sent."""
         with self.lock:
             self._flush()
             return not self.core.outbox
@@ -143,7 +143,7 @@ class Session(SessionMembers):
                 if self._driver is not None:
                     self._driver.want_write()
         except ConnectionLostError:
-            # Replies that came before may still be in the socket. The reader will find the end of the connection.
+            # Earlier replies may still be in the socket. The reader reads them, and then finds the connection's end.
             outbox.clear()
             if self._driver is None:
                 raise
@@ -159,7 +159,7 @@ class Session(SessionMembers):
         Returns
         -------
         bool
-            False if no packet was there.
+            False if no packet had arrived.
 
         Raises
         ------
@@ -185,9 +185,9 @@ class Session(SessionMembers):
         return True
 
     def _reason(self, error: PoolbridgeError) -> PoolbridgeError:
-        """Return the error that explains why the session ends: `error`, or one with the real reason."""
+        """Return the error that explains why the session ends: `error`, or an error with the real reason."""
         if self._closing:
-            # A grant that was under way while the client dropped its blocks may be on one of them.
+            # While the client drops its blocks, a grant on a dropped block may still arrive.
             return ClientClosedError("the client is closed")
         if self._fault is not None:
             return ProtocolError(*self._fault.args)
@@ -212,14 +212,14 @@ class Session(SessionMembers):
         return found
 
     def release_grant(self, grant: Grant, consumer: Consumer | None = None) -> None:
-        """Release a lease for which no lease state was made. Never waits, never raises; finalisers may call it.
+        """Release a lease that has no lease state. Never waits, never raises; finalisers may call `release_grant`.
 
         Parameters
         ----------
         grant
             The lease's grant, or the grant that the consumer made for a frame.
         consumer
-            The consumer of the frame; None if the lease is not a frame's.
+            The consumer of the frame; None if the lease belongs to no frame.
         """
         if _process.pid == self.pid:
             self.lock.later(partial(self._release, grant, (), failed=False, consumer=consumer, alone=True))
@@ -227,8 +227,8 @@ class Session(SessionMembers):
     def let_go(self, state: LeaseState, *, failed: bool, alone: bool = False) -> None:
         """Release the lease of a state. Never waits, never raises.
 
-        If the release has to wait for the device, that happens in the background. `alone` says that no object refers to
-        the state any more and its frame was not settled; see `Consumer.end_frame`.
+        If the release must wait for the device, a background thread waits. `alone` says that no object refers to the
+        state any more; see `Consumer.end_frame`.
         """
         if _process.pid != self.pid:
             return
@@ -242,7 +242,7 @@ class Session(SessionMembers):
             self.later(partial(_order.done, state, partial(self.release, state, failed=failed, alone=alone)))
 
     def release(self, state: LeaseState, fences: tuple[Fence, ...], *, failed: bool, alone: bool = False) -> None:
-        """Release a lease. `fences` are reached when the work on its memory is done. Never waits, never raises."""
+        """Release a lease. `fences` are reached when the work on its memory is done. Never waits or raises."""
         consumer = state.consumer
         self.lock.later(partial(self._release, state.grant, fences, failed=failed, consumer=consumer, alone=alone))
 
@@ -262,15 +262,15 @@ class Session(SessionMembers):
             self._released(self.core.release(grant, fences, failed=failed))
 
     def later(self, work: Callable[[], None]) -> None:
-        """Run work of streams, which may wait, in the background; finalisers call it. Never waits, never raises.
+        """Run `work` of streams, which may wait, in the background; finalisers call `later`. Never waits, never raises.
 
-        It is tried again while the work of a stream is being captured into a graph.
+        While a graph captures the work of a stream, `work` fails and is tried again.
         """
         if _process.pid == self.pid and self._driver is not None:
             self._driver.background(partial(CAPTURES.run, work))
 
     def lend(self, state: LeaseState) -> LeaseState:
-        """Make a lease state for an array that outlives the lease. It keeps the block mapped, as the lease does."""
+        """Make a lease state for an array that outlives the lease. This state keeps the block mapped."""
         lender = state.lender()
         with self.lock:
             block = self.core.blocks.get(state.grant.bl)
@@ -280,13 +280,13 @@ class Session(SessionMembers):
         return lender
 
     def leave_to_arrays(self, lender: LeaseState) -> None:
-        """Let the lease of `lender` end when the arrays that `lender` keeps mapped are gone. The lock is held."""
+        """Let the lease end when the arrays of `lender` are gone. The caller holds the lock."""
         self.lease_states[lender.grant.id] = ref(lender)
         lender.sent = lender.released = False
         self.disown(lender.grant)
 
     def keep_array(self, grant: Grant, array: tuple[Any, Any, Any], most: int) -> None:
-        """Keep an array with its block for later frames, `most` arrays at most."""
+        """Keep an array with its block for later frames. A block keeps at most `most` arrays."""
         with self.lock:
             block = self.core.blocks.get(grant.bl)
             if block is None or block.recalled:
@@ -306,7 +306,7 @@ class Session(SessionMembers):
         state.seal()
         with self.lock:
             kept = self.lease_states.get(state.grant.id)
-            if kept is not None and kept() is state:  # else the lease has come back meanwhile
+            if kept is not None and kept() is state:  # otherwise the lease has come back meanwhile
                 del self.lease_states[state.grant.id]
             block = self.core.blocks.get(state.grant.bl)
             if block is not None and fence is not None:
@@ -318,7 +318,7 @@ class Session(SessionMembers):
                     self.disown(state.grant)
 
     def unsend(self, state: LeaseState, fence: Fence | None = None) -> None:
-        """Release a lease of which it is not known whether it was published. `fence` is that of the work on it."""
+        """Release a lease that may or may not be published. `fence` is the fence of the work on its memory."""
         with self.lock:
             self.lease_states.pop(state.grant.id, None)
             self.spares.published(state.grant)
@@ -336,9 +336,9 @@ class Session(SessionMembers):
     # Timelines and channels
 
     def adopt(self, timeline: int, *, own: bool) -> None:
-        """Map the page of a timeline that the service has sent, unless another thread has done so."""
+        """Map the page of a timeline that the service has sent, unless another thread has mapped the page."""
         with self.lock:
-            # Raise if the session has ended: without the page its fences would count as reached.
+            # Raise if the session has ended: without the page, the timeline's fences would count as reached.
             self.check_usable()
             self._adopt(timeline, own=own)
 
@@ -355,7 +355,7 @@ class Session(SessionMembers):
             os.close(fd)
 
     def keep(self, source: object, fence: Fence) -> None:
-        """Keep an array from which a stream copies, until `fence`, one of this session, is reached."""
+        """Keep an array from which a stream copies, until `fence` of this session's timeline is reached."""
         self._kept.append((fence.wd, fence.v, source))
         self._drop_kept()
 
@@ -370,7 +370,7 @@ class Session(SessionMembers):
             self.lock.later(partial(self._leave, consumer))
 
     def _hear(self) -> None:
-        """Process the notices that the core has for this session. The lock is held."""
+        """Process the notices that the core has for this session. The caller holds the lock."""
         news, self.core.news = self.core.news, []
         for notice in news:
             if isinstance(notice, Forget):
@@ -390,7 +390,7 @@ class Session(SessionMembers):
     def lose(self, error: PoolbridgeError) -> None:
         """End the session because the connection failed. Leases that are alive keep their memory mapped.
 
-        The socket is shut down, not closed. Its driver closes it when no thread waits for it any more.
+        The session shuts the socket down. The driver closes the socket when no thread waits for the socket any more.
         """
         with self.lock:
             if self.ended is None:
@@ -403,12 +403,12 @@ class Session(SessionMembers):
         self.transport.shutdown()
 
     def begin_close(self) -> Waiter | None:
-        """Release every lease that no array uses, unmap the blocks that are idle then, and say bye.
+        """Release every lease that no array uses, unmap the blocks that have no lease then, and say bye.
 
         Returns
         -------
         Waiter or None
-            A wait until the service has ended the session; its driver waits. None if the session has ended.
+            A waiter that is done when the service has ended the session. None if the session has ended already.
         """
         for reference in list(self.lease_states.values()):
             state = reference()
@@ -422,20 +422,20 @@ class Session(SessionMembers):
             for block in [block for block in self.core.blocks.values() if not block.leases]:
                 self._unmap(block)
         waiter = Waiter(lambda: self.ended is not None)
-        with self.lock:  # once more: what was deferred while the lock was held is said before bye
+        with self.lock:  # lock again: packets that were deferred while the lock was held are sent before the bye
             self.core.waiters.append(waiter)
             self._say_bye()
         return waiter
 
     def _say_bye(self) -> None:
-        """Say that the session ends, once, and send nothing after that. The lock is held."""
+        """Tell the service once that the session ends, and send nothing afterwards. The caller holds the lock."""
         if self.ended is None and self.core.epoch and not self._said_bye:
             self._said_bye = True
             self.core.tell(Bye())
             self._flush()
 
     def close(self) -> None:
-        """End the session. Memory that arrays use stays mapped until they are gone. Idempotent."""
+        """End the session. Memory that arrays use stays mapped until the arrays are gone. Idempotent."""
         if _process.pid != self.pid:
             self.transport.close()
             return
@@ -446,7 +446,7 @@ class Session(SessionMembers):
         self.lose(ClientClosedError("the client is closed"))
 
     def close_when_unused(self) -> None:
-        """End the session because the program dropped its client: now, or when the last lease has ended."""
+        """End the session, because the program dropped the client: now, or when the last lease has ended."""
         if self.lease_states:
             self.orphaned = True
         else:

@@ -1,4 +1,4 @@
-"""A session's producers and consumers, and its leases that channels have."""
+"""A session's producers and consumers, and the session's leases that channels have."""
 
 from __future__ import annotations
 
@@ -36,11 +36,11 @@ class SessionMembers(SessionMemory):
     producers
         The session's producers, by channel id.
     joining
-        For each channel that the session is joining as a producer, by its id: an event that is set when that is over.
+        By channel id, for each channel that the session is joining as a producer: an event, set when joining ends.
     spares
         The leases that came back from channels.
     tally
-        What the session has done.
+        Counts of what the session has done.
     """
 
     def __init__(self) -> None:
@@ -56,11 +56,11 @@ class SessionMembers(SessionMemory):
 
     @abstractmethod
     def _released(self, idle: SessionBlock | None) -> None:
-        """Unmap a block that the service recalled, and send the packets of the outbox. The lock is held."""
+        """Unmap a block that the service recalled, and send the packets of the outbox. The caller holds the lock."""
 
     @abstractmethod
     def leave_to_arrays(self, lender: LeaseState) -> None:
-        """Let the lease of `lender` end when the arrays that `lender` keeps mapped are gone. The lock is held."""
+        """Let the lease end when the arrays of `lender` are gone. The caller holds the lock."""
 
     def tell(self, request: Request) -> None:
         """Send a request without a reply."""
@@ -72,7 +72,7 @@ class SessionMembers(SessionMemory):
     # Members
 
     def take_seat(self, number: int) -> Descriptors:
-        """Return the descriptors that came with the reply to the `Join` of that number. The caller closes them."""
+        """Return the descriptors that came with the reply to request `number`, a `Join`. The caller closes them."""
         with self.lock:
             descriptors = self.core.seats.pop(number, None)
         if descriptors is None:
@@ -81,19 +81,19 @@ class SessionMembers(SessionMemory):
         return descriptors
 
     def add_member(self, member: Any) -> None:
-        """Add a member, which then gets the files of members of the other role."""
+        """Add a member. The member then gets the files of the members of the other role."""
         with self.lock:
             self.check_usable()
             self.core.members.append(member)
             self.tally.joins(member)
 
     def leave(self, member: Any) -> None:
-        """Leave a channel with a member."""
+        """Make a member leave its channel."""
         with self.lock:
             self._leave(member)
 
     def retire(self, producer: Producer) -> None:
-        """Leave a closed channel with its producer. The lock is held."""
+        """Make a producer leave its closed channel. The caller holds the lock."""
         if self.producers.get(producer.channel.id) is producer:
             del self.producers[producer.channel.id]
         self._leave(producer)
@@ -105,14 +105,14 @@ class SessionMembers(SessionMemory):
         try:
             member.leave()
             self.tally.leaves(member)
-        finally:  # the service has to be told now, because the member is gone from the list
+        finally:  # tell the service now, because the member is gone from the list
             if self.ended is None:
                 self.core.tell(Leave(ch=member.channel.id, mb=member.member))
                 self._flush()
 
     def _end_members(self) -> None:
-        """Leave all channels, because the session ends. The lock is held."""
-        with ExitStack() as rest:  # if one step raises, the others still run
+        """Leave all channels, because the session ends. The caller holds the lock."""
+        with ExitStack() as rest:  # if one step raises, the other steps still run
             rest.callback(self.spares.end)
             rest.callback(self.producers.clear)
             for member in reversed(self.core.members):
@@ -136,16 +136,16 @@ class SessionMembers(SessionMemory):
             self.disown(grant)
 
     def disown(self, grant: Grant, fences: tuple[Fence, ...] = ()) -> None:
-        """Note that a block need not be mapped any more for a lease, once `fences` are reached. The lock is held."""
+        """Note that a lease needs its block only until `fences` are reached. The caller holds the lock."""
         self._released(self.core.forget(grant, fences))
 
     def take_spare(self, pool: int, nbytes: int, *, at_once: bool = False) -> Spare | None:
-        """Take a lease of a pool and size out of those that came back; None if there is none. See `Spares.take`."""
+        """Take a spare of `nbytes` bytes from a pool; return None if the pool has none. See `Spares.take`."""
         with self.lock:
             return self.spares.take(pool, nbytes, at_once=at_once)
 
     def lender(self, pool: int, nbytes: int, shelf: Shelf | None = None) -> Producer | None:
-        """Return the producer for whose blocks an allocation may wait; see `Spares.lender`."""
+        """Return the producer whose blocks an allocation may wait for; see `Spares.lender`."""
         with self.lock:
             return self.spares.lender(pool, nbytes, shelf)
 
@@ -156,7 +156,7 @@ class SessionMembers(SessionMemory):
                 self.spares.ask(asking)
 
     def return_spare(self, spare: Spare) -> None:
-        """Put a lease back to those that came back; see `Spares.put`."""
+        """Put a lease back into the spares; see `Spares.put`."""
         with self.lock:
             if self.ended is None:
                 self.spares.put(spare)
@@ -181,7 +181,7 @@ class SessionMembers(SessionMemory):
         self.spares.drop_shelf(shelf)
 
     def lose_spare(self, spare: Spare) -> None:
-        """Put back a publisher's lease to which no object referred any more. Never waits, never raises."""
+        """Put back a publisher's lease that no object refers to any more. Never waits, never raises."""
         self.lock.later(partial(self._lose_spare, spare))
 
     def _lose_spare(self, spare: Spare) -> None:
@@ -191,18 +191,21 @@ class SessionMembers(SessionMemory):
             self.spares.disown(spare)
 
     def end_spare(self, grant: Grant) -> None:
-        """Release a lease that came back. The lock is held."""
+        """Release a lease that came back. The caller holds the lock."""
         self._released(self.core.release(grant, (), failed=False))
 
     def release_spares(self) -> bool:
-        """Release all leases that came back, because the session ends. False if work on some of them is under way."""
+        """Release all spares, because the session ends. Return False if streams still work on some spares."""
         with self.lock:
             return self.ended is not None or self.spares.release_all()
 
     # Timelines
 
     def learn_timeline(self, timeline: int, then: Callable[[int], None]) -> None:
-        """Ask for a timeline's page. `then` is called when it is mapped or refused. Never waits. The lock is held."""
+        """Ask for a timeline's page without waiting; `then` is called when the page is mapped or refused.
+
+        The caller holds the lock.
+        """
         if self.ended is not None:
             return
         made: list[Call] = []
@@ -220,4 +223,4 @@ class SessionMembers(SessionMemory):
 
     @abstractmethod
     def _adopt(self, timeline: int, *, own: bool) -> None:
-        """Map the page of a timeline that the service has sent. The lock is held."""
+        """Map the page of a timeline that the service has sent. The caller holds the lock."""

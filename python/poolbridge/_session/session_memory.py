@@ -1,4 +1,4 @@
-"""The memory of a session: maps pools and blocks, and unmaps them when nothing uses them."""
+"""The memory of a session: maps pools and blocks, and unmaps pools and blocks that nothing uses."""
 
 from __future__ import annotations
 
@@ -37,11 +37,11 @@ class SessionMemory(ABC):
     timelines
         The session's timelines.
     ended
-        The error with which the session has ended; None while it lasts.
+        The error with which the session has ended; None while the session lasts.
     lock
         Guards the session's state.
     device
-        The GPU that gets access to memory of other GPUs that the session maps; None: no GPU gets access.
+        The GPU that gets access when the session maps memory of other GPUs; None: no GPU gets access.
     """
 
     def __init__(self) -> None:
@@ -54,15 +54,15 @@ class SessionMemory(ABC):
 
     @abstractmethod
     def _flush(self) -> None:
-        """Send the packets of the outbox. The lock is held."""
+        """Send the packets of the outbox. The caller holds the lock."""
 
     def pool_info(self, pool_id: int) -> Pool | None:
-        """Return the description of a pool that this session has opened; None if it has not."""
+        """Return the description of a pool; None if this session has not opened the pool."""
         known = self.core.pools.get(pool_id)
         return known.info if known is not None else None
 
     def mapped(self, block_id: int) -> BlockMemory | None:
-        """Return the mapping of a block; None if this session has not mapped it."""
+        """Return the mapping of a block; None if this session has not mapped the block."""
         known = self.core.blocks.get(block_id)
         return known.mapped.memory if known is not None and known.mapped is not None else None
 
@@ -76,7 +76,7 @@ class SessionMemory(ABC):
         NotFoundError
             The session does not know the block.
         ClientClosedError
-            The client was closed meanwhile.
+            The client was closed while this call mapped memory.
         """
         known = self.core.blocks.get(block_id)
         if known is None:
@@ -117,7 +117,7 @@ class SessionMemory(ABC):
         return mapping
 
     def _unmap(self, block: SessionBlock) -> None:
-        """Unmap a block that no lease of this session needs, and tell the service. The lock is held."""
+        """Unmap a block that no lease of this session needs, and tell the service. The caller holds the lock."""
         mapping, block.mapped = block.mapped, None
         own = self.timelines.own
         if mapping is None:
@@ -132,7 +132,7 @@ class SessionMemory(ABC):
     def _unmap_after(
         self, own: Timeline, uses: dict[int, int], mapping: Mapping[BlockMemory], block: SessionBlock
     ) -> None:
-        """Wait until this session's streams are done with a block, and unmap it."""
+        """Wait until this session's streams are done with a block, and unmap the block."""
         for use in uses.items():
             while not own.page.wait(*use, 1.0):
                 pass
@@ -158,9 +158,9 @@ class SessionMemory(ABC):
 
 
 def _done(own: Timeline, word: int, value: int) -> bool:
-    """Whether a stream has written a value itself.
+    """Whether a stream has written a value, and not the service for a dead process.
 
-    A service that shuts down marks all words as those of a dead process. The stream may still be working then.
+    When the service shuts down, it marks all words as words of a dead process. The stream may still be working then.
     """
     return own.reached(word, value) and not own.page.died(word, value)
 

@@ -1,6 +1,6 @@
 """Sends and receives the packets of a blocking client.
 
-A thread that waits for a reply reads the socket itself, which saves a switch between threads for each reply. While no
+A thread that waits for a reply reads the socket itself. This saves a switch between threads for each reply. While no
 thread waits, a watcher thread reads, so that an idle client still answers when the service recalls memory.
 """
 
@@ -27,12 +27,12 @@ if TYPE_CHECKING:
 
 _ReplyT = TypeVar("_ReplyT", bound=Reply)
 
-# How many packets a thread may still read after its time limit. A full socket has fewer.
+# How many packets a thread may still read after its time limit. A full socket buffer holds fewer packets.
 _MOST_LATE = 1024
 
 
 class _Bell:
-    """Wakes the watcher. Any thread and any finaliser may ring it. After `close` it does nothing."""
+    """Wakes the watcher. Any thread and any finaliser may ring the bell. After `close` the bell does nothing."""
 
     def __init__(self) -> None:
         self.fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
@@ -78,7 +78,7 @@ class SocketReader:
         self._want_write = False
         self._arming = DeferringLock()
         self._waiting: list[threading.Event] = []  # events of threads that wait for another thread to read
-        self._armed = True  # whether the watcher is woken by packets
+        self._armed = True  # whether packets wake the watcher
         self._poll = select.poll()
         self._poll.register(self._fd, select.POLLIN)
         self._epoll = select.epoll()
@@ -96,15 +96,15 @@ class SocketReader:
         request, reply_type
             The request, and the message type of its reply.
         seconds
-            Seconds to wait; None: as long as the connection lasts.
+            How many seconds to wait; None: as long as the connection lasts.
 
         Raises
         ------
         PoolbridgeError
-            The error that the service answered.
+            The service answered with this error.
         ServiceStalledError
-            The service neither answered in time nor said that it works on the request. A lease that it still grants is
-            released.
+            The service neither answered in time nor said that it works on the request. If the service still grants a
+            lease, the lease is released.
         """
         deadline = None if seconds is None else time.monotonic() + seconds
         call: Call | None = None
@@ -123,10 +123,10 @@ class SocketReader:
                 call = self._session.ask(request, reply_type, turn.set)
                 self._wait_for(call, turn, deadline)
             while not call.done:
-                self._session.check_usable()  # if the session has ended, another thread is about to tell the call
+                self._session.check_usable()  # if the session has ended, another thread will soon end the call
                 if not call.working:
                     raise ServiceStalledError("the service did not answer in time: it is stopped, or overloaded")
-                call.working = False  # the service repeats this while it works on the request
+                call.working = False  # the service says so again and again while it works on the request
                 turn = threading.Event()
                 call.on_done = turn.set
                 self._wait_for(call, turn, time.monotonic() + self._session.patience)
@@ -134,14 +134,14 @@ class SocketReader:
                 raise call.error
             reply = cast("_ReplyT", call.reply)
         except BaseException:
-            self._after_reading()  # a signal handler that raised may have prevented it
+            self._after_reading()  # a signal handler that raised may have skipped this step
             if call is not None and call.error is None:
                 self._session.abandon(call)
             raise
         return reply
 
     def wait(self, waiter: Waiter, seconds: float | None) -> bool:
-        """Wait until a waiter is done; False if `seconds` passed before."""
+        """Wait until a waiter is done; return False if `seconds` pass first."""
         try:
             return self._wait(waiter, seconds)
         except BaseException:
@@ -172,8 +172,8 @@ class SocketReader:
     def _begin_reading(self) -> bool:
         """Begin to read, unless another thread reads.
 
-        The callers write out the end of reading in place. In a function of its own, a signal handler could run at its
-        beginning.
+        Each caller repeats the code that ends reading, because a signal handler could raise at the start of a common
+        function for this code.
         """
         if not self._reading.take(0):
             return False
@@ -196,7 +196,7 @@ class SocketReader:
         self._pass_on()
 
     def _pass_on(self) -> None:
-        """If no thread reads, let one that waits read, so that the watcher need not wake it."""
+        """If no thread reads, let a waiting thread read, so that the watcher need not wake this thread."""
         if self._waiting and not self._read:
             for turn in self._waiting[:1]:
                 turn.set()
@@ -213,9 +213,9 @@ class SocketReader:
             try:
                 received = self._session.receive()
             except PoolbridgeError:
-                return  # the call has failed with it
+                return  # the call has failed with this error
             if left == 0:
-                # Read the packets that had arrived by the deadline, but not all that go on coming for other threads.
+                # Read the packets that arrived before the deadline, but do not read later packets for ever.
                 late += 1
                 if not received or late > _MOST_LATE:
                     return
@@ -223,7 +223,7 @@ class SocketReader:
     def _wait_for(self, waited: Call | Waiter, turn: threading.Event, deadline: float | None) -> None:
         """Wait until another thread has read the awaited packet, or has stopped reading; then read in this thread.
 
-        `turn` is set when the packet is there, or when this thread may read.
+        `turn` is set when the packet has arrived, or when this thread may read.
         """
         self._waiting.append(turn)
         try:
@@ -252,7 +252,7 @@ class SocketReader:
         try:
             self._epoll.modify(self._fd, events)
         except (OSError, ValueError):
-            self._bell.ring()  # the socket is closed; wake the watcher, which finds out
+            self._bell.ring()  # the socket is closed: wake the watcher, which then ends
 
     # The watcher
 
@@ -277,7 +277,7 @@ class SocketReader:
                 self._want_write = False  # if the socket is still full, the session calls `want_write` again
                 self._session.flush()
                 self._arm()
-            # If another thread reads while it waits for a reply, the watcher does not wait for it.
+            # If another thread reads while waiting for a reply, the watcher does not wait for that thread.
             if self._reading.take(0):
                 try:
                     self._read = True
@@ -299,7 +299,7 @@ class SocketReader:
             while self._session.ended is None and self._session.receive():
                 pass
         except PoolbridgeError:
-            pass  # the session has ended: every call has failed with this error, and the next one will
+            pass  # the session has ended: every call has failed with this error, and the next call fails, too
 
     def _do_work(self) -> None:
         while self._work:

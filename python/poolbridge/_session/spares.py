@@ -1,4 +1,4 @@
-"""Spares: leases that came back from channels. They are kept for the next frames for a while, and then released."""
+"""Spares: leases that came back from channels. The session keeps spares for later frames and releases unused ones."""
 
 from __future__ import annotations
 
@@ -33,20 +33,20 @@ if TYPE_CHECKING:
 _FENCE: Final = struct.Struct("<QQQ")
 
 # All times are in seconds.
-# Spares of a pool are released when nothing was allocated in the pool for this time.
+# The session releases the spares of a pool when nothing was allocated in the pool for `_IDLE` seconds.
 _IDLE: Final = 1.0
-# For this time after the service has asked for memory of a pool, leases that come back are released, not kept.
+# When the service asks for memory of a pool, leases that come back in the next `_WANTED` seconds are released.
 _WANTED: Final = 1.0
-# A pool keeps so many spares more than its channels have places for frames.
+# A pool keeps at most one spare for each place of its channels, and `_MORE` more.
 _MORE: Final = 2
-# The pause between two checks for blocks that came back, while nothing is allocated: at first, and at most.
+# The first and the longest pause between two checks for blocks that came back, while nothing is allocated.
 _REST: Final = 0.5
 _LONGEST_REST: Final = 1.0
-# The longest sleep in one check for blocks that come back, and the pause between two checks of fences: a GPU does not
-# wake threads.
+# The longest sleep in one check for blocks that come back, and the pause between two checks of fences. The thread must
+# check, because a GPU does not wake threads.
 _LOOK: Final = 10e-3
-# For this time after an allocation found no room in a pool, the next one first waits for a block that a channel of this
-# client has, if there is one, and does not ask the service.
+# When an allocation has found no room in a pool, an allocation in the next `_FULL` seconds first waits for a block that
+# a channel of this client has. The allocation asks the service only if no channel has such a block.
 _FULL: Final = 5.0
 # The pause between two checks of fences while the client closes, and after a check that found nothing.
 _GLANCE: Final = 1e-3
@@ -60,29 +60,29 @@ else:  # without the native module there are no channels, and so no spares
 
 
 class Spare(_Lent):
-    """A write lease that a channel has, or that came back from it.
+    """A write lease that a channel has, or that came back from a channel.
 
     Parameters
     ----------
     state
         The lease's state at its last use.
     fences
-        Fences that must be reached before the memory is written again, or the lease is released.
+        Fences that must be reached before the memory is written again or the lease is released.
 
     Attributes
     ----------
     reusable
-        Whether the lease can be kept for the next frame: no other lease and no name of its buffer can exist.
+        Whether the lease can be kept for the next frame: its buffer can have no other lease and no name.
     owned
-        Whether this client has the lease, and not a channel. Publishers set it.
+        Whether this client, not a channel, has the lease. Publishers set this attribute.
     shelf, lender, array
         For a publisher's lease: the publisher's shelf, the lease state that keeps the array's memory mapped, and the
         array. None for any other lease.
     follower
-        For an array on loan that one stream writes: how that stream is ordered; else None. `lender` has the streams if
-        they are several.
+        If one stream writes the array on loan: the `Follower` that orders the stream; else None. If several streams
+        write the array, `lender` has the streams.
     after
-        For a publisher's lease that came back: more fences, those of readers, as the native module has them.
+        For a publisher's lease that came back: the readers' fences, packed as the native module packs fences.
     """
 
     __slots__ = ("_description", "_memory", "_pool", "grant", "lender", "reusable")
@@ -104,8 +104,8 @@ class Spare(_Lent):
 
     @while_running
     def __del__(self) -> None:
-        # No object refers to this publisher's lease any more: a signal handler raised between two of the publisher's
-        # steps.
+        # A signal handler raised between two steps of the publisher, so no object refers to the publisher's lease any
+        # more.
         if (
             self.owned
             and self.shelf is not None
@@ -119,7 +119,7 @@ class Spare(_Lent):
 
     @property
     def written(self) -> bool:
-        """Whether streams may write the array now, which no fence says yet."""
+        """Whether streams may be writing the array now without a fence for this work."""
         return self.follower is not None or (self.lender is not None and self.lender.streams is not None)
 
     def _merge(self) -> None:
@@ -131,7 +131,7 @@ class Spare(_Lent):
         return [(fence.tl, fence.wd, fence.v) for fence in self.fences] + list(_FENCE.iter_unpack(self.after))
 
     def order(self) -> None:
-        """Tell the lender the fences that come before the next use, and the stream that writes the array."""
+        """Give the lender the fences to reach before the next use, and the stream that writes the array."""
         self._merge()
         lender, follower = self.lender, self.follower
         if lender is not None:
@@ -141,7 +141,7 @@ class Spare(_Lent):
         self.follower = None
 
     def take_off(self) -> bool:
-        """Separate the lease from its publisher. False if the publisher's array of it is still used."""
+        """Separate the lease from its publisher. Return False if the publisher's array of the lease is still used."""
         self.array = None
         lender = self.lender
         if lender is not None and (lender.tokens or lender.unaccounted):
@@ -150,7 +150,7 @@ class Spare(_Lent):
         return True
 
     def leave_shelf(self) -> None:
-        """Separate the lease from its publisher, whose array of it must not be used any more."""
+        """Separate the lease from its publisher. The publisher's array of the lease must not be used any more."""
         self._merge()
         self.shelf = self.lender = self.array = self.follower = None
 
@@ -166,7 +166,7 @@ class Spare(_Lent):
 
 
 class Asking:
-    """An allocation of this client that waits at the service. Leases that come back to its pool are released."""
+    """An allocation of this client that waits at the service. Leases that come back to its pool are then released."""
 
     __slots__ = ("__weakref__", "pool")
 
@@ -175,33 +175,33 @@ class Asking:
 
 
 class Shelf(_NativeShelf):
-    """The leases of one publisher. The session's lock guards them; each method of the native module is one step.
+    """The leases of one publisher. The session's lock guards the leases; each native method runs as one step.
 
     Attributes
     ----------
     free
         The leases that came back, the oldest first.
     loan
-        The lease whose array the user writes: a list of one, or empty. It is taken out in one step, by the publisher or
-        by the thread that ends the loan.
+        A list with the lease whose array the user writes, or an empty list. The publisher, or the thread that ends the
+        loan, removes the lease in one step.
     used
         The monotonic time at which the publisher last took a lease.
     producer
         The producer of the publisher's channel; None before the first lease.
     most
-        How many leases `free` keeps, besides the `extra` ones.
+        How many leases `free` keeps, besides `extra` more leases.
     extra
-        How many leases the publisher has more than it needs, so that several come back together.
+        How many leases the publisher has beyond its need, so that several leases come back together.
     wanting
         Whether the publisher may allocate more extra leases.
     closed
         Whether the publisher was closed.
     aside
-        Whether the publisher must not take leases that come back by itself, because memory of the pool is wanted.
+        Whether memory of the pool is wanted. Then the publisher lets the session collect leases that come back.
     busy
         Whether a call of the publisher waits.
     on_streams
-        Whether streams write the arrays. They wait for the fences of leases that came back.
+        Whether streams write the arrays. These streams wait for the fences of leases that came back.
     """
 
     __slots__ = ("pool", "producer")
@@ -219,7 +219,7 @@ class Shelf(_NativeShelf):
         self.description_id, self.described = described
 
     def take_strays(self) -> None:
-        """Pass on the blocks in `strays`, which came back and are of other publishers or of none. The lock is held."""
+        """Take back the blocks in `strays`, which this shelf cannot keep. The caller holds the session's lock."""
         while self.strays and self.producer is not None:
             self.producer.take_back(self.strays[:1])
             del self.strays[:1]
@@ -233,7 +233,7 @@ class Shelf(_NativeShelf):
 
 
 def _drained(spares: list[Spare]) -> list[Spare]:
-    """Empty a list and return its elements. A publisher may take some meanwhile, without the session's lock."""
+    """Empty a list and return its elements. Meanwhile a publisher may take elements without the session's lock."""
     taken = []
     with suppress(IndexError):
         while True:
@@ -242,7 +242,7 @@ def _drained(spares: list[Spare]) -> list[Spare]:
 
 
 class Spares:
-    """The spares of one session. The session's lock guards them.
+    """The spares of one session. The session's lock guards the spares.
 
     Parameters
     ----------
@@ -254,14 +254,14 @@ class Spares:
         self._session = session
         self._kept: dict[int, deque[Spare]] = {}  # by pool, the oldest first
         self._shelves: set[Shelf] = set()
-        self._over = False  # whether the session has ended, or is about to
-        self._leaving: list[Spare] = []  # to be released when their fences are reached
-        # By lease id: spares that allocations got before their fences were reached, and these fences.
+        self._over = False  # whether the session has ended or is ending
+        self._leaving: list[Spare] = []  # spares to release when their fences are reached
+        # By lease id: spares that allocations got before the spares' fences were reached, and these fences.
         self._granted: dict[int, tuple[Spare, tuple[Fence, ...]]] = {}
-        self._used: dict[int, float] = {}  # by pool: the monotonic time of the last allocation in it
+        self._used: dict[int, float] = {}  # by pool: the monotonic time of the last allocation in the pool
         self._wanted: dict[int, float] = {}  # by pool: the time until which leases that come back are released
         self._asking: WeakSet[Asking] = WeakSet()
-        self._full: dict[int, float] = {}  # by pool: the time until which it is assumed to have no room
+        self._full: dict[int, float] = {}  # by pool: until when the session assumes that the pool is full
         self._asked: set[int] = set()  # timelines whose pages were requested
         self._rest = _REST
         self._thread: threading.Thread | None = None
@@ -273,7 +273,7 @@ class Spares:
     # Publishers
 
     def drop_shelf(self, shelf: Shelf) -> None:
-        """Release a publisher's leases. Those that a channel has are released when they come back."""
+        """Release a publisher's leases. Leases that a channel still has are released when they come back."""
         shelf.closed = True
         if self._over:
             for spare in (*shelf.take_free(), *_drained(shelf.loan)):
@@ -286,7 +286,7 @@ class Spares:
         self._end_loan(shelf, self.put)
 
     def _end_loan(self, shelf: Shelf, put: Callable[[Spare], None]) -> None:
-        """Take the loan from a publisher and pass it to `put`. If its array is used, the lease ends with the array."""
+        """Pass a publisher's loan to `put`. If the loan's array is still used, the lease ends with the array."""
         for spare in _drained(shelf.loan):
             if self._end_written(spare):
                 continue
@@ -295,13 +295,13 @@ class Spares:
                 put(spare)
                 continue
             spare.leave_shelf()
-            if spare.fences:  # readers' streams may be at work, and no stream of this process waits for them
+            if spare.fences:  # readers' streams may still work, and no stream of this process waits for the readers
                 self._granted[spare.grant.id] = spare, spare.fences
                 self._session.timelines.pin(spare.fences)
             self._session.leave_to_arrays(lender)
 
     def _end_written(self, spare: Spare) -> bool:
-        """Let a lease end with its array, as leases of users do. False if no stream may write the array."""
+        """If streams may be writing the array of a lease, let the lease end with its array; else return False."""
         lender = spare.lender
         if lender is None or not spare.written:
             return False
@@ -311,7 +311,7 @@ class Spares:
         return True
 
     def disown(self, spare: Spare) -> None:
-        """Note that this session does not need a lease's block any more, once its own streams are done with it."""
+        """Note that this session needs a lease's block only until its own streams have done their work on the block."""
         spare.leave_shelf()
         own = self._session.timelines.own
         fences = tuple([fence for fence in spare.fences if own is not None and fence.tl == own.id])
@@ -329,7 +329,7 @@ class Spares:
             self._shelves.add(shelf)
 
     def collect_for(self, shelf: Shelf) -> int:
-        """Collect the leases that came back to a publisher; return how many it has then."""
+        """Collect the leases that came back to a publisher; return how many leases are then in `shelf.free`."""
         if shelf.producer is not None:
             self._used[shelf.pool] = time.monotonic()
             self._rest = _REST
@@ -359,9 +359,9 @@ class Spares:
     # The spares of pools
 
     def take(self, pool: int, nbytes: int, *, at_once: bool = False) -> Spare | None:
-        """Take out a spare of a pool that has exactly `nbytes` bytes; None if there is none.
+        """Take out a spare of exactly `nbytes` bytes from a pool; return None if the pool has no such spare.
 
-        With `at_once` only a spare whose memory can be written now is taken.
+        With `at_once`, take only a spare whose memory can be written now.
         """
         self._used[pool] = time.monotonic()
         self._rest = _REST
@@ -408,10 +408,11 @@ class Spares:
         self._full[pool] = time.monotonic() + _FULL
 
     def lender(self, pool: int, nbytes: int, shelf: Shelf | None) -> Producer | None:
-        """Return the producer for whose blocks an allocation may wait.
+        """Return the one producer whose blocks an allocation may wait for.
 
-        Its channel has leases of exactly `nbytes` bytes, of the publisher `shelf` or of no publisher, which are kept
-        when they come back. None if there is no such producer, or more than one, or if memory of the pool is wanted.
+        The producer's channel has leases of exactly `nbytes` bytes that are kept when they come back. These leases
+        belong to the publisher of `shelf`, or to no publisher if `shelf` is None. Return None if no producer or several
+        producers fit, or if memory of the pool is wanted.
         """
         if self._is_wanted(pool):
             return None
@@ -437,11 +438,11 @@ class Spares:
             self.watch()
 
     def asked(self, asking: Asking) -> None:
-        """Undo `ask`, because the allocation does not wait any more."""
+        """Undo `Spares.ask`, because the allocation does not wait any more."""
         self._asking.discard(asking)
 
     def put(self, spare: Spare) -> None:
-        """Keep a lease that came back as a spare, or release it if it cannot be kept."""
+        """Keep a lease that came back as a spare; release the lease if it cannot be kept."""
         self.published(spare.grant)
         spare.leave_shelf()
         pool, now = spare.grant.pl, time.monotonic()
@@ -458,7 +459,7 @@ class Spares:
         self.watch()
 
     def take_back(self, grant: Grant, fences: tuple[Fence, ...]) -> bool:
-        """Take back a lease that its user releases without publishing it. False if it can be released at once."""
+        """Take back a lease that the user releases unpublished. Return False if the lease can be released at once."""
         spare, _ = self._granted.get(grant.id, (None, ()))
         self.published(grant)
         if spare is None:
@@ -473,32 +474,32 @@ class Spares:
         return True
 
     def published(self, grant: Grant) -> None:
-        """Note that a lease was published again. The fence of its content covers the fences that it waited for."""
+        """Note that a lease was published again. The new content's fence covers the fences that it waited for."""
         granted = self._granted.pop(grant.id, None)
         if granted is not None:
             self._session.timelines.unpin(granted[1])
 
     def want(self, pool: int) -> None:
-        """Release the spares of a pool and, for a second, leases that come back: the service wants its memory."""
+        """Release the pool's spares and, for a second, leases that come back: the service wants memory of the pool."""
         self._wanted[pool] = time.monotonic() + _WANTED
         self._set_aside(pool)
         self._bell.set()
         self.watch()
 
     def _set_aside(self, pool: int) -> None:
-        """Make publishers of a pool check whether memory is wanted before they use leases that come back."""
+        """Make the publishers of a pool check whether memory is wanted before these publishers reuse leases."""
         for shelf in self._shelves:
             if shelf.pool == pool:
                 shelf.aside = True
 
     def release_within(self, seconds: float) -> None:
-        """Release all spares, because the client closes. Wait up to `seconds` for the work of GPUs on them."""
+        """Release all spares, because the client closes. Wait up to `seconds` for work of GPUs on the spares."""
         deadline = time.monotonic() + seconds
         while not self._session.release_spares() and time.monotonic() < deadline:
             time.sleep(_GLANCE)  # a GPU does not wake threads
 
     def release_all(self) -> bool:
-        """Release all spares whose fences are reached. False if some remain."""
+        """Release all spares whose fences are reached. Return False if spares remain."""
         for producer in list(self._session.producers.values()):
             producer.collect()
         for kept in self._kept.values():
@@ -559,7 +560,7 @@ class Spares:
         self._bell.set()
 
     def _tidy(self, now: float) -> None:
-        """Stop keeping spares of idle pools, and release those whose fences are reached."""
+        """Stop keeping spares of idle pools, and release the leaving spares whose fences are reached."""
         for pool, kept in self._kept.items():
             if kept and not self._is_used(pool, now):
                 self._leaving.extend(kept)
@@ -577,15 +578,15 @@ class Spares:
         self._leaving = stay
 
     def watch(self) -> None:
-        """Start the thread that releases spares, unless it runs."""
+        """Start the thread that releases spares, unless this thread runs already."""
         if self._thread is None and self._session.ended is None:
             self._thread = threading.Thread(target=self._run, name="poolbridge-spares", daemon=True)
             self._thread.start()
 
     def _soon(self, now: float) -> float | None:
-        """Return in how many seconds the thread has something to do; None: nothing.
+        """Return after how many seconds the thread has work to do; None if the thread has no work.
 
-        The thread stays while something is allocated in a pool. To end it whenever there is no spare would cost more.
+        The thread stays while pools are in use. Ending the thread each time when no spare is left would cost more.
         """
         if self._leaving or self._asking or any(until > now for until in self._wanted.values()):
             return _LOOK
@@ -598,7 +599,7 @@ class Spares:
         return rest
 
     def _lending(self) -> set[int]:
-        """Return the pools whose blocks channels of this session's producers have."""
+        """Return the pools from which the channels of this session's producers have blocks."""
         return {producer.channel.pl for producer in list(self._session.producers.values()) if producer.loans}
 
     def _run(self) -> None:
@@ -619,7 +620,7 @@ class Spares:
         with self._session.lock:
             now = time.monotonic()
             for pool in self._lending():
-                if now - self._used.get(pool, 0) >= _IDLE:  # in a pool that is used, allocations collect
+                if now - self._used.get(pool, 0) >= _IDLE:  # if a pool is in use, its allocations collect
                     self.collect(pool)
             self._tidy(now)
             seconds = self._soon(now) if self._session.ended is None else None
@@ -628,7 +629,7 @@ class Spares:
             return seconds
 
     def _wanting(self) -> list[Producer]:
-        """Return the producers that have blocks in flight of a pool whose memory is wanted."""
+        """Return the producers that have blocks in flight in a pool whose memory is wanted."""
         return [
             producer
             for producer in list(self._session.producers.values())

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 if TYPE_CHECKING:
     from poolbridge._session.membership import Membership
 
-# Of how many channels a session keeps the counts, at least.
+# When a session has counts of this many channels, it drops counts of channels without members.
 _MOST: Final = 1024
 
 
@@ -26,16 +26,16 @@ class Counts(NamedTuple):
     frame_seconds: float = 0.0
 
     def plus(self, other: Counts) -> Counts:
-        """Return the sums."""
+        """Return the sum of each count of both objects."""
         return Counts._make(a + b for a, b in zip(self, other, strict=True))
 
 
 class ChannelTally:
-    """The counts of one channel: the members that there are, and what those that have left did."""
+    """The counts of one channel: of its present members, and of members that have left."""
 
     def __init__(self, name: str) -> None:
         self.name = name
-        self.members: dict[Membership, Any] = {}  # with what counts natively
+        self.members: dict[Membership, Any] = {}  # with the native object that counts for the member
         self._left = Counts()
 
     def leaves(self, member: Membership) -> None:
@@ -59,12 +59,12 @@ def _counts(role: str, native: Any) -> Counts:
 
 
 class SessionTally:
-    """The counts of a session. The session's lock guards those of channels.
+    """The counts of a session. The session's lock guards the counts of channels.
 
     Attributes
     ----------
     channels
-        By channel id, in the order in which the session first took part.
+        Channel tallies by channel id, in the order in which the session first joined the channels.
     allocated, allocated_bytes
         Buffers that the service has granted, and their bytes.
     memory_waits, memory_seconds
@@ -79,7 +79,7 @@ class SessionTally:
         self.memory_seconds = 0.0
 
     def joins(self, member: Membership) -> None:
-        """Count what a member does from now on."""
+        """Include the counts of a new member of a channel."""
         channel = member.channel
         tally = self.channels.get(channel.id)
         if tally is None:
@@ -96,7 +96,7 @@ class SessionTally:
             tally.leaves(member)
 
     def waited(self, began: float) -> None:
-        """Count a wait for memory, which began at that time of `time.monotonic`."""
+        """Count a wait for memory that began at `began`, a time of `time.monotonic`."""
         self.memory_waits += 1
         self.memory_seconds += time.monotonic() - began
 

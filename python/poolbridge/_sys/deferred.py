@@ -1,9 +1,9 @@
 """Locks for work that finalisers hand over because they must not wait.
 
-A signal handler that raises, as ctrl-C does, must not leave a lock locked. CPython runs signal handlers between steps
+A signal handler that raises, as that of ctrl-C does, must not leave a lock locked. CPython runs handlers between steps
 of Python code: at the beginning of a function, and after a call. CPython 3.11 to 3.13 run no handler between a ``with``
 statement and the methods of a context manager that is written in C. So the methods that a ``with`` statement calls to
-lock and unlock are in C. CPython 3.14 may run a handler just after the lock was taken: there the lock can stay locked.
+lock and unlock are in C. CPython 3.14 may run a handler just after the lock was taken, so the lock can stay locked.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from operator import call
 class OwnedLock(RLock):  # type: ignore[misc] # for type checkers nobody inherits from it
     """A lock whose `take` returns False, instead of waiting for ever, if this thread holds the lock already.
 
-    That happens in a finaliser that runs in the holder's thread. A ``with`` statement there goes on at once.
+    A finaliser that runs in the holder's thread gets this False. A ``with`` statement in that finaliser does not wait.
     """
 
     # Whether this thread holds the lock.
@@ -27,8 +27,8 @@ class OwnedLock(RLock):  # type: ignore[misc] # for type checkers nobody inherit
     def take(self, timeout: float = -1) -> bool:
         """Take the lock.
 
-        The caller calls `release` in the ``finally`` of a ``try`` that follows at once. With no other call between
-        `take` and ``try``, no signal handler runs there.
+        The caller calls `release` in the ``finally`` of a ``try`` that follows at once. No signal handler runs between
+        `take` and ``try`` if there is no other call between them.
 
         Parameters
         ----------
@@ -45,7 +45,7 @@ class OwnedLock(RLock):  # type: ignore[misc] # for type checkers nobody inherit
         try:
             return self.acquire(timeout=timeout)
         except BaseException:
-            # A signal handler raised, before or after the lock was taken. `release` raises if it was not.
+            # A signal handler raised, before or after this thread took the lock. `release` raises if it was before.
             try:
                 self.release()
             except RuntimeError:
@@ -56,8 +56,8 @@ class OwnedLock(RLock):  # type: ignore[misc] # for type checkers nobody inherit
 class PlainDeferringLock(OwnedLock):  # type: ignore[misc]
     """The substitute for `DeferringLock` where the native module is missing.
 
-    The method that unlocks it is in C and does not do the deferred work. `later` starts a thread for work that it could
-    not do itself; the thread does it as soon as the lock is free.
+    The method that unlocks the lock is in C and does not do the deferred work. If the lock is not free, `later` starts
+    a thread, which does the work as soon as the lock is free.
     """
 
     def __init__(self) -> None:
@@ -65,7 +65,7 @@ class PlainDeferringLock(OwnedLock):  # type: ignore[misc]
 
     def __enter__(self) -> None:  # type: ignore[override]
         if not self.take():
-            self.acquire()  # this thread holds it already: count it, because the end of the block releases it once more
+            self.acquire()  # this thread already holds the lock: lock once more, because the end of the block unlocks
         try:
             self._do_left()
         except BaseException:
@@ -98,7 +98,7 @@ class PlainDeferringLock(OwnedLock):  # type: ignore[misc]
     def _do_left(self) -> None:
         while self._left:
             try:
-                # One call in C takes the work out and calls it: no signal handler runs in between.
+                # One call in C takes each piece of work out and calls it: no signal handler runs in between.
                 next(map(call, iter(self._left.popleft, None)))
             except Exception as error:  # noqa: BLE001 - a finaliser's work warns, it never raises
                 warnings.warn(f"poolbridge: {error!r} while giving memory back", ResourceWarning, stacklevel=2)
@@ -110,8 +110,8 @@ except ImportError:
     DeferringLock = PlainDeferringLock  # type: ignore[assignment, misc]
 """A lock whose holder also does work that other threads and finalisers have deferred.
 
-The garbage collector may run a finaliser in any thread at any point, also while that same thread holds the lock.
-Waiting there would be a deadlock, so a finaliser calls `later`. If the lock is free, `later` does the work at once.
-Otherwise the thread that holds the lock does it when it unlocks. Deferred work is done before the next holder's own
-work.
+The garbage collector may run a finaliser in any thread at any point, even while this thread holds the lock. A finaliser
+that waited for the lock could then wait for ever, so a finaliser calls `later`. If the lock is free, `later` does the
+work at once. Otherwise the thread that holds the lock does the work when it unlocks. Deferred work is done before the
+next holder's own work.
 """

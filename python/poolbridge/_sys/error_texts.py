@@ -6,16 +6,16 @@ SESSION_LOST = (
     "this client's leases and subscriptions have ended, what it was writing has failed, and names that it did not keep "
     "are gone; arrays that are alive can still be read. Connect again to go on"
 )
-"""The part of an error text that says what a lost connection means for the program, and what to do."""
+"""The part of an error text that says what a lost connection means for the program, and what the user can do."""
 
 USE_ONE_VERSION = "use one version of poolbridge on both sides, and start the service again"
-"""What to do where client and service do not know the same."""
+"""The advice of an error text when client and service have different versions."""
 
 _SHOWN = 80
 
 
 def shown(value: object) -> str:
-    """Return the repr of an argument for an error text; a long one is cut, and one that raises is replaced."""
+    """Return the repr of an argument for an error text. Cut a long repr, and replace a repr that raises."""
     try:
         text = repr(value)
     except Exception as error:  # noqa: BLE001 - the error that is about to be raised says more

@@ -1,9 +1,9 @@
 """Mappings of files that a forked child does not inherit.
 
-When a process ends, the service gives its memory to other processes. A child that the process forked could still read
-and write that memory. So the kernel leaves these mappings out of children (``MADV_DONTFORK``). A child that Python
-forks has them until it has reserved their addresses, and not a hole, where its first allocations would come to lie.
-Its copies of these objects unmap the addresses later, and nothing else must be mapped there by then.
+When a process ends, the service gives the memory of this process to other processes. A child that this process forked
+could still read and write that memory. So the kernel leaves these mappings out of children (``MADV_DONTFORK``). A child
+that Python forks keeps them until it has reserved their addresses: in a hole, the child's first allocations could be
+mapped. The child's copies of these objects unmap the addresses later, and must not unmap other memory.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def check_sealed(fd: int, size: int, what: str) -> None:
     Raises
     ------
     ProtocolError
-        The file is smaller, not sealed, or no memfd.
+        The file is smaller than `size`, is not sealed, or is no memfd.
     """
     try:
         sealed = fcntl.fcntl(fd, _F_GET_SEALS) & _F_SEAL_SHRINK
@@ -58,11 +58,11 @@ class FileMapping:
     Parameters
     ----------
     fd
-        The file's descriptor. The caller keeps it and may close it.
+        The file's descriptor. The caller keeps the descriptor and may close it.
     size
         Bytes to map.
     write
-        Whether this process may write them.
+        Whether this process may write the bytes.
 
     Attributes
     ----------
@@ -103,7 +103,7 @@ _mapped: WeakValueDictionary[int, FileMapping] = WeakValueDictionary()
 
 
 def _each(do: Callable[[FileMapping], object]) -> None:
-    for reference in _mapped.valuerefs():  # a list, for other threads map and unmap meanwhile
+    for reference in _mapped.valuerefs():  # a list, because other threads map and unmap meanwhile
         mapping = reference()
         if mapping is not None and not mapping.memory.closed:
             do(mapping)

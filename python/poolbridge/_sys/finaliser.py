@@ -1,4 +1,4 @@
-"""Finalisers that the end of the interpreter does not trouble."""
+"""Finalisers that raise no errors at the end of the interpreter."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ _T = TypeVar("_T")
 def while_running(finalise: Callable[[_T], None]) -> Callable[[_T], None]:
     """Make a ``__del__`` that does nothing while the interpreter ends.
 
-    Python may have set the names in modules to None then, `sys` too. So what is returned uses no such name.
+    While the interpreter ends, Python may have set the names in modules to None, even `sys`. So the returned function
+    uses no global name.
     """
     ending = sys.is_finalizing
 

@@ -24,7 +24,7 @@ _syscall.restype = ctypes.c_long
 def wait(address: int, seen: int, seconds: float) -> None:
     """Sleep while the 32 bits at `address` are `seen`, until `wake` is called, and no longer than `seconds`.
 
-    It may return early without a reason. The caller reads the word again.
+    `wait` may return early without a reason. The caller reads the word again.
     """
     if _NUMBER is None:
         time.sleep(min(seconds, 0.0005))

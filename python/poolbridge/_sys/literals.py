@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Literal, TypeAlias
 
 Kind: TypeAlias = Literal["device", "vmm", "legacy", "pinned", "host"]
-"""Where a pool's memory comes from.
+"""The kind of a pool's memory.
 
 ``"device"`` is a CUDA memory pool. ``"vmm"`` is ``cuMemCreate`` memory, which readers map read-only. ``"legacy"`` is
 shared by ``cuIpcGetMemHandle``. ``"pinned"`` is host memory that the CPU and the GPU reach. ``"host"`` needs no GPU.
@@ -18,11 +18,11 @@ FullPolicy: TypeAlias = Literal["block", "drop-oldest", "latest", "fail"]
 """What a channel does when it is full because a subscriber is behind.
 
 ``"block"``: the producer waits. ``"fail"``: publishing raises `PoolLimitError`. ``"drop-oldest"``: the subscriber
-misses the oldest frames. ``"latest"``: the subscriber misses frames too, and gets only the newest one.
+misses the oldest frames. ``"latest"``: the subscriber misses frames too, and gets only the newest frame.
 """
 
 AckMode: TypeAlias = Literal["auto", "manual"]
-"""When a frame is acknowledged: when the consumer asks for the next one (``"auto"``), or by a call (``"manual"``)."""
+"""When a frame is acknowledged: when the consumer takes the next frame (``"auto"``), or by a call (``"manual"``)."""
 
 Library = Literal["numpy", "cupy", "torch", "jax"]
 """The library whose arrays `Client.get_array` returns."""

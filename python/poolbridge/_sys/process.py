@@ -18,9 +18,9 @@ os.register_at_fork(after_in_child=_forked)
 
 
 class _Thread(threading.local):
-    """The number of a thread. Python gives a thread's identity to later threads; a number is never used again.
+    """The number of a thread. Python reuses the identity of an ended thread; a number is never used again.
 
-    The per-thread default stream of a thread that has ended may still have work.
+    Numbers differ because the per-thread default stream of an ended thread may still have work.
     """
 
     _numbers = itertools.count(1)

@@ -32,7 +32,7 @@ _ATTACH_GLOBAL: Final = 1
 
 
 class Imported:
-    """Memory of a GPU, imported by a descriptor that the constructor receives over the socket at `path`."""
+    """Memory of a GPU. The constructor imports it by a descriptor that arrives over the socket at `path`."""
 
     def __init__(self, ordinal: int, path: str) -> None:
         with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as peer:
@@ -68,7 +68,7 @@ class Imported:
 
 
 def descriptor(worker: Worker, task: dict[str, Any]) -> dict[str, Any]:
-    """Map memory by a descriptor from a socket, and compare and change it. It stays mapped until descriptor-close."""
+    """Map memory by a descriptor from a socket, compare and change it. The task descriptor-close unmaps the memory."""
     worker.imported = Imported(_cuda.find_device(task["device"]), task["path"])
     return worker.imported.compare(task)
 
@@ -85,7 +85,7 @@ def descriptor_close(worker: Worker, task: dict[str, Any]) -> dict[str, Any]:
 
 
 def refused(worker: Worker, task: dict[str, Any]) -> dict[str, Any]:  # noqa: ARG001
-    """Ask the driver for handles of memory that cannot have one, and report the error for each."""
+    """Ask the driver for handles of memory that cannot have handles, and report the error of each request."""
     ordinal = _cuda.find_device(task["device"])
     pageable = np.zeros(1, np.uint64)
     found: dict[str, Any] = {}
@@ -180,7 +180,7 @@ def _pickled_in_child(
 def fork(worker: Worker, task: dict[str, Any]) -> dict[str, Any]:
     """Fork while there is a lease, and report the errors that the child gets when it uses the client and the lease.
 
-    On memory of the CPU a second child reads the array; the answer has the signal that ends it.
+    On memory of the CPU a second child reads the array; the answer has the signal that ends this child.
     """
     client = worker.client(task)
     with client.get(task["name"], timeout=task.get("timeout", _TIMEOUT)) as lease:

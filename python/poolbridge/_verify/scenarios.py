@@ -43,7 +43,7 @@ def _get(worker: Worker, task: dict[str, Any], *, write: bool = False) -> Lease:
 
 
 def produce(worker: Worker, task: dict[str, Any]) -> dict[str, Any]:
-    """Allocate a buffer, write a pattern and publish it under a name that is kept."""
+    """Allocate a buffer, write a pattern and publish the buffer under a name. The service keeps the name."""
     pattern = Pattern(**task["pattern"])
     client = worker.client(task)
     client.open_pool(task["pool"], timeout=task.get("timeout", _TIMEOUT))
@@ -98,7 +98,7 @@ def forbidden(worker: Worker, task: dict[str, Any]) -> dict[str, Any]:
 
 
 def context_life(worker: Worker, task: dict[str, Any]) -> dict[str, Any]:
-    """Map several buffers, compare them, unmap them and disconnect; as many rounds as the task says."""
+    """Map several buffers, compare them, unmap them and disconnect; repeat this as often as the task says."""
     if task.get("destroy"):
         raise ValueError("this worker keeps the context, which it shares with the array libraries")
     answer: dict[str, Any] = {"mismatches": 0}

@@ -25,10 +25,10 @@ if TYPE_CHECKING:
 # A held kernel ends by itself after this time, if `Reading.finish` is not called.
 _MOST_HELD_NS: Final = 60 * 10**9
 
-_PAGE: Final = 4096  # its first word is the gate: the held kernel ends when it is set
+_PAGE: Final = 4096  # the page's first word is the gate: the held kernel ends when this word is set
 _THREADS: Final = 256
 _BLOCKS: Final = 64
-# The result of the comparing kernel: a count, a lock, and an index and a value for each of the first mismatches.
+# The comparing kernel's result: a count, a lock, and an index and a value for each of the first mismatches.
 _RESULT: Final = 8
 _RESULT_WORDS: Final = 2 + 2 * 8
 
@@ -142,7 +142,7 @@ def begin(worker: Worker, task: dict[str, Any]) -> dict[str, Any]:
 
 
 def end(worker: Worker, task: dict[str, Any]) -> dict[str, Any]:  # noqa: ARG001
-    """Let the stream go on, wait for it, and report its result."""
+    """Let the stream continue, wait for the stream, and report the result of its comparison."""
     if worker.reading is None:
         raise ValueError("no stream was given anything to compare: expected slow-begin before slow-end")
     (reading, elements), worker.reading = worker.reading, None

@@ -86,7 +86,7 @@ def _next(intake: Intake, task: dict[str, Any], found: _Findings) -> Frame | Non
 
 
 def _counted(task: dict[str, Any]) -> Iterable[int]:
-    """Count up to the task's ``count``, or without end."""
+    """Count up to the task's ``count``; without a ``count``, count without end."""
     return range(task["count"]) if task.get("count") else itertools.count()
 
 
@@ -125,7 +125,7 @@ def leave(worker: Worker, task: dict[str, Any]) -> dict[str, Any]:  # noqa: ARG0
 
 
 def publish(worker: Worker, task: dict[str, Any]) -> dict[str, Any]:
-    """Publish frames, and report how many. If there is no room for one, ``stopped`` has the error."""
+    """Publish frames, and report their number. If there is no room for a frame, ``stopped`` has the error."""
     channel = worker.client(task).open_channel(task["name"], timeout=_TIMEOUT)
     done = 0
     for number in range(task["number"], task["number"] + task["count"]):
@@ -153,7 +153,7 @@ def close(worker: Worker, task: dict[str, Any]) -> dict[str, Any]:
 
 
 def relay(worker: Worker, task: dict[str, Any]) -> dict[str, Any]:
-    """Work as a stage of a pipeline: compare each frame, publish an equal one in another channel, and release it."""
+    """Work as a pipeline stage: compare each frame, publish an equal one in another channel, release the taken one."""
     intake, found = _intake(worker, task), _Findings()
     to = worker.client(task).open_channel(task["to"], timeout=_TIMEOUT)
     for _ in _counted(task):

@@ -44,7 +44,7 @@ _TIMEOUT = 60.0
 
 
 class Worker:
-    """Carries out tasks over one connection, which it makes when a task first needs it.
+    """Carries out tasks over one connection. The worker connects when a task first needs the connection.
 
     Parameters
     ----------
@@ -68,7 +68,7 @@ class Worker:
         return self.client({})
 
     def client(self, task: dict[str, Any]) -> Client:
-        """Return the connection. The first call connects, and waits for the service as long as the task says."""
+        """Return the connection. The first call connects, and waits for the service up to the task's time limit."""
         if self._client is None:
             self._client = poolbridge.connect(self._socket, wait=task.get("timeout", _TIMEOUT), device=self._device)
         return self._client
@@ -94,7 +94,7 @@ class Worker:
         return {"version": _consumers.preload(task["consumer"])}
 
     def check(self, task: dict[str, Any]) -> dict[str, Any]:
-        """Compare a buffer with a pattern; if it matches, write another pattern if the task has one."""
+        """Compare a buffer with a pattern. If the buffer matches, write the task's other pattern, if any."""
         started = time.monotonic()
         then = Pattern(**task["then"]) if task.get("then") else None
         write = bool(task.get("write", then is not None))

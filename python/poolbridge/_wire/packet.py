@@ -1,8 +1,8 @@
 """Encodes and decodes packets, which are MessagePack maps, and checks them against the limits of the protocol.
 
 If a decoded message encodes to the same bytes again, the packet is canonical: it has no duplicate or unknown keys, no
-extension types, and no more depth than its type. Nearly all packets are small and canonical, and need only that
-comparison. Any other packet is checked value by value.
+extension types, and no deeper nesting than its type. Nearly all packets are small and canonical, and need only this
+comparison of bytes. Any other packet is checked value by value.
 """
 
 from __future__ import annotations
@@ -58,14 +58,14 @@ def decode(data: bytes, kind: type[_T], *, checked: bool = False) -> _T:
     data
         The whole packet.
     kind
-        The message type. Keys that it does not have are ignored.
+        The message type. Keys that this type does not have are ignored.
     checked
         Whether `check` has accepted this packet already.
 
     Raises
     ------
     ProtocolError
-        The packet is no such message.
+        The packet is no message of type `kind`.
     """
     decoder = _decoders.get(kind)
     if decoder is None:
@@ -80,8 +80,9 @@ def decode(data: bytes, kind: type[_T], *, checked: bool = False) -> _T:
 
 
 def _make_decoder(kind: type[msgspec.Struct]) -> msgspec.msgpack.Decoder[Any]:
-    # msgspec collects facts about a type while it makes a decoder. If two threads do so for types with a common part,
-    # one thread uses the incomplete facts of the other, and crashes. So one thread at a time makes a decoder.
+    # msgspec collects facts about a type while it makes a decoder. If two threads make decoders for types with a
+    # common part, one thread uses incomplete facts of the other thread, and crashes. So only one thread at a time
+    # makes a decoder.
     with _making:
         decoder = _decoders.get(kind)
         if decoder is None:
@@ -109,12 +110,12 @@ def check(data: bytes) -> None:
         raise ProtocolError(f"{len(data) - end} bytes follow the packet's map at byte {end}")
 
 
-# Lengths in bytes, by first byte, of values whose first byte determines their length: nil, booleans and numbers.
+# Length in bytes by first byte, for values whose first byte determines the length: nil, booleans and numbers.
 _FIXED = {
     0xC0: 1, 0xC2: 1, 0xC3: 1, 0xCA: 5, 0xCB: 9,
     0xCC: 2, 0xCD: 3, 0xCE: 5, 0xCF: 9, 0xD0: 2, 0xD1: 3, 0xD2: 5, 0xD3: 9,
 }  # fmt: skip
-# How many bytes of length follow the first byte.
+# By first byte: how many of the next bytes hold the length of the value.
 _STRING = {0xD9: 1, 0xDA: 2, 0xDB: 4}
 _BINARY = {0xC4: 1, 0xC5: 2, 0xC6: 4}
 _ARRAY = {0xDC: 2, 0xDD: 4}

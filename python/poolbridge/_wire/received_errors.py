@@ -36,14 +36,14 @@ _BY_CODE: Final[dict[str, type[_errors.PoolbridgeError]]] = {
 
 
 def exception(code: str, message: str) -> _errors.PoolbridgeError:
-    """Make the exception for an error that the service sent.
+    """Return the exception for an error that the service sent.
 
     Parameters
     ----------
     code
-        One of the codes of ``docs/protocol.md``; an unknown one gives a plain `PoolbridgeError`.
+        A code from ``docs/protocol.md``; an unknown code gives a plain `PoolbridgeError`.
     message
-        The service's text for people.
+        The error text that the service sent.
     """
     error = _BY_CODE.get(code)
     if error is None:

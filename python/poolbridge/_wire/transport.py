@@ -21,12 +21,12 @@ _SEND_FLAGS = int(socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL)
 _RECEIVE_FLAGS = int(socket.MSG_CMSG_CLOEXEC)
 _DATA_TRUNCATED = int(socket.MSG_TRUNC)
 _CONTROL_TRUNCATED = int(socket.MSG_CTRUNC)
-# Room for more descriptors than the protocol allows, so that too many are seen, closed and refused.
+# Room for two descriptors above the protocol's limit: `receive` then sees, closes and refuses too many descriptors.
 _CONTROL = socket.CMSG_SPACE((MAX_FDS + 2) * _INT)
 
 
 class Descriptors:
-    """File descriptors that came with a packet. The owner of this object takes them out or closes them."""
+    """File descriptors that came with a packet. The owner of this object takes the descriptors out or closes them."""
 
     __slots__ = ("_fds",)
 
@@ -37,7 +37,7 @@ class Descriptors:
         return len(self._fds)
 
     def peek(self) -> list[int]:
-        """Return all descriptors. They are valid until this object is closed."""
+        """Return all descriptors. The descriptors are valid until this object is closed."""
         return list(self._fds)
 
     def take(self, count: int) -> Descriptors:
@@ -46,12 +46,12 @@ class Descriptors:
         return taken
 
     def one(self) -> int:
-        """Take out the only descriptor. The caller closes it.
+        """Take out the only descriptor. The caller closes the descriptor.
 
         Raises
         ------
         ProtocolError
-            There is not exactly one descriptor; all are closed.
+            The object does not have exactly one descriptor. All its descriptors are closed.
         """
         if len(self._fds) != 1:
             count = len(self._fds)
@@ -69,7 +69,7 @@ class Descriptors:
 class Transport:
     """A connected ``SOCK_SEQPACKET`` socket that never blocks.
 
-    One thread at a time may send, and one may receive.
+    One thread at a time may send, and one thread at a time may receive.
 
     Parameters
     ----------
@@ -80,20 +80,20 @@ class Transport:
     def __init__(self, sock: socket.socket) -> None:
         sock.setblocking(False)
         self._sock = sock
-        # One buffer for all packets: to make one takes longer than to read a packet.
+        # One buffer for all packets: making a buffer takes longer than reading a packet.
         self._buffer = memoryview(bytearray(MAX_PACKET + 1))
 
     def fileno(self) -> int:
-        """Return the socket's descriptor; -1 if it is closed."""
+        """Return the socket's descriptor; -1 if the socket is closed."""
         return self._sock.fileno()
 
     def send(self, packets: deque[bytes]) -> bool:
-        """Send packets, and remove those that were sent from the queue.
+        """Send packets, and remove the sent packets from `packets`.
 
         Returns
         -------
         bool
-            False if the socket's buffer is full. The remaining packets have to be sent later.
+            False if the socket's buffer is full. The caller must send the remaining packets later.
 
         Raises
         ------
@@ -106,9 +106,9 @@ class Transport:
         return True
 
     def _send_first(self, packets: deque[bytes]) -> bool:
-        """Send the first packet and remove it. False if the socket's buffer is full."""
+        """Send the first packet and remove it. Return False if the socket's buffer is full."""
         packet = packets[0]
-        # One call in C removes the packet and sends it, so that a signal handler cannot make it be sent twice.
+        # One call in C removes the packet and sends it, so that no signal handler can cause a second sending.
         sending = map(self._sock.send, iter(packets.popleft, None), (_SEND_FLAGS,))
         try:
             next(sending)
@@ -156,11 +156,11 @@ class Transport:
         return bytes(self._buffer[:length]), descriptors
 
     def end_sending(self) -> None:
-        """End sending. The service reads what was sent before, ends the session and closes its end. Idempotent."""
+        """End sending. The service reads the packets sent before, ends the session and closes its end. Idempotent."""
         self._shutdown(socket.SHUT_WR)
 
     def shutdown(self) -> None:
-        """Shut the connection down, which wakes threads that wait for the socket. It stays open. Idempotent."""
+        """Shut down the connection, but do not close the socket. Wakes threads that wait for the socket. Idempotent."""
         self._shutdown(socket.SHUT_RDWR)
 
     def _shutdown(self, how: int) -> None:
@@ -170,7 +170,7 @@ class Transport:
             pass  # the service has closed the connection, or the socket is closed
 
     def close(self) -> None:
-        """Close the socket. No thread may wait for it any more. Idempotent."""
+        """Close the socket. No thread may wait for the socket any more. Idempotent."""
         self._sock.close()
 
 

@@ -1,10 +1,10 @@
-"""Dask workers that hand arrays on in place, where they share a service.
+"""Dask workers that hand arrays on in place if the workers share a service.
 
 `PoolbridgePlugin` connects every worker of a Dask cluster to the poolbridge service of its machine. A task makes its
 result in the worker's pool by `empty` or `asarray`. When another worker needs the result and has the same service, Dask
 carries a description of the buffer, and the other worker gets a read-only NumPy array of the same memory. A task can
-return a lease, too, also of memory of a GPU, and arrays of PyTorch, CuPy and JAX that live in leases. Between
-services Dask moves the bytes, as ever. `stats` says how many arrays took which way, and why::
+also return a lease, even of memory of a GPU, and arrays of PyTorch, CuPy and JAX that live in leases. Between workers
+of different services Dask moves the bytes, as without poolbridge. `stats` counts the arrays of each way, and says why::
 
     import dask.array
     import distributed
@@ -18,10 +18,10 @@ services Dask moves the bytes, as ever. `stats` says how many arrays took which 
         print((x + x.T).sum().compute())
         print(poolbridge.dask.stats(cluster))
 
-It needs the package ``distributed``: ``pip install 'poolbridge[dask]'``.
+This module needs the package ``distributed``: ``pip install 'poolbridge[dask]'``.
 """
 
-from poolbridge.dask import _requirements as _requirements  # first: says what is missing
+from poolbridge.dask import _requirements as _requirements  # first: it says which package is missing
 from poolbridge.dask._counts import Count, Stats
 from poolbridge.dask._plugin import PoolbridgePlugin, asarray, empty, pool_client, stats
 

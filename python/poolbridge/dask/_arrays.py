@@ -1,8 +1,8 @@
-"""Dask's serializers of arrays and leases, which describe the buffer where the receiver has the same service.
+"""Dask's serializers of arrays and leases, which describe the buffer if the receiver has the same service.
 
-Dask chooses a serializer by the class of an object in its family ``"dask"``, the first that it tries. Another family
-would have to be named to every worker, client and scheduler, and a process that lacked it would fail. So arrays keep
-the family, and a process that does not say that it has the service gets what Dask always sends.
+Dask first tries its family ``"dask"``, in which it chooses a serializer by the class of an object. A new family would
+have to be named to every worker, client and scheduler, and a process without the new family would fail. So arrays keep
+the family ``"dask"``, and a process that does not say that it has the service gets the bytes as without poolbridge.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ _Load = Callable[[dict[str, Any], list[Any]], Any]
 class Sending:
     """A worker's answer to another process that asks for data.
 
-    The worker keeps the data until the other process says that it has them. So an array whose buffer is described lives
-    until the receiver has a lease of its own, or until the connection has ended.
+    The worker keeps the data until the other process confirms the receipt. So an array whose buffer is described lives
+    until the receiver has its own lease, or until the connection has ended.
 
     Attributes
     ----------
@@ -45,7 +45,7 @@ class Sending:
     sender
         The worker's address.
     recipient
-        What the receiver says of its service.
+        What the receiver says about its service; see `Link.says`.
     """
 
     link: Link
@@ -54,11 +54,11 @@ class Sending:
 
 
 SENDING: Final[ContextVar[Sending | None]] = ContextVar("poolbridge_sending", default=None)
-"""The answer that is being written, also in the thread in which Dask serializes what is large."""
+"""The answer that is being written, also in the thread in which Dask serializes large objects."""
 
 
 def _put_before(cls: type, library: str, dump_bytes: _Dump | None, load_bytes: _Load | None) -> None:
-    """Describe objects of a class where that is possible. What is not described is serialized as before."""
+    """Describe objects of a class if possible. Other objects of the class are serialized as before."""
 
     def dump(given: Any, context: dict[str, Any] | None = None) -> tuple[dict[str, Any], list[Any]]:
         sending = SENDING.get()
@@ -101,7 +101,7 @@ _put_before(BaseLease, LEASE, _dump_lease, _load_lease)
 sizeof.register(BaseLease, lambda lease: lease.nbytes)  # type: ignore[no-untyped-call]
 
 
-# Arrays of libraries, whose classes are registered when there are such arrays: nothing is imported for them
+# Arrays of libraries. Their classes are registered when such arrays come up: this module does not import the libraries
 
 
 def _torch() -> type:
@@ -125,9 +125,9 @@ def _jax() -> type:
 @dataclass(frozen=True, slots=True)
 class _Library:
     name: str
-    package: str  # of the class of its arrays
+    package: str  # package of the class of the library's arrays
     class_of: Callable[[], type]
-    serializer: str | None  # the module of Dask that registers its own; None: Dask pickles such arrays
+    serializer: str | None  # the module of Dask that registers its own serializer; None: Dask pickles the arrays
 
     def put_before(self) -> None:
         """Describe arrays of the library from now on."""
@@ -155,10 +155,10 @@ _LIBRARIES: Final = (
 
 
 def register() -> None:
-    """Put the serializers in the place of Dask's own, which they call for all that is not described."""
+    """Replace Dask's own serializers. The new serializers call the old ones for objects that are not described."""
     _put_before(np.ndarray, "numpy", serialize_numpy_ndarray, deserialize_numpy_ndarray)
     for library in _LIBRARIES:
         for dispatch in (dask_serialize, dask_deserialize):
             dispatch.register_lazy(library.package, library.put_before)  # type: ignore[no-untyped-call]
         if library.serializer is not None and library.package in sys.modules:
-            library.put_before()  # Dask may have met its arrays already
+            library.put_before()  # Dask may already have met arrays of this library

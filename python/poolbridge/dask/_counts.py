@@ -16,7 +16,7 @@ Path = Literal["sent_in_place", "sent_copied", "sent_by_dask", "received_in_plac
 
 @dataclass(frozen=True, slots=True)
 class Count:
-    """How many arrays, and their bytes.
+    """The number of arrays, and their bytes.
 
     Attributes
     ----------
@@ -30,25 +30,25 @@ class Count:
 
 @dataclass(frozen=True, slots=True)
 class Stats:
-    """How the arrays of one worker went, since its plugin was set up. `stats` returns it.
+    """How arrays went from and to one worker since the setup of its plugin. `stats` returns one for each worker.
 
     Attributes
     ----------
     sent_in_place
-        Arrays that lived in a lease already, and were not copied.
+        Arrays that were already in a lease, and were not copied.
     sent_copied
         Arrays that were copied once, into the pool, because of ``copy_from``. An array that is sent again is not copied
         again, and counts as sent in place.
     sent_by_dask
         Arrays whose bytes Dask carried.
     received_in_place
-        Arrays that are the sender's memory.
+        Arrays that use the sender's memory.
     received_by_dask
         Arrays of workers with the plugin whose bytes Dask carried.
     failed
-        Arrays that were offered in place, and that this worker could not lease. Dask fetched their bytes then.
+        Arrays that were offered in place, but that this worker could not lease. Dask then fetched their bytes.
     reasons
-        Why arrays did not go in place, and how many.
+        The reasons why arrays did not go in place, each with the number of arrays.
     """
 
     sent_in_place: Count = Count()
@@ -61,13 +61,13 @@ class Stats:
 
     @classmethod
     def of(cls, snapshot: dict[str, Any]) -> Stats:
-        """Make it of what `Counts.snapshot` returned in a worker."""
+        """Make a `Stats` from the result of `Counts.snapshot` in a worker."""
         of = {path: Count(**count) for path, count in snapshot.items() if path != "reasons"}
         return cls(**of, reasons=dict(snapshot["reasons"]))
 
 
 class Counts:
-    """The counts of one worker, which logs each reason when it comes up first. Thread-safe.
+    """The counts of one worker, which logs each reason when the reason comes up first. Thread-safe.
 
     Parameters
     ----------
@@ -83,14 +83,14 @@ class Counts:
         self._reasons: Counter[str] = Counter()
 
     def add(self, path: Path, nbytes: int, reason: str = "", detail: object = "", *, loud: bool = False) -> None:
-        """Count one array, and say in the log how it went: each new reason aloud, and then quietly."""
+        """Count one array, and log how it went. The first array of each reason gets a higher log level."""
         with self._lock:
             self._arrays[path] += 1
             self._nbytes[path] += nbytes
         self._say(f"array {path.replace('_', ' ')}, {nbytes} bytes", reason, detail, loud=loud)
 
     def degraded(self, reason: str, detail: object = "") -> None:
-        """Count something that was made in ordinary memory, because the program allows that."""
+        """Count an array that was made in ordinary memory, because the program allows ordinary memory."""
         self._say("made in ordinary memory", f"not in the pool: {reason}", detail, loud=True)
 
     def _say(self, what: str, reason: str, detail: object, *, loud: bool) -> None:
@@ -104,7 +104,7 @@ class Counts:
             self._announce(text)
 
     def snapshot(self) -> dict[str, Any]:
-        """Return the counts as plain data, of which `Stats.of` makes a `Stats`."""
+        """Return the counts as plain data, from which `Stats.of` makes a `Stats`."""
         with self._lock:
             of: dict[str, Any] = {
                 path: {"arrays": count, "nbytes": self._nbytes[path]} for path, count in self._arrays.items()

@@ -1,4 +1,4 @@
-"""A worker's connection to the service of its machine, and what it sends and receives by descriptions of buffers."""
+"""A worker's connection to its machine's service, and the arrays that the worker sends and receives by descriptions."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from poolbridge.dask._counts import Counts, Path
 from poolbridge.errors import InvalidArgumentError, NotFoundError, PoolbridgeError, ServiceStalledError
 
 LEASE: Final = "lease"
-"""Stands for a library where leases are sent."""
+"""Stands in the place of a library's name when a worker sends leases."""
 
 ELSEWHERE: Final = "the receiver has another service"
 WITHOUT: Final = "the receiver names no service"
@@ -41,7 +41,7 @@ ELEMENTS: Final = "elements that cannot be described"
 REFUSED: Final = "the receiver could not lease the buffer"
 FOREIGN: Final = "in a write lease of another client, or a frame of a channel"
 
-_REFUSED: Final = 64  # how many buffers a worker names that it could not lease: each is asked for again soon
+_REFUSED: Final = 64  # most buffers that a worker names as refused: Dask asks for each again soon
 
 Array = np.ndarray[Any, Any]
 
@@ -52,7 +52,7 @@ class TransferFailedError(ConnectionError):
 
 @dataclass(frozen=True)
 class Options:
-    """What `PoolbridgePlugin` was told; see there."""
+    """The arguments of `PoolbridgePlugin`; see there."""
 
     pool: str
     path: str | None
@@ -70,14 +70,14 @@ class Link:
     Parameters
     ----------
     options
-        Which service, and which pool.
+        The service and the pool, and how to use them.
     counts
-        Where arrays are counted.
+        The counts of this worker's arrays.
     changed
-        Called when `service` has changed, from any thread. It must not wait.
+        Called from any thread when `service` has changed. `changed` must not wait.
     drop
-        Called with the address of a worker whose description was of no use. The connection to it must be closed,
-        because that worker waits for an answer that does not come. From any thread; it must not wait.
+        Called from any thread with the address of a worker whose description this worker could not use. `drop` must
+        close the connection to that worker, which waits for an answer that does not come. `drop` must not wait.
     """
 
     def __init__(
@@ -87,7 +87,7 @@ class Link:
         self.counts = counts
         self._changed = changed
         self.drop = drop
-        self._lock = threading.RLock()  # nothing that takes long is done under it: Dask's event loop waits for it
+        self._lock = threading.RLock()  # hold this lock only for a short time: Dask's event loop waits for it
         self._connecting = threading.Lock()
         self._copies: dict[int, tuple[ref[Array], Array]] = {}
         self._refused: deque[tuple[int, int]] = deque(maxlen=_REFUSED)
@@ -114,17 +114,17 @@ class Link:
 
     @property
     def service(self) -> str | None:
-        """The id of the service whose buffers this worker can lease; None: of none."""
+        """The id of the service whose buffers this worker can lease; None: there is no such service."""
         return None if self._stalled or self._client.closed else self._client.epoch
 
     @property
     def says(self) -> dict[str, Any] | None:
-        """What this worker says to those that send it data: its service, and the buffers that it could not lease."""
+        """What this worker tells workers that send it data: its service, and the buffers that it could not lease."""
         service = self.service
         return None if service is None else {"service": service, "refused": list(self._refused)}
 
     def client(self) -> Client:
-        """Return the client. If its service is gone, connect to the one that listens now."""
+        """Return the client. If its service is gone, connect to the service that listens now."""
         if not self._lost():
             return self._client
         with self._connecting:
@@ -132,7 +132,7 @@ class Link:
                 client = self._connect()
                 with self._lock:
                     self._copies.clear()
-                    self._refused.clear()  # of another service, which counts its buffers anew
+                    self._refused.clear()  # these are buffers of the old service; a new service counts buffers anew
                     self._client, self._stalled = client, False
                 self._changed()
         return self._client
@@ -141,7 +141,7 @@ class Link:
         return self._client.closed and not self._ended
 
     def renew(self) -> None:
-        """Connect again if the service is gone, and ask it whether it answers if it did not. It may take a while.
+        """Connect again if the service is gone. If it did not answer before, send a request. May take a long time.
 
         Raises
         ------
@@ -177,7 +177,7 @@ class Link:
         Returns
         -------
         dict or str
-            The description; or why Dask has to carry the bytes. Either is counted.
+            The description; or why Dask must carry the bytes. This worker counts both cases.
         """
         path: Path = "sent_by_dask"
         detail = reason = ""
@@ -196,7 +196,7 @@ class Link:
         return described
 
     def _described(self, given: Any, library: str, recipient: object) -> tuple[dict[str, Any] | str, bool]:
-        """Describe it, or say why not; and say whether it was copied for that."""
+        """Describe `given`, or say why not; and say whether `given` was copied for the description."""
         service, copied = self.service, False
         if service is None:
             return SERVICE_LOST, copied
@@ -224,7 +224,7 @@ class Link:
             return layout | buffer | {"service": service, "library": library, "nbytes": given.nbytes}, copied
 
     def _find(self, given: Any, library: str) -> tuple[LeaseState, dict[str, Any]] | str:
-        """Find the lease of an array, and the array's place in the buffer; or say why it cannot be described."""
+        """Find the lease of an array, and the array's place in the buffer; or say why the array cannot be described."""
         if library == LEASE:
             state = state_of(given)
             state.check_usable()
@@ -240,7 +240,7 @@ class Link:
             return found, {"offset": offset, "shape": given.shape, "strides": strides, "dtype": dtype}
         try:
             source = _sources.look(given)
-        except (BufferError, RuntimeError, TypeError, ValueError) as error:  # such as a tensor that requires a gradient
+        except (BufferError, RuntimeError, TypeError, ValueError) as error:  # e.g. a tensor that requires a gradient
             return f"{library} does not export the array: {error}"
         found = _owners.owner(session_of(self._client), source.array, source.address)
         offset = None if found is None or found.released else _owners.offset_in(found, source.address)
@@ -274,7 +274,7 @@ class Link:
         return wanted is not None and array.nbytes >= wanted and 0 not in array.strides
 
     def _copy(self, array: Array) -> tuple[Array, bool]:
-        """Return the copy of an array in the pool, and whether it was made now. It lives as long as the array."""
+        """Return an array's copy in the pool, and whether the copy is new. The copy lives as long as the array."""
         known = self._copies.get(id(array))
         if known is not None and known[0]() is array:
             return known[1], False
@@ -312,18 +312,18 @@ class Link:
     # Receiving
 
     def take(self, description: dict[str, Any]) -> Any:
-        """Lease the buffer that another worker described, and make the array in it. The array keeps the lease.
+        """Lease the buffer that another worker described, and make the array in the buffer. The array keeps the lease.
 
         Raises
         ------
         TransferFailedError
-            The buffer cannot be leased. This worker says so from now on to those that send it data.
+            This worker cannot lease the buffer. From now on it tells this to workers that send it data.
         """
         nbytes = description["nbytes"]
         try:
             lease = self._client.lease(description["buffer"], description["generation"])
             taken = _taken(lease, description)
-        except Exception as error:  # after any but a TransferFailedError Dask waits for ever
+        except Exception as error:  # after any error except a TransferFailedError, Dask waits for ever
             self._refused.append((description["buffer"], description["generation"]))
             self._stalled = self._stalled or isinstance(error, ServiceStalledError)
             self.counts.add("failed", nbytes, f"{type(error).__name__} when it was received", error, loud=True)
@@ -333,12 +333,12 @@ class Link:
         return taken
 
     def adopt(self, elements: Array, dtype: str, pool: str) -> Any:
-        """Copy elements that Dask carried into a lease, as they were in one where they came from.
+        """Copy elements that Dask carried into a lease, because the sender had them in a lease too.
 
         Returns
         -------
         Lease or numpy.ndarray
-            A read lease of the pool of that name, or of the plugin's pool. If neither has room: the elements.
+            A read lease of the pool `pool`, or of the plugin's pool. If neither pool has room: the elements.
         """
         client = self._client
         try:
@@ -358,12 +358,12 @@ _LINKS: WeakSet[Link] = WeakSet()
 
 
 def take(description: dict[str, Any], sender: str) -> Any:
-    """Make the array that another worker described, by the worker of this process that has the service.
+    """Make the array that another worker described. A worker of this process with the same service leases the buffer.
 
     Raises
     ------
     TransferFailedError
-        See `Link.take`. Dask takes it for a failure of the network, and asks for the data again.
+        See `Link.take`. Dask treats this error as a failure of the network, and asks for the data again.
     """
     links = list(_LINKS)
     try:
@@ -378,12 +378,12 @@ def take(description: dict[str, Any], sender: str) -> Any:
 
 
 def adopt(elements: Array, dtype: str, pool: str) -> Any:
-    """Make of a lease's elements, which Dask carried, a lease in this worker; see `Link.adopt`.
+    """Make a lease in this worker from a lease's elements that Dask carried; see `Link.adopt`.
 
     Returns
     -------
     Lease or numpy.ndarray
-        The elements themselves in a process that is no worker with a service.
+        The lease; in a process that is no worker with a service, the elements themselves.
     """
     for link in list(_LINKS)[:1]:
         return link.adopt(elements, dtype, pool)
@@ -397,7 +397,7 @@ def count_moved(nbytes: int, reason: str) -> None:
 
 
 def _is_element(dtype: np.dtype[Any]) -> bool:
-    """Whether poolbridge has the element type; else a buffer of bytes holds the elements."""
+    """Whether poolbridge has the element type. If not, a buffer of bytes holds the elements."""
     try:
         _tensor.element_type(dtype)
     except InvalidArgumentError:

@@ -1,4 +1,4 @@
-"""The plugin that attaches workers to services, and what tasks and programs call."""
+"""The plugin that attaches workers to services, and the functions that tasks and programs call."""
 
 from __future__ import annotations
 
@@ -38,36 +38,37 @@ if TYPE_CHECKING:
     from poolbridge._client.client import Client
 
 _NAME: Final = "poolbridge"
-_LOOK_MS: Final = 1000  # how often a worker looks whether its service is gone
+_LOOK_MS: Final = 1000  # a worker checks at this interval whether its service is gone
 
 
 class PoolbridgePlugin(WorkerPlugin):
     """A plugin of Dask that attaches each worker to the poolbridge service of its machine, and opens a pool there.
 
-    Register it once for a cluster: ``client.register_plugin(PoolbridgePlugin(…))``. Workers that come later are
-    attached as well. It ends with its worker, or with ``client.unregister_worker_plugin("poolbridge")``.
+    Register the plugin once for a cluster: ``client.register_plugin(PoolbridgePlugin(…))``. Workers that come later
+    get the plugin as well. The plugin ends with its worker, or with ``client.unregister_worker_plugin("poolbridge")``.
 
     Parameters
     ----------
     pool
         Name of the pool in which `empty` and `asarray` make arrays.
     path
-        Path of the service's socket on each machine; None: `poolbridge.default_path` of each worker, so that
-        ``$POOLBRIDGE_SOCKET`` in the worker's environment says it.
+        Path of the service's socket on each machine; None: `poolbridge.default_path` of each worker, which uses
+        ``$POOLBRIDGE_SOCKET`` of the worker's environment.
     start
-        Start a service where none listens, as ``poolbridge.connect(start=True)`` does. The workers of a machine share
-        it, and it ends with the last of them.
+        Start a service if none listens, as ``poolbridge.connect(start=True)`` does. The workers of a machine share this
+        service, and it ends with the last of these workers.
     max_bytes, kind
-        If `max_bytes` is given, make the pool with it, or open the one that has the same settings. None: open the pool,
-        which has to be there. ``kind`` is ``"host"`` or ``"pinned"``.
+        If `max_bytes` is given, make the pool with this limit, or open the existing pool, which must have the same
+        settings. None: open the pool, which must exist. ``kind`` is ``"host"`` or ``"pinned"``.
     copy_from
-        Copy arrays that live in no lease into the pool before they go to a worker with the same service, if they have
-        at least so many bytes: a number, or a size such as ``"1MiB"``. The copy lives as long as the array. None: Dask
-        moves the bytes of such arrays.
+        Smallest size of an array, as a number of bytes or a text such as ``"1MiB"``, from which the worker copies an
+        array that lives in no lease into the pool before it goes to a worker with the same service. The copy lives as
+        long as the array. None: Dask moves the bytes of arrays that live in no lease.
     missing
         What happens on a machine without a service or without the pool. ``"error"``: the worker does not get the
-        plugin, ``register_plugin`` raises, and a worker that comes later does not start. ``"ignore"``: the worker goes
-        on without, Dask moves the bytes, `empty` and `asarray` make ordinary arrays; it is counted and logged.
+        plugin, ``register_plugin`` raises, and a worker that comes later does not start. ``"ignore"``: the worker
+        continues without a service, Dask moves the bytes, `empty` and `asarray` make ordinary arrays; the worker counts
+        and logs them.
     timeout
         Seconds that the service may take to answer a request.
 
@@ -118,7 +119,7 @@ class PoolbridgePlugin(WorkerPlugin):
         ServiceNotRunningError, NotFoundError
             The machine has no service, or the service no such pool, and `missing` is ``"error"``.
         AlreadyExistsError
-            The pool has other settings than `max_bytes` and `kind`; the message says which.
+            The pool has other settings than `max_bytes` and `kind`; the message names the settings.
         PoolbridgeError
             The service cannot be used for another reason.
         UnavailableError
@@ -162,12 +163,12 @@ class _Attached:
         self._detached = False
 
     def connected(self) -> Link:
-        """Return the connection to the service. If the worker began without one, connect now, which may take a while.
+        """Return the connection to the service. If the worker began without a connection, connect now; this may wait.
 
         Raises
         ------
         ServiceNotRunningError, NotFoundError
-            There is still no service, or no pool.
+            The machine still has no service, or the service has no such pool.
         """
         with self._connecting:
             link = self.link
@@ -181,7 +182,7 @@ class _Attached:
             return link
 
     def attach(self) -> None:
-        """Send and receive by descriptions from now on. Call it in the worker's event loop."""
+        """Send and receive by descriptions from now on. Call `attach` in the worker's event loop."""
         original = self._get_data
 
         @wraps(original)
@@ -205,7 +206,7 @@ class _Attached:
         self._watch.start()
 
     def detach(self) -> Link | None:
-        """Undo `attach`, and return the connection, which is to be closed."""
+        """Undo `attach`, and return the connection, which the caller closes."""
         self._watch.stop()
         self._detached = True
         self.worker.handlers["get_data"] = self._get_data
@@ -215,7 +216,7 @@ class _Attached:
         return link
 
     async def _look(self) -> None:
-        """Connect to the service that listens now if there was none, or it is gone. Arrays do not wait for that."""
+        """If there was no service, or it is gone, connect to the present service. Arrays do not wait for this."""
         link = self.link
         if link is not None and link.service is not None:
             return
@@ -229,7 +230,7 @@ class _Attached:
         self.worker.loop.add_callback(self._announce)
 
     def _announce(self) -> None:
-        """Say in each connection to another worker that begins from now on what this worker can lease."""
+        """Tell each worker to which this worker connects from now on which buffers this worker can lease."""
         says = None if self.link is None else self.link.says
         rpc: Any = self.worker.rpc
         arguments: dict[str, Any] = dict(rpc.connection_args)
@@ -239,7 +240,7 @@ class _Attached:
         if says is not None:
             overrides[_NAME] = says
         rpc.connection_args = arguments | {"handshake_overrides": overrides}
-        rpc.collect()  # those that are open and idle have said something else
+        rpc.collect()  # close the idle connections: this worker has told other facts in them
 
     def _drop(self, sender: str) -> None:
         self.worker.loop.add_callback(self.worker.rpc.remove, sender)
@@ -249,7 +250,7 @@ class _Attached:
 
 
 def _forget(error: BaseException | None) -> None:
-    """Clear the variables of the calls that an error has ended: Dask keeps the error in its log, and so the data."""
+    """Clear the variables of calls that an error has ended: Dask's log keeps the error, which would keep the data."""
     while error is not None:
         traceback.clear_frames(error.__traceback__)
         error = error.__cause__ or error.__context__
@@ -275,17 +276,17 @@ def _here() -> _Attached:
 def pool_client() -> Client:
     """Return this worker's client of its service, in a task. Do not close it.
 
-    If there was no service, or it went away, the call connects to the one that listens now.
+    If there was no service, or the service is gone, the call connects to the service that listens now.
 
     Returns
     -------
     Client
-        The client. Its default pool is that of the plugin.
+        The client. Its default pool is the plugin's pool.
 
     Raises
     ------
     InvalidArgumentError
-        This is no task of a worker that has the plugin.
+        The caller is no task of a worker that has the plugin.
     ServiceNotRunningError, NotFoundError
         The machine has no service, or the service no such pool.
     """
@@ -297,7 +298,7 @@ def empty(
 ) -> np.ndarray[Any, np.dtype[Any]]:
     """Make an array in this worker's pool, in a task. Its content is undefined.
 
-    Fill it and return it from the task. Once it has gone to another worker it is read-only.
+    Fill the array and return it from the task. After the array has gone to another worker, it is read-only.
 
     Parameters
     ----------
@@ -311,14 +312,14 @@ def empty(
     Returns
     -------
     numpy.ndarray
-        An array in C order. Its buffer is free for others when it and all its views are gone, in all workers.
+        An array in C order. The pool reuses its buffer when the array and all its views are gone in all workers.
 
     Raises
     ------
     PoolLimitError
-        There is no room in the pool, or none came within `timeout`. An array that is larger than the pool never fits.
+        There is no room in the pool, or no room came within `timeout`. An array larger than the pool never fits.
     InvalidArgumentError
-        This is no task of a worker that has the plugin, or the shape or dtype is not possible.
+        The caller is no task of a worker that has the plugin, or the shape or dtype is not possible.
     PoolbridgeError
         The service is gone and cannot be reached again.
     """
@@ -342,13 +343,13 @@ def empty(
 
 
 def asarray(array: Any, *, timeout: float | None = 10.0) -> np.ndarray[Any, np.dtype[Any]]:
-    """Copy an array into this worker's pool, in a task, unless it lives there already.
+    """Copy an array into this worker's pool, in a task, unless the array is already in the pool.
 
     Parameters
     ----------
     array
-        What `numpy.asarray` takes, or a lease. A lease of memory of a GPU is copied, and one of ``bfloat16``, which
-        NumPy lacks, as float32.
+        Anything that `numpy.asarray` accepts, or a lease. A lease of memory of a GPU is copied. NumPy has no
+        ``bfloat16``, so a lease of ``bfloat16`` is copied as float32.
     timeout
         Seconds to wait for room in the pool; 0: do not wait; None: no limit.
 
@@ -379,8 +380,8 @@ def asarray(array: Any, *, timeout: float | None = 10.0) -> np.ndarray[Any, np.d
 def stats(client: DaskClient, workers: Iterable[str] | None = None) -> dict[str, Stats]:
     """Ask the workers of a cluster how their arrays went, and why.
 
-    The scheduler has the same numbers in the metric ``poolbridge`` of each worker, as of the last heartbeat. The topic
-    ``poolbridge`` of ``client.get_events`` has each reason when it came up first.
+    The scheduler has the same numbers, as of the last heartbeat, in the metric ``poolbridge`` of each worker. The topic
+    ``poolbridge`` of ``client.get_events`` has an event for the first time of each reason.
 
     Parameters
     ----------
@@ -397,7 +398,7 @@ def stats(client: DaskClient, workers: Iterable[str] | None = None) -> dict[str,
     Raises
     ------
     InvalidArgumentError
-        `client` is no such client.
+        `client` is no client of Dask, or it is asynchronous.
     """
     given: Any = client
     if not isinstance(given, DaskClient) or given.asynchronous:

@@ -15,7 +15,7 @@ def check(installed: str | None) -> None:
     Raises
     ------
     ImportError
-        distributed is too old. It is `ModuleNotFoundError` if distributed is not installed.
+        distributed is too old. If distributed is not installed, the error is a `ModuleNotFoundError`.
     """
     oldest = ".".join(map(str, OLDEST))
     if installed is None:

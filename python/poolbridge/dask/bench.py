@@ -1,7 +1,7 @@
 """Measures Dask from worker to worker, beside poolbridge: ``python -m poolbridge.dask.bench``.
 
-A task on one worker makes an array; a task on the other reads its first and last element. The time is that of the
-second task, from ``submit`` to its result: Dask's scheduler, and the way of the array.
+A task on one worker makes an array; a task on the other worker reads the array's first and last element. The time is
+that of the second task, from ``submit`` to its result: Dask's scheduler, and the transfer of the array.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from poolbridge.dask._plugin import PoolbridgePlugin, empty, stats
 def measure(
     client: distributed.Client, sender: str, receiver: str, nbytes: int, *, times: int
 ) -> tuple[list[float], list[float]]:
-    """Send arrays from one worker to another, one after the other: in turn by Dask alone and in place.
+    """Send arrays from one worker to another, one after the other: by Dask alone and in place in turn.
 
     Parameters
     ----------
@@ -34,7 +34,7 @@ def measure(
     nbytes
         Bytes of each array.
     times
-        Number of arrays of each.
+        Number of arrays of each way.
 
     Returns
     -------
@@ -44,7 +44,7 @@ def measure(
     Raises
     ------
     AssertionError
-        The receiver has read something else than the sender wrote.
+        The receiver has read other values than the sender wrote.
     """
     seconds: tuple[list[float], list[float]] = ([], [])
     for number in range(2 * times):

@@ -28,7 +28,7 @@
     with poolbridge.ray.start():
         print(ray.get(Model.remote().mean.remote(Camera.remote().frame.remote())))
 
-Ray's interface for transports is alpha. ``docs/engines.md`` says which versions were tried, and what goes in place.
+Ray's interface for transports is alpha. ``docs/engines.md`` lists the tested versions, and the arrays that go in place.
 """
 
 from poolbridge.ray._connection import DEFAULT_POOL, client, close, empty

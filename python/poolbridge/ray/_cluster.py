@@ -1,6 +1,6 @@
-"""What is asked of Ray: which node this is, where its service is, and to move arrays between nodes.
+"""Calls Ray to find out the node of this process and the node's service, and to move arrays between nodes.
 
-Without Ray, or before ``ray.init``, this process is a node of its own, and there are no others.
+Without Ray, or before ``ray.init``, this process is a node of its own, and there are no other nodes.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ from poolbridge.ray._metadata import Kept, Shared
 NAMESPACE: Final = "poolbridge"
 OLDEST: Final = (2, 59)
 
-# Ray gives up a transfer after a minute by itself, and then calls `abort_transport`.
+# Longest time of a transfer. Ray itself gives up a transfer after a minute, and then calls `abort_transport`.
 _MOST_SECONDS: Final = 300.0
-# How often a mover that is gone is made again for one transfer.
+# How often a receiver makes a new mover for one transfer when the mover is gone.
 _ATTEMPTS: Final = 3
-# A mover that nobody asks for this time ends.
+# A mover ends after this time without a call.
 _IDLE_SECONDS: Final = 600.0
 
 
@@ -58,7 +58,7 @@ def check_version(version: str) -> None:
     Raises
     ------
     UnavailableError
-        It has not.
+        This version of Ray has no such transports.
     """
     found = re.match(r"(\d+)\.(\d+)", version)
     if found is None or tuple(map(int, found.groups())) < OLDEST:
@@ -77,8 +77,9 @@ def _running() -> Any:
 def make_manager() -> None:
     """Have Ray make this process's manager of transports now.
 
-    Ray makes it for the first thread that asks, without a lock. In an actor these are the thread that receives an array
-    and the one that waits for it. If they ask at the same time, each has a manager of its own, and the array is lost.
+    Ray makes the manager for the first thread that asks for it, without a lock. In an actor two threads ask: one
+    receives an array, and the other waits for the array. If both ask at the same time, each gets its own manager, and
+    the array is lost.
     """
     ray = _running()
     if ray is not None:
@@ -100,7 +101,7 @@ def keeper_name(node: str) -> str:
 
 
 def service_path() -> str:
-    """Return where the service of this node listens: the one of `start`, else `poolbridge.default_path`."""
+    """Return the socket path of this node's service: that of `start`, or else `poolbridge.default_path`."""
     ray = _running()
     if ray is not None:
         try:
@@ -110,12 +111,12 @@ def service_path() -> str:
         try:
             return str(call(keeper.path.remote()))
         except ray.exceptions.RayActorError:
-            pass  # it was stopped at this moment
+            pass  # the keeper was stopped at this moment
     return poolbridge.default_path()
 
 
 def call(reference: Any) -> Any:
-    """Return the result of a call of an actor of poolbridge; an error of poolbridge is raised as it was there."""
+    """Return the result of a call of an actor of poolbridge. An error of poolbridge in the actor is raised here."""
     ray = import_ray()
     try:
         return ray.get(reference)
@@ -129,7 +130,7 @@ def call(reference: Any) -> Any:
 
 
 class Mover:
-    """Reads buffers of its node for receivers on other nodes. It is an actor, which the first receiver makes."""
+    """Reads buffers of its node for receivers on other nodes. A mover is an actor, which the first receiver makes."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -140,20 +141,20 @@ class Mover:
         threading.Thread(target=self._end_unused, name="poolbridge-mover", daemon=True).start()
 
     def read(self, one: Shared) -> np.ndarray[Any, Any]:
-        """Return the elements of an array. Ray copies them into its object store, and carries them."""
+        """Return the elements of an array. Ray copies the elements into its object store, and carries them."""
         return np.ascontiguousarray(state_of(self._lease(one)).array())
 
     def offer(self, one: Shared) -> _nixl.Offer | str:
         """Lease the buffer of an array for a receiver that reads it through NIXL; or say why this node has no NIXL.
 
-        The lease ends with `done`. If the receiver dies before, it ends after the longest time of a transfer.
+        The lease ends with `done`. If the receiver dies before, the lease ends after the longest time of a transfer.
         """
         if reason := _nixl.missing():
             return reason
         lease = self._lease(one)
         ticket = uuid.uuid4().hex
         made = _nixl.AGENT.offer(state_of(lease), ticket, *_sharing.span(lease))
-        timer = threading.Timer(_MOST_SECONDS, self.done, [ticket, lease])  # which keeps the lease
+        timer = threading.Timer(_MOST_SECONDS, self.done, [ticket, lease])  # the timer keeps the lease
         timer.daemon = True
         with self._lock:
             self._offered[ticket] = timer
@@ -189,7 +190,7 @@ class Mover:
             self._kept.setdefault(token, {})[index] = references[0]
 
     def kept(self, token: str, index: int) -> list[Any]:
-        """Return such a reference."""
+        """Return a reference that `keep` has stored, in a list."""
         self._used = time.monotonic()
         with self._lock:
             try:
@@ -217,7 +218,7 @@ class Mover:
 
 
 def mover(node: str) -> Any:
-    """Return the mover of a node, made if there is none."""
+    """Return the mover of a node. Make a mover if the node has none."""
     ray = import_ray()
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
@@ -235,7 +236,7 @@ def mover(node: str) -> Any:
 
 
 class Transfer:
-    """One transfer that this process receives. What it waits for can be aborted."""
+    """One transfer that this process receives. `abort` ends its waits."""
 
     def __init__(self) -> None:
         self._changed = threading.Condition()
@@ -249,7 +250,7 @@ class Transfer:
             self._changed.notify_all()
 
     def wait(self, reference: Any) -> Any:
-        """Wait for a reference, and return what it refers to.
+        """Wait for a reference, and return the object that the reference stands for.
 
         Raises
         ------
@@ -266,7 +267,7 @@ class Transfer:
         return call(reference)
 
     def pause(self, seconds: float) -> None:
-        """Wait a moment.
+        """Wait for a number of seconds.
 
         Raises
         ------
@@ -291,12 +292,12 @@ class Transfer:
 
 
 def fetch(node: str, one: Shared | Kept, transfer: Transfer) -> np.ndarray[Any, Any]:
-    """Have an array moved from another node, or from Ray's object store.
+    """Get an array from the mover of another node, or from Ray's object store.
 
     Raises
     ------
     UnavailableError
-        The mover's node is gone, or there is no Ray.
+        The mover's node is gone, or this process has no Ray.
     StaleError, NotFoundError
         The array is gone.
     RequestCancelledError, WaitTimeoutError
@@ -315,7 +316,7 @@ def fetch(node: str, one: Shared | Kept, transfer: Transfer) -> np.ndarray[Any, 
 def read_remote(
     node: str, one: Shared, transfer: Transfer, allocate: Callable[[int], poolbridge.Lease]
 ) -> poolbridge.Lease | str:
-    """Read an array of another node through NIXL, into a buffer that `allocate` gives; or say why NIXL is not there.
+    """Read another node's array through NIXL into a buffer from `allocate`; or say why that node has no NIXL.
 
     Raises
     ------
@@ -351,7 +352,7 @@ def read_remote(
 
 
 def _ask(node: str, question: Callable[[Any], Any], transfer: Transfer) -> Any:
-    """Ask the mover of a node, and a new one if it has died meanwhile."""
+    """Call the mover of a node. If the mover has died, make a new mover and call it."""
     gone = import_ray().exceptions.RayActorError
     for attempt in itertools.count(1):
         try:
@@ -371,7 +372,7 @@ def keep(token: str, index: int, array: Any) -> None:
     Raises
     ------
     UnavailableError
-        There is no Ray.
+        This process has no Ray.
     """
     ray = _running()
     if ray is None:
@@ -380,6 +381,6 @@ def keep(token: str, index: int, array: Any) -> None:
 
 
 def drop(token: str) -> None:
-    """Tell the mover of this node to forget what `keep` has told it about an object."""
+    """Tell the mover of this node to forget the references that `keep` has stored for an object."""
     if _running() is not None:
         mover(node_id()).drop.remote(token)

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
 DEFAULT_POOL: Final = "ray"
-"""The pool that is used where none is named."""
+"""The pool that is used when the caller names no pool."""
 
 
 def connect(path: str) -> poolbridge.Client:
@@ -37,7 +37,7 @@ def connect(path: str) -> poolbridge.Client:
 
 
 class Connection:
-    """Connects when it is first needed, and again after the service was lost. Thread-safe."""
+    """Connects at the first use, and again after the service was lost. Thread-safe."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -59,7 +59,7 @@ class Connection:
     def allocate(
         self, shape: int | Iterable[int], dtype: Any, pool: str, timeout: float | None
     ) -> tuple[poolbridge.Client, poolbridge.Lease]:
-        """Allocate a buffer in a pool of the node, and return the client besides.
+        """Allocate a buffer in a pool of the node. Return the client and the buffer's lease.
 
         Raises
         ------
@@ -69,13 +69,13 @@ class Connection:
         client, known = self.pool(pool)
         try:
             return client, client.allocate(shape, dtype, pool=known, timeout=timeout)
-        except poolbridge.NotFoundError:  # the pool was destroyed; there may be another of that name
+        except poolbridge.NotFoundError:  # the pool was destroyed; there may be a new pool of the same name
             client._forget(known)  # noqa: SLF001 - of one family
         client, known = self.pool(pool)
         return client, client.allocate(shape, dtype, pool=known, timeout=timeout)
 
     def pool(self, name: str) -> tuple[poolbridge.Client, poolbridge.Pool]:
-        """Return the client, and a pool of its service, which is opened once.
+        """Return the client, and a pool of its service. Each pool is opened only once.
 
         Raises
         ------
@@ -111,7 +111,7 @@ def client() -> poolbridge.Client:
     Returns
     -------
     Client
-        The client. It is connected on first use, and again when the service was lost.
+        The client. It connects on first use, and again after the service was lost.
 
     Raises
     ------
@@ -124,9 +124,9 @@ def client() -> poolbridge.Client:
 def empty(
     shape: int | Iterable[int], dtype: Any = "float32", *, pool: str = DEFAULT_POOL, timeout: float | None = 10.0
 ) -> np.ndarray[Any, Any]:
-    """Make a NumPy array in a pool of this node, to be written and then returned: the transport does not copy it.
+    """Make a NumPy array in a pool of this node. An actor can fill and return it, and the transport does not copy it.
 
-    The array, or a part of it, becomes read-only when it is sent.
+    When the transport sends the array or a part of it, the sent array becomes read-only.
 
     Parameters
     ----------
@@ -142,7 +142,7 @@ def empty(
     Returns
     -------
     numpy.ndarray
-        The array. Its content is undefined. Its buffer is freed when nobody uses it any more.
+        The array. Its content is undefined. Its buffer is freed when no process uses the buffer any more.
 
     Raises
     ------
@@ -151,17 +151,18 @@ def empty(
     NotFoundError
         The service has no such pool.
     PoolLimitError
-        There is no room in the pool, and none came within `timeout`.
+        There is no room in the pool, and no room came within `timeout`.
     TypeError
-        The pool's memory is a GPU's. Allocate there by ``client().allocate``, and use the lease by DLPack.
+        The pool's memory is on a GPU. Allocate in such a pool by ``client().allocate``, and use the lease by DLPack.
     """
     _, lease = again(lambda: CONNECTION.allocate(shape, dtype, pool, timeout))
     return np.asarray(lease)
 
 
 def close() -> None:
-    """Close this process's connection. What it shares ends; arrays that are alive can still be read. Idempotent.
+    """Close this process's connection. Idempotent.
 
-    A process that ends needs no such call.
+    Buffers that this process shares end. Arrays that are alive can still be read. A process that ends does not need
+    this call.
     """
     CONNECTION.close()

@@ -23,7 +23,7 @@ Path = Literal[
 
 @dataclass(frozen=True, slots=True)
 class Count:
-    """How many arrays, and their bytes.
+    """The number of arrays, and their bytes.
 
     Attributes
     ----------
@@ -37,26 +37,26 @@ class Count:
 
 @dataclass(frozen=True, slots=True)
 class Stats:
-    """How the arrays of this process went, since it started. `stats` returns it.
+    """How arrays went from and to this process since the process started; the result of `stats`.
 
     Attributes
     ----------
     sent_in_place
-        Arrays that lived in a lease already, and were not copied.
+        Arrays that were already in a lease, and were not copied.
     sent_copied
         Arrays that were copied once, into the pool.
     sent_by_ray
         Arrays that could not be shared, and went through Ray's object store because ``fallback=True`` says so.
     received_in_place
-        Arrays that are the sender's memory.
+        Arrays that use the sender's memory.
     received_by_nixl
-        Arrays that NIXL has read from the sender's node into the pool of this one.
+        Arrays that NIXL has read from the sender's node into the pool of this node.
     received_moved
         Arrays that a mover on the sender's node read, and Ray's object store carried.
     received_by_ray
         Arrays that the sender had put into Ray's object store.
     reasons
-        Why arrays did not go in place, and how many.
+        The reasons why arrays did not go in place, each with the number of arrays.
     """
 
     sent_in_place: Count = Count()
@@ -82,7 +82,7 @@ class Counts:
         self._reasons: Counter[str] = Counter()
 
     def add(self, path: Path, nbytes: int, what: object, reason: str = "", *, loud: bool = False) -> None:
-        """Count one array, and say in the log how it went: each new reason aloud, and then quietly."""
+        """Count one array, and log how it went. The first array of each reason gets a higher log level."""
         with self._lock:
             self._arrays[path] += 1
             self._nbytes[path] += nbytes
@@ -93,7 +93,7 @@ class Counts:
         LOG.log(level, "ray: %s %s, %d bytes%s", what, path.replace("_", " "), nbytes, f": {reason}" if reason else "")
 
     def read(self) -> Stats:
-        """Return the counts of now."""
+        """Return the present counts."""
         with self._lock:
             of = {path: Count(count, self._nbytes[path]) for path, count in self._arrays.items()}
             return Stats(**of, reasons=dict(self._reasons))
@@ -103,11 +103,11 @@ COUNTS: Final = Counts()
 
 
 def stats() -> Stats:
-    """Return how the arrays of this process went, since it started. Each actor has its own counts.
+    """Return how arrays went from and to this process since it started. Each actor has its own counts.
 
     Returns
     -------
     Stats
-        The counts of now.
+        The present counts.
     """
     return COUNTS.read()

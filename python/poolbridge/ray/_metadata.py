@@ -13,9 +13,9 @@ class Shared:
     Attributes
     ----------
     epoch, path
-        The life of the service, and where it listens on the sender's node.
+        The epoch of the service, and the path of its socket on the sender's node.
     pool, kind
-        The pool, and where its memory comes from.
+        The pool, and the kind of its memory.
     buffer, generation
         The buffer; see `BaseLease.buffer_id`.
     dtype, shape, strides, offset
@@ -39,16 +39,16 @@ class Shared:
 
 @dataclass(frozen=True, slots=True)
 class Kept:
-    """An array in Ray's object store, because it could not be shared. The mover of the sender's node finds it.
+    """An array in Ray's object store, because it could not be shared. The mover of the sender's node finds the array.
 
     Attributes
     ----------
     token, index
-        Which object it belongs to, and its place in it.
+        The object that the array belongs to, and the array's index in that object.
     dtype
-        The element type, as the array's library has it.
+        The element type, as the array's library names it.
     reason
-        Why it could not be shared.
+        Why the array could not be shared.
     """
 
     token: str
@@ -59,7 +59,7 @@ class Kept:
 
 @dataclass(slots=True)
 class Metadata:
-    """What Ray keeps for an object. `tensor_meta` and `tensor_device` are what Ray reads.
+    """The data that Ray keeps for an object. Ray itself reads only `tensor_meta` and `tensor_device`.
 
     Attributes
     ----------
@@ -72,7 +72,7 @@ class Metadata:
     library
         The library of the arrays.
     arrays
-        Where each array is.
+        The place of each array.
     """
 
     tensor_meta: list[tuple[Any, Any]]

@@ -1,6 +1,7 @@
-"""Reads buffers of another node through NIXL: one-sided, from the host pool there into one here.
+"""Reads buffers of another node through NIXL: one-sided, from the other node's host pool into one of this node.
 
-An agent registers a pool's memory when it first has a buffer of it. NIXL tells of no end of a transfer, so it is asked.
+An agent registers a pool's memory when it first gets a buffer of the pool. NIXL does not report the end of a transfer,
+so the agent asks again and again.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from poolbridge._sys.log import LOG
 if TYPE_CHECKING:
     from poolbridge._memory.kind_host import HostPool
 
-# The package `nixl` chooses one of the other two, which can be installed alone.
+# The package `nixl` chooses one of the other two packages. Each of them can also be installed alone.
 _MODULES: Final = ("nixl", "nixl_cu12", "nixl_cu13")
 _LEAST_PAUSE: Final = 20e-6
 _MOST_PAUSE: Final = 1e-3
@@ -27,18 +28,18 @@ _MOST_PAUSE: Final = 1e-3
 
 @dataclass(frozen=True, slots=True)
 class Offer:
-    """What a receiver needs to read a buffer. The sender's mover keeps the buffer until it gets the ticket.
+    """What a receiver needs to read a buffer. The sender's mover keeps the buffer until the receiver returns `ticket`.
 
     Attributes
     ----------
     ticket
-        What the mover is told when the bytes were read.
+        The text that the receiver sends to the mover after it has read the bytes.
     agent, version, metadata
-        The mover's agent, how many pools it has registered, and NIXL's description of it.
+        The mover's agent, the number of pools that this agent has registered, and NIXL's description of the agent.
     address, nbytes
         The bytes in the mover's process.
     offset
-        Where in these the array's first element is.
+        The place of the array's first element in these bytes.
     """
 
     ticket: str
@@ -58,7 +59,7 @@ class Pausing(Protocol):
 
 
 def missing() -> str:
-    """Say why this process has no NIXL; nothing if it has it."""
+    """Return why this process has no NIXL; an empty text if this process has NIXL."""
     try:
         _api()
     except poolbridge.UnavailableError as error:
@@ -77,7 +78,7 @@ def _api() -> Any:
 
 
 class Agent:
-    """The agent of NIXL of this process. Thread-safe."""
+    """The agent of NIXL in this process. Thread-safe."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -87,7 +88,7 @@ class Agent:
         self._stuck: list[Any] = []
 
     def offer(self, state: LeaseState, ticket: str, low: int, high: int, offset: int) -> Offer:
-        """Offer bytes of a leased buffer to other nodes. Keep the lease until they were read."""
+        """Offer bytes of a leased buffer to other nodes. Keep the lease until a receiver has read the bytes."""
         with self._lock:
             agent = self._registered(state)
             address = state.memory.address(write=True) + low
@@ -95,12 +96,12 @@ class Agent:
             return Offer(ticket, agent.name, len(self._pools), metadata, address, high - low, offset)
 
     def read(self, offer: Offer, state: LeaseState, transfer: Pausing) -> None:
-        """Read what is offered into a leased buffer, from its begin.
+        """Read the offered bytes into a leased buffer, from the buffer's beginning.
 
         Raises
         ------
         UnavailableError
-            NIXL cannot read it: the other side is gone, or the nodes cannot reach each other.
+            NIXL cannot read the bytes: the other side is gone, or the nodes cannot reach each other.
         RequestCancelledError, WaitTimeoutError
             The transfer was aborted, or took too long.
         """
@@ -138,7 +139,7 @@ class Agent:
             with self._lock:
                 agent.release_xfer_handle(handle)
         except Exception as error:  # noqa: BLE001
-            # NIXL may still write there: the buffer must not be used again while this process lives.
+            # NIXL may still write to the buffer, so the buffer must not be used again while this process lives.
             self._stuck.append((state, handle))
             LOG.warning("ray: NIXL does not end a transfer, and its buffer is kept: %s", error)
 
@@ -148,7 +149,7 @@ class Agent:
         if any(pool is one for one in self._pools):
             return self._agent
         if self._agent is None or any(_overlap(pool, one) for one in self._pools):
-            # What was registered there was unmapped: an agent that still had it would read pages that are gone.
+            # The registered memory was unmapped: an agent with the old registration would read pages that are gone.
             api = _api()
             config = api.nixl_agent_config(backends=["UCX"], sync_mode=api.nixl_thread_sync_t.NIXL_THREAD_SYNC_STRICT)
             self._agent = api.nixl_agent(f"poolbridge-{uuid.uuid4()}", config)

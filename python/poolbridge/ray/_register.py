@@ -26,27 +26,27 @@ def register(
 ) -> str:
     """Register a transport with Ray, for arrays of one library. Call it before actors that use it are defined and made.
 
-    It is then the ``tensor_transport`` of ``ray.method``, and the ``_tensor_transport`` of ``ray.put``. Ray takes it to
-    the actors that this process makes.
+    Pass the returned name as the ``tensor_transport`` of ``ray.method``, or the ``_tensor_transport`` of ``ray.put``.
+    Ray makes the transport known to the actors that this process makes.
 
     Parameters
     ----------
     library
         ``"numpy"``, ``"torch"``, ``"jax"`` or ``"cupy"``.
     name
-        The transport's name in Ray, which makes capitals of it; None: ``"POOLBRIDGE"`` for NumPy, and
-        ``"POOLBRIDGE_TORCH"`` and so on for the others.
+        The transport's name in Ray, which changes the name to capital letters; None: ``"POOLBRIDGE"`` for NumPy, and
+        ``"POOLBRIDGE_TORCH"`` and so on for the other libraries.
     pool
         The pool, of each node's service, into which a sender copies arrays that live in no pool.
     fallback
-        If an array cannot be shared, or not be leased by the receiver, let Ray's object store carry it; log and count
-        it. False: raise the error. Arrays on a GPU have no fallback.
+        True: if the sender cannot share an array, or the receiver cannot lease the array, Ray's object store carries
+        it, and poolbridge logs and counts it. False: raise the error. Arrays on a GPU have no fallback.
     timeout
-        Seconds for which a sender waits for room in the pool; with NIXL a receiver on another node, too.
+        Seconds for which a sender waits for room in the pool. With NIXL, a receiver on another node waits as long, too.
     nixl
-        Whether a receiver on another node reads through NIXL, into the pool of its own node. None: where both nodes
-        have NIXL and the receiver's has a service; else Ray's object store carries the bytes. True: an error where one
-        lacks it. False: never.
+        Whether a receiver on another node reads through NIXL, into the pool of its own node. None: NIXL is used if both
+        nodes have NIXL and the receiver's node has a service; if not, Ray's object store carries the bytes. True: raise
+        an error if a node lacks NIXL. False: never use NIXL.
 
     Returns
     -------
@@ -70,7 +70,7 @@ def register(
     known_as = check_name(_NAMES[library] if name is None else name, "transport").upper()
     if _registered.get(known_as) == options:
         return known_as
-    # Ray pickles the class by value, because no module has it: so its options come along.
+    # No module has the class, so Ray pickles the class by value, and its options with it.
     made: Any = type("PoolbridgeTransport", (Transport, ray.experimental.TensorTransportManager), {"options": options})
     data_type, devices = _described(library)
     try:
@@ -84,7 +84,7 @@ def register(
 
 
 def _described(library: poolbridge.Library) -> tuple[type, list[str]]:
-    """Return the type of a library's arrays, and Ray's names of the devices that have them."""
+    """Return the type of a library's arrays, and Ray's names of the devices that can have such arrays."""
     try:
         if library == "numpy":
             import numpy as np

@@ -25,7 +25,8 @@ _KEYS: Final = {"pools", "path", "options"}
 class Keeper:
     """An actor, one on each node, that keeps the node's service.
 
-    It starts a service where none listens, and makes pools that are missing; again if the service ended.
+    The keeper starts a service if none listens on the node, and makes missing pools. If the service ends, the keeper
+    starts a new one.
     """
 
     def __init__(self, pools: Pools, path: str | None, options: Sequence[str]) -> None:
@@ -37,7 +38,7 @@ class Keeper:
         self._made: set[str] = set()
 
     def path(self, pools: Pools | None = None) -> str:
-        """Return where the node's service listens, with its pools, and with those that are given besides."""
+        """Return the socket path of the node's service, after making its pools and the given `pools`."""
         with self._lock:
             if pools is not None:
                 self._pools |= {name: dict(settings) for name, settings in pools.items()}
@@ -54,7 +55,7 @@ class Keeper:
         return self._service.pid if self._service is not None else None
 
     def stop(self) -> None:
-        """End the service, if this actor has started it; if not, destroy the pools that it has made."""
+        """End the service if this actor has started it; if not, destroy the pools that this actor has made."""
         with self._lock:
             if self._service is not None:
                 self._service.stop()
@@ -64,7 +65,7 @@ class Keeper:
                     for name in self._made:
                         client.destroy_pool(name)
             except (poolbridge.ServiceNotRunningError, poolbridge.ClosedError, poolbridge.NotFoundError):
-                pass  # they are gone
+                pass  # the pools are gone
 
     def _connect(self) -> poolbridge.Client:
         try:
@@ -77,18 +78,18 @@ class Keeper:
         Path(self._path).parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         try:
             self._service = poolbridge.serve(path=self._path, options=self._options).start()
-        except poolbridge.SocketInUseError:  # another keeper of this machine starts it at this moment
+        except poolbridge.SocketInUseError:  # another keeper of this machine starts the service at this moment
             return poolbridge.connect(self._path, wait=START_SECONDS)
         return poolbridge.connect(self._path)
 
 
 class Services:
-    """The services of a cluster's nodes. `start` makes it. As a context manager it stops them at the end of the block.
+    """The services of a cluster's nodes, made by `start`. The context manager stops them at the end of the block.
 
     Attributes
     ----------
     paths
-        Where the service of each node listens, by the node's id.
+        The socket path of each node's service, by the node's id.
     """
 
     def __init__(self, paths: Mapping[str, str], keepers: Sequence[Any]) -> None:
@@ -96,7 +97,7 @@ class Services:
         self._keepers = list(keepers)
 
     def stop(self) -> None:
-        """End the services that `start` has started, and destroy the pools that it has made in others. Idempotent."""
+        """End the services that `start` has started, and destroy its pools in other services. Idempotent."""
         keepers, self._keepers = self._keepers, []
         _stop(keepers)
 
@@ -121,8 +122,8 @@ def start(
 ) -> Services:
     """Make sure that each node of the cluster has a service with these pools.
 
-    An actor on each node starts the service if none listens there, and again if it ends. The processes of a node find
-    it through that actor. It ends with this process, and then the services that it has started end too.
+    An actor on each node starts a service if none listens on the node, and starts it again if it ends. The processes of
+    a node find the service through that actor. The actor ends with this process, and its services end with the actor.
 
     Parameters
     ----------
@@ -132,14 +133,14 @@ def start(
     path
         Path of the socket on each node; None: what `poolbridge.default_path` returns there.
     options
-        More options of ``poolsvc serve``, for services that are started.
+        More options of ``poolsvc serve``, for the services that the actors start.
     nodes
         The nodes by id, each with the `pools`, `path` and `options` that differ there; None: all nodes that are alive.
 
     Returns
     -------
     Services
-        The services, as a context manager that stops what was started.
+        The services, as a context manager that stops the started services.
 
     Raises
     ------

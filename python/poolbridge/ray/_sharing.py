@@ -18,16 +18,16 @@ _T = TypeVar("_T")
 
 
 def again(work: Callable[[], _T]) -> _T:
-    """Run work, and once more if it is what finds that the service was lost: there may be a new one."""
+    """Run `work`. If `work` finds that the service was lost, run it once more: there may be a new service."""
     try:
         return work()
     except poolbridge.ConnectionLostError as error:
-        error.__traceback__ = None  # its frames would keep the arrays of all callers until the next garbage collection
+        error.__traceback__ = None  # the traceback would keep the callers' arrays until the next garbage collection
     return work()
 
 
 def lost(one: Shared) -> poolbridge.StaleError:
-    """Make the error of an array that went with its service."""
+    """Make the error for an array that was lost with its service."""
     return poolbridge.StaleError(
         f"{one} is lost: the service at {one.path} that had it has ended since it was sent. Have its sender make the "
         "object again"
@@ -35,7 +35,7 @@ def lost(one: Shared) -> poolbridge.StaleError:
 
 
 def lease(client: poolbridge.Client, one: Shared) -> poolbridge.Lease:
-    """Lease the buffer of an array to read. The lease is of that array, which may be a part of the buffer.
+    """Lease the buffer of an array for reading. The lease describes this array, which may be a part of the buffer.
 
     Raises
     ------
@@ -50,14 +50,14 @@ def lease(client: poolbridge.Client, one: Shared) -> poolbridge.Lease:
 
 
 def span(lease: poolbridge.Lease) -> tuple[int, int, int]:
-    """Return which bytes of its buffer a lease's array has, the first and after the last, and its offset in these."""
+    """Return the first byte of a lease's array in the buffer, the byte after its last one, and its offset in these."""
     of = state_of(lease).description
     low, high = _tensor.span_of(of.shape, of.strides, of.offset, of.element.itemsize)
     return low, high, of.offset - low
 
 
 def place(lease: poolbridge.Lease, one: Shared, offset: int) -> None:
-    """Make a lease that has those bytes of an array a lease of that array."""
+    """Change a lease that has the bytes of the array `one` into a lease of this array, which begins at `offset`."""
     state = state_of(lease)
     tensor = Tensor(dt=one.dtype, sh=one.shape, st=one.strides, of=offset)
     state.description = _tensor.from_wire(tensor, state.grant.n)
@@ -107,7 +107,7 @@ def find(client: poolbridge.Client, source: _sources.Source) -> tuple[LeaseState
 
 
 def stream_of(array: Any, library: str) -> Any:
-    """Return the stream that the library uses now, where an array is on a GPU; None: there is none to name."""
+    """Return the current stream of the library if an array is on a GPU; None: there is no stream to name."""
     if array is None or not _sources.on_device(array):
         return None
     if library == "torch":

@@ -1,4 +1,4 @@
-"""The methods that Ray calls to hand arrays from process to process. Nothing here imports Ray."""
+"""The methods that Ray calls to hand arrays from process to process. This module does not import Ray."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from poolbridge.ray._counts import COUNTS
 from poolbridge.ray._metadata import Kept, Metadata, Shared
 from poolbridge.ray._sharing import again
 
-# What `fallback=True` is for: an array that cannot be shared, or a buffer that cannot be leased here.
+# The errors for which `fallback=True` helps: an array cannot be shared, or this process cannot lease a buffer.
 _CANNOT: Final = (
     poolbridge.InvalidArgumentError,
     poolbridge.NotFoundError,
@@ -38,7 +38,7 @@ _CANNOT: Final = (
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """How a transport works; see `register`."""
+    """The options of a transport; see `register`."""
 
     library: poolbridge.Library = "numpy"
     pool: str = DEFAULT_POOL
@@ -50,7 +50,8 @@ class Options:
 class Transport:
     """Hands arrays of one library from process to process. Ray makes one object in each process that uses it.
 
-    Its methods are those of ``ray.experimental.TensorTransportManager``, whose documentation says when Ray calls each.
+    Its methods are those of ``ray.experimental.TensorTransportManager``. Ray's documentation of that class says when
+    Ray calls each method.
     """
 
     options: ClassVar[Options] = Options()
@@ -58,16 +59,16 @@ class Transport:
     def __init_subclass__(cls, **given: Any) -> None:
         """Make Ray's manager of transports in this process, before an array arrives.
 
-        Ray unpickles the subclass in each actor first, and that calls this method.
+        In each actor, Ray first unpickles the subclass, and Python then calls this method.
         """
         super().__init_subclass__(**given)
         _cluster.make_manager()
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        # What keeps the buffers of an object: the metadata, and what ends with the object.
+        # For each object: its metadata, and the functions to call at the object's end. They keep the object's buffers.
         self._sent: dict[str, tuple[Metadata, list[Callable[[], None]]]] = {}
-        # The transfers that are under way, by object.
+        # The transfers that are under way, by the object's id.
         self._receiving: dict[str, list[_cluster.Transfer]] = {}
 
     # What Ray asks
@@ -83,7 +84,7 @@ class Transport:
 
     @staticmethod
     def can_abort_transport() -> bool:
-        """Return True: whatever a transfer waits for, `abort_transport` ends the wait."""
+        """Return True: `abort_transport` ends every wait of a transfer."""
         return True
 
     def actor_has_tensor_transport(self, actor: Any) -> bool:  # noqa: ARG002
@@ -105,7 +106,7 @@ class Transport:
             An array cannot be shared, and the transport has no ``fallback``.
         """
         with self._lock:
-            if obj_id in self._sent:  # Ray tries a task again whose answer was lost
+            if obj_id in self._sent:  # Ray repeats a task whose answer was lost
                 return self._sent[obj_id][0]
         ends: list[Callable[[], None]] = []
         try:
@@ -171,7 +172,7 @@ class Transport:
         return _sharing.describe(client, state, description)
 
     def garbage_collect(self, obj_id: str, tensor_transport_meta: Any, tensors: Any) -> None:  # noqa: ARG002 - Ray's
-        """Let go of the buffers of an object. They are freed when no receiver uses them any more."""
+        """Release the buffers of an object. A buffer is freed when no receiver uses it any more."""
         with self._lock:
             _, ends = self._sent.pop(obj_id, (None, []))
         _end(ends)
@@ -182,7 +183,7 @@ class Transport:
         tensor_transport_metadata: Any,  # noqa: ARG002
         communicator_metadata: Any,  # noqa: ARG002
     ) -> None:
-        """Raise `UnsupportedError`: receivers lease by themselves."""
+        """Raise `UnsupportedError`: each receiver leases the sender's buffer by itself."""
         raise poolbridge.UnsupportedError("a sender has nothing to do: receivers lease its buffers")
 
     # Receiving
@@ -194,14 +195,14 @@ class Transport:
         communicator_metadata: Any,  # noqa: ARG002
         target_buffers: Sequence[Any] | None = None,
     ) -> list[Any]:
-        """Give the arrays of an object: in place where sender and receiver have one service.
+        """Return the arrays of an object: in place if the sender and the receiver have the same service.
 
         Raises
         ------
         StaleError, NotFoundError
             A buffer is gone: its sender or the service has ended. The message names the array.
         PoolbridgeError
-            An array cannot be received here, and the transport has no ``fallback``.
+            This process cannot receive an array, and the transport has no ``fallback``.
         """
         if target_buffers:
             raise poolbridge.UnsupportedError(
@@ -260,7 +261,7 @@ class Transport:
         return _adopt(bits, one.dtype, library)
 
     def _lease(self, one: Shared, *, here: bool) -> poolbridge.Lease | str:
-        """Lease the buffer of an array; or say that the service of this process is not the one that has it."""
+        """Lease the buffer of an array; or say that another service than this process's has the buffer."""
         try:
             client = CONNECTION.client()
         except poolbridge.ServiceNotRunningError as error:
@@ -289,7 +290,7 @@ class Transport:
         return read
 
     def _no_pool(self) -> str:
-        """Say why this node has no pool into which NIXL could read; nothing if it has one."""
+        """Return why this node has no pool into which NIXL could read; an empty text if the node has such a pool."""
         try:
             _, pool = again(lambda: CONNECTION.pool(self.options.pool))
         except (poolbridge.ServiceNotRunningError, poolbridge.NotFoundError) as error:
@@ -301,7 +302,7 @@ class Transport:
         return lease
 
     def abort_transport(self, obj_id: str, communicator_metadata: Any) -> None:  # noqa: ARG002
-        """End the waits of the transfers of an object in this process; they raise `RequestCancelledError`."""
+        """End the waits of an object's transfers in this process; the transfers raise `RequestCancelledError`."""
         with self._lock:
             transfers = list(self._receiving.get(obj_id, ()))
         for transfer in transfers:
@@ -312,12 +313,12 @@ class Transport:
 
 
 def _let_go(state: LeaseState) -> None:
-    """Keep a lease until the object ends. Then the lease ends too, or with the last array that is made from it."""
+    """Release a lease at the end of its object. The lease ends then, or later with the last array made from it."""
     del state
 
 
 def _unpublish(client: poolbridge.Client, name: str) -> None:
-    if not client.closed:  # else the name is gone
+    if not client.closed:  # if the client is closed, the name is gone
         client.unpublish(name)
 
 
@@ -337,14 +338,14 @@ def _array(lease: poolbridge.Lease, library: poolbridge.Library) -> Any:
     if library != "numpy":
         return _whole.array_of(lease, library)
     array = np.asarray(lease)
-    array.flags.writeable = False  # also where NIXL has written it here
+    array.flags.writeable = False  # also if NIXL has written the array in this process
     return array
 
 
 def _adopt(bits: np.ndarray[Any, Any], dtype: str, library: str) -> Any:
-    """Make an array of a library of what Ray's object store has. Only NumPy uses that memory in place.
+    """Make an array of a library from an array of Ray's object store. Only NumPy uses the store's memory in place.
 
-    ``bfloat16``, which NumPy lacks, comes as its bits or as float32.
+    NumPy has no ``bfloat16``, so such an array arrives as its bits or as float32.
     """
     if library == "numpy":
         return bits

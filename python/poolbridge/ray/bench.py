@@ -1,8 +1,8 @@
 """Measures what a transfer between two actors of Ray costs: ``python -m poolbridge.ray.bench``.
 
-The same program runs with poolbridge and with Ray's object store, as Ray's documentation recommends it: an actor
-returns an array, another gets it and reads one element, and the program waits for that. So a time has two calls of
-actors in it, and what fills a new array; the rows with 8 bytes say what the calls cost.
+The same program runs with poolbridge and with Ray's object store, as Ray's documentation recommends: an actor returns
+an array, another actor gets the array and reads one element, and the program waits for this element. So each time
+includes two calls of actors, and the filling of a new array. The rows with 8 bytes show the cost of the calls.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _POOL = "2GiB"
 
 
 def _actors(ray: Any, transport: str) -> Any:
-    """Define the actor, of which some send and some receive."""
+    """Define the actor class. Some of its actors send and some receive."""
 
     class Actor:
         def __init__(self) -> None:
@@ -107,14 +107,14 @@ def _gpu_actors(ray: Any, transport: str) -> Any:
 
 
 def measure_gpu(ray: Any, transport: str, *, mib: list[int], moves: int) -> None:
-    """Measure new tensors in memory of a GPU from actor to actor, in turn by each way.
+    """Measure new tensors in memory of a GPU from actor to actor, by each way in turn.
 
     Parameters
     ----------
     ray, transport
         Ray, and the name of the registered transport for PyTorch.
     mib, moves
-        The sizes of the tensors in MiB, and how often each is measured.
+        The sizes of the tensors in MiB, and the number of measurements of each size.
     """
     kind = _gpu_actors(ray, transport)
     sender, receiver = kind.remote(), kind.remote()
@@ -145,7 +145,7 @@ def _say(line: str) -> None:
 
 
 def _share(pid: int) -> int:
-    """Return the bytes of a process: those that it has alone, and its share of those that it shares."""
+    """Return the memory of a process in bytes: its private pages, and its share of the shared pages."""
     for line in Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines():
         if line.startswith("Pss:"):
             return int(line.split()[1]) << 10
@@ -170,7 +170,7 @@ def _row(what: str, seconds: float, against: float | None = None) -> float:
 
 
 def _one_node(ray: Any, actors: tuple[Any, Any, Any], nbytes: int, moves: int) -> None:
-    """Measure arrays of a size on one node. A process that uses the transport does not send by the store as well."""
+    """Measure arrays of a size on one node. A process that uses the transport does not use the object store as well."""
     stored, sender, receiver = actors
     ray.get([stored.prepare.remote(nbytes, pooled=False), sender.prepare.remote(nbytes, pooled=True)])
 
@@ -196,7 +196,7 @@ def _two_nodes(ray: Any, actors: tuple[Any, Any, Any], nbytes: int, moves: int) 
 
 
 def _memory(ray: Any, actors: list[Any], nbytes: int) -> None:
-    """Measure the memory of two senders and the readers of one array, of which each reader touches every page."""
+    """Measure the memory of two senders and of the readers of one array. Each reader touches every page."""
     stored, sender, *readers = actors
 
     def total() -> int:
@@ -213,14 +213,14 @@ def _memory(ray: Any, actors: list[Any], nbytes: int) -> None:
 
 
 def compare(ray: Any, transport: str, nbytes: int, moves: int) -> tuple[list[float], list[float]]:
-    """Send new arrays from one actor to another of a node: in turn by Ray's object store and in the pool.
+    """Send new arrays from one actor to another actor of a node: by Ray's object store and in the pool in turn.
 
     Parameters
     ----------
     ray, transport
         Ray, and the name of the registered transport.
     nbytes, moves
-        Bytes of an array, and how many go each way.
+        Bytes of an array, and the number of arrays by each way.
 
     Returns
     -------
@@ -249,9 +249,9 @@ def measure(ray: Any, transport: str, *, mib: list[int], moves: int, readers: in
     ray, transport
         Ray, and the name of the registered transport.
     mib, moves
-        The sizes of the arrays in MiB, and how often each is measured.
+        The sizes of the arrays in MiB, and the number of measurements of each size.
     readers, big
-        How many readers the array of `big` MiB has; 0 MiB: leave it out.
+        The number of readers of an array of `big` MiB. If `big` is 0, this measurement is left out.
     """
     kind = _actors(ray, transport)
     stored, sender, receiver = (kind.options(resources={"near": 1}).remote() for _ in range(3))
@@ -275,7 +275,7 @@ def cluster(*nodes: str, gpu: bool = False) -> Iterator[tuple[Any, str]]:
     Parameters
     ----------
     nodes
-        Names of the nodes, each of which has a resource of its name.
+        Names of the nodes. Each node has a resource of the same name.
     gpu
         Whether the nodes have a GPU. Then the pools are in its memory, and the transport is for PyTorch.
 
@@ -289,7 +289,7 @@ def cluster(*nodes: str, gpu: bool = False) -> Iterator[tuple[Any, str]]:
 
     with tempfile.TemporaryDirectory(prefix="pbray") as folder:
         os.environ["POOLBRIDGE_SOCKET"] = f"{folder}/{nodes[0]}/s"
-        os.environ["RAY_TMPDIR"] = folder  # where the cluster's address is noted, not where another cluster's is
+        os.environ["RAY_TMPDIR"] = folder  # Ray writes the cluster's address there, apart from other clusters
         started = Cluster()
         try:
             for name in nodes:
@@ -315,7 +315,7 @@ def cluster(*nodes: str, gpu: bool = False) -> Iterator[tuple[Any, str]]:
 
 
 def main() -> None:
-    """Start a cluster on this machine, of two nodes, or with `--gpu` of one, and measure."""
+    """Start a cluster of two nodes on this machine, or of one node with `--gpu`, and measure."""
     parser = argparse.ArgumentParser(prog="python -m poolbridge.ray.bench", description=__doc__)
     parser.add_argument("--mib", type=int, nargs="+", default=[1, 64], help="sizes of the arrays in MiB")
     parser.add_argument("--moves", type=int, default=30, help="how often each is measured, after 5 that are not")

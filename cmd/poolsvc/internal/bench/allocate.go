@@ -13,10 +13,10 @@ import (
 // allocateBytes is the size of the buffers in workload (d).
 const allocateBytes = 64 << 10
 
-// pipelined is how many requests run at the same time in pipelined measurements.
+// pipelined is how many requests run at the same time in the pipelined measurements.
 const pipelined = 16
 
-// allocate measures workload (d): buffers are allocated and released, nothing else.
+// allocate measures workload (d): the time to allocate and release a buffer, without any use of the buffer.
 func allocate(ctx context.Context, s *scene) error {
 	room := s.poolSpec(allocateBytes * (pipelined + 4))
 	return s.withService(ctx, func(svc *service) error {
@@ -31,7 +31,7 @@ func allocate(ctx context.Context, s *scene) error {
 	})
 }
 
-// allocateOutside allocates from a service in another process, in Go and in Python.
+// allocateOutside measures allocations from a service in another process, by clients in Go and in Python.
 func (s *scene) allocateOutside(ctx context.Context, src *source) error {
 	for _, way := range []struct {
 		workload string
@@ -66,7 +66,7 @@ func (s *scene) allocateFrom(ctx context.Context, src *source) (Durations, error
 	return watch.durations(), nil
 }
 
-// allocatePipelined lets several goroutines allocate over one connection.
+// allocatePipelined lets several goroutines allocate over one connection at the same time.
 func (s *scene) allocatePipelined(ctx context.Context, src *source) (Durations, error) {
 	all := make([]Durations, pipelined)
 	start := time.Now()
@@ -87,7 +87,7 @@ func (s *scene) allocatePipelined(ctx context.Context, src *source) (Durations, 
 	return sum, err
 }
 
-// samples is the answer of a worker that has measured.
+// samples is a worker's answer with measurements.
 type samples struct {
 	Samples []time.Duration `json:"samples"`
 	Elapsed time.Duration   `json:"elapsed"`

@@ -15,15 +15,16 @@ import (
 	"github.com/poolbridge/poolbridge/mempool"
 )
 
-// measuredInPython are the workloads in which alternatives are measured.
+// measuredInPython are the workloads in which the alternatives are measured.
 var measuredInPython = []string{"transfer", "stream"}
 
-// alternativeSizes are the default sizes. They are few, because each one needs a new process.
+// alternativeSizes are the default buffer sizes of the alternatives. They are few, because each size needs a new process.
 var alternativeSizes = []uint64{4 << 10, 1 << 20, 64 << 20}
 
-// alternatives measures what users have without poolbridge. It is measured between two Python processes, so in Python.
+// alternatives measures what users have without poolbridge. It measures transfers between two Python processes, so Python code does the
+// work.
 func alternatives(ctx context.Context, s *scene) error {
-	args := []string{"--depth", strconv.Itoa(streamCapacity)} // as many frames at the same time as in a channel
+	args := []string{"--depth", strconv.Itoa(streamCapacity)} // as many frames at the same time as a channel has
 	sizes := s.Sizes
 	if len(sizes) == 0 {
 		sizes = alternativeSizes
@@ -41,7 +42,7 @@ func alternatives(ctx context.Context, s *scene) error {
 	return s.runPython(ctx, args...)
 }
 
-// pythonStreams measures workload (g): streams from one Python process to others, with the service in a separate process.
+// pythonStreams measures workload (g): streams from one Python process to other Python processes, with the service in a separate process.
 func pythonStreams(ctx context.Context, s *scene) error {
 	if s.kind != mempool.Host && s.kind != mempool.Device {
 		return nil
@@ -60,8 +61,8 @@ func pythonStreams(ctx context.Context, s *scene) error {
 	})
 }
 
-// engines measures workload (h): arrays between the processes of Ray and of Dask, beside what those do by themselves. Both start services
-// of their own.
+// engines measures workload (h): arrays between the processes of Ray and of Dask with poolbridge, and with the means of Ray and Dask alone.
+// Both measurements start services of their own.
 func engines(ctx context.Context, s *scene) error {
 	if s.kind != mempool.Host {
 		return nil
@@ -73,11 +74,11 @@ func engines(ctx context.Context, s *scene) error {
 	return s.runPython(ctx, args...)
 }
 
-// runPython measures in Python, and adds the results to the report.
+// runPython runs a measurement in Python, and adds its results to the report.
 func (s *scene) runPython(ctx context.Context, args ...string) error {
 	args = append([]string{"-m", "poolbridge.bench", "--json", "--kind", string(s.kind), "--seconds", fmt.Sprint(s.Time.Seconds())}, args...)
 	cmd := exec.CommandContext(ctx, s.Python, args...)
-	cmd.Env = append(os.Environ(), "POOLBRIDGE_POOLSVC="+s.Poolsvc) // which programs that start services run
+	cmd.Env = append(os.Environ(), "POOLBRIDGE_POOLSVC="+s.Poolsvc) // the program that the measurement runs if it starts a service
 	var stderr bytes.Buffer
 	cmd.Stderr = &stderr
 	out, err := cmd.StdoutPipe()

@@ -15,33 +15,33 @@ import (
 	"github.com/poolbridge/poolbridge/mempool/hostmem"
 )
 
-// BareCommand is the hidden command that runs Bare.
+// BareCommand is the name of the hidden command that runs Bare.
 const BareCommand = "bench-bare"
 
-// bareTask says what Bare must have made when it answers.
+// bareTask says which memory Bare must have made when it answers.
 type bareTask struct {
-	// Pool is the pool to make. nil: make no pool and do not use CUDA.
+	// Pool is the pool to make; nil: Bare makes no pool and does not use CUDA.
 	Pool *mempool.PoolSpec `json:"pool"`
-	// Bytes is the size of each block, which is rounded up to a size that the kind can allocate.
+	// Bytes is the size of each block, rounded up to a size that the kind can allocate.
 	Bytes uint64 `json:"bytes"`
-	// Blocks is the number of blocks. It must not be less than in the task before.
+	// Blocks is the number of blocks. It must not be less than in an earlier task.
 	Blocks int `json:"blocks"`
 }
 
-// Bare does with CUDA what a service with this number of buffers does, and nothing else. It makes the memory of one pool, allocates
-// blocks in it and exports each. It uses the code of the kind, by a [mempool.Arena], so that the driver is called as in a service. It has
-// none of a service's state for the buffers. It does tasks, one JSON object in each line, and answers each with a line, until the input
-// ends.
+// Bare does with CUDA what a service with this number of buffers does, and nothing else. It makes the memory of one pool, allocates blocks
+// in the pool and exports each block. It uses the code of the kind, through a [mempool.Arena], so that it calls the driver as a service
+// does. It has none of a service's state for buffers. Bare reads tasks, one JSON object on each line, and answers each task with a line,
+// until the input ends.
 //
-// It keeps no Go memory for a block. Nothing in mempool or cuda frees a forgotten block, so the driver still has every block. Before each
-// answer it gives garbage back to the system. For kind vmm the garbage collector closes the descriptors of exports, which use none of the
-// process's memory.
+// Bare keeps no Go memory for a block. Nothing in mempool or cuda frees a forgotten block, so the driver still has every block. Before each
+// answer, Bare returns garbage to the system. For the kind vmm, the garbage collector closes the descriptors of exports, which use none of
+// the process's memory.
 func Bare(ctx context.Context, in io.Reader, out io.Writer) error {
 	var (
 		b     bare
 		tasks = json.NewDecoder(in)
 	)
-	debug.FreeOSMemory() // so that the collector's own memory exists before the first answer
+	debug.FreeOSMemory() // the collector makes its own memory before the first answer
 	for {
 		var task bareTask
 		if err := tasks.Decode(&task); errors.Is(err, io.EOF) {
@@ -59,9 +59,9 @@ func Bare(ctx context.Context, in io.Reader, out io.Writer) error {
 	}
 }
 
-// bare is what Bare has made.
+// bare is the memory that Bare has made.
 type bare struct {
-	arena  mempool.Arena // nil before there is a pool
+	arena  mempool.Arena // nil until there is a pool
 	blocks int
 }
 
@@ -103,7 +103,7 @@ type bareProcess struct {
 	stderr bytes.Buffer
 }
 
-// startBare starts a process that ends when its standard input ends, and so not later than this process.
+// startBare starts a process that runs Bare. The process ends when its standard input ends, so it does not outlive this process.
 func startBare(ctx context.Context, poolsvc string) (*bareProcess, error) {
 	p := &bareProcess{cmd: exec.CommandContext(ctx, poolsvc, BareCommand)}
 	p.cmd.Stderr = &p.stderr
@@ -122,7 +122,7 @@ func startBare(ctx context.Context, poolsvc string) (*bareProcess, error) {
 	return p, nil
 }
 
-// rss returns the process's physical memory after it has done the task.
+// rss lets the process do a task, and returns the physical memory of the process after the task.
 func (p *bareProcess) rss(task bareTask) (uint64, error) {
 	if err := json.NewEncoder(p.in).Encode(task); err != nil {
 		return 0, p.lost(err)
@@ -137,7 +137,7 @@ func (p *bareProcess) rss(task bareTask) (uint64, error) {
 	return rssOf(p.cmd.Process.Pid)
 }
 
-// lost ends the process and returns an error that says what went wrong.
+// lost ends the process, and returns an error that says why the process did not answer.
 func (p *bareProcess) lost(err error) error {
 	return fmt.Errorf("a process that only uses CUDA, to tell what of the service's memory is the driver's: %w",
 		errors.Join(err, p.stop()))
@@ -145,7 +145,7 @@ func (p *bareProcess) lost(err error) error {
 
 // stop ends the process.
 func (p *bareProcess) stop() error {
-	if p.cmd.ProcessState != nil { // it has ended already
+	if p.cmd.ProcessState != nil { // the process has ended already
 		return nil
 	}
 	err := errors.Join(p.in.Close(), p.cmd.Wait()) // the process ends with its input
@@ -155,9 +155,9 @@ func (p *bareProcess) stop() error {
 	return err
 }
 
-// driverBytes measures how much of a service's physical memory belongs to CUDA, by the number of blocks in its pool. That is how much a
-// process that has not used CUDA grows by making the pool and the blocks. The process ends before the service starts. Memory of the CPU
-// needs no driver.
+// driverBytes measures how much of a service's physical memory belongs to CUDA, for each number of blocks in the service's pool. It
+// measures how much a process that has not used CUDA grows when the process makes the pool and the blocks. That process ends before the
+// service starts. Memory of the CPU needs no driver.
 func (s *scene) driverBytes(ctx context.Context, pool mempool.PoolSpec, blocks []int) (_ map[int]uint64, err error) {
 	if s.kind == mempool.Host {
 		return nil, nil

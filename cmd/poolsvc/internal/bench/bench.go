@@ -18,14 +18,14 @@ import (
 type workload struct {
 	name string
 	run  func(context.Context, *scene) error
-	// named says that it runs only if Options.Only names it: it starts clusters of other programs, or is of use to nobody but those who
-	// work on this project.
+	// named says that the workload runs only if Options.Only names it. It starts clusters of other programs, or it is useful only to people
+	// who work on this project.
 	named bool
 }
 
 var workloads []workload
 
-func init() { // in init, because Options uses the names
+func init() { // in init, because Options uses the names of the workloads
 	workloads = []workload{
 		{"transfer", transfer, false},
 		{"stream", stream, false},
@@ -39,10 +39,10 @@ func init() { // in init, because Options uses the names
 	}
 }
 
-// ours is the name of the measured system. Its service runs in a separate process.
+// ours is the name of poolbridge as the measured system. Its service runs in a separate process.
 const ours = "poolbridge"
 
-// scene has what the measurements of one kind of memory need.
+// scene has what the measurements of one kind of memory share.
 type scene struct {
 	Options
 	kind     mempool.Kind
@@ -54,7 +54,7 @@ type scene struct {
 	begin    func(step string) // shows the step on a terminal
 }
 
-// add adds a result to the report.
+// add adds a result to the report and shows it.
 func (s *scene) add(d Durations, workload string, bytes uint64, system string) {
 	s.addResult(d.result(workload, string(s.kind), bytes, system))
 }
@@ -69,13 +69,13 @@ func (s *scene) skip(workload, system, reason string) {
 	fmt.Fprintf(s.Progress, "%s  %-8s %s: %s\n", display.Neutral.Render("skipped"), s.kind, system, reason)
 }
 
-// newSocket returns a new path for a socket.
+// newSocket returns a new path for the socket of a service.
 func (s *scene) newSocket() string {
 	s.sockets++
 	return filepath.Join(s.dir, strconv.Itoa(s.sockets), "poolsvc.sock")
 }
 
-// poolSpec returns the spec of a pool with room for buffers of room bytes in all.
+// poolSpec returns the spec of a pool with space for room bytes of buffers.
 func (s *scene) poolSpec(room uint64) mempool.PoolSpec {
 	spec := mempool.PoolSpec{Name: poolName, Kind: s.kind, MaxBytes: room*9/8 + 32<<20} // blocks come in size classes
 	if s.kind != mempool.Host {
@@ -84,10 +84,10 @@ func (s *scene) poolSpec(room uint64) mempool.PoolSpec {
 	return spec
 }
 
-// poolName is the name of the pool of a measured service.
+// poolName is the name of the pool in a measured service.
 const poolName = "bench"
 
-// Run measures everything that can be measured here. It returns an error if it could not measure.
+// Run measures everything that this machine can measure. It returns an error if a measurement failed.
 func Run(ctx context.Context, o Options) (report *Report, err error) {
 	if err := o.Validate(); err != nil {
 		return nil, err
@@ -126,10 +126,10 @@ func Run(ctx context.Context, o Options) (report *Report, err error) {
 	return report, nil
 }
 
-// others is the step that measures what users have without poolbridge.
+// others is the name of the step that measures what users have without poolbridge.
 const others = "alternatives"
 
-// steps are what is done for each kind.
+// steps returns the names of the steps that each kind of memory goes through.
 func (o Options) steps() (names []string) {
 	for _, w := range workloads {
 		if o.wants(w.name) && (!w.named || len(o.Only) > 0) {
@@ -142,7 +142,7 @@ func (o Options) steps() (names []string) {
 	return names
 }
 
-// measure runs the workloads of one kind, if it can.
+// measure runs the workloads of one kind of memory, if this machine has the kind.
 func (s *scene) measure(ctx context.Context, p *probed) error {
 	device := s.Device
 	if s.kind == mempool.Host {

@@ -18,14 +18,14 @@ const (
 	copyCapacity = 4
 )
 
-// copyWorkload is workload (c). bandwidth is what it is compared with: plain copies, from page-locked memory to a GPU, or on the CPU from
-// one place to another.
+// copyWorkload is the name of workload (c). bandwidth is the name of the measurement that it is compared with: plain copies, from
+// page-locked memory to a GPU or from place to place on the CPU.
 const (
 	copyWorkload = "copy/go bytes to consumer"
 	bandwidth    = "copies alone"
 )
 
-// copies measures workload (c): bytes of a Go program become frames that a consumer gets, with the copy.
+// copies measures workload (c): a Go program copies bytes of its own into frames, and a consumer takes the frames.
 func copies(ctx context.Context, s *scene) error {
 	alone, err := s.copiesAlone()
 	if err != nil {
@@ -113,7 +113,8 @@ func (s *scene) copyFrames(ctx context.Context, src *source) (d Durations, err e
 	return d, err
 }
 
-// finishCopies waits until the copies in the queue are done, with one more, because they count, too.
+// finishCopies waits until the queued copies are done, because they count too. To wait for them, it makes one more copy and waits for that
+// copy.
 func finishCopies(ctx context.Context, more func() (*bridge.Lease, error)) error {
 	last, err := more()
 	if err != nil {
@@ -158,7 +159,7 @@ func (s *scene) copiesAlone() (d Durations, err error) {
 	return s.copyToGPU(stream, to, from)
 }
 
-// aheadOfGPU is how many copies are queued before the first wait.
+// aheadOfGPU is how many copies are queued before the producer waits.
 const aheadOfGPU = 8
 
 func (s *scene) copyToGPU(stream *cuda.Stream, to cuda.DevicePtr, from *cuda.Pinned) (Durations, error) {
@@ -172,11 +173,11 @@ func (s *scene) copyToGPU(stream *cuda.Stream, to cuda.DevicePtr, from *cuda.Pin
 		}
 		return stream.Synchronize()
 	}, stream.Synchronize)
-	d.Count, d.Each = len(d.Each), nil // most calls only queue a copy
+	d.Count, d.Each = len(d.Each), nil // most calls only queue a copy, so their times say nothing
 	return d, err
 }
 
-// repeat calls one until the time is over, and then finish.
+// repeat calls one until the time is over, and then calls finish.
 func (s *scene) repeat(one, finish func() error) (Durations, error) {
 	watch := newStopwatch(s.Time)
 	for watch.more() {

@@ -6,16 +6,16 @@ import (
 	"time"
 )
 
-// byteBySocket is the name of the smallest possible message to a sleeping Python process.
+// byteBySocket is the name of the smallest message that can wake a sleeping Python process.
 const byteBySocket = "a byte through a socket"
 
-// bytesTask lets a worker receive single bytes and return when each one arrived.
+// bytesTask lets a worker receive single bytes and return the time at which each byte arrived.
 type bytesTask struct {
 	Task  string `json:"task"`
 	Count int    `json:"count"`
 }
 
-// streamOfBytes measures how long a byte takes to a sleeping worker. A frame to a sleeping consumer cannot be faster.
+// streamOfBytes measures how long a byte takes to a sleeping worker. A frame to a sleeping consumer cannot be faster than that byte.
 func (s *scene) streamOfBytes(ctx context.Context, src *source) (err error) {
 	w, err := startWorker(ctx, s.Python, src.socket)
 	if err != nil {

@@ -17,11 +17,11 @@ import (
 	"github.com/poolbridge/poolbridge/mempool"
 )
 
-// ConsumeCommand is the hidden command that runs Consume.
+// ConsumeCommand is the name of the hidden command that runs Consume.
 const ConsumeCommand = "bench-consumer"
 
-// Consume takes the frames of a channel until the channel is closed. It writes the line "ready" after the first frame. At the end it
-// writes the times at which it had the other frames, as JSON. spins says whether its waiters may spin.
+// Consume takes the frames of a channel until the channel is closed. It writes the line "ready" after the first frame. At the end, it
+// writes the times at which it took the other frames, as JSON. spins says whether it may spin when it waits for a frame.
 func Consume(ctx context.Context, socket, channel string, spins bool, out io.Writer) (err error) {
 	spin.Switch(spins)
 	c, err := bridge.TryDial(ctx, socket)
@@ -57,7 +57,7 @@ func Consume(ctx context.Context, socket, channel string, spins bool, out io.Wri
 // goConsumer runs Consume, in a new process for each channel.
 type goConsumer struct {
 	poolsvc, socket string
-	cmd             *exec.Cmd // nil if no process runs
+	cmd             *exec.Cmd // nil if no process is running
 	out             *bufio.Reader
 	stderr          bytes.Buffer
 }
@@ -102,7 +102,7 @@ func (c *goConsumer) stop() error {
 	return err
 }
 
-// ended returns an error with the output of the process.
+// ended ends the process, and returns an error with the output of the process.
 func (c *goConsumer) ended(err error) error {
 	if err == nil {
 		return nil

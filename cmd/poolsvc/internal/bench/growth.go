@@ -13,13 +13,14 @@ import (
 	"github.com/poolbridge/poolbridge/mempool"
 )
 
-// The size of the transfers in workload (e), and of the buffers that live meanwhile.
+// The size of the transfers in workload (e), and the size of the other buffers that live at the same time.
 const (
 	growthBytes  = 1 << 20
 	ballastBytes = 4 << 10
 )
 
-// growth measures workload (e): how many live buffers and sessions change the time of a transfer, and what they cost the service.
+// growth measures workload (e): how much live buffers and sessions slow down a transfer, and how much memory and CPU time they cost the
+// service.
 func growth(ctx context.Context, s *scene) error {
 	var blocks []int
 	for _, e := range s.extents() {
@@ -43,7 +44,7 @@ func growth(ctx context.Context, s *scene) error {
 	})
 }
 
-// transfer measures transfers with a separate producer and a separate pool.
+// transfer measures transfers with a producer and a pool of their own.
 func (g *grown) transfer(ctx context.Context, w *worker, channel string) (d Durations, err error) {
 	src, err := dial(ctx, g.svc.socket)
 	if err != nil {
@@ -58,7 +59,7 @@ func (g *grown) transfer(ctx context.Context, w *worker, channel string) (d Dura
 	return d, errors.Join(err, src.close())
 }
 
-// grown is a service with more and more buffers and sessions.
+// grown is a service that gets more and more buffers and sessions.
 type grown struct {
 	*scene
 	svc      *service
@@ -76,10 +77,10 @@ func (g *grown) close() error {
 	return errors.Join(append(errs, g.producer.close())...)
 }
 
-// extent is a number of live buffers and sessions.
+// extent is how many buffers and sessions are live.
 type extent struct{ buffers, sessions int }
 
-// extents returns the extents that growth goes through. They never get smaller.
+// extents returns the extents that growth measures. Their numbers never decrease.
 func (o Options) extents() []extent {
 	all := []extent{{10, 1}, {1000, 1}, {10_000, 1}, {100_000, 1}, {100_000, 100}, {100_000, 500}}
 	for i, e := range all {
@@ -100,7 +101,7 @@ func (g *grown) steps(ctx context.Context) error {
 	return nil
 }
 
-// grow adds buffers and sessions.
+// grow adds buffers and sessions until there are as many as given.
 func (g *grown) grow(ctx context.Context, buffers, sessions int) error {
 	for len(g.clients) < sessions {
 		c, err := dial(ctx, g.svc.socket)
@@ -129,12 +130,12 @@ func (g *grown) grow(ctx context.Context, buffers, sessions int) error {
 	return err
 }
 
-// growthName returns the workload's name with this number of buffers and sessions.
+// growthName returns the name of the workload with these numbers of buffers and sessions.
 func growthName(buffers, sessions int) string {
 	return fmt.Sprintf("growth/%d buffers/%d sessions", buffers, sessions)
 }
 
-// step measures the service with its present buffers and sessions: idle, and busy with transfers.
+// step measures the service with its current buffers and sessions, first idle, then with transfers.
 func (g *grown) step(ctx context.Context, buffers, sessions int) error {
 	pause := min(g.Time, 300*time.Millisecond)
 	time.Sleep(pause)
@@ -159,7 +160,7 @@ func (g *grown) step(ctx context.Context, buffers, sessions int) error {
 	return err
 }
 
-// footprint measures what the service used while f ran.
+// footprint measures the memory and the CPU time that the service uses while f runs.
 func (g *grown) footprint(state string, buffers, sessions int, f func() error) error {
 	before, err := g.svc.cpu()
 	if err != nil {

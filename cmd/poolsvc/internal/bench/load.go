@@ -6,7 +6,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// load returns the kernel's average number of runnable programs in the last minute.
+// load returns the kernel's average of runnable programs over the last minute.
 func load() (float64, error) {
 	var info unix.Sysinfo_t
 	if err := unix.Sysinfo(&info); err != nil {

@@ -8,7 +8,7 @@ import (
 	"github.com/poolbridge/poolbridge/bridge"
 )
 
-// stampNumber writes a number into the first bytes of a buffer that the CPU can access, so that the receiver can identify it.
+// stampNumber writes a number to the first bytes of a buffer that the CPU can access. The receiver identifies the buffer by this number.
 func stampNumber(ctx context.Context, b *bridge.Lease, number uint64) error {
 	mem, err := b.Bytes(ctx)
 	if err == nil && len(mem) >= 8 {
@@ -17,7 +17,7 @@ func stampNumber(ctx context.Context, b *bridge.Lease, number uint64) error {
 	return err
 }
 
-// numberIs checks the number that stampNumber wrote.
+// numberIs checks that a buffer has the number that stampNumber wrote.
 func numberIs(ctx context.Context, b *bridge.Lease, number uint64) error {
 	mem, err := b.Bytes(ctx)
 	if err != nil || len(mem) < 8 {

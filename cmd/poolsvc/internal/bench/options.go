@@ -10,17 +10,17 @@ import (
 	"github.com/poolbridge/poolbridge/mempool"
 )
 
-// Options says what to measure, and how.
+// Options says what to measure, and with which settings.
 type Options struct {
 	// Python is the interpreter of the workers. It must have the poolbridge package.
 	Python string
-	// Poolsvc is the program that runs the measured services.
+	// Poolsvc is the program that runs the measured service.
 	Poolsvc string
 	// Device is the GPU to use, an ordinal or a UUID.
 	Device string
 	// Kinds are the kinds of memory to measure; empty for host and device.
 	Kinds []mempool.Kind
-	// Only has the names of the workloads to run; empty for all but those that are only run by name.
+	// Only has the names of the workloads to run; empty: all workloads except those that run only when Only names them.
 	Only []string
 	// Sizes are the sizes of transferred buffers, in bytes; empty for 4 KiB to 1 GiB.
 	Sizes []uint64
@@ -30,13 +30,13 @@ type Options struct {
 	MaxBuffers, MaxSessions int
 	// MaxConsumers limits the consumers of a stream.
 	MaxConsumers int
-	// Alternatives says whether to measure the alternatives too.
+	// Alternatives says whether to measure also what users have without poolbridge.
 	Alternatives bool
-	// Progress is told each result as it comes; nil for nobody.
+	// Progress gets each result as soon as it is measured; nil: nobody gets it.
 	Progress *display.Progress
 }
 
-// Workloads returns the names that Only may have.
+// Workloads returns the names that Only may contain.
 func Workloads() []string {
 	names := make([]string, len(workloads))
 	for i, w := range workloads {

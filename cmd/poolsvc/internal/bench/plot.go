@@ -11,7 +11,7 @@ import (
 	"strings"
 )
 
-// point is one measurement in a plot.
+// point is one measurement in a plot: x is the size of the buffer, y is the median.
 type point struct{ x, y float64 }
 
 // series has the points of one system.
@@ -35,7 +35,7 @@ const (
 
 var plotColours = []string{"#0b6e4f", "#c1292e", "#235789", "#e0a100", "#7b4b94", "#4a4e4d", "#d0662c", "#3aa0a8"}
 
-// WritePlots writes a plot for each kind into a folder: the medians of transfers by size.
+// WritePlots writes a plot for each kind into a folder. It shows the medians of transfers by size.
 func (r *Report) WritePlots(folder string) error {
 	if err := os.MkdirAll(folder, 0o755); err != nil {
 		return err
@@ -80,14 +80,14 @@ func (p *plot) add(name string, at point) {
 	p.series = append(p.series, series{name, []point{at}})
 }
 
-// axis maps values to pixels on a logarithmic scale.
+// axis maps values to pixels, with a logarithmic scale.
 type axis struct{ low, high, from, to float64 }
 
 func (a axis) at(v float64) float64 {
 	return a.from + (math.Log(v)-math.Log(a.low))/(math.Log(a.high)-math.Log(a.low))*(a.to-a.from)
 }
 
-// bounds returns powers of base between which all values lie. They differ at least by a factor of base.
+// bounds returns two powers of base, low and high, between which all values lie. high is at least base times low.
 func (p *plot) bounds(of func(point) float64, base float64) (low, high float64) {
 	low, high = math.Inf(1), 0
 	for _, s := range p.series {

@@ -8,30 +8,30 @@ import (
 	"github.com/poolbridge/poolbridge/mempool"
 )
 
-// framesTask lets a worker make an array of each frame of a channel until the channel is closed, and acknowledge the first frame.
+// framesTask lets a worker make an array of each frame of a channel until the channel is closed. The worker acknowledges the first frame.
 type framesTask struct {
 	Task     string `json:"task"`
 	Channel  string `json:"channel"`
 	Consumer string `json:"consumer"`
 	Credit   int    `json:"credit"`
-	// Each lets the worker read the number of each frame. Frames on the CPU have one.
+	// Each lets the worker read the number of each frame. Only frames on the CPU have a number.
 	Each bool `json:"each"`
-	// Spin is how long the worker spins when it waits for a frame, in seconds; 0: adaptively, if Spins is true.
+	// Spin is how long, in seconds, the worker spins when it waits for a frame. If Spin is 0, the worker spins adaptively if Spins is true.
 	Spin  float64 `json:"spin"`
 	Spins bool    `json:"spins"`
-	// Leases lets the worker make a new array of each frame, instead of one for each block.
+	// Leases lets the worker make a new array of each frame, instead of one array for each block.
 	Leases bool `json:"leases"`
-	// OnDevice says that the arrays are used in a stream.
+	// OnDevice says whether a stream uses the arrays.
 	OnDevice bool `json:"on_device"`
 }
 
-// pyConsumer is a worker that takes frames.
+// pyConsumer is a Python worker that takes frames.
 type pyConsumer struct {
 	*worker
 	task framesTask
 }
 
-// spinning is how long a spinning consumer spins, in seconds: longer than any pause between frames.
+// spinning is how long, in seconds, a spinning consumer spins: longer than any pause between frames.
 const spinning = 10
 
 func (s *scene) startPythonConsumer(ctx context.Context, src *source) (consumer, error) {

@@ -8,32 +8,33 @@ import (
 	"github.com/poolbridge/poolbridge/cmd/poolsvc/internal/verify"
 )
 
-// Result is one line of the table.
+// Result is one line of the results table.
 type Result struct {
-	// Workload, Kind and Bytes say what was measured. System is what handed the memory on: poolbridge, or what it is compared with.
+	// Workload, Kind and Bytes say what was measured. System is what passed the memory on: poolbridge, or a system that poolbridge is
+	// compared with.
 	Workload string `json:"workload"`
 	Kind     string `json:"kind"`
 	Bytes    uint64 `json:"bytes"`
 	System   string `json:"system"`
-	// P50, P99 and P999 are in microseconds. They are nil without enough measurements: P999 needs 1,000.
+	// P50, P99 and P999 are in microseconds. They are nil if there were too few measurements; P999 needs 1,000 of them.
 	P50  *float64 `json:"p50_us"`
 	P99  *float64 `json:"p99_us"`
 	P999 *float64 `json:"p999_us,omitempty"`
-	// PerSecond is the number of operations per second, with everything that is done between them.
+	// PerSecond is the number of operations per second. The time between operations counts too.
 	PerSecond float64 `json:"per_second"`
 	Samples   int     `json:"samples"`
-	// CPU is how many microseconds of CPU time a frame of a stream took in all processes together. ServiceShare is the share of one CPU
-	// that the service used. They are nil if they were not measured.
+	// CPU is the CPU time in microseconds that one frame of a stream took in all processes together. ServiceShare is the share of one CPU
+	// that the service used. CPU and ServiceShare are nil if they were not measured.
 	CPU          *float64 `json:"cpu_us,omitempty"`
 	ServiceShare *float64 `json:"service_share,omitempty"`
-	// Rounds is how many rounds the figures are the medians of. P50Range and PerSecondRange are the least and the greatest of the rounds.
-	// They are left out if there was one round.
+	// Rounds is the number of rounds; the figures are the medians of the rounds. P50Range and PerSecondRange are the least and the greatest
+	// value of the rounds. Results of a single round leave out these three fields.
 	Rounds         int         `json:"rounds,omitempty"`
 	P50Range       *[2]float64 `json:"p50_us_range,omitempty"`
 	PerSecondRange *[2]float64 `json:"per_second_range,omitempty"`
 }
 
-// Ratio says how many times better poolbridge is than something else. The goal is Target or more.
+// Ratio says how many times better poolbridge is than another system. The goal is a Ratio of Target or more.
 type Ratio struct {
 	Workload string  `json:"workload"`
 	Kind     string  `json:"kind"`
@@ -44,14 +45,14 @@ type Ratio struct {
 	Met      bool    `json:"met"`
 }
 
-// Doubt is about a stream that was slower than single transfers of the same system, one after another. It cannot be the speed that users
-// of that system get, so nothing is compared with it.
+// Doubt is about a stream that was slower than single transfers of the same system, one after another. Users of that system can get a
+// faster stream, so nothing is compared with the doubtful stream.
 type Doubt struct {
 	Workload string `json:"workload"`
 	Kind     string `json:"kind"`
 	Bytes    uint64 `json:"bytes"`
 	System   string `json:"system"`
-	// PerSecond is that of the stream, OneByOne that of single transfers.
+	// PerSecond is for the stream. OneByOne is for single transfers.
 	PerSecond float64 `json:"per_second"`
 	OneByOne  float64 `json:"one_by_one"`
 }
@@ -62,19 +63,19 @@ type Footprint struct {
 	State    string `json:"state"` // idle or busy
 	Buffers  int    `json:"buffers"`
 	Sessions int    `json:"sessions"`
-	// RSSBytes is the physical memory of its process without the pools' pages: RssAnon and RssFile of /proc/PID/status. DriverBytes of
-	// them belong to CUDA: a process of the same program that has not used CUDA yet grows by that much when it makes a pool of this kind,
-	// and makes and exports as many blocks as there are buffers. It is measured in the same run, see Bare, and is 0 for memory of the
-	// CPU. OwnBytes is the rest, at least 0.
+	// RSSBytes is the physical memory of the service without the pages of the pools: RssAnon and RssFile of /proc/PID/status. DriverBytes
+	// is the part of RSSBytes that belongs to CUDA. The bench measures DriverBytes in the same run with a process of the same program, see
+	// Bare: DriverBytes is how much that process grows when it makes a pool of this kind, and makes and exports as many blocks as there are
+	// buffers. DriverBytes is 0 for memory of the CPU. OwnBytes is the rest of RSSBytes, at least 0.
 	RSSBytes    uint64 `json:"rss_bytes"`
 	DriverBytes uint64 `json:"driver_bytes"`
 	OwnBytes    uint64 `json:"own_bytes"`
-	// CPUSeconds is the CPU time that it used in Seconds.
+	// CPUSeconds is the CPU time that the service used in Seconds.
 	CPUSeconds float64 `json:"cpu_seconds"`
 	Seconds    float64 `json:"seconds"`
 }
 
-// Skipped is a measurement that was not possible here.
+// Skipped is a measurement that this machine could not do.
 type Skipped struct {
 	Workload string `json:"workload,omitempty"`
 	Kind     string `json:"kind"`
@@ -85,7 +86,7 @@ type Skipped struct {
 // Report has all results of a run.
 type Report struct {
 	Machine verify.Machine `json:"machine"`
-	// Load is the kernel's average number of runnable programs over a minute, when the measurements began.
+	// Load is the kernel's average of runnable programs over one minute, at the beginning of the measurements.
 	Load    float64     `json:"load"`
 	Results []Result    `json:"results"`
 	Doubts  []Doubt     `json:"doubts"`
@@ -94,7 +95,7 @@ type Report struct {
 	Skipped []Skipped   `json:"skipped"`
 }
 
-// conclude finds doubtful results, and compares the others.
+// conclude finds doubtful results, and compares the results that are not doubtful.
 func (r *Report) conclude() {
 	r.Doubts = []Doubt{}
 	for _, stream := range r.Results {
@@ -117,7 +118,7 @@ func (r *Report) doubtful(one Result) bool {
 	})
 }
 
-// empty returns an error that says why there are no results.
+// empty returns an error that says why the report has no results.
 func (r *Report) empty() error {
 	var why []string
 	for _, s := range r.Skipped {
@@ -126,7 +127,7 @@ func (r *Report) empty() error {
 	return fmt.Errorf("nothing was measured: %s", strings.Join(why, "; "))
 }
 
-// find returns the result of one line. It returns false if it was not measured.
+// find returns the result of one line. It returns false if the line was not measured.
 func (r *Report) find(workload, kind string, bytes uint64, system string) (Result, bool) {
 	for _, one := range r.Results {
 		if one.Workload == workload && one.Kind == kind && one.Bytes == bytes && one.System == system {

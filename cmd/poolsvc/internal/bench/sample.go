@@ -6,18 +6,18 @@ import (
 	"time"
 )
 
-// Durations are measurements of one operation. Elapsed is the time of all of them, with everything that was done between them.
+// Durations are measurements of one operation. Elapsed is the time of all operations, including the time between them.
 type Durations struct {
 	Each    []time.Duration
 	Elapsed time.Duration
-	// Count is the number of operations, if not all were measured.
+	// Count is the number of operations, if Each does not have every operation.
 	Count int
 }
 
-// enoughForP999 is the number of measurements from which on the 99.9th percentile is meaningful.
+// enoughForP999 is the least number of measurements for which the 99.9th percentile is meaningful.
 const enoughForP999 = 1000
 
-// Percentile returns the smallest measurement that is not less than this share of all; 0 if there are no measurements.
+// Percentile returns the smallest measurement that is not shorter than the given share of all measurements; 0: there are none.
 func (d Durations) Percentile(share float64) time.Duration {
 	if len(d.Each) == 0 {
 		return 0
@@ -26,7 +26,7 @@ func (d Durations) Percentile(share float64) time.Duration {
 	return ordered[max(int(math.Ceil(share*float64(len(ordered)))), 1)-1]
 }
 
-// result returns d as a line of the table.
+// result returns the measurements as a line of the table.
 func (d Durations) result(workload, kind string, bytes uint64, system string) Result {
 	r := Result{Workload: workload, Kind: kind, Bytes: bytes, System: system, Samples: max(d.Count, len(d.Each))}
 	if d.Elapsed > 0 {
@@ -46,16 +46,16 @@ func micros(d time.Duration) *float64 {
 	return &us
 }
 
-// stopwatch collects measurements until there are enough.
+// stopwatch collects the measurements of an operation, until there are enough.
 type stopwatch struct {
 	limit   time.Duration
 	begun   time.Time
-	counted time.Time // when the warm-up ended
+	counted time.Time // when the warm-up ended and counting began
 	rounds  int
 	taken   Durations
 }
 
-// The limits of a stopwatch.
+// The limits for the rounds of a stopwatch.
 const (
 	warmUpRounds = 100
 	leastSamples = 5
@@ -67,8 +67,8 @@ func newStopwatch(limit time.Duration) *stopwatch {
 	return &stopwatch{limit: limit, begun: now, counted: now}
 }
 
-// more reports whether to measure another round. It ends the warm-up after one round of a slow operation, or else after a quarter of the
-// time or warmUpRounds rounds.
+// more reports whether to measure another round. The warm-up of a slow operation is one round. The warm-up of a fast operation ends after a
+// quarter of the time or after warmUpRounds rounds.
 func (s *stopwatch) more() bool {
 	now := time.Now()
 	if s.rounds <= warmUpRounds && (s.rounds <= 1 || now.Sub(s.begun) < s.limit/4) {
@@ -80,13 +80,13 @@ func (s *stopwatch) more() bool {
 	return n < leastSamples || n < mostSamples && now.Sub(s.counted) < s.limit
 }
 
-// took adds the measurement of one round.
+// took adds the duration of one round.
 func (s *stopwatch) took(d time.Duration) {
 	s.rounds++
 	s.taken.Each = append(s.taken.Each, d)
 }
 
-// durations returns the measurements.
+// durations returns the measurements that count.
 func (s *stopwatch) durations() Durations {
 	s.taken.Elapsed = time.Since(s.counted)
 	return s.taken

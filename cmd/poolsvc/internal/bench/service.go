@@ -13,7 +13,7 @@ import (
 	"time"
 )
 
-// service is a poolsvc in a separate process.
+// service is a poolsvc process that the bench measures.
 type service struct {
 	cmd    *exec.Cmd
 	socket string
@@ -39,10 +39,10 @@ func (s *service) stop() error {
 	return nil
 }
 
-// rss returns the service's physical memory in bytes.
+// rss returns the service's physical memory in bytes, without the pages of the pools.
 func (s *service) rss() (uint64, error) { return rssOf(s.cmd.Process.Pid) }
 
-// rssOf returns the physical memory of a process in bytes, without the memory that it shares by memfd, which is the pools' pages.
+// rssOf returns the physical memory of a process in bytes, without the memory that it shares by memfd: the pages of the pools.
 func rssOf(pid int) (sum uint64, err error) {
 	status, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", pid))
 	if err != nil {
@@ -62,7 +62,7 @@ func rssOf(pid int) (sum uint64, err error) {
 	return sum, nil
 }
 
-// cpu returns the CPU time of all threads of the service.
+// cpu returns the CPU time of all threads of the service together.
 func (s *service) cpu() (time.Duration, error) {
 	threads, err := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/schedstat", s.cmd.Process.Pid))
 	if err != nil {
@@ -72,7 +72,7 @@ func (s *service) cpu() (time.Duration, error) {
 	for _, path := range threads {
 		text, err := os.ReadFile(path)
 		if err != nil {
-			continue // the thread has ended
+			continue // this thread has ended
 		}
 		fields := strings.Fields(string(text))
 		if len(fields) == 0 {

@@ -8,17 +8,17 @@ import (
 	"github.com/poolbridge/poolbridge/mempool"
 )
 
-// patience is the limit of waits for things that should happen at once.
+// patience is the limit of a wait for something that should happen at once.
 const patience = time.Minute
 
-// source is a client with which a Go program allocates buffers.
+// source is a client that allocates buffers in Go.
 type source struct {
 	client *bridge.Client
 	pool   *bridge.Pool
 	socket string
 }
 
-// dial connects to a service.
+// dial connects to the service at socket.
 func dial(ctx context.Context, socket string) (*source, error) {
 	ctx, cancel := context.WithTimeout(ctx, patience)
 	defer cancel()
@@ -29,13 +29,13 @@ func dial(ctx context.Context, socket string) (*source, error) {
 	return &source{client: c, socket: socket}, nil
 }
 
-// makePool makes the pool of the buffers.
+// makePool makes the pool for the buffers.
 func (s *source) makePool(ctx context.Context, spec mempool.PoolSpec) (err error) {
 	s.pool, err = s.client.CreatePool(ctx, spec)
 	return err
 }
 
-// openPool opens the pool that another client made.
+// openPool opens the pool that another client has made.
 func (s *source) openPool(ctx context.Context) (err error) {
 	s.pool, err = s.client.OpenPool(ctx, poolName)
 	return err

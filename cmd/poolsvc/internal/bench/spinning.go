@@ -10,10 +10,10 @@ import (
 	"github.com/poolbridge/poolbridge/internal/spin"
 )
 
-// spinRounds is how often each way of waiting is measured, in turn with the others.
+// spinRounds is how many times each way of waiting is measured. The rounds of the ways alternate.
 const spinRounds = 10
 
-// spinWay is one way of waiting. spins says whether waiters spin while it is measured, in Go and in Python.
+// spinWay is one way of waiting. spins says whether waiters spin, in Go and in Python, while this way is measured.
 type spinWay struct {
 	system string
 	spins  bool
@@ -21,8 +21,8 @@ type spinWay struct {
 
 var spinWays = []spinWay{{ours, true}, {ours + ", without spinning", false}}
 
-// spinningOrNot measures workload (h): what adaptive spinning is worth to a transfer and to streams. Programs in Go and in Python wait with
-// it and without it, in turn.
+// spinningOrNot measures workload (i): how much adaptive spinning helps a transfer and a stream. Programs in Go and in Python wait with
+// spinning and without spinning, in turn.
 func spinningOrNot(ctx context.Context, s *scene) error {
 	defer spin.Switch(true)
 	return s.withService(ctx, func(svc *service) error {
@@ -44,7 +44,7 @@ func spinningOrNot(ctx context.Context, s *scene) error {
 	})
 }
 
-// inTurn measures each way in turn for all rounds, and adds the medians to the report.
+// inTurn measures the ways of waiting in turn, for all rounds, and adds the medians to the report.
 func (s *scene) inTurn(workload string, bytes uint64, measure func(round int) (Durations, error)) error {
 	results := make([][]Result, len(spinWays))
 	for round := range spinRounds {
@@ -63,7 +63,7 @@ func (s *scene) inTurn(workload string, bytes uint64, measure func(round int) (D
 	return nil
 }
 
-// spinTransfer transfers buffers to a worker, from a pool with room for one: the producer waits for each to come back.
+// spinTransfer transfers buffers to a worker, from a pool with room for one buffer. The producer waits until each buffer has come back.
 func (s *scene) spinTransfer(ctx context.Context, src *source) (err error) {
 	w, err := startWorker(ctx, s.Python, src.socket)
 	if err != nil {
@@ -79,7 +79,7 @@ func (s *scene) spinTransfer(ctx context.Context, src *source) (err error) {
 	return errors.Join(err, src.destroyPool(ctx))
 }
 
-// spinStream streams to one consumer, without pauses and with pauses.
+// spinStream streams to one consumer, once without pauses and once with pauses.
 func (s *scene) spinStream(ctx context.Context, src *source, workload string, start func(context.Context, *source) (consumer, error)) (err error) {
 	c, err := start(ctx, src)
 	if err != nil {
@@ -98,7 +98,7 @@ func (s *scene) spinStream(ctx context.Context, src *source, workload string, st
 	})
 }
 
-// median returns the medians of the rounds of one measurement, with their ranges.
+// median returns the medians of the rounds, with the range of the rounds.
 func median(rounds []Result) Result {
 	of := func(figure func(Result) float64) (float64, *[2]float64) {
 		values := make([]float64, len(rounds))

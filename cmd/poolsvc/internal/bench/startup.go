@@ -10,13 +10,13 @@ import (
 // startUpBytes is the size of the buffer in workload (f).
 const startUpBytes = 1 << 20
 
-// How many times workload (f) is repeated.
+// How many times workload (f) measures each case.
 const (
 	freshProcesses = 5
 	reconnections  = 50
 )
 
-// connectTask lets a worker connect and make an array of a published buffer, several times.
+// connectTask lets a worker connect to the service and make an array of a published buffer, several times.
 type connectTask struct {
 	Task     string `json:"task"`
 	Name     string `json:"name"`
@@ -24,8 +24,8 @@ type connectTask struct {
 	Count    int    `json:"count"`
 }
 
-// startUp measures workload (f): the time from `connect` to the first array, in a process that has used neither poolbridge nor the GPU
-// before, and in one that has.
+// startUp measures workload (f): the time from `connect` to the first array. It measures a process that has used neither poolbridge nor the
+// GPU before, and a process that has.
 func startUp(ctx context.Context, s *scene) error {
 	return s.withService(ctx, func(svc *service) error {
 		src, err := dial(ctx, svc.socket)

@@ -14,29 +14,29 @@ import (
 	"github.com/poolbridge/poolbridge/mempool"
 )
 
-// The streams of workload (b).
+// The settings of the streams of workload (b).
 const (
 	streamBytes    = 64 << 10
 	streamCapacity = 64
-	// streamPause is the pause between frames whose latency is measured: all members wait for the next frame. With 4 CPUs or more the
+	// streamPause is the pause between frames in the latency measurement: all members wait for the next frame. With 4 CPUs or more, the
 	// producer spins in the pause, like a producer that computes its frames.
 	streamPause = time.Millisecond
-	// mostPaced is the greatest number of frames with a pause.
+	// mostPaced is the greatest number of frames in a measurement with pauses.
 	mostPaced = 2000
 )
 
-// streamConsumers are the numbers of consumers of a stream.
+// streamConsumers are the numbers of consumers that a stream is measured with.
 var streamConsumers = []int{1, 2, 4, 8}
 
-// started is when this process began. startedAt is the same moment on the clock that all processes of the machine share. Between the two
-// readings another program may run, so they are read several times, and the pair counts that was read in the shortest time.
+// started is when this process began. startedAt is the same moment on the clock that all processes of the machine share. Another program
+// may run between the two readings. So the process reads the two clocks several times, and uses the pair that it read fastest.
 var started, startedAt = func() (begun time.Time, at time.Duration) {
 	least := time.Duration(math.MaxInt64)
 	for range 20 {
 		var t unix.Timespec
 		before := time.Now()
 		if err := unix.ClockGettime(unix.CLOCK_MONOTONIC, &t); err != nil {
-			panic(err) // the kernel has that clock
+			panic(err) // every Linux kernel has this clock
 		}
 		if took := time.Since(before); took < least {
 			least, begun, at = took, before, time.Duration(t.Nano())
@@ -45,20 +45,21 @@ var started, startedAt = func() (begun time.Time, at time.Duration) {
 	return begun, at
 }()
 
-// now returns the time of the shared clock. Go reads the same clock without a system call.
+// now returns the time on the clock that all processes share. Go reads that clock without a system call.
 func now() time.Duration { return startedAt + time.Since(started) }
 
-// consumer is a process that takes the frames of one channel after another.
+// consumer is a process that takes frames: all frames of one channel, and then of the next channel.
 type consumer interface {
-	// begin lets it take the frames of a channel. ready returns when it has the first frame.
+	// begin lets the consumer take the frames of a channel. ready waits until the consumer has the first frame.
 	begin(ctx context.Context, channel string) error
 	ready() error
-	// stamps returns when it had each frame except the first. The channel must be closed.
+	// stamps returns the times at which the consumer had each frame except the first. The channel must be closed.
 	stamps() ([]time.Duration, error)
 	stop() error
 }
 
-// stream measures workload (b): how fast frames go through a channel, and how long one frame takes when no other frame is on its way.
+// stream measures workload (b): how many frames go through a channel each second, and how long one frame takes when no other frame is on
+// its way.
 func stream(ctx context.Context, s *scene) error {
 	return s.withService(ctx, func(svc *service) error {
 		src, err := dial(ctx, svc.socket)
@@ -72,7 +73,7 @@ func stream(ctx context.Context, s *scene) error {
 	})
 }
 
-// streamPool returns the spec of a pool with room for the frames in a channel, and for those of its members.
+// streamPool returns the spec of a pool that has room for the frames in a channel and the frames that members keep.
 func (s *scene) streamPool() mempool.PoolSpec { return s.poolSpec(streamBytes * (streamCapacity + 32)) }
 
 func (s *scene) streams(ctx context.Context, src *source) error {
@@ -84,7 +85,7 @@ func (s *scene) streams(ctx context.Context, src *source) error {
 		{"go-go", s.startGoConsumer, s.MaxConsumers},
 		{"go-python", s.startPythonConsumer, s.MaxConsumers},
 		{"go-python leases", s.startLeasingConsumer, 1},
-		{spinningWay, s.startSpinningConsumer, 1}, // each consumer uses a whole CPU
+		{spinningWay, s.startSpinningConsumer, 1}, // each spinning consumer uses a whole CPU
 	} {
 		if err := s.streamTo(ctx, src, way.name, way.start, way.most); err != nil {
 			return fmt.Errorf("%s: %w", way.name, err)
@@ -96,10 +97,10 @@ func (s *scene) streams(ctx context.Context, src *source) error {
 	return s.streamOfBytes(ctx, src)
 }
 
-// spinningWay is a stream to a consumer that does not sleep.
+// spinningWay is the name of a stream to a consumer that spins and does not sleep.
 const spinningWay = "go-spinning python"
 
-// streamName returns the workload's name with this number of consumers.
+// streamName returns the name of the workload with this number of consumers.
 func streamName(way string, consumers int) string {
 	if consumers == 1 {
 		return fmt.Sprintf("stream/%s/1 consumer", way)
@@ -107,7 +108,7 @@ func streamName(way string, consumers int) string {
 	return fmt.Sprintf("stream/%s/%d consumers", way, consumers)
 }
 
-// streamTo streams to more and more consumers, each in a separate process.
+// streamTo measures streams to more and more consumers, each in a process of its own.
 func (s *scene) streamTo(ctx context.Context, src *source, way string, start func(context.Context, *source) (consumer, error), most int) (err error) {
 	var consumers []consumer
 	defer func() {
@@ -140,7 +141,7 @@ func (s *scene) streamTo(ctx context.Context, src *source, way string, start fun
 	return nil
 }
 
-// openStream makes a channel with a first frame, and lets the consumers take it.
+// openStream makes a channel with a first frame, and waits until each consumer has taken this frame.
 func (s *scene) openStream(ctx context.Context, src *source, consumers []consumer) (*bridge.Channel, string, error) {
 	s.channels++
 	name := fmt.Sprintf("stream %d", s.channels)
@@ -152,7 +153,7 @@ func (s *scene) openStream(ctx context.Context, src *source, consumers []consume
 	if err == nil {
 		err = publish(ctx, ch, first)
 	}
-	for _, c := range consumers { // start all before waiting for one, because a process takes a while to start
+	for _, c := range consumers { // start all consumers before waiting for one, because a process takes long to start
 		if err == nil {
 			err = c.begin(ctx, name)
 		}
@@ -163,12 +164,12 @@ func (s *scene) openStream(ctx context.Context, src *source, consumers []consume
 		}
 	}
 	if err != nil {
-		err = errors.Join(err, ch.Close(ctx)) // consumers wait for frames until it is closed
+		err = errors.Join(err, ch.Close(ctx)) // the consumers wait for frames until the channel is closed
 	}
 	return ch, name, err
 }
 
-// streamOnce sends frames with a pause between them. It returns how long each frame took to each consumer, and all together.
+// streamOnce sends frames with a pause between them. It returns how long each frame took to each consumer, and how long all frames took.
 func (s *scene) streamOnce(ctx context.Context, src *source, consumers []consumer, pause time.Duration) (d Durations, err error) {
 	ch, _, err := s.openStream(ctx, src, consumers)
 	if err != nil {
@@ -190,7 +191,7 @@ func (s *scene) streamOnce(ctx context.Context, src *source, consumers []consume
 	return d, nil
 }
 
-// arrived adds the measurements of one consumer. sent and came are the times at which frames were sent and arrived.
+// arrived adds the measurements of one consumer. sent has the times at which frames were sent, and came the times at which they arrived.
 func (d *Durations) arrived(sent, came []time.Duration) error {
 	if len(came) != len(sent) {
 		return fmt.Errorf("%d frames were sent, and %d came", len(sent), len(came))
@@ -202,10 +203,10 @@ func (d *Durations) arrived(sent, came []time.Duration) error {
 	return nil
 }
 
-// warm returns how many of the first of n frames are not measured.
+// warm returns how many of the first frames are not measured, of n frames in all.
 func warm(n int) int { return min(n/4, warmUpRounds) }
 
-// mostFrames returns the greatest number of frames to send.
+// mostFrames returns the greatest number of frames that sendFrames sends with this pause.
 func (s *scene) mostFrames(pause time.Duration) int {
 	if pause > 0 {
 		return mostPaced
@@ -213,7 +214,7 @@ func (s *scene) mostFrames(pause time.Duration) int {
 	return 1 << 20
 }
 
-// sendFrames sends frames until the time is over. It returns when each one was published.
+// sendFrames sends frames until the time is over. It returns the time just before each publish.
 func (s *scene) sendFrames(ctx context.Context, src *source, ch *bridge.Channel, pause time.Duration) (sent []time.Duration, err error) {
 	most := s.mostFrames(pause)
 	sent = make([]time.Duration, 0, most)
@@ -232,13 +233,13 @@ func (s *scene) sendFrames(ctx context.Context, src *source, ch *bridge.Channel,
 	return sent, nil
 }
 
-// waitFor returns after a time. With enough CPUs it spins instead of sleeping.
+// waitFor waits for a pause. With 4 CPUs or more it spins instead of sleeping.
 func waitFor(pause time.Duration) {
 	if runtime.NumCPU() < 4 {
 		time.Sleep(pause)
 		return
 	}
-	for until := now() + pause; now() < until; { // does not yield, because yielding moves the goroutine from CPU to CPU
+	for until := now() + pause; now() < until; { // no yield, because yielding moves the goroutine from CPU to CPU
 	}
 }
 

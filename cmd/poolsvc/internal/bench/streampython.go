@@ -6,7 +6,7 @@ import (
 	"time"
 )
 
-// streamFromPython streams from a worker to a consumer in a third process.
+// streamFromPython measures a stream from a worker to a consumer in a third process.
 func (s *scene) streamFromPython(ctx context.Context, src *source) (err error) {
 	c, err := s.startGoConsumer(ctx, src)
 	if err != nil {
@@ -31,7 +31,7 @@ func (s *scene) streamFromPython(ctx context.Context, src *source) (err error) {
 	return nil
 }
 
-// publishTask lets a worker publish frames in a channel and close it.
+// publishTask lets a worker publish frames in a channel and then close the channel.
 type publishTask struct {
 	Task    string  `json:"task"`
 	Channel string  `json:"channel"`
@@ -51,7 +51,7 @@ func (s *scene) publishOnce(ctx context.Context, src *source, w *worker, c consu
 	err = w.do(publishTask{Task: "publish", Channel: name, Bytes: streamBytes, Seconds: s.Time.Seconds(), Pause: pause.Seconds(),
 		Least: leastSamples, Most: s.mostFrames(pause)}, &sent)
 	if err != nil {
-		return d, errors.Join(err, ch.Close(ctx)) // the consumer waits for frames until it is closed
+		return d, errors.Join(err, ch.Close(ctx)) // the consumer waits for frames until the channel is closed
 	}
 	came, err := c.stamps()
 	if err == nil {

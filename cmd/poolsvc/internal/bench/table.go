@@ -13,14 +13,14 @@ func printHead(w io.Writer) {
 	fmt.Fprintf(w, "%-36s %-7s %10s %11s %11s %11s %11s  %s\n", "workload", "kind", "size", "p50 µs", "p99 µs", "p99.9 µs", "a second", "system")
 }
 
-// printLoad prints a warning if the machine is busy with other work.
+// printLoad prints a warning if other work keeps the machine busy.
 func printLoad(w io.Writer, load float64, cpus int) {
 	if 2*load > float64(cpus) {
 		fmt.Fprintf(w, "This machine is busy: %.1f programs ran on %d CPUs in the last minute. The figures are those of a busy machine.\n", load, cpus)
 	}
 }
 
-// printPython prints the versions of what measures in Python.
+// printPython prints the versions of the Python software that measures.
 func printPython(w io.Writer, m verify.Machine) {
 	fmt.Fprintf(w, "Python %s, poolbridge %s, %s\n", m.Python, m.Packages["poolbridge"], m.NativeModule())
 }
@@ -31,7 +31,7 @@ func (r Result) print(w io.Writer) {
 		r.Workload, r.Kind, sizeOf(r.Bytes), number(r.P50), number(r.P99), number(r.P999), r.PerSecond, r.System, r.cpu()+r.spread())
 }
 
-// spread returns a text with the range of the rounds.
+// spread returns the range of the rounds as text.
 func (r Result) spread() string {
 	if r.Rounds == 0 {
 		return ""
@@ -46,7 +46,7 @@ func (r Result) spread() string {
 	return text
 }
 
-// cpu returns a text with the CPU time of a frame.
+// cpu returns the CPU time of a frame as text.
 func (r Result) cpu() string {
 	if r.CPU == nil {
 		return ""
@@ -74,7 +74,7 @@ func (d Doubt) print(w io.Writer) {
 		"or the stream is not measured as it is used: it is compared with nothing.\n", d.System, d.PerSecond, sizeOf(d.Bytes), d.OneByOne, d.Kind)
 }
 
-// print writes the ratio as one line for a person. If goals is true, the line has the target too.
+// print writes the ratio as one line for a person. If goals is true, the line also contains the target.
 func (r Ratio) print(w io.Writer, goals bool) {
 	goal := ""
 	if goals {
@@ -83,7 +83,7 @@ func (r Ratio) print(w io.Writer, goals bool) {
 	fmt.Fprintf(w, "%-36s %-7s %10s %9.2f × %sagainst %s\n", r.Workload, r.Kind, sizeOf(r.Bytes), r.Ratio, goal, r.Against)
 }
 
-// goal returns the target and whether it was met, or "" for a ratio without a target.
+// goal returns a text with the target and whether poolbridge met it, or "" if the ratio has no target.
 func (r Ratio) goal() string {
 	switch {
 	case r.Target == 0:
@@ -94,8 +94,8 @@ func (r Ratio) goal() string {
 	return fmt.Sprintf("at least %g MISSED", r.Target)
 }
 
-// PrintRatios writes for a person how poolbridge compares with the other measured systems, and which results are doubtful. With goals, it
-// also writes this project's targets and whether they are met.
+// PrintRatios writes, for a person, how poolbridge compares with the other measured systems, and which results are doubtful. If goals is
+// true, it also writes the targets of this project and whether they are met.
 func (r *Report) PrintRatios(w io.Writer, goals bool) {
 	if r.Machine.Simulated {
 		fmt.Fprintln(w, "SIMULATED: no real GPU was used, and times on memory of kind device mean nothing.")
@@ -118,7 +118,7 @@ func number(us *float64) string {
 	return strconv.FormatFloat(*us, 'f', 1, 64)
 }
 
-// sizeOf returns a number of bytes as a short text for a person.
+// sizeOf returns a number of bytes as a short text.
 func sizeOf(bytes uint64) string {
 	for _, unit := range []struct {
 		name  string

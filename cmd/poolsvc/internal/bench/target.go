@@ -2,16 +2,16 @@ package bench
 
 import "github.com/poolbridge/poolbridge/mempool"
 
-// target compares poolbridge with another system in one workload.
+// target is a comparison of poolbridge with another system in one workload.
 type target struct {
 	workload string
 	kind     mempool.Kind
 	bytes    uint64
 	against  string
-	atLeast  float64 // 0: no target
+	atLeast  float64 // 0: there is no target
 }
 
-// targets are the goals of this project. docs/performance.md says how far they are reached.
+// targets are the goals of this project. docs/performance.md says which of them are reached.
 var targets = []target{
 	{"transfer", mempool.Host, 1 << 20, "multiprocessing.Queue", 20},
 	{"transfer", mempool.Host, 1 << 20, "multiprocessing.shared_memory", 3},
@@ -31,32 +31,32 @@ var targets = []target{
 	{"engines/dask", mempool.Host, 64 << 20, "Dask alone", 0},
 }
 
-// serviceBytes is the limit of a service's own memory, without the memory that belongs to CUDA: see Footprint.
+// serviceBytes limits a service's own memory, which does not include the memory that belongs to CUDA: see Footprint.
 const serviceBytes = 128 << 20
 
-// growthFactor is how many times longer a transfer may take in a service with many buffers and sessions.
+// growthFactor limits how many times longer a transfer may take in a service with many buffers and sessions.
 const growthFactor = 1.5
 
-// The targets of a stream to one Python consumer, which makes an array of each frame.
+// The targets of a stream to one Python consumer that makes an array of each frame.
 const (
 	framesPerSecond = 100_000
 	sleepingMicros  = 25
 	spinningMicros  = 10
 )
 
-// copyShare is the share of the machine's own copying speed that a copy should reach.
+// copyShare is the share of the machine's plain copying speed that a copy into frames should reach.
 const copyShare = 0.9
 
 // iceoryx is the system with which Python streams are compared.
 const iceoryx = "iceoryx2"
 
-// iceoryxFactor is how many times more frames per second than iceoryx2 a Python stream should reach.
+// iceoryxFactor says how many times more frames per second than iceoryx2 a Python stream should reach.
 const iceoryxFactor = 2
 
-// idleShare is the share of a CPU that counts as none. The Go runtime's clock ticks now and then after the program was busy.
+// idleShare is the share of a CPU that counts as idle. After the program was busy, the clock of the Go runtime still ticks at times.
 const idleShare = 1e-3
 
-// ratios compares the results of r with the targets.
+// ratios compares the results with the targets.
 func ratios(r *Report) []Ratio {
 	out := []Ratio{}
 	add := func(workload, kind string, bytes uint64, against string, ratio, target float64) {

@@ -10,18 +10,19 @@ import (
 	"github.com/poolbridge/poolbridge/mempool"
 )
 
-// transferCredit is how many unacknowledged frames a consumer may have. It is so few that the consumer releases each frame separately.
+// transferCredit is how many unacknowledged frames a consumer may have. The number is so small that the consumer releases each frame
+// separately.
 const transferCredit = 8
 
-// Transfers that are measured with one buffer size only, because the size makes no difference: with a lease and a new array for each
-// buffer, and with a name that the consumer asks for.
+// The transfers that are measured with one buffer size only, because the size makes no difference to them. In the first, the consumer takes
+// a lease and makes a new array for each buffer. In the second, the consumer asks for each buffer by its name.
 const (
 	leasing = "transfer/a lease each"
 	byName  = "transfer/by name"
 )
 
-// consumeTask lets a worker make an array of each buffer whose name begins with a prefix, and acknowledge it. A buffer without elements
-// is the last.
+// consumeTask lets a worker make an array of each buffer whose name begins with a prefix. The worker acknowledges each buffer. A buffer
+// without elements is the last buffer.
 type consumeTask struct {
 	Task     string `json:"task"`
 	Prefix   string `json:"prefix"`
@@ -29,7 +30,7 @@ type consumeTask struct {
 }
 
 // transfer measures workload (a): a new buffer goes from Go to an array in Python, and its memory comes back. The pool has room for one
-// buffer, so the allocation of the next buffer shows that the one before has come back.
+// buffer, so an allocation succeeds only after the memory of the last buffer has come back.
 func transfer(ctx context.Context, s *scene) error {
 	return s.withService(ctx, func(svc *service) error {
 		src, err := dial(ctx, svc.socket)
@@ -83,7 +84,7 @@ func (s *scene) transferSize(ctx context.Context, src *source, w *worker, bytes 
 	return src.destroyPool(ctx)
 }
 
-// oneSize is the buffer size of measurements with one size.
+// oneSize is the buffer size of the transfers that are measured with one size.
 const oneSize = 1 << 20
 
 // makeRoomForOne makes a pool that has room for exactly one buffer.
@@ -102,7 +103,7 @@ func (s *scene) makeRoomForOne(ctx context.Context, src *source, spec mempool.Po
 	return src.makePool(ctx, spec)
 }
 
-// withService calls f with a service in a separate process.
+// withService runs a service in a separate process while f runs.
 func (s *scene) withService(ctx context.Context, f func(*service) error) error {
 	svc, err := startService(ctx, s.Poolsvc, s.newSocket())
 	if err != nil {
@@ -117,7 +118,7 @@ func (s *scene) transferTo(ctx context.Context, src *source, w *worker, bytes ui
 	if err != nil {
 		return d, err
 	}
-	// failed closes the channel first: the worker waits for frames until it is closed.
+	// failed closes the channel first, because the worker waits for frames until the channel is closed.
 	failed := func(err error) error { return w.failed(errors.Join(err, ch.Close(ctx))) }
 	if err := w.begin(framesTask{Task: "frames", Channel: channel, Consumer: s.consumer, Credit: transferCredit, Each: true, Leases: leases,
 		OnDevice: s.kind != mempool.Host, Spins: spin.On()}); err != nil {
@@ -161,7 +162,7 @@ func (s *scene) transferTo(ctx context.Context, src *source, w *worker, bytes ui
 	return d, w.end(new(samples))
 }
 
-// transferByName publishes buffers under names that begin with prefix. A worker asks for each name.
+// transferByName publishes buffers under names that begin with prefix. The worker asks for each name.
 func (s *scene) transferByName(ctx context.Context, src *source, w *worker, bytes uint64, prefix string) (Durations, error) {
 	if err := w.begin(consumeTask{Task: "consume", Prefix: prefix, Consumer: s.consumer}); err != nil {
 		return Durations{}, err
@@ -175,7 +176,7 @@ func (s *scene) transferByName(ctx context.Context, src *source, w *worker, byte
 		name := prefix + strconv.Itoa(number)
 		start := time.Now()
 		if err := transferOne(ctx, src, name, mempool.Bytes(bytes), uint64(number)); err != nil {
-			return Durations{}, err // the worker has no answer: it waits for the name
+			return Durations{}, err // the worker has no answer because it waits for the name
 		}
 		if err := w.ack(); err != nil {
 			return Durations{}, w.failed(err)
@@ -197,7 +198,7 @@ func (s *scene) transferByName(ctx context.Context, src *source, w *worker, byte
 	return d, src.client.Unpublish(ctx, last)
 }
 
-// transferOne makes a buffer, writes its number if the CPU can access it, and publishes it.
+// transferOne makes a buffer and publishes it. If the CPU can access the buffer, it also writes the number into it.
 func transferOne(ctx context.Context, src *source, name string, t mempool.Tensor, number uint64) error {
 	b, err := src.allocate(ctx, t)
 	if err != nil {

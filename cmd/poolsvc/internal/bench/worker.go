@@ -15,8 +15,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// worker is a Python process that does tasks. Tasks and answers are JSON objects, one in each line. Within a task it acknowledges its
-// steps with a byte on a socket.
+// worker is a Python process that does tasks. Tasks and answers are JSON objects, one on each line. During a task, the worker sends a byte
+// through a socket to acknowledge each step.
 type worker struct {
 	cmd    *exec.Cmd
 	in     io.WriteCloser
@@ -25,14 +25,14 @@ type worker struct {
 	acks   *os.File // this process's end of the socket
 }
 
-// ackLimit is the limit for all acknowledgements of a worker.
+// ackLimit is the time after the start of a worker in which all its acknowledgements must arrive.
 const ackLimit = 10 * time.Minute
 
 // startWorker starts a worker that uses the service at socket.
 func startWorker(ctx context.Context, python, socket string) (*worker, error) {
 	fds, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
 	if err == nil {
-		err = unix.SetNonblock(fds[0], true) // so that Go's poller waits for it
+		err = unix.SetNonblock(fds[0], true) // so that Go's poller can wait for the socket
 	}
 	if err != nil {
 		return nil, os.NewSyscallError("socketpair", err)
@@ -69,7 +69,7 @@ func (w *worker) begin(task any) error {
 	return err
 }
 
-// end reads the answer to the task.
+// end reads the answer to the task that begin has sent.
 func (w *worker) end(answer any) error {
 	var raw json.RawMessage
 	if err := w.out.Decode(&raw); err != nil {
@@ -88,7 +88,7 @@ func (w *worker) end(answer any) error {
 	return json.Unmarshal(raw, answer)
 }
 
-// do lets the worker do a task.
+// do lets the worker do a task, and reads the answer.
 func (w *worker) do(task, answer any) error {
 	if err := w.begin(task); err != nil {
 		return w.lost(err)
@@ -111,7 +111,7 @@ func (w *worker) ack() error {
 	return nil
 }
 
-// failed returns err, joined with the worker's answer to its task if that is an error.
+// failed returns err, joined with the worker's error if the worker answered its task with an error.
 func (w *worker) failed(err error) error {
 	_ = w.in.Close()
 	if answer := w.end(new(struct{})); answer != nil {
@@ -120,7 +120,7 @@ func (w *worker) failed(err error) error {
 	return err
 }
 
-// lost returns an error that says why a worker does not answer any more.
+// lost returns an error that says why the worker does not answer.
 func (w *worker) lost(err error) error {
 	_ = w.in.Close()
 	err = errors.Join(err, w.cmd.Wait())
@@ -130,7 +130,7 @@ func (w *worker) lost(err error) error {
 
 // stop ends the worker.
 func (w *worker) stop() error {
-	_ = w.in.Close() // the end of its input tells the worker to end
+	_ = w.in.Close() // the worker ends when its input ends
 	err := w.cmd.Wait()
 	err = errors.Join(err, w.acks.Close())
 	if err != nil {
@@ -139,14 +139,14 @@ func (w *worker) stop() error {
 	return nil
 }
 
-// abandon ends the worker at once: it may wait for what will not come any more.
+// abandon kills the worker, which may wait for something that will not come.
 func (w *worker) abandon() error {
-	_ = w.cmd.Process.Kill() // fails if it has ended
-	_ = w.cmd.Wait()         // it was killed, or lost has said why it ended
+	_ = w.cmd.Process.Kill() // Kill fails if the worker has ended
+	_ = w.cmd.Wait()         // the worker was killed, or lost has said why it ended
 	return w.acks.Close()
 }
 
-// probed says what the interpreter of the workers has.
+// probed says what the Python interpreter of the workers has.
 type probed struct {
 	Python    string              `json:"python"`
 	Packages  map[string]string   `json:"packages"`

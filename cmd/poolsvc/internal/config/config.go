@@ -1,4 +1,4 @@
-// Package config reads the configuration file of a service: its values and their lines. It does not interpret the values.
+// Package config reads the configuration file of a service: the values and their lines. It does not interpret the values.
 package config
 
 import (
@@ -14,13 +14,13 @@ import (
 	"go.yaml.in/yaml/v4"
 )
 
-// maxBytes is the greatest size of a file.
+// maxBytes is the greatest size of a configuration file.
 const maxBytes = 1 << 20
 
-// Problem is a mistake in a file.
+// Problem is a mistake in a configuration file.
 type Problem struct {
 	File   string
-	Line   int // 0: of the whole file
+	Line   int // 0: the problem concerns the whole file
 	Reason string
 }
 
@@ -34,7 +34,7 @@ func (p *Problem) Error() string {
 // Problems are all mistakes in a file, in the order of its lines.
 type Problems []*Problem
 
-// mostTold is how many problems the text of an error has at most.
+// mostTold is how many problems the text of an error lists at most.
 const mostTold = 100
 
 func (all Problems) Error() string {
@@ -49,12 +49,12 @@ func (all Problems) Error() string {
 	return strings.Join(lines, "\n")
 }
 
-// Add adds a problem.
+// Add adds a problem in a line of a file.
 func (all *Problems) Add(file string, line int, format string, args ...any) {
 	*all = append(*all, &Problem{file, line, fmt.Sprintf(format, args...)})
 }
 
-// Err returns the problems as an error; nil: there are none.
+// Err returns the problems as an error, or nil if there are no problems.
 func (all Problems) Err() error {
 	if len(all) == 0 {
 		return nil
@@ -63,32 +63,33 @@ func (all Problems) Err() error {
 	return all
 }
 
-// Value is the value of a key: a text, or several if it is a list.
+// Value is the value of a key: one text, or several texts if the value is a list.
 type Value struct {
 	Key   string
 	Line  int
 	Texts []string
-	// Broken: it is neither, and there is a [Problem] about it. There are no texts.
+	// Broken says that the value is neither a text nor a list of texts. There is a [Problem] about the value, and Texts is empty.
 	Broken bool
 }
 
 // Item is one element of the list pools.
 type Item struct {
-	Called string // how problems name it: by its name, or by its place in the list
+	Called string // how problems name the pool: by its name, or by its place in the list
 	Line   int
 	Values []Value
 }
 
-// File is a configuration file. The keys of its values name the section too: "http.address".
+// File is a configuration file. The key of a value includes the name of its section, for example "http.address".
 type File struct {
 	Path   string
 	Values []Value
 	Pools  []Item
 }
 
-// Read reads a YAML file: sections of keys with texts or lists of texts, and the list pools, whose elements have such keys.
+// Read reads a YAML file: sections of keys with texts or lists of texts, and the list pools, whose elements have keys too.
 //
-// Errors: [Problems], together with the values that could be read; a [Problem] if other users may change the file; those of the file system.
+// Errors: [Problems], together with the values that Read could read; a [Problem] if other users may change the file; errors of the file
+// system.
 func Read(path string) (*File, error) {
 	text, err := load(path)
 	if err != nil {
@@ -117,10 +118,10 @@ func Read(path string) (*File, error) {
 	return f, r.problems.Err()
 }
 
-// load opens the file. Only its owner may be able to change it, and the owner must be this user or root: the file says which users may use
-// memory.
+// load opens the file. Only the owner may be able to change the file, and the owner must be this user or root. The reason is that the file
+// says which users may use memory.
 func load(path string) (io.Reader, error) {
-	file, err := os.OpenFile(path, os.O_RDONLY|syscall.O_NONBLOCK, 0) // opening a FIFO would wait
+	file, err := os.OpenFile(path, os.O_RDONLY|syscall.O_NONBLOCK, 0) // with O_NONBLOCK, opening a FIFO does not wait
 	if err != nil {
 		return nil, err
 	}
@@ -143,7 +144,7 @@ func load(path string) (io.Reader, error) {
 	return bytes.NewReader(text), err
 }
 
-// broken returns a YAML error as a problem with its line.
+// broken returns a YAML error as a problem with the line of the error.
 func broken(path string, err error) *Problem {
 	p := &Problem{File: path, Reason: err.Error()}
 	if at, ok := errors.AsType[*yaml.LoadError](err); ok {
@@ -196,7 +197,7 @@ func (r *reader) pools(list *yaml.Node) {
 	}
 }
 
-// pairs calls its function for each key of a node, with the value. It returns false if the node has no keys.
+// pairs calls tell for each key of a node, with the value. It returns false if the node has no keys.
 func (r *reader) pairs(node *yaml.Node, what string, tell func(name string, key, value *yaml.Node)) bool {
 	if node.Kind != yaml.MappingNode {
 		r.wrong(node, "%s: expected keys with values (key: value), not %s", what, said(node))
@@ -219,7 +220,7 @@ func (r *reader) pairs(node *yaml.Node, what string, tell func(name string, key,
 	return true
 }
 
-// called returns how problems name a pool of the list.
+// called returns the name of a pool in problems. number is the place of the pool in the list.
 func called(number int, pool *yaml.Node) string {
 	for i := 0; pool.Kind == yaml.MappingNode && i+1 < len(pool.Content); i += 2 {
 		if key, value := pool.Content[i], pool.Content[i+1]; key.Value == "name" && value.Kind == yaml.ScalarNode && value.Value != "" {
@@ -229,7 +230,7 @@ func called(number int, pool *yaml.Node) string {
 	return fmt.Sprintf("pool %d of the list", number)
 }
 
-// value adds a value. what is its name in problems.
+// value adds a value to a list of values. what is the name of the value in problems.
 func (r *reader) value(to *[]Value, name, what string, key, value *yaml.Node) {
 	v := Value{Key: name, Line: key.Line}
 	nodes := []*yaml.Node{value}
@@ -249,7 +250,7 @@ func (r *reader) value(to *[]Value, name, what string, key, value *yaml.Node) {
 
 func null(node *yaml.Node) bool { return node.Kind == yaml.ScalarNode && node.ShortTag() == "!!null" }
 
-// said describes a node for a problem.
+// said returns a text that describes a node in a problem.
 func said(node *yaml.Node) string {
 	switch {
 	case null(node):

@@ -8,7 +8,7 @@ import (
 	"unicode"
 )
 
-// Printable returns a text that a client chose, without control characters; "-" if it is empty.
+// Printable returns a text that a client chose, without its control characters. It returns "-" if the text is empty.
 func Printable(text string) string {
 	if text == "" {
 		return "-"
@@ -21,7 +21,7 @@ func Printable(text string) string {
 	}, text)
 }
 
-// Size formats a number of bytes in about three digits.
+// Size formats a number of bytes with about three digits.
 func Size(n uint64) string {
 	value, unit := float64(n), "B"
 	for _, next := range []string{"KiB", "MiB", "GiB", "TiB"} {
@@ -36,7 +36,7 @@ func Size(n uint64) string {
 	return strings.TrimSuffix(fmt.Sprintf("%.1f", value), ".0") + unit
 }
 
-// Age formats a time span in at most two units.
+// Age formats a time span with at most two units.
 func Age(d time.Duration) string {
 	switch {
 	case d < time.Minute:

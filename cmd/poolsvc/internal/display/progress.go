@@ -12,32 +12,32 @@ import (
 	"github.com/charmbracelet/x/term"
 )
 
-// Styles of words for results. A [Progress] and [Coloured] show them only where colours can be seen.
+// The styles for the words of results. [Progress] and [Coloured] show colours only where people can see them.
 var (
 	Good    = lipgloss.NewStyle().Foreground(lipgloss.Green)
 	Bad     = lipgloss.NewStyle().Foreground(lipgloss.Red).Bold(true)
 	Neutral = lipgloss.NewStyle().Foreground(lipgloss.Yellow)
 )
 
-// Coloured returns a writer to w that removes colours if w is no terminal, or $NO_COLOR is set.
+// Coloured returns a writer to w that removes colours if w is no terminal, or if $NO_COLOR is set.
 func Coloured(w io.Writer) io.Writer { return coloured(w, os.Environ()) }
 
 func coloured(w io.Writer, environ []string) *colorprofile.Writer {
 	c := colorprofile.NewWriter(w, environ)
-	if os.Getenv("NO_COLOR") != "" { // any value counts: https://no-color.org
+	if os.Getenv("NO_COLOR") != "" { // any value counts, see https://no-color.org
 		c.Profile = min(c.Profile, colorprofile.ASCII)
 	}
 	return c
 }
 
-// Progress shows a person the progress of a command: the lines that are written to it and, on a terminal, a bar below them. Nil shows nothing.
-// Several goroutines may use it.
+// Progress shows a person the progress of a command: lines, and, on a terminal, a bar below the lines. A nil *Progress shows nothing.
+// Several goroutines may use the same Progress.
 type Progress struct {
 	w    io.Writer
-	live bool // a terminal, where a line can be erased
+	live bool // w is a terminal, so Progress can erase a line
 
 	mu  sync.Mutex
-	bar string // the text of the last line
+	bar string // the text of the bar, which is the last line
 }
 
 // NewProgress returns a Progress that writes to w.
@@ -47,10 +47,10 @@ func NewProgress(w io.Writer) *Progress {
 	return &Progress{w: c, live: ok && term.IsTerminal(f.Fd()) && c.Profile > colorprofile.NoTTY}
 }
 
-// eraseLine erases a terminal's current line.
+// eraseLine erases the current line of a terminal.
 const eraseLine = "\r\x1b[K"
 
-// Step shows that done of total steps are done, and what comes next.
+// Step shows in the bar that done of total steps are done, and what comes next.
 func (p *Progress) Step(done, total int, what string) {
 	if p == nil || !p.live {
 		return

@@ -11,10 +11,11 @@ import (
 	"github.com/poolbridge/poolbridge/bridge"
 )
 
-// packages are the packages that a worker can use, by the names under which they are installed.
+// packages are the names under which pip installs the packages that a worker can use.
 var packages = []string{"poolbridge", "numpy", "msgspec", "cuda-core", "cuda-bindings", "cupy", "torch", "jax", "numba"}
 
-// listPackages prints the versions of the packages named on the command line as JSON. The name of a CuPy wheel contains the CUDA version.
+// listPackages is a program that prints, as JSON, the versions of the packages in its arguments. The name of a CuPy wheel contains the CUDA
+// version.
 const listPackages = `
 import importlib.machinery, importlib.metadata as m, importlib.util, json, sys
 found = {d.metadata["Name"].lower(): d.version for d in m.distributions()}
@@ -26,10 +27,10 @@ print(json.dumps({"python": sys.version.split()[0], "native": bool(module("_nati
     "packages": {n: cupy if n == "cupy" else found.get(n) for n in sys.argv[1:]}}))
 `
 
-// native is the text for whether poolbridge's package has its native module.
+// native has texts that say whether the poolbridge package has its native module.
 var native = map[bool]string{true: " (native module)", false: " (no native module)"}
 
-// python examines the interpreter of the workers.
+// python examines the interpreter that runs the workers.
 func (c *chart) python(ctx context.Context, interpreter string) {
 	out, err := exec.CommandContext(ctx, interpreter, append([]string{"-c", listPackages}, packages...)...).Output()
 	if err != nil {
@@ -92,12 +93,12 @@ func (c *chart) python(ctx context.Context, interpreter string) {
 	c.warn("packages", "install one of them to work on GPU memory in Python", "none of cupy, torch, jax and numba is installed")
 }
 
-// simulated reports whether the driver is the simulated one of the tests. Array libraries do not work with it.
+// simulated reports whether the driver is the simulated driver of the tests. Array libraries do not work with the simulated driver.
 func (c *chart) simulated() bool {
 	return slices.ContainsFunc(c.findings, func(f Finding) bool { return strings.Contains(f.Detail, "SIMULATED") })
 }
 
-// socket looks for a running service.
+// socket examines whether a service is running at path.
 func (c *chart) socket(ctx context.Context, path string) {
 	client, err := bridge.TryDial(ctx, path)
 	switch {

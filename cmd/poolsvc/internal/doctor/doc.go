@@ -1,2 +1,2 @@
-// Package doctor finds out which of the things that sharing GPU memory needs a machine has, and gives advice about missing ones.
+// Package doctor finds out whether a machine has what it needs to share GPU memory, and gives advice about what is missing.
 package doctor

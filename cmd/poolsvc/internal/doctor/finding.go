@@ -8,7 +8,7 @@ type Status string
 // The grades.
 const (
 	OK      Status = "ok"
-	Warning Status = "warning" // something works less well, or not everywhere
+	Warning Status = "warning" // something works less well, or works only in some cases
 	Missing Status = "missing" // something does not work here
 )
 
@@ -17,7 +17,7 @@ type Finding struct {
 	Topic  string `json:"topic"`
 	Status Status `json:"status"`
 	Detail string `json:"detail"`
-	// Advice says what to do, if there is something to do.
+	// Advice says what the user can do, or is empty.
 	Advice string `json:"advice,omitempty"`
 }
 

@@ -8,7 +8,7 @@ import (
 	"github.com/poolbridge/poolbridge/cuda"
 )
 
-// driver examines the CUDA driver and returns its devices.
+// driver examines the CUDA driver, and returns the devices that the driver reports.
 func (c *chart) driver() []cuda.Device {
 	err := cuda.Init()
 	switch {
@@ -32,7 +32,7 @@ func (c *chart) driver() []cuda.Device {
 	return devices
 }
 
-// feature is a feature that a device may have, and what needs it.
+// feature is a feature that a device may have, and the name of what needs it.
 type feature struct {
 	name  string
 	needs string
@@ -82,7 +82,7 @@ func (c *chart) device(d cuda.Device) {
 	}
 }
 
-// place examines the place and the architecture of a GPU.
+// place examines where a GPU is in the machine, and its architecture.
 func (c *chart) place(topic string, d cuda.Device) {
 	bus, err := d.PCIBusID()
 	if err != nil {
@@ -100,7 +100,7 @@ func (c *chart) place(topic string, d cuda.Device) {
 	}
 }
 
-// peers examines which GPUs can access each other's memory.
+// peers examines which GPUs can access the memory of each other.
 func (c *chart) peers(devices []cuda.Device) {
 	for _, a := range devices {
 		var reached, unreached []string

@@ -9,7 +9,7 @@ import (
 	"github.com/poolbridge/poolbridge/mempool"
 )
 
-// kinds examines which kinds of memory can be made here, and on which GPUs.
+// kinds examines which kinds of memory this machine can make, and on which GPUs.
 func (c *chart) kinds(devices []cuda.Device) {
 	for _, k := range mempool.Kinds() {
 		topic := "kind " + string(k)
@@ -39,7 +39,7 @@ func (c *chart) kinds(devices []cuda.Device) {
 	}
 }
 
-// visible examines the variable that hides or renumbers GPUs.
+// visible examines the environment variable that hides or renumbers GPUs.
 func (c *chart) visible() {
 	list, set := os.LookupEnv("CUDA_VISIBLE_DEVICES")
 	switch {

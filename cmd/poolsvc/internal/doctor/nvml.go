@@ -6,7 +6,7 @@ import (
 	"github.com/poolbridge/poolbridge/cuda/nvml"
 )
 
-// nvml examines what the management library knows: GPUs that this process does not see, and how they are configured.
+// nvml examines what NVIDIA's management library reports: GPUs that this process does not see, and the configuration of GPUs.
 func (c *chart) nvml() {
 	library, err := nvml.Open()
 	if err != nil {
@@ -34,7 +34,7 @@ func (c *chart) nvml() {
 	}
 }
 
-// managed examines one GPU of the machine, visible to CUDA or not.
+// managed examines one GPU of the machine, even if CUDA does not see it.
 func (c *chart) managed(i int, d nvml.Device) {
 	topic := fmt.Sprintf("nvml gpu %d", i)
 	uuid, err := d.UUID()

@@ -11,7 +11,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// deviceFiles examines whether this user may open the GPUs.
+// deviceFiles examines whether this user may open the device files of the GPUs.
 func (c *chart) deviceFiles() {
 	files, _ := filepath.Glob("/dev/nvidia*")
 	var closed []string
@@ -39,7 +39,7 @@ func (c *chart) deviceFiles() {
 	}
 }
 
-// kernel examines what the service needs of the kernel.
+// kernel examines whether the Linux kernel has what the service needs.
 func (c *chart) kernel() {
 	var u unix.Utsname
 	if err := unix.Uname(&u); err != nil {
@@ -102,10 +102,10 @@ func (c *chart) sharedMemory() {
 	c.ok("memfd", "works: kind host can be used")
 }
 
-// minFiles is enough descriptors for a service with a few hundred sessions.
+// minFiles is how many descriptors are enough for a service with a few hundred sessions.
 const minFiles = 4096
 
-// minLocked is enough locked memory for the pages that the GPU must access, in bytes.
+// minLocked is how many bytes of locked memory are enough for the pages that the GPU must access.
 const minLocked = 64 << 10
 
 // limits examines the limits of this process.

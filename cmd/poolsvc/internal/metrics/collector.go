@@ -17,7 +17,7 @@ type Source interface {
 	Counts() mempool.Counts
 }
 
-// gauge is one number of a thing T.
+// gauge is one number that describes a T.
 type gauge[T any] struct {
 	desc *prometheus.Desc
 	kind prometheus.ValueType
@@ -28,7 +28,7 @@ func describe(name, help string, labels ...string) *prometheus.Desc {
 	return prometheus.NewDesc("poolbridge_"+name, help, labels, nil)
 }
 
-// The labels gpu and UUID are those of DCGM's exporter, so that its series can be joined.
+// The labels gpu and UUID are the labels of DCGM's exporter, so that users can join its series with these series.
 var poolLabels = []string{"pool", "kind", "gpu", "UUID"}
 
 func poolBytes(name, help string, of func(mempool.PoolStats) uint64) gauge[mempool.PoolStats] {
@@ -69,13 +69,14 @@ var channels = []gauge[mempool.ChannelStatus]{
 	ofChannel("consumers", "Consumers that take part.", prometheus.GaugeValue, func(ch mempool.ChannelStatus) float64 { return float64(ch.Consumers) }),
 }
 
-// lag is of each consumer of a broadcast whose slot is below maxSubscribers. A slot is used again, so there are never more series than that.
+// lag has a series for each consumer of a broadcast whose slot is below maxSubscribers. Consumers use slots again, so there are at most
+// maxSubscribers series for each channel.
 var lag = describe("channel_subscriber_lag_frames", "Frames that a consumer of a broadcast has not taken; subscriber is its slot in the channel.",
 	"channel", "pool", "subscriber")
 
 const maxSubscribers = 64
 
-// Counters since the start of the service.
+// The counters since the start of the service.
 var (
 	events   = describe("events_total", "Events, by kind, including those that the history does not have one by one.", "kind")
 	endings  = describe("sessions_ended_total", "Sessions that ended, by how they ended: left, lost, error, closed, shutdown.", "how")
@@ -85,7 +86,7 @@ var (
 	failures = describe("driver_errors_total", "Of these calls, those that failed.", "call")
 )
 
-// collectCounts collects the counters.
+// collectCounts sends the values of the counters.
 func collectCounts(c mempool.Counts, to chan<- prometheus.Metric) {
 	each(to, events, prometheus.CounterValue, c.Events)
 	each(to, endings, prometheus.CounterValue, c.Endings)
@@ -99,14 +100,14 @@ func collectCounts(c mempool.Counts, to chan<- prometheus.Metric) {
 	to <- prometheus.MustNewConstHistogram(reclaims, c.Reclaims.Count, c.Reclaims.Sum.Seconds(), buckets)
 }
 
-// each collects a series for each entry.
+// each sends one series for each entry of counts.
 func each[K ~string, N int | uint64](to chan<- prometheus.Metric, desc *prometheus.Desc, kind prometheus.ValueType, counts map[K]N) {
 	for label, n := range counts {
 		to <- prometheus.MustNewConstMetric(desc, kind, float64(n), string(label))
 	}
 }
 
-// Collector reads the values from a service at each scrape. It stores nothing between scrapes.
+// Collector reads the values from a service at each scrape. It stores no values between scrapes.
 type Collector struct{ Source Source }
 
 // Describe sends the descriptions of the series.
@@ -137,7 +138,7 @@ func (c Collector) Collect(to chan<- prometheus.Metric) {
 	for _, p := range stats.Pools {
 		names[p.Pool.ID] = p.Pool.Name
 	}
-	for i := len(stats.Pools) - 1; i >= 0; i-- { // newest first: older ones of the same name are being destroyed
+	for i := len(stats.Pools) - 1; i >= 0; i-- { // newest pool first: an older pool with the same name is being destroyed
 		p := stats.Pools[i]
 		if seen[p.Pool.Name] {
 			continue
@@ -153,7 +154,7 @@ func (c Collector) Collect(to chan<- prometheus.Metric) {
 	}
 	for _, ch := range c.Source.Flows() {
 		if ch.Closed {
-			continue // another channel may have its name
+			continue // another channel may have the same name
 		}
 		for _, g := range channels {
 			to <- prometheus.MustNewConstMetric(g.desc, g.kind, g.of(ch.ChannelStatus), ch.Name, names[ch.Pool])

@@ -27,37 +27,37 @@ const patience = 5 * time.Second
 
 // Config configures a [Server].
 type Config struct {
-	// Address is HOST:PORT, or unix:PATH for a socket that only this user may open.
+	// Address is HOST:PORT, or unix:PATH for a socket that only the user of this process may open.
 	Address string
 	// AllowRemote allows an address that other machines can reach.
 	AllowRemote bool
 	// Profile adds /debug/pprof/.
 	Profile bool
-	// Ready is the check of /readyz. It returns nil if the service answers clients.
+	// Ready is the check behind /readyz. It returns nil if the service answers clients.
 	Ready func(context.Context) error
-	// Page is served too; nil: no page.
+	// Page is a page that the server also serves; nil: no page.
 	Page Page
 	Log  *slog.Logger
 }
 
-// Page is a page for people.
+// Page is a page that people open in a browser.
 type Page interface {
-	// Register adds its handlers.
+	// Register adds the handlers of the page.
 	Register(*http.ServeMux)
-	// Close ends its open answers.
+	// Close ends the open answers of the page.
 	Close()
 }
 
-// Server serves /metrics, /healthz and /readyz, and a page. It answers only GET and HEAD.
+// Server serves /metrics, /healthz, /readyz and a page. It answers only GET and HEAD requests.
 type Server struct {
 	http     *http.Server
 	listener net.Listener
 	done     chan struct{}
 }
 
-// Serve begins to listen. healthy is the check of /healthz. It returns nil if the service is healthy.
+// Serve begins to listen. healthy is the check behind /healthz. It returns nil if the service is healthy.
 //
-// Errors: [ErrRemote]; the system's if the address is in use.
+// Errors: [ErrRemote]; the error of the system if the address is in use.
 func Serve(c Config, from prometheus.Gatherer, healthy func(context.Context) error) (*Server, error) {
 	s, err := newServer(c, from, healthy)
 	if err == nil {
@@ -66,7 +66,7 @@ func Serve(c Config, from prometheus.Gatherer, healthy func(context.Context) err
 	return s, err
 }
 
-// newServer listens. It does not accept connections yet.
+// newServer begins to listen. The server does not accept connections before run.
 func newServer(c Config, from prometheus.Gatherer, healthy func(context.Context) error) (*Server, error) {
 	l, err := listen(c)
 	if err != nil {
@@ -118,7 +118,7 @@ func (s *Server) run(log *slog.Logger) {
 // Addr returns the address at which the server listens.
 func (s *Server) Addr() net.Addr { return s.listener.Addr() }
 
-// Close closes the server. It gives open answers a second to end.
+// Close closes the server. Open answers get a second to end.
 func (s *Server) Close() error {
 	ctx, cancel := context.WithTimeout(context.Background(), time.Second)
 	defer cancel()
@@ -144,7 +144,7 @@ func listen(c Config) (net.Listener, error) {
 	return l, nil
 }
 
-// CheckAddress says whether a server can listen at address.
+// CheckAddress returns an error if a server cannot listen at address.
 //
 // Errors: [ErrRemote].
 func CheckAddress(address string, allowRemote bool) error {
@@ -167,19 +167,19 @@ func CheckAddress(address string, allowRemote bool) error {
 	return nil
 }
 
-// listenUnix listens on a socket that only this user may open. It replaces a socket on which no process listens any more.
+// listenUnix listens on a socket that only the user of this process may open. It replaces an old socket on which no process listens.
 func listenUnix(path string) (net.Listener, error) {
 	conn, err := net.Dial("unix", path)
 	switch {
 	case err == nil:
 		err = errors.Join(errors.New("another process listens there"), conn.Close())
 		return nil, fmt.Errorf("--http unix:%s: %w", path, err)
-	case errors.Is(err, unix.ECONNREFUSED): // no process listens any more
+	case errors.Is(err, unix.ECONNREFUSED): // no process listens on the old socket
 		if err := os.Remove(path); err != nil {
 			return nil, fmt.Errorf("--http unix:%s: %w", path, err)
 		}
 	}
-	private := net.ListenConfig{Control: func(_, _ string, raw syscall.RawConn) error { // bind gives the file the socket's permissions
+	private := net.ListenConfig{Control: func(_, _ string, raw syscall.RawConn) error { // bind gives the file the permissions of the socket
 		var changed error
 		err := raw.Control(func(fd uintptr) { changed = unix.Fchmod(int(fd), 0o600) })
 		return errors.Join(err, changed)
@@ -199,7 +199,7 @@ func loopback(host string) bool {
 	return err == nil && ip.IsLoopback()
 }
 
-// guard refuses requests that name another host: a page of another site may have made a browser send them.
+// guard refuses requests that name another host, because a page of another site may have made a browser send them.
 func guard(next http.Handler, c Config, at net.Addr) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		host, _, err := net.SplitHostPort(r.Host)

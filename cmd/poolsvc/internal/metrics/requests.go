@@ -12,7 +12,7 @@ type Requests struct {
 	took     *prometheus.HistogramVec
 }
 
-// NewRequests makes the series and registers them.
+// NewRequests makes the series for requests and registers them.
 func NewRequests(with prometheus.Registerer) *Requests {
 	r := &Requests{
 		answered: prometheus.NewCounterVec(prometheus.CounterOpts{Name: "poolbridge_requests_total",
@@ -25,7 +25,7 @@ func NewRequests(with prometheus.Registerer) *Requests {
 	return r
 }
 
-// Answered counts the answer to one request.
+// Answered counts one answered request. took is how long the answer took.
 func (r *Requests) Answered(operation, result string, took time.Duration) {
 	r.answered.WithLabelValues(operation, result).Inc()
 	r.took.WithLabelValues(operation).Observe(took.Seconds())

@@ -8,36 +8,37 @@ import (
 	"sync"
 )
 
-// maxConnections limits the connections at a time: every user of the machine can reach a loopback address, and must not use up the
-// descriptors that sessions need. maxFromOne limits those of one other machine.
+// maxConnections limits how many connections are open at the same time. Every user of the machine can reach a loopback address, and must
+// not use up the descriptors that sessions need. maxFromOne limits the connections of one other machine.
 const maxConnections, maxFromOne = 96, 32
 
-// visitors is a listener that accepts every connection. If there are too many then, it closes the one that has waited longest for a request:
-// a new one, an idle one, or one that has sent part of a request's header. If none waits, it closes the one whose answer has taken longest.
+// visitors is a listener that accepts every connection. If too many connections are open, it closes one that waits for a request, the
+// longest wait first: a new connection, an idle one, or one that has sent a part of a request's header. If no connection waits, it closes
+// the connection whose answer has taken longest.
 type visitors struct {
 	net.Listener
 
 	mu    sync.Mutex
 	here  map[*visitor]struct{}
-	turns uint64 // counts the changes of all connections: accepted, waiting, answering
+	turns uint64 // counts all changes of connections between accepted, waiting and answering
 }
 
 // visitor is a connection of visitors.
 type visitor struct {
 	net.Conn
 	of   *visitors
-	from netip.Prefix // the machine; the zero value for this one, which has no limit of its own
+	from netip.Prefix // the machine of the peer; the zero value is this machine, which has no limit of its own
 
 	// Guarded by visitors.mu:
-	answering bool   // a handler has its request, or the answer is being sent
-	since     uint64 // the turn of its last change
+	answering bool   // a handler has a request of the connection, or the server is sending the answer
+	since     uint64 // the turn of the last change of this connection
 }
 
 func newVisitors(l net.Listener) *visitors {
 	return &visitors{Listener: l, here: make(map[*visitor]struct{})}
 }
 
-// Accept accepts a connection. It may close another one.
+// Accept accepts a connection. It may close another connection.
 func (v *visitors) Accept() (net.Conn, error) {
 	conn, err := v.Listener.Accept()
 	if err != nil {
@@ -45,12 +46,12 @@ func (v *visitors) Accept() (net.Conn, error) {
 	}
 	c := &visitor{Conn: conn, of: v, from: machine(conn.RemoteAddr())}
 	if excess := v.admit(c); excess != nil {
-		_ = excess.Close() // its request, if it had one, fails
+		_ = excess.Close() // a request on the closed connection fails
 	}
 	return c, nil
 }
 
-// admit adds c. It removes and returns a connection that the caller must close, or nil.
+// admit adds c. It removes and returns a connection that the caller must close, or returns nil.
 func (v *visitors) admit(c *visitor) (excess *visitor) {
 	v.mu.Lock()
 	defer v.mu.Unlock()
@@ -75,7 +76,7 @@ func (v *visitors) admit(c *visitor) (excess *visitor) {
 	return excess
 }
 
-// before says whether c is closed before other.
+// before says whether admit closes c rather than other.
 func (c *visitor) before(other *visitor) bool {
 	if c.answering != other.answering {
 		return other.answering
@@ -83,7 +84,7 @@ func (c *visitor) before(other *visitor) bool {
 	return c.since < other.since
 }
 
-// Close closes the connection and removes it from its visitors.
+// Close closes the connection and removes it from the connections of the listener.
 func (c *visitor) Close() error {
 	c.of.mu.Lock()
 	delete(c.of.here, c)
@@ -98,7 +99,8 @@ func (c *visitor) set(answering bool) {
 	c.answering, c.since = answering, c.of.turns
 }
 
-// machine returns the machine of an address: an IPv4 address, or the /64 network of an IPv6 address. The zero value is this machine.
+// machine returns the machine of an address: an IPv4 address, or the /64 network of an IPv6 address. The zero value stands for this
+// machine.
 func machine(a net.Addr) netip.Prefix {
 	from, ok := a.(*net.TCPAddr)
 	if !ok {
@@ -118,13 +120,13 @@ func machine(a net.Addr) netip.Prefix {
 // visitorKey is the key of a request's *visitor in its context.
 type visitorKey struct{}
 
-// watch makes server note which of its connections wait for a request.
+// watch makes the server note which of its connections wait for a request.
 func watch(server *http.Server) {
 	server.ConnContext = func(ctx context.Context, conn net.Conn) context.Context {
 		return context.WithValue(ctx, visitorKey{}, conn)
 	}
 	server.ConnState = func(conn net.Conn, state http.ConnState) {
-		if state == http.StateIdle { // the answer is sent
+		if state == http.StateIdle { // the server has sent the answer
 			conn.(*visitor).set(false)
 		}
 	}

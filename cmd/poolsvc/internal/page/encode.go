@@ -13,22 +13,22 @@ import (
 	"github.com/poolbridge/poolbridge/mempool/service"
 )
 
-// maxSessions is how many sessions the page gets one by one: those with the most bytes.
+// maxSessions is how many sessions the page shows one by one: the sessions with the most bytes.
 const maxSessions = 2000
 
-// maxEvents is how many events the page gets.
+// maxEvents is how many events the page shows.
 const maxEvents = 200
 
-// look has what the page shows besides maps. Bytes are those of blocks, and times are in seconds.
+// look has what the page shows besides maps and events. Bytes are the bytes of blocks. Times are in seconds.
 type look struct {
 	At       int64     `json:"at"` // milliseconds since 1970
 	Version  string    `json:"version"`
 	Epoch    string    `json:"epoch"`
-	Count    int       `json:"count"` // of all sessions
+	Count    int       `json:"count"` // of all sessions, not only of those in Sessions
 	Leases   int       `json:"leases"`
 	Buffers  int       `json:"buffers"`
 	Pools    []pool    `json:"pools"`
-	Sessions []session `json:"sessions"` // those with the most bytes first
+	Sessions []session `json:"sessions"` // the session with the most bytes comes first
 	Channels []channel `json:"channels"`
 }
 
@@ -55,7 +55,7 @@ type session struct {
 	Leases  int      `json:"leases"`
 	Bytes   uint64   `json:"bytes"`
 	Ended   bool     `json:"ended,omitempty"`
-	Wants   []uint64 `json:"wants,omitempty"` // pools in which it finds no room
+	Wants   []uint64 `json:"wants,omitempty"` // the pools in which the session finds no room
 	Waits   string   `json:"waits,omitempty"`
 	Waited  float64  `json:"waited,omitempty"`
 }
@@ -133,13 +133,13 @@ type event struct {
 	Ending  string `json:"ending,omitempty"`
 }
 
-// encoder makes the messages of a service of a version.
+// encoder makes the messages for the page of a service that has a version.
 type encoder struct {
 	of      Source
 	version string
 }
 
-// encode describes the service, with at most most blocks one by one. took is how long the service worked on that.
+// encode describes the service. The map has at most most blocks one by one. took is how long the service worked on the description.
 func (e encoder) encode(most int) (out [messages][]byte, took time.Duration) {
 	now := time.Now()
 	o := e.of.Overview(most)
@@ -152,14 +152,14 @@ func (e encoder) encode(most int) (out [messages][]byte, took time.Duration) {
 	return out, took
 }
 
-// events returns the newest events, the newest first.
+// events returns the events, with the newest event first.
 func (e encoder) events() []event {
 	list := []event{}
 	last := e.of.LastEvent()
 	if last == 0 {
 		return list
 	}
-	page, _ := e.of.Events(context.Background(), last-min(last, maxEvents), maxEvents) // there are some, so it neither waits nor fails
+	page, _ := e.of.Events(context.Background(), last-min(last, maxEvents), maxEvents) // there are events, so Events neither waits nor fails
 	for _, one := range slices.Backward(page.Events) {
 		text := event{Number: one.Number, At: one.At.UnixMilli(), Kind: string(one.Kind), Trouble: one.Kind.Trouble(), Text: display.Printable(one.Text),
 			Count: one.Count, Session: one.Session, PID: one.PID, Bytes: one.Bytes, Ending: string(one.Ending)}
@@ -171,7 +171,7 @@ func (e encoder) events() []event {
 	return list
 }
 
-// line returns a value as JSON. The values of the page can always be encoded.
+// line returns a value as JSON. Every value of the page can be encoded.
 func line(value any) []byte {
 	text, _ := json.Marshal(value)
 	return text

@@ -8,30 +8,31 @@ import (
 )
 
 const (
-	// interval is the time between two looks at the service while a page is open.
+	// interval is the time between two descriptions of the service while a page is open.
 	interval = time.Second
-	// rest bounds the share of the time that looks take: after a look the feed pauses rest times as long as the look took, because requests
-	// have less of the CPU during a look.
+	// rest bounds the share of the time that descriptions take. After a description that took a time T, the next description of the same
+	// kind begins at least rest times T later, because requests get less of the CPU during a description.
 	rest = 200
-	// maxBlocks is how many blocks of all pools a map has one by one.
+	// maxBlocks is how many blocks of all pools together a map shows one by one.
 	maxBlocks = 1200
-	// maxPages is how many pages may be open.
+	// maxPages is how many pages may be open at the same time.
 	maxPages = 32
 )
 
 var errFull = errors.New("too many pages are open")
 
-// The messages of a feed. A reader that is behind gets the newest of each.
+// The messages of a feed. A slow reader gets only the newest message of each kind.
 const (
-	lookMessage   = iota // everything else: it changes all the time
-	mapMessage           // of the pools
-	eventsMessage        // of the history
+	lookMessage   = iota // the look: pools, sessions and channels, which change all the time
+	mapMessage           // the maps of the pools
+	eventsMessage        // the events of the service
 	messages
 )
 
-// feed describes a service for all open pages together, while at least one is open.
+// feed describes a service for all open pages together. It works while at least one page is open.
 type feed struct {
-	// source describes the service; most is as in encode. took is how long the service worked on that. A message is nil if there is none.
+	// source describes the service. most is the parameter of encode. took is how long the service worked on the description. A message is
+	// nil if there is none.
 	source   func(most int) (made [messages][]byte, took time.Duration)
 	interval time.Duration
 
@@ -42,12 +43,12 @@ type feed struct {
 	changed chan struct{} // closed when there is a newer message
 	closed  bool
 	end     chan struct{} // closed by close
-	idle    chan struct{} // closed when the last reader has left
+	idle    chan struct{} // closed when the last page has left
 	done    sync.WaitGroup
 	due     [messages]time.Time
 }
 
-// message is a message for the pages. Its number counts the messages of its kind; 0: there is none yet.
+// message is a message for the pages. Its number counts the messages of the same kind; 0: there is no message yet.
 type message struct {
 	number uint64
 	data   []byte
@@ -57,7 +58,7 @@ func newFeed(source func(most int) ([messages][]byte, time.Duration)) *feed {
 	return &feed{source: source, interval: interval, changed: make(chan struct{}), end: make(chan struct{})}
 }
 
-// join counts a reader, which must leave.
+// join counts a new reader. The reader must call leave at its end.
 //
 // Errors: errFull.
 func (f *feed) join() error {
@@ -73,9 +74,9 @@ func (f *feed) join() error {
 	if !f.running && !f.closed {
 		f.running = true
 		kept := f.newest[mapMessage]
-		f.newest = [messages]message{} // these are old
+		f.newest = [messages]message{} // the old messages are out of date
 		if time.Now().Before(f.due[mapMessage]) {
-			f.newest[mapMessage] = kept // a newer one is not due yet
+			f.newest[mapMessage] = kept // the next map is not due yet
 		}
 		f.done.Go(f.run)
 	}
@@ -90,7 +91,7 @@ func (f *feed) leave() {
 	}
 }
 
-// read returns the newest messages, and a channel that is closed when there are newer ones.
+// read returns the newest messages, and a channel that the feed closes when it has newer messages.
 func (f *feed) read() (newest [messages]message, changed <-chan struct{}) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -108,7 +109,7 @@ func (f *feed) close() {
 	f.done.Wait()
 }
 
-// run looks at the service until there is no reader.
+// run describes the service again and again until there is no reader.
 func (f *feed) run() {
 	for {
 		f.mu.Lock()

@@ -20,14 +20,14 @@ import (
 //go:embed assets
 var assets embed.FS
 
-// patience is how long a reader may take to read a message before it is dropped.
+// patience is how long a reader may take to read a message. If the reader takes longer, the page drops it.
 const patience = 10 * time.Second
 
-// policy allows the page to load only from this server.
+// policy makes the browser load only files from this server.
 const policy = "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; base-uri 'none'; form-action 'none'; " +
 	"frame-ancestors 'none'"
 
-// Page serves the page, its files, and the stream of its data.
+// Page serves the web page, its files, and the stream of its data.
 type Page struct {
 	feed     *feed
 	patience time.Duration
@@ -41,12 +41,12 @@ type Source interface {
 	LastEvent() uint64
 }
 
-// New makes the page of a service. The page shows version.
+// New makes the page of a service. The page shows the version.
 func New(of Source, version string) *Page {
 	return &Page{feed: newFeed(encoder{of, version}.encode), patience: patience}
 }
 
-// Register adds the page to a server, for GET and HEAD only.
+// Register adds the page to a server. The page answers only GET and HEAD requests.
 func (p *Page) Register(mux *http.ServeMux) {
 	files, _ := fs.Sub(assets, "assets") // never fails: the folder is embedded
 	static := http.FileServerFS(files)
@@ -55,10 +55,10 @@ func (p *Page) Register(mux *http.ServeMux) {
 	mux.Handle("GET /page/stream", local(http.HandlerFunc(p.stream)))
 }
 
-// Close ends the streams.
+// Close ends the open streams.
 func (p *Page) Close() { p.feed.close() }
 
-// local refuses requests from other machines, and those that name another host: the page shows processes and users, unlike metrics.
+// local refuses requests from other machines, and requests that name another host: unlike the metrics, the page shows processes and users.
 func local(next http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		at, _ := r.Context().Value(http.LocalAddrContextKey).(net.Addr)
@@ -75,7 +75,7 @@ func local(next http.Handler) http.Handler {
 	})
 }
 
-// loopback says whether an address, with a port or without, is a loopback address.
+// loopback says whether an address is a loopback address. The address may have a port.
 func loopback(address string) bool {
 	host, _, err := net.SplitHostPort(address)
 	if err != nil {
@@ -96,7 +96,7 @@ func port(at net.Addr) string {
 	return port
 }
 
-// stream sends the messages of the feed as server-sent events, each when it changes. It drops a reader that does not read.
+// stream sends each message of the feed, when it changes, as a server-sent event. It drops a reader that does not read.
 func (p *Page) stream(w http.ResponseWriter, r *http.Request) {
 	if r.Method == http.MethodHead {
 		return
@@ -109,7 +109,7 @@ func (p *Page) stream(w http.ResponseWriter, r *http.Request) {
 	}
 	defer p.feed.leave()
 	out := http.NewResponseController(w)
-	if err := out.SetReadDeadline(time.Time{}); err != nil { // the server's limit for reading the request would end the stream
+	if err := out.SetReadDeadline(time.Time{}); err != nil { // otherwise the server's limit for reading a request would end the stream
 		http.Error(w, err.Error(), http.StatusInternalServerError)
 		return
 	}
@@ -142,7 +142,7 @@ func (p *Page) stream(w http.ResponseWriter, r *http.Request) {
 	}
 }
 
-// frame writes a message as a server-sent event. Its data are one line of JSON.
+// frame writes a message as a server-sent event. The data of the message are one line of JSON.
 func frame(to *bytes.Buffer, event string, m message) {
 	to.WriteString("event: " + event + "\nid: " + strconv.FormatUint(m.number, 10) + "\ndata: ")
 	to.Write(m.data)

@@ -19,39 +19,39 @@ type Model struct {
 	source   *Source
 	interval time.Duration
 
-	now, before *snapshot              // before is nil until there are two
-	err         error                  // of the last look
+	now, before *snapshot              // before is nil until there are two snapshots
+	err         error                  // the error of the last read of the service
 	events      []mempool.HistoryEvent // newest last
 	paused      bool
 
 	width, height int
-	pane          int // of the panes that a cursor can be in
+	pane          int // index of the selected pane, among the panes that can have a cursor
 	row           [panes]int
 	order         [panes]int // index of the column that a pane is sorted by
 	filter        string
-	typing        bool                  // the filter
+	typing        bool                  // the user is typing the filter
 	details       uint64                // session whose details are shown; 0: none
 	event         *mempool.HistoryEvent // event whose details are shown; nil: none
 	help          bool
 }
 
-// The panes that a cursor can be in.
+// The panes that can have a cursor.
 const (
 	sessionsPane = iota
 	channelsPane
-	eventsPane // whose rows count from the newest event
+	eventsPane // the rows count from the newest event
 	panes
 )
 
-// maxEvents is how many events the screen keeps.
+// maxEvents is the greatest number of events that the screen keeps.
 const maxEvents = 200
 
-// New makes the screen of a source. It asks the source again after each interval.
+// New makes the screen for a source. The screen asks the source again after each interval.
 func New(ctx context.Context, source *Source, interval time.Duration) *Model {
 	return &Model{ctx: ctx, source: source, interval: interval, width: 80, height: 24}
 }
 
-// looked is the message with the result of a look at the service; due is the message that the next look is due.
+// looked is the message with the snapshot that the screen has asked for. due is the message that says when to ask again.
 type looked struct {
 	snapshot snapshot
 	err      error
@@ -69,7 +69,7 @@ func (m *Model) look() tea.Cmd {
 	}
 }
 
-// Init asks the service for the first time.
+// Init asks the service for the first snapshot.
 func (m *Model) Init() tea.Cmd { return m.look() }
 
 // Update handles a message.
@@ -99,11 +99,11 @@ func (m *Model) took(l looked) {
 	m.before, m.now = m.now, &l.snapshot
 	had := len(m.events)
 	if m.before != nil && m.before.epoch != m.now.epoch {
-		m.before = nil // its ids are those of another epoch
+		m.before = nil // the ids of before are ids of another epoch
 		m.events = append(m.events, mempool.HistoryEvent{At: m.now.at, Text: "another service answers: it was started again"})
 	}
 	m.events = append(m.events, m.now.events...)
-	if m.row[eventsPane] > 0 { // the cursor stays at its event
+	if m.row[eventsPane] > 0 { // the cursor stays at the same event
 		m.row[eventsPane] += len(m.events) - had
 	}
 	m.events = m.events[max(0, len(m.events)-maxEvents):]
@@ -158,7 +158,7 @@ func (m *Model) typeFilter(key tea.KeyPressMsg) {
 	}
 }
 
-// openDetails shows the session or the event under the cursor; for a channel, the session that is furthest behind.
+// openDetails shows details of the session or the event under the cursor. For a channel, it shows the session that is furthest behind.
 func (m *Model) openDetails() {
 	if m.now == nil || m.details != 0 || m.event != nil {
 		m.details, m.event = 0, nil
@@ -181,9 +181,9 @@ func (m *Model) openDetails() {
 	}
 }
 
-// step moves the cursor down by rows of the screen.
+// step moves the cursor down by a number of screen rows.
 func (m *Model) step(by int) {
-	if m.pane == eventsPane { // the newest is the lowest
+	if m.pane == eventsPane { // the newest event is in the lowest row
 		by = -by
 	}
 	m.row[m.pane] += by
@@ -203,19 +203,20 @@ func (m *Model) rows(pane int) int {
 	return len(m.events)
 }
 
-// cursor returns the row of the cursor in a pane with n rows.
+// cursor limits the cursor of a pane to its n rows, and returns the row of the cursor.
 func (m *Model) cursor(pane, n int) int {
 	m.row[pane] = min(max(0, m.row[pane]), max(0, n-1))
 	return m.row[pane]
 }
 
-// columns are the columns by which panes can be sorted. Texts and session ids are sorted in ascending order, the others in descending order.
+// columns are the columns by which the user can sort each pane. Texts and session ids are in ascending order; other values are in
+// descending order.
 var columns = [panes][]string{
 	sessionsPane: {"BYTES", "LEASES", "AGE", "SESSION", "PROGRAM"},
 	channelsPane: {"FRAMES/S", "WAITING", "CHANNEL"},
 }
 
-// sessions returns the sessions that pass the filter, in order.
+// sessions returns the sessions that pass the filter, in the order of the pane.
 func (m *Model) sessions() []mempool.SessionInfo {
 	list := slices.DeleteFunc(slices.Clone(m.now.sessions), func(o mempool.SessionInfo) bool {
 		return !m.matches(o.Program, strconv.Itoa(int(o.PID)), strconv.Itoa(int(o.UID)), strconv.FormatUint(o.ID, 10))
@@ -237,7 +238,7 @@ func (m *Model) sessions() []mempool.SessionInfo {
 	return list
 }
 
-// channels returns the channels that pass the filter, in order.
+// channels returns the channels that pass the filter, in the order of the pane.
 func (m *Model) channels() []mempool.ChannelStatus {
 	list := slices.DeleteFunc(slices.Clone(m.now.channels), func(ch mempool.ChannelStatus) bool {
 		return !m.matches(ch.Name, m.now.pool(ch.Pool))

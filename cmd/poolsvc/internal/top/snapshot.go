@@ -1,4 +1,4 @@
-// Package top shows pools, sessions, channels and events of a running service live in a terminal.
+// Package top shows the pools, sessions, channels and events of a running service in a terminal, and keeps them up to date.
 package top
 
 import (
@@ -12,26 +12,26 @@ import (
 	"github.com/poolbridge/poolbridge/mempool"
 )
 
-// snapshot is the state of a service at one time.
+// snapshot is the state of a service at one moment.
 type snapshot struct {
 	at       time.Time
 	epoch    mempool.Epoch
 	stats    mempool.Stats
 	sessions []mempool.SessionInfo
 	channels []mempool.ChannelStatus
-	events   []mempool.HistoryEvent // since the snapshot before
-	held     []mempool.BufferInfo   // of the session whose details are shown, among the first maxScanned buffers
+	events   []mempool.HistoryEvent // events since the last snapshot
+	held     []mempool.BufferInfo   // buffers of the session whose details are shown, among the first maxScanned buffers
 }
 
-// maxScanned is how many buffers are searched for those of one session.
+// maxScanned is how many buffers of the service are searched for the buffers of one session.
 const maxScanned = 4096
 
-// Source reads snapshots from a service. It dials again after a connection was lost.
+// Source reads snapshots from a service. If the connection is lost, the next read connects again.
 type Source struct {
 	Socket string
 	client *bridge.Client
 	epoch  mempool.Epoch
-	seen   uint64 // number of the last event of the epoch that was read
+	seen   uint64 // number of the last event that the source has read in this epoch
 }
 
 // Close ends the connection.
@@ -42,7 +42,7 @@ func (s *Source) Close() error {
 	return s.client.Close()
 }
 
-// read reads a snapshot. of is the session whose buffers it reads too; 0: none.
+// read reads a snapshot. It also reads the buffers of the session of; 0: of no session.
 func (s *Source) read(ctx context.Context, of uint64) (now snapshot, err error) {
 	if s.client == nil {
 		if s.client, err = bridge.TryDial(ctx, s.Socket); err != nil {
@@ -91,7 +91,7 @@ func (s *Source) ask(ctx context.Context, of uint64) (now snapshot, err error) {
 	return now, nil
 }
 
-// news returns the events since its last call.
+// news returns the events since the last call of news.
 func (s *Source) news(ctx context.Context) (events []mempool.HistoryEvent, err error) {
 	if epoch := s.client.Epoch(); s.epoch != epoch {
 		s.epoch, s.seen = epoch, 0
@@ -99,7 +99,7 @@ func (s *Source) news(ctx context.Context) (events []mempool.HistoryEvent, err e
 	for {
 		page, err := s.client.TryEvents(ctx, s.seen)
 		if errors.Is(err, bridge.ErrUnsupported) {
-			return nil, nil // an older service has no events
+			return nil, nil // an older service cannot report events
 		}
 		if err != nil || len(page.Events) == 0 {
 			return events, err
@@ -120,7 +120,7 @@ func holds(b mempool.BufferInfo, session uint64) bool {
 	return false
 }
 
-// pool returns the name of a pool.
+// pool returns the name of the pool with an id.
 func (s *snapshot) pool(id uint64) string {
 	for _, p := range s.stats.Pools {
 		if p.Pool.ID == id {
@@ -152,7 +152,7 @@ func index[T any](list []T, id func(T) uint64) map[uint64]T {
 	return out
 }
 
-// rates returns the frames a second of each channel since an earlier snapshot.
+// rates returns, for each channel, the frames per second since an earlier snapshot.
 func (s *snapshot) rates(before *snapshot) map[uint64]float64 {
 	out := make(map[uint64]float64)
 	seconds := s.at.Sub(before.at).Seconds()

@@ -33,7 +33,7 @@ func (m *Model) View() tea.View {
 	return v
 }
 
-// draw returns the lines of the screen, at most as many as it has rows.
+// draw returns the lines of the screen. There are at most as many lines as the screen has rows.
 func (m *Model) draw() string {
 	lines := []string{m.title()}
 	switch {
@@ -114,10 +114,11 @@ const helpText = `
   s sort by the next column (▼ or ▲)    / filter by program, pid, user, channel
   p pause            esc clear filter   ? this help, and back`
 
-// drawAll divides the rows: pools need few, sessions and channels get what they need of the rest, and events get what is left.
+// drawAll divides the rows among the panes: first pools get a few rows, then sessions and channels get what they need, and events get the
+// rest.
 func (m *Model) drawAll() []string {
 	sessions, channels := m.drawSessions(), m.drawChannels()
-	rest := m.height - 2 - 3 // title, foot, and blank lines between
+	rest := m.height - 2 - 3 // the title, the foot, and the blank lines between the panes
 	pools := window(m.drawPools(), 1, 0, max(2, rest/4))
 	rest -= len(pools)
 	forEvents := max(2, rest/5)
@@ -133,7 +134,7 @@ func (m *Model) drawAll() []string {
 	return append(lines, window(m.drawEvents(), 1, max(0, len(m.events)-1-m.cursor(eventsPane, len(m.events))), forEvents)...)
 }
 
-// window returns the head of a table and as many of its rows as fit, including the one with the cursor.
+// window returns the head of a table and as many rows as fit, including the row with the cursor.
 func window(lines []string, head, cursor, most int) []string {
 	if len(lines) <= most || most <= head {
 		return lines[:min(len(lines), max(most, 0))]
@@ -164,7 +165,7 @@ func (m *Model) drawPools() []string {
 	return lines
 }
 
-// bar draws the busy part and the reserved part of a pool.
+// bar draws a bar for a pool, with its used part and its reserved part.
 func bar(p mempool.PoolStats, width int) string {
 	if p.Pool.MaxBytes == 0 || width < 3 {
 		return ""
@@ -197,7 +198,7 @@ func (m *Model) drawSessions() []string {
 	return m.mark(sessionsPane, rows, table(rows, "rrRlRRRrRL", m.width))
 }
 
-// waits says what a session waits for, and for how long.
+// waits says what a session waits for, and how long it has waited.
 func (m *Model) waits(o mempool.SessionInfo) string {
 	if o.WaitsFor == "" {
 		return "-"
@@ -228,7 +229,7 @@ func (m *Model) drawChannels() []string {
 	return m.mark(channelsPane, rows, table(rows, "lLLLrRrrrRl", m.width))
 }
 
-// head returns the head of a pane, with an arrow at the column by which it is sorted.
+// head returns the head of a pane. An arrow marks the column by which the pane is sorted.
 func (m *Model) head(pane int, names ...string) []string {
 	by := columns[pane][m.order[pane]]
 	arrow := "▼"
@@ -239,7 +240,7 @@ func (m *Model) head(pane int, names ...string) []string {
 	return names
 }
 
-// mark marks the row of a pane's cursor.
+// mark marks the row that has the cursor of the pane.
 func (m *Model) mark(pane int, rows [][]string, lines []string) []string {
 	lines[0] = bold.Render(lines[0])
 	if n := len(rows) - 1; m.pane == pane && n > 0 {
@@ -268,7 +269,7 @@ func (m *Model) drawEvents() []string {
 	return lines
 }
 
-// drawEvent draws all of an event.
+// drawEvent draws all details of an event.
 func (m *Model) drawEvent() []string {
 	e := m.event
 	head := e.At.Format(time.DateTime)
@@ -314,8 +315,8 @@ func (m *Model) drawDetails() []string {
 	return append(lines, table(rows, "rlLlrlR", m.width)...)
 }
 
-// table aligns columns: l and L to the left, r and R to the right. In a table that is too wide, it first narrows columns of text, and then
-// drops columns with a capital letter, from the right.
+// table aligns columns: l and L align to the left, r and R align to the right. If a table is too wide, it first makes columns of text
+// narrower, and then drops columns with a capital letter, from the right.
 func table(rows [][]string, align string, width int) []string {
 	widths := make([]int, len(align))
 	for _, row := range rows {
@@ -345,7 +346,7 @@ func table(rows [][]string, align string, width int) []string {
 	return lines
 }
 
-// narrow makes the widest column of text narrower by one cell, or else drops a column; false: it can do neither.
+// narrow makes the widest column of text narrower by one cell, or else drops a column. It returns false if it can do neither.
 func narrow(widths []int, align string) bool {
 	widest, last := -1, -1
 	for i, w := range widths {

@@ -11,21 +11,21 @@ import (
 	"github.com/poolbridge/poolbridge/mempool/service"
 )
 
-// Rest is the time between two looks. Go's collector alone runs only when something is allocated, or after two minutes, and returns
-// freed memory slowly.
+// Rest is the time between two checks of the memory. Go's own collector runs only when something is allocated, or after two minutes, and
+// returns freed memory slowly.
 const Rest = 20 * time.Second
 
-// Run collects when the process has so many bytes more than after the last time, or when at least so many things are gone and less than half
-// are left.
+// Run collects garbage when the process has at least moreBytes more than after the last collection. It also collects when at least
+// fewerThings things are gone and less than half of them are left.
 const (
 	moreBytes   = 16 << 20
 	fewerThings = 1000
 )
 
-// state is the memory of the process, and the number of things that use it.
+// state is the memory of the process, and the number of things that use memory.
 type state struct {
-	bytes uint64 // allocated from the system
-	load  int    // goroutines, leases, buffers and names
+	bytes uint64 // bytes that the process got from the system
+	load  int    // number of goroutines, leases, buffers and names
 }
 
 func look(svc *service.Service) state {
@@ -35,8 +35,8 @@ func look(svc *service.Service) state {
 	return state{sizes[0].Value.Uint64() - sizes[1].Value.Uint64(), runtime.NumGoroutine() + s.Leases + s.Buffers + s.Names}
 }
 
-// Run returns unused memory to the system until ctx ends. At each tick it looks whether the process has grown, or most of the things that used
-// memory are gone.
+// Run returns unused memory to the system until ctx ends. At each tick, it checks whether the process has grown, or whether most of the
+// things that used memory are gone.
 func Run(ctx context.Context, svc *service.Service, ticks <-chan time.Time) {
 	last := look(svc)
 	for {

@@ -12,16 +12,16 @@ import (
 	"github.com/poolbridge/poolbridge/mempool"
 )
 
-// poolSlack is extra room in a check's pool, in bytes, because blocks are rounded up to size classes.
+// poolSlack is the extra room in a check's pool, in bytes. A pool needs it because it rounds blocks up to size classes.
 const poolSlack = 32 << 20
 
-// unmapLimit is how long processes may take to unmap destroyed memory.
+// unmapLimit is how long quiet waits until all processes have unmapped destroyed memory.
 const unmapLimit = 20 * time.Second
 
-// longestPause is the longest pause between two checks whether they have done so.
+// longestPause is the longest pause between two reads of the service's pools.
 const longestPause = 50 * time.Millisecond
 
-// pool makes a pool with room for this number of bytes. undo destroys it, with everything that is published in it.
+// pool makes a pool with room for bytes. undo destroys the pool and everything that is published in it.
 func (s *scene) pool(ctx context.Context, name string, bytes uint64) (p *bridge.Pool, undo func() error, err error) {
 	p, err = s.client.CreatePool(ctx, mempool.PoolSpec{Name: name, Kind: s.kind, Device: s.device(), MaxBytes: bytes/8*9 + poolSlack})
 	if err != nil {
@@ -35,9 +35,9 @@ func (s *scene) pool(ctx context.Context, name string, bytes uint64) (p *bridge.
 	}, nil
 }
 
-// quiet waits until the driver has got the memory of earlier checks back. The service frees a block when the last process has unmapped
-// it, which may be after the check, and this process may be the last. Unmapping and freeing wait for running kernels, and other calls of
-// the same process may wait for that.
+// quiet waits until the driver has got back the memory of earlier checks. The service frees a block when the last process has unmapped it.
+// This process may be the last one, and it may unmap the block after the check has ended. Unmapping and freeing wait for running kernels,
+// and other calls of the same process may then wait too.
 func (s *stage) quiet(ctx context.Context) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -55,7 +55,7 @@ func (s *stage) quiet(ctx context.Context) error {
 			break
 		}
 		select {
-		case <-time.After(pause): // a service does not report when a pool is gone
+		case <-time.After(pause): // the service does not report when a pool is gone
 		case <-ctx.Done():
 			return s.notBack(ctx.Err())
 		}
@@ -67,7 +67,7 @@ func (s *stage) notBack(err error) error {
 	return fmt.Errorf("the memory of pool %q, which an earlier check destroyed, did not go back to the driver: %w", s.leaving[0].Info().Name, err)
 }
 
-// put publishes a buffer of n elements with a pattern.
+// put publishes a buffer of n elements that contain a pattern.
 func (s *scene) put(ctx context.Context, pool *bridge.Pool, name string, n uint64, p *work.Pattern) error {
 	l, err := pool.TryAllocate(ctx, mempool.Tensor{DType: p.DType(), Shape: []uint64{n}})
 	if err != nil {
@@ -79,7 +79,7 @@ func (s *scene) put(ctx context.Context, pool *bridge.Pool, name string, n uint6
 	return errors.Join(err, l.Release(err != nil))
 }
 
-// publish makes a pool with one buffer in it.
+// publish makes a pool and publishes one buffer in it.
 func (s *scene) publish(ctx context.Context, name string, n uint64, p *work.Pattern) (undo func() error, err error) {
 	pool, undo, err := s.pool(ctx, name, n*work.ElementBytes)
 	if err != nil {
@@ -91,7 +91,7 @@ func (s *scene) publish(ctx context.Context, name string, n uint64, p *work.Patt
 	return undo, nil
 }
 
-// look compares the content that is published under a name with a pattern. If then is not nil, it writes that pattern.
+// look compares the buffer with the name to the pattern p. If then is not nil, look writes the pattern then.
 func (s *scene) look(ctx context.Context, name string, n uint64, p, then *work.Pattern) error {
 	l, err := s.client.Get(ctx, name, bridge.LeaseOptions{Write: then != nil})
 	if err != nil {

@@ -8,31 +8,31 @@ import (
 	"github.com/poolbridge/poolbridge/mempool"
 )
 
-// scenario is a way to use shared memory.
+// scenario is a way to use shared memory. The name of each check contains its scenario.
 type scenario string
 
-// The scenarios, with the names that they have in names of checks.
+// The scenarios, as they appear in the names of checks.
 const (
-	transfer scenario = "transfer" // one process writes, and another one reads and answers in place
-	mapping  scenario = "mapping"  // parts, read-only and several mappings of one allocation
-	handle   scenario = "handle"   // handles that travel through any channel, also a file
+	transfer scenario = "transfer" // one process writes; another process reads, and answers in the same memory
+	mapping  scenario = "mapping"  // sub-ranges, read-only mappings, and several mappings of one allocation
+	handle   scenario = "handle"   // handles that travel through any channel, even through a file
 	contexts scenario = "contexts" // memory across the life of CUDA contexts
 	order    scenario = "order"    // waiting for GPU work of another process
 	early    scenario = "early"    // the consumer comes before the producer
 	stream   scenario = "stream"   // channels: one buffer after another
 )
 
-// check is one property to prove, for one kind of memory and one consumer.
+// check is one property of shared memory to prove, for one kind of memory and one consumer.
 type check struct {
 	scenario scenario
 	name     string
 	consumer string
 	run      func(context.Context, *scene) error
-	// alone returns the role of the worker that only this check uses. nil: the check uses none.
+	// alone returns the role of a worker that only this check uses; nil: the check uses no such worker.
 	alone func(*scene) (role, error)
 }
 
-// direction returns in which direction the data goes first.
+// direction says in which direction the data goes first.
 func (c check) direction() string {
 	if c.name == producedName {
 		return "from-consumer"
@@ -47,10 +47,10 @@ func (s *skip) Error() string { return s.reason }
 
 func skipf(format string, args ...any) error { return &skip{fmt.Sprintf(format, args...)} }
 
-// family returns the checks of one scenario, for a kind of memory and the consumers that can use it.
+// family returns the checks of one group, for a kind of memory and the consumers that can use this kind.
 type family func(kind mempool.Kind, consumers []string, o Options) []check
 
-// families has all families, in the order in which they run.
+// families lists all families, in the order in which their checks run.
 var families = []family{roundTrips, vmmChecks, subRanges, legacyChecks, contextLives, eventChecks, slowChecks, earlyConsumers, streamChecks, outsideChecks, peerChecks}
 
 // checksOf returns the checks of a kind, for the installed consumers.
@@ -78,7 +78,7 @@ func each(of scenario, name string, consumers []string, run func(ctx context.Con
 	return checks
 }
 
-// alone sets the function that returns the role of each check's own worker.
+// alone lets each check have a worker of its own. of returns the role of this worker.
 func alone(checks []check, of func(s *scene, consumer string) (role, error)) []check {
 	for i := range checks {
 		consumer := checks[i].consumer
@@ -87,13 +87,13 @@ func alone(checks []check, of func(s *scene, consumer string) (role, error)) []c
 	return checks
 }
 
-// own returns the role of a worker that uses the check's library and has no other options.
+// own returns the role of a worker that uses the library of the check and has no other options.
 func own(_ *scene, consumer string) (role, error) { return role{consumer: consumer}, nil }
 
 // onGPU reports whether memory of a kind needs a GPU.
 func onGPU(kind mempool.Kind) bool { return kind != mempool.Host }
 
-// resultOf returns the status and the reason for the error that a check returned.
+// resultOf returns the status and the reason for an error that a check returned.
 func resultOf(err error) (Status, string) {
 	if err == nil {
 		return Passed, ""

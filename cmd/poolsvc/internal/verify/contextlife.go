@@ -9,10 +9,10 @@ import (
 	"github.com/poolbridge/poolbridge/mempool"
 )
 
-// The sizes of the segments that the contexts open, in bytes.
+// The sizes of the segments that a worker opens in each context, in bytes.
 var segments = []uint64{146_064, 226_656, 154_909_264}
 
-// contextRounds is how many times they are opened.
+// contextRounds is how many times a worker opens the segments.
 const contextRounds = 4
 
 // contextLives returns checks of memory that outlives the contexts in which it is mapped.
@@ -34,7 +34,7 @@ func contextLives(kind mempool.Kind, consumers []string, _ Options) []check {
 	return append(checks, second...)
 }
 
-// contextLife lets a worker open three segments and close them, several times, in one context or each time in a new one.
+// contextLife lets a worker open and close three segments several times: in one context, or in a new context each time.
 func contextLife(ctx context.Context, s *scene, consumer string, destroy bool) (err error) {
 	device, err := s.uuid()
 	if err != nil {
@@ -70,8 +70,8 @@ func contextLife(ctx context.Context, s *scene, consumer string, destroy bool) (
 	return err
 }
 
-// secondContext lets a worker with two contexts use memory in the second one. A legacy handle opens there if it is not open in the
-// primary context. If it is, the error must be clear.
+// secondContext lets a worker with two contexts use memory in the second context. A legacy handle opens there only while the primary
+// context does not have it open. If the primary context has it open, the worker must report a clear error.
 func secondContext(ctx context.Context, s *scene, consumer string) (err error) {
 	device, err := s.uuid()
 	if err != nil {
@@ -94,7 +94,7 @@ func secondContext(ctx context.Context, s *scene, consumer string) (err error) {
 	return err
 }
 
-// handleInSecond lets a new worker, which has no memory open, open the handle of a buffer.
+// handleInSecond lets a new worker open the handle of a buffer. A new worker has no other memory open.
 func (s *scene) handleInSecond(ctx context.Context, consumer string, t work.Task) (err error) {
 	_, saved, release, err := s.save(ctx, t.Name)
 	if err != nil {

@@ -9,44 +9,44 @@ import (
 	"golang.org/x/sync/errgroup"
 )
 
-// role says how to start a worker: the library that it uses, and further options.
+// role says how to start a worker: with which library and with which further options.
 type role struct {
 	consumer    string
-	env         string // NAME=value, one more environment variable; empty for none
-	flag, value string // one more flag; empty for none
+	env         string // NAME=value: an additional environment variable; empty: none
+	flag, value string // an additional flag and its value; empty: none
 }
 
-// crew starts workers before the checks that need them, because a worker needs most of its starting time for imports. It keeps the workers
-// that checks share while no check uses them.
+// crew starts workers before the checks that need them, because a worker spends most of its starting time on imports. The crew also keeps
+// shared workers while no check uses them.
 type crew struct {
 	start   func(role) (*worker, error)
 	prepare func(*worker, role) error
-	limit   int // greatest number of waiting workers
+	limit   int // greatest number of started workers that wait for a check
 
 	mu      sync.Mutex
-	planned []booking // not started yet, in the order of the checks
+	planned []booking // workers that are not started yet, in the order of the checks
 	waiting []*understudy
-	idle    map[string][]*worker // by a name for workers that can stand in for each other
+	idle    map[string][]*worker // idle shared workers, by their name; workers of one name are interchangeable
 }
 
-// booking is a role that a check needs.
+// booking says that a check needs a worker with a role.
 type booking struct {
-	check int // number of the check, or severalChecks
+	check int // number of the check that needs the worker, or severalChecks
 	role  role
 }
 
-// severalChecks is a booking's number of the check if several checks use the worker, one after another.
+// severalChecks stands for the number of the check in a booking whose worker several checks use, one after another.
 const severalChecks = -1
 
-// understudy is a worker that was started before its check.
+// understudy is a worker that the crew started before the check asked for it.
 type understudy struct {
 	booking
 	worker *worker
-	ready  chan struct{} // closed when the worker is prepared, or that has failed
+	ready  chan struct{} // closed when the worker is prepared, or when starting or preparing the worker has failed
 	err    error         // set before ready is closed
 }
 
-// startAhead starts planned workers while there is room. The caller holds c.mu.
+// startAhead starts planned workers until limit workers wait for a check. The caller holds c.mu.
 func (c *crew) startAhead() {
 	for len(c.waiting) < c.limit && len(c.planned) > 0 {
 		u := &understudy{booking: c.planned[0], ready: make(chan struct{})}
@@ -61,7 +61,7 @@ func (c *crew) startAhead() {
 	}
 }
 
-// begin starts the first of the planned workers.
+// begin replaces the plan, and starts the first planned workers.
 func (c *crew) begin(planned []booking) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -69,7 +69,7 @@ func (c *crew) begin(planned []booking) {
 	c.startAhead()
 }
 
-// done ends the workers that a check did not take.
+// done ends the workers that were started for the check and that the check did not take.
 func (c *crew) done(check int) error {
 	of := func(b booking) bool { return b.check == check }
 	c.mu.Lock()
@@ -86,7 +86,7 @@ func (c *crew) done(check int) error {
 	return endUnused(left)
 }
 
-// awaitPrepared waits until the started workers are prepared, so that they do not disturb measurements.
+// awaitPrepared waits until all started workers are prepared, so that their imports do not disturb measurements.
 func (c *crew) awaitPrepared() {
 	c.mu.Lock()
 	waiting := slices.Clone(c.waiting)
@@ -96,7 +96,7 @@ func (c *crew) awaitPrepared() {
 	}
 }
 
-// take returns the worker for a booking: one that was started before, or a new one.
+// take returns a worker for a booking: the worker that the crew started for it, or else a new worker.
 func (c *crew) take(b booking) (*worker, error) {
 	c.mu.Lock()
 	i := slices.IndexFunc(c.waiting, func(u *understudy) bool { return u.booking == b })
@@ -118,7 +118,8 @@ func (c *crew) take(b booking) (*worker, error) {
 	return u.worker, u.err
 }
 
-// hire returns an idle worker of a name, or else one that uses a library. No other check gets the worker until the caller calls dismiss.
+// hire returns an idle worker with the name, or else a worker that uses the library. No other check gets the worker until the caller calls
+// dismiss.
 func (c *crew) hire(name, consumer string) (*worker, error) {
 	c.mu.Lock()
 	if n := len(c.idle[name]); n > 0 {
@@ -131,7 +132,7 @@ func (c *crew) hire(name, consumer string) (*worker, error) {
 	return c.take(booking{severalChecks, role{consumer: consumer}})
 }
 
-// dismiss keeps a worker for the next check that hires one of this name, unless the worker is gone.
+// dismiss keeps the worker for the next check that hires a worker with this name. If the worker has ended, dismiss does nothing.
 func (c *crew) dismiss(name string, w *worker) {
 	if w.gone {
 		return
@@ -144,7 +145,7 @@ func (c *crew) dismiss(name string, w *worker) {
 	c.idle[name] = append(c.idle[name], w)
 }
 
-// close ends the workers that no check has, all at the same time.
+// close ends all workers that no check uses, all at the same time.
 func (c *crew) close() error {
 	c.mu.Lock()
 	left, idle := c.waiting, c.idle
@@ -165,7 +166,7 @@ func (c *crew) close() error {
 	return ending.Wait()
 }
 
-// endUnused ends workers that were started for nothing.
+// endUnused ends workers that the crew started and that no check used.
 func endUnused(left []*understudy) error {
 	var errs []error
 	for _, u := range left {

@@ -1,7 +1,8 @@
 // Package verify proves that memory can be shared on this machine. It runs a service. Workers in other processes check what Go wrote, and
 // write what Go checks. The package reports each check by name.
 //
-// The files with names of scenarios hold the checks: families (check.go) lists them. A check gets a scene: its own names, pools and workers. What all
-// checks share is the stage (scene.go). The roster says which consumers there are, and the crew starts workers for them before they are
-// needed (crew.go: a role is how to start one). turns.go decides which check begins next, and ledger.go reports results in the order of the checks.
+// Files with the names of scenarios contain the checks; the variable families (check.go) lists their functions. A check gets a scene, with
+// its own names, pools and workers. The stage (scene.go) has what all checks share. The roster lists the consumers. The crew (crew.go)
+// starts workers before the checks need them; a role says how to start a worker. turns.go decides which check begins next. ledger.go
+// reports results in the order of the checks.
 package verify

@@ -13,7 +13,7 @@ import (
 	"github.com/poolbridge/poolbridge/mempool/service"
 )
 
-// head is how much earlier the consumer starts than the thing that it waits for.
+// head is how much earlier the consumer begins to wait than the producer begins to work.
 const head = 50 * time.Millisecond
 
 // earlyConsumers returns checks in which the consumer comes before the producer.
@@ -71,8 +71,8 @@ func earlyConsumers(kind mempool.Kind, consumers []string, _ Options) []check {
 	return checks
 }
 
-// tooEarly lets a worker wait in vain, and then again while appear makes what it waits for. The worker connects before, so that it waits for
-// nothing else.
+// tooEarly lets a worker wait in vain, and then wait again while appear makes the thing that the worker waits for. The worker connects
+// first, so that it does not wait for the service.
 func tooEarly(ctx context.Context, w *worker, t work.Task, appear func() error) error {
 	if _, err := w.do(ctx, work.Task{Task: "wait", What: "service", Timeout: 60}); err != nil {
 		return err
@@ -84,7 +84,7 @@ func tooEarly(ctx context.Context, w *worker, t work.Task, appear func() error) 
 	return inTime(ctx, w, t, appear)
 }
 
-// inVain returns an error unless a wait timed out.
+// inVain returns an error unless err says that the wait timed out.
 func inVain(_ *work.Answer, err error) error {
 	failed, ok := errors.AsType[*work.Failure](err)
 	switch {
@@ -96,7 +96,7 @@ func inVain(_ *work.Answer, err error) error {
 	return nil
 }
 
-// inTime lets a worker wait for something that appear makes a little later.
+// inTime lets a worker wait for something that appear makes after a short time.
 func inTime(ctx context.Context, w *worker, t work.Task, appear func() error) error {
 	t.Timeout = 60
 	waited := make(chan error, 1)
@@ -121,7 +121,7 @@ func (s *scene) laterService(consumer string) role {
 	return role{consumer: consumer, flag: "--socket", value: filepath.Join(s.dir, "early-"+consumer, "poolsvc.sock")}
 }
 
-// earlyService starts a worker before its service.
+// earlyService starts a worker before the service of the worker starts.
 func earlyService(ctx context.Context, s *scene, consumer string) (err error) {
 	later := s.laterService(consumer)
 	w, err := s.fresh(later)

@@ -12,10 +12,11 @@ import (
 	"github.com/poolbridge/poolbridge/mempool"
 )
 
-// slow is how long the producer's work takes.
+// slow is how long the producer's kernel takes.
 const slow = 100 * time.Millisecond
 
-// eventChecks returns checks in which a consumer waits for the producer's work: by an interprocess event without a fence, and by a fence.
+// eventChecks returns checks in which a consumer waits for the producer's work: in one check by an interprocess event, in the other by a
+// fence.
 func eventChecks(kind mempool.Kind, consumers []string, _ Options) []check {
 	if !onGPU(kind) {
 		return nil
@@ -25,7 +26,7 @@ func eventChecks(kind mempool.Kind, consumers []string, _ Options) []check {
 		"streams that wait for words"))...)
 }
 
-// awaited returns a check that is skipped on GPUs without a feature.
+// awaited returns a check that is skipped on a GPU without the feature that has looks for.
 func awaited(by string, has func(cuda.Device) (bool, error), what string) func(context.Context, *scene, string) error {
 	return func(ctx context.Context, s *scene, consumer string) error {
 		d, err := mempool.FindDevice(s.options.Device)
@@ -54,8 +55,8 @@ func awaited(by string, has func(cuda.Device) (bool, error), what string) func(c
 		if err := s.quiet(ctx); err != nil {
 			return err
 		}
-		// The first round has no held kernel. It does the things that happen only once and may wait for kernels: loading kernels,
-		// registering the timeline with the driver, and opening the memory in the worker.
+		// The first round holds no kernel. In this round, the processes do what they do only once and what may wait for kernels: they load
+		// kernels, register the timeline with the driver, and open the memory in the worker.
 		for _, takes := range []time.Duration{0, slow} {
 			if err := a.round(ctx, takes); err != nil {
 				return err
@@ -65,7 +66,7 @@ func awaited(by string, has func(cuda.Device) (bool, error), what string) func(c
 	}
 }
 
-// awaiting is a buffer whose content the worker waits for.
+// awaiting is a buffer, and the worker that waits for its content.
 type awaiting struct {
 	*scene
 	worker   *worker
@@ -76,9 +77,9 @@ type awaiting struct {
 	name     string
 }
 
-// round publishes a buffer whose content a kernel has not written yet. The kernel is held until the buffer is published, so publishing
-// cannot have waited for it. Then the kernel takes some time. The worker waits for it without reading the data, and then compares the
-// data.
+// round publishes a buffer before a kernel has written the content. The kernel is held until the buffer is published, so the publish call
+// cannot wait for the kernel. Then the kernel runs for takes. The worker waits for the kernel without reading the data, and then compares
+// the data.
 func (a *awaiting) round(ctx context.Context, takes time.Duration) (err error) {
 	g := a.gpu
 	gate, err := g.NewGate()
@@ -86,11 +87,11 @@ func (a *awaiting) round(ctx context.Context, takes time.Duration) (err error) {
 		return err
 	}
 	defer func() { err = errors.Join(err, gate.Close()) }()
-	l, err := a.client.Get(ctx, a.name, bridge.LeaseOptions{Write: true}) // waits until the worker's lease has ended
+	l, err := a.client.Get(ctx, a.name, bridge.LeaseOptions{Write: true}) // Get waits until the worker's lease has ended
 	if err != nil {
 		return err
 	}
-	// An event works only while the lease lasts.
+	// An interprocess event works only while the lease lasts, so the lease ends last.
 	defer func() { err = errors.Join(err, l.ReleaseAfter(ctx, g.Queue), g.Stream.Synchronize()) }()
 	t := mempool.Tensor{DType: mempool.Uint32, Shape: []uint64{maskedElements}}
 	done := mempool.Completion{After: []mempool.Queue{g.Queue}}
@@ -140,12 +141,12 @@ func (a *awaiting) round(ctx context.Context, takes time.Duration) (err error) {
 }
 
 const (
-	callLimit  = 5 * time.Second // a publish that takes longer counts as waiting for the kernel
-	asideLimit = time.Second     // so does a query of an idle stream
+	callLimit  = 5 * time.Second // a publish that takes longer counts as a publish that waits for the kernel
+	asideLimit = time.Second     // a query of an idle stream that takes longer counts as blocked
 )
 
-// meanwhile returns how long publish takes while a kernel is held. open lets the kernel go on. If publish waits, the error says for what:
-// if a query of an idle stream waits too, the driver blocks the calls of this process.
+// meanwhile returns how long publish takes while a kernel is held. open lets the kernel run. If publish waits, meanwhile also queries an
+// idle stream. If the query waits too, the error says that the driver blocks the calls of this process.
 func meanwhile(open func(), query func() (bool, error), publish func() error) (took time.Duration, err error) {
 	published := make(chan error, 1)
 	began := time.Now()

@@ -5,7 +5,7 @@ import (
 	"time"
 )
 
-// ledger takes the results of checks that run at the same time, and reports them in the order of the checks.
+// ledger receives the results of checks that run at the same time, and reports the results in the order of the checks.
 type ledger struct {
 	checks   []chosen
 	report   *Report
@@ -13,11 +13,11 @@ type ledger struct {
 	possible int // how many checks can run here
 
 	mu       sync.Mutex
-	results  []*Result // nil for checks that are not done
-	reported int       // how many results are in the report
+	results  []*Result // nil for a check that has not ended
+	reported int       // how many results are already in the report
 }
 
-// begin shows a person the first check that is not done.
+// begin shows the first check that has not ended, for a person.
 func (l *ledger) begin() {
 	if l.reported < len(l.checks) {
 		c := l.checks[l.reported]
@@ -25,7 +25,7 @@ func (l *ledger) begin() {
 	}
 }
 
-// end takes the result of a check.
+// end stores the result of a check, and reports each result that is next in order.
 func (l *ledger) end(check int, note string, took time.Duration, err error) {
 	c := l.checks[check]
 	r := &Result{Name: c.name, Kind: string(c.kind), Scenario: string(c.scenario), Consumer: c.consumer, Direction: c.direction(),

@@ -12,7 +12,7 @@ import (
 	"github.com/poolbridge/poolbridge/mempool"
 )
 
-// legacyChecks returns checks of handles of 64 bytes.
+// legacyChecks returns checks of legacy handles, which have 64 bytes.
 func legacyChecks(kind mempool.Kind, consumers []string, _ Options) []check {
 	if kind != mempool.Legacy {
 		return nil
@@ -25,7 +25,7 @@ func legacyChecks(kind mempool.Kind, consumers []string, _ Options) []check {
 	})...)
 }
 
-// withoutService returns the role of a worker that knows no service.
+// withoutService returns the role of a worker whose socket path leads to no service.
 func (s *scene) withoutService(consumer string) role {
 	return role{consumer: consumer, flag: "--socket", value: filepath.Join(s.dir, "nobody")}
 }
@@ -33,7 +33,7 @@ func (s *scene) withoutService(consumer string) role {
 // legacyElements is the number of elements in the checks of handles.
 const legacyElements = 1 << 18
 
-// save writes a file that says where a published buffer is. release ends the lease that keeps the buffer.
+// save writes a file that says how to open a published buffer. release ends the lease that keeps the buffer.
 func (s *scene) save(ctx context.Context, name string) (path string, x mempool.Saved, release func() error, err error) {
 	lease, err := s.client.TryExport(ctx, name)
 	if err != nil {
@@ -51,8 +51,7 @@ func (s *scene) save(ctx context.Context, name string) (path string, x mempool.S
 	return path, x, lease.Release, nil
 }
 
-// handleInAFile saves a handle to a file. Consumers that start later, and know no service, open the handle, compare the memory and change
-// it.
+// handleInAFile saves a handle to a file. Consumers that start later and have no service open the handle, compare the memory and change it.
 func handleInAFile(ctx context.Context, s *scene, consumer string) (err error) {
 	name := s.uniqueName("file")
 	first, second := work.Affine(0.001, 42).Within(1e-4), work.Affine(1, 100)
@@ -80,7 +79,7 @@ func handleInAFile(ctx context.Context, s *scene, consumer string) (err error) {
 	return s.look(ctx, name, legacyElements, work.Affine(2, 200), nil)
 }
 
-// deadOwner lets a consumer open the handle of a killed process. The consumer must work on after the error.
+// deadOwner lets a consumer open the handle of a killed process. The consumer must report an error, and must still work afterwards.
 func deadOwner(ctx context.Context, s *scene, consumer string) error {
 	device, err := s.uuid()
 	if err != nil {

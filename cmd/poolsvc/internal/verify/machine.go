@@ -15,14 +15,14 @@ type Machine struct {
 	Kernel string `json:"kernel"`
 	Arch   string `json:"arch"`
 	CPUs   int    `json:"cpus"`
-	// CUDA is the version that the driver supports, 13000 for 13.0. It is 0 without a driver, and Reason then says why.
+	// CUDA is the version that the driver supports, for example 13000 for 13.0. Without a driver, CUDA is 0 and Reason says why.
 	CUDA      int               `json:"cuda"`
 	Reason    string            `json:"reason,omitempty"`
 	Simulated bool              `json:"simulated,omitempty"`
 	Devices   []GPU             `json:"devices"`
 	Python    string            `json:"python"`
 	Packages  map[string]string `json:"packages"`
-	// Native is whether the Python package has its native module.
+	// Native says whether the Python package has its native module.
 	Native bool `json:"native"`
 }
 

@@ -5,7 +5,7 @@ import (
 	"strings"
 )
 
-// glob returns the regular expression of a pattern in which * matches any text and ? one character.
+// glob returns the regular expression for a pattern in which * matches any text and ? matches one character.
 func glob(pattern string) (*regexp.Regexp, error) {
 	quoted := regexp.QuoteMeta(pattern)
 	quoted = strings.ReplaceAll(strings.ReplaceAll(quoted, `\*`, ".*"), `\?`, ".")

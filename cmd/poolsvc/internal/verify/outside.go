@@ -19,7 +19,7 @@ import (
 	"github.com/poolbridge/poolbridge/mempool"
 )
 
-// outsideChecks returns checks that do not go through the service: descriptors, handles, multiprocessing and fork.
+// outsideChecks returns checks that do not use the service: descriptors, handles, multiprocessing and fork.
 func outsideChecks(kind mempool.Kind, consumers []string, _ Options) []check {
 	best := preferred(consumers)
 	checks := each(mapping, "fork", best[1:], fork)
@@ -41,14 +41,14 @@ func outsideChecks(kind mempool.Kind, consumers []string, _ Options) []check {
 // cudaCore is the consumer that uses only cuda.core.
 const cudaCore = "cuda.core"
 
-// shared is memory of this process that other processes open by its descriptor.
+// shared is memory of this process that another process opens by a descriptor.
 type shared struct {
 	physical *cuda.Physical
 	mapping  *cuda.Mapping
 	fd       int
 }
 
-// share allocates memory of a GPU and exports it as a descriptor.
+// share allocates memory of a GPU and exports the allocation as a descriptor.
 func share(c *cuda.Context, bytes uint64) (m *shared, err error) {
 	unit, err := c.AllocationGranularity()
 	if err != nil {
@@ -72,8 +72,8 @@ func (m *shared) close() error {
 	return errors.Join(m.mapping.Close(), m.physical.Close(), unix.Close(m.fd))
 }
 
-// descriptor gives a worker an allocation by its descriptor, over a separate socket. In the first run the worker unmaps the memory before
-// its owner, in the second run after it: a mapping must keep the memory.
+// descriptor sends a worker the descriptor of an allocation, over a separate socket. In the first run, the worker unmaps the memory before
+// the owner does. In the second run, the worker unmaps the memory after the owner does: the worker's mapping must keep the memory.
 func descriptor(ctx context.Context, s *scene, consumer string) error {
 	for _, ownerFirst := range []bool{false, true} {
 		if err := passDescriptor(ctx, s, consumer, ownerFirst); err != nil {
@@ -139,7 +139,7 @@ func (m *shared) Info() mempool.LeaseInfo {
 func (m *shared) Bytes(context.Context) ([]byte, error)    { return nil, nil }
 func (m *shared) Pointer(context.Context) (uintptr, error) { return uintptr(m.mapping.Ptr()), nil }
 
-// send sends the size and the descriptor to the process that connects to a socket while receive runs.
+// send sends the size and the descriptor to a process that connects to a socket. receive makes that process connect, and runs meanwhile.
 func (m *shared) send(ctx context.Context, path string, receive func(context.Context) error) (err error) {
 	listener, err := seqpacket.Listen(path, seqpacket.ListenConfig{})
 	if err != nil {
@@ -156,12 +156,12 @@ func (m *shared) send(ctx context.Context, path string, receive func(context.Con
 		sent <- err
 	}()
 	if err := receive(ctx); err != nil {
-		return err // this closes the listener, and so ends Accept
+		return err // the deferred call closes the listener, which ends Accept
 	}
 	return <-sent
 }
 
-// zeros lets a worker open a handle of 64 zero bytes. The error must be clear, and the worker must still work.
+// zeros lets a worker open a handle of 64 zero bytes. The worker must report a clear error, and must still work afterwards.
 func zeros(ctx context.Context, s *scene, consumer string) (err error) {
 	device, err := s.uuid()
 	if err != nil {
@@ -200,7 +200,7 @@ func zeros(ctx context.Context, s *scene, consumer string) (err error) {
 	return err
 }
 
-// refusedByDriver lets a worker ask the driver for handles of memory that cannot have any.
+// refusedByDriver lets a worker ask the driver for handles of memory for which the driver makes no handles.
 func refusedByDriver(ctx context.Context, s *scene, consumer string) error {
 	device, err := s.uuid()
 	if err != nil {
@@ -229,7 +229,7 @@ func refusedByDriver(ctx context.Context, s *scene, consumer string) error {
 	return nil
 }
 
-// uniqueHandles saves handles of several segments. No two may be equal, and each must open its own segment.
+// uniqueHandles saves the handles of several segments. The handles must differ, and each handle must open its own segment.
 func uniqueHandles(ctx context.Context, s *scene, consumer string) (err error) {
 	w, err := s.worker(consumer)
 	if err != nil {
@@ -273,7 +273,7 @@ func uniqueHandles(ctx context.Context, s *scene, consumer string) (err error) {
 	return nil
 }
 
-// pickled lets a worker pass a buffer of cuda.core to another process by multiprocessing.
+// pickled lets a worker pass a buffer of cuda.core to another process through multiprocessing.
 func pickled(ctx context.Context, s *scene, consumer string) error {
 	device, err := s.uuid()
 	if err != nil {
@@ -290,7 +290,7 @@ func pickled(ctx context.Context, s *scene, consumer string) error {
 	return err
 }
 
-// fork lets a worker fork without exec. The child must get errors and no memory, and the worker must still work.
+// fork lets a worker fork without exec. The child must get errors and must not get memory. The worker must still work afterwards.
 func fork(ctx context.Context, s *scene, consumer string) (err error) {
 	name := s.uniqueName("fork")
 	undo, err := s.publish(ctx, name, maskedElements, masked(0))

@@ -10,7 +10,7 @@ import (
 	"github.com/poolbridge/poolbridge/mempool"
 )
 
-// peerChecks returns checks with several GPUs, and with processes that see different GPUs.
+// peerChecks returns checks with several GPUs, or with processes that see different GPUs.
 func peerChecks(kind mempool.Kind, consumers []string, _ Options) []check {
 	if !onGPU(kind) {
 		return nil
@@ -20,7 +20,7 @@ func peerChecks(kind mempool.Kind, consumers []string, _ Options) []check {
 	return append(checks, alone(each(transfer, "invisible", preferred(consumers), invisible), (*scene).withoutTheGPU)...)
 }
 
-// other returns the GPU of the memory and another one.
+// other returns the GPU of the memory and another GPU.
 func (s *scene) other() (own, other cuda.Device, err error) {
 	own, err = mempool.FindDevice(s.options.Device)
 	if err != nil {
@@ -49,7 +49,8 @@ func uuids(devices ...cuda.Device) (list []string, err error) {
 	return list, nil
 }
 
-// peer lets a worker on another GPU compare and write the memory. If the GPU cannot access it, the worker must get a clear error.
+// peer lets a worker on another GPU compare and write the memory. If the other GPU cannot access the memory, the worker must get a clear
+// error.
 func peer(ctx context.Context, s *scene, consumer string) (err error) {
 	own, other, err := s.other()
 	if err != nil {
@@ -64,7 +65,7 @@ func peer(ctx context.Context, s *scene, consumer string) (err error) {
 		return err
 	}
 	t := work.Task{Name: s.uniqueName("peer"), Pattern: s.options.written(), Then: s.options.answered(), Elements: s.options.Elements}
-	if consumer != goConsumer { // each library may behave differently on another GPU, so our own kernel compares there
+	if consumer != goConsumer { // libraries behave differently on another GPU, so the project's own kernel compares there
 		t = work.Task{Task: "peer", Name: t.Name, Pattern: masked(0), Elements: maskedElements, Device: names[1]}
 		if t.Path, err = s.kernels(); err != nil {
 			return err
@@ -94,7 +95,7 @@ func peer(ctx context.Context, s *scene, consumer string) (err error) {
 	return s.look(ctx, t.Name, t.Elements, t.Then, nil)
 }
 
-// abroad returns the role of a worker on another GPU than the memory's.
+// abroad returns the role of a worker that works on another GPU than the GPU of the memory.
 func (s *scene) abroad(consumer string) (role, error) {
 	_, other, err := s.other()
 	if err != nil {
@@ -104,12 +105,12 @@ func (s *scene) abroad(consumer string) (role, error) {
 	return role{consumer: consumer, flag: "--device", value: u.String()}, err
 }
 
-// seeing returns the role of a worker that sees only some GPUs.
+// seeing returns the role of a worker that sees only the GPUs in visible.
 func seeing(consumer, visible string) role {
 	return role{consumer: consumer, env: "CUDA_VISIBLE_DEVICES=" + visible}
 }
 
-// inOtherOrder returns the role of a worker that sees the GPUs with other ordinals.
+// inOtherOrder returns the role of a worker that sees the GPUs in another order, so with other ordinals.
 func (s *scene) inOtherOrder(consumer string) (role, error) {
 	own, other, err := s.other()
 	if err != nil {
@@ -125,7 +126,7 @@ func (s *scene) inOtherOrder(consumer string) (role, error) {
 	return seeing(consumer, order[0]+","+order[1]), nil
 }
 
-// withoutTheGPU returns the role of a worker that does not see the memory's GPU. It sees another GPU, if there is one.
+// withoutTheGPU returns the role of a worker that does not see the GPU of the memory. If there is another GPU, the worker sees that one.
 func (s *scene) withoutTheGPU(consumer string) (role, error) {
 	_, other, err := s.other()
 	if _, alone := errors.AsType[*skip](err); alone {
@@ -138,7 +139,7 @@ func (s *scene) withoutTheGPU(consumer string) (role, error) {
 	return seeing(consumer, u.String()), err
 }
 
-// renumbered checks that a worker that sees the GPUs with other ordinals finds the memory's GPU by its UUID.
+// renumbered checks that a worker finds the GPU of the memory by its UUID although the worker sees other ordinals.
 func renumbered(ctx context.Context, s *scene, consumer string) error {
 	r, err := s.inOtherOrder(consumer)
 	if err != nil {
@@ -147,7 +148,7 @@ func renumbered(ctx context.Context, s *scene, consumer string) error {
 	return s.asSeen(ctx, r, func(err error) error { return err })
 }
 
-// invisible checks that a worker that does not see the memory's GPU gets a clear error.
+// invisible checks that a worker gets a clear error if it does not see the GPU of the memory.
 func invisible(ctx context.Context, s *scene, consumer string) error {
 	r, err := s.withoutTheGPU(consumer)
 	if err != nil {
@@ -164,7 +165,7 @@ func invisible(ctx context.Context, s *scene, consumer string) error {
 	return s.asSeen(ctx, r, func(err error) error { return refused(err, names...) })
 }
 
-// asSeen lets a worker compare a buffer, and passes the error to judge.
+// asSeen lets a worker with a role compare a buffer, and passes the error to judge.
 func (s *scene) asSeen(ctx context.Context, r role, judge func(error) error) (err error) {
 	name := s.uniqueName("as-seen")
 	undo, err := s.publish(ctx, name, s.options.Elements, s.options.written())
@@ -181,7 +182,7 @@ func (s *scene) asSeen(ctx context.Context, r role, judge func(error) error) (er
 	return judge(err)
 }
 
-// refused returns an error unless err says that a GPU is unavailable and names the GPUs.
+// refused returns an error unless err says that a GPU is unavailable and names the GPUs in uuids.
 func refused(err error, uuids ...string) error {
 	failed, ok := errors.AsType[*work.Failure](err)
 	switch {

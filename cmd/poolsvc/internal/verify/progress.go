@@ -10,17 +10,18 @@ import (
 	"github.com/poolbridge/poolbridge/mempool"
 )
 
-// Progress shows a person the progress of the checks: a line for each result, and on a terminal one for the running check.
+// Progress shows a person the progress of the checks: a line for each result and, on a terminal, a line for the running check.
 type Progress struct {
 	display *display.Progress
 	lacking []string // kinds of memory that this machine lacks
-	said    string   // why the last check was skipped
+	said    string   // why the last skipped check was skipped
 }
 
-// NewProgress writes to w.
+// NewProgress returns a Progress that writes to w.
 func NewProgress(w io.Writer) *Progress { return &Progress{display: display.NewProgress(w)} }
 
-// lack says once for each reason which kinds of memory this machine lacks: their checks are not told one by one.
+// lack prints, once for each reason, the kinds of memory that this machine lacks. Progress then prints no lines for the checks of these
+// kinds.
 func (p *Progress) lack(unavailable map[mempool.Kind]error) {
 	if p == nil {
 		return
@@ -52,7 +53,7 @@ func (p *Progress) result(r Result) {
 	if p == nil || r.Status == Skipped && slices.Contains(p.lacking, r.Kind) {
 		return
 	}
-	// Why several checks are skipped need be said only once.
+	// If several checks are skipped for the same reason, Progress prints the reason only once.
 	why := r.Kind + r.Reason
 	if r.Status == Skipped && why == p.said {
 		return

@@ -26,7 +26,7 @@ type Result struct {
 	Name     string `json:"name"`
 	Kind     string `json:"kind"`
 	Scenario string `json:"scenario"`
-	// Consumer is the library, or "go". Direction says in which direction the data goes first, as seen from the service: "to-consumer" or
+	// Consumer is the library, or "go". Direction says in which direction the data goes first, seen from the service: "to-consumer" or
 	// "from-consumer".
 	Consumer  string `json:"consumer"`
 	Direction string `json:"direction"`
@@ -44,11 +44,11 @@ type Report struct {
 	Passed  int      `json:"passed"`
 	Failed  int      `json:"failed"`
 	Skipped int      `json:"skipped"`
-	// Seconds is how long all took. The times of the checks add up to more, because checks run at the same time.
+	// Seconds is how long the whole run took. The sum of the times of the checks is greater, because checks run at the same time.
 	Seconds float64 `json:"seconds"`
 }
 
-// OK reports whether no check failed and at least one passed.
+// OK reports whether at least one check passed and none failed.
 func (r *Report) OK() bool { return r.Failed == 0 && r.Passed > 0 }
 
 func (r *Report) add(result Result) {
@@ -65,7 +65,7 @@ func (r *Report) add(result Result) {
 
 var styles = map[Status]lipgloss.Style{Passed: display.Good, Failed: display.Bad, Skipped: display.Neutral}
 
-// print writes one line for a person.
+// print writes the result as one line for a person.
 func (r Result) print(w io.Writer) {
 	line := fmt.Sprintf("%s  %-6s  %-28s %8s", styles[r.Status].Render(fmt.Sprintf("%-7s", r.Status)), r.Kind, r.Name,
 		time.Duration(r.Seconds*float64(time.Second)).Round(time.Millisecond))

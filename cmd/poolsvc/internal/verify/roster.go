@@ -14,17 +14,17 @@ import (
 	"github.com/poolbridge/poolbridge/mempool"
 )
 
-// goConsumer is the name of the consumer that is a Go process.
+// goConsumer is the name of the consumer that is a process in Go.
 const goConsumer = "go"
 
-// missingOnes is the consumer of the check that says which libraries are missing.
+// missingOnes stands for the consumer in the check that reports which libraries are missing.
 const missingOnes = "python"
 
-// roster says which consumers there are: this program in another process, and the libraries of the Python interpreter.
+// roster lists the consumers: this program in another process, and the libraries of the Python interpreter.
 type roster struct{ work.Probe }
 
-// audition starts a worker for each library of the Python interpreter, all at the same time, and asks it what the library can use. The
-// workers stay for the checks. A library that ends its worker is missing, and the others are not.
+// audition starts a worker for each library of the Python interpreter, all at the same time, and asks each worker what its library can use.
+// The checks use these workers later. If a library makes its worker end, only this library is missing.
 func (s *stage) audition() (*roster, error) {
 	first, err := s.start(role{})
 	if err != nil {
@@ -63,7 +63,7 @@ func (s *stage) audition() (*roster, error) {
 	return enrol(probes), nil
 }
 
-// broken is what is known of a library whose worker did not answer.
+// broken returns a probe for a library whose worker did not answer.
 func broken(library string, err error) (p work.Probe) {
 	p.Missing = make(map[string]string)
 	for _, kind := range mempool.Kinds() {
@@ -72,7 +72,7 @@ func broken(library string, err error) (p work.Probe) {
 	return p
 }
 
-// enrol makes a roster of what the libraries' workers say. The preferred library is the first.
+// enrol makes a roster from the answers of the libraries' workers. The preferred library comes first.
 func enrol(probes []work.Probe) *roster {
 	r := new(roster)
 	r.Packages, r.Consumers, r.Missing = make(map[string]string), make(map[string][]string), make(map[string]string)
@@ -95,12 +95,12 @@ func enrol(probes []work.Probe) *roster {
 	return r
 }
 
-// consumersOf returns the consumers that can use memory of a kind. The first is Go.
+// consumersOf returns the consumers that can use memory of a kind. Go is the first.
 func (p *roster) consumersOf(kind mempool.Kind) []string {
 	return append([]string{goConsumer}, p.Consumers[string(kind)]...)
 }
 
-// missing returns why the interpreter's other libraries cannot use memory of a kind, or "".
+// missing says why the other libraries of the interpreter cannot use memory of a kind, or returns "".
 func (p *roster) missing(kind mempool.Kind) string {
 	if why := p.Missing[string(kind)]; why != "" {
 		return why
@@ -111,5 +111,5 @@ func (p *roster) missing(kind mempool.Kind) string {
 	return ""
 }
 
-// preferred returns Go, and the best library in Python if there is one.
+// preferred returns Go and, if there is one, the preferred library in Python.
 func preferred(consumers []string) []string { return consumers[:min(2, len(consumers))] }

@@ -14,10 +14,10 @@ import (
 // producedName is the name of checks in which the consumer writes first.
 const producedName = "produced"
 
-// manyName returns the name of the check in which several workers use one buffer.
+// manyName returns the name of the check in which several workers use one buffer at the same time.
 func (o Options) manyName() string { return fmt.Sprintf("%d-workers", o.Workers) }
 
-// roundTrips returns checks in which memory goes to a consumer and back, and in the other direction.
+// roundTrips returns checks in which memory goes to a consumer and back, or from a consumer to Go and back.
 func roundTrips(kind mempool.Kind, consumers []string, o Options) []check {
 	checks := each(transfer, "round-trip", consumers, func(ctx context.Context, s *scene, consumer string) error {
 		return roundTrip(ctx, s, consumer, o.Elements)
@@ -41,8 +41,8 @@ func roundTrips(kind mempool.Kind, consumers []string, o Options) []check {
 	return checks
 }
 
-// roundTrip: Go writes i + seed. A worker in another process checks that through a zero-copy array and writes its own pattern. Then Go
-// checks that.
+// roundTrip checks the direction from Go to a worker. Go writes the pattern i + Seed. A worker in another process compares the memory
+// through a zero-copy array and writes its own pattern. Then Go checks the worker's pattern.
 func roundTrip(ctx context.Context, s *scene, consumer string, n uint64) (err error) {
 	name := s.uniqueName("round-trip")
 	undo, err := s.publish(ctx, name, n, s.options.written())
@@ -62,7 +62,8 @@ func roundTrip(ctx context.Context, s *scene, consumer string, n uint64) (err er
 	return s.look(ctx, name, n, back, nil)
 }
 
-// produced is the other direction. The worker allocates, writes and publishes. Go checks and writes. Then the worker checks that.
+// produced checks the other direction. A worker allocates a buffer, writes a pattern and publishes the buffer. Go compares it and writes
+// another pattern. Then the worker checks Go's pattern.
 func produced(ctx context.Context, s *scene, consumer string, n uint64) (err error) {
 	name := s.uniqueName("produced")
 	_, undo, err := s.pool(ctx, name, n*work.ElementBytes)
@@ -86,7 +87,7 @@ func produced(ctx context.Context, s *scene, consumer string, n uint64) (err err
 	return err
 }
 
-// cpuAndGPU lets a worker use one lease with the CPU and with the GPU.
+// cpuAndGPU lets a worker use the memory of one lease with the CPU and with the GPU.
 func cpuAndGPU(ctx context.Context, s *scene, consumer string) (err error) {
 	name := s.uniqueName("cpu-and-gpu")
 	n := s.options.Elements
@@ -134,7 +135,7 @@ func manyWorkers(ctx context.Context, s *scene, consumer string, n uint64, worke
 	return g.Wait()
 }
 
-// crowdOf returns the name of the workers that check one buffer at the same time. Those in Python check with any library.
+// crowdOf returns the name of the workers that check one buffer at the same time. A Python worker in this crowd can use any library.
 func crowdOf(consumer string) string {
 	if consumer == goConsumer {
 		return "many in Go"

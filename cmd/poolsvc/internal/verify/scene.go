@@ -16,23 +16,23 @@ import (
 	"github.com/poolbridge/poolbridge/mempool"
 )
 
-// stage has what all checks share: this process's session with the service, which is a separate process, and the workers that several
-// checks use.
+// stage has what all checks share: the session of this process with the service, and the workers that several checks use. The service is a
+// separate process.
 type stage struct {
 	ctx     context.Context // context of the whole run
 	options Options
 	client  *bridge.Client
 	socket  string
-	dir     string // for files
+	dir     string // folder for files
 	bench   *work.Bench
 	crew    *crew
-	names   atomic.Int64 // how many names were given
+	names   atomic.Int64 // number of names that uniqueName and kernels have made
 
 	mu      sync.Mutex
-	leaving []*bridge.Pool // pools that finished checks have destroyed
+	leaving []*bridge.Pool // destroyed pools of finished checks; their memory may still be mapped
 }
 
-// scene is the stage for one check.
+// scene is the stage as one check sees it.
 type scene struct {
 	*stage
 	kind   mempool.Kind
@@ -41,18 +41,18 @@ type scene struct {
 	hired  map[string]hired
 }
 
-// hired is a worker that checks share, and its name in the crew.
+// hired is a shared worker, with its name in the crew.
 type hired struct {
 	*worker
 	name string
 }
 
-// uniqueName returns a name that no other check uses.
+// uniqueName returns a name for a pool, buffer or channel that no other check uses.
 func (s *scene) uniqueName(what string) string {
 	return fmt.Sprintf("verify %s %s %d", s.kind, what, s.names.Add(1))
 }
 
-// device returns the GPU to use, or "" for memory without a GPU.
+// device returns the GPU to use, or "" for memory on the CPU.
 func (s *scene) device() string {
 	if !onGPU(s.kind) {
 		return ""
@@ -60,13 +60,13 @@ func (s *scene) device() string {
 	return s.options.Device
 }
 
-// kernels writes a file with the pattern kernels, for workers in Python, and returns its path.
+// kernels writes the pattern kernels to a file for the Python workers, and returns the path of the file.
 func (s *scene) kernels() (path string, err error) {
 	path = filepath.Join(s.dir, fmt.Sprintf("kernels-%d.ptx", s.names.Add(1)))
 	return path, os.WriteFile(path, pattern.PTX(), 0o600)
 }
 
-// start starts a worker for a role.
+// start starts a worker with a role.
 func (s *stage) start(r role) (*worker, error) {
 	program, args := s.options.Python, []string{"-m", "poolbridge.worker"}
 	if r.consumer == goConsumer {
@@ -83,7 +83,7 @@ func (s *stage) start(r role) (*worker, error) {
 	return w, nil
 }
 
-// prepare lets a worker import what its role needs.
+// prepare lets a worker import the library of its role.
 func (s *stage) prepare(w *worker, r role) error {
 	_, err := w.do(s.ctx, work.Task{Task: "prepare", Consumer: r.consumer})
 	return err
@@ -92,12 +92,13 @@ func (s *stage) prepare(w *worker, r role) error {
 // fresh returns a worker that only this check uses.
 func (s *scene) fresh(r role) (*worker, error) { return s.crew.take(booking{s.number, r}) }
 
-// worker returns a worker for a library, which later checks use too. This check gets the same one each time while it lives.
+// worker returns a shared worker for a library. Until the worker ends, this check gets the same worker at each call. Later checks use the
+// worker too.
 func (s *scene) worker(consumer string) (*worker, error) {
 	return s.engage(consumer, consumer, consumer)
 }
 
-// engage returns the worker that has a part in this check. It is one that checks share, of a name in the crew.
+// engage returns the shared worker that has the part in this check. name is the worker's name in the crew.
 func (s *scene) engage(part, name, consumer string) (*worker, error) {
 	if h := s.hired[part]; h.worker != nil && !h.gone {
 		return h.worker, nil
@@ -113,7 +114,7 @@ func (s *scene) engage(part, name, consumer string) (*worker, error) {
 	return w, nil
 }
 
-// end lets other checks have the workers that this check shared, and ends those that it did not use.
+// end returns the shared workers of this check to the crew, and ends the workers that were started for this check and not used.
 func (s *scene) end() error {
 	for _, h := range s.hired {
 		s.crew.dismiss(h.name, h.worker)
@@ -121,10 +122,10 @@ func (s *scene) end() error {
 	return s.crew.done(s.number)
 }
 
-// close ends the workers.
+// close ends all workers and releases the GPUs.
 func (s *stage) close() error { return errors.Join(s.crew.close(), s.bench.Close()) }
 
-// check lets a worker do a task that compares memory, and checks the answer.
+// check lets a worker do a task that compares memory, and returns an error if the memory differs or the array is a copy.
 func (w *worker) check(ctx context.Context, t work.Task) (*work.Answer, error) {
 	if t.Task == "" {
 		t.Task = "check"

@@ -13,24 +13,24 @@ import (
 	"github.com/poolbridge/poolbridge/bridge"
 )
 
-// dialLimit is how long the service may take to start.
+// dialLimit is how long the service may take to begin to listen.
 const dialLimit = 30 * time.Second
 
-// served is the service that the checks use. It is a separate process, as in real use, because the driver opens some memory only in
-// processes other than the one that made it.
+// served is the service that the checks use. It is a separate process, as in real use. In the process that made the memory, the driver
+// cannot open some kinds of memory again.
 type served struct {
 	cmd    *exec.Cmd
 	socket string
 	stderr bytes.Buffer
-	ended  chan struct{} // closed when the process has ended; err says how
+	ended  chan struct{} // closed when the process has ended; err says how it ended
 	err    error
 }
 
-// serve starts a service on a socket. It is killed when ctx ends.
+// serve starts a service on a socket. The service is killed when ctx ends.
 func serve(ctx context.Context, program, socket string) (*served, error) {
 	s := &served{cmd: exec.CommandContext(ctx, program, "serve", "--socket", socket), socket: socket, ended: make(chan struct{})}
 	s.cmd.Stderr = &s.stderr
-	s.cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGTERM} // ends the service if verify is killed
+	s.cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGTERM} // the kernel ends the service if verify is killed
 	if err := s.cmd.Start(); err != nil {
 		return nil, fmt.Errorf("starting the service: %w", err)
 	}
@@ -41,7 +41,7 @@ func serve(ctx context.Context, program, socket string) (*served, error) {
 	return s, nil
 }
 
-// dial connects to the service when it listens.
+// dial waits until the service listens, and connects to it.
 func (s *served) dial(ctx context.Context) (*bridge.Client, error) {
 	ctx, cancel := context.WithTimeout(ctx, dialLimit)
 	defer cancel()
@@ -57,7 +57,7 @@ func (s *served) dial(ctx context.Context) (*bridge.Client, error) {
 	return bridge.Dial(ctx, s.socket)
 }
 
-// stop ends the service and returns an error if it did not end well.
+// stop ends the service, and returns an error if the service did not end normally.
 func (s *served) stop() error {
 	select {
 	case <-s.ended:

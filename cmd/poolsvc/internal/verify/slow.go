@@ -11,7 +11,7 @@ import (
 	"github.com/poolbridge/poolbridge/mempool"
 )
 
-// slowChecks returns checks in which kernels are held while buffers are transferred. Only streams may wait for the kernels.
+// slowChecks returns checks that transfer buffers while a kernel is held. Only streams may wait for the kernel; no call may wait.
 func slowChecks(kind mempool.Kind, consumers []string, _ Options) []check {
 	if !onGPU(kind) {
 		return nil
@@ -32,13 +32,13 @@ type handing struct {
 	worker *worker
 	gpu    *work.GPU
 	task   work.Task     // first task of the worker
-	first  *work.Pattern // pattern in the buffer
-	second *work.Pattern // pattern to be written
-	takes  time.Duration // duration of the slow work
+	first  *work.Pattern // pattern that the buffer contains
+	second *work.Pattern // pattern that the check writes
+	takes  time.Duration // how long the slow kernel runs after the gate is open
 }
 
-// slowly rehearses a check and runs it twice. The first run may still map new memory. The second run measures the calls; its kernel works
-// for a while after it is let go.
+// slowly rehearses a check and then runs it twice. In the first run, calls may still map new memory. In the second run, the check measures
+// the calls, and the kernel works for some time after the gate is open.
 func slowly(run func(context.Context, *handing) error) func(context.Context, *scene, string) error {
 	return func(ctx context.Context, s *scene, consumer string) (err error) {
 		d, err := mempool.FindDevice(s.options.Device)
@@ -81,8 +81,8 @@ func slowly(run func(context.Context, *handing) error) func(context.Context, *sc
 	}
 }
 
-// rehearse lets the buffer go to the worker and back once. Things that happen only once in a process, like registering a timeline with
-// the driver, may wait for running kernels.
+// rehearse lets the buffer go to the worker and back once. A process does some things only once, for example registering a timeline with
+// the driver, and these may wait for running kernels.
 func (h *handing) rehearse(ctx context.Context) error {
 	h.second = masked(0)
 	if _, err := h.write(ctx, func() error { return nil }); err != nil {
@@ -96,8 +96,8 @@ func (h *handing) rehearse(ctx context.Context) error {
 	return h.end(ctx)
 }
 
-// slowProducer publishes a buffer whose content a kernel has not written yet. The kernel is held until the worker has its array and has
-// queued its reading work. Then the kernel takes some time, and the worker must see the complete content.
+// slowProducer publishes a buffer before a kernel has written the content. The gate holds the kernel until the worker has its array and has
+// queued its work that reads the array. Then the kernel takes some time, and the worker must see the complete content.
 func slowProducer(ctx context.Context, h *handing) (err error) {
 	gate, err := h.gpu.NewGate()
 	if err != nil {
@@ -120,8 +120,8 @@ func slowProducer(ctx context.Context, h *handing) (err error) {
 	return h.end(ctx)
 }
 
-// slowConsumer writes a buffer that a kernel of the worker has not read yet. That kernel is held until the new content is published. The
-// worker must see the complete old content, and other readers the new one.
+// slowConsumer writes a buffer before a kernel of the worker has read it. The worker's kernel is held until this process has published the
+// new content. The worker must see the complete old content, and other readers must see the new content.
 func slowConsumer(ctx context.Context, h *handing) error {
 	h.task.Hold, h.task.Slow = true, h.takes.Seconds()
 	read, err := h.begin(ctx, h.first)
@@ -142,8 +142,8 @@ func slowConsumer(ctx context.Context, h *handing) error {
 	return h.look(ctx, h.task.Name, maskedElements, h.second, nil)
 }
 
-// write queues a new content of the buffer in this process's stream, after earlier, and publishes the buffer. It returns how long that
-// took, without queuing the kernels.
+// write queues the work of earlier and then a kernel that writes the new content, in this process's stream, and publishes the buffer. It
+// returns how long these calls took, except the calls that queue the kernels.
 func (h *handing) write(ctx context.Context, earlier func() error) (took time.Duration, err error) {
 	g := h.gpu
 	start := time.Now()
@@ -164,7 +164,7 @@ func (h *handing) write(ctx context.Context, earlier func() error) (took time.Du
 	return (took + time.Since(start)).Round(time.Microsecond), err
 }
 
-// begin lets the worker's stream compare the buffer, without waiting for it. It returns how long the calls took in the worker.
+// begin lets the worker queue a comparison of the buffer in its stream. It returns how long the calls took in the worker.
 func (h *handing) begin(ctx context.Context, p *work.Pattern) (took time.Duration, err error) {
 	t := h.task
 	t.Pattern = p
@@ -178,13 +178,13 @@ func (h *handing) begin(ctx context.Context, p *work.Pattern) (took time.Duratio
 	return time.Duration(a.Seconds * float64(time.Second)).Round(time.Microsecond), nil
 }
 
-// end lets the worker's stream go on, and checks what it read.
+// end opens the gate of the worker's stream, and returns an error if the worker read a wrong content.
 func (h *handing) end(ctx context.Context) error {
 	_, err := h.worker.check(ctx, work.Task{Task: "slow-end", Elements: maskedElements})
 	return err
 }
 
-// busy returns an error if this process's stream has no work, which it must have while a kernel is held.
+// busy returns an error if this process's stream has finished its work. While a kernel is held, the stream must be busy.
 func (h *handing) busy() error {
 	done, err := h.gpu.Stream.Query()
 	if err == nil && done {

@@ -15,11 +15,11 @@ import (
 )
 
 const (
-	frameElements = 4096 // uint64 elements: Fibonacci numbers, beginning with that of the frame's number
+	frameElements = 4096 // uint64 elements: the Fibonacci numbers from the number of the frame on
 	ringSlots     = 4    // capacity of a channel
-	streamFrames  = 32   // frames that go through a ring
+	streamFrames  = 32   // frames that the ring check sends through a channel
 	streamBytes   = 32 << 20
-	fullAfter     = 0.1 // seconds after which a waiting producer gives up
+	fullAfter     = 0.1 // seconds that a producer waits for room before the wait fails
 )
 
 // streamChecks returns checks of channels. The ring check runs with each library once as the consumer and, except for Go, once as the
@@ -67,7 +67,8 @@ func streamChecks(_ mempool.Kind, consumers []string, _ Options) []check {
 	return checks
 }
 
-// streamers returns Go and those libraries that are often used for streams, or the first library if none of these is installed.
+// streamers returns Go and the libraries that users often use for streams. If none of these libraries is installed, streamers returns Go
+// and the first library.
 func streamers(consumers []string) []string {
 	able := slices.DeleteFunc(slices.Clone(consumers[1:]), func(c string) bool { return !slices.Contains([]string{"numpy", "cupy", "torch"}, c) })
 	if len(able) == 0 {
@@ -76,14 +77,14 @@ func streamers(consumers []string) []string {
 	return append([]string{goConsumer}, able...)
 }
 
-// flow is a channel with its own pool and its members.
+// flow is a channel in a pool of its own, with the workers that use the channel.
 type flow struct {
 	*scene
 	pool *bridge.Pool
 	name string // name of the channel
 
-	one             player // the worker that uses the check's library
-	producer, other player // workers in Go
+	one             player // the worker that uses the library of the check
+	producer, other player // the workers in Go
 }
 
 // player is a worker that is a member of a flow, and the library that it uses.
@@ -92,8 +93,8 @@ type player struct {
 	consumer string
 }
 
-// flowing returns a check with a channel. Its workers are used for later checks, but not after an error, because they may still wait for
-// frames.
+// flowing returns a check with a channel. Later checks use the workers of the check again. After an error, flowing kills the workers,
+// because they may still wait for frames.
 func flowing(mode mempool.ChannelMode, full mempool.FullPolicy, run func(context.Context, *flow) error) func(context.Context, *scene, string) error {
 	return func(ctx context.Context, s *scene, consumer string) (err error) {
 		f := &flow{scene: s}
@@ -132,7 +133,7 @@ func flowing(mode mempool.ChannelMode, full mempool.FullPolicy, run func(context
 	}
 }
 
-// another makes another channel in the flow's pool, for the same players.
+// another makes another channel in the pool of the flow, for the same players.
 func (f *flow) another(ctx context.Context, mode mempool.ChannelMode, full mempool.FullPolicy) (*flow, error) {
 	made := *f
 	made.name = f.uniqueName(string(mode))
@@ -151,7 +152,7 @@ func (f *flow) task(p player, t work.Task) work.Task {
 	return t
 }
 
-// publish lets a player publish frames with consecutive numbers. All must find room.
+// publish lets a player publish frames with consecutive numbers. Each frame must find room.
 func (f *flow) publish(ctx context.Context, p player, first, last uint64) error {
 	done, stopped, err := f.tryPublish(ctx, p, first, last, 60)
 	if err == nil && stopped != nil {
@@ -160,7 +161,7 @@ func (f *flow) publish(ctx context.Context, p player, first, last uint64) error 
 	return err
 }
 
-// tryPublish publishes frames until one finds no room within wait seconds.
+// tryPublish lets a player publish frames until a frame finds no room within wait seconds.
 func (f *flow) tryPublish(ctx context.Context, p player, first, last uint64, wait float64) (done int, stopped *work.Failure, err error) {
 	a, err := p.do(ctx, f.task(p, work.Task{Task: "stream-publish", Number: first, Count: int(last - first + 1), Timeout: wait}))
 	if err != nil {
@@ -169,9 +170,8 @@ func (f *flow) tryPublish(ctx context.Context, p player, first, last uint64, wai
 	return a.Rounds, a.Stopped, nil
 }
 
-// fill publishes frames from number 2 on until the channel is full, which must be reported with this code. The consumer must have frame
-// 1. So the channel must be full when it keeps as many frames as its capacity: those must find room however long it takes, and one more
-// must not.
+// fill publishes frames from number 2 on until the channel is full. Then one more publish must fail with the code. The consumer must keep
+// frame 1. The channel must have room for ringSlots frames in all, even if a publish takes long, and for no more.
 func (f *flow) fill(ctx context.Context, p player, code string) error {
 	if err := f.publish(ctx, p, 2, ringSlots); err != nil {
 		return err
@@ -188,12 +188,12 @@ func (f *flow) fill(ctx context.Context, p player, code string) error {
 	return nil
 }
 
-// publishing returns publish in the form for together.
+// publishing returns a function that calls publish, for together.
 func (f *flow) publishing(p player, first, last uint64) func(context.Context) error {
 	return func(ctx context.Context) error { return f.publish(ctx, p, first, last) }
 }
 
-// taking returns take in the form for together.
+// taking returns a function that calls take, for together.
 func (f *flow) taking(p player, first, last uint64) func(context.Context) error {
 	return func(ctx context.Context) error {
 		_, err := f.take(ctx, p, work.Task{}, first, last)
@@ -207,7 +207,7 @@ func (f *flow) close(ctx context.Context, p player) error {
 	return err
 }
 
-// frames lets a player take or compare frames, and checks what it saw of their content.
+// frames lets a player take or compare frames, and returns an error if the content of a frame is wrong.
 func (f *flow) frames(ctx context.Context, p player, t work.Task) (*work.Answer, error) {
 	a, err := p.do(ctx, f.task(p, t))
 	switch {
@@ -221,7 +221,7 @@ func (f *flow) frames(ctx context.Context, p player, t work.Task) (*work.Answer,
 	return a, nil
 }
 
-// take lets a player take frames. Their numbers must be first to last, in order.
+// take lets a player take frames. The frames must have the numbers first to last, in this order.
 func (f *flow) take(ctx context.Context, p player, t work.Task, first, last uint64) (*work.Answer, error) {
 	t.Task, t.Count = "stream-take", int(last-first+1)
 	a, err := f.frames(ctx, p, t)
@@ -231,7 +231,7 @@ func (f *flow) take(ctx context.Context, p player, t work.Task, first, last uint
 	return a, err
 }
 
-// rest lets a player take all frames until the channel is closed.
+// rest lets a player take all frames until the channel is closed, and returns their numbers.
 func (f *flow) rest(ctx context.Context, p player) ([]uint64, error) {
 	a, err := f.frames(ctx, p, work.Task{Task: "stream-take"})
 	if err == nil && !a.Ended {
@@ -267,7 +267,7 @@ func consecutive(what string, got []uint64, first, last uint64) error {
 	return nil
 }
 
-// eachOnce returns an error unless the numbers are all from first to last, in any order.
+// eachOnce returns an error unless got contains each number from first to last exactly once, in any order.
 func eachOnce(got []uint64, first, last uint64) error {
 	return consecutive("numbers, sorted,", slices.Sorted(slices.Values(got)), first, last)
 }
@@ -281,8 +281,8 @@ func together(ctx context.Context, parts ...func(context.Context) error) error {
 	return g.Wait()
 }
 
-// ring lets a producer publish until the ring is full, and then go on with a consumer that follows. Meanwhile the frame that the consumer
-// keeps must not be overwritten.
+// ring lets a producer publish until the ring is full. Then the consumer takes frames, and the producer publishes again. While the ring is
+// full, the producer must not overwrite the frame that the consumer keeps.
 func (f *flow) ring(ctx context.Context, producer, one player) error {
 	if err := f.publish(ctx, producer, 1, 1); err != nil {
 		return err
@@ -332,12 +332,12 @@ func broadcast(ctx context.Context, f *flow) error {
 	return together(ctx, f.publishing(f.producer, 2, streamFrames), f.taking(f.one, 2, streamFrames), f.taking(f.other, 2, streamFrames))
 }
 
-// queue checks that two consumers share the frames: each frame goes to one of them.
+// queue checks that two consumers share the frames: each frame goes to exactly one consumer.
 func queue(ctx context.Context, f *flow) error {
 	if err := f.publish(ctx, f.producer, 1, 2); err != nil {
 		return err
 	}
-	for i, p := range []player{f.one, f.other} { // each has room for one frame
+	for i, p := range []player{f.one, f.other} { // each player has room for one frame
 		n := uint64(i) + 1
 		if _, err := f.take(ctx, p, work.Task{Keep: true}, n, n); err != nil {
 			return err
@@ -362,7 +362,7 @@ func queue(ctx context.Context, f *flow) error {
 	return eachOnce(slices.Concat(shares[0], shares[1]), 3, streamFrames)
 }
 
-// fullFail checks that publishing to a full channel fails, and succeeds again when there is room.
+// fullFail checks that publishing in a full channel fails, and succeeds again when the channel has room.
 func fullFail(ctx context.Context, f *flow) error {
 	if err := f.publish(ctx, f.producer, 1, 1); err != nil {
 		return err
@@ -386,8 +386,8 @@ func fullFail(ctx context.Context, f *flow) error {
 	return err
 }
 
-// dropping checks that a consumer that is behind misses frames and gets the newest ones. The producer must not wait, and the frames that
-// the consumer keeps must not be overwritten.
+// dropping checks that a slow consumer misses old frames and gets the newest frames. The producer must not wait, and must not overwrite the
+// frames that the consumer keeps.
 func dropping(newest uint64) func(context.Context, *flow) error {
 	return func(ctx context.Context, f *flow) error {
 		const last = 5 * ringSlots
@@ -411,7 +411,8 @@ func dropping(newest uint64) func(context.Context, *flow) error {
 	}
 }
 
-// lateSubscriber lets a consumer subscribe late. It must begin with the newest frame, or with the oldest one that is kept.
+// lateSubscriber lets a consumer subscribe late. The consumer must begin with the newest frame or, with the option Oldest, with the oldest
+// frame in the channel.
 func lateSubscriber(ctx context.Context, f *flow) error {
 	const last = 3 * ringSlots
 	if err := f.publish(ctx, f.producer, 1, last); err != nil {

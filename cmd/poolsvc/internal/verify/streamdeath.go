@@ -8,7 +8,7 @@ import (
 	"github.com/poolbridge/poolbridge/mempool"
 )
 
-// withVictim gives a check a worker to kill. It uses the check's library.
+// withVictim gives a check a worker to kill. The worker uses the library of the check.
 func withVictim(run func(ctx context.Context, f *flow, victim player) error) func(context.Context, *flow) error {
 	return func(ctx context.Context, f *flow) error {
 		w, err := f.fresh(role{consumer: f.one.consumer})
@@ -20,8 +20,8 @@ func withVictim(run func(ctx context.Context, f *flow, victim player) error) fun
 	}
 }
 
-// consumerKilled kills a consumer that holds up a broadcast and has frames of a queue. The broadcast must go on, and another consumer
-// must get the frames of the queue.
+// consumerKilled kills a consumer that blocks a broadcast and has frames of a queue. The broadcast must continue, and another consumer must
+// get the frames of the queue.
 func consumerKilled(ctx context.Context, f *flow, victim player) error {
 	q, err := f.another(ctx, mempool.WorkQueue, mempool.Block)
 	if err != nil {
@@ -60,10 +60,10 @@ func consumerKilled(ctx context.Context, f *flow, victim player) error {
 	return eachOnce(got, 1, 2)
 }
 
-// producerKilled kills a producer. The frames that it had completed must arrive, and another producer must be able to go on.
+// producerKilled kills a producer. The frames that the producer had completed must arrive, and another producer must be able to publish.
 //
-// A GPU drops the queued work of a killed process, and a frame whose content is such work is lost. So another consumer reads the frames
-// first, which shows that they are complete.
+// When a process is killed, the GPU drops its queued work. A frame is lost if its content is part of this work. So another consumer first
+// reads the frames, which shows that their content is complete.
 func producerKilled(ctx context.Context, f *flow, victim player) error {
 	if err := f.publish(ctx, victim, 1, 1); err != nil {
 		return err
@@ -89,8 +89,8 @@ func producerKilled(ctx context.Context, f *flow, victim player) error {
 	return together(ctx, f.publishing(f.producer, ringSlots+1, streamFrames), f.taking(f.one, ringSlots+1, streamFrames))
 }
 
-// stageReplaced kills the stage between a queue and a broadcast while it has a frame, and starts another one. Every frame must arrive at
-// the end.
+// stageReplaced kills the stage between a queue and a broadcast while the stage has a frame, and starts another stage. Every frame must
+// arrive at the end of the pipeline.
 func stageReplaced(ctx context.Context, in *flow, victim player) error {
 	out, err := in.another(ctx, mempool.Broadcast, mempool.Block)
 	if err != nil {

@@ -11,8 +11,8 @@ import (
 
 var marks = map[Status]string{Passed: "ok", Failed: "FAILED", Skipped: "skip", "": "·"}
 
-// Table writes the results as a matrix: a row for each thing that was tried and by whom, a column for each kind of memory. Kinds of which every
-// check was skipped are left out, unless there is no other.
+// Table writes the results as a matrix. Each row has a thing that was tried and its consumer; each column has a kind of memory. Table
+// leaves out a kind of which every check was skipped, unless there is no other kind.
 func (r *Report) Table(w io.Writer) error {
 	tried := make(map[string]bool)
 	for _, c := range r.Checks {

@@ -6,10 +6,10 @@ import (
 	"sync"
 )
 
-// turns says which check begins next, for several goroutines that run checks. Checks begin in their order, but one whose workers are all
-// used lets later ones go first.
+// turns decides which check begins next, for several goroutines that run checks. Checks begin in their order. If all workers of a check are
+// in use, a later check may begin first.
 type turns struct {
-	room map[string]int // how many checks may use the workers of a name at the same time; every name is in it
+	room map[string]int // how many checks may use the workers of a name at the same time; it has an entry for every name
 
 	mu    sync.Mutex
 	freed sync.Cond
@@ -20,7 +20,7 @@ type turns struct {
 // turn is a check that has not begun.
 type turn struct {
 	check int
-	uses  string // a name of workers
+	uses  string // name of the workers that the check uses
 }
 
 func newTurns(room map[string]int, left []turn) *turns {
@@ -29,8 +29,8 @@ func newTurns(room map[string]int, left []turn) *turns {
 	return t
 }
 
-// next returns the next check, if there is one left. It waits while none that is left has room. Each check that it
-// returns must be passed to done.
+// next returns the next check, if there is one left. If the workers of all remaining checks are in use, next waits. The caller must pass
+// each returned check to done.
 func (t *turns) next(ctx context.Context) (next turn, ok bool) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -47,7 +47,7 @@ func (t *turns) next(ctx context.Context) (next turn, ok bool) {
 	return turn{}, false
 }
 
-// done says that a check is done.
+// done says that a check has ended, and wakes the callers of next.
 func (t *turns) done(n turn) {
 	t.mu.Lock()
 	defer t.mu.Unlock()

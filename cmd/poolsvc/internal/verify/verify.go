@@ -20,34 +20,36 @@ import (
 )
 
 const (
-	// mostAhead is the greatest number of workers that wait for their check.
+	// mostAhead is the greatest number of started workers that wait for their check.
 	mostAhead = 10
-	// gpuBytesBeside is how much free memory of the GPU each of the checks needs that run at the same time.
+	// gpuBytesBeside is the free memory of the GPU that each check needs if checks run at the same time.
 	gpuBytesBeside = 2 << 30
-	// mostByDefault is how many checks run at the same time at most if the user names no number: with more the driver's locks slow all down.
+	// mostByDefault is the greatest number of checks that run at the same time if the user names no number. With more checks, the driver's
+	// locks slow down all of them.
 	mostByDefault = 4
-	// perWorker is for how many checks a library gets one more worker, which takes seconds to start.
+	// perWorker is a number of checks: for each perWorker checks of a library, the crew gets one more worker. A worker takes seconds to
+	// start.
 	perWorker = 32
 )
 
-// Options says what to check, and how.
+// Options says which checks to run, and with which settings.
 type Options struct {
-	// Self is this program, which contains the service and the Go workers; empty for the running one.
+	// Self is the path of the program that contains the service and the Go workers. If Self is empty, this is the running program.
 	Self string
 	// Python is the interpreter of the Python workers. It must have the poolbridge package.
 	Python string
-	// Elements is the number of elements of a buffer, of float32.
+	// Elements is the number of float32 elements of a buffer.
 	Elements uint64
 	// Device is the GPU to use, an ordinal or a UUID.
 	Device string
-	// Seed: Go writes i + Seed. WorkerSeed: the worker writes WorkerSeed − i.
+	// Go writes the pattern i + Seed. A worker writes the pattern WorkerSeed − i.
 	Seed, WorkerSeed int64
 	// Workers is how many workers check one buffer at the same time.
 	Workers int
-	// Parallel is how many checks may run at the same time; 0: one for each four CPUs, at most 4. Those of order never do, and there is at
-	// most one for each 2 GiB of free memory of the GPU.
+	// Parallel is how many checks may run at the same time. 0 stands for one check for each four CPUs, but at most 4. The checks of the
+	// scenario order never run at the same time. If several checks run at the same time, each needs 2 GiB of free memory of the GPU.
 	Parallel int
-	// LargeBytes is the size of the large check on a GPU; 0 leaves it out.
+	// LargeBytes is the size of the buffer in the large check on a GPU. If LargeBytes is 0, the large check does not run.
 	LargeBytes uint64
 	// Kinds are the kinds of memory to check; empty for all.
 	Kinds []mempool.Kind
@@ -55,7 +57,7 @@ type Options struct {
 	Only []string
 	// Timeout is the time limit of one check.
 	Timeout time.Duration
-	// Progress gets each result when it is there; nil for none.
+	// Progress gets each result as soon as the check ends; nil: Run shows no progress.
 	Progress *Progress
 }
 
@@ -85,7 +87,7 @@ type chosen struct {
 	name string
 }
 
-// choose returns the checks to run.
+// choose returns the checks that the options ask for.
 func (o Options) choose(p *roster) ([]chosen, error) {
 	list, err := o.matching(o.Only, p)
 	if err != nil || len(list) > 0 {
@@ -132,7 +134,7 @@ func (o Options) matching(globs []string, p *roster) ([]chosen, error) {
 	return list, nil
 }
 
-// lastly is 1 for checks that run after the others.
+// lastly is 1 for the checks that run after all other checks, and 0 for all others.
 func lastly(c chosen) int {
 	if c.scenario == order {
 		return 1
@@ -140,7 +142,7 @@ func lastly(c chosen) int {
 	return 0
 }
 
-// Run runs every check that can run here. The report has the results of the checks that ran. The error says what failed besides checks.
+// Run runs every check that can run here. The report has the results of the checks that ran. The error says what failed outside the checks.
 func Run(ctx context.Context, o Options) (report *Report, err error) {
 	report = new(Report)
 	if err := o.Validate(); err != nil {
@@ -181,7 +183,7 @@ func Run(ctx context.Context, o Options) (report *Report, err error) {
 	return report, err
 }
 
-// onStage starts a service for the checks, and stops it afterwards.
+// onStage starts a service for the checks, calls play, and then stops the service.
 func onStage(ctx context.Context, o Options, play func(*stage) error) (err error) {
 	dir, err := os.MkdirTemp("", "poolbridge-verify-")
 	if err != nil {
@@ -205,8 +207,8 @@ func onStage(ctx context.Context, o Options, play func(*stage) error) (err error
 	return play(s)
 }
 
-// runAll runs the checks. Those of order come last and one after another, because they measure, and because a kernel that is held may hold
-// up any call of its process. The others run beside each other.
+// runAll runs the checks. The checks of the scenario order run last and one after another. They measure times, and a held kernel may block
+// any call of its process. All other checks run at the same time.
 func (s *stage) runAll(checks []chosen, unavailable map[mempool.Kind]error, report *Report) error {
 	s.options.Progress.lack(wanted(checks, unavailable))
 	defer s.options.Progress.end()
@@ -250,7 +252,7 @@ func (s *stage) runAll(checks []chosen, unavailable map[mempool.Kind]error, repo
 	return context.Cause(s.ctx)
 }
 
-// each runs checks, as many at the same time as there are hands.
+// each runs the checks of t. At most hands checks run at the same time.
 func (s *stage) each(t *turns, hands int, run func(turn)) {
 	var all sync.WaitGroup
 	for range hands {
@@ -268,7 +270,7 @@ func (s *stage) each(t *turns, hands int, run func(turn)) {
 	all.Wait()
 }
 
-// uses returns the name of the workers that a check shares with others.
+// uses returns the name of the workers that the check shares with other checks.
 func (s *stage) uses(c chosen) string {
 	if c.check.name == s.options.manyName() {
 		return crowdOf(c.consumer)
@@ -287,7 +289,7 @@ func (s *stage) hands(unavailable map[mempool.Kind]error) int {
 	}
 	g, err := s.bench.OnDevice(s.options.Device)
 	if err != nil {
-		return 1 // the checks will say why
+		return 1 // the checks report the error
 	}
 	free, _, err := g.Context.MemInfo()
 	if err != nil {
@@ -296,7 +298,7 @@ func (s *stage) hands(unavailable map[mempool.Kind]error) int {
 	return max(1, min(wanted, int(free/gpuBytesBeside)))
 }
 
-// wanted are the kinds that checks are to run on, with why they cannot.
+// wanted returns the kinds of the checks. The error of a kind says why its checks cannot run; nil: they can run.
 func wanted(checks []chosen, unavailable map[mempool.Kind]error) map[mempool.Kind]error {
 	kinds := make(map[mempool.Kind]error)
 	for _, c := range checks {
@@ -305,7 +307,7 @@ func wanted(checks []chosen, unavailable map[mempool.Kind]error) map[mempool.Kin
 	return kinds
 }
 
-// plan lists the workers that checks will need, in the order of the checks, besides those that wait already. room is how many workers of a
+// plan lists the workers that the checks need and that are not idle already, in the order of the checks. room is how many workers of each
 // name are used at the same time.
 func (s *stage) plan(checks []chosen, room map[string]int, unavailable map[mempool.Kind]error) (planned []booking) {
 	known := make(map[string]bool)
@@ -333,7 +335,7 @@ func (s *stage) plan(checks []chosen, room map[string]int, unavailable map[mempo
 	return planned
 }
 
-// probe returns why the checks of the kind cannot run here, as a skip, or nil.
+// probe returns a skip that says why checks of the kind cannot run here, or nil.
 func (s *scene) probe() error {
 	err := s.kind.Probe(s.device())
 	if errors.Is(err, mempool.ErrUnavailable) {
@@ -342,7 +344,7 @@ func (s *scene) probe() error {
 	return err
 }
 
-// run runs one check with its time limit.
+// run runs one check and stops the check at its time limit.
 func (s *scene) run(c check) error {
 	ctx, cancel := context.WithTimeout(s.ctx, s.options.Timeout)
 	defer cancel()

@@ -11,13 +11,13 @@ import (
 	"github.com/poolbridge/poolbridge/mempool"
 )
 
-// maskedElements is how many elements the checks of mappings use: 1 MiB of (2·i + 1337) XOR 0xDEADBEEF.
+// maskedElements is the number of elements in the checks of mappings: 1 MiB of (2·i + 1337) XOR 0xDEADBEEF.
 const maskedElements = 262144
 
-// masked returns that pattern, beginning with element first.
+// masked returns the pattern (2·i + 1337) XOR 0xDEADBEEF, from element first on.
 func masked(first uint32) *work.Pattern { return work.Masked(2, 1337+2*first, 0xDEADBEEF) }
 
-// vmmChecks returns checks of memory that can be read-only.
+// vmmChecks returns checks of kinds of memory that can be mapped read-only.
 func vmmChecks(kind mempool.Kind, consumers []string, _ Options) []check {
 	if kind != mempool.VMM {
 		return nil
@@ -58,7 +58,7 @@ func subRanges(_ mempool.Kind, consumers []string, _ Options) []check {
 			return err
 		}
 		for _, part := range []struct{ first, n uint64 }{{0, 1}, {1, 65535}, {100003, 150000}, {maskedElements - 1, 1}} {
-			l, err := s.client.Get(ctx, name, bridge.LeaseOptions{Write: true}) // waits until the worker's lease has ended
+			l, err := s.client.Get(ctx, name, bridge.LeaseOptions{Write: true}) // Get waits until the worker's lease has ended
 			if err != nil {
 				return err
 			}
@@ -75,7 +75,7 @@ func subRanges(_ mempool.Kind, consumers []string, _ Options) []check {
 	})
 }
 
-// mappedTwice lets a worker write memory at one address and read it at another.
+// mappedTwice lets a worker map memory at two addresses, write through one and read through the other.
 func mappedTwice(ctx context.Context, s *scene, consumer string) (err error) {
 	name := s.uniqueName("mapped-twice")
 	undo, err := s.publish(ctx, name, maskedElements, work.Affine(0, 0))
@@ -97,7 +97,7 @@ func mappedTwice(ctx context.Context, s *scene, consumer string) (err error) {
 	return s.look(ctx, name, maskedElements, masked(0), nil)
 }
 
-// readOnly lets a worker try to write memory of a read lease, through the library and past it.
+// readOnly lets a worker try to write memory of a read lease: through the library, and directly through the driver.
 func readOnly(ctx context.Context, s *scene, consumer string) (err error) {
 	name := s.uniqueName("read-only")
 	undo, err := s.publish(ctx, name, maskedElements, masked(0))
@@ -123,8 +123,8 @@ func readOnly(ctx context.Context, s *scene, consumer string) (err error) {
 	return s.look(ctx, name, maskedElements, masked(0), nil)
 }
 
-// kernelFault lets a kernel of a worker write read-only memory. That must end this worker's use of the GPU, and no other process may
-// notice.
+// kernelFault lets a kernel of a worker write read-only memory. After this fault, the worker must not be able to use the GPU, and no other
+// process may notice the fault.
 func kernelFault(ctx context.Context, s *scene, consumer string) (err error) {
 	name := s.uniqueName("kernel-fault")
 	undo, err := s.publish(ctx, name, maskedElements, masked(0))

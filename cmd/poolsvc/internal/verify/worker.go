@@ -15,7 +15,7 @@ import (
 	"github.com/poolbridge/poolbridge/cmd/poolsvc/internal/work"
 )
 
-// worker is a process that does tasks. Tasks and answers are JSON objects, one in each line.
+// worker is a process that does tasks. Tasks and answers are JSON objects, one on each line.
 type worker struct {
 	cmd    *exec.Cmd
 	in     io.WriteCloser
@@ -24,10 +24,10 @@ type worker struct {
 	gone   bool
 }
 
-// startWorker starts a program. If env is not empty, it is added to the environment. The worker is killed when ctx ends.
+// startWorker starts a worker process. env is added to the environment if it is not empty. The worker is killed when ctx ends.
 func startWorker(ctx context.Context, env string, program string, args ...string) (*worker, error) {
 	w := &worker{cmd: exec.CommandContext(ctx, program, args...)}
-	// Without this, JAX would take most of the GPU's memory, and leave none to the other workers.
+	// Without this variable, JAX would take most of the GPU's memory and leave none for the other workers.
 	w.cmd.Env = append(os.Environ(), "XLA_PYTHON_CLIENT_PREALLOCATE=false")
 	if env != "" {
 		w.cmd.Env = append(w.cmd.Env, env)
@@ -46,7 +46,7 @@ func startWorker(ctx context.Context, env string, program string, args ...string
 	return w, w.cmd.Start()
 }
 
-// do lets the worker do a task. The error is that of the task, a [*work.Failure], or says what happened to the worker.
+// do lets the worker do a task. The error is a [*work.Failure] from the task, or says what happened to the worker.
 func (w *worker) do(ctx context.Context, t work.Task) (*work.Answer, error) {
 	var a work.Answer
 	if err := w.exchange(ctx, t, &a); err != nil {
@@ -61,7 +61,7 @@ func (w *worker) do(ctx context.Context, t work.Task) (*work.Answer, error) {
 	return nil, a.Error
 }
 
-// exchange sends a task and reads the answer. A worker that does not answer in time is killed.
+// exchange sends a task and reads the answer. If the worker does not answer in time, exchange kills the worker.
 func (w *worker) exchange(ctx context.Context, t work.Task, answer any) error {
 	if w.gone {
 		return errors.New("the worker is gone already")
@@ -81,18 +81,18 @@ func (w *worker) exchange(ctx context.Context, t work.Task, answer any) error {
 	return nil
 }
 
-// lost returns an error that says why a worker does not answer any more.
+// lost ends the worker, and returns an error that says why the worker did not answer.
 func (w *worker) lost(err error) error {
 	return fmt.Errorf("the worker is gone (%w): %w: %s", err, w.end(), lastLines(w.stderr.String(), 5))
 }
 
 func (w *worker) end() error {
 	w.gone = true
-	_ = w.in.Close() // the end of its input tells the worker to end
+	_ = w.in.Close() // the worker ends when its input ends
 	return w.cmd.Wait()
 }
 
-// stop ends the worker and waits for it. If the worker is gone already, its end was reported earlier.
+// stop ends the worker and waits until it has ended. If the worker ended before, the error was reported then.
 func (w *worker) stop() error {
 	if w.gone {
 		return nil
@@ -103,7 +103,7 @@ func (w *worker) stop() error {
 	return nil
 }
 
-// kill kills the worker at once.
+// kill kills the worker without waiting for its task.
 func (w *worker) kill() {
 	if !w.gone {
 		_ = w.cmd.Process.Kill()

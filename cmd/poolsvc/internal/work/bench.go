@@ -12,14 +12,14 @@ import (
 
 // Bench writes and checks patterns in memory of any kind: with kernels on a GPU, or else with the CPU.
 type Bench struct {
-	// Device is the GPU to work on, an ordinal or a UUID; empty for the GPU of the memory.
+	// Device is the GPU to work on, an ordinal or a UUID; empty: the GPU that has the memory.
 	Device string
 
 	mu   sync.Mutex
 	gpus map[cuda.Device]*GPU
 }
 
-// GPU is a GPU that the bench works with.
+// GPU is a GPU with the stream and the kernels that the bench uses.
 type GPU struct {
 	Context *cuda.Context
 	Stream  *cuda.Stream
@@ -27,14 +27,14 @@ type GPU struct {
 	Kernels *pattern.Kernels
 }
 
-// Memory is memory to work on: a lease, or memory of this process.
+// Memory is memory that the bench can work on: a lease, or memory of this process.
 type Memory interface {
 	Info() mempool.LeaseInfo
 	Bytes(ctx context.Context) ([]byte, error)
 	Pointer(ctx context.Context) (uintptr, error)
 }
 
-// Fill writes n elements of a pattern at the beginning of the lease's tensor.
+// Fill writes n elements of a pattern at the beginning of the memory's tensor.
 func (b *Bench) Fill(ctx context.Context, m Memory, n uint64, p *Pattern) error {
 	want, err := p.pattern()
 	if err != nil {
@@ -47,7 +47,7 @@ func (b *Bench) Fill(ctx context.Context, m Memory, n uint64, p *Pattern) error 
 	})
 }
 
-// Apply changes n elements in place.
+// Apply applies a transform to n elements in place.
 func (b *Bench) Apply(ctx context.Context, m Memory, n uint64, t Transform) error {
 	change := pattern.Transform{Scale: t.Scale, Offset: t.Offset}
 	return b.with(ctx, m, n*ElementBytes, change.Apply, func(g *GPU, ptr cuda.DevicePtr) error {
@@ -71,7 +71,7 @@ func (b *Bench) Verify(ctx context.Context, m Memory, n uint64, p *Pattern) (r p
 	return r, err
 }
 
-// with calls onCPU with this number of bytes, if the CPU can access the memory and no Device is set. Otherwise it calls onGPU.
+// with calls onCPU with the first bytes of the tensor if the CPU can access the memory and Device is empty. Otherwise it calls onGPU.
 func (b *Bench) with(ctx context.Context, m Memory, bytes uint64, onCPU func([]byte) error, onGPU func(*GPU, cuda.DevicePtr) error) error {
 	off := m.Info().Tensor.ByteOffset
 	mem, err := m.Bytes(ctx)
@@ -93,7 +93,7 @@ func (b *Bench) with(ctx context.Context, m Memory, bytes uint64, onCPU func([]b
 	return onGPU(g, ptr)
 }
 
-// GPUOf returns the GPU to work with on memory at ptr.
+// GPUOf returns the GPU that the bench uses for memory at ptr.
 func (b *Bench) GPUOf(ptr cuda.DevicePtr) (*GPU, error) {
 	if b.Device != "" {
 		d, err := mempool.FindDevice(b.Device)
@@ -156,7 +156,7 @@ func (b *Bench) gpu(d cuda.Device) (*GPU, error) {
 	return g, nil
 }
 
-// Close releases the GPUs. The bench may be used again.
+// Close releases the GPUs. The bench can be used again after Close.
 func (b *Bench) Close() error {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -168,7 +168,7 @@ func (b *Bench) Close() error {
 	return errors.Join(errs...)
 }
 
-// Queue queues a kernel that writes a pattern. The GPU can also access memory of the CPU that belongs to a pool of the GPU.
+// Queue queues a kernel that writes a pattern. A pool of a GPU can have memory on the CPU, and the GPU can access this memory too.
 func (b *Bench) Queue(ctx context.Context, g *GPU, m Memory, n uint64, p *Pattern) error {
 	want, err := p.pattern()
 	if err != nil {

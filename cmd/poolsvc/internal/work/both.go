@@ -8,7 +8,7 @@ import (
 	"github.com/poolbridge/poolbridge/cuda/pattern"
 )
 
-// both lets the GPU write what the CPU compares, and then the CPU write what the GPU compares, in one lease.
+// both uses one lease with both processors: the GPU writes and the CPU compares, then the CPU writes and the GPU compares.
 func (w *Worker) both(ctx context.Context, t *Task) (a *Answer, err error) {
 	l, err := w.lease(ctx, t, t.Name, true)
 	if err != nil {

@@ -10,9 +10,9 @@ import (
 	"github.com/poolbridge/poolbridge/mempool"
 )
 
-// contextLife maps several buffers, compares them and unmaps them, several times, in the same context or each time in a new one.
+// contextLife maps, compares and unmaps several buffers, in several rounds: in one context, or in a new context in each round.
 func (w *Worker) contextLife(ctx context.Context, t *Task) (a *Answer, err error) {
-	if err := w.Close(); err != nil { // ends everything that keeps a context alive
+	if err := w.Close(); err != nil { // Close releases everything that keeps a context alive
 		return nil, err
 	}
 	if !t.Destroy {
@@ -28,7 +28,7 @@ func (w *Worker) contextLife(ctx context.Context, t *Task) (a *Answer, err error
 	}
 	a = new(Answer)
 	for a.Rounds = range t.Rounds {
-		for _, name := range t.Names { // not released one by one: the leases end with the session
+		for _, name := range t.Names { // the leases are not released one by one: they end with the session
 			l, err := w.lease(ctx, t, name, false)
 			if err != nil {
 				return nil, fmt.Errorf("round %d, %s: %w", a.Rounds, name, err)
@@ -50,7 +50,7 @@ func (w *Worker) contextLife(ctx context.Context, t *Task) (a *Answer, err error
 	return a, nil
 }
 
-// secondContext reads a buffer in a context beside the primary one. If the task has a legacy handle, it opens the handle there.
+// secondContext reads a buffer in a second context, beside the primary context. If the task has a legacy handle, it opens the handle there.
 func (w *Worker) secondContext(ctx context.Context, t *Task) (a *Answer, err error) {
 	d, err := mempool.FindDevice(t.Device)
 	if err != nil {
@@ -96,8 +96,8 @@ func (w *Worker) secondContext(ctx context.Context, t *Task) (a *Answer, err err
 	return a, nil
 }
 
-// handleInSecond opens a legacy handle in a second context. The first time the handle is open in the primary context too: the driver
-// refuses that, and Driver has its error. The second time it is not.
+// handleInSecond opens a legacy handle in a second context. First the handle is open in the primary context too; then the driver refuses to
+// open it, and Driver has the driver's error. After the primary context has closed the handle, it opens in the second context.
 func handleInSecond(primary, second *cuda.Context, t *Task, p pattern.Pattern) (a *Answer, err error) {
 	h, err := mempool.ParseLegacyHandle(t.Handle)
 	if err != nil {
@@ -127,8 +127,8 @@ func handleInSecond(primary, second *cuda.Context, t *Task, p pattern.Pattern) (
 	return a, err
 }
 
-// verifyIn compares memory with a pattern by a kernel in the context. It uses a kernel because the driver copies memory of the host only
-// by the CPU's own address.
+// verifyIn compares memory with a pattern, with a kernel in the context. It uses a kernel because the driver copies memory of the host only
+// by the address that the CPU uses.
 func verifyIn(c *cuda.Context, ptr cuda.DevicePtr, n uint64, p pattern.Pattern) (seen pattern.Report, err error) {
 	kernels, err := pattern.Load(c)
 	if err != nil {

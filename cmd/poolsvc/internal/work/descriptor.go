@@ -21,14 +21,14 @@ func (p placed) Info() mempool.LeaseInfo                  { return mempool.Lease
 func (p placed) Bytes(context.Context) ([]byte, error)    { return nil, nil }
 func (p placed) Pointer(context.Context) (uintptr, error) { return uintptr(p.ptr), nil }
 
-// imported is memory whose descriptor came over a socket.
+// imported is memory whose descriptor the worker received over a socket.
 type imported struct {
 	placed
 	end func() error
 }
 
-// descriptorOpen connects to a socket and receives the size of an allocation with its descriptor. It maps the allocation, and compares
-// and changes it. It needs no service. The memory stays mapped until descriptorClose.
+// descriptorOpen connects to a socket, and receives the size and the descriptor of an allocation. It maps the allocation, compares it and
+// changes it. It needs no service. The memory stays mapped until descriptorClose.
 func (w *Worker) descriptorOpen(ctx context.Context, t *Task) (a *Answer, err error) {
 	conn, err := seqpacket.Dial(ctx, t.Path)
 	if err != nil {
@@ -40,7 +40,7 @@ func (w *Worker) descriptorOpen(ctx context.Context, t *Task) (a *Answer, err er
 	if err != nil {
 		return nil, err
 	}
-	defer func() { err = errors.Join(err, fds.Close()) }() // the import does not need the descriptor any more
+	defer func() { err = errors.Join(err, fds.Close()) }() // after the import, the descriptor is not needed any more
 	if n != len(size) || fds.Len() != 1 {
 		return nil, errors.New("expected the size of an allocation, in 8 bytes, and its descriptor")
 	}
@@ -83,7 +83,7 @@ func (w *Worker) closeImported() error {
 	return i.end()
 }
 
-// refused asks the driver for handles of memory that cannot have any, and returns the driver's errors.
+// refused asks the driver for handles of memory for which the driver makes no handles, and returns the driver's errors.
 func (w *Worker) refused(_ context.Context, t *Task) (a *Answer, err error) {
 	g, err := w.bench.OnDevice(t.Device)
 	if err != nil {

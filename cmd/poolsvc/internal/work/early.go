@@ -8,7 +8,7 @@ import (
 	"github.com/poolbridge/poolbridge/bridge"
 )
 
-// wait waits for a pool, a channel, a name or the service, and returns how long that took.
+// wait waits for the service, a pool, a channel or a name, and returns how long it waited.
 func (w *Worker) wait(ctx context.Context, t *Task) (*Answer, error) {
 	start := time.Now()
 	var err error

@@ -6,13 +6,13 @@ import (
 	"time"
 )
 
-// What the task await waits by.
+// The ways in which the task await can wait.
 const (
 	ByEvent = "event"
 	ByFence = "fence"
 )
 
-// await makes a stream wait for the content of a buffer, and waits for the stream without reading the data. Then it compares the data.
+// await makes a stream wait for the content of a buffer, and waits for the stream without reading the data. Then await compares the data.
 func (w *Worker) await(ctx context.Context, t *Task) (a *Answer, err error) {
 	l, err := w.lease(ctx, t, t.Name, false)
 	if err != nil {

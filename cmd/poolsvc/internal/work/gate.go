@@ -9,17 +9,17 @@ import (
 	"github.com/poolbridge/poolbridge/cuda/pattern"
 )
 
-// mostHeld is after how long held work goes on by itself. A call that waited for it has then failed.
+// mostHeld is the longest time that a gate holds work. After this time the work continues, and a call that still waits for it has failed.
 const mostHeld = time.Minute
 
-// Gate holds work in a GPU's stream until it is opened.
+// Gate holds work in a GPU's stream until the gate is opened.
 type Gate struct {
 	gpu  *GPU
 	word *cuda.Pinned // 0: closed
 }
 
-// NewGate makes a closed gate, and runs the kernels that a slow check needs once. The driver loads a kernel at its first run, and may
-// then wait for held kernels.
+// NewGate makes a closed gate. It also runs each kernel of a slow check once: the driver loads a kernel at its first run, and loading may
+// wait for held kernels.
 func (g *GPU) NewGate() (*Gate, error) {
 	word, err := g.Context.NewPinned(8)
 	if err != nil {
@@ -34,13 +34,13 @@ func (g *GPU) NewGate() (*Gate, error) {
 	return &Gate{g, word}, nil
 }
 
-// Hold queues work that waits for the gate, at most for a minute, and then takes some time.
+// Hold queues work that waits until the gate is open, but at most mostHeld, and then takes a given time.
 func (g *Gate) Hold(takes time.Duration) error {
 	k, s := g.gpu.Kernels, g.gpu.Stream
 	return errors.Join(k.Hold(s, g.word.DevicePtr(), mostHeld), k.Spin(s, takes))
 }
 
-// Open lets the work go on.
+// Open opens the gate, so that the held work continues.
 func (g *Gate) Open() { binary.NativeEndian.PutUint64(g.word.Bytes(), 1) }
 
 // Close opens the gate, and waits until the stream has done all its work.

@@ -8,7 +8,7 @@ import (
 	"github.com/poolbridge/poolbridge/mempool"
 )
 
-// openFile opens a legacy handle from a file, compares the memory, and changes it. It needs no service.
+// openFile opens a legacy handle from a file, compares the memory and changes it. It needs no service.
 func (w *Worker) openFile(ctx context.Context, t *Task) (a *Answer, err error) {
 	raw, err := os.ReadFile(t.Path)
 	if err != nil {
@@ -41,7 +41,8 @@ func (w *Worker) ownLegacy(_ context.Context, t *Task) (*Answer, error) {
 	if err != nil {
 		return nil, err
 	}
-	// A smaller allocation could share the driver's block with others, and its handle would open at the beginning of the block.
+	// A smaller allocation could share a block of the driver with other allocations, and its handle would open at the beginning of the
+	// block.
 	const whole = 2 << 20
 	ptr, err := g.Context.Malloc((t.Elements*ElementBytes + whole - 1) / whole * whole)
 	if err != nil {

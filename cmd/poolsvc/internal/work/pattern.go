@@ -7,7 +7,7 @@ import (
 	"github.com/poolbridge/poolbridge/mempool"
 )
 
-// Pattern is a pattern of package pattern, for JSON.
+// Pattern is a pattern of package pattern in a form for JSON.
 type Pattern struct {
 	// Kind is "affine" (float32), "masked" (uint32) or "fibonacci" (uint64).
 	Kind      string  `json:"kind,omitempty"`
@@ -28,7 +28,7 @@ func Affine(scale, offset float64) *Pattern {
 	return &Pattern{Kind: "affine", Scale: scale, Offset: offset}
 }
 
-// Within returns p with a tolerance.
+// Within returns a copy of p that has a tolerance.
 func (p Pattern) Within(tolerance float64) *Pattern {
 	p.Tolerance = tolerance
 	return &p
@@ -39,7 +39,7 @@ func Masked(scale, offset, mask uint32) *Pattern {
 	return &Pattern{Kind: "masked", Scale: float64(scale), Offset: float64(offset), Mask: mask}
 }
 
-// Fibonacci returns the pattern of the Fibonacci numbers, beginning with F(first), of uint64.
+// Fibonacci returns the pattern of the Fibonacci numbers from F(first) on, of uint64.
 func Fibonacci(first uint64) *Pattern { return &Pattern{Kind: "fibonacci", Offset: float64(first)} }
 
 // ElementBytes is the element size of every pattern except Fibonacci.
@@ -56,7 +56,7 @@ func (p Pattern) DType() mempool.DType {
 	return mempool.Float32
 }
 
-// pattern returns p as a pattern of package pattern.
+// pattern returns p in the form of package pattern.
 func (p Pattern) pattern() (pattern.Pattern, error) {
 	switch p.Kind {
 	case "", "affine":

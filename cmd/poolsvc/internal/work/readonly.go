@@ -9,7 +9,8 @@ import (
 	"github.com/poolbridge/poolbridge/mempool"
 )
 
-// forbidden takes a read lease on a buffer, tries to write the buffer through the lease and past it, and then compares it.
+// forbidden takes a read lease on a buffer, and tries to write the buffer through the lease and with the driver. Then it compares the
+// buffer.
 func (w *Worker) forbidden(ctx context.Context, t *Task) (a *Answer, err error) {
 	l, err := w.lease(ctx, t, t.Name, false)
 	if err != nil {
@@ -32,7 +33,7 @@ func (w *Worker) forbidden(ctx context.Context, t *Task) (a *Answer, err error) 
 	return a, w.compare(ctx, a, l, a.Elements, t)
 }
 
-// fault takes a read lease on a buffer and lets a kernel write the buffer. After that this process cannot use the GPU any more.
+// fault takes a read lease on a buffer and lets a kernel write the buffer. After this fault, the process cannot use the GPU any more.
 func (w *Worker) fault(ctx context.Context, t *Task) (*Answer, error) {
 	l, err := w.lease(ctx, t, t.Name, false)
 	if err != nil {
@@ -45,7 +46,7 @@ func (w *Worker) fault(ctx context.Context, t *Task) (*Answer, error) {
 	return &Answer{Driver: failure(w.bench.Fill(ctx, l, n, Affine(0, 0)))}, nil
 }
 
-// twice writes a buffer through one mapping and reads it through another one of the same process.
+// twice writes a buffer through one mapping and reads it through another mapping in the same process.
 func (w *Worker) twice(ctx context.Context, t *Task) (a *Answer, err error) {
 	l, err := w.lease(ctx, t, t.Name, true)
 	if err != nil {
@@ -62,7 +63,7 @@ func (w *Worker) twice(ctx context.Context, t *Task) (a *Answer, err error) {
 	if err := a.pointer(ctx, l); err != nil {
 		return nil, err
 	}
-	// After this, the lease reads the published buffer through its read-only mapping.
+	// After Publish, the lease reads the published buffer through its read-only mapping.
 	if err := l.Publish(ctx, mempool.Publication{Name: t.Name, Replace: true, Keep: true}); err != nil {
 		return nil, err
 	}

@@ -9,14 +9,14 @@ import (
 	"github.com/poolbridge/poolbridge/cuda/pattern"
 )
 
-// reading is a comparison that one task queues in a stream and the next task waits for.
+// reading is a comparison that the task slow-begin queues in a stream and the task slow-end waits for.
 type reading struct {
 	gate  *Gate
 	found *pattern.Verification
 }
 
-// slowBegin queues the comparison of a buffer in a stream and releases the buffer. It waits neither for work that still writes the
-// buffer, nor for its own stream, which a kernel may hold.
+// slowBegin queues the comparison of a buffer in a stream and releases the buffer. slowBegin does not wait for work that still writes the
+// buffer. It does not wait for its own stream either, because a kernel may hold the stream.
 func (w *Worker) slowBegin(ctx context.Context, t *Task) (a *Answer, err error) {
 	g, err := w.bench.OnDevice(t.Device)
 	if err != nil {
@@ -65,7 +65,7 @@ func (w *Worker) slowBegin(ctx context.Context, t *Task) (a *Answer, err error) 
 	return a, err
 }
 
-// slowEnd lets the stream go on, and returns the result of the comparison.
+// slowEnd opens the gate of the stream, waits for the comparison, and returns its result.
 func (w *Worker) slowEnd(context.Context, *Task) (*Answer, error) {
 	r := w.reading
 	if r == nil {

@@ -11,7 +11,7 @@ import (
 	"github.com/poolbridge/poolbridge/mempool"
 )
 
-// numberKey is the key of a frame's number in its map. The frame contains the Fibonacci numbers from that number on.
+// numberKey is the key of the frame's number in the frame's map. The frame contains the Fibonacci numbers from this number on.
 const numberKey = "number"
 
 // intake is a subscription that several tasks use.
@@ -21,7 +21,7 @@ type intake struct {
 	kept []*bridge.Frame
 }
 
-// subscribed returns the worker's subscription to the task's channel. The first task makes it.
+// subscribed returns the worker's subscription to the channel of the task. The first task of a channel makes the subscription.
 func (w *Worker) subscribed(ctx context.Context, t *Task) (*intake, error) {
 	if in := w.intakes[t.Name]; in != nil {
 		return in, nil
@@ -39,8 +39,8 @@ func (w *Worker) subscribed(ctx context.Context, t *Task) (*intake, error) {
 	return in, nil
 }
 
-// streamTake takes frames and compares them: as many as the task says, or all until the channel is closed. It releases each frame, unless
-// the task keeps them until streamRelease.
+// streamTake takes and compares frames: as many frames as the task says, or all frames until the channel is closed. It releases each frame,
+// unless the task keeps the frames until streamRelease.
 func (w *Worker) streamTake(ctx context.Context, t *Task) (*Answer, error) {
 	in, err := w.subscribed(ctx, t)
 	if err != nil {
@@ -65,7 +65,7 @@ func (w *Worker) streamTake(ctx context.Context, t *Task) (*Answer, error) {
 	return a, w.sync(ctx)
 }
 
-// taken counts to n, or without end if n is 0.
+// taken yields n numbers, or numbers without end if n is 0.
 func taken(n int) iter.Seq[int] {
 	return func(yield func(int) bool) {
 		for i := 0; (n == 0 || i < n) && yield(i); i++ {
@@ -73,7 +73,7 @@ func taken(n int) iter.Seq[int] {
 	}
 }
 
-// takeFrame takes a frame, compares it and adds it to an answer. It returns nil if the channel was closed.
+// takeFrame takes a frame, compares it, and adds it to the answer. It returns nil if the channel is closed.
 func (w *Worker) takeFrame(ctx context.Context, in *intake, a *Answer) (*bridge.Frame, error) {
 	f, err, more := in.next()
 	if !more || err != nil {
@@ -133,7 +133,7 @@ func (w *Worker) streamLeave(context.Context, *Task) (*Answer, error) {
 	return &Answer{}, nil
 }
 
-// streamPublish publishes frames, and returns how many. If a frame finds no room, Stopped says why.
+// streamPublish publishes frames, and returns how many frames it has published. If a frame finds no room, Stopped says why.
 func (w *Worker) streamPublish(ctx context.Context, t *Task) (*Answer, error) {
 	ch, err := w.channel(ctx, t.Name, patience)
 	if err != nil {
@@ -158,7 +158,7 @@ func (w *Worker) streamPublish(ctx context.Context, t *Task) (*Answer, error) {
 	return a, nil
 }
 
-// publishFrame publishes a frame with the Fibonacci numbers, beginning with the frame's number.
+// publishFrame publishes a frame that contains the Fibonacci numbers from the frame's number on.
 func (w *Worker) publishFrame(ctx context.Context, p *bridge.Pool, ch *bridge.Channel, t *Task, number uint64) error {
 	l, err := w.allocate(ctx, p, mempool.Tensor{DType: mempool.Uint64, Shape: []uint64{t.Elements}}, patience)
 	if err != nil {
@@ -184,7 +184,7 @@ func (w *Worker) streamClose(ctx context.Context, t *Task) (*Answer, error) {
 	return &Answer{}, ch.Close(ctx)
 }
 
-// streamRelay is a stage of a pipeline. It compares each frame of one channel, publishes the same content in another one, and then
+// streamRelay is a stage of a pipeline. It compares each frame of one channel, publishes the same content in another channel, and then
 // releases the frame.
 func (w *Worker) streamRelay(ctx context.Context, t *Task) (*Answer, error) {
 	in, err := w.subscribed(ctx, t)
@@ -219,7 +219,8 @@ func (w *Worker) streamRelay(ctx context.Context, t *Task) (*Answer, error) {
 	return a, w.sync(ctx)
 }
 
-// sync returns when the service has handled the releases, which it does not answer.
+// sync returns when the service has handled the releases. The service does not answer a release, so sync asks for an answer to another
+// request.
 func (w *Worker) sync(ctx context.Context) error {
 	_, err := w.client.Stats(ctx)
 	return err

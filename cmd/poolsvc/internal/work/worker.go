@@ -16,11 +16,11 @@ import (
 	"github.com/poolbridge/poolbridge/mempool"
 )
 
-// Worker does tasks. It uses one connection, which it makes when a task first needs it.
+// Worker does tasks. It uses one connection, and it connects when a task first needs the service.
 type Worker struct {
 	// Socket is the path of the service's socket.
 	Socket string
-	// Device is the GPU to work on, an ordinal or a UUID; empty for the GPU of the memory.
+	// Device is the GPU to work on, an ordinal or a UUID; empty: the GPU that has the memory.
 	Device string
 
 	client   *bridge.Client
@@ -28,11 +28,11 @@ type Worker struct {
 	held     []*bridge.Lease
 	reading  *reading
 	imported *imported
-	intakes  map[string]*intake // by channel
-	kept     []func() error     // functions that end what tasks have left for later ones
+	intakes  map[string]*intake // subscriptions, by channel
+	kept     []func() error     // functions that release what earlier tasks kept for later tasks
 }
 
-// patience is the limit of waits if the task has none.
+// patience is the limit of a wait if the task has no Timeout.
 const patience = time.Minute
 
 var tasks = map[string]func(*Worker, context.Context, *Task) (*Answer, error){
@@ -64,7 +64,7 @@ var tasks = map[string]func(*Worker, context.Context, *Task) (*Answer, error){
 	"stream-close":     (*Worker).streamClose,
 }
 
-// Serve does tasks and writes their answers until in ends.
+// Serve reads tasks from in, does them and writes the answers to out, until in ends.
 func (w *Worker) Serve(ctx context.Context, in io.Reader, out io.Writer) error {
 	defer func() { _ = w.Close() }()
 	w.bench.Device = w.Device
@@ -96,7 +96,7 @@ func (w *Worker) carryOut(ctx context.Context, line []byte) *Answer {
 	return a
 }
 
-// failure returns an error in the form of an answer.
+// failure returns an error as a Failure, for an answer.
 func failure(err error) *Failure {
 	if err == nil {
 		return nil
@@ -109,7 +109,7 @@ func failure(err error) *Failure {
 	return f
 }
 
-// connected returns the worker's session with the service. It connects if there is none.
+// connected returns the worker's session with the service. If there is no session, it connects.
 func (w *Worker) connected(ctx context.Context) (*bridge.Client, error) {
 	if w.client != nil {
 		return w.client, nil
@@ -131,7 +131,7 @@ func (t *Task) timeout() time.Duration {
 
 func seconds(s float64) time.Duration { return time.Duration(s * float64(time.Second)) }
 
-// within calls f with the worker's session. f and connecting may take no longer than the limit.
+// within calls f with the worker's session. Connecting and f together may take no longer than limit.
 func within[T any](ctx context.Context, w *Worker, limit time.Duration, f func(context.Context, *bridge.Client) (T, error)) (T, error) {
 	ctx, cancel := context.WithTimeout(ctx, limit)
 	defer cancel()
@@ -143,7 +143,7 @@ func within[T any](ctx context.Context, w *Worker, limit time.Duration, f func(c
 	return f(ctx, c)
 }
 
-// lease leases the task's buffer.
+// lease leases the buffer with the name.
 func (w *Worker) lease(ctx context.Context, t *Task, name string, write bool) (*bridge.Lease, error) {
 	return within(ctx, w, t.timeout(), func(ctx context.Context, c *bridge.Client) (*bridge.Lease, error) {
 		return c.Get(ctx, name, bridge.LeaseOptions{Write: write})
@@ -165,7 +165,7 @@ func (w *Worker) allocate(ctx context.Context, p *bridge.Pool, t mempool.Tensor,
 // prepare does nothing, because a Go worker has nothing to load.
 func (w *Worker) prepare(context.Context, *Task) (*Answer, error) { return &Answer{}, nil }
 
-// check compares a buffer with a pattern, and then writes another pattern or changes the buffer.
+// check compares a buffer with a pattern. Then it writes another pattern, applies a transform, or leaves the buffer as it is.
 func (w *Worker) check(ctx context.Context, t *Task) (a *Answer, err error) {
 	changes := t.Then != nil || t.Transform != nil
 	l, err := w.lease(ctx, t, t.Name, t.Write || changes)
@@ -185,7 +185,7 @@ func (w *Worker) check(ctx context.Context, t *Task) (a *Answer, err error) {
 	return a, w.compare(ctx, a, l, n, t)
 }
 
-// compare compares memory with the task's pattern. If it is equal, it writes what the task says.
+// compare compares memory with the task's pattern. If they are equal, compare writes Then or applies Transform, if the task has one.
 func (w *Worker) compare(ctx context.Context, a *Answer, m Memory, n uint64, t *Task) error {
 	r, err := w.bench.Verify(ctx, m, n, t.Pattern)
 	if err != nil {
@@ -207,7 +207,7 @@ func (w *Worker) compare(ctx context.Context, a *Answer, m Memory, n uint64, t *
 	return err
 }
 
-// mapped reports whether the memory is known to be shared with the service.
+// mapped reports whether the service shares the memory with this worker, so that the memory is no copy.
 func (w *Worker) mapped(ctx context.Context, l *bridge.Lease) (bool, error) {
 	if b, err := l.Bytes(ctx); err != nil || b != nil {
 		return b != nil, err
@@ -224,7 +224,7 @@ func (w *Worker) mapped(ctx context.Context, l *bridge.Lease) (bool, error) {
 	return about.MemoryType == cuda.MemoryDevice, err
 }
 
-// produce allocates a buffer, writes a pattern and publishes it. The name stays when the session ends.
+// produce allocates a buffer, writes a pattern and publishes it. The name of the buffer stays when the session ends.
 func (w *Worker) produce(ctx context.Context, t *Task) (a *Answer, err error) {
 	p, err := w.pool(ctx, t.Pool, t.timeout())
 	if err != nil {
@@ -251,7 +251,7 @@ func (w *Worker) hold(ctx context.Context, t *Task) (*Answer, error) {
 	return &Answer{PID: os.Getpid()}, nil
 }
 
-// release releases the leases that hold has taken.
+// release releases the leases that the task hold keeps.
 func (w *Worker) release(context.Context, *Task) (*Answer, error) {
 	var errs []error
 	for _, l := range w.held {
@@ -261,7 +261,7 @@ func (w *Worker) release(context.Context, *Task) (*Answer, error) {
 	return &Answer{}, errors.Join(errs...)
 }
 
-// disconnect ends the session, which unmaps everything.
+// disconnect ends the session. The end of the session unmaps all memory.
 func (w *Worker) disconnect() error {
 	_, err := w.release(context.Background(), nil)
 	_, left := w.streamLeave(context.Background(), nil)
@@ -273,7 +273,7 @@ func (w *Worker) disconnect() error {
 	return err
 }
 
-// Close ends the session and releases everything.
+// Close ends the session and releases everything that the worker keeps.
 func (w *Worker) Close() error {
 	errs := []error{w.disconnect()}
 	for _, end := range w.kept {
