@@ -41,7 +41,7 @@ func (c *Client) OpenChannel(ctx context.Context, name string) (*Channel, error)
 	return c.findChannel(ctx, name, waiting)
 }
 
-// TryOpenChannel is like [Client.OpenChannel], but does not wait.
+// TryOpenChannel is like [Client.OpenChannel], but does not wait for the channel to exist.
 //
 // Errors: [ErrNotFound], [ErrDenied], [ErrUnsupported].
 func (c *Client) TryOpenChannel(ctx context.Context, name string) (*Channel, error) {

@@ -87,8 +87,8 @@ func (s *consuming) deliver(ctx context.Context, manual bool, yield func(*Frame,
 // Errors: [ErrReleased] if the frame was released before.
 func (f *Frame) Release() error { return f.ReleaseAfter(unasked) }
 
-// ReleaseAfter is Release for memory that queues of the caller still use. The sender writes the memory again after the present work of
-// these queues. If there are several queues, the first queue waits for the other queues. If the first queue cannot wait by itself,
+// ReleaseAfter releases the frame while work in the caller's queues still uses the memory. The sender can use the memory again only after
+// the work that is in these queues now. If there are several queues, the first queue waits for the other queues. If the first queue cannot wait by itself,
 // ReleaseAfter waits, until ctx ends.
 //
 // Errors: those of Release; the context's error if ReleaseAfter had to wait.

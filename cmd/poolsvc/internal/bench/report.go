@@ -27,8 +27,8 @@ type Result struct {
 	// that the service used. CPU and ServiceShare are nil if they were not measured.
 	CPU          *float64 `json:"cpu_us,omitempty"`
 	ServiceShare *float64 `json:"service_share,omitempty"`
-	// Rounds is the number of rounds; the figures are the medians of the rounds. P50Range and PerSecondRange are the least and the greatest
-	// value of the rounds. Results of a single round leave out these three fields.
+	// Rounds is the number of rounds; P50, P99 and PerSecond are the medians of the rounds. P50Range has the least and the greatest P50 of
+	// all rounds, and PerSecondRange the same for PerSecond. Results of a single round leave out these three fields.
 	Rounds         int         `json:"rounds,omitempty"`
 	P50Range       *[2]float64 `json:"p50_us_range,omitempty"`
 	PerSecondRange *[2]float64 `json:"per_second_range,omitempty"`
