@@ -39,7 +39,7 @@ class HostBlock(BlockMemory):
         """Do nothing: the pages belong to the pool's mappings."""
 
     def evidence(self) -> dict[str, Any]:
-        """Look the address up in /proc/self/maps: whether it is in a shared mapping of a memfd, and the mapping's name."""
+        """Say whether /proc/self/maps has the address in a shared mapping of a memfd, and the mapping's name."""
         address = self.address(write=False)
         with open("/proc/self/maps", encoding="utf-8", errors="replace") as maps:
             for line in maps:
