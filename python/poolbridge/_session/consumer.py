@@ -551,7 +551,7 @@ def claim(consumer: Consumer, frame: _native.Frame) -> Flow[LeaseState]:
     if state.lost or state.fences:
         try:
             _order.check(state)
-        except ContentFailedError:
+        except ContentFailedError as error:
             consumer.accept()
-            raise
+            raise type(error)(f"frame {frame.number}: {error}") from None
     return state
