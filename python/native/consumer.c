@@ -148,8 +148,8 @@ static void hold_hand(struct pb_consumer *c, struct pb_hand *hand) {
 
 // The roster
 
-// Returns PB_OK if this member takes part in the channel. Before this call, the caller stores what it is about to use, and
-// then runs a full barrier.
+// Returns PB_OK if this member takes part in the channel. Before this call, the caller stores the number of the frame that it is about to
+// use, and then runs a full barrier.
 static enum pb_result takes_part(const struct pb_channel *ch) {
     size_t at = PB_AT_CONSUMERS + PB_SLOT * ch->slot;
     if (PB_LOAD(pb_at32(&ch->roster, at)) != PB_ACTIVE || PB_LOAD(pb_at(&ch->roster, at + PB_SLOT_MEMBER)) != ch->member)
@@ -450,7 +450,7 @@ static bool end_claim(struct pb_consumer *c, struct pb_hand *hand, uint64_t tag)
 static void tell(struct pb_consumer *c, bool given_back) {
     if (c->ch.queue) pb_advance_head(&c->ch, pb_tail(&c->ch));
     wake_producers(c);
-    if (c->ch.queue && (given_back || pb_state(&c->ch))) pb_wake(pb_published(&c->ch)); // consumers wait for the frame or the end
+    if (c->ch.queue && (given_back || pb_state(&c->ch))) pb_wake(pb_published(&c->ch)); // consumers may wait for the frame or the end
 }
 
 enum pb_result pb_settle(struct pb_consumer *c, uint64_t number, bool requeue, bool *stood) {

@@ -129,7 +129,7 @@ typedef struct {
     void *word;
 } Word;
 
-// Finds the word of `size` bytes at offset args[1] of the buffer args[0]. The caller must release to->view.
+// Finds the word of `size` bytes at offset args[1] of the buffer args[0]. If the result is true, the caller must release to->view.
 static bool find_word(PyObject *module, PyObject *const *args, size_t size, bool write, Word *to) {
     State *state = PyModule_GetState(module);
     uint64_t offset;
@@ -231,9 +231,9 @@ bool stream_is_captured(uint64_t function, uint64_t stream) {
     return result == CAPTURE_IMPLICIT || (!result && status);
 }
 
-// stream_words(function, capturing, stream, flags, address, value, …): calls the driver's cuStreamWriteValue64 or
-// cuStreamWaitValue64 for each address and value. Returns the first result that is not 0, else 0; CAPTURED, without a call, if
-// the driver's cuStreamIsCapturing says that the stream's work is being captured.
+// stream_words(function, capturing, stream, flags, address, value, …): calls the driver's cuStreamWriteValue64 or cuStreamWaitValue64 for
+// each address and value. Returns the first result that is not 0, else 0. If the driver's cuStreamIsCapturing says that the stream's work
+// is being captured, the function calls neither and returns CAPTURED.
 static PyObject *stream_words(PyObject *module, PyObject *const *args, Py_ssize_t given) {
     typedef int StreamWord(void *stream, uint64_t address, uint64_t value, unsigned flags);
     enum { BEFORE = 4, MOST = BEFORE + 2 * STREAM_WORDS, CAPTURED = -1 };

@@ -26,9 +26,9 @@ typedef struct Member {
     bool open;        // the member has mappings
     bool closing;     // the last thread that waits unmaps the member's files
     unsigned waiting; // number of threads that wait without the interpreter's lock
-    // After a wait that spun in vain, the next `sleeps` waits do not spin; `left` is the number of these waits that remain.
+    // After a wait that spun without a result, the next `sleeps` waits do not spin; `left` is the number of these waits that remain.
     unsigned sleeps, left;
-    uint64_t waits;   // number of waits that were not in vain
+    uint64_t waits;   // number of waits that had a result
     int64_t waited;   // total time of all waits, in nanoseconds
 } Member;
 
@@ -39,12 +39,12 @@ typedef struct {
     int64_t limit, spin; // nanoseconds
     bool adaptive;       // choose the spin time by the results of earlier waits, instead of `spin`
     bool freed;          // wait on `freed` instead of `published`
-    const uint64_t *hurry; // while `*hurry` is not 0: sleep no longer than 2 ms; NULL: no such limit
+    const uint64_t *hurry; // while `*hurry` is not 0: a sleep takes at most 2 ms; NULL: sleeps have only the usual limit
     bool uncounted;        // the wait does not count in the member's `waits` and `waited`
 } Wait;
 
 State *state_of(void *self);
-State *state_of_base(PyTypeObject *type); // the same for a class in Python, which belongs to another module
+State *state_of_base(PyTypeObject *type); // the same for a subclass written in Python, which belongs to another module
 bool usable(Member *m);                                           // `usable` and the functions below return false or NULL with an exception
 bool count_is(Py_ssize_t given, Py_ssize_t least, Py_ssize_t most, const char *what);
 bool number_to(PyObject *invalid, PyObject *from, uint64_t most, const char *what, uint64_t *to); // raises `invalid`

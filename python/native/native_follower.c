@@ -1,14 +1,15 @@
 // The type Follower: checks whether the fences of a frame are reached, and makes a stream write a fence after its work on the frame.
 //
-// `poolbridge._order.order.Follower` is a subclass. In any unusual case a function here reports the case, and Python handles it.
+// `poolbridge._order.order.Follower` is a subclass. In any unusual case a function of this file reports the case, and Python handles the
+// case.
 #include "native.h"
 
 #include <stddef.h>
 #include <string.h>
 
 enum {
-    TURN_NS = 50000,        // longest time that a poll keeps the other threads of Python waiting
-    TOMBSTONE_SHIFT = 62,   // position of the bit that is set in a word after its process died
+    TURN_NS = 50000,        // longest time in nanoseconds for which a poll makes the other Python threads wait
+    TOMBSTONE_SHIFT = 62,   // position of the bit that is set in a word after the process that writes the word has died
 };
 
 struct Follower {
@@ -71,7 +72,7 @@ static Reach look(Follower *f, const struct pb_fence *fence) {
     return reach;
 }
 
-// Reads the word of a fence until the fence is reached or the time is `until`. Lets other threads run now and then.
+// Reads the word of a fence until the fence is reached or the time is `until`. Lets other threads run every TURN_NS.
 static Reach poll_word(Follower *f, const struct pb_fence *fence, int64_t until) {
     int64_t turn = pb_now();
     for (;;) {
@@ -105,7 +106,7 @@ static bool fence_from(PyObject *one, struct pb_fence *to) {
     return true;
 }
 
-// Polls a fence until the fence is reached or the time is `*until`. The first fence that is not reached sets `*until`.
+// Polls a fence until the fence is reached or the time is `*until`. At the first fence that is not reached, the function sets `*until`.
 static Reach poll_fence(Follower *f, const struct pb_fence *fence, uint64_t mine, int64_t *until) {
     if (fence->timeline == f->id && fence->word == mine) return REACHED; // the fence is of the stream's own earlier work
     Reach reach = look(f, fence);
@@ -114,8 +115,8 @@ static Reach poll_fence(Follower *f, const struct pb_fence *fence, uint64_t mine
     return poll_word(f, fence, *until);
 }
 
-// poll(fences, write): returns a list of the fences that are not reached soon, each a timeline, a word and a value; None: the caller
-// needs a lease state. `fences` can also be a frame, which has at most one fence.
+// poll(fences, write): returns a list of the fences that are not reached soon, each as a tuple of timeline, word and value; None: the
+// caller needs a lease state. `fences` can also be a frame, which has at most one fence.
 static PyObject *poll(Follower *f, PyObject *const *args, Py_ssize_t given) {
     if (!count_is(given, 2, 2, "poll")) return NULL;
     int write = PyObject_IsTrue(args[1]);
@@ -154,7 +155,7 @@ static PyObject *poll(Follower *f, PyObject *const *args, Py_ssize_t given) {
 
 bool follower_is_anywhere(const Follower *f) { return f->anywhere; }
 
-// Whether a stream may write the memory of a loan now. Never waits. False: Python must find out.
+// Whether a stream may write the memory of a loan now. Never waits. False: Python must check the fences.
 bool follower_may_write(Follower *f, PyObject *fences, PyObject *after) {
     if (!f->anywhere || !f->timelines || !f->own || !has_timeline(f)) {
         PyErr_Clear();
@@ -216,7 +217,8 @@ PyObject *follower_write(Follower *f, uint64_t *word, uint64_t *value) {
     PyObject *owned = PyObject_CallNoArgs(f->is_owned);
     Py_XDECREF(owned);
     if (owned != Py_False) return NULL; // this is a finaliser in the thread that holds the lock
-    // The call of `acquire` waits while another thread holds the lock. If a signal handler raises during the wait, the lock is free.
+    // The call of `acquire` waits while another thread holds the lock. If a signal handler raises an error during the wait, this thread
+    // does not get the lock.
     PyObject *release = Py_NewRef(f->release), *taken = PyObject_CallNoArgs(f->acquire);
     if (!taken) return Py_DECREF(release), NULL;
     Py_DECREF(taken);
@@ -233,7 +235,7 @@ PyObject *follower_write(Follower *f, uint64_t *word, uint64_t *value) {
     return fence;
 }
 
-// queue(): makes the stream write its next fence, and returns the fence; None: Python must make the stream write it.
+// queue(): makes the stream write its next fence, and returns the fence; None: Python must make the stream write the fence.
 static PyObject *queue(Follower *f, PyObject *ignored) {
     (void)ignored;
     uint64_t word, value;
@@ -245,7 +247,7 @@ static PyObject *queue(Follower *f, PyObject *ignored) {
 // Life
 
 static PyObject *new(PyTypeObject *type, PyObject *args, PyObject *kwargs) {
-    (void)args, (void)kwargs; // for the class in Python
+    (void)args, (void)kwargs; // only the subclass in Python uses the arguments
     Follower *self = (Follower *)PyType_GenericAlloc(type, 0);
     if (self) self->state = state_of_base(type);
     return (PyObject *)self;

@@ -6,7 +6,7 @@
 
 #include <stddef.h>
 
-// How long a publisher may use a shelf before Python must check the rest of the session and release idle memory.
+// How many milliseconds a publisher may use a shelf before Python must check the rest of the session and release idle memory.
 enum { ALONE_MS = 250 };
 
 typedef struct { // a write lease whose memory a channel has, or has given back
@@ -26,7 +26,7 @@ typedef struct {
     PyObject *loans;       // dictionary of the loans that the channel has, by block; or None
     PyObject *described;   // the description, in the form that a track has
     PyObject *stream;      // the stream that wrote a loan last, or None
-    PyObject *follower;    // the Follower of that stream, or None
+    PyObject *follower;    // the Follower of `stream`, or None
     PyObject *nothing; // empty bytes
     unsigned long long description_id;
     Py_ssize_t most, extra;
@@ -64,7 +64,7 @@ static void dealloc_lent(Lent *self) {
 }
 
 static PyObject *new_shelf(PyTypeObject *type, PyObject *args, PyObject *kwargs) {
-    (void)args, (void)kwargs; // for the class in Python
+    (void)args, (void)kwargs; // only the subclass in Python uses the arguments
     Shelf *self = (Shelf *)PyType_GenericAlloc(type, 0);
     if (!self) return NULL;
     self->state = state_of_base(type);
@@ -157,7 +157,7 @@ static bool put_back(Shelf *self, const struct pb_producer *core, const struct p
     return fits;
 }
 
-// Takes the blocks that came back. Returns false if Python must handle some of them.
+// Takes the blocks that came back. Returns false if Python must handle some of these blocks.
 static bool collect(Shelf *self, Member *m) {
     struct pb_producer *core = producer_core(m);
     if (pb_reclaim(core)) return true; // nothing has come back, or Python finds the error
@@ -199,7 +199,7 @@ static PyObject *take(Shelf *self, PyObject *ignored) {
     return Py_NewRef(lent->array);
 }
 
-// Publishes the loan if there is room. Returns the frame's number; 0: the array is still on loan, with or without an exception.
+// Publishes the loan if the channel has room. Returns the frame's number; 0: the array is still on loan, with or without an exception.
 static uint64_t publish(Shelf *self, PyObject *meta, uint64_t word, uint64_t value) {
     char *text = NULL, *described = NULL;
     Py_ssize_t text_bytes = 0, bytes = 0;
@@ -279,14 +279,14 @@ static PyObject *follow(Shelf *self, PyObject *stream) {
     Py_RETURN_TRUE;
 }
 
-// send_after(meta, stream): makes the loan's stream write the fence of its work on the loan, and publishes the loan. Returns the
-// frame's number; a tuple of word and value: the array is still on loan, with this fence; None: on loan, and without a new fence.
+// send_after(meta, stream): makes the loan's stream write the fence of its work on the loan, and publishes the loan. Returns the frame's
+// number; a tuple of word and value: the array is still on loan, with this fence; None: the array is still on loan, without a new fence.
 static PyObject *send_after(Shelf *self, PyObject *const *args, Py_ssize_t given) {
     if (!count_is(given, 2, 2, "send_after")) return NULL;
     Lent *lent = at_hand(self) && PyList_Size(self->loan) == 1 ? lent_at(self, self->loan, 0) : NULL;
     if (!lent || !lent->follower || !PyObject_TypeCheck(lent->follower, self->state->follower)) Py_RETURN_NONE;
     if (args[1] != Py_None && !(lent->follower == self->follower && is_last(self, args[1]))) Py_RETURN_NONE;
-    // Other threads may run while the driver is called.
+    // Keep references, because other threads may run while the driver is called.
     PyObject *follower = Py_NewRef(lent->follower), *kept = Py_NewRef((PyObject *)lent);
     uint64_t word, value, number = 0;
     PyObject *fence = follower_write((Follower *)follower, &word, &value), *fences = fence ? PyTuple_Pack(1, fence) : NULL;

@@ -5,10 +5,10 @@
 #include <sched.h>
 #include <time.h>
 
-// Adaptive spinning. A wait spins before it sleeps if recent spins were not in vain. After a wait that spun in vain, the next 1,
+// Adaptive spinning. A wait spins before it sleeps, unless recent spins had no result. After a wait that spun without a result, the next 1,
 // 3, 7 and so on up to MOST_SLEEPS waits of the same member do not spin.
 #define SPIN INT64_C(100000) // nanoseconds; the kernel needs about the same time to wake a thread
-// If a spinning thread reads the clock twice and finds a longer time between, another thread had its CPU: there are too few CPUs.
+// If more than LOST nanoseconds pass between two clock reads of a spinning thread, another thread used the CPU: there are too few CPUs.
 #define LOST INT64_C(20000)
 enum { MOST_SLEEPS = 63 };
 
@@ -17,7 +17,7 @@ static _Atomic unsigned most;     // greatest number of threads that may spin: o
 static _Atomic bool off;
 static _Thread_local unsigned mine; // number of this thread's waits that spin: more than one if a signal handler waits during a wait
 
-static void forked(void) { atomic_store(&spinning, mine); } // a signal handler may have forked during a wait of this thread that spins
+static void forked(void) { atomic_store(&spinning, mine); } // a signal handler may have forked while this thread was spinning
 
 void pb_init_spinning(void) {
     cpu_set_t set;
@@ -143,7 +143,7 @@ bool wait_for(Member *m, Attempt attempt, void *with, const Wait *how, enum pb_r
     return fine;
 }
 
-// waits: the number of waits that were not in vain, and the total time of all waits in seconds
+// waits: the number of waits that had a result, and the total time of all waits in seconds
 PyObject *waits(Member *m, void *closure) {
     (void)closure;
     return Py_BuildValue("(Kd)", (unsigned long long)m->waits, (double)m->waited / 1e9);

@@ -28,7 +28,7 @@ static void drop_cursor(struct pb_producer *p, uint32_t slot) {
     if (p->cursors[slot]) pb_file_close(&p->cursors[slot]->file, p->ch.life);
     free(p->cursors[slot]);
     p->cursors[slot] = NULL;
-    p->lives = 0; // the cursor may be in live
+    p->lives = 0; // `live` may contain the cursor
     p->ch.version = UINT64_MAX;
 }
 
@@ -282,7 +282,7 @@ enum pb_result pb_publish(struct pb_producer *p, const struct pb_publication *wh
         pb_help(ch, n << 16 | (uint64_t)ch->slot << 10);
         PB_FULL_BARRIER();
         pb_wake(pb_published(ch));
-        if (!ch->queue) pb_wake(pb_freed(ch)); // another producer may wait for the block of the frame that left
+        if (!ch->queue) pb_wake(pb_freed(ch)); // another producer may wait for the block of the frame that left the channel
         p->flights[p->in_flight++] = (struct pb_flight){.number = n, .block = what->block};
         ch->odd_since = 0;
         p->published++;
@@ -348,8 +348,8 @@ static void except_held(struct pb_producer *p, bool destroyed) {
     }
 }
 
-// Adds the fence after which a consumer does not use a frame any more, if the consumer stored such a fence. Returns false if
-// the consumer is just writing the entry, or if there is no memory.
+// Adds the fence after which a consumer does not use a frame any more, if the consumer has stored a fence. Returns false if the consumer is
+// just writing the entry, or if there is no memory.
 static bool add_fence(struct pb_producer *p, const struct pb_cursor *cursor, uint64_t number, bool *memory) {
     pb_word *done = pb_at(&cursor->file, PB_AT_DONE + 32 * pb_ring(&p->ch, number));
     uint64_t before = PB_LOAD(done), value = PB_PEEK(done + 1), word = PB_PEEK(done + 2);

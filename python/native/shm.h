@@ -72,7 +72,7 @@ struct pb_channel {
     uint64_t member;
     uint64_t version;   // version of the roster when its slots were read
     uint64_t life;      // result of pb_life() when the channel was opened, for pb_forked
-    uint64_t seen_tail; // the tail that pb_moved compares with
+    uint64_t seen_tail; // the tail with which pb_moved compares the present tail
     int64_t odd_since;  // when this member first saw a contradiction; 0: there is no contradiction
     uint32_t unknown_slot;
     uint64_t unknown_member;
@@ -100,7 +100,7 @@ struct pb_producer {
     struct pb_cursor *cursors[PB_CONSUMERS]; // the cursors that were added, by slot
     struct pb_cursor *live[PB_CONSUMERS];    // the cursors of members whose slot in the roster is active or left
     size_t lives;
-    uint64_t floor;      // no blocking consumer uses a number below this one
+    uint64_t floor;      // no blocking consumer uses a number below `floor`
     uint64_t published, bytes; // frames that this producer published, and the bytes of their buffers
     uint64_t *described; // id of the description in each slot of the track
     struct pb_flight *flights, *back;
@@ -181,7 +181,7 @@ enum pb_result pb_file_open(struct pb_channel *ch, struct pb_file *file, int fd,
 void pb_file_close(struct pb_file *file, uint64_t life);
 int pb_futex_wait(pb_futex *word, uint32_t seen, int64_t ns); // returns an errno, or 0
 int pb_futex_wake(pb_futex *word, int most);
-uint32_t pb_arm(pb_futex *word); // sets bit 0, which says that the caller is about to sleep; returns the value to sleep on
+uint32_t pb_arm(pb_futex *word); // sets bit 0, which says that the caller is about to sleep; returns the value to pass to pb_futex_wait
 void pb_wake(pb_futex *word);    // if a member sleeps: changes the value and wakes all sleepers; call pb_wake after a full barrier
 bool pb_moved(struct pb_channel *ch);
 size_t pb_track_size(uint64_t slots);
@@ -189,7 +189,7 @@ size_t pb_cursor_size(uint64_t slots);
 enum pb_result pb_channel_open(struct pb_channel *ch, int roster, int sequencer, uint32_t slot, uint64_t member);
 void pb_channel_close(struct pb_channel *ch);
 enum pb_result pb_complain(struct pb_channel *ch, enum pb_result result, const char *text, ...);
-enum pb_result pb_odd(struct pb_channel *ch, const char *text); // PB_AGAIN, or PB_PROTOCOL after 100 ms
+enum pb_result pb_odd(struct pb_channel *ch, const char *text); // returns PB_AGAIN, or PB_PROTOCOL after 100 ms
 void pb_help(struct pb_channel *ch, uint64_t tail);
 void pb_advance_head(struct pb_channel *ch, uint64_t tail);
 pb_futex *pb_published(const struct pb_channel *ch);
@@ -202,7 +202,7 @@ void pb_producer_close(struct pb_producer *p);
 enum pb_result pb_add_cursor(struct pb_producer *p, uint32_t slot, uint64_t member, int fd);
 enum pb_result pb_publish(struct pb_producer *p, const struct pb_publication *what, bool waits, uint64_t *number);
 void pb_end_wait(struct pb_producer *p);
-bool pb_behind(const struct pb_producer *p, uint64_t *member, uint32_t *process); // finds the consumer that is furthest behind in a broadcast
+bool pb_behind(const struct pb_producer *p, uint64_t *member, uint32_t *process); // finds the slowest consumer of a broadcast
 enum pb_result pb_reclaim(struct pb_producer *p); // PB_OK: see `back`, valid until the next call; PB_NONE: wait on `freed`
 
 // consumer.c
@@ -260,7 +260,7 @@ enum {
     PB_RECORD_DESCRIPTION
 };
 
-// The parts of a tail: number of the newest frame, slot of its producer, version of the roster.
+// The parts of a tail: number of the newest frame, slot of that frame's producer, version of the roster.
 static inline uint64_t pb_tail(const struct pb_channel *ch) { return PB_LOAD(pb_at(&ch->sequencer, 0)); }
 static inline uint64_t pb_tail_number(uint64_t tail) { return tail >> 16; }
 static inline uint32_t pb_tail_slot(uint64_t tail) { return (uint32_t)(tail >> 10) & 63; }
@@ -268,7 +268,7 @@ static inline uint64_t pb_version(const struct pb_channel *ch) { return PB_LOAD(
 static inline uint64_t pb_state(const struct pb_channel *ch) { return PB_LOAD(pb_at(&ch->roster, PB_AT_STATE)); }
 static inline uint64_t pb_ring(const struct pb_channel *ch, uint64_t number) { return number & (ch->slots - 1); }
 
-// The entry of a number: the number, and the slot of its producer.
+// The entry of a frame's number: the number, and the slot of the frame's producer.
 static inline pb_word *pb_entry(const struct pb_channel *ch, uint64_t number) {
     return pb_at(&ch->sequencer, PB_AT_ORDER + 8 * pb_ring(ch, number));
 }

@@ -1,7 +1,8 @@
 """GPU memory that one process owns and many processes use, without a copy.
 
 The service, ``poolsvc serve``, owns pools of memory. `connect` gives a `Client`, which leases buffers from the pools. A
-`Lease` is an array: NumPy, CuPy, PyTorch, JAX and Numba use its memory in place. One process writes and publishes it::
+`Lease` is an array: NumPy, CuPy, PyTorch, JAX and Numba use the lease's memory in place. One process writes a lease and
+publishes it::
 
     import numpy as np
     import poolbridge
@@ -24,8 +25,9 @@ A `Channel` carries a stream of buffers from producers to consumers::
     for frame in client.subscribe("camera"):  # in each consumer
         print(np.asarray(frame).mean())
 
-`serve` runs a service for one script, notebook or test. `connect_async` gives an `AsyncClient` for asyncio. Errors of
-poolbridge are `PoolbridgeError`. ``help(poolbridge.connect)``, ``help(poolbridge.Client)`` and so on show one name.
+`serve` runs a service for one script, notebook or test. `connect_async` gives an `AsyncClient` for asyncio. Errors that
+poolbridge defines are subclasses of `PoolbridgeError`. ``help(poolbridge.connect)``, ``help(poolbridge.Client)`` and so
+on show the documentation of one name.
 """
 
 import typing as _typing

@@ -1,4 +1,4 @@
-"""``python -m poolbridge`` runs ``poolsvc``; `find_program` says which one."""
+"""``python -m poolbridge`` runs the ``poolsvc`` that `find_program` finds."""
 
 import os
 import sys

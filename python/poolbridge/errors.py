@@ -1,28 +1,29 @@
 """The exceptions of poolbridge, as one tree.
 
-Each class also derives from the built-in exception in parentheses, which programs that do not know poolbridge catch::
+Each class also derives from the built-in exception in parentheses, so that a program can catch errors without importing
+poolbridge::
 
     PoolbridgeError
-    ├── ProtocolError (ConnectionError)            a packet is malformed, or came out of turn
+    ├── ProtocolError (ConnectionError)            a packet is malformed, or came at the wrong time
     ├── VersionError (ConnectionError)             client and service share no protocol version
     ├── UnsupportedError (NotImplementedError)     the operation or feature is unknown
     ├── InvalidArgumentError (ValueError)          an argument is out of range, malformed or contradictory
     ├── NotFoundError (LookupError)                there is no such pool, name, buffer or lease
     ├── AlreadyExistsError (FileExistsError)       the name is taken
-    ├── PoolLimitError (MemoryError)               a limit would be exceeded; the message names it
+    ├── PoolLimitError (MemoryError)               a limit would be exceeded; the message names the limit
     ├── DeviceMemoryError (MemoryError)            the device or the machine is out of memory
-    ├── AccessDeniedError (PermissionError)        this user may not do this
+    ├── AccessDeniedError (PermissionError)        this user may not do the operation
     ├── WaitTimeoutError (TimeoutError)            the time limit passed
     │   └── ServiceStartTimeoutError               the service did not appear in time
-    ├── BusyError (TimeoutError)                   the buffer is leased in a way that excludes this lease
+    ├── BusyError (TimeoutError)                   another lease on the buffer excludes this lease
     ├── RequestCancelledError (RuntimeError)       this client cancelled the request
     ├── LeaseReleasedError (ValueError)            the lease has ended
     ├── FrameSettledError (ValueError)             the frame was acknowledged or requeued before
     ├── LeaseInUseError (BufferError)              arrays made from the lease are alive
-    ├── StaleError (LookupError)                   the id is of an earlier use, or of another epoch
+    ├── StaleError (LookupError)                   the id is of an earlier buffer, or of another epoch
     ├── ContentFailedError (RuntimeError)          the content of the buffer will never be complete
-    │   └── ProducerDiedError                      its writer died before
-    ├── ClosedError (ConnectionError)              the pool or the service is shutting down
+    │   └── ProducerDiedError                      the writer died before the content was complete
+    ├── ClosedError (ConnectionError)              the channel, publisher, pool or service is closing or closed
     │   ├── ClientClosedError                      this client was closed
     │   └── ConnectionLostError                    the service went away
     ├── ServiceNotRunningError (ConnectionError)   no service listens at the socket
@@ -30,20 +31,21 @@ Each class also derives from the built-in exception in parentheses, which progra
     │   └── ServiceStartError                      the service could not be started, or ended before it was ready
     │       ├── ServiceProgramError                there is no poolsvc to start
     │       ├── SocketInUseError                   another service listens at the socket
-    │       └── SocketFolderError                  no socket can be made there
+    │       └── SocketFolderError                  no socket or log can be made in the folder
     ├── ServiceStalledError (TimeoutError)         the service is connected and does not answer
-    ├── UnavailableError (RuntimeError)            this machine or process cannot do it
+    ├── UnavailableError (RuntimeError)            this machine or process cannot do the operation
     │   ├── DeviceNotVisibleError                  this process cannot see the GPU
-    │   ├── EventUnavailableError                  an interprocess event cannot be opened or made here
+    │   ├── EventUnavailableError                  an interprocess event cannot be opened or made in this process
     │   ├── OwnerDiedError                         the process that owns the memory is gone
     │   ├── PeerAccessError                        a GPU cannot reach the memory of another GPU
-    │   └── SecondContextError                     the current CUDA context is not the device's primary one
+    │   └── SecondContextError                     the current CUDA context is not the device's primary context
     ├── StreamCaptureError (RuntimeError)          a stream's work is being captured into a CUDA graph
     ├── DriverError (RuntimeError)                 the CUDA driver refused a call
     ├── ForkError (RuntimeError)                   a forked child used an object of its parent
     └── InternalError (RuntimeError)               the service reports a fault of its own
 
-The class attribute ``code`` is the error code of the protocol. It is ``""`` for errors that only the client finds.
+The class attribute ``code`` is the error code of the protocol. The code is ``""`` for errors that only the client
+finds.
 
 `ReadOnlyWarning` is a warning, not an error.
 """
@@ -54,7 +56,7 @@ from typing import ClassVar
 
 
 class PoolbridgeError(Exception):
-    """The base class of all errors that poolbridge raises on its own account.
+    """The base class of all errors that poolbridge defines.
 
     Attributes
     ----------
@@ -66,7 +68,7 @@ class PoolbridgeError(Exception):
 
 
 class ProtocolError(PoolbridgeError, ConnectionError):
-    """A packet was malformed or came out of turn, or shared memory of a channel is inconsistent."""
+    """A packet was malformed or came at the wrong time, or shared memory of a channel is inconsistent."""
 
     code = "protocol"
 
@@ -102,7 +104,7 @@ class AlreadyExistsError(PoolbridgeError, FileExistsError):
 
 
 class PoolLimitError(MemoryError, PoolbridgeError):
-    """A limit of the pool, session, user, channel or service would be exceeded; the message names it."""
+    """A limit of the pool, session, user, channel or service would be exceeded; the message names the limit."""
 
     code = "limit"
 
@@ -114,13 +116,13 @@ class DeviceMemoryError(MemoryError, PoolbridgeError):
 
 
 class AccessDeniedError(PoolbridgeError, PermissionError):
-    """The user that this process runs as may not do this."""
+    """The user that this process runs as may not do the operation."""
 
     code = "denied"
 
 
 class WaitTimeoutError(PoolbridgeError, TimeoutError):
-    """The time limit passed before the thing that the call waited for was there."""
+    """The call waited for something that did not happen within the time limit."""
 
     code = "timeout"
 
@@ -132,13 +134,13 @@ class BusyError(PoolbridgeError, TimeoutError):
 
 
 class RequestCancelledError(PoolbridgeError, RuntimeError):
-    """The request was cancelled by this client while it waited at the service."""
+    """The request was cancelled by this client while the request waited at the service."""
 
     code = "cancelled"
 
 
 class LeaseReleasedError(PoolbridgeError, ValueError):
-    """The lease has ended; another client may use its memory now."""
+    """The lease has ended; another client may use the memory now."""
 
     code = "released"
 
@@ -150,23 +152,23 @@ class FrameSettledError(PoolbridgeError, ValueError):
 
 
 class LeaseInUseError(PoolbridgeError, BufferError):
-    """The lease cannot be released: arrays made from it are alive, or may be."""
+    """The lease cannot be released: arrays made from the lease are alive, or may be alive."""
 
 
 class StaleError(PoolbridgeError, LookupError):
-    """The id is of an earlier use of the same block, or of another life of the service."""
+    """The id is of an earlier buffer in the same block, or of an earlier run of the service."""
 
     code = "stale"
 
 
 class ContentFailedError(PoolbridgeError, RuntimeError):
-    """The content of the buffer will never be complete. The message has the reason, if its producer has said one."""
+    """The content of the buffer will never be complete. The message has the reason, if the producer reported one."""
 
     code = "content-failed"
 
 
 class ProducerDiedError(ContentFailedError):
-    """The process that wrote the buffer died, or gave its lease up, before the content was complete."""
+    """The process that wrote the buffer died, or released its lease, before the content was complete."""
 
     code = "failed"
 
@@ -196,7 +198,7 @@ class ServiceStartTimeoutError(ServiceNotRunningError, WaitTimeoutError):
 
 
 class ServiceStartError(ServiceNotRunningError):
-    """The service could not be started, or ended before it was ready; the message has what it printed."""
+    """The service could not be started, or ended before it was ready; the message has what the service printed."""
 
 
 class ServiceProgramError(ServiceStartError, FileNotFoundError):
@@ -226,25 +228,26 @@ class DeviceNotVisibleError(UnavailableError):
 
 
 class EventUnavailableError(UnavailableError):
-    """An interprocess event cannot be opened or made in this process; the message says why, if that is known."""
+    """An interprocess event cannot be opened or made in this process; the message has the reason if it is known."""
 
 
 class OwnerDiedError(UnavailableError):
-    """The process that owns the memory is gone, and its legacy handle is no longer valid."""
+    """The process that owns the memory is gone, and the memory's legacy handle is no longer valid."""
 
 
 class PeerAccessError(UnavailableError):
-    """A GPU cannot reach the memory of another GPU; the message names both."""
+    """A GPU cannot reach the memory of another GPU; the message names both GPUs."""
 
 
 class SecondContextError(UnavailableError):
-    """The driver does not open a legacy handle in the current context, which is not the device's primary one."""
+    """The driver does not open a legacy handle in the current context, which is not the device's primary context."""
 
 
 class StreamCaptureError(PoolbridgeError, RuntimeError):
-    """The work of a stream is being captured into a CUDA graph, and the call cannot be made now; nothing was done.
+    """The work of a stream is being captured into a CUDA graph, and the call cannot be made now. It had no effect.
 
-    The stream cannot say now when content is complete, or CUDA forbids the call. End the capture first, and call again.
+    During the capture, the stream cannot signal when content is complete, or CUDA forbids the call. End the capture,
+    and call again.
     """
 
 

@@ -1,4 +1,4 @@
-// Hostile memory: every shared word may get any value at any time. Nothing may crash, hang or read outside of the mapped memory.
+// Hostile memory: every shared word may get any value at any time. Nothing may crash, hang or read outside of the mapped memory. Usage:
 // `fuzz [SEED [INPUTS]]`. An input is a few changed words and one call.
 #include "world.h"
 

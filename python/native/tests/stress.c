@@ -1,7 +1,7 @@
-// Producers and consumers, some of them killed and replaced at any moment. No frame may be lost, doubled, torn or out of order.
-// `stress [SEED [FRAMES [RUNS]]]`. With -DPB_STUMBLE, a member is delayed at random before about one step in 300. Each member is a process. With -DTHREADS
-// each member is a thread, none is killed, and with the linker's --wrap=mmap all threads share one mapping of a file, so that the thread
-// sanitizer sees all accesses.
+// Producers and consumers run, and the test kills and replaces some of them at any moment. No frame may be lost, doubled, torn or out of
+// order. Usage: `stress [SEED [FRAMES [RUNS]]]`. With -DPB_STUMBLE, a member is delayed at random before about one step in 300. Each member
+// is a process. With -DTHREADS each member is a thread, the test kills no member, and with the linker's --wrap=mmap all threads share one
+// mapping of each file, so that the thread sanitizer sees all accesses.
 
 #include "world.h"
 
@@ -24,7 +24,7 @@ enum { PRODUCERS = 3, CONSUMERS = 3, BLOCKS = 18, MEMBERS = 1 << 14, WORDS = 32 
 struct board {
     _Atomic uint64_t fds[2][PB_CONSUMERS];           // descriptors in the service's process, by role and slot
     _Atomic uint64_t published, dropped, ready[MEMBERS]; // ready: 1: the member has mapped its file, 2: it has joined
-    _Atomic unsigned char taken[1 << 22];                // by number: how often it was acknowledged
+    _Atomic unsigned char taken[1 << 22];                // by frame number: how often the frame was acknowledged
     CONTENT blocks[PB_PRODUCERS * 64][WORDS];
 };
 static struct board *board;
@@ -103,7 +103,7 @@ static void produce(struct world *w, uint32_t slot, uint64_t member, uint64_t fr
     board->ready[member] = 1;
     while (PB_LOAD(pb_at32(&w->ch.roster, slot_at(true, slot))) != PB_ACTIVE) sched_yield();
     uint64_t unused[BLOCKS], free = 0;
-    // As few blocks as possible, so that they are soon reused.
+    // Use as few blocks as possible, so that blocks are soon reused.
     for (uint64_t i = 0; i < w->ch.capacity + 2; i++) unused[free++] = group * 64 + i;
     for (uint64_t count = 1; count <= frames; count++) {
         while (!free) {
@@ -217,7 +217,7 @@ struct member {
     uint32_t slot, policy;
     uint64_t member, frames, seed;
     pthread_t thread;
-    pid_t process; // 0: none
+    pid_t process; // 0: no process
 };
 
 static void *live(void *with) {
@@ -310,7 +310,7 @@ static void run(uint64_t seed, bool queue, uint32_t policy, uint64_t capacity, u
            (unsigned long long)capacity, deaths, (unsigned long long)published, (unsigned long long)last,
            (unsigned long long)acknowledged, (unsigned long long)dropped);
     fflush(stdout);
-    // A member that died between an acknowledgement and its note may have one frame more or less.
+    // If a member died after it had counted a frame in `taken` and before it acknowledged the frame, the frame is counted twice.
     if (doubled > deaths * 8 || (queue && !deaths && (doubled || acknowledged + dropped != published))) {
         fprintf(stderr, "%llu were acknowledged more than once\n", (unsigned long long)doubled);
         exit(1);
@@ -346,7 +346,7 @@ void *__wrap_mmap(void *at, size_t size, int protection, int flags, int fd, off_
 
 int __wrap_munmap(void *at, size_t size) {
     for (size_t i = 0; i < mapped; i++)
-        if (maps[i].at.base == at) return 0; // other threads use it
+        if (maps[i].at.base == at) return 0; // other threads use the mapping
     return __real_munmap(at, size);
 }
 #endif

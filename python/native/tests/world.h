@@ -1,4 +1,4 @@
-// The service's part of a channel, for tests: it makes the files and changes the roster.
+// The service's work for a channel, for tests: this code makes the files and changes the roster.
 #ifndef WORLD_H
 #define WORLD_H
 
@@ -74,7 +74,7 @@ static inline void set_state(struct world *w, bool producer, uint32_t slot, uint
     PB_STORE(pb_at32(&w->ch.roster, slot_at(producer, slot)), state);
 }
 
-// Makes the file of a new member and writes its slot, except the state.
+// Makes the file of a new member, and writes the member's slot in the roster, except the slot's state.
 static inline uint64_t prepare(struct world *w, bool producer, uint32_t slot, uint32_t policy, uint64_t timeline) {
     int *fd = producer ? &w->tracks[slot] : &w->cursors[slot];
     size_t size = producer ? pb_track_size(w->ch.slots) : pb_cursor_size(w->ch.slots), at = slot_at(producer, slot);
@@ -90,7 +90,7 @@ static inline uint64_t prepare(struct world *w, bool producer, uint32_t slot, ui
     return w->members;
 }
 
-// Stores a new version. Returns whether the tail has it too.
+// Stores the roster's version in the tail. Returns false if the tail was not `tail` any more.
 static inline bool new_version(struct world *w, uint64_t tail) {
     uint64_t version = PB_PEEK(roster_word(w, PB_AT_VERSION));
     return PB_CAS(pb_at(&w->ch.sequencer, 0), &tail, (tail & ~UINT64_C(1023)) | (version & 1023));

@@ -124,7 +124,7 @@ class ArrayExports(NoBuffer):
         dl_device: tuple[int, int] | EllipsisType | None = ...,
         copy: bool | None = None,
     ) -> CapsuleType:
-        """Export the tensor as a DLPack capsule, as the array API standard says. Libraries call it in ``from_dlpack``.
+        """Export the tensor as a DLPack capsule (array API standard). Libraries call this method in ``from_dlpack``.
 
         Parameters
         ----------
@@ -137,27 +137,27 @@ class ArrayExports(NoBuffer):
         dl_device
             DLPack's device type and id where the consumer wants the data: the lease's own device, or the CPU, (1, 0).
             For the CPU, memory of a GPU is copied. The default is the lease's own device. NumPy passes None for
-            `dl_device` and passes no stream: NumPy gets memory that the CPU reaches as memory of the CPU.
+            `dl_device` and passes no stream. If the CPU reaches the memory, NumPy gets the memory in place.
         copy
-            True: always copy. False: never copy. None: copy only if `dl_device` needs it.
+            True: always copy. False: never copy. None: copy only if `dl_device` needs a copy.
 
         Returns
         -------
         PyCapsule
-            A capsule that keeps the lease alive, or a copy.
+            A capsule that keeps the lease alive, or a capsule of a copy.
 
         Raises
         ------
         BufferError
             The tensor cannot be exported this way: `dl_device` is another GPU; NumPy asks for memory of a GPU without a
             copy; a copy is needed and `copy` is False; the lease is read-only and the consumer asks for a legacy
-            capsule; or a stride is negative and a library other than NumPy asks.
+            capsule; or a stride is negative and the consumer is not NumPy.
         ValueError
             The standard does not allow `stream`.
         WaitTimeoutError
             The CPU waited for the content longer than the client's ``timeout``.
         ContentFailedError
-            The content will never be complete: its writer died.
+            The content will never be complete: the writer died or reported a failure.
         LeaseReleasedError
             The lease has ended.
         """
@@ -184,7 +184,8 @@ class ArrayExports(NoBuffer):
         if target == device and not copy:
             _order.before_use(state, stream)
         else:
-            # If the target is the CPU, a stream of None is no CUDA stream. The data is complete on return in any case.
+            # If the target is the CPU, None for `stream` does not mean the legacy default stream, so None needs no
+            # check. `before_cpu` waits until the data is complete, also for a CUDA stream.
             if target == device or stream is not None:
                 stream_key(own, stream)
             _order.before_cpu(state)
@@ -224,7 +225,7 @@ class ArrayExports(NoBuffer):
         Raises
         ------
         TypeError
-            The memory is a GPU's, or NumPy lacks the element type; `to_numpy` makes a copy in both cases.
+            The CPU does not reach the memory, or NumPy lacks the element type; `to_numpy` makes a copy in both cases.
         ValueError
             `copy` is False and `dtype` needs a copy.
         WaitTimeoutError, ContentFailedError
@@ -252,8 +253,8 @@ class ArrayExports(NoBuffer):
         """Make a memoryview of the elements, in place; memory of the CPU only. ``bfloat16`` appears as ``uint16``.
 
         ``memoryview(lease)`` raises a `TypeError` that names this method. A lease has no buffer protocol, because NumPy
-        would use it instead of ``__array__``, which knows every dtype and makes arrays read-only when the lease is
-        published.
+        would use the buffer protocol instead of ``__array__``. Only ``__array__`` supports every dtype, and only its
+        arrays become read-only when the lease is published.
 
         Returns
         -------
@@ -263,7 +264,7 @@ class ArrayExports(NoBuffer):
         Raises
         ------
         TypeError
-            The memory is a GPU's.
+            The CPU does not reach the memory.
         WaitTimeoutError, ContentFailedError
             The content was not complete within the client's ``timeout``, or will never be complete.
         LeaseReleasedError
@@ -314,7 +315,7 @@ def widen(bits: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
 
 
 def _given(state: LeaseState) -> np.ndarray[Any, Any]:
-    """Make the array that a user gets. The lease notes a writeable array for `LeaseState.seal`."""
+    """Make the array that a user gets. If the array is writeable, the lease state notes it for `LeaseState.seal`."""
     array = state.array()
     if state.write:
         state.written[id(array)] = ref(array)
@@ -327,7 +328,7 @@ def _pretend_writeable(state: LeaseState) -> np.ndarray[Any, Any]:
 
 
 def _copy(state: LeaseState) -> np.ndarray[Any, Any]:
-    """Copy the tensor within its device, with its strides. The array owns the copy."""
+    """Copy the tensor on its device. The returned array has the tensor's strides and owns the copy."""
     description = state.description
     first, last = description.span
     token = Token(state)
@@ -336,7 +337,7 @@ def _copy(state: LeaseState) -> np.ndarray[Any, Any]:
 
 
 def _copy_to_host(state: LeaseState) -> np.ndarray[Any, Any]:
-    """Copy the tensor into host memory, with its strides. ``bfloat16`` is copied as its bits, ``uint16``."""
+    """Copy the tensor into host memory. The array has the tensor's strides; ``uint16`` stands for ``bfloat16``."""
     description = state.description
     first, last = description.span
     data = np.empty(max(last - first, 1), np.uint8)

@@ -20,8 +20,8 @@ from poolbridge.errors import (
 def copy_into(state: LeaseState, source: Any) -> None:
     """Copy an array into the leased memory. The copy is complete on return.
 
-    If source and lease are on devices, contiguous, and of the same shape and dtype, the device copies. Otherwise the
-    CPU broadcasts the source to the lease's shape and casts it to the lease's dtype (``same_kind``).
+    If source and lease are on devices, contiguous, and of the same shape and dtype, the device copies the source.
+    Otherwise the CPU broadcasts the source to the lease's shape and casts it to the lease's dtype (``same_kind``).
 
     Parameters
     ----------

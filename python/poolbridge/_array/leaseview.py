@@ -18,7 +18,7 @@ from poolbridge.errors import (
 
 
 class LeaseView(ArrayExports):
-    """A view of a lease, which counts as one array of the lease. `BaseLease.view` makes it.
+    """A view of a lease. Each view counts as one array of the lease. `BaseLease.view` makes views.
 
     A view has ``__cuda_array_interface__`` for memory that a GPU reaches, ``__array_interface__`` for memory of the
     CPU, and DLPack. An array that a library makes from the view keeps the view and the lease alive.
@@ -96,8 +96,8 @@ class LeaseView(ArrayExports):
 def cuda_array_interface(state: LeaseState) -> dict[str, Any]:
     """Return version 3 of the CUDA array interface.
 
-    The entry ``stream`` names a stream for which the consumer has to wait, or it is None if the memory can be used at
-    once.
+    The entry ``stream`` is a stream for which the consumer must wait. The entry is None if the consumer can use the
+    memory at once.
 
     Raises
     ------
@@ -111,7 +111,7 @@ def cuda_array_interface(state: LeaseState) -> dict[str, Any]:
     if state.memory.pool.device[0] != _dlpack.CUDA:
         raise AttributeError("__cuda_array_interface__ is for memory that a GPU reaches, and no GPU reaches this")
     if not description.element.in_numpy:
-        # Not an AttributeError, which would say that the memory is not a GPU's.
+        # An AttributeError would say that no GPU reaches the memory.
         raise UnsupportedError(f"__cuda_array_interface__ has no {description.element.name}: use DLPack")
     if not state.write:
         _readonly.check_interface(state.memory.pool)

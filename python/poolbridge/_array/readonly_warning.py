@@ -1,4 +1,4 @@
-"""Warns that a library does not check whether memory is read-only, so that the program may write it by mistake.
+"""Warns that a library does not check whether memory is read-only: the program may write the memory by mistake.
 
 DLPack and ``__cuda_array_interface__`` say that memory is read-only, but some libraries ignore that mark. poolbridge
 cannot see which library makes a request, except for NumPy, which respects read-only memory. So poolbridge warns if a
@@ -29,7 +29,7 @@ _warned = False
 
 
 def check_consumer(pool: PoolMemory) -> None:
-    """Warn if the library that calls ``__dlpack__`` for read-only memory may write it. Do not call this for NumPy."""
+    """Warn if the library that calls ``__dlpack__`` for read-only memory may write it. NumPy needs no such warning."""
     if not _warned and pool.write_fault:
         _warn_of_loaded(_ON_GPU if pool.device[0] == _dlpack.CUDA else _ON_CPU, pool)
 
@@ -63,5 +63,5 @@ def _warn(library: str, pool: PoolMemory) -> None:
 
 
 def _is_inside(frame: FrameType) -> bool:
-    """Whether a stack frame is of poolbridge or PyTorch. The warning names the line that called either."""
+    """Whether a stack frame is of poolbridge or PyTorch. The warning names the program's line that called them."""
     return str(frame.f_globals.get("__name__")).partition(".")[0] in {"poolbridge", "torch"}

@@ -27,7 +27,7 @@ _ON_CPU: Final = (_dlpack.CPU, _dlpack.CUDA_HOST)
 
 @dataclass(slots=True)
 class Source:
-    """The layout of an array. Its data need not be complete yet.
+    """The layout of an array. The array's data need not be complete yet.
 
     Attributes
     ----------
@@ -90,7 +90,7 @@ def look(array: Any) -> Source:
     """
     if isinstance(array, np.ndarray):
         return _interface(array, array.__array_interface__)
-    # Leases go through DLPack, which counts their arrays; the CUDA array interface cannot count arrays.
+    # Leases are read by DLPack, because a capsule counts as an array of its lease; the CUDA array interface does not.
     interface = None if isinstance(array, ArrayExports) else _cuda_array_interface(array)
     if interface is not None:
         source = _interface(array, interface)
@@ -124,19 +124,19 @@ def _numpy_array(given: Any) -> np.ndarray[Any, Any]:
 
 
 def order(source: Source, stream: int) -> None:
-    """Make a stream wait for the data of an array, by its DLPack export. Without DLPack, the stream does not wait."""
+    """Make a stream wait for an array's data by a DLPack export. For an array without DLPack, do nothing."""
     if hasattr(source.array, "__dlpack_device__"):
         _capsule(source.array, stream)
 
 
 def find(session: Session, pool: int, given: Any) -> tuple[LeaseState, Description] | None:
-    """Find the write lease in a pool for `given`, which is the lease itself or an array in its memory.
+    """Find the write lease of a pool to which `given` belongs: `given` is the lease or an array in its memory.
 
     Returns
     -------
     tuple or None
-        The lease's state, and the description of `given` in it; None if there is no such lease, and `given` has to be
-        copied.
+        The lease's state, and the description of `given` in the lease's buffer; None if there is no such lease. The
+        caller must then copy `given`.
     """
     if isinstance(given, ArrayExports):
         state = state_of(given)
@@ -188,7 +188,7 @@ def _cuda_array_interface(array: Any) -> dict[str, Any] | None:
     try:
         interface: dict[str, Any] | None = array.__cuda_array_interface__
     except (AttributeError, RuntimeError, TypeError):
-        return None  # the array is on the CPU, or the interface cannot describe it and DLPack may
+        return None  # the array is on the CPU, or only DLPack can describe the array
     return interface
 
 
@@ -202,4 +202,4 @@ def _capsule(array: Any, stream: int | None) -> object:
     try:
         return array.__dlpack__(stream=stream, max_version=(1, 0))
     except TypeError:
-        return array.__dlpack__(stream=stream)  # older than the array API standard of 2023
+        return array.__dlpack__(stream=stream)  # the library is older than the array API standard of 2023

@@ -34,7 +34,7 @@ LINKS: Final[tuple[type[Link], ...]] = (
 )
 
 MOST_COPIED: Final = 64 << 20
-"""The size in bytes of the largest array that links that copy are measured with."""
+"""The size in bytes of the largest array for links that copy. Larger arrays are measured with other links only."""
 
 _WARM_UP = 30
 _MOST = 5_000
@@ -44,9 +44,10 @@ _ACK = b"\1"
 
 
 def consume(link: Link, answers: socket.socket, warm_up: int | None) -> None:
-    """Run as the consumer: check the number of every array, and acknowledge it.
+    """Run as the consumer: check the number of every array, and acknowledge every array.
 
-    With `warm_up`, for a stream, acknowledge only the end of the warm-up and the end of the stream.
+    For a stream, `warm_up` is the number of arrays in the warm-up. The consumer then acknowledges only the end of the
+    warm-up and the end of the stream.
     """
     link.open_to_receive()
     answers.sendall(_ACK)
@@ -107,7 +108,7 @@ def hand_over(context: SpawnContext, kind: type[Link], nbytes: int, seconds: flo
         consumer.wait()
         end = time.perf_counter_ns()
         number += 1
-        # The warm-up of a slow system ends after a quarter of the time, but not before its first array.
+        # The warm-up of a slow system ends after a quarter of `seconds`, but not before its first array.
         if number <= _WARM_UP and (number < 2 or end - begun < seconds * 1e9 / 4):
             first = time.perf_counter_ns()
             continue
@@ -124,8 +125,8 @@ def hand_over(context: SpawnContext, kind: type[Link], nbytes: int, seconds: flo
 def stream(context: SpawnContext, kind: type[Link], nbytes: int, depth: int, seconds: float) -> Result:
     """Measure a stream of arrays without pauses, with up to `depth` arrays under way.
 
-    The clock starts after ``2 * (depth + 1)`` arrays, in which the consumer loads libraries, starts CUDA and maps
-    memory.
+    The first ``2 * (depth + 1)`` arrays are the warm-up, which is not measured: the consumer loads libraries, starts
+    CUDA and maps memory.
     """
     link = kind(context, nbytes, depth)
     link.open_to_send()
@@ -164,9 +165,9 @@ def measure(
     Parameters
     ----------
     kinds, sizes, workloads
-        The kinds of memory, bytes of an array and workloads to measure.
+        The kinds of memory, the sizes of arrays in bytes, and the workloads to measure.
     skip
-        Called with the kind and the system that cannot run, and the reason.
+        Called with the kind of memory, the system that cannot run, and the reason.
     seconds
         The approximate time of each measurement, in seconds.
     depth
@@ -181,7 +182,7 @@ def measure(
             skip(link.kind, link.name, why)
             continue
         streams = "stream" in workloads
-        # Measure single transfers of the stream's arrays too: a stream that is slower than these was measured badly.
+        # Measure single transfers of arrays of the stream's size too: if the stream is slower, its result is wrong.
         for nbytes in sorted({*(sizes if "transfer" in workloads else ()), *((_STREAM_BYTES,) if streams else ())}):
             if not (link.copies and nbytes > MOST_COPIED):
                 yield hand_over(context, link, nbytes, seconds)

@@ -9,14 +9,14 @@ from poolbridge.errors import UnavailableError
 
 SIZES = (1 << 20, 64 << 20)
 _OURS = "poolbridge"
-_A_SECOND = 30  # approximate number of large arrays by each way in a second
+_A_SECOND = 30  # approximate number of large arrays that each way carries in a second
 _Seconds = tuple[list[float], list[float]]
 
 
 def measure_engines(skip: Callable[[str, str, str], None], sizes: Sequence[int], *, seconds: float) -> Iterator[Result]:
-    """Measure transfers on one node, from the call that makes the array to the result of the call that reads it.
+    """Measure transfers on one node, from the call that makes an array to the result of the call that reads the array.
 
-    For Dask the time does not include making the array. Both ways of an engine take turns.
+    For Dask the time does not include making the array. Arrays go by the two ways of an engine alternately.
 
     Parameters
     ----------
@@ -52,5 +52,5 @@ def _dask(sizes: Sequence[int], count: int) -> Iterator[tuple[int, _Seconds]]:
 
     with bench.cluster(8 * max(sizes)) as (client, sender, receiver):
         for nbytes in sizes:
-            bench.measure(client, sender, receiver, nbytes, times=3)  # memory is mapped, connections are made
+            bench.measure(client, sender, receiver, nbytes, times=3)  # map memory and make connections
             yield nbytes, bench.measure(client, sender, receiver, nbytes, times=count)

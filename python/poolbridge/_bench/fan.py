@@ -12,7 +12,7 @@ from poolbridge._bench.link import HEAD
 from poolbridge._sys.literals import Kind
 
 Waiting: TypeAlias = Literal["python", "spinning", "sleeping"]
-"""How a consumer waits: as its system waits by default, by polling all the time, or asleep all the time."""
+"""How a consumer waits: in the default way of its system, only by polling, or only by sleeping."""
 
 
 class Fan(ABC):
@@ -37,8 +37,7 @@ class Fan(ABC):
     ways: ClassVar[tuple[Waiting, ...]] = ("python", "spinning")
     """The ways of waiting that the system has."""
     shared: ClassVar[bool] = False
-    """Whether each frame goes to one of the consumers, not to all. Then the iterator of a consumer has `seq`, which is
-    one more than the frame's number."""
+    """Whether each frame goes to one of the consumers, not to all."""
 
     def __init__(self, nbytes: int, depth: int, consumers: int, name: str, *, waiting: Waiting) -> None:
         self.nbytes = nbytes
@@ -78,5 +77,5 @@ class Fan(ABC):
 
 
 def put_number(array: np.ndarray[Any, Any], number: int) -> None:
-    """Write a frame's number into its first bytes."""
+    """Write a frame's number into the frame's first bytes."""
     array[: HEAD.itemsize].view(HEAD)[0] = number

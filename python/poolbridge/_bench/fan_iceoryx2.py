@@ -114,7 +114,7 @@ class IceoryxFan(Fan):
 
 
 def _arrays(nbytes: int) -> Callable[[int], np.ndarray[Any, Any]]:
-    """Return a function that returns the array at an address. It makes the array of each address only once."""
+    """Return a function that returns the array at an address. The function makes each array only once."""
     known: dict[int, np.ndarray[Any, Any]] = {}
 
     def array(address: int) -> np.ndarray[Any, Any]:

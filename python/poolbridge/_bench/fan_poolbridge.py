@@ -43,7 +43,7 @@ class ChannelFan(Fan):
 
     @classmethod
     def missing(cls) -> str:
-        """Return what is missing to use it on this machine; empty if nothing is missing."""
+        """Return what this machine lacks to use the fan; empty if nothing is missing."""
         return "" if NATIVE is not None else "this installation of poolbridge has no native module"
 
     def open_to_send(self) -> Callable[[int], None]:
@@ -113,7 +113,7 @@ class DeviceFan(ChannelFan):
 
     @classmethod
     def missing(cls) -> str:
-        """Return what is missing to use it on this machine; empty if nothing is missing."""
+        """Return what this machine lacks to use the fan; empty if nothing is missing."""
         return super().missing() or missing_gpu()
 
     def open_to_send(self) -> Callable[[int], None]:

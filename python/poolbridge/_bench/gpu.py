@@ -10,7 +10,7 @@ from poolbridge.errors import UnavailableError
 
 
 def missing_gpu() -> str:
-    """Return why this process can use no GPU; empty if it can use one."""
+    """Return why this process can use no GPU; empty if this process can use a GPU."""
     try:
         return "" if _cuda.devices() else "this process sees no GPU"
     except UnavailableError as error:
@@ -43,7 +43,7 @@ class Allocator:
         self.resource = DeviceMemoryResource(device, options=options)
 
     def new(self, nbytes: int) -> Any:
-        """Allocate a buffer. Other streams and processes can use it at once."""
+        """Allocate a buffer. Other streams and processes can use the buffer at once."""
         buffer = self.resource.allocate(nbytes, stream=self.stream)
         self.stream.sync()
         return buffer

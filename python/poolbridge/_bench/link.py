@@ -79,7 +79,7 @@ class Link(ABC):
 
 
 class InTurn(Link):
-    """A link whose memory is made once and used in turn, as the documentation of such systems recommends."""
+    """A link that makes its places in memory once and uses them in turn, as the systems' documentation recommends."""
 
     def __init__(self, context: SpawnContext, nbytes: int, depth: int) -> None:
         super().__init__(context, nbytes, depth)

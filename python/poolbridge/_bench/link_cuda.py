@@ -13,7 +13,7 @@ from poolbridge._libraries.consumers import load
 
 
 class CudaCoreLink(Link):
-    """Puts the buffer itself into the queue. Each time the queue sends the buffer's pool, too."""
+    """Puts the buffer itself into the queue. With each buffer, the queue sends the buffer's pool, too."""
 
     name = "cuda.core buffers through multiprocessing.Queue"
     kind = "device"
@@ -30,7 +30,7 @@ class CudaCoreLink(Link):
 
     @classmethod
     def missing(cls) -> str:
-        """Return what is missing to use it on this machine; empty if nothing is missing."""
+        """Return what this machine lacks to use the link; empty if nothing is missing."""
         return missing_gpu()
 
     def __getstate__(self) -> dict[str, Any]:
@@ -70,7 +70,7 @@ class CudaCoreLink(Link):
         self._stream = device.create_stream()
 
     def receive(self) -> tuple[int, Any] | None:
-        """Get a buffer from the queue and make an array of it."""
+        """Get a buffer from the queue and make an array of the buffer."""
         item = self._queue.get()
         if item is None:
             return None
@@ -88,7 +88,7 @@ class CudaCoreLink(Link):
 
 
 class CudaCoreDescriptorLink(CudaCoreLink):
-    """Sends the pool to the consumer once, at the start of its process, and then only descriptors of buffers."""
+    """Sends the pool to the consumer once, when the consumer's process starts, and then only buffers' descriptors."""
 
     name = "cuda.core descriptors through multiprocessing.Queue"
 

@@ -32,7 +32,7 @@ class DeviceSharedMemoryLink(InTurn):
 
     @classmethod
     def missing(cls) -> str:
-        """Return what is missing to use it on this machine; empty if nothing is missing."""
+        """Return what this machine lacks to use the link; empty if nothing is missing."""
         return missing_gpu()
 
     def __getstate__(self) -> dict[str, Any]:
@@ -59,7 +59,7 @@ class DeviceSharedMemoryLink(InTurn):
         return address
 
     def send(self, number: int) -> None:
-        """Copy into the next segment and put its name into the queue."""
+        """Copy into the next segment and put the segment's name into the queue."""
         at = self.free_place(number)
         call("cuMemcpyDtoH", self._addresses[at], int(self._buffer.handle), self.nbytes)
         self._queue.put((number, self._segments[at].name))
@@ -86,7 +86,7 @@ class DeviceSharedMemoryLink(InTurn):
         self._open()
 
     def receive(self) -> tuple[int, Any] | None:
-        """Copy from the segment to the GPU and make an array of it."""
+        """Copy from the segment to the GPU and make an array of the copy."""
         item = self._queue.get()
         if item is None:
             return None

@@ -10,7 +10,7 @@ from poolbridge._bench.link import HEAD, Link, number_of, numbered
 
 
 class QueueLink(Link):
-    """Puts the array itself into the queue, which pickles it, writes it to a pipe and reads it from there."""
+    """Puts the array itself into the queue. The queue pickles the array, writes it to a pipe and reads the pipe."""
 
     name = "multiprocessing.Queue"
     kind = "host"
@@ -42,7 +42,7 @@ class QueueLink(Link):
         self._queue.join_thread()
 
     def receive(self) -> tuple[int, Any] | None:
-        """Get the array and its number. The array itself may have a later number, written during the pickling."""
+        """Get the array and its number. The array may have a later number, which `send` wrote during the pickling."""
         item = self._queue.get()
         if item is None:
             return None

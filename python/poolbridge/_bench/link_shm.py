@@ -18,7 +18,7 @@ def bytes_of(segment: SharedMemory) -> np.ndarray[Any, Any]:
 
 
 class SharedMemoryLink(InTurn):
-    """Segments that are made once and used in turn. The producer copies in; the consumer maps each segment once."""
+    """Makes segments once and uses them in turn. The producer copies into a segment; the consumer maps it once."""
 
     name = "multiprocessing.shared_memory"
     kind = "host"
@@ -42,7 +42,7 @@ class SharedMemoryLink(InTurn):
             self._segments.append(segment)
 
     def send(self, number: int) -> None:
-        """Copy into the next segment and put its name into the queue."""
+        """Copy into the next segment and put the segment's name into the queue."""
         segment = self._segments[self.free_place(number)]
         self._array[: HEAD.itemsize].view(HEAD)[0] = number
         np.copyto(bytes_of(segment), self._array)
@@ -61,7 +61,7 @@ class SharedMemoryLink(InTurn):
             segment.unlink()
 
     def receive(self) -> tuple[int, Any] | None:
-        """Get a name and return the array of its segment. The first call for a segment maps the segment."""
+        """Get a segment's name and return the segment's array. The first call for a segment maps the segment."""
         name = self._queue.get()
         if name is None:
             return None
@@ -99,7 +99,7 @@ class NewSharedMemoryLink(Link):
         self._array = numbered(self.nbytes)
 
     def send(self, number: int) -> None:
-        """Make a segment, copy into it and put its name into the queue."""
+        """Make a segment, copy into the segment and put the segment's name into the queue."""
         self._array[: HEAD.itemsize].view(HEAD)[0] = number
         segment = SharedMemory(create=True, size=len(self._array))
         np.copyto(bytes_of(segment), self._array)
@@ -116,7 +116,7 @@ class NewSharedMemoryLink(Link):
         self._queue.join_thread()
 
     def receive(self) -> tuple[int, Any] | None:
-        """Get a name and map its segment."""
+        """Get a segment's name and map the segment."""
         name = self._queue.get()
         if name is None:
             return None

@@ -33,7 +33,7 @@ class TorchLink(InTurn):
 
     @classmethod
     def missing(cls) -> str:
-        """Return what is missing to use it on this machine; empty if nothing is missing."""
+        """Return what this machine lacks to use the link; empty if nothing is missing."""
         if importlib.util.find_spec("torch") is None:
             return "torch is not installed"
         import torch

@@ -7,23 +7,26 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-# With fewer measurements than this, the 99.9th percentile means nothing.
+# With fewer than `_ENOUGH_FOR_P999` measurements, the 99.9th percentile means nothing.
 _ENOUGH_FOR_P999 = 1000
 
 
 def percentile(ordered: Sequence[int], share: float) -> int:
-    """Return the smallest measurement that at least `share` of all do not exceed; `ordered` is sorted and not empty."""
+    """Return the least m in `ordered` such that at least a fraction `share` of `ordered` is <= m.
+
+    `ordered` is sorted and not empty.
+    """
     return ordered[max(math.ceil(share * len(ordered)), 1) - 1]
 
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """One line of the table. It has the keys of ``poolsvc bench --json``.
+    """One line of the table. The fields are the keys of ``poolsvc bench --json``.
 
     Attributes
     ----------
     workload, kind, bytes, system
-        What was measured: the workload, the kind of memory, the bytes of an array, and the system that sent it.
+        What was measured: the workload, the kind of memory, the bytes of an array, and the system that sent the array.
     p50_us, p99_us, p999_us
         Percentiles in microseconds; None if there are not enough measurements.
     per_second
@@ -35,8 +38,8 @@ class Result:
     service_share
         For a stream: the share of one CPU that the service used; None: there is no service, or it was not measured.
     rounds, p50_us_range, per_second_range
-        The number of rounds, and the least and the greatest value of a round; None: there was one round. With several
-        rounds the other figures are medians.
+        The number of rounds, and the least and the greatest value of `p50_us` and of `per_second` in a round; None:
+        there was one round. With several rounds the other figures are medians.
     """
 
     workload: str

@@ -34,14 +34,15 @@ _WARM_UP: Final = 500
 _PACED: Final = 500
 _PAUSE_NS: Final = 1_000_000
 _PATIENCE: Final = 60.0
-# In a stream without pauses, a consumer checks the number of one frame in this many.
+# In a stream without pauses, a consumer checks the number of only one frame in `_CHECKED` frames.
 _CHECKED: Final = 16
 
 
 def consume(fan: Fan, pipe: Connection) -> None:
-    """Run as a consumer: for each count from the pipe, take so many frames, and answer with times and CPU time.
+    """Run as a consumer: for each `count` from the pipe, take `count` frames, and answer with times and CPU time.
 
-    Consumers that share the frames take `count` frames in all. Then each takes one more frame, which marks the end.
+    Consumers that share the frames take `count` frames together. Then each consumer takes one more frame, which marks
+    the end.
     """
     frames = fan.open_to_receive()
     pipe.send(True)
@@ -55,7 +56,7 @@ def consume(fan: Fan, pipe: Connection) -> None:
             end = taken + count
             last = taken - 1
             for array in frames:
-                number = number_of(array)  # frames of a queue may have greater numbers: some numbers are void
+                number = number_of(array)  # this consumer gets only some of a queue's numbers, in ascending order
                 if number <= last:
                     raise AssertionError(f"frame {number} came after {last}")
                 if number >= end:
@@ -97,7 +98,7 @@ class _Consumers:
             pipe.send(count)
 
     def answers(self) -> list[tuple[list[int], int]]:
-        """Wait until each consumer has taken its frames; return their times and its nanoseconds of CPU time."""
+        """Wait until all consumers have taken their frames; return each consumer's times and ns of CPU time."""
         return [_answer(pipe) for pipe in self._pipes]
 
     def end(self) -> None:
@@ -126,7 +127,7 @@ def _cpu_of(pid: int | None) -> int:
 
 
 class _Run:
-    """One system with its consumers, which stay for all rounds."""
+    """One system with its consumers, which run until the last round."""
 
     def __init__(self, context: SpawnContext, fan: Fan) -> None:
         self.fan = fan
@@ -140,7 +141,7 @@ class _Run:
         self._burst(_WARM_UP)
 
     def _burst(self, count: int) -> tuple[float, float, float]:
-        """Send frames without pauses; return frames a second, µs of CPU time for each, and the service's share."""
+        """Send frames without pauses; return frames a second, µs of CPU time per frame, and the service's CPU share."""
         self._consumers.expect(count)
         service = self.fan.service()
         send, first = self._send, self._sent
@@ -157,7 +158,7 @@ class _Run:
         return count * 1e9 / (end - begun), cpu / count / 1e3, theirs / (end - begun)
 
     def fast(self, seconds: float) -> None:
-        """Measure one round without pauses. A short round before it determines how many frames to send."""
+        """Measure one round without pauses. A short round first determines how many frames to send."""
         rate, _, _ = self._burst(_WARM_UP)
         rate, cpu, share = self._burst(max(int(rate * seconds), _WARM_UP))
         self.rates.append(rate)
@@ -249,14 +250,14 @@ def measure_streams(
     others: bool = True,
     sleeping: bool = False,
 ) -> Generator[Result]:
-    """Measure streams between Python processes, with every installed system; each round measures all in turn.
+    """Measure streams between Python processes. Each round measures all installed systems, one after the other.
 
     Parameters
     ----------
     path
         Path of the socket of a poolbridge service; None: do not measure poolbridge.
     skip
-        Called with the kind and the system that cannot run, and the reason.
+        Called with the kind of memory, the system that cannot run, and the reason.
     seconds
         The approximate time of each round, in seconds.
     consumers

@@ -30,7 +30,7 @@ _ACK = b"\1"
 _FAILED = b"\0"
 _TIMEOUT = 60.0
 _WARM_UP = 100
-# In a stream without pauses, a consumer checks the number of one frame in this many.
+# In a stream without pauses, a consumer checks the number of only one frame in `_CHECKED` frames.
 _CHECKED = 16
 
 
@@ -63,7 +63,7 @@ class BenchWorker:
     def consume(self, task: dict[str, Any]) -> dict[str, Any]:
         """Make an array of each buffer ``prefix0``, ``prefix1``, … and acknowledge each buffer.
 
-        A buffer without elements is the last one. The first bytes of an array on the CPU are its number.
+        A buffer without elements is the last buffer. The first bytes of an array on the CPU hold the array's number.
         """
         client, take, acknowledge = self._connected, _consumers.load(task["consumer"]).take, self._acknowledge.send
         prefix, count = task["prefix"], 0
@@ -82,7 +82,7 @@ class BenchWorker:
         return {"count": count}
 
     def frames(self, task: dict[str, Any]) -> dict[str, Any]:
-        """Make an array of each frame of a channel until the channel is closed; answer with the time of each.
+        """Make an array of each frame of a channel until the channel is closed; answer with the time of each frame.
 
         The worker acknowledges the first frame, which tells the producer that this consumer is ready. With ``each`` the
         worker checks the number of every frame. Frames on a GPU have no number.
@@ -110,7 +110,7 @@ class BenchWorker:
         return {"samples": stamps[1:]}
 
     def bytes(self, task: dict[str, Any]) -> dict[str, Any]:
-        """Receive single bytes on the socket for acknowledgements; answer with the time of each."""
+        """Receive single bytes on the socket for acknowledgements; answer with the time of each byte."""
         receive, clock = self._acknowledge.recv, time.monotonic_ns
         stamps: list[int] = []
         self._acknowledge.send(_ACK)
@@ -188,7 +188,7 @@ _TASKS = ("probe", "consume", "frames", "bytes", "publish", "allocate", "connect
 def work(path: str, fd: int) -> int:
     """Answer the tasks on standard input. `fd` is the descriptor of the socket for acknowledgements."""
     worker = BenchWorker(path, socket.socket(fileno=fd))
-    # Libraries may print to standard output, which only answers may use: let them print to standard error.
+    # Only answers may go to standard output. Libraries may print there, so their output goes to standard error.
     answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)
     try:

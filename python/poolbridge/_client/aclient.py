@@ -25,7 +25,8 @@ from poolbridge._sys.literals import AckMode, ChannelMode, FullPolicy, Kind, Lib
 
 _T = TypeVar("_T")
 
-# Threads wait for shared memory on behalf of the loop: the longest wait in seconds, and the largest number of threads.
+# Threads wait for changes of shared memory on behalf of the event loop. `_NAP`: the longest wait of a thread, in
+# seconds. `_MOST_SLEEPERS`: the largest number of these threads.
 _NAP = 0.1
 _MOST_SLEEPERS = 64
 
@@ -33,10 +34,10 @@ _MOST_SLEEPERS = 64
 class AsyncClient(AsyncLists, ClientState):
     """A connection to the service for asyncio. `connect_async` makes it.
 
-    It has the methods of `Client`. The program awaits them, except `subscribe`, `event` and `session_stats`. If the
-    program cancels a call that waits, the client cancels the request at the service, and releases a lease that the
-    service granted meanwhile. The client is an asynchronous context manager that closes itself. Use the client from its
-    own event loop only.
+    An `AsyncClient` has the methods of `Client`. The program awaits these methods, except `subscribe`, `event` and
+    `session_stats`. If the program cancels a call that waits, the client cancels the request at the service, and
+    releases a lease that the service granted meanwhile. The client is an asynchronous context manager that closes
+    itself. Use the client from its own event loop only.
     """
 
     _lease_type: ClassVar = AsyncLease
@@ -201,10 +202,10 @@ class AsyncClient(AsyncLists, ClientState):
         ack: AckMode = "auto",
         timeout: float | None = 0.0,
     ) -> AsyncSubscription:
-        """Return a subscription to a channel. It subscribes when the program enters it or iterates over it.
+        """Return a subscription. It joins the channel when the program enters its block or iterates over it.
 
-        This method is no coroutine. Its parameters and errors are those of `Client.subscribe`; the errors are raised
-        when the subscription subscribes.
+        This method is no coroutine. Its parameters and errors are those of `Client.subscribe`. The errors are raised
+        when the subscription joins the channel.
         """
         return self._subscription_type(
             self._session,

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from poolbridge._session.session import Session
     from poolbridge._wire.messages import Fence
 
-# How many arrays a block keeps, one for each shape of frames in it.
+# How many arrays a block keeps at most: one for each `wrap` function and each description of a frame in the block.
 _MOST_KEPT = 8
 
 # Frames that come less than this number of seconds apart share a fence: the stream writes one word for several frames.
@@ -42,7 +42,7 @@ _TOGETHER_SECONDS: Final = 0.001
 class BaseBorrowedArrays(ABC):
     """The common part of `BorrowedArrays` and `AsyncBorrowedArrays`.
 
-    The attributes of the frame raise `InvalidArgumentError` before the first array, and after `release`.
+    The attributes below raise `InvalidArgumentError` before the first array, and after `release`.
 
     Attributes
     ----------
@@ -56,19 +56,19 @@ class BaseBorrowedArrays(ABC):
         self._stream = stream
         self._consumer: Consumer | None = None
         self._follower: _order.Follower | None = None
-        # The frame and the lease state of the array that was returned last. A frame whose array existed has no lease
-        # state.
+        # The frame and the lease state of the array that was returned last. A frame whose array existed already has no
+        # lease state.
         self._frame: _native.Frame | None = None
         self._lease_state: LeaseState | None = None
-        # Numbers of earlier frames whose fence the stream still has to write, and the time until which frames are
-        # added.
+        # Numbers of earlier frames whose fence the stream still has to write, and the monotonic time until which the
+        # iterator adds frames.
         self._unfenced: list[int] = []
         self._together_until = 0.0
 
     # Taking
 
     def _swap(self) -> _native.Frame | None:
-        """Release the frame whose array was returned last and take the next frame, if nothing else has to be done."""
+        """Release the last array's frame and take the next frame in one step; None if this is not possible."""
         frame, consumer = self._frame, self._consumer
         if frame is None or consumer is None or self._lease_state is not None:
             return None
@@ -115,7 +115,7 @@ class BaseBorrowedArrays(ABC):
         return True
 
     def _claimed(self, frame: _native.Frame, state: LeaseState) -> Any:
-        """Return the array of a frame that has a lease state. If that fails, the error takes the frame's place."""
+        """Return the array of a frame that has a lease state. After an error, the next call takes another frame."""
         native = cast("Consumer", self._consumer).native
         try:
             array = self._prepare(frame, state)
@@ -187,7 +187,7 @@ class BaseBorrowedArrays(ABC):
         self._frame = self._lease_state = None
 
     def _fence(self) -> None:
-        """Release the frames that have no fence yet, with one common fence if a stream uses these frames."""
+        """Release the frames in `_unfenced`. If a stream uses these frames, they get one common fence."""
         consumer = self._consumer
         if not self._unfenced or consumer is None:
             return
@@ -291,7 +291,7 @@ class BorrowedArrays(BaseBorrowedArrays, Iterator[Any]):
 
 
 class AsyncBorrowedArrays(BaseBorrowedArrays, AsyncIterator[Any]):
-    """An asynchronous iterator over a channel's frames as arrays. Each array is valid until the next is requested.
+    """An asynchronous iterator over a channel's frames as arrays. An array is valid until the next array is requested.
 
     `AsyncSubscription.arrays` makes this iterator.
     """

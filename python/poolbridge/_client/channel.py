@@ -1,4 +1,4 @@
-"""Channels: named, bounded queues of buffers between producers and consumers."""
+"""Channels: producers publish buffers as frames, and consumers take the frames."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 class BaseChannel:
-    """A named, bounded queue of buffers of one pool. A client makes channels; programs do not call the class."""
+    """A named channel for buffers of one pool. A client makes channels; programs do not call the class."""
 
     def __init__(self, info: _messages.Channel, pool: str) -> None:
         self._info = info
@@ -29,7 +29,7 @@ class BaseChannel:
 
     @property
     def id(self) -> int:
-        """The channel's id, which is never reused within one life of the service."""
+        """The channel's id, which stays unique until the service is restarted."""
         return self._info.id
 
     @property
@@ -49,7 +49,7 @@ class BaseChannel:
 
     @property
     def capacity(self) -> int:
-        """How many frames the channel keeps."""
+        """How many frames the channel keeps at most."""
         return self._info.cp
 
     @property
@@ -93,10 +93,11 @@ class Channel(BaseChannel):
     ) -> int:
         """Publish an array as the channel's next frame.
 
-        A write lease of the channel's pool is transferred without a copy, and so is an array in the memory of such a
-        lease. The transfer ends the lease, and the program must not use arrays that were made from the lease; see
-        `Lease.publish`. Any other array is copied once, on the GPU if the array is on the GPU. The call does not wait
-        for work that is queued on the GPU: the consumers' streams wait for that work.
+        If `array` is a write lease of the channel's pool, or an array in the memory of such a lease, the call transfers
+        the buffer to the channel without a copy. The transfer ends the lease, and the program must not use the lease's
+        arrays any more; `Lease.publish` says which arrays become read-only. Any other array is copied once, on the GPU
+        if the array is on the GPU. The call does not wait for work that is queued on the GPU, except for work of
+        unknown streams (see `BaseLease.used_on`): the consumers' streams wait for the work.
 
         Parameters
         ----------
@@ -105,11 +106,12 @@ class Channel(BaseChannel):
         meta
             Texts for the consumers, by key: at most 16 entries, with keys and values of at most 256 bytes of UTF-8.
         timeout
-            Seconds to wait for room in the channel, and for a copy in the pool; 0: do not wait; None, the default: no
-            limit.
+            Seconds to wait for a free place in the channel and, if the array is copied, for free memory in the pool; 0:
+            do not wait; None, the default: no limit.
         stream
-            A stream that writes the content and for which no array was made by DLPack: a handle, or an object of CuPy,
-            PyTorch or cuda.core. For an array that is copied: the stream on which the array will be complete.
+            A stream that writes the content and for which no array was made by DLPack: a stream handle, or a stream
+            object of CuPy, PyTorch or cuda.core. For an array that is copied: the stream whose work completes the
+            array.
         event
             An interprocess event that was recorded after all work on the content, for consumers that use such events;
             see `Lease.publish`. The frame has a fence too. An event is possible only for an array that is not copied.
@@ -122,17 +124,19 @@ class Channel(BaseChannel):
         Raises
         ------
         WaitTimeoutError
-            The channel stayed full; the message names a consumer that is behind. The lease stays valid.
+            The channel stayed full for `timeout` seconds; the message names a consumer that is behind. The lease stays
+            valid.
         PoolLimitError
-            The channel is full and its policy is ``"fail"``, or the pool has no room for a copy. The lease stays valid.
+            The channel is full and its policy is ``"fail"``, or the pool has not enough memory for a copy. The lease
+            stays valid.
         DeviceMemoryError
-            The device has no room for a copy.
+            The device has not enough memory for a copy.
         ClosedError
             The channel was closed. The lease stays valid.
         LeaseReleasedError
             `array` is a lease that has ended.
         InvalidArgumentError
-            `array` is no array (a tuple of arrays is none), or `meta` is too large. Or `event` is no interprocess
+            `array` is no array (a tuple of arrays is no array, either), `meta` is too large, `event` is no interprocess
             event, or there is an `event` and the array has to be copied.
         """
         flow = _channel_operations.publish(
@@ -149,10 +153,11 @@ class Channel(BaseChannel):
     def publisher(
         self, shape: int | Iterable[int], dtype: Any = "float32", *, wrap: Callable[[Any], Any] | None = None
     ) -> Publisher:
-        """Make a publisher of frames of one shape. It is the fastest way to publish.
+        """Make a publisher of frames of one shape and dtype. A publisher is the fastest way to publish.
 
-        The publisher makes one array for each block of memory and uses that array for all frames in the block. In
-        memory of a GPU, streams write the arrays. On the consumer's side, `Subscription.arrays` does the same.
+        The publisher makes one array for each block of memory and uses that array for all frames in the block. If the
+        memory is on a GPU, streams write the arrays. A consumer can use `Subscription.arrays`, which also makes one
+        array for each block.
 
         Parameters
         ----------
@@ -177,8 +182,8 @@ class Channel(BaseChannel):
     def close(self) -> None:
         """Close the channel for all clients. Subscribers still get the frames that were published before.
 
-        A `publish` that waits for room raises `ClosedError`. Frames are lost if the channel has no subscriber. The call
-        does nothing if the channel was closed before, or is gone with its pool.
+        A `publish` that waits for a free place raises `ClosedError`. Frames are lost if the channel has no subscriber.
+        The call does nothing if the channel was closed before, or if the channel's pool was destroyed.
 
         Raises
         ------

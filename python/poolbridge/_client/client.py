@@ -25,10 +25,11 @@ _T = TypeVar("_T")
 
 
 class Client(Lists, ClientState):
-    """A connection to the service, made by `connect`. It is thread-safe, and a context manager that closes itself.
+    """A thread-safe connection to the service. `connect` makes a client.
 
-    A client can be pickled, for example for a spawned process: the process that unpickles the client connects to the
-    same service, with the same default pool. A forked child cannot use its parent's client.
+    A client is a context manager: the end of the ``with`` block closes the client. A client can be pickled, for example
+    for a spawned process: the process that unpickles the client connects to the same service, with the same default
+    pool. A forked child cannot use its parent's client.
 
     Every method that asks the service can also raise `ClosedError` (`ClientClosedError` if the client was closed,
     `ConnectionLostError` if the service went away), `ServiceStalledError` if the service does not answer within the
@@ -70,19 +71,21 @@ class Client(Lists, ClientState):
             Where the memory comes from: ``"device"``, ``"vmm"``, ``"legacy"``, ``"pinned"``, or ``"host"``, which needs
             no GPU.
         device
-            A GPU's ordinal as the service counts, or its UUID; None: the first GPU.
+            A GPU's ordinal in the service's numbering, or the GPU's UUID; None: the first GPU.
         max_bytes
             Most bytes that the pool's blocks may take together: a number, or a size such as ``"64MiB"``.
         session_bytes, user_bytes
-            Most bytes that may count for one session, and for all sessions of one user, in the same form; 0: no limit
-            besides `max_bytes`. A free block also counts while the session's process keeps the block from other
-            processes: GPU work on the block is under way, the service has recalled the block and the process has not
-            unmapped it yet, or the session ended without having released the block.
+            Most bytes that may count for one session, and for all sessions of one user: numbers, or sizes such as
+            ``"64MiB"``; 0: no limit besides `max_bytes`. A block with a buffer counts for the session that allocated
+            the buffer. A free block counts for the sessions of a process in three cases, because other processes cannot
+            use the block yet: the process's GPU work on the block is under way; the service has recalled the block, and
+            the process has not unmapped the block; or a session of the process ended without having released the block,
+            and the process still runs.
         uids, gids
             Ids of the users and groups that may use the pool. If both are empty, only this user may use the pool.
         exist_ok
-            If a pool of that name with the same settings exists, or another client is making this pool now, open the
-            pool.
+            If a pool of that name with the same settings exists, or if another client is making such a pool now, open
+            that pool.
 
         Returns
         -------
@@ -92,11 +95,12 @@ class Client(Lists, ClientState):
         Raises
         ------
         AlreadyExistsError
-            There is a pool of that name. With `exist_ok`: the pool's settings differ, and the message says how.
+            There is a pool of that name. With `exist_ok`, only a pool with other settings raises this error; the
+            message names the differences.
         AccessDeniedError
-            This user may not create pools, or may not use the existing one.
+            This user may not create pools, or may not use the existing pool.
         UnavailableError
-            The service's machine cannot make such a pool; the message says what is missing.
+            The service's machine cannot make a pool of this kind; the message says what is missing.
         PoolLimitError, DeviceMemoryError
             This user has too many pools, or the machine has not enough memory.
         InvalidArgumentError
@@ -150,13 +154,13 @@ class Client(Lists, ClientState):
         Parameters
         ----------
         pool
-            The pool or its name. The user who made the pool and the service's own user may destroy the pool, even if
-            they may not open it.
+            The pool or its name. The user who made the pool, and the user that runs the service, may destroy the pool,
+            even if they may not open the pool.
 
         Raises
         ------
         NotFoundError
-            There is no such pool, or this user may not see it.
+            There is no such pool, or this user may neither use nor destroy the pool.
         AccessDeniedError
             This user may not destroy the pool.
         """
@@ -180,7 +184,7 @@ class Client(Lists, ClientState):
         Raises
         ------
         NotFoundError, AccessDeniedError
-            There is no such pool, or this user may not use it.
+            There is no such pool, or this user may not use the pool.
         InvalidArgumentError
             `pool` is None and the client has no default pool, or `keep_bytes` is no size.
         """
@@ -197,7 +201,7 @@ class Client(Lists, ClientState):
         return self._run(_operations.stats())
 
     def pools(self) -> list[Pool]:
-        """List the pools that this user may use or destroy; `stats` also says how much of each is in use.
+        """List the pools that this user may use or destroy. `stats` also says how much of each pool is in use.
 
         Returns
         -------
@@ -221,13 +225,14 @@ class Client(Lists, ClientState):
         Parameters
         ----------
         shape
-            Elements along each axis, at most 32 axes. A number makes one axis, ``()`` a scalar.
+            The number of elements along each axis, for at most 32 axes. A single number makes one axis; ``()`` makes a
+            scalar.
         dtype
             A NumPy dtype, or a name such as ``"float32"`` or ``"bfloat16"``.
         pool
-            The pool or its name; None: the default pool, the first that this client created or opened.
+            The pool or its name; None: the default pool, which is the first pool that this client created or opened.
         timeout
-            Seconds to wait for room in the pool; 0: do not wait; None: no limit.
+            Seconds to wait for free memory in the pool; 0: do not wait; None: no limit.
 
         Returns
         -------
@@ -237,9 +242,9 @@ class Client(Lists, ClientState):
         Raises
         ------
         PoolLimitError, DeviceMemoryError
-            The pool or the device has no room, or no memory became free within `timeout`.
+            The pool or the device has not enough free memory, and no memory became free within `timeout`.
         NotFoundError, AccessDeniedError
-            There is no such pool, or this user may not use it.
+            There is no such pool, or this user may not use the pool.
         InvalidArgumentError
             The shape or dtype is not possible, or `pool` is None and the client has no default pool.
         """
@@ -248,7 +253,7 @@ class Client(Lists, ClientState):
         return self._lease_type(self._run, self._run(flow))
 
     def get(self, name: str, *, write: bool = False, timeout: float | None = 0.0) -> Lease:
-        """Lease the buffer that was published under a name. The client opens the buffer's pool if it is not open yet.
+        """Lease the buffer that was published under a name. If necessary, the client opens the buffer's pool.
 
         Parameters
         ----------
@@ -276,7 +281,7 @@ class Client(Lists, ClientState):
         AccessDeniedError
             This user may not use the buffer's pool.
         ContentFailedError
-            The content will never be complete: its writer died or reported a failure.
+            The content will never be complete: the writer died or reported a failure.
         UnavailableError
             This process cannot map the memory; the message says why.
         """
@@ -305,7 +310,7 @@ class Client(Lists, ClientState):
         NotFoundError
             No buffer ever had the id.
         StaleError
-            The buffer is gone, or the block has another generation now.
+            The buffer is gone, or the buffer has another generation than `generation`.
         BusyError
             Another lease excludes this lease, and did not end within `timeout`. A buffer that a channel carries counts
             as leased for writing.
@@ -334,13 +339,14 @@ class Client(Lists, ClientState):
         name
             The name under which the copy is published: 1 to 255 bytes of UTF-8 without control characters.
         pool
-            The pool or its name; None: the default pool, the first that this client created or opened.
+            The pool or its name; None: the default pool, which is the first pool that this client created or opened.
         keep
-            Keep the name when this client is closed. By default the service removes the name when the client ends.
+            Keep the name after this client is closed. By default the service removes the name when the client is closed
+            or the client's process ends.
         replace
-            If the same user has published the name before, let the name refer to this buffer now.
+            If this user has published another buffer under the name, let the name refer to the new buffer from now on.
         timeout
-            Seconds to wait for room in the pool; 0: do not wait; None: no limit.
+            Seconds to wait for free memory in the pool; 0: do not wait; None: no limit.
 
         Returns
         -------
@@ -350,14 +356,14 @@ class Client(Lists, ClientState):
         Raises
         ------
         InvalidArgumentError
-            `array` is no array, its element type cannot be shared, or `pool` is None and the client has no default
-            pool.
+            `array` is no array, the array's element type cannot be shared, or `pool` is None and the client has no
+            default pool.
         AlreadyExistsError
             The name is taken, and `replace` is false.
         AccessDeniedError
             The name belongs to another user, or this user may not use the pool.
         PoolLimitError, DeviceMemoryError
-            The pool or the device has no room, or no memory became free within `timeout`.
+            The pool or the device has not enough free memory, and no memory became free within `timeout`.
         """
         flow = _whole.put(self._session, array, name, self._pool(pool).id, keep=keep, replace=replace, timeout=timeout)
         return self._lease_type(self._run, self._run(flow))
@@ -372,9 +378,9 @@ class Client(Lists, ClientState):
         name
             The name that was given to `Lease.publish` or `put`.
         library
-            The library of the array: ``"numpy"``, ``"cupy"``, ``"torch"`` or ``"jax"``. NumPy gets a copy of memory
-            that only a GPU reaches, and a copy as float32 of ``bfloat16``, which NumPy lacks. All other arrays use the
-            memory in place.
+            The library of the array: ``"numpy"``, ``"cupy"``, ``"torch"`` or ``"jax"``. With ``"numpy"``, the call
+            copies memory that only a GPU reaches. The call also copies elements of type ``bfloat16``, which NumPy
+            lacks, as float32. All other arrays use the memory in place.
         write
             Lease the buffer for writing. A write lease excludes every other lease on the buffer. By default the buffer
             is leased for reading, and the program must not write the array.
@@ -390,7 +396,7 @@ class Client(Lists, ClientState):
         Raises
         ------
         InvalidArgumentError
-            `library` is not one of these four names.
+            `library` is not one of the four names above.
         UnavailableError
             The library is not installed, or this process cannot map the memory.
         NotFoundError, WaitTimeoutError, BusyError, AccessDeniedError, ContentFailedError
@@ -400,7 +406,7 @@ class Client(Lists, ClientState):
         return _whole.array_of(self.get(name, write=write, timeout=timeout), library)
 
     def unpublish(self, name: str) -> None:
-        """Remove a published name. Leases on its buffer stay.
+        """Remove a published name. Leases on the buffer stay valid.
 
         Parameters
         ----------
@@ -427,30 +433,32 @@ class Client(Lists, ClientState):
         capacity: int = 8,
         full: FullPolicy = "block",
     ) -> Channel:
-        """Create a channel, or open the channel of that name if it has the same settings.
+        """Create a channel, or open the existing channel that has the same name and settings.
 
-        Frames go through memory that producers and consumers share. A frame costs microseconds, and no message to the
-        service. When consumers are done with a frame's memory, the memory goes back to the frame's producer. The
-        producer keeps the memory of up to ``capacity + 2`` frames for its next frames, and releases memory that was not
-        used for a second or two. While the producer's process is stopped, no other client gets that memory. A channel
-        has at most 63 producers. A consumer has at most 256 frames in hand.
+        Frames go through memory that producers and consumers share. Publishing a frame takes microseconds and sends no
+        message to the service. When consumers are done with a frame's memory, the memory goes back to the frame's
+        producer. The producer keeps the memory of up to ``capacity + 2`` frames for its next frames, and releases
+        memory that was not used for a second or two. While the producer's process is stopped, no other client gets the
+        memory that the producer keeps. A channel has at most 63 producers. A consumer can hold at most 256 frames at
+        the same time.
 
         Parameters
         ----------
         name
             The channel's name: 1 to 255 bytes of UTF-8 without control characters.
         pool
-            The pool whose buffers the channel carries, or its name; None: the default pool, the first that this client
-            created or opened.
+            The pool whose buffers the channel carries, or the pool's name; None: the default pool, which is the first
+            pool that this client created or opened.
         mode
             ``"broadcast"``: every subscriber gets every frame. ``"queue"``: each frame goes to one subscriber. If that
-            subscriber ends before it has acknowledged the frame, another subscriber gets it.
+            subscriber ends before it has acknowledged the frame, another subscriber gets the frame.
         capacity
-            How many frames the channel keeps, 1 to 1,024. In a queue, frames that a subscriber has taken do not count.
+            How many frames the channel keeps at most, 1 to 1,024. In a queue, frames that a subscriber has taken do not
+            count.
         full
             What happens when the channel is full. ``"block"``: publishing waits. ``"fail"``: publishing raises
-            `PoolLimitError`. ``"drop-oldest"``: a subscriber that is behind misses the oldest frames. ``"latest"``:
-            such a subscriber misses frames too, and gets only the newest frame.
+            `PoolLimitError`. ``"drop-oldest"``: a subscriber that is behind misses the oldest frames. ``"latest"``: a
+            subscriber that is behind misses all frames except the newest frame.
 
         Returns
         -------
@@ -462,12 +470,12 @@ class Client(Lists, ClientState):
         AlreadyExistsError
             There is a channel of that name with other settings.
         NotFoundError, AccessDeniedError
-            There is no such pool, or this user may not use it.
+            There is no such pool, or this user may not use the pool.
         PoolLimitError, DeviceMemoryError
             The pool or the service has too many channels, or the machine has not enough memory.
         UnavailableError
-            poolbridge is installed without its native module, or the service has no channels; the message says what
-            is missing.
+            poolbridge is installed without its native module, or the service does not support channels; the message
+            says what is missing.
         InvalidArgumentError
             An argument is not as described above, or `pool` is None and the client has no default pool.
         """
@@ -501,7 +509,7 @@ class Client(Lists, ClientState):
         AccessDeniedError
             This user may not use the channel's pool.
         UnavailableError
-            poolbridge is installed without its native module, or the service has no channels.
+            poolbridge is installed without its native module, or the service does not support channels.
         """
         info = self._run(_channel_operations.open_channel(self._session, name, timeout=timeout))
         return self._channel_type(self._session, self._run, info, self._channel_pool(info))
@@ -523,16 +531,17 @@ class Client(Lists, ClientState):
         channel
             A channel or its name.
         credit
-            How many frames this subscriber may have taken and not yet acknowledged, 1 to 256. At that limit, a call for
-            the next frame waits until another thread or task acknowledges a frame. `credit` matters with
-            ``ack="manual"``.
+            How many frames this subscriber may have taken and not yet acknowledged, 1 to 256. When the subscriber has
+            reached this number, a call for the next frame waits until another thread or task acknowledges a frame.
+            `credit` matters only with ``ack="manual"``.
         oldest
-            Begin with the oldest frame that the channel keeps. By default a subscription begins with the newest.
+            In a broadcast, begin with the oldest frame that the channel keeps. By default a subscription begins with
+            the newest frame.
         full
             What happens when this subscriber of a broadcast is behind: one of the values of `full` in `create_channel`;
-            None: the channel's own value.
+            None: the channel's setting.
         ack
-            ``"auto"``: asking for the next frame acknowledges the frames before it. ``"manual"``: only `Frame.ack`,
+            ``"auto"``: the call for the next frame acknowledges the earlier frames. ``"manual"``: only `Frame.ack`,
             `Frame.release` and the end of a frame's ``with`` block acknowledge a frame. See `Frame`.
         timeout
             Seconds to wait for the channel to appear; 0: do not wait; None: no limit.
@@ -574,8 +583,8 @@ class Client(Lists, ClientState):
         """Close the connection. The client's leases and subscriptions end. Idempotent.
 
         Arrays that are alive stay valid. The service does not use their memory again before this process ends. When the
-        call returns, the service has ended the session and no longer counts it, unless the service did not answer
-        within a second.
+        call returns, the service has ended the session and no longer counts the session, unless the service did not
+        answer within one second.
         """
         if self._session.ended is None and os.getpid() == self._session.pid:
             self._session.spares.release_within(CLOSE_TIMEOUT)

@@ -42,7 +42,8 @@ class ClientState:
     path
         Path of the service's socket.
     timeout
-        Seconds that the service may take to answer a request, besides the time that the request itself may wait.
+        Seconds that the service may take to answer a request, in addition to the time that the program lets the request
+        wait.
     """
 
     def __init__(self, session: Session, path: str, timeout: float) -> None:
@@ -60,18 +61,18 @@ class ClientState:
 
     @property
     def epoch(self) -> str:
-        """The id of one life of the service, in hexadecimal: a service that is started again has another id."""
+        """The id of this run of the service, in hexadecimal. A service that is started again has another id."""
         return self._session.core.epoch.hex()
 
     @property
     def service_pid(self) -> int:
-        """The service's process id, as the service itself says. Use it for display only."""
+        """The process id that the service reports for itself. Use this number for display only."""
         return self._session.core.service_pid
 
     def session_stats(self) -> SessionStats:
-        """Return what this client has done since it was connected. It sends no request, and is no coroutine.
+        """Return what this client has done since it was connected. The call sends no request, and is no coroutine.
 
-        `stats` asks the service for its counts. `sessions` lists all clients as the service sees them.
+        `stats` asks the service for the counts of all clients. `sessions` lists the clients that the service knows.
 
         Returns
         -------
@@ -86,7 +87,8 @@ class ClientState:
         Parameters
         ----------
         device
-            A GPU's ordinal or name as this process counts (``"cuda:0"``), or its UUID; None: the first GPU.
+            A GPU's ordinal or name in this process's numbering (``0`` or ``"cuda:0"``), or the GPU's UUID; None: the
+            first GPU.
 
         Returns
         -------
@@ -150,7 +152,7 @@ def hello() -> Hello:
 
 @contextmanager
 def explained(path: str) -> Iterator[None]:
-    """Explain errors of the first request in their texts."""
+    """Raise errors of the first request again, with texts that explain the errors."""
     try:
         yield
     except VersionError as error:

@@ -49,16 +49,17 @@ def connect(
     wait
         Seconds to wait for the service to appear; 0: do not wait.
     device
-        A GPU to work on, by ordinal or name as this process counts (``"cuda:1"``) or by UUID. The client gives this GPU
-        access to the memory of other GPUs that it maps. If the hardware does not allow this access, mapping raises
-        `PeerAccessError`. Name the streams of this GPU by `Lease.used_on`. Memory of kind ``legacy`` is opened for this
-        GPU alone: kernels of another GPU, also of the GPU that has the memory, must not use the address of the memory.
-        None: memory is used on its own GPU.
+        The GPU on which this program works: an ordinal or a name in this process's numbering (``1`` or ``"cuda:1"``),
+        or a UUID. When the client maps memory of another GPU, the client gives this GPU access to the memory. If the
+        hardware does not allow this access, the call that maps the memory raises `PeerAccessError`. Name the streams of
+        this GPU by `Lease.used_on`. Memory of kind ``legacy`` is opened for this GPU alone: kernels of another GPU,
+        also of the GPU that has the memory, must not use the address of the memory. None: the program uses the memory
+        of each GPU on that GPU.
     start
-        If no service listens at the path, start one. The program is ``$POOLBRIDGE_POOLSVC``, else the ``poolsvc`` that
-        was installed with this package, else the ``poolsvc`` of the ``PATH``. The service ends and frees its memory
-        when no client has been connected for two seconds. Programs that start a service at the same time share one
-        service. The service's log is the file ``<path>.log``.
+        If no service listens at the path, start a service. The program is ``$POOLBRIDGE_POOLSVC``, else the ``poolsvc``
+        that was installed with this package, else the ``poolsvc`` of the ``PATH``. The service ends and frees its
+        memory when no client has been connected for two seconds. Programs that start a service at the same time share
+        one service. The service's log is the file ``<path>.log``.
     tracer
         The object that the client calls around every allocation, publication, receipt and release: an
         `OpenTelemetryTracer`, an `NvtxTracer`, or a `Tracer` of the program. None: the client calls no tracer, and
@@ -120,7 +121,7 @@ def _connect(where: str, timeout: float, wait: float, gpu: int | str | None, tra
 def _again(  # noqa: PLR0917 - pickles have positional arguments
     path: str, timeout: float, device: int | str | None, pool: str | None, epoch: str, tracer: Tracer | None
 ) -> Client:
-    """Connect as a client that is being unpickled."""
+    """Make the client that ``pickle`` loads: connect to the service, and open the default pool."""
     client = connect(path, timeout=timeout, device=device, tracer=tracer)
     if client.epoch != epoch:
         LOG.warning(

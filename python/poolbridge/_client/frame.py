@@ -23,16 +23,18 @@ _RELEASED: Final = "acknowledged before, by its release"
 
 
 class BaseFrame(BaseLease):
-    """A read lease on a buffer that came through a channel. It is an array, as every lease is.
+    """A read lease on a buffer that came through a channel. A frame is an array, as every lease is.
 
-    A frame is *acknowledged* when the consumer is done with it. After that, in a queue no other consumer gets the
-    frame; in a broadcast the frame no longer makes a producer wait. A frame is acknowledged by `ack`, by the end of its
-    ``with`` block, and, with ``ack="auto"``, by asking for the next frame. In a queue, `requeue` gives the frame back
-    instead, and an exception that leaves the ``with`` block also gives it back.
+    A program *acknowledges* a frame to say that it has processed the frame. After that, no other consumer of a queue
+    gets the frame, and no producer of a broadcast waits for the frame any more. `ack` and `release` acknowledge a
+    frame, and so does the end of the frame's ``with`` block. With ``ack="auto"``, the call for the next frame also
+    acknowledges the frame. In a queue, `requeue` gives the frame back to the queue instead, and an exception that
+    leaves the ``with`` block also gives the frame back.
 
-    A frame is *released* when its memory may be used again: by `release`, which also acknowledges it, or when the frame
-    and the last array made from it are gone. The frame counts as gone when iteration moves to the next frame, and at
-    the end of its ``with`` block. The property `lease` gives a lease that stays valid after that.
+    When a frame is *released*, the producer may use the frame's memory again. `release` releases the frame at once.
+    Otherwise the frame is released when the frame object and the last array made from the frame are gone. The frame
+    object counts as gone at the end of its ``with`` block and, with ``ack="auto"``, when iteration moves to the next
+    frame. A lease from the property `lease` stays valid when the frame object counts as gone.
     """
 
     def __init__(self, state: LeaseState, consumer: Consumer, frame: _native.Frame) -> None:
@@ -42,7 +44,7 @@ class BaseFrame(BaseLease):
         # other frames.
         self._seq, self._time, self._meta, self._dropped = frame.number, frame.time, frame.meta, frame.missed
         self._kept = False
-        self._settled = ""  # how this object settled the frame; "" if it has not
+        self._settled = ""  # how this object settled the frame; "": not settled
 
     @property
     def _needed(self) -> bool:
@@ -99,7 +101,7 @@ class BaseFrame(BaseLease):
         self._settled = "requeued before, by requeue()" if back else "acknowledged before, by ack()"
 
     def _before(self) -> str:
-        """Return the part of an error text that says how the frame was settled before, and what to do about it."""
+        """Return the part of an error text that says how the frame was settled before, and what to do now."""
         if self._consumer.auto and not self._settled:
             return (
                 "acknowledged before, because the program asked for the next frame: to acknowledge or requeue frames "
@@ -178,14 +180,14 @@ class Frame(BaseFrame):
         Raises
         ------
         FrameSettledError
-            The frame was acknowledged before, also by `release` or by asking for the next frame, or was requeued.
+            The frame was requeued or acknowledged before, perhaps by `release` or by the call for the next frame.
         ClosedError
             The session has ended. The end of the session requeued the frames that were not acknowledged.
         """
         self._settle(back=False)
 
     def requeue(self) -> None:
-        """Give the frame back to its queue, at its old place. Another consumer gets the frame, or this consumer again.
+        """Give the frame back to its queue, at its old place. Another consumer, or this consumer, gets the frame again.
 
         The frame and its arrays stay usable.
 
@@ -210,7 +212,7 @@ class Frame(BaseFrame):
 
 
 class AsyncFrame(BaseFrame):
-    """A frame of an `AsyncClient`. As an asynchronous context manager it ends as a `Frame` does."""
+    """A frame of an `AsyncClient`. Its ``async with`` block ends as the ``with`` block of a `Frame` does."""
 
     _lease_type: ClassVar = AsyncLease
 

@@ -20,11 +20,11 @@ if TYPE_CHECKING:
 
 
 class BaseLease(ArrayExports):
-    """The right to use one buffer, to write or to read it. A lease is an array that other libraries can use in place.
+    """The right to read or to write one buffer. A lease is also an array, which other libraries can use in place.
 
     Arrays that are made from a lease by DLPack, by NumPy or through `view` keep the lease alive. The lease ends by
-    `release`, or when the lease object and the last of its arrays are gone. A client makes leases; programs do not call
-    the class.
+    `release`, or when the lease object and all its arrays are gone. A client makes leases; programs do not call the
+    class.
     """
 
     def __init__(self, state: LeaseState) -> None:
@@ -42,14 +42,14 @@ class BaseLease(ArrayExports):
 
     @property
     def buffer_id(self) -> int:
-        """The buffer's id, which is never reused within one life of the service."""
+        """The buffer's id, which stays unique until the service is restarted."""
         return self._lease_state.grant.bf
 
     @property
     def generation(self) -> int:
-        """The number of the block's current use: 1 for the block's first buffer, and 1 more for each later buffer.
+        """The number of the buffer in its block: 1 for the block's first buffer, and 1 more for each later buffer.
 
-        For a frame, this is the number that was current when this client mapped the block.
+        For a frame, this is the number of the buffer that the block had when this client mapped the block.
         """
         return self._lease_state.grant.ge
 
@@ -60,7 +60,7 @@ class BaseLease(ArrayExports):
 
     @property
     def arrays(self) -> int:
-        """How many arrays made from the lease are alive. Those made by ``__cuda_array_interface__`` are not counted."""
+        """How many arrays made from the lease are alive, without arrays made by ``__cuda_array_interface__``."""
         return len(self._lease_state.tokens)
 
     @property
@@ -68,7 +68,8 @@ class BaseLease(ArrayExports):
         """Version 3 of the CUDA array interface, for memory that a GPU reaches.
 
         An array that is made by this interface keeps the lease object alive, but poolbridge cannot count the array.
-        After that, `release` needs ``force=True``. Arrays made from ``lease.view()`` are counted.
+        After the first use of this interface, `release` needs ``force=True``. Arrays made from ``lease.view()`` are
+        counted.
 
         Raises
         ------
@@ -112,11 +113,13 @@ class BaseLease(ArrayExports):
         return LeaseView(self._lease_state, legacy=legacy, device=device)
 
     def used_on(self, stream: Any) -> None:
-        """Name a stream whose work uses the memory. The stream waits until the memory may be used.
+        """Tell poolbridge that a stream uses the memory. The stream waits until the memory may be used.
 
         poolbridge knows the streams for which arrays were made by DLPack. Name every other stream that uses an array.
-        After ``__cuda_array_interface__``, or DLPack with ``stream=-1``, no stream is known: name all of them. The next
-        writer of the memory does not wait for work on a stream that was not named.
+        If an array was made by ``__cuda_array_interface__``, or by DLPack with ``stream=-1``, poolbridge does not know
+        the array's streams. If the program then names no stream, the lease's end and `Lease.publish` wait for all work
+        of the device. If the program names a stream, it must name all streams that use the memory: the next writer of
+        the memory does not wait for the work of other streams.
 
         Parameters
         ----------
@@ -138,7 +141,7 @@ class BaseLease(ArrayExports):
 
     @property
     def ready_event(self) -> Event | None:
-        """The interprocess event that was published with the content, or None. It stays open during the lease.
+        """The interprocess event that was published with the content, or None. The event stays open during the lease.
 
         A program need not use the event: the streams for which arrays are made wait for the content by themselves.
 
@@ -152,7 +155,7 @@ class BaseLease(ArrayExports):
 
     @property
     def failed(self) -> bool:
-        """Whether this process knows that the content will never be complete: its writer died or reported a failure."""
+        """Whether this process knows that the content will never be complete: the writer died or reported a failure."""
         return _order.lost(self._lease_state)
 
     def check(self) -> None:
@@ -164,7 +167,7 @@ class BaseLease(ArrayExports):
         Raises
         ------
         ContentFailedError
-            The content will never be complete: its writer died or reported a failure.
+            The content will never be complete: the writer died or reported a failure.
         """
         _order.check(self._lease_state)
 
@@ -277,29 +280,30 @@ class Lease(BaseLease):
     ) -> None:
         """Publish the buffer under a name. The write lease becomes a read lease.
 
-        The call does not wait for GPU work. Readers wait, on their streams, for the work that this process has queued
-        so far on the streams that used the buffer. Arrays that were made before the call stay valid, but the program
-        must not write them any more. Arrays from `numpy.asarray` become read-only; slices of them, and arrays made by
-        DLPack, cannot become read-only.
+        The call does not wait for GPU work, except for work of unknown streams; see `used_on`. Readers wait, on their
+        streams, for the work that this process has queued so far on the streams that used the buffer. Arrays that were
+        made before the call stay valid, but the program must not write them any more. Arrays from `numpy.asarray`
+        become read-only; slices of these arrays, and arrays made by DLPack, cannot become read-only.
 
         Parameters
         ----------
         name
             1 to 255 bytes of UTF-8 without control characters.
         keep
-            Keep the name when this client is closed. By default the service removes the name when the client ends.
+            Keep the name after this client is closed. By default the service removes the name when the client is closed
+            or the client's process ends.
         replace
-            If the same user has published the name before, let the name refer to this buffer now.
+            If this user has published another buffer under the name, let the name refer to this buffer from now on.
         stream
-            A stream that writes the content and for which no array was made by DLPack: a handle, or an object of CuPy,
-            PyTorch or cuda.core.
+            A stream that writes the content and for which no array was made by DLPack: a stream handle, or a stream
+            object of CuPy, PyTorch or cuda.core.
         event
             An interprocess event that was recorded after all work on the content, for readers that use such events. The
             event comes from ``client.event()``, cuda.core, CuPy or PyTorch. Keep the event until the readers have
             opened it.
         fence
-            Publish a fence too, which says when the content is complete. With False, readers have to open the event.
-            Only processes of this user that see the same ``/dev/shm`` can open the event, and only until this lease is
+            Publish a fence too, which says when the content is complete. With False, readers have to open the event:
+            only processes of this user that see the same ``/dev/shm`` can open the event, and only until this lease is
             released.
 
         Raises
@@ -313,8 +317,8 @@ class Lease(BaseLease):
         LeaseReleasedError
             The lease has ended.
         InvalidArgumentError
-            The lease is a read lease, or the name is malformed. Or `event` is no interprocess event, the content is
-            promised, or the memory is the CPU's. Or `fence` is False and there is no event.
+            The lease is a read lease, or the name is malformed. With an `event`: `event` is no interprocess event, the
+            content is promised, or the memory is the CPU's. Without an `event`: `fence` is False.
         """
         flow = _operations.publish(
             self._lease_state, name, keep=keep, replace=replace, stream=stream, event=event, fence=fence
@@ -322,7 +326,7 @@ class Lease(BaseLease):
         self._run(flow)
 
     def promise(self) -> Promise:
-        """Promise the content, so that the buffer can be published before it is complete.
+        """Promise the content, so that the buffer can be published before the content is complete.
 
         Use a promise for content that the CPU writes, or for GPU work for which this process waits itself. First make
         the arrays. Then publish the lease under a name or through a channel, write the arrays, and call
@@ -351,7 +355,8 @@ class Lease(BaseLease):
     def wait(self, timeout: float | None = None) -> None:
         """Wait on the CPU until the content is complete and the memory may be used.
 
-        Streams of a GPU need no such call. Making an array of the CPU also waits, for at most the client's ``timeout``.
+        Streams of a GPU wait by themselves. A library that makes an array for the CPU also waits, for at most the
+        client's ``timeout``.
 
         Parameters
         ----------
@@ -363,7 +368,7 @@ class Lease(BaseLease):
         WaitTimeoutError
             The content was not complete within `timeout`.
         ContentFailedError
-            The content will never be complete: its writer died or reported a failure.
+            The content will never be complete: the writer died or reported a failure.
         LeaseReleasedError
             The lease has ended.
         """
@@ -388,7 +393,7 @@ class Lease(BaseLease):
         ------
         LeaseInUseError
             Arrays made from the lease are alive, or were made by ``__cuda_array_interface__`` and cannot be counted.
-            The lease stays as it is.
+            The lease stays valid.
         LeaseReleasedError
             The lease has ended already.
         """
@@ -434,7 +439,7 @@ class AsyncLease(BaseLease):
         await self._run(flow)
 
     async def promise(self) -> Promise:
-        """Promise the content, so that the buffer can be published before it is complete; see `Lease.promise`."""
+        """Promise the content of a buffer that is published before the content is complete; see `Lease.promise`."""
         return await self._run(_operations.promise(self._lease_state))
 
     async def wait(self, timeout: float | None = None) -> None:

@@ -38,7 +38,7 @@ class SessionInfo:
     Attributes
     ----------
     id
-        The session's id, which is never reused within one life of the service.
+        The session's id, which stays unique until the service is restarted.
     uid, pid, program
         Id of the user, id of the process, and the name that the client gave for its program. Use `pid` and `program`
         for display only.
@@ -53,10 +53,10 @@ class SessionInfo:
     nbytes
         Bytes that count for the session in all pools; see `Client.create_pool`.
     waits
-        Number of the session's requests that wait.
+        Number of the session's requests that wait at the service.
     waits_for, since
-        What the session has waited for longest, in words, and the time when that wait began; None if it waits for
-        nothing.
+        What the session has been waiting for longest, as a text, and when this wait began, in UTC; None if the session
+        does not wait.
     """
 
     id: int
@@ -80,7 +80,7 @@ class ChannelInfo:
     Attributes
     ----------
     id
-        The channel's id, which is never reused within one life of the service.
+        The channel's id, which stays unique until the service is restarted.
     name
         The channel's name.
     pool
@@ -94,15 +94,15 @@ class ChannelInfo:
     closed
         Whether the channel was closed. A closed channel accepts no frames, and exists until its consumers leave.
     published
-        How many frames were published so far.
+        How many frames have been published.
     waiting
         In a broadcast, how many frames the consumer that is furthest behind has not taken. In a queue, how many frames
         are not acknowledged.
     slowest
         In a broadcast, the id of the session of the consumer that is furthest behind; None if no consumer is behind.
     used
-        How many places of the channel are taken by frames. If this number is the capacity, the next frame waits, fails,
-        or drops another frame.
+        How many places of the channel are taken by frames. If this number is `capacity`, the next frame waits, fails,
+        or drops another frame, as `full` says.
     dropped
         How many frames were dropped so far because consumers were behind: in a broadcast, the sum of the frames that
         each consumer missed; in a queue, the frames that no consumer got.
@@ -127,7 +127,7 @@ class ChannelInfo:
 
 @dataclass(frozen=True, slots=True)
 class NameInfo:
-    """A name, and the buffer that is published under it.
+    """A name, and the buffer that is published under this name.
 
     Attributes
     ----------
@@ -162,9 +162,9 @@ class BufferInfo:
     Attributes
     ----------
     id
-        The buffer's id, which is never reused within one life of the service.
+        The buffer's id, which stays unique until the service is restarted.
     generation
-        The number of its block's current use; see `BaseLease.generation`.
+        The number of the buffer in its block; see `BaseLease.generation`.
     pool
         Id of the buffer's pool.
     nbytes, block_nbytes
@@ -204,7 +204,7 @@ class LeaseInfo:
     Attributes
     ----------
     id, session
-        The ids of the lease and of its session, never reused within one life of the service.
+        The ids of the lease and of its session. These ids stay unique until the service is restarted.
     uid, pid, program
         Id of the user, id of the process, and the name that the client gave for its program. Use `pid` and `program`
         for display only.
@@ -217,8 +217,8 @@ class LeaseInfo:
     began
         When the service granted the lease, with a precision of one second.
     waits_for, since
-        What the session has waited for longest, in words, and the time when that wait began; None if it waits for
-        nothing.
+        What the session has been waiting for longest, as a text, and when this wait began, in UTC; None if the session
+        does not wait.
     """
 
     id: int
@@ -243,14 +243,14 @@ class HistoryEvent:
     Attributes
     ----------
     number
-        Counts the events of one life of the service, from 1 on.
+        The event's number. The service counts events from 1 on. After a restart, it begins again with 1.
     at
         When the event happened, in UTC.
     kind
         Name of the kind of event, such as ``session-ended``: see ``docs/operating.md``.
     session, uid, pid, program
-        The session that the event concerns, the id of its user, the id of its process, and the name that the client
-        gave for its program.
+        For the session that the event concerns: the session's id, the user's id, the process id, and the name that the
+        client gave for its program.
     pool, channel, buffer
         Names of the pool and of the channel, and the id of the buffer that the event concerns.
     nbytes
@@ -258,11 +258,11 @@ class HistoryEvent:
     ending
         How a session ended: ``left``, ``lost``, ``error``, ``closed``, ``shutdown``.
     took
-        Seconds that the event took, or that it has lasted until now.
+        Seconds that the event took or, if the event is not over, that it has lasted.
     count
-        Number of similar events since the last one that was reported, including this event.
+        Number of similar events since the last reported event, including this event.
     text
-        A sentence for people.
+        A sentence that describes the event, for people.
     """
 
     number: int
@@ -373,10 +373,10 @@ class Lists:
     def _run(self, flow: Flow[_T]) -> _T: ...
 
     def sessions(self) -> list[SessionInfo]:
-        """List the sessions of this user, this one included. The service's own user gets all sessions.
+        """List this user's sessions, including this session. The user that runs the service gets all sessions.
 
-        The service sends a list page by page. The list may lack sessions that begin or end meanwhile. The lists of
-        `channels`, `names` and `buffers` may lack entries for the same reason.
+        The service sends a list page by page. The list may lack sessions that begin or end while the service sends the
+        pages. The lists of `channels`, `names`, `buffers` and `leases` may lack entries for the same reason.
 
         Returns
         -------
@@ -386,7 +386,7 @@ class Lists:
         return self._run(_sessions())
 
     def channels(self) -> list[ChannelInfo]:
-        """List the channels that this user may use. The service's own user gets all channels.
+        """List the channels that this user may use. The user that runs the service gets all channels.
 
         Returns
         -------
@@ -396,7 +396,7 @@ class Lists:
         return self._run(_channels())
 
     def names(self) -> list[NameInfo]:
-        """List the names of buffers that this user may lease. The service's own user gets all names.
+        """List the names of buffers that this user may lease. The user that runs the service gets all names.
 
         Returns
         -------
@@ -406,7 +406,7 @@ class Lists:
         return self._run(_names())
 
     def buffers(self) -> list[BufferInfo]:
-        """List the buffers of pools that this user may use. The service's own user gets all buffers.
+        """List the buffers of pools that this user may use. The user that runs the service gets all buffers.
 
         Returns
         -------
@@ -416,16 +416,17 @@ class Lists:
         return self._run(_buffers())
 
     def leases(self) -> list[LeaseInfo]:
-        """List the leases on buffers of the pools that this user may use, with the sessions that have them."""
+        """List the leases on buffers of the pools that this user may use, with the session of each lease."""
         return self._run(_leases())
 
     def events(self, after: int = 0) -> list[HistoryEvent]:
-        """List the events that concern this user, the oldest first. The service's own user gets all events.
+        """List the events that concern this user, the oldest first. The user that runs the service gets all events.
 
         Parameters
         ----------
         after
-            The number of the last event that the caller knows. The service keeps the newest few thousand events.
+            The number of the last event that the caller knows: the list has only later events. 0: all events that the
+            service still has. The service keeps the newest few thousand events.
 
         Raises
         ------
@@ -435,7 +436,14 @@ class Lists:
         return self._run(_events(after))
 
     def end_session(self, session: int) -> None:
-        """End the session of another client and tell that client. Its memory is reused after its process ends.
+        """End the session of another client and tell that client.
+
+        The service reuses the session's memory only after the client's process has ended.
+
+        Parameters
+        ----------
+        session
+            The session's id; see `SessionInfo.id`.
 
         Raises
         ------

@@ -58,9 +58,10 @@ if TYPE_CHECKING:
     from poolbridge._session.spares import Shelf
     from poolbridge._sys.literals import Kind
 
-# Seconds for which an allocation waits for memory of its own client to come back, before it waits at the service.
+# Seconds for which an allocation waits until memory of its own client comes back from a channel. After that, the
+# allocation waits at the service.
 _OWN = 5e-3
-# The value that a request has for no time limit, in milliseconds. As nanoseconds, the value also fits into 64 bits.
+# The milliseconds in a request that has no time limit. The same time in nanoseconds also fits into 64 bits.
 _FOREVER_MS = 2**40
 _CONTROL = re.compile("[\x00-\x1f\x7f-\x9f]")
 
@@ -224,7 +225,7 @@ def trim(pool: Pool, *, keep_bytes: int | str) -> Flow[int]:
 
 
 def stats() -> Flow[ServiceStats]:
-    """Ask for statistics."""
+    """Ask for the counts of the service and of its pools."""
     reply = yield from ask(StatsRequest(), StatsReply)
     return ServiceStats.from_wire(reply.s)
 
@@ -244,9 +245,9 @@ def allocate(
     pool
         The pool's id.
     timeout
-        Seconds to wait for room; None: no limit.
+        Seconds to wait for free memory; None: no limit.
     at_once
-        Take a buffer that came back only if its memory can be written now.
+        Take a buffer that came back from a channel only if the buffer can be written now.
     """
     if not session.producers:
         return _grant(session, description, pool, timeout)
@@ -279,8 +280,8 @@ def new_or_back(
 ) -> Flow[LeaseState | None]:
     """Lease a new buffer if the pool has room. If not, wait up to `_OWN` seconds until memory comes back.
 
-    Memory that comes back to this client is usually there sooner than memory of other clients. With `shelf`, only
-    memory of the publisher that has this shelf counts.
+    Memory usually comes back to this client sooner than other clients release memory. With `shelf`, only memory of the
+    publisher that has this shelf counts.
 
     Returns
     -------
@@ -322,7 +323,8 @@ def _grant(session: Session, description: _tensor.Description, pool: int, timeou
     except BaseException:
         session.tally.waited(began)
         raise
-    # No statement may come before this one: if a signal handler raised an error there, nothing would release the lease.
+    # No statement may stand between the reply and the next statement: if a signal handler raised an error there,
+    # nothing would release the lease.
     state = held(session, reply.l) or (yield from take(session, reply.l))
     state.allocated = True
     session.tally.waited(began)
@@ -331,7 +333,7 @@ def _grant(session: Session, description: _tensor.Description, pool: int, timeou
 
 
 def spare(session: Session, description: _tensor.Description, pool: int, *, at_once: bool) -> Flow[LeaseState | None]:
-    """Use a lease that came back from a channel and has the same number of bytes; None if there is no such lease."""
+    """Use a lease that came back from a channel and has as many bytes as `description`; None if no lease fits."""
     found = session.take_spare(pool, description.nbytes, at_once=at_once)
     if found is None:
         return None
@@ -378,7 +380,7 @@ def publish(
     if not fence and event is None:
         raise InvalidArgumentError("fence=False needs event=: readers have to know when the content is complete")
     mark = None if event is None else local_event(state, event)
-    # A service without timelines does not know events either. Then `ready` waits for the work.
+    # A service without timelines does not know events either. With such a service, `ready` waits for the work.
     alone = not fence and _timelines.FEATURE in state.session.core.features
     made = yield from ready(state, stream, mark, fence=not alone)
     handle = mark.ipc_handle if mark is not None and (alone or made is not None) else b""
@@ -414,7 +416,7 @@ def local_event(state: LeaseState, event: Any) -> Event:
 
 
 def ready(state: LeaseState, stream: Any, event: Event | None = None, *, fence: bool = True) -> Flow[Fence | None]:
-    """Return the fence that is reached when the content of a buffer is complete; None if it is complete already.
+    """Return the fence that is reached when a buffer's content is complete; None if the content is complete now.
 
     Parameters
     ----------

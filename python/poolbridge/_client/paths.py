@@ -26,8 +26,9 @@ def default_path() -> str:
     Returns
     -------
     str
-        ``$POOLBRIDGE_SOCKET``. If that is not set, ``$XDG_RUNTIME_DIR/poolbridge/poolsvc.sock``. If that is not set
-        either, ``$TMPDIR/poolbridge-<uid>/poolsvc.sock``, with ``/tmp`` for an unset ``$TMPDIR``.
+        The value of ``$POOLBRIDGE_SOCKET``. If this variable is not set: ``$XDG_RUNTIME_DIR/poolbridge/poolsvc.sock``.
+        If ``$XDG_RUNTIME_DIR`` is not set either: ``$TMPDIR/poolbridge-<uid>/poolsvc.sock``, where ``/tmp`` replaces an
+        unset ``$TMPDIR``.
     """
     given = os.environ.get("POOLBRIDGE_SOCKET")
     if given:
@@ -71,9 +72,10 @@ def dial(path: str) -> socket.socket | None:
     ServiceNotRunningError
         No service listens at the path.
     AccessDeniedError
-        This user may not connect; or the path is the default below ``/tmp``, and the service there is another user's.
+        This user may not connect; or the path is this user's default path below ``$TMPDIR`` or ``/tmp``, and another
+        user runs the service at that path.
     InvalidArgumentError
-        The path cannot be that of a socket.
+        The path cannot be the path of a socket.
     """
     sock = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_NONBLOCK | socket.SOCK_CLOEXEC)
     try:

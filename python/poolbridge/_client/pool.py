@@ -13,12 +13,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Pool:
-    """A named, bounded arena of one kind of memory, on one device. `Client.create_pool` and `Client.open_pool` make it.
+    """Memory of one kind on one device, with a name and limits. `Client.create_pool` and `Client.open_pool` return it.
 
     Attributes
     ----------
     id
-        The pool's id, which is never reused within one life of the service.
+        The pool's id, which stays unique until the service is restarted.
     name
         The pool's name.
     kind
@@ -27,7 +27,7 @@ class Pool:
         The GPU's UUID, which is the same in every process. For ``"pinned"``, the UUID of the closest GPU; for
         ``"host"``, ``""``.
     device_ordinal
-        The ordinal of this GPU as the service counts; None for ``"host"``.
+        The ordinal of this GPU in the service's numbering; None for ``"host"``.
     max_bytes
         Most bytes that the pool's blocks may take together.
     session_bytes, user_bytes
@@ -52,7 +52,7 @@ class Pool:
 
 @dataclass(frozen=True, slots=True)
 class PoolStats:
-    """A pool and the bytes in it. At all times ``reserved = leased + cached + held``.
+    """A pool, and how its bytes are used. At all times ``reserved = leased + cached + held``.
 
     Attributes
     ----------
@@ -63,17 +63,18 @@ class PoolStats:
     leased
         Bytes of the blocks that have a buffer.
     used
-        Bytes of these buffers, which can be smaller than their blocks.
+        Bytes of the buffers in these blocks. A buffer can be smaller than its block.
     cached
         Bytes of the blocks that are free and can be used at once.
     held
-        Bytes of the blocks that are free but cannot be used yet: the service recalls them, or waits for a process to
-        end.
+        Bytes of the blocks that are free but cannot be used yet: the service waits until clients unmap these blocks, or
+        until a process ends.
     blocks
         Number of blocks.
     session, user
-        Bytes that count for this client's session, and for its user: the blocks of buffers that the session or the user
-        allocated, and free blocks that their processes keep from other processes. See `Client.create_pool`.
+        Bytes that count for this client's session, and for the session's user: blocks of buffers that the session or
+        the user allocated, and free blocks that other processes cannot use yet. `Client.create_pool` says which free
+        blocks count.
     """
 
     pool: Pool
@@ -94,13 +95,13 @@ class ServiceStats:
     Attributes
     ----------
     sessions
-        Number of sessions. A client has one.
+        Number of sessions. Each connected client has one session.
     leases
         Number of leases.
     buffers
         Number of buffers.
     names
-        Number of names that buffers are published under.
+        Number of names under which buffers are published.
     pools
         One `PoolStats` for each pool.
     """

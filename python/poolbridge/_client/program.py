@@ -37,13 +37,13 @@ def find_program() -> str:
     Returns
     -------
     str
-        ``$POOLBRIDGE_POOLSVC``; else the program that was installed with this package; else a ``poolsvc`` beside the
-        interpreter; else a ``poolsvc`` of the ``PATH``.
+        The program's path: ``$POOLBRIDGE_POOLSVC``; else the program that was installed with this package; else a
+        ``poolsvc`` beside the interpreter; else a ``poolsvc`` of the ``PATH``.
 
     Raises
     ------
     ServiceProgramError
-        There is no such program.
+        No ``poolsvc`` was found, or ``$POOLBRIDGE_POOLSVC`` is no program.
     """
     given = os.environ.get("POOLBRIDGE_POOLSVC")
     if given:
@@ -96,11 +96,11 @@ class Process:
     options
         Options of ``poolsvc serve``.
     log
-        A file that the service appends its log to; None: memory, which is shown only in errors.
+        A file to which the service appends its log; None: the log is in memory, and only error texts show it.
     bounded
-        Drop the older half of the log when the log has become long. A log in memory is always bounded.
+        Drop the older half of the log when the log is longer than `_MOST_LOG`. A log in memory is always bounded.
     timeout
-        Seconds until the service must be ready.
+        Seconds within which the service must be ready.
     """
 
     def __init__(
@@ -110,8 +110,8 @@ class Process:
         if bounded or log is None:
             options = [*options, "--log-bytes", _MOST_LOG]
         LOG.debug("starting %s serve %s", program, " ".join(options))
-        # The error text contains what the service prints until the service is ready. The log is a file, because a
-        # closed pipe would end the service.
+        # If the service does not become ready, the error text contains the service's output. The output goes to a file
+        # and not to a pipe, because a pipe that this process closes would end the service.
         with _open_log(log) as said:
             before = _end(said)
             ready, ready_end = os.pipe()
@@ -142,7 +142,7 @@ class Process:
         LOG.info("started a service at %s, process %d", self.path, self.pid)
 
     def _await_ready(self, ready: int, timeout: float) -> str:
-        """Return the path that the service writes to the pipe when it listens; ``""`` if it ends before that."""
+        """Return the path that the service writes to the pipe when it listens; ``""`` if the service ends before."""
         until = time.monotonic() + timeout
         line = b""
         # A process that another thread forks meanwhile may keep the pipe open. So a pidfd says whether the service
@@ -183,7 +183,7 @@ class Process:
             self._process.wait()
 
     def leave(self) -> None:
-        """Let the service continue without this object. A thread waits for its end, to avoid a zombie process."""
+        """Let the service continue without this object. To avoid a zombie process, a thread waits for the service."""
         threading.Thread(target=self._process.wait, name="poolbridge-service", daemon=True).start()
 
     @property

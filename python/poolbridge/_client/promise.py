@@ -22,14 +22,15 @@ if TYPE_CHECKING:
 
 
 class Promise:
-    """A promise to complete the content of a buffer after the buffer was published. `Lease.promise` makes it.
+    """A promise to complete the content of a buffer after the buffer was published. `Lease.promise` returns it.
 
-    Readers of the buffer wait until the promise is completed: streams of a GPU wait by themselves, the CPU waits up to
-    its time limit. If the content cannot be completed, `fail` says why, and readers get `ContentFailedError`. If this
-    process ends before that, readers get `ProducerDiedError`.
+    Readers of the buffer wait until the promise is completed: streams of a GPU wait by themselves, and a thread that
+    waits on the CPU has a time limit. If the content cannot be completed, `fail` says why, and readers get
+    `ContentFailedError`. If this process ends before it has completed or failed the promise, readers get
+    `ProducerDiedError`.
 
-    In a ``with`` statement the promise is completed at the end of the block, or failed by the exception that leaves the
-    block.
+    The end of a ``with`` block completes the promise. If an exception leaves the block, the exception fails the
+    promise.
     """
 
     def __init__(self, state: LeaseState, timeline: Timeline) -> None:
@@ -55,7 +56,7 @@ class Promise:
     def complete(self) -> None:
         """Say that the content is complete. Readers that wait for the content continue. Idempotent.
 
-        If the buffer was published, NumPy arrays that were made to write it become read-only.
+        If the buffer was published, NumPy arrays that were made to write the buffer become read-only.
 
         Raises
         ------
@@ -100,8 +101,8 @@ class Promise:
         """Say that the content will never be complete, and why. Idempotent: the first error counts.
 
         Readers get `ContentFailedError` with the text. A reader that waits on the CPU gets the error at once. A reader
-        whose stream waits gets the error from `check`, because the stream itself continues. If the buffer is published
-        after `fail`, its readers get the error, too.
+        whose stream waits gets the error from `BaseLease.check`, because the stream itself continues. If the buffer is
+        published after `fail`, its readers get the error, too.
 
         Parameters
         ----------

@@ -46,11 +46,11 @@ _T = TypeVar("_T")
 # looks for returned buffers only once in several frames, which takes less time.
 _MORE: Final = 4
 # The number of extra buffers if streams write the arrays. With more buffers, the readers' streams are more often done
-# with a buffer before the publisher uses it again.
+# with a buffer before the publisher uses the buffer again.
 _MORE_ON_STREAMS: Final = 16
 _SMALL: Final = 256 << 10
 _NUMBERS: Final = (float, int)
-# Word and value of the fence of content that is complete.
+# Word and value that stand for no fence: the content is complete.
 _COMPLETE: Final = 0, 0
 
 
@@ -86,7 +86,7 @@ class BasePublisher(ABC):
         return self._description.element.name
 
     def _loaned(self, timeout: float | None) -> Any:
-        """Return the array on loan, or that of a returned lease; None if the caller has to ask the service."""
+        """Return the array on loan, or the array of a returned lease; None if the caller has to ask the service."""
         self._begin(timeout)
         shelf = self._shelf
         loan = tuple(shelf.loan)  # copied in one step: another thread may end the loan
@@ -161,7 +161,7 @@ class BasePublisher(ABC):
         return True
 
     def _follow(self, stream: Any) -> Flow[None]:
-        """Make a stream wait until the array on loan may be written, in the cases that `_follows` leaves."""
+        """Make a stream wait until the array on loan may be written, also when `_follows` returns False."""
         session, spare = self._session, self._on_loan()
         lender = spare.lender
         if lender is None:
@@ -216,8 +216,8 @@ class BasePublisher(ABC):
     def _send(self, texts: bytes, timeout: float | None, stream: Any) -> Any:
         """Publish the array on loan and return the frame's number, if no wait is needed.
 
-        Otherwise the array stays on loan. Return the word and value of the array's fence then, or None if `_fence` has
-        to make the fence.
+        If a wait is needed, the array stays on loan. The result is then the word and the value of the array's fence, or
+        None if `_fence` has to make the fence.
         """
         shelf, valid = self._shelf, timeout is None or _is_time(timeout)
         if not self._written and stream is None:
@@ -297,7 +297,7 @@ class BasePublisher(ABC):
     def _make(self, state: LeaseState) -> tuple[LeaseState, Any]:
         """Make the array of a lease, and the lease state that keeps the array's memory mapped."""
         twin = self._session.lend(state)
-        twin.written = {}  # the array stays writeable when a frame is published: it is written again and again
+        twin.written = {}  # the array stays writeable after a publication, because later frames use the array again
         try:
             lease = self._lease(twin)
             array = np.asarray(lease) if self._wrap is None else self._wrap(lease)
@@ -344,7 +344,7 @@ class BasePublisher(ABC):
         return spare
 
     def _deliver(self, texts: bytes, mark: tuple[int, int], timeout: float | None) -> Flow[int]:
-        """Wait for room in the channel and publish the array on loan. Without room in time, the array stays on loan."""
+        """Wait for a free place in the channel, then publish the array on loan; on a timeout it stays on loan."""
         if not self._shelf.loan:
             self._session.check_usable()
             raise ClosedError(f"channel {self._channel.nm!r} was closed")
@@ -399,7 +399,7 @@ def _publish(  # noqa: PLR0917 - as the native method
     grant, lender, follower = spare.grant, spare.lender, spare.follower
     streams = None if lender is None else lender.streams
     result: Any = None
-    spare.follower = None  # before publishing, as `owned`
+    spare.follower = None  # set before publishing, like `owned`
     if lender is not None:
         lender.streams = None
     spare.owned = False
@@ -441,12 +441,12 @@ class _LoanSending(Sending):
 
 
 class Publisher(BasePublisher):
-    """Publishes frames of one shape from arrays that are made once and used again. `Channel.publisher` makes it.
+    """Publishes frames of one shape from arrays that are made once and used again. `Channel.publisher` returns it.
 
-    `loan` returns an array to write, and `publish` makes it the channel's next frame. Do not use the array after
-    `publish`: the consumers have the array's memory, and a later `loan` returns the same array. One thread at a time
-    may use a publisher. A publisher is a context manager that closes itself. An array that is on loan when the
-    publisher is closed stays valid until the array is gone.
+    `loan` returns an array to write, and `publish` publishes the array as the channel's next frame. Do not use the
+    array after `publish`: the consumers have the array's memory, and a later `loan` returns the same array. One thread
+    at a time may use a publisher. A publisher is a context manager that closes itself. An array that is on loan when
+    the publisher is closed stays valid until the array is gone.
     """
 
     _run: Run
@@ -460,22 +460,23 @@ class Publisher(BasePublisher):
         Parameters
         ----------
         timeout
-            Seconds to wait for room in the pool; 0: do not wait; None, the default: no limit.
+            Seconds to wait for free memory in the pool; 0: do not wait; None, the default: no limit.
         stream
             The stream that writes the array, as in `BaseLease.used_on`; required for memory of a GPU. The stream waits
-            until the readers' streams are done with the memory. The calling thread does not wait if streams can write
-            words. Call `loan` again to name another stream that writes the same array.
+            until the readers' streams are done with the memory. The calling thread waits for the readers' streams only
+            if `stream` cannot wait for these streams by itself. Call `loan` again to name another stream that writes
+            the same array.
 
         Returns
         -------
         array
             The array that ``wrap`` made, by default a `numpy.ndarray`, of the publisher's shape and dtype. The array's
-            content is undefined; the content is often that of an older frame.
+            content is undefined, and is often the content of an older frame.
 
         Raises
         ------
         PoolLimitError, DeviceMemoryError
-            There is no room in the pool or on the machine.
+            The pool or the machine has not enough free memory.
         InvalidArgumentError
             The pool's memory is a GPU's and there is no ``wrap`` or no `stream`, ``wrap`` returned no array of the
             lease's memory, or another call of this publisher waits.
@@ -508,10 +509,10 @@ class Publisher(BasePublisher):
         meta
             Texts for the consumers, by key; see `Channel.publish`.
         timeout
-            Seconds to wait for room in the channel; 0: do not wait; None, the default: no limit.
+            Seconds to wait for a free place in the channel; 0: do not wait; None, the default: no limit.
         stream
-            Another stream that writes the array, besides the streams that `loan` named. Consumers wait for the work
-            that all these streams have at the time of the call.
+            Another stream that writes the array, besides the streams that the program passed to `loan`. Consumers wait
+            for the work that is queued on all these streams at the time of the call.
 
         Returns
         -------
@@ -527,10 +528,9 @@ class Publisher(BasePublisher):
         PoolLimitError
             The channel is full and its policy is ``"fail"``. The array stays on loan.
         ClosedError
-            The channel was closed, and the array stays on loan until the publisher is closed; or the publisher was
-            closed.
+            The channel was closed; the array stays on loan until the publisher is closed. Or the publisher was closed.
         InvalidArgumentError
-            `meta` is too large, `timeout` is no time, or another call of this publisher waits.
+            `meta` is too large, `timeout` is no number of seconds, or another call of this publisher waits.
         """
         texts = _texts(meta)
         sent = self._send(texts, timeout, stream)
@@ -541,7 +541,7 @@ class Publisher(BasePublisher):
         return self._publish_at_once(texts, mark) or self._run(self._alone(self._deliver(texts, mark, timeout)))
 
     def close(self) -> None:
-        """Close the publisher and release the buffers that the channel does not have. Idempotent."""
+        """Close the publisher and release the buffers that are not in the channel. Idempotent."""
         self._close()
 
     def __enter__(self) -> Self:
@@ -589,7 +589,7 @@ class AsyncPublisher(BasePublisher):
         return self._publish_at_once(texts, mark) or await self._run(self._alone(self._deliver(texts, mark, timeout)))
 
     async def close(self) -> None:
-        """Close the publisher and release the buffers that the channel does not have. Idempotent."""
+        """Close the publisher and release the buffers that are not in the channel. Idempotent."""
         self._close()
 
     async def __aenter__(self) -> Self:

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 
 class Service:
-    """A service that this process runs for itself. `serve` makes it.
+    """A service that this process runs for itself. `serve` returns it.
 
     A `Service` is a context manager, also an asynchronous one: the service starts at the beginning of the block and
     ends with the block. The service also ends when this process ends, even if the process is killed. The service
@@ -57,7 +57,7 @@ class Service:
         self._lock = threading.Lock()
 
     def start(self) -> Self:
-        """Start the service and wait until it is ready. The ``with`` block does this.
+        """Start the service and wait until it is ready. A ``with`` block calls this method at its beginning.
 
         Returns
         -------
@@ -71,16 +71,16 @@ class Service:
         SocketInUseError, SocketFolderError
             The service cannot listen at the path, or cannot write its log.
         ServiceStartError
-            The service ended before it was ready, for another reason; the message has what it printed.
+            The service ended before it was ready, for another reason; the message contains what the service printed.
         ServiceStartTimeoutError
-            The service was not ready in time.
+            The service was not ready within the ``timeout`` of `serve`.
         InvalidArgumentError
             The service was started before.
         """
         with self._lock:
             if self._process is not None:
                 raise InvalidArgumentError("this service was started already: make another one by poolbridge.serve()")
-            # The service polls this pidfd. It becomes readable when this process ends.
+            # The service polls this pidfd. The pidfd becomes readable when this process ends.
             end = os.pidfd_open(os.getpid())
             try:
                 self._process = Process(["--end-fd", str(end), *self._options], self._log, self._timeout)
@@ -90,9 +90,9 @@ class Service:
         return self
 
     def stop(self) -> None:
-        """End the service and wait until it has ended. The end of the ``with`` block does this. Idempotent.
+        """End the service and wait until it has ended. A ``with`` block calls this method at its end. Idempotent.
 
-        The method does nothing in a forked child, because the service is the parent's.
+        The method does nothing in a forked child, because the service belongs to the parent.
         """
         with self._lock:
             if self._process is None or os.getpid() != self._starter:
@@ -191,23 +191,24 @@ def serve(
     Parameters
     ----------
     pools
-        Pools that the service makes at its start, as ``poolsvc serve --pool`` takes them. The name may come first
-        without its key: ``"frames:kind=host,max=64MiB"``.
+        Pools that the service makes at its start, each in the form of the option ``poolsvc serve --pool``. The pool's
+        name may come first, without ``name=``: ``"frames:kind=host,max=64MiB"``.
     path
         Path of the service's socket, where other programs can find the service. None: a socket in a new private folder,
         which is removed with the service.
     options
         More options of ``poolsvc serve``, such as ``["--limit", "sessions=100"]``.
     log
-        A file to append the service's log to. None: the log is only shown in the error if the service does not start.
+        A file to append the service's log to. None: the log is in memory, and only the error for a failed start shows
+        it.
     timeout
         Seconds that the service may take until it is ready; 30 by default.
 
     Returns
     -------
     Service
-        A context manager, also an asynchronous one. The service starts when the block is entered, or by
-        `Service.start`, which names the errors.
+        A context manager, also an asynchronous one. The service starts when the program enters the block or calls
+        `Service.start`. `Service.start` lists the errors.
 
     Raises
     ------

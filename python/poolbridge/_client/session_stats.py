@@ -17,10 +17,10 @@ class Waits:
     Attributes
     ----------
     count
-        How many waits succeeded; in `SessionStats.memory_waits`, how many waits there were, also those that failed. One
-        call of an `AsyncClient` may count several times.
+        How many waits succeeded; in `SessionStats.memory_waits`, how many waits succeeded or failed. One call of an
+        `AsyncClient` may count several times.
     seconds
-        Seconds of all waits that are over, also of waits that failed.
+        Total seconds of all waits that are over, including waits that failed.
     """
 
     count: int
@@ -43,9 +43,9 @@ class ChannelCounts:
         Frames that these subscriptions missed; in a queue, frames that all subscribers of the queue missed together, as
         far as this client knows. See `Frame.dropped`.
     room_waits
-        Waits for room in the channel.
+        Waits of this client's producers for a free place in the channel.
     frame_waits
-        Waits for the next frame.
+        Waits of this client's subscriptions for the next frame.
     """
 
     name: str
@@ -60,22 +60,22 @@ class ChannelCounts:
 
 @dataclass(frozen=True, slots=True)
 class SessionStats:
-    """What a client has done since it was connected, and what it has now. `Client.session_stats` makes it.
+    """What a client has done since it was connected, and what it has now. `Client.session_stats` returns it.
 
     Attributes
     ----------
     leases, lease_bytes
-        Leases that the program has now, frames too, and the bytes of their buffers. A buffer that is on loan from a
-        `Publisher`, or whose frame is an array of ``arrays()``, is not counted.
+        Leases that the program has now, including frames, and the bytes of their buffers. These counts do not include
+        buffers on loan from a `Publisher`, and frames whose array `Subscription.arrays` returned.
     allocated, allocated_bytes
         Buffers that the service has granted to this client, and their bytes. A buffer that comes back from a channel
         and is used again does not count again.
     memory_waits
-        Requests to the service for memory, and waits for memory of this client to come back from a channel.
-        `Waits.count` includes the waits that failed, too.
+        Requests to the service for memory, and waits until memory of this client came back from a channel.
+        `Waits.count` includes waits that failed.
     channels
-        The counts of each channel that this client has published in or subscribed to, in the order of the first use.
-        After 1,024 channels, old ones in which the client takes no part any more may be missing.
+        The counts of each channel that this client has published in or subscribed to, in the order of the first use. If
+        the client has used more than 1,024 channels, channels that the client has left may be missing.
     """
 
     leases: int

@@ -17,17 +17,18 @@ from poolbridge.errors import (
 START_SECONDS = 30.0
 """Seconds that a service may take to start."""
 
-# A service ends when no client has been connected for this time. Programs that run one after the other share its pools.
+# The service ends when no client has been connected for this time. The time is long enough for programs that run one
+# after the other to share the service's pools.
 _UNUSED = "2s"
 # Seconds to wait for a service that another process starts, before this process tries to start one again.
 _OTHERS_SECONDS = 1.0
 
 
 class Starter:
-    """Starts a service at a socket if no service is there, within a time limit.
+    """Starts a service at a socket within a time limit, if no service listens at the socket.
 
-    If several processes start a service at the same time, one succeeds, because a service locks its socket. The other
-    processes wait for that service.
+    If several processes start a service at the same time, one process succeeds, because a service locks its socket. The
+    other processes wait for that service.
 
     Parameters
     ----------
@@ -48,7 +49,7 @@ class Starter:
         self.wait = 0.0
 
     def start(self, error: PoolbridgeError) -> None:
-        """Start the service, or let another process do it. Call it after an attempt to connect has failed.
+        """Start the service, unless another process starts it. Call this method after an attempt to connect has failed.
 
         Parameters
         ----------

@@ -66,20 +66,22 @@ class BaseSubscription:
 
 
 class Subscription(BaseSubscription):
-    """An iterator over the frames of a channel, for one thread, and a context manager. `Client.subscribe` makes it.
+    """An iterator over the frames of a channel, for one thread. `Client.subscribe` makes a subscription.
 
-    With ``ack="auto"``, asking for the next frame acknowledges the frames before it. Iteration also releases these
-    frames; arrays that were made from them stay valid. With ``ack="manual"`` the program calls `Frame.ack`,
-    `Frame.requeue` or `Frame.release` for each frame, or uses the frame's ``with`` block.
+    A subscription is a context manager: the end of the ``with`` block closes the subscription. With ``ack="auto"``, the
+    call for the next frame acknowledges the earlier frames. Iteration also releases the earlier frames; arrays that
+    were made from these frames stay valid. With ``ack="manual"`` the program calls `Frame.ack`, `Frame.requeue` or
+    `Frame.release` for each frame, or uses the frame's ``with`` block.
 
-    Iteration ends when the channel is closed and all its frames are taken; in a queue, when all its frames are
+    Iteration ends when the channel is closed and all frames of the channel are taken; in a queue, when all frames are
     acknowledged. Iteration raises `ContentFailedError` at a frame whose content will never be complete, because the
-    producer died or reported a failure; iterate again for the next frame. Iteration raises `ClosedError` when no frame
-    can come any more for another reason.
+    producer died or reported a failure. Iterate again to get the next frame. Iteration raises `ClosedError` when no
+    frame can come any more for another reason, for example because the pool was destroyed.
 
-    A frame of a queue that this subscription took and did not acknowledge goes to another consumer, also the frame at
-    which the program left a loop. After `close`, such a frame goes back to the queue when the frame and its arrays are
-    gone. When the client ends, all such frames go back.
+    If a program takes a frame of a queue and never acknowledges the frame, the frame goes back to the queue in the end,
+    and another consumer gets the frame. An example is the frame at which the program left a loop. After `close`, the
+    frame goes back when the frame object and its arrays are gone. When the client is closed or the client's process
+    ends, all frames that are not acknowledged go back.
 
     Attributes
     ----------
@@ -99,10 +101,10 @@ class Subscription(BaseSubscription):
 
     @property
     def spin(self) -> float | None:
-        """Seconds for which a wait for the next frame polls before it sleeps. Polling uses a whole CPU.
+        """Seconds for which a wait for the next frame polls before the wait sleeps. Polling uses a whole CPU.
 
-        None, the default: 100 µs if recent frames came within 100 µs and no other program needed the CPU. 0: no wait
-        polls. The program gets a frame sooner if the frame comes while a wait polls.
+        None, the default: 100 µs if recent frames came within 100 µs and no other program needed the CPU. 0: the wait
+        does not poll. A wait that polls notices a new frame sooner than a wait that sleeps.
         """
         return self._consumer.spin
 
@@ -125,8 +127,8 @@ class Subscription(BaseSubscription):
     def receive(self, timeout: float | None = None) -> Frame | None:
         """Take the next frame.
 
-        With ``ack="auto"`` the call acknowledges the earlier frames. Unlike iteration, the call does not release them:
-        their memory is kept while the frame objects exist.
+        With ``ack="auto"`` the call acknowledges the earlier frames. Unlike iteration, the call does not release the
+        earlier frames: the producer cannot use the memory of a frame again while the frame object exists.
 
         Parameters
         ----------
@@ -136,18 +138,18 @@ class Subscription(BaseSubscription):
         Returns
         -------
         Frame or None
-            The frame; None if the channel was closed and no frame is left.
+            The frame; None if the channel was closed and no frame is left, or if this subscription was closed.
 
         Raises
         ------
         WaitTimeoutError
-            No frame came in time.
+            No frame came within `timeout`, or ``credit`` frames stayed unacknowledged during this time.
         ContentFailedError
             The frame's content will never be complete. The next call takes the next frame.
         ProtocolError
             The frame's description is inconsistent. The next call takes the next frame.
         PoolLimitError
-            This subscription has 256 frames in hand: release some of them and their arrays.
+            This subscription holds 256 frames, which is the limit: release some frames and their arrays.
         ClosedError
             No frame will come any more: the pool was destroyed, the client was closed or the connection is lost.
         """
@@ -167,12 +169,12 @@ class Subscription(BaseSubscription):
         return self._run(claim(self._consumer, frame))
 
     def _take(self, seconds: float | None) -> Frame | None:
-        """Make the next frame. The frame stays offered until the caller has done what no interrupt may undo."""
+        """Take the next frame. The native consumer keeps the frame as `offered`, in case the call is interrupted."""
         frame = self._next(seconds)
         return None if frame is None else self._frame_type(self._run, self._claim(frame), self._consumer, frame)
 
     def arrays(self, wrap: Callable[[Any], Any] | None = None, *, stream: Any = None) -> BorrowedArrays:
-        """Iterate over the frames as arrays. It is the fastest way to receive.
+        """Iterate over the frames as arrays. This is the fastest way to receive frames.
 
         poolbridge makes one array for each block of memory and uses that array for all frames in the block. Each array
         is valid until the program asks for the next array. Then the array's frame is released, and the producer may
@@ -187,9 +189,9 @@ class Subscription(BaseSubscription):
         stream
             The stream on which the program uses the arrays, as in `BaseLease.used_on`; required for memory of a GPU.
             The stream waits until each frame is complete. The producer writes the memory again only after the work that
-            the stream has when the program asks for the next array. In a broadcast that drops no frames, frames that
-            come less than 1 ms apart are released together: up to an eighth of the channel's capacity, and at most 16
-            frames, wait for a later frame.
+            was queued on the stream when the program asked for the next array. In a broadcast that drops no frames,
+            poolbridge releases frames that come less than 1 ms apart together: up to an eighth of the channel's
+            capacity, and at most 16 frames, are released only with a later frame.
 
         Returns
         -------
@@ -229,13 +231,13 @@ class Subscription(BaseSubscription):
 class AsyncSubscription(BaseSubscription):
     """An asynchronous iterator over the frames of a channel, for one task; see `Subscription`.
 
-    This object is an asynchronous context manager. It subscribes when the program enters the block or asks for the
-    first frame. `AsyncClient.subscribe` makes this object.
+    `AsyncClient.subscribe` makes a subscription. The subscription is an asynchronous context manager. It joins the
+    channel when the program enters the block or asks for the first frame.
 
     Attributes
     ----------
     channel
-        The channel; None before this object has subscribed.
+        The channel; None before the subscription has joined the channel.
     """
 
     _frame_type: ClassVar = AsyncFrame

@@ -42,14 +42,15 @@ class Operation:
     buffer
         The name under which the buffer is published; None: the buffer has no name.
     nbytes
-        Bytes of the array; None: not known yet, or the array does not say.
+        Bytes of the array; None: not known yet, or the array has no attribute ``nbytes``.
     seq
         The frame's number in its channel; None: not known yet, or no frame.
     dropped
-        How many frames were missed before a frame that was received.
+        For a frame that was received: how many frames were missed before this frame; see `Frame.dropped`.
     meta
         The texts of the frame, by key; None: no frame. A tracer may add texts to a frame that is about to be published.
-        The texts of the program and of the tracer are 16 at most, of at most 256 bytes each.
+        Together, the program and the tracer may give a frame at most 16 texts, with keys and values of at most 256
+        bytes of UTF-8.
     concurrent
         Whether the thread may do something else before the operation ends: True for an operation of an `AsyncClient`.
     """
@@ -75,11 +76,11 @@ class Tracer(Protocol):
     """The object that a client calls for each operation, if the client was connected with ``tracer=``."""
 
     def trace(self, operation: Operation, /) -> AbstractContextManager[object]:
-        """Return a context manager, in which the client does the operation.
+        """Return a context manager. The client does the operation inside its ``with`` block.
 
         The context manager sees the errors of the operation, also `KeyboardInterrupt` and `asyncio.CancelledError`, and
-        must not suppress them. Several threads may call `trace` at the same time. A generator with
-        `contextlib.contextmanager` is enough::
+        must not suppress them. Several threads may call `trace` at the same time. A generator function with the
+        decorator `contextlib.contextmanager` is enough::
 
             class Timer:
                 @contextlib.contextmanager
@@ -109,21 +110,23 @@ def check_tracer(tracer: Any) -> Any:
 
 
 class OpenTelemetryTracer:
-    """Makes an OpenTelemetry span of each operation. It needs ``pip install 'poolbridge[otel]'``.
+    """Makes an OpenTelemetry span for each operation. This class needs ``pip install 'poolbridge[otel]'``.
 
     Spans follow the semantic conventions for messaging: ``publish camera`` is the name of a span of channel ``camera``,
     and ``messaging.destination.name``, ``messaging.operation.type``, ``messaging.message.id`` (the frame's number) and
     ``messaging.message.body.size`` (bytes) are attributes. Operations without a channel have ``poolbridge.pool.name``,
     ``poolbridge.buffer.name`` and ``poolbridge.buffer.size`` instead. A span is a child of the current span. If the
-    operation raises, the span has the exception, and its class as ``error.type``.
+    operation raises an exception, the span records the exception, and the attribute ``error.type`` names the
+    exception's class.
 
     Parameters
     ----------
     tracer_provider
-        The provider that makes the spans; None: the program's global one.
+        The provider that makes the spans; None: the program's global provider.
     propagate
-        Send the span of a ``publish`` with the frame, as the text ``traceparent`` of its meta, and ``tracestate`` if
-        the span has one. All subscribers see these texts. A ``receive`` of such a frame has a link to that span.
+        Send the identity of each ``publish`` span with the frame: the frame's meta gets the text ``traceparent`` and,
+        if the span has a trace state, the text ``tracestate``. All subscribers see these texts. The span of a
+        ``receive`` has a link to the ``publish`` span of the received frame.
 
     Raises
     ------
@@ -167,7 +170,7 @@ class OpenTelemetryTracer:
                         self._link(span, operation.meta)
 
     def _inject(self, meta: Any) -> None:
-        """Add the current span to the texts of a frame, unless the texts have a span or have no room."""
+        """Add the current span to the texts of a frame, unless the texts name a span already or are too many."""
         carrier: dict[str, str] = {}
         self._context.inject(carrier)
         if "traceparent" in meta:
@@ -215,11 +218,12 @@ def _attributes(operation: Operation) -> dict[str, str | int]:
 
 
 class NvtxTracer:
-    """Makes an NVTX range of each operation, for Nsight Systems. It needs ``pip install 'poolbridge[nvtx]'``.
+    """Makes an NVTX range for each operation, for Nsight Systems. This class needs ``pip install 'poolbridge[nvtx]'``.
 
-    A range is named by the operation and its channel or pool, such as ``publish camera``. The ranges of a `Client` are
-    nested in the thread's other ranges. The ranges of an `AsyncClient` are ranges of the process, because the tasks of
-    a thread take turns. Where no tool collects NVTX events, a range costs a few calls and does nothing.
+    A range has the name of the operation and of its channel or pool, such as ``publish camera``. The ranges of a
+    `Client` are nested in the thread's other ranges. The ranges of an `AsyncClient` are ranges of the process, because
+    the tasks of a thread take turns. If no tool collects NVTX events, a range costs a few function calls and has no
+    other effect.
 
     Parameters
     ----------

@@ -1,4 +1,4 @@
-"""Whole arrays in one call: publish a copy of an array under a name, and get the array behind a name."""
+"""Whole arrays in one call: publish a copy of an array under a name, or get the array that has a name."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def _numpy(lease: BaseLease) -> Any:
     on_cpu = state_of(lease).memory.pool.on_cpu
     if not on_cpu or not state_of(lease).description.element.in_numpy:
         return lease.to_numpy()
-    source: Any = lease  # NumPy's stubs lag behind the standard
+    source: Any = lease  # NumPy's type stubs do not accept all objects that the standard allows
     return np.from_dlpack(source)
 
 
@@ -98,7 +98,7 @@ def _torch(lease: BaseLease) -> Any:
 def _jax(lease: BaseLease) -> Any:
     import jax
 
-    return jax.dlpack.from_dlpack(lease.view(legacy=True))  # JAX never writes
+    return jax.dlpack.from_dlpack(lease.view(legacy=True))  # JAX never writes an array
 
 
 _MAKERS = {"numpy": _numpy, "cupy": _cupy, "torch": _torch, "jax": _jax}

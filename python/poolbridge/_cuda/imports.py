@@ -39,7 +39,7 @@ def _fd_type() -> Any:
 
 
 class VirtualBlock:
-    """An imported ``cuMemCreate`` allocation. On demand it is mapped at one address to read and at another to write.
+    """An imported ``cuMemCreate`` allocation. `address` maps the allocation on demand: once to read, once to write.
 
     Parameters
     ----------
@@ -69,7 +69,7 @@ class VirtualBlock:
                 raise InvalidArgumentError(f"the descriptor is of no memory of a GPU: {error}") from error
 
     def address(self, *, write: bool) -> int:
-        """Return the address of the mapping to read or to write. The first call for each maps it."""
+        """Return the address of the mapping to read, or to write. The first call for each makes the mapping."""
         address = self._views.get(write)
         if address is not None:
             return address
@@ -148,8 +148,8 @@ class PinnedPool:
     def _let_in(self) -> dict[int, DriverError]:
         """Give all GPUs access; return the errors of GPUs that did not get access, by ordinal.
 
-        Each process must grant access itself. If a block of the pool is mapped already, the driver refuses access to a
-        pool of the host for a second GPU. So all GPUs get access at once.
+        Each process must give its GPUs access. After the process has mapped a block, the driver refuses to give other
+        GPUs access to a pool of the host. So all GPUs get access before the first block is mapped.
         """
         refused: dict[int, DriverError] = {}
         for gpu in range(_cuda.call("cuDeviceGetCount")):
@@ -211,8 +211,8 @@ class OpenedBlock:
     handle
         The driver's 64 bytes.
     own_context
-        Open the handle in the calling thread's current context, if the thread has one, not in the device's primary
-        context.
+        Whether to open the handle in the calling thread's current context, if the thread has one, and not in the
+        device's primary context.
 
     Attributes
     ----------
@@ -249,20 +249,20 @@ class OpenedBlock:
         self.nbytes = int(size)
 
     def synchronize(self) -> None:
-        """Wait for all work of its context."""
+        """Wait for all work of the context."""
         if not self._is_gone():
             _cuda.synchronize(self.ordinal, self._own)
 
     def copy_to_host(self, out: np.ndarray[Any, Any], address: int) -> None:
-        """Copy from an address in the allocation, after all work of its context. The copy is complete on return."""
+        """Copy from an address in the allocation, after all work of the context. The copy is complete on return."""
         _cuda.copy_to_host(self.ordinal, out, address, self._own)
 
     def copy_from_host(self, address: int, data: np.ndarray[Any, Any]) -> None:
-        """Copy to an address in the allocation, after all work of its context. The copy is complete on return."""
+        """Copy to an address in the allocation, after all work of the context. The copy is complete on return."""
         _cuda.copy_from_host(self.ordinal, address, data, self._own)
 
     def close(self) -> None:
-        """Close the allocation, after the device's work on it. Does nothing if the program destroyed its context."""
+        """Close the allocation after the device's work on it. Do nothing if the program has destroyed the context."""
         if not self._is_gone():
             with _cuda.current(self.ordinal, self._own):
                 _cuda.call("cuIpcCloseMemHandle", self.address)
@@ -281,7 +281,7 @@ class OpenedBlock:
 
 
 def _own_context(ordinal: int) -> Any:
-    """Return the calling thread's current context; None: there is none, or it is the device's primary context."""
+    """Return the calling thread's current context; None if there is none or the primary context is current."""
     current = _cuda.call("cuCtxGetCurrent")
     if not int(current):
         return None
@@ -299,7 +299,7 @@ def _own_context(ordinal: int) -> Any:
 
 
 def _has_primary(ordinal: int) -> bool:
-    """Whether the device's primary context exists in this process. The call does not create it."""
+    """Whether the device's primary context exists in this process. The call does not create a context."""
     driver = _cuda.bindings()
     result, _, active = driver.cuDevicePrimaryCtxGetState(_cuda.call("cuDeviceGet", ordinal))
     return bool(result == driver.CUresult.CUDA_SUCCESS and active)

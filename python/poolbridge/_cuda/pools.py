@@ -123,7 +123,7 @@ class _CoreBlock(ImportedBlock):
     def close(self) -> None:
         with current(self._ordinal):
             self._buffer.close(self._stream)
-            # Wait until the free is done: the service frees the block as soon as it gets the message.
+            # Wait until the free is done: the service frees the block as soon as the service gets `dropped`.
             self._stream.sync()
 
 
@@ -186,7 +186,7 @@ def import_pool(ordinal: int, fd: int) -> ImportedPool:
     Raises
     ------
     DriverError, UnavailableError
-        The driver refuses, or a package is missing.
+        The driver refuses the import, or a package is missing.
     """
     bindings()
     core = _core_descriptors()

@@ -40,10 +40,10 @@ def _load() -> Any:
         return None
 
 
-# `_stream_words` calls these driver functions, faster than cuda.bindings, for at most _MOST words.
+# `_stream_words` calls these driver functions faster than cuda.bindings does. One call takes at most `_MOST` words.
 _stream_words: Final = _load()
 _MOST: Final = 64
-# `_stream_words` returns this while the stream's work is being captured.
+# `_stream_words` returns `_CAPTURED` while the stream's work is being captured.
 _CAPTURED: Final = -1
 
 
@@ -78,13 +78,13 @@ def unregister(ordinal: int, address: int) -> None:
 
 
 def write(ordinal: int, stream: int, address: int, value: int) -> None:
-    """Make a stream write a word after the stream's present work; raises as `refuse_capture` does."""
+    """Make a stream write a word after the stream's present work. Raises the errors of `refuse_capture`."""
     if not _words(_WRITE, stream, _DEFAULT, address, value):
         _on_stream(_WRITE, ordinal, stream, address, value, _DEFAULT)
 
 
 def write_functions(stream: int) -> tuple[int, int]:
-    """Return the addresses of two driver functions: one says whether a stream is captured, one makes it write a word.
+    """Return the addresses of two driver functions: to ask whether a stream is captured, and to make it write a word.
 
     The addresses are 0 if only Python can call the functions.
     """
@@ -92,14 +92,14 @@ def write_functions(stream: int) -> tuple[int, int]:
 
 
 def wait(ordinal: int, stream: int, address: int, value: int) -> None:
-    """Make a stream wait, before its further work, until a word is at least `value`; raises as `write` does."""
+    """Make a stream wait, before its further work, until a word is at least `value`. Raises the errors of `write`."""
     wait_for_words(ordinal, stream, [address, value])
 
 
 def wait_for_words(ordinal: int, stream: int, words: list[int]) -> None:
-    """Make a stream wait, before its further work, for `words`: the address and the value of each word in turn.
+    """Make a stream wait, before its further work, until each word is at least its value.
 
-    Raises as `refuse_capture` does.
+    `words` has the address of each word, followed by its value. Raises the errors of `refuse_capture`.
     """
     for start in range(0, len(words), 2 * _MOST):
         some = words[start : start + 2 * _MOST]
@@ -146,14 +146,14 @@ def _is_captured(stream: int) -> StreamCaptureError:
 
 
 def record(ordinal: int, stream: int, event: int) -> None:
-    """Record an event in a stream, after the stream's present work; raises as `refuse_capture` does."""
+    """Record an event in a stream, after the stream's present work. Raises the errors of `refuse_capture`."""
     refuse_capture(ordinal, stream)
     with current(ordinal):
         call("cuEventRecord", event, stream)
 
 
 def wait_for_event(ordinal: int, stream: int, event: int) -> None:
-    """Make a stream wait, before its further work, for an event; raises as `refuse_capture` does."""
+    """Make a stream wait, before its further work, for an event. Raises the errors of `refuse_capture`."""
     _on_stream("cuStreamWaitEvent", ordinal, stream, event, _DEFAULT)
 
 
@@ -164,7 +164,7 @@ def synchronize_stream(ordinal: int, stream: int) -> None:
 
 
 def _words(name: str, stream: int, flags: int, *words: int) -> bool:
-    """Call a driver function for words by the native module. False: the caller must call it in another way."""
+    """Call a driver function for words through the native module. False: the caller must use cuda.bindings."""
     if stream <= PER_THREAD or _stream_words is None:
         return False
     # A stream handle determines its context, so no context has to be current.
@@ -190,7 +190,7 @@ def _on_stream(name: str, ordinal: int, stream: int, *arguments: Any) -> None:
 
 
 def _check(name: str, stream: int, result: Any) -> None:
-    """Raise, unless the call could succeed while the stream's context is current."""
+    """Raise the error of a failed call, unless the call may succeed while the stream's context is current."""
     known = bindings().CUresult
     if result.name.startswith("CUDA_ERROR_STREAM_CAPTURE"):  # the capture began after the check of the stream
         raise _is_captured(stream)
@@ -211,6 +211,6 @@ def own_stream(ordinal: int) -> int:
 
 
 def copy(ordinal: int, stream: int, destination: int, source: int, nbytes: int) -> None:
-    """Queue a copy between two addresses on GPUs on a stream. The source must stay allocated until the copy is done."""
+    """Queue a copy from GPU to GPU on a stream. The source must stay allocated until the copy is done."""
     with current(ordinal):
         call("cuMemcpyAsync", destination, source, nbytes, stream)

@@ -85,7 +85,7 @@ class NumPy(Consumer):
 
     def take(self, lease: BaseLease, stream: Any = None) -> Any:  # noqa: ARG002
         """Make the array by DLPack."""
-        source: Any = lease  # NumPy's stubs lag behind the standard
+        source: Any = lease  # NumPy's type stubs do not know the newest standard
         return np.from_dlpack(source)
 
     def pointer(self, array: Any) -> int:
@@ -162,7 +162,7 @@ class Torch(Consumer):
     kinds = (*ON_GPU, "host")
 
     def lacks_gpu(self) -> bool:
-        """Whether PyTorch was built without CUDA, or cannot use it."""
+        """Whether PyTorch was built without CUDA, or cannot use CUDA."""
         import torch
 
         return not torch.cuda.is_available()
@@ -207,7 +207,8 @@ class Torch(Consumer):
         flat = array.reshape(-1)
         for first, count in chunks(flat.numel()):
             part = self._plain(flat[first : first + count])
-            # Write by a kernel: PyTorch's copies name a direction, and the driver then refuses memory of a host pool.
+            # A kernel writes the part. PyTorch's own copies tell the driver a direction, such as host to device, and
+            # the driver then refuses memory of a pool of the host.
             torch.add(self._expected(part, pattern, first), 0, out=part)
         if flat.is_cuda:
             torch.cuda.synchronize(flat.device)
@@ -222,7 +223,7 @@ class Torch(Consumer):
 
     @staticmethod
     def _plain(part: Any) -> Any:
-        """View unsigned integers as signed ones of the same bits: PyTorch has few operations on unsigned integers."""
+        """View unsigned integers as signed integers with the same bits, because PyTorch has few unsigned operations."""
         import torch
 
         signed = {torch.uint32: torch.int32, torch.uint64: torch.int64}
@@ -264,7 +265,7 @@ class OnHost(Consumer):
         lease.copy_from(_patterns.make(pattern, lease.size, lease.dtype).reshape(lease.shape))
 
     def transform(self, array: Any, lease: Lease, scale: float, offset: float) -> None:
-        """Compute on the CPU from the library's array, and copy into the lease."""
+        """Compute on the CPU from the library's array, and copy the result into the lease."""
         lease.copy_from((self.copy(array) * scale + offset).astype(lease.dtype))
 
 
@@ -304,7 +305,8 @@ class Numba(OnHost):
     """Numba, on memory of a GPU, by the CUDA array interface."""
 
     name = "numba"
-    # Numba's copies name a direction, and the driver then refuses memory of a host pool.
+    # Numba's copies tell the driver a direction, such as device to host. The driver then refuses memory of a pool of
+    # the host.
     kinds = ("device", "vmm", "legacy")
 
     def lacks_gpu(self) -> bool:
@@ -348,7 +350,7 @@ class Jax(OnHost):
         return int(array.unsafe_buffer_pointer())
 
     def copy(self, array: Any) -> np.ndarray[Any, Any]:
-        """Copy by a kernel, then to the CPU. JAX's own copies name a direction; the driver then refuses host pools."""
+        """Copy by a kernel and then to the CPU: the driver refuses JAX's direct copies from a pool of the host."""
         import jax
 
         return np.array(jax.jit(lambda x: jax.numpy.stack([x, x]))(array)[0])
@@ -413,9 +415,9 @@ def probe(only: str | None = None) -> dict[str, Any]:
     Returns
     -------
     dict
-        ``packages``: versions by name. ``native``: whether poolbridge has its native module. ``consumers``: names by
-        kind, the preferred first. ``missing``: by kind, why libraries are missing. ``cuda``: whether this process sees
-        a GPU. ``devices``: the GPUs that it sees.
+        ``packages``: versions by name. ``native``: whether poolbridge has its native module. ``consumers``: names of
+        libraries by kind of memory, the preferred library first. ``missing``: by kind, why libraries are missing.
+        ``cuda``: whether this process sees a GPU. ``devices``: the GPUs that this process sees.
     """
     packages = {}
     for name in _PACKAGES:

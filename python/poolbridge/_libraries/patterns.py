@@ -58,7 +58,7 @@ class Pattern:
         return values.astype(dtype)
 
     def wrong(self, xp: Any, part: Any, expected: Any) -> Any:
-        """Return for each element whether it differs, with the array library `xp`, NumPy or CuPy."""
+        """Return an array that says for each element whether it differs. `xp` is the array library, NumPy or CuPy."""
         if self.tolerance:
             return ~(xp.abs(part.astype(xp.float64) - expected.astype(xp.float64)) <= self.tolerance)
         return part != expected
@@ -95,7 +95,7 @@ class Comparison:
     first: list[str] = field(default_factory=list)
 
     def add(self, count: int, indices: Any, expected: Any, got: Any) -> None:
-        """Add `count` mismatches of a part. The other arguments describe its first mismatches, one by one."""
+        """Add `count` mismatches of a part. The other arguments describe the part's first mismatches, one by one."""
         self.mismatches += count
         for index, want, have in zip(indices, expected, got, strict=True):
             if len(self.first) == _FIRST:

@@ -1,8 +1,8 @@
 """DLPack capsules for memory of GPUs and for element types that NumPy lacks.
 
-NumPy makes the capsule from an array that has the memory's address and owns the lease's token. NumPy's deleter, which
-is C, frees the array from any thread, also while the interpreter ends. NumPy cannot describe a GPU, ``bfloat16`` or a
-copy, so these are written into the capsule's structure afterwards. NumPy never reads the memory.
+NumPy makes the capsule from an array that has the memory's address and owns the lease's token. NumPy's deleter is C
+code and can free the array in any thread, also while the interpreter ends. NumPy cannot describe a GPU, ``bfloat16`` or
+a copy, so `make_capsule` afterwards writes these facts into the capsule's structure. NumPy never reads the memory.
 """
 
 from __future__ import annotations
@@ -101,7 +101,7 @@ def make_capsule(
     device
         DLPack's device type and id.
     versioned
-        Make a ``dltensor_versioned`` (DLPack 1.x); else a legacy ``dltensor``.
+        Whether to make a ``dltensor_versioned`` (DLPack 1.x), and not a legacy ``dltensor``.
     copied
         Whether to set the flag "the data is a copy" in a versioned capsule.
 
@@ -128,7 +128,7 @@ def make_capsule(
 
 
 def check_reversed(shape: Iterable[int], strides: Iterable[int]) -> None:
-    """Raise if an axis of more than one element has a negative stride. Not for calls by NumPy; see `by_cpu`.
+    """Raise if an axis of more than one element has a negative stride. NumPy needs no such check; see `by_cpu`.
 
     PyTorch and JAX have no negative strides. Many versions of PyTorch end the process when they get a capsule with
     negative strides from any library, because a check in C++ throws where exceptions are not allowed. A call of

@@ -63,7 +63,7 @@ class GPUPool(PoolMemory):
         Raises
         ------
         PeerAccessError
-            The hardware does not let it; the message names both GPUs.
+            The hardware does not let that GPU reach the memory; the message names both GPUs.
         """
         check_peer(ordinal, self.ordinal)
 
@@ -106,7 +106,7 @@ def check_peer(ordinal: int, owner: int) -> None:
     Raises
     ------
     PeerAccessError
-        The hardware does not let it; the message names both GPUs.
+        The hardware does not let that GPU reach the memory; the message names both GPUs.
     """
     if not _cuda.can_access_peer(ordinal, owner):
         reason = "the hardware has no peer access between them; work on the memory's own GPU, or copy"

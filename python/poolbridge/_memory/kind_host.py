@@ -75,7 +75,7 @@ class HostPool(PoolMemory):
         return mapping.address
 
     def map_block(self, size: int, export: bytes, descriptors: Descriptors) -> HostBlock:  # noqa: ARG002
-        """Check that the block lies inside the pool. The block's export is its offset, 8 bytes."""
+        """Check that the block lies inside the pool. The block's export is its offset in the pool, as 8 bytes."""
         if len(export) != 8:
             raise ProtocolError(f"the export of a host block has 8 bytes, got {len(export)}")
         offset = int.from_bytes(export, "little")

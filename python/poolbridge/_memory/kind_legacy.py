@@ -49,12 +49,12 @@ class LegacyBlock(BlockMemory):
 class LegacyPool(GPUPool):
     """A pool whose blocks are opened one by one, for the GPU that works on them; the pool itself has no export.
 
-    The driver maps an opened handle for the device of the context in which it is opened. Peer access between contexts
-    does not extend to that mapping.
+    The driver maps the memory for one GPU only: the GPU of the context that opens the handle. Peer access between
+    contexts does not extend to this mapping.
     """
 
     def map_block(self, size: int, export: bytes, descriptors: Descriptors) -> LegacyBlock:  # noqa: ARG002
-        """Open a block's handle for the GPU that works on it."""
+        """Open a block's handle for the GPU that works on the block."""
         handle = LegacyHandle.from_bytes(export)
         try:
             block, _ = handle.map(self.device[1], size)
@@ -75,11 +75,11 @@ class LegacyPool(GPUPool):
         return True
 
     def grant(self, ordinal: int) -> None:
-        """Open all blocks for another GPU. No block is open yet, because that GPU has a mapping of its own.
+        """Make `map_block` open all blocks for another GPU. No block is open yet: the pool is mapped for that GPU only.
 
         See `LegacyKind.apart`.
         """
-        self.device = (_dlpack.CUDA, ordinal)  # kernels of the memory's own GPU would fault
+        self.device = (_dlpack.CUDA, ordinal)  # kernels of the GPU that has the memory would fault
 
     def synchronize(self) -> None:
         """Wait for the GPU that works on the memory."""
@@ -90,12 +90,12 @@ class LegacyPool(GPUPool):
 
 
 class LegacyKind(Kind):
-    """Memory of an NVIDIA GPU that other processes open by bytes."""
+    """Memory of an NVIDIA GPU that other processes open by a handle of 64 bytes."""
 
     name = "legacy"
 
     def apart(self, pool: Pool, device: int | str | None) -> int | None:
-        """Return the GPU unless it is the memory's own GPU: each GPU needs its own mapping."""
+        """Return the GPU's ordinal, because each GPU needs its own mapping. Return None for the memory's own GPU."""
         if device is None:
             return None
         ordinal = _cuda.ordinal_of(device)

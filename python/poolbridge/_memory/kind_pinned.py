@@ -55,7 +55,7 @@ class PinnedPool(GPUPool):
 
     @property
     def on_cpu(self) -> bool:
-        """True: the memory is the host's."""
+        """True: the memory is memory of the host."""
         return True
 
     def __init__(self, kind: KindName, imported: _cuda_imports.PinnedPool) -> None:

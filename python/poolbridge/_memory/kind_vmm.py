@@ -1,4 +1,4 @@
-"""Kind ``vmm``: memory of ``cuMemCreate``, with a descriptor for each block. Readers map it read-only."""
+"""Kind ``vmm``: memory of ``cuMemCreate``, with a descriptor for each block. Readers map the memory read-only."""
 
 from __future__ import annotations
 

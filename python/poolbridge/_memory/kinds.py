@@ -1,7 +1,7 @@
 """Kinds of memory: the interface of a kind, and the list of kinds.
 
 Each kind is a module with one subclass of `Kind`, listed in `_MODULES`. No other module names a kind's classes.
-CONTRIBUTING.md lists all places of a new kind.
+CONTRIBUTING.md lists all places in the code where a new kind must be added.
 """
 
 from __future__ import annotations
@@ -90,7 +90,7 @@ class PoolMemory(ABC):
         Raises
         ------
         PeerAccessError
-            The hardware does not allow it; the message names both GPUs.
+            The hardware does not allow this access; the message names both GPUs.
         """
         # Nothing to do for memory of the CPU.
 

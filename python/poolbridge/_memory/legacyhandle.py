@@ -33,7 +33,7 @@ SAVED_VERSION: Final = 1
 
 @dataclass(frozen=True, slots=True)
 class LegacyHandle:
-    """A legacy handle of CUDA (``cuIpcGetMemHandle``), and the place of the memory in the allocation that it opens.
+    """A legacy handle of CUDA (``cuIpcGetMemHandle``), and the memory's place in the allocation that the handle opens.
 
     The handle is valid while the process that made it lives. That process itself cannot open the handle.
 
@@ -82,9 +82,9 @@ class LegacyHandle:
         Parameters
         ----------
         data
-            The 72 bytes that ``bytes(handle)`` gives, or the driver's 64 alone.
+            The 72 bytes that ``bytes(handle)`` gives, or only the driver's 64 bytes.
         device
-            UUID of the GPU; left out: `open` uses the first GPU, unless its `device` names another.
+            UUID of the GPU; left out: `open` uses the first GPU, unless the caller passes a `device` to `open`.
         nbytes
             Bytes of the memory; 0: all bytes that the handle opens.
 
@@ -155,7 +155,8 @@ class LegacyHandle:
         Returns
         -------
         tuple
-            The opened allocation, which the caller closes, and `nbytes`; if that is 0, all bytes after the offset.
+            The opened allocation, which the caller closes, and the size of the memory in bytes. The size is `nbytes`;
+            if `nbytes` is 0, the size is that of all bytes after the offset.
 
         Raises
         ------
@@ -186,14 +187,15 @@ class LegacyHandle:
         ----------
         device
             Ordinal or UUID of the GPU that works on the memory. This GPU's kernels can use the memory, also if the
-            memory is on another GPU. None: the handle's GPU, or the first GPU if the handle names none.
+            memory is on another GPU. None: the handle's GPU, or the first GPU if the handle names no GPU.
         shape, dtype
-            Shape and element type of the memory; None: the handle's shape and dtype, or bytes if it has none.
+            Shape and element type of the memory; None: the handle's shape and dtype. If the handle has no dtype, the
+            elements are bytes.
         own_context
-            Open the handle in the calling thread's current context, if it has one, and not in the device's primary
-            context. Copies and `OpenedMemory.close` then always work in that context, even if another context is
-            current later. If the program destroys that context, the memory is gone. Array libraries use the primary
-            context.
+            Whether to open the handle in the calling thread's current context, if the thread has one, and not in the
+            device's primary context. Copies and `OpenedMemory.close` then always work in that context, even if another
+            context is current later. If the program destroys that context, the memory is gone. Array libraries use the
+            primary context.
 
         Returns
         -------
@@ -237,8 +239,8 @@ class LegacyHandle:
 class OpenedMemory:
     """Memory of another process, opened by a legacy handle. Array libraries can use this object as an array in place.
 
-    `LegacyHandle.open` makes this object. As a context manager, it closes the memory at the end of the block. Otherwise
-    ``close()`` closes the memory, or it is closed when this object and the last array made from it are gone.
+    `LegacyHandle.open` makes this object. A ``with`` statement closes the memory at its end. Without ``with``, the
+    memory is closed by ``close()``, or when this object and the last array of the memory are gone.
 
     Attributes
     ----------
@@ -324,7 +326,7 @@ class OpenedMemory:
     ) -> CapsuleType:
         """Export the memory as a DLPack capsule, in place. Libraries call this method in ``from_dlpack``.
 
-        The parameters are those of the same method of `BaseLease`. No stream is ordered with work on the memory.
+        See `BaseLease.__dlpack__` for the parameters. This method makes no stream wait for work on the memory.
 
         Returns
         -------
@@ -367,9 +369,10 @@ class OpenedMemory:
         return out
 
     def copy_from(self, source: Any) -> None:
-        """Copy `source`, a NumPy array or an object that NumPy converts, into the memory; complete on return.
+        """Copy `source` into the memory. The copy is complete on return.
 
-        `source` is broadcast to the memory's shape and cast to its dtype (``same_kind``).
+        `source` is a NumPy array or an object that NumPy converts. NumPy broadcasts `source` to the memory's shape and
+        casts `source` to the memory's dtype (``same_kind``).
         """
         staged = np.empty(self.shape, self.dtype)
         np.copyto(staged, np.asarray(source), casting="same_kind")
@@ -378,7 +381,7 @@ class OpenedMemory:
             block.copy_from_host(self.address, staged)
 
     def close(self) -> None:
-        """Wait for the GPU's work and unmap the memory. Arrays made from it must not be used any more. Idempotent."""
+        """Wait for the GPU's work and unmap the memory. Do not use arrays of the memory any more. Idempotent."""
         block, self._block = self._block, None
         if block is not None:
             block.synchronize()

@@ -1,8 +1,9 @@
 """The mappings of this process: one import for each pool and block, with a count of holders in all sessions.
 
-Two imports of one allocation break each other: the driver returns the same address twice, and the first free ends both.
-A process can have several clients, so the register belongs to the process. One lock guards every import and every
-unmapping; the drivers need this lock, too. If imports of a kind serve one GPU only, each GPU has its own import.
+Two imports of one allocation break each other: the driver returns the same address twice, and the first free ends both
+imports. A process can have several clients, so the register of mappings belongs to the process. A thread holds one lock
+during each import and each unmapping. The lock protects the register and the drivers' calls. Some kinds of memory can
+be imported for one GPU only; for these kinds, each GPU has its own import.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ _LAST_PATIENCE = 10.0
 
 @dataclass(eq=False, slots=True)
 class Mapping(Generic[_M]):
-    """One mapping. `count` is its number of holders; `parent` is the mapping of a block's pool, None for a pool."""
+    """One mapping. `count` is the number of holders; `parent` is the mapping of a block's pool, and None for a pool."""
 
     key: Key
     memory: _M
@@ -63,14 +64,15 @@ class Mappings:
         return len(self._pools) + len(self._blocks)
 
     def pool(self, epoch: bytes, known: SessionPool, device: int | str | None = None) -> Mapping[PoolMemory]:
-        """Import a pool, or count one more holder of it. May block; closes the export's descriptors.
+        """Import a pool, or count one more holder of its mapping. May block; closes the export's descriptors.
 
         Parameters
         ----------
         epoch, known
             The service's epoch, and the pool.
         device
-            The GPU that will work on the memory; None: the pool's own GPU. `reach` gives this GPU access.
+            The GPU that will work on the memory; None: the pool's own GPU. The caller gives this GPU access by a call
+            of `reach`.
         """
         kind = _kinds.load(known.info.k)
         key = (epoch, known.info.id, kind.apart(known.info, device))
@@ -89,12 +91,12 @@ class Mappings:
             return mapping
 
     def reach(self, pool: Mapping[PoolMemory], ordinal: int) -> None:
-        """Give another GPU access to a pool's memory while it is mapped. May block."""
+        """Give another GPU access to the memory of a mapped pool. May block."""
         with self._lock:
             pool.memory.reach(ordinal)
 
     def block(self, epoch: bytes, pool: Mapping[PoolMemory], known: SessionBlock) -> Mapping[BlockMemory]:
-        """Import a block, or count one more holder of it. May block; closes the export's descriptors."""
+        """Import a block, or count one more holder of its mapping. May block; closes the export's descriptors."""
         key = (epoch, known.id, pool.key[2])
         with self._lock:
             mapping = self._blocks.get(key)
@@ -111,7 +113,7 @@ class Mappings:
             return mapping
 
     def give_up(self, mapping: Mapping[PoolMemory] | Mapping[BlockMemory], then: Callable[[], None]) -> None:
-        """Count one holder less, unmap after the last holder, then call `then`. Never waits; finalisers may call it."""
+        """Count one holder less, unmap memory without holders, then call `then`. Never waits, as finalisers call it."""
         self._lock.later(partial(self._give_up, mapping, then))
 
     def leave(self) -> None:
@@ -125,7 +127,7 @@ class Mappings:
 
     def start_anew(self) -> None:
         """Forget the parent's mappings in a forked child, where the memory is not mapped."""
-        self._inherited = self._inherited, self._pools, self._blocks  # keep them, so that the child does not unmap them
+        self._inherited = self._inherited, self._pools, self._blocks  # a deleted mapping would unmap its address
         self._lock = DeferringLock()
         self._pools, self._blocks = {}, {}
         self._pid = os.getpid()
@@ -134,7 +136,7 @@ class Mappings:
         if self._leaving:
             return
         self._uncount(mapping)
-        then()  # not after an exception: the service must not free memory that could not be unmapped
+        then()  # not called after an exception: the service must not free memory that could not be unmapped
 
     def _uncount(self, mapping: Mapping[PoolMemory] | Mapping[BlockMemory]) -> None:
         mapping.count -= 1

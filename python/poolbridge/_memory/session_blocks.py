@@ -1,4 +1,4 @@
-"""A session's pools and blocks, with exports that are not mapped yet."""
+"""A session's pools and blocks, with the exports by which this process maps them."""
 
 from __future__ import annotations
 
@@ -28,15 +28,18 @@ class SessionBlock(Struct, eq=False, gc=True):
     export, descriptors
         The export, and its descriptors until the block is mapped.
     leases
-        How many leases of this session are on the block. An array in ``arrays`` counts as one while it is alive.
+        How many leases of this session are on the block. An array in ``arrays`` counts as one lease while the array is
+        alive.
     recalled
         Whether the service has recalled the block.
     mapped
         The mapping; None while the block is not mapped.
     uses
-        The fences of the session's streams on the block: values of words of the session's own timeline, by word.
+        The fences of the session's streams on the block. The keys are words of the session's own timeline, and the
+        values are the fences' values.
     arrays
-        The arrays that were made once for all frames in the block: tensor, function that made the array, and array.
+        The arrays that the session made once and uses for all frames in the block. Each entry has the tensor, the
+        function that made the array, and the array.
     generation
         The block's generation when the service sent the export to this session.
     """
@@ -54,5 +57,5 @@ class SessionBlock(Struct, eq=False, gc=True):
     generation: int = 0
 
     def used(self, fence: Fence) -> None:
-        """Note the fence of a stream's work on the block. Threads may call `used` in any order of the values."""
+        """Note the fence of a stream's work on the block. Calls may come in any order of the fences' values."""
         self.uses[fence.wd] = max(fence.v, self.uses.get(fence.wd, 0))

@@ -27,11 +27,11 @@ class ElementType:
     Attributes
     ----------
     name
-        Its name on the wire.
+        The type's name on the wire.
     itemsize
         Bytes of one element.
     typestr
-        NumPy's type string. For ``bfloat16``, which NumPy lacks, the type string of its bits.
+        NumPy's type string. NumPy lacks ``bfloat16``, which therefore has the type string of ``uint16``.
     code, bits
         DLPack's type code, and the bits of one element.
     """

@@ -1,4 +1,4 @@
-"""Work of streams that is only possible while no graph captures the stream; see `StreamCaptureError`."""
+"""Repeats work that failed because a stream's work was being captured into a graph; see `StreamCaptureError`."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from poolbridge.errors import (
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-# The driver does not say when a capture into a graph ends, so the thread asks it at this interval, in seconds.
+# The driver does not say when a capture into a graph ends, so the thread tries its work at this interval, in seconds.
 _LOOK: Final = 0.005
 
 
@@ -74,5 +74,5 @@ class Captures:
 
 
 CAPTURES: Final = Captures()
-"""The captured work of this process."""
+"""The work of this process that waits for the end of a capture."""
 os.register_at_fork(after_in_child=CAPTURES.start_anew)

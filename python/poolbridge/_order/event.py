@@ -1,7 +1,7 @@
-"""Interprocess events of CUDA, for programs that use such events already. Fences work in more places.
+"""Interprocess events of CUDA, for programs that use such events already. Other programs should use fences.
 
-Events are made and opened through ``cuda.bindings``, because cuda.core has no public way to open an event from its 64
-bytes. Events of cuda.core, CuPy and PyTorch are accepted as they are.
+This module makes and opens events through ``cuda.bindings``, because cuda.core has no public function that opens an
+event from a 64-byte handle. This module also accepts events that a program made with cuda.core, CuPy or PyTorch.
 """
 
 from __future__ import annotations
@@ -145,7 +145,7 @@ class Event:
             pause = min(2 * pause, _LONGEST_SLEEP)
 
     def close(self) -> None:
-        """Destroy the event, unless it belongs to another library. Waiting streams keep waiting. Idempotent."""
+        """Destroy the event, unless another library owns the event. Streams that wait keep waiting. Idempotent."""
         number, self._number = self._number, 0
         if number:
             with _cuda.current(self._ordinal):
@@ -168,7 +168,7 @@ class Event:
 
 
 _own: WeakValueDictionary[bytes, Event] = WeakValueDictionary()
-"""The events that this process made, by 64-byte handle. The driver does not let a process open its own events."""
+"""The events that this process made, by their 64-byte handles: the driver lets only other processes open them."""
 
 
 def make(ordinal: int) -> Event:
@@ -198,7 +198,7 @@ def adopt(ordinal: int, given: Any) -> Event:
     Parameters
     ----------
     ordinal
-        The GPU of the memory whose work the event covers.
+        The GPU that has the memory. The event covers work on this memory.
     given
         An `Event`, an event of cuda.core, CuPy or PyTorch, or the driver's handle.
 

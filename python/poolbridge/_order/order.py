@@ -2,15 +2,15 @@
 
 A buffer comes with fences: a fence is a word of a timeline, and a value that the word must reach before the memory is
 used. A stream of a GPU waits for the fences by itself. The CPU waits for the fences with a time limit. When a session
-gives a buffer away, it makes the streams that used the buffer write words of the session's own timeline, and sends the
-fences for these words with the buffer.
+gives a buffer away, the streams that used the buffer write words of the session's own timeline, and the session sends
+the fences for these words with the buffer.
 
 Sometimes streams cannot write words: the service has no timelines, the GPU does not support such writes, a stream
 belongs to another thread, or the user named no stream. Then `_fall_back` waits for the device instead.
 
 While a stream's work is captured into a CUDA graph, the stream neither writes nor waits, because the graph would repeat
-the write or the wait at each launch. The CPU waits instead, releases wait for the end of the capture, and an operation
-that needs a fence at once fails with `StreamCaptureError`.
+the write or the wait at each launch. The CPU waits for fences instead. The session ends the lease of a released buffer
+only after the capture. An operation that cannot wait for the end of the capture raises `StreamCaptureError`.
 """
 
 from __future__ import annotations
@@ -51,8 +51,9 @@ else:
         _NativeFollower = object
 
 MOST_FENCES = 16
-# How many seconds the CPU polls fences before it makes a stream wait for them: at first, and at most. After a poll
-# without success, the next poll takes twice as long, because the GPU must do its queued waits before it is fast again.
+# The CPU polls a fence before it makes a stream wait for the fence. The first poll takes at most `_POLL_SECONDS`. After
+# a poll without success, the stream waits, and the next poll may take twice as long, up to `_LONGEST_POLL_SECONDS`.
+# During a longer poll, the GPU can finish its queued waits.
 _POLL_SECONDS: Final = 20e-6
 _LONGEST_POLL_SECONDS: Final = 100e-6
 
@@ -98,7 +99,7 @@ class Held(Protocol):
 
 
 def before_use(state: Held, stream: Any) -> None:
-    """Make a stream wait until the memory may be used, and note that the stream uses it.
+    """Make a stream wait until the memory may be used, and note that the stream uses the memory.
 
     Parameters
     ----------
@@ -135,13 +136,13 @@ def before_use(state: Held, stream: Any) -> None:
 
 
 def before_cpu(state: Held) -> None:
-    """Make the CPU wait until the memory may be used; raises as `wait` does."""
+    """Make the CPU wait until the memory may be used. Raises the errors of `wait`."""
     if state.fences or state.alone:
         wait(state)
 
 
 def name_stream(state: Held, stream: Any) -> None:
-    """Call `before_use` for a stream that the user named. The user thereby says that no unknown stream is in use."""
+    """Call `before_use` for a stream that the user named: the user thereby says that no unknown stream is in use."""
     before_use(state, stream)
     state.named = True
 
@@ -235,7 +236,7 @@ def check(state: Held) -> None:
 
 
 def lost(state: Held) -> bool:
-    """Whether the content is known to be incomplete."""
+    """Whether this process knows that the content will never be complete."""
     if _process.pid != state.session.pid:
         state.session.check_usable()  # a forked child has no pages to read
     if not state.lost and not state.grant.wr:
@@ -255,8 +256,8 @@ def _reason(state: Held, fence: Fence) -> str:
 def _unreached(state: Held) -> tuple[Fence, ...]:
     """Return the fences that are not reached, and forget the reached fences.
 
-    A fence counts as reached when its process died. A writer may then use the memory, because the dead process does not
-    use the memory any more. For a reader, `check` raises.
+    A fence also counts as reached when the process that must write the fence died. A writer may then use the memory,
+    because the dead process does not use the memory any more. For a reader, `check` raises.
     """
     if state.fences:
         timelines = state.session.timelines
@@ -264,13 +265,13 @@ def _unreached(state: Held) -> tuple[Fence, ...]:
         for fence in state.fences:
             page = timelines.page(fence.tl)
             if page is None and state.single and not state.grant.wr:
-                # The page is gone. The service does not know readers of frames, so this process cannot know whether
-                # the content is complete.
+                # The service has forgotten the timeline, because the service does not know the readers of frames. So
+                # this process cannot know whether the content is complete.
                 state.session.check_usable()
                 state.lost = True
             elif page is not None and not page.reached(fence.wd, fence.v):
                 left.append(fence)
-        check(state)  # before the fences are forgotten, so that every later use raises, too
+        check(state)  # `check` comes before the fences are forgotten, so that every later use raises, too
         state.fences = tuple(left)
     return state.fences
 
@@ -307,8 +308,9 @@ def _make_wait(state: Held, key: StreamKey) -> None:
 class Follower(_NativeFollower):
     """Orders a stream that uses the frames of a channel one after the other, without a lease state per frame.
 
-    If a stream must wait on a GPU, the GPU switches to the work of another process, and back. With several processes,
-    the switches take much longer than the fence takes to be reached. So the CPU first polls the fence for a while.
+    While a stream waits for a fence, the GPU switches to the work of another process, and later back. With several
+    processes, these switches take much longer than most waits for a fence. So the CPU polls the fence first: if the
+    fence is reached within `_POLL_SECONDS`, the stream need not wait.
 
     Parameters
     ----------
@@ -346,7 +348,8 @@ class Follower(_NativeFollower):
         self.fence = Fence
         self.patience = self.shortest = _POLL_SECONDS
         self.longest = _LONGEST_POLL_SECONDS
-        # `_synchronize` waits for the whole GPU of the stream, because the memory may be unmapped before the call.
+        # `_synchronize` waits for the whole GPU of the stream. It needs no memory object of a block, because the block
+        # may be unmapped before the call.
         self._synchronize = partial(_cuda.synchronize, key.ordinal)
 
     def before(
@@ -356,16 +359,17 @@ class Follower(_NativeFollower):
         write: bool = False,
         waiting: Callable[[], None] | None = None,
     ) -> bool:
-        """Make the stream wait until a frame's memory may be used. Return False if this needs a lease state.
+        """Make the stream wait until a frame's memory may be used. Return False if the caller needs a lease state.
 
         Parameters
         ----------
         fences
             Timeline, word and value of each fence; or a frame, which has one fence or no fence.
         write
-            Whether the stream writes the memory. For a writer, a fence counts as reached when its process died.
+            Whether the stream writes the memory. For a writer, a fence also counts as reached when the process that
+            must write the fence died.
         waiting
-            Called if the stream must wait, before the wait is queued.
+            If the stream must wait, `before` calls this function first and then queues the wait.
         """
         if not (self.anywhere or self.key.reachable):
             return False
@@ -377,7 +381,7 @@ class Follower(_NativeFollower):
         return self._await(behind)
 
     def _await(self, fences: list[tuple[int, int, int]]) -> bool:
-        """Make the stream wait for fences. Return False if this needs a lease state."""
+        """Make the stream wait for fences. Return False if the caller needs a lease state."""
         timelines, key, words = self.timelines, self.key, []
         if _cuda_stream.captured(key.ordinal, key.handle):
             return False
@@ -393,7 +397,7 @@ class Follower(_NativeFollower):
         return True
 
     def write(self) -> Fence | None:
-        """Make the stream write its next fence, and return the fence. Return None if this needs a lease state."""
+        """Make the stream write its next fence, and return the fence. Return None if the caller needs a lease state."""
         if self.timelines.own is not self.own or not (self.anywhere or self.key.reachable):
             return None
         fence: Fence | None = self.queue()
@@ -411,7 +415,7 @@ class Follower(_NativeFollower):
 
 
 def follower(state: Held, stream: Any) -> Follower | None:
-    """Make a `Follower` for the stream of a lease; return None without exactly one stream that can write fences."""
+    """Make a `Follower` for a lease's only stream; None if several streams use the lease or one cannot write fences."""
     own = _own(state)
     if own is None or state.streams is None or len(state.streams) != 1:
         return None
@@ -469,7 +473,7 @@ def done(state: Held, say: Say) -> None:
 
 
 def _tell(own: Timeline, key: StreamKey, say: Say, synchronize: Callable[[], None]) -> bool:
-    """Call `say` with a stream's next fence, and make the stream write it. False if `say` could not be called."""
+    """Call `say` with a stream's next fence, and make the stream write the fence. False if `say` was not called."""
     try:
         return key.reachable and own.tell(key, say, synchronize)
     except PoolLimitError:
@@ -531,7 +535,7 @@ def ready(state: Held) -> Fence | None:
         before_cpu(state)
         return promise
     if promise is not None:
-        # The promise is the only fence. No stream may wait for it, because this process may never keep the promise.
+        # The promise is the only fence. No stream may wait for a promise, because this process may never keep it.
         if state.streams is not None or state.unordered:
             _fall_back(state)
         return promise
@@ -555,7 +559,7 @@ def ready(state: Held) -> Fence | None:
 
 
 def _joined(state: Held, own: Timeline) -> Fence | None:
-    """Make one stream wait for all other streams, then write one fence for all; None if the timeline is closed."""
+    """Make one stream wait for all other streams and then write one fence; None if the timeline is closed."""
     *others, last = _streams(state)
     for key in others:
         fence = own.write(key)

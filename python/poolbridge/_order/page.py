@@ -22,17 +22,19 @@ from poolbridge.errors import (
 
 WORDS: Final = 512
 BYTES: Final = 8 * WORDS
-"""Bytes of all words. After the words, the file has the reason of failed content for each word."""
+"""The size of all words in bytes. After the words, the file has a text for each word: why the word's content failed."""
 REASON_BYTES: Final = 256
 FILE_BYTES: Final = BYTES + WORDS * REASON_BYTES
 TOMBSTONE: Final = 1 << 62
 
-# A GPU compares words as signed integers: a difference of `_BEHIND` or more is negative, so the word is behind.
+# A GPU subtracts the fence's value from the word. As a signed integer, a difference of `_BEHIND` or more is negative,
+# and then the word has not reached the value.
 _BEHIND: Final = 1 << 63
 
-# A wait first polls for `_SPIN_SECONDS`, to see a word that a CPU is about to write. Then the wait sleeps.
+# A waiting thread polls the word for `_SPIN_SECONDS`, because a CPU may write the word soon. Then the thread sleeps.
 _SPIN_SECONDS: Final = 20e-6
-# A GPU's write wakes no thread, so a sleeping thread reads the word again after a time between these limits.
+# A GPU's write wakes no thread. So a sleeping thread reads the word again after `_SHORTEST_SLEEP` seconds, and then at
+# growing intervals of at most `_LONGEST_SLEEP` seconds.
 _SHORTEST_SLEEP: Final = 50e-6
 _LONGEST_SLEEP: Final = 1e-3
 
@@ -43,7 +45,7 @@ def one_line(text: str) -> str:
 
 
 class Page:
-    """A page of 64-bit words in a memfd, and the reasons of content that failed.
+    """A page of 64-bit words in a memfd, and for each word the reason why its content failed.
 
     Parameters
     ----------
@@ -77,18 +79,18 @@ class Page:
     # The CPU
 
     def now(self, word: int) -> int:
-        """Return the value of a word. For an unmapped page, return the highest value: all its fences are reached."""
+        """Return the value of a word. For an unmapped page, return the highest value, which reaches every fence."""
         try:
             return self.words[word]
         except ValueError:
             return TOMBSTONE - 1
 
     def reached(self, word: int, value: int) -> bool:
-        """Whether a word has the value or a greater one. Also true if the word's process died or failed; see `died`."""
+        """Whether a word is at least `value`. Also true if the word will never reach the value; see `died`."""
         return 0 <= self.now(word) - value < _BEHIND
 
     def died(self, word: int, value: int) -> bool:
-        """Whether the value will never be written: the writing process died before, or called `fail`."""
+        """Whether a word will never reach `value`: the process that writes the word died first, or called `fail`."""
         now = self.now(word)
         return 0 <= now - value < _BEHIND and now % TOMBSTONE < value
 
@@ -104,7 +106,7 @@ class Page:
         begin = time.monotonic()
         if self.poll(word, value, begin + _SPIN_SECONDS):
             return True
-        # The futex is the lower half of the word: protocol and machines are little-endian.
+        # The futex is the lower half of the word. The lower half is at the word's address: words are little-endian.
         address, pause = self.address + 8 * word, _SHORTEST_SLEEP
         while not 0 <= (now := self.now(word)) - value < _BEHIND:
             left = begin + seconds - time.monotonic()
@@ -116,13 +118,13 @@ class Page:
 
     def store(self, word: int, value: int) -> None:
         """Write a word by the CPU, unless the word has failed, and wake the threads that wait for the word."""
-        # No call between the test and the assignment, so that no signal handler and no other thread runs in between.
+        # The test and the assignment have no call between them: no signal handler and no other thread runs in between.
         if self.words[word] < TOMBSTONE:
             self.words[word] = value
         _futex.wake(self.address + 8 * word)
 
     def fail(self, word: int, value: int, reason: str) -> bool:
-        """End all waits for a value that a word has not reached, and say why. Afterwards the word cannot be used.
+        """End all waits for a value that a word has not reached, and store the reason. The word is not used again.
 
         If the word has reached the value or has failed, do nothing and return False.
         """
@@ -130,7 +132,7 @@ class Page:
         text = text[:REASON_BYTES].decode(errors="ignore").encode()  # cut no character in half
         start = word * REASON_BYTES
         end, words, reasons = start + len(text), self.words, self._reasons
-        # No call from here to the last assignment: see `store`.
+        # There is no call from here to the last assignment: see `store`.
         now = words[word]
         if now >= value:
             return False
@@ -151,11 +153,11 @@ class Page:
     # The GPU
 
     def await_writers(self) -> None:
-        """Wait until every value that this process has sent in a fence is queued on the stream that writes it.
+        """Wait until the writes of all fences that this process has sent are queued on their streams.
 
-        Only then may this process make another stream wait for such a value. Otherwise the wait could be queued before
-        the write, and would never end: on the writing stream itself, or on a stream for which the writing stream waits
-        (the legacy default stream waits for other streams).
+        Only then may this process make a stream wait for one of these fences. Otherwise the wait could be queued before
+        the write. A wait that is queued first never ends if the writing stream itself waits, or if the writing stream
+        must wait for the waiting stream (the legacy default stream waits for other streams).
         """
         if self.write:
             with self.telling:
@@ -186,7 +188,7 @@ class Page:
         return bool(self._on_device)
 
     def close(self) -> None:
-        """Unmap the page. Waits for the GPU if the page is registered. No stream or thread may use the words."""
+        """Unmap the page. Waits for the GPU if the page is registered. No stream or thread may still use the words."""
         with self._lock:
             if self._on_device:
                 _cuda_stream.unregister(self._ordinal, self.address)
@@ -206,7 +208,7 @@ class Pages:
 
     def start_anew(self) -> None:
         """Forget the parent's pages in a forked child, where these pages are not mapped."""
-        self._inherited = self._inherited, self._pages  # keep them, so that the child does not unmap their addresses
+        self._inherited = self._inherited, self._pages  # keep the objects, so that the child does not unmap addresses
         self._lock = DeferringLock()
         self._pages = {}
 
@@ -245,7 +247,7 @@ class Pages:
             return
         del self._pages[key]
         if page.registered:
-            # The driver waits for all work of the context before it unregisters memory.
+            # Before the driver unregisters memory, it waits for all work of the context. So a thread closes the page.
             threading.Thread(target=CAPTURES.run, args=(page.close,), name="poolbridge-unmap", daemon=True).start()
         else:
             page.close()

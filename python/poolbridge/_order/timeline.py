@@ -20,8 +20,8 @@ from poolbridge.errors import (
 # The ordinal in the key of a promise. A promise has a word of the timeline, like a stream.
 _NO_DEVICE: Final = -1
 
-# A word whose promise has failed is not used again, because readers look at the word later. At most `_MOST_FAILED`
-# promises may fail, so that streams and promises have words left.
+# A word whose promise has failed is not used again, because readers check the word later, too. At most `_MOST_FAILED`
+# promises may fail, so that streams and other promises have words left.
 _MOST_FAILED: Final = WORDS // 2
 
 
@@ -195,13 +195,13 @@ class Timeline:
             raise
 
     def _write_late(self, key: StreamKey, word: Word, value: int, finish: Callable[[], None]) -> None:
-        """Write the value of a fence that `say` got before a capture, unless a later write of the stream covers it."""
+        """Write the value of a fence that `say` got before a capture, unless the word has reached the value already."""
         with self.lock:
             if not self.closed and not self.page.reached(word.index, value):
                 self._write_or_store(key, word, finish)
 
     def _write_or_store(self, key: StreamKey, word: Word, finish: Callable[[], None]) -> None:
-        """Make a stream write the last value of its word. If the stream takes no more work, the CPU writes it."""
+        """Make a stream write the last value of its word, or let the CPU write it if the stream takes no more work."""
         try:
             self._write(key, word, word.value)
         except DriverError:
@@ -243,7 +243,7 @@ class Timeline:
             return Fence(self.id, word.index, word.value)
 
     def fail(self, fence: Fence, reason: str) -> bool:
-        """Say that the fence of a promise will never be reached, and why. Return False if the fence is reached."""
+        """Say why the fence of a promise will never be reached. Return False if the fence is reached already."""
         failed = self.page.fail(fence.wd, fence.v, reason)
         self._failed += failed
         return failed

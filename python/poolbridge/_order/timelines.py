@@ -81,7 +81,7 @@ class Timelines:
             self._waits.setdefault(timeline, {})[word] = value
 
     def pin(self, fences: Iterable[Fence]) -> None:
-        """Keep the pages of fences until `unpin`, even if the service forgets them. The caller holds the lock."""
+        """Keep the pages of fences mapped until `unpin`. The caller holds the session's lock."""
         for fence in fences:
             self._pins[fence.tl] = self._pins.get(fence.tl, 0) + 1
 

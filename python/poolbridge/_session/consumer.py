@@ -36,7 +36,7 @@ _LEAST_SLOTS: Final = 64
 # Frames that share a fence: at most one for each _PLACES places of the channel, and at most _MOST_UNFENCED.
 _PLACES: Final = 8
 _MOST_UNFENCED: Final = 16
-# How many seconds a consumer polls for another frame that may share a fence with the frames before it.
+# How many seconds a consumer polls for another frame that may share a fence with earlier frames.
 _SOON: Final = 20e-6
 # Ids of the grants that a consumer makes itself, because the service grants no lease for a frame.
 _ids = count(-1, -1)
@@ -69,9 +69,9 @@ class Consumer(Membership):
     credit
         How many frames may be unsettled at a time.
     full
-        What happens to frames for which this consumer has no room; with "", the channel's setting applies.
+        What happens when this consumer is behind; with "", the channel's setting applies.
     auto
-        Whether asking for the next frame acknowledges the frames before it.
+        Whether the call for the next frame acknowledges the earlier frames.
 
     Attributes
     ----------
@@ -90,9 +90,9 @@ class Consumer(Membership):
     spin
         See `Subscription.spin`.
     early
-        Results of the native `take`, other than frames, that no call has used yet, in order. A cancelled call leaves
-        such a result. A frame that no call has used yet is in the native consumer's `offered`. The frame stays there
-        until the program gets it, even if a signal handler raises before.
+        Results of the native `take` that are no frames and that no call has used yet, in order. A cancelled call leaves
+        its result here. A frame that no call has used yet is in the native consumer's `offered`. The frame stays in
+        `offered` until the program gets the frame, even if a signal handler raises an error meanwhile.
     """
 
     native: _native.Consumer
@@ -112,7 +112,8 @@ class Consumer(Membership):
         self.credit = credit
         self.auto = auto
         self.queue = channel.md == "queue"
-        # A queue's frames are acknowledged one by one. If frames may be dropped, each frame in hand takes more memory.
+        # Frames share a fence only in a broadcast that drops no frames: the frames of a queue are acknowledged one by
+        # one, and if frames may be dropped, each frame in hand takes more memory.
         keeps = not self.queue and (full or channel.fl) in {"block", "fail"}
         self.most_unfenced = min(channel.cp // _PLACES, _MOST_UNFENCED) if keeps else 0
         self.unsettled: set[int] = set()
@@ -143,7 +144,7 @@ class Consumer(Membership):
 
     @property
     def busy(self) -> bool:
-        """Whether `early` has a result, or a thread takes a result. Then the next frame must come from `receive`."""
+        """Whether `early` has a result, or a thread takes a result. If so, the caller must call `receive`."""
         return bool(self.early) or self._looking.locked()
 
     def accept(self) -> None:
@@ -361,8 +362,9 @@ class Consumer(Membership):
     def end_frame(self, grant: Grant, fences: tuple[Fence, ...], *, back: bool, alone: bool) -> None:
         """Release a frame. `fences` has one unreached fence or none. The caller holds the session's lock.
 
-        `alone` says that the program has dropped the frame. If the frame is of a queue and not settled, the next
-        call for a frame acknowledges it with ``ack="auto"``. Without such a call, the frame goes back to the queue.
+        `alone` says that the program has dropped the frame. If the frame is of a queue and not settled, it goes back to
+        the queue: at once or, with ``ack="auto"``, when the subscription ends. If the program asks for another frame
+        before that end, the dropped frame is acknowledged instead.
         """
         if alone and self.goes_back(grant) and not self._is_offered(grant):
             if self.auto and not self.left and self.session.ended is None:
@@ -419,7 +421,7 @@ class Consumer(Membership):
         return result
 
     def _end_after(self, number: int, word: int, value: int, *, back: bool) -> None:
-        """Release a frame once the earlier fence is reached: the frame's own fence overwrites the earlier fence."""
+        """Release a frame when the earlier fence is reached, because the frame's fence overwrites the earlier fence."""
         before, own = self._fences.get(number & (self._slots - 1)), self.session.timelines.own
         while before is not None and own is not None and not own.page.wait(*before, 1.0):
             pass
@@ -544,7 +546,7 @@ def claim(consumer: Consumer, frame: _native.Frame) -> Flow[LeaseState]:
     Raises
     ------
     ContentFailedError
-        The content is known to be incomplete. The program's next call takes the next frame.
+        The content will never be complete. The program's next call takes the next frame.
     """
     session, grant = consumer.session, consumer.grant(frame)
     state = held(session, grant, consumer) or (yield from take(session, grant, consumer))

@@ -61,7 +61,7 @@ _REMEMBERED: Final = 64
 _NEWS: Final[dict[str, type[Failed | Forget | Wanted]]] = {
     "failed": Failed, "forget": Forget, "wanted": Wanted,
 }  # fmt: skip
-# How many descriptors a new member of a channel gets: for the roster, the sequencer and its own file.
+# How many descriptors a new member of a channel gets: for the roster, the sequencer and the member's own file.
 _SEAT_FILES: Final = 3
 
 
@@ -71,7 +71,7 @@ class Core:
     Attributes
     ----------
     epoch
-        The id of one life of the service, 16 bytes; empty before the reply to the hello.
+        The id of this run of the service, 16 bytes; empty before the reply to the hello.
     session_id, service_pid
         The session's id and the service's process id. The service sends both.
     features
@@ -152,7 +152,7 @@ class Core:
             self.tell(Leave(ch=call.request.ch, mb=call.reply.mb))
 
     def forsake(self, request: Request) -> None:
-        """Stop waiting for the reply to a request whose `start` was interrupted, if the request was started."""
+        """Stop waiting for the reply to a request, if `start` has put this request into the outbox."""
         call = self._calls.get(request.q)
         if call is not None and call.request is request:
             self.abandon(call)
@@ -205,7 +205,7 @@ class Core:
         Raises
         ------
         ProtocolError
-            The packet is malformed or came out of turn. The session must end.
+            The packet is malformed or came at the wrong time. The session must end.
         """
         try:
             idle = [] if self._expected(data, descriptors) else self._look(data, descriptors)
@@ -363,7 +363,7 @@ class Core:
             self.seats[reply.q] = own
             return
         id_ = call.request.bl
-        # Another member may still wait for this block: if the session dropped it now, the member would fail.
+        # Another member may still wait for this block: if the session dropped the block now, the member would fail.
         channels = {
             one.request.ch for one in self._calls.values() if isinstance(one.request, Map) and one.request.bl == id_
         }
@@ -429,7 +429,7 @@ def _first_number(data: bytes) -> int:
 
 
 def _claim(export: Export | UnsetType, descriptors: Descriptors) -> tuple[bytes, Descriptors]:
-    """Take an export's descriptors out of the packet's descriptors; return its data and descriptors."""
+    """Take an export's descriptors out of the packet's descriptors; return the export's data and descriptors."""
     if isinstance(export, UnsetType):
         return b"", Descriptors()
     if export.f > len(descriptors):

@@ -50,7 +50,7 @@ class LeaseState:
     """
 
     released = True  # the constructor sets False at its end
-    sent = False  # whether the lease was given away, and this state only keeps the block mapped
+    sent = False  # whether another object, such as a channel, has the lease now; this state only keeps the block mapped
 
     def __init__(
         self,
@@ -87,7 +87,7 @@ class LeaseState:
         self.promise: Fence | None = None
         # Whether this process knows that the writer died before the content was complete.
         self.lost = bool(session.lost) and grant.bf in session.lost
-        # Whether the lease came from an allocation. Then the buffer can have no other lease and no name.
+        # Whether the lease came from an allocation. If so, the buffer can have no other lease and no name.
         self.allocated = False
         self.consumer = consumer
         session.lease_states[grant.id] = ref(self)
@@ -151,7 +151,7 @@ class LeaseState:
         return np.asarray(token)
 
     def seal(self) -> None:
-        """Make the NumPy arrays of the lease read-only, because the content is complete; not during a promise."""
+        """Make the lease's NumPy arrays read-only, because the content is complete. Do nothing during a promise."""
         if self.promise is not None:
             return
         written, self.written = self.written, {}
@@ -203,7 +203,8 @@ class LeaseState:
         try:
             self.session.let_go(self, failed=self.failed)
         except BaseException:
-            # A signal handler raised before or after the end. A frame may end twice, so the finaliser may end it.
+            # A signal handler raised an error, before or after the lease ended. A frame may be ended twice, so the
+            # finaliser may end a frame again.
             self.released = self.consumer is None
             raise
 

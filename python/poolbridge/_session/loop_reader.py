@@ -65,7 +65,7 @@ class LoopReader:
                     async with asyncio.timeout(seconds):
                         await done.wait()
                 except TimeoutError:
-                    if call.working:  # the service says so again and again while it works on the request
+                    if call.working:  # the service repeats the notice `working` while it works on the request
                         seconds = self._session.patience
                     elif not call.done:
                         message = "the service did not answer in time: it is stopped, or overloaded"
@@ -121,7 +121,8 @@ class LoopReader:
     def background(self, work: Callable[[], None]) -> None:
         """See `Driver`."""
         if not self._soon(partial(self._in_executor, work)):
-            # Not in this thread: a finaliser may have called, in a thread that holds the lock for which `work` waits.
+            # Do not run `work` in this thread: a finaliser may have called `background` in a thread that holds the lock
+            # for which `work` waits.
             threading.Thread(target=self._in_thread, args=(work,), name="poolbridge-background", daemon=True).start()
 
     def _in_executor(self, work: Callable[[], None]) -> None:

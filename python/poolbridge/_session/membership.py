@@ -94,7 +94,7 @@ class Membership(ABC):
         """Leave the channel in shared memory. The caller tells the service, and holds the session's lock."""
 
     def end(self) -> None:
-        """Leave because the session has ended, and wake the threads that wait."""
+        """Leave the channel, because the session has ended, and wake the threads that wait."""
         self.leave()
 
     def knows(self) -> Callable[[], bool]:

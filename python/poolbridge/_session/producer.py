@@ -115,7 +115,7 @@ class Producer(Membership):
 
 
 class Sending(ABC):
-    """One frame that is being published. Its publishing thread may continue after the caller was cancelled."""
+    """One frame that is being published. The thread that publishes it may continue after the caller was cancelled."""
 
     def __init__(self, producer: Producer) -> None:
         self.producer = producer

@@ -43,7 +43,7 @@ class Driver(Protocol):
     """Sends and receives a session's packets: `SocketReader` with threads, `LoopReader` in an event loop."""
 
     def want_write(self) -> None:
-        """Have `Session.flush` called as soon as the socket takes packets again. Never waits."""
+        """Arrange a call of `Session.flush` as soon as the socket accepts packets again. Never waits."""
 
     def background(self, work: Callable[[], None]) -> None:
         """Run `work`, which may wait for a device, soon in another thread. Never waits, never raises."""
@@ -148,7 +148,8 @@ class Session(SessionMembers):
             if self._driver is None:
                 raise
         except ProtocolError as error:
-            # `lose` would take the lock. The reader finds the end of the connection, and raises `_fault`.
+            # Do not call `lose` here, because `lose` takes the lock. The reader will find the end of the connection and
+            # raise `_fault`.
             outbox.clear()
             self._fault = ProtocolError(*error.args)
             self.transport.shutdown()
@@ -242,7 +243,7 @@ class Session(SessionMembers):
             self.later(partial(_order.done, state, partial(self.release, state, failed=failed, alone=alone)))
 
     def release(self, state: LeaseState, fences: tuple[Fence, ...], *, failed: bool, alone: bool = False) -> None:
-        """Release a lease. `fences` are reached when the work on its memory is done. Never waits or raises."""
+        """Release a lease. `fences` are reached when the work on the lease's memory is done. Never waits or raises."""
         consumer = state.consumer
         self.lock.later(partial(self._release, state.grant, fences, failed=failed, consumer=consumer, alone=alone))
 
@@ -262,7 +263,7 @@ class Session(SessionMembers):
             self._released(self.core.release(grant, fences, failed=failed))
 
     def later(self, work: Callable[[], None]) -> None:
-        """Run `work` of streams, which may wait, in the background; finalisers call `later`. Never waits, never raises.
+        """Run `work`, which may wait for streams, in the background. Never waits, never raises; for finalisers, too.
 
         While a graph captures the work of a stream, `work` fails and is tried again.
         """
@@ -270,7 +271,7 @@ class Session(SessionMembers):
             self._driver.background(partial(CAPTURES.run, work))
 
     def lend(self, state: LeaseState) -> LeaseState:
-        """Make a lease state for an array that outlives the lease. This state keeps the block mapped."""
+        """Make a lease state for an array that outlives the lease. The new state keeps the block mapped."""
         lender = state.lender()
         with self.lock:
             block = self.core.blocks.get(state.grant.bl)
@@ -318,7 +319,7 @@ class Session(SessionMembers):
                     self.disown(state.grant)
 
     def unsend(self, state: LeaseState, fence: Fence | None = None) -> None:
-        """Release a lease that may or may not be published. `fence` is the fence of the work on its memory."""
+        """Release a lease that may or may not be published. `fence` is the fence of the work on the lease's memory."""
         with self.lock:
             self.lease_states.pop(state.grant.id, None)
             self.spares.published(state.grant)
@@ -394,7 +395,8 @@ class Session(SessionMembers):
         """
         with self.lock:
             if self.ended is None:
-                # A copy: the traceback of the raised exception would keep the arrays in its frames alive.
+                # Keep a copy of the error: the traceback of the raised error would keep the arrays of its stack frames
+                # alive.
                 self.ended = type(error)(*error.args)
                 self._drop_kept()
                 self._end_members()
@@ -403,7 +405,7 @@ class Session(SessionMembers):
         self.transport.shutdown()
 
     def begin_close(self) -> Waiter | None:
-        """Release every lease that no array uses, unmap the blocks that have no lease then, and say bye.
+        """Release every lease that no array uses, unmap the blocks without leases, and tell the service bye.
 
         Returns
         -------

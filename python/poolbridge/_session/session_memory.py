@@ -110,7 +110,8 @@ class SessionMemory(ABC):
             if self.ended is None and pool_id not in self._pools:
                 self._pools[pool_id] = mapping
                 return mapping
-        # Another thread was faster. The mapping is the same, and this session counts as one holder of it.
+        # Another thread has stored the same mapping, or the session has ended. A session counts as one holder of a
+        # mapping.
         MAPPINGS.give_up(mapping, _nothing)
         if self.ended is not None:
             raise ClientClosedError("the client was closed while it mapped memory")
@@ -158,7 +159,7 @@ class SessionMemory(ABC):
 
 
 def _done(own: Timeline, word: int, value: int) -> bool:
-    """Whether a stream has written a value, and not the service for a dead process.
+    """Whether a stream has written a value; False if the service wrote the value for a dead process.
 
     When the service shuts down, it marks all words as words of a dead process. The stream may still be working then.
     """

@@ -126,7 +126,7 @@ class SocketReader:
                 self._session.check_usable()  # if the session has ended, another thread will soon end the call
                 if not call.working:
                     raise ServiceStalledError("the service did not answer in time: it is stopped, or overloaded")
-                call.working = False  # the service says so again and again while it works on the request
+                call.working = False  # the service repeats the notice `working` while it works on the request
                 turn = threading.Event()
                 call.on_done = turn.set
                 self._wait_for(call, turn, time.monotonic() + self._session.patience)
@@ -196,7 +196,7 @@ class SocketReader:
         self._pass_on()
 
     def _pass_on(self) -> None:
-        """If no thread reads, let a waiting thread read, so that the watcher need not wake this thread."""
+        """If no thread reads, let a waiting thread read, so that the watcher need not wake that thread."""
         if self._waiting and not self._read:
             for turn in self._waiting[:1]:
                 turn.set()

@@ -48,7 +48,7 @@ _LOOK: Final = 10e-3
 # When an allocation has found no room in a pool, an allocation in the next `_FULL` seconds first waits for a block that
 # a channel of this client has. The allocation asks the service only if no channel has such a block.
 _FULL: Final = 5.0
-# The pause between two checks of fences while the client closes, and after a check that found nothing.
+# The pause between two checks of fences while the client closes, and between two waits for blocks of wanted memory.
 _GLANCE: Final = 1e-3
 
 
@@ -131,7 +131,7 @@ class Spare(_Lent):
         return [(fence.tl, fence.wd, fence.v) for fence in self.fences] + list(_FENCE.iter_unpack(self.after))
 
     def order(self) -> None:
-        """Give the lender the fences to reach before the next use, and the stream that writes the array."""
+        """Give the lender the fences that must be reached before the next use, and the stream that writes the array."""
         self._merge()
         lender, follower = self.lender, self.follower
         if lender is not None:
@@ -166,7 +166,7 @@ class Spare(_Lent):
 
 
 class Asking:
-    """An allocation of this client that waits at the service. Leases that come back to its pool are then released."""
+    """An allocation that waits at the service. Meanwhile, the session releases leases that come back to `pool`."""
 
     __slots__ = ("__weakref__", "pool")
 
@@ -474,7 +474,7 @@ class Spares:
         return True
 
     def published(self, grant: Grant) -> None:
-        """Note that a lease was published again. The new content's fence covers the fences that it waited for."""
+        """Note that a lease was published again. The new content's fence covers the fences of the lease."""
         granted = self._granted.pop(grant.id, None)
         if granted is not None:
             self._session.timelines.unpin(granted[1])
@@ -586,7 +586,7 @@ class Spares:
     def _soon(self, now: float) -> float | None:
         """Return after how many seconds the thread has work to do; None if the thread has no work.
 
-        The thread stays while pools are in use. Ending the thread each time when no spare is left would cost more.
+        The thread stays while pools are in use. It would cost more to end the thread whenever no spare is left.
         """
         if self._leaving or self._asking or any(until > now for until in self._wanted.values()):
             return _LOOK
@@ -620,7 +620,7 @@ class Spares:
         with self._session.lock:
             now = time.monotonic()
             for pool in self._lending():
-                if now - self._used.get(pool, 0) >= _IDLE:  # if a pool is in use, its allocations collect
+                if now - self._used.get(pool, 0) >= _IDLE:  # if a pool is in use, its allocations collect leases
                     self.collect(pool)
             self._tidy(now)
             seconds = self._soon(now) if self._session.ended is None else None

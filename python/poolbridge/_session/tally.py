@@ -1,4 +1,4 @@
-"""What a session has done: its members of channels count frames and waits, and allocations count here."""
+"""What a session has done: members of channels count frames and waits, and this module counts allocations."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Counts(NamedTuple):
     frame_seconds: float = 0.0
 
     def plus(self, other: Counts) -> Counts:
-        """Return the sum of each count of both objects."""
+        """Return the sums of the counts of both objects."""
         return Counts._make(a + b for a, b in zip(self, other, strict=True))
 
 

@@ -1,9 +1,10 @@
-"""Locks for work that finalisers hand over because they must not wait.
+"""Locks that let finalisers defer work, because finalisers must not wait.
 
-A signal handler that raises, as that of ctrl-C does, must not leave a lock locked. CPython runs handlers between steps
-of Python code: at the beginning of a function, and after a call. CPython 3.11 to 3.13 run no handler between a ``with``
-statement and the methods of a context manager that is written in C. So the methods that a ``with`` statement calls to
-lock and unlock are in C. CPython 3.14 may run a handler just after the lock was taken, so the lock can stay locked.
+A signal handler can raise, as the handler of ctrl-C does. The exception must not leave a lock locked. CPython runs
+handlers between steps of Python code: at the beginning of a function, and after a call. CPython 3.11 to 3.13 run no
+handler between a ``with`` statement and the methods of a context manager that is written in C. So the methods that a
+``with`` statement calls to lock and unlock are in C. CPython 3.14 may run a handler just after a thread took the lock,
+so the lock can stay locked.
 """
 
 from __future__ import annotations
@@ -18,7 +19,8 @@ from operator import call
 class OwnedLock(RLock):  # type: ignore[misc] # for type checkers nobody inherits from it
     """A lock whose `take` returns False, instead of waiting for ever, if this thread holds the lock already.
 
-    A finaliser that runs in the holder's thread gets this False. A ``with`` statement in that finaliser does not wait.
+    In a finaliser that runs in the thread that holds the lock, `take` returns False and a ``with`` statement does not
+    wait.
     """
 
     # Whether this thread holds the lock.
@@ -45,7 +47,7 @@ class OwnedLock(RLock):  # type: ignore[misc] # for type checkers nobody inherit
         try:
             return self.acquire(timeout=timeout)
         except BaseException:
-            # A signal handler raised, before or after this thread took the lock. `release` raises if it was before.
+            # A signal handler raised, before or after this thread took the lock. Without the lock, `release` raises.
             try:
                 self.release()
             except RuntimeError:
@@ -65,7 +67,7 @@ class PlainDeferringLock(OwnedLock):  # type: ignore[misc]
 
     def __enter__(self) -> None:  # type: ignore[override]
         if not self.take():
-            self.acquire()  # this thread already holds the lock: lock once more, because the end of the block unlocks
+            self.acquire()  # this thread holds the lock already: lock once more, because the ``with`` block unlocks
         try:
             self._do_left()
         except BaseException:
@@ -110,8 +112,8 @@ except ImportError:
     DeferringLock = PlainDeferringLock  # type: ignore[assignment, misc]
 """A lock whose holder also does work that other threads and finalisers have deferred.
 
-The garbage collector may run a finaliser in any thread at any point, even while this thread holds the lock. A finaliser
-that waited for the lock could then wait for ever, so a finaliser calls `later`. If the lock is free, `later` does the
-work at once. Otherwise the thread that holds the lock does the work when it unlocks. Deferred work is done before the
-next holder's own work.
+The garbage collector may run a finaliser at any point, even in the thread that holds the lock. A finaliser that waited
+for the lock could then wait for ever, so a finaliser calls `later`. If the lock is free, `later` does the work at once.
+Otherwise the thread that holds the lock does the work when it unlocks. The next thread that locks the lock finds all
+deferred work done.
 """

@@ -2,8 +2,9 @@
 
 When a process ends, the service gives the memory of this process to other processes. A child that this process forked
 could still read and write that memory. So the kernel leaves these mappings out of children (``MADV_DONTFORK``). A child
-that Python forks keeps them until it has reserved their addresses: in a hole, the child's first allocations could be
-mapped. The child's copies of these objects unmap the addresses later, and must not unmap other memory.
+that Python forks gets the mappings at first and then replaces them by reservations of the same addresses. Without
+reservations, the kernel could use these addresses for the child's own allocations, and the child's copies of these
+objects would later unmap the allocations.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ _F_SEAL_SHRINK: Final = 0x0002
 def check_sealed(fd: int, size: int, what: str) -> None:
     """Check that a memfd has at least `size` bytes and is sealed against shrinking.
 
-    Reading a page that a file has lost ends the process with SIGBUS.
+    If a mapped file shrinks, reading a lost page ends the process with SIGBUS.
 
     Raises
     ------
@@ -103,7 +104,7 @@ _mapped: WeakValueDictionary[int, FileMapping] = WeakValueDictionary()
 
 
 def _each(do: Callable[[FileMapping], object]) -> None:
-    for reference in _mapped.valuerefs():  # a list, because other threads map and unmap meanwhile
+    for reference in _mapped.valuerefs():  # `valuerefs` returns a list, because other threads map and unmap meanwhile
         mapping = reference()
         if mapping is not None and not mapping.memory.closed:
             do(mapping)

@@ -22,7 +22,7 @@ _syscall.restype = ctypes.c_long
 
 
 def wait(address: int, seen: int, seconds: float) -> None:
-    """Sleep while the 32 bits at `address` are `seen`, until `wake` is called, and no longer than `seconds`.
+    """Sleep until `wake` is called, for at most `seconds`. Return at once if the 32 bits at `address` are not `seen`.
 
     `wait` may return early without a reason. The caller reads the word again.
     """

@@ -1,4 +1,4 @@
-"""Types of the arguments that accept a fixed set of words."""
+"""Types of the arguments that accept a fixed set of strings."""
 
 from __future__ import annotations
 

@@ -20,7 +20,7 @@ os.register_at_fork(after_in_child=_forked)
 class _Thread(threading.local):
     """The number of a thread. Python reuses the identity of an ended thread; a number is never used again.
 
-    Numbers differ because the per-thread default stream of an ended thread may still have work.
+    A new thread gets a new number, because the per-thread default stream of an ended thread may still have work.
     """
 
     _numbers = itertools.count(1)

@@ -32,7 +32,7 @@ _ATTACH_GLOBAL: Final = 1
 
 
 class Imported:
-    """Memory of a GPU. The constructor imports it by a descriptor that arrives over the socket at `path`."""
+    """Memory of a GPU. The constructor imports the memory by a descriptor that arrives over the socket at `path`."""
 
     def __init__(self, ordinal: int, path: str) -> None:
         with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as peer:
@@ -47,7 +47,7 @@ class Imported:
         self._address = self._block.address(write=True)
 
     def compare(self, task: dict[str, Any]) -> dict[str, Any]:
-        """Copy the memory to the CPU, compare it with the task's pattern, and write the task's ``then``, if any."""
+        """Compare a copy of the memory with the task's pattern. If the task has a ``then``, write this pattern."""
         pattern = Pattern(**task["pattern"])
         seen = np.empty(task["elements"], np.uint32)
         _cuda.copy_to_host(self._ordinal, seen, self._address)
@@ -68,13 +68,13 @@ class Imported:
 
 
 def descriptor(worker: Worker, task: dict[str, Any]) -> dict[str, Any]:
-    """Map memory by a descriptor from a socket, compare and change it. The task descriptor-close unmaps the memory."""
+    """Map memory by a descriptor from a socket, compare and change the memory. ``descriptor-close`` unmaps it."""
     worker.imported = Imported(_cuda.find_device(task["device"]), task["path"])
     return worker.imported.compare(task)
 
 
 def descriptor_close(worker: Worker, task: dict[str, Any]) -> dict[str, Any]:
-    """Compare the memory of the task ``descriptor`` once more, and unmap it."""
+    """Compare the memory of the task ``descriptor`` once more, and unmap the memory."""
     imported, worker.imported = worker.imported, None
     if imported is None:
         raise ValueError("no descriptor was opened: expected descriptor before descriptor-close")
@@ -108,7 +108,7 @@ def refused(worker: Worker, task: dict[str, Any]) -> dict[str, Any]:  # noqa: AR
 
 
 def pickled(worker: Worker, task: dict[str, Any]) -> dict[str, Any]:  # noqa: ARG001
-    """Send a buffer of cuda.core by pickle to a spawned process, which compares it and writes another pattern."""
+    """Send a buffer of cuda.core by pickle to a spawned process, which compares it and writes another pattern to it."""
     import multiprocessing
 
     from cuda.core import Device, DeviceMemoryResource, DeviceMemoryResourceOptions
@@ -178,7 +178,7 @@ def _pickled_in_child(
 
 
 def fork(worker: Worker, task: dict[str, Any]) -> dict[str, Any]:
-    """Fork while there is a lease, and report the errors that the child gets when it uses the client and the lease.
+    """Fork while there is a lease, and report the errors that the child gets for uses of the client and the lease.
 
     On memory of the CPU a second child reads the array; the answer has the signal that ends this child.
     """
@@ -201,7 +201,7 @@ def fork(worker: Worker, task: dict[str, Any]) -> dict[str, Any]:
 
 
 def _in_child(actions: dict[str, Callable[[], Any]]) -> tuple[dict[str, str], int]:
-    """Run actions in a forked child. Return the types of their exceptions by name, and the exit status or -signal."""
+    """Run actions in a forked child. Return exception types by action, and the exit status or the negative signal."""
     reader, writer = os.pipe()
     child = os.fork()
     if not child:

@@ -24,7 +24,7 @@ _TIMEOUT: Final = 60.0
 
 
 def _compare(lease: Any, task: dict[str, Any]) -> dict[str, Any]:
-    """Compare a lease with the task's pattern; if it matches, write what the task's ``then`` or ``transform`` says."""
+    """Compare a lease with the task's pattern. After a match, write what the task's ``then`` or ``transform`` says."""
     consumer = _consumers.load(task.get("consumer", "numpy"))
     array = consumer.take(lease)
     result = consumer.compare(array, Pattern(**task["pattern"]))
@@ -79,7 +79,7 @@ def wait(worker: Worker, task: dict[str, Any]) -> dict[str, Any]:
 
 
 def forbidden(worker: Worker, task: dict[str, Any]) -> dict[str, Any]:
-    """Lease a buffer for reading, try to write it by poolbridge and by the driver, and then compare it."""
+    """Lease a buffer for reading, try to write the buffer by poolbridge and by the driver, and then compare it."""
     api = driver = None
     with _get(worker, task) as lease:
         try:
@@ -121,7 +121,7 @@ def context_life(worker: Worker, task: dict[str, Any]) -> dict[str, Any]:
 
 
 def both(worker: Worker, task: dict[str, Any]) -> dict[str, Any]:
-    """Write a pattern with the library and compare it on the CPU, and the other way round, in one lease."""
+    """Write a pattern with the library and compare on the CPU. Then write on the CPU and compare with the library."""
     first, second = Pattern(**task["pattern"]), Pattern(**task["then"])
     with _get(worker, task, write=True) as lease:
         consumer = _consumers.load(task["consumer"])

@@ -1,4 +1,4 @@
-"""Tasks of the worker in which a buffer is released while a held kernel still uses it. Only streams wait for it."""
+"""Tasks that release a buffer while a held kernel still uses the buffer. Only streams wait for the kernel."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from poolbridge._client.lease import Lease
     from poolbridge._verify.worker import Worker
 
-# A held kernel ends by itself after this time, if `Reading.finish` is not called.
+# A held kernel ends by itself after `_MOST_HELD_NS` nanoseconds, if `Reading.finish` is not called.
 _MOST_HELD_NS: Final = 60 * 10**9
 
 _PAGE: Final = 4096  # the page's first word is the gate: the held kernel ends when this word is set
@@ -39,7 +39,7 @@ _ADDRESS, _U64, _U32 = ctypes.c_void_p, ctypes.c_uint64, ctypes.c_uint32
 
 
 class Reading:
-    """A comparison on a stream. One task begins it, and the next task waits for its result.
+    """A comparison on a stream. One task begins the comparison, and a later task waits for the result.
 
     Parameters
     ----------
@@ -61,7 +61,7 @@ class Reading:
         self._words = np.frombuffer(self._mapping, np.uint64)
         self._address = int(self._words.ctypes.data)
         self._page = _cuda_stream.register(ordinal, self._address, _PAGE, write=True)
-        # Run each kernel once: the driver loads a kernel at its first run, and may wait for held kernels then.
+        # Run each kernel once: the driver loads a kernel at its first run, and the load may wait for held kernels.
         self._hold(0)
         self._spin(0)
         self.compare(self._page, 2, Pattern(0, 0, "masked"))
@@ -69,7 +69,7 @@ class Reading:
         self._words[_RESULT + 2 : _RESULT + _RESULT_WORDS] = np.iinfo(np.uint64).max
 
     def hold(self, seconds: float) -> None:
-        """Queue two kernels: one that runs until `finish` is called, and one that runs for `seconds` after it."""
+        """Queue two kernels: one that runs until `finish` is called, and then one that runs for `seconds`."""
         self._hold(_MOST_HELD_NS)
         self._spin(int(seconds * 1e9))
 
@@ -142,7 +142,7 @@ def begin(worker: Worker, task: dict[str, Any]) -> dict[str, Any]:
 
 
 def end(worker: Worker, task: dict[str, Any]) -> dict[str, Any]:  # noqa: ARG001
-    """Let the stream continue, wait for the stream, and report the result of its comparison."""
+    """End the held kernel, wait for the stream, and report the result of the comparison."""
     if worker.reading is None:
         raise ValueError("no stream was given anything to compare: expected slow-begin before slow-end")
     (reading, elements), worker.reading = worker.reading, None

@@ -1,4 +1,4 @@
-"""Tasks of the worker about channels. A frame has a number, and holds the Fibonacci numbers from that number on."""
+"""Tasks of the worker about channels. The frame with number n holds the Fibonacci numbers from F(n) on."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _NUMBER: Final = "number"  # the key of the number in a frame's meta
 
 @dataclass(slots=True)
 class Intake:
-    """A subscription that lasts for several tasks, and the frames that it keeps."""
+    """A subscription that lasts for several tasks, and the frames that the worker has kept."""
 
     subscription: Subscription
     kept: list[Frame] = field(default_factory=list)
@@ -48,7 +48,7 @@ class _Findings:
 
 
 def _intake(worker: Worker, task: dict[str, Any]) -> Intake:
-    """Return the subscription to the task's channel. The first task makes it."""
+    """Return the subscription to the task's channel. The first task for a channel subscribes."""
     known = worker.intakes.get(task["name"])
     if known is None:
         oldest = bool(task.get("oldest"))
@@ -91,7 +91,7 @@ def _counted(task: dict[str, Any]) -> Iterable[int]:
 
 
 def take(worker: Worker, task: dict[str, Any]) -> dict[str, Any]:
-    """Take frames, as many as the task says or until the channel is closed. Release each one, or keep it."""
+    """Take frames, as many as the task says or until the channel is closed. Release or keep each frame."""
     intake, found = _intake(worker, task), _Findings()
     for _ in _counted(task):
         frame = _next(intake, task, found)
@@ -125,7 +125,7 @@ def leave(worker: Worker, task: dict[str, Any]) -> dict[str, Any]:  # noqa: ARG0
 
 
 def publish(worker: Worker, task: dict[str, Any]) -> dict[str, Any]:
-    """Publish frames, and report their number. If there is no room for a frame, ``stopped`` has the error."""
+    """Publish frames, and report their number. If the pool or the channel is full, ``stopped`` has the error."""
     channel = worker.client(task).open_channel(task["name"], timeout=_TIMEOUT)
     done = 0
     for number in range(task["number"], task["number"] + task["count"]):
@@ -138,7 +138,7 @@ def publish(worker: Worker, task: dict[str, Any]) -> dict[str, Any]:
 
 
 def _publish(worker: Worker, task: dict[str, Any], channel: Channel, number: int) -> None:
-    """Publish a frame of the Fibonacci numbers from `number` on."""
+    """Publish the frame with the number `number`; see the module's docstring."""
     consumer = _consumers.load(task.get("consumer", "numpy"))
     client = worker.client(task)
     with client.allocate((task["elements"],), "uint64", pool=task["pool"], timeout=_TIMEOUT) as lease:
@@ -153,7 +153,7 @@ def close(worker: Worker, task: dict[str, Any]) -> dict[str, Any]:
 
 
 def relay(worker: Worker, task: dict[str, Any]) -> dict[str, Any]:
-    """Work as a pipeline stage: compare each frame, publish an equal one in another channel, release the taken one."""
+    """Work as a pipeline stage: compare each frame, publish an equal frame in another channel, release the input."""
     intake, found = _intake(worker, task), _Findings()
     to = worker.client(task).open_channel(task["to"], timeout=_TIMEOUT)
     for _ in _counted(task):

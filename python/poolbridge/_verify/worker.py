@@ -1,9 +1,9 @@
-"""The worker of ``poolsvc verify``. It reads tasks as lines of JSON and answers each with a line of JSON.
+"""The worker of ``poolsvc verify``. It reads tasks as lines of JSON, and answers each task with a line of JSON.
 
 ``{"task": "libraries"}``
     List the installed array libraries.
 ``{"task": "probe", "consumer": …}``
-    Report which kinds of memory the consumer can use, or every installed array library if there is no ``consumer``.
+    Report which kinds of memory the consumer can use. Without ``consumer``, report this for every installed library.
 ``{"task": "prepare", "consumer": …}``
     Import the libraries that the consumer needs.
 ``{"task": "check", "name": …, "pattern": {…}, "then": {…}, "consumer": …, "write": …, "timeout": …}``
@@ -49,7 +49,7 @@ class Worker:
     Parameters
     ----------
     socket
-        Path of the service's socket; None: the default one.
+        Path of the service's socket; None: the default path.
     device
         The GPU to work on; None: the GPU that has the memory.
     """
@@ -74,14 +74,14 @@ class Worker:
         return self._client
 
     def disconnect(self) -> None:
-        """Close the connection, which unmaps everything."""
+        """Close the connection. This unmaps all memory of the service."""
         self.intakes.clear()
         client, self._client = self._client, None
         if client is not None:
             client.close()
 
     def libraries(self, task: dict[str, Any]) -> dict[str, Any]:  # noqa: ARG002
-        """List the installed libraries, the preferred first."""
+        """List the installed libraries, the preferred library first."""
         return {"libraries": _consumers.installed()}
 
     def probe(self, task: dict[str, Any]) -> dict[str, Any]:
@@ -182,7 +182,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     worker = Worker(options.socket, options.device)
     warnings.simplefilter("ignore", poolbridge.ReadOnlyWarning)  # the tasks write only what they lease for writing
-    # Libraries may print to standard output, which only answers may use: let them print to standard error.
+    # Only answers may go to standard output. Libraries may print there, so their output goes to standard error.
     answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)
     try:

@@ -1,8 +1,8 @@
 """Encodes and decodes packets, which are MessagePack maps, and checks them against the limits of the protocol.
 
-If a decoded message encodes to the same bytes again, the packet is canonical: it has no duplicate or unknown keys, no
-extension types, and no deeper nesting than its type. Nearly all packets are small and canonical, and need only this
-comparison of bytes. Any other packet is checked value by value.
+If a decoded message encodes to the same bytes again, the packet is canonical: the packet has no duplicate or unknown
+keys and no extension types, and is not nested deeper than the message type. Nearly all packets are small and canonical,
+and for them `decode` only compares these bytes. `decode` checks any other packet value by value.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ MAX_BINARY = 4_096
 MAX_NDIM = 32
 MAX_NAME = 255
 
-# In a packet of at most this many bytes, no array, string or binary can exceed its limit.
+# In a packet of at most `_SMALL` bytes, no array, string or binary can exceed its limit.
 _SMALL = MAX_ARRAY
 
 _T = TypeVar("_T", bound=msgspec.Struct)
@@ -80,9 +80,9 @@ def decode(data: bytes, kind: type[_T], *, checked: bool = False) -> _T:
 
 
 def _make_decoder(kind: type[msgspec.Struct]) -> msgspec.msgpack.Decoder[Any]:
-    # msgspec collects facts about a type while it makes a decoder. If two threads make decoders for types with a
-    # common part, one thread uses incomplete facts of the other thread, and crashes. So only one thread at a time
-    # makes a decoder.
+    # msgspec collects facts about a type while it makes a decoder. If two threads make decoders at the same time, and
+    # both message types contain the same type, one thread uses incomplete facts of the other thread and crashes. So
+    # only one thread at a time makes a decoder.
     with _making:
         decoder = _decoders.get(kind)
         if decoder is None:
@@ -110,12 +110,12 @@ def check(data: bytes) -> None:
         raise ProtocolError(f"{len(data) - end} bytes follow the packet's map at byte {end}")
 
 
-# Length in bytes by first byte, for values whose first byte determines the length: nil, booleans and numbers.
+# The length in bytes, by first byte, of nil, booleans and numbers. The first byte alone determines the length.
 _FIXED = {
     0xC0: 1, 0xC2: 1, 0xC3: 1, 0xCA: 5, 0xCB: 9,
     0xCC: 2, 0xCD: 3, 0xCE: 5, 0xCF: 9, 0xD0: 2, 0xD1: 3, 0xD2: 5, 0xD3: 9,
 }  # fmt: skip
-# By first byte: how many of the next bytes hold the length of the value.
+# For longer values, by first byte: how many of the next bytes hold the value's length.
 _STRING = {0xD9: 1, 0xDA: 2, 0xDB: 4}
 _BINARY = {0xC4: 1, 0xC5: 2, 0xC6: 4}
 _ARRAY = {0xDC: 2, 0xDD: 4}

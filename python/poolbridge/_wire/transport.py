@@ -16,12 +16,13 @@ from poolbridge.errors import (
 )
 
 _INT = array.array("i").itemsize
-# Plain integers: an operation on the flags' enum takes half a microsecond.
+# The flags are plain integers, because an operation on an enum of `socket` takes half a microsecond.
 _SEND_FLAGS = int(socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL)
 _RECEIVE_FLAGS = int(socket.MSG_CMSG_CLOEXEC)
 _DATA_TRUNCATED = int(socket.MSG_TRUNC)
 _CONTROL_TRUNCATED = int(socket.MSG_CTRUNC)
-# Room for two descriptors above the protocol's limit: `receive` then sees, closes and refuses too many descriptors.
+# The control buffer has space for two descriptors more than the protocol allows. So `receive` sees when a packet has
+# too many descriptors, closes all descriptors and refuses the packet.
 _CONTROL = socket.CMSG_SPACE((MAX_FDS + 2) * _INT)
 
 
@@ -51,7 +52,7 @@ class Descriptors:
         Raises
         ------
         ProtocolError
-            The object does not have exactly one descriptor. All its descriptors are closed.
+            This object does not have exactly one descriptor. All descriptors of this object are closed.
         """
         if len(self._fds) != 1:
             count = len(self._fds)
@@ -108,7 +109,7 @@ class Transport:
     def _send_first(self, packets: deque[bytes]) -> bool:
         """Send the first packet and remove it. Return False if the socket's buffer is full."""
         packet = packets[0]
-        # One call in C removes the packet and sends it, so that no signal handler can cause a second sending.
+        # One call in C removes and sends the packet. So if a signal handler raises, no later call sends it again.
         sending = map(self._sock.send, iter(packets.popleft, None), (_SEND_FLAGS,))
         try:
             next(sending)

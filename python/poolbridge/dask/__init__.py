@@ -4,7 +4,8 @@
 result in the worker's pool by `empty` or `asarray`. When another worker needs the result and has the same service, Dask
 carries a description of the buffer, and the other worker gets a read-only NumPy array of the same memory. A task can
 also return a lease, even of memory of a GPU, and arrays of PyTorch, CuPy and JAX that live in leases. Between workers
-of different services Dask moves the bytes, as without poolbridge. `stats` counts the arrays of each way, and says why::
+of different services Dask moves the bytes, as without poolbridge. `stats` returns how many arrays went in place and how
+many did not, with the reasons::
 
     import dask.array
     import distributed
@@ -21,7 +22,7 @@ of different services Dask moves the bytes, as without poolbridge. `stats` count
 This module needs the package ``distributed``: ``pip install 'poolbridge[dask]'``.
 """
 
-from poolbridge.dask import _requirements as _requirements  # first: it says which package is missing
+from poolbridge.dask import _requirements as _requirements  # imported first: `check` says which package is missing
 from poolbridge.dask._counts import Count, Stats
 from poolbridge.dask._plugin import PoolbridgePlugin, asarray, empty, pool_client, stats
 

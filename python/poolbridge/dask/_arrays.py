@@ -1,8 +1,8 @@
 """Dask's serializers of arrays and leases, which describe the buffer if the receiver has the same service.
 
-Dask first tries its family ``"dask"``, in which it chooses a serializer by the class of an object. A new family would
-have to be named to every worker, client and scheduler, and a process without the new family would fail. So arrays keep
-the family ``"dask"``, and a process that does not say that it has the service gets the bytes as without poolbridge.
+Dask first tries its family ``"dask"``, in which it chooses a serializer by the class of an object. Every worker, client
+and scheduler would have to know the name of a new family, and a process without the new family would fail. So arrays
+keep the family ``"dask"``. A process that names no service or another service gets the bytes, as without poolbridge.
 """
 
 from __future__ import annotations
@@ -54,11 +54,11 @@ class Sending:
 
 
 SENDING: Final[ContextVar[Sending | None]] = ContextVar("poolbridge_sending", default=None)
-"""The answer that is being written, also in the thread in which Dask serializes large objects."""
+"""The answer that is being written. The variable is also set in the thread in which Dask serializes large objects."""
 
 
 def _put_before(cls: type, library: str, dump_bytes: _Dump | None, load_bytes: _Load | None) -> None:
-    """Describe objects of a class if possible. Other objects of the class are serialized as before."""
+    """Make Dask describe objects of a class where possible, and serialize other objects of the class as before."""
 
     def dump(given: Any, context: dict[str, Any] | None = None) -> tuple[dict[str, Any], list[Any]]:
         sending = SENDING.get()
@@ -101,7 +101,7 @@ _put_before(BaseLease, LEASE, _dump_lease, _load_lease)
 sizeof.register(BaseLease, lambda lease: lease.nbytes)  # type: ignore[no-untyped-call]
 
 
-# Arrays of libraries. Their classes are registered when such arrays come up: this module does not import the libraries
+# Arrays of libraries. This module does not import the libraries: Dask calls `put_before` for the first such array
 
 
 def _torch() -> type:
@@ -119,7 +119,7 @@ def _cupy() -> type:
 def _jax() -> type:
     import jax
 
-    return type(jax.numpy.zeros(0))  # `jax.Array` is no base class of it
+    return type(jax.numpy.zeros(0))  # `jax.Array` is no base class of this class
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,7 +140,7 @@ class _Library:
             try:
                 import_module(self.serializer)
             except ImportError:
-                pass  # Dask's serializer of CuPy needs more packages; without it Dask pickles
+                pass  # Dask's serializer of CuPy needs more packages; without the serializer, Dask pickles the arrays
             else:
                 own = dask_serialize.dispatch(cls), dask_deserialize.dispatch(cls)  # type: ignore[no-untyped-call]
         _put_before(cls, self.name, *own)
@@ -161,4 +161,4 @@ def register() -> None:
         for dispatch in (dask_serialize, dask_deserialize):
             dispatch.register_lazy(library.package, library.put_before)  # type: ignore[no-untyped-call]
         if library.serializer is not None and library.package in sys.modules:
-            library.put_before()  # Dask may already have met arrays of this library
+            library.put_before()  # Dask may already have serialized arrays of this library

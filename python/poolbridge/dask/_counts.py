@@ -1,4 +1,4 @@
-"""Counts how a worker's arrays went to and came from other processes, and why not in place."""
+"""Counts the arrays that a worker sent and received, and the reasons why arrays did not go in place."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Count:
     Attributes
     ----------
     arrays, nbytes
-        The number of arrays, and the bytes of all of them.
+        The number of arrays, and the bytes of all these arrays.
     """
 
     arrays: int = 0
@@ -30,7 +30,7 @@ class Count:
 
 @dataclass(frozen=True, slots=True)
 class Stats:
-    """How arrays went from and to one worker since the setup of its plugin. `stats` returns one for each worker.
+    """How arrays went from and to one worker since the setup of its plugin. `stats` returns a `Stats` for each worker.
 
     Attributes
     ----------
@@ -44,9 +44,9 @@ class Stats:
     received_in_place
         Arrays that use the sender's memory.
     received_by_dask
-        Arrays of workers with the plugin whose bytes Dask carried.
+        Arrays that came from workers with the plugin, and whose bytes Dask carried.
     failed
-        Arrays that were offered in place, but that this worker could not lease. Dask then fetched their bytes.
+        Arrays whose buffers other workers described, but this worker could not lease. Dask then fetched the bytes.
     reasons
         The reasons why arrays did not go in place, each with the number of arrays.
     """
@@ -72,7 +72,7 @@ class Counts:
     Parameters
     ----------
     announce
-        Called with the sentence that is logged for a new reason, for Dask's own log of events.
+        Called with the log sentence of each new reason. The function writes the sentence to Dask's own log of events.
     """
 
     def __init__(self, announce: Callable[[str], object]) -> None:
@@ -83,7 +83,7 @@ class Counts:
         self._reasons: Counter[str] = Counter()
 
     def add(self, path: Path, nbytes: int, reason: str = "", detail: object = "", *, loud: bool = False) -> None:
-        """Count one array, and log how it went. The first array of each reason gets a higher log level."""
+        """Count one array and write a log line. The first array of each reason gets a higher log level."""
         with self._lock:
             self._arrays[path] += 1
             self._nbytes[path] += nbytes

@@ -1,4 +1,4 @@
-"""A worker's connection to its machine's service, and the arrays that the worker sends and receives by descriptions."""
+"""A worker's connection to its machine's service, and descriptions of the buffers that workers send to each other."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from poolbridge.dask._counts import Counts, Path
 from poolbridge.errors import InvalidArgumentError, NotFoundError, PoolbridgeError, ServiceStalledError
 
 LEASE: Final = "lease"
-"""Stands in the place of a library's name when a worker sends leases."""
+"""The value that replaces the library's name when a worker sends a lease."""
 
 ELSEWHERE: Final = "the receiver has another service"
 WITHOUT: Final = "the receiver names no service"
@@ -41,7 +41,7 @@ ELEMENTS: Final = "elements that cannot be described"
 REFUSED: Final = "the receiver could not lease the buffer"
 FOREIGN: Final = "in a write lease of another client, or a frame of a channel"
 
-_REFUSED: Final = 64  # most buffers that a worker names as refused: Dask asks for each again soon
+_REFUSED: Final = 64  # how many refused buffers a worker remembers: Dask asks for each of them again soon
 
 Array = np.ndarray[Any, Any]
 
@@ -52,7 +52,7 @@ class TransferFailedError(ConnectionError):
 
 @dataclass(frozen=True)
 class Options:
-    """The arguments of `PoolbridgePlugin`; see there."""
+    """The arguments of `PoolbridgePlugin`, which describes them."""
 
     pool: str
     path: str | None
@@ -70,14 +70,14 @@ class Link:
     Parameters
     ----------
     options
-        The service and the pool, and how to use them.
+        The arguments of the plugin.
     counts
         The counts of this worker's arrays.
     changed
         Called from any thread when `service` has changed. `changed` must not wait.
     drop
-        Called from any thread with the address of a worker whose description this worker could not use. `drop` must
-        close the connection to that worker, which waits for an answer that does not come. `drop` must not wait.
+        Called from any thread with the address of a worker whose description this worker could not use. That worker
+        still waits for a confirmation, so `drop` must close the connection. `drop` must not wait.
     """
 
     def __init__(
@@ -87,12 +87,12 @@ class Link:
         self.counts = counts
         self._changed = changed
         self.drop = drop
-        self._lock = threading.RLock()  # hold this lock only for a short time: Dask's event loop waits for it
+        self._lock = threading.RLock()  # hold this lock only for a short time: Dask's event loop waits for the lock
         self._connecting = threading.Lock()
         self._copies: dict[int, tuple[ref[Array], Array]] = {}
         self._refused: deque[tuple[int, int]] = deque(maxlen=_REFUSED)
         self._ended = False
-        self._stalled = False  # whether the service has left a request without an answer
+        self._stalled = False  # whether the service did not answer a request
         self._client = self._connect()
         _LINKS.add(self)
 
@@ -119,12 +119,12 @@ class Link:
 
     @property
     def says(self) -> dict[str, Any] | None:
-        """What this worker tells workers that send it data: its service, and the buffers that it could not lease."""
+        """What this worker tells sending workers: the id of its service, and the buffers that it could not lease."""
         service = self.service
         return None if service is None else {"service": service, "refused": list(self._refused)}
 
     def client(self) -> Client:
-        """Return the client. If its service is gone, connect to the service that listens now."""
+        """Return the client. If the client's service is gone, connect to the service that listens now."""
         if not self._lost():
             return self._client
         with self._connecting:
@@ -132,7 +132,7 @@ class Link:
                 client = self._connect()
                 with self._lock:
                     self._copies.clear()
-                    self._refused.clear()  # these are buffers of the old service; a new service counts buffers anew
+                    self._refused.clear()  # these ids are of the old service; a new service uses the ids again
                     self._client, self._stalled = client, False
                 self._changed()
         return self._client
@@ -141,12 +141,12 @@ class Link:
         return self._client.closed and not self._ended
 
     def renew(self) -> None:
-        """Connect again if the service is gone. If it did not answer before, send a request. May take a long time.
+        """Connect again if the service is gone. If the service did not answer, send a request. May take a long time.
 
         Raises
         ------
         PoolbridgeError
-            There is no service, or it does not answer.
+            There is no service, or the service does not answer.
         """
         client = self.client()
         if self._stalled:
@@ -172,12 +172,12 @@ class Link:
         given, library
             An array of NumPy, PyTorch, CuPy or JAX, and the name of its library; or a lease, and `LEASE`.
         recipient
-            What the receiver says.
+            What the receiver tells this worker; see `says`.
 
         Returns
         -------
         dict or str
-            The description; or why Dask must carry the bytes. This worker counts both cases.
+            The description; or a text that says why Dask must carry the bytes. `describe` counts both cases.
         """
         path: Path = "sent_by_dask"
         detail = reason = ""
@@ -196,7 +196,7 @@ class Link:
         return described
 
     def _described(self, given: Any, library: str, recipient: object) -> tuple[dict[str, Any] | str, bool]:
-        """Describe `given`, or say why not; and say whether `given` was copied for the description."""
+        """Describe `given`, or say why not. The second value says whether `given` was copied first."""
         service, copied = self.service, False
         if service is None:
             return SERVICE_LOST, copied
@@ -255,7 +255,7 @@ class Link:
             return state is not None and state.session.ended is None and state.session.core.epoch.hex() == self.service
 
     def _state(self, array: Array) -> LeaseState | None:
-        """Find the lease that an array lives in, unless it has ended."""
+        """Find the lease that an array lives in; None if there is no lease, or the lease has ended."""
         state = _owners.owner(session_of(self._client), array, _address(array))
         return None if state is None or state.released else state
 
@@ -290,12 +290,12 @@ class Link:
             del self._copies[key]
 
     def empty(self, shape: tuple[int, ...], dtype: np.dtype[Any], *, timeout: float | None = 0.0) -> Array:
-        """Make an array in a new buffer of the pool. Its content is undefined.
+        """Make an array in a new buffer of the pool. The content is undefined.
 
         Raises
         ------
         PoolbridgeError
-            There is no room in the pool, or the service is gone and cannot be reached again.
+            The pool has no free memory, or the service is gone and this worker cannot connect again.
         """
         return self._empty(self.client(), shape, dtype, fortran=False, timeout=timeout)
 
@@ -317,7 +317,7 @@ class Link:
         Raises
         ------
         TransferFailedError
-            This worker cannot lease the buffer. From now on it tells this to workers that send it data.
+            This worker cannot lease the buffer. From now on, `says` names the buffer to sending workers.
         """
         nbytes = description["nbytes"]
         try:
@@ -333,12 +333,13 @@ class Link:
         return taken
 
     def adopt(self, elements: Array, dtype: str, pool: str) -> Any:
-        """Copy elements that Dask carried into a lease, because the sender had them in a lease too.
+        """Make a lease of elements that came through Dask, because the elements were in a lease at the sender.
 
         Returns
         -------
         Lease or numpy.ndarray
-            A read lease of the pool `pool`, or of the plugin's pool. If neither pool has room: the elements.
+            A read lease in the pool `pool`, or in the plugin's pool if there is no pool `pool`. If the pool has no
+            free memory, or there is another error: the elements.
         """
         client = self._client
         try:
@@ -425,7 +426,7 @@ def _address(array: Array) -> int:
 
 
 def _block(state: LeaseState) -> Array:
-    """Make an array of all bytes of a buffer, which keeps its lease."""
+    """Make an array of all bytes of a buffer. The array keeps the lease."""
     token = Token(state)
     token.__array_interface__ = {
         "version": 3,

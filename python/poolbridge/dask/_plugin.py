@@ -56,19 +56,19 @@ class PoolbridgePlugin(WorkerPlugin):
         ``$POOLBRIDGE_SOCKET`` of the worker's environment.
     start
         Start a service if none listens, as ``poolbridge.connect(start=True)`` does. The workers of a machine share this
-        service, and it ends with the last of these workers.
+        service, and the service ends with the last of these workers.
     max_bytes, kind
         If `max_bytes` is given, make the pool with this limit, or open the existing pool, which must have the same
         settings. None: open the pool, which must exist. ``kind`` is ``"host"`` or ``"pinned"``.
     copy_from
-        Smallest size of an array, as a number of bytes or a text such as ``"1MiB"``, from which the worker copies an
-        array that lives in no lease into the pool before it goes to a worker with the same service. The copy lives as
-        long as the array. None: Dask moves the bytes of arrays that live in no lease.
+        A number of bytes, or a text such as ``"1MiB"``. If an array lives in no lease, has at least this size, and goes
+        to a worker with the same service, the sending worker copies the array into the pool. The copy lives as long as
+        the array. None: Dask moves the bytes of arrays that live in no lease.
     missing
         What happens on a machine without a service or without the pool. ``"error"``: the worker does not get the
         plugin, ``register_plugin`` raises, and a worker that comes later does not start. ``"ignore"``: the worker
-        continues without a service, Dask moves the bytes, `empty` and `asarray` make ordinary arrays; the worker counts
-        and logs them.
+        continues without a service, and Dask moves the bytes. `empty` and `asarray` make ordinary arrays, which the
+        worker counts and logs.
     timeout
         Seconds that the service may take to answer a request.
 
@@ -112,18 +112,18 @@ class PoolbridgePlugin(WorkerPlugin):
         )
 
     async def setup(self, worker: Worker) -> None:
-        """Attach a worker. Dask calls it.
+        """Attach a worker. Dask calls this method.
 
         Raises
         ------
         ServiceNotRunningError, NotFoundError
-            The machine has no service, or the service no such pool, and `missing` is ``"error"``.
+            The machine has no service, or the service has no such pool, and `missing` is ``"error"``.
         AlreadyExistsError
             The pool has other settings than `max_bytes` and `kind`; the message names the settings.
         PoolbridgeError
             The service cannot be used for another reason.
         UnavailableError
-            This version of distributed lacks what the plugin needs.
+            This version of distributed lacks a function that the plugin needs.
         """
         attached = _Attached(worker, self._options)
         try:
@@ -136,7 +136,7 @@ class PoolbridgePlugin(WorkerPlugin):
         _ATTACHED[worker] = attached
 
     async def teardown(self, worker: Worker) -> None:
-        """Detach a worker and close its connection. Dask calls it. Arrays that are alive stay valid."""
+        """Detach a worker and close its connection. Dask calls this method. Arrays that are alive stay valid."""
         attached = _ATTACHED.pop(worker, None)
         if attached is not None:
             link = attached.detach()
@@ -182,7 +182,7 @@ class _Attached:
             return link
 
     def attach(self) -> None:
-        """Send and receive by descriptions from now on. Call `attach` in the worker's event loop."""
+        """From now on, send and receive descriptions of buffers. Call `attach` in the worker's event loop."""
         original = self._get_data
 
         @wraps(original)
@@ -216,7 +216,7 @@ class _Attached:
         return link
 
     async def _look(self) -> None:
-        """If there was no service, or it is gone, connect to the present service. Arrays do not wait for this."""
+        """If this worker has no service (any more), try to connect. Transfers of arrays do not wait for this."""
         link = self.link
         if link is not None and link.service is not None:
             return
@@ -230,7 +230,7 @@ class _Attached:
         self.worker.loop.add_callback(self._announce)
 
     def _announce(self) -> None:
-        """Tell each worker to which this worker connects from now on which buffers this worker can lease."""
+        """From now on, tell each worker to which this worker connects what `Link.says` returns now."""
         says = None if self.link is None else self.link.says
         rpc: Any = self.worker.rpc
         arguments: dict[str, Any] = dict(rpc.connection_args)
@@ -240,7 +240,7 @@ class _Attached:
         if says is not None:
             overrides[_NAME] = says
         rpc.connection_args = arguments | {"handshake_overrides": overrides}
-        rpc.collect()  # close the idle connections: this worker has told other facts in them
+        rpc.collect()  # close the idle connections, in which this worker has told an earlier result of `Link.says`
 
     def _drop(self, sender: str) -> None:
         self.worker.loop.add_callback(self.worker.rpc.remove, sender)
@@ -250,7 +250,7 @@ class _Attached:
 
 
 def _forget(error: BaseException | None) -> None:
-    """Clear the variables of calls that an error has ended: Dask's log keeps the error, which would keep the data."""
+    """Clear the local variables in an error's traceback: Dask's log keeps the error, and they would keep the data."""
     while error is not None:
         traceback.clear_frames(error.__traceback__)
         error = error.__cause__ or error.__context__
@@ -274,21 +274,21 @@ def _here() -> _Attached:
 
 
 def pool_client() -> Client:
-    """Return this worker's client of its service, in a task. Do not close it.
+    """Return the client that connects this worker to its service. Call this in a task, and do not close the client.
 
     If there was no service, or the service is gone, the call connects to the service that listens now.
 
     Returns
     -------
     Client
-        The client. Its default pool is the plugin's pool.
+        The client. The client's default pool is the plugin's pool.
 
     Raises
     ------
     InvalidArgumentError
         The caller is no task of a worker that has the plugin.
     ServiceNotRunningError, NotFoundError
-        The machine has no service, or the service no such pool.
+        The machine has no service, or the service has no such pool.
     """
     return _here().connected().client()
 
@@ -296,9 +296,9 @@ def pool_client() -> Client:
 def empty(
     shape: int | Iterable[int], dtype: Any = "float64", *, timeout: float | None = 10.0
 ) -> np.ndarray[Any, np.dtype[Any]]:
-    """Make an array in this worker's pool, in a task. Its content is undefined.
+    """Make an array in this worker's pool. Call `empty` in a task. The content of the array is undefined.
 
-    Fill the array and return it from the task. After the array has gone to another worker, it is read-only.
+    Fill the array and return it from the task. The array becomes read-only when it goes to another worker.
 
     Parameters
     ----------
@@ -307,21 +307,22 @@ def empty(
     dtype
         A NumPy dtype of a fixed size, without objects.
     timeout
-        Seconds to wait for room in the pool; 0: do not wait; None: no limit.
+        Seconds to wait for free memory in the pool; 0: do not wait; None: no limit.
 
     Returns
     -------
     numpy.ndarray
-        An array in C order. The pool reuses its buffer when the array and all its views are gone in all workers.
+        An array in C order. The pool reuses the array's buffer when the array and all its views are gone in all
+        workers.
 
     Raises
     ------
     PoolLimitError
-        There is no room in the pool, or no room came within `timeout`. An array larger than the pool never fits.
+        The pool had no free memory for the array within `timeout`. An array larger than the pool never fits.
     InvalidArgumentError
         The caller is no task of a worker that has the plugin, or the shape or dtype is not possible.
     PoolbridgeError
-        The service is gone and cannot be reached again.
+        The service is gone, and this worker cannot connect again.
     """
     attached = _here()
     try:
@@ -343,7 +344,7 @@ def empty(
 
 
 def asarray(array: Any, *, timeout: float | None = 10.0) -> np.ndarray[Any, np.dtype[Any]]:
-    """Copy an array into this worker's pool, in a task, unless the array is already in the pool.
+    """Copy an array into this worker's pool, unless the array is already in the pool. Call `asarray` in a task.
 
     Parameters
     ----------
@@ -351,7 +352,7 @@ def asarray(array: Any, *, timeout: float | None = 10.0) -> np.ndarray[Any, np.d
         Anything that `numpy.asarray` accepts, or a lease. A lease of memory of a GPU is copied. NumPy has no
         ``bfloat16``, so a lease of ``bfloat16`` is copied as float32.
     timeout
-        Seconds to wait for room in the pool; 0: do not wait; None: no limit.
+        Seconds to wait for free memory in the pool; 0: do not wait; None: no limit.
 
     Returns
     -------
@@ -378,10 +379,10 @@ def asarray(array: Any, *, timeout: float | None = 10.0) -> np.ndarray[Any, np.d
 
 
 def stats(client: DaskClient, workers: Iterable[str] | None = None) -> dict[str, Stats]:
-    """Ask the workers of a cluster how their arrays went, and why.
+    """Ask the workers of a cluster for the counts of their arrays, and for the reasons.
 
-    The scheduler has the same numbers, as of the last heartbeat, in the metric ``poolbridge`` of each worker. The topic
-    ``poolbridge`` of ``client.get_events`` has an event for the first time of each reason.
+    The scheduler has the same numbers, as of the last heartbeat, in the metric ``poolbridge`` of each worker. When a
+    reason first comes up in a worker, the topic ``poolbridge`` of ``client.get_events`` gets an event.
 
     Parameters
     ----------

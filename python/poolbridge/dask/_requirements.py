@@ -10,7 +10,7 @@ _INSTALL: Final = "pip install 'poolbridge[dask]'"
 
 
 def check(installed: str | None) -> None:
-    """Check the version of distributed; None: it is not installed.
+    """Check the installed version of distributed. None: distributed is not installed.
 
     Raises
     ------

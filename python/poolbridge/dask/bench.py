@@ -1,7 +1,8 @@
 """Measures Dask from worker to worker, beside poolbridge: ``python -m poolbridge.dask.bench``.
 
-A task on one worker makes an array; a task on the other worker reads the array's first and last element. The time is
-that of the second task, from ``submit`` to its result: Dask's scheduler, and the transfer of the array.
+A task on one worker makes an array; a task on the other worker reads the array's first and last element. The measured
+time is the time of the second task, from ``submit`` to the result. It includes the work of Dask's scheduler and the
+transfer of the array.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from poolbridge.dask._plugin import PoolbridgePlugin, empty, stats
 def measure(
     client: distributed.Client, sender: str, receiver: str, nbytes: int, *, times: int
 ) -> tuple[list[float], list[float]]:
-    """Send arrays from one worker to another, one after the other: by Dask alone and in place in turn.
+    """Send arrays from one worker to another, one after the other: alternately by Dask alone and in place.
 
     Parameters
     ----------
@@ -34,7 +35,7 @@ def measure(
     nbytes
         Bytes of each array.
     times
-        Number of arrays of each way.
+        Number of arrays that go each way.
 
     Returns
     -------
@@ -71,7 +72,7 @@ def _ends(array: np.ndarray[Any, Any]) -> list[int]:
 
 @contextmanager
 def cluster(max_bytes: int) -> Iterator[tuple[distributed.Client, str, str]]:
-    """Start two workers with a pool, and give Dask's client and the addresses of both.
+    """Start two workers with a pool. Yield Dask's client and the addresses of the workers.
 
     Parameters
     ----------
@@ -95,7 +96,7 @@ def main() -> None:
         parser.error("--mib and --times must be 1 or more")
     with cluster(8 * max(asked.mib) << 20) as (client, sender, receiver):
         for nbytes in (mib << 20 for mib in asked.mib):
-            measure(client, sender, receiver, nbytes, times=3)  # memory is mapped, connections are made
+            measure(client, sender, receiver, nbytes, times=3)  # map memory and make connections before the measurement
             ways = measure(client, sender, receiver, nbytes, times=asked.times)
             for way, seconds in zip(("Dask alone", "poolbridge"), ways, strict=True):
                 sys.stdout.write(

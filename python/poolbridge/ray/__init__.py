@@ -1,4 +1,4 @@
-"""Arrays in memory of poolbridge between the actors of Ray, without a copy on a node.
+"""Passes arrays in memory of poolbridge between the actors of Ray, without a copy between actors on one node.
 
 `register` makes a transport known to Ray, and `start` makes sure that every node has a service::
 

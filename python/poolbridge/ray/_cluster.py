@@ -26,11 +26,11 @@ from poolbridge.ray._metadata import Kept, Shared
 NAMESPACE: Final = "poolbridge"
 OLDEST: Final = (2, 59)
 
-# Longest time of a transfer. Ray itself gives up a transfer after a minute, and then calls `abort_transport`.
+# A transfer may take at most `_MOST_SECONDS`. Ray itself ends a transfer after a minute and calls `abort_transport`.
 _MOST_SECONDS: Final = 300.0
-# How often a receiver makes a new mover for one transfer when the mover is gone.
+# How many movers a receiver asks for one array, one after the other, when movers are gone.
 _ATTEMPTS: Final = 3
-# A mover ends after this time without a call.
+# A mover ends when no call has come for `_IDLE_SECONDS`.
 _IDLE_SECONDS: Final = 600.0
 
 
@@ -40,7 +40,7 @@ def import_ray() -> Any:
     Raises
     ------
     UnavailableError
-        Ray is missing, or it is a version without the interface for transports.
+        Ray is missing, or this version of Ray lacks the interface for transports.
     """
     try:
         import ray
@@ -75,7 +75,7 @@ def _running() -> Any:
 
 
 def make_manager() -> None:
-    """Have Ray make this process's manager of transports now.
+    """Make Ray create this process's manager of transports now.
 
     Ray makes the manager for the first thread that asks for it, without a lock. In an actor two threads ask: one
     receives an array, and the other waits for the array. If both ask at the same time, each gets its own manager, and
@@ -101,7 +101,7 @@ def keeper_name(node: str) -> str:
 
 
 def service_path() -> str:
-    """Return the socket path of this node's service: that of `start`, or else `poolbridge.default_path`."""
+    """Return the socket path of this node's service: the path from `start`, or else `poolbridge.default_path`."""
     ray = _running()
     if ray is not None:
         try:
@@ -116,7 +116,7 @@ def service_path() -> str:
 
 
 def call(reference: Any) -> Any:
-    """Return the result of a call of an actor of poolbridge. An error of poolbridge in the actor is raised here."""
+    """Return the result of a call of an actor of poolbridge. Raise an error of poolbridge that the actor raised."""
     ray = import_ray()
     try:
         return ray.get(reference)
@@ -141,13 +141,13 @@ class Mover:
         threading.Thread(target=self._end_unused, name="poolbridge-mover", daemon=True).start()
 
     def read(self, one: Shared) -> np.ndarray[Any, Any]:
-        """Return the elements of an array. Ray copies the elements into its object store, and carries them."""
+        """Return the elements of an array. Ray carries the elements to the receiver through its object store."""
         return np.ascontiguousarray(state_of(self._lease(one)).array())
 
     def offer(self, one: Shared) -> _nixl.Offer | str:
         """Lease the buffer of an array for a receiver that reads it through NIXL; or say why this node has no NIXL.
 
-        The lease ends with `done`. If the receiver dies before, the lease ends after the longest time of a transfer.
+        The receiver ends the lease by `done`. If the receiver dies first, the lease ends after `_MOST_SECONDS`.
         """
         if reason := _nixl.missing():
             return reason
@@ -272,7 +272,7 @@ class Transfer:
         Raises
         ------
         RequestCancelledError, WaitTimeoutError
-            As `wait`.
+            See `wait`.
         """
         with self._changed:
             self._changed.wait(seconds)
@@ -352,7 +352,7 @@ def read_remote(
 
 
 def _ask(node: str, question: Callable[[Any], Any], transfer: Transfer) -> Any:
-    """Call the mover of a node. If the mover has died, make a new mover and call it."""
+    """Call the mover of a node. If the mover has died, make a new mover and call the new mover."""
     gone = import_ray().exceptions.RayActorError
     for attempt in itertools.count(1):
         try:
@@ -367,7 +367,7 @@ def _ask(node: str, question: Callable[[Any], Any], transfer: Transfer) -> Any:
 
 
 def keep(token: str, index: int, array: Any) -> None:
-    """Put an array into Ray's object store, and tell the mover of this node about it.
+    """Put an array into Ray's object store, and give the reference to the mover of this node.
 
     Raises
     ------

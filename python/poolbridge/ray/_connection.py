@@ -24,7 +24,7 @@ def connect(path: str) -> poolbridge.Client:
     Raises
     ------
     ServiceNotRunningError
-        The node has no service. The message says how a program with Ray starts one.
+        The node has no service. The message says how a program with Ray starts a service.
     """
     try:
         return poolbridge.connect(path)
@@ -44,7 +44,7 @@ class Connection:
         self._client: poolbridge.Client | None = None
 
     def client(self) -> poolbridge.Client:
-        """Return the client, connected.
+        """Return the connected client.
 
         Raises
         ------
@@ -106,12 +106,12 @@ CONNECTION: Final = Connection()
 
 
 def client() -> poolbridge.Client:
-    """Return this process's client of the service of its node. All transports of the process use it.
+    """Return the client that connects this process to its node's service. All transports of the process use the client.
 
     Returns
     -------
     Client
-        The client. It connects on first use, and again after the service was lost.
+        The client. The first call connects, and a call after the service was lost connects again.
 
     Raises
     ------
@@ -124,7 +124,7 @@ def client() -> poolbridge.Client:
 def empty(
     shape: int | Iterable[int], dtype: Any = "float32", *, pool: str = DEFAULT_POOL, timeout: float | None = 10.0
 ) -> np.ndarray[Any, Any]:
-    """Make a NumPy array in a pool of this node. An actor can fill and return it, and the transport does not copy it.
+    """Make a NumPy array in a pool of this node. An actor can fill the array and return it without a copy.
 
     When the transport sends the array or a part of it, the sent array becomes read-only.
 
@@ -137,12 +137,12 @@ def empty(
     pool
         The name of a pool that the CPU reaches.
     timeout
-        Seconds to wait for room in the pool; 0: do not wait; None: no limit.
+        Seconds to wait for free memory in the pool; 0: do not wait; None: no limit.
 
     Returns
     -------
     numpy.ndarray
-        The array. Its content is undefined. Its buffer is freed when no process uses the buffer any more.
+        The array. The content is undefined. The service frees the buffer when no process uses the buffer any more.
 
     Raises
     ------
@@ -151,7 +151,7 @@ def empty(
     NotFoundError
         The service has no such pool.
     PoolLimitError
-        There is no room in the pool, and no room came within `timeout`.
+        The pool had no free memory for the array within `timeout`.
     TypeError
         The pool's memory is on a GPU. Allocate in such a pool by ``client().allocate``, and use the lease by DLPack.
     """
@@ -162,7 +162,7 @@ def empty(
 def close() -> None:
     """Close this process's connection. Idempotent.
 
-    Buffers that this process shares end. Arrays that are alive can still be read. A process that ends does not need
-    this call.
+    Other processes cannot lease this process's buffers any more. Arrays that are alive can still be read. A process
+    that ends does not need this call.
     """
     CONNECTION.close()

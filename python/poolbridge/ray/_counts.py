@@ -1,4 +1,4 @@
-"""Counts how arrays went from process to process, and why not in place."""
+"""Counts the arrays that this process sent and received, and the reasons why arrays did not go in place."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Count:
     Attributes
     ----------
     arrays, nbytes
-        The number of arrays, and the bytes of all of them.
+        The number of arrays, and the bytes of all these arrays.
     """
 
     arrays: int = 0
@@ -46,7 +46,7 @@ class Stats:
     sent_copied
         Arrays that were copied once, into the pool.
     sent_by_ray
-        Arrays that could not be shared, and went through Ray's object store because ``fallback=True`` says so.
+        Arrays that could not be shared, and went through Ray's object store because of ``fallback=True``.
     received_in_place
         Arrays that use the sender's memory.
     received_by_nixl
@@ -82,7 +82,7 @@ class Counts:
         self._reasons: Counter[str] = Counter()
 
     def add(self, path: Path, nbytes: int, what: object, reason: str = "", *, loud: bool = False) -> None:
-        """Count one array, and log how it went. The first array of each reason gets a higher log level."""
+        """Count one array and write a log line. The first array of each reason gets a higher log level."""
         with self._lock:
             self._arrays[path] += 1
             self._nbytes[path] += nbytes
@@ -103,7 +103,7 @@ COUNTS: Final = Counts()
 
 
 def stats() -> Stats:
-    """Return how arrays went from and to this process since it started. Each actor has its own counts.
+    """Return how arrays went from and to this process since the process started. Each actor has its own counts.
 
     Returns
     -------

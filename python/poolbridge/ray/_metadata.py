@@ -1,4 +1,4 @@
-"""What a sender tells receivers about its arrays. Ray pickles it and carries it with the object."""
+"""What a sender tells receivers about its arrays. Ray pickles this data and carries it with the object."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class Shared:
 
 @dataclass(frozen=True, slots=True)
 class Kept:
-    """An array in Ray's object store, because it could not be shared. The mover of the sender's node finds the array.
+    """An array in Ray's object store, because it could not be shared. The mover of the sender's node keeps a reference.
 
     Attributes
     ----------

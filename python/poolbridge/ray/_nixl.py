@@ -1,7 +1,7 @@
-"""Reads buffers of another node through NIXL: one-sided, from the other node's host pool into one of this node.
+"""Reads buffers of another node through NIXL: one-sided, from a host pool of that node into a host pool of this node.
 
-An agent registers a pool's memory when it first gets a buffer of the pool. NIXL does not report the end of a transfer,
-so the agent asks again and again.
+An agent registers a pool's memory when the agent first gets a buffer of the pool. NIXL does not report the end of a
+transfer, so the agent asks NIXL again and again.
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ class Offer:
     Attributes
     ----------
     ticket
-        The text that the receiver sends to the mover after it has read the bytes.
+        A text that names the offer. After reading the bytes, the receiver sends the text to the mover.
     agent, version, metadata
         The mover's agent, the number of pools that this agent has registered, and NIXL's description of the agent.
     address, nbytes
         The bytes in the mover's process.
     offset
-        The place of the array's first element in these bytes.
+        Bytes from `address` to the array's element [0, …, 0].
     """
 
     ticket: str
@@ -88,7 +88,7 @@ class Agent:
         self._stuck: list[Any] = []
 
     def offer(self, state: LeaseState, ticket: str, low: int, high: int, offset: int) -> Offer:
-        """Offer bytes of a leased buffer to other nodes. Keep the lease until a receiver has read the bytes."""
+        """Offer bytes of a leased buffer to other nodes. The caller keeps the lease until a receiver has read them."""
         with self._lock:
             agent = self._registered(state)
             address = state.memory.address(write=True) + low
@@ -101,7 +101,7 @@ class Agent:
         Raises
         ------
         UnavailableError
-            NIXL cannot read the bytes: the other side is gone, or the nodes cannot reach each other.
+            NIXL cannot read the bytes: the other process is gone, or the nodes cannot reach each other.
         RequestCancelledError, WaitTimeoutError
             The transfer was aborted, or took too long.
         """
@@ -144,12 +144,12 @@ class Agent:
             LOG.warning("ray: NIXL does not end a transfer, and its buffer is kept: %s", error)
 
     def _registered(self, state: LeaseState) -> Any:
-        """Return the agent, with the pool of a buffer registered."""
+        """Register the pool of a buffer if it is not registered yet, and return the agent."""
         pool = cast("HostPool", state.memory.pool)
         if any(pool is one for one in self._pools):
             return self._agent
         if self._agent is None or any(_overlap(pool, one) for one in self._pools):
-            # The registered memory was unmapped: an agent with the old registration would read pages that are gone.
+            # An old pool's memory was unmapped: an agent with the old registration would read pages that are gone.
             api = _api()
             config = api.nixl_agent_config(backends=["UCX"], sync_mode=api.nixl_thread_sync_t.NIXL_THREAD_SYNC_STRICT)
             self._agent = api.nixl_agent(f"poolbridge-{uuid.uuid4()}", config)

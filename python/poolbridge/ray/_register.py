@@ -24,7 +24,7 @@ def register(
     timeout: float = 10.0,
     nixl: bool | None = None,
 ) -> str:
-    """Register a transport with Ray, for arrays of one library. Call it before actors that use it are defined and made.
+    """Register a transport with Ray, for arrays of one library. Then define and make the actors that use the transport.
 
     Pass the returned name as the ``tensor_transport`` of ``ray.method``, or the ``_tensor_transport`` of ``ray.put``.
     Ray makes the transport known to the actors that this process makes.
@@ -40,9 +40,10 @@ def register(
         The pool, of each node's service, into which a sender copies arrays that live in no pool.
     fallback
         True: if the sender cannot share an array, or the receiver cannot lease the array, Ray's object store carries
-        it, and poolbridge logs and counts it. False: raise the error. Arrays on a GPU have no fallback.
+        the array, and poolbridge logs and counts the array. False: raise the error. Arrays on a GPU have no fallback.
     timeout
-        Seconds for which a sender waits for room in the pool. With NIXL, a receiver on another node waits as long, too.
+        Seconds for which a sender waits for free memory in the pool. A receiver that reads through NIXL waits at most
+        as long for free memory in the pool of its own node.
     nixl
         Whether a receiver on another node reads through NIXL, into the pool of its own node. None: NIXL is used if both
         nodes have NIXL and the receiver's node has a service; if not, Ray's object store carries the bytes. True: raise
@@ -58,7 +59,7 @@ def register(
     UnavailableError
         Ray or the library is not installed, or Ray is too old; or NIXL is not installed, and `nixl` is True.
     AlreadyExistsError
-        Ray has a transport of that name already, with other options.
+        Ray has a transport of the same name already, with other options.
     InvalidArgumentError
         An argument is not as described above.
     """
@@ -70,7 +71,7 @@ def register(
     known_as = check_name(_NAMES[library] if name is None else name, "transport").upper()
     if _registered.get(known_as) == options:
         return known_as
-    # No module has the class, so Ray pickles the class by value, and its options with it.
+    # The class is in no module, so Ray pickles the class by value, together with its options.
     made: Any = type("PoolbridgeTransport", (Transport, ray.experimental.TensorTransportManager), {"options": options})
     data_type, devices = _described(library)
     try:

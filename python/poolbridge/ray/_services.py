@@ -23,7 +23,7 @@ _KEYS: Final = {"pools", "path", "options"}
 
 
 class Keeper:
-    """An actor, one on each node, that keeps the node's service.
+    """An actor, one on each node, that keeps the node's service running.
 
     The keeper starts a service if none listens on the node, and makes missing pools. If the service ends, the keeper
     starts a new one.
@@ -51,11 +51,14 @@ class Keeper:
             return self._path
 
     def service_pid(self) -> int | None:
-        """Return the process id of the service that this actor has started; None if it has started none."""
+        """Return the process id of the service that this actor has started; None if this actor has started none."""
         return self._service.pid if self._service is not None else None
 
     def stop(self) -> None:
-        """End the service if this actor has started it; if not, destroy the pools that this actor has made."""
+        """End the service that this actor has started.
+
+        If another program has started the service, destroy only the pools that this actor has made.
+        """
         with self._lock:
             if self._service is not None:
                 self._service.stop()
@@ -84,7 +87,7 @@ class Keeper:
 
 
 class Services:
-    """The services of a cluster's nodes, made by `start`. The context manager stops them at the end of the block.
+    """The services of a cluster's nodes, made by `start`. A ``with`` statement calls `stop` at its end.
 
     Attributes
     ----------
@@ -97,7 +100,7 @@ class Services:
         self._keepers = list(keepers)
 
     def stop(self) -> None:
-        """End the services that `start` has started, and destroy its pools in other services. Idempotent."""
+        """End the services that `start` has started. In other services, destroy the pools from `start`. Idempotent."""
         keepers, self._keepers = self._keepers, []
         _stop(keepers)
 
@@ -120,10 +123,11 @@ def start(
     options: Sequence[str] = (),
     nodes: Mapping[str, Mapping[str, Any]] | None = None,
 ) -> Services:
-    """Make sure that each node of the cluster has a service with these pools.
+    """Make sure that each node of the cluster has a service with the pools `pools`.
 
-    An actor on each node starts a service if none listens on the node, and starts it again if it ends. The processes of
-    a node find the service through that actor. The actor ends with this process, and its services end with the actor.
+    An actor on each node starts a service if none listens on the node, and starts a new service if the service ends.
+    The processes of a node find the service through the actor. The actors end with this process, and the services that
+    the actors have started end with the actors.
 
     Parameters
     ----------
@@ -131,11 +135,12 @@ def start(
         The pools by name, each with the arguments of `poolbridge.Client.create_pool`; by default a pool ``"ray"`` of
         kind ``host`` with at most 1 GiB.
     path
-        Path of the socket on each node; None: what `poolbridge.default_path` returns there.
+        Path of the socket on each node; None: the path that `poolbridge.default_path` returns on the node.
     options
         More options of ``poolsvc serve``, for the services that the actors start.
     nodes
-        The nodes by id, each with the `pools`, `path` and `options` that differ there; None: all nodes that are alive.
+        The nodes by id. Each node can have its own `pools`, `path` and `options`, which replace the arguments above.
+        None: all nodes that are alive.
 
     Returns
     -------
@@ -149,7 +154,7 @@ def start(
     NotFoundError
         The cluster has no such node.
     AlreadyExistsError
-        A service has a pool of that name with other settings; the message says how they differ.
+        A service has a pool of the same name with other settings; the message says which settings differ.
     ServiceStartError
         A service could not be started.
     InvalidArgumentError
@@ -199,7 +204,7 @@ def _check_pools(pools: Pools) -> None:
 
 
 def _keeper(ray: Any, node: str, *, pools: Pools, path: str | None, options: Sequence[str]) -> tuple[Any, bool]:
-    """Return the keeper of a node, and whether it is new."""
+    """Return the keeper of a node, and whether the keeper is new."""
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
     name = _cluster.keeper_name(node)
@@ -214,7 +219,7 @@ def _keeper(ray: Any, node: str, *, pools: Pools, path: str | None, options: Seq
         pass
     try:
         return kind.remote({name: dict(of) for name, of in pools.items()}, path, tuple(options)), True
-    except ValueError:  # another process has just made it
+    except ValueError:  # another process has just made the keeper
         return ray.get_actor(name, namespace=_cluster.NAMESPACE), False
 
 

@@ -1,4 +1,4 @@
-"""Finds the lease that an array lives in, and opens what another process shares."""
+"""Finds the lease that an array lives in, and leases the arrays that other processes share."""
 
 from __future__ import annotations
 
@@ -50,14 +50,18 @@ def lease(client: poolbridge.Client, one: Shared) -> poolbridge.Lease:
 
 
 def span(lease: poolbridge.Lease) -> tuple[int, int, int]:
-    """Return the first byte of a lease's array in the buffer, the byte after its last one, and its offset in these."""
+    """Return where a lease's array is in the buffer.
+
+    The result is the array's first byte, the byte after the array's last byte, and the number of bytes from the first
+    byte to element [0, …, 0].
+    """
     of = state_of(lease).description
     low, high = _tensor.span_of(of.shape, of.strides, of.offset, of.element.itemsize)
     return low, high, of.offset - low
 
 
 def place(lease: poolbridge.Lease, one: Shared, offset: int) -> None:
-    """Change a lease that has the bytes of the array `one` into a lease of this array, which begins at `offset`."""
+    """Make a lease describe the array `one`, whose bytes are in the buffer. Element [0, …, 0] is at `offset`."""
     state = state_of(lease)
     tensor = Tensor(dt=one.dtype, sh=one.shape, st=one.strides, of=offset)
     state.description = _tensor.from_wire(tensor, state.grant.n)
@@ -81,7 +85,7 @@ def describe(client: poolbridge.Client, state: LeaseState, description: _tensor.
 
 
 def find(client: poolbridge.Client, source: _sources.Source) -> tuple[LeaseState, _tensor.Description] | str:
-    """Find the lease that an array lives in, and describe the array in it; or say why it has to be copied."""
+    """Find the lease that an array lives in, and describe the array; or say why the array must be copied."""
     session = session_of(client)
     state = _owners.owner(session, source.array, source.address)
     if state is None:

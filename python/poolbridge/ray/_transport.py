@@ -48,10 +48,10 @@ class Options:
 
 
 class Transport:
-    """Hands arrays of one library from process to process. Ray makes one object in each process that uses it.
+    """Passes arrays of one library between processes. Ray makes one object in each process that uses the transport.
 
-    Its methods are those of ``ray.experimental.TensorTransportManager``. Ray's documentation of that class says when
-    Ray calls each method.
+    The class has the methods of ``ray.experimental.TensorTransportManager``. Ray's documentation of that class says
+    when Ray calls each method.
     """
 
     options: ClassVar[Options] = Options()
@@ -66,15 +66,15 @@ class Transport:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        # For each object: its metadata, and the functions to call at the object's end. They keep the object's buffers.
+        # By object id: the object's metadata, and the functions to call at its end. The functions keep its buffers.
         self._sent: dict[str, tuple[Metadata, list[Callable[[], None]]]] = {}
-        # The transfers that are under way, by the object's id.
+        # The transfers that this process is receiving, by the object's id.
         self._receiving: dict[str, list[_cluster.Transfer]] = {}
 
     # What Ray asks
 
     def tensor_transport_backend(self) -> str:
-        """Return a name for messages."""
+        """Return the transport's name for Ray's messages."""
         return "POOLBRIDGE"
 
     @staticmethod
@@ -261,7 +261,7 @@ class Transport:
         return _adopt(bits, one.dtype, library)
 
     def _lease(self, one: Shared, *, here: bool) -> poolbridge.Lease | str:
-        """Lease the buffer of an array; or say that another service than this process's has the buffer."""
+        """Lease the buffer of an array; return a text if the buffer's service is not the service of this process."""
         try:
             client = CONNECTION.client()
         except poolbridge.ServiceNotRunningError as error:
@@ -271,13 +271,13 @@ class Transport:
         if client.epoch == one.epoch:
             return _sharing.lease(client, one)
         if here:
-            client.stats()  # if its service has ended, `again` connects to the next one
+            client.stats()  # raises if the service has ended, and then `again` connects to the next service
             if client.path == one.path:
                 raise _sharing.lost(one)
         return f"the service at {client.path} is another one than the sender's at {one.path}"
 
     def _read(self, one: Shared, meta: Metadata, transfer: _cluster.Transfer) -> poolbridge.Lease | str:
-        """Read an array of another node through NIXL; or say why Ray's object store has to carry it."""
+        """Read an array of another node through NIXL; or say why Ray's object store must carry the array."""
         if self.options.nixl is False:
             return "the transport was registered with nixl=False"
         if one.kind != "host":
@@ -313,7 +313,7 @@ class Transport:
 
 
 def _let_go(state: LeaseState) -> None:
-    """Release a lease at the end of its object. The lease ends then, or later with the last array made from it."""
+    """Give up an object's reference to a lease. The lease ends at once, or later with the last array of the lease."""
     del state
 
 
@@ -345,7 +345,7 @@ def _array(lease: poolbridge.Lease, library: poolbridge.Library) -> Any:
 def _adopt(bits: np.ndarray[Any, Any], dtype: str, library: str) -> Any:
     """Make an array of a library from an array of Ray's object store. Only NumPy uses the store's memory in place.
 
-    NumPy has no ``bfloat16``, so such an array arrives as its bits or as float32.
+    NumPy has no ``bfloat16``, so an array of ``bfloat16`` arrives as ``uint16`` with the same bits, or as float32.
     """
     if library == "numpy":
         return bits

@@ -1,8 +1,8 @@
 """Measures what a transfer between two actors of Ray costs: ``python -m poolbridge.ray.bench``.
 
 The same program runs with poolbridge and with Ray's object store, as Ray's documentation recommends: an actor returns
-an array, another actor gets the array and reads one element, and the program waits for this element. So each time
-includes two calls of actors, and the filling of a new array. The rows with 8 bytes show the cost of the calls.
+an array, another actor gets the array and reads one element, and the program waits for this element. So each measured
+time includes two calls of actors and the time to fill a new array. The rows with 8 bytes show the cost of the calls.
 """
 
 from __future__ import annotations
@@ -107,7 +107,7 @@ def _gpu_actors(ray: Any, transport: str) -> Any:
 
 
 def measure_gpu(ray: Any, transport: str, *, mib: list[int], moves: int) -> None:
-    """Measure new tensors in memory of a GPU from actor to actor, by each way in turn.
+    """Measure new tensors in memory of a GPU from actor to actor. Each round sends one tensor by each way.
 
     Parameters
     ----------
@@ -170,7 +170,7 @@ def _row(what: str, seconds: float, against: float | None = None) -> float:
 
 
 def _one_node(ray: Any, actors: tuple[Any, Any, Any], nbytes: int, moves: int) -> None:
-    """Measure arrays of a size on one node. A process that uses the transport does not use the object store as well."""
+    """Measure arrays of a size on one node. One actor sends by the object store, another actor by the transport."""
     stored, sender, receiver = actors
     ray.get([stored.prepare.remote(nbytes, pooled=False), sender.prepare.remote(nbytes, pooled=True)])
 
@@ -213,14 +213,14 @@ def _memory(ray: Any, actors: list[Any], nbytes: int) -> None:
 
 
 def compare(ray: Any, transport: str, nbytes: int, moves: int) -> tuple[list[float], list[float]]:
-    """Send new arrays from one actor to another actor of a node: by Ray's object store and in the pool in turn.
+    """Send new arrays from one actor to another actor of a node: alternately by Ray's object store and in the pool.
 
     Parameters
     ----------
     ray, transport
         Ray, and the name of the registered transport.
     nbytes, moves
-        Bytes of an array, and the number of arrays by each way.
+        Bytes of an array, and the number of arrays that go each way.
 
     Returns
     -------
@@ -242,7 +242,7 @@ def compare(ray: Any, transport: str, nbytes: int, moves: int) -> tuple[list[flo
 
 
 def measure(ray: Any, transport: str, *, mib: list[int], moves: int, readers: int, big: int) -> None:
-    """Measure on a cluster of two nodes, with the resources ``near`` and ``far`` and a service each.
+    """Measure on a cluster of two nodes with the resources ``near`` and ``far``. Each node has a service.
 
     Parameters
     ----------
@@ -270,14 +270,14 @@ def measure(ray: Any, transport: str, *, mib: list[int], moves: int, readers: in
 
 @contextmanager
 def cluster(*nodes: str, gpu: bool = False) -> Iterator[tuple[Any, str]]:
-    """Start a cluster on this machine, with a service on each node, and give Ray and the name of the transport.
+    """Start a cluster on this machine, with a service on each node. Yield Ray and the name of the transport.
 
     Parameters
     ----------
     nodes
         Names of the nodes. Each node has a resource of the same name.
     gpu
-        Whether the nodes have a GPU. Then the pools are in its memory, and the transport is for PyTorch.
+        Whether the nodes have a GPU. Then the pools are in memory of the GPU, and the transport is for PyTorch.
 
     Raises
     ------
@@ -289,7 +289,7 @@ def cluster(*nodes: str, gpu: bool = False) -> Iterator[tuple[Any, str]]:
 
     with tempfile.TemporaryDirectory(prefix="pbray") as folder:
         os.environ["POOLBRIDGE_SOCKET"] = f"{folder}/{nodes[0]}/s"
-        os.environ["RAY_TMPDIR"] = folder  # Ray writes the cluster's address there, apart from other clusters
+        os.environ["RAY_TMPDIR"] = folder  # Ray writes the cluster's address here, and not where other clusters write
         started = Cluster()
         try:
             for name in nodes:
