@@ -27,7 +27,7 @@ set_hypothesis_home_dir(Path(__file__).parents[2] / "build" / "hypothesis")
 settings.register_profile("patient", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("patient")
 
-# Without a driver, `test_device` runs these on the simulated one.
+# Without a driver, pytest skips the folder `oncuda`; `test_device` runs its tests on the simulated driver.
 collect_ignore = [] if has_driver() else ["oncuda"]
 
 # The results of `test_libraries`, by library, kind, element type and layout.
@@ -48,16 +48,16 @@ ENGINES = ("test_ray", "test_dask")
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Begin with what takes longest, where pytest-xdist runs tests beside each other."""
+    """Put the slowest tests first if pytest-xdist runs tests in parallel."""
     if config.pluginmanager.hasplugin("xdist"):
         items.sort(key=lambda item: not item.path.name.startswith((*ENGINES, "test_device")))
 
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
-    """One process starts the clusters of an engine, one at a time; any other test goes to the process that is free.
+    """Run all tests of an engine in one process, so that its clusters run one at a time; spread the other tests.
 
-    pytest-xdist 3.8 does not see its own groups with pytest 9.2, whose node IDs it cannot change.
+    The groups of pytest-xdist 3.8 have no effect with pytest 9.2, whose node IDs pytest-xdist cannot change.
     """
     from xdist.scheduler import LoadScopeScheduling
 
@@ -75,7 +75,7 @@ def pytest_runtest_teardown(item: pytest.Item) -> None:
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
-    """Report which library took which layouts in place, and the results of the others; not with -q."""
+    """Print each result of each library, with the element types and layouts that had this result; not with -q."""
     outcomes = config.stash.get(OUTCOMES, {}) if config.get_verbosity() >= 0 else {}
     for library, kind in dict.fromkeys(key[:2] for key in outcomes):
         by_outcome: dict[str, list[tuple[str, ...]]] = {}
@@ -89,8 +89,8 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: p
             terminalreporter.write_line(f"{outcome[:160]}\n    {len(where)} of: {dtypes}\n    as: {layouts}")
 
 
-# The memory that NVIDIA's driver shares between processes for interprocess events. It opens it with the first of them
-# and keeps it until the process ends, also when no event is left. Only the driver uses this name.
+# NVIDIA's driver shares this memory between processes for interprocess events. The driver opens the memory for the
+# first event of a process, and keeps it open until the process ends. Only the driver uses this name.
 OF_THE_DRIVER = "/dev/shm/cuda.shm."
 
 
@@ -100,7 +100,7 @@ def open_descriptors() -> dict[str, str]:
         try:
             target = os.readlink(f"/proc/self/fd/{fd}")
         except OSError:
-            continue  # the one that listed the folder
+            continue  # `listdir` itself used this descriptor, and has closed it
         if not target.startswith(OF_THE_DRIVER):
             found[fd] = target
     return found
@@ -108,7 +108,7 @@ def open_descriptors() -> dict[str, str]:
 
 @pytest.fixture(scope="session", autouse=True)
 def driver() -> None:
-    """Use every GPU once, so that the files that the driver opens then are open before the first test."""
+    """Use every GPU once before the first test, because the driver opens files at the first use of a GPU."""
     for ordinal in range(len(_cuda.devices()) if has_driver() else 0):
         _cuda.Allocation(ordinal, 64)
         _cuda_stream.own_stream(ordinal)

@@ -1,4 +1,4 @@
-"""Clusters of Dask for tests: workers in processes of their own, each with the socket of its service."""
+"""Clusters of Dask for tests: each worker runs in its own process, and has the socket of a service."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ import poolbridge.dask  # noqa: E402
 
 
 def ship(module):
-    """Have the functions of a module pickled by value: workers cannot import the tests."""
+    """Make Dask pickle the functions of a module by value, because workers cannot import the tests."""
     cloudpickle.register_pickle_by_value(module)
 
 
@@ -29,7 +29,7 @@ ship(sys.modules[__name__])
 
 MARKS = [
     pytest.mark.skipif(not os.access(POOLSVC, os.X_OK), reason="poolsvc is not built: make build"),
-    pytest.mark.filterwarnings("default"),  # Dask's own, such as of sockets that it has not closed yet
+    pytest.mark.filterwarnings("default"),  # Dask's own warnings, for example about sockets that are still open
 ]
 
 POOL = "name=frames,kind=host,max=64MiB"
@@ -38,14 +38,14 @@ SECONDS = 200.0
 
 @pytest.fixture(autouse=True)
 def no_leaks():
-    """Let Dask keep its connections: its scheduler runs in this process, and closes them when it likes."""
+    """Leave out the check for leaks: Dask's scheduler runs in this process, and may close connections late."""
 
 
 @pytest.fixture(scope="module", autouse=True)
 def built():
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("POOLBRIDGE_POOLSVC", POOLSVC)
-        for what in ("CONNECT", "TCP"):  # a busy machine is slow, and that is no fault of a worker
+        for what in ("CONNECT", "TCP"):  # on a busy machine, a correct worker may be slow
             patch.setenv(f"DASK_DISTRIBUTED__COMM__TIMEOUTS__{what}", f"{SECONDS:g}s")
         yield
 
@@ -58,7 +58,7 @@ def service(tmp_path):
 
 
 class Process(distributed.Nanny):  # type: ignore[name-defined, misc]
-    """Runs a worker in a process of its own, once: a worker that was killed stays away."""
+    """Runs a worker in its own process, and does not start a new worker after a kill."""
 
     started = False
 
@@ -71,7 +71,7 @@ class Process(distributed.Nanny):  # type: ignore[name-defined, misc]
 
 @contextmanager
 def cluster(*sockets):
-    """Run a cluster of one process for each socket, "a", "b" and so on, and give Dask's client."""
+    """Run a cluster with one worker for each socket; the workers are "a", "b" and so on. Yield Dask's client."""
     workers = {
         name: {
             "cls": Process,
@@ -89,13 +89,13 @@ def cluster(*sockets):
 
 
 def on(client, name):
-    """Give the address of a worker."""
+    """Return the address of the worker with this name."""
     (address,) = [address for address, of in workers(client).items() if of["name"] == name]
     return address
 
 
 def workers(client):
-    """Ask the scheduler for its workers; `scheduler_info` may give the client's last heartbeat, which has none."""
+    """Ask the scheduler for its workers, because `scheduler_info` may return an older answer without workers."""
     return client.sync(client.scheduler.identity, n_workers=-1)["workers"]
 
 
@@ -132,7 +132,7 @@ def total(array):
 
 
 def mapping(array):
-    """Say in which memory an array is: the line of the kernel's list, without addresses."""
+    """Return the permissions and the file of the mapping in which an array lies, from ``/proc/self/maps``."""
     address = array.__array_interface__["data"][0]
     with open("/proc/self/maps") as maps:
         for line in maps:

@@ -1,7 +1,8 @@
-"""A small service in Python: enough of protocol version 1 for tests, and every kind of misbehaviour on request.
+"""A small service in Python for tests: a part of protocol version 1, and any wrong behaviour that a test needs.
 
-It keeps pools of kind ``host`` in memfds, as the real one does. A test may put functions into ``Service.tricks``, by
-operation: such a function is called with the connection and the request instead of the ordinary handling.
+The small service keeps pools of kind ``host`` in memfds, as the real service does. A test may put a function for an
+operation into ``Service.tricks``. The small service then calls this function, with the connection and the request, and
+does not handle the request itself.
 """
 
 from __future__ import annotations
@@ -72,7 +73,7 @@ class FakeLease:
 
 
 class Service:
-    """Listens at `path` until closed."""
+    """Listens at `path` until `close` is called."""
 
     connection_type: type[Connection]
     features: tuple[str, ...] = ()
@@ -139,7 +140,7 @@ class Service:
         return sum(len(connection.leases) for connection in self.connections)
 
     def seen(self, kind: type) -> list[Any]:
-        """Every request of one type that came, in order."""
+        """Return the requests of one type that have come, in order."""
         with self.changed:
             return [request for request in self.log if isinstance(request, kind)]
 
@@ -342,7 +343,7 @@ class Connection(threading.Thread):
 
     def release(self, request: m.Release, fds: list[int]) -> None:
         error: Refused | None = None
-        for lease in request.l, *request.al:  # all that can be ended, like the real service
+        for lease in request.l, *request.al:  # an unknown lease does not stop the loop, as in the real service
             try:
                 self.release_one(self.find(lease), request)
             except Refused as refused:
@@ -372,7 +373,7 @@ class Connection(threading.Thread):
         pass
 
     def bye(self, request: m.Bye, fds: list[int]) -> None:
-        """Let the client leave. The small service does nothing then."""
+        """Accept the goodbye of a client; the small service does nothing."""
 
     def dropped(self, request: m.Dropped, fds: list[int]) -> None:
         self.exported.difference_update(request.bl)
@@ -398,7 +399,7 @@ Service.connection_type = Connection
 
 
 def working(client: Any, connection: Connection, request: Any, *, named: bool = True) -> None:
-    """Send `working`, and return when the client has reached its time limit and goes on to wait."""
+    """Send `working`, and return when the client has reached its time limit and waits longer."""
     call = client._session.core._calls[request.q]
     connection.send(m.Working(rq=request.q if named else 0))
     for expected in (True, False):

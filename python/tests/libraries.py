@@ -1,4 +1,4 @@
-"""Array libraries for the tests of all of them: how each takes a lease, reads it, writes it, and what it refuses."""
+"""The array libraries of the tests: how each library takes, reads and writes a lease, and what it refuses."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ import numpy as np
 import poolbridge
 from poolbridge._memory import tensor as _tensor
 
-# JAX otherwise takes most of the GPU's memory at once.
+# Without this setting, JAX takes most of the GPU's memory at its start.
 os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
 
 GPU_KINDS = ("device", "vmm", "legacy", "pinned")
 IN_PLACE = "in place"
 COPY = "copy"
-# What every library but NumPy gets of what is reversed, by DLPack.
+# The error of DLPack for a layout with negative strides, in every library but NumPy.
 REVERSED = "BufferError: this lease has negative strides"
 
 
 @dataclass(frozen=True)
 class Layout:
-    """How elements lie in a buffer: strides and the offset of the first one count elements, as on the wire."""
+    """How elements lie in a buffer. The strides, and the offset of the first element, count elements."""
 
     shape: tuple[int, ...]
     strides: tuple[int, ...] = ()
@@ -45,7 +45,7 @@ class Layout:
 
     @property
     def compact(self) -> bool:
-        """Whether it is C-contiguous once its axes are in another order."""
+        """Whether the layout is C-contiguous if its axes are put into another order."""
         return not self.strides or sorted(self.strides) == sorted(_tensor.c_strides(self.shape[::-1], 1))
 
 
@@ -66,16 +66,16 @@ LAYOUTS = {
 
 
 class Library:
-    """One array library. The methods here are right for most.
+    """One array library. The methods of this class are right for most libraries.
 
     Attributes
     ----------
     name
-        Its module.
+        The name of the library's module.
     kinds
-        The kinds of memory that it can be given.
+        The kinds of memory that the library accepts.
     writes
-        Whether its arrays can be written.
+        Whether the library can write its arrays.
     """
 
     name: str
@@ -90,7 +90,7 @@ class Library:
             return False
 
     def lacks(self, kind: str) -> str:
-        """Return the reason why the installed library cannot use the GPU; "" if it can."""
+        """Return why the installed library cannot use the GPU, or an empty text if it can use the GPU."""
         return ""
 
     def take(self, lease: poolbridge.Lease) -> Any:
@@ -100,18 +100,18 @@ class Library:
         raise NotImplementedError
 
     def read(self, array: Any, dtype: str) -> bytes:
-        """Return the elements in C order, read by the library."""
+        """Read the elements with the library, and return them in C order."""
         raise NotImplementedError
 
     def write_ones(self, array: Any) -> None:
-        """Set every element to 1 with the library. It is done on return."""
+        """Set every element to 1 with the library, and return when all elements are written."""
         raise NotImplementedError
 
     def can_write(self, dtype: str, layout: Layout, kind: str) -> bool:
         return self.writes
 
     def expected(self, dtype: str, layout: Layout, kind: str) -> str:
-        """Return a pattern for the results that are right: `IN_PLACE`, `COPY`, or the name and the text of an error."""
+        """Return a pattern for the right result: `IN_PLACE`, `COPY`, or the name and the text of an error."""
         return IN_PLACE
 
 
@@ -120,7 +120,7 @@ class NumPy(Library):
     kinds = ("host", "pinned")
 
     def take(self, lease: poolbridge.Lease) -> Any:
-        source: Any = lease  # NumPy's stubs lag behind the standard
+        source: Any = lease  # the type stubs of NumPy do not accept a lease
         return np.from_dlpack(source)
 
     def pointer(self, array: Any) -> int:
@@ -162,7 +162,8 @@ class Torch(Library):
 
         bits = torch.view_as_real(array) if array.is_complex() else array
         bits = bits.view(getattr(torch, f"int{8 * bits.element_size()}"))
-        # With a kernel: the library's copies name a direction, which the driver refuses for memory of a host pool.
+        # `bitwise_or` makes the copy with a kernel. The driver refuses PyTorch's own copies for memory of a host pool,
+        # because they name a direction.
         return bytes(torch.bitwise_or(bits, 0).cpu().contiguous().numpy().tobytes())
 
     def write_ones(self, array: Any) -> None:
@@ -173,7 +174,7 @@ class Torch(Library):
             torch.cuda.synchronize(array.device)
 
     def can_write(self, dtype: str, layout: Layout, kind: str) -> bool:
-        return 0 not in layout.strides  # it refuses to write an element that has several indices
+        return 0 not in layout.strides  # PyTorch refuses to write an element that has several indices
 
     def expected(self, dtype: str, layout: Layout, kind: str) -> str:
         return REVERSED if layout.reversed else IN_PLACE
@@ -191,7 +192,7 @@ class Jax(Library):
         return "" if kind == "host" or on_gpu else "this jax sees no GPU: install its plugin for CUDA"
 
     def take(self, lease: poolbridge.Lease) -> Any:
-        """With 64-bit types enabled: otherwise JAX would copy and convert to 32 bits."""
+        """Take the lease with 64-bit types enabled; without them, JAX makes a copy with 32-bit elements."""
         import jax
 
         jax.config.update("jax_enable_x64", True)
@@ -206,7 +207,7 @@ class Jax(Library):
     @staticmethod
     @cache
     def _twice() -> Any:
-        """A kernel that copies: copies of JAX name a direction, which the driver refuses for memory of a host pool."""
+        """Return a kernel that copies. The driver refuses JAX's own copies for a host pool: they name a direction."""
         import jax
 
         return jax.jit(lambda x: jax.numpy.stack([x, x]))
@@ -216,7 +217,7 @@ class Jax(Library):
             return REVERSED
         if not layout.compact:
             return "JaxRuntimeError: UNIMPLEMENTED: Only DLPack tensors with trivial .compact. striding"
-        # What is not aligned to 64 bytes is copied on the CPU; what is not aligned to 16 fails on a GPU when used.
+        # On the CPU, JAX copies an array that is not aligned to 64 bytes. On a GPU, JAX needs alignment to 16 bytes.
         if kind != "host" and layout.size and layout.offset * _tensor.element_type(dtype).itemsize % 16:
             return "JaxRuntimeError: .*[Aa]ddress of buffer"
         return COPY if kind == "host" and layout.offset else IN_PLACE
@@ -242,7 +243,7 @@ class CuPy(Library):
     @staticmethod
     @cache
     def _same() -> Any:
-        """A kernel that copies: copies of CuPy name a direction, which the driver refuses for memory of a host pool."""
+        """Return a kernel that copies. The driver refuses CuPy's own copies for a host pool: they name a direction."""
         import cupy
 
         return cupy.ElementwiseKernel("T x", "T y", "y = x", "same")
@@ -263,7 +264,7 @@ class CuPy(Library):
             return IN_PLACE
         import cupy
 
-        # CuPy has it from ml_dtypes.
+        # CuPy has the element type bfloat16 from ml_dtypes.
         has = int(cupy.__version__.split(".")[0]) >= 14 and importlib.util.find_spec("ml_dtypes") is not None
         return IN_PLACE if has else ".*bfloat16"
 
@@ -293,7 +294,7 @@ class Numba(Library):
             return "UnsupportedError: .*has no bfloat16: use DLPack"
         if layout.reversed:
             return "NotImplementedError: .*negative strides"
-        # It takes memory of a host pool, but its copies name a direction, which the driver refuses for that.
+        # Numba takes memory of a host pool, but the driver refuses the copies of Numba, because they name a direction.
         return "CudaAPIError: .*INVALID_VALUE" if kind == "pinned" and layout.size else IN_PLACE
 
 
@@ -313,7 +314,7 @@ class CudaCore(Library):
         return int(array.ptr)
 
     def read(self, array: Any, dtype: str) -> bytes:
-        """The array's interface only describes the elements; it has no copy functions."""
+        """Copy the elements with the driver, because the view of cuda.core describes elements and cannot copy them."""
         from poolbridge._cuda import cuda as _cuda
 
         element = _tensor.element_type(dtype)

@@ -16,7 +16,7 @@ from streamservice import BLOCK, Channel, description, meta
 
 from poolbridge._native import Condition, Consumer, Frame, Producer
 
-MISSED, DROPS = 24, 384  # words of a cursor and of the sequencer
+MISSED, DROPS = 24, 384  # byte offsets of a word in a cursor, and of a word in the sequencer
 
 MATRIX = description("float32", (2, 3), (3, 1), 64)
 LINE = description("uint8", (16,))
@@ -92,7 +92,7 @@ def take(consumer: Consumer) -> Frame:
 
 
 def numbers(consumer: Consumer) -> list[int]:
-    """Take and release all that is there."""
+    """Take and release all frames that the consumer can take now; return their numbers."""
     found = []
     while isinstance(frame := consumer.take(0.0), Frame):
         consumer.release(frame.number)
@@ -102,7 +102,7 @@ def numbers(consumer: Consumer) -> list[int]:
 
 
 def back(producer: Producer) -> list[int]:
-    """Return the blocks that came back."""
+    """Return the blocks that came back to the producer."""
     blocks = producer.reclaim()
     assert isinstance(blocks, list), blocks
     return [block for block, _ in blocks]
@@ -114,8 +114,8 @@ class Interrupted(Exception):
 
 @pytest.fixture
 def interrupt() -> Iterator[Callable[[Callable[[], object]], None]]:
-    """Returns a function that makes a signal raise in this thread as soon as a condition is true."""
-    ready = threading.Event()  # the thread sends no signal once the test has ended
+    """Give a function: when its condition becomes true, a signal handler raises `Interrupted` in this thread."""
+    ready = threading.Event()  # is set at the end of the test: then the thread sends no signal
     threads: list[threading.Thread] = []
 
     def handler(number: int, frame: object) -> None:

@@ -1,7 +1,8 @@
 """Two nodes of Ray on one machine, joined by a veth pair: each has its own network, `/dev/shm`, processes and service.
 
-``python python/tests/raynodes.py`` hands arrays on in the first node and to the second, and prints how they went, as
-JSON; ``--mib 64`` measures. It needs root. Each node ends with its standard input: a run that is killed leaves nothing.
+``python python/tests/raynodes.py`` passes arrays between actors, within the first node and to the second node, and
+prints the results as JSON. With ``--mib 64`` the program also measures arrays of 64 MiB. The program needs root. Each
+node ends when its standard input closes, so a killed run leaves no processes.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from realservice import POOLSVC
 NETWORK = "10.211.7"
 PORT = 6379
 ALONE = ["unshare", "--net", "--mount", "--pid", "--fork", "--kill-child", "--mount-proc"]
-# Run as the first process of a node: when it ends, the kernel ends all others of the node.
+# This script is the first process of a node: when it ends, the kernel ends all other processes of the node.
 NODE = """
 set -e
 mount -t tmpfs -o size=700m tmpfs /dev/shm
@@ -43,7 +44,7 @@ read end
 
 
 def missing() -> str:
-    """Say what this machine lacks for two nodes; nothing if it lacks nothing."""
+    """Return what this machine lacks for two nodes, or an empty text if it lacks nothing."""
     programs = [name for name in ("ip", "unshare", "nsenter", "mount") if shutil.which(name) is None]
     if programs:
         return f"{', '.join(programs)} not found: install iproute2 and util-linux"
@@ -54,7 +55,7 @@ def missing() -> str:
 
 
 class Node:
-    """One node. Its processes see no network but the veth pair."""
+    """One node. Its processes can reach no network except the veth pair."""
 
     def __init__(self, folder: Path, number: int) -> None:
         self.address = f"{NETWORK}.{number}"
@@ -65,7 +66,7 @@ class Node:
             "POOLBRIDGE_POOLSVC": POOLSVC,
             "RAY_AUTH_MODE": "disabled",
             "RAY_USAGE_STATS_ENABLED": "0",
-            "UCX_TLS": "tcp,self",  # UCX would take nodes with one kernel for one machine with one /dev/shm
+            "UCX_TLS": "tcp,self",  # else UCX thinks that nodes with one kernel share /dev/shm
         }
         head = f"{NETWORK}.1:{PORT}"
         role = ["--head", f"--port={PORT}", "--include-dashboard=false"] if number == 1 else [f"--address={head}"]
@@ -95,7 +96,7 @@ class Node:
         self.hear("up")
 
     def run(self, *command: str, seconds: float) -> str:
-        """Run a command in the node, and return what it has written."""
+        """Run a command in the node, and return its output."""
         done = subprocess.run(
             ["nsenter", "--target", self.pid, "--net", "--mount", "--pid", *command],
             env=self.environment, capture_output=True, text=True, timeout=seconds,
@@ -112,7 +113,7 @@ class Node:
 
 
 def on_two_nodes(*arguments: str, seconds: float = 250) -> str:
-    """Start two nodes, run this program in the first as Ray's driver, and return what it has written."""
+    """Start two nodes, run this program in the first node as Ray's driver, and return its output."""
     nodes: list[Node] = []
     with tempfile.TemporaryDirectory(prefix="pbray") as folder:
         try:
@@ -130,11 +131,11 @@ def on_two_nodes(*arguments: str, seconds: float = 250) -> str:
                 node.end()
 
 
-# In the first node
+# Code that runs in the first node
 
 
 def actors(ray: Any, transport: str, moved: str) -> Any:
-    """Define the actor, in a function: so it is pickled by value."""
+    """Define the actor class inside a function, so that Ray pickles it by value."""
 
     class Actor:
         @ray.method(tensor_transport=transport)  # type: ignore[untyped-decorator]
@@ -179,7 +180,7 @@ def actors(ray: Any, transport: str, moved: str) -> Any:
             return {name: count.arrays for name, count in found.items() if count.arrays} | {"reasons": stats.reasons}
 
         def left(self) -> list[int]:
-            """Wait up to a minute until the service of the node has no leases, buffers and names, and give how many."""
+            """Wait up to a minute until the node's service has no leases, buffers and names; return what is left."""
             import poolbridge.ray
 
             client, deadline = poolbridge.ray.client(), time.monotonic() + 60
@@ -196,7 +197,7 @@ def actors(ray: Any, transport: str, moved: str) -> Any:
 
 
 def measured(ray: Any, ways: dict[str, Callable[[], Any]], moves: int) -> dict[str, list[float]]:
-    """Let the ways take turns, and return the seconds of each: median, least and most."""
+    """Run the ways in turn; return for each way the median, the least and the greatest time in seconds."""
     times: dict[str, list[float]] = {name: [] for name in ways}
     for turn in range(moves + 3):
         for name, way in ways.items():
@@ -208,7 +209,7 @@ def measured(ray: Any, ways: dict[str, Callable[[], Any]], moves: int) -> dict[s
 
 
 def drive(mib: int, moves: int) -> None:
-    """Hand arrays on, and print how they went."""
+    """Pass arrays between actors, and print the results as JSON."""
     import ray
 
     import poolbridge.ray
@@ -239,7 +240,7 @@ def drive(mib: int, moves: int) -> None:
         found["sender"] = ray.get(sender.counts.remote())
         if mib:
             count = mib << 18
-            stored = kind.options(resources={"near": 1}).remote()  # Ray pickles otherwise where a transport was used
+            stored = kind.options(resources={"near": 1}).remote()  # Ray pickles differently after use of a transport
             ways = {
                 "object store": lambda: far.ends.remote(stored.stored.remote(count, 1)),
                 "mover": lambda: far.ends.remote(sender.by_mover.remote(count, 1)),

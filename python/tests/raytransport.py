@@ -1,8 +1,8 @@
 """The transport of `poolbridge.ray` between two processes, without Ray's scheduler: for machines that have no Ray.
 
-``python python/tests/raytransport.py --library torch --kind device`` runs it on the memory of a GPU: a sender shares
-arrays, a receiver gets them in place and checks them, and both say what it took. The receiver's stream waits for the
-sender's by the fence that comes with the buffer, so the sender does not wait for its kernels.
+``python python/tests/raytransport.py --library torch --kind device`` uses memory of a GPU. A sender shares arrays, a
+receiver gets them in place and checks them, and the program prints how long each call takes. The receiver's stream
+waits for the fence that comes with the buffer, so the sender does not wait for its kernels.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def library_of(name: str) -> Any:
 
 
 def fill(library: str, lease: poolbridge.Lease, value: int) -> Any:
-    """Fill a lease by the library, on the GPU where it is there, and return the array. Waits for no kernel."""
+    """Fill a lease with the library, on the device of its memory; return the array and do not wait for the kernel."""
     if library == "jax":
         raise SystemExit("JAX writes no memory that it was lent: --library numpy, cupy or torch")
     xp = library_of(library)
@@ -63,7 +63,7 @@ def fill(library: str, lease: poolbridge.Lease, value: int) -> Any:
 
 
 def outside(library: str, kind: str, count: int, value: int) -> Any:
-    """Make an array that lives in no pool."""
+    """Make an array whose memory is in no pool."""
     xp = library_of(library)
     if library == "torch":
         return xp.full((count,), value, dtype=xp.float32, device="cpu" if kind == "host" else "cuda")
@@ -71,7 +71,7 @@ def outside(library: str, kind: str, count: int, value: int) -> Any:
 
 
 def send(library: str, kind: str) -> None:
-    """Share what the receiver asks for: ``(obj_id, count, value, in the pool)``; None ends an object, EOF all."""
+    """Share an array for each request ``(obj_id, count, value, pooled)``; an ``obj_id`` alone ends the object."""
     transport = made(library=library)
     while True:
         try:
@@ -95,7 +95,7 @@ def send(library: str, kind: str) -> None:
 
 
 def sender(socket: str, library: str, kind: str) -> subprocess.Popen[bytes]:
-    """Start a process that sends."""
+    """Start a process that runs `send`."""
     return subprocess.Popen(
         [sys.executable, __file__, "send", "--library", library, "--kind", kind],
         stdin=subprocess.PIPE,
@@ -105,7 +105,7 @@ def sender(socket: str, library: str, kind: str) -> subprocess.Popen[bytes]:
 
 
 def receive(library: str, kind: str, sizes: list[int], moves: int) -> None:
-    """Run a service and a sender, receive arrays of each size, check them, and print what it took."""
+    """Run a service and a sender, receive and check arrays of each size, and print how long the calls take."""
     biggest = max(sizes)
     with poolbridge.serve() as service, service.connect() as client:
         os.environ["POOLBRIDGE_SOCKET"] = service.path
@@ -125,7 +125,7 @@ def receive(library: str, kind: str, sizes: list[int], moves: int) -> None:
                         (array,) = transport.recv_multiple_tensors(name, metadata, None)
                         takes.append(time.perf_counter() - begin)
                         shares.append(share)
-                        # The kernels that read wait for those that wrote, on the GPU.
+                        # On the GPU, the kernels that read this array wait for the kernels that have written it.
                         assert float(array.min()) == value == float(array.max()), (name, float(array.min()))
                         device = getattr(array, "device", "cpu")
                         del array

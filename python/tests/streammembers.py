@@ -14,18 +14,18 @@ from poolbridge._native import Condition, Consumer, Frame, Producer
 
 BLOCK: Final = 4096
 BLOCKS: Final = 8
-"""Blocks of a producer."""
+"""How many blocks each producer has."""
 _LINE: Final = description("uint8", (BLOCK,))
 _AGAIN: Final = {Condition.TIMEOUT, Condition.NO_ROOM}
 
 
 class Board:
-    """Memory that the processes of a test share besides the channel: blocks, and their progress.
+    """Memory that the processes of a test share in addition to the channel: blocks, and the progress of the members.
 
     Parameters
     ----------
     pid, fd
-        The process that made it, and its descriptor of the file; left out: a new one is made.
+        The process that made the board, and the descriptor of its file in that process; left out: a new board is made.
     """
 
     SIZE: Final = BLOCK * BLOCKS * 4
@@ -36,11 +36,11 @@ class Board:
         self.fd = opened(pid, fd) if pid else memfd("board", self.SIZE + self.NUMBERS + (1 << 16))
         self.memory = mmap.mmap(self.fd, 0)
         self.acknowledged = memoryview(self.memory)[self.SIZE : self.SIZE + self.NUMBERS]
-        """By number."""
+        """For each frame number: how often consumers have released the frame, plus 64 if a consumer has requeued it."""
         self.ready = memoryview(self.memory)[self.SIZE + self.NUMBERS :]
-        """By member id: 1: it has mapped its files, 2: it has joined."""
+        """For each member id: 1 after the member has mapped its files, 2 after it has joined."""
         self.files = self.ready[1024:].cast("q")
-        """Descriptors in the process that made it: of cursors, then of tracks."""
+        """Descriptors in the process that made the board: first of cursors, then of tracks."""
 
     def __reduce__(self) -> tuple[type[Board], tuple[int, int]]:
         return Board, (self.pid, self.fd)
@@ -75,7 +75,7 @@ def _meet(member: Producer | Consumer, board: Board) -> None:
 
 
 def produce(seat: Seat, board: Board, frames: int) -> None:
-    """Publish so many frames; 0: without end."""
+    """Publish `frames` frames, or publish without end if `frames` is 0."""
     files = seat.opened()
     producer = Producer(files.roster, files.sequencer, files.file, seat.slot, seat.member)
     memory = board.memory
@@ -102,7 +102,7 @@ def produce(seat: Seat, board: Board, frames: int) -> None:
 
 
 def consume(seat: Seat, board: Board, policy: int | None) -> None:
-    """Take frames until the end, and check them; without a policy, of a queue."""
+    """Take and check frames until the channel ends. If `policy` is None, the channel is a queue."""
     files = seat.opened()
     consumer = Consumer(files.roster, files.sequencer, files.file, seat.slot, seat.member)
     memory = board.memory

@@ -1,6 +1,6 @@
-"""A stand-in for the service's part of a channel: it makes the files of its members and changes the roster.
+"""Replaces the service for a channel in tests: this module makes the files of members and changes the roster.
 
-See ``docs/streams.md``. Other processes open the files by `/proc/PID/fd`.
+See ``docs/streams.md``. Other processes open the files through `/proc/PID/fd`.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def opened(pid: int, fd: int) -> int:
 
 
 class Seat(NamedTuple):
-    """What a member needs to take part: a process whose descriptors it may open, and the descriptors."""
+    """What a member needs to join: the id of a process, and the descriptors in this process that the member opens."""
 
     pid: int
     roster: int
@@ -48,7 +48,7 @@ class Seat(NamedTuple):
     member: int
 
     def opened(self) -> Seat:
-        """Open the files in another process."""
+        """Open the files in the process of the member, and return a seat with the new descriptors."""
         roster, sequencer, file = (opened(self.pid, fd) for fd in self[1:4])
         return Seat(os.getpid(), roster, sequencer, file, self.slot, self.member)
 
@@ -111,7 +111,7 @@ class Channel:
         return self._cursors[slot]
 
     def prepare(self, slot: int, *, producer: bool, policy: int = BLOCK, timeline: int = 0) -> Seat:
-        """Make the file of a new member, which takes part once it is in `join`."""
+        """Make the file of a new member. The member becomes active in `join`."""
         self._members += 1
         size = self.track_size if producer else self.cursor_size
         fd = memfd("track" if producer else "cursor", size)
@@ -136,7 +136,7 @@ class Channel:
         fcntl.fcntl(self.files[producer, slot], _F_ADD_SEALS, _FUTURE_WRITE)
 
     def join(self, slot: int, *, producer: bool, oldest: bool = False) -> None:
-        """Make a member take part that has mapped its file."""
+        """Make a member active. The member has mapped its file before."""
         first = True
         while True:
             tail = _native.load_u64(self.sequencer, 0)
@@ -154,7 +154,7 @@ class Channel:
         self.wake()
 
     def part(self, slot: int, *, producer: bool, state: int = LEFT) -> None:
-        """End a member's part: it left, or its slot becomes free."""
+        """Set the state of a member that ends: LEFT, or FREE, which also frees its slot."""
         at = self._at(slot, producer=producer)
         if state == FREE:
             _native.store_u64(self.roster, at + 8, 0)
@@ -165,7 +165,7 @@ class Channel:
         self.wake()
 
     def give_claims_back(self, slot: int) -> None:
-        """Requeue the frames of a queue's consumer whose process is gone."""
+        """Requeue the frames that a consumer of a queue had when its process ended."""
         for at in range(8192 + 8 * self.slots, 8192 + 16 * self.slots, 8):
             claim = _native.load_u64(self.sequencer, at)
             if claim & 4095 == 2 + slot:
@@ -188,7 +188,7 @@ class Channel:
             _native.futex_wake(self.sequencer, at)
 
     def close(self, state: int = CLOSED) -> None:
-        """Close the channel: consumers can take the published frames, and then get the end."""
+        """Close the channel: consumers can still take the published frames, and then see the end of the channel."""
         _native.store_u64(self.roster, 16, CLOSING)
         self._bump()
         while not self._new_version(_native.load_u64(self.sequencer, 0)):
@@ -199,7 +199,7 @@ class Channel:
         self.wake()
 
     def unmap(self) -> None:
-        """Unmap and close everything."""
+        """Unmap and close all files of the channel."""
         for memory in (self.roster, self.sequencer, *self._cursors.values()):
             memory.close()
         for fd in self._fds:

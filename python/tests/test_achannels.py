@@ -47,7 +47,7 @@ def test_they_have_the_methods_of_the_blocking_ones(name):
         }
 
     blocking = public(getattr(poolbridge, name))
-    blocking.pop("spin", None)  # a wait in an event loop never polls
+    blocking.pop("spin", None)  # the asyncio client has no `spin`, because its waits never poll
     assert public(getattr(poolbridge, f"Async{name}")) == blocking
 
 
@@ -140,7 +140,7 @@ def test_a_cancelled_wait_loses_no_frame(service):
 
 
 async def take_early(channel, frames):
-    """Make the thread take a frame for a task that does not wait any more; its block was mapped before."""
+    """Make the subscription's thread take a frame for a task that no longer waits. The block is already mapped."""
     consumer = frames._consumer
     while consumer.native.offered is None:
         await channel.publish(np.zeros(1))
@@ -154,7 +154,7 @@ async def take_early(channel, frames):
         await channel.publish(np.zeros(1))
         while consumer._looking.locked():
             await asyncio.sleep(0.001)
-        if consumer.native.offered is None:  # the thread had stopped looking
+        if consumer.native.offered is None:  # the thread ended its wait before the frame came
             await (await frames.receive(60)).release()
     assert consumer.session.core.blocks
 

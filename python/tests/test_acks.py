@@ -1,4 +1,4 @@
-"""What acknowledges a frame, what requeues it, and what keeps its memory."""
+"""What acknowledges a frame, what requeues a frame, and what keeps the memory of a frame."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def test_asking_for_the_next_frame_acknowledges_those_before_though_their_arrays
     channel = client.create_channel("c", mode=mode, capacity=2)
     frames = other.subscribe("c", credit=1)
     kept = []
-    for value in range(8):  # more than the channel keeps
+    for value in range(8):  # more frames than the channel keeps
         publish(channel, value)
         kept.append(np.asarray(next(frames)))
     assert [int(array[0]) for array in kept] == list(range(8))
@@ -97,7 +97,7 @@ def test_a_frame_that_a_loop_was_left_with_goes_to_another(service, client, othe
     gc.collect()
     other.stats()
     rest = client.subscribe("work")
-    assert {rest.receive(60).seq, rest.receive(60).seq} == {2, 3}  # 3 comes first if 2 is requeued later
+    assert {rest.receive(60).seq, rest.receive(60).seq} == {2, 3}  # frame 3 comes first if frame 2 is requeued later
 
 
 def test_a_block_acknowledges_a_frame_whose_array_lives_on(client, other, queue):

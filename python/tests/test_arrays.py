@@ -22,7 +22,7 @@ IN_NUMPY = [name for name, element in ELEMENT_TYPES.items() if element.in_numpy]
 
 @dataclass
 class Seen:
-    """The content of a DLPack capsule, as a consumer reads it; it keeps the capsule."""
+    """The content of a DLPack capsule, as a consumer reads it. The object keeps the capsule."""
 
     capsule: object
     data: int | None
@@ -61,7 +61,7 @@ def look(capsule: object) -> Seen:
 
 
 def strided(client, tensor, service):
-    """A lease with any description: only the service can make one."""
+    """Return a lease whose description is `tensor`. The service sets the description, because a client cannot."""
     lease = client.allocate(64, "uint8")
     lease.publish("strided", replace=True)
     buffer = service.buffers[lease.buffer_id]
@@ -264,7 +264,7 @@ def test_bfloat16_is_copied_by_its_values(client):
 
 def test_copy_from_page_locked_memory_of_another_library(client):
     class PageLocked:
-        """Like PyTorch's: it names its device, and refuses streams for memory of the CPU."""
+        """An array like those of PyTorch: it names its device, and refuses a stream for memory of the CPU."""
 
         def __init__(self, array):
             self.array = array

@@ -78,7 +78,7 @@ def test_a_cancelled_wait_is_cancelled_at_the_service(service):
         waiting = []
         service.tricks["get"] = lambda c, r: waiting.append((c, r))
         task = asyncio.create_task(client.get("x", timeout=60))
-        await asyncio.sleep(0)  # its request goes first
+        await asyncio.sleep(0)  # lets the task send its request first
         await client.stats()
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
@@ -97,7 +97,7 @@ def test_a_lease_granted_while_its_wait_was_cancelled_is_given_back(service):
         late = []
         service.tricks["alloc"] = lambda c, r: late.append((c, r))
         task = asyncio.create_task(client.allocate(4, timeout=60))
-        await asyncio.sleep(0)  # its request goes first
+        await asyncio.sleep(0)  # lets the task send its request first
         await client.stats()
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
@@ -122,7 +122,7 @@ def test_a_lease_whose_pool_is_being_opened_is_given_back_when_cancelled(service
         async def body(client):
             service.tricks["open"] = lambda c, r: None
             task = asyncio.create_task(client.get("x", timeout=60))
-            await asyncio.sleep(0)  # its request goes first
+            await asyncio.sleep(0)  # lets the task send its request first
             await client.stats()
             await client.stats()
             assert service.leases == 1

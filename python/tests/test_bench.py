@@ -1,4 +1,4 @@
-"""The harness of the benchmark: that it measures, not how fast anything is."""
+"""Tests of the benchmark program. The tests check that the program measures, but check no speed."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def test_result_without_latencies_says_so():
 
 
 class Recorder(Link):
-    """Records its calls, and returns numbers."""
+    """A link that records the calls of its methods, and returns numbers."""
 
     name = "a recorder"
     kind = "host"
@@ -131,7 +131,7 @@ def test_a_consumer_acknowledges_each_array_or_the_warm_up_and_the_end(monkeypat
 
 
 def alternatives(kind, **environment):
-    """Measure every alternative of a kind as briefly as possible; return the lines."""
+    """Measure every alternative for a kind of memory as briefly as possible; return the lines of the output."""
     command = [sys.executable, "-m", "poolbridge.bench", "--json", "--bytes", "4096", "--seconds", "0.01"]
     done = subprocess.run(
         [*command, "--kind", kind, "--depth", "4"],
@@ -176,13 +176,13 @@ def test_every_alternative_on_device_memory_runs_one_by_one_and_as_a_stream():
 
 @pytest.fixture(scope="module", autouse=True)
 def tracker():
-    """Start the process and the pipe that multiprocessing keeps until the end."""
+    """Start the resource tracker of multiprocessing before the tests; its process and pipe stay until the end."""
     resource_tracker.ensure_running()
 
 
 @pytest.fixture
 def poolsvc(tmp_path):
-    """The socket of a service in another process."""
+    """Run a service in another process, and give the path of its socket."""
     if not os.access(POOLSVC, os.X_OK):
         pytest.skip("poolsvc is not built: make build")
     path = str(tmp_path / "run" / "s.sock")

@@ -33,7 +33,7 @@ def publish(client, channel, value, shape=(4,)):
 
 
 def reserved(client, channel):
-    """Return how many bytes of a channel's pool are still used after the channel was closed."""
+    """Close a channel, and return how many bytes of its pool the service then still reserves."""
     channel.close()
     until(lambda: client.stats().leases == 0)
     client.trim()
@@ -109,7 +109,7 @@ def test_a_recalled_block_is_unmapped_once_its_array_is_gone(client, other):
 
 def test_nothing_is_left_when_the_client_closes(service, client):
     channel = client.create_channel("video")
-    publish(client, channel, 0)  # the producer has mapped everything now
+    publish(client, channel, 0)  # now the producer has mapped its memory
     before = len(MAPPINGS)
     with poolbridge.connect(service.path, timeout=60) as other:
         arrays = other.subscribe("video").arrays()
@@ -222,7 +222,7 @@ class Broken:
 
 
 def taken(client, other, count):
-    """Return the arrays of a subscription that has taken so many frames that every block has its array."""
+    """Publish and take `count` frames, so that every block has its array; return the channel and the arrays."""
     channel = client.create_channel("video", capacity=2, full="block")
     arrays = other.subscribe("video", credit=1).arrays()
     for value in range(count):
@@ -255,7 +255,7 @@ def test_a_frame_is_let_go_of_though_its_stream_takes_no_more_work(client, other
 
 
 def fork_error_of(work):
-    """Whether work in a forked child raises ForkError."""
+    """Return whether `work` raises ForkError in a forked child."""
     child = os.fork()
     if not child:
         try:
@@ -278,6 +278,6 @@ def test_a_forked_child_gets_no_arrays_and_lets_go_of_none(client, other):
 def test_arrays_may_be_dropped_by_whoever_holds_the_lock_of_a_closed_client(service, client):
     with poolbridge.connect(service.path, timeout=60) as other:
         _, arrays = taken(client, other, 6)
-    with other._session.lock:  # the garbage collector may run here
+    with other._session.lock:  # the garbage collector may run while a thread has this lock
         del arrays
         gc.collect()

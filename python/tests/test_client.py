@@ -347,7 +347,7 @@ def test_close_returns_leases_and_blocks(service):
 
 
 def public_names():
-    """Give the names that users import from the package; modules are not among them."""
+    """Return the public names of the package, except the names of modules."""
     return [
         name for name in vars(poolbridge) if not name.startswith("_") and not inspect.ismodule(vars(poolbridge)[name])
     ]
@@ -360,7 +360,7 @@ def test_errors_have_a_public_module():
 
 
 def public_callables():
-    """Return what `help` shows of public names: functions, and methods and properties of public classes."""
+    """Return the functions, and the methods and properties of classes, that `help` shows for public names."""
     for name in public_names():
         value = getattr(poolbridge, name)
         if inspect.isfunction(value):
@@ -377,7 +377,7 @@ def test_every_public_name_says_what_its_arguments_are():
     for name, function in public_callables():
         said = inspect.getdoc(function)
         assert said, name
-        # Docstrings do not repeat each other.
+        # A docstring that refers to another docstring does not repeat the parameters.
         if not inspect.isfunction(function) or re.search(r"([Ss]ee|those of) `", said):
             continue
         arguments = set(inspect.signature(function).parameters) - {"self", "cls"}
@@ -401,7 +401,7 @@ def test_help_of_the_package_begins_with_a_screen_that_says_where_to_begin():
 
 def test_help_of_the_package_is_short_enough_to_read():
     said = pydoc.plain(pydoc.render_doc(poolbridge)).splitlines()
-    assert len(said) < 80  # pydoc would go through every class that the package names in `__all__`
+    assert len(said) < 80  # with an `__all__` in the package, pydoc would print every class
 
 
 def test_errors_and_plain_data_can_be_pickled():

@@ -1,4 +1,4 @@
-"""Whole arrays in one call, leases as NumPy shows them, lists of pools, and clients sent to other processes."""
+"""Arrays put and got in one call, leases that NumPy reads, lists of pools, and clients in other processes."""
 
 from __future__ import annotations
 
@@ -155,7 +155,7 @@ def test_pools_are_listed(client):
     assert made in client.pools()
 
 
-# Leases as NumPy shows them
+# Leases that are indexed like arrays of NumPy
 
 
 def test_a_lease_has_a_length_and_elements(client):

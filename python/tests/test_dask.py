@@ -1,4 +1,4 @@
-"""Dask workers on one service: what is the same memory, what Dask moves, and what remains."""
+"""Dask workers on one service: which arrays share memory, which arrays Dask moves, and what remains."""
 
 # ruff: noqa: F401 - fixtures
 
@@ -48,7 +48,7 @@ EXAMPLES = Path(__file__).parents[2] / "examples" / "dask"
 
 @pytest.fixture(scope="module")
 def node(tmp_path_factory):
-    """Give Dask's client of two workers that share a service, and the service."""
+    """Give Dask's client for two workers that share one service, and give the service."""
     running = RealService(str(tmp_path_factory.mktemp("node") / "s.sock"), "--pool", POOL)
     try:
         with cluster(running.path, running.path) as client:
@@ -72,7 +72,7 @@ def test_a_receiver_has_the_senders_memory(node):
 
     def make():
         made = numbers(3)
-        distributed.get_worker().kept = made[:]  # a slice that was made before stays writeable
+        distributed.get_worker().kept = made[:]  # a slice that was made before the transfer stays writeable
         return made
 
     made = client.submit(make, workers=[on(client, "a")], pure=False)

@@ -1,4 +1,4 @@
-"""How arrays go between two connections of one process, without Dask's scheduler."""
+"""Arrays that go from one connection to another in the same process, without Dask's scheduler."""
 
 # ruff: noqa: F401, F811 - fixtures
 
@@ -24,14 +24,14 @@ pytestmark = MARKS
 def links(service, monkeypatch):
     options = _link.Options("frames", service.path, False, None, "host", 1000, 60.0)
     pair = [_link.Link(options, Counts(lambda text: None), lambda: None, lambda sender: None) for _ in range(2)]
-    monkeypatch.setattr(_link, "_LINKS", {pair[1]})  # the receiver's process has no other
+    monkeypatch.setattr(_link, "_LINKS", {pair[1]})  # the receiver's process has only its own connection
     yield pair
     for link in pair:
         link.close()
 
 
 def sent(links, array, recipient=None):
-    """Send an array from one connection to the other as Dask does, and give what arrives."""
+    """Send an array from one connection to the other as Dask does, and return the received array."""
     _arrays.register()
     token = _arrays.SENDING.set(_arrays.Sending(links[0], "tcp://sender", recipient or links[1].says))
     try:

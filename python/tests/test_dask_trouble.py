@@ -1,4 +1,4 @@
-"""Dask workers on two services and on none, and what remains when a worker or a service dies."""
+"""Dask workers on two services or without a service, and what remains after a worker or a service dies."""
 
 # ruff: noqa: F401, F811 - fixtures
 
@@ -42,11 +42,11 @@ pytestmark = MARKS
 
 
 def _connected():
-    """Whether this worker has a connection to a service, without making one."""
+    """Return whether this worker is connected to a service; do not connect."""
     return _plugin._here().link is not None
 
 
-# Two services, and none
+# Two services, and no service
 
 
 def test_between_services_dask_moves_the_bytes_and_a_worker_without_one_is_refused_or_counted(
@@ -121,7 +121,7 @@ def test_a_task_connects_a_worker_that_began_without_a_service(tmp_path, request
 
 
 def arrange(step, victim):
-    """Have a worker kill a process, once, when it is at a step of the transfer, and go on when that has ended."""
+    """Return a function that makes a worker kill a process once, before a step, and wait for the end of the process."""
 
     def kill(dask_worker):
         original = getattr(_link.Link, step)
@@ -188,7 +188,7 @@ def test_without_its_service_dask_moves_the_bytes_and_one_that_comes_back_is_use
             made = client.submit(numbers, 10, workers=[a], pure=False)
             assert result(client.submit(total, made, workers=[b], pure=False)) == 45
 
-        client.run(arrange("take", service.process.pid), workers=[b])  # b has the description, and asks again
+        client.run(arrange("take", service.process.pid), workers=[b])  # b has the description, and asks a again
         transfer()
         service.process.wait(60)
         sent, received = counted(client, "a"), counted(client, "b")
@@ -203,7 +203,7 @@ def test_without_its_service_dask_moves_the_bytes_and_one_that_comes_back_is_use
         def service_of(dask_worker):
             return getattr(poolbridge.dask._plugin._ATTACHED[dask_worker].link, "service", None)
 
-        until(lambda: set(client.run(service_of).values()) == {epoch}, 60)  # both connect again by themselves
+        until(lambda: set(client.run(service_of).values()) == {epoch}, 60)  # both workers connect again on their own
         transfer()
         assert counted(client, "b").received_in_place.arrays == 1
 

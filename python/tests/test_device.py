@@ -32,7 +32,7 @@ def has_driver() -> bool:
     ids=lambda path: path.name,
 )
 def test_on_the_simulated_driver(tmp_path, path):
-    """In another process: a driver is found at its first use, and stays."""
+    """Run the tests in another process, because a process finds its driver at the first use and then keeps it."""
     if importlib.util.find_spec("cuda") is None:
         pytest.skip("the packages of poolbridge[cuda] are not installed")
     if not (SIMULATION / "libcuda.so.1").exists():

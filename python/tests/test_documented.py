@@ -1,4 +1,4 @@
-"""Every block of README and of the guide runs or is checked, and every error has a section."""
+"""Every code block of README and of the guide runs or is checked, and every error has a section."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ pytestmark = [
 
 
 def blocks(*languages):
-    """Return the blocks of all pages: page and text for these languages, or also the language for all others."""
+    """Return page and text of each block in these languages; without languages, page, language and text of all."""
     every = [
         (page.name, language, text)
         for page in PAGES
@@ -42,7 +42,7 @@ def blocks(*languages):
 
 
 def test_every_block_is_of_a_language_that_has_a_test():
-    # TestEveryDocumentedBlockOfGoCompiles in tests/integration has those of Go. Text is what a program prints.
+    # TestEveryDocumentedBlockOfGoCompiles in tests/integration has the blocks of Go. Text blocks are program output.
     assert {language for _, language, _ in blocks()} == {"python", "go", "sh", "yaml", "text"}
 
 
@@ -54,7 +54,7 @@ CLUSTER = "runs, with Ray where that is installed"
 PYTEST = "is a test"
 TYPED = "is type-checked"
 LOOP = "is type-checked; TestEveryDocumentedLoopSeesEveryFrameAndEnds in tests/integration runs it"
-HOW = {  # by page and words that only one block of it has: how it is run or checked, and what it then prints
+HOW = {  # page, and words that only one block of the page has: how the test runs or checks the block, and its output
     ("README.md", '"weights"'): (ALONE, "[[0. 1. 2.]"),
     ("README.md", '"video"'): (ALONE, "3 2.0"),
     ("first-array.md", "poolbridge.serve("): (ALONE, "[3. 4. 5.]"),
@@ -97,7 +97,7 @@ lease: poolbridge.Lease
 
 
 def of(page, words):
-    """Return the only block of Python of a page that has these words."""
+    """Return the only Python block of a page in which these words occur."""
     (found,) = [text for name, text in blocks("python") if name == page and words in text]
     return found
 
@@ -198,7 +198,7 @@ def check_make(words):
 
 
 def check_files(words):
-    """Check that the files of the checkout exist that a command of the system names."""
+    """Check that the checkout has the files that a command line names."""
     for word in words:
         if word.startswith(("deploy/", "bin/", "release/")):
             assert word == "bin/poolsvc" or list(ROOT.glob(word)), f"there is no {word}"
@@ -278,7 +278,7 @@ def sections():
 
 
 def wire_codes():
-    """Return the errors of Go and of Python that docs/protocol.md has for each code."""
+    """Return for each code the error of Go and the error of Python, as docs/protocol.md lists them."""
     rows = re.findall(
         r"^\| `([\w-]+)` \|.*\| `(Err\w+|context\.\w+)` \| `(\w+)` \|$",
         (ROOT / "docs" / "protocol.md").read_text(),

@@ -1,4 +1,4 @@
-"""Signal handlers that raise, at every point where CPython may run one."""
+"""Signal handlers that raise an exception, at every point where CPython may run a handler."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from poolbridge._wire.transport import Descriptors, Transport
 PACKAGE = str(Path(poolbridge.__file__).parent)
 
 
-# These take many steps. An interrupt between them may lose the packet, or leave the block of a frame mapped.
+# These functions take many steps. An interrupt between two steps may lose a packet, or leave a frame's block mapped.
 _SPARED = {Session.receive.__code__, Consumer._end.__code__}
 
 
@@ -38,7 +38,7 @@ class Interrupted(BaseException):
 
 @cache
 def steps(code):
-    """Return where handlers may run: offsets after a call, a beginning or a jump back, in the same ``try`` block."""
+    """Return the offsets after which a handler may run, and a function that gives the ``try`` block of an offset."""
     table = dis._parse_exception_table(code)  # type: ignore[attr-defined]
 
     def guard(offset):
@@ -54,9 +54,9 @@ def steps(code):
 
 
 class Interrupter:
-    """Raises at one of the points where a handler may run in this thread: in the package, and in `functions`.
+    """Raises `Interrupted` at one point where this thread may run a handler, in the package or in `functions`.
 
-    The ``with`` statement catches what it raises.
+    The ``with`` statement catches `Interrupted`.
     """
 
     def __init__(self, at, *functions):
@@ -67,7 +67,7 @@ class Interrupter:
         self.where = None
 
     def __enter__(self):
-        sys._getframe().f_trace_opcodes = True  # CPython 3.12 reports opcodes only if a frame asked before `settrace`
+        sys._getframe().f_trace_opcodes = True  # CPython 3.12 needs this before `settrace` to report opcodes
         sys.settrace(self._call)
         return self
 
@@ -78,7 +78,7 @@ class Interrupter:
         return kind is Interrupted
 
     def _call(self, frame, event, arg):
-        # No handler runs at the return from a function in Python.
+        # CPython runs no handler when a Python function returns.
         self._last.pop(frame.f_back, None)
         if frame.f_code not in self._functions and not frame.f_code.co_filename.startswith(PACKAGE):
             return None
@@ -106,7 +106,7 @@ class Interrupter:
 
 
 def at_every_step(try_it, *functions, most=100_000):
-    """Call `try_it` with an interrupt at its first step, its second, and so on; return how many steps there are."""
+    """Call `try_it` with an interrupt at the first step, then at the second step, and so on; return the step count."""
     for at in range(most):
         interrupter = Interrupter(at, *functions)
         try_it(interrupter)
@@ -324,7 +324,7 @@ def real(tmp_path):
 @pytest.mark.parametrize("mode", ["broadcast", "queue"])
 @pytest.mark.parametrize("take", ["iterate", "receive", "arrays"])
 def test_no_interrupt_loses_a_frame(real, mode, take):
-    """The frame of a call that is interrupted comes with the next call, and no earlier frame stays in hand."""
+    """If a call is interrupted, the next call returns its frame, and the subscription keeps no earlier frame."""
     client, other = real
     channel = client.create_channel(f"{take} {mode}", mode=mode, capacity=4)
     publish = partial(channel.publish, np.zeros(4), timeout=60)

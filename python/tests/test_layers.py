@@ -1,4 +1,4 @@
-"""The layers of the package: a module imports what is in its own row or further down, for types as well."""
+"""The layers of the package: a module imports only from its own layer and from lower rows, also for types."""
 
 import ast
 from collections.abc import Iterator
@@ -9,7 +9,8 @@ import pytest
 import poolbridge
 
 PACKAGE = Path(poolbridge.__file__).parent
-# From the top. Folders of one row do not import each other. The package itself has the public names.
+# The rows of layers, from top to bottom. Layers of one row do not import each other. The layer `poolbridge` is the
+# module with the public names.
 ROWS = (
     ("__main__", "bench", "worker"),
     ("_bench", "_verify"),
@@ -40,7 +41,7 @@ def modules(package: Path) -> dict[str, Path]:
 
 
 def imports(tree: ast.AST, known: dict[str, Path], *, types: bool = False) -> Iterator[tuple[str, bool]]:
-    """Return what a module imports of its package, also in functions, and whether only for types."""
+    """Yield each import from the package in a module, also in functions, and whether the import is only for types."""
     for node in ast.iter_child_nodes(tree):
         if isinstance(node, ast.Import):
             yield from ((alias.name, types) for alias in node.names if alias.name.partition(".")[0] == "poolbridge")
@@ -67,7 +68,7 @@ def layer(module: str) -> str:
 
 
 def upward(package: Path) -> list[str]:
-    """Return the imports that a row must not have."""
+    """Return the imports that the rows do not allow."""
     known = modules(package)
     found = []
     for module, path in known.items():
@@ -80,7 +81,7 @@ def upward(package: Path) -> list[str]:
 
 
 def circles(package: Path) -> list[list[str]]:
-    """Return circular imports, except those for types: two classes of one folder may name each other."""
+    """Return circular imports, except imports for types, because two classes of one folder may name each other."""
     known = modules(package)
     graph = {
         module: {other for other, types in imports(ast.parse(path.read_text()), known) if not types}

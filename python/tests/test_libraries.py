@@ -1,6 +1,6 @@
 """How every array library takes leases: each kind of memory, element type and layout, for reading and writing.
 
-Memory of the CPU is there always; on a machine with a GPU, `poolsvc` gives the other kinds.
+Every machine has memory of the CPU. On a machine with a GPU, `poolsvc` provides the other kinds of memory.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from poolbridge._wire import messages as m
 
 POOLSVC = os.environ.get("POOLBRIDGE_TEST_POOLSVC", str(Path(__file__).parents[2] / "bin" / "poolsvc"))
 BYTES = 1024
-# Installed libraries take read-only memory, with a warning; three tests check the warning.
+# poolbridge warns when a library takes read-only memory; three tests check this warning.
 pytestmark = pytest.mark.filterwarnings("ignore::poolbridge.ReadOnlyWarning")
 
 
@@ -63,14 +63,14 @@ CASES = [
 
 @pytest.fixture(autouse=True)
 def no_leaks() -> Iterator[None]:
-    """Fail a test that leaves mappings, except those that libraries make when they first use a GPU."""
+    """Fail a test that leaves mappings of poolbridge; libraries may leave their own mappings and descriptors."""
     mapped = len(MAPPINGS)
     yield
     assert until(lambda: len(MAPPINGS) == mapped)
 
 
 def until(condition: Callable[[], bool]) -> bool:
-    """Wait until other threads, ours or a library's, have released their memory."""
+    """Wait for the condition, because threads of poolbridge or of a library may release memory late."""
     deadline = time.monotonic() + 60
     while not condition():
         if time.monotonic() > deadline:
@@ -92,7 +92,7 @@ def gpu_service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 
 @pytest.fixture
 def outcomes(request: pytest.FixtureRequest) -> dict[tuple[str, ...], set[str]]:
-    """The results by library, kind, element type and layout; printed at the end of the run."""
+    """Give the results by library, kind, element type and layout; `conftest` prints them at the end of the run."""
     return request.config.stash.setdefault(OUTCOMES, {})
 
 
@@ -103,7 +103,7 @@ def kind(request: pytest.FixtureRequest) -> str:
 
 @pytest.fixture
 def path(request: pytest.FixtureRequest, kind: str, tmp_path: Path) -> Iterator[str]:
-    """The socket of a service that has memory of that kind."""
+    """Give the path of the socket of a service that has memory of the kind `kind`."""
     if kind != "host":
         yield request.getfixturevalue("gpu_service")
         return
@@ -114,10 +114,10 @@ def path(request: pytest.FixtureRequest, kind: str, tmp_path: Path) -> Iterator[
 
 @pytest.fixture
 def client(path: str, kind: poolbridge.Kind) -> Iterator[poolbridge.Client]:
-    """A client with a pool ``p`` of that kind."""
+    """Give a client with a pool ``p`` of the kind `kind`."""
     with poolbridge.connect(path, timeout=60, wait=60) as connected:
         try:
-            # Some kinds have blocks of 2 MiB, and a test needs 30 at a time.
+            # Some kinds have blocks of 2 MiB, and a test needs 30 blocks at a time.
             pool = connected.create_pool("p", kind=kind, max_bytes=1 << 27)
         except poolbridge.UnavailableError as error:
             pytest.skip(f"no memory of kind {kind}: {error}")
@@ -126,7 +126,7 @@ def client(path: str, kind: poolbridge.Kind) -> Iterator[poolbridge.Client]:
 
 
 def values(dtype: str) -> np.ndarray[Any, Any]:
-    """Return the bytes of a buffer whose elements are all different."""
+    """Return the bytes of a buffer with test values of an element type."""
     element = element_type(dtype)
     numbers = np.arange(BYTES // element.itemsize) % 100
     found: np.ndarray[Any, Any]
@@ -142,7 +142,7 @@ def values(dtype: str) -> np.ndarray[Any, Any]:
 
 
 def seen_through(layout: Layout, dtype: str, data: np.ndarray[Any, Any]) -> bytes:
-    """Return the elements of a buffer in a layout, in C order."""
+    """Return the elements that a layout selects from the bytes of a buffer, in C order."""
     element = element_type(dtype)
     array: np.ndarray[Any, Any] = np.ndarray(
         layout.shape,
@@ -155,7 +155,7 @@ def seen_through(layout: Layout, dtype: str, data: np.ndarray[Any, Any]) -> byte
 
 
 def publish(client: poolbridge.Client, dtype: str, layout: Layout, name: str = "x") -> None:
-    """Publish a buffer with this description."""
+    """Publish a buffer with test values in a layout."""
     lease = client.allocate(BYTES, "uint8", pool="p")
     lease.copy_from(values(dtype))
     tensor = m.Tensor(dtype, layout.shape, layout.strides, layout.offset * element_type(dtype).itemsize)
@@ -172,14 +172,14 @@ def no_arrays(lease: poolbridge.Lease) -> bool:
 
 
 def outcome(lease: poolbridge.Lease, library: Library, dtype: str, layout: Layout) -> str:
-    """Take a lease with the library, and compare the result with what is expected."""
+    """Take a lease with the library, check the elements, and return `IN_PLACE`, `COPY` or the error."""
     data = values(dtype)
     try:
         array = library.take(lease)
         content = library.read(array, dtype)
     except Exception as error:  # noqa: BLE001 - each library has its own
         text = f"{type(error).__name__}: {error}".splitlines()[0]
-        return re.sub(r"-?\b\d+\b(, -?\d+)*,?", "…", text)  # shapes and strides
+        return re.sub(r"-?\b\d+\b(, -?\d+)*,?", "…", text)  # shapes and strides are left out
     assert tuple(array.shape) == layout.shape
     assert content == seen_through(layout, dtype, data)
     in_place = not layout.size or library.pointer(array) == lease.evidence()["pointer"]
@@ -192,7 +192,7 @@ def outcome(lease: poolbridge.Lease, library: Library, dtype: str, layout: Layou
     return IN_PLACE if in_place else COPY
 
 
-# Warnings of libraries about this NumPy or this driver do not matter here.
+# This test ignores the warnings of libraries about the versions of NumPy and of the driver.
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("dtype", ELEMENT_TYPES)
 @pytest.mark.parametrize(("library", "kind"), CASES, indirect=["kind"])
@@ -200,7 +200,7 @@ def test_a_lease_is_taken_in_place_or_refused_with_a_reason(client, kind, librar
     lacking = library.lacks(kind)
     if lacking:
         pytest.skip(lacking)
-    gc.freeze()  # the collector need not look at a library's objects each time
+    gc.freeze()  # so that the garbage collector skips the objects of the libraries
     wrong = []
     for name, layout in LAYOUTS.items():
         for write in (False, True):
@@ -220,7 +220,7 @@ def test_a_lease_is_taken_in_place_or_refused_with_a_reason(client, kind, librar
     assert not wrong, "\n".join(wrong)
 
 
-# Each library apart
+# Tests of single libraries
 
 
 def needs(name: str) -> Any:
@@ -253,7 +253,7 @@ def test_jax_takes_what_is_read_only_if_its_capsules_can_say_so(client):
         found = jax.dlpack.from_dlpack(lease).unsafe_buffer_pointer()
     except BufferError as error:
         found = str(error)
-    if "max_version" in lease.asked:  # since JAX 0.12
+    if "max_version" in lease.asked:  # JAX 0.12 and later
         assert found == pointer
     else:
         assert re.search(r"lease is read-only.*view\(legacy=True\)", found)
@@ -435,14 +435,14 @@ FAULTS = {"host": "ends this process", "vmm": "breaks the CUDA context"}
 
 @pytest.fixture
 def unwarned(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No warning was given yet, and no library is loaded except NumPy."""
+    """Set the state of a new process: no warning was given yet, and only NumPy is loaded."""
     monkeypatch.setattr(_readonly, "_warned", False)
     for module in ("torch", "cupy", "numba"):
         monkeypatch.delitem(sys.modules, module, raising=False)
 
 
 def warned_of(take: Callable[[], object]) -> list[str]:
-    """Return the warnings; each names the line that took the lease."""
+    """Call `take` and return its warnings; check that each warning names this file."""
     with warnings.catch_warnings(record=True) as seen:
         warnings.simplefilter("always")
         take()

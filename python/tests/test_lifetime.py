@@ -1,4 +1,4 @@
-"""Arrays keep leases alive, leases keep memory, and nothing is kept longer than needed."""
+"""Arrays keep leases alive, leases keep memory, and no memory is kept longer than needed."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def released(service):
 
 
 def settle(service, client):
-    """Wait until the client has received every packet that was sent before."""
+    """Wait until the client has received every packet that the service has sent before."""
     client.stats()
 
 

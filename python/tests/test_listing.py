@@ -91,7 +91,7 @@ def test_events_tell_what_happened(service, client):
     assert (made.kind, made.pool, made.nbytes, made.pid, made.count) == ("pool-made", "p", 1 << 20, os.getpid(), 1)
     assert "pool" in made.text
     assert client.events(after=made.number) == []
-    for _ in range(40):  # more than a page
+    for _ in range(40):  # more events than a page has
         client.destroy_pool(client.create_pool("q", kind="host", max_bytes=4096))
     assert len(client.events(after=made.number)) == 80
     with pytest.raises(poolbridge.InvalidArgumentError):
@@ -106,7 +106,7 @@ def test_a_client_that_is_closed_has_left_and_did_not_get_lost(service, client):
     def endings():
         return [one.ending for one in client.events() if one.kind == "session-ended" and one.session == other]
 
-    until(endings)  # closing does not wait for the service
+    until(endings)  # `close` does not wait for the service
     assert endings() == ["left"]
 
 

@@ -1,4 +1,4 @@
-"""Members of channels: they join and leave, settle frames, and meet wrong content."""
+"""Members of channels: they join, leave, settle frames, and read wrong data of other members."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from poolbridge._wire.packet import encode
 from poolbridge._wire.transport import Descriptors
 
 PROCESSES = multiprocessing.get_context("spawn")
-resource_tracker.ensure_running()  # it stays until this process ends
+resource_tracker.ensure_running()  # the tracker stays until this process ends
 PAGE = 4096
 
 
@@ -119,7 +119,7 @@ def promise_one(path, pool):
         array = np.asarray(lease)
         promise = lease.promise()
         client.open_channel("c").publish(lease)
-        signal.pause()  # until it is killed
+        signal.pause()  # waits until the test kills this process
         del array, promise
 
 
@@ -306,7 +306,7 @@ def test_memory_is_asked_back_while_frames_stream(client, other):
         assert array.tolist() == [value] * 4
         if value % 10 == 9:
             del array
-            channel.publish(client.allocate(2000 + value))  # each of another size, so that no block is used again
+            channel.publish(client.allocate(2000 + value))  # the sizes differ, so that no block is used again
             next(arrays)
             client.trim()
     until(lambda: client.stats().pools[0].held == 0)
@@ -454,7 +454,7 @@ def test_a_consumer_is_told_how_many_frames_it_missed(client, other):
 
 def test_a_block_that_another_member_has_asked_for_as_well_is_not_dropped():
     core, ids = Core(), (1, 2)
-    core.members = [SimpleNamespace(channel=SimpleNamespace(id=2, pl=7))]  # the one in channel 1 has left
+    core.members = [SimpleNamespace(channel=SimpleNamespace(id=2, pl=7))]  # the member of channel 1 has left
     calls = [core.start(Map(ch=id_, bl=5), MapReply, lambda: None) for id_ in ids]
     core.outbox.clear()
     for call in calls:
@@ -463,11 +463,11 @@ def test_a_block_that_another_member_has_asked_for_as_well_is_not_dropped():
     assert core.blocks[5].pool == 7
 
 
-# Lies
+# Wrong records
 
 
 def liar(client, channel, replace):
-    """Publish a frame whose record is not what it should be."""
+    """Publish a frame with a wrong record: `replace` changes the description."""
     producer = client._session.producers[channel.id]
     described = producer.describe
     producer.describe = lambda description: replace(*described(description))
@@ -517,7 +517,7 @@ def test_a_block_that_the_pool_does_not_have_fails_its_frame(client, other):
     del producer.loans[999]
 
 
-# Without what they need
+# Without the native module, or with a service that has no channels
 
 
 def without_channels(client, match):

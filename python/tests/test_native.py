@@ -1,4 +1,4 @@
-"""The native module: words, files, garbage, forks; see ``docs/streams.md``."""
+"""The native module: words in memory, files, garbage collection and forks; see ``docs/streams.md``."""
 
 from __future__ import annotations
 
@@ -145,7 +145,7 @@ class Garbage:
 
 @pytest.fixture
 def collecting() -> Iterator[Callable[[Callable[[], object]], None]]:
-    """Make the next new object run a finaliser; later versions of Python do so only between instructions."""
+    """Give a function that makes the next new object run a finaliser; Python 3.12 runs it after the instruction."""
     before = gc.get_threshold()
     gc.disable()
 

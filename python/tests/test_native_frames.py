@@ -113,7 +113,7 @@ def test_what_is_kept_for_a_block_comes_back_with_its_frames(worlds: list[World]
     assert take(consumer).description == ("uint8", (16,), None, 0)
     producer.publish(7, 1, 1, 2, MATRIX)
     assert take(consumer).object is things[7]
-    assert take(consumer).object is None  # another description
+    assert take(consumer).object is None  # this frame has another description
     for block in range(100):
         assert consumer.forget(block) == (block != 3)
     assert consumer.take(0.0) is Condition.TIMEOUT
@@ -163,7 +163,7 @@ def test_a_consumer_that_is_behind_holds_the_producer_up(worlds: list[World], po
     assert w.publish(producer) is full
     assert back(producer) == [0]
     assert numbers(consumer) == [2, 3, 4, 5]
-    assert back(producer) == []  # the channel keeps its last four
+    assert back(producer) == []  # the channel keeps its last four frames
     assert producer.in_flight == [(2, 1), (3, 2), (4, 3), (5, 4)]
 
 
@@ -207,7 +207,7 @@ def test_a_consumer_that_comes_late_begins_with_the_oldest_or_the_newest(worlds:
     for _ in range(6):
         w.publish(producer)
     oldest, newest = w.consume(0, oldest=True), w.consume(1)
-    assert w.publish(producer) is Condition.TIMEOUT  # it is promised number 3
+    assert w.publish(producer) is Condition.TIMEOUT  # consumer `oldest` has yet to get frame 3
     assert numbers(oldest) == [3, 4, 5, 6]
     assert w.publish(producer) == 7
     assert numbers(newest) == [6, 7]
@@ -291,7 +291,7 @@ def test_releasing_a_frame_that_is_in_hand_twice_lets_go_of_the_settled_one_firs
 
 
 def asleep(here: World) -> Callable[[], bool]:
-    """Pretend that a member sleeps on `freed`; the returned function says whether it was woken."""
+    """Mark the word `freed` as if a member slept on it; the returned function says whether the member was woken."""
     word = _native.load_u64(here.channel.sequencer, 128)
     _native.store_u64(here.channel.sequencer, 128, word | 1)
     return lambda: not _native.load_u64(here.channel.sequencer, 128) & 1
@@ -302,7 +302,7 @@ def test_a_hold_that_is_cleared_without_a_frame_wakes_producers(worlds: list[Wor
     here = world(worlds, policy=DROP_OLDEST, queue=queue)
     producer, consumer = here.produce(), here.consume()
     here.publish(producer)
-    here.channel.part(0, producer=True, state=service.FREE)  # the frame's producer: its record has no producer any more
+    here.channel.part(0, producer=True, state=service.FREE)  # the frame's record now has no producer
     woken = asleep(here)
     assert consumer.take(0.0) is Condition.FAILED
     assert woken()
@@ -370,7 +370,7 @@ def test_the_next_writer_is_told_the_fences_of_those_that_used_the_block(worlds:
     take(first)
     take(second)
     assert first.release(1, 5, 40) is True
-    assert second.release(1, 5, 50) is True  # it has no timeline, so its fence is ignored
+    assert second.release(1, 5, 50) is True  # `second` has no timeline, so its fence is ignored
     w.publish(producer, 11)
     assert producer.reclaim() == [(10, ((7, 5, 40),))]
 
@@ -383,7 +383,7 @@ def test_a_fence_that_would_be_lost_is_waited_for(worlds: list[World]) -> None:
         take(consumer)
         if number == 1:
             consumer.release(1, 5, 40)
-        elif number == 65:  # in the same slot of the ring
+        elif number == 65:  # frame 65 has the slot of frame 1 in the ring
             assert consumer.release(65, 6, 1) is Condition.FENCE_PENDING
             assert consumer.release(65, 5, 39) is Condition.FENCE_PENDING
             assert consumer.in_hand == [65]
@@ -395,7 +395,7 @@ def test_a_fence_that_would_be_lost_is_waited_for(worlds: list[World]) -> None:
             consumer.release(number)
     blocks = producer.reclaim()
     assert isinstance(blocks, list)
-    # The entry of a later frame also counts for those before it.
+    # The entry of a later frame also counts for the frames before it.
     assert [fences for _, fences in blocks if fences] == [((7, 6, 1),), ((7, 6, 1),)]
 
 
@@ -426,9 +426,9 @@ def test_each_frame_of_a_queue_goes_to_one(worlds: list[World]) -> None:
     one, other, producer = w.consume(0), w.consume(1), w.produce()
     assert [w.publish(producer, block) for block in range(5)] == [1, 2, 3, 4, Condition.TIMEOUT]
     assert [take(one).number, take(other).number, take(one).number] == [1, 2, 3]
-    assert w.publish(producer, 4) == 5  # a frame in hand takes no room
+    assert w.publish(producer, 4) == 5  # a frame that a consumer has taken needs no place in the queue
     assert one.ack(1) is True
-    assert back(producer) == []  # and still uses its block
+    assert back(producer) == []  # the consumer still uses the block of frame 1
     assert one.release(1) is True
     assert one.release(3) is True
     assert back(producer) == [0, 2]
@@ -470,7 +470,7 @@ def test_a_frame_in_hand_keeps_its_place_while_the_ring_goes_round(worlds: list[
         assert isinstance(w.publish(producer, 2), int)
         seen += numbers(fast)
         back(producer)
-    assert seen == [n for n in range(2, 205) if n not in {65, 129, 193}]  # its slot is in use
+    assert seen == [n for n in range(2, 205) if n not in {65, 129, 193}]  # all have the slot of frame 1, still in use
     slow.requeue(1)
     again = take(fast)
     assert (again.number, again.block, again.meta) == (1, 1, {"who": "first"})
@@ -487,7 +487,7 @@ def test_a_queue_with_every_slot_in_hand_has_no_room(worlds: list[World]) -> Non
         assert w.publish(producer) == number
         take(consumer)
     assert w.publish(producer) == 64
-    assert w.publish(producer) == 128  # the frame that waited was dropped: its slot is free
+    assert w.publish(producer) == 128  # frame 64 waited and was dropped, so its slot is free
     assert take(consumer).missed == 1
     assert w.publish(producer) is Condition.TIMEOUT
     consumer.release(40)
@@ -505,7 +505,7 @@ def test_the_claims_of_a_consumer_that_died_go_to_another(worlds: list[World]) -
     assert one.take(0.0) is Condition.EVICTED
     assert one.ack(1) is False
     assert numbers(other) == [1, 2, 3]
-    assert back(producer) == [2]  # the process may still use the others
+    assert back(producer) == [2]  # the process of `one` may still use the other blocks
     assert one.release(2) is False
     assert back(producer) == [1]
     w.channel.part(0, producer=False, state=service.FREE)
@@ -540,7 +540,7 @@ def test_a_closed_queue_ends_when_everything_is_acknowledged(worlds: list[World]
     w.publish(producer)
     take(one)
     w.channel.close()
-    assert other.take(0.0) is Condition.TIMEOUT  # it may be requeued
+    assert other.take(0.0) is Condition.TIMEOUT  # `one` may requeue the frame
     ended: list[object] = []
     thread = threading.Thread(target=lambda: ended.append(other.take(60.0)))
     thread.start()
@@ -572,11 +572,11 @@ def test_members_that_are_not_known_are_asked_for(worlds: list[World]) -> None:
     stranger = Consumer(hidden.roster, hidden.sequencer, hidden.file, 5, hidden.member)
     w.channel.join(5, producer=False)
     assert w.publish(producer) is Condition.UNKNOWN_MEMBER
-    assert producer.reclaim() == []  # nothing is in flight
+    assert producer.reclaim() == []  # no frame is in flight
     assert producer.unknown == (5, hidden.member)
     producer.add_cursor(5, hidden.member, hidden.file)
     assert w.publish(producer) == 1
-    assert stranger.take(0.0) is Condition.EVICTED  # it has not begun
+    assert stranger.take(0.0) is Condition.EVICTED  # `stranger` has not called `begin`
     assert stranger.begin() == 1
     assert stranger.take(0.0) is Condition.UNKNOWN_MEMBER
     assert stranger.unknown == (0, w.ids[True, 0])
@@ -601,7 +601,7 @@ def test_a_record_that_a_dead_producer_did_not_publish_is_not_taken(worlds: list
     track = mmap.mmap(w.channel.files[True, 0], w.channel.track_size, prot=mmap.PROT_READ)
     w.publish(dead, 1)
     numbers(consumer)
-    # It dies after it has written the record of number 2. Here that is a copy of its track.
+    # The producer dies after it has written the record of frame 2. In this test, a copy of its track has this record.
     size = w.channel.track_size
     copy = memfd("copy", size)
     content = bytearray(track)

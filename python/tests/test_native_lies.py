@@ -1,4 +1,4 @@
-"""Memory of other members that breaks the rules of ``docs/streams.md``."""
+"""Members whose memory breaks the rules of ``docs/streams.md``, and other members that read this memory."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from poolbridge.errors import (
     ProtocolError,
 )
 
-# Lies
+# Wrong records and words
 
 
 def record(w: World, slot: int) -> mmap.mmap:
@@ -34,11 +34,11 @@ def record(w: World, slot: int) -> mmap.mmap:
     [
         (4096 + 64, 2),  # seq
         (4096 + 64 + 40, 2**62),  # value of a fence
-        (4096 + 64 + 48, 512),  # word
+        (4096 + 64 + 48, 512),  # word of a fence
         (4096 + 64 + 48, 2 << 16),  # flags
         (4096 + 64 + 48, 8321 << 32),  # bytes of meta
         (4096 + 64 + 48, 3 << 32),  # meta that ends in the middle
-        (4096 + 64 * 64 + 576 + 8, 33),  # dimensions
+        (4096 + 64 * 64 + 576 + 8, 33),  # number of dimensions
         (4096 + 64 * 64 + 576 + 16, 0x20),  # element type
         (4096 + 64 * 64 + 576 + 32, 2**63),  # shape
     ],
@@ -96,7 +96,7 @@ def test_a_tail_that_went_back_ends_a_consumer(worlds: list[World]) -> None:
 
 
 INPUTS = int(os.environ.get("POOLBRIDGE_TEST_FUZZ", "4000"))
-"""How many changes the hostile member makes; more finds more."""
+"""How many changes the hostile member makes in all cases together. More changes may find more errors."""
 
 
 @pytest.mark.parametrize("queue", [False, True])

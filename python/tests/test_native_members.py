@@ -19,13 +19,13 @@ import streamservice as service
 from streammembers import Board, consume, produce
 from streamservice import DROP_OLDEST, FAIL, LATEST, Channel
 
-# Each is forked from a process that has imported the modules and has mapped no memory of the test.
+# The fork server starts each member. The server has imported the modules, and has mapped no memory of the test.
 CONTEXT = multiprocessing.get_context("forkserver")
 CONTEXT.set_forkserver_preload(["streammembers"])
 
 
 class Crowd:
-    """A channel, and processes that take part."""
+    """A channel, and the processes of its members."""
 
     def __init__(self, *, queue: bool, policy: int) -> None:
         self.channel = Channel(queue=queue, capacity=4, policy=policy)
@@ -60,7 +60,7 @@ class Crowd:
             self.channel.part(slot, producer=False, state=service.FREE)
 
     def move_on(self, frames: int) -> None:
-        """Let some frames be published."""
+        """Wait until the producers have published `frames` more frames."""
         end = self.channel.tail + frames
         while self.channel.tail < end:
             time.sleep(0.001)
@@ -81,7 +81,7 @@ class Crowd:
 
 @pytest.fixture(scope="module", autouse=True)
 def server() -> None:
-    """Start the process that forks the others; it stays."""
+    """Start the fork server, which forks all members and stays until the end."""
     process = CONTEXT.Process(target=os.getpid)
     process.start()
     process.join()
@@ -120,7 +120,7 @@ def test_members_die_and_others_come_and_no_frame_is_lost_doubled_or_torn(
     crowd.finish()
     if queue and policies[0] in {service.BLOCK, FAIL}:
         counts = [count % 64 for count in crowd.board.acknowledged[: crowd.last + 1]]
-        # A frame is noted twice if its consumer dies after noting it and before acknowledging it.
+        # A frame is counted twice if a consumer counts the frame, and dies before it acknowledges the frame.
         assert sum(count > 1 for count in counts) <= 2
         assert sum(count > 0 for count in counts) > 400
     crowd.board.close()

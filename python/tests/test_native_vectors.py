@@ -29,7 +29,7 @@ RECORD, DESCRIPTION, META = 64, 576, 8448
 
 
 def image(file, size):
-    """The bytes of a whole file."""
+    """Return all bytes of a file, which a vector describes by parts."""
     whole = bytearray(size)
     for run in file["bytes"]:
         part = bytes.fromhex(run["hex"])
@@ -47,7 +47,7 @@ def meta_of(record):
 
 
 class Members:
-    """A channel of a vector's capacity whose newest frame has a number, with one producer in slot 0."""
+    """A channel with the capacity of a vector and one producer, in slot 0; the newest frame has the number `newest`."""
 
     def __init__(self, file, newest):
         self.channel = Channel(capacity=file["capacity"])

@@ -1,4 +1,4 @@
-"""Waits of the native module: for frames and for room; see ``docs/streams.md``."""
+"""Waits of the native module: for frames, and for space in a channel; see ``docs/streams.md``."""
 
 from __future__ import annotations
 
@@ -152,7 +152,7 @@ def test_a_signal_ends_a_wait_for_room(worlds: list[World], interrupt: Callable[
     with pytest.raises(Interrupted):
         interrupt(lambda: _native.load_u64(w.channel.sequencer, 512))
         producer.publish(1, 1, 1, 1, LINE)
-    assert not _native.load_u64(w.channel.sequencer, 512)  # it does not wait any more
+    assert not _native.load_u64(w.channel.sequencer, 512)  # the producer does not wait any more
 
 
 def test_frames_are_released_while_another_thread_waits(worlds: list[World]) -> None:
@@ -212,7 +212,7 @@ def test_producers_get_room_in_the_order_in_which_they_began_to_wait(worlds: lis
     threads = []
     for slot in (4, 2, 9):
         producer = w.produce(slot)
-        producer.patience = 3600  # a member must not lose its turn on a slow machine
+        producer.patience = 3600  # a producer must not lose its turn on a slow machine
         thread = threading.Thread(target=publish, args=(slot, producer))
         thread.start()
         while not _native.load_u64(w.channel.sequencer, 512 + 8 * slot):
@@ -233,7 +233,7 @@ def test_a_producer_that_waits_and_does_not_come_is_passed_over(worlds: list[Wor
     w = world(worlds)
     stopped, producer = w.produce(0), w.produce(1)
     _native.store_u64(w.channel.sequencer, 192, 1)
-    _native.store_u64(w.channel.sequencer, 512, 1)  # it has the first fence
+    _native.store_u64(w.channel.sequencer, 512, 1)  # producer `stopped` has the first ticket
     assert w.publish(producer) is Condition.TIMEOUT
     assert producer.publish(1, 1, 1, 1, LINE, b"", 0, 0, None, 60.0) == 1
     assert w.publish(producer) == 2

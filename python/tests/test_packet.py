@@ -123,7 +123,7 @@ def test_a_packet_that_would_be_too_large_is_not_sent():
         _packet.encode(m.Dropped(bl=tuple([2**40] * 10_000)))
 
 
-# Types that were not decoded before, again and again: threads inspect them at the same time.
+# This program makes new types again and again. Each time, several threads decode packets of these types at once.
 TOGETHER = """
 import sys, threading, types
 from poolbridge._wire.packet import decode, encode

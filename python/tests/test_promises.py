@@ -1,4 +1,4 @@
-"""Promises: what is published before it is complete."""
+"""Promises: buffers that are published before their content is complete."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def service(tmp_path):
 
 
 def promised(client):
-    """A lease, the array that writes it, and the promise."""
+    """Return a lease, the array that writes its content, and its promise."""
     lease = client.allocate(4, "int32")
     return lease, np.asarray(lease), lease.promise()
 
@@ -298,7 +298,7 @@ def test_a_promise_fails_once_and_not_after_it_is_completed(client, other):
 
 @pytest.fixture
 def after_seal(monkeypatch):
-    """Returns a function whose argument is called once, in `LeaseState.seal`, as a signal handler would be."""
+    """Give a function; `LeaseState.seal` then calls its argument once, as if a signal handler ran there."""
     handlers: list[Callable[[], object]] = []
     seal = LeaseState.seal
 
@@ -337,7 +337,7 @@ def test_a_thread_that_fails_a_promise_while_another_completes_it_is_told(client
             told.append(str(error))
 
     failing = threading.Thread(target=fail)
-    after_seal(failing.start)  # it waits until the promise is completed
+    after_seal(failing.start)  # the thread waits until the promise is completed
     promise.complete()
     failing.join(60)
     assert told == ["the promise is completed: its content cannot fail any more"]
@@ -348,7 +348,7 @@ def test_a_thread_that_fails_a_promise_while_another_completes_it_is_told(client
 
 @pytest.fixture
 def closed_meanwhile(client, monkeypatch):
-    """Makes another thread close the client after a promise was checked, and before the words are looked at."""
+    """Make another thread close the client after a promise was checked, and before its word is written."""
 
     def closing(work):
         def closed(*args):
@@ -408,7 +408,7 @@ def test_several_threads_fail_a_promise_once(client, other):
 
 
 class Mute(Exception):
-    """An exception that cannot say what it is."""
+    """An exception that raises an error when it is converted to a text."""
 
     def __str__(self):
         raise RuntimeError("no text")

@@ -140,7 +140,7 @@ def test_a_channel_that_is_to_fail_leaves_the_array_on_loan(client, other):
 
 
 class Native:
-    """The native end of a producer that reports when a publish begins to wait, and calls a function after it."""
+    """Wraps a native producer: `waits` is set when a publish may wait, and `after` is called after each publish."""
 
     def __init__(self, native):
         self._native = native
@@ -207,7 +207,7 @@ def test_a_frame_that_was_sent_before_a_signal_is_not_written_again(client, othe
         array = publisher.loan()
         array[:] = 2
         native = watched(client, channel)
-        publisher._shelf.owner = native  # the native module leaves it to Python
+        publisher._shelf.owner = native  # now the native module leaves the publish to Python
 
         def interrupt():
             raise Interrupted
@@ -252,7 +252,7 @@ def test_buffers_go_back_to_the_pool_when_nothing_is_published_and_come_again(cl
     for value in range(10):
         fill(publisher, value)
         next(frames).release()
-    until(lambda: leases(client) == 4)  # those that the channel keeps
+    until(lambda: leases(client) == 4)  # the leases of the frames that the channel keeps
     until(lambda: sorted(block.leases for block in client._session.core.blocks.values())[-5:] == [0, 2, 2, 2, 2])
     assert min(block.leases for block in client._session.core.blocks.values()) == 0
     fill(publisher, 10)
@@ -428,7 +428,7 @@ def test_the_asyncio_client_has_publishers_too(service):  # noqa: F811
                 (await publisher.loan())[:] = 3
                 sending = asyncio.create_task(publisher.publish())
                 value = 0
-                while value != 3:  # the frame of the sender that gave up may have been sent or not
+                while value != 3:  # the frame of the cancelled publish may have been sent or not
                     frame = await frames.receive(60)
                     assert frame is not None
                     value = int(np.asarray(frame)[0])
@@ -533,7 +533,7 @@ def test_a_lease_that_is_published_long_after_its_loan_comes_back(client, other,
 
 
 def lockstep(client, other, nbytes, blocks=1):
-    """Make a channel in a pool with room for so many buffers; another client has one of its frames."""
+    """Make a pool for `blocks` buffers of `nbytes` bytes, a channel in it, and a subscription of another client."""
     pool = client.create_pool("one", kind="host", max_bytes=blocks * nbytes)
     channel = client.create_channel("l", pool=pool, capacity=2, mode="queue")
     frames = other.subscribe("l")
@@ -672,7 +672,7 @@ def test_what_a_publisher_does_for_each_frame_loses_nothing_where_a_signal_comes
     shelf = publisher._shelf
     at = steps = 0
     while steps < 200:
-        shelf.look()  # it does not need the rest of the session
+        shelf.look()  # as if Python had just checked the session's other leases
         interrupter = Interrupter(at)
         with interrupter:
             publisher.loan()[:] = sent + 1

@@ -1,4 +1,4 @@
-"""`poolbridge.ray` with Ray itself: actors on two nodes, each with a service of its own, and the ends of each."""
+"""`poolbridge.ray` with Ray itself: actors on two nodes, each with its own service, and processes that end."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from poolbridge.ray import _cluster, bench
 ray = pytest.importorskip("ray", reason="ray is not installed: pip install '.[ray]'")
 
 pytestmark = [
-    pytest.mark.filterwarnings("ignore"),  # Ray's own
+    pytest.mark.filterwarnings("ignore"),  # Ray's own warnings
     pytest.mark.skipif(not os.access(POOLSVC, os.X_OK), reason="poolsvc is not built: make build"),
 ]
 
@@ -33,11 +33,11 @@ POOL = {"ray": {"kind": "host", "max_bytes": "96MiB"}}
 
 @pytest.fixture(autouse=True)
 def no_leaks():
-    """Leave out the check of descriptors: Ray opens them when it likes. `nothing_left` checks what is poolbridge's."""
+    """Leave out the check for leaks, because Ray opens descriptors at any time. `nothing_left` checks poolbridge."""
 
 
 def actors(transport, falling):
-    """Define the actors, in a function: so they are pickled by value. Ray's processes lack this module."""
+    """Define the actors in a function: so Ray pickles them by value, because its processes lack this module."""
 
     class Actor:
         def __init__(self):
@@ -97,7 +97,7 @@ def actors(transport, falling):
 
 
 def ray_processes(folder):
-    """Give the processes that have a folder of this test in their environment or command line."""
+    """Return the ids of processes whose environment or command line has the folder of this test."""
     found = []
     for entry in Path("/proc").iterdir():
         try:
@@ -121,7 +121,7 @@ class Nodes:
         for name in ("near", "far"):
             self.add(folder, name)
         ray.init(address=self.cluster.address, log_to_driver=False, logging_level="error")
-        self.transport = poolbridge.ray.register(nixl=False)  # test_ray_nodes.py has NIXL
+        self.transport = poolbridge.ray.register(nixl=False)  # test_ray_nodes.py tests NIXL
         self.falling = poolbridge.ray.register(name="falling", fallback=True)
         self.kind = actors(self.transport, self.falling)
         self.ids = {
@@ -129,7 +129,7 @@ class Nodes:
         }
 
     def add(self, folder, name, attempts=4):
-        """Add a node. Ray gives up after 30 s by itself, which is not long on a busy machine."""
+        """Add a node, with several attempts: Ray gives up after 30 s, which can be too short on a busy machine."""
         for left in reversed(range(attempts)):
             try:
                 self.cluster.add_node(
@@ -140,7 +140,7 @@ class Nodes:
                     resources={name: 1000},
                     env_vars={"POOLBRIDGE_SOCKET": f"{folder}/{name}/s"},
                 )
-            except Exception as error:  # Ray has no class for it
+            except Exception as error:  # Ray has no class for this error
                 if not left or "timed out" not in str(error):
                     raise
             else:
@@ -154,7 +154,7 @@ class Nodes:
 def nodes():
     folder = tempfile.mkdtemp(prefix="pbray")
     before = {name: os.environ.get(name) for name in ("POOLBRIDGE_SOCKET", "POOLBRIDGE_POOLSVC", "RAY_TMPDIR")}
-    # The driver is a process of the first node. Ray notes the cluster's address below RAY_TMPDIR, which nodes make.
+    # The driver is a process of the first node. Ray stores the address of the cluster in a file below RAY_TMPDIR.
     os.environ |= {"POOLBRIDGE_SOCKET": f"{folder}/near/s", "POOLBRIDGE_POOLSVC": POOLSVC, "RAY_TMPDIR": folder}
     made = None
     try:
@@ -165,7 +165,7 @@ def nodes():
         ray.shutdown()
         if made is not None:
             made.cluster.shutdown()
-        for pid in ray_processes(folder):  # of a node that was given up
+        for pid in ray_processes(folder):  # processes of a node that failed to start
             kill(pid)
         for name, value in before.items():
             if value is None:
@@ -201,7 +201,7 @@ def left(nodes, services, node="near"):
 
 
 def remaining(client):
-    """Give the leases, buffers and names that a service has a minute from now at the latest, or none."""
+    """Wait up to a minute until a service has no leases, buffers and names; return those that are left."""
     deadline = time.monotonic() + 60
     while any(found := (client.leases(), client.buffers(), client.names())) and time.monotonic() < deadline:
         time.sleep(0.05)
@@ -239,7 +239,7 @@ def kill(pid):
 
 
 def mover_pid(nodes, node):
-    """Give the process of a node's mover."""
+    """Return the process id of the mover of a node."""
     mover = _cluster.mover(nodes.ids[node])
     return ray.get(mover.__ray_call__.remote(lambda self: __import__("os").getpid()))
 
@@ -297,7 +297,7 @@ def test_a_thousand_objects_leave_nothing(pair, nothing_left):
 def test_an_actor_has_rays_manager_of_transports_before_an_array_comes(nodes, pair, nothing_left):
     receiver = nodes.actor()
     ray.get(receiver.pid.remote())
-    # After Ray has registered the transports, which is the first task of this group.
+    # This task runs after Ray has registered the transports, because the registration is the first task of this group.
     ask = receiver.__ray_call__.options(concurrency_group="_ray_system")
     assert ray.get(ask.remote(lambda _: ray._private.worker.global_worker._rdt_manager is not None))
 
@@ -334,7 +334,7 @@ def test_a_mover_that_dies_in_a_transfer_is_made_again(nodes, pair, far, nothing
 
 @pytest.fixture
 def stopped_mover(nodes):
-    """Give the process of the first node's mover, stopped: a transfer is under way while it is."""
+    """Stop the mover of the first node, so that transfers do not end, and give its process id."""
     pid = mover_pid(nodes, "near")
     os.kill(pid, signal.SIGSTOP)
     yield pid
@@ -342,7 +342,7 @@ def stopped_mover(nodes):
 
 
 def receiving(actor):
-    """Start to say how many transfers an actor waits for, though its task may wait as well."""
+    """Start a task that counts the transfers which an actor waits for. The task runs even if another task waits."""
 
     def transfers(actor):
         from ray.experimental.rdt.util import get_tensor_transport_manager
@@ -554,7 +554,7 @@ def test_start_checks_its_nodes(nodes, services):
 
 
 def output_of(example, folder):
-    """Run an example in a cluster of its own, and return what it prints."""
+    """Run an example in its own cluster, and return its output."""
     environment = {
         "RAY_ADDRESS": "local",
         "POOLBRIDGE_SOCKET": str(folder / "r" / "s"),

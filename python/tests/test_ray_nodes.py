@@ -1,4 +1,4 @@
-"""`poolbridge.ray` on two nodes that share no network, `/dev/shm` or processes; `raynodes` makes them of namespaces."""
+"""`poolbridge.ray` on two nodes that share no network, `/dev/shm` or processes; `raynodes` makes the nodes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The transport of `poolbridge.ray`, by the methods that Ray calls: two processes, and no Ray."""
+"""The methods of the transport of `poolbridge.ray` that Ray calls, in two processes without Ray."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def carried(metadata):
 
 
 def counted(before):
-    """Say what was counted since `before`."""
+    """Return the counts that have grown since `before`, and by how much."""
     after = poolbridge.ray.stats()
     names = ("sent_in_place", "sent_copied", "received_in_place", "received_moved")
     return {name: more for name in names if (more := getattr(after, name).arrays - getattr(before, name).arrays)}
@@ -55,7 +55,7 @@ def left(client):
     return stats.leases, stats.buffers, stats.names
 
 
-# Handing on
+# Arrays from one process to another
 
 
 def test_an_array_in_the_pool_is_not_copied(pool):
@@ -355,7 +355,7 @@ def test_start_refuses_pools_that_cannot_be_made(settings):
 
 @pytest.fixture
 def services(socket):
-    """Start services at the socket, one after the other, each with the pool."""
+    """Give a function that starts services at the socket, one after the other, each with the pool."""
     running = []
 
     def start():

@@ -1,4 +1,4 @@
-"""Leases whose frames are released come back to their producer, which uses or releases them."""
+"""Leases whose frames are released come back to their producer, which uses them again or releases them."""
 
 from __future__ import annotations
 
@@ -34,12 +34,12 @@ def test_leases_that_came_back_are_used_again_and_given_back_when_nothing_is_all
         next(frames)
     assert len(buffers) <= 4
     assert leases(client) <= 4
-    for _ in range(2):  # an allocation notices all that came back; one of another size uses none of it
+    for _ in range(2):  # this allocation notices the leases that came back, and its size fits none of them
         client.allocate(1000).release()
     assert len(client._session.spares) >= 1
     until(lambda: not len(client._session.spares))
     assert leases(client) == 2, "those whose frames the channel keeps"
-    until(lambda: client._session.spares._rest > _spares._REST)  # it looks ever less often whether they have come back
+    until(lambda: client._session.spares._rest > _spares._REST)  # the pause between checks has grown
 
 
 def test_no_more_leases_are_kept_than_the_channel_has_places_and_two(client, other, monkeypatch):
@@ -133,7 +133,7 @@ def test_another_client_gets_the_memory_that_a_producer_keeps(service):
 
 
 def test_a_producer_leaves_a_channel_that_was_closed_once_its_leases_are_back(client, other):
-    for number in range(70):  # more than a session may have members
+    for number in range(70):  # more channels than a session may have members
         channel = client.create_channel("c", capacity=2)
         frames = other.subscribe("c")
         publish(client, channel, number)
@@ -165,7 +165,7 @@ def test_a_block_that_comes_back_as_its_client_closes_is_unmapped(client):
     publish(client, channel, 1)
     session = client._session
     [producer] = session.producers.values()
-    _, spare = producer.loans.popitem()  # a thread has just seen it come back
+    _, spare = producer.loans.popitem()  # as if a thread had just seen that the lease came back
     mapped = len(MAPPINGS)
     client.close()
     session.return_spare(spare)
@@ -184,7 +184,7 @@ def test_a_client_that_is_dropped_without_close_keeps_no_block(service, client):
             theirs.publish(lease)
         del lease, theirs, pool, dropped
         gc.collect()
-        until(lambda: client.stats().sessions == 2)  # the service has one, too
+        until(lambda: client.stats().sessions == 2)  # sessions of `client` and of the service itself
     stats = client.stats().pools[0]
     assert stats.held == 0
     channel.close()
@@ -203,7 +203,7 @@ def test_a_lease_whose_consumer_is_gone_with_its_timeline_is_used_again_or_relea
             client._session.producers[channel.id].collect()
         assert len(client._session.spares)
         own.page.store(0, 5)
-    until(lambda: client.stats().sessions <= 2)  # this client's, and one of the service's own
+    until(lambda: client.stats().sessions <= 2)  # sessions of `client` and of the service itself
     asked = client._session.core._number
     client.allocate(4, "int32").release()
     until(lambda: leases(client) <= 1)
@@ -211,7 +211,7 @@ def test_a_lease_whose_consumer_is_gone_with_its_timeline_is_used_again_or_relea
 
 
 class Leaving:
-    """The native end of a producer that leaves just when its blocks have come back."""
+    """Wraps a native producer: the producer leaves the channel as soon as blocks have come back."""
 
     def __init__(self, producer):
         self.native = producer.native

@@ -1,4 +1,4 @@
-"""Services that a program starts: its own, and the shared one if none runs."""
+"""Services that a program starts: a service of its own, and the shared service if no service runs."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def socket_path(tmp_path):
 
 
 def await_end(pid):
-    """Wait until a process has ended. It need not be a child of this one."""
+    """Wait until a process has ended. The process need not be a child of this process."""
     try:
         fd = os.pidfd_open(pid)
     except ProcessLookupError:
@@ -58,7 +58,7 @@ def python(text, *arguments, **options):
 
 @pytest.fixture
 def looking():
-    """A client that stays, of a service of the test's own."""
+    """Start a service for this test, and give a client of it, which stays connected."""
     with poolbridge.serve(pools=POOLS) as service, poolbridge.connect(service.path) as client:
         yield client
 
@@ -86,7 +86,7 @@ def test_the_service_has_ended_a_session_when_close_of_asyncio_returns(looking):
     asyncio.run(run())
 
 
-# A service of one's own
+# A service that a program starts for itself
 
 
 def test_a_service_of_ones_own_has_its_pools_and_ends_with_the_block():

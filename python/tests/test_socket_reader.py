@@ -65,7 +65,7 @@ def test_threads_that_wait_for_a_reader_have_their_replies_when_it_reads_no_more
 
 def test_a_client_may_be_closed_while_a_thread_is_about_to_read(tmp_path: Path) -> None:
     class Awaited:
-        """The condition of a waiting thread; checking it closes the client."""
+        """The condition of a thread that waits. A check of the condition closes the client."""
 
         @property
         def done(self) -> bool:
@@ -107,7 +107,7 @@ def test_the_watcher_sleeps_while_the_socket_takes_nothing(monkeypatch: pytest.M
 
 def test_a_thread_that_waits_for_a_notice_may_give_up_while_it_comes() -> None:
     class GivenUp(Waiter):
-        """Its thread gives up as soon as another thread has checked whether there is one."""
+        """A waiter whose thread gives up after another thread has read `on_done` once."""
 
         def __init__(self) -> None:
             self.looked = self.called = 0

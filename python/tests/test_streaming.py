@@ -1,4 +1,4 @@
-"""The tasks with channels of the worker of `poolsvc verify`."""
+"""The tasks for channels, in the worker of `poolsvc verify`."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def test_a_frame_that_changes_while_it_is_kept_is_found(client, worker):
     array[:] = [1, 1]
     channel.publish(lease, meta={"number": "1"})
     assert worker.do(task="stream-take", name="c", count=1, oldest=True, keep=True)["mismatches"] == 0
-    ctypes.c_uint64.from_address(array.ctypes.data + 8).value = 7  # past the array, which is read-only now
+    ctypes.c_uint64.from_address(array.ctypes.data + 8).value = 7  # by the address, because the array is read-only
     assert worker.do(task="stream-release", name="c")["mismatches"] == 1
 
 

@@ -55,7 +55,7 @@ def make_page():
 
 @pytest.fixture
 def page(monkeypatch):
-    """A page that GPUs reach at 4096."""
+    """Give a page whose address for GPUs is 4096."""
     monkeypatch.setattr(_cuda_stream, "register", lambda *arguments, write: 4096)
     monkeypatch.setattr(_cuda_stream, "unregister", lambda *arguments: None)
     made = make_page()
@@ -64,7 +64,7 @@ def page(monkeypatch):
 
 
 class Writer:
-    """A producer whose work is not done when it publishes: its words are written by hand."""
+    """A producer that publishes before its work is complete; the test writes the words of its timeline."""
 
     def __init__(self, service, path):
         self.service = service
@@ -358,7 +358,7 @@ def test_a_stream_that_takes_no_work_is_waited_for_though_its_memory_is_mapped_n
 
 @pytest.fixture
 def following(page, monkeypatch):
-    """A follower whose stream has a word, and a list of the calls of its driver, which answers `answers`."""
+    """Give a follower whose stream has a word, the calls of its driver, and `answers`, which the driver returns."""
     if NATIVE is None:
         pytest.skip("followers are made for channels, which need the native module")
     calls: list[tuple[int, ...]] = []
@@ -382,7 +382,7 @@ def following(page, monkeypatch):
     timelines = Timelines()
     own = timelines.own = Timeline(1, page)
     timelines.pages[1] = page
-    own.promise()  # the first word
+    own.promise()  # takes the first word of the timeline
     key = StreamKey(0, 10)
     assert own.write(key) == m.Fence(1, 1, 1)
     return SimpleNamespace(
@@ -392,7 +392,7 @@ def following(page, monkeypatch):
         captures=captures,
         timelines=timelines,
         own=own,
-        functions=(capturing, driver),  # they live as long as the follower
+        functions=(capturing, driver),  # keeps these functions alive as long as the follower
     )
 
 
@@ -533,7 +533,7 @@ def test_streams_by_number(stream, key):
 
 def test_no_two_threads_have_the_same_per_thread_stream():
     keys = []
-    for _ in range(10):  # each ends before the next begins, which may get the same identity
+    for _ in range(10):  # each thread ends before the next begins, so their identities may be equal
         thread = threading.Thread(target=lambda: keys.append(stream_key((2, 0), 2)))
         thread.start()
         thread.join()
@@ -543,7 +543,7 @@ def test_no_two_threads_have_the_same_per_thread_stream():
 
 def test_a_block_is_in_use_until_the_last_of_a_streams_fences():
     block = SessionBlock(1, 1, 64, b"", Descriptors())
-    for value in (5, 7, 6):  # as two threads may say it
+    for value in (5, 7, 6):  # two threads may report their values in this order
         block.used(m.Fence(1, 3, value))
     block.used(m.Fence(1, 4, 2))
     assert block.uses == {3: 7, 4: 2}

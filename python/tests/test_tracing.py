@@ -1,4 +1,4 @@
-"""Tracers: what they are told of each operation, spans of OpenTelemetry, and ranges of NVTX."""
+"""Tracers: the data that they get for each operation, spans of OpenTelemetry, and ranges of NVTX."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from poolbridge._client import traced as _traced
 
 
 class Notes:
-    """Notes each operation when it ends, and what was raised."""
+    """A tracer that notes each operation at its end, with the exception that the operation raised."""
 
     def __init__(self):
         self.begun = []
@@ -46,7 +46,7 @@ class Notes:
             self.ended.append((operation, error))
 
     def take(self):
-        """Give title and bytes of what ended, and what was raised; the next call gives what ended since."""
+        """Return title, bytes and exception of each operation that has ended since the last call of `take`."""
         ended, self.ended = self.ended, []
         return [(operation.title, operation.nbytes, type(error) if error else None) for operation, error in ended]
 
@@ -58,7 +58,7 @@ def notes():
 
 @pytest.fixture
 def seen(service, client, notes):  # noqa: F811
-    """Give a client whose operations are noted."""
+    """Give a client whose tracer is `notes`."""
     with poolbridge.connect(service.path, timeout=60, tracer=notes) as connected:
         connected.open_pool("frames")
         yield connected
@@ -333,7 +333,7 @@ def test_a_frame_carries_the_span_of_its_publication_where_that_was_asked_for(se
             publisher.loan()
             publisher.publish()
         next(frames)
-        # What the program itself sent, or has no room for, stays as it is.
+        # The tracer leaves `meta` as it is if the program has set `traceparent`, or if `meta` is full.
         own = f"00-{'1' * 32}-{'2' * 16}-01"
         channel.publish(np.zeros(4), meta={"traceparent": own})
         full = {str(key): "" for key in range(16)}
@@ -358,7 +358,7 @@ def test_a_client_that_is_unpickled_has_the_tracer_too(service, client):  # noqa
 
 
 class Domain:
-    """An NVTX domain that keeps what it is told."""
+    """An NVTX domain that records the calls of its methods."""
 
     def __init__(self):
         self.told = []

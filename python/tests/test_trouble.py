@@ -76,7 +76,7 @@ def test_where_the_socket_is_looked_for(monkeypatch):
     monkeypatch.setenv("XDG_RUNTIME_DIR", "/run/user/7")
     assert poolbridge.default_path() == "/run/user/7/poolbridge/poolsvc.sock"
     monkeypatch.delenv("XDG_RUNTIME_DIR")
-    monkeypatch.setenv("TEMP", "/elsewhere")  # the service does not have this variable
+    monkeypatch.setenv("TEMP", "/elsewhere")  # the service does not use the variable TEMP
     monkeypatch.delenv("TMPDIR", raising=False)
     assert poolbridge.default_path() == f"/tmp/poolbridge-{os.getuid()}/poolsvc.sock"
     monkeypatch.setenv("TMPDIR", "/somewhere")
@@ -93,7 +93,7 @@ def test_at_the_default_path_below_tmp_another_user_s_service_is_refused(tmp_pat
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:
         listener.bind(str(path))
         child = os.fork()
-        if not child:  # the socket is whose process calls `listen`
+        if not child:  # a socket belongs to the user of the process that calls `listen`
             os.setuid(4242)
             listener.listen()
             os._exit(0)
@@ -101,7 +101,7 @@ def test_at_the_default_path_below_tmp_another_user_s_service_is_refused(tmp_pat
         with pytest.raises(poolbridge.AccessDeniedError, match="user 4242, expected user 0"):
             poolbridge.connect()
         with listener.accept()[0] as accepted:
-            assert accepted.recv(1) == b""  # nothing was sent to it
+            assert accepted.recv(1) == b""  # the client has sent nothing to this socket
 
 
 @pytest.mark.parametrize("path", ["x" * 200, ""])
@@ -237,7 +237,7 @@ def test_a_goodbye_is_read_though_the_service_takes_no_more_packets():
     session.carried_by(Mock())
     theirs.send(msgspec.msgpack.encode({"n": "goodbye", "c": "limit", "m": "too slow"}))
     theirs.close()
-    call = session.ask(m.StatsRequest(), m.StatsReply, lambda: None)  # EPIPE
+    call = session.ask(m.StatsRequest(), m.StatsReply, lambda: None)  # the send fails with EPIPE
     assert session.receive()
     with pytest.raises(poolbridge.PoolLimitError, match="too slow"):
         session.receive()
@@ -325,7 +325,7 @@ class WaitingCall(threading.Thread):
 
 def test_a_call_that_sees_the_end_of_the_session_before_its_own_says_why(service, client):
     call = WaitingCall(service, client)
-    # As if another thread had come so far in `Session.lose`.
+    # The state while another thread is in the middle of `Session.lose`.
     client._session.ended = error = poolbridge.ClientClosedError("the client is closed")
     with service.changed:
         call.connection.send(msgspec.msgpack.encode({"n": "something"}))
@@ -580,12 +580,12 @@ def fork(service, what):
 
 
 def test_a_forked_child_does_not_get_the_memory(service):
-    """Otherwise the child could write when its parent is gone and another client uses the memory."""
+    """With the memory, a child could write after its parent has ended and another client has got the memory."""
     assert fork(service, "array[0] = 7") == -signal.SIGSEGV
 
 
 def test_nothing_of_a_forked_child_comes_to_lie_where_the_memory_was(service):
-    """Otherwise the child would unmap it when it drops its copies of the parent's objects."""
+    """Memory of the child at that address would be unmapped when the child drops its copies of the parent's objects."""
     code = """
     own = [mmap.mmap(-1, page) for _ in range(1000)] + [mmap.mmap(-1, 1 << 20) for _ in range(10)]
     places = [np.frombuffer(memory, np.uint8).ctypes.data for memory in own]

@@ -71,7 +71,7 @@ _requests = msgspec.msgpack.Decoder(_messages.AnyRequest)
 
 
 def take(direction: str, kind: str, packet: bytes) -> None:
-    """Decode a packet as a receiver does that knows which reply it waits for."""
+    """Decode a packet like a receiver that knows which reply it waits for."""
     if direction == "request":
         _packet.check(packet)
         try:

@@ -1,8 +1,9 @@
-"""The small service again, with pools of kind ``device``, as a separate process: ``deviceservice.py SOCKET [plain]``.
+"""The small service with pools of kind ``device``, as a program: ``deviceservice.py SOCKET [plain]``.
 
-For every socket that it then reads, a line each, it ends that service and begins a new one: a process that uses a GPU
-takes seconds to start. It has timelines, unless it is to be plain. It exports through cuda.core. Asked to
-``trim``, it recalls every free block, and frees what all sessions have dropped.
+The program reads the path of a socket from each line of its input. It then closes its service and starts a new one at
+this path, so that tests share one process: a process that uses a GPU takes seconds to start. The service has timelines,
+unless the program has the argument ``plain``. The service exports memory through cuda.core. When a client asks for
+``trim``, the service recalls every free block.
 """
 
 from __future__ import annotations
@@ -75,5 +76,5 @@ if __name__ == "__main__":
         running.close()
         running = DeviceService(line.strip())
         print("ready", flush=True)
-    # The end of the process frees what the tests left.
+    # The end of the process frees the memory that the tests have left.
     os._exit(0)

@@ -1,4 +1,4 @@
-"""Streams that wait until a test lets them go on: work that takes as long as the test wants."""
+"""Streams that wait until a test opens a gate, so the test decides how long their work takes."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from poolbridge._cuda.cuda import call, current
 
 
 class Gate:
-    """A word in memory of this process that streams wait for."""
+    """A word in memory of this process; a held stream waits until the test writes the word."""
 
     def __init__(self) -> None:
         self._mapping = mmap.mmap(-1, 4096)
@@ -50,12 +50,12 @@ def idle(stream: int) -> bool:
 
 
 def gets_idle(stream: int) -> bool:
-    """Wait until the stream is idle; False if it waits for a gate."""
+    """Return True as soon as the stream is idle, and False if it is still busy after a minute."""
     deadline = time.monotonic() + 60
     while not idle(stream):
         if time.monotonic() > deadline:
             return False
-        time.sleep(0.001)  # the driver has no wait with a limit
+        time.sleep(0.001)  # the driver has no wait with a time limit
     return True
 
 
@@ -65,22 +65,22 @@ def finish(stream: int) -> None:
 
 
 def fill(address: int, nbytes: int, byte: int, stream: int) -> None:
-    """Write bytes, in the stream's order."""
+    """Queue a write of bytes on the stream."""
     with current(0):
         call("cuMemsetD8Async", address, byte, nbytes, stream)
 
 
 def read(address: int, nbytes: int, stream: int) -> np.ndarray[Any, Any]:
-    """Read bytes in the stream's order. The bytes are complete when the stream has done it."""
+    """Queue a read of bytes on the stream. The returned array is complete when the stream has read them."""
     with current(0):
-        # A copy to memory that the driver has not pinned would wait. It stays until the process ends.
+        # A copy to memory that is not pinned makes the caller wait. The pinned memory stays until the process ends.
         at = int(call("cuMemHostAlloc", nbytes, 0))
         call("cuMemcpyAsync", at, address, nbytes, stream)
     return np.ctypeslib.as_array((ctypes.c_uint8 * nbytes).from_address(at))
 
 
 def counts() -> dict[str, int] | None:
-    """Return how often this process has made each call of the simulated driver; None with a real one."""
+    """Return how often this process has made each call of the simulated driver; None with a real driver."""
     folder = os.environ.get("SIMCUDA_COUNTS")
     path = Path(folder or "/nonexistent", f"{os.getpid()}.counts")
     if not path.exists():

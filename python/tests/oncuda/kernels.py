@@ -17,7 +17,7 @@ MASKED = Pattern(7, 3, "masked", mask=0x5A5A)
 
 
 def write(ordinal: int, address: int, words: int, pattern: Pattern = MASKED) -> None:
-    """Write words with a kernel of a GPU, and wait for it."""
+    """Write words with a kernel of a GPU, and wait for the kernel."""
     stream = _cuda_stream.own_stream(ordinal)
     values = (address, 0, words, int(pattern.scale), int(pattern.offset), pattern.mask)
     u32, u64 = ctypes.c_uint32, ctypes.c_uint64
@@ -28,7 +28,7 @@ def write(ordinal: int, address: int, words: int, pattern: Pattern = MASKED) -> 
 
 
 def differ(ordinal: int, address: int, words: int, pattern: Pattern = MASKED) -> int:
-    """Compare words with a kernel of a GPU; return how many differ."""
+    """Compare words with a pattern in a kernel of a GPU; return how many words differ."""
     reading = Reading(ordinal, str(PTX), _cuda_stream.own_stream(ordinal))
     reading.compare(address, words, pattern)
     return reading.finish()

@@ -1,4 +1,4 @@
-"""A service with a pool on a GPU in another process, its clients, and helpers for their leases."""
+"""A service in another process, which has a pool on a GPU; clients of this service, and helpers for leases."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ CHANNELS = pytest.mark.skipif(
 
 
 def service_command(path: str, *options: str) -> list[str]:
-    """The built poolsvc if there is one, else the small service."""
+    """Return the command for the built poolsvc, or for the small service with options or without a built poolsvc."""
     if not options and has_poolsvc():
         return [POOLSVC, "serve", "--socket", path]
     return [sys.executable, str(HERE / "deviceservice.py"), path, *options]
@@ -50,7 +50,7 @@ def device_service(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[s
 
 
 ONE_BLOCK = pytest.mark.parametrize("client", [N], indirect=True)
-"""The client's pool has room for one block. With more room, a block with work under way would not be used again yet."""
+"""The pool of `client` has memory for one block, so that an allocation gets this block while streams still use it."""
 
 
 @pytest.fixture
@@ -78,6 +78,6 @@ def address(lease: poolbridge.BaseLease) -> int:
 
 
 def use(lease: poolbridge.BaseLease, stream: int) -> int:
-    """Make an array on a stream, like a library, and drop the array."""
+    """Make an array on a stream as a library does, drop the array, and return its address."""
     lease.__dlpack__(stream=stream, max_version=(1, 0))
     return address(lease)

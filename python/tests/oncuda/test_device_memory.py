@@ -1,4 +1,4 @@
-"""Kind ``device``: imports, arrays, copies and order. Run by `test_device`, or by hand where there is a GPU."""
+"""Kind ``device``: imports, arrays, copies and order. These tests run in `test_device` or, with a GPU, by hand."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def device_process(tmp_path_factory: pytest.TempPathFactory) -> Iterator[subproc
 
 @pytest.fixture
 def device_service(device_process: subprocess.Popen[str], tmp_path: Path) -> str:
-    """A service for one test."""
+    """Start a service for one test, and give the path of its socket."""
     path = str(tmp_path / "d.sock")
     assert device_process.stdin is not None
     assert device_process.stdout is not None

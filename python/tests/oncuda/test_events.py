@@ -1,4 +1,4 @@
-"""Interprocess events, beside fences and alone. Run by `test_device`, or by hand where there is a GPU."""
+"""Interprocess events, with and without fences. These tests run in `test_device` or, with a GPU, by hand."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ pytestmark = pytest.mark.skipif(not has_poolsvc(), reason="poolsvc is not built,
 
 
 def slow(client, gate, byte, event, **options):
-    """Publish content that a stream has not written yet, with an event that says when it has."""
+    """Publish a buffer that a stream has not written yet; the event tells when the stream has written the buffer."""
     lease = client.allocate(N, "uint8")
     stream = new_stream()
     at = address(lease)
@@ -73,7 +73,7 @@ def line(process: subprocess.Popen[str]) -> str:
     return process.stdout.readline().strip()
 
 
-# Tries to make a stream wait for frame 7, and prints whether it does; then what it read, or the error.
+# This program makes a stream wait for frame 7. The program prints whether the stream waits, then the content or error.
 CONSUMER = """
 import poolbridge
 from gates import finish, idle, new_stream, read
@@ -200,7 +200,7 @@ def test_an_event_that_was_never_recorded_holds_nobody_up(client):
     assert event.is_done
     stream = new_stream()
     event.wait(stream)
-    assert gets_idle(stream)  # a driver may queue the wait, which takes microseconds
+    assert gets_idle(stream)  # a driver may queue the wait, and the stream is then busy for microseconds
     event.sync(0)
 
 
@@ -253,7 +253,8 @@ def test_what_says_nothing_is_refused(client):
     promise.complete()
 
 
-# Publishes two frames that a stream has written, one only with an event; then executes the lines of its input.
+# This program publishes two buffers that streams have written: one with a fence and an event, one with only an event.
+# Then it executes the commands that it reads from its input.
 PRODUCER = """
 import poolbridge
 from gates import Gate, fill, new_stream
@@ -394,7 +395,7 @@ client.close()
 
 @contextmanager
 def open_to(uid: int) -> Iterator[str]:
-    """A service that other users can reach, too."""
+    """Run a service that this user and the user `uid` can use; give the path of its socket."""
     folder = Path(f"/tmp/poolbridge-events-{os.getpid()}")
     folder.mkdir()
     folder.chmod(0o755)
@@ -412,7 +413,8 @@ def open_to(uid: int) -> Iterator[str]:
 
 NOBODY = 65534
 
-# Code that changes the user or /dev/shm of a process. It first imports what another user may not be able to read.
+# Code that changes the user or the /dev/shm of a process. Before the user changes, the code imports modules: the new
+# user may not have the right to read their files.
 ELSEWHERE = {
     "another user": f"""
 import ctypes, os

@@ -1,4 +1,4 @@
-"""Streams whose work is being captured into a CUDA graph. Run by `test_device`, or by hand where there is a GPU."""
+"""Streams whose work is being captured into a CUDA graph. These tests run in `test_device` or, with a GPU, by hand."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def wrap(lease):
 
 @contextmanager
 def capture(stream):
-    """Capture the work of a stream into a graph, which must be intact and empty at the end."""
+    """Capture the work of a stream into a graph, and check that the graph is intact and empty at the end."""
     with current(0):
         call("cuStreamBeginCapture", stream, 0)
     try:
@@ -45,7 +45,7 @@ def capture(stream):
 
 @pytest.fixture(params=["native", "python"])
 def streams(request, monkeypatch):
-    """Two streams that write words by the native module, or through the bindings."""
+    """Give two streams; the native module writes their words, or the Python bindings do."""
     if request.param == "python":
         monkeypatch.setattr(_cuda_stream, "_stream_words", None)
     return new_stream(), new_stream()

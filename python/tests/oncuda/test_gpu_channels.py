@@ -1,4 +1,4 @@
-"""Channels on a GPU: the fences of their members. Run by `test_device`, or by hand where there is a GPU."""
+"""Channels on a GPU: the fences of their members. These tests run in `test_device` or, with a GPU, by hand."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def test_frames_of_ever_other_streams_are_all_waited_for(client, other, gate):
     channel = client.create_channel("c", mode="queue", capacity=1)
     frames = other.subscribe("c", credit=1)
     streams = [new_stream() for _ in range(3)]
-    for number in range(200):  # entries of the cursor are overwritten, each time with another stream's fence
+    for number in range(200):  # each entry of the cursor is overwritten, with a fence of another stream
         channel.publish(client.allocate(N, "uint8"))
         frame = next(frames)
         use(frame, streams[number % 3])

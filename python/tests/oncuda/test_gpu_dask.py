@@ -1,4 +1,4 @@
-"""Leases of GPU memory between connections of Dask workers. Run by `test_device`, or by hand where there is a GPU."""
+"""Leases of GPU memory between Dask workers. These tests run in `test_device` or, with a GPU, by hand."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ ELSEWHERE = {"service": "another", "refused": []}
 
 @pytest.fixture
 def links(device_service, client, monkeypatch):
-    """Give the connection of a worker that sends and of one that receives."""
+    """Give two connections: of a worker that sends arrays, and of a worker that receives them."""
     options = _link.Options("gpu", device_service, False, None, "host", None, 60.0)
     pair = [_link.Link(options, Counts(lambda text: None), lambda: None, lambda sender: None) for _ in range(2)]
     monkeypatch.setattr(_link, "_LINKS", {pair[1]})

@@ -1,4 +1,4 @@
-"""Blocks, processes and services that end while a GPU works. Run by `test_device`, or by hand where there is a GPU."""
+"""Blocks, processes and services that end during GPU work. These tests run in `test_device` or, with a GPU, by hand."""
 
 from __future__ import annotations
 

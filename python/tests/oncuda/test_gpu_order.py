@@ -1,4 +1,4 @@
-"""Order on a GPU without waiting for it: fences of streams. Run by `test_device`, or by hand where there is a GPU."""
+"""Order on a GPU without CPU waits: fences of streams. These tests run in `test_device` or, with a GPU, by hand."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ STEADY_POOL = pytest.mark.parametrize("client", [STEADY * N], indirect=True)
 
 
 def all_blocks(client):
-    """Lease every block of the pool of `STEADY_POOL`, so that work which is done once for each block is done."""
+    """Lease every block of the pool of `STEADY_POOL`, so that the work for the first lease of a block is done."""
     return [client.allocate(N, "uint8") for _ in range(STEADY)]
 
 
 def slow_frame(client, gate, byte, stream, channel=None):
-    """Publish content that a stream has not written yet."""
+    """Publish a buffer that a stream has not written yet."""
     lease = client.allocate(N, "uint8")
     at = use(lease, stream)
     gate.hold(stream)
@@ -137,7 +137,7 @@ def test_one_stream_of_two_clients_does_not_wait_for_what_it_has_yet_to_write(cl
         if threading.current_thread() is not writer:
             writer.start()
             assert told.wait(60)
-            waits.wait(0.2)  # it must not make its stream wait before this write is queued
+            waits.wait(0.2)  # `write_again` must not make the stream wait before this write is queued
         write(*arguments)
 
     monkeypatch.setattr(_cuda_stream, "write", write_late)
@@ -242,14 +242,14 @@ def test_a_borrowed_array_waits_on_its_stream_and_the_next_writer_for_that(clien
         return StridedMemoryView.from_dlpack(lease, stream_ptr=consumer)
 
     arrays = other.subscribe("c", credit=1).arrays(wrap, stream=consumer)
-    for byte in (1, 2):  # the first makes the array, the second uses it again
+    for byte in (1, 2):  # the first frame makes the array, the second frame uses the same array
         lease = client.allocate(N, "uint8")
         fill(use(lease, producer), N, byte, producer)
         channel.publish(lease)
         first = next(arrays).ptr
         arrays.release()
         finish(consumer)
-        other.stats()  # the service has seen the release
+        other.stats()  # after this reply, the service has seen the release
         del lease
     lease = client.allocate(N, "uint8")
     at = use(lease, producer)
@@ -515,7 +515,7 @@ def test_arrays_that_are_dropped_keep_their_stream_until_it_has_written(client, 
         return StridedMemoryView.from_dlpack(lease, stream_ptr=Stream.handle)
 
     arrays = other.subscribe("c", credit=3).arrays(wrap, stream=stream)
-    while arrays._frame is None or arrays._lease_state is not None:  # until a frame's block already has an array
+    while arrays._frame is None or arrays._lease_state is not None:  # until the block of a frame already has an array
         channel.publish(client.allocate(N, "uint8"))
         next(arrays)
     kept = weakref.ref(stream)

@@ -1,4 +1,4 @@
-"""Publishers in memory of a GPU: arrays that streams write. Run by `test_device`, or by hand where there is a GPU."""
+"""Publishers with arrays that GPU streams write. These tests run in `test_device` or, with a GPU, by hand."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def test_nothing_but_the_consumers_stream_waits_for_content(client, other, gate)
     producer, consumer, careless = new_stream(), new_stream(), new_stream()
     arrays = other.subscribe(client.create_channel("c")).arrays(wrap, stream=consumer)
     with client.open_channel("c").publisher(N, "uint8", wrap=wrap) as publisher:
-        for byte in (1, 2, 3):  # the first uses of a block are written out in Python, the later are not
+        for byte in (1, 2, 3):  # Python code handles the first uses of a block, native code handles the later uses
             send(publisher, byte, producer)
             next(arrays)
             finish(consumer)
@@ -97,7 +97,7 @@ def test_a_block_is_written_again_after_the_streams_of_all_readers_which_only_th
         known = len(client._session.core.blocks)
         gate.hold(streams[-1])
         seen = {}
-        for byte in range(100, 100 + known):  # every block is read late once
+        for byte in range(100, 100 + known):  # the last stream reads each block once, after the gate opens
             send(publisher, byte, producer, timeout=60)
             for one, stream in zip(arrays, streams, strict=True):
                 seen[byte, stream] = read(next(one).ptr, N, stream)
@@ -150,7 +150,7 @@ def test_a_frame_costs_each_side_one_write_of_a_word_and_no_wait_for_what_is_kno
         assert before is not None
         assert after is not None
         calls = {name: after[name] - before[name] for name in after if after[name] != before[name]}
-        del calls["cuStreamSynchronize"], calls["cuCtxPushCurrent"], calls["cuCtxPopCurrent"]  # of `finish`
+        del calls["cuStreamSynchronize"], calls["cuCtxPushCurrent"], calls["cuCtxPopCurrent"]  # calls of `finish`
         assert calls.pop("cuStreamWriteValue64") == 200, "one of the writer, one of the reader"
         assert calls.pop("cuStreamIsCapturing") == 300, "one of the writer, two of the reader"
         assert calls == {}, "no wait where the readers are known to be done"
@@ -159,18 +159,18 @@ def test_a_frame_costs_each_side_one_write_of_a_word_and_no_wait_for_what_is_kno
 
 @pytest.fixture
 def together(monkeypatch):
-    """Let frames share a fence however slowly they come."""
+    """Let frames share a fence, even if much time passes between them."""
     monkeypatch.setattr(borrowed, "_TOGETHER_SECONDS", 3600.0)
 
 
 def ready_to_share(client, other, consumer, *, capacity=32, frames=0):
-    """Return a publisher and arrays of a channel, each block of which has an array, and publish frames."""
+    """Make a publisher and a subscription; publish until every block has an array, and then `frames` more frames."""
     channel = client.create_channel("c", capacity=capacity)
     subscription = other.subscribe("c")
     arrays = subscription.arrays(wrap, stream=consumer)
     publisher, producer = channel.publisher(N, "uint8", wrap=wrap), new_stream()
     known = -1
-    while known < (known := len(other._session.core.blocks)):  # until the arrays of all blocks are made
+    while known < (known := len(other._session.core.blocks)):  # until every block has an array
         for _ in range(capacity):
             send(publisher, 1, producer)
         for _ in range(capacity):
@@ -344,7 +344,7 @@ def test_another_stream_for_the_next_frame_waits_for_the_one_before(client, gate
         gate.hold(first)
         fill(at, N, 2, first)
         publisher.publish()
-        send(publisher, 2, first)  # which drops the frame before, and leaves its block
+        send(publisher, 2, first)  # this call drops the frame before, so that its block is free
         assert publisher.loan(60, stream=second).ptr == at
         fill(at, N, 3, second)
         seen = read(at, N, careless)
@@ -495,7 +495,7 @@ def test_no_signal_loses_a_block_or_the_order(client, other):
     shelf = publisher._shelf
     at = steps = 0
     while steps < 150:
-        shelf.look()  # it does not need the rest of the session
+        shelf.look()  # as if Python had just checked the session's other leases
         interrupter = Interrupter(at)
         with interrupter:
             array = publisher.loan(stream=producer)

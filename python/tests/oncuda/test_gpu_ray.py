@@ -1,7 +1,8 @@
-"""Arrays of GPU memory through the transport of `poolbridge.ray`: two processes, and no Ray.
+"""Arrays of GPU memory that the transport of `poolbridge.ray` moves between processes, without Ray.
 
-`test_device` runs it on the simulated driver. The arrays are `Bytes`, which need no library and no kernels. Where there
-is a GPU, those of PyTorch, CuPy and JAX are tried, too. Started as a program, this is one of the processes.
+`test_device` runs these tests on the simulated driver, with arrays of the class `Bytes`, which need no library and no
+kernels. With a GPU, the tests also run with arrays of PyTorch, CuPy and JAX. If this module is started as a program, it
+is one of the processes.
 """
 
 from __future__ import annotations
@@ -36,16 +37,16 @@ BYTES = "bytes"
 BURIED = pytest.mark.skipif(not has_poolsvc(), reason="poolsvc is not built, and the small service buries nobody")
 
 
-# One process, which shares and receives as Ray would have it do
+# One process, which shares and receives arrays through the calls that Ray makes
 
 
 class Bytes:
-    """Bytes on the GPU, as a library without kernels would have them."""
+    """An array of bytes on the GPU that needs no library and no kernels."""
 
     dtype = np.dtype("uint8")
 
     def __init__(self, memory: object, address: int, shape: tuple[int, ...], step: int = 1) -> None:
-        self._memory = memory  # keeps it
+        self._memory = memory  # keeps the memory alive
         self.address, self.shape = address, shape
         self.__cuda_array_interface__ = {
             "data": (address, False), "shape": shape, "strides": (step,), "typestr": "|u1", "version": 3,
@@ -61,7 +62,7 @@ class Bytes:
 
 
 class Worker:
-    """What the tests have a process do. Work on the GPU is on one stream, which waits when `hold` says so."""
+    """The calls that a test makes in a process. All GPU work is on one stream, which waits from `hold` until `open`."""
 
     def __init__(self, library: str) -> None:
         self.library = library
@@ -73,7 +74,7 @@ class Worker:
         self.consumer = None if library == BYTES else _consumers.load(library)
         if self.consumer is None:
             _whole._MAKERS[library] = self.take
-        # The first use of a pool, and of a library, may wait for the whole GPU: let it be before a stream is held.
+        # The first use of a pool or a library may wait for the whole GPU. So make it before a stream waits.
         self.take(poolbridge.ray.client().allocate(N, "uint8", pool="gpu"))
 
     def on_stream(self) -> Any:
@@ -97,7 +98,7 @@ class Worker:
         return int(array.address if self.consumer is None else self.consumer.pointer(array))
 
     def hold(self) -> None:
-        """Have the stream wait until `open`."""
+        """Make the stream wait until `open` is called."""
         self.gate.close()
         self.gate = Gate()
         self.gate.hold(self.stream)
@@ -109,7 +110,7 @@ class Worker:
         return idle(self.stream)
 
     def share(self, name: str, value: int) -> bytes:
-        """Write into a lease, and share the array in it. The metadata stay a text for those who lack the library."""
+        """Write into a lease and share its array. The metadata are pickled, because the test may lack the library."""
         lease = poolbridge.ray.client().allocate(N, "uint8", pool="gpu")
         fill(use(lease, self.stream), N, value, self.stream)
         with self.on_stream():
@@ -139,13 +140,13 @@ class Worker:
         return self.share_again(name, name)
 
     def share_part(self, name: str, of: str) -> tuple[bytes, int]:
-        """Share every second element of the second half, and return how many bytes behind the whole it begins."""
+        """Share every second element of the second half; return metadata and byte offset in the array."""
         first = self.address(of)
         self.arrays[name] = self.arrays[of][N // 2 :: 2]
         return self.share_again(name, name), self.address(name) - first
 
     def write(self, name: str, value: int) -> None:
-        """Fill the array, without regard to its readers, and wait until the stream has done so."""
+        """Fill the array, even if a reader still uses it, and wait until the stream has filled it."""
         fill(self.address(name), N, value, self.stream)
         finish(self.stream)
 
@@ -156,16 +157,16 @@ class Worker:
             (self.arrays[name],) = self.transport.recv_multiple_tensors(name, found, talk)
 
     def begin_reading(self, name: str) -> None:
-        """Have the stream read what arrived; `finished` waits for it."""
+        """Make the stream read the array; `finished` waits for the stream."""
         self.seen[name] = read(self.address(name), N, self.stream)
 
     def finished(self, name: str) -> list[int]:
-        """Wait for the stream, and return the least and the greatest byte."""
+        """Wait for the stream, and return the least and the greatest byte that the stream has read."""
         finish(self.stream)
         return [int(self.seen[name].min()), int(self.seen[name].max())]
 
     def content(self, name: str) -> list[int]:
-        """Return the least and the greatest byte as the library reads them."""
+        """Read the array with its library; return the least and the greatest byte, and the number of bytes."""
         array = self.arrays[name]
         with self.on_stream():
             if self.consumer is None:
@@ -193,13 +194,13 @@ class Worker:
         self.transport.abort_transport(name, None)
 
     def counts(self) -> dict[str, int]:
-        """Return how arrays went since the last `clear`."""
+        """Return the counts of arrays by way and by reason since the last `clear`, without zeros."""
         stats = poolbridge.ray.stats()
         found = {way: getattr(stats, way).arrays for way in WAYS} | stats.reasons
         return {way: more for way, count in found.items() if (more := count - self.before[way])}
 
     def clear(self) -> None:
-        """End what a test has left."""
+        """Release the arrays and objects that a test has left."""
         stats = poolbridge.ray.stats()
         self.before = Counter({way: getattr(stats, way).arrays for way in WAYS} | stats.reasons)
         for name in {**self.arrays, **self.transport._sent}:
@@ -209,14 +210,14 @@ class Worker:
 
 
 def work(library: str) -> None:
-    """Do what the tests ask for, until they ask for no more."""
+    """Answer the calls of the test process, until it closes the pipe."""
     worker = Worker(library)
     say(sys.stdout.buffer, None)
     while True:
         try:
             name, given = hear(sys.stdin.buffer)
         except EOFError:
-            os._exit(0)  # also with a stream that waits
+            os._exit(0)  # ends the process even while a stream waits
         try:
             answer = getattr(worker, name)(*given)
         except poolbridge.PoolbridgeError as error:
@@ -224,7 +225,7 @@ def work(library: str) -> None:
         say(sys.stdout.buffer, answer)
 
 
-# Those processes
+# The same processes, as the test sees them
 
 
 class Process:
@@ -239,7 +240,7 @@ class Process:
         )
 
     def ready(self) -> Process:
-        """Wait until it has imported its library."""
+        """Wait until the process has imported its library."""
         self._hear()
         return self
 
@@ -275,7 +276,7 @@ ALL = libraries(BYTES, "torch", "cupy", "jax")
 
 
 def lacks(library: str) -> str:
-    """Say why a library cannot be tried here; nothing if it can."""
+    """Return why this machine cannot test a library, or an empty text if it can."""
     if library == BYTES:
         return ""
     if library not in _consumers.installed():
@@ -283,7 +284,7 @@ def lacks(library: str) -> str:
     if "SIMCUDA_COUNTS" in os.environ:
         return f"{library} needs kernels, which the simulated driver lacks"
     code = f"from poolbridge._libraries import consumers; raise SystemExit(consumers.load({library!r}).lacks_gpu())"
-    found = subprocess.run([sys.executable, "-c", code], env=ENVIRONMENT)  # this process takes no library to the GPU
+    found = subprocess.run([sys.executable, "-c", code], env=ENVIRONMENT)  # the test process starts no GPU library
     return f"{library} sees no GPU" if found.returncode else ""
 
 
@@ -306,7 +307,7 @@ def client(socket: str) -> Iterator[poolbridge.Client]:
 
 @pytest.fixture(scope="module")
 def workers(client: poolbridge.Client, library: str) -> Iterator[list[Process]]:
-    """Give three processes of a library, for all tests of it: its import takes seconds."""
+    """Give three processes that have imported a library, for all tests of it, because the import takes seconds."""
     if reason := lacks(library):
         pytest.skip(reason)
     found: list[Process] = []
@@ -320,7 +321,7 @@ def workers(client: poolbridge.Client, library: str) -> Iterator[list[Process]]:
 
 @pytest.fixture
 def three(client: poolbridge.Client, workers: list[Process]) -> Iterator[list[Process]]:
-    """Give the three processes, and check that nothing stays when they let go of what they have."""
+    """Give the three processes; afterwards, release their arrays and check that the service has no leases left."""
     for worker in workers:
         worker("clear")
     yield workers
@@ -332,7 +333,7 @@ def three(client: poolbridge.Client, workers: list[Process]) -> Iterator[list[Pr
 
 @pytest.fixture
 def start(client: poolbridge.Client) -> Iterator[Starter]:
-    """Start a process that a test may kill."""
+    """Give a function that starts a process, which the test may kill."""
     found: list[Process] = []
 
     def begin() -> Process:

@@ -1,4 +1,4 @@
-"""Kinds ``vmm``, ``legacy`` and ``pinned``: invalid exports are refused, and CUDA still works. Run by `test_device`."""
+"""Kinds of GPU memory: invalid exports are refused, and CUDA still works. `test_device` runs these tests."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ UUID = _cuda.devices()[0]["uuid"]
 SIMULATED = "simulated" in _cuda.devices()[0]["name"]
 T = TypeVar("T")
 
-# Makes memory, and sends its handle or the descriptor of its pool; ends with its input.
+# This program makes memory, and sends its handle or the descriptor of its pool. The program ends when its input ends.
 OWNER = """
 import ctypes, socket, sys
 import numpy as np
@@ -100,7 +100,7 @@ def owner() -> Iterator[subprocess.Popen[str]]:
 
 @pytest.fixture(scope="module", params=["device", "pinned"])
 def imported(request: pytest.FixtureRequest) -> Iterator[PoolMemory]:
-    """Import another process's pool."""
+    """Import the pool of another process."""
     kind = request.param
     ours, theirs = socket.socketpair()
     with ours, start(kind, str(theirs.fileno()), fds=[theirs.fileno()]):
@@ -117,7 +117,7 @@ def handle_of(process: subprocess.Popen[str]) -> poolbridge.LegacyHandle:
 
 
 def vmm_descriptor(size: int) -> int:
-    """Export physical memory of this process, which then has only the descriptor."""
+    """Make and export physical memory, and return the descriptor. The process keeps no other handle of the memory."""
     properties = driver.CUmemAllocationProp()
     properties.type = driver.CUmemAllocationType.CU_MEM_ALLOCATION_TYPE_PINNED
     properties.location.type = driver.CUmemLocationType.CU_MEM_LOCATION_TYPE_DEVICE
@@ -206,7 +206,7 @@ def test_a_legacy_handle_is_opened_changed_and_closed(owner):
     with handle.open(shape=(1 << 19,), dtype="float32") as memory:
         assert (memory.to_numpy() == np.arange(1 << 19) + 100).all()
         with pytest.raises(BufferError, match=r"copy it by to_numpy\(\)"):
-            np.from_dlpack(cast("Any", memory))  # NumPy's stubs lag behind the standard
+            np.from_dlpack(cast("Any", memory))  # the type stubs of NumPy do not accept this memory
         memory.copy_from(memory.to_numpy() * 2)
     assert memory.closed
     again = poolbridge.LegacyHandle.from_bytes(bytes(handle)).open(UUID)
@@ -241,7 +241,7 @@ def test_the_handle_of_a_dead_owner_is_said_to_be_one(owner):
 
 @contextmanager
 def second_context(ordinal: int = 0) -> Iterator[int]:
-    """Make another context current, beside the primary one."""
+    """Make a second context, in addition to the primary context, and make it current."""
     made = _cuda.call("cuCtxCreate", None, 0, ordinal)
     try:
         yield int(made)
@@ -250,7 +250,7 @@ def second_context(ordinal: int = 0) -> Iterator[int]:
 
 
 def elsewhere(function: Callable[[], T]) -> T:
-    """Call it on another thread, which has no current context."""
+    """Call the function on another thread, which has no current context."""
     with ThreadPoolExecutor(1) as threads:
         return threads.submit(function).result(60)
 
@@ -261,11 +261,11 @@ def open_in_own(handle: poolbridge.LegacyHandle) -> poolbridge.OpenedMemory:
 
 def test_a_legacy_handle_opens_in_a_second_context_where_it_is_not_open_in_the_primary_one(owner):
     handle = handle_of(owner)
-    handle.open().close()  # the primary context is alive
+    handle.open().close()  # from now on the primary context exists
     with second_context():
         memory = open_in_own(handle)
         assert memory.address
-        with _cuda.current(0):  # any context may be current
+        with _cuda.current(0):  # `to_numpy` works with any current context
             assert (memory.to_numpy() == np.arange(1 << 19) + 100).all()
         doubled = memory.to_numpy() * 2
         elsewhere(lambda: memory.copy_from(doubled))
@@ -292,7 +292,7 @@ def test_all_that_is_done_with_opened_memory_is_done_in_its_context(owner, monke
         held = [open_in_own(handle)]
         monkeypatch.setattr(_cuda, "call", spy)
         elsewhere(lambda: held[0].copy_from(held[0].to_numpy()))
-        elsewhere(held.clear)  # the finaliser closes it
+        elsewhere(held.clear)  # the finaliser closes the memory
         assert [context for _, context in seen] == [second] * len(seen)
         assert [name for name, _ in seen[-2:]] == ["cuCtxSynchronize", "cuIpcCloseMemHandle"]
         assert [name for name, _ in seen].count("cuMemcpy") == 2
@@ -309,7 +309,7 @@ def test_a_legacy_handle_that_is_open_in_the_primary_context_is_refused_clearly_
         with pytest.raises(poolbridge.SecondContextError, match="primary") as caught:
             handle.open(own_context=True)
         assert caught.value.code == "unavailable"
-        handle.open().close()  # it works in the primary context, with any context current
+        handle.open().close()  # the handle opens in the primary context, with any current context
         assert opened.to_numpy().view(np.float32)[3] == 103
         opened.close()
         handle.open(own_context=True).close()
@@ -326,7 +326,7 @@ def test_the_handle_of_a_dead_owner_is_said_to_be_one_in_a_second_context_too(ow
 def test_without_a_current_context_the_primary_one_is_meant(owner):
     handle = handle_of(owner)
     with handle.open() as memory, elsewhere(lambda: handle.open(own_context=True)) as again:
-        assert memory.address == again.address  # counted, as within one context
+        assert memory.address == again.address  # both calls return the same mapping, as within one context
 
 
 @pytest.mark.skipif(len(_cuda.devices()) < 2, reason="needs two GPUs")
@@ -360,7 +360,7 @@ def test_bytes_at_random_are_no_legacy_handle():
             poolbridge.LegacyHandle.from_bytes(data).open()
 
 
-# All
+# All kinds
 
 
 @pytest.mark.parametrize("kind", ["device", "vmm", "legacy", "pinned"])

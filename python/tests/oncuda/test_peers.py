@@ -1,4 +1,4 @@
-"""Consumers on another GPU than that of the memory. Run by `test_device`, or by hand where there are two GPUs."""
+"""Consumers on a GPU that does not have the memory. These tests run in `test_device` or, with two GPUs, by hand."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def published(client: poolbridge.Client, kind: str) -> poolbridge.Lease:
     return lease
 
 
-# Reads every buffer with the second GPU, by a copy and by a kernel, and prints what they read, or the error.
+# This program reads every buffer with the second GPU, by a copy and by a kernel, and prints both results or the error.
 CONSUMER = """
 import sys, poolbridge
 sys.path[:0] = [{here!r}]
@@ -127,7 +127,7 @@ def consume(service: str, *, device: int | str | None, ordinal: int = 1, **envir
 @pytest.mark.parametrize("device", [1, "cuda:1", DEVICES[-1]["uuid"]])
 def test_another_gpu_reads_memory_of_every_kind(service, client, device):
     kept = [published(client, kind) for kind in KINDS]
-    # Here the memory of a legacy handle belongs to the GPU that opened it: kernels of the other would fault.
+    # Memory of a legacy handle belongs to the GPU that has opened the handle: kernels of the other GPU would fail.
     named = {kind: "cuda:1" if kind == "legacy" else "cuda:0" for kind in KINDS}
     assert consume(service, device=device) == [f"{kind} {named[kind]} True 0" for kind in KINDS for _ in range(2)]
     assert len(kept) == len(KINDS)
@@ -137,7 +137,7 @@ def test_another_gpu_reads_memory_of_every_kind(service, client, device):
 def test_where_gpus_do_not_reach_each_other_the_error_names_both(service, client):
     kept = [published(client, kind) for kind in KINDS]
     lines = consume(service, device=1, SIMCUDA_PEER="0")
-    assert lines[-2:] == ["pinned cuda:0 True 0"] * 2  # the host's memory, which needs no peer access
+    assert lines[-2:] == ["pinned cuda:0 True 0"] * 2  # kind `pinned` is memory of the host, which needs no peer access
     for line, kind in zip(lines[:-2], [kind for kind in KINDS[:-1] for _ in range(2)], strict=True):
         assert line.startswith(f"{kind} PeerAccessError unavailable GPU 1"), line
         for device in DEVICES[:2]:
@@ -195,9 +195,9 @@ def test_streams_of_both_gpus_are_kept_in_order(service, client, gate, kind):
     with poolbridge.connect(service, timeout=60, device=1) as other:
         writer, last, reader = stream_on(0), stream_on(0), stream_on(1)
         seen = _cuda.Allocation(1, N)
-        # Room for one block: with more, the next writer would get another one.
+        # The pool has memory for only one block, so that the next writer gets the same block.
         client.create_pool("one", kind=kind, max_bytes=max(N, 2 << 20) if kind in {"vmm", "legacy"} else N)
-        # Map all memory, for reading and writing, before a stream waits: mapping may wait for the stream.
+        # Map the memory for reading and writing before a stream waits: a call that maps memory may wait for the stream.
         lease = client.allocate(N, "uint8", pool="one")
         lease.publish("mapped")
         address(other.get("mapped"))
