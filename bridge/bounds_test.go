@@ -18,7 +18,7 @@ func TestThePoolOfOthersIsDestroyedByItsMaker(t *testing.T) {
 	spec := hostPool("p", 4096)
 	spec.Access.UIDs = []uint32{uint32(os.Getuid()) + 1}
 	ctx := t.Context()
-	for range 2 { // its name is free again
+	for range 2 { // the second time, the name of the destroyed pool is free again
 		createPool(t, c, spec)
 		_, err := other.TryOpenPool(ctx, "p")
 		require.ErrorIs(t, err, ErrDenied)

@@ -18,7 +18,7 @@ import (
 	"github.com/poolbridge/poolbridge/mempool"
 )
 
-// channelPair is a producer and a consumer of a channel, each in its own session.
+// channelPair is a channel with a producer and a consumer, each in its own session.
 type channelPair struct {
 	*rig
 	producer, consumer *Client
@@ -38,7 +38,7 @@ func pair(t testing.TB, pool mempool.PoolSpec, spec mempool.ChannelSpec) *channe
 	return s
 }
 
-// follow returns a consumer that has joined.
+// follow returns a new consumer that has joined the channel.
 func (s *channelPair) follow(t testing.TB, o mempool.SubscribeOptions) *consuming {
 	t.Helper()
 	from, err := s.to.consume(t.Context(), o)
@@ -52,7 +52,7 @@ func (s *channelPair) send(t testing.TB, n uint64) {
 	require.NoError(t, sendFrame(t.Context(), s.pool, s.from, n, 1<<16, mempool.FrameOptions{}))
 }
 
-// receive takes the next frame, which must be n.
+// receive takes the next frame, and fails the test if its number is not n.
 func receive(t testing.TB, from *consuming, n uint64) *Frame {
 	t.Helper()
 	f, err := from.next(t.Context())
@@ -195,9 +195,9 @@ func testAFrameThatWasNotSent(t *testing.T, full bool) {
 	l := allocate(t, p, 1<<16)
 	ctx, cancel := context.WithCancel(t.Context())
 	if full {
-		defer time.AfterFunc(10*time.Millisecond, cancel).Stop() // most often while it waits
+		defer time.AfterFunc(10*time.Millisecond, cancel).Stop() // in most runs, Publish is waiting at this moment
 	} else {
-		joining := &producing{membership: newMembership(ch, shmchannel.ProducerRole), joined: make(chan struct{})} // joining does not end
+		joining := &producing{membership: newMembership(ch, shmchannel.ProducerRole), joined: make(chan struct{})} // joining never ends
 		c.shared.producers = map[uint64]*producing{ch.info.ID: joining}
 		cancel()
 	}
@@ -212,7 +212,7 @@ func testAFrameThatWasNotSent(t *testing.T, full bool) {
 }
 
 func TestWhoFailsToJoinLeavesItsPlaceToOthers(t *testing.T) {
-	const tries = 70 // more than a session may have
+	const tries = 70 // more members than a session may have
 	for what, fail := range map[string]func(cancel func()) error{
 		"its files cannot be mapped": func(func()) error { return errors.New("no memory") },
 		"it is cancelled": func(cancel func()) error {
@@ -251,7 +251,7 @@ func TestWhatAFullChannelDoes(t *testing.T) {
 				}
 				require.ErrorIs(t, trySendFrame(t.Context(), s.pool, s.from, 2, 1<<16), want)
 				limit := time.Minute
-				if policy == mempool.Block { // the only one that waits
+				if policy == mempool.Block { // Block is the only policy with which Publish waits
 					limit = time.Millisecond
 				}
 				lease := allocate(t, s.pool, 1<<16)

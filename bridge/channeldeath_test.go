@@ -17,7 +17,7 @@ import (
 	"github.com/poolbridge/poolbridge/mempool"
 )
 
-// loud is a testing.T for code that runs in a child.
+// loud stands for a testing.T in code that runs in a child.
 type loud struct {
 	testing.TB
 }
@@ -33,7 +33,7 @@ func init() {
 	children["member-consume"] = memberConsume
 }
 
-// memberProduce publishes two frames of the channel "c", 1 and 2. The second is never complete.
+// memberProduce publishes the frames 1 and 2 of the channel "c". The content of frame 2 is never complete.
 func memberProduce() error {
 	p := sharing(loud{}, os.Getenv("POOLBRIDGE_SOCKET"))
 	s := p.produce(p.findStream())
@@ -46,7 +46,7 @@ func memberProduce() error {
 	return nil
 }
 
-// memberConsume takes a frame of the channel "c" for each line of its input.
+// memberConsume takes one frame of the channel "c" for each line that it reads.
 func memberConsume() error {
 	p := sharing(loud{}, os.Getenv("POOLBRIDGE_SOCKET"))
 	_, channel := p.findStream()
@@ -84,7 +84,7 @@ func TestFramesOfAKilledProducerAreTakenAndTheirBlocksComeBack(t *testing.T) {
 	a.get(&wire.Alloc{Pool: pool, Tensor: convert.WireTensor(mempool.Bytes(4096)), Wait: 3_600_000}, &l)
 }
 
-// timelineOf maps another session's timeline.
+// timelineOf maps the timeline of another session.
 func (p *partner) timelineOf(id uint64) *mempool.Page {
 	p.Helper()
 	var reply wire.TimelineReply
@@ -128,7 +128,7 @@ func TestAKilledConsumersBlockComesBackToItsProducer(t *testing.T) {
 	require.Equal(t, "has 1", dying.says())
 	assert.Empty(t, from.reclaim())
 	dying.kill()
-	from.publish(2, shmchannel.Fence{}) // there is room once the service has removed the consumer
+	from.publish(2, shmchannel.Fence{}) // the channel has room once the service has removed the consumer
 	back := from.awaitReclaim()
 	require.Len(t, back, 1)
 	assert.EqualValues(t, 1, back[0].Number)
@@ -148,7 +148,7 @@ func TestAServiceWithoutDescriptorsMakesNoMember(t *testing.T) {
 	assert.EqualValues(t, 1, to.read(to.next()))
 }
 
-// fillDescriptors leaves this process without free descriptors until empty is called.
+// fillDescriptors uses up all free descriptors of this process, until the caller calls empty.
 func fillDescriptors(t *testing.T) (empty func()) {
 	t.Helper()
 	var old unix.Rlimit

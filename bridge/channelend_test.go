@@ -20,8 +20,8 @@ import (
 	"github.com/poolbridge/poolbridge/mempool"
 )
 
-// blocked is a channel with a Publish that waits for room and a loop that waits for a frame. Their errors come through the
-// channels.
+// blocked starts a Publish that waits for room in a channel, and a loop that waits for a frame. published gets the error of the Publish,
+// and looped the error of the loop.
 func blocked(t *testing.T, producer, consumer *Client, p *Pool) (published, looped chan error) {
 	full := makeChannel(t, producer, p, mempool.ChannelSpec{Name: "full", Capacity: 1})
 	empty := makeChannel(t, consumer, p, mempool.ChannelSpec{Name: "empty", Capacity: 1})
@@ -76,7 +76,7 @@ func TestALostServiceEndsWhatWaitsInChannels(t *testing.T) {
 		assert.Nil(t, f)
 		assert.ErrorIs(t, err, ErrDisconnected)
 	}
-	_ = c.Close() // its error says what it could not tell the service
+	_ = c.Close() // Close may fail, because the connection is gone
 }
 
 func TestALostSessionGivesTheFramesOfAQueueBack(t *testing.T) {
@@ -152,7 +152,7 @@ func TestALoopOverAChannelThatEndsWithItsContext(t *testing.T) {
 	assert.Equal(t, 1, frames)
 	assert.ErrorIs(t, last, context.Canceled)
 	for n := range uint64(10) {
-		s.send(t, n) // it does not block the producer
+		s.send(t, n) // the consumer that has left does not block the producer
 	}
 }
 
@@ -259,7 +259,7 @@ func TestAProducerThatClosesWhileAConsumerTakesAFrameSaysWhatItUnmapped(t *testi
 			require.NoError(t, err)
 			word := func(at int) *uint64 { return (*uint64)(unsafe.Pointer(&mem[8*at])) }
 			atomic.StoreUint64(word(2), 1)
-			atomic.StoreUint64(word(512), 1) // it has frame 1, and has not stored the block yet
+			atomic.StoreUint64(word(512), 1) // the consumer holds frame 1, and has not stored the frame's block yet
 			if taking > 0 {
 				defer time.AfterFunc(taking, func() { atomic.StoreUint64(word(513), sent.Info().Block) }).Stop()
 			}
@@ -271,13 +271,13 @@ func TestAProducerThatClosesWhileAConsumerTakesAFrameSaysWhatItUnmapped(t *testi
 	}
 }
 
-// goodRecord is the record of a new buffer of 100 bytes.
+// goodRecord returns a valid record for a new buffer of 100 bytes.
 func (p *partner) goodRecord(s *source) shmchannel.Record {
 	l := s.alloc(100)
 	return shmchannel.Record{Block: l.Block, Buffer: l.Buffer, Bytes: l.Bytes, Description: &shmchannel.Description{DType: "uint8", Shape: []uint64{100}}}
 }
 
-// publishRecord publishes a record without checking it.
+// publishRecord publishes a record without a check of the record.
 func (s *source) publishRecord(r *shmchannel.Record) {
 	s.p.Helper()
 	s.meet()
@@ -329,7 +329,7 @@ func TestATimelineIsKeptWhileALeaseOfWhichTheServiceDoesNotKnowWaitsForIt(t *tes
 
 func init() { children["leave work"] = leaveWork }
 
-// leaveWork releases the first frame of the channel while its work on it goes on, and never ends it.
+// leaveWork releases the first frame of the channel, although its work on the frame has not ended. The work never ends.
 func leaveWork() error {
 	ctx := context.Background()
 	c, _, ch, err := openStream(ctx)
@@ -390,7 +390,7 @@ func TestAChannelThatContradictsItselfEndsTheLoop(t *testing.T) {
 	mem, err := unix.Mmap(int(p.config.Sequencer.Fd()), 0, 4096, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED)
 	require.NoError(t, err)
 	defer unix.Munmap(mem)
-	binary.LittleEndian.PutUint64(mem, 1000<<16|binary.LittleEndian.Uint64(mem)&1023) // a tail without an entry
+	binary.LittleEndian.PutUint64(mem, 1000<<16|binary.LittleEndian.Uint64(mem)&1023) // a tail whose number has no entry
 	f, err := from.next(t.Context())
 	assert.Nil(t, f)
 	assert.ErrorIs(t, err, ErrProtocol)

@@ -24,7 +24,7 @@ func TestAThousandConsumersOfAChannelJoinAndEachGetsEveryFrame(t *testing.T) {
 		p.findStream()
 		for range each {
 			s := p.consume(wire.Join{Channel: channel})
-			closeFiles([]*os.File{s.config.Roster, s.config.Sequencer, s.config.Own}) // they are mapped, and the test may have only 4,096 descriptors
+			closeFiles([]*os.File{s.config.Roster, s.config.Sequencer, s.config.Own}) // they are mapped; the test may have only 4,096 descriptors
 			sinks = append(sinks, s)
 		}
 	}

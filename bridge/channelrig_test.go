@@ -16,18 +16,18 @@ import (
 	"github.com/poolbridge/poolbridge/mempool"
 )
 
-// partner is a raw client whose session has channels, with a sealed timeline.
+// partner is a raw client. Its session has channels and a sealed timeline.
 type partner struct {
 	*raw
 	q        uint32
 	timeline uint64
 	page     *mempool.Page
-	notices  []wire.Notice // those that came without files
+	notices  []wire.Notice // the notices that came without files
 	others   []came
-	memory   []byte // of the pool
+	memory   []byte // mapped memory of the pool
 }
 
-// came is a member notice, with its file.
+// came is a notice of type Member, with the file that came with the notice.
 type came struct {
 	wire.Member
 	file *os.File
@@ -51,7 +51,7 @@ func sharing(t testing.TB, path string) *partner {
 	return p
 }
 
-// receive receives a packet. It keeps a notice, and then returns nil for h.
+// receive receives a packet. If the packet is a notice, receive keeps the notice in p and returns nil for h.
 func (p *partner) receive() (h *wire.Header, files []*os.File) {
 	p.Helper()
 	n, fds, err := p.Conn.Recv(p.Buffer)
@@ -74,7 +74,7 @@ func (p *partner) receive() (h *wire.Header, files []*os.File) {
 	return nil, nil
 }
 
-// call sends a request and receives its reply, with files.
+// call sends a request, receives the reply and returns the files of the reply.
 func (p *partner) call(m wire.Request, into wire.Reply) ([]*os.File, error) {
 	p.Helper()
 	p.q++
@@ -100,7 +100,7 @@ func (p *partner) denied(m wire.Request, code wire.Code) {
 	require.ErrorIs(p, err, code)
 }
 
-// await receives until a notice of one type has come.
+// await receives packets until a notice of type N has come.
 func await[N wire.Notice](p *partner) N {
 	p.Helper()
 	for {
@@ -116,7 +116,7 @@ func await[N wire.Notice](p *partner) N {
 	}
 }
 
-// pool opens a pool of kind host, and maps it.
+// pool maps the memory of a pool of kind host.
 func (p *partner) pool(reply *wire.PoolReply, files []*os.File) uint64 {
 	p.Helper()
 	require.Len(p, files, 1)
@@ -127,7 +127,7 @@ func (p *partner) pool(reply *wire.PoolReply, files []*os.File) uint64 {
 	return reply.Pool.ID
 }
 
-// makeStream makes the pool "p" of so many bytes, and in it the channel "c" with the other fields of spec.
+// makeStream makes the pool "p" with the given number of bytes, and the channel "c" in this pool. spec has the other fields of the channel.
 func (p *partner) makeStream(bytes uint64, spec wire.MakeChannel) (pool, channel uint64) {
 	p.Helper()
 	var made wire.PoolReply
@@ -153,7 +153,7 @@ type seat struct {
 	wire.JoinReply
 	channel uint64
 	config  shmchannel.MemberConfig
-	known   int // how many member notices of the partner it has read
+	known   int // how many of the partner's notices of members this seat has read
 }
 
 func (p *partner) take(m *wire.Join) *seat {
@@ -165,7 +165,7 @@ func (p *partner) take(m *wire.Join) *seat {
 	return s
 }
 
-// source is a producer.
+// source is a seat that is a producer.
 type source struct {
 	*seat
 	*shmchannel.Producer
@@ -187,7 +187,7 @@ func (p *partner) produce(pool, channel uint64) *source {
 	return s
 }
 
-// meet gives the producer the files of consumers that have come.
+// meet passes the files of consumers that have come to the producer.
 func (s *source) meet() {
 	s.p.Helper()
 	for ; s.known < len(s.p.others); s.known++ {
@@ -197,7 +197,7 @@ func (s *source) meet() {
 	}
 }
 
-// alloc takes a block of the pool.
+// alloc allocates a block of the pool.
 func (s *source) alloc(bytes uint64) wire.Lease {
 	s.p.Helper()
 	var l wire.LeaseReply
@@ -210,7 +210,7 @@ func (s *source) alloc(bytes uint64) wire.Lease {
 	return l.Lease
 }
 
-// publish writes n into a free block and publishes it. If a consumer's file is missing, it waits for it.
+// publish writes n into a free block and publishes the block. If the file of a consumer is missing, publish waits for the file.
 func (s *source) publish(n uint64, ready shmchannel.Fence) (number, block uint64) {
 	s.p.Helper()
 	require.NotEmpty(s.p, s.free)
@@ -232,7 +232,7 @@ func (s *source) publish(n uint64, ready shmchannel.Fence) (number, block uint64
 	}
 }
 
-// reclaim takes the blocks that come back now.
+// reclaim returns the blocks that have come back by now.
 func (s *source) reclaim() (back []shmchannel.Returned) {
 	s.p.Helper()
 	s.meet()
@@ -244,7 +244,7 @@ func (s *source) reclaim() (back []shmchannel.Returned) {
 	return back
 }
 
-// awaitReclaim waits until blocks come back.
+// awaitReclaim waits until at least one block has come back.
 func (s *source) awaitReclaim() []shmchannel.Returned {
 	s.p.Helper()
 	for {
@@ -259,7 +259,7 @@ func (s *source) awaitReclaim() []shmchannel.Returned {
 	}
 }
 
-// sink is a consumer.
+// sink is a seat that is a consumer.
 type sink struct {
 	*seat
 	*shmchannel.Consumer

@@ -72,7 +72,7 @@ func TestWhatAnIdleProducerKeepsIsThereForOthers(t *testing.T) {
 	}
 	other, err := s.consumer.TryOpenPool(t.Context(), "p")
 	require.NoError(t, err)
-	for range 8 - 3 { // the channel keeps three
+	for range 8 - 3 { // the channel keeps three blocks
 		l, err := other.Allocate(t.Context(), mempool.Bytes(1<<16))
 		require.NoError(t, err)
 		defer l.Release(false)
@@ -105,7 +105,8 @@ func TestAnIdleProducerReleasesWhatItKeeps(t *testing.T) {
 	assert.ErrorIs(t, err, ErrClosed)
 }
 
-// unfinished makes a consumer release a frame while its work goes on. The frame's block has come back. Another frame is in the channel.
+// unfinished makes a consumer release a frame before the consumer's work on the frame has ended. When unfinished returns, the frame's block
+// has come back, and the channel has another frame.
 func unfinished(t *testing.T, blocks uint64) (s *channelPair, finish func()) {
 	s = pair(t, hostPool("p", blocks<<16), mempool.ChannelSpec{Capacity: 1})
 	from := s.follow(t, mempool.SubscribeOptions{})
@@ -273,7 +274,7 @@ func TestMemoryOfOtherSizesIsNotKeptFromAnAllocationThatDoesNotWait(t *testing.T
 		defer allocate(t, s.pool, 1<<16).Release(false)
 	}
 	require.NoError(t, sendFrame(t.Context(), s.pool, s.from, 6, 1<<16, mempool.FrameOptions{}))
-	l, err := s.pool.TryAllocate(t.Context(), mempool.Bytes(1<<16-8)) // the last block is that of frame 5, which has come back
+	l, err := s.pool.TryAllocate(t.Context(), mempool.Bytes(1<<16-8)) // the last free block is the block of frame 5, which has come back
 	require.NoError(t, err)
 	require.NoError(t, l.Release(false))
 }
@@ -329,7 +330,7 @@ func TestAReleaseWithoutAPlaceForItsFenceWaitsForTheWork(t *testing.T) {
 		require.NoError(t, end(2+n))
 	}
 	ended := make(chan error, 1)
-	go func() { ended <- end(65, fences[1]) }() // its fence would replace the first one
+	go func() { ended <- end(65, fences[1]) }() // the fence of frame 65 would replace the fence of frame 1
 	eventually(t, func() bool { return s.from.client.shared.producers[s.from.info.ID].native.Lent() == 2 })
 	select {
 	case err := <-ended:

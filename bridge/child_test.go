@@ -22,7 +22,7 @@ import (
 	"github.com/poolbridge/poolbridge/mempool/service"
 )
 
-// children are the roles of the test binary when a test starts it. Each prints what it did in lines, and goes on when it
+// children has the roles that the test binary can play as a child. A child prints a line when it has done something, and continues when it
 // reads a line.
 var children = map[string]func() error{
 	"hold":     hold,
@@ -32,7 +32,7 @@ var children = map[string]func() error{
 	"read":     readOnce,
 }
 
-// child is a process that a test started, by exec like a worker.
+// child is a process that a test has started with exec.
 type child struct {
 	testing.TB
 	cmd   *exec.Cmd
@@ -63,7 +63,7 @@ func spawn(t testing.TB, role, path string, change func(*exec.Cmd)) *child {
 	return c
 }
 
-// says waits for the child's next line.
+// says waits for the next line that the child prints.
 func (c *child) says() string {
 	c.Helper()
 	require.True(c, c.lines.Scan(), "the child said no more")
@@ -76,7 +76,7 @@ func (c *child) tell(line string) {
 	require.NoError(c, err)
 }
 
-// stop stops the child, and returns once it has stopped.
+// stop stops the child (SIGSTOP), and returns when the child has stopped.
 func (c *child) stop() {
 	c.Helper()
 	require.NoError(c, c.cmd.Process.Signal(syscall.SIGSTOP))
@@ -90,8 +90,8 @@ func (c *child) kill() {
 	_ = c.cmd.Wait()
 }
 
-// hold leases two buffers of the pool "p": "torn", which it is writing, and one that it only has. When it reads a
-// line, it closes its connection without `bye` and lives on.
+// hold leases two buffers of the pool "p": the buffer "torn", which hold is writing, and a buffer that hold does not use. When hold reads a
+// line, it closes its connection without `bye`, and its process still runs.
 func hold() error {
 	ctx := context.Background()
 	c, err := Dial(ctx, DefaultSocket())
@@ -127,14 +127,14 @@ func hold() error {
 	return nil
 }
 
-// complain prints why it cannot connect.
+// complain prints the error of TryDial.
 func complain() error {
 	_, err := TryDial(context.Background(), DefaultSocket())
 	fmt.Println(strings.ReplaceAll(err.Error(), "\n", " "))
 	return nil
 }
 
-// visit tries what another user may try, and prints the result of each.
+// visit tries operations as another user, and prints the result of each operation.
 func visit() error {
 	ctx := context.Background()
 	c, refused := Dial(ctx, DefaultSocket())
@@ -190,7 +190,7 @@ func readOnce() error {
 	return c.Close()
 }
 
-// crowdedServer serves with a full table of descriptors. For each line it makes room for one descriptor, or for many.
+// crowdedServer serves while this process has no free descriptor. For each line that it reads, it frees one descriptor or many.
 func crowdedServer() error {
 	svc := service.New(service.Config{})
 	defer svc.Close()

@@ -30,7 +30,7 @@ type Client struct {
 	session uint64
 	device  string
 	tracer  Tracer
-	traces  sync.Map      // for a tracer: by *Lease, the context in which the lease was made
+	traces  sync.Map      // for a tracer: maps each *Lease to the context in which the lease was made
 	ordered bool          // the session has timelines
 	streams bool          // the session has channels
 	done    chan struct{} // closed when the connection is gone; err then says why
@@ -42,11 +42,12 @@ type Client struct {
 		clock func(context.Context) (*mempool.Clock, error)
 	}
 
-	// working ends when the client is closed or the connection is gone, linked only when the connection is gone. Their causes say why.
+	// working ends when the client is closed or the connection is gone. linked ends only when the connection is gone. The causes of these two
+	// contexts say why they ended.
 	working, linked context.Context
 	stop, unlink    context.CancelCauseFunc
 
-	longestWait, deadlineGrace time.Duration // see the constants; other values in tests
+	longestWait, deadlineGrace time.Duration // the constants of the same names; tests use other values
 
 	sending sync.Mutex // held while a packet is sent
 
@@ -61,43 +62,43 @@ type Client struct {
 	closing bool
 
 	shared memberships
-	// What SessionStats reports.
+	// SessionStats reports these counts.
 	allocated, allocatedBytes atomic.Uint64
 	memoryWaits               waits
 
 	timelines  timelines
-	background sync.WaitGroup // goroutines that wait for work to be done and then unmap
+	background sync.WaitGroup // goroutines that Close waits for
 }
 
 var errClientClosed = situation.Of(ErrClosed, "the client was closed")
 
-// Dial opens a session with the service that listens at path. It waits for the service to start, until ctx ends.
-// It uses the zero [Dialer].
+// Dial opens a session with the service that listens at path. If the service has not started yet, Dial waits for the service until ctx
+// ends. Dial uses the zero [Dialer].
 func Dial(ctx context.Context, path string) (*Client, error) { return Dialer{}.Dial(ctx, path) }
 
 // TryDial is like [Dial], but does not wait for the service to start.
 func TryDial(ctx context.Context, path string) (*Client, error) { return Dialer{}.TryDial(ctx, path) }
 
-// Dialer has the options of a client. Its zero value is useful.
+// Dialer has the options of a client. The zero Dialer has useful defaults.
 type Dialer struct {
-	// Device is the ordinal or the UUID of the GPU on which the client works. If this is not the GPU of the memory, the client lets this
-	// GPU access the memory. Empty: the memory's own GPU. Memory of kind legacy is opened for this GPU only: kernels on other GPUs must
-	// not use the address of this memory.
+	// Device is the ordinal or the UUID of the GPU on which the client works. If Device is not the GPU of the memory, the client lets Device
+	// access the memory. If Device is empty, the client works on the memory's own GPU. The client opens memory of kind legacy for only one
+	// GPU: kernels on other GPUs must not use the address of this memory.
 	Device string
-	// Tracer gets the client's operations. Nil: there is no tracer.
+	// Tracer gets the client's operations. If Tracer is nil, the client traces nothing.
 	Tracer Tracer
 }
 
-// Dial opens a session with the service that listens at path. It waits for the service to start.
+// Dial opens a session with the service that listens at path. If the service has not started yet, Dial waits for the service.
 //
-// Errors: [ErrNotRunning] at the deadline, which names the path and says how to start the service; [ErrDenied], [ErrVersion].
+// Errors: [ErrNotRunning] at the deadline: the error names the path and says how to start the service; [ErrDenied], [ErrVersion].
 func (d Dialer) Dial(ctx context.Context, path string) (*Client, error) {
 	return d.dial(ctx, waiting, path)
 }
 
 // TryDial is like [Dialer.Dial], but does not wait for the service to start.
 //
-// Errors: [ErrNotRunning], which names the path and says how to start the service; [ErrDenied], [ErrVersion].
+// Errors: [ErrNotRunning]: the error names the path and says how to start the service; [ErrDenied], [ErrVersion].
 func (d Dialer) TryDial(ctx context.Context, path string) (*Client, error) {
 	return d.dial(ctx, once, path)
 }
@@ -137,7 +138,7 @@ func (d Dialer) dial(ctx context.Context, try attempt, path string) (*Client, er
 	return c, nil
 }
 
-// connect connects to the service. It waits for the service to appear, unless try is once.
+// connect connects to the service. It waits for the service to appear, unless try is `once`.
 func connect(ctx context.Context, try attempt, path string) (*seqpacket.Conn, error) {
 	var missing error
 	for pause := time.Millisecond; ; pause = min(2*pause, 100*time.Millisecond) {
@@ -163,12 +164,12 @@ func connect(ctx context.Context, try attempt, path string) (*seqpacket.Conn, er
 		select {
 		case <-ctx.Done():
 			return nil, late(ctx, missing)
-		case <-time.After(pause): // there is nothing to wait on before the socket exists
+		case <-time.After(pause): // before the socket exists, there is nothing to wait on, so try again after a pause
 		}
 	}
 }
 
-// Session returns the session's id within the epoch.
+// Session returns the session's id, which is unique within the epoch.
 func (c *Client) Session() uint64 { return c.session }
 
 // Epoch returns the id of the running service. A service that is started again has another id.
@@ -177,7 +178,7 @@ func (c *Client) Epoch() Epoch { return c.epoch }
 // Done returns a channel that is closed when the connection is gone. All leases have then ended.
 func (c *Client) Done() <-chan struct{} { return c.done }
 
-// packets are the buffers that packets are received into. A decoded message does not refer to its packet.
+// packets has the buffers for received packets. A decoded message does not refer to the buffer of its packet.
 var packets = seqpacket.NewBuffers(wire.MaxPacket)
 
 // receive reads packets of the service until the connection ends.
@@ -208,7 +209,7 @@ func (c *Client) take(packet []byte, fds *seqpacket.FDs, goodbye *error) error {
 		if pending == nil {
 			return situation.Of(ErrProtocol, "a reply to request %d, but there is no such request", h.Q)
 		}
-		defer c.leave() // after the reply's undo has become a task
+		defer c.leave() // leave comes after the undo of the reply has become a task
 		return c.answered(pending, fds, h.DecodeReply(pending.into))
 	}
 	n, err := h.DecodeNotice()
@@ -227,12 +228,12 @@ func (c *Client) take(packet []byte, fds *seqpacket.FDs, goodbye *error) error {
 		c.tasks.add(func() { c.wanted(n.Pool) })
 	}
 	if errors.Is(err, wire.CodeUnsupported) {
-		return nil // a notice of a later version that this client can ignore
+		return nil // only a later version has this notice; this client can ignore it
 	}
 	return err
 }
 
-// end fails every waiting call. The connection is gone, or the service broke the protocol.
+// end makes every waiting call fail. The caller calls end when the connection is gone or the service broke the protocol.
 func (c *Client) end(err, goodbye error) {
 	err = fmt.Errorf("%w: %w; the session's leases and subscriptions have ended, what it was writing has failed, and names that it did not keep "+
 		"are gone; what is mapped can still be read: dial again for a new session", ErrDisconnected, cmp.Or(goodbye, err))
@@ -255,14 +256,14 @@ func (c *Client) end(err, goodbye error) {
 	c.requeueFrames()
 }
 
-// idle notes that a call, or the work that follows it, has ended. After the last call, idle tells Close. The caller holds c.mu.
+// idle notes that one of the callers in c.busy has ended. If it was the last caller, idle tells Close. The caller of idle holds c.mu.
 func (c *Client) idle() {
 	if c.busy--; c.busy == 0 && c.closing {
 		c.quieten()
 	}
 }
 
-// quieten tells Close that no caller is busy. Later calls that Close itself makes do not change this. The caller holds c.mu.
+// quieten tells Close that no caller is busy. Calls that Close itself makes later do not open c.quiet again. The caller holds c.mu.
 func (c *Client) quieten() {
 	select {
 	case <-c.quiet:
@@ -278,8 +279,9 @@ const (
 	workLimit = 30 * time.Second
 )
 
-// Close fails waiting calls, ends all leases (write leases as incomplete), unmaps all memory and ends the session. When Close returns, the
-// service has ended the leases and removed the names, unless the service does not answer. Closing again does nothing.
+// Close makes waiting calls fail, ends all leases (the content of write leases counts as incomplete), unmaps all memory and ends the
+// session. When Close returns, the service has ended the leases and removed the names, unless the service does not answer. A second call of
+// Close only waits until the connection is gone.
 func (c *Client) Close() error {
 	c.mu.Lock()
 	first := !c.closing
@@ -299,7 +301,7 @@ func (c *Client) Close() error {
 	for _, l := range leases {
 		ended := l.Release(true)
 		if !errors.Is(ended, ErrReleased) && !errors.Is(ended, errClientClosed) && !errors.Is(ended, ErrDisconnected) {
-			err = errors.Join(err, ended) // if not, another goroutine has just ended the lease
+			err = errors.Join(err, ended) // not ErrReleased, which means that another goroutine has just ended the lease
 		}
 	}
 	c.awaitCancelled()
@@ -361,12 +363,12 @@ func (c *Client) tasksDone() <-chan struct{} {
 func (c *Client) Stats(ctx context.Context) (Stats, error) {
 	var reply wire.StatsReply
 	if err := c.call(ctx, &wire.StatsRequest{}, &call{into: &reply}); err != nil {
-		return mempool.Stats{}, err // do not read reply: it may still be written
+		return mempool.Stats{}, err // do not read reply: the receiving goroutine may still write it
 	}
 	return convert.Stats(reply.Stats), nil
 }
 
-// Unpublish removes a name. The buffer stays while there are leases on it.
+// Unpublish removes a name. The buffer stays while a lease on the buffer exists.
 func (c *Client) Unpublish(ctx context.Context, name string) error {
 	return c.call(ctx, &wire.Unpublish{Name: name}, &call{into: &wire.EmptyReply{}})
 }

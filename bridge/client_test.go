@@ -33,7 +33,7 @@ func TestACancelledCallDoesNotWaitForTheService(t *testing.T) {
 	_, m := s.request(t)
 	assert.Equal(t, &wire.Cancel{Request: uint64(q)}, m)
 
-	// Now the service answers, and the client releases what it grants.
+	// Now the service answers the cancelled request, and the client releases the lease that the service has granted.
 	s.reply(t, q, &wire.LeaseReply{Lease: wire.Lease{ID: 77, Block: 5, Tensor: wire.Tensor{DType: "uint8"}}})
 	_, m = s.request(t)
 	assert.Equal(t, &wire.Release{Lease: 77}, m)
@@ -45,7 +45,7 @@ func TestACancelledCallDoesNotWaitForTheService(t *testing.T) {
 	c.mu.Unlock()
 }
 
-// Replies reach their callers in any order: only one of them has the export.
+// Replies reach their callers in any order, but only the first reply has the export of the block.
 func TestLeasesOnOneBlockAtATime(t *testing.T) {
 	r := start(t, server.Config{}, unhurried)
 	producer := dial(t, r.path)
@@ -153,7 +153,7 @@ func TestClosingWhileEverythingIsInUse(t *testing.T) {
 				assert.ErrorIs(t, err, ErrClosed)
 			})
 		}
-		<-busy // and from now on they are left alone
+		<-busy // the calls have begun; the next goroutine reads the other values of busy
 		go func() {
 			for range busy {
 			}
@@ -196,12 +196,12 @@ func TestAtTheDefaultPathBelowTmpAnotherUsersServiceIsRefused(t *testing.T) {
 	require.NoError(t, unix.Bind(fd, &unix.SockaddrUnix{Name: path}))
 	listening := make(chan error)
 	go func() {
-		runtime.LockOSThread() // without an unlock: the thread, which is another user's from now on, ends with the goroutine
+		runtime.LockOSThread() // no unlock: the thread gets another user, and must end with this goroutine
 		if _, _, errno := unix.RawSyscall(unix.SYS_SETRESUID, 4242, 4242, 4242); errno != 0 {
 			listening <- errno
 			return
 		}
-		listening <- unix.Listen(fd, 1) // the socket is whose thread calls this
+		listening <- unix.Listen(fd, 1) // the user of the thread that calls listen owns the socket
 	}()
 	require.NoError(t, <-listening)
 

@@ -20,17 +20,17 @@ type block struct {
 	pool     uint64
 	bytes    uint64
 	use      uint64                  // generation of the block, as the service last reported it
-	view     mempool.Memory          // the memory as leases of frames use it
+	view     mempool.Memory          // the memory that leases of frames use
 	frame    *mempool.LeaseInfo      // LeaseInfo of the last frame in the block
-	tensor   *shmchannel.Description // description of that frame
+	tensor   *shmchannel.Description // description of the last frame in the block
 	leases   int
 	recalled bool
 	unsure   mempool.Memory  // not nil: work of this client on this memory may be running without a fence for its end
 	busy     []mempool.Fence // fences of this client's work on the block; some may be reached
 }
 
-// arrived counts a lease on a block and keeps the export that came with it. It runs in the order of the service's replies. A later lease
-// on the block comes without an export, and may reach its caller before the first lease does.
+// arrived counts a lease on a block and keeps the export that came with the lease. arrived must run in the order of the service's replies,
+// because only the first lease on a block comes with an export, and a later lease may reach its caller before the first lease does.
 func (c *Client) arrived(l wire.Lease, fds *seqpacket.FDs) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -123,12 +123,12 @@ func (c *Client) dropLater(id uint64, b *block) {
 		}
 		c.mu.Unlock()
 		if !again && err == nil {
-			_ = c.dropped([]uint64{id}) // it fails only if the connection is gone
+			_ = c.dropped([]uint64{id}) // dropped fails only if the connection is gone
 		}
 	})
 }
 
-// doubt notes that work on a block may still be running: no fence marks the work, and the client could not wait for its end.
+// doubt notes that work on a block may still be running: no fence marks the end of the work, and the client could not wait for the end.
 func (c *Client) doubt(id uint64, m mempool.Memory) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -170,8 +170,8 @@ func (c *Client) dropped(ids []uint64) error {
 	return nil
 }
 
-// recall drops the blocks that the service asks for. Blocks in use are dropped when their last lease ends. If a block cannot be unmapped,
-// recall does not report it, so that the service does not free the block before this process has ended.
+// recall drops the blocks that the service asks for. The client drops a block with leases when the last lease on it ends. If recall cannot
+// unmap a block, recall does not report the block as dropped, so that the service does not free the block before this process has ended.
 func (c *Client) recall(ids []uint64) {
 	var dropped []uint64
 	c.mu.Lock()
@@ -191,11 +191,11 @@ func (c *Client) recall(ids []uint64) {
 		}
 	}
 	c.mu.Unlock()
-	_ = c.dropped(dropped) // it fails only if the connection is gone
+	_ = c.dropped(dropped) // dropped fails only if the connection is gone
 }
 
-// unmapAll unmaps all blocks of a client that is being closed and has no leases. It tells the service which blocks are unmapped before the
-// connection ends, so that the service can use them again while this process lives.
+// unmapAll unmaps all blocks of a client that is being closed and has no leases. Before the connection ends, unmapAll tells the service
+// which blocks are unmapped, so that the service can use them again while this process lives.
 func (c *Client) unmapAll() error {
 	c.mu.Lock()
 	var errs []error

@@ -20,14 +20,14 @@ type call struct {
 	files func(*seqpacket.FDs) // takes the files of the reply; called before done
 	undo  func()               // releases what the service granted to a caller that no longer waits; runs as a task
 	done  chan error
-	last  bool          // a call of Close itself, allowed while closing
+	last  bool          // Close itself makes this call, so the call is allowed while the client is closing
 	grace time.Duration // how long after the deadline of its context the call still waits for the reply
 
 	abandoned bool // no caller waits for done; guarded by Client.mu
 }
 
-// call sends a request, waits for its reply and reads it into pending.into. If ctx ends first, the client cancels the request and gives
-// back what the service granted.
+// call sends a request, waits for the reply and decodes the reply into pending.into. If ctx ends before the reply comes, call cancels the
+// request, and the client gives back what the service granted.
 func (c *Client) call(ctx context.Context, r wire.Request, pending *call) error {
 	pending.op, pending.done = r.Op(), make(chan error, 1)
 	if ctx.Err() != nil {
@@ -50,14 +50,14 @@ func (c *Client) call(ctx context.Context, r wire.Request, pending *call) error 
 	if !answered {
 		err = pending.ended(ctx)
 	}
-	if !answered || errors.Is(err, errClientClosed) { // not an answer of the service
+	if !answered || errors.Is(err, errClientClosed) { // err is not an answer of the service
 		c.cancel(q)
 	}
 	return err
 }
 
-// await waits for the reply until ctx ends. After a deadline, await waits for at most p.grace more, because the service answers at the
-// deadline too.
+// await waits for the reply until ctx ends. If ctx ends at its deadline, await waits at most p.grace longer, because the service answers at
+// the deadline too.
 func (p *call) await(ctx context.Context) (err error, answered bool) {
 	select {
 	case err := <-p.done:
@@ -104,7 +104,8 @@ func (c *Client) register(pending *call) (uint32, error) {
 	}
 }
 
-// forget removes a call from the list of calls and returns it, or nil if there is none. The call counts as busy until leave.
+// forget removes a call from the list of calls and returns the call. It returns nil if the list has no such call. The removed call still
+// counts as busy until the caller calls leave.
 func (c *Client) forget(q uint32) *call {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -125,7 +126,7 @@ func (c *Client) abandon(q uint32) bool {
 	return true
 }
 
-// abandonAll makes all calls fail. The caller of each call then cancels it.
+// abandonAll makes all calls fail. The caller of each call then cancels the request.
 func (c *Client) abandonAll(err error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -137,7 +138,7 @@ func (c *Client) abandonAll(err error) {
 	}
 }
 
-// answered passes a reply, or its error, to the caller of the call. If no caller waits, answered undoes what the service granted.
+// answered tells the caller of a call that the reply, or an error, has come. If no caller waits, answered undoes what the service granted.
 func (c *Client) answered(pending *call, fds *seqpacket.FDs, err error) error {
 	failure, failed := errors.AsType[*wire.Error](err)
 	if failed {
@@ -160,7 +161,7 @@ func (c *Client) answered(pending *call, fds *seqpacket.FDs, err error) error {
 
 var outgoing = sync.Pool{New: func() any { return new([]byte) }}
 
-// send sends a request. The receiving goroutine must not call it.
+// send sends a request. The receiving goroutine must not call send, because send may wait.
 func (c *Client) send(q uint32, r wire.Request) error {
 	buf := outgoing.Get().(*[]byte)
 	defer outgoing.Put(buf)
@@ -176,7 +177,7 @@ func (c *Client) send(q uint32, r wire.Request) error {
 	case err == nil:
 		return nil
 	case errors.Is(err, seqpacket.ErrPeerClosed), errors.Is(err, os.ErrClosed):
-		<-c.done // the last message of the service says why
+		<-c.done // the receiving goroutine may still read a goodbye that says why
 		return c.err
 	}
 	return fmt.Errorf("%w: %w", ErrDisconnected, err)

@@ -61,9 +61,9 @@ func (c *Client) findChannel(ctx context.Context, name string, try attempt) (*Ch
 func (ch *Channel) Info() ChannelInfo { return ch.info }
 
 // Publish publishes the buffer of a write lease as a frame and ends the lease. Publish returns the frame's number. It waits for room, but
-// not for work on the memory: a fence makes readers wait for that work. If Publish fails, also at the deadline, the lease stays valid, and
-// the caller can publish it again. But if ctx was cancelled, the lease has ended, and its memory is used again after the work that
-// o.Completion names.
+// not for work on the memory: a fence makes readers wait for that work. If Publish fails, for example at the deadline, the lease stays
+// valid, and the caller can publish the buffer again. But if ctx was cancelled, the lease has ended, and the memory can be used again after
+// the work that o.Completion names.
 //
 // Errors: [ErrLimit] if the channel is full, at the deadline or, with the policy [Fail], at once; the error names the consumer that is
 // behind. [ErrInvalid], [ErrReleased], [ErrDenied], [ErrClosed].
@@ -71,7 +71,7 @@ func (ch *Channel) Publish(ctx context.Context, l *Lease, o FrameOptions) (uint6
 	return ch.send(ctx, waiting, l, o)
 }
 
-// TryPublish is like [Channel.Publish], but does not wait for room. The first call joins the channel, and ctx bounds the wait for that.
+// TryPublish is like [Channel.Publish], but does not wait for room. The first call joins the channel, and ctx limits the time for joining.
 //
 // Errors: those of Publish; [ErrLimit] with every policy.
 func (ch *Channel) TryPublish(ctx context.Context, l *Lease, o FrameOptions) (uint64, error) {
@@ -98,10 +98,10 @@ func (ch *Channel) send(ctx context.Context, try attempt, l *Lease, o mempool.Fr
 	return ch.publish(ctx, try, l, o)
 }
 
-// Close closes the channel. Nothing more can be published, and the name is free. Consumers still get the published frames. A waiting
-// Publish fails.
+// Close closes the channel. Nobody can publish in the channel any more, and the channel's name is free. Consumers still get the published
+// frames. A waiting Publish fails.
 //
-// Errors: [ErrDenied] if another user made the channel, [ErrClosed] if it is closed already.
+// Errors: [ErrDenied] if another user made the channel, [ErrClosed] if the channel is closed already.
 func (ch *Channel) Close(ctx context.Context) error {
 	return ch.client.call(ctx, &wire.CloseChannel{Channel: ch.info.ID}, &call{into: &wire.EmptyReply{}})
 }

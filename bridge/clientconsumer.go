@@ -13,11 +13,11 @@ import (
 	"github.com/poolbridge/poolbridge/mempool"
 )
 
-// consuming is a consumer of a channel. There is one for each loop over frames.
+// consuming is a consumer of a channel. Each loop over frames has its own consuming.
 type consuming struct {
 	membership
 	native *shmchannel.Consumer
-	latest shmchannel.Frame // the frame that next took last
+	latest shmchannel.Frame // the last frame that next has taken
 	leaves sync.Once
 
 	users atomic.Int64 // number of frames that the user has, plus one until the consumer leaves; at 0 the client unmaps the channel
@@ -71,7 +71,7 @@ func (s *consuming) next(caller context.Context) (came *Frame, err error) {
 
 // take takes the next frame. It waits until the caller's context or the client ends.
 func (s *consuming) take(caller context.Context, f *shmchannel.Frame) (err error) {
-	if err := s.over(caller); err != nil { // checked first, because there may always be a frame
+	if err := s.over(caller); err != nil { // check this first: if frames keep coming, the checks below never notice the end
 		return err
 	}
 	if ok, err := s.native.TryTake(f); ok {
@@ -96,7 +96,7 @@ func (s *consuming) take(caller context.Context, f *shmchannel.Frame) (err error
 
 // doubt tells the service about a corrupt frame. doubt returns the frame without a lease, and an error.
 func (s *consuming) doubt(number uint64, why error) (*Frame, error) {
-	_ = s.client.send(0, &wire.Doubt{Channel: s.channel.ID, Member: s.id, Sequence: number}) // it fails only if the connection is gone
+	_ = s.client.send(0, &wire.Doubt{Channel: s.channel.ID, Member: s.id, Sequence: number}) // send fails only if the connection is gone
 	return &Frame{Seq: number, channel: &s.channel}, situation.Of(ErrProtocol, "frame %d of channel %q: %v", number, s.channel.Name, why)
 }
 
@@ -106,15 +106,15 @@ func (s *consuming) abandon() {
 		c := s.client
 		c.shared.forget(&s.membership)
 		_ = s.native.Leave()                                            // Leave fails only if the member is closed, and the member is open
-		_ = c.send(0, &wire.Leave{Channel: s.channel.ID, Member: s.id}) // it fails only if the connection is gone
+		_ = c.send(0, &wire.Leave{Channel: s.channel.ID, Member: s.id}) // send fails only if the connection is gone
 		s.leaveNative()
 	})
 }
 
-// leaveNative ends one use of the channel. The last use unmaps it.
+// leaveNative ends one use of the channel. After the last use, leaveNative unmaps the channel.
 func (s *consuming) leaveNative() {
 	if s.users.Add(-1) == 0 {
 		s.unwatch()
-		_ = s.native.Close() // it only unmaps files, which does not fail
+		_ = s.native.Close() // Close only unmaps files, which does not fail
 	}
 }

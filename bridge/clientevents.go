@@ -13,15 +13,15 @@ import (
 // not see. If `after` is 0, the page begins with the oldest event that the service has kept. For the next page, pass the page's Next as
 // `after`. If there is no new event, Events waits for one.
 //
-// Errors: [ErrInvalid] for a number that no event has yet: the service was started again, and its numbers begin anew; [ErrUnsupported] if
-// the service keeps no history; [ErrDisconnected], [ErrClosed], the context's error.
+// Errors: [ErrInvalid] if the service has not used the number `after` yet, for example because the service was started again and its
+// numbers begin at 1 again; [ErrUnsupported] if the service keeps no history; [ErrDisconnected], [ErrClosed], the context's error.
 func (c *Client) Events(ctx context.Context, after uint64) (EventPage, error) {
 	for {
 		page, err := c.events(ctx, waiting, after)
 		if err != nil || len(page.Events) > 0 || page.Lost > 0 {
 			return page, err
 		}
-		after = page.Next // the longest wait of a request has passed, or the deadline of ctx: the next call says so
+		after = page.Next // the longest wait of one request has passed, or the deadline of ctx; the next request finds out which
 	}
 }
 
@@ -56,7 +56,7 @@ func (c *Client) EndSession(ctx context.Context, session uint64) error {
 	return c.call(ctx, &wire.EndSession{Session: session}, &call{into: &wire.EmptyReply{}})
 }
 
-// bye tells the service that the client closes the connection. If the packet cannot be sent at once, bye does not send it.
+// bye tells the service that the client closes the connection. If bye would have to wait, bye does not send the packet.
 func (c *Client) bye() {
 	packet, err := wire.AppendRequest(nil, 0, &wire.Bye{})
 	if err != nil || !c.sending.TryLock() {

@@ -11,7 +11,7 @@ import (
 	"github.com/poolbridge/poolbridge/mempool"
 )
 
-// Exported is a read lease whose memory this process does not map. A program uses it to tell other programs where the memory is.
+// Exported is a read lease whose memory this process does not map. A program uses an Exported to tell other programs where the memory is.
 type Exported struct {
 	client *Client
 	info   *mempool.LeaseInfo
@@ -20,17 +20,17 @@ type Exported struct {
 	ended  bool
 }
 
-// Export leases the buffer that is published under a name. Export waits for the name, and for the content. It maps nothing, so it needs no
-// GPU.
+// Export leases the buffer that is published under a name. Export waits for the name, and for the content. Export maps no memory, so Export
+// needs no GPU.
 //
-// Errors: as [Client.Get].
+// Errors: those of [Client.Get].
 func (c *Client) Export(ctx context.Context, name string) (*Exported, error) {
 	return c.export(ctx, waiting, name)
 }
 
-// TryExport is like [Client.Export], but does not wait for the name. It waits for the content.
+// TryExport is like [Client.Export], but does not wait for the name. TryExport still waits for the content.
 //
-// Errors: as [Client.TryGet].
+// Errors: those of [Client.TryGet].
 func (c *Client) TryExport(ctx context.Context, name string) (*Exported, error) {
 	return c.export(ctx, once, name)
 }
@@ -89,7 +89,8 @@ func (x *Exported) Info() LeaseInfo { return *x.info }
 // Pool returns the description of the buffer's pool.
 func (x *Exported) Pool() PoolInfo { return x.pool }
 
-// Saved returns the place of the buffer in a form for a file. socket is the path at which the service listens.
+// Saved returns the place of the buffer in a form that a file can hold. name is the name of the buffer. socket is the path at which the
+// service listens.
 func (x *Exported) Saved(name, socket string) Saved {
 	t := x.info.Tensor
 	s := mempool.Saved{Version: mempool.SavedVersion, Kind: x.pool.Kind, Device: x.pool.Device.UUID, Bytes: x.info.Bytes,

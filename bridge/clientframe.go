@@ -16,26 +16,27 @@ import (
 type Frame struct {
 	// Lease is a read lease on the buffer. It is nil if an error came with the frame.
 	Lease *Lease
-	// Seq is the frame's number in the channel, from 1. A queue skips numbers.
+	// Seq is the frame's number in the channel. Numbers begin at 1. In a queue some numbers are not used.
 	Seq uint64
 	// Time is when the frame was published.
 	Time time.Time
 	// Meta is the sender's data about the frame.
 	Meta map[string]string
-	// Dropped is how many frames the subscriber missed between the frame before and this frame.
+	// Dropped is how many frames the subscriber missed between the previous frame that it got and this frame.
 	Dropped uint64
 
 	channel  *mempool.ChannelInfo
 	settled  atomic.Bool
-	unmapped *Lease // a lease without a mapping, ended when the next frame is asked for or the loop ends
+	unmapped *Lease // lease of a frame that could not be mapped; it ends when the loop asks for the next frame or ends
 }
 
 // Frames subscribes to the channel and yields its frames. The caller releases each frame, which ends the frame's lease. When the loop asks
-// for the next frame, the frame before is acknowledged, released or not, unless o has ManualAck.
+// for the next frame, Frames acknowledges the previous frame, even if the caller has not released it. With o.ManualAck, the caller
+// acknowledges each frame.
 //
 // A frame whose content will never be complete comes with [ErrProducerDied] and without a lease. A frame that this process cannot map
-// comes with an error that says why. Other frames follow. An error without a frame is the last result. When the channel is closed, the
-// loop ends without an error; in a queue it ends after all frames are acknowledged.
+// comes with an error that says why. After such an error the loop goes on with the next frame. An error without a frame is the last result.
+// When the channel is closed, the loop ends without an error; in a queue it ends after all frames are acknowledged.
 //
 // If the loop ends at a frame of a queue, the caller can still settle that frame. If the caller does not settle it, another subscriber
 // gets the frame when the session ends, or at once if this process could not map the frame.
@@ -50,9 +51,9 @@ func (ch *Channel) Frames(ctx context.Context, o SubscribeOptions) iter.Seq2[*Fr
 	}
 }
 
-// deliver yields frames until there are no more or the caller ends the loop.
+// deliver yields frames until no frame will come any more or the caller ends the loop.
 func (s *consuming) deliver(ctx context.Context, manual bool, yield func(*Frame, error) bool) {
-	var back *Lease // lease of a frame that is requeued after the consumer has left, so that it does not come here again
+	var back *Lease // lease of a frame that goes back to the queue after the consumer has left, so that another consumer gets it
 	defer func() {
 		s.abandon()
 		if back != nil {
@@ -72,7 +73,7 @@ func (s *consuming) deliver(ctx context.Context, manual bool, yield func(*Frame,
 			return
 		}
 		back = nil
-		switch { // settling fails only if the connection is gone, and next reports that
+		switch { // settling fails only if the connection is gone, and next reports this error
 		case f.unmapped != nil:
 			_ = f.unmapped.end(manual || ctx.Err() != nil)
 		case !manual && f.Lease != nil && f.settled.CompareAndSwap(false, true):
@@ -88,8 +89,8 @@ func (s *consuming) deliver(ctx context.Context, manual bool, yield func(*Frame,
 func (f *Frame) Release() error { return f.ReleaseAfter(unasked) }
 
 // ReleaseAfter releases the frame while work in the caller's queues still uses the memory. The sender can use the memory again only after
-// the work that is in these queues now. If there are several queues, the first queue waits for the other queues. If the first queue cannot wait by itself,
-// ReleaseAfter waits, until ctx ends.
+// the work that is in these queues now. If there are several queues, the first queue waits for the other queues. If the first queue cannot
+// wait, ReleaseAfter itself waits, until ctx ends.
 //
 // Errors: those of Release; the context's error if ReleaseAfter had to wait.
 func (f *Frame) ReleaseAfter(ctx context.Context, queues ...Queue) error {
@@ -104,7 +105,7 @@ func (f *Frame) ReleaseAfter(ctx context.Context, queues ...Queue) error {
 // The memory stays valid until the frame is released.
 //
 // Errors: [ErrSettled] if the frame was acknowledged before (also by Release or by asking for the next frame) or requeued;
-// [ErrDisconnected] and [ErrClosed] if the session has ended, which gave the frame back.
+// [ErrDisconnected] and [ErrClosed] if the session has ended. The end of the session gave the frame back to the channel.
 func (f *Frame) Ack() error { return f.settle(false) }
 
 // Requeue puts a frame into its queue again, at its old place. Another subscriber or this subscriber gets the frame again. The memory

@@ -20,20 +20,20 @@ type Lease struct {
 	client *Client
 
 	prev, next *Lease // neighbours in Client.leases
-	buffer     uint64 // Buffer of info, which may be exchanged; set when the lease is added to the list
+	buffer     uint64 // copy of info.Buffer, because info may be replaced; set when the lease is added to the list
 
 	mu     sync.RWMutex       // read-locked while the memory is used
-	info   *mempool.LeaseInfo // shared with other leases of the buffer, so it is never changed
+	info   *mempool.LeaseInfo // other leases may share this LeaseInfo, so nobody changes it in place
 	mem    *mempool.ImportedBlock
-	memory mempool.Memory // the mapping that the lease uses; nil: ask mem
+	memory mempool.Memory // the mapping that the lease uses; if nil, reach asks mem
 	ended  bool
 
-	order  atomic.Pointer[mempool.Order] // nil: nothing to wait for, and no work of this package on the memory
+	order  atomic.Pointer[mempool.Order] // nil if there is nothing to wait for, and no work of this package on the memory
 	failed atomic.Bool                   // the writer of the content died before the content was complete
 
 	taken  *taken // set for the lease of a frame; the service does not know such leases
 	reused bool   // the buffer came back through a channel, so the service does not know all fences to wait for
-	own    bool   // made by Allocate, and the buffer has had no name: when the memory comes back, Allocate may use it again
+	own    bool   // Allocate made the lease and the buffer has had no name, so Allocate may use the memory again when it comes back
 	loan   *loan  // the loan from which a reused lease was made
 }
 
@@ -43,7 +43,8 @@ type LeaseOptions struct {
 	Write bool
 }
 
-// Get leases the buffer that is published under a name. It waits for the name to appear, and for leases that exclude this one to end.
+// Get leases the buffer that is published under a name. Get waits until the name exists, and until all leases that exclude the new lease
+// have ended.
 //
 // Errors: [ErrNotFound] or [ErrBusy] at the deadline, [ErrProducerDied], [ErrDenied], [ErrUnavailable].
 func (c *Client) Get(ctx context.Context, name string, o LeaseOptions) (*Lease, error) {
@@ -67,7 +68,7 @@ func (c *Client) get(ctx context.Context, try attempt, name string, o LeaseOptio
 	return c.lease(ctx, try, r, &r.Wait)
 }
 
-// Lease leases a buffer by its id and generation. It waits for leases that exclude this one to end.
+// Lease leases a buffer by its id and generation. It waits until all leases that exclude the new lease have ended.
 //
 // Errors: [ErrBusy] at the deadline, [ErrNotFound], [ErrStale], [ErrProducerDied], [ErrDenied], [ErrUnavailable].
 func (c *Client) Lease(ctx context.Context, buffer, generation uint64, o LeaseOptions) (*Lease, error) {
@@ -91,7 +92,7 @@ func (c *Client) leaseBuffer(ctx context.Context, try attempt, buffer, generatio
 	return c.lease(ctx, try, r, &r.Wait)
 }
 
-// lease asks for a lease. limit is the request's field for its time limit.
+// lease asks the service for a lease. limit points to the request's field for the time limit.
 func (c *Client) lease(ctx context.Context, try attempt, r wire.Request, limit *uint64) (*Lease, error) {
 	if err := c.enter(); err != nil {
 		return nil, err
@@ -111,8 +112,8 @@ func (c *Client) lease(ctx context.Context, try attempt, r wire.Request, limit *
 	return l, nil
 }
 
-// adopt maps the memory of a lease that arrived. The caller has called enter. If adopt fails, it still returns the lease, and the caller
-// ends the lease.
+// adopt maps the memory of a lease that the service has granted. The caller has called enter. If adopt fails, adopt still returns the
+// lease, and the caller ends the lease.
 func (c *Client) adopt(ctx context.Context, came wire.Lease) (*Lease, error) {
 	l := &Lease{client: c, info: convert.Lease(came)}
 	if len(l.info.Wait) > 0 {
@@ -125,7 +126,7 @@ func (c *Client) adopt(ctx context.Context, came wire.Lease) (*Lease, error) {
 		}
 		l.mem, l.memory, err = c.mapped(p, came)
 	}
-	for _, t := range l.info.Wait { // map the timelines now, while there is a context
+	for _, t := range l.info.Wait { // map the timelines now, because later calls may have no context
 		if err == nil {
 			_, err = c.page(ctx, t.Timeline)
 		}
@@ -183,7 +184,8 @@ func (c *Client) hasEnded(info *mempool.LeaseInfo) error {
 	return err
 }
 
-// with calls f with the buffer's memory, which stays mapped during the call. If n is not 0, with first waits until the memory may be used.
+// with passes the buffer's memory to the function f. The memory stays mapped during the call of f. If n is not 0, with first waits until
+// the memory may be used.
 func (l *Lease) with(ctx context.Context, off, n uint64, write bool, f func(mempool.Memory) error) error {
 	l.mu.RLock()
 	defer l.mu.RUnlock()
@@ -205,7 +207,7 @@ func (l *Lease) with(ctx context.Context, off, n uint64, write bool, f func(memp
 		}
 	}
 	if write && m.Queue() != mempool.CPU {
-		if _, err := l.client.Clock(ctx); err != nil && ctx.Err() != nil { // make the timeline now, so that Release need not wait for it
+		if _, err := l.client.Clock(ctx); err != nil && ctx.Err() != nil { // make the timeline now, so that Release need not ask for it
 			return err
 		}
 		l.ordering().Use()
@@ -221,7 +223,7 @@ func (l *Lease) reach() (mempool.Memory, error) {
 	return l.mem.Memory(l.info.Write)
 }
 
-// ordering returns the lease's order, and makes the order if there is none.
+// ordering returns the lease's order, and makes the order if the lease has no order yet.
 func (l *Lease) ordering() *mempool.Order {
 	if l.order.Load() == nil {
 		l.order.CompareAndSwap(nil, &mempool.Order{Pages: l.client.order.pages, Clock: l.client.order.clock})
@@ -245,18 +247,19 @@ func (l *Lease) endOrder() error {
 	return nil
 }
 
-// CopyFrom copies src to the buffer at off bytes. On a GPU the copy is queued after everything that must happen before, and CopyFrom does
-// not wait. On the CPU it waits. A copy that has begun is not interrupted.
+// CopyFrom copies src into the buffer, beginning at byte off. On a GPU, CopyFrom queues the copy behind the work that must happen first,
+// and does not wait. On the CPU, CopyFrom waits for this work and then copies. The end of ctx does not interrupt a copy that has begun.
 //
-// Errors: [ErrReleased], [ErrInvalid] if src does not fit or the lease is a read lease; the context's error from waiting.
+// Errors: [ErrReleased], [ErrInvalid] if src does not fit or the lease is a read lease; the context's error if CopyFrom had to wait.
 func (l *Lease) CopyFrom(ctx context.Context, off uint64, src []byte) error {
 	return l.with(ctx, off, uint64(len(src)), true, func(m mempool.Memory) error { return m.CopyFrom(off, src) })
 }
 
-// CopyTo fills dst from the buffer at off bytes, after the content is complete. A copy that has begun is not interrupted.
+// CopyTo waits until the content is complete, and then fills dst with bytes of the buffer, beginning at byte off. The end of ctx does not
+// interrupt a copy that has begun.
 //
-// Errors: [ErrReleased], [ErrInvalid] if the buffer is too short for the copy, [ErrProducerDied] if its content is not complete;
-// the context's error from waiting.
+// Errors: [ErrReleased], [ErrInvalid] if the buffer is too short for the copy, [ErrProducerDied] if the content will never be complete; the
+// context's error if CopyTo had to wait.
 func (l *Lease) CopyTo(ctx context.Context, dst []byte, off uint64) error {
 	return l.with(ctx, off, uint64(len(dst)), false, func(m mempool.Memory) error {
 		if err := m.CopyTo(dst, off); err != nil {
@@ -266,17 +269,17 @@ func (l *Lease) CopyTo(ctx context.Context, dst []byte, off uint64) error {
 	})
 }
 
-// Fill sets n bytes at off to b. It waits in the same cases as CopyFrom.
+// Fill sets n bytes of the buffer, beginning at byte off, to the value b. It waits in the same cases as CopyFrom.
 //
 // Errors: those of [Lease.CopyFrom].
 func (l *Lease) Fill(ctx context.Context, off, n uint64, b byte) error {
 	return l.with(ctx, off, n, true, func(m mempool.Memory) error { return m.Fill(off, n, b) })
 }
 
-// Bytes waits until the buffer may be used, and returns it for the CPU, or nil if the CPU cannot access it. The slice must not be used
-// after the lease has ended, and must not be written with a read lease.
+// Bytes waits until the buffer may be used, and returns the buffer's memory as a slice. It returns nil if the CPU cannot access the memory.
+// The caller must not use the slice after the lease has ended, and must not write to the slice of a read lease.
 //
-// Errors: [ErrReleased]; [ErrProducerDied] and the context's error from waiting for earlier work.
+// Errors: [ErrReleased]; [ErrProducerDied] or the context's error if Bytes had to wait for earlier work.
 func (l *Lease) Bytes(ctx context.Context) (b []byte, err error) {
 	err = l.with(ctx, 0, 0, false, func(m mempool.Memory) error {
 		if b = m.Bytes(); b == nil {
@@ -288,10 +291,10 @@ func (l *Lease) Bytes(ctx context.Context) (b []byte, err error) {
 	return b, err
 }
 
-// Pointer returns the buffer's address: a CUDA device pointer for memory on a GPU. It must not be used after the lease has ended. Pointer
-// waits until the memory may be used, unless [Lease.WaitOn] has made a queue wait.
+// Pointer returns the buffer's address: a CUDA device pointer for memory on a GPU. The caller must not use the address after the lease has
+// ended. Pointer waits until the memory may be used, unless [Lease.WaitOn] has made a queue wait.
 //
-// Errors: [ErrReleased]; [ErrProducerDied] and the context's error from waiting.
+// Errors: [ErrReleased]; [ErrProducerDied] or the context's error if Pointer had to wait.
 func (l *Lease) Pointer(ctx context.Context) (p uintptr, err error) {
 	err = l.with(ctx, 0, 0, false, func(m mempool.Memory) error {
 		p = m.Pointer()
@@ -307,7 +310,7 @@ func (l *Lease) Pointer(ctx context.Context) (p uintptr, err error) {
 // the memory. With the queue [mempool.CPU], WaitOn itself waits. If the queue uses the memory, the caller must name the queue at the end
 // of the lease: see [Lease.ReleaseAfter] and [mempool.Completion].
 //
-// Errors: [ErrReleased]; if WaitOn itself waits, [ErrProducerDied] and the context's error.
+// Errors: [ErrReleased]; if WaitOn itself waits, [ErrProducerDied] or the context's error.
 func (l *Lease) WaitOn(ctx context.Context, q Queue) error {
 	return l.with(ctx, 0, 0, false, func(m mempool.Memory) error {
 		if o := l.order.Load(); o != nil {
@@ -320,7 +323,7 @@ func (l *Lease) WaitOn(ctx context.Context, q Queue) error {
 // ReadyEvent returns the interprocess event that came with the content, or nil if none came. The event stays open while the lease lasts.
 // The lease's calls, and queues passed to WaitOn, wait for the event where necessary.
 //
-// Errors: as [mempool.OpenEvent]. If the content also has a fence, the lease can be used despite an error.
+// Errors: those of [mempool.OpenEvent]. If the content also has a fence, the caller can use the lease despite the error.
 func (l *Lease) ReadyEvent() (e *Event, err error) {
 	err = l.with(context.Background(), 0, 0, false, func(mempool.Memory) error { // with waits for nothing if n is 0
 		if o := l.order.Load(); o != nil {
@@ -331,8 +334,8 @@ func (l *Lease) ReadyEvent() (e *Event, err error) {
 	return e, err
 }
 
-// Check returns an error if the content is known to be incomplete. On a GPU a wait for a process also ends if the process has died, or says
-// that the content failed. So call Check before you trust a result.
+// Check returns an error if the content is known to be incomplete. On a GPU, a wait for the work of a process also ends if the process
+// dies, or says that the content failed. So call Check before you trust a result.
 //
 // Errors: [ErrContentFailed] with the reason of the producer, [ErrProducerDied].
 func (l *Lease) Check(ctx context.Context) error {
@@ -357,8 +360,8 @@ func (c *Client) failed(buffers []uint64) {
 	}
 }
 
-// Publish publishes the buffer under a name. The buffer's content is complete now, or as p.Completion says. The lease becomes a read lease.
-// Publish does not wait for work on the memory: a fence makes readers wait for that work.
+// Publish publishes the buffer under a name. p.Completion says when the content is complete; with the zero Completion, the content is
+// complete now. The lease becomes a read lease. Publish does not wait for work on the memory: a fence makes readers wait for that work.
 //
 // Errors: [ErrReleased], [ErrInvalid], [ErrExists], [ErrDenied].
 func (l *Lease) Publish(ctx context.Context, p Publication) (err error) {
@@ -392,7 +395,7 @@ func (l *Lease) Publish(ctx context.Context, p Publication) (err error) {
 	l.own = false
 	info := *l.info
 	l.info, l.memory = &info, nil
-	info.Write = false // also if no answer came, because the buffer may be published
+	info.Write = false // also if no answer came, because the service may have published the buffer
 	l.ordering().Ended(ready, p.Completion)
 	if err != nil {
 		return err

@@ -11,10 +11,10 @@ import (
 	"github.com/poolbridge/poolbridge/mempool"
 )
 
-// Sessions lists the sessions of this client's user, also this client's own session. For the service's own user it lists all sessions. A
-// session that begins or ends during the loop may be missing.
+// Sessions lists the sessions of this client's user, including this client's own session. If this client's user is the service's own user,
+// Sessions lists all sessions. A session that begins or ends during the loop may be missing.
 //
-// After an error the loop ends: [ErrDisconnected], [ErrClosed], the context's error.
+// An error ends the loop: [ErrDisconnected], [ErrClosed], the context's error.
 func (c *Client) Sessions(ctx context.Context) iter.Seq2[SessionInfo, error] {
 	return pages(ctx, c, wire.ListSessions, func(r *wire.ListReply) []wire.SessionEntry { return r.Sessions }, func(e wire.SessionEntry) mempool.SessionInfo {
 		return mempool.SessionInfo{ID: e.ID, UID: uint32(min(e.UID, math.MaxUint32)), PID: int32(min(e.PID, math.MaxInt32)), Program: e.Program,
@@ -23,7 +23,7 @@ func (c *Client) Sessions(ctx context.Context) iter.Seq2[SessionInfo, error] {
 	})
 }
 
-// Channels lists the channels that this client may use, also closed ones that still have consumers. See [Client.Sessions].
+// Channels lists the channels that this client may use, including closed channels that still have consumers. See [Client.Sessions].
 func (c *Client) Channels(ctx context.Context) iter.Seq2[ChannelStatus, error] {
 	return pages(ctx, c, wire.ListChannels, func(r *wire.ListReply) []wire.ChannelEntry { return r.Channels }, func(e wire.ChannelEntry) mempool.ChannelStatus {
 		return mempool.ChannelStatus{ChannelInfo: convert.Channel(e.Channel), UID: uint32(min(e.UID, math.MaxUint32)), Producers: intOf(e.Producers),
@@ -40,7 +40,8 @@ func (c *Client) Names(ctx context.Context) iter.Seq2[NameInfo, error] {
 	})
 }
 
-// Buffers lists the buffers of the pools that this client may use, with the sessions that hold them. See [Client.Sessions].
+// Buffers lists the buffers of the pools that this client may use, with the sessions that have leases on the buffers. See
+// [Client.Sessions].
 func (c *Client) Buffers(ctx context.Context) iter.Seq2[BufferInfo, error] {
 	return pages(ctx, c, wire.ListBuffers, func(r *wire.ListReply) []wire.BufferEntry { return r.Buffers }, func(e wire.BufferEntry) mempool.BufferInfo {
 		return mempool.BufferInfo{ID: e.ID, Generation: e.Generation, Pool: e.Pool, Bytes: e.Bytes, BlockBytes: e.BlockBytes, Tensor: convert.Tensor(e.Tensor),
@@ -56,7 +57,7 @@ func (c *Client) Leases(ctx context.Context) iter.Seq2[LeaseStatus, error] {
 	})
 }
 
-// timeOf is a time in nanoseconds since 1970; the zero time for 0.
+// timeOf converts nanoseconds since 1970 to a time. For 0 it returns the zero time.
 func timeOf(n uint64) time.Time {
 	if n == 0 {
 		return time.Time{}
@@ -66,7 +67,7 @@ func timeOf(n uint64) time.Time {
 
 func intOf(n uint64) int { return int(min(n, math.MaxInt)) }
 
-// pages asks for one page after the other.
+// pages yields the entries of a list. It asks the service for one page after the other.
 func pages[W, T any](ctx context.Context, c *Client, what string, entries func(*wire.ListReply) []W, describe func(W) T) iter.Seq2[T, error] {
 	return func(yield func(T, error) bool) {
 		for after, more := "", true; more; {

@@ -19,7 +19,7 @@ type loan struct {
 	record frameRecord     // record of the frame
 }
 
-// add adds a fence to wait for. For each word of a timeline only the greatest value is kept.
+// add adds a fence to l.wait. For each word of a timeline, add keeps only the greatest value.
 func (l *loan) add(t mempool.Fence) {
 	for i := range l.wait {
 		if have := &l.wait[i]; have.Timeline == t.Timeline && have.Word == t.Word {
@@ -31,7 +31,7 @@ func (l *loan) add(t mempool.Fence) {
 }
 
 // giveUp releases a lease whose memory came back. It first waits for the fences of the channel's consumers, because the service does not
-// know them. done are the client's own fences; giveUp passes them to the service.
+// know these fences. done are the client's own fences; giveUp passes them to the service.
 func (c *Client) giveUp(l *loan, done ...mempool.Fence) error {
 	if c.linked.Err() != nil { // the lease has ended with the session
 		return context.Cause(c.linked)
@@ -48,11 +48,11 @@ func (c *Client) giveUp(l *loan, done ...mempool.Fence) error {
 			case err == nil:
 				_ = page.Await(c.linked, t) // if the timeline's process died, or the service forgot the timeline, no work is left
 			case !forgotten(err):
-				return // it is unknown whether the fence is reached; the lease ends with the session
+				return // nobody knows whether the fence is reached, so the lease ends only with the session
 			}
 		}
 		if c.linked.Err() == nil {
-			_ = c.releaseLoan(l, done) // it fails only if the connection is gone
+			_ = c.releaseLoan(l, done) // releaseLoan fails only if the connection is gone
 		}
 	})
 	return nil
@@ -69,7 +69,7 @@ func (c *Client) releaseLoan(l *loan, done []mempool.Fence) error {
 	return errors.Join(err, c.ended(l.info.Block, done...))
 }
 
-// pending returns the fences that are not known to be reached.
+// pending leaves out the fences that are certainly reached, and returns the remaining fences.
 func (c *Client) pending(ctx context.Context, fences []mempool.Fence) (left []mempool.Fence) {
 	for _, t := range fences {
 		page, err := c.page(ctx, t.Timeline)

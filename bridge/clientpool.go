@@ -23,8 +23,8 @@ type Pool struct {
 	spares atomic.Pointer[spares] // set once the client is a producer in the pool
 }
 
-// Info returns the description of the pool. The ordinal of the pool's device counts devices as the service's process does. The UUID is the
-// same in every process.
+// Info returns the description of the pool. The ordinal of the pool's device is the number that the device has in the service's process.
+// The UUID of the device is the same in every process.
 func (p *Pool) Info() PoolInfo { return p.info }
 
 // CreatePool makes a pool and opens it. If this process cannot open the pool, CreatePool destroys the pool.
@@ -37,7 +37,7 @@ func (c *Client) CreatePool(ctx context.Context, spec PoolSpec) (*Pool, error) {
 	}
 	p, id, err := c.open(ctx, once, r, nil)
 	if err != nil && id != 0 {
-		// The caller gets an error, so it would never destroy the pool.
+		// The caller gets an error, so the caller would never destroy the pool.
 		err = errors.Join(err, c.call(ctx, &wire.Destroy{Pool: id}, &call{into: &wire.EmptyReply{}}))
 	}
 	return p, err
@@ -95,8 +95,8 @@ func (c *Client) openPool(ctx context.Context, try attempt, name string) (*Pool,
 	return p, err
 }
 
-// open asks the service for a pool and opens it in this process. If the request can wait, limit is its field for the time limit. If the
-// service has the pool but this process cannot open it, open returns the pool's id with the error.
+// open asks the service for a pool and opens it in this process. If the request can wait, limit points to the request's field for the time
+// limit. If the service has the pool but this process cannot open it, open returns the pool's id with the error.
 func (c *Client) open(ctx context.Context, try attempt, r wire.Request, limit *uint64) (p *Pool, id uint64, err error) {
 	var reply wire.PoolReply
 	var files []*os.File
@@ -136,15 +136,15 @@ func (c *Client) imported(came wire.Pool, files []*os.File) (*Pool, error) {
 	return p, nil
 }
 
-// Allocate makes a buffer for a tensor and returns a write lease on it. Allocate waits for room.
+// Allocate makes a buffer for a tensor and returns a write lease on it. Allocate waits until the pool has room for the buffer.
 //
 // Errors: [ErrLimit] or [ErrOutOfMemory] at the deadline, or at once if the pool can never have room; [ErrInvalid], [ErrClosed].
 func (p *Pool) Allocate(ctx context.Context, t Tensor) (*Lease, error) {
 	return p.allocate(ctx, waiting, t)
 }
 
-// TryAllocate is like [Pool.Allocate], but does not wait for leases to end. It may wait some seconds for memory that is already on its way
-// back to the pool.
+// TryAllocate is like [Pool.Allocate], but does not wait for leases to end. But TryAllocate may wait some seconds for blocks that the
+// service is already recalling or freeing.
 //
 // Errors: [ErrLimit] or [ErrOutOfMemory] if there is no room, [ErrInvalid], [ErrClosed].
 func (p *Pool) TryAllocate(ctx context.Context, t Tensor) (*Lease, error) {
@@ -184,8 +184,8 @@ func (p *Pool) alloc(ctx context.Context, try attempt, t mempool.Tensor) (*Lease
 	return l, err
 }
 
-// Trim frees unused blocks until the pool caches at most keep bytes. It returns the number of bytes that are free at that time. Blocks
-// that clients still map are recalled, and freed later.
+// Trim frees unused blocks until the pool caches at most `keep` bytes. Trim returns the number of bytes that the service freed at once. If
+// clients still map a block, the service recalls the block and frees it later.
 func (p *Pool) Trim(ctx context.Context, keep uint64) (uint64, error) {
 	if spares := p.client.shared.spares(p.info.ID); spares != nil {
 		spares.reclaim()
@@ -193,13 +193,13 @@ func (p *Pool) Trim(ctx context.Context, keep uint64) (uint64, error) {
 	}
 	var reply wire.TrimReply
 	if err := p.client.call(ctx, &wire.Trim{Pool: p.info.ID, Keep: keep}, &call{into: &reply}); err != nil {
-		return 0, err // do not read reply: it may still be written
+		return 0, err // do not read reply: the receiving goroutine may still write it
 	}
 	return reply.Bytes, nil
 }
 
-// Destroy ends the pool. Nothing new can be allocated in it, and its names are removed at once. Its memory is freed after the last lease
-// and mapping.
+// Destroy ends the pool. Nobody can allocate in the pool any more, and the service removes the pool's names at once. The service frees the
+// pool's memory when the last lease has ended and no client maps the memory any more.
 //
 // Errors: [ErrDenied].
 func (p *Pool) Destroy(ctx context.Context) error { return p.client.destroy(ctx, p.info.ID) }
@@ -213,7 +213,7 @@ func (c *Client) DestroyPool(ctx context.Context, name string) error {
 	if err != nil {
 		return err
 	}
-	for _, p := range slices.Backward(st.Pools) { // earlier pools of that name were destroyed, and their memory is still in use
+	for _, p := range slices.Backward(st.Pools) { // the newest first: earlier pools of that name are destroyed
 		if p.Pool.Name == name {
 			return c.destroy(ctx, p.Pool.ID)
 		}
@@ -225,7 +225,7 @@ func (c *Client) destroy(ctx context.Context, pool uint64) error {
 	return c.call(ctx, &wire.Destroy{Pool: pool}, &call{into: &wire.EmptyReply{}})
 }
 
-// pool returns the open pool of a lease. It opens the pool if the client has not opened it yet.
+// pool returns the open pool with this id. It opens the pool if the client has not opened the pool yet.
 func (c *Client) pool(ctx context.Context, id uint64) (*Pool, error) {
 	c.mu.Lock()
 	p := c.pools[id]

@@ -13,7 +13,7 @@ import (
 	"github.com/poolbridge/poolbridge/mempool"
 )
 
-// producing is a producer of a channel. A client has one for each channel, from its first Publish on.
+// producing is a producer of a channel. A client makes one producing for each channel, at its first Publish in this channel.
 type producing struct {
 	membership
 	joined chan struct{} // closed when native or err is set
@@ -60,7 +60,7 @@ func (ch *Channel) producer(ctx context.Context) (*producing, error) {
 	return p, p.err
 }
 
-// begin joins the channel. If that fails, the next Publish tries again.
+// begin joins the channel. If joining fails, the next Publish tries again.
 func (p *producing) begin() {
 	s := &p.client.shared
 	p.err = p.join(p.client.working, &wire.Join{}, func(config shmchannel.MemberConfig) (err error) {
@@ -85,13 +85,14 @@ func (p *producing) begin() {
 }
 
 const (
-	// leaveTries is how long a producer keeps asking whether it may leave.
+	// leaveTries is how long a producer keeps asking the service whether the producer may leave.
 	leaveTries = 100 * time.Millisecond
-	// leavePause is how long a producer waits between two attempts.
+	// leavePause is how long a producer waits between two of these requests.
 	leavePause = 2 * time.Millisecond
 )
 
-// retire leaves the channel. It ends the leases that the channel needs and releases the remaining leases. No Publish may be running.
+// retire leaves the channel. The service then ends the leases of the memory that the channel still needs, and retire releases the remaining
+// leases. No Publish may be running.
 func (p *producing) retire(ctx context.Context) {
 	c := p.client
 	left := p.leave(ctx)
@@ -102,23 +103,23 @@ func (p *producing) retire(ctx context.Context) {
 	for _, owner := range p.native.Forget() {
 		l := owner.(*loan)
 		own := slices.DeleteFunc(l.wait, func(t mempool.Fence) bool { return t.Timeline != p.timeline })
-		_ = c.releaseLoan(l, own) // it fails only if the connection is gone
+		_ = c.releaseLoan(l, own) // releaseLoan fails only if the connection is gone
 	}
 }
 
-// leave asks the service to remove the producer, with the leases that the channel needs. It reports whether the service has removed the
-// producer.
+// leave asks the service to remove the producer, and to end the leases of the memory that the channel still needs. It reports whether the
+// producer is removed.
 func (p *producing) leave(ctx context.Context) bool {
 	for end := time.Now().Add(leaveTries); ; {
 		err := p.client.call(ctx, &wire.Leave{Channel: p.channel.ID, Member: p.id}, &call{into: &wire.EmptyReply{}, last: true})
 		_, refused := errors.AsType[*RemoteError](err)
 		switch {
-		case err == nil || refused && !errors.Is(err, ErrBusy): // refused: the channel is gone
+		case err == nil || refused && !errors.Is(err, ErrBusy): // if the service refused, the channel is gone
 			return true
 		case !refused || time.Now().After(end):
 			return false
 		}
-		time.Sleep(leavePause) // a consumer is just taking or releasing a frame
+		time.Sleep(leavePause) // ErrBusy means that a consumer is just taking or releasing a frame
 	}
 }
 
@@ -163,8 +164,8 @@ func (p *producing) reclaim() {
 	}
 }
 
-// cameBack makes spares of loans that have come back, if Allocate made their leases. It releases the remaining loans. The caller holds
-// p.reclaiming.
+// cameBack makes spares of the loans that have come back, if Allocate made their leases. It releases the leases of the other loans. The
+// caller holds p.reclaiming.
 func (p *producing) cameBack(back []shmchannel.Returned) {
 	for i := range back {
 		l := back[i].Owner.(*loan)
@@ -172,7 +173,7 @@ func (p *producing) cameBack(back []shmchannel.Returned) {
 			l.add(mempool.Fence{Timeline: t.Timeline, Word: t.Word, Value: t.Value})
 		}
 		if !l.own { // other clients may know the buffer
-			_ = p.client.giveUp(l) // it fails only if the connection is gone
+			_ = p.client.giveUp(l) // giveUp fails only if the connection is gone
 			continue
 		}
 		p.spares.put(l)

@@ -37,7 +37,7 @@ func (ch *Channel) publish(ctx context.Context, try attempt, l *Lease, o mempool
 		return 0, err
 	}
 	r.Owner = lent
-	if !l.own { // otherwise Allocate reclaims
+	if !l.own { // if own is true, Allocate reclaims the memory
 		p.reclaim()
 	}
 	number, err := p.publish(ctx, try, &r.Record)
@@ -53,7 +53,7 @@ func (ch *Channel) publish(ctx context.Context, try attempt, l *Lease, o mempool
 }
 
 // unsent handles a lease that was not published because of err. The lease stays valid, unless ctx was cancelled: then unsent ends the
-// lease, and the memory can be reused after ready. The caller holds l.mu.
+// lease, and the memory can be reused after the fence `ready` is reached. The caller holds l.mu.
 func (l *Lease) unsent(ctx context.Context, err error, ready *mempool.Fence) error {
 	if !errors.Is(ctx.Err(), context.Canceled) {
 		return err
@@ -62,7 +62,8 @@ func (l *Lease) unsent(ctx context.Context, err error, ready *mempool.Fence) err
 	return errors.Join(err, l.abort(ready))
 }
 
-// unjoined is like unsent, but first makes the fence for the end of the work. The caller holds l.mu.
+// unjoined is like unsent, for a lease that was not published because the client could not join. It first makes the fence for the end of
+// the work. The caller holds l.mu.
 func (l *Lease) unjoined(ctx context.Context, err error, o mempool.Completion) error {
 	if !errors.Is(ctx.Err(), context.Canceled) {
 		return err
@@ -74,10 +75,11 @@ func (l *Lease) unjoined(ctx context.Context, err error, o mempool.Completion) e
 	return errors.Join(l.unsent(ctx, err, ready), unknown)
 }
 
-// abort ends a write lease whose content no reader gets. Work on the memory may be running until ready is reached. The caller holds l.mu.
+// abort ends a write lease whose content no reader gets. Work on the memory may be running until the fence `ready` is reached. The caller
+// holds l.mu.
 func (l *Lease) abort(ready *mempool.Fence) error {
 	clock := l.client.timelines.own()
-	if ready == nil || clock == nil || ready.Timeline != clock.Timeline() || ready.Validate() != nil { // the service accepts no other fence
+	if ready == nil || clock == nil || ready.Timeline != clock.Timeline() || ready.Validate() != nil { // the service accepts no such fence
 		return l.end(true)
 	}
 	return l.end(true, *ready)
@@ -101,7 +103,7 @@ func (ch *Channel) fits(l *Lease, t *mempool.Tensor) (*mempool.Tensor, error) {
 	return t, err
 }
 
-// fill writes the record of a frame. own is the client's timeline.
+// fill writes the record of a frame. own is the id of the client's own timeline.
 func (r *frameRecord) fill(l *Lease, t *mempool.Tensor, o mempool.FrameOptions, ready *mempool.Fence, own uint64) (err error) {
 	r.Block, r.Buffer, r.Bytes, r.Event = l.info.Block, l.info.Buffer, l.info.Bytes, o.Handle(ready)
 	r.Ready = shmchannel.Fence{}
@@ -122,7 +124,7 @@ func (r *frameRecord) fill(l *Lease, t *mempool.Tensor, o mempool.FrameOptions, 
 	return nil
 }
 
-// publish publishes a record.
+// publish publishes a record in the channel.
 func (p *producing) publish(ctx context.Context, try attempt, r *shmchannel.Record) (uint64, error) {
 	if p.client.working.Err() != nil {
 		return 0, context.Cause(p.client.working)

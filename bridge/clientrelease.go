@@ -10,9 +10,9 @@ import (
 	"github.com/poolbridge/poolbridge/mempool"
 )
 
-// Release ends the lease. incomplete means that the content of a write lease is not complete: the buffer has then failed. Release does not wait
-// for an answer of the service. If the streams of the GPU can write words, Release does not wait for GPU work: the next user of the memory
-// waits for this package's work. Release waits for other running calls on the lease.
+// Release ends the lease. If incomplete is true, the content of a write lease is not complete, and the buffer has failed. Release does not
+// wait for an answer of the service. If the streams of the GPU can write words, Release does not wait for GPU work: the next user of the
+// memory waits for this package's work. Release waits for other running calls on the lease.
 //
 // Errors: [ErrReleased] if the lease had ended before.
 func (l *Lease) Release(incomplete bool) error { return l.release(unasked, incomplete) }
@@ -24,9 +24,9 @@ var unasked = func() context.Context {
 	return ctx
 }()
 
-// ReleaseAfter is Release for memory that queues of the caller still use: the next user of the memory waits for the present work of these
-// queues. When the client first needs its timeline, it asks the service for the timeline. If ctx ends before the service answers,
-// ReleaseAfter waits for the work of the queues instead.
+// ReleaseAfter is like [Lease.Release], for memory that queues of the caller still use: the next user of the memory waits for the present
+// work of these queues. If the client has no timeline of its own yet, ReleaseAfter asks the service for the timeline. If ctx ends before
+// the service answers, ReleaseAfter waits for the work of the queues instead.
 //
 // Errors: [ErrReleased].
 func (l *Lease) ReleaseAfter(ctx context.Context, queues ...Queue) error {
@@ -65,7 +65,7 @@ func (l *Lease) leave() {
 	c.leases.remove(l)
 }
 
-// completed returns the fence after which the content is complete, or nil if it is complete. The caller holds l.mu.
+// completed returns the fence after which the content is complete, or nil if the content is complete now. The caller holds l.mu.
 func (l *Lease) completed(ctx context.Context, c mempool.Completion) (*mempool.Fence, error) {
 	if l.order.Load() == nil && len(c.After) == 0 && c.Event == nil && !c.EventOnly {
 		return c.Ready, nil

@@ -19,15 +19,15 @@ import (
 	"github.com/poolbridge/poolbridge/mempool"
 )
 
-// memberships holds the client's members of channels.
+// memberships holds the client's members in all channels.
 type memberships struct {
 	mu        sync.Mutex
 	members   map[uint64]map[*membership]struct{} // by channel
 	producers map[uint64]*producing               // by channel
-	pools     map[uint64]*spares                  // by pool
+	pools     map[uint64]*spares                  // by pool id
 	tallies   tallies
 
-	giving sync.WaitGroup // counts leases that are released when consumers' work is done
+	giving sync.WaitGroup // counts goroutines that wait for consumers' work and then release a lease
 }
 
 // membership is a client's member of a channel: a producer or a consumer.
@@ -41,8 +41,8 @@ type membership struct {
 	forgotten atomic.Bool                                 // the client has forgotten the member, because the channel was destroyed
 	add       func(slot int, id uint64, f *os.File) error // takes the file of a member of the other role
 	depart    func(context.Context)                       // leaves the channel
-	counts    func() shmchannel.Counts                    // what the member has done
-	waits     waits                                       // for room, or for frames
+	counts    func() shmchannel.Counts                    // returns how many frames the member has published or taken
+	waits     waits                                       // a producer's waits for room, or a consumer's waits for frames
 	unwatch   func() bool                                 // stops the context function that wakes the member when the client ends
 
 	mu     sync.Mutex
@@ -59,7 +59,7 @@ func newMembership(ch *Channel, role shmchannel.Role) membership {
 // leaves again.
 func (m *membership) join(ctx context.Context, r *wire.Join, open func(shmchannel.MemberConfig) error) error {
 	c := m.client
-	clock, err := c.Clock(ctx) // a member's fences must be of a timeline that is sealed before
+	clock, err := c.Clock(ctx) // a member's fences must be of a timeline that was sealed before the member joins
 	if err != nil {
 		return err
 	}
@@ -137,7 +137,7 @@ func (s *memberships) forget(m *membership) {
 	}
 }
 
-// memberCame passes a member's file to this client's members of the other role. It runs in the receiving goroutine.
+// memberCame passes a member's file to this client's members of the other role. memberCame runs in the receiving goroutine.
 func (s *memberships) memberCame(n *wire.Member, fds *seqpacket.FDs) {
 	files := takeFiles(fds, n.Export.FDs)
 	defer closeFiles(files)
@@ -169,7 +169,7 @@ func (m *membership) take(slot int, id uint64, files []*os.File) {
 	m.came = make(chan struct{})
 }
 
-// await waits for the file of a member.
+// await waits for the file of another member, which u names.
 func (m *membership) await(ctx context.Context, u *shmchannel.UnknownMemberError) error {
 	ctx, cancel := m.client.joint(ctx)
 	defer cancel()
@@ -216,7 +216,7 @@ func (m *membership) failure(ctx context.Context, err error) error {
 		return situation.Of(ErrProtocol, "channel %q: %v", ch, err)
 	case errors.Is(err, shmchannel.ErrInvalid):
 		return situation.Of(ErrInvalid, "channel %q: %v", ch, err)
-	case errors.Is(err, shmchannel.ErrLeft): // the service removes members when the session ends; the connection says why
+	case errors.Is(err, shmchannel.ErrLeft): // the service removes members when the session ends; the client's error says why
 		select {
 		case <-m.client.working.Done():
 			return context.Cause(m.client.working)
@@ -227,11 +227,11 @@ func (m *membership) failure(ctx context.Context, err error) error {
 	return err
 }
 
-// errOwnLate is the error of a wait for the client's own memory that has reached its limit.
+// errOwnLate is the error of a wait for the client's own memory if the wait has reached its time limit.
 var errOwnLate = errors.New("the client's own memory has not come back in time")
 
-// patient is the context of a call that waits. It ends with the caller's context, with the client, and at a limit of this package. patient
-// has no Done channel for the end of the client: the context Client.working must wake the call.
+// patient is the context of a call that waits. It ends when the caller's context ends, when the client ends, or at the time `until`.
+// patient has no Done channel for the end of the client: the context Client.working must wake the call.
 type patient struct {
 	context.Context
 	client *Client
@@ -256,7 +256,7 @@ func (p *patient) Deadline() (time.Time, bool) {
 	return p.until, true
 }
 
-// joint returns a context that ends with ctx and with the client.
+// joint returns a context that ends when ctx ends or when the client ends.
 func (c *Client) joint(ctx context.Context) (context.Context, func()) {
 	joined, cancel := context.WithCancelCause(ctx)
 	stop := context.AfterFunc(c.working, func() { cancel(context.Cause(c.working)) })
@@ -277,8 +277,8 @@ func (c *Client) inBackground(f func()) error {
 	return nil
 }
 
-// leaveShared removes the client's members from all channels. The client has no leases any more. leaveShared waits until the leases whose
-// memory came back are released, which happens when the consumers' work on the memory is done.
+// leaveShared removes the client's members from all channels. Close has ended the client's leases before. leaveShared waits until the
+// leases whose memory came back are released, which happens when the consumers' work on the memory is done.
 func (c *Client) leaveShared() {
 	s := &c.shared
 	s.mu.Lock()
@@ -307,7 +307,7 @@ func (c *Client) leaveShared() {
 	defer grace.Stop()
 	select {
 	case <-given:
-	case <-grace.C: // the service handles the rest when the session ends
+	case <-grace.C: // the service releases the remaining leases when the session ends
 	}
 }
 

@@ -13,7 +13,7 @@ import (
 	"github.com/poolbridge/poolbridge/mempool"
 )
 
-// spares are write leases of a pool whose memory came back through channels. The next Allocate of the same number of bytes takes a spare
+// spares are write leases on memory of a pool that came back through channels. The next Allocate of the same number of bytes takes a spare
 // and does not ask the service.
 type spares struct {
 	client *Client
@@ -23,14 +23,14 @@ type spares struct {
 	asking atomic.Int64 // allocations of this client that wait at the service
 	used   atomic.Bool  // an Allocate came since the last sweep; set to true with mu held
 
-	ownFor time.Duration // see the constant; longer in tests
+	ownFor time.Duration // the constant ownFor; tests use a longer time
 
 	mu        sync.Mutex
-	producers []*producing // never changed in place, because callers of members read it
+	producers []*producing // never changed in place, because callers of members read this slice
 	most      int          // greatest number of spares
-	list      []*loan      // in the order in which they came back
+	list      []*loan      // the spares, in the order in which they came back
 	draining  map[*producing]struct{}
-	tight     bool      // the service had no memory while there were fewer spares than most
+	tight     bool      // the service had no memory while the pool had fewer spares than `most`
 	full      time.Time // until this time an allocation waits for memory from the channels before it asks the service
 	timer     *time.Timer
 	pause     time.Duration // until the next sweep
@@ -47,7 +47,7 @@ const (
 	sparesRest = time.Second
 	// wantedFor is how long after a notice `wanted` the client releases memory that comes back.
 	wantedFor = time.Second
-	// fullFor is how long a pool without room counts as full.
+	// fullFor is how long a pool counts as full after the service had no memory for an allocation.
 	fullFor = 5 * time.Second
 	// ownFor is how long an allocation waits for this client's own memory, before it waits at the service for memory of any client.
 	ownFor = 5 * time.Millisecond
@@ -66,14 +66,14 @@ func (s *memberships) sparesOf(c *Client, pool uint64) *spares {
 	return sp
 }
 
-// spares returns the spares of a pool, or nil if the client is not a producer in it.
+// spares returns the spares of a pool, or nil if the client is not a producer in the pool.
 func (s *memberships) spares(pool uint64) *spares {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.pools[pool]
 }
 
-// know adds a producer of the client in the pool.
+// know adds p, a producer of this client in a channel of the pool.
 func (sp *spares) know(p *producing) {
 	sp.mu.Lock()
 	defer sp.mu.Unlock()
@@ -88,8 +88,8 @@ func (sp *spares) members() []*producing {
 	return sp.producers
 }
 
-// allocate is Allocate for a pool with spares. Like the service, it first prefers memory without running work, then new memory, and then
-// memory with running work. n is the size of the tensor in bytes.
+// allocate does what Allocate does, for a pool with spares. Like the service, allocate prefers memory without running work, then new
+// memory, and then memory with running work. n is the size of the tensor in bytes.
 func (sp *spares) allocate(ctx context.Context, try attempt, p *Pool, t mempool.Tensor, n uint64) (*Lease, error) {
 	sp.look()
 	l, others, busy := sp.take(n, false)
@@ -130,7 +130,7 @@ func (sp *spares) allocate(ctx context.Context, try attempt, p *Pool, t mempool.
 // soonest, so await first waits for this memory. Then await waits at the service.
 func (sp *spares) await(ctx context.Context, p *Pool, t mempool.Tensor, n uint64) (*Lease, error) {
 	from := sp.lender(n)
-	var full error // what the service said
+	var full error // the error of the service
 	if from == nil || !sp.isFull() {
 		lease, err := p.alloc(ctx, once, t)
 		if !noRoom(err) {
@@ -189,7 +189,7 @@ func (sp *spares) awaitOwn(caller context.Context, from *producing, n uint64) (l
 	began := time.Now()
 	defer func() { sp.client.memoryWaits.over(began, true) }()
 	ctx := &patient{Context: caller, client: sp.client, until: began.Add(sp.ownFor)}
-	_ = from.native.AwaitBack(ctx, func() bool { // the caller then asks the service, which reports errors
+	_ = from.native.AwaitBack(ctx, func() bool { // if AwaitBack fails, the caller asks the service, which reports the error
 		from.reclaim()
 		l, _, _ = sp.take(n, true)
 		return l != nil || sp.isWanted()
@@ -197,8 +197,8 @@ func (sp *spares) awaitOwn(caller context.Context, from *producing, n uint64) (l
 	return l
 }
 
-// release releases all spares, and all memory that comes back until keep is called. The caller is an allocation of this client that waits
-// at the service.
+// release releases all spares, and all memory that comes back until keep is called. An allocation of this client calls release before it
+// waits at the service.
 func (sp *spares) release() {
 	sp.asking.Add(1)
 	sp.empty()
@@ -219,16 +219,16 @@ func (sp *spares) keep() {
 	}
 }
 
-// reclaim takes the memory that has come back in all channels.
+// reclaim takes the memory that has come back from all channels of the pool.
 func (sp *spares) reclaim() {
 	for _, p := range sp.members() {
 		p.reclaim()
 	}
 }
 
-// take removes a spare of n bytes from the list: the newest spare without running work. If every spare has running work and `any` is true,
-// take removes the oldest spare. busy means that the spare has running work and new memory would be better. others means that there are
-// spares of other sizes.
+// take removes a spare of n bytes from the list: the newest spare without running work. If every spare of n bytes has running work and
+// `any` is true, take removes the oldest of these spares. `busy` means that the spare has running work and new memory would be better.
+// `others` means that the list has spares of other sizes.
 func (sp *spares) take(n uint64, any bool) (l *loan, others, busy bool) {
 	sp.mu.Lock()
 	defer sp.mu.Unlock()
@@ -296,11 +296,11 @@ func (sp *spares) put(l *loan) {
 	}
 	sp.mu.Unlock()
 	if l != nil {
-		_ = sp.client.giveUp(l) // it fails only if the connection is gone
+		_ = sp.client.giveUp(l) // giveUp fails only if the connection is gone
 	}
 }
 
-// look notes that the spares are used, and starts the timer of sweep.
+// look notes that the spares are used, and starts the timer that runs sweep.
 func (sp *spares) look() {
 	if sp.used.Load() {
 		return
@@ -318,7 +318,7 @@ func (sp *spares) look() {
 	sp.pause = sparesLook
 }
 
-// sweep releases all spares if nothing was allocated since the last sweep. It is a task.
+// sweep releases all spares if nothing was allocated since the last sweep. It runs as a task.
 func (sp *spares) sweep() {
 	used := sp.used.Swap(false)
 	lent := 0
@@ -360,7 +360,7 @@ func (sp *spares) forget(p *producing) {
 	sp.most -= p.channel.Capacity
 	sp.mu.Unlock()
 	p.forgotten.Store(true)
-	_ = p.close() // it only unmaps files, which does not fail
+	_ = p.close() // close only unmaps files, which does not fail
 }
 
 // empty releases all spares.
@@ -370,7 +370,7 @@ func (sp *spares) empty() {
 	sp.list = nil
 	sp.mu.Unlock()
 	for _, l := range list {
-		_ = sp.client.giveUp(l) // it fails only if the connection is gone
+		_ = sp.client.giveUp(l) // giveUp fails only if the connection is gone
 	}
 }
 
@@ -385,7 +385,7 @@ func (sp *spares) close() {
 	sp.empty()
 }
 
-// sameTensor reports whether two tensors are equal. nil strides differ from empty ones.
+// sameTensor reports whether two tensors are equal. nil strides are not equal to empty strides.
 func sameTensor(a, b *mempool.Tensor) bool {
 	return a.DType == b.DType && a.ByteOffset == b.ByteOffset && slices.Equal(a.Shape, b.Shape) && slices.Equal(a.Strides, b.Strides) &&
 		(a.Strides == nil) == (b.Strides == nil)

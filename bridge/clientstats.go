@@ -11,16 +11,16 @@ import (
 
 // SessionStats counts what a client has done since it was connected, and the leases that it has now.
 type SessionStats struct {
-	// Leases is the number of leases that the program has now, frames too.
+	// Leases is the number of leases that the program has now, including leases of frames.
 	Leases int
-	// Allocated is the number of buffers that the service has granted to [Pool.Allocate], and AllocatedBytes the sum of their bytes. A
-	// buffer that comes back from a channel and is used again does not count again.
+	// Allocated is the number of buffers that the service has granted to [Pool.Allocate]. AllocatedBytes is the sum of the bytes of these
+	// buffers. A buffer that comes back from a channel and is used again does not count again.
 	Allocated, AllocatedBytes uint64
-	// MemoryWaits are the requests to the service for memory, and the waits for memory of this client to come back from a channel. The
-	// Count of MemoryWaits includes waits in vain.
+	// MemoryWaits counts the requests to the service for memory, and the waits until memory of this client comes back from a channel. The
+	// Count of MemoryWaits includes waits that ended without memory.
 	MemoryWaits Waits
 	// Channels has the counts of each channel in which the client has published or that it has subscribed to, in the order of first use.
-	// After 1,024 channels, old ones in which the client takes no part any more may be missing.
+	// If the client has used more than 1,024 channels, old channels in which it takes no part any more may be missing.
 	Channels []ChannelCounts
 }
 
@@ -28,21 +28,21 @@ type SessionStats struct {
 type ChannelCounts struct {
 	// Name is the name of the channel.
 	Name string
-	// Published is the number of frames that this client has published, and PublishedBytes the total size of the buffers.
+	// Published is the number of frames that this client has published. PublishedBytes is the total size of their buffers.
 	Published, PublishedBytes uint64
-	// Received is the number of frames that this client has received, and ReceivedBytes the total size of the buffers.
+	// Received is the number of frames that this client has received. ReceivedBytes is the total size of their buffers.
 	Received, ReceivedBytes uint64
 	// Dropped is the sum of [Frame.Dropped].
 	Dropped uint64
-	// RoomWaits are the waits for room in the channel, and FrameWaits the waits for the next frame.
+	// RoomWaits counts the waits for room in the channel. FrameWaits counts the waits for the next frame.
 	RoomWaits, FrameWaits Waits
 }
 
-// Waits is how often and how long a client has waited for something.
+// Waits says how often and how long a client has waited for something.
 type Waits struct {
-	// Count is the number of waits that were not in vain; the Count of MemoryWaits includes all waits.
+	// Count is the number of waits that succeeded. But the Count of MemoryWaits includes all waits.
 	Count uint64
-	// Time is the total time of all waits that have ended, also of waits in vain.
+	// Time is the total time of all waits that have ended, including waits that failed.
 	Time time.Duration
 }
 
@@ -59,13 +59,13 @@ func (c *Client) SessionStats() SessionStats {
 	return st
 }
 
-// waits counts waits.
+// waits collects what [Waits] reports.
 type waits struct {
 	count atomic.Uint64
 	time  atomic.Int64
 }
 
-// over counts a wait that has ended now.
+// over adds a wait that has ended now. `found` reports whether the wait succeeded.
 func (w *waits) over(began time.Time, found bool) {
 	w.time.Add(int64(time.Since(began)))
 	if found {
@@ -81,7 +81,8 @@ type tallies struct {
 	list []*tally
 }
 
-// mostTallies is for how many channels a client keeps counts. A client that takes part in more channels keeps more counts.
+// mostTallies is the number of channels whose counts a client keeps. A client that takes part in more channels at the same time keeps the
+// counts of all these channels.
 const mostTallies = 1024
 
 // tally is the counts of a channel: its present members, and the counts of members that have left.
@@ -91,7 +92,7 @@ type tally struct {
 	left    ChannelCounts
 }
 
-// join begins to count what a member does.
+// join adds a member. From now on, the method all includes the counts of this member.
 func (t *tallies) join(m *membership) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -113,7 +114,7 @@ func (t *tallies) join(m *membership) {
 	of.members = append(of.members, m)
 }
 
-// leave keeps the counts of a member that has left. It does nothing if the member had left before.
+// leave removes a member that has left and keeps the member's counts. It does nothing if the member had left before.
 func (t *tallies) leave(m *membership) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -127,7 +128,7 @@ func (t *tallies) leave(m *membership) {
 	}
 }
 
-// of returns the counts of a member's channel, or nil if there are none. The caller holds t.mu.
+// of returns the tally of a member's channel, or nil if the list has no such tally. The caller holds t.mu.
 func (t *tallies) of(m *membership) *tally {
 	i := slices.IndexFunc(t.list, func(of *tally) bool { return of.channel == m.channel.ID })
 	if i < 0 {

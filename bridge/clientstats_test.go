@@ -13,7 +13,7 @@ import (
 	"github.com/poolbridge/poolbridge/mempool"
 )
 
-// sent publishes a frame of n bytes.
+// sent publishes a frame with a buffer of n bytes.
 func sent(t *testing.T, p *Pool, ch *Channel, n uint64) {
 	t.Helper()
 	_, err := ch.Publish(context.Background(), allocate(t, p, n), mempool.FrameOptions{})
@@ -33,7 +33,7 @@ func TestAClientSaysWhatItHasPublishedAndReceived(t *testing.T) {
 	for f, err := range ch.Frames(t.Context(), mempool.SubscribeOptions{Oldest: true}) {
 		require.NoError(t, err)
 		require.NoError(t, f.Release())
-		if received++; received == 1 { // the second and two of the next are dropped
+		if received++; received == 1 { // of the frames after the first, the channel drops three
 			for range 4 {
 				sent(t, p, ch, 32)
 			}
@@ -48,7 +48,7 @@ func TestAClientSaysWhatItHasPublishedAndReceived(t *testing.T) {
 	require.Len(t, st.Channels, 1)
 	require.NoError(t, c.Close())
 	assert.Equal(t, st.Channels, c.SessionStats().Channels)
-	st.Channels[0].RoomWaits, st.Channels[0].FrameWaits = Waits{}, Waits{} // the file of the other member may have come late
+	st.Channels[0].RoomWaits, st.Channels[0].FrameWaits = Waits{}, Waits{} // the members may have waited until a file came
 	assert.Equal(t, want, st.Channels[0], "also of a subscription that has ended")
 }
 

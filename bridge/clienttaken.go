@@ -32,8 +32,8 @@ type sharedFrame struct {
 	taken taken
 }
 
-// frame makes the Frame of a frame that was taken from the channel. The frame's memory is mapped, or frame returns an error and a Frame
-// without a mapping.
+// frame makes the Frame for a frame that the consumer has taken from the channel, and maps the frame's memory. If mapping fails, it returns
+// an error and a Frame without a mapping.
 func (s *consuming) frame(ctx context.Context, came *shmchannel.Frame) (*Frame, error) {
 	b := &sharedFrame{Frame: Frame{Seq: came.Number, Time: time.Unix(0, int64(came.Time)), Dropped: came.Missed, channel: &s.channel}}
 	b.taken.by, b.taken.hand = s, came.Hand
@@ -65,7 +65,7 @@ func (s *consuming) frame(ctx context.Context, came *shmchannel.Frame) (*Frame, 
 // uncounted is the LeaseInfo of a lease that does not count yet as a lease on its block.
 var uncounted mempool.LeaseInfo
 
-// adopt makes the lease of a frame.
+// adopt makes l the lease of the frame `came`.
 func (s *consuming) adopt(ctx context.Context, l *Lease, came *shmchannel.Frame) error {
 	c := s.client
 	l.info = &uncounted
@@ -92,7 +92,7 @@ func (s *consuming) adopt(ctx context.Context, l *Lease, came *shmchannel.Frame)
 		return err
 	}
 	_, err = c.hold(l, s.channel.Pool, came)
-	return errors.Join(err, c.ended(came.Block)) // undoes the count of mapBlock
+	return errors.Join(err, c.ended(came.Block)) // mapBlock has counted a lease, and ended undoes this count
 }
 
 // ready sets the fence after which the frame's content is complete.
@@ -175,7 +175,7 @@ func (b *block) describe(came *shmchannel.Frame) (err error) {
 	return nil
 }
 
-// mapBlock maps the block of a frame. The mapping counts as a lease on the block.
+// mapBlock maps the block of a frame. The mapping counts as a lease on the block until the caller calls ended.
 func (s *consuming) mapBlock(ctx context.Context, id uint64) error {
 	c := s.client
 	p, err := c.pool(ctx, s.channel.Pool)
@@ -202,7 +202,7 @@ func (s *consuming) mapBlock(ctx context.Context, id uint64) error {
 	return nil
 }
 
-// decide acknowledges the frame, or requeues it if again is true.
+// decide requeues the frame if `again` is true, and acknowledges the frame otherwise.
 func (t *taken) decide(again bool) error {
 	s := t.by
 	if s.client.working.Err() != nil {
@@ -232,7 +232,8 @@ func (t *taken) settle(again bool) error {
 	return native.Acknowledge(&t.hand)
 }
 
-// requeueFrames requeues the unsettled frames of queues, because the session has ended and this process may live on.
+// requeueFrames requeues the unsettled frames of queues after the session has ended. This process may still run, so nobody else requeues
+// them now.
 func (c *Client) requeueFrames() {
 	c.mu.Lock()
 	var frames []*taken
@@ -244,12 +245,13 @@ func (c *Client) requeueFrames() {
 	c.mu.Unlock()
 	for _, t := range frames {
 		t.mu.Lock()
-		_ = t.settle(true) // it fails if the user has just released the frame
+		_ = t.settle(true) // settle fails if the user has just released the frame
 		t.mu.Unlock()
 	}
 }
 
-// release releases the frame after done. A frame of a queue that is not settled is acknowledged, or requeued if it is incomplete.
+// release releases the frame. The consumer's work on the frame is done when the fences in `done` are reached. If a frame of a queue is not
+// settled yet, release requeues the frame if `incomplete` is true, and acknowledges it otherwise.
 func (t *taken) release(incomplete bool, done []mempool.Fence) error {
 	s := t.by
 	t.mu.Lock()
@@ -263,7 +265,7 @@ func (t *taken) release(incomplete bool, done []mempool.Fence) error {
 		fence = shmchannel.Fence{Timeline: s.timeline, Word: done[0].Word, Value: done[0].Value}
 	}
 	released := s.native.Release(&t.hand, fence)
-	if errors.Is(released, shmchannel.ErrUnfinished) { // the frame's slot has another fence
+	if errors.Is(released, shmchannel.ErrUnfinished) { // the frame's slot still has the fence of another frame
 		if released = s.client.finish(done[0]); released == nil {
 			released = s.native.Release(&t.hand, shmchannel.Fence{})
 		}

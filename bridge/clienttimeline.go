@@ -14,7 +14,8 @@ import (
 	"github.com/poolbridge/poolbridge/mempool"
 )
 
-// timelines are the pages that a client has mapped: its own timeline, and timelines of other sessions that fences named.
+// timelines are the pages that a client has mapped: the page of its own timeline, and the pages of other sessions' timelines that fences
+// named.
 type timelines struct {
 	making sync.Mutex // held while the client's own timeline is made
 
@@ -32,7 +33,7 @@ type pin struct {
 	forgotten bool // the service has forgotten the timeline
 }
 
-// Clock returns the client's own timeline, for work that this package does not do.
+// Clock returns the clock of the client's own timeline. A program uses it for work that this package does not do.
 //
 // Errors: [ErrUnavailable] if the service has no timelines.
 func (c *Client) Clock(ctx context.Context) (*Clock, error) {
@@ -99,7 +100,7 @@ func (c *Client) page(ctx context.Context, id uint64) (*mempool.Page, error) {
 	}
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	if had := t.pages[id]; had != nil { // another goroutine mapped it at the same time
+	if had := t.pages[id]; had != nil { // another goroutine mapped the page at the same time
 		return had, page.Close()
 	}
 	if t.closed {
@@ -146,7 +147,7 @@ func (t *timelines) forget(ids []uint64) {
 	t.unused = left
 }
 
-// left returns the fences that this client does not know to be reached.
+// left removes the fences that are certainly reached, and returns the remaining fences.
 func (t *timelines) left(fences []mempool.Fence) []mempool.Fence {
 	return slices.DeleteFunc(fences, func(fence mempool.Fence) bool {
 		page, err := t.find(fence.Timeline)
@@ -204,7 +205,7 @@ func (t *timelines) past(own mempool.Fence) bool {
 	return clock != nil && clock.Past(own)
 }
 
-// await waits for a fence of the client's own timeline. It returns false if done is closed first.
+// await waits for a fence of the client's own timeline. It returns false if done is closed before the fence is reached.
 func (t *timelines) await(done <-chan struct{}, own mempool.Fence) bool {
 	clock := t.own()
 	if clock == nil {
@@ -224,7 +225,7 @@ func (t *timelines) await(done <-chan struct{}, own mempool.Fence) bool {
 	return clock.Await(ctx, own) == nil
 }
 
-// quiesce waits until the client's own work is done. Memory that the work uses must not be unmapped before.
+// quiesce waits until the client's own work is done. Until then the client must not unmap memory that the work uses.
 func (t *timelines) quiesce() error {
 	clock := t.own()
 	if clock == nil {

@@ -7,15 +7,15 @@ import (
 	"github.com/poolbridge/poolbridge/mempool"
 )
 
-// Tracer gets the operations of a client. The client's [Dialer] names the tracer. Package oteltrace, a module of its own, makes
-// OpenTelemetry spans of them. Several goroutines may call the methods of a tracer.
-// A tracer must not call methods of the client's leases: some operations hold the lock of their lease while they call the tracer.
+// Tracer gets the operations of a client. The field Tracer of [Dialer] sets the tracer of a client. Package oteltrace, which is a separate
+// module, makes OpenTelemetry spans of the operations. Several goroutines may call the methods of a tracer. A tracer must not call methods
+// of the client's leases: some operations hold the lock of their lease while they call the tracer.
 type Tracer interface {
-	// TraceStart is called when an operation begins, with the caller's context. The operation goes on with the context that TraceStart
-	// returns, which must be derived from ctx.
+	// The client calls TraceStart when an operation begins. ctx is the caller's context. The operation continues with the context that
+	// TraceStart returns. TraceStart must derive this context from ctx.
 	TraceStart(ctx context.Context, o *Operation) context.Context
-	// TraceEnd is called when the operation has ended, with the context that TraceStart returned and the same Operation, which has the
-	// results now. err is the operation's error.
+	// The client calls TraceEnd when the operation has ended. ctx is the context that TraceStart returned. o is the same Operation, which now
+	// has the results. err is the operation's error.
 	TraceEnd(ctx context.Context, o *Operation, err error)
 }
 
@@ -26,12 +26,12 @@ const (
 	OpReceive  = "receive"  // the next frame of [Channel.Frames]
 	OpGet      = "get"      // [Client.Get]
 	OpLease    = "lease"    // [Client.Lease]
-	OpRelease  = "release"  // the end of a lease, a frame's too, by a call or by [Client.Close]
+	OpRelease  = "release"  // the end of any lease, including a frame's lease, by a call or by [Client.Close]
 )
 
-// Operation is one operation of a client. An empty field or a field of 0 is not known yet, or the operation has no such value.
+// Operation is one operation of a client. If a field is empty or 0, its value is not known yet, or the operation has no such value.
 type Operation struct {
-	// Name is one of the names above.
+	// Name is one of the constants above, such as [OpAllocate].
 	Name string
 	// Channel is the name of the channel.
 	Channel string
@@ -43,7 +43,7 @@ type Operation struct {
 	Bytes uint64
 	// Seq is the frame's number in its channel.
 	Seq uint64
-	// Dropped is how many frames were missed before a frame that was received.
+	// Dropped is how many frames the subscriber missed before the received frame.
 	Dropped uint64
 	// Meta is the sender's data about a frame; nil if the operation is not about a frame. A tracer may add entries to a frame that is
 	// about to be published, within the limits of [mempool.FrameOptions].
@@ -61,7 +61,7 @@ func (o *Operation) Title() string {
 	return o.Name
 }
 
-// trace starts an operation that ends with a lease. The caller has checked that there is a tracer.
+// trace starts an operation whose result is a lease. The caller has checked that the client has a tracer.
 func (c *Client) trace(ctx context.Context, o *Operation) (context.Context, func(*Lease, error)) {
 	inner := c.tracer.TraceStart(ctx, o)
 	return inner, func(l *Lease, err error) {
@@ -72,13 +72,13 @@ func (c *Client) trace(ctx context.Context, o *Operation) (context.Context, func
 	}
 }
 
-// traced notes in an operation which lease it made, and keeps ctx for the release of the lease.
+// traced notes in an operation which lease the operation made, and keeps ctx for the release of the lease.
 func (l *Lease) traced(ctx context.Context, o *Operation) {
 	l.describeTo(o)
 	l.client.traces.Store(l, context.WithoutCancel(ctx))
 }
 
-// describeTo notes in an operation which lease it is about.
+// describeTo notes in an operation the size and the pool of the lease's buffer.
 func (l *Lease) describeTo(o *Operation) {
 	c := l.client
 	o.Bytes = l.info.Bytes
@@ -91,7 +91,8 @@ func (l *Lease) describeTo(o *Operation) {
 	}
 }
 
-// traceSend starts the publication of a lease as a frame. It replaces the frame's Meta with a copy, for the tracer to add to.
+// traceSend starts the operation that publishes a lease as a frame. It replaces the frame's Meta with a copy, so that the tracer can add
+// entries.
 func (l *Lease) traceSend(ctx context.Context, ch *Channel, f *mempool.FrameOptions) (context.Context, func(uint64, error)) {
 	o := &Operation{Name: OpPublish, Channel: ch.info.Name, Meta: maps.Clone(f.Meta)}
 	if o.Meta == nil {
@@ -109,7 +110,7 @@ func (l *Lease) traceSend(ctx context.Context, ch *Channel, f *mempool.FrameOpti
 	}
 }
 
-// traceReceive starts the receipt of a frame.
+// traceReceive starts the operation that receives a frame.
 func (s *consuming) traceReceive(ctx context.Context) (context.Context, func(*Frame, error)) {
 	o := &Operation{Name: OpReceive, Channel: s.channel.Name}
 	inner := s.client.tracer.TraceStart(ctx, o)
@@ -124,8 +125,8 @@ func (s *consuming) traceReceive(ctx context.Context) (context.Context, func(*Fr
 	}
 }
 
-// traceRelease starts the release of a lease. If the caller has no context, traceRelease uses the context of the operation that made the
-// lease. The caller holds l.mu.
+// traceRelease starts the operation that releases a lease. If the caller has no context, traceRelease uses the context of the operation
+// that made the lease. The caller holds l.mu.
 func (l *Lease) traceRelease(ctx context.Context) func(error) {
 	c := l.client
 	o := &Operation{Name: OpRelease}

@@ -13,15 +13,15 @@ import (
 	"github.com/poolbridge/poolbridge/mempool"
 )
 
-// recorder is a tracer that keeps what it is told.
+// recorder is a tracer that keeps all operations that the client reports.
 type recorder struct {
 	mu    sync.Mutex
-	began []string // titles
+	began []string // titles of the operations that have begun
 	ended []endedOp
-	add   map[string]string // to the Meta of frames
+	add   map[string]string // entries that TraceStart adds to the Meta of frames
 }
 
-// endedOp is an operation that ended, with its caller's span.
+// endedOp is an operation that has ended, and the span of the operation's caller.
 type endedOp struct {
 	Operation
 	err    error
@@ -53,7 +53,7 @@ func (r *recorder) TraceEnd(ctx context.Context, o *Operation, err error) {
 	r.ended = append(r.ended, endedOp{*o, err, ctx.Value(spanKey{})})
 }
 
-// take returns what ended since the last call.
+// take returns the operations that have ended since the last call of take.
 func (r *recorder) take() []endedOp {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -62,7 +62,7 @@ func (r *recorder) take() []endedOp {
 	return all
 }
 
-// beginning reports whether the last operation that began has that title.
+// beginning reports whether the last operation that has begun has the given title.
 func (r *recorder) beginning(title string) bool {
 	r.mu.Lock()
 	defer r.mu.Unlock()

@@ -24,7 +24,7 @@ type attempt bool
 
 const (
 	waiting attempt = false // until the context ends
-	once    attempt = true  // now or never
+	once    attempt = true  // the call does not wait
 )
 
 // wait sends a request that may wait at the service. limit is the request's field for its time limit: wait sets limit to the time until
@@ -51,12 +51,12 @@ func (c *Client) wait(ctx context.Context, try attempt, r wire.Request, limit *u
 	}
 }
 
-// wireWait returns a time limit in milliseconds, rounded up, so that the service's limit does not pass before the caller's.
+// wireWait returns a time limit in milliseconds, rounded up, so that the service's limit does not pass before the caller's deadline.
 func wireWait(d time.Duration) uint64 {
 	return uint64(max(0, d+time.Millisecond-1) / time.Millisecond)
 }
 
-// temporary reports whether a request can get this error because its time limit has passed.
+// temporary reports whether this error may mean only that the request's time limit has passed.
 func (e *RemoteError) temporary() bool {
 	return slices.Contains([]error{ErrTimeout, ErrNotFound, ErrBusy, ErrLimit, ErrOutOfMemory}, e.situation)
 }

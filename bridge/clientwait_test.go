@@ -14,7 +14,7 @@ import (
 	"github.com/poolbridge/poolbridge/mempool"
 )
 
-// due is a context whose deadline is now, but which ends only when the test says so.
+// due is a context whose deadline is now. But the context ends only when the test ends it.
 type due struct {
 	context.Context
 	at time.Time
@@ -83,7 +83,7 @@ func TestAtTheDeadlineACallSaysWhatItWaitedForAndTryAtOnce(t *testing.T) {
 			err := c.try(t.Context())
 			require.ErrorIs(t, err, c.want)
 			assert.NotErrorIs(t, err, context.DeadlineExceeded)
-			if c.name == "Dial" { // asks nobody who knows the deadline
+			if c.name == "Dial" { // no service knows the deadline of Dial
 				ctx, cancel := context.WithTimeout(t.Context(), time.Millisecond)
 				defer cancel()
 				assert.ErrorIs(t, c.call(ctx), context.DeadlineExceeded)

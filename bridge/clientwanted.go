@@ -8,7 +8,8 @@ import (
 	"github.com/poolbridge/poolbridge/internal/shmchannel"
 )
 
-// wanted releases the memory that a pool's channels returned, and, for the time wantedFor, all memory that they return later. It is a task.
+// wanted releases the memory that a pool's channels have given back. For the time wantedFor, it also releases all memory that these
+// channels give back later. wanted runs as a task.
 func (c *Client) wanted(pool uint64) {
 	sp := c.shared.spares(pool)
 	if sp == nil {
@@ -37,7 +38,7 @@ func (sp *spares) isWanted() bool {
 	return false
 }
 
-// published makes sure that the blocks of a producer are reclaimed: later, or at once while memory is wanted.
+// published makes sure that the blocks of a producer are reclaimed: later by sweep, or as soon as possible by drain while memory is wanted.
 func (sp *spares) published(p *producing) {
 	sp.look()
 	if sp.isWanted() {
@@ -61,7 +62,7 @@ func (sp *spares) drain(p *producing) {
 // errNotWanted is the error of a wait for memory that is no longer wanted.
 var errNotWanted = errors.New("the memory is not wanted any more")
 
-// wantedTime is a context that ends with the client, or when memory is not wanted any more.
+// wantedTime is a context that ends when the client ends, or when memory is not wanted any more.
 type wantedTime struct {
 	context.Context
 	spares *spares
@@ -84,7 +85,7 @@ func (w wantedTime) Deadline() (time.Time, bool) {
 	return w.Context.Deadline()
 }
 
-// drained reports whether drain can end for a producer. failed means that the producer's memory cannot be reclaimed.
+// drained reports whether drain can end for a producer. `failed` means that the producer's memory cannot be reclaimed.
 func (sp *spares) drained(p *producing, failed bool) bool {
 	sp.mu.Lock()
 	defer sp.mu.Unlock()

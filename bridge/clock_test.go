@@ -10,13 +10,13 @@ import (
 	"github.com/poolbridge/poolbridge/bridge/server"
 )
 
-// The contexts end at every step of making the timeline.
+// The contexts of the calls end at different moments, so every step of making the timeline is cut short.
 func TestATimelineWhoseMakingWasCutShortCanStillBeMade(t *testing.T) {
 	_, path := serve(t, server.Config{})
 	for n := range 60 {
 		c := dial(t, path)
 		ctx, cancel := context.WithTimeout(t.Context(), time.Duration(20+5*n)*time.Microsecond)
-		_, _ = c.Clock(ctx) // the context may end first
+		_, _ = c.Clock(ctx) // the context may end before the timeline is made
 		cancel()
 		clock, err := c.Clock(t.Context())
 		require.NoError(t, err)

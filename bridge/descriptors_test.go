@@ -33,13 +33,13 @@ func TestSessionsLeaveNoDescriptorBehind(t *testing.T) {
 			before = openFDs(t)
 		}
 	}
-	eventually(t, func() bool { return openFDs(t) <= before }) // the end of a session may still be under way
+	eventually(t, func() bool { return openFDs(t) <= before }) // the service may still be ending a session
 }
 
 func TestAFullTableOfDescriptorsMakesClientsWait(t *testing.T) {
 	path := openDir(t) + "/run/s"
 	server := spawn(t, "server", path, nil)
-	for server.says() != "full" { // accepting fails with a full table, whether somebody is there or not
+	for server.says() != "full" { // with a full table, accepting fails even if no client connects
 	}
 	connected := make(chan *Client)
 	go func() {
@@ -61,12 +61,12 @@ func TestAServiceWithoutDescriptorsSaysWhatToRaise(t *testing.T) {
 	server := spawn(t, "server", path, nil)
 	for server.says() != "full" {
 	}
-	server.tell("one") // for the connection, and none for the process behind it
+	server.tell("one") // one free descriptor for the connection, and none to watch the client's process
 	_, err := Dial(t.Context(), path)
 	require.ErrorIs(t, err, ErrLimit)
 	assert.ErrorContains(t, err, "LimitNOFILE")
 	server.tell("many")
-	for server.says() != "has made room" { // it logs, too, and has said so of the first descriptor
+	for server.says() != "has made room" { // skip the server's log, and the same line about the first descriptor
 	}
 	for server.says() != "has made room" {
 	}

@@ -11,7 +11,8 @@ import (
 	"github.com/poolbridge/poolbridge/mempool"
 )
 
-// The errors of requests. errors.Is finds them in every error of a [Client], a [Pool], a [Lease] and a [Channel]. [Code] has their codes.
+// The errors of requests. errors.Is finds them in every error of a [Client], a [Pool], a [Lease] and a [Channel]. [Code] returns the code
+// of such an error.
 var (
 	ErrProtocol      = convert.ErrProtocol      // a packet is malformed or comes at the wrong time; the session ends
 	ErrVersion       = convert.ErrVersion       // client and service share no version of the protocol
@@ -27,7 +28,7 @@ var (
 	ErrBusy          = mempool.ErrBusy          // another lease, or work on the memory, excludes the request now
 	ErrReleased      = mempool.ErrReleased      // the lease has ended
 	ErrSettled       = mempool.ErrSettled       // the frame was acknowledged or requeued
-	ErrStale         = mempool.ErrStale         // the id means an earlier use of the block, or an earlier service
+	ErrStale         = mempool.ErrStale         // the id is of an earlier use of the block, or of an earlier run of the service
 	ErrProducerDied  = mempool.ErrProducerDied  // the process that wrote the buffer died before the content was complete
 	ErrContentFailed = mempool.ErrContentFailed // the content of the buffer will never be complete; ErrProducerDied wraps it
 	ErrClosed        = mempool.ErrClosed        // the client, the pool, the channel or the service is closed
@@ -38,11 +39,11 @@ var (
 // ErrNotRunning means that no service listens on the socket.
 var ErrNotRunning = errors.New("no service is running")
 
-// ErrDisconnected means that the connection to the service is gone, and with it the session.
+// ErrDisconnected means that the connection to the service is gone. The session has ended with the connection.
 var ErrDisconnected = errors.New("disconnected from the service")
 
-// Code returns the code that docs/protocol.md has for an error, or "" if the error has no code. A deadline that has passed has the code of
-// [ErrTimeout].
+// Code returns the code of an error, as docs/protocol.md lists the codes, or "" if the error has no code. The error of a deadline that has
+// passed has the code of [ErrTimeout].
 func Code(err error) string {
 	if errors.Is(err, context.DeadlineExceeded) {
 		return string(wire.CodeTimeout)
@@ -62,7 +63,7 @@ type RemoteError struct {
 func (e *RemoteError) Error() string { return fmt.Sprintf("poolbridge %s: %s", e.Op, e.Message) }
 func (e *RemoteError) Unwrap() error { return e.situation }
 
-// useOneVersion is the advice when client and service do not know the same requests.
+// useOneVersion is the advice in an error if client and service do not know the same requests.
 const useOneVersion = "use one version of poolbridge on both sides, and start the service again"
 
 // remoteError returns the error that the service reported.

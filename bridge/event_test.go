@@ -48,7 +48,7 @@ func TestAReaderIsToldOfAnEventThatStandsAlone(t *testing.T) {
 	assert.ErrorIs(t, got.CopyTo(t.Context(), make([]byte, 1), 0), ErrUnavailable)
 	require.NoError(t, got.Release(false), "and the session goes on")
 	require.NoError(t, l.Release(false))
-	_, err = producer.Stats(t.Context()) // the release has arrived
+	_, err = producer.Stats(t.Context()) // when the reply comes, the service has handled the release
 	require.NoError(t, err)
 	again, err := consumer.TryGet(t.Context(), "x", LeaseOptions{})
 	require.NoError(t, err)

@@ -14,7 +14,7 @@ import (
 	"github.com/poolbridge/poolbridge/mempool"
 )
 
-// awaitEvent waits for an event that a client may see.
+// awaitEvent waits for an event for which the function `is` returns true. The client c may see the event.
 func awaitEvent(t testing.TB, c *Client, is func(mempool.HistoryEvent) bool) mempool.HistoryEvent {
 	t.Helper()
 	for after := uint64(0); ; {
@@ -29,7 +29,7 @@ func awaitEvent(t testing.TB, c *Client, is func(mempool.HistoryEvent) bool) mem
 	}
 }
 
-// ended returns how a session ended.
+// ended returns the event of the end of a session.
 func ended(t testing.TB, c *Client, session uint64) mempool.HistoryEvent {
 	t.Helper()
 	return awaitEvent(t, c, func(e mempool.HistoryEvent) bool { return e.Kind == mempool.SessionEnded && e.Session == session })
@@ -114,7 +114,7 @@ func TestAClientReadsWhatHappenedAndWaitsForMore(t *testing.T) {
 func TestAPageOfTheLongestEventsFitsIntoAPacket(t *testing.T) {
 	_, path := serve(t, server.Config{})
 	c := dial(t, path)
-	name := strings.Repeat("\u202e", 85) // as long as a name may be, and twice as long where it is quoted
+	name := strings.Repeat("\u202e", 85) // the longest possible name; quoted, it is twice as long
 	raw := dialRaw(t, path)
 	raw.Ask(1, &wire.Hello{Versions: []uint64{1}, Name: name, Features: []string{wire.FeatureTimelines, wire.FeatureChannels}}, &wire.HelloReply{})
 	var pool wire.PoolReply

@@ -14,7 +14,7 @@ import (
 	"github.com/poolbridge/poolbridge/mempool/service"
 )
 
-// serve starts a service in this process. A program usually uses one that runs already, at [bridge.DefaultSocket].
+// serve starts a service in this process. A program usually uses a service that runs already, at [bridge.DefaultSocket].
 func serve() (socket string, stop func()) {
 	dir, err := os.MkdirTemp("", "pb")
 	check(err)
@@ -35,7 +35,8 @@ func check(err error) {
 	}
 }
 
-// One program allocates a buffer, writes it and publishes it. Another one leases it by its name: the same memory.
+// One program allocates a buffer, writes to the buffer and publishes it. Another program leases the buffer by its name and uses the same
+// memory.
 func Example() {
 	ctx := context.Background()
 	socket, stop := serve() // a program uses bridge.DefaultSocket(), and `poolsvc serve` runs the service
@@ -63,7 +64,7 @@ func Example() {
 	// Output: hello, [5]
 }
 
-// A deadline bounds a call that waits. The error says that it has passed, and what was missing.
+// A deadline limits how long a call waits. The error says that the deadline has passed, and what the call waited for.
 func ExampleClient_Get() {
 	socket, stop := serve()
 	defer stop()
@@ -99,14 +100,14 @@ func ExampleClient_TryGet() {
 	// Output: nothing is published as weights
 }
 
-// TryDial says at once that no service runs. Dial waits for it.
+// TryDial returns an error at once if no service runs. Dial waits for the service.
 func ExampleTryDial() {
 	_, err := bridge.TryDial(context.Background(), filepath.Join(os.TempDir(), "no-such-folder", "poolsvc.sock"))
 	fmt.Println(errors.Is(err, bridge.ErrNotRunning))
 	// Output: true
 }
 
-// A producer publishes frames, and a consumer takes them. Both may be in any number of processes.
+// A producer publishes frames, and a consumer takes them. A channel may have many producers and consumers, in different processes.
 func ExampleChannel_Frames() {
 	ctx := context.Background()
 	socket, stop := serve()
@@ -147,7 +148,7 @@ func ExampleChannel_Frames() {
 	// 3 2
 }
 
-// A producer that must not wait for its consumers leaves a frame out.
+// A producer that must not wait for its consumers drops a frame if the channel is full.
 func ExampleChannel_TryPublish() {
 	ctx := context.Background()
 	socket, stop := serve()
@@ -164,7 +165,7 @@ func ExampleChannel_TryPublish() {
 		check(err)
 		if _, err = jobs.TryPublish(ctx, lease, bridge.FrameOptions{}); errors.Is(err, bridge.ErrLimit) {
 			fmt.Println("the channel is full")
-			err = lease.Release(true) // the lease of what was not published lives on
+			err = lease.Release(true) // the buffer was not published, so its lease is still valid
 		}
 		check(err)
 	}
@@ -206,7 +207,7 @@ func ExampleClient_Clock() {
 	// Output: done
 }
 
-// Errors are compared with errors.Is. Their text says what was expected, what came and what to do.
+// A program compares errors with errors.Is. The text of an error says what was expected, what came instead and what the user can do.
 func ExampleCode() {
 	ctx := context.Background()
 	socket, stop := serve()

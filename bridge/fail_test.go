@@ -21,7 +21,7 @@ import (
 
 func init() { children["fail and die"] = failAndDie }
 
-// promised publishes a buffer as "x" whose content is complete at the fence that it returns.
+// promised publishes a buffer as "x". The buffer's content is complete when the returned fence is reached.
 func promised(t testing.TB, c *Client, p *Pool) (*Lease, *mempool.Clock, mempool.Fence) {
 	t.Helper()
 	clock, ready := unreached(t, c)
@@ -30,7 +30,7 @@ func promised(t testing.TB, c *Client, p *Pool) (*Lease, *mempool.Clock, mempool
 	return l, clock, ready
 }
 
-// gaveUp checks the error of content that its producer has failed.
+// gaveUp checks the error that a reader gets after the producer has called Fail for the content.
 func gaveUp(t testing.TB, err error, reason string) {
 	t.Helper()
 	require.ErrorIs(t, err, ErrContentFailed)
@@ -81,7 +81,7 @@ func TestAGPUThatWaitsForContentThatFailedGoesOnAndCheckTells(t *testing.T) {
 	require.NoError(t, out.Publish(t.Context(), mempool.Publication{Name: "x", Completion: mempool.Completion{Ready: &ready}}))
 	reader, err := c.TryGet(t.Context(), "x", LeaseOptions{})
 	require.NoError(t, err)
-	require.NoError(t, reader.WaitOn(t.Context(), other)) // the stream waits
+	require.NoError(t, reader.WaitOn(t.Context(), other)) // the stream of the queue waits for the content
 	require.NoError(t, reader.Check(t.Context()), "so far")
 	require.NoError(t, clock.Fail(ready, "no light"))
 	after, err := clock.Signal(other)
@@ -114,7 +114,7 @@ func TestAClientWithoutTimelinesIsToldThatTheContentFailed(t *testing.T) {
 	old := greeted(t, path)
 	old.Ask(2, &wire.Open{Name: "p"}, &wire.PoolReply{})
 	old.Send(3, &wire.Get{Name: "x"})
-	old.Ask(4, &wire.StatsRequest{}, &wire.StatsReply{}) // the request before waits for the content
+	old.Ask(4, &wire.StatsRequest{}, &wire.StatsReply{}) // after this reply, request 3 waits for the content
 	require.NoError(t, clock.Fail(ready, "no light"))
 	err := old.Reply(3, &wire.LeaseReply{})
 	require.ErrorIs(t, err, wire.CodeContentFailed)
@@ -191,7 +191,7 @@ func TestContentFailsOnceAndNotAfterItIsComplete(t *testing.T) {
 	assert.ErrorIs(t, clock.Fail(mempool.Fence{Timeline: clock.Timeline()}, "no fence"), ErrInvalid)
 }
 
-// Earlier content of the same word that was complete stays so.
+// Two contents use the same word of a timeline. If the later content fails, the earlier content stays complete.
 func TestWhatWasCompleteStaysCompleteWhenLaterContentFails(t *testing.T) {
 	_, path := serve(t, server.Config{})
 	c := dial(t, path)
@@ -213,7 +213,7 @@ func TestWhatWasCompleteStaysCompleteWhenLaterContentFails(t *testing.T) {
 	gaveUp(t, err, "no light")
 }
 
-// failAndDie publishes "kept", whose content fails when it is told a line, and kills itself at once.
+// failAndDie publishes the buffer "kept". When it reads a line, it says that the content has failed, and at once kills its own process.
 func failAndDie() error {
 	ctx := context.Background()
 	c, err := Dial(ctx, DefaultSocket())

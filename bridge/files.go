@@ -7,7 +7,8 @@ import (
 	"github.com/poolbridge/poolbridge/bridge/wire"
 )
 
-// takeFiles takes the first n descriptors. If some are missing, the receiver of the files reports the error.
+// takeFiles takes the next n descriptors from fds. If descriptors are missing, takeFiles returns fewer files, and the caller reports the
+// error.
 func takeFiles(fds *seqpacket.FDs, n uint64) []*os.File {
 	var files []*os.File
 	for range min(n, wire.MaxFDs) {
@@ -22,6 +23,6 @@ func takeFiles(fds *seqpacket.FDs, n uint64) []*os.File {
 
 func closeFiles(files []*os.File) {
 	for _, f := range files {
-		_ = f.Close() // files that are read or mapped, so closing loses nothing
+		_ = f.Close() // the client has not written to these files, so closing loses no data
 	}
 }

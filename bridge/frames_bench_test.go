@@ -10,7 +10,7 @@ import (
 	"github.com/poolbridge/poolbridge/mempool"
 )
 
-// BenchmarkFramesOfClients sends frames of 64 KiB between two clients, which do not touch the content.
+// BenchmarkFramesOfClients sends frames of 64 KiB from one client to another. The clients do not read or write the content.
 func BenchmarkFramesOfClients(b *testing.B) {
 	_, path := serve(b, server.Config{})
 	producer, consumer := dial(b, path), dial(b, path)

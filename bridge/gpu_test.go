@@ -15,13 +15,14 @@ import (
 	"github.com/poolbridge/poolbridge/tests/gpus"
 )
 
-// gpuPool makes a pool on the first GPU. It skips the test if there is none.
+// gpuPool makes a pool on the first GPU. It skips the test if the machine has no GPU.
 func gpuPool(t testing.TB, c *Client) *Pool {
 	t.Helper()
 	return gpuPoolOf(t, c, 256<<20)
 }
 
-// gpuPoolOf is gpuPool with room for so many bytes: when it is full, blocks with work under way are used again.
+// gpuPoolOf is like gpuPool, but the pool has at most maxBytes. When such a pool is full, the service uses blocks again even while GPU work
+// on them is running.
 func gpuPoolOf(t testing.TB, c *Client, maxBytes uint64) *Pool {
 	t.Helper()
 	if err := mempool.Device.Probe(""); err != nil {
@@ -84,14 +85,14 @@ func TestNothingOfATransferOnAGPUWaits(t *testing.T) {
 	stopped(t, l, clock, stuck)
 	src := random(1<<20, 1)
 	want := bytes.Clone(src)
-	require.NoError(t, l.CopyFrom(context.Background(), 0, src)) // the GPU has not begun
-	clear(src)                                                   // and src may be used again
+	require.NoError(t, l.CopyFrom(context.Background(), 0, src)) // the GPU has not begun the copy
+	clear(src)                                                   // but the caller may already use src again
 	require.NoError(t, l.Publish(ctx, mempool.Publication{Name: "x"}))
 	got, err := c.TryGet(ctx, "x", LeaseOptions{})
 	require.NoError(t, err)
 	require.Len(t, got.Info().Wait, 1, "the content is not complete")
 
-	w := allocate(t, p, 1<<20) // written, released unfinished, written by the next lease
+	w := allocate(t, p, 1<<20) // this lease writes the block and ends before the work is done; the next lease writes the same block
 	require.NoError(t, w.CopyFrom(context.Background(), 0, want))
 	require.NoError(t, w.Release(false))
 	next := allocate(t, p, 1<<20)
@@ -107,7 +108,7 @@ func TestNothingOfATransferOnAGPUWaits(t *testing.T) {
 	release(t, next)
 }
 
-// One driver call takes as long as the rest of a transfer.
+// A call of the driver to find this out would take as long as the rest of a transfer.
 func TestNoStreamWaitsForWhoAsksForBytesThatTheCPUCannotReach(t *testing.T) {
 	_, path := serve(t, server.Config{})
 	c, reader := dial(t, path), dial(t, path)
@@ -120,7 +121,7 @@ func TestNoStreamWaitsForWhoAsksForBytesThatTheCPUCannotReach(t *testing.T) {
 	require.NoError(t, err)
 	release(t, first)
 	require.NoError(t, got.end(false, stuck))
-	_, err = reader.Stats(ctx) // its release has arrived
+	_, err = reader.Stats(ctx) // when the reply comes, the service has handled the release
 	require.NoError(t, err)
 	require.NoError(t, c.Unpublish(ctx, "x"))
 	l := allocate(t, p, 4096)

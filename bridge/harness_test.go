@@ -32,7 +32,7 @@ var (
 	bytesTensor = harness.BytesTensor
 )
 
-// unhurried are the usual limits, but clients on a slow machine have time.
+// unhurried are the usual limits, but with much longer times, so that a client on a slow machine does not exceed them.
 var unhurried = func() server.ClientLimits {
 	l := server.DefaultLimits()
 	l.Hello, l.Send, l.Recall = patience, patience, patience
@@ -47,7 +47,7 @@ type rig struct {
 	log  *harness.Log
 }
 
-// start serves until the test ends. Servers are closed before clients, whose cleanups run first.
+// start starts a service that serves until the test ends. Clients register their cleanups later, so clients are closed before the server.
 func start(t testing.TB, c server.Config, l server.ClientLimits) *rig {
 	t.Helper()
 	r := &rig{path: socketPath(t), log: harness.NewLog()}
@@ -63,7 +63,7 @@ func start(t testing.TB, c server.Config, l server.ClientLimits) *rig {
 	return r
 }
 
-// serve starts a service with limits that hurry no client.
+// serve starts a service with the limits unhurried.
 func serve(t testing.TB, c server.Config) (*service.Service, string) {
 	t.Helper()
 	r := start(t, c, unhurried)

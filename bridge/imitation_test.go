@@ -16,7 +16,7 @@ import (
 	"github.com/poolbridge/poolbridge/internal/program"
 )
 
-// imitation is a service whose answers the test decides.
+// imitation stands for a service. The test decides which answers it sends.
 type imitation struct {
 	path     string
 	listener *seqpacket.Listener
@@ -33,7 +33,7 @@ func imitate(t *testing.T) *imitation {
 	return &imitation{path: path, listener: l, buf: make([]byte, wire.MaxPacket)}
 }
 
-// dial connects a client and answers its hello. The connection ends before the client is closed.
+// dial connects a client and answers the client's hello. At the end of the test, the connection ends before the client is closed.
 func (s *imitation) dial(t *testing.T) *Client {
 	t.Helper()
 	connected := make(chan *Client)
@@ -85,7 +85,7 @@ func (s *imitation) notice(t *testing.T, n wire.Notice) {
 	require.NoError(t, s.conn.Send(packet, nil))
 }
 
-// lease gives a client a lease on a block of a pool of one page, and answers its `open` of the pool.
+// lease gives a client a lease on a block of a pool of one page, and answers the client's request `open` for this pool.
 func (s *imitation) lease(t *testing.T, c *Client, block uint64) *Lease {
 	t.Helper()
 	got := make(chan *Lease)
@@ -153,7 +153,7 @@ func TestALostConnectionSaysWhatIsLostAndWhatToDo(t *testing.T) {
 }
 
 func TestAGoodbyeIsReadThoughTheServiceTakesNoMorePackets(t *testing.T) {
-	for range 20 { // the client has read it before, or has not
+	for range 20 { // in some runs, the client reads the goodbye before its request fails
 		s := imitate(t)
 		c := s.dial(t)
 		s.notice(t, &wire.Goodbye{Reason: wire.Error{Code: wire.CodeLimit, Message: "too slow"}})

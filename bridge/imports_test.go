@@ -17,7 +17,7 @@ import (
 
 const module = "github.com/poolbridge/poolbridge/"
 
-// listed is the output of go list about a package.
+// listed is what go list says about one package.
 type listed struct {
 	ImportPath    string
 	Imports, Deps []string
@@ -51,14 +51,14 @@ func goList(t *testing.T, patterns ...string) []listed {
 	}
 }
 
-// within says whether path is one of the module's packages or below it.
+// within says whether path is in one of the given folders of the module.
 func within(path string, folders ...string) bool {
 	return slices.ContainsFunc(folders, func(folder string) bool {
 		return path == module+folder || strings.HasPrefix(path, module+folder+"/")
 	})
 }
 
-// Each package imports only packages below it: cmd → bridge and bridge/server → mempool/service (the server alone) → mempool → cuda.
+// Each package imports only packages below it: cmd → bridge, bridge/server → mempool/service (only bridge/server) → mempool → cuda.
 func TestTheWallsBetweenThePackages(t *testing.T) {
 	for _, p := range goList(t, "./...") {
 		for _, i := range p.Imports {

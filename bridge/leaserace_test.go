@@ -12,7 +12,7 @@ import (
 	"github.com/poolbridge/poolbridge/mempool"
 )
 
-func TestANoticeOfFailedBuffersMayComeWhileALeaseIsPublished(t *testing.T) { // the race detector judges
+func TestANoticeOfFailedBuffersMayComeWhileALeaseIsPublished(t *testing.T) { // the race detector finds the error
 	_, path := serve(t, server.Config{})
 	c := dial(t, path)
 	p := createPool(t, c, hostPool("p", 16<<20))

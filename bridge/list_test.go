@@ -58,7 +58,7 @@ func TestAClientListsWhatTheServiceHas(t *testing.T) {
 	assert.Equal(t, mempool.Self().PID, sessions[0].PID)
 	assert.NotEmpty(t, sessions[0].Program)
 	assert.Equal(t, 1, sessions[0].Leases)
-	for range c.Names(t.Context()) { // a caller may leave the loop
+	for range c.Names(t.Context()) { // a caller may leave the loop early
 		break
 	}
 }

@@ -15,7 +15,7 @@ import (
 	"github.com/poolbridge/poolbridge/mempool"
 )
 
-// audience is many consumers of one channel in this process.
+// audience is a set of many consumers of one channel in this process.
 type audience struct {
 	testing.TB
 	leave context.CancelFunc
@@ -23,10 +23,10 @@ type audience struct {
 
 	mu     sync.Mutex
 	change *sync.Cond
-	newest []uint64 // the last frame of each
+	newest []uint64 // by consumer: the number of the last frame that it has taken
 }
 
-// listen joins n consumers. A session may have 256.
+// listen makes n consumers join the channel. A session may have at most 256 consumers.
 func listen(t testing.TB, path string, n int) *audience {
 	t.Helper()
 	ctx, cancel := context.WithCancel(context.Background())
@@ -49,7 +49,7 @@ func listen(t testing.TB, path string, n int) *audience {
 				assert.NoError(t, f.Release())
 			}
 		})
-		a.await(1, i, i+1) // one joins after the other
+		a.await(1, i, i+1) // wait, so that one consumer joins after the other
 	}
 	return a
 }
@@ -62,7 +62,7 @@ func (a *audience) took(i int, number uint64) {
 	a.change.Broadcast()
 }
 
-// await waits until the consumers from first to last-1 have taken a frame.
+// await waits until the consumers from first to last-1 have taken the frame with this number.
 func (a *audience) await(number uint64, first, last int) {
 	a.mu.Lock()
 	defer a.mu.Unlock()

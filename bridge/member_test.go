@@ -26,7 +26,7 @@ func TestMembersExchangeFramesThroughFilesFromTheSocket(t *testing.T) {
 	from := a.produce(pool, channel)
 	require.Len(t, a.others, 1, "the consumer's file came before the reply to enter")
 	assert.Equal(t, to.Member, a.others[0].Member.Member)
-	for range 3 { // two are kept
+	for range 3 { // three blocks, because the channel keeps two frames
 		from.alloc(100)
 	}
 	for n := range uint64(10) {

@@ -11,8 +11,8 @@ import (
 	"github.com/poolbridge/poolbridge/mempool"
 )
 
-// lockstep is a pair with a pool of so many blocks, of which a consumer has one in hand. The producer's allocations wait for it up to
-// their limit.
+// lockstep returns a pair with a pool of the given number of blocks. The consumer has a frame in hand, and so one of the blocks. The
+// producer's allocations wait for this block, because lockstep makes the limit ownFor very long.
 func lockstep(t *testing.T, blocks uint64) (s *channelPair, from *consuming, inHand *Frame) {
 	t.Helper()
 	s = pair(t, hostPool("p", blocks<<16), mempool.ChannelSpec{Mode: mempool.WorkQueue, Capacity: 2})
@@ -24,7 +24,7 @@ func lockstep(t *testing.T, blocks uint64) (s *channelPair, from *consuming, inH
 	return s, from, receive(t, from, 0)
 }
 
-// allocating begins to allocate a block in the pool.
+// allocating starts an allocation of a block in the pool, and returns a channel for its error.
 func allocating(ctx context.Context, p *Pool) <-chan error {
 	ended := make(chan error, 1)
 	go func() {
@@ -37,7 +37,7 @@ func allocating(ctx context.Context, p *Pool) <-chan error {
 	return ended
 }
 
-// waitsForOwn waits until an allocation waits for the producer's own blocks.
+// waitsForOwn returns when an allocation waits for the producer's own blocks.
 func (s *channelPair) waitsForOwn(t *testing.T) {
 	t.Helper()
 	sp := s.producer.shared.spares(s.pool.info.ID)
@@ -46,7 +46,7 @@ func (s *channelPair) waitsForOwn(t *testing.T) {
 
 func TestTransfersWithRoomForOneBufferAskTheServiceForNothing(t *testing.T) {
 	s, from, f := lockstep(t, 1)
-	s.producer.shared.spares(s.pool.info.ID).full = time.Now().Add(time.Hour) // it does not ask again meanwhile
+	s.producer.shared.spares(s.pool.info.ID).full = time.Now().Add(time.Hour) // until then the client does not ask the service again
 	calls := func() uint32 {
 		s.producer.mu.Lock()
 		defer s.producer.mu.Unlock()
@@ -95,7 +95,7 @@ func TestAPoolThatGotRoomIsUsedThoughItWasFull(t *testing.T) {
 
 func TestTheTimeOfAnAllocationThatWaitsForItsOwnMemoryIsLimited(t *testing.T) {
 	s, _, f := lockstep(t, 1)
-	s.producer.shared.spares(s.pool.info.ID).full = time.Now().Add(time.Hour) // it asks the service only for what it waits for
+	s.producer.shared.spares(s.pool.info.ID).full = time.Now().Add(time.Hour) // the client asks the service only after this wait
 	ctx, cancel := context.WithTimeout(t.Context(), time.Millisecond)
 	defer cancel()
 	err := <-allocating(ctx, s.pool)
@@ -155,7 +155,7 @@ func TestWhoWaitsForMemoryAtTheServiceGetsWhatComesBackToAProducerThatWaitsToo(t
 	}()
 	eventually(t, s.producer.shared.spares(s.pool.info.ID).isWanted)
 	require.NoError(t, f.Release())
-	l := <-got // before or after the producer, which releases its own
+	l := <-got // this allocation ends before or after the producer's allocation
 	require.NotNil(t, l)
 	require.NoError(t, l.Release(false))
 	require.NoError(t, <-mine)

@@ -18,7 +18,7 @@ import (
 	"github.com/poolbridge/poolbridge/mempool/service"
 )
 
-// torn publishes a buffer that a child writes, in a pool with one page more than the child needs.
+// torn publishes the buffer "torn", which a child then writes. The pool has one page more than the child needs.
 func torn(t *testing.T, path string) (*Client, *Pool) {
 	t.Helper()
 	c := dial(t, path)
@@ -26,7 +26,7 @@ func torn(t *testing.T, path string) (*Client, *Pool) {
 	l := allocate(t, p, 4096)
 	publish(t, l, "torn")
 	require.NoError(t, l.Release(false))
-	_, err := c.Stats(context.Background()) // the release has arrived
+	_, err := c.Stats(context.Background()) // when the reply comes, the service has handled the release
 	require.NoError(t, err)
 	return c, p
 }
@@ -42,12 +42,12 @@ func TestAKilledWorkersLeasesEndAndItsMemoryServesOthers(t *testing.T) {
 	assert.Equal(t, 3, before.Leases)
 
 	got := make(chan error)
-	go func() { // waits for the writer
+	go func() { // this call waits for the child, which writes the buffer
 		_, err := c.Get(ctx, "torn", LeaseOptions{})
 		got <- err
 	}()
 	room := make(chan *Lease)
-	go func() { // waits for room
+	go func() { // this call waits for room in the pool
 		l, err := p.Allocate(ctx, mempool.Bytes(4096))
 		assert.NoError(t, err)
 		room <- l
@@ -105,10 +105,10 @@ func TestAnotherProcessReadsWhatThisOnePublished(t *testing.T) {
 	assert.Equal(t, "hello", reader.says())
 }
 
-// nobody is a user that this process can become.
+// nobody is the id of a user that a child can run as.
 const nobody = 65534
 
-// asNobody starts children as another user, from a copy of the binary that it may run.
+// asNobody makes children run as the user nobody, from a copy of the test binary that this user may run.
 func asNobody(t *testing.T) func(*exec.Cmd) {
 	t.Helper()
 	if os.Geteuid() != 0 {
@@ -120,7 +120,7 @@ func asNobody(t *testing.T) func(*exec.Cmd) {
 	require.NoError(t, err)
 	path := filepath.Join(openDir(t), "child")
 	require.NoError(t, os.WriteFile(path, text, 0o755))
-	counts := openDir(t) // for the coverage of the child, if it is measured
+	counts := openDir(t) // a folder for the coverage data of the child, if the test run measures coverage
 	require.NoError(t, os.Chmod(counts, 0o777))
 	return func(cmd *exec.Cmd) {
 		cmd.Env = append(cmd.Env, "GOCOVERDIR="+counts)
@@ -157,7 +157,7 @@ func TestAnotherUserReachesOnlyWhatItIsGiven(t *testing.T) {
 }
 
 func TestAUserWhoMayNotConnectIsToldSo(t *testing.T) {
-	for _, room := range []int{1, 0} { // descriptors for clients that get an answer, and none
+	for _, room := range []int{1, 0} { // how many such clients at a time get an answer to hello: one, or none
 		t.Run(strconv.Itoa(room), func(t *testing.T) {
 			become := asNobody(t)
 			l := unhurried

@@ -14,7 +14,8 @@ import (
 	"github.com/poolbridge/poolbridge/mempool/service"
 )
 
-// The limits of docs/protocol.md, tested on a real server. Those of packets have vectors, and some have their own tests.
+// This test checks limits of docs/protocol.md on a real server. The limits of packets have vectors, and some other limits have their own
+// tests.
 func TestWhatIsBeyondALimitIsAnsweredAsThePageSays(t *testing.T) {
 	_, path := serve(t, server.Config{})
 	r, _ := streaming(t, path)

@@ -23,7 +23,7 @@ const (
 	benchCapacity = 64
 )
 
-// benchStream is a stream of frames of 64 KiB, whose first word is their number.
+// benchStream is a channel with frames of 64 KiB. The first word of a frame is the frame's number.
 type benchStream struct {
 	path     string
 	producer *Client
@@ -55,7 +55,7 @@ func (s *benchStream) send(ctx context.Context) error {
 	return err
 }
 
-// receiveNumbered checks a frame and releases it.
+// receiveNumbered checks the number of a frame and releases the frame.
 func receiveNumbered(f *Frame, number uint64) error {
 	mem, err := f.Lease.Bytes(context.Background())
 	if err != nil {
@@ -67,7 +67,7 @@ func receiveNumbered(f *Frame, number uint64) error {
 	return f.Release()
 }
 
-// BenchmarkSharedWork measures the work alone, in one goroutine and without waits.
+// BenchmarkSharedWork measures publishing and receiving in one goroutine, so no call waits.
 func BenchmarkSharedWork(b *testing.B) {
 	for _, mode := range []mempool.ChannelMode{mempool.Broadcast, mempool.WorkQueue} {
 		b.Run(string(mode), func(b *testing.B) {
@@ -120,7 +120,7 @@ func drainFrames() error {
 	return c.Close()
 }
 
-// BenchmarkSharedProcesses has the consumer in another process.
+// BenchmarkSharedProcesses runs the consumer in another process.
 func BenchmarkSharedProcesses(b *testing.B) {
 	s := newBenchStream(b, mempool.Broadcast)
 	require.NoError(b, s.send(b.Context()))
@@ -138,7 +138,7 @@ func BenchmarkSharedProcesses(b *testing.B) {
 	b.ReportMetric(float64(processors(b)-before)/float64(b.N), "cpu-ns/frame")
 }
 
-// processors returns the CPU time of this process and of its children that have ended.
+// processors returns the CPU time that this process and its ended children have used.
 func processors(b *testing.B) (total time.Duration) {
 	for _, who := range []int{unix.RUSAGE_SELF, unix.RUSAGE_CHILDREN} {
 		var u unix.Rusage

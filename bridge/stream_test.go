@@ -73,7 +73,7 @@ func TestAQueueSharesTheWork(t *testing.T) {
 	const frames = 300
 	got := make(chan uint64, frames)
 	workers := make(chan error)
-	var sharing sync.WaitGroup // each worker waits with its first frame until the others have one
+	var sharing sync.WaitGroup // each worker keeps its first frame until every worker has a frame
 	sharing.Add(3)
 	var returned sync.Map
 	for range 3 {
@@ -157,9 +157,9 @@ func TestPublishingBeforeTheWorkIsDone(t *testing.T) {
 		m, err := l.mem.Memory(true)
 		require.NoError(t, err)
 		want := frameOf(7, 1<<20)
-		require.NoError(t, m.CopyFrom(0, want)) // it waits for work that is under way
+		require.NoError(t, m.CopyFrom(0, want)) // CopyFrom waits for earlier work on the memory
 		require.NoError(t, m.Synchronize())
-		if spec.Kind == mempool.Device { // both clients share one device stream here, in which a wait delays all later work
+		if spec.Kind == mempool.Device { // both clients share one device stream in this process, and a wait in it delays all later work
 			go begin()
 		}
 		require.NoError(t, clock.Reach(ready))
@@ -175,7 +175,7 @@ func TestTheNextWriterComesAfterTheReaders(t *testing.T) {
 		producer, consumer := dial(t, path), dial(t, path)
 		ctx := context.Background()
 		p := createPool(t, producer, spec)
-		first := allocate(t, p, spec.MaxBytes) // one block for all
+		first := allocate(t, p, spec.MaxBytes) // the pool has only one block, which every lease gets
 		require.NoError(t, first.CopyFrom(context.Background(), 0, []byte("first")))
 		publish(t, first, "x")
 		got, err := consumer.TryGet(ctx, "x", LeaseOptions{})
@@ -185,7 +185,7 @@ func TestTheNextWriterComesAfterTheReaders(t *testing.T) {
 		word, err := clock.Word()
 		require.NoError(t, err)
 		busy := clock.Next(word)
-		require.NoError(t, got.end(false, busy)) // its work is not done
+		require.NoError(t, got.end(false, busy)) // the consumer's work is not done
 		got.leave()
 		require.NoError(t, first.Release(false))
 		require.NoError(t, producer.Unpublish(ctx, "x"))
@@ -236,7 +236,7 @@ func TestAFullChannelTellsTheSender(t *testing.T) {
 	assert.ErrorContains(t, err, "pid")
 	ended, cancel := context.WithTimeout(ctx, 1)
 	defer cancel()
-	for range 2 { // the lease lives on
+	for range 2 { // after the first failure, the lease is still valid
 		_, err = ch.Publish(ended, l, mempool.FrameOptions{})
 		require.ErrorIs(t, err, context.DeadlineExceeded)
 		require.ErrorIs(t, err, ErrLimit)
@@ -248,7 +248,7 @@ func TestAFullChannelTellsTheSender(t *testing.T) {
 	require.ErrorIs(t, err, context.Canceled)
 	assert.ErrorIs(t, l.Release(false), ErrReleased)
 	sub.abandon()
-	_, err = consumer.Stats(ctx) // it has arrived
+	_, err = consumer.Stats(ctx) // when the reply comes, the service has handled leave
 	require.NoError(t, err)
 	require.NoError(t, trySendFrame(ctx, p, ch, 2, 8))
 

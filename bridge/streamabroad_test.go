@@ -26,7 +26,7 @@ func init() {
 	children["consume abroad"] = abroad(consume)
 }
 
-// userVariable is the user that a child becomes; 0: it stays the same user.
+// userVariable is the name of an environment variable. Its value is the user that a child becomes; 0 means that the child keeps its user.
 const userVariable = "POOLBRIDGE_TEST_USER"
 
 // as makes a child run as another user, with its own PID, mount and IPC namespaces. If this process is not root, the child
@@ -45,7 +45,7 @@ func as(user int) func(*exec.Cmd) {
 	}
 }
 
-// abroad prepares a child in its namespaces, with its own /dev/shm, before it does anything else.
+// abroad returns a function for a child. The function first prepares the child's own namespaces and /dev/shm, and then calls do.
 func abroad(do func() error) func() error {
 	return func() error {
 		user, err := strconv.Atoi(os.Getenv(userVariable))
@@ -55,7 +55,7 @@ func abroad(do func() error) func() error {
 		err = errors.Join(
 			os.NewSyscallError("mount /", unix.Mount("", "/", "", unix.MS_PRIVATE|unix.MS_REC, "")),
 			os.NewSyscallError("mount /dev/shm", unix.Mount("tmpfs", "/dev/shm", "tmpfs", 0, "")),
-			// A driver finds itself through /proc, and does not start if that belongs to another namespace.
+			// The driver reads its own process's files in /proc. It does not start if /proc belongs to another PID namespace.
 			os.NewSyscallError("mount /proc", unix.Mount("proc", "/proc", "proc", 0, "")))
 		if err == nil && user != 0 {
 			err = errors.Join(syscall.Setgroups(nil), syscall.Setgid(user), syscall.Setuid(user))
@@ -67,7 +67,7 @@ func abroad(do func() error) func() error {
 	}
 }
 
-// mayLeave skips a test on a machine where such processes cannot be made.
+// mayLeave skips a test if this machine cannot start a process in new namespaces.
 func mayLeave(t *testing.T) {
 	t.Helper()
 	cmd := exec.Command("/proc/self/exe")
@@ -98,7 +98,7 @@ func TestAStreamNeedsNoUserNamespaceOrSharedMemoryInCommon(t *testing.T) {
 		require.Equal(t, "ready", consumer.says())
 		producer := spawn(t, "produce abroad", path, as(sender))
 		require.Equal(t, "ready", producer.says())
-		for n := 1; n <= 20; n++ { // more than the channel keeps: blocks are used again, in order
+		for n := 1; n <= 20; n++ { // more frames than the channel keeps, so blocks are used again in order
 			producer.tell(fmt.Sprint("send ", n, " ", 5000*n))
 			require.Equal(t, fmt.Sprint("sent ", n), producer.says())
 			require.Equal(t, fmt.Sprintf("got %d %d 0", n, n), consumer.says())

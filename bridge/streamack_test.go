@@ -13,7 +13,7 @@ import (
 	"github.com/poolbridge/poolbridge/mempool"
 )
 
-// loops are the ways in which consumers handle each frame.
+// loops are the ways in which the consumers of this file handle each frame.
 var loops = []struct {
 	name   string
 	manual bool
@@ -27,7 +27,7 @@ var loops = []struct {
 }
 
 func TestEveryLoopOverFramesEnds(t *testing.T) {
-	const frames = 30 // more than the channel keeps
+	const frames = 30 // more frames than the channel keeps
 	for _, mode := range []mempool.ChannelMode{mempool.Broadcast, mempool.WorkQueue} {
 		for _, loop := range loops {
 			for _, consumers := range []int{1, 3} {
@@ -66,7 +66,7 @@ func TestEveryLoopOverFramesEnds(t *testing.T) {
 	}
 }
 
-// consumeAll consumes frames until there are no more, and then releases those that it kept.
+// consumeAll consumes frames until the channel has ended, and then releases the frames that it has kept.
 func consumeAll(t *testing.T, sub *consuming, manual bool, do func(*Frame) (bool, error)) (numbers []uint64) {
 	var kept []*Frame
 	for f, err := range func(yield func(*Frame, error) bool) { sub.deliver(t.Context(), manual, yield) } {
@@ -103,11 +103,11 @@ func TestAKilledWorkersAcknowledgedFramesDoNotComeBack(t *testing.T) {
 	require.Equal(t, "ready", victim.says())
 	for n := range 2 {
 		require.Equal(t, fmt.Sprintf("got %d %d 0", n, n+1), victim.says())
-		victim.tell("") // it keeps the frame, and asks for the next
+		victim.tell("") // the victim keeps the frame, and asks for the next frame
 	}
 	require.Equal(t, "got 2 3 0", victim.says())
 	victim.kill()
-	r.log.Await(t, "what a session held is reclaimed") // its frames go back to the queue when its process is gone
+	r.log.Await(t, "what a session held is reclaimed") // when the process is gone, its frames go back to the queue
 	assert.Equal(t, []uint64{2, 3}, take(t, ch, mempool.SubscribeOptions{}, 2))
 	require.NoError(t, ch.Close(t.Context()))
 }
@@ -186,7 +186,7 @@ func TestAFrameThatCannotBeMappedIsSettledLikeAnyOther(t *testing.T) {
 					break
 				}
 			}
-			_, err = blind.Stats(t.Context()) // the frames that it gave back have arrived
+			_, err = blind.Stats(t.Context()) // when the reply comes, the frames of blind are back in the queue
 			require.NoError(t, err)
 			got := take(t, ch, mempool.SubscribeOptions{}, len(want))
 			slices.Sort(got)

@@ -25,7 +25,8 @@ func init() {
 	children["steady consumer"] = steadyConsumer
 }
 
-// simulation makes a child use the simulated driver and count its calls; the test is skipped where it is not built.
+// simulation makes a child use the simulated driver, which counts the child's calls. It skips the test if the simulated driver is not
+// built.
 func simulation(t testing.TB, counts string) func(*exec.Cmd) {
 	t.Helper()
 	dir, err := filepath.Abs("../build/simcuda")
@@ -40,13 +41,13 @@ func simulation(t testing.TB, counts string) func(*exec.Cmd) {
 	}
 }
 
-// with adds variables to a child's environment.
+// with returns a function that adds variables to a child's environment.
 func with(env ...string) func(*exec.Cmd) {
 	return func(cmd *exec.Cmd) { cmd.Env = append(cmd.Env, env...) }
 }
 
-// produce executes the lines of its input: "send N SIZE"; "promise N SIZE" for a frame whose content is complete only after
-// the line "keep N SIZE".
+// produce executes the lines that it reads: "send N SIZE" sends a frame. "promise N SIZE" sends a frame whose content is complete only
+// after the line "keep N SIZE".
 func produce() error {
 	ctx := context.Background()
 	c, p, ch, err := openStream(ctx)
@@ -88,7 +89,8 @@ func produce() error {
 	return c.Close()
 }
 
-// promiseFrame sends a frame that keep completes. If the CPU can reach the memory, keep also writes it.
+// promiseFrame sends a frame whose content is not complete. The function keep completes the content. If the CPU can access the memory, keep
+// also writes the content.
 func promiseFrame(ctx context.Context, p *Pool, ch *Channel, n uint64, size int, clock *mempool.Clock, word uint64) (keep func() error, err error) {
 	content := frameOf(n, size)
 	l, err := p.Allocate(ctx, mempool.Bytes(uint64(len(content))))
@@ -111,8 +113,8 @@ func promiseFrame(ctx context.Context, p *Pool, ch *Channel, n uint64, size int,
 	}, err
 }
 
-// consume prints the content of each frame of the channel: "got N SEQ DROPPED", or "failed SEQ". With HOLD it releases a frame
-// only when it reads a line. It also prints the end of the channel, and that it was terminated.
+// consume prints the content of each frame of the channel: "got N SEQ DROPPED", or "failed SEQ". If HOLD is set, consume releases a frame
+// only when it reads a line. consume also prints when the channel has ended, and when a signal terminates consume.
 func consume() error {
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM)
 	defer stop()
@@ -151,7 +153,7 @@ func consume() error {
 			in.Scan()
 		}
 		if os.Getenv("KEEP") != "" {
-			continue // to the next frame, which acknowledges this one
+			continue // asking for the next frame acknowledges this frame
 		}
 		if err := f.Release(); err != nil {
 			return err
@@ -161,7 +163,7 @@ func consume() error {
 	return c.Close()
 }
 
-// serveUntilTold serves until it reads a line.
+// serveUntilTold runs a server until it reads a line.
 func serveUntilTold() error {
 	svc := service.New(service.Config{})
 	defer svc.Close()
@@ -174,7 +176,7 @@ func serveUntilTold() error {
 	return srv.Close()
 }
 
-// steadyProducer sends as many frames as each line says.
+// steadyProducer reads lines. For each line, it sends the number of frames that the line says.
 func steadyProducer() error {
 	ctx := context.Background()
 	c, err := Dial(ctx, os.Getenv("POOLBRIDGE_SOCKET"))
@@ -201,7 +203,7 @@ func steadyProducer() error {
 			if err != nil {
 				return err
 			}
-			if err := l.Fill(context.Background(), 0, 1<<20, 7); err != nil { // one call, asynchronous
+			if err := l.Fill(context.Background(), 0, 1<<20, 7); err != nil { // one driver call, which does not wait
 				return err
 			}
 			if _, err := ch.Publish(ctx, l, mempool.FrameOptions{}); err != nil {

@@ -48,7 +48,7 @@ func TestAKilledProducersUnfinishedFramesAreTombstones(t *testing.T) {
 			assert.ErrorIs(t, err, want)
 			require.NoError(t, frames[i].Release())
 		}
-		f, err := next() // the service sends it only when the process is gone
+		f, err := next() // this error comes only when the producer's process is gone
 		assert.ErrorIs(t, err, ErrProducerDied)
 		assert.Nil(t, f.Lease)
 		assert.EqualValues(t, 5, f.Seq)
@@ -117,7 +117,7 @@ func TestAKilledWorkersFramesGoToAnother(t *testing.T) {
 	victim.tell("")
 	require.Equal(t, "got 1 2 0", victim.says())
 	victim.kill()
-	r.log.Await(t, "what a session held is reclaimed") // its frames go back to the queue when its process is gone
+	r.log.Await(t, "what a session held is reclaimed") // when the process is gone, its frames go back to the queue
 	assert.Equal(t, []uint64{1, 2, 3}, take(t, ch, mempool.SubscribeOptions{}, 3), "in their order")
 	require.NoError(t, ch.Close(ctx))
 }

@@ -49,7 +49,7 @@ func TestAClientWithoutTimelinesGetsOnlyWhatIsComplete(t *testing.T) {
 	out := allocate(t, p, 10)
 	require.NoError(t, out.Publish(t.Context(), mempool.Publication{Name: "x", Completion: mempool.Completion{Ready: &ready}}))
 	old.Send(2, &wire.Get{Name: "x"})
-	old.Ask(3, &wire.StatsRequest{}, &wire.StatsReply{}) // which is answered first
+	old.Ask(3, &wire.StatsRequest{}, &wire.StatsReply{}) // the service answers this request before the get
 	require.NoError(t, clock.Reach(ready))
 	var got wire.LeaseReply
 	require.NoError(t, old.Reply(2, &got))
@@ -120,7 +120,7 @@ func TestWhatNoClientShouldAskOfStreams(t *testing.T) {
 	r.Refused(7, &wire.Find{Name: ""}, wire.CodeInvalid)
 	r.Refused(7, &wire.Find{Name: "d"}, wire.CodeNotFound)
 	r.Refused(7, &wire.Find{Name: "d", Wait: 1}, wire.CodeTimeout)
-	r.Ask(9, &wire.Seal{}, &wire.EmptyReply{}) // again: nothing
+	r.Ask(9, &wire.Seal{}, &wire.EmptyReply{}) // sealing again does nothing
 	r.Ask(51, &wire.CloseChannel{Channel: 1}, &wire.EmptyReply{})
 	r.Refused(52, &wire.CloseChannel{Channel: 1}, wire.CodeClosed)
 	r.Ask(53, &wire.StatsRequest{}, &wire.StatsReply{})

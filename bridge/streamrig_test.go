@@ -15,7 +15,7 @@ import (
 	"github.com/poolbridge/poolbridge/mempool/service"
 )
 
-// kinds are the kinds of memory that the tests of streams run on: host memory, and that of a GPU where there is one.
+// kinds runs a test of streams for each kind of memory: host memory, and device memory if the machine has a GPU.
 func kinds(t *testing.T, f func(t *testing.T, spec mempool.PoolSpec)) {
 	for _, kind := range []mempool.Kind{mempool.Host, mempool.Device} {
 		t.Run(string(kind), func(t *testing.T) {
@@ -27,7 +27,7 @@ func kinds(t *testing.T, f func(t *testing.T, spec mempool.PoolSpec)) {
 	}
 }
 
-// awaitReclaimed waits until a service has neither leases nor buffers.
+// awaitReclaimed waits until a service has no leases and no buffers.
 func awaitReclaimed(t testing.TB, svc *service.Service) {
 	t.Helper()
 	eventually(t, func() bool { st := svc.Stats(); return st.Leases == 0 && st.Buffers == 0 })
@@ -44,7 +44,7 @@ func makeChannel(t testing.TB, c *Client, p *Pool, spec mempool.ChannelSpec) *Ch
 	return ch
 }
 
-// frameOf returns the content of a frame: its number, repeated.
+// frameOf returns the content of a frame: words of 8 bytes that count up from n in steps of 8.
 func frameOf(n uint64, size int) []byte {
 	b := make([]byte, size&^7)
 	for i := 0; i < len(b); i += 8 {
@@ -53,12 +53,12 @@ func frameOf(n uint64, size int) []byte {
 	return b
 }
 
-// sendFrame sends a frame of size bytes with the content n.
+// sendFrame sends a frame of size bytes with the content that frameOf makes from n.
 func sendFrame(ctx context.Context, p *Pool, ch *Channel, n uint64, size int, o mempool.FrameOptions) error {
 	return sendFrameBy(ctx, ch.Publish, p, n, size, o)
 }
 
-// trySendFrame is sendFrame for a channel that has room.
+// trySendFrame is like sendFrame, but does not wait for room in the channel.
 func trySendFrame(ctx context.Context, p *Pool, ch *Channel, n uint64, size int) error {
 	return sendFrameBy(ctx, ch.TryPublish, p, n, size, mempool.FrameOptions{})
 }
@@ -81,7 +81,7 @@ func sendFrameBy(ctx context.Context, publish publishing, p *Pool, n uint64, siz
 	return err
 }
 
-// verify checks that a frame has the content of sendFrame, and returns its n.
+// verify checks that a frame has content that sendFrame has written, and returns the argument n of sendFrame.
 func verify(f *Frame) (n uint64, err error) {
 	b := make([]byte, f.Lease.Info().Bytes)
 	if err := f.Lease.CopyTo(context.Background(), b, 0); err != nil {
@@ -98,7 +98,7 @@ func verify(f *Frame) (n uint64, err error) {
 	return n, nil
 }
 
-// arrived takes frames until there are want of them.
+// take takes want frames and returns their contents.
 func take(t testing.TB, ch *Channel, o mempool.SubscribeOptions, want int) (numbers []uint64) {
 	t.Helper()
 	for f, err := range ch.Frames(context.Background(), o) {
@@ -113,7 +113,8 @@ func take(t testing.TB, ch *Channel, o mempool.SubscribeOptions, want int) (numb
 	return numbers
 }
 
-// inAnyOrder receives until the requests are answered and a notice of that sort came, and returns the answers' codes.
+// inAnyOrder receives packets until the requests are answered and the given number of notices of type N has come. It returns the notices
+// and the codes of the answers.
 func inAnyOrder[N wire.Notice](r *raw, notices int, requests ...uint32) (came []N, codes map[uint32]wire.Code) {
 	r.Helper()
 	codes = make(map[uint32]wire.Code)
@@ -139,7 +140,7 @@ func inAnyOrder[N wire.Notice](r *raw, notices int, requests ...uint32) (came []
 	return came, codes
 }
 
-// open makes a client with the pool "p" and the channel "c", for a child.
+// openStream connects a client for a child, and opens the pool "p" and the channel "c".
 func openStream(ctx context.Context) (*Client, *Pool, *Channel, error) {
 	c, err := Dial(ctx, os.Getenv("POOLBRIDGE_SOCKET"))
 	if err != nil {

@@ -82,8 +82,8 @@ func TestASteadyStreamMakesNoDriverCallsButItsFences(t *testing.T) {
 		}
 		return made
 	}
-	// Blocks are made, exported and imported when they are first needed, and pages are registered when a stream first waits on
-	// one. That happens early, but not at a fixed frame.
+	// The programs make, export and import a block when they first need it, and register a page when a stream first waits on the page. These
+	// calls come early, but not at a fixed frame.
 	var calls map[string]map[string]int64
 	for range 20 {
 		calls = round()
@@ -98,7 +98,7 @@ func TestASteadyStreamMakesNoDriverCallsButItsFences(t *testing.T) {
 		assert.LessOrEqual(t, calls[name]["cuStreamWriteValue64"], int64(frames), name)
 		assert.LessOrEqual(t, calls[name]["cuStreamWaitValue64"], int64(frames), name)
 	}
-	require.NoError(t, producer.stdin.Close()) // it closes the channel
+	require.NoError(t, producer.stdin.Close()) // the producer then closes the channel
 	for _, c := range []*child{producer, consumer} {
 		require.NoError(t, c.cmd.Wait())
 	}

@@ -23,7 +23,7 @@ import (
 	"github.com/poolbridge/poolbridge/mempool"
 )
 
-// stressFrames is how many frames the stress tests send: POOLBRIDGE_STRESS_FRAMES, or a few.
+// stressFrames returns how many frames a stress test sends: the value of POOLBRIDGE_STRESS_FRAMES, or else a small number.
 func stressFrames(t *testing.T) int {
 	t.Helper()
 	text := os.Getenv("POOLBRIDGE_STRESS_FRAMES")
@@ -35,7 +35,7 @@ func stressFrames(t *testing.T) int {
 	return n
 }
 
-// stress is one producer and four consumers, which are killed and started again at random.
+// stress is a test with one producer and four consumers. The test kills consumers at random and starts them again.
 type stress struct {
 	*testing.T
 	*rig
@@ -44,7 +44,7 @@ type stress struct {
 	pool   *Pool
 	ch     *Channel
 	kills  atomic.Int64
-	last   atomic.Bool // few frames are left: no consumer is killed any more, so that one takes them
+	last   atomic.Bool // few frames are left, so the test kills no more consumers, and a consumer takes these frames
 
 	mu   sync.Mutex
 	seen map[int]int // how often each frame was acknowledged
@@ -75,7 +75,7 @@ func stressed(t *testing.T, mode mempool.ChannelMode, f func(s *stress, c *Clien
 	})
 }
 
-// publish publishes a frame, and tries again where a full channel is an error.
+// publish publishes a frame. If the channel is full and its policy makes this an error, publish tries again.
 func (s *stress) publish(ctx context.Context, l *Lease, o mempool.FrameOptions) (uint64, error) {
 	for {
 		seq, err := s.ch.Publish(ctx, l, o)
@@ -86,8 +86,8 @@ func (s *stress) publish(ctx context.Context, l *Lease, o mempool.FrameOptions) 
 	}
 }
 
-// life runs one consumer, which is killed after so many frames, or lives to the end. Its frames must
-// come in order and, in a broadcast, with no gaps but those that it was told of.
+// life runs one consumer, and kills it after a random number of frames, or lets it run to the end. The consumer's frames must come in
+// order. In a broadcast, only frames that were reported as dropped may be missing.
 func (s *stress) life(random *rand.Rand, broadcast, immortal bool) (ended bool) {
 	c := spawn(s, "consume", s.path, nil)
 	defer func() { _ = c.cmd.Wait() }()
@@ -126,7 +126,7 @@ func (s *stress) life(random *rand.Rand, broadcast, immortal bool) (ended bool) 
 		if left--; left <= 0 && !s.last.Load() {
 			_ = c.cmd.Process.Signal(syscall.SIGKILL)
 			s.kills.Add(1)
-			left = math.MaxInt // the frames that it has printed still count
+			left = math.MaxInt // frames that the consumer has printed before its death still count
 		}
 	}
 	return false
@@ -159,14 +159,14 @@ func (s *stress) run(c *Client, broadcast bool) (dropped uint64) {
 	return dropped
 }
 
-// clean asserts that nothing is left but free blocks.
+// clean asserts that the pool has only free blocks, and that the other sessions have ended.
 func (s *stress) clean(c *Client, bytes uint64) {
 	s.Helper()
 	ctx := context.Background()
-	all, err := s.pool.Allocate(ctx, mempool.Bytes(bytes)) // once the processes are gone and all work is done
+	all, err := s.pool.Allocate(ctx, mempool.Bytes(bytes)) // succeeds when the processes are gone and all work is done
 	require.NoError(s, err)
 	require.NoError(s, all.Release(false))
-	for done := false; !done; done = s.sessions() == 1 { // the end of a session may still be under way
+	for done := false; !done; done = s.sessions() == 1 { // the service may still be ending a session
 		_, err = c.Stats(ctx)
 		require.NoError(s, err)
 	}
@@ -191,7 +191,7 @@ func TestEveryFrameOfAQueueIsAcknowledgedOrDropped(t *testing.T) {
 			}
 		}
 		assert.LessOrEqual(s, uint64(len(lost)), dropped, "lost: %.2000s", strings.Join(lost, " "))
-		// A consumer that was killed may have printed a frame and not acknowledged it: it went back, and could be dropped.
+		// A killed consumer may have printed a frame and not acknowledged it. The frame went back to the queue, and the channel could drop it.
 		assert.LessOrEqual(s, dropped, uint64(len(lost))+uint64(s.kills.Load()), "frames that a consumer got count as dropped")
 		return dropped
 	})

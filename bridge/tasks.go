@@ -2,8 +2,8 @@ package bridge
 
 import "sync"
 
-// tasks is the work that a client does on notices of the service. The tasks run one after another, and not in the receiving goroutine: the
-// receiving goroutine must never wait to send, because the service may be waiting for it to receive.
+// tasks is the work that a client does after notices and replies of the service. The tasks run one after another, and not in the receiving
+// goroutine: the receiving goroutine must never wait to send, because the service may be waiting until the client receives.
 type tasks struct {
 	mu   sync.Mutex
 	todo []func()
@@ -16,11 +16,11 @@ func (e *tasks) add(f func()) {
 	e.mu.Unlock()
 	select {
 	case e.wake <- struct{}{}:
-	default: // run has a wake-up pending
+	default: // run will wake up anyway, because wake has a value
 	}
 }
 
-// run runs tasks until done is closed, and then the remaining ones.
+// run runs tasks until done is closed, and then runs the remaining tasks.
 func (e *tasks) run(done <-chan struct{}) {
 	for last := false; !last; {
 		select {

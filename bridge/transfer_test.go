@@ -47,7 +47,7 @@ func TestAFullPoolRecallsWhatNobodyUses(t *testing.T) {
 	ctx := context.Background()
 	pool, err := a.CreatePool(ctx, hostPool("small", 1<<20))
 	require.NoError(t, err)
-	for range 4 { // blocks of one size, mapped by both
+	for range 4 { // make blocks of one size, which both clients map
 		l, err := pool.TryAllocate(ctx, mempool.Bytes(256<<10))
 		require.NoError(t, err)
 		require.NoError(t, l.Publish(ctx, mempool.Publication{Name: "x", Replace: true}))
@@ -70,7 +70,7 @@ func TestAFullPoolRecallsWhatNobodyUses(t *testing.T) {
 			require.NoError(t, l.Release(false))
 		}
 	}
-	_, err = b.Stats(ctx) // its releases have arrived
+	_, err = b.Stats(ctx) // when the reply comes, the service has handled the releases of b
 	require.NoError(t, err)
 	all, err := pool.TryAllocate(ctx, mempool.Bytes(1<<20))
 	require.NoError(t, err, "after both clients gave up their mappings")

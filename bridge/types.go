@@ -2,7 +2,7 @@ package bridge
 
 import "github.com/poolbridge/poolbridge/mempool"
 
-// These aliases name the types of package mempool that calls of this package take and return. So a client imports this package alone.
+// These aliases name the types of package mempool that calls of this package take and return. So a client imports only this package.
 type (
 	// PoolSpec describes a pool to be made.
 	PoolSpec = mempool.PoolSpec
@@ -37,7 +37,7 @@ type (
 	FullPolicy = mempool.FullPolicy
 	// FrameOptions says how a frame is published.
 	FrameOptions = mempool.FrameOptions
-	// SubscribeOptions says which frames a subscriber gets, and how.
+	// SubscribeOptions says which frames a subscriber gets, and how the subscriber acknowledges the frames.
 	SubscribeOptions = mempool.SubscribeOptions
 
 	// Queue is an ordered queue of work: a stream of a GPU, or [CPU]. [mempool.StreamQueue] makes a Queue from a CUDA stream.
@@ -51,7 +51,7 @@ type (
 
 	// Epoch identifies one life of a service.
 	Epoch = mempool.Epoch
-	// Stats is the accounting of a service at one moment.
+	// Stats says what a service has at one moment: its sessions, leases, buffers and names, and the memory of its pools.
 	Stats = mempool.Stats
 	// SessionInfo describes a session.
 	SessionInfo = mempool.SessionInfo
@@ -63,7 +63,7 @@ type (
 	LeaseStatus = mempool.LeaseStatus
 	// ChannelStatus describes a channel and its members.
 	ChannelStatus = mempool.ChannelStatus
-	// EventPage is a page of what happened in a service.
+	// EventPage is one page of a service's history of events.
 	EventPage = mempool.EventPage
 	// Saved says where a published buffer is, in a form that a file can hold.
 	Saved = mempool.Saved
@@ -72,10 +72,10 @@ type (
 // The kinds of memory.
 const (
 	Device = mempool.Device // a CUDA memory pool
-	VMM    = mempool.VMM    // cuMemCreate; readers map it read-only
-	Legacy = mempool.Legacy // shared by cuIpcGetMemHandle
-	Pinned = mempool.Pinned // memory of the host that the CPU and the GPU reach
-	Host   = mempool.Host   // memory of the host; it needs no GPU
+	VMM    = mempool.VMM    // memory of cuMemCreate; readers map the memory read-only
+	Legacy = mempool.Legacy // memory that is shared by cuIpcGetMemHandle
+	Pinned = mempool.Pinned // memory of the host that the CPU and the GPU can access
+	Host   = mempool.Host   // memory of the host; this kind needs no GPU
 )
 
 // The modes of a channel.

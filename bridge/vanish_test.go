@@ -10,7 +10,7 @@ import (
 	"github.com/poolbridge/poolbridge/bridge/wire"
 )
 
-// A client vanishes in the middle of any operation. Other clients do not notice it, and the service keeps nothing of it.
+// A client vanishes in the middle of any operation. Other clients do not notice this, and the service keeps nothing of the client.
 func TestAClientMayVanishInTheMiddleOfAnyExchange(t *testing.T) {
 	r := start(t, server.Config{}, unhurried)
 	witness := dial(t, r.path)
@@ -43,7 +43,7 @@ func TestAClientMayVanishInTheMiddleOfAnyExchange(t *testing.T) {
 			if hello {
 				c.Ask(1, &wire.Hello{Versions: []uint64{1}}, &wire.HelloReply{})
 			} else {
-				c.Send(1, &wire.Hello{Versions: []uint64{1}}) // and all the rest, unread
+				c.Send(1, &wire.Hello{Versions: []uint64{1}}) // the client sends all requests and reads no reply
 			}
 			for i, m := range requests {
 				c.Send(uint32(i+2), m)
@@ -51,7 +51,7 @@ func TestAClientMayVanishInTheMiddleOfAnyExchange(t *testing.T) {
 			require.NoError(t, c.Conn.Close(), name)
 		}
 	}
-	require.NoError(t, greeted(t, r.path).Conn.Close()) // all that came before it have been accepted
+	require.NoError(t, greeted(t, r.path).Conn.Close()) // when this session is open, the server has accepted all earlier connections
 	for r.sessions() != 1 {
 		_, err := witness.Stats(t.Context())
 		require.NoError(t, err)

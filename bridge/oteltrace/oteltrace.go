@@ -20,18 +20,18 @@ import (
 	"github.com/poolbridge/poolbridge/bridge"
 )
 
-// Attributes that the conventions have no name for.
+// Attributes for which the semantic conventions have no name.
 const (
-	OperationNameKey = attribute.Key("poolbridge.operation.name") // of an operation without a channel, such as "allocate"
+	OperationNameKey = attribute.Key("poolbridge.operation.name") // name of an operation without a channel, such as "allocate"
 	PoolNameKey      = attribute.Key("poolbridge.pool.name")      // the pool of the buffer
 	BufferNameKey    = attribute.Key("poolbridge.buffer.name")    // the name under which the buffer is published
-	BufferSizeKey    = attribute.Key("poolbridge.buffer.size")    // bytes of a buffer that is no frame
-	FrameDroppedKey  = attribute.Key("poolbridge.frame.dropped")  // frames that were missed before a frame that was received
+	BufferSizeKey    = attribute.Key("poolbridge.buffer.size")    // bytes of a buffer that is not a frame
+	FrameDroppedKey  = attribute.Key("poolbridge.frame.dropped")  // frames that the subscriber missed before the received frame
 )
 
-// Config has the options of [New]. Its zero value is useful.
+// Config has the options of [New]. The zero Config has useful defaults.
 type Config struct {
-	// Provider makes the spans. Nil: the program's global provider.
+	// Provider makes the spans. If Provider is nil, the tracer uses the program's global provider.
 	Provider trace.TracerProvider
 	// Propagate sends the span of a publication with the frame, as "traceparent" in the frame's Meta, and as "tracestate" if the span has
 	// a trace state. All subscribers see these entries. When a client receives the frame, the span of the receipt has a link to the span
@@ -100,7 +100,7 @@ const (
 
 const traceparent = "traceparent"
 
-// inject adds the span of ctx to the Meta of a frame, unless Meta has a span already or has no room.
+// inject adds the span of ctx to the Meta of a frame, unless Meta has a span already or cannot take another entry.
 func inject(ctx context.Context, meta map[string]string) {
 	if meta[traceparent] != "" {
 		return

@@ -19,7 +19,7 @@ import (
 	"github.com/poolbridge/poolbridge/bridge"
 )
 
-// provider returns a provider whose spans are kept.
+// provider returns a provider of spans, and an exporter that keeps these spans.
 func provider(t *testing.T) (*sdk.TracerProvider, *tracetest.InMemoryExporter) {
 	t.Helper()
 	spans := tracetest.NewInMemoryExporter()
@@ -28,7 +28,7 @@ func provider(t *testing.T) (*sdk.TracerProvider, *tracetest.InMemoryExporter) {
 	return p, spans
 }
 
-// do begins an operation and ends it with results.
+// do begins an operation, calls results to set the operation's results, and ends the operation.
 func do(ctx context.Context, tr *Tracer, o bridge.Operation, results func(*bridge.Operation), err error) *bridge.Operation {
 	ctx = tr.TraceStart(ctx, &o)
 	if results != nil {

@@ -2,7 +2,7 @@ package seqpacket
 
 import "sync"
 
-// Buffers are receive buffers that many connections share. A connection takes a buffer only when a packet has arrived.
+// Buffers is a set of receive buffers that many connections share. A connection takes a buffer only when a packet has arrived.
 type Buffers struct{ free sync.Pool }
 
 // NewBuffers makes buffers of size bytes. A packet must not be longer than a buffer.
@@ -14,7 +14,7 @@ func NewBuffers(size int) *Buffers {
 
 // Packet is a packet in a buffer.
 type Packet struct {
-	// Data is what the peer sent, or room for a packet. It must not be used after Free.
+	// Data is what the peer sent, or the space for a packet that the caller receives. The caller must not use Data after Free.
 	Data []byte
 	from *Buffers
 }
@@ -22,13 +22,14 @@ type Packet struct {
 // Take takes a buffer for a packet that the caller receives without [Conn.RecvInto].
 func (b *Buffers) Take() *Packet { return b.free.Get().(*Packet) }
 
-// Free returns the packet to its Buffers. The caller must not use the packet afterwards.
+// Free gives the packet back to its Buffers. The caller must not use the packet afterwards.
 func (p *Packet) Free() {
 	p.Data = p.Data[:cap(p.Data)]
 	p.from.free.Put(p)
 }
 
-// RecvInto is like Recv, but takes a buffer only when a packet has arrived. The caller must free the packet. On an error the packet is nil.
+// RecvInto is like Recv, but takes a buffer only when a packet has arrived. The caller must free the packet. If RecvInto returns an error,
+// the packet is nil.
 func (c *Conn) RecvInto(buffers *Buffers) (*Packet, *FDs, error) {
 	c.receiving.Lock()
 	defer c.receiving.Unlock()
@@ -46,7 +47,7 @@ func (c *Conn) RecvInto(buffers *Buffers) (*Packet, *FDs, error) {
 	return p, fds, nil
 }
 
-// receiveInto tries to receive one packet into a buffer. If there is no packet, it frees the buffer. The caller holds c.receiving.
+// receiveInto tries to receive one packet into a buffer. If no packet has arrived, it frees the buffer. The caller holds c.receiving.
 func (c *Conn) receiveInto(fd uintptr) (done bool) {
 	p := c.in.buffers.Take()
 	c.in.data = p.Data

@@ -15,18 +15,18 @@ import (
 // MaxFDs is the greatest number of file descriptors in a packet.
 const MaxFDs = 8
 
-// Conn is one end of a connection. Many goroutines may call its methods at the same time.
+// Conn is one end of a connection. Several goroutines may call its methods at the same time.
 type Conn struct {
-	file   *os.File // non-blocking and in the poller
+	file   *os.File // the socket, non-blocking and registered with Go's poller
 	raw    syscall.RawConn
 	closed atomic.Bool
-	reset  atomic.Bool // the kernel reported ECONNRESET; packets that were queued before can still be read
+	reset  atomic.Bool // the kernel reported ECONNRESET; Recv can still return packets that the peer sent before
 
-	receiving sync.Mutex // guards in
+	receiving sync.Mutex // guards the field `in`
 	in        receipt
 }
 
-// newConn makes a Conn that owns the socket fd, which must be non-blocking. If it fails, fd is closed.
+// newConn makes a Conn that owns the socket fd, which must be non-blocking. If newConn fails, it closes fd.
 func newConn(fd int) (*Conn, error) {
 	file := os.NewFile(uintptr(fd), "seqpacket")
 	raw, err := file.SyscallConn()
@@ -67,7 +67,7 @@ func (c *Conn) Close() error {
 	return c.file.Close()
 }
 
-// CloseWrite ends sending. The peer reads the packets that were sent before, and then io.EOF.
+// CloseWrite ends sending. The peer's Recv still returns the packets that were sent before, and then io.EOF.
 func (c *Conn) CloseWrite() error {
 	return c.do(func(fd int) error { return os.NewSyscallError("shutdown", unix.Shutdown(fd, unix.SHUT_WR)) })
 }
@@ -76,10 +76,10 @@ func (c *Conn) CloseWrite() error {
 // zero time means no deadline.
 func (c *Conn) SetDeadline(t time.Time) error { return c.usable(c.file.SetDeadline(t)) }
 
-// SetReadDeadline is SetDeadline for Recv.
+// SetReadDeadline is like SetDeadline, but only for Recv.
 func (c *Conn) SetReadDeadline(t time.Time) error { return c.usable(c.file.SetReadDeadline(t)) }
 
-// SetWriteDeadline is SetDeadline for Send.
+// SetWriteDeadline is like SetDeadline, but only for Send.
 func (c *Conn) SetWriteDeadline(t time.Time) error { return c.usable(c.file.SetWriteDeadline(t)) }
 
 // SyscallConn gives access to the socket, for options that this package does not support.
@@ -102,7 +102,7 @@ func (c *Conn) usable(err error) error {
 	return err
 }
 
-// full returns the error of a call that makes a descriptor.
+// full returns the error of a system call that failed to make a descriptor.
 func full(call string, err error) error {
 	if errors.Is(err, unix.EMFILE) || errors.Is(err, unix.ENFILE) {
 		return failed(ErrFDTableFull, call, err)

@@ -117,7 +117,8 @@ func TestWhoSaysNothingMoreStillReads(t *testing.T) {
 	require.ErrorIs(t, a.CloseWrite(), os.ErrClosed)
 }
 
-// The kernel reports ECONNRESET ahead of the packets that the peer sent before it closed. The last of them says why.
+// The kernel reports ECONNRESET before it delivers the packets that the peer sent before it closed. The last of these packets says why the
+// peer closed.
 func TestPeerThatClosesWithoutReadingStillGetsItsLastWordIn(t *testing.T) {
 	a, b := pair(t)
 	require.NoError(t, b.Send([]byte("never read"), nil))
@@ -216,7 +217,7 @@ func TestReadDeadline(t *testing.T) {
 	require.ErrorIs(t, err, os.ErrDeadlineExceeded)
 }
 
-// fill sends until the socket's buffer is full and returns how many packets that took.
+// fill sends packets until the socket's buffer is full, and returns how many packets it has sent.
 func fill(t *testing.T, c *Conn) int {
 	t.Helper()
 	for n := 0; ; n++ {
@@ -228,7 +229,7 @@ func fill(t *testing.T, c *Conn) int {
 	}
 }
 
-// sendRaw sends what Send would refuse.
+// sendRaw sends a packet that Send would refuse.
 func sendRaw(t *testing.T, c *Conn, data []byte, fds []int) {
 	t.Helper()
 	var control []byte

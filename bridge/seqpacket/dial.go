@@ -12,7 +12,7 @@ import (
 )
 
 // Dial connects to the service that listens at path. While the service's queue of connections is full, Dial tries again, until ctx ends.
-// Its errors are errors of connect(2) as *os.SyscallError, so that errors.Is finds fs.ErrNotExist, unix.ECONNREFUSED (nothing listens any
+// An error of connect(2) is wrapped as *os.SyscallError, so that errors.Is finds fs.ErrNotExist, unix.ECONNREFUSED (no process listens any
 // more) and fs.ErrPermission.
 func Dial(ctx context.Context, path string) (*Conn, error) {
 	c, err := dialer{path: path}.dial(ctx)
@@ -25,7 +25,7 @@ func Dial(ctx context.Context, path string) (*Conn, error) {
 // dialer is an attempt to connect.
 type dialer struct {
 	path  string
-	retry func() // called each time the service's queue was full; for tests
+	retry func() // for tests: dial calls retry each time that the service's queue is full
 }
 
 func (d dialer) dial(ctx context.Context) (*Conn, error) {
@@ -44,7 +44,7 @@ func (d dialer) dial(ctx context.Context) (*Conn, error) {
 		if d.retry != nil {
 			d.retry()
 		}
-		// If an AF_UNIX connect would block, there is nothing to poll.
+		// If a connect of AF_UNIX would block, the socket cannot be polled for room in the queue, so try again after a pause.
 		select {
 		case <-ctx.Done():
 		case <-time.After(pause):
@@ -72,8 +72,8 @@ func socket() (int, error) {
 	return fd, nil
 }
 
-// address turns a path into a socket address. A path that begins with @ is a file name here, not an abstract address, because abstract
-// addresses have no permissions.
+// address turns a path into a socket address. A path that begins with @ is the name of a file in the current folder, and not an abstract
+// address, because abstract addresses have no permissions.
 func address(path string) (*unix.SockaddrUnix, error) {
 	if strings.HasPrefix(path, "@") {
 		path = "./" + path

@@ -6,19 +6,19 @@ import (
 	"os"
 )
 
-// Errors that callers test for with errors.Is. Each is wrapped together with the *os.SyscallError that it explains.
+// Errors that callers test for with errors.Is. If an error explains an error of the kernel, the returned error wraps both.
 var (
-	// ErrPeerClosed: the peer has closed its end while some sent data was unread (EPIPE, ECONNRESET). After an orderly end the error is
-	// io.EOF.
+	// ErrPeerClosed: the peer has closed its end before it read all data that was sent to it (EPIPE, ECONNRESET). If the peer read all data
+	// before it closed its end, Recv returns io.EOF instead.
 	ErrPeerClosed = errors.New("the peer closed the connection")
 	// ErrWouldBlock: the socket's buffer is full and TrySend does not wait.
 	ErrWouldBlock = errors.New("the socket's buffer is full")
-	// ErrDataTruncated: a packet was longer than the buffer. Its file descriptors were closed.
+	// ErrDataTruncated: a packet was longer than the buffer. Recv has closed the packet's descriptors.
 	ErrDataTruncated = errors.New("the packet is longer than the buffer")
 	// ErrControlTruncated: file descriptors of a packet were lost, because there were more than MaxFDs or because this process has
-	// no free descriptors (EMFILE). The descriptors that arrived were closed.
+	// no free descriptors (EMFILE). Recv has closed the descriptors that arrived.
 	ErrControlTruncated = errors.New("file descriptors of the packet were lost")
-	// ErrSurplusFDs: a packet carried more than MaxFDs descriptors, and the kernel delivered them. All were closed.
+	// ErrSurplusFDs: a packet carried more than MaxFDs descriptors, and the kernel delivered them. Recv has closed all these descriptors.
 	ErrSurplusFDs = errors.New("the packet carries too many file descriptors")
 	// ErrEmptyPacket: a packet has no data. Empty packets are not allowed, because they look like the end of the connection.
 	ErrEmptyPacket = errors.New("a packet without data")
@@ -26,7 +26,7 @@ var (
 	ErrTooManyFDs = errors.New("too many file descriptors for one packet")
 	// ErrTooLong: the packet is longer than the socket's buffer (EMSGSIZE).
 	ErrTooLong = errors.New("the packet is too long for the socket")
-	// ErrFDsInFlight: this user has too many descriptors that are sent and not yet received (ETOOMANYREFS).
+	// ErrFDsInFlight: processes of this user have sent too many descriptors that nobody has received yet (ETOOMANYREFS).
 	ErrFDsInFlight = errors.New("too many file descriptors in flight")
 	// ErrFDsRefused: the peer does not accept file descriptors (EPERM, SO_PASSRIGHTS).
 	ErrFDsRefused = errors.New("the peer refuses file descriptors")
@@ -37,20 +37,20 @@ var (
 	ErrInUse = errors.New("a live service uses the socket; stop that one, or choose another path")
 	// ErrNotSocket: the file at the path is not a socket.
 	ErrNotSocket = errors.New("not a socket")
-	// ErrNotListening: the file that was handed over is not a socket on which a service can listen.
+	// ErrNotListening: the file that ListenFile got is not a socket on which a service can listen.
 	ErrNotListening = errors.New("expected a Unix socket of type SOCK_SEQPACKET that listens at a path (ListenSequentialPacket=/PATH in a socket unit)")
-	// ErrUnsafeDir: other users could replace the socket.
+	// ErrUnsafeDir: other users could replace the socket, because they may write to its directory.
 	ErrUnsafeDir = errors.New("the directory is open to others")
 	// ErrPathTooLong: the path of a socket may have at most 107 bytes.
 	ErrPathTooLong = errors.New("the socket's path is too long")
 
-	// ErrNotSupported: the kernel lacks the feature.
+	// ErrNotSupported: the kernel does not have the feature.
 	ErrNotSupported = errors.New("not supported by this kernel")
 	// ErrPeerGone: the peer's process has ended.
 	ErrPeerGone = errors.New("the peer's process has ended")
 )
 
-// failed wraps an error of the kernel with the sentinel that explains it.
+// failed wraps err, an error of the kernel, together with why, the Err variable that explains err.
 func failed(why error, call string, err error) error {
 	return fmt.Errorf("%w: %w", why, os.NewSyscallError(call, err))
 }

@@ -8,7 +8,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// fillTable leaves this process without a free descriptor and returns how to undo it.
+// fillTable uses up all free descriptors of this process, until the caller calls empty.
 func fillTable(t *testing.T) (empty func()) {
 	t.Helper()
 	var old unix.Rlimit
@@ -58,7 +58,7 @@ func TestFullTableAcceptWaitsAndDoesNotSpin(t *testing.T) {
 		require.NoError(t, err)
 		accepted <- c
 	}()
-	// paused has room for one: an Accept that spun would block in OnPause and never reach the timer.
+	// The channel paused has room for one value. If Accept tried again without a pause, it would block in OnPause and never reach the timer.
 	for range 10 {
 		err := <-paused
 		require.ErrorIs(t, err, ErrFDTableFull)

@@ -8,10 +8,10 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// FD owns a file descriptor. Exactly one holder must close it or take it. An FD that is neither closed nor taken is a leak, which
-// TraceFDs finds.
+// FD owns a file descriptor. Exactly one holder must close the FD or take the descriptor. An FD that is neither closed nor taken is a leak:
+// see [TraceFDs].
 //
-// Raw must not be used while another goroutine may close the FD.
+// The caller must not use the result of Raw while another goroutine may close the FD.
 type FD struct {
 	raw atomic.Int64 // -1 once closed or taken
 }
@@ -27,7 +27,7 @@ func NewFD(raw int) *FD {
 	return f
 }
 
-// Raw returns the descriptor's number, or -1 if it was closed or taken. The FD still owns it.
+// Raw returns the descriptor's number, or -1 if the descriptor was closed or taken. The FD still owns the descriptor.
 func (f *FD) Raw() int { return int(f.raw.Load()) }
 
 // Take returns the descriptor's number, and the caller then owns the descriptor. Take returns -1 if the descriptor was closed or taken
@@ -40,7 +40,7 @@ func (f *FD) Take() int {
 	return int(raw)
 }
 
-// Close closes the descriptor. Closing again, or after Take, does nothing. A nil FD can be closed.
+// Close closes the descriptor. A second Close, or a Close after Take, does nothing. Close of a nil FD does nothing, too.
 func (f *FD) Close() error {
 	if f == nil {
 		return nil
@@ -51,8 +51,8 @@ func (f *FD) Close() error {
 	return nil
 }
 
-// Dup returns a second descriptor of the same open file, close-on-exec. It fails with os.ErrClosed on a closed FD and
-// with ErrFDTableFull if there is no room.
+// Dup returns a second descriptor of the same open file, close-on-exec. Dup fails with os.ErrClosed if the FD was closed or taken, and with
+// ErrFDTableFull if this process has no free descriptor.
 func (f *FD) Dup() (*FD, error) {
 	raw := f.Raw()
 	if raw < 0 {

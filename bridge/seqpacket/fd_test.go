@@ -14,7 +14,7 @@ func TestClosingAnFDAgainClosesNobodyElsesDescriptor(t *testing.T) {
 	_, other := pipe(t)
 	raw := w.Raw()
 	require.NoError(t, w.Close())
-	require.NoError(t, unix.Dup3(other.Raw(), raw, unix.O_CLOEXEC)) // takes the number that has just become free
+	require.NoError(t, unix.Dup3(other.Raw(), raw, unix.O_CLOEXEC)) // the new descriptor has the number that has just become free
 	defer unix.Close(raw)
 	require.NoError(t, w.Close())
 	_, err := unix.FcntlInt(uintptr(raw), unix.F_GETFD, 0)

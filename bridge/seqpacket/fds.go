@@ -16,7 +16,7 @@ func (s *FDs) Len() int {
 	return len(s.list)
 }
 
-// Next takes the first descriptor that is left. It returns nil if there is none.
+// Next takes the first descriptor that is left. It returns nil if no descriptor is left.
 func (s *FDs) Next() *FD {
 	if s.Len() == 0 {
 		return nil

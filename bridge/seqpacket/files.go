@@ -5,8 +5,8 @@ import (
 	"os"
 )
 
-// WithFiles calls f with the descriptors of files, for [Conn.Send] or [Conn.TrySend]. No file is closed during the call, because the
-// descriptor's number could then belong to another file. WithFiles fails with os.ErrClosed if a file was closed before.
+// WithFiles calls f with the descriptors of files, for [Conn.Send] or [Conn.TrySend]. WithFiles makes sure that no file is closed during
+// the call, because after a close the number could belong to another file. WithFiles fails with os.ErrClosed if a file was closed before.
 func WithFiles(files []*os.File, f func(fds []int) error) error {
 	return withFiles(files, nil, f)
 }

@@ -8,9 +8,9 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// ListenFile takes a socket that listens already, for example a socket from systemd (ListenSequentialPacket= in a socket unit). The
-// program that made the socket owns the file at its path: Close does not remove it, and the listener takes no lock. ListenFile closes
-// file, also on error.
+// ListenFile makes a Listener of a socket that listens already, for example a socket from systemd (ListenSequentialPacket= in a socket
+// unit). The program that made the socket owns the file at the socket's path: Close does not remove that file, and the listener takes no
+// lock. ListenFile closes its argument file, also on error.
 //
 // Errors: [ErrNotListening] if file is not a listening Unix socket of type SOCK_SEQPACKET with a path.
 func ListenFile(file *os.File, config ListenConfig) (_ *Listener, err error) {
@@ -41,7 +41,7 @@ func ListenFile(file *os.File, config ListenConfig) (_ *Listener, err error) {
 	return newListener(fd, path, nil, config)
 }
 
-// listensAt says where a socket listens.
+// listensAt returns the path at which a socket listens.
 func listensAt(fd int) (path string, err error) {
 	for _, one := range []struct {
 		option, want int

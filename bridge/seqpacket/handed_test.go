@@ -12,7 +12,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// fileOf is a descriptor of a listener as systemd hands it over: one that blocks.
+// fileOf returns a file of a listener's socket. Like a socket from systemd, the socket is in blocking mode.
 func fileOf(t *testing.T, l interface{ File() (*os.File, error) }) *os.File {
 	t.Helper()
 	file, err := l.File()

@@ -12,7 +12,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// flightEnv makes the test binary send descriptors that nobody receives.
+// If the environment variable flightEnv is set, the test binary sends descriptors that nobody receives.
 const flightEnv = "SEQPACKET_TEST_FLIGHT"
 
 // The kernel allows a user as many descriptors in flight as RLIMIT_NOFILE says, unless the user is privileged.
@@ -50,7 +50,7 @@ func tooMany() error {
 	if !errors.Is(err, ErrFDsInFlight) || !errors.Is(err, unix.ETOOMANYREFS) {
 		return fmt.Errorf("expected ETOOMANYREFS, found %w", err)
 	}
-	_, fds, err := b.Recv(make([]byte, 1)) // makes room
+	_, fds, err := b.Recv(make([]byte, 1)) // after this, fewer descriptors are in flight
 	if err != nil {
 		return err
 	}

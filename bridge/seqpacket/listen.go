@@ -12,21 +12,23 @@ import (
 
 // ListenConfig says how a service listens.
 type ListenConfig struct {
-	// Mode is the permissions of the socket: users who may write to it may connect. 0 means 0600, only the service's own user.
+	// Mode is the permissions of the socket file: users who may write to the file may connect. 0 means 0600: only the service's own user may
+	// connect.
 	Mode fs.FileMode
-	// OnPause, if set, is called with the reason, such as ErrFDTableFull, when the listener pauses accepting. OnPause must return soon.
+	// If OnPause is not nil, the listener calls OnPause when it pauses accepting. The argument is the reason, such as ErrFDTableFull. OnPause
+	// must return soon.
 	OnPause func(error)
 }
 
-// backlog is how many connections may wait to be accepted. The kernel lowers it to net.core.somaxconn.
+// backlog is how many connections may wait until the service accepts them. The kernel lowers the number to net.core.somaxconn.
 const backlog = 1024
 
-// Listen makes a socket at path. If the directory does not exist, it is made with mode 0700. If other users may write to the directory,
-// Listen fails with ErrUnsafeDir, because these users could replace the socket by their own.
+// Listen makes a socket at path. If the directory of path does not exist, Listen makes the directory with mode 0700. If other users may
+// write to the directory, Listen fails with ErrUnsafeDir, because these users could replace the socket by their own socket.
 //
 // Only one service at a time can listen at a path. The service holds a lock on the file "<path>.lock". This file stays after the service
-// has ended. A second service gets ErrInUse. If a dead service has left a socket file, Listen replaces it. If another kind of file is at
-// path, Listen fails with ErrNotSocket.
+// has ended. A second service gets ErrInUse. If a dead service has left a socket file, Listen replaces this file. If another kind of file
+// is at path, Listen fails with ErrNotSocket.
 func Listen(path string, config ListenConfig) (*Listener, error) {
 	l, err := listen(path, config)
 	if err != nil {
@@ -73,8 +75,8 @@ func (c ListenConfig) mode() fs.FileMode {
 	return c.Mode.Perm()
 }
 
-// bind makes the socket file and listens. The file never has more permissions than mode. The file first gets mode without the permissions
-// that the umask removes. Then chmod adds the removed permissions.
+// bind makes the socket file and listens. The file never has more permissions than mode: bind makes it with mode, but the umask removes
+// some permissions. Then chmod adds these permissions again.
 func bind(fd int, path string, addr *unix.SockaddrUnix, mode fs.FileMode) error {
 	if err := unix.Fchmod(fd, uint32(mode)); err != nil {
 		return os.NewSyscallError("fchmod", err)
@@ -106,7 +108,7 @@ func takeOver(path string, addr *unix.SockaddrUnix) error {
 	case info.Mode().Type() != fs.ModeSocket:
 		return ErrNotSocket
 	}
-	// A service of another program does not hold the lock, but answers.
+	// A service of another program perhaps does not use the lock, but it accepts connections. So try to connect.
 	c, err := connect(addr)
 	switch {
 	case err == nil:

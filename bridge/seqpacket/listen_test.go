@@ -204,7 +204,7 @@ func TestPathWithAnAtSignIsAFile(t *testing.T) {
 
 func TestDialWaitsForAFullQueueUntilItsContextIsDone(t *testing.T) {
 	l := listener(t, ListenConfig{})
-	require.NoError(t, l.raw.Control(func(fd uintptr) { unix.Listen(int(fd), 0) })) // room for one connection
+	require.NoError(t, l.raw.Control(func(fd uintptr) { unix.Listen(int(fd), 0) })) // the queue now has room for one connection
 	first, err := Dial(t.Context(), l.Path())
 	require.NoError(t, err)
 	defer first.Close()

@@ -16,7 +16,7 @@ import (
 type Listener struct {
 	path   string
 	config ListenConfig
-	lock   *FD // nil: the socket was handed over, and its file belongs to another program
+	lock   *FD // nil if another program made the socket, so the socket file belongs to that program
 	file   *os.File
 	raw    syscall.RawConn
 	once   sync.Once
@@ -26,7 +26,7 @@ type Listener struct {
 	after func(time.Duration) <-chan time.Time // time.After, or a test's replacement
 }
 
-// newListener takes over fd. If it succeeds, it takes over lock too.
+// newListener makes a Listener that owns fd. If newListener succeeds, the Listener also owns lock.
 func newListener(fd int, path string, lock *FD, config ListenConfig) (*Listener, error) {
 	file := os.NewFile(uintptr(fd), path)
 	raw, err := file.SyscallConn()
@@ -43,8 +43,8 @@ func (l *Listener) Path() string { return l.path }
 
 // Accept waits for the next connection. After Close, Accept fails with an error that wraps os.ErrClosed.
 //
-// While this process or the machine has no free descriptors or no memory, accepting pauses. The listener tries again after 5 ms. Each
-// further pause is twice as long, up to a second. During a pause, clients wait in the listener's queue.
+// While this process or the machine has no free descriptors or no memory, the listener pauses accepting. The listener tries again after 5
+// ms. Each further pause is twice as long, up to a second. During a pause, clients wait in the listener's queue.
 func (l *Listener) Accept() (*Conn, error) {
 	const first, last = 5 * time.Millisecond, time.Second
 	for pause := first; ; pause = min(2*pause, last) {
@@ -94,7 +94,7 @@ func (l *Listener) accept() (fd int, err error) {
 	return fd, nil
 }
 
-// exhausted reports whether accepting may work later with the same listener.
+// exhausted reports whether the error means that accepting may succeed later with the same listener.
 func exhausted(err error) bool {
 	return errors.Is(err, ErrFDTableFull) || errors.Is(err, unix.ENOBUFS) || errors.Is(err, unix.ENOMEM)
 }
@@ -111,12 +111,12 @@ func (l *Listener) conn(fd int) (*Conn, error) {
 	return c, nil
 }
 
-// Close removes the socket file unless the socket was handed over, closes the listener and releases the lock. Accepted connections stay
-// open. Closing again does nothing.
+// Close closes the listener, removes the socket file, unless another program made the socket, and releases the lock. Accepted connections
+// stay open. A second Close does nothing.
 func (l *Listener) Close() error {
 	l.once.Do(func() {
 		close(l.closed)
-		// While this process holds the lock, the file at the path is its own.
+		// While this process holds the lock, the file at the path belongs to this listener.
 		var err error
 		if l.lock != nil {
 			err = os.Remove(l.path)

@@ -6,8 +6,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// lockFile locks the file at path until the descriptor is closed or this process ends. The file is never removed: otherwise a service that has
-// just opened it would lock a file that no other service sees.
+// lockFile locks the file at path until the descriptor is closed or this process ends. No service removes the lock file: otherwise another
+// service that has just opened the file would lock a file that no other service sees.
 func lockFile(path string) (*FD, error) {
 	raw, err := unix.Open(path, unix.O_RDWR|unix.O_CREAT|unix.O_CLOEXEC|unix.O_NOFOLLOW, 0o600)
 	if err != nil {

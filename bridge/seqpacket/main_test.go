@@ -11,7 +11,8 @@ import (
 	"go.uber.org/goleak"
 )
 
-// childEnv makes the test binary play a client: it connects to the path, sends one packet and waits to be killed.
+// If the environment variable childEnv is set, the test binary is a client: it connects to the path in childEnv, sends one packet and waits
+// until the test kills it.
 const childEnv = "SEQPACKET_TEST_CHILD"
 
 func TestMain(m *testing.M) {
@@ -47,7 +48,8 @@ func leaks(before int) int {
 	return 0
 }
 
-// openFiles returns how many descriptors this process has open. Go's poller has its own from the first use on.
+// openFiles returns how many descriptors this process has open. openFiles first uses a pipe, because Go's poller opens descriptors at its
+// first use.
 func openFiles() int {
 	r, w, err := os.Pipe()
 	if err != nil {
@@ -73,14 +75,14 @@ func child(path string) int {
 		return 1
 	}
 	var buf [16]byte
-	n, _, _ := c.Recv(buf[:]) // "close": close the connection and live on
+	n, _, _ := c.Recv(buf[:]) // if the test sends "close", close the connection and keep running
 	if string(buf[:n]) == "close" {
 		c.Close()
 	}
 	select {}
 }
 
-// pair is Pair for a test, closed at its end.
+// pair returns the two ends of a connection, which are closed when the test ends.
 func pair(t testing.TB) (*Conn, *Conn) {
 	t.Helper()
 	a, b, err := Pair()
@@ -89,7 +91,7 @@ func pair(t testing.TB) (*Conn, *Conn) {
 	return a, b
 }
 
-// listener listens in a directory of the test's own.
+// listener returns a Listener whose socket is in a directory that only this test uses.
 func listener(t testing.TB, config ListenConfig) *Listener {
 	t.Helper()
 	l, err := Listen(t.TempDir()+"/s", config)
@@ -98,7 +100,7 @@ func listener(t testing.TB, config ListenConfig) *Listener {
 	return l
 }
 
-// dial connects to l and returns both ends.
+// dial connects to l and returns both ends of the connection.
 func dial(t testing.TB, l *Listener) (service, client *Conn) {
 	t.Helper()
 	client, err := Dial(t.Context(), l.Path())

@@ -8,8 +8,8 @@ import (
 )
 
 // Peer is the process that made the other end of a connection, as the kernel saw it when the client called connect, or, if the peer is the
-// service, when the service called listen. UID, GID and Groups decide access. PID is only for display, because another process may have it
-// by now.
+// service, when the service called listen. UID, GID and Groups decide access. PID is only for display, because another process may have the
+// same PID by now.
 type Peer struct {
 	PID    int
 	UID    uint32
@@ -17,7 +17,8 @@ type Peer struct {
 	Groups []uint32 // supplementary groups
 }
 
-// Peer returns the peer's credentials. They do not change during the connection and can be read after the peer has gone.
+// Peer returns the peer's credentials. The credentials do not change during the connection, and Peer can read them even after the peer's
+// process has ended.
 func (c *Conn) Peer() (Peer, error) {
 	var p Peer
 	err := c.do(func(fd int) error {
@@ -32,7 +33,7 @@ func (c *Conn) Peer() (Peer, error) {
 	return p, err
 }
 
-// peerGroups reads SO_PEERGROUPS. Package unix has no function for it.
+// peerGroups reads SO_PEERGROUPS. Package unix has no function for this option.
 func peerGroups(fd int) ([]uint32, error) {
 	groups := make([]uint32, 64)
 	for {
@@ -42,7 +43,7 @@ func peerGroups(fd int) ([]uint32, error) {
 		switch errno {
 		case 0:
 			return groups[: size/4 : size/4], nil
-		case unix.ERANGE: // size is now the size that is needed
+		case unix.ERANGE: // the kernel has set size to the size that the groups need
 			groups = make([]uint32, size/4)
 		default:
 			return nil, os.NewSyscallError("getsockopt SO_PEERGROUPS", errno)

@@ -90,7 +90,7 @@ func TestKilledPeer(t *testing.T) {
 	require.NoError(t, cmd.Process.Kill())
 	_, _, err = c.Recv(make([]byte, 16))
 	require.Equal(t, io.EOF, err)
-	<-p.Gone() // before anyone has waited for the process
+	<-p.Gone() // Gone is closed before anybody has waited for the process
 	require.NoError(t, c.Close())
 }
 

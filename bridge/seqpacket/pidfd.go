@@ -6,10 +6,10 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// PeerPIDFD returns a pidfd of the peer's process, close-on-exec. On a kernel without SO_PEERPIDFD (before Linux 6.5) it opens the pidfd by the
-// process's number, which is right only while the peer lives. So call PeerPIDFD right after accept.
+// PeerPIDFD returns a pidfd of the peer's process, close-on-exec. On a kernel without SO_PEERPIDFD (before Linux 6.5) PeerPIDFD opens the
+// pidfd by the peer's PID. That is the right process only while the peer lives, so call PeerPIDFD right after accept.
 //
-// It fails with ErrPeerGone if the process has ended and been reaped, and with ErrNotSupported before Linux 5.3.
+// PeerPIDFD fails with ErrPeerGone if the process has ended and its parent has waited for it, and with ErrNotSupported before Linux 5.3.
 func (c *Conn) PeerPIDFD() (*FD, error) {
 	var pidfd *FD
 	err := c.do(func(fd int) (err error) {
@@ -25,7 +25,7 @@ func peerPIDFD(fd int) (*FD, error) {
 	switch err {
 	case nil:
 		return NewFD(raw), nil
-	case unix.ESRCH, unix.EINVAL, unix.ENODATA: // which one depends on the kernel's version
+	case unix.ESRCH, unix.EINVAL, unix.ENODATA: // which of these errors comes depends on the kernel's version
 		return nil, failed(ErrPeerGone, call, err)
 	case unix.ENOPROTOOPT:
 		cred, err := unix.GetsockoptUcred(fd, unix.SOL_SOCKET, unix.SO_PEERCRED)

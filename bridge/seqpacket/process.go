@@ -8,8 +8,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Process is a process for whose end a program can wait without being its parent. A Process stays usable after its connection has ended: a
-// process may close its connection and continue to run.
+// Process stands for a process. A program can wait for the end of the process without being its parent. A Process stays usable after its
+// connection has ended: a process may close its connection and continue to run.
 type Process struct {
 	id    uint64
 	gone  chan struct{}
@@ -20,8 +20,8 @@ type Process struct {
 	err   error
 }
 
-// PeerProcess returns the peer's process. The caller closes it. It is not an error if the process has ended already: Gone then returns a
-// closed channel. Its other errors are those of PeerPIDFD.
+// PeerProcess returns the peer's process. The caller closes the Process. If the process has ended already, PeerProcess returns no error,
+// and Gone returns a closed channel. Other errors are those of PeerPIDFD.
 func (c *Conn) PeerProcess() (*Process, error) {
 	pidfd, err := c.PeerPIDFD()
 	switch {
@@ -43,7 +43,7 @@ func (c *Conn) PeerProcess() (*Process, error) {
 	return p, err
 }
 
-// NewProcess makes the Process of a pidfd and takes the pidfd over. If it fails, the pidfd is closed.
+// NewProcess makes a Process that owns the pidfd. If NewProcess fails, it closes the pidfd.
 func NewProcess(pidfd *FD) (*Process, error) {
 	if err := unix.SetNonblock(pidfd.Raw(), true); err != nil { // os.NewFile adds only a non-blocking descriptor to the poller
 		pidfd.Close()
@@ -57,7 +57,7 @@ func NewProcess(pidfd *FD) (*Process, error) {
 	return &Process{id: id, gone: make(chan struct{}), file: pidfd.File("pidfd"), done: make(chan struct{})}, nil
 }
 
-// identity returns the number of a pidfd's inode if the kernel gives each process its own inode, or else 0.
+// identity returns the inode number of a pidfd if the kernel gives each process its own inode number, or else 0.
 func identity(pidfd int) (uint64, error) {
 	var fs unix.Statfs_t
 	if err := unix.Fstatfs(pidfd, &fs); err != nil {
@@ -71,8 +71,8 @@ func identity(pidfd int) (uint64, error) {
 	return st.Ino, os.NewSyscallError("fstat", err)
 }
 
-// ID identifies the process among those that live at the same time. ID is 0 if the kernel gives no number: for a peer that had ended
-// before, and before Linux 6.9 for a peer outside of this process's PID namespace.
+// ID returns a number that no other process has at the same time. ID returns 0 if the kernel gives no number: for a peer that had ended
+// before PeerProcess, and before Linux 6.9 for a peer outside of this process's PID namespace.
 func (p *Process) ID() uint64 { return p.id }
 
 // ended reports whether the process of a pidfd has ended.
@@ -82,8 +82,8 @@ func ended(fd uintptr) bool {
 	return err == nil && n > 0
 }
 
-// Gone returns a channel that is closed when the process has ended and its memory, mappings and descriptors are released. The first call
-// starts watching the process. After Close the channel may never be closed.
+// Gone returns a channel that is closed when the process has ended and the kernel has released the memory, mappings and descriptors of the
+// process. The first call of Gone starts watching the process. After Close the channel may stay open for ever.
 func (p *Process) Gone() <-chan struct{} {
 	p.watch.Do(func() {
 		if p.file == nil {
@@ -100,7 +100,7 @@ func (p *Process) Gone() <-chan struct{} {
 	return p.gone
 }
 
-// Close stops watching, and returns when the watching goroutine has ended. Closing again does nothing.
+// Close stops watching the process, and returns when the watching goroutine has ended. A second Close does nothing more.
 func (p *Process) Close() error {
 	p.once.Do(func() {
 		if p.file != nil {

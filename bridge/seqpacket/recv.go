@@ -7,13 +7,13 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Recv reads one packet into buf. It returns the packet's length and its descriptors; nil if the packet has no descriptors. The
-// descriptors are close-on-exec, and the caller closes them. Recv waits for a packet until the read deadline.
+// Recv reads one packet into buf. It returns the packet's length and the packet's descriptors; fds is nil if the packet has no descriptors.
+// The descriptors are close-on-exec, and the caller closes them. Recv waits for a packet until the read deadline.
 //
 // At the end of the connection, Recv returns io.EOF, or ErrPeerClosed if the peer closed without reading everything. In both cases Recv
-// first returns the packets that the peer had sent. A packet that did not arrive whole yields ErrDataTruncated, ErrControlTruncated,
-// ErrSurplusFDs or ErrEmptyPacket. Its descriptors are closed, and the next Recv returns the next packet. After Close the error is
-// os.ErrClosed.
+// first returns the packets that the peer had sent. If a packet has arrived incomplete, or is not allowed, Recv returns ErrDataTruncated,
+// ErrControlTruncated, ErrSurplusFDs or ErrEmptyPacket. Recv then closes the packet's descriptors, and the next Recv returns the next
+// packet. After Close the error is os.ErrClosed.
 func (c *Conn) Recv(buf []byte) (n int, fds *FDs, err error) {
 	if len(buf) == 0 {
 		return 0, nil, ErrDataTruncated
@@ -37,14 +37,14 @@ func (c *Conn) received(err error) (int, *FDs, error) {
 	return c.accept(c.in.n, c.in.control[:c.in.controlLen], c.in.flags)
 }
 
-// receipt has the arguments and results of one call of recvmsg. Each connection has one, so that receiving allocates nothing.
+// receipt has the arguments and results of one call of recvmsg. Each connection has one receipt, so that receiving allocates no memory.
 type receipt struct {
 	data    []byte
 	control [controlSpace]byte
 	attempt func(fd uintptr) (done bool) // Conn.receive
 
 	buffers     *Buffers                     // buffers for attemptInto
-	packet      *Packet                      // the packet that attemptInto took
+	packet      *Packet                      // the packet that attemptInto has received
 	attemptInto func(fd uintptr) (done bool) // Conn.receiveInto
 
 	n, controlLen, flags int
@@ -58,8 +58,8 @@ func (c *Conn) receive(fd uintptr) (done bool) {
 		switch c.in.errno {
 		case unix.EINTR:
 		case unix.ECONNRESET:
-			// The peer closed with packets of this side unread. The kernel reports this once, before the packets that the peer sent. The
-			// peer's last packet may say why the peer closed.
+			// The peer closed before it read all packets that this side sent. The kernel reports this error once, and only then delivers the packets
+			// that the peer sent. So try again: the peer's last packet may say why the peer closed.
 			c.reset.Store(true)
 		default:
 			return c.in.errno != unix.EAGAIN
@@ -67,7 +67,7 @@ func (c *Conn) receive(fd uintptr) (done bool) {
 	}
 }
 
-// accept checks what the kernel delivered.
+// accept checks the packet that the kernel delivered. If the packet is not allowed, accept closes the descriptors.
 func (c *Conn) accept(n int, control []byte, flags int) (int, *FDs, error) {
 	fds := rights(control)
 	var err error
@@ -87,8 +87,8 @@ func (c *Conn) accept(n int, control []byte, flags int) (int, *FDs, error) {
 	return 0, nil, err
 }
 
-// end finds out why the kernel delivered nothing. An empty packet and the end of the connection look the same, but only after the end the
-// peer has hung up.
+// end finds out why the kernel delivered no data. An empty packet and the end of the connection look the same in recvmsg, but only after
+// the end of the connection poll reports that the peer has hung up.
 func (c *Conn) end() error {
 	var events int16
 	err := c.do(func(fd int) error {

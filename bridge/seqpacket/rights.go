@@ -7,12 +7,12 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// controlSpace is the room for the control message of MaxFDs descriptors. The kernel aligns it, so for some values of MaxFDs it could
-// deliver one descriptor more.
+// controlSpace is the size of the buffer for a control message with MaxFDs descriptors. The size is rounded up for the kernel, so for some
+// values of MaxFDs the kernel could deliver one more descriptor.
 const controlSpace = (unix.SizeofCmsghdr + MaxFDs*4 + 7) &^ 7
 
-// rights takes all descriptors out of the control messages, even if there are too many or the last message was truncated. The kernel has
-// put them into this process's table, so this process must close them.
+// rights takes all descriptors out of the control messages, even if there are more than MaxFDs, or the last message was truncated. The
+// kernel has put all these descriptors into this process's table, so this process must close them.
 func rights(control []byte) *FDs {
 	var fds *FDs
 	for len(control) >= unix.SizeofCmsghdr {

@@ -9,7 +9,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// pipe returns the read and the write end of a pipe. The read end says when nobody holds the write end any more.
+// pipe returns the read and the write end of a pipe. A reader of the read end finds out when nobody has the write end open any more.
 func pipe(t *testing.T) (r *os.File, w *FD) {
 	t.Helper()
 	var p [2]int
@@ -23,7 +23,7 @@ func pipe(t *testing.T) (r *os.File, w *FD) {
 // requireNoWriter fails unless every descriptor of the pipe's write end is closed.
 func requireNoWriter(t *testing.T, r *os.File) {
 	t.Helper()
-	raw, err := r.SyscallConn() // r.Fd would make it blocking
+	raw, err := r.SyscallConn() // r.Fd would set r to blocking mode
 	require.NoError(t, err)
 	require.NoError(t, raw.Control(func(fd uintptr) {
 		n, err := unix.Read(int(fd), make([]byte, 1))
@@ -92,7 +92,7 @@ func TestSendRefusesTooManyDescriptors(t *testing.T) {
 func TestTruncatedControlMessageLeavesNoDescriptor(t *testing.T) {
 	a, b := pair(t)
 	r, w := pipe(t)
-	sendRaw(t, a, []byte("data still arrives"), repeat(w, 253)) // 253: the most that the kernel sends
+	sendRaw(t, a, []byte("data still arrives"), repeat(w, 253)) // the kernel sends at most 253 descriptors
 	require.NoError(t, w.Close())
 	before := openFiles()
 	n, fds, err := b.Recv(make([]byte, 64))
@@ -125,7 +125,7 @@ func TestEmptyPacketLeavesNoDescriptor(t *testing.T) {
 	requireNoWriter(t, r)
 }
 
-// The room for n descriptors may take n+1 after the kernel's alignment.
+// The kernel aligns the buffer for n descriptors, so n+1 descriptors may fit.
 func TestSurplusDescriptorsAreClosed(t *testing.T) {
 	a, _ := pair(t)
 	r, w := pipe(t)
@@ -157,7 +157,7 @@ func TestControlMessagesAreAllParsed(t *testing.T) {
 	require.Equal(t, 4, fds.Len())
 	require.NoError(t, fds.Close())
 
-	// What the kernel says was cut short is read as far as it goes.
+	// If the length in a control message is greater than the buffer, rights still reads the descriptors that the buffer has.
 	control = unix.UnixRights(dup(), dup())
 	binary.NativeEndian.PutUint64(control, 4096)
 	fds = rights(control)

@@ -10,14 +10,14 @@ import (
 // Send sends one packet with the given descriptors. The caller keeps the descriptors. While the socket's buffer is full, Send waits until
 // the write deadline. Send sends the whole packet or nothing.
 //
-// Its errors are ErrEmptyPacket, ErrTooManyFDs, ErrTooLong, ErrFDsInFlight, ErrFDsRefused, ErrPeerClosed, os.ErrClosed and
+// The errors of Send are ErrEmptyPacket, ErrTooManyFDs, ErrTooLong, ErrFDsInFlight, ErrFDsRefused, ErrPeerClosed, os.ErrClosed and
 // os.ErrDeadlineExceeded.
 func (c *Conn) Send(data []byte, fds []int) error { return c.send(data, fds, true) }
 
 // TrySend is like Send, but does not wait: it fails with ErrWouldBlock if the socket's buffer is full.
 func (c *Conn) TrySend(data []byte, fds []int) error { return c.send(data, fds, false) }
 
-// Unread returns how many bytes of the socket's buffer are used by packets that the peer has not received yet. A packet uses some hundred
+// Unread returns how many bytes of the socket's buffer are used by packets that the peer has not received yet. A packet uses a few hundred
 // bytes more than its length.
 func (c *Conn) Unread() (n int, err error) {
 	err = c.do(func(fd int) error {
@@ -30,7 +30,7 @@ func (c *Conn) Unread() (n int, err error) {
 func (c *Conn) send(data []byte, fds []int, wait bool) error {
 	switch {
 	case len(data) == 0:
-		// An empty packet looks like the end of the connection to the peer.
+		// To the peer, an empty packet looks like the end of the connection.
 		return ErrEmptyPacket
 	case len(fds) > MaxFDs:
 		return ErrTooManyFDs
@@ -51,7 +51,7 @@ func (c *Conn) send(data []byte, fds []int, wait bool) error {
 	return c.sendError(errno)
 }
 
-// dispatch has the arguments and results of one call of sendmsg. Dispatches are reused, so that sending allocates nothing.
+// dispatch has the arguments and results of one call of sendmsg. send uses dispatches again and again, so that sending allocates no memory.
 type dispatch struct {
 	data, control []byte
 	wait          bool

@@ -6,7 +6,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// sendEmpty sends a packet without data but with a control message. Package unix would add a byte.
+// sendEmpty sends a packet without data but with a control message. Package unix would add a byte of data.
 func sendEmpty(fd int, control []byte) error {
 	var msg unix.Msghdr
 	msg.Control = &control[0]

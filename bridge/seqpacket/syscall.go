@@ -6,10 +6,10 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// The system calls here never block (MSG_DONTWAIT), so they are raw: they do not inform Go's scheduler. In an idle program, informing the
-// scheduler would wake the thread that watches for long calls. That costs more than sending a small packet.
+// The system calls in this file never block (MSG_DONTWAIT), so they are raw calls: they do not inform Go's scheduler. In an idle program,
+// informing the scheduler would wake the thread that watches for long calls. Waking this thread costs more than sending a small packet.
 
-// sendmsg sends one packet. The error is 0 if it succeeds.
+// sendmsg sends one packet. The returned number is 0 if sendmsg succeeds.
 func sendmsg(fd int, data, control []byte) unix.Errno {
 	iov := unix.Iovec{Base: unsafe.SliceData(data)}
 	iov.SetLen(len(data))
@@ -23,7 +23,7 @@ func sendmsg(fd int, data, control []byte) unix.Errno {
 	return errno
 }
 
-// recvmsg receives one packet. The error is 0 if it succeeds.
+// recvmsg receives one packet. errno is 0 if recvmsg succeeds.
 func recvmsg(fd int, data, control []byte) (n, controlLen, flags int, errno unix.Errno) {
 	iov := unix.Iovec{Base: unsafe.SliceData(data)}
 	iov.SetLen(len(data))

@@ -7,8 +7,9 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Reserve makes room for n descriptors in the table of this process, or for fewer if the process's limit is lower. It returns for how many.
-// When the table grows later, the kernel makes every thread that needs a descriptor wait. Go then starts extra threads and never ends them.
+// Reserve makes the table of descriptors of this process large enough for n descriptors, or for fewer if the process's limit is lower. room
+// is this number of descriptors. If the table had to grow later, the kernel would make every thread that needs a descriptor wait. Go would
+// then start extra threads and never end them.
 func Reserve(n int) (room int, err error) {
 	var limit unix.Rlimit
 	if err := unix.Getrlimit(unix.RLIMIT_NOFILE, &limit); err != nil {
@@ -22,7 +23,7 @@ func Reserve(n int) (room int, err error) {
 	fd, err := unix.FcntlInt(uintptr(null), unix.F_DUPFD_CLOEXEC, room-1)
 	if err == nil {
 		err = unix.Close(fd)
-	} else if errors.Is(err, unix.EMFILE) { // this descriptor and all after it are in use
+	} else if errors.Is(err, unix.EMFILE) { // this descriptor and all later descriptors are in use
 		err = nil
 	}
 	return room, errors.Join(os.NewSyscallError("fcntl(F_DUPFD)", err), unix.Close(null))

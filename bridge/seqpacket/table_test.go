@@ -11,7 +11,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// tableSize is how many descriptors this process has room for before its table grows.
+// tableSize returns how many descriptors fit into the table of this process before the table must grow.
 func tableSize(t *testing.T) int {
 	t.Helper()
 	status, err := os.ReadFile("/proc/self/status")

@@ -20,7 +20,7 @@ type origin struct {
 	stack [16]uintptr
 }
 
-// TraceFDs starts to record where each FD is made. Call it in TestMain. Tracing costs a stack trace for each FD.
+// TraceFDs starts to record where each FD is made. Call TraceFDs in TestMain. While tracing is on, each new FD costs a stack trace.
 func TraceFDs() {
 	tracer.mu.Lock()
 	defer tracer.mu.Unlock()
@@ -28,7 +28,8 @@ func TraceFDs() {
 	tracer.on.Store(true)
 }
 
-// LeakedFDs returns the FDs that were made since TraceFDs and are neither closed nor taken: the number and the stack trace of each FD.
+// LeakedFDs describes the FDs that were made since TraceFDs and are neither closed nor taken, each with its number and the stack trace of
+// NewFD.
 func LeakedFDs() []string {
 	tracer.mu.Lock()
 	defer tracer.mu.Unlock()

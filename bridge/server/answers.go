@@ -8,7 +8,8 @@ type asked struct {
 	at        time.Time
 }
 
-// begins records for [Config.Answered] that the server carries out request q. The caller calls returned after the handler.
+// begins records for [Config.Answered] that the server carries out request q. After the handler has returned, the caller calls the function
+// `returned`.
 func (c *connection) begins(q uint32, operation string) (returned func()) {
 	begun := asked{operation, time.Now()}
 	if q == 0 {
@@ -23,8 +24,8 @@ func (c *connection) begins(q uint32, operation string) (returned func()) {
 	return func() {}
 }
 
-// answer ends the record of request q, because the client may use the number again as soon as it has the answer. When the caller has sent the
-// answer, it calls the returned function with the result.
+// answer removes the record of request q. The caller calls answer before it sends the answer, because the client may use the number q again
+// as soon as the client has the answer. When the answer is sent, the caller calls the function `sent` with the result.
 func (c *connection) answer(q uint32) (sent func(result string)) {
 	if c.server.config.Answered == nil {
 		return func(string) {}

@@ -19,8 +19,8 @@ import (
 	"github.com/poolbridge/poolbridge/mempool/service"
 )
 
-// connection is the server's end of the connection of one client. Only the goroutine of serve sets the fields session, denied, leaves and
-// features.
+// connection is the server's end of the connection of one client. Only the goroutine that runs serve sets the fields session, denied,
+// leaves and features.
 type connection struct {
 	server   *Server
 	conn     *seqpacket.Conn
@@ -30,16 +30,16 @@ type connection struct {
 	leaves   bool            // the client has said bye
 	features map[string]bool // features that both the client and the service have; hello sets them
 
-	ctx    context.Context // ends with the session
+	ctx    context.Context // ends when the session ends
 	cancel context.CancelCauseFunc
 	work   sync.WaitGroup // the sender of notices, and the requests that wait
 
 	mu      sync.Mutex
 	waiting map[uint64]context.CancelFunc // requests that wait, by number; a request without a number gets a key above MaxQuery
 	unnamed uint64                        // how many requests without a number have waited
-	asked   map[uint32]asked              // for Config.Answered
+	asked   map[uint32]asked              // requests without an answer yet, by number; for Config.Answered
 
-	sending sync.Mutex // orders packets, and guards the fields below
+	sending sync.Mutex // held while a packet is sent; guards the fields below
 	out     []byte
 	unsent  bool // an export could not be sent, so Grant.Mapped may be wrong for this session
 }
@@ -50,12 +50,13 @@ func (s *Server) newConn(conn *seqpacket.Conn) *connection {
 	return c
 }
 
-// serve runs the session to its end.
+// serve runs the session until it ends.
 func (c *connection) serve() {
 	log := c.server.config.Log
 	defer closeLogged(log, c.conn)
 	defer c.cancel(nil)
-	// The end of the session also ends its waits to send and to receive. Writing ends first, so that goodbye can set a new deadline.
+	// When the session ends, waits to send and to receive end too. The write deadline is set first, so that goodbye can set a new write
+	// deadline afterwards.
 	stop := context.AfterFunc(c.ctx, func() {
 		_ = c.conn.SetWriteDeadline(longAgo)
 		_ = c.conn.SetReadDeadline(longAgo)
@@ -99,7 +100,7 @@ func (c *connection) serve() {
 	}()
 }
 
-// unwatched is the error of a client whose process cannot be watched.
+// unwatched returns the error for a client whose process the server cannot watch.
 func unwatched(err error) error {
 	sentinel := mempool.ErrUnavailable
 	if errors.Is(err, seqpacket.ErrFDTableFull) {
@@ -108,13 +109,13 @@ func unwatched(err error) error {
 	return situation.Of(sentinel, "the service cannot watch the client's process, and so accepts no session: %v", err)
 }
 
-// peerOf returns what the kernel says about the peer.
+// peerOf returns the peer's user, groups and process, as the kernel reports them.
 func peerOf(conn *seqpacket.Conn) (mempool.Peer, error) {
 	p, err := conn.Peer()
 	return mempool.Peer{UID: p.UID, GID: p.GID, Groups: p.Groups, PID: int32(p.PID)}, err
 }
 
-// packets are the buffers that packets are received into. A decoded message does not refer to its packet.
+// packets has the buffers for received packets. A decoded message does not refer to the buffer of its packet.
 var packets = seqpacket.NewBuffers(wire.MaxPacket)
 
 // run reads packets until the connection or the server ends.
@@ -138,7 +139,7 @@ func (c *connection) run(peer mempool.Peer) error {
 			err = unknown(later.Name)
 		}
 		switch {
-		case c.waits(q): // the client could not tell the replies to the two requests apart
+		case c.waits(q): // two replies would have the same number, and the client could not tell them apart
 			err = situation.Of(convert.ErrProtocol, "request %d is still waiting: its number can be used again once its reply came", q)
 			q = 0
 		case err != nil:
@@ -166,7 +167,7 @@ func notAllowed(peer mempool.Peer) error {
 // longAgo is a deadline in the past.
 var longAgo = time.Unix(1, 0)
 
-// setReadDeadline sets a deadline for reading, unless the session has ended. The deadline that the end of the session has set must stay.
+// setReadDeadline sets a deadline for reading, unless the session has ended. If the session has ended, its deadline in the past must stay.
 func (c *connection) setReadDeadline(t time.Time) {
 	_ = c.conn.SetReadDeadline(t)
 	if c.ctx.Err() != nil {
@@ -177,7 +178,7 @@ func (c *connection) setReadDeadline(t time.Time) {
 // breaches are the errors that occur only if the peer breaks the protocol.
 var breaches = []error{seqpacket.ErrDataTruncated, seqpacket.ErrControlTruncated, seqpacket.ErrSurplusFDs, seqpacket.ErrEmptyPacket}
 
-// breach makes [convert.ErrProtocol] of an error that is one of breaches.
+// breach wraps an error that is one of breaches with [convert.ErrProtocol].
 func breach(err error) error {
 	if slices.ContainsFunc(breaches, func(one error) bool { return errors.Is(err, one) }) {
 		return fmt.Errorf("%w: %w", convert.ErrProtocol, err)
@@ -185,10 +186,11 @@ func breach(err error) error {
 	return err
 }
 
-// readingEnded returns why the session ends, or nil if the client has left. If the client has not left, readingEnded sends it a goodbye.
+// readingEnded returns why the session ends, or nil if the client has left. If the client has not left, readingEnded sends a goodbye to the
+// client.
 func (c *connection) readingEnded(err error) error {
 	switch {
-	case errors.Is(err, io.EOF), errors.Is(err, seqpacket.ErrPeerClosed): // ErrPeerClosed: the client left something unread
+	case errors.Is(err, io.EOF), errors.Is(err, seqpacket.ErrPeerClosed): // ErrPeerClosed: the client did not read all packets before it left
 		return nil
 	case c.server.ctx.Err() != nil:
 		c.goodbye(situation.Of(mempool.ErrClosed, "the service is shutting down"))
@@ -219,7 +221,7 @@ func (c *connection) ending(err error) (how mempool.SessionEnding, why string) {
 	return mempool.SessionLost, ""
 }
 
-// hello opens the session. r must be the client's first request.
+// hello opens the session. r is the client's first request and must be a Hello.
 func (c *connection) hello(q uint32, r wire.Request, peer mempool.Peer) error {
 	h, ok := r.(*wire.Hello)
 	if !ok || q == 0 {

@@ -14,7 +14,7 @@ import (
 	"github.com/poolbridge/poolbridge/mempool"
 )
 
-// acceptFDs makes the server's socket accept descriptors, as on kernels that cannot refuse them.
+// acceptFDs makes the server's socket accept descriptors, as on a kernel that cannot refuse descriptors.
 func acceptFDs(t *testing.T, c *connection) {
 	t.Helper()
 	raw, err := c.conn.SyscallConn()

@@ -83,7 +83,8 @@ func (c *connection) open(q uint32, r *wire.Open) {
 	})
 }
 
-// errWaits ends the wait for a pool in the goroutine that reads requests, so that later requests do not wait.
+// errWaits is the error of a request for a pool that would have to wait. The goroutine that reads requests does not wait, so that later
+// requests do not wait either.
 var errWaits = situation.Of(mempool.ErrBusy, "the pool is not there yet")
 
 // atOnce is a context that is cancelled. A call with this context does not wait.
@@ -93,7 +94,8 @@ var atOnce = func() context.Context {
 	return ctx
 }()
 
-// pool answers with the pool that the function `get` returns: at once if there is no need to wait, otherwise from a new goroutine.
+// pool answers with the pool that the function `get` returns. If the request need not wait, pool answers at once, otherwise from a new
+// goroutine.
 func (c *connection) pool(q uint32, get func(context.Context) (*service.Pool, error)) {
 	p, err := get(atOnce)
 	if q != 0 && errors.Is(err, errWaits) {
@@ -130,8 +132,8 @@ func publishBuffer(s *service.Session, r *wire.Publish) error {
 	return s.Publish(r.Lease, p)
 }
 
-// alloc answers with a new lease. A large allocation takes long. So it has a goroutine of its own: the session's other requests do not
-// wait, and the client gets notices that the allocation still runs.
+// alloc answers with a new lease. A large allocation takes long, so alloc starts a new goroutine for it: the session's other requests do
+// not wait, and the client gets notices that the allocation still runs.
 func (c *connection) alloc(q uint32, r *wire.Alloc) {
 	t := convert.Tensor(r.Tensor)
 	get := func(ctx context.Context, wait time.Duration) (service.Grant, error) {
@@ -173,10 +175,11 @@ func (c *connection) tellWorking(q uint32) (stop func()) {
 
 type getLease = func(ctx context.Context, wait time.Duration) (service.Grant, error)
 
-// grant answers with the lease that the function `get` returns: at once if there is no need to wait, otherwise from a new goroutine.
+// grant answers with the lease that the function `get` returns. If the request need not wait, grant answers at once, otherwise from a new
+// goroutine.
 func (c *connection) grant(q uint32, wait uint64, get getLease) {
 	if q == 0 {
-		return // no client would know of the lease
+		return // without a reply, the client would not know of the lease
 	}
 	g, err := get(c.ctx, 0)
 	_, again := c.another(g, err, wait)
@@ -188,7 +191,7 @@ func (c *connection) grant(q uint32, wait uint64, get getLease) {
 }
 
 // grantLater answers from a new goroutine with the lease that a second attempt returns. g and err are the result of the first attempt, and
-// again says why a second attempt is needed.
+// `again` says why a second attempt is needed.
 func (c *connection) grantLater(q uint32, wait uint64, get getLease, g service.Grant, err, again error) {
 	refused := c.wait(q, func(ctx context.Context) func() {
 		g, err := c.insist(ctx, g, err, wait, get)
@@ -196,15 +199,16 @@ func (c *connection) grantLater(q uint32, wait uint64, get getLease, g service.G
 	})
 	if refused != nil {
 		refused = fmt.Errorf("%w (%s)", refused, again.Error())
-		if err == nil { // no client would know of the lease
+		if err == nil { // the client gets an error, so it would not know of the lease
 			refused = errors.Join(refused, g.Lease.Undo(false))
 		}
 		c.fail(q, refused)
 	}
 }
 
-// another decides whether a second attempt makes sense after the first attempt returned g and err. If it makes sense, again is the reason,
-// and limit is how long to wait. Otherwise again is nil, and the client gets the result of the first attempt.
+// another decides whether a second attempt makes sense after the first attempt returned g and err. If it makes sense, `again` is the
+// reason, and `limit` is how long the second attempt may wait. Otherwise `again` is nil, and the client gets the result of the first
+// attempt.
 func (c *connection) another(g service.Grant, err error, wait uint64) (limit time.Duration, again error) {
 	limit = milliseconds(wait)
 	waitable := errors.Is(err, mempool.ErrNotFound) || errors.Is(err, mempool.ErrBusy) || errors.Is(err, mempool.ErrLimit) || errors.Is(err, mempool.ErrOutOfMemory)
@@ -224,7 +228,8 @@ func (c *connection) another(g service.Grant, err error, wait uint64) (limit tim
 	return 0, nil
 }
 
-// insist makes the second attempt, if it makes sense. If the client cannot wait for the work on the buffer, insist waits for that work.
+// insist makes the second attempt, if a second attempt makes sense. If the client cannot wait for the work on the buffer, insist waits for
+// that work.
 func (c *connection) insist(ctx context.Context, g service.Grant, err error, wait uint64, get getLease) (service.Grant, error) {
 	limit, again := c.another(g, err, wait)
 	if again != nil && err != nil {

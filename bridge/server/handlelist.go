@@ -42,19 +42,20 @@ func (c *connection) list(q uint32, r *wire.List) {
 	c.reply(q, reply, nil)
 }
 
-// lists gives way to other requests: a client asks for a long list in many requests, and these could use a whole processor.
+// lists makes lists wait for other requests: a client asks for a long list in many requests, and these requests could use a whole
+// processor.
 type lists struct {
-	others atomic.Uint64 // requests that were no lists
-	mu     sync.Mutex    // held by the one list that waits; other lists wait for the lock
-	known  uint64        // value of others at the last page
+	others atomic.Uint64 // number of requests that did not ask for a list
+	mu     sync.Mutex    // held by the one request for a list that waits; other such requests wait for mu
+	known  uint64        // value of `others` at the last page
 }
 
-// listRest is how long pages of lists leave the service to other requests.
+// listRest is how long the server makes no page of a list, so that it can carry out other requests.
 const listRest = time.Millisecond
 
 // wait returns when the server may make a page of a list: at once if there were no other requests since the last page, else after
-// listRest. There is no event to wait for: between two transfers no transfer is running, and a list would then take the processor from the
-// next transfer.
+// listRest. wait does not wait until no other request is running: between two transfers of a busy client no request is running, and a list
+// that began then would take the processor from the next transfer.
 func (l *lists) wait(ctx context.Context) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -69,8 +70,8 @@ func (l *lists) wait(ctx context.Context) {
 	l.known = l.others.Load()
 }
 
-// listMemory is memory for a page of a list. The next page uses it again: otherwise each page would leave 25 KB of garbage, and in a
-// service with many buffers garbage collection slows transfers down.
+// listMemory is memory for a page of a list. The next page uses the same memory again. Otherwise each page would leave 25 KB of garbage,
+// and in a service with many buffers garbage collection slows transfers down.
 type listMemory struct {
 	sessions []mempool.SessionInfo
 	channels []mempool.ChannelStatus
@@ -82,7 +83,7 @@ type listMemory struct {
 
 var listMemories = sync.Pool{New: func() any { return new(listMemory) }}
 
-// free empties the memory, and keeps it for another page.
+// free removes the entries from the memory, and keeps the memory for another page.
 func (m *listMemory) free() {
 	r := &m.reply
 	m.sessions, m.channels, m.names, m.buffers, m.leases = emptied(m.sessions), emptied(m.channels), emptied(m.names), emptied(m.buffers), emptied(m.leases)
@@ -90,14 +91,14 @@ func (m *listMemory) free() {
 	listMemories.Put(m)
 }
 
-// emptied returns s without elements. It clears the old elements, so that they keep no other memory alive.
+// emptied returns s without elements. emptied also clears the old elements, so that they do not keep other memory alive.
 func emptied[T any](s []T) []T {
 	clear(s)
 	return s[:0]
 }
 
-// entries returns a page of a list as types of package wire, and the value of `after` for the next page. It uses the memory of infos and
-// out.
+// entries returns a page of a list as types of package wire, and the value of `after` for the next page. entries uses the memory of infos
+// and out for the page.
 func entries[T, W any](list func(after string, most int, into []T) (service.Page[T], error), after string, most int, infos *[]T, out []W,
 	describe func(T) W) ([]W, string, error) {
 	page, err := list(after, most, *infos)

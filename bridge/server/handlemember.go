@@ -12,7 +12,7 @@ import (
 
 func (c *connection) join(q uint32, r *wire.Join) {
 	if q == 0 {
-		return // no client would know of the member
+		return // without a reply, the client would not know the member's id
 	}
 	m, err := c.session.JoinChannel(r.Channel, service.MemberSpec{Role: service.MemberRole(r.Role), Oldest: r.Oldest, Full: mempool.FullPolicy(r.Full)})
 	if err != nil {
@@ -23,7 +23,7 @@ func (c *connection) join(q uint32, r *wire.Join) {
 	c.reply(q, &wire.JoinReply{Slot: uint64(m.Slot), Member: m.ID, Export: *x}, files)
 }
 
-// enter lets a member take part in its channel. The files of the members that it must know are sent before the reply.
+// enter lets a member take part in its channel. Before the reply, enter sends the files of the other members that the new member must know.
 func (c *connection) enter(q uint32, r *wire.Enter) {
 	others, err := c.session.EnterChannel(r.Channel, r.Member)
 	for _, other := range others {
@@ -32,17 +32,17 @@ func (c *connection) enter(q uint32, r *wire.Enter) {
 	c.done(q, err)
 }
 
-// sendMember sends the file of a member. A closed file is not sent: its member has left.
+// sendMember sends the file of a member. If the file is closed, the member has left, and sendMember sends nothing.
 func (c *connection) sendMember(n service.MemberCame) {
 	out := &wire.Member{Channel: n.Channel, Role: string(n.Role), Slot: uint64(n.Slot), Member: n.Member, Export: wire.Export{FDs: 1}}
 	_ = c.send([]*os.File{n.File}, func(dst []byte) ([]byte, error) { return wire.AppendNotice(dst, out) })
 }
 
-// mapBlock answers with the export of a block. After that the service may recall the block. mapBlock holds c.sending, so that the client
-// gets the export before the recall.
+// mapBlock answers with the export of a block. As soon as the export is made, the service may recall the block. mapBlock holds c.sending,
+// so that the client gets the export before the recall.
 func (c *connection) mapBlock(q uint32, r *wire.Map) {
 	if q == 0 {
-		return // no client would have the export
+		return // the client wants no reply, so it would not get the export
 	}
 	c.sending.Lock()
 	b, err := c.session.MapBlock(r.Channel, r.Block)

@@ -34,14 +34,14 @@ var (
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
-// unhurried are the usual limits, but clients on a slow machine have time.
+// unhurried are the usual limits, but with much longer times, so that a client on a slow machine does not exceed them.
 var unhurried = func() ClientLimits {
 	l := DefaultLimits()
 	l.Hello, l.Send, l.Recall = patience, patience, patience
 	return l
 }()
 
-// rig is a service of its own for a test.
+// rig is a service for one test.
 type rig struct {
 	*Server
 	svc  *service.Service
@@ -49,7 +49,7 @@ type rig struct {
 	log  *harness.Log
 }
 
-// start serves until the test ends. Servers are closed before clients, whose cleanups run first.
+// start starts a service that serves until the test ends. Clients register their cleanups later, so clients are closed before the server.
 func start(t testing.TB, c Config, l ClientLimits) *rig {
 	t.Helper()
 	r := &rig{path: harness.SocketPath(t), log: harness.NewLog()}
@@ -65,14 +65,14 @@ func start(t testing.TB, c Config, l ClientLimits) *rig {
 	return r
 }
 
-// serve starts a service with limits that hurry no client.
+// serve starts a service with the limits unhurried.
 func serve(t testing.TB, c Config) (*service.Service, string) {
 	t.Helper()
 	r := start(t, c, unhurried)
 	return r.svc, r.path
 }
 
-// only returns the server's end of its only session.
+// only returns the connection of the only session of the server.
 func (r *rig) only(t *testing.T) *connection {
 	t.Helper()
 	r.mu.Lock()

@@ -22,7 +22,7 @@ func TestAClientThatSaysNothingIsCutOff(t *testing.T) {
 
 func TestTheHelloEndsItsTimeLimit(t *testing.T) {
 	l := unhurried
-	for l.Hello = 20 * time.Millisecond; ; l.Hello *= 2 { // until the hello comes in time
+	for l.Hello = 20 * time.Millisecond; ; l.Hello *= 2 { // try longer limits until the hello comes in time
 		c := dialRaw(t, start(t, Config{}, l).path)
 		packet, err := wire.AppendRequest(nil, 1, &wire.Hello{Versions: []uint64{1}})
 		require.NoError(t, err)

@@ -15,14 +15,14 @@ import (
 	"github.com/poolbridge/poolbridge/mempool/service"
 )
 
-// largeFrom makes every allocation of n bytes or more a large one.
+// largeFrom returns limits with which every allocation of n bytes or more counts as large.
 func largeFrom(n uint64) ClientLimits {
 	l := unhurried
 	l.Large, l.Working = n, time.Millisecond
 	return l
 }
 
-// An allocation that waits for room stands for one that takes long, because the test decides when it ends.
+// In this test, an allocation that waits for room stands for an allocation that takes long, because the test can decide when the wait ends.
 func TestAClientIsToldThatALargeAllocationIsUnderWay(t *testing.T) {
 	r := start(t, Config{}, largeFrom(8192))
 	c := greeted(t, r.path)
@@ -38,7 +38,7 @@ func TestAClientIsToldThatALargeAllocationIsUnderWay(t *testing.T) {
 		require.NoError(t, err)
 		assert.Equal(t, &wire.Working{Request: 70000}, n)
 	}
-	c.Ask(4, &wire.StatsRequest{}, &wire.StatsReply{}) // other requests go on, those of its own session too
+	c.Ask(4, &wire.StatsRequest{}, &wire.StatsReply{}) // other requests of the same session are answered meanwhile
 	c.Send(0, &wire.Release{Lease: first.Lease.ID})
 	var second wire.LeaseReply
 	require.NoError(t, c.Reply(70000, &second))
@@ -89,7 +89,7 @@ func TestAClientOfGoMakesLargeAllocations(t *testing.T) {
 	require.NoError(t, (<-got).Release(false))
 }
 
-// ticks returns when c has read n notices that an allocation of its own still runs.
+// ticks reads n notices that say that an allocation of c still runs, and then returns.
 func ticks(t *testing.T, c *raw, n int) {
 	t.Helper()
 	c.Send(90, &wire.Alloc{Pool: 1, Tensor: bytesTensor(8192), Wait: longWait})
@@ -123,9 +123,9 @@ func TestAClientThatReadsNothingDuringALargeAllocationIsNotCutOff(t *testing.T) 
 				eventually(t, func() bool { return server.waits(3) })
 				filled = stall(stopped, server, 0)
 			}
-			ticks(t, other, 400) // a socket has room for fewer
+			ticks(t, other, 400) // 400 notices do not fit into a socket's buffer
 			require.NoError(t, server.ctx.Err())
-			for range filled { // it goes on
+			for range filled { // the stopped client reads its notices again
 				_, err := stopped.Recv()
 				require.NoError(t, err)
 			}

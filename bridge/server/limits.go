@@ -4,9 +4,9 @@ import "time"
 
 // ClientLimits are limits that the server sets for each of its clients. docs/protocol.md lists the limits that matter to clients.
 type ClientLimits struct {
-	// Hello is how long a client may take from the connection to its hello.
+	// Hello is how long a client may take from connecting to sending hello.
 	Hello time.Duration
-	// Send is how long a client may leave its socket's buffer full. After that its session ends.
+	// Send is how long a client may leave its socket's buffer full. After that time the client's session ends.
 	Send time.Duration
 	// Recall is the least time that an allocation waits for blocks that the service has recalled.
 	Recall time.Duration
@@ -14,22 +14,23 @@ type ClientLimits struct {
 	Waiting int
 	// Notices is how many notices may wait until a client reads. If more notices wait, the client's session ends.
 	Notices int
-	// Denied is how many clients at a time are told that they may not have a session. Further such clients are disconnected at once.
+	// Denied is how many clients at a time the server lets send a hello, only to answer that they may not have a session. The server
+	// disconnects further such clients at once.
 	Denied int
 	// Large is a size in bytes. An allocation of this size or more does not block the other requests of its session.
 	Large uint64
-	// Working is how often a client is told that its request still runs.
+	// Working is the time between two notices that tell a client that its request still runs.
 	Working time.Duration
 }
 
-// DefaultLimits returns the limits of a [Config] that has none.
+// DefaultLimits returns the limits that the server uses if Config.Limits is nil.
 func DefaultLimits() ClientLimits {
 	return ClientLimits{Hello: 10 * time.Second, Send: 10 * time.Second, Recall: 2 * time.Second,
 		Waiting: 256, Notices: 1024, Denied: 64, Large: 64 << 20, Working: 250 * time.Millisecond}
 }
 
 const (
-	maxWait         = 24 * time.Hour // limit on the time that a request waits
+	maxWait         = 24 * time.Hour // longest time that a request may wait
 	defaultSessions = 4096
 	defaultWaits    = 65536
 	sessionFDs      = 3 // file descriptors of a session: its socket, its process, its timeline

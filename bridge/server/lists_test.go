@@ -13,7 +13,7 @@ func TestAListGivesWayToOtherRequestsIfThereAreAny(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var l lists
 		took := func(ctx context.Context) time.Duration {
-			begun := time.Now() // in a bubble time passes only where all wait
+			begun := time.Now() // in a synctest bubble, time passes only while all goroutines wait
 			l.wait(ctx)
 			return time.Since(begun)
 		}

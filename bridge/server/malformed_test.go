@@ -34,8 +34,8 @@ func (v vector) packet(t *testing.T) []byte {
 	return b
 }
 
-// The service answers a malformed packet with protocol and closes the connection of that client. Other clients do not notice. A packet that only
-// the service sends is malformed, too.
+// The service answers a malformed packet with protocol and closes the connection of that client. Other clients do not notice this. A packet
+// that only the service may send is malformed, too.
 func TestEveryInvalidVectorEndsTheSessionThatSendsIt(t *testing.T) {
 	r := start(t, Config{}, unhurried)
 	witness := greeted(t, r.path)
@@ -43,11 +43,11 @@ func TestEveryInvalidVectorEndsTheSessionThatSendsIt(t *testing.T) {
 	for _, v := range invalid {
 		packet := v.packet(t)
 		if len(packet) == 0 || len(packet) > wire.MaxPacket+1 {
-			continue // the socket does not carry it, or the next test sends it
+			continue // the socket cannot carry this packet, or the next test sends it
 		}
 		if _, _, err := wire.DecodeRequest(packet); !errors.Is(err, wire.ErrProtocol) {
 			require.NotEqual(t, "request", v.Direction)
-			continue // wrong from the service, but a valid request of a client
+			continue // the packet is malformed as a reply, but valid as a request
 		}
 		for when, connect := range map[string]func() *raw{
 			"before hello": func() *raw { return dialRaw(t, r.path) },
@@ -71,7 +71,7 @@ func TestAPacketLongerThanAnyIsAProtocolError(t *testing.T) {
 	assert.ErrorContains(t, err, "longer than the buffer")
 }
 
-// A well-formed request gets an answer even if it makes no sense, and the session goes on.
+// A well-formed request gets an answer even if the request makes no sense, and the session stays open.
 func TestEveryValidRequestIsAnswered(t *testing.T) {
 	r := start(t, Config{}, unhurried)
 	c := greeted(t, r.path)
@@ -83,7 +83,7 @@ func TestEveryValidRequestIsAnswered(t *testing.T) {
 		q, m, err := wire.DecodeRequest(v.packet(t))
 		require.NoError(t, err)
 		if _, greets := m.(*wire.Hello); greets {
-			continue // it is sent only once
+			continue // a client sends hello only once
 		}
 		require.NoError(t, c.Conn.Send(v.packet(t), nil), v.Name)
 		if q != 0 {

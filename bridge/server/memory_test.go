@@ -20,7 +20,7 @@ func TestAnIdleSessionTakesLittleOfTheService(t *testing.T) {
 	}
 	greet()
 	each := int64(most)
-	for tries := 0; tries < 3 && each >= most; tries++ { // during the first try, stacks may grow
+	for tries := 0; tries < 3 && each >= most; tries++ { // try again, because stacks may grow during the first try
 		before := liveBytes()
 		greet()
 		each = (liveBytes() - before) / sessions

@@ -11,17 +11,17 @@ type notices struct {
 	wake chan struct{} // buffered for one value
 	mu   sync.Mutex
 	list []service.Notice
-	told int // how many entries of list the method next has returned
+	told int // how many entries of `list` next has returned already
 }
 
-// add adds a notice. It returns false if limit notices wait already.
+// add adds a notice. It returns false if the number `limit` of notices waits already.
 func (q *notices) add(n service.Notice, limit int) bool {
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	if len(q.list)-q.told >= limit {
 		return false
 	}
-	if q.told > len(q.list)/2 { // remove those that were returned, so that the list does not grow
+	if q.told > len(q.list)/2 { // remove the entries that next has returned, so that the list does not grow
 		rest := copy(q.list, q.list[q.told:])
 		clear(q.list[rest:])
 		q.list, q.told = q.list[:rest], 0
@@ -29,12 +29,12 @@ func (q *notices) add(n service.Notice, limit int) bool {
 	q.list = append(q.list, n)
 	select {
 	case q.wake <- struct{}{}:
-	default: // the sender has a wake-up pending
+	default: // wake has a value already, so the sender will wake up
 	}
 	return true
 }
 
-// next takes the oldest notice. It returns nil if there is none.
+// next takes the oldest notice that waits. It returns nil if no notice waits.
 func (q *notices) next() service.Notice {
 	q.mu.Lock()
 	defer q.mu.Unlock()

@@ -8,10 +8,10 @@ import (
 	"github.com/poolbridge/poolbridge/mempool/service"
 )
 
-// operation is how the server carries out one request of the protocol.
+// operation says how the server carries out one kind of request of the protocol.
 type operation struct {
 	name    string
-	feature string // feature that the session must have; "" for none
+	feature string // feature that the session must have; "" if it needs no feature
 	slow    bool   // with much memory the driver may take long, so the client gets notices that the request still runs
 	run     func(c *connection, q uint32, r wire.Request)
 }
@@ -54,7 +54,7 @@ var operations = byName(
 // handle carries out one request of an open session and answers it.
 func (c *connection) handle(q uint32, r wire.Request) {
 	o, ok := operations[r.Op()]
-	switch { // requests that are refused here are not counted: a client could invent any number of names
+	switch { // requests that handle refuses are not counted, because a client could invent any number of names
 	case !ok:
 		c.fail(q, unknown(r.Op()))
 		return
@@ -75,13 +75,14 @@ func (c *connection) handle(q uint32, r wire.Request) {
 	o.run(c, q, r)
 }
 
-// on returns an operation whose function answers the request.
+// on returns the operation of requests of type R. run carries out such a request and answers it.
 func on[R wire.Request](run func(c *connection, q uint32, r R)) operation {
 	var none R
 	return operation{name: none.Op(), run: func(c *connection, q uint32, r wire.Request) { run(c, q, r.(R)) }}
 }
 
-// done returns an operation that is answered with an EmptyReply when the function `do` has returned.
+// done returns the operation of requests of type R. The server calls the function `do` and then answers with an EmptyReply, or with the
+// error of `do`.
 func done[R wire.Request](do func(s *service.Session, r R) error) operation {
 	return on(func(c *connection, q uint32, r R) { c.done(q, do(c.session, r)) })
 }

@@ -25,7 +25,7 @@ func TestEveryRequestOfTheProtocolHasAnOperation(t *testing.T) {
 	for name := range operations {
 		assert.True(t, requests[name], "%s has no vector", name)
 	}
-	delete(requests, "hello") // which opens the session
+	delete(requests, "hello") // hello is no operation, because it opens the session
 	require.NotEmpty(t, requests)
 	for name := range requests {
 		assert.Contains(t, operations, name)

@@ -15,8 +15,8 @@ import (
 	"github.com/poolbridge/poolbridge/mempool/service"
 )
 
-// This file sends packets to a client. If a client does not take a packet within ClientLimits.Send, its session ends, so that no other
-// session waits longer for this client.
+// This file sends packets to a client. If a client does not receive packets within the time ClientLimits.Send, the client's session ends,
+// so that no other session waits longer for this client.
 
 // notify queues a notice of the service for this session. notify must not block, because the caller holds locks of the service.
 func (c *connection) notify(n service.Notice) {
@@ -60,17 +60,17 @@ func (c *connection) sendNotice(n service.Notice) {
 	}
 }
 
-// tell sends a notice. tell returns no error: if the notice cannot be sent, the connection has failed, and the session ends.
+// tell sends a notice. tell returns no error: if the server cannot send the notice, the connection has failed, and the session ends.
 func (c *connection) tell(n wire.Notice) {
 	_ = c.send(nil, func(dst []byte) ([]byte, error) { return wire.AppendNotice(dst, n) })
 }
 
-// mentionRoom is how many unread bytes a client may have and still get notices by mention. These bytes hold some notices, and are much
-// less than a socket's buffer.
+// mentionRoom is the limit of mention: a client with more unread bytes gets no notices by mention. Some notices fit into this limit, and
+// the limit is much smaller than a socket's buffer.
 const mentionRoom = 16 << 10
 
 // mention sends a notice that the client can do without. It drops the notice if the client does not read, or if another goroutine is
-// sending a packet. So mention never waits, and leaves the socket's buffer to packets that must arrive.
+// sending a packet. So mention never waits, and keeps the socket's buffer free for packets that must arrive.
 func (c *connection) mention(n wire.Notice) {
 	if !c.sending.TryLock() {
 		return
@@ -102,18 +102,18 @@ func sendingFailed(err error) error {
 	return fmt.Errorf("sending failed: %w", err)
 }
 
-// goodbye tells the client why the server closes the connection, if the client's socket has room.
+// goodbye tells the client why the server closes the connection, unless the client's socket is full.
 func (c *connection) goodbye(reason error) {
 	c.sending.Lock()
 	defer c.sending.Unlock()
-	_ = c.conn.SetWriteDeadline(time.Time{}) // the end of the session has set one
+	_ = c.conn.SetWriteDeadline(time.Time{}) // the end of the session has set a deadline
 	farewell(c.conn, reason)
 }
 
-// farewell sends a goodbye, if the client's socket has room.
+// farewell sends a goodbye, unless the client's socket is full.
 func farewell(conn *seqpacket.Conn, reason error) {
 	if packet, err := wire.AppendNotice(nil, &wire.Goodbye{Reason: *convert.WireError(reason)}); err == nil {
-		_ = conn.TrySend(packet, nil) // it need not arrive
+		_ = conn.TrySend(packet, nil) // the goodbye need not arrive
 	}
 }
 
@@ -165,10 +165,11 @@ func (c *connection) replyLease(q uint32, g service.Grant, err error) {
 	c.answered(q, sent, err)
 }
 
-// fail answers request q with an error. If q is 0, fail sends nothing, unless the error ends the session: then fail sends a goodbye.
+// fail answers request q with an error. If q is 0, the client wants no answer. If the error then ends the session, fail sends a goodbye;
+// otherwise fail sends nothing.
 func (c *connection) fail(q uint32, err error) { c.failed(q, c.answer(q), err) }
 
-// failed is fail for a caller that has called answer.
+// failed does what fail does, for a caller that has called answer.
 func (c *connection) failed(q uint32, sent func(result string), err error) {
 	e := convert.WireError(err)
 	if e.Code == wire.CodeInternal {
@@ -192,8 +193,8 @@ func (c *connection) send(files []*os.File, appendTo func([]byte) ([]byte, error
 	return c.transmit(files, appendTo)
 }
 
-// transmit is send for a caller that holds c.sending. transmit returns errors of the packet and of the files. It does not return an error
-// of the connection: such an error ends the session.
+// transmit does what send does, for a caller that holds c.sending. transmit returns errors of the packet and of the files. It does not
+// return an error of the connection, because such an error ends the session.
 func (c *connection) transmit(files []*os.File, appendTo func([]byte) ([]byte, error)) error {
 	packet, err := appendTo(c.out[:0])
 	if err != nil {
@@ -213,7 +214,8 @@ func (c *connection) transmit(files []*os.File, appendTo func([]byte) ([]byte, e
 	return nil
 }
 
-// put sends a packet. If the client's socket is full, put waits until the session ends, but at most for ClientLimits.Send.
+// put sends a packet. If the client's socket is full, put waits until the socket has room, the session ends, or the time ClientLimits.Send
+// has passed.
 func (c *connection) put(packet []byte, fds []int) error {
 	err := c.conn.TrySend(packet, fds)
 	if !errors.Is(err, seqpacket.ErrWouldBlock) {
@@ -225,7 +227,7 @@ func (c *connection) put(packet []byte, fds []int) error {
 	}
 	err = c.conn.Send(packet, fds)
 	if c.ctx.Err() == nil {
-		_ = c.conn.SetWriteDeadline(time.Time{}) // a deadline that has passed would fail later packets
+		_ = c.conn.SetWriteDeadline(time.Time{}) // with a deadline that has passed, later packets would fail
 	}
 	return err
 }

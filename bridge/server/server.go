@@ -15,28 +15,28 @@ import (
 	"github.com/poolbridge/poolbridge/mempool/service"
 )
 
-// Config configures a [Server]. Its zero value is useful.
+// Config configures a [Server]. The zero Config has useful defaults.
 type Config struct {
-	// Mode is the mode of the socket file; 0 for 0600. If the socket's directory does not exist, Listen makes it with mode 0700.
+	// Mode is the mode of the socket file; 0 means 0600. If the socket's directory does not exist, Listen makes the directory with mode 0700.
 	Mode os.FileMode
-	// MayConnect reports whether a peer may have a session. The kernel says who the peer is. nil: every process that can open the socket
-	// may have a session. The access list of each pool decides what a session may use.
+	// MayConnect reports whether a peer may have a session. The kernel tells the server the peer's user and process. If MayConnect is nil,
+	// every process that can open the socket may have a session. The access list of each pool decides what a session may use.
 	MayConnect func(mempool.Peer) bool
-	// MaxSessions is how many sessions there may be at a time; 0 for 4096. A session that has ended counts while its process lives and may
-	// still use memory of the session.
+	// MaxSessions is how many sessions the server may have at a time; 0 means 4096. A session that has ended still counts while its process
+	// lives and may use memory of the session.
 	MaxSessions int
-	// MaxWaits is how many requests may wait at a time, in all sessions together; 0 for 65,536.
+	// MaxWaits is how many requests may wait at a time, in all sessions together; 0 means 65,536.
 	MaxWaits int
-	// Unused is the time without a connected client after which [Server.Unused] is closed. The time begins when the server starts, and
-	// again when the last client leaves. 0: [Server.Unused] is never closed.
+	// Unused is a time: if no client was connected for this time, the server closes the channel of [Server.Unused]. The time begins when the
+	// server starts, and again when the last client leaves. If Unused is 0, the server never closes the channel.
 	Unused time.Duration
-	// Answered is called after each request that the server has carried out, from several goroutines at a time. operation is the name of
-	// the request. result is "ok", the code of the error, or "unanswered" if the client wanted no answer. took is the time since the
-	// request was read. nil: nothing is called.
+	// The server calls Answered after each request that the server has carried out, from several goroutines at a time. operation is the name
+	// of the request. result is "ok", the code of the error, or "unanswered" if the client wanted no answer. took is the time since the server
+	// read the request. If Answered is nil, the server calls nothing.
 	Answered func(operation, result string, took time.Duration)
-	// Limits are the limits for each client; nil for [DefaultLimits].
+	// Limits are the limits for each client; nil means [DefaultLimits].
 	Limits *ClientLimits
-	// Log gets the server's log; nil for no log.
+	// Log gets the server's log; nil means no log.
 	Log *slog.Logger
 }
 
@@ -54,7 +54,7 @@ type Server struct {
 
 	maxSessions, maxWaits atomic.Int64
 
-	ctx      context.Context // ends with the server
+	ctx      context.Context // ends when the server is closed
 	cancel   context.CancelCauseFunc
 	accepted sync.WaitGroup
 	done     chan struct{}
@@ -62,7 +62,7 @@ type Server struct {
 	mu        sync.Mutex
 	conns     map[*connection]struct{} // connections that count as sessions
 	sessions  map[uint64]*connection   // connections that have a session, by the session's id
-	lingering int                      // sessions that have ended, but whose processes may still use memory; they count as sessions
+	lingering int                      // ended sessions whose processes may still use memory; they still count as sessions
 	outside   int                      // connections of peers that may not have a session
 	idle      *time.Timer              // runs while no client is connected
 	unused    chan struct{}
@@ -71,7 +71,7 @@ type Server struct {
 	lists lists
 }
 
-// Listen serves svc on the socket at path until Close. It replaces a socket file that a dead service left behind.
+// Listen serves svc on the socket at path until Close. If a dead service left a socket file behind, Listen replaces the file.
 //
 // Errors: [seqpacket.ErrInUse] if a live service listens at path, and errors of the file system.
 func Listen(path string, svc *service.Service, c Config) (*Server, error) {
@@ -80,8 +80,8 @@ func Listen(path string, svc *service.Service, c Config) (*Server, error) {
 	})
 }
 
-// ListenFile serves svc until Close on a socket that listens already, for example one that systemd hands to a service. The socket keeps its
-// mode, and Close does not remove its file. ListenFile closes file.
+// ListenFile serves svc until Close on a socket that listens already, for example a socket that systemd passes to a service. The socket
+// keeps its mode, and Close does not remove the socket's file. ListenFile closes file.
 //
 // Errors: [seqpacket.ErrNotListening].
 func ListenFile(file *os.File, svc *service.Service, c Config) (*Server, error) {
@@ -116,7 +116,7 @@ func begin(svc *service.Service, c Config, listen func(seqpacket.ListenConfig) (
 	return s, nil
 }
 
-// SetLimits changes MaxSessions and MaxWaits of [Config]. Sessions and requests that exist already stay. SetLimits raises the process's
+// SetLimits changes MaxSessions and MaxWaits of [Config]. SetLimits ends no existing session or request. SetLimits raises the process's
 // limit of file descriptors to what the server and its service need with these limits.
 func (s *Server) SetLimits(sessions, waits int) error {
 	if sessions == 0 {
@@ -142,9 +142,10 @@ func (s *Server) SetLimits(sessions, waits int) error {
 // Path returns the path of the server's socket.
 func (s *Server) Path() string { return s.listener.Path() }
 
-// Check returns an error that says what keeps the server from accepting sessions, or nil. If the server hangs, Check does not return.
+// Check returns an error that says why the server cannot accept sessions, or nil if the server can. If the server hangs, Check does not
+// return.
 func (s *Server) Check() error {
-	s.mu.Lock() // every session takes it
+	s.mu.Lock() // every session locks mu, so Check finds out whether mu can be locked
 	defer s.mu.Unlock()
 	return context.Cause(s.ctx)
 }
@@ -156,7 +157,7 @@ func (s *Server) accept() {
 		switch {
 		case errors.Is(err, os.ErrClosed):
 			return
-		case err != nil: // one connection failed, or the machine lacks something
+		case err != nil: // one connection failed, or the machine has no memory or no descriptors left
 			s.config.Log.Error("a connection could not be accepted", "error", err)
 			select {
 			case <-s.ctx.Done():
@@ -182,7 +183,7 @@ func (s *Server) accept() {
 	}
 }
 
-// admit counts a connection as a session. It returns false if there are MaxSessions already.
+// admit counts a connection as a session. It returns false if the server has MaxSessions sessions already.
 func (s *Server) admit(c *connection) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -216,7 +217,7 @@ func (s *Server) dismiss(c *connection) {
 	s.forget(c)
 }
 
-// forget is dismiss for a caller that holds mu.
+// forget does what dismiss does, for a caller that holds mu.
 func (s *Server) forget(c *connection) {
 	if _, counted := s.conns[c]; !counted {
 		return
@@ -230,14 +231,14 @@ func (s *Server) forget(c *connection) {
 	}
 }
 
-// startIdle starts the timer of [Config.Unused]. No client is connected. The caller holds mu, or no other goroutine has s yet.
+// startIdle starts the timer of [Config.Unused], because no client is connected. The caller holds mu, or no other goroutine has s yet.
 func (s *Server) startIdle() {
 	if s.config.Unused > 0 {
 		s.idle.Reset(s.config.Unused)
 	}
 }
 
-// noteUnused closes Unused when the timer has fired. If a client has connected at the same moment, noteUnused does nothing.
+// noteUnused runs when the timer has fired, and closes s.unused. If a client has connected at the same moment, noteUnused does nothing.
 func (s *Server) noteUnused() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -254,7 +255,8 @@ func (s *Server) noteUnused() {
 // not count as connected, even if its process lives. A client that connects later is still served, until Close.
 func (s *Server) Unused() <-chan struct{} { return s.unused }
 
-// lingers records that the session of c has ended, but that its process may still use memory. The session counts until reclaimed is called.
+// lingers records that the session of c has ended, but that the session's process may still use memory. The session counts until the caller
+// calls reclaimed.
 func (s *Server) lingers(c *connection) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -262,14 +264,14 @@ func (s *Server) lingers(c *connection) {
 	s.lingering++
 }
 
-// reclaimed records that the process of a session that lingered is gone.
+// reclaimed records that the process of a lingering session is gone, so that the session does not count any more.
 func (s *Server) reclaimed() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.lingering--
 }
 
-// turnAway answers the hello of a peer that may not have a session. The connection does not count as a session meanwhile.
+// turnAway answers the hello of a peer that may not have a session. Meanwhile the connection does not count as a session.
 func (s *Server) turnAway(c *connection, peer mempool.Peer) {
 	s.dismiss(c)
 	s.mu.Lock()
@@ -286,7 +288,7 @@ func (s *Server) turnAway(c *connection, peer mempool.Peer) {
 	s.mu.Unlock()
 }
 
-// Close sends a goodbye to every client, ends the sessions and removes the socket. It does not close the service.
+// Close sends a goodbye to every client, ends the sessions and removes the socket. Close does not close the service.
 func (s *Server) Close() error {
 	err := s.listener.Close()
 	s.cancel(errServerClosed)

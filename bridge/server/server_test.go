@@ -23,7 +23,7 @@ func TestTheSocketOfADeadServiceIsTakenOverAndALiveOnesIsNot(t *testing.T) {
 	fd, err := unix.Socket(unix.AF_UNIX, unix.SOCK_SEQPACKET|unix.SOCK_CLOEXEC, 0)
 	require.NoError(t, err)
 	require.NoError(t, unix.Bind(fd, &unix.SockaddrUnix{Name: path}))
-	require.NoError(t, unix.Close(fd)) // nobody listens, the file stays
+	require.NoError(t, unix.Close(fd)) // nobody listens any more, but the socket file stays
 
 	server, err := Listen(path, svc, Config{})
 	require.NoError(t, err)
@@ -91,7 +91,7 @@ func TestTheEndOfTheServiceIsATypedErrorForEveryRequest(t *testing.T) {
 		ended <- err
 	}()
 	awaitWaiting(t, r.only(t), 1)
-	r.svc.Close() // before the server
+	r.svc.Close() // close the service before the server
 	assert.ErrorIs(t, <-ended, bridge.ErrClosed)
 	_, err := c.TryOpenPool(t.Context(), "p")
 	assert.ErrorIs(t, err, bridge.ErrClosed)
@@ -137,7 +137,7 @@ func TestAServerThatClosesWhileClientsConnectDoesNotWaitForThem(t *testing.T) {
 	for range 20 {
 		r := start(t, Config{}, unhurried)
 		for range 5 {
-			c := dialRaw(t, r.path) // sends no hello; its limit is an hour
+			c := dialRaw(t, r.path) // this client sends no hello; the limit for hello is an hour
 			if packet, err := wire.AppendRequest(nil, 1, &wire.Hello{Versions: []uint64{1}}); err == nil {
 				_ = c.Conn.TrySend(packet, nil)
 			}
@@ -151,7 +151,7 @@ func TestAClientMayLeaveWithAnAnswerUnread(t *testing.T) {
 	r := start(t, Config{}, unhurried)
 	c := greeted(t, r.path)
 	c.Send(2, &wire.Create{Name: "p", Kind: "host", MaxBytes: 4096})
-	eventually(t, func() bool { // the answer is there
+	eventually(t, func() bool { // wait until the answer has come
 		p := []unix.PollFd{{Events: unix.POLLIN}}
 		raw, err := c.Conn.SyscallConn()
 		require.NoError(t, err)
@@ -164,7 +164,7 @@ func TestAClientMayLeaveWithAnAnswerUnread(t *testing.T) {
 	})
 	require.NoError(t, c.Conn.Close())
 	r.log.Await(t, "kind=session-ended")
-	r.log.Await(t, "the connection broke off") // which is no error
+	r.log.Await(t, "the connection broke off") // an answer that the client did not read is not an error
 }
 
 func TestEndedSessionsOfALivingProcessCountTowardsTheLimit(t *testing.T) {
@@ -175,9 +175,10 @@ func TestEndedSessionsOfALivingProcessCountTowardsTheLimit(t *testing.T) {
 	for range 7 {
 		raw, _ := streaming(t, r.path)
 		raw.Ask(4, &wire.Alloc{Pool: 1, Tensor: bytesTensor(10)}, &wire.LeaseReply{})
-		require.NoError(t, raw.Conn.Close()) // the process lives, so it may still write
+		require.NoError(t, raw.Conn.Close()) // the process lives, so it may still write to the memory
 	}
-	// One descriptor of each stays, which watches the process. Those of its connection and its timeline are closed.
+	// For each session, the server keeps one descriptor, which watches the process. The server has closed the descriptors of the connection
+	// and the timeline.
 	eventually(t, func() bool { return r.svc.Stats().Sessions == 1 && openFDs(t) <= before+7 })
 	_, err := bridge.TryDial(t.Context(), r.path)
 	require.ErrorIs(t, err, bridge.ErrLimit)

@@ -15,7 +15,8 @@ import (
 	"github.com/poolbridge/poolbridge/mempool/service"
 )
 
-// stall fills the client's socket with notices, so that the answers to n requests have to wait. It returns how many notices the client can read.
+// stall fills the client's socket with notices, so that the answers to n requests have to wait. stall returns how many notices the client
+// can then read.
 func stall(r *raw, server *connection, n int) (filled int) {
 	r.Helper()
 	packet, err := wire.AppendNotice(nil, &wire.Recall{Blocks: []uint64{99}})
@@ -73,7 +74,7 @@ func TestNoticesThatPileUpEndTheSessionThatReadsNone(t *testing.T) {
 	server := r.only(t)
 	c := dial(t, r.path)
 	for i := uint64(0); server.ctx.Err() == nil; i++ {
-		server.notify(service.Recall{Blocks: []uint64{i}}) // never waits
+		server.notify(service.Recall{Blocks: []uint64{i}}) // notify never waits
 	}
 	r.log.Await(t, "4 notices wait for a client that reads none")
 	_, err := c.Stats(t.Context())
@@ -81,10 +82,10 @@ func TestNoticesThatPileUpEndTheSessionThatReadsNone(t *testing.T) {
 	assert.NotEmpty(t, stalled.CutOff())
 }
 
-// The deadline of a packet that had to wait must not end a later one.
+// The deadline of a packet that had to wait must not make a later packet fail.
 func TestAClientThatCaughtUpIsNotCutOff(t *testing.T) {
 	l := unhurried
-	for l.Send = 20 * time.Millisecond; ; l.Send *= 2 { // until the client catches up in time
+	for l.Send = 20 * time.Millisecond; ; l.Send *= 2 { // try longer limits until the client catches up in time
 		r := start(t, Config{}, l)
 		c := greeted(t, r.path)
 		stall(c, r.only(t), 1)

@@ -49,7 +49,7 @@ func TestTheServiceHasSoManyRequestsThatWait(t *testing.T) {
 	for q := range uint32(2) {
 		a.Send(2+q, &wire.Get{Name: "x", Wait: longWait})
 	}
-	a.Ask(9, &wire.StatsRequest{}, &wire.StatsReply{}) // both wait
+	a.Ask(9, &wire.StatsRequest{}, &wire.StatsReply{}) // after this reply, both requests wait
 	b.Send(2, &wire.Get{Name: "x", Wait: longWait})
 	err := b.Reply(2, &wire.LeaseReply{})
 	require.ErrorIs(t, err, wire.CodeLimit)
@@ -67,7 +67,7 @@ func TestTheServiceHasSoManyRequestsThatWait(t *testing.T) {
 	assert.EqualValues(t, 2, r.waits.Load())
 }
 
-// The client could not tell the replies to the two requests apart.
+// If two requests had the same number, the client could not tell which request a reply answers.
 func TestANumberThatWaitsIsUsedAgainOnlyByAClientThatBreaksTheProtocol(t *testing.T) {
 	_, path := serve(t, Config{})
 	for _, second := range []wire.Request{&wire.Get{Name: "x", Wait: longWait}, &wire.Open{Name: "x"}, &wire.StatsRequest{}, nil} {
@@ -110,7 +110,7 @@ func TestOnlyTheRequestThatIsNamedIsCancelled(t *testing.T) {
 	assert.ErrorIs(t, c.Reply(last, &wire.LeaseReply{}), wire.CodeCancelled)
 }
 
-// A client that cancels and uses the number again at once cancels the first request only.
+// A client cancels a request and uses the request's number again at once. The service then cancels only the first request.
 func TestACancelledRequestDoesNotTakeItsSuccessorAlong(t *testing.T) {
 	_, path := serve(t, Config{})
 	c := greeted(t, path)
@@ -154,7 +154,7 @@ func TestACancelledGetGivesBackWhatItIsGrantedMeanwhile(t *testing.T) {
 		}()
 		awaitWaiting(t, session, 1)
 		l := allocate(t, p, 10)
-		go cancel(why) // who is first is open
+		go cancel(why) // cancel may come before or after publish
 		publish(t, l, "x")
 		if err := <-ended; err != nil {
 			require.ErrorIs(t, err, why)
@@ -162,7 +162,7 @@ func TestACancelledGetGivesBackWhatItIsGrantedMeanwhile(t *testing.T) {
 		require.NoError(t, l.Release(false))
 		require.NoError(t, c.Unpublish(context.Background(), "x"))
 	}
-	for { // what was granted to nobody is on its way back
+	for { // the service may still be taking back a lease that no client got
 		st, err := c.Stats(context.Background())
 		require.NoError(t, err)
 		if st.Leases == 0 {

@@ -8,7 +8,7 @@ import (
 	"github.com/poolbridge/poolbridge/bridge/wire"
 )
 
-// steadyLease is the lease of a transfer when the session has mapped the block.
+// steadyLease is the reply with a lease when the session has mapped the block already, so the reply has no export.
 var steadyLease = wire.LeaseReply{Lease: wire.Lease{ID: 1 << 20, Buffer: 1 << 21, Generation: 300, Pool: 1, Block: 40,
 	BlockBytes: 2 << 20, Bytes: 1843200, Tensor: wire.Tensor{DType: "float32", Shape: []uint64{480, 640, 3}}}}
 

@@ -12,25 +12,25 @@ type Header struct {
 	Op     string // operation of a request; empty in a packet from the service
 	Notice string // name of a notice; empty in requests and replies
 	Q      uint32 // request number; 0 in a notice and in a request that wants no reply
-	Failed bool   // a reply that carries an error
+	Failed bool   // the packet is a reply that has an error
 
 	packet []byte
-	fault  int // position of the error of a reply
+	fault  int // position of the error in a reply
 }
 
-// Check checks a packet and returns what its envelope says. It does not allocate, and reads no further than the packet's end, even if the
-// packet states greater lengths. A packet that passes is exactly one map with string keys, within every limit of the protocol, without
-// duplicate keys, trailing bytes, extension types or invalid UTF-8.
+// Check checks a packet and returns what its envelope says. Check allocates no memory, and never reads past the packet's end, even if the
+// packet states greater lengths. A packet that Check accepts is exactly one map with string keys. It keeps every limit of the protocol, and
+// has no duplicate keys, no trailing bytes, no extension types and no invalid UTF-8.
 //
-// For other packets Check returns a *PacketError or, for the envelope's own values, a *FieldError; both wrap
-// ErrProtocol. The header then has the values that Check read before the error, so that a service can answer the packet.
+// For every other packet, Check returns a *PacketError, or a *FieldError if a value of the envelope is wrong. Both errors wrap ErrProtocol.
+// The header then has the values that Check read before the error, so that a service can answer the packet.
 func Check(packet []byte) (Header, error) {
 	w := walker{packet: packet, header: Header{packet: packet}}
 	err := w.root()
 	return w.header, err
 }
 
-// walker is a position in a packet that is being checked.
+// walker is the state of Check: the packet and a position in it.
 type walker struct {
 	packet []byte
 	at     int
@@ -161,7 +161,7 @@ func (w *walker) entries(n, depth int) error {
 	return nil
 }
 
-// length reads the length that follows code.
+// length reads the length that follows the first byte code.
 func (w *walker) length(code byte) (int, error) {
 	width := int(codes[code].width)
 	if width == 0 {
@@ -210,5 +210,5 @@ func (w *walker) fault(at int, format string, args ...any) error {
 	return &PacketError{Offset: at, Reason: fmt.Sprintf(format, args...)}
 }
 
-// clip shortens a peer's text for an error message.
+// clip shortens a text of the peer for an error message.
 func clip(s []byte) []byte { return s[:min(len(s), 64)] }

@@ -14,7 +14,7 @@ import (
 type decoder struct {
 	src bytes.Reader
 	mp  *msgpack.Decoder
-	buf [MaxString]byte // the current key
+	buf [MaxString]byte // bytes of the current key
 }
 
 var decoders = sync.Pool{New: func() any {
@@ -23,7 +23,7 @@ var decoders = sync.Pool{New: func() any {
 	return d
 }}
 
-// decodeFrom calls read to decode the packet from its beginning.
+// decodeFrom calls the function `read` to decode the packet from its beginning.
 func decodeFrom(packet []byte, read func(*decoder) error) error {
 	d := decoders.Get().(*decoder)
 	d.src.Reset(packet)
@@ -33,7 +33,7 @@ func decodeFrom(packet []byte, read func(*decoder) error) error {
 	return err
 }
 
-// expect returns the kind of the next value, which must be want.
+// expect returns an error if the next value does not have the kind `want`.
 func (d *decoder) expect(want kind) error {
 	code, err := d.mp.PeekCode()
 	if err != nil {
@@ -52,7 +52,7 @@ func (d *decoder) mapLen() (int, error) {
 	return d.mp.DecodeMapLen()
 }
 
-// key returns the next key of a map. The key is valid until the next call.
+// key returns the next key of a map. The key is valid until the next call of key.
 func (d *decoder) key() ([]byte, error) {
 	n, err := d.mp.DecodeBytesLen()
 	if err != nil {
@@ -146,7 +146,7 @@ func (d *decoder) epoch() (e Epoch, err error) {
 	return e, err
 }
 
-// items returns a function that reads an array with get for each element.
+// items returns a function that reads an array. The function calls `get` for each element.
 func items[V any](get func(*decoder) (V, error)) func(*decoder) ([]V, error) {
 	return func(d *decoder) ([]V, error) {
 		if err := d.expect(kindArray); err != nil {

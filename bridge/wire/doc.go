@@ -2,10 +2,10 @@
 // of docs/protocol.md, and their byte-exact encoding. The package knows nothing of sockets, sessions or memory. The structs are in
 // messages.go. A generator makes messages_gen.go, the messages of the Python client and the tables of docs/protocol.md from messages.go.
 //
-// A packet from a peer is decoded only after [Check] has accepted it. Check allocates nothing, and reads no further than the packet's end,
-// even if the packet states greater lengths. Decoding a checked packet allocates no more than a small multiple of its size. A decoded
-// message does not refer to the packet, so the packet's buffer may be used again.
+// The package decodes a packet from a peer only after [Check] has accepted the packet. Check allocates no memory, and never reads past the
+// packet's end, even if the packet states greater lengths. Decoding a checked packet allocates no more than a small multiple of the
+// packet's size. A decoded message does not refer to the packet, so the caller may use the packet's buffer again.
 //
-// This package checks the form: types, limits of encoding, required keys. The receiver checks whether a name, a shape or an id
-// is valid; [MaxDims] and [MaxNameBytes] are here so that all receivers use the same numbers.
+// This package checks the form of a packet: types, limits of the encoding, required keys. The receiver checks whether a name, a shape or an
+// id is valid. [MaxDims] and [MaxNameBytes] are in this package so that all receivers use the same limits.
 package wire

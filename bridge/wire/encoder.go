@@ -34,7 +34,7 @@ var encoders = sync.Pool{New: func() any {
 	return e
 }}
 
-// appendTo calls write to append one packet to dst. On an error it returns dst unchanged.
+// appendTo calls write, which appends one packet to dst. If write fails, appendTo returns dst unchanged.
 func appendTo(dst []byte, write func(*encoder) error) ([]byte, error) {
 	e := encoders.Get().(*encoder)
 	e.out.buf = dst
@@ -54,7 +54,7 @@ func appendTo(dst []byte, write func(*encoder) error) ([]byte, error) {
 
 func (e *encoder) key(s string) error { return e.mp.EncodeString(s) }
 
-// pair writes a key of the envelope and its name.
+// pair writes a key of the envelope, and `name` as the key's value.
 func (e *encoder) pair(key, name string) error {
 	if err := e.key(key); err != nil {
 		return err
@@ -62,7 +62,7 @@ func (e *encoder) pair(key, name string) error {
 	return e.mp.EncodeString(name)
 }
 
-// number writes the request number, if there is one.
+// number writes the request number q, unless q is 0.
 func (e *encoder) number(q uint32) error {
 	if q == 0 {
 		return nil
@@ -94,7 +94,7 @@ func (e *encoder) string(s string) error {
 	return e.mp.EncodeString(s)
 }
 
-// text writes a text for people as valid UTF-8, cut to what fits.
+// text writes a text for people as valid UTF-8. It cuts a text that is longer than MaxString.
 func (e *encoder) text(s string) error {
 	s = strings.ToValidUTF8(s, "\uFFFD")
 	if len(s) > MaxString {
@@ -118,12 +118,12 @@ func (e *encoder) binary(b []byte) error {
 
 func (e *encoder) epoch(v Epoch) error { return e.binary(v[:]) }
 
-// list returns a function that writes an array with put for each element.
+// list returns a function that writes an array. The function calls `put` for each element.
 func list[V any](put func(*encoder, V) error) func(*encoder, []V) error {
 	return listAt(func(e *encoder, v *V) error { return put(e, *v) })
 }
 
-// listAt is list for large elements: it copies no element.
+// listAt is like list, for large elements: it does not copy the elements.
 func listAt[V any](put func(*encoder, *V) error) func(*encoder, []V) error {
 	return func(e *encoder, vs []V) error {
 		if len(vs) > MaxElements {

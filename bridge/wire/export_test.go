@@ -1,6 +1,6 @@
 package wire
 
-// NewRequest and NewNotice make an empty request or notice by its name.
+// NewRequest and NewNotice have a function for each name, which makes an empty request or notice.
 var (
 	NewRequest = newRequest
 	NewNotice  = newNotice

@@ -8,7 +8,7 @@ import (
 // PacketError says why a packet is malformed. It wraps ErrProtocol.
 type PacketError struct {
 	Offset int    // position in the packet
-	Reason string // what is wrong there
+	Reason string // what is wrong at this position
 }
 
 func (e *PacketError) Error() string {
@@ -18,11 +18,11 @@ func (e *PacketError) Error() string {
 // Unwrap returns ErrProtocol.
 func (e *PacketError) Unwrap() error { return ErrProtocol }
 
-// FieldError says that a key of a message has a value that is not allowed. It wraps ErrProtocol for a packet that was
-// received, and CodeInvalid for a message that cannot be sent.
+// FieldError says that a key of a message has a value that is not allowed. If the message was received, FieldError wraps ErrProtocol. If
+// the message is to be sent, FieldError wraps CodeInvalid.
 type FieldError struct {
 	Message  string // the message's name: an operation, a notice or "error"
-	Key      string // path of the key, "l.t.sh[2]"
+	Key      string // path of the key, for example "l.t.sh[2]"
 	Expected string
 	Found    string
 	Code     Code
@@ -51,7 +51,7 @@ func (e *UnknownError) Error() string { return fmt.Sprintf("unknown %s %q", e.Wh
 // Unwrap returns CodeUnsupported.
 func (e *UnknownError) Unwrap() error { return CodeUnsupported }
 
-// under puts key before the path of a FieldError.
+// under puts `key` in front of the path of a FieldError.
 func under(key string, err error) error {
 	fe, ok := errors.AsType[*FieldError](err)
 	switch {
@@ -65,7 +65,7 @@ func under(key string, err error) error {
 	return fe
 }
 
-// of sets the message of a FieldError.
+// of sets the Message of a FieldError to `message`.
 func of(message string, err error) error {
 	if fe, ok := errors.AsType[*FieldError](err); ok {
 		fe.Message = message

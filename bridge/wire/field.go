@@ -1,6 +1,6 @@
 package wire
 
-// field describes one key of a structure and the field of the struct T that has its value, for encoding and decoding.
+// field describes one key of a structure, for encoding and decoding. A field of the struct T has the key's value.
 type field[T any] struct {
 	key      string
 	optional bool
@@ -9,13 +9,13 @@ type field[T any] struct {
 	decode   func(*decoder, *T) error
 }
 
-// maybe makes the field optional: a field with its zero value is not sent.
+// maybe returns the field as an optional field, which is not sent if it has the zero value.
 func (f field[T]) maybe() field[T] {
 	f.optional = true
 	return f
 }
 
-// value makes a field of type V from the functions that check for the zero value, write and read it.
+// value makes a field whose value has type V. `empty` checks for the zero value, `put` writes a value, and `get` reads a value.
 func value[T, V any](key string, at func(*T) *V, empty func(V) bool,
 	put func(*encoder, V) error, get func(*decoder) (V, error)) field[T] {
 	return field[T]{
@@ -48,7 +48,7 @@ func stringField[T any](key string, at func(*T) *string) field[T] {
 	return value(key, at, zero, (*encoder).string, (*decoder).string)
 }
 
-// textField is a string for people, which is cut to what fits.
+// textField is a string for people. The encoder cuts the string if it is too long.
 func textField[T any](key string, at func(*T) *string) field[T] {
 	return value(key, at, zero, (*encoder).text, (*decoder).string)
 }
@@ -87,7 +87,7 @@ func structField[T, V any](key string, at func(*T) *V, fields record[V]) field[T
 	}
 }
 
-// pointerField is an optional structure; nil: left out.
+// pointerField is an optional structure. If the pointer is nil, the structure is not sent.
 func pointerField[T, V any](key string, at func(*T) **V, fields record[V]) field[T] {
 	return field[T]{
 		key:      key,

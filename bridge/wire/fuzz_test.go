@@ -29,17 +29,17 @@ func allocated() uint64 {
 	return s[0].Value.Uint64()
 }
 
-// slack is how many bytes the fuzzer's own goroutines may allocate meanwhile.
+// slack is how many bytes the fuzzer's own goroutines may allocate while a packet is decoded.
 const slack = 4 << 20
 
-// FuzzCheckAgainstDecoder compares Check with the library. A packet that Check accepts, the library decodes as a whole and
-// without large allocations. Check refuses the same packet with one byte less or more.
+// FuzzCheckAgainstDecoder compares Check with the library. If Check accepts a packet, the library decodes the whole packet without large
+// allocations, and Check refuses the same packet with one byte less or more.
 func FuzzCheckAgainstDecoder(f *testing.F) {
 	seed(f)
 	f.Fuzz(func(t *testing.T, packet []byte) {
 		if _, err := wire.Check(packet); err != nil {
 			require.ErrorIs(t, err, wire.ErrProtocol)
-			return // the library could use up the memory
+			return // the library could use up all memory for a packet that Check refuses
 		}
 		before := allocated()
 		var v map[string]any
@@ -50,7 +50,7 @@ func FuzzCheckAgainstDecoder(f *testing.F) {
 		require.Less(t, depth(v), wire.MaxDepth+1)
 		again, err := msgpack.Marshal(v)
 		require.NoError(t, err)
-		if len(again) <= wire.MaxPacket { // the library writes integers of an interface in full
+		if len(again) <= wire.MaxPacket { // the library writes an integer in an interface in its longest format, so the packet may grow
 			_, err = wire.Check(again)
 			require.NoError(t, err)
 		}
@@ -95,8 +95,8 @@ func FuzzCheckAcceptsPlainMaps(f *testing.F) {
 	})
 }
 
-// FuzzDecodeRequest tests that decoding neither panics nor makes large allocations, and that a decoded message is the same after it was
-// encoded and decoded again.
+// FuzzDecodeRequest tests that decoding does not panic and makes no large allocations. It also encodes and decodes a decoded message again,
+// and tests that the message stays the same.
 func FuzzDecodeRequest(f *testing.F) {
 	seed(f)
 	f.Fuzz(func(t *testing.T, packet []byte) {
@@ -121,7 +121,7 @@ func FuzzDecodeRequest(f *testing.F) {
 	})
 }
 
-// FuzzDecodeFromService is FuzzDecodeRequest for replies and notices.
+// FuzzDecodeFromService does the same as FuzzDecodeRequest, for replies and notices.
 func FuzzDecodeFromService(f *testing.F) {
 	seed(f)
 	ops := []string{"hello", "open", "get", "trim", "stats", "destroy", "timeline", "channel", "join"}

@@ -1,6 +1,7 @@
 package wire
 
-// note reads a value of the envelope: the value of a one-letter key of the packet's own map. The value has been checked.
+// note reads a value of the envelope: the value of a one-letter key of the packet's outermost map. Check has already checked the form of
+// the value.
 func (h *Header) note(key byte, at int, value []byte) error {
 	kind := kindOf(value[0])
 	switch key {
@@ -13,7 +14,7 @@ func (h *Header) note(key byte, at int, value []byte) error {
 			return received("o", "the name of an operation", "an empty string")
 		}
 	case 'n':
-		// A reply to trim has an integer here; a reader of notices finds none.
+		// n is the name of a notice only if it is a string: a reply to trim has an integer with the key n.
 		if kind == kindString {
 			h.Notice = name(noticeNames, value)
 		}
@@ -29,7 +30,7 @@ func (h *Header) note(key byte, at int, value []byte) error {
 	return nil
 }
 
-// name returns the string that is encoded in value. For a string in known, it does not allocate.
+// name returns the string that is encoded in value. If the map `known` has the string, name allocates no memory.
 func name(known map[string]string, value []byte) string {
 	text := value[1+codes[value[0]].width:]
 	if s, ok := known[string(text)]; ok {
@@ -38,7 +39,8 @@ func name(known map[string]string, value []byte) string {
 	return string(text)
 }
 
-// unsigned returns the integer that is encoded in value in any format, unless it is negative.
+// unsigned returns the integer that is encoded in value, in any format of integers. The second result is false if value is not an integer
+// or the integer is negative.
 func unsigned(value []byte) (uint64, bool) {
 	kind, payload := kindOf(value[0]), value[1:]
 	switch {

@@ -1,6 +1,6 @@
 package wire
 
-// kind is the type of an encoded value. Integers of a signed format are kindSigned, also if they are positive.
+// kind is the type of an encoded value. An integer in a signed format is kindSigned, even if the integer is positive.
 type kind uint8
 
 const (
@@ -27,14 +27,14 @@ func (k kind) String() string { return kindNames[k] }
 
 func kindOf(code byte) kind { return codes[code].kind }
 
-// shape describes an encoded value, by its first byte.
+// shape is what the first byte of an encoded value says about the value.
 type shape struct {
 	kind  kind
-	width uint8 // bytes of the length that follows, for strings, binaries, arrays and maps
-	size  uint8 // without a length: payload bytes of a scalar or a short string, elements of a short array or map
+	width uint8 // for strings, binaries, arrays and maps: bytes of the length that follows the first byte
+	size  uint8 // if no length follows: payload bytes of a scalar or short string, elements of a short array or map
 }
 
-// codes has the shape for each first byte. Extension types have none, because they are refused.
+// codes has the shape for each first byte. Extension types have no shape, because Check refuses them.
 var codes = func() (t [256]shape) {
 	for c := range t {
 		switch {

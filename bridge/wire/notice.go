@@ -3,13 +3,13 @@ package wire
 // Notice is a message of the service that answers no request.
 type Notice interface {
 	message
-	Notice() string // the notice's name as it is sent
+	Notice() string // the notice's name, as it stands in a packet
 }
 
 var noticeNames = namesOf(newNotice)
 
-// AppendNotice appends a notice's packet to dst. If the message exceeds a limit of the protocol, AppendNotice returns dst unchanged and a
-// *FieldError that wraps CodeInvalid.
+// AppendNotice appends the packet of a notice to dst. If the message exceeds a limit of the protocol, AppendNotice returns dst unchanged
+// and a *FieldError that wraps CodeInvalid.
 func AppendNotice(dst []byte, n Notice) ([]byte, error) {
 	name, fields := n.Notice(), n.fields()
 	out, err := appendTo(dst, func(e *encoder) error {
@@ -24,8 +24,8 @@ func AppendNotice(dst []byte, n Notice) ([]byte, error) {
 	return out, of(name, err)
 }
 
-// DecodeNotice checks and decodes a notice. For a notice that this package does not know it returns an *UnknownError, which
-// a client ignores.
+// DecodeNotice checks and decodes a notice. If this package does not know the notice, DecodeNotice returns an *UnknownError, and the client
+// ignores the notice.
 func DecodeNotice(packet []byte) (Notice, error) {
 	h, err := DecodeHeader(packet)
 	if err != nil {
@@ -34,7 +34,7 @@ func DecodeNotice(packet []byte) (Notice, error) {
 	return h.DecodeNotice()
 }
 
-// DecodeNotice decodes the packet that h was read from. Its errors are those of the function DecodeNotice.
+// DecodeNotice decodes the packet that h was read from. It returns the same errors as the function DecodeNotice.
 func (h Header) DecodeNotice() (Notice, error) {
 	if h.Notice == "" || h.Q != 0 {
 		return nil, received("n", "the name of a notice", "none")

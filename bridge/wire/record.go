@@ -14,7 +14,7 @@ func (r record[T]) size(m *T) int {
 	return n
 }
 
-// body writes m's keys and values without the map's head.
+// body writes the keys and values of m, without the head of the map.
 func (r record[T]) body(e *encoder, m *T) error {
 	for i := range r {
 		f := &r[i]
@@ -38,14 +38,14 @@ func (r record[T]) encode(e *encoder, m *T) error {
 	return r.body(e, m)
 }
 
-// decode reads a map into m, and sets every field of m. It ignores unknown keys; a missing required key is an error.
+// decode reads a map into m, and sets every field of m. decode ignores unknown keys. If a required key is missing, decode returns an error.
 func (r record[T]) decode(d *decoder, m *T) error {
 	*m = *new(T)
 	n, err := d.mapLen()
 	if err != nil {
 		return err
 	}
-	var seen uint64 // a bit for each field; Check has refused duplicates
+	var seen uint64 // a bit for each field that was read; Check has refused duplicate keys
 	next := 0       // most packets have the keys in the order of the record
 	for range n {
 		key, err := d.key()
@@ -73,7 +73,7 @@ func (r record[T]) decode(d *decoder, m *T) error {
 	return nil
 }
 
-// find returns the index of the field with the key, searching from the given index to the end, and then from the start.
+// find returns the index of the field with the given key. It searches from the given index to the end, and then from the start.
 func (r record[T]) find(key []byte, from int) int {
 	for i := from; i < len(r); i++ {
 		if r[i].key == string(key) {
@@ -88,7 +88,7 @@ func (r record[T]) find(key []byte, from int) int {
 	return -1
 }
 
-// fields has the record and the values of one message.
+// fields is one message together with its record.
 type fields interface {
 	size() int
 	body(*encoder) error

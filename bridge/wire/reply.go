@@ -6,8 +6,8 @@ type Reply interface {
 	reply()
 }
 
-// AppendReply appends a reply's packet to dst. q is the number of the request. If the message exceeds a limit of the protocol, AppendReply
-// returns dst unchanged and a *FieldError that wraps CodeInvalid.
+// AppendReply appends the packet of a reply to dst. q is the number of the request. If the message exceeds a limit of the protocol,
+// AppendReply returns dst unchanged and a *FieldError that wraps CodeInvalid.
 func AppendReply(dst []byte, q uint32, r Reply) ([]byte, error) {
 	if q == 0 {
 		return dst, errUnanswerable
@@ -28,7 +28,8 @@ func AppendReply(dst []byte, q uint32, r Reply) ([]byte, error) {
 // errUnanswerable is the error for a reply to a request without a number.
 var errUnanswerable = &FieldError{Message: "reply", Key: "q", Expected: "a request number", Found: "0", Code: CodeInvalid}
 
-// AppendError appends the packet that answers request q with a failure. It cuts a message that is too long, and replaces invalid UTF-8.
+// AppendError appends the packet that answers request q with a failure. AppendError cuts an error text that is too long, and replaces
+// invalid UTF-8 in the text.
 func AppendError(dst []byte, q uint32, failure *Error) ([]byte, error) {
 	if q == 0 {
 		return dst, errUnanswerable
@@ -48,8 +49,8 @@ func AppendError(dst []byte, q uint32, failure *Error) ([]byte, error) {
 	return out, of("error", err)
 }
 
-// DecodeHeader checks a packet from the service and says whether it is a reply (Q is its number) or a notice (Q is 0
-// and Notice its name).
+// DecodeHeader checks a packet from the service and says whether it is a reply or a notice. For a reply, Q is the number of the request.
+// For a notice, Q is 0 and Notice is the name of the notice.
 func DecodeHeader(packet []byte) (Header, error) {
 	h, err := Check(packet)
 	switch {
@@ -63,8 +64,8 @@ func DecodeHeader(packet []byte) (Header, error) {
 	return h, nil
 }
 
-// DecodeReply checks a reply and decodes it into the reply of its request. If the request failed, DecodeReply returns an *Error. For a
-// malformed packet it returns another error, which wraps ErrProtocol.
+// DecodeReply checks a reply packet and decodes the reply into the argument `into`, which must have the type of the request's reply. If the
+// request failed, DecodeReply returns an *Error. For a malformed packet it returns another error, which wraps ErrProtocol.
 func DecodeReply(packet []byte, into Reply) (q uint32, err error) {
 	h, err := DecodeHeader(packet)
 	if err != nil {
@@ -73,7 +74,7 @@ func DecodeReply(packet []byte, into Reply) (q uint32, err error) {
 	return h.Q, h.DecodeReply(into)
 }
 
-// DecodeReply decodes the packet that h was read from. Its errors are those of the function DecodeReply.
+// DecodeReply decodes the packet that h was read from. It returns the same errors as the function DecodeReply.
 func (h Header) DecodeReply(into Reply) error {
 	if h.Q == 0 {
 		return received("q", "the number of a request", "none")

@@ -1,6 +1,6 @@
 package wire
 
-// message is a request, a reply or a notice: *Get, *LeaseReply, *Recall and so on.
+// message is a request, a reply or a notice, for example *Get, *LeaseReply or *Recall.
 type message interface {
 	fields() fields
 }
@@ -8,8 +8,8 @@ type message interface {
 // Request is an operation that a client asks for.
 type Request interface {
 	message
-	Op() string   // the operation as it is sent
-	Reply() Reply // an empty reply of the type that answers it
+	Op() string   // the operation, as it stands in a packet
+	Reply() Reply // an empty reply of the type that answers this request
 }
 
 var opNames = namesOf(newRequest)
@@ -22,8 +22,8 @@ func namesOf[V any](m map[string]V) map[string]string {
 	return names
 }
 
-// AppendRequest appends a request's packet to dst. q is the request's number; 0 asks for no reply. If the message exceeds a limit of the
-// protocol, AppendRequest returns dst unchanged and a *FieldError that wraps CodeInvalid.
+// AppendRequest appends the packet of a request to dst. q is the request's number. If q is 0, the service sends no reply. If the message
+// exceeds a limit of the protocol, AppendRequest returns dst unchanged and a *FieldError that wraps CodeInvalid.
 func AppendRequest(dst []byte, q uint32, r Request) ([]byte, error) {
 	op, fields := r.Op(), r.fields()
 	out, err := appendTo(dst, func(e *encoder) error {
@@ -45,11 +45,11 @@ func AppendRequest(dst []byte, q uint32, r Request) ([]byte, error) {
 	return out, of(op, err)
 }
 
-// DecodeRequest checks and decodes a packet from a client. On an error, DecodeRequest still returns the request's number if the number
-// could be read, so that the service can answer.
+// DecodeRequest checks and decodes a packet from a client. If DecodeRequest fails but could read the request's number, it still returns the
+// number, so that the service can answer.
 //
 // The error is a *PacketError or a *FieldError, which wrap ErrProtocol, or an *UnknownError, which wraps
-// CodeUnsupported and leaves the connection usable. AsError makes the answer from each of these errors.
+// CodeUnsupported and leaves the connection usable. AsError turns each of these errors into the answer.
 func DecodeRequest(packet []byte) (q uint32, r Request, err error) {
 	h, err := Check(packet)
 	if err != nil {
@@ -59,7 +59,7 @@ func DecodeRequest(packet []byte) (q uint32, r Request, err error) {
 	return h.Q, r, err
 }
 
-// DecodeRequest decodes the packet that h was read from. Its errors are those of the function DecodeRequest.
+// DecodeRequest decodes the packet that h was read from. It returns the same errors as the function DecodeRequest.
 func (h Header) DecodeRequest() (Request, error) {
 	if h.Op == "" {
 		return nil, received("o", "the name of an operation", "none")

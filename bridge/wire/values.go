@@ -1,6 +1,6 @@
 package wire
 
-// The features of protocol version 1, as [Hello] offers them and [HelloReply] grants them.
+// The features of protocol version 1. [Hello] offers features, and [HelloReply] says which features the session has.
 const (
 	FeatureTimelines = "timelines"
 	FeatureChannels  = "channels"

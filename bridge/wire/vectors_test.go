@@ -70,7 +70,7 @@ func recode(v vector) ([]byte, error) {
 	return wire.AppendReply(nil, q, r)
 }
 
-// replyTo makes an empty reply to an operation.
+// replyTo makes an empty reply for the operation op.
 func replyTo(op string) wire.Reply {
 	if blank, ok := wire.NewRequest[op]; ok {
 		return blank().Reply()
@@ -78,14 +78,14 @@ func replyTo(op string) wire.Reply {
 	return new(wire.EmptyReply)
 }
 
-// plain decodes a packet with the library alone, into the form of the vectors' JSON.
+// plain decodes a packet with only the library, into the form that the vectors have in JSON.
 func plain(t *testing.T, packet []byte) any {
 	var v any
 	require.NoError(t, msgpack.Unmarshal(packet, &v))
 	return v
 }
 
-// sameMessage compares what the library decoded with the JSON of a message.
+// sameMessage compares a message that the library decoded with the JSON of the message.
 func sameMessage(t *testing.T, want, got any) {
 	t.Helper()
 	switch want := want.(type) {
@@ -169,7 +169,7 @@ func TestEveryFieldOfEveryMessageStandsInAVector(t *testing.T) {
 	}
 }
 
-// decoded returns the message of a valid vector, or the error in it.
+// decoded returns the message of a valid vector, or the error that the vector's packet carries.
 func decoded(v vector) (m any, err error) {
 	switch v.Direction {
 	case "request":
@@ -188,7 +188,7 @@ func decoded(v vector) (m any, err error) {
 	return m, err
 }
 
-// visit calls its function with the name of every field of a message and of the structures in it.
+// visit calls the function named for every field of a message, and for every field of the structures in the message.
 func visit(v reflect.Value, named func(field string, v reflect.Value)) {
 	switch v.Kind() {
 	case reflect.Pointer:
@@ -208,7 +208,7 @@ func visit(v reflect.Value, named func(field string, v reflect.Value)) {
 	}
 }
 
-// whole makes a value of a type with every structure that can be in it.
+// whole makes a value of the type t that contains every structure that a value of t can contain.
 func whole(t reflect.Type) reflect.Value {
 	v := reflect.New(t).Elem()
 	switch t.Kind() {

@@ -12,14 +12,14 @@ const module = "github.com/poolbridge/poolbridge"
 // linked is the version that the linker sets, by -ldflags "-X …/internal/program.linked=0.2.0".
 var linked string
 
-// Version returns the version of poolbridge in this program. That is the version that the linker set, or else the version of the module
-// in Go's build information (as after `go install`), or else "unknown".
+// Version returns the version of poolbridge in this program. If the linker set a version, Version returns this version. Otherwise it
+// returns the version of the module in Go's build information (as after `go install`). Without both, it returns "unknown".
 func Version() string {
 	info, _ := debug.ReadBuildInfo()
 	return cmp.Or(linked, ofBuild(info), "unknown")
 }
 
-// ofBuild returns the module's version in a program's build information, or "" if there is none. info may be nil.
+// ofBuild returns the module's version in a program's build information, or "" if the information has no version. info may be nil.
 func ofBuild(info *debug.BuildInfo) string {
 	if info == nil {
 		return ""

@@ -15,7 +15,7 @@ import (
 // benchSpin is how long the members spin before they sleep, in benchmarks with spinning.
 const benchSpin = 100 * time.Microsecond
 
-// mustPublish publishes without the cost of the test helpers.
+// mustPublish publishes a frame without the cost of the test helpers.
 func (p *testProducer) mustPublish() {
 	for len(p.free) == 0 {
 		back, err := p.AwaitReclaim(context.Background())
@@ -33,7 +33,7 @@ func (p *testProducer) mustPublish() {
 	}
 }
 
-// drain takes frames until the end.
+// drain takes frames until the channel has ended.
 func drain(c *Consumer) error {
 	var f Frame
 	for {
@@ -53,7 +53,7 @@ func drain(c *Consumer) error {
 	}
 }
 
-// processor returns the CPU time of this process and of its children that have ended.
+// processor returns the CPU time that this process and its ended children have used.
 func processor(b *testing.B) (total time.Duration) {
 	for _, who := range []int{unix.RUSAGE_SELF, unix.RUSAGE_CHILDREN} {
 		var u unix.Rusage
@@ -63,14 +63,14 @@ func processor(b *testing.B) (total time.Duration) {
 	return total
 }
 
-// report reports the frames per second, and the CPU time of one frame on all CPUs together. The CPU time does not depend on what else
-// the machine does.
+// report reports the frames per second, and the CPU time of one frame on all CPUs together. Unlike the frames per second, the CPU time does
+// not depend on other work of the machine.
 func report(b *testing.B, before time.Duration) {
 	b.ReportMetric(float64(b.N)/b.Elapsed().Seconds(), "frames/s")
 	b.ReportMetric(float64(processor(b)-before)/float64(b.N), "cpu-ns/frame")
 }
 
-// The cost of the work alone: one goroutine, no waiting.
+// One goroutine publishes, takes and releases, so the benchmark has no waiting.
 func BenchmarkPublishTakeRelease(b *testing.B) {
 	for _, mode := range []Mode{Broadcast, Queue} {
 		b.Run(mode.String(), func(b *testing.B) {
@@ -116,7 +116,7 @@ var benchmarks = []benchmark{
 
 const benchCapacity = 64
 
-// All members in one process.
+// All members run in one process.
 func BenchmarkGoroutines(b *testing.B) {
 	for _, c := range benchmarks {
 		b.Run(c.String(), func(b *testing.B) {
@@ -145,7 +145,7 @@ func BenchmarkGoroutines(b *testing.B) {
 	}
 }
 
-// Each consumer in its own process.
+// Each consumer runs in its own process.
 func BenchmarkProcesses(b *testing.B) {
 	for _, c := range benchmarks {
 		b.Run(c.String(), func(b *testing.B) {

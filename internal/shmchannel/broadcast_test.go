@@ -13,7 +13,7 @@ func TestEveryConsumerGetsEveryFrame(t *testing.T) {
 	r := newRig(t, Spec{Capacity: 4})
 	p := r.producer(8)
 	a, b := r.consumer(MemberSpec{}), r.consumer(MemberSpec{})
-	for n := range uint64(500) { // many times around the rings
+	for n := range uint64(500) { // much more than the number of slots
 		require.Equal(t, n+1, p.publish())
 		for _, c := range []*testConsumer{a, b} {
 			f := c.take()
@@ -87,7 +87,7 @@ func TestMoreDescriptionsThanAreRemembered(t *testing.T) {
 func TestAFullBroadcast(t *testing.T) {
 	for policy, want := range map[Policy]struct {
 		err    error
-		number uint64 // of the frame that the slow consumer gets
+		number uint64 // number of the frame that the slow consumer gets
 		missed uint64
 	}{
 		Block:      {ErrFull, 1, 0},

@@ -30,11 +30,11 @@ type job struct {
 	ID       uint64
 	Mode     Mode
 	Capacity uint64
-	Blocks   []uint64 // of a producer
+	Blocks   []uint64 // the blocks of a producer
 	Seed     uint64
 	Spin     time.Duration
-	Drain    bool    // a consumer does nothing but take frames
-	Members  []other // their files follow in this order
+	Drain    bool    // the consumer only takes frames
+	Members  []other // the child inherits their files in this order
 }
 
 type other struct {
@@ -86,7 +86,7 @@ func (p pool) check(f *Frame) error {
 	return nil
 }
 
-// ledger records what a child has done. It is a file, so it outlives the child.
+// ledger records what a child has done. The ledger is a file, so the test can read it after the child has died.
 type ledger struct {
 	count *atomic.Uint64
 	lines []line
@@ -94,7 +94,7 @@ type ledger struct {
 
 type line struct{ number, value, missed, what uint64 }
 
-// The kinds of lines. A step that changes the channel has one line before it and one after it.
+// The kinds of lines. An acknowledgment has two lines, one before the step and one after the step. Each of the other steps has one line.
 const (
 	didPublish = iota
 	didTake
@@ -147,7 +147,7 @@ func childMain() error {
 			for lines.Scan() {
 				close(child.stop)
 			}
-			os.Exit(3) // the test process is gone
+			os.Exit(3) // the test process has ended
 		}()
 	}
 	if j.Role == ProducerRole {
@@ -191,7 +191,7 @@ type child struct {
 	stop   chan struct{}
 }
 
-// produce publishes until the test tells it to stop, and then waits until all its blocks are back.
+// produce publishes until the test tells the child to stop, and then waits until all blocks of the producer are back.
 func (c *child) produce(p *Producer) error {
 	ctx, cancel := context.WithTimeout(context.Background(), 2*time.Minute)
 	defer cancel()
@@ -238,7 +238,7 @@ func (c *child) produce(p *Producer) error {
 	}
 }
 
-// consume takes frames until the end. It keeps several in hand at a time.
+// consume takes frames until the channel has ended. It keeps several frames in hand at a time.
 func (c *child) consume(consumer *Consumer) error {
 	ctx, cancel := context.WithTimeout(context.Background(), 2*time.Minute)
 	defer cancel()
@@ -264,7 +264,7 @@ func (c *child) consume(consumer *Consumer) error {
 		c.random.Shuffle(len(hand), func(i, j int) { hand[i], hand[j] = hand[j], hand[i] })
 		rest := hand[:0]
 		for i, f2 := range hand {
-			// Other members wait for frames in hand. So none stays in hand for long, and none while no other frame can come.
+			// Other members may wait until this consumer releases a frame. So no frame stays in hand for long, or while no other frame can come.
 			if i < keep && f.Number-f2.Number+1 < c.Capacity && c.Mode == Broadcast {
 				rest = append(rest, f2)
 			} else if err := c.finish(consumer, f2); err != nil {
@@ -275,7 +275,7 @@ func (c *child) consume(consumer *Consumer) error {
 	}
 }
 
-// finish checks the content once more and releases the frame.
+// finish checks the content of the frame once more and releases the frame.
 func (c *child) finish(consumer *Consumer, f *Frame) error {
 	if err := c.pool.check(f); err != nil {
 		return fmt.Errorf("before its release: %w", err)
@@ -297,11 +297,11 @@ func (c *child) finish(consumer *Consumer, f *Frame) error {
 	return consumer.Release(f, Fence{})
 }
 
-// family is a channel whose members are processes.
+// family is a channel whose members run in their own processes.
 type family struct {
 	t        testing.TB
 	host     *Host
-	members  []*Member // every member of the test, also those that join later
+	members  []*Member // every member of the test, including members that join later
 	poolFile *os.File
 	nextPool uint64
 }

@@ -23,7 +23,7 @@ type InHand interface{ hand() *Hand }
 type Frame struct {
 	Hand
 	// Missed is, in a broadcast, the number of frames between the consumer's last frame and this frame that the consumer did not get.
-	// In a queue, Missed is the number of frames that were dropped since any consumer took one.
+	// In a queue, Missed is the number of frames that the channel has dropped since a consumer last took a frame.
 	Missed   uint64
 	Producer Peer
 	// Record is what the producer published. The caller must not change its slices or its description. The next call of Take with the
@@ -41,16 +41,16 @@ type Consumer struct {
 	started bool
 	next    uint64
 	floor   uint64
-	missed  uint64 // so far
+	missed  uint64 // frames that the consumer has missed so far
 	left    bool
 	taken   []uint64 // for a broadcast with Block or Fail: the block of each frame in hand, by slot
-	inHands int      // number of frames in taken, and of passed frames in holds
+	inHands int      // number of frames in `taken`, plus the number of passed frames in `holds`
 	holds   holds
 	reached func(Fence) bool
-	doubt   time.Time // when the contradiction in the shared memory was first seen; zero if there is none
+	doubt   time.Time // when the consumer first saw the present contradiction in the shared memory; zero: it sees no contradiction
 }
 
-// ConsumerConfig is what a consumer needs to take part.
+// ConsumerConfig is what a consumer needs to open its end of a channel.
 type ConsumerConfig struct {
 	MemberConfig
 	// Reached reports whether a fence of the consumer's own timeline is reached. Release calls Reached before it overwrites the fence
@@ -58,10 +58,10 @@ type ConsumerConfig struct {
 	Reached func(Fence) bool
 }
 
-// OpenConsumer opens the consumer's end of a channel. Its own file must not be sealed against writing yet: the host seals the file after
-// the consumer has said that it is open. The consumer can take frames once the host has said that it has joined.
+// OpenConsumer opens the consumer's end of a channel. The consumer's own file must not be sealed against writing yet: the host seals the
+// file after the consumer has said that it is open. The consumer can take frames once the host has said that the consumer has joined.
 //
-// Errors: [ErrInvalid], [ErrFile]; the system's.
+// Errors: [ErrInvalid], [ErrFile]; errors of the system.
 func OpenConsumer(config ConsumerConfig) (*Consumer, error) {
 	if config.Slot < 0 || config.Slot >= MaxConsumers || config.ID == 0 {
 		return nil, invalid("a consumer has a slot from 0 to %d and an id, not %d and %d", MaxConsumers-1, config.Slot, config.ID)
@@ -79,9 +79,9 @@ func OpenConsumer(config ConsumerConfig) (*Consumer, error) {
 	return c, nil
 }
 
-// AddTrack gives the consumer the file of a producer. The file may be closed afterwards.
+// AddTrack gives the consumer the file of a producer. The caller may close the file afterwards.
 //
-// Errors: [ErrInvalid], [ErrFile], [ErrLeft] if the consumer is closed; the system's.
+// Errors: [ErrInvalid], [ErrFile], [ErrLeft] if the consumer is closed; errors of the system.
 func (c *Consumer) AddTrack(slot int, id uint64, f *os.File) error {
 	if slot < 0 || slot >= MaxProducers || id == 0 {
 		return invalid("a producer has a slot from 0 to %d and an id, not %d and %d", MaxProducers-1, slot, id)
@@ -92,7 +92,7 @@ func (c *Consumer) AddTrack(slot int, id uint64, f *os.File) error {
 		return c.gone("is closed")
 	}
 	old := c.tracks[slot]
-	if old != nil && old.id >= id { // ids only grow
+	if old != nil && old.id >= id { // a later member of a slot has a greater id
 		return nil
 	}
 	t, err := mapTrack(f, c.layout, id, false)
@@ -106,10 +106,10 @@ func (c *Consumer) AddTrack(slot int, id uint64, f *os.File) error {
 	return nil
 }
 
-// Take waits for the next frame and stores it in f. It waits until the context ends.
+// Take waits for the next frame and stores the frame in f. The end of the context ends the wait.
 //
 // Errors: [FrameError], after which the next frame can be taken; [UnknownMemberError], [ErrInHand], [ErrEnded], [ErrDestroyed],
-// [ErrLeft], [ErrCorrupt]; the context's.
+// [ErrLeft], [ErrCorrupt]; the context's error.
 func (c *Consumer) Take(ctx context.Context, f *Frame) error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -133,8 +133,8 @@ func (c *Consumer) TryTake(f *Frame) (ok bool, err error) {
 	return c.attempt(f)
 }
 
-// If the shared memory contradicts itself for longer than doubtLimit, the consumer returns an error. Until then it looks again at intervals
-// of doubtLook.
+// If the shared memory contradicts itself for longer than doubtLimit, the consumer returns an error. Until then the consumer looks again at
+// intervals of doubtLook.
 const (
 	doubtLimit = 100 * time.Millisecond
 	doubtLook  = 5 * time.Millisecond
@@ -149,7 +149,7 @@ func (c *Consumer) patience() time.Duration {
 	return doubtLook
 }
 
-// attempt takes a frame if there is one. ok is false if there is none. The caller holds c.mu.
+// attempt takes a frame if there is a frame to take. Otherwise ok is false. The caller holds c.mu.
 func (c *Consumer) attempt(f *Frame) (ok bool, err error) {
 	if c.closed {
 		return false, c.gone("is closed")
@@ -215,8 +215,8 @@ func (c *Consumer) takesPart() error {
 // dropping reports whether the channel can drop a frame that the consumer has in hand. The consumer then needs a hold for the frame.
 func (c *Consumer) dropping() bool { return c.mode == Queue || !c.policy.blocks() }
 
-// ended returns the error for a consumer that found no frame, or nil if frames may still come. next is the number of the frame that it
-// waits for.
+// ended returns the error for a consumer that found no frame, or nil if frames may still come. next is the number of the frame that the
+// consumer waits for.
 func (c *Consumer) ended(next uint64) error {
 	if c.roster.state.Load() == channelClosed && next > c.roster.end.Load() {
 		return ErrEnded

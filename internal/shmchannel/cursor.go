@@ -5,7 +5,7 @@ import (
 	"sync/atomic"
 )
 
-// hold is an entry of a cursor that keeps the block of one frame from going back to its producer.
+// hold is an entry of a cursor. While the entry names a frame, the frame's block does not go back to its producer.
 type hold struct{ number, block atomic.Uint64 }
 
 // done is an entry of a cursor: the fence after which the consumer's work on a frame is done.
@@ -42,8 +42,8 @@ type cursorHead struct {
 	holds     [MaxInHand]hold
 }
 
-// cursor is a consumer's file. It says which frames the consumer has taken and released. Only that consumer writes it. Before the consumer
-// joins, the host writes it too.
+// cursor is a consumer's file. It says which frames the consumer has taken and released. Only that consumer writes the file, but before the
+// consumer joins, the host writes it too.
 type cursor struct {
 	*cursorHead
 	region
@@ -54,7 +54,7 @@ type cursor struct {
 
 // mapCursor maps the cursor of the consumer with this id.
 //
-// Errors: [ErrFile]; the system's.
+// Errors: [ErrFile]; errors of the system.
 func mapCursor(f *os.File, l layout, id uint64, write bool) (*cursor, error) {
 	mem, err := mapFile(f, l.cursorBytes(), write)
 	if err != nil {
@@ -72,5 +72,5 @@ func newCursor(mem region, l layout, id uint64) *cursor {
 
 func (c *cursor) doneAt(number uint64) *done { return &c.done[number&c.mask()] }
 
-// used returns how many holds, from the first on, a reader must look at.
+// used returns how many holds a reader must look at, beginning with the first hold.
 func (c *cursor) used() uint64 { return min(c.holdsUsed.Load(), MaxInHand) }

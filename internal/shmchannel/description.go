@@ -12,12 +12,12 @@ const MaxDims = 32
 // maxTypeName is the greatest length of an element type's name in bytes. A zero byte follows the name.
 const maxTypeName = 15
 
-// Description says how the elements of an array lie in a buffer. This package does not check it against the size of the buffer.
+// Description says how the elements of an array lie in a buffer. This package does not check whether the elements lie within the buffer.
 type Description struct {
 	Offset uint64 // bytes
 	DType  string
 	Shape  []uint64
-	// Strides are in elements. nil means C-contiguous.
+	// Strides are in elements. If Strides is nil, the array is C-contiguous.
 	Strides []int64
 }
 
@@ -59,7 +59,7 @@ func (d *Description) clone() Description {
 // rawDescription is the layout of a description in a track.
 type rawDescription struct {
 	offset  atomic.Uint64
-	counts  atomic.Uint64 // number of dimensions; from bit 16 on: 1 if strides follow
+	counts  atomic.Uint64 // bits 0 to 15: number of dimensions; from bit 16 on: 1 if strides follow
 	name    [2]atomic.Uint64
 	shape   [MaxDims]atomic.Uint64
 	strides [MaxDims]atomic.Uint64
@@ -86,7 +86,7 @@ func (r *rawDescription) store(d *Description) {
 	}
 }
 
-// load reads a description from shared memory. It may be nonsense: the caller checks it with Validate.
+// load reads a description from shared memory. The description may be nonsense, so the caller checks it with Validate.
 func (r *rawDescription) load() *Description {
 	counts := r.counts.Load()
 	dims := min(counts&0xffff, MaxDims+1) // MaxDims+1 stands for any greater number, and Validate rejects it
@@ -113,7 +113,7 @@ func (r *rawDescription) load() *Description {
 	return d
 }
 
-// recent is how many descriptions a producer remembers to give equal ones the same id.
+// recent is how many descriptions a producer remembers, so that it can give equal descriptions the same id.
 const recent = 16
 
 // descriptions assigns ids to the descriptions of a producer, and notes which description each slot of the track has.
@@ -127,7 +127,7 @@ type descriptions struct {
 	next uint64
 }
 
-// id returns the id of a description. An equal description that was used recently has the same id.
+// id returns the id of a description. If an equal description was used recently, id returns the id of that description.
 func (ds *descriptions) id(d *Description) uint64 {
 	for i := range recent {
 		at := (ds.last + i) % recent
@@ -136,7 +136,7 @@ func (ds *descriptions) id(d *Description) uint64 {
 			return k.id
 		}
 	}
-	ds.last = (ds.last + recent - 1) % recent // the slot of the oldest
+	ds.last = (ds.last + recent - 1) % recent // overwrite the entry before the last used entry
 	ds.next++
 	k := &ds.known[ds.last]
 	k.id, k.d = ds.next, d.clone()

@@ -1,17 +1,17 @@
 // Package shmchannel carries the frames of a channel through memory that its members share, as docs/streams.md describes.
 //
 // A [Host] makes the files of a channel and decides which members take part. A [Producer] publishes records and gets its blocks back. A
-// [Consumer] takes frames in the order of their numbers. The host does nothing for a single frame: it works only when a member joins, leaves or
-// dies.
+// [Consumer] takes frames in the order of their numbers. The host does nothing for a single frame: the host works only when a member joins,
+// leaves or dies.
 //
-// The package knows nothing of sessions, sockets and GPUs. The caller passes file descriptors in. Blocks and fences are only numbers here, and
-// the caller knows what they mean.
+// The package knows nothing of sessions, sockets and GPUs. The caller passes file descriptors in. In this package blocks and fences are
+// only numbers. The caller knows what the numbers mean.
 //
 // # Trust
 //
-// A member can write anything into the memory that it shares. Every number from there is checked before it is used. A member that writes
-// nonsense can spoil frames, and can end the stream of a member that finds the contradiction ([ErrCorrupt]). It cannot crash another
-// member, and it cannot make one wait for ever.
+// A member can write anything into the memory that it shares. The package checks every number from shared memory before it uses the number.
+// A member that writes nonsense can spoil frames, and can end the stream of a member that finds the contradiction ([ErrCorrupt]). A member
+// that writes nonsense cannot crash another member, and cannot make another member wait for ever.
 //
 // # Byte order
 //

@@ -9,19 +9,19 @@ import (
 var (
 	// ErrInvalid means that an argument or a call is not allowed.
 	ErrInvalid = errors.New("shmchannel: invalid argument")
-	// ErrFile means that a file is not the one of this channel that the caller should have passed.
+	// ErrFile means that the caller passed a wrong file: the file is not of this channel, or is another file of this channel.
 	ErrFile = errors.New("shmchannel: not a file of this channel")
-	// ErrCorrupt means that the shared memory contradicts itself. The member that returns it cannot go on.
+	// ErrCorrupt means that the shared memory contradicts itself. The member that returns this error cannot work any more.
 	ErrCorrupt = errors.New("shmchannel: the shared memory is corrupt")
-	// ErrFull means that the channel has no room for a frame.
+	// ErrFull means that the channel cannot accept another frame now.
 	ErrFull = errors.New("shmchannel: the channel is full")
-	// ErrNoSlot means that the channel already has the greatest number of members of that role.
+	// ErrNoSlot means that the channel already has the greatest possible number of members of the new member's role.
 	ErrNoSlot = errors.New("shmchannel: no slot for another member")
-	// ErrClosed means that the channel is closed for publishing.
+	// ErrClosed means that the channel is closed, so nobody can publish in it any more.
 	ErrClosed = errors.New("shmchannel: the channel is closed")
 	// ErrEnded means that the channel is closed and no frame is left to take.
 	ErrEnded = errors.New("shmchannel: the channel has ended")
-	// ErrDestroyed means that the channel is destroyed. Its memory goes away.
+	// ErrDestroyed means that the channel is destroyed. The memory of the channel goes away.
 	ErrDestroyed = errors.New("shmchannel: the channel is destroyed")
 	// ErrLeft means that this member does not take part in the channel: it has not joined yet, has left, or is closed.
 	ErrLeft = errors.New("shmchannel: this member takes no part in the channel")
@@ -37,12 +37,12 @@ var (
 	ErrUnfinished = errors.New("shmchannel: an earlier fence is not reached")
 )
 
-// FullError says why the channel has no room. It wraps [ErrFull].
+// FullError says why the channel cannot accept a frame now. It wraps [ErrFull].
 type FullError struct {
-	Number   uint64 // number that the frame would have got
-	Consumer Peer   // in a broadcast: the consumer that is furthest behind
-	Floor    uint64 // number of the first frame that this consumer has not released
-	Waiting  int    // in a queue: number of frames that no consumer has
+	Number   uint64 // number that the rejected frame would have got
+	Consumer Peer   // in a broadcast: the slowest consumer, which has not released frame Floor
+	Floor    uint64 // number of the first frame that Consumer has not released
+	Waiting  int    // in a queue: number of frames that wait for a consumer
 }
 
 func (e *FullError) Error() string {

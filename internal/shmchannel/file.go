@@ -11,7 +11,7 @@ import (
 
 const sizeSeals = unix.F_SEAL_SHRINK | unix.F_SEAL_GROW
 
-// makeFile makes a memfd of fixed size. It uses no memory until its pages are written.
+// makeFile makes a memfd of fixed size. The memfd uses no memory until its pages are written.
 func makeFile(name string, bytes uint64) (*os.File, error) {
 	fd, err := unix.MemfdCreate(name, unix.MFD_CLOEXEC|unix.MFD_ALLOW_SEALING)
 	if err != nil {
@@ -30,9 +30,9 @@ func makeFile(name string, bytes uint64) (*os.File, error) {
 
 const goodSeals = unix.F_SEAL_FUTURE_WRITE | unix.F_SEAL_SEAL
 
-// sealForGood seals f so that nobody can map it for writing any more or change its seals. Existing mappings stay writable.
+// sealForGood seals f. Afterwards nobody can map f for writing or change the seals of f. Existing mappings stay writable.
 //
-// Errors: [ErrFile] if a member has sealed the file first in a way that prevents this; the system's.
+// Errors: [ErrFile] if a member has already set seals that prevent sealForGood; errors of the system.
 func sealForGood(f *os.File) error {
 	err := seal(f, goodSeals)
 	if !errors.Is(err, unix.EPERM) {
@@ -57,9 +57,9 @@ func seal(f *os.File, seals int) error {
 // region is a mapped file.
 type region []byte
 
-// mapFile maps a file of the channel. The file must have exactly this number of bytes. It may be closed afterwards.
+// mapFile maps a file of the channel. The file must have exactly the size `bytes`. The caller may close the file afterwards.
 //
-// Errors: [ErrFile]; the system's.
+// Errors: [ErrFile]; errors of the system.
 func mapFile(f *os.File, bytes uint64, write bool) (region, error) {
 	seals, err := unix.FcntlInt(f.Fd(), unix.F_GET_SEALS, 0)
 	if err != nil {
@@ -83,7 +83,7 @@ func mapFile(f *os.File, bytes uint64, write bool) (region, error) {
 	if err != nil {
 		return nil, os.NewSyscallError("mmap", err)
 	}
-	// A forked child is not a member of the channel and must not have its memory.
+	// A forked child is not a member of the channel and must not have the memory of the channel.
 	if err := unix.Madvise(mem, unix.MADV_DONTFORK); err != nil {
 		return nil, errors.Join(os.NewSyscallError("madvise", err), unix.Munmap(mem))
 	}
@@ -97,13 +97,13 @@ func (r region) unmap() error {
 	return os.NewSyscallError("munmap", unix.Munmap(r))
 }
 
-// at returns a pointer to the T at an offset. The T must lie within the region.
+// at returns a pointer to the value of type T at an offset. The value must lie within the region.
 func at[T any](r region, offset uint64) *T {
 	var t T
 	return (*T)(unsafe.Pointer(&r[offset : offset+uint64(unsafe.Sizeof(t))][0]))
 }
 
-// list returns the n Ts that begin at an offset. They must lie within the region.
+// list returns the n values of type T that begin at an offset. All n values must lie within the region.
 func list[T any](r region, offset, n uint64) []T {
 	var t T
 	return unsafe.Slice((*T)(unsafe.Pointer(&r[offset : offset+n*uint64(unsafe.Sizeof(t))][0])), n)

@@ -9,7 +9,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// The operations of futex(2) for words that processes share.
+// The operations of futex(2) that also work for a word in memory that several processes share.
 const (
 	futexOpWait = 0
 	futexOpWake = 1
@@ -18,8 +18,8 @@ const (
 // futex is a word on which members sleep. Bit 0 says that a member sleeps. The other bits are a counter.
 type futex struct{ word atomic.Uint32 }
 
-// arm sets bit 0, which says that the caller is about to sleep, and returns the value to sleep on. The caller checks its condition once
-// more before it sleeps: any wake after arm changes the value.
+// arm sets bit 0, which says that the caller is about to sleep, and returns the new value of the word. The caller checks once more whether
+// it must sleep, and passes the value to sleep. Any wake after arm changes the word, and then sleep returns at once.
 func (f *futex) arm() uint32 {
 	for {
 		v := f.word.Load()
@@ -29,13 +29,13 @@ func (f *futex) arm() uint32 {
 	}
 }
 
-// sleep returns when the word is not v, when another member wakes the caller, or after the limit.
+// sleep sleeps while the word is v, until another member wakes the caller or the limit is over.
 func (f *futex) sleep(v uint32, limit time.Duration) {
 	ts := unix.NsecToTimespec(int64(limit))
 	_, _, _ = unix.Syscall6(unix.SYS_FUTEX, uintptr(unsafe.Pointer(&f.word)), futexOpWait, uintptr(v), uintptr(unsafe.Pointer(&ts)), 0, 0)
 }
 
-// wake wakes all sleeping members, if there are any. A member that arms the word later sees everything that the caller did before.
+// wake wakes all sleeping members. A member that arms the word after wake sees everything that the caller did before wake.
 func (f *futex) wake() {
 	for v := f.word.Load(); v&1 != 0; v = f.word.Load() {
 		if f.word.CompareAndSwap(v, v+1) {
@@ -45,7 +45,7 @@ func (f *futex) wake() {
 	}
 }
 
-// advance changes the value and wakes all members, so that a member which is about to sleep on the old value does not.
+// advance changes the word and wakes all members. A member that is about to sleep on the old value does not sleep.
 func (f *futex) advance() {
 	for {
 		v := f.word.Load()

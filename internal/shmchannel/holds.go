@@ -9,7 +9,7 @@ type holds struct {
 	used    uint64
 }
 
-// free returns the index of the first free hold, or -1 if there is none.
+// free returns the index of the first free hold, or -1 if no hold is free.
 func (h *holds) free() int {
 	for i, b := range h.busy {
 		if b != ^uint64(0) {
@@ -19,7 +19,7 @@ func (h *holds) free() int {
 	return -1
 }
 
-// find returns the index of the hold of a frame, or -1 if it has none.
+// find returns the index of the hold of a frame, or -1 if the frame has no hold.
 func (h *holds) find(number uint64) int {
 	for i := range h.used {
 		if h.numbers[i] == number {
@@ -29,8 +29,8 @@ func (h *holds) find(number uint64) int {
 	return -1
 }
 
-// hold sets hold i to a frame, so that the frame's block does not go back. Only after that the caller checks that the channel still keeps the
-// frame and that the consumer still takes part.
+// hold stores the number of a frame in hold i, so that the frame's block does not go back to its producer. After that, the caller checks
+// that the channel still keeps the frame and that the consumer still takes part.
 func (c *Consumer) hold(i int, number uint64) {
 	if used := uint64(i) + 1; used > c.holds.used {
 		c.holds.used = used
@@ -41,12 +41,12 @@ func (c *Consumer) hold(i int, number uint64) {
 	c.cursor.holds[i].number.Store(number)
 }
 
-// unhold clears hold i and wakes producers. One may be waiting for the block, even if the consumer held it only for a moment.
+// unhold clears hold i and wakes producers. A producer may wait for the block, even if the consumer held the block only for a moment.
 func (c *Consumer) unhold(i int) {
 	c.holds.busy[i/64] &^= 1 << (i % 64)
 	c.holds.numbers[i] = 0
 	h := &c.cursor.holds[i]
 	h.number.Store(0)
-	h.block.Store(0) // so that no reader sees the next number beside this block
+	h.block.Store(0) // otherwise a reader could see the next frame's number with this frame's block
 	c.sequencer.freed.wake()
 }

@@ -19,7 +19,7 @@ type Host struct {
 	lastID    uint64
 
 	first   uint64 // a broadcast has given up the frames before this number; see GiveUp
-	newest  uint64 // the greatest number that was seen
+	newest  uint64 // the greatest frame number that the host has seen
 	dropped uint64 // see Dropped
 }
 
@@ -35,16 +35,16 @@ type Member struct {
 	cursor *cursor
 	joined bool
 	left   bool
-	said   bool // it left by itself: it takes no frame any more
-	gone   bool // its process does not run any more
+	said   bool // the member said that it leaves, so it takes no frame any more
+	gone   bool // the member's process has ended
 
-	start  uint64 // of a consumer of a broadcast: the first number that it may take
-	missed uint64 // frames that the host has counted as dropped for it
+	start  uint64 // the first number that this consumer of a broadcast may take
+	missed uint64 // frames that this consumer missed and that Host.dropped already counts
 }
 
 // NewHost makes the files of a channel.
 //
-// Errors: [ErrInvalid]; the system's.
+// Errors: [ErrInvalid]; errors of the system.
 func NewHost(spec Spec) (*Host, error) {
 	if err := spec.Validate(); err != nil {
 		return nil, err
@@ -83,34 +83,35 @@ func (h *Host) begin() (err error) {
 	if err := sealForGood(h.rosterFile); err != nil {
 		return err
 	}
-	if err := seal(h.sequencerFile, unix.F_SEAL_SEAL); err != nil { // all members write it, so no member may seal it against the others
+	if err := seal(h.sequencerFile, unix.F_SEAL_SEAL); err != nil { // all members write this file, so no member may seal it
 		return err
 	}
 	return h.mapSequencer(h.sequencerFile)
 }
 
-// RosterFile returns the roster's file, which every member needs. The host owns it.
+// RosterFile returns the roster's file, which every member needs. The host owns the file.
 func (h *Host) RosterFile() *os.File { return h.rosterFile }
 
-// SequencerFile returns the sequencer's file, which every member needs. The host owns it.
+// SequencerFile returns the sequencer's file, which every member needs. The host owns the file.
 func (h *Host) SequencerFile() *os.File { return h.sequencerFile }
 
 // MemberSpec describes a new member.
 type MemberSpec struct {
 	Role     Role
-	Timeline uint64 // 0: the member has none
+	Timeline uint64 // 0: the member has no timeline
 	PID      uint32 // process id; only shown to people
 	// Policy is the policy of a consumer of a broadcast.
 	Policy Policy
-	// Oldest lets a consumer of a broadcast begin with the oldest frame that the channel keeps. Otherwise it begins with the newest.
+	// Oldest lets a consumer of a broadcast begin with the oldest frame that the channel keeps. If Oldest is false, the consumer begins with
+	// the newest frame.
 	Oldest bool
 }
 
-// Add makes the file of a new member and reserves a slot. The caller then gives this file to the new member and to the members of the
-// other role, and gives the new member the files of those (see [Host.Members]). When all have them and the new member has opened the
-// channel, the caller calls [Host.Join].
+// Add makes the file of a new member and reserves a slot for the member. The caller then gives this file to the new member and to the
+// members of the other role, and gives the new member the files of the members of the other role (see [Host.Members]). When all these
+// members have the files and the new member has opened the channel, the caller calls [Host.Join].
 //
-// Errors: [ErrInvalid], [ErrClosed], [ErrNoSlot]; the system's.
+// Errors: [ErrInvalid], [ErrClosed], [ErrNoSlot]; errors of the system.
 func (h *Host) Add(spec MemberSpec) (*Member, error) {
 	if spec.Policy > Latest {
 		return nil, invalid("unknown policy %d", spec.Policy)
@@ -136,7 +137,7 @@ func (h *Host) Add(spec MemberSpec) (*Member, error) {
 func (h *Host) place(m *Member) (**Member, error) {
 	slots := h.consumers[:]
 	if m.Role == ProducerRole {
-		slots = h.producers[:] // a producer that left keeps its slot while the channel keeps frames of it
+		slots = h.producers[:] // a producer that left keeps its slot while the channel keeps its frames
 	}
 	for i := range slots {
 		if slots[i] == nil {
@@ -171,7 +172,7 @@ func (m *Member) makeFile(l layout) (err error) {
 	return err
 }
 
-// File returns the member's file. The host owns it.
+// File returns the member's file. The host owns the file.
 func (m *Member) File() *os.File { return m.file }
 
 // free unmaps and closes the host's end of the member's file.
@@ -198,7 +199,7 @@ func (h *Host) slot(m *Member) *slot {
 	return &h.roster.consumers[m.Slot]
 }
 
-// Members appends the members of a role, also those that left and still have a slot.
+// Members appends the members of a role, including members that left and still have a slot.
 func (h *Host) Members(to []*Member, role Role) []*Member {
 	slots := h.consumers[:]
 	if role == ProducerRole {
@@ -212,8 +213,8 @@ func (h *Host) Members(to []*Member, role Role) []*Member {
 	return to
 }
 
-// change announces a change of the roster to producers before they publish again, and to all members that sleep. It returns the tail with
-// which the change took effect.
+// change announces a change of the roster to producers before they publish again, and to all members that sleep. change returns the tail
+// with which the change of the roster took effect.
 //
 // Errors: [ErrCorrupt] if a member keeps changing the tail.
 func (h *Host) change() (tail, error) {
@@ -221,15 +222,15 @@ func (h *Host) change() (tail, error) {
 	return h.announce(nil)
 }
 
-// announce does the same as change if other consumers need not know of the change, as when a consumer joined. If prepare is not nil,
-// announce calls prepare with the loaded tail before each try to change the tail.
+// announce does the same as change, but does not wake consumers. announce is enough when other consumers need not know of the change, for
+// example when a consumer joined. If prepare is not nil, announce calls prepare with the loaded tail before each try to change the tail.
 func (h *Host) announce(prepare func(tail)) (tail, error) {
 	defer h.sequencer.freed.advance()
 	v := h.roster.version.Load() + 1
 	h.roster.version.Store(v)
 	if h.roster.state.Load() >= channelClosed {
-		// Nobody publishes any more. The tail keeps its version. Otherwise, after 1024 changes, it could have again the version that a
-		// stopped producer has seen.
+		// Nobody publishes any more, so the tail keeps its version. If the version still changed, then after 1024 changes the tail could again
+		// have the version that a stopped producer has seen.
 		return h.sequencer.loadTail(), nil
 	}
 	for range maxRounds {
@@ -245,7 +246,7 @@ func (h *Host) announce(prepare func(tail)) (tail, error) {
 	return 0, corrupt("the tail moved %d times while the roster was to be changed", maxRounds)
 }
 
-// Published returns the number of the newest frame. It never shrinks, whatever members write.
+// Published returns the number of the newest frame. The number never shrinks, even if members write nonsense.
 func (h *Host) Published() uint64 {
 	h.newest = max(h.newest, h.sequencer.loadTail().number())
 	return h.newest
@@ -253,7 +254,7 @@ func (h *Host) Published() uint64 {
 
 // Close ends publishing. Consumers still get the frames that were published.
 //
-// Errors: [ErrCorrupt]. The channel can then only be destroyed.
+// Errors: [ErrCorrupt]. After this error the channel can only be destroyed.
 func (h *Host) Close() error {
 	if h.roster.state.Load() != channelOpen {
 		return nil
@@ -272,7 +273,7 @@ func (h *Host) Close() error {
 // Destroy ends the channel at once. No consumer gets a frame any more.
 func (h *Host) Destroy() {
 	h.roster.state.Store(channelDestroyed)
-	_, _ = h.change() // it fails only while the channel is open
+	_, _ = h.change() // change fails only while the channel is open
 }
 
 // Free unmaps and closes the host's files. The host must not be used afterwards.

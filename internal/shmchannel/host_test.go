@@ -201,7 +201,8 @@ func TestWhatAnExpelledConsumerHasInHandIsItsOwnUntilItsProcessIsGone(t *testing
 	}
 }
 
-// A claim that a member makes after it has looked at the roster must not become the claim of another member.
+// A consumer may look at the roster, and claim a frame only after it was expelled. If its slot were free, the claim would belong to another
+// member.
 func TestAnExpelledConsumerKeepsItsSlotUntilItsProcessIsGone(t *testing.T) {
 	r := newRig(t, Spec{Mode: Queue, Capacity: 2})
 	c := r.consumer(MemberSpec{})
@@ -298,7 +299,7 @@ func TestFramesOfAProducerThatLeftAreTaken(t *testing.T) {
 	}
 }
 
-// An expelled consumer keeps frames in hand. Their records may be overwritten.
+// An expelled consumer keeps frames in hand. A producer may then overwrite the records of these frames.
 func TestBlocksOfAProducerThatLeftWhileAnExpelledConsumerHasFrames(t *testing.T) {
 	r := newRig(t, Spec{Capacity: 2})
 	p, c := r.producer(200), r.consumer(MemberSpec{})
@@ -358,7 +359,7 @@ func TestASlotIsUsedAgain(t *testing.T) {
 	}
 }
 
-// The version in the tail has 10 bits.
+// The version in the tail has only 10 bits, so it repeats after 1024 changes.
 func TestAProducerThatWasIdleSeesThatTheRosterHasChangedAThousandTimes(t *testing.T) {
 	r := newRig(t, Spec{Capacity: 1})
 	p := r.producer(4)
@@ -367,7 +368,7 @@ func TestAProducerThatWasIdleSeesThatTheRosterHasChangedAThousandTimes(t *testin
 	for r.host.sequencer.loadTail().version() != (version-1)&1023 {
 		m, err := r.host.Add(MemberSpec{Role: ConsumerRole})
 		require.NoError(t, err)
-		require.NoError(t, r.host.Gone(m)) // it never joined
+		require.NoError(t, r.host.Gone(m)) // member m never joined
 		m, err = r.host.Add(MemberSpec{Role: ConsumerRole})
 		require.NoError(t, err)
 		require.NoError(t, r.host.Join(m))
@@ -386,7 +387,7 @@ func TestAProducerThatWasIdleSeesThatTheRosterHasChangedAThousandTimes(t *testin
 	assert.EqualValues(t, 1, c.take().Number)
 }
 
-// The service may stop in the middle of a change.
+// The service may stop before the tail has the new version of the roster.
 func TestAChangeThatIsNotInTheTailYetHoldsNobodyUp(t *testing.T) {
 	r := newRig(t, Spec{Capacity: 1})
 	p := r.producer(4)
@@ -450,7 +451,7 @@ func TestJoiningWhileOthersPublish(t *testing.T) {
 
 func TestAsManyMembersAsThereAreSlots(t *testing.T) {
 	r := newRig(t, Spec{Capacity: 2})
-	producers := make([]*testProducer, 4) // each maps the file of every consumer, and a process has a limit of mappings
+	producers := make([]*testProducer, 4) // few: each one maps every consumer's file, and the system limits the mappings
 	for i := range producers {
 		producers[i] = r.producer(8)
 	}

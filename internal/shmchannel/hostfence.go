@@ -1,8 +1,9 @@
 package shmchannel
 
-// Fences appends the fences in a member's file, the greatest value of each word. For a consumer they say when its work on frames is done,
-// for a producer when its frames are complete. ok is false while a consumer writes a fence: the caller tries again later. A member whose
-// process is gone has no fences. Members can write anything into their files: values out of range are ignored.
+// Fences appends the fences in a member's file: for each word, the fence with the greatest value. The fences of a consumer say when the
+// consumer's work on frames is done. The fences of a producer say when the producer's frames are complete. ok is false while a consumer
+// writes a fence, and the caller tries again later. A member whose process is gone has no fences. A member can write anything into its
+// file, so Fences ignores values that are out of range.
 func (h *Host) Fences(to []Fence, m *Member) (fences []Fence, ok bool) {
 	if m.Timeline == 0 || m.gone {
 		return to, true

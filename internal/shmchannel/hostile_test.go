@@ -22,7 +22,7 @@ type hostile struct {
 	producers []*testProducer
 	consumers []*testConsumer
 	hand      []*Frame
-	dropped   uint64 // when the host was last asked
+	dropped   uint64 // the host's last answer
 	newest    uint64
 	record    Record
 }
@@ -45,7 +45,7 @@ func newHostile(t testing.TB, spec Spec) *hostile {
 	return h
 }
 
-// lie overwrites a word of a file with a value that a member may accept.
+// lie overwrites a word of a file. It uses a value that a member may take for a good value.
 func (h *hostile) lie(file, place, value uint64) {
 	mem := h.regions[file%uint64(len(h.regions))]
 	l := h.rig.host.layout
@@ -61,7 +61,7 @@ func (h *hostile) lie(file, place, value uint64) {
 			offset = base
 		}
 	} else if place%2 == 0 {
-		offset = place / 2 * 8 % min(size, 1024) // where the most important words are
+		offset = place / 2 * 8 % min(size, 1024) // the most important words are at the start of the file
 	}
 	t := h.rig.host.sequencer.loadTail()
 	near := (t.number() + value>>8%8 - 4) & maxNumber
@@ -84,7 +84,7 @@ func (h *hostile) lie(file, place, value uint64) {
 	at[atomic.Uint64](mem, offset).Store(value)
 }
 
-// act lets a member or the host do one step.
+// act makes a member or the host do one step.
 func (h *hostile) act(what, who uint64) {
 	p, c := h.producers[who%uint64(len(h.producers))], h.consumers[who%uint64(len(h.consumers))]
 	host := h.rig.host
@@ -145,7 +145,7 @@ func (h *hostile) checkFrame(f *Frame) {
 	}
 }
 
-// checkError fails the test if an error is not one of those that are documented.
+// checkError fails the test if err is not a documented error.
 func (h *hostile) checkError(err error) {
 	if err == nil {
 		return
@@ -159,7 +159,7 @@ func (h *hostile) checkError(err error) {
 	h.t.Fatalf("an error that callers do not know: %v", err)
 }
 
-// step is one step of a fuzzing program. A lie has 8 bytes; the first one says what it is.
+// run runs a fuzzing program. Each step has 12 bytes, and is a lie or a step of a member or the host.
 func (h *hostile) run(program []byte) {
 	for ; len(program) >= 12; program = program[12:] {
 		what, file := uint64(program[0]), uint64(program[1])
@@ -199,7 +199,7 @@ func randomProgram(random *rand.Rand, moves int) []byte {
 	return program
 }
 
-// The fuzzer's program, for as long as a test may take.
+// This test runs random programs like the fuzz test.
 func TestLiesSpoilNothingButFrames(t *testing.T) {
 	random := rand.New(rand.NewPCG(3, 4))
 	for i := range 20 {
@@ -212,12 +212,12 @@ func TestLiesSpoilNothingButFrames(t *testing.T) {
 	}
 }
 
-// Lies while all members work.
+// One goroutine overwrites words of the files while all members work.
 func TestALiarCannotStopOthers(t *testing.T) {
 	for _, spec := range hostileSpecs() {
 		t.Run(spec.Mode.String()+" "+spec.Policy.String(), func(t *testing.T) {
 			h := newHostile(t, spec)
-			h.regions = h.regions[:len(h.regions)-1] // the service writes no nonsense
+			h.regions = h.regions[:len(h.regions)-1] // no lies in the roster: only the service writes it
 			var stop atomic.Bool
 			var liars, honest sync.WaitGroup
 			liars.Go(func() {
@@ -262,7 +262,7 @@ func TestALiarCannotStopOthers(t *testing.T) {
 	}
 }
 
-// Each of these lies gives the error that names it.
+// Each of these lies leads to the error that describes the lie.
 func TestLiesThatAreFound(t *testing.T) {
 	for name, c := range map[string]struct {
 		spec Spec
@@ -316,7 +316,8 @@ func (c *testConsumer) acknowledgeOrRelease(f *Frame) {
 	c.release(f)
 }
 
-// A number below the tail's must have an entry. A missing one may be about to appear; if it does not, that is an error.
+// Each number below the tail's number must have an entry. A missing entry may appear a moment later. If it does not appear, the consumer
+// returns an error.
 func TestAContradictionThatLastsEndsTheStream(t *testing.T) {
 	h := newHostile(t, Spec{Capacity: 4})
 	for range 2 {

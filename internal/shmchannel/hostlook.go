@@ -1,21 +1,21 @@
 package shmchannel
 
-// Look is the result of [Host.Look]: which blocks of some producers the channel still needs. It needs the block of a frame that it keeps
-// or that a consumer has in hand. The numbers come from memory that members write, so the caller asks only about blocks that it lent
-// to the producer.
+// Look is the result of [Host.Look]: it says which blocks of some producers the channel still needs. The channel needs the block of a frame
+// that it keeps or that a consumer has in hand. The block numbers come from memory that members write, so the caller asks only about blocks
+// that it lent to the producer.
 type Look struct {
-	held map[uint64]struct{} // blocks that consumers hold, of any producer
-	all  bool                // a consumer is just taking a frame, so any block may be in use
+	held map[uint64]struct{} // blocks in the holds of consumers, of all producers
+	all  bool                // the look could not read everything, so any block may be in use
 	of   map[*Member]*found
 }
 
-// found is the part of a [Look] about one producer.
+// found is what a [Look] found about one producer.
 type found struct {
 	blocks map[uint64]struct{}
 	all    bool
 }
 
-// Names reports whether the channel needs a block that one of the look's producers published.
+// Names reports whether the channel needs a block. m is the producer that published the block.
 func (l *Look) Names(m *Member, block uint64) bool {
 	if _, ok := l.held[block]; ok {
 		return true
@@ -28,14 +28,15 @@ func (l *Look) Names(m *Member, block uint64) bool {
 	return ok
 }
 
-// Unsure reports that the look could not find out which blocks of the producer are needed. The caller must treat all as needed.
+// Unsure reports whether the look could not find out which blocks of the producer the channel needs. If Unsure returns true, the caller
+// must treat all blocks of the producer as needed.
 func (l *Look) Unsure(m *Member) bool {
 	f := l.of[m]
 	return l.all || f == nil || f.all
 }
 
-// Look finds the blocks that the channel needs of producers that have left. It reads the consumers' files once, for all the producers
-// together.
+// Look finds the blocks that the channel still needs of producers that have left. Look reads each consumer's file only once for all these
+// producers.
 func (h *Host) Look(producers ...*Member) *Look {
 	l := &Look{held: make(map[uint64]struct{}), of: make(map[*Member]*found, len(producers))}
 	t := h.sequencer.loadTail()
@@ -60,9 +61,9 @@ func (h *Host) Look(producers ...*Member) *Look {
 		if c == nil || !c.joined || c.gone {
 			continue
 		}
-		// A consumer stores a hold before it moves its floor over the frame, so floors are read before holds.
+		// A consumer stores a hold before it moves its floor over the frame, so Look reads the floor before the holds.
 		if h.mode == Broadcast && c.policy.blocks() && (c.left || h.roster.state.Load() == channelDestroyed) {
-			if spans.add(c.cursor) && forgotten { // the records of a producer without a track cannot be read
+			if spans.add(c.cursor) && forgotten { // Look cannot read the records of a producer without a track
 				for _, m := range producers {
 					l.of[m].all = l.of[m].all || m.track == nil
 				}
@@ -73,7 +74,7 @@ func (h *Host) Look(producers ...*Member) *Look {
 	return l
 }
 
-// hold adds the blocks that a consumer holds.
+// hold adds the blocks in the holds of a consumer.
 func (l *Look) hold(c *cursor) {
 	for i := range c.used() {
 		hold := &c.holds[i]
@@ -82,26 +83,26 @@ func (l *Look) hold(c *cursor) {
 		case n == 0:
 		case b != 0 && hold.number.Load() == n:
 			l.held[b] = struct{}{}
-		default: // the consumer is just taking the frame, and its block is not known yet
+		default: // the consumer is just taking the frame, and the hold does not have the frame's block yet
 			l.all = true
 		}
 	}
 }
 
-// lookSpans adds to a look the frames that consumers which left have taken and not released.
+// lookSpans adds frames to a look: the frames that consumers took and did not release before they left.
 type lookSpans struct {
 	*Host
 	tail tail
 	look *Look
 	in   *[MaxProducers]*Member
-	seen []uint64 // the number that was already handled in each slot
+	seen []uint64 // for each slot, the number that add has already handled
 }
 
 func (h *Host) newSpans(t tail, l *Look, in *[MaxProducers]*Member) *lookSpans {
 	return &lookSpans{Host: h, tail: t, look: l, in: in, seen: make([]uint64, h.slots)}
 }
 
-// add adds the frames that one consumer has taken and not released. It reports whether there are any.
+// add adds the frames that one consumer has taken and not released. It returns false if there is no such frame.
 func (s *lookSpans) add(c *cursor) bool {
 	floor, next := c.floor.Load(), min(c.next.Load(), s.tail.number()+1)
 	if floor >= next {

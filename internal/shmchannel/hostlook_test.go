@@ -8,7 +8,7 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// inUse returns the blocks of one producer that a look finds.
+// inUse returns the blocks of one producer that a look finds. all is the result of Unsure.
 func inUse(h *Host, m *Member) (blocks map[uint64]struct{}, all bool) {
 	l := h.Look(m)
 	blocks = maps.Clone(l.held)
@@ -27,7 +27,7 @@ func TestOneLookAnswersForAllProducers(t *testing.T) {
 		leaver.take()
 		other.take()
 	}
-	c.take() // the newest or the oldest frame; the consumer holds it
+	c.take() // the consumer takes the newest or the oldest frame, and holds it
 	for _, m := range []*Member{leaver.member, other.member, p.member, q.member} {
 		require.NoError(t, r.host.Expel(m))
 	}
@@ -48,7 +48,7 @@ func TestOneLookAnswersForAllProducers(t *testing.T) {
 	assert.True(t, l.Names(q.member, blocks[1]))
 }
 
-// A look at 16 producers that left, while 400 consumers have used all their holds.
+// One look finds the blocks of 16 producers that left, while 400 consumers have used all their holds.
 func BenchmarkLook(b *testing.B) {
 	r := newRig(b, Spec{Capacity: 2})
 	var producers []*Member

@@ -6,10 +6,10 @@ import (
 	"math"
 )
 
-// Join activates a member that has opened its own file. From then on only the member can write the file.
+// Join activates a member that has opened its own file. After Join, only the member can write the file.
 //
-// Errors: [ErrInvalid] if the member has joined or left already, [ErrFile] if it has sealed its file itself, [ErrClosed], [ErrCorrupt]; the
-// system's.
+// Errors: [ErrInvalid] if the member has joined or left already, [ErrFile] if the member has sealed its file itself, [ErrClosed],
+// [ErrCorrupt]; errors of the system.
 func (h *Host) Join(m *Member) error {
 	switch {
 	case m.joined || m.left:
@@ -51,8 +51,8 @@ func (h *Host) Join(m *Member) error {
 	return err
 }
 
-// Leave removes a member that has said that it leaves. The member keeps the frames that it has in hand while its process runs. Its slot
-// stays taken until [Host.Sweep] finds that nothing needs it.
+// Leave removes a member that has said that it leaves. The member keeps the frames that it has in hand while its process runs. The member's
+// slot stays taken until [Host.Sweep] finds that nothing needs the slot any more.
 //
 // Errors: [ErrCorrupt].
 func (h *Host) Leave(m *Member) error {
@@ -60,8 +60,8 @@ func (h *Host) Leave(m *Member) error {
 	return h.Expel(m)
 }
 
-// Expel removes a member whose session has ended. Its process may run on and use the frames that it has in hand. So a consumer's slot
-// stays taken until [Host.Gone] says that its process has ended.
+// Expel removes a member whose session has ended. The member's process may still run and use the frames that the member has in hand. So a
+// consumer's slot stays taken until the process has ended and the caller calls [Host.Gone].
 //
 // Errors: [ErrCorrupt].
 func (h *Host) Expel(m *Member) error {
@@ -80,8 +80,8 @@ func (h *Host) Expel(m *Member) error {
 	return err
 }
 
-// Gone tells the host that the process of a member has ended. The member leaves if it has not left yet. Frames of a queue that it had
-// claimed go to other consumers, and its holds do not count any more.
+// Gone tells the host that the process of a member has ended. The member leaves if it has not left yet. The frames of a queue that the
+// member had claimed go to other consumers. The member's holds do not count any more.
 //
 // Errors: [ErrCorrupt].
 func (h *Host) Gone(m *Member) error {
@@ -100,11 +100,12 @@ func (h *Host) Gone(m *Member) error {
 	return err
 }
 
-// Sweep frees the slots of members that left and that nothing needs any more. It appends those members; the caller can forget their files. A
-// consumer's slot is needed while its process runs, unless the consumer has said that it leaves, holds nothing, has no claim, and every fence of
-// its work is reached. A producer's slot is needed while the channel keeps a frame of it; see [Host.GiveUp].
+// Sweep frees the slots of members that left, if nothing needs these slots any more. Sweep appends these members to the slice `to`, and the
+// caller can forget their files. A consumer's slot is needed while the consumer's process runs. But the slot is not needed if the consumer
+// has said that it leaves, has no holds and no claims, and every fence of its work is reached. A producer's slot is needed while the
+// channel keeps a frame of the producer; see [Host.GiveUp].
 //
-// Errors: [ErrCorrupt]; the system's.
+// Errors: [ErrCorrupt]; errors of the system.
 func (h *Host) Sweep(to []*Member, reached func(Fence) bool) ([]*Member, error) {
 	from := len(to)
 	for i, m := range h.consumers {
@@ -138,8 +139,8 @@ func (h *Host) Sweep(to []*Member, reached func(Fence) bool) ([]*Member, error) 
 	return to, err
 }
 
-// consumerNeeded reports whether a consumer that left still has frames in hand, claims, or unfinished work. Its cursor may contain
-// nonsense.
+// consumerNeeded reports whether a consumer that left still has frames in hand, claims, or unfinished work. The consumer's cursor may
+// contain nonsense.
 func (h *Host) consumerNeeded(m *Member, reached func(Fence) bool) bool {
 	c := m.cursor
 	if h.mode == Broadcast && m.policy.blocks() && c.floor.Load() < c.next.Load() {
@@ -167,7 +168,8 @@ func (h *Host) consumerNeeded(m *Member, reached func(Fence) bool) bool {
 	return false
 }
 
-// kept returns the numbers of a producer's frames that the channel keeps: consumers may still take them, or have not acknowledged them.
+// kept returns the numbers of a producer's frames that the channel keeps: frames that consumers may still take, and frames of a queue that
+// are not acknowledged.
 func (h *Host) kept(m *Member) []uint64 {
 	if m.track == nil {
 		return nil
@@ -214,8 +216,9 @@ func (h *Host) frames() iter.Seq2[uint64, int] {
 	}
 }
 
-// GiveUp makes a broadcast keep its oldest frames no longer, so that [Host.Sweep] can free the slot of a producer that left. It gives up as few frames
-// as that takes, and none that an active consumer has not released. Consumers that join later begin after them. It reports whether it gave up any.
+// GiveUp makes a broadcast give up its oldest frames, so that [Host.Sweep] can free the slot of a producer that left. GiveUp gives up only
+// as many frames as necessary, and no frame that an active consumer has not released. A consumer that joins later begins after the given-up
+// frames. GiveUp reports whether it gave up a frame.
 func (h *Host) GiveUp() bool {
 	if h.mode == Queue {
 		return false

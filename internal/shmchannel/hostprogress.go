@@ -1,7 +1,7 @@
 package shmchannel
 
-// The numbers of this file come from memory that members write. None of them is greater than members could make it by publishing and taking
-// frames, except that a tail may have any number of 48 bits.
+// The functions of this file compute their numbers from memory that members write. A member that writes nonsense cannot make these numbers
+// greater than honest members could. The only exception is the number of the tail: it may be any number of 48 bits.
 
 // Waiting returns how many frames of a queue are not acknowledged.
 func (h *Host) Waiting() uint64 {
@@ -32,7 +32,8 @@ func (h *Host) queued() (waiting, open uint64) {
 	return waiting, open
 }
 
-// Behind returns how many of the newest frames of a broadcast a consumer has not taken, those included that are dropped by now.
+// Behind returns how many of the newest frames of a broadcast a consumer has not taken. Frames that the channel has dropped by now count
+// too.
 func (h *Host) Behind(m *Member) uint64 {
 	if !h.follows(m) {
 		return 0
@@ -40,8 +41,9 @@ func (h *Host) Behind(m *Member) uint64 {
 	return h.since(m, m.cursor.next.Load())
 }
 
-// Needs returns how many places of a broadcast a consumer takes up: of frames that it has not taken, and, if producers wait for it, of frames
-// that it has not released. If that is the capacity, the next frame waits, fails, or drops one that the consumer has not taken.
+// Needs returns how many places of a broadcast a consumer takes up. A frame that the consumer has not taken takes up a place. If producers
+// wait for this consumer, a frame that it has not released takes up a place too. If Needs returns the capacity, the next call of Publish
+// waits, fails, or drops a frame that the consumer has not taken.
 func (h *Host) Needs(m *Member) uint64 {
 	n := h.Behind(m)
 	if h.follows(m) && m.policy.blocks() {
@@ -50,13 +52,14 @@ func (h *Host) Needs(m *Member) uint64 {
 	return min(n, h.capacity)
 }
 
-// Used returns how many places of the channel are taken up: those of the consumer of a broadcast that needs most, or those of the frames of
-// a queue that wait for a consumer. If that is the capacity, the next frame waits, fails, or drops another.
+// Used returns how many places of the channel are taken up. In a broadcast, Used is the greatest result of Needs for any consumer. In a
+// queue, Used is the number of frames that wait for a consumer. If Used returns the capacity, the next call of Publish waits, fails, or
+// drops a frame.
 func (h *Host) Used() (used uint64) {
 	if h.mode == Queue {
 		waiting, open := h.queued()
 		if open == h.slots || h.policy == Latest && waiting > 0 {
-			return h.capacity // a queue that keeps the newest alone has no place beside it
+			return h.capacity // a queue with the policy Latest has only one place
 		}
 		return min(waiting, h.capacity)
 	}
@@ -68,12 +71,13 @@ func (h *Host) Used() (used uint64) {
 	return used
 }
 
-// follows reports whether a member is a consumer that a broadcast counts frames for.
+// follows reports whether a member is an active consumer of a broadcast.
 func (h *Host) follows(m *Member) bool {
 	return h.mode == Broadcast && m.cursor != nil && m.joined && !m.left
 }
 
-// since returns how many frames there are from a number on that stands in a consumer's file. It gets none before its first.
+// since returns how many frames a consumer gets from the given number on. The number comes from the consumer's file. Frames before the
+// consumer's first frame do not count.
 func (h *Host) since(m *Member, number uint64) uint64 {
 	newest := h.sequencer.loadTail().number()
 	if number == 0 || number > newest || m.start > newest {
@@ -82,11 +86,12 @@ func (h *Host) since(m *Member, number uint64) uint64 {
 	return newest - max(number, m.start) + 1
 }
 
-// maxDropped is where counting ends, far beyond what members do in earnest: the count must not begin anew.
+// maxDropped is the greatest count of dropped frames. Honest members never reach it. It keeps the count from overflowing.
 const maxDropped = 1 << 62
 
-// Dropped returns how many frames were dropped because consumers were behind: of a broadcast, the frames that each of its consumers missed,
-// those that left included; of a queue, the frames that no consumer got. It never shrinks.
+// Dropped returns how many frames were dropped because consumers were behind. In a broadcast, it is the sum of the frames that each
+// consumer missed, and consumers that left count too. In a queue, it is the number of frames that no consumer got. The result never
+// shrinks.
 func (h *Host) Dropped() uint64 {
 	if h.mode == Queue {
 		h.dropped = max(h.dropped, min(h.sequencer.drops.Load(), h.Published()))
@@ -100,8 +105,8 @@ func (h *Host) Dropped() uint64 {
 	return h.dropped
 }
 
-// countMissed counts what a consumer of a broadcast has missed since it was last counted. It misses no frame that was published before it
-// joined.
+// countMissed adds to h.dropped the frames of a broadcast that a consumer has missed since the last call. Frames before the consumer's
+// first frame do not count.
 func (h *Host) countMissed(m *Member) {
 	if h.mode != Broadcast || m.cursor == nil || !m.joined || m.policy.blocks() {
 		return
@@ -112,7 +117,7 @@ func (h *Host) countMissed(m *Member) {
 	}
 	most := newest - m.start + 1
 	missed := min(m.cursor.missed.Load(), most)
-	if next, oldest := m.cursor.next.Load(), h.oldest(newest); !m.left && next < oldest { // these are gone, and the consumer has not noticed yet
+	if next, oldest := m.cursor.next.Load(), h.oldest(newest); !m.left && next < oldest { // the consumer has not noticed yet what it missed
 		missed = min(missed+oldest-max(next, m.start), most)
 	}
 	if missed > m.missed {
@@ -121,8 +126,8 @@ func (h *Host) countMissed(m *Member) {
 	}
 }
 
-// Blocks appends the blocks of the frames that consumers may still take, and of those that they have in hand, as far as members say the
-// truth. Some may be there twice.
+// Blocks appends the blocks of the frames that consumers may still take or have in hand. It relies on what members write, so a member that
+// writes nonsense can make the result wrong. A block may be in the result twice.
 func (h *Host) Blocks(to []uint64) []uint64 {
 	var tracks [MaxProducers]*track
 	for slot, m := range h.producers {

@@ -50,14 +50,14 @@ func TestTheHostCountsWhatConsumersOfABroadcastMiss(t *testing.T) {
 		}
 	}
 	calm.release(calm.take())
-	publish(4) // frames 1 to 5, of which 4 and 5 are kept
+	publish(4) // frames 1 to 5; the channel keeps frames 4 and 5
 	assert.EqualValues(t, 3+3, r.host.Dropped(), "before the consumers notice")
 	f, g := late.take(), newest.take()
 	assert.EqualValues(t, 3, f.Missed)
 	assert.EqualValues(t, 4, g.Missed)
 	assert.EqualValues(t, 3+4, r.host.Dropped(), "one wanted the newest alone")
 	late.release(f)
-	publish(5) // up to 10
+	publish(5) // frames up to 10
 	newest.release(g, newest.take())
 	require.NoError(t, newest.Leave())
 	require.NoError(t, r.host.Leave(newest.member))
@@ -145,7 +145,7 @@ func TestCountsOfFramesNeverShrinkAndAreBoundedWhateverMembersWrite(t *testing.T
 		r.host.sequencer.tail.Store(0)
 		assert.EqualValues(t, 5, r.host.Published())
 		assert.Equal(t, before, r.host.Dropped())
-		for range 3 { // members come, say that they missed everything, and go
+		for range 3 { // members join, say that they missed everything, and leave
 			r.host.sequencer.tail.Store(uint64(newTail(maxNumber, 0, r.host.roster.version.Load())))
 			liar := r.openConsumer(MemberSpec{Policy: DropOldest, Oldest: true})
 			require.NoError(t, r.host.Join(liar.member))

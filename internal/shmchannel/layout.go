@@ -5,7 +5,7 @@ import "math/bits"
 // Sizes and offsets in the files, in bytes. docs/streams.md has the tables.
 const (
 	rosterBytes    = 73_728
-	headBytes      = 8_192 // of a sequencer and of a cursor, before the part that grows with N
+	headBytes      = 8_192 // size of a sequencer or a cursor without the part that grows with N
 	trackHeadBytes = 4_096
 
 	recordBytes      = 64
@@ -14,12 +14,12 @@ const (
 	doneBytes        = 32
 
 	eventBytes = 64
-	maxMeta    = 8_320 // bytes of meta after the event
+	maxMeta    = 8_320 // greatest size of the meta, without the event
 )
 
 const minSlots = 64
 
-// layout holds the two numbers that all sizes of a channel depend on.
+// layout holds the two numbers that determine the sizes of all files of a channel.
 type layout struct {
 	capacity uint64
 	slots    uint64 // N
@@ -30,7 +30,7 @@ func layoutFor(capacity int) layout {
 	return layout{uint64(capacity), max(n, minSlots)}
 }
 
-// valid reports whether the numbers are within their limits and fit together.
+// valid reports whether capacity and slots are within their limits and fit together.
 func (l layout) valid() bool {
 	return l.capacity >= 1 && l.capacity <= MaxCapacity && l.slots >= minSlots && l.slots <= 1<<16 &&
 		l.slots&(l.slots-1) == 0 && l.slots >= 2*l.capacity
@@ -38,7 +38,7 @@ func (l layout) valid() bool {
 
 func (l layout) mask() uint64 { return l.slots - 1 }
 
-// oldest returns the oldest number that a broadcast keeps while tail is its newest.
+// oldest returns the oldest number that a broadcast keeps when its newest number is `tail`.
 func (l layout) oldest(tail uint64) uint64 {
 	if tail < l.capacity {
 		return 1

@@ -9,7 +9,7 @@ import (
 	"time"
 )
 
-// MemberConfig is what a member needs to open its end. The caller owns the files, and may close them once the member is open.
+// MemberConfig is what a member needs to open its end of a channel. The caller owns the files, and may close them once the member is open.
 type MemberConfig struct {
 	Roster    *os.File
 	Sequencer *os.File
@@ -28,40 +28,41 @@ type MemberConfig struct {
 type Spinner interface {
 	// Begin reports whether the member may spin now.
 	Begin() bool
-	// End follows each Begin that returned true. found reports whether the member found something while it spun.
+	// The member calls End once after each Begin that returned true. `found` reports whether the member found something while it spun.
 	End(found bool)
 }
 
 // maxSleep is the longest that a member sleeps before it looks again. The limit exists because a member that dies wakes nobody.
 const maxSleep = 100 * time.Millisecond
 
-// member is what a producer and a consumer have in common.
+// member has the fields and methods that a producer and a consumer have in common.
 type member struct {
 	*channel
 	slot    int
 	id      uint64
 	spin    time.Duration
 	spinner Spinner
-	word    *futex // futex on which it sleeps
+	word    *futex // the futex on which the member sleeps
 
 	mu      sync.Mutex
 	closed  bool
 	counts  Counts
-	asleep  int        // number of calls that sleep; they do not hold mu
+	asleep  int        // number of calls that sleep; a sleeping call does not hold mu
 	awake   *sync.Cond // signalled when asleep becomes 0
 	ctxDone <-chan struct{}
 	ctxStop func() bool
 }
 
-// Counts is what a member has done since it was opened.
+// Counts says how many frames a member has published, taken or missed since it was opened.
 type Counts struct {
-	// Frames is the number of frames that a producer has published or a consumer has taken, and Bytes the sum of the bytes of their buffers.
+	// Frames is the number of frames that a producer has published or a consumer has taken. Bytes is the sum of the bytes of the frames'
+	// buffers.
 	Frames, Bytes uint64
 	// Missed is the sum of [Frame.Missed].
 	Missed uint64
 }
 
-// Counts returns what the member has done, also after it was closed.
+// Counts returns the member's counts, also after the member was closed.
 func (m *member) Counts() Counts {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -79,20 +80,21 @@ func (m *member) gone(why string) error { return fmt.Errorf("%w: member %d %s", 
 // pause is the state of one call that waits.
 type pause struct {
 	began  time.Time
-	looked bool // it has spun as long as it may, or may not spin
+	looked bool // the call does not spin any more: its time for spinning is over, or it may not spin
 	looks  int
 	armed  bool
 	value  uint32
 }
 
-// relooks is how many times a spinning member looks before it lets other goroutines run. Letting them run may wake a thread.
+// relooks is how many times a spinning member looks before it lets other goroutines run. It does not let them run after each look, because
+// letting them run may wake a thread.
 const relooks = 64
 
-// rest returns when a call that found nothing should look again. At first it returns at once, until the time for spinning is over. Then
-// it arms the futex and returns, so that the call looks once more. After that it sleeps, but no longer than the limit. The caller
-// holds m.mu; rest releases it while it spins or sleeps.
+// rest returns when a call that found nothing should look again. During the time for spinning, rest returns at once. The next rest arms the
+// futex and returns, so that the call looks once more. After that, rest sleeps, but no longer than the limit. The caller holds m.mu; rest
+// releases m.mu while it spins or sleeps.
 //
-// Errors: the context's.
+// Errors: the context's error.
 func (m *member) rest(ctx context.Context, p *pause, limit time.Duration) error {
 	if ctx.Err() != nil {
 		return context.Cause(ctx)
@@ -138,7 +140,7 @@ func (m *member) spins(p *pause) bool {
 	return !p.looked
 }
 
-// found ends the spinning of a call, if the call spun. something reports whether the call found what it waited for.
+// found ends the spinning of a call, if the call spun. `something` reports whether the call found what it waited for.
 func (m *member) found(p *pause, something bool) {
 	if p.looked || p.began.IsZero() {
 		return
@@ -149,7 +151,8 @@ func (m *member) found(p *pause, something bool) {
 	}
 }
 
-// watch arranges that the end of the context wakes the member. Most calls of a member have the same context, so watch keeps the last one.
+// watch arranges that the end of the context wakes the member. Most calls of a member have the same context, so watch does nothing if the
+// context is the same as in the last call.
 func (m *member) watch(ctx context.Context) {
 	if ctx.Done() == nil || ctx.Done() == m.ctxDone {
 		return

@@ -11,10 +11,10 @@ import (
 // Limits of a frame's meta.
 const (
 	MaxMetaEntries = 16
-	MaxMetaText    = 256 // bytes of a key or a value
+	MaxMetaText    = 256 // bytes of one key or one value
 )
 
-// AppendMeta appends the encoded entries of the map, in the form of [Record.Meta].
+// AppendMeta appends the entries of the map to the slice `to`, in the encoding of [Record.Meta].
 //
 // Errors: [ErrInvalid] if the map exceeds a limit.
 func AppendMeta(to []byte, meta map[string]string) ([]byte, error) {

@@ -4,6 +4,6 @@ package shmchannel
 
 import "sync/atomic"
 
-// put stores a word of content whose sequence number is stored before and after it. It is an atomic store, because this processor may
-// reorder plain ones.
+// put stores a word of content. The caller stores the content's sequence number before and after the content. put uses an atomic store,
+// because this processor may reorder plain stores.
 func put(w *atomic.Uint64, v uint64) { w.Store(v) }

@@ -14,7 +14,7 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// killings is how many processes each test kills. SHMCHANNEL_TEST_KILLINGS overrides it.
+// killings is how many processes each test kills. The environment variable SHMCHANNEL_TEST_KILLINGS overrides the number.
 func killings(t *testing.T) int {
 	if text := os.Getenv("SHMCHANNEL_TEST_KILLINGS"); text != "" {
 		n, err := strconv.Atoi(text)
@@ -24,7 +24,7 @@ func killings(t *testing.T) int {
 	return 6
 }
 
-// seedOf returns a random seed and prints it, so that a failure can be repeated as far as the machine allows.
+// seedOf returns a random seed and prints the seed. The same seed repeats a failure, as far as the timing of the machine allows.
 func seedOf(t *testing.T) uint64 {
 	seed := uint64(time.Now().UnixNano())
 	if text := os.Getenv("SHMCHANNEL_TEST_SEED"); text != "" {
@@ -40,7 +40,7 @@ func seedOf(t *testing.T) uint64 {
 type storm struct {
 	*family
 	random  *rand.Rand
-	waiting []*Member // not started yet
+	waiting []*Member // members that have not started yet
 	running []*process
 	all     []*process
 }
@@ -67,13 +67,13 @@ func (s *storm) kill(p *process) {
 	s.t.Helper()
 	p.killed = true
 	s.running = slices.DeleteFunc(s.running, func(q *process) bool { return p == q })
-	if s.random.IntN(2) == 0 { // its connection ends before its process
+	if s.random.IntN(2) == 0 { // the connection of the process ends before the process does
 		require.NoError(s.t, p.cmd.Process.Signal(syscall.SIGSTOP))
 		require.NoError(s.t, s.host.Expel(p.member))
 		time.Sleep(time.Duration(s.random.IntN(5)) * time.Millisecond)
 	}
 	require.NoError(s.t, p.cmd.Process.Kill())
-	_ = p.cmd.Wait() // it was killed
+	_ = p.cmd.Wait() // the error says that the process was killed
 	require.NoError(s.t, s.host.Gone(p.member))
 	s.sweep()
 }
@@ -122,7 +122,7 @@ func (s *storm) end() {
 	}
 	require.NoError(s.t, s.host.Close())
 	for _, c := range s.of(ConsumerRole) {
-		c.wait() // with frames in hand
+		c.wait() // the consumer ends with frames in hand
 		require.NoError(s.t, s.host.Leave(c.member))
 		require.NoError(s.t, s.host.Gone(c.member))
 	}
@@ -146,8 +146,8 @@ func (s *storm) end() {
 	}
 }
 
-// published returns the frames that were surely published, by number, and the contents that perhaps were: a producer may die after it has
-// published a frame and before it has written that into its ledger.
+// published returns the frames that producers surely published, by number, and the contents that producers perhaps published. A producer
+// may die after it has published a frame and before it has written the frame into its ledger.
 func (s *storm) published() (sure map[uint64]uint64, perhaps map[uint64]bool) {
 	s.t.Helper()
 	sure, perhaps = map[uint64]uint64{}, map[uint64]bool{}
@@ -187,7 +187,7 @@ func newStorm(t *testing.T, spec Spec, producers, consumers int, policies ...Pol
 	s := &storm{family: newFamily(t, spec, members...), random: rand.New(rand.NewPCG(seed, 1))}
 	s.waiting = slices.Clone(s.members)
 	t.Cleanup(func() {
-		for _, p := range s.running { // left over if the test failed
+		for _, p := range s.running { // a process is left over only if the test failed
 			_ = p.cmd.Process.Kill()
 			_ = p.cmd.Wait()
 		}
@@ -225,7 +225,7 @@ func TestNothingIsLostInABroadcastWhoseMembersAreKilled(t *testing.T) {
 	}
 }
 
-// checkBroadcast checks the frames that a consumer saw. It adds the frames that were surely published to sure.
+// checkBroadcast checks the frames that a consumer saw. It adds to sure each frame that the consumer saw and that was therefore published.
 func (p *process) checkBroadcast(sure map[uint64]uint64, perhaps map[uint64]bool, end uint64) {
 	p.t.Helper()
 	last := uint64(0)
@@ -257,7 +257,7 @@ func TestNothingIsLostInAQueueWhoseMembersAreKilled(t *testing.T) {
 	}
 }
 
-// checkQueue checks that every frame was acknowledged once, or dropped before a consumer took it.
+// checkQueue checks that no frame was acknowledged twice. With the policy Block, it also checks that no frame was lost.
 func (s *storm) checkQueue(policy Policy) {
 	sure, perhaps := s.published()
 	acknowledged, unsure, taken := map[uint64]bool{}, map[uint64]bool{}, map[uint64]bool{}
@@ -291,7 +291,7 @@ func (s *storm) checkQueue(policy Policy) {
 			continue
 		}
 		dropped++
-		// A requeued frame can be dropped.
+		// With other policies the channel can drop a frame, also after a consumer has requeued the frame.
 		if policy == Block {
 			s.t.Fatalf("frame %d is lost (taken: %v)", n, taken[n])
 		}
@@ -299,7 +299,7 @@ func (s *storm) checkQueue(policy Policy) {
 	s.t.Logf("%d frames, %d dropped", len(sure), dropped)
 }
 
-// A stopped consumer keeps its frames in hand, and only members that must wait for it do so.
+// A stopped consumer keeps its frames in hand. The producer does not wait for this consumer, because its policy is DropOldest.
 func TestAConsumerThatIsStopped(t *testing.T) {
 	f := newFamily(t, Spec{Capacity: 4}, MemberSpec{Role: ConsumerRole, Policy: DropOldest}, MemberSpec{Role: ProducerRole})
 	stopped := f.start(f.members[0], job{Seed: 1})

@@ -12,18 +12,18 @@ type Producer struct {
 	member
 	track        *track
 	descriptions descriptions
-	cursors      [MaxConsumers]*cursor // the cursors whose files have arrived
+	cursors      [MaxConsumers]*cursor // the cursors of the consumers whose files have arrived
 	view         view
-	floor        uint64 // no blocking consumer of the view has a smaller floor
+	floor        uint64 // no consumer in view that can block this producer has a smaller floor
 	last         uint64 // number of this producer's newest frame
 	turn         turn
 	lent
 }
 
-// OpenProducer opens the producer's end of a channel. Its own file must not be sealed against writing yet: the host seals the file after
-// the producer has said that it is open.
+// OpenProducer opens the producer's end of a channel. The producer's own file must not be sealed against writing yet: the host seals the
+// file after the producer has said that it is open.
 //
-// Errors: [ErrInvalid], [ErrFile]; the system's.
+// Errors: [ErrInvalid], [ErrFile]; errors of the system.
 func OpenProducer(config MemberConfig) (*Producer, error) {
 	if config.Slot < 0 || config.Slot >= MaxProducers || config.ID == 0 {
 		return nil, invalid("a producer has a slot from 0 to %d and an id, not %d and %d", MaxProducers-1, config.Slot, config.ID)
@@ -41,9 +41,9 @@ func OpenProducer(config MemberConfig) (*Producer, error) {
 	return p, nil
 }
 
-// AddCursor gives the producer the file of a consumer. The file may be closed afterwards.
+// AddCursor gives the producer the file of a consumer. The caller may close the file afterwards.
 //
-// Errors: [ErrInvalid], [ErrFile], [ErrLeft] if the producer is closed; the system's.
+// Errors: [ErrInvalid], [ErrFile], [ErrLeft] if the producer is closed; errors of the system.
 func (p *Producer) AddCursor(slot int, id uint64, f *os.File) error {
 	if slot < 0 || slot >= MaxConsumers || id == 0 {
 		return invalid("a consumer has a slot from 0 to %d and an id, not %d and %d", MaxConsumers-1, slot, id)
@@ -54,7 +54,7 @@ func (p *Producer) AddCursor(slot int, id uint64, f *os.File) error {
 		return p.gone("is closed")
 	}
 	old := p.cursors[slot]
-	if old != nil && old.id >= id { // ids only grow
+	if old != nil && old.id >= id { // a later member of a slot has a greater id
 		return nil
 	}
 	c, err := mapCursor(f, p.layout, id, false)
@@ -69,10 +69,11 @@ func (p *Producer) AddCursor(slot int, id uint64, f *os.File) error {
 	return nil
 }
 
-// Publish publishes a frame and returns its number. If the channel has no room, Publish waits until the context ends, or fails at once
-// where the policy is Fail.
+// Publish publishes a frame and returns its number. If the channel has no room for the frame, Publish waits for room until the context
+// ends. But if the policy of the queue, or of a consumer that has not released enough frames, is Fail, Publish fails at once.
 //
-// The block then belongs to the channel, until [Producer.Reclaim] returns it. If Publish fails, the block stays the caller's.
+// The block of a published frame belongs to the channel, until [Producer.Reclaim] returns the block. If Publish fails, the block still
+// belongs to the caller.
 //
 // Errors: [ErrInvalid], [FullError], [UnknownMemberError], [ErrClosed], [ErrDestroyed], [ErrLeft], [ErrCorrupt]; the context's error,
 // joined with the FullError.
@@ -118,10 +119,11 @@ func (p *Producer) TryPublish(r *Record) (uint64, error) {
 	return n, err
 }
 
-// maxRounds limits how often a call tries again because another member changed the tail. Honest members never reach it.
+// maxRounds limits how often a call tries again because another member changed the tail. Honest members never reach this limit.
 const maxRounds = 1 << 14
 
-// attempt publishes r if there is room. The number is 0 if there is none. The caller holds p.mu.
+// attempt publishes r if there is room for the frame, and returns the frame's number. If there is no room, the number is 0. The caller
+// holds p.mu.
 func (p *Producer) attempt(r *Record, ticket uint64) (uint64, full, error) {
 	s := &p.sequencer
 	for range maxRounds {
@@ -153,7 +155,7 @@ func (p *Producer) attempt(r *Record, ticket uint64) (uint64, full, error) {
 			p.pending = append(p.pending, loan{n, r.Block, r.Owner})
 			s.published.wake()
 			if p.mode == Broadcast && len(p.view.others) > 0 {
-				s.freed.wake() // another producer may wait for the block of the frame that the channel dropped
+				s.freed.wake() // another producer may wait for the block of the frame that the channel does not keep any more
 			}
 			return n, full{}, nil
 		}
@@ -161,7 +163,7 @@ func (p *Producer) attempt(r *Record, ticket uint64) (uint64, full, error) {
 	return 0, full{}, corrupt("the tail moved %d times while a frame was to be published", maxRounds)
 }
 
-// mayPublish returns an error if this producer may not publish after t.
+// mayPublish returns an error if this producer may not publish the frame after tail t.
 func (p *Producer) mayPublish(t tail) error {
 	if err := p.look(t); err != nil {
 		return err
@@ -179,7 +181,7 @@ func (p *Producer) mayPublish(t tail) error {
 	return nil
 }
 
-// write writes the record of a number. The record counts once the tail has that number.
+// write writes the record of frame n. Consumers use the record only once the tail has the number n.
 func (p *Producer) write(n uint64, r *Record) {
 	when := r.Time
 	if when == 0 {
@@ -195,7 +197,7 @@ func (p *Producer) write(n uint64, r *Record) {
 	p.track.store(raw, n, r, when, id)
 }
 
-// Destroyed reports whether the channel is destroyed or the producer is closed, so that nothing can be published any more.
+// Destroyed reports whether the channel is destroyed or the producer is closed, so that the producer cannot publish any more.
 func (p *Producer) Destroyed() bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()

@@ -74,7 +74,7 @@ func TestAFullQueue(t *testing.T) {
 				assert.Equal(t, missed, f.Missed)
 				missed = 0
 				if policy == Block && n == 1 {
-					p.publish() // a frame that a consumer has needs no room
+					p.publish() // a frame that a consumer has taken does not count against the capacity
 				}
 				c.acknowledge(f)
 			}
@@ -98,7 +98,7 @@ func TestAConsumerThatTakesWakesAProducerThatWaitsForRoom(t *testing.T) {
 	assert.NotEqual(t, before, r.host.sequencer.freed.word.Load())
 }
 
-// A consumer that keeps a frame keeps its slot. Numbers of that slot become void.
+// While a consumer has a frame, the frame's slot is not free. Later numbers of this slot become void.
 func TestAFrameThatIsKeptLongerThanTheRingGoesRound(t *testing.T) {
 	r := newRig(t, Spec{Mode: Queue, Capacity: 4})
 	p, slow, c := r.producer(16), r.consumer(MemberSpec{}), r.consumer(MemberSpec{})
@@ -155,7 +155,7 @@ func TestAQueueOfWhichEverySlotIsInUseIsFull(t *testing.T) {
 	}
 }
 
-// Waiting frames and claimed frames share the slots. A waiting frame is never overwritten.
+// Waiting frames and claimed frames share the slots. No later frame overwrites a waiting frame.
 func TestAFrameThatWaitsOutlivesVoids(t *testing.T) {
 	r := newRig(t, Spec{Mode: Queue, Capacity: 32})
 	p, c := r.producer(128), r.consumer(MemberSpec{})

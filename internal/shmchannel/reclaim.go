@@ -11,7 +11,7 @@ type Returned struct {
 	Number uint64 // number of the frame that the block was published with
 	Block  uint64
 	Owner  any // Owner of the record
-	// Fences say when the consumers' work on the frame is done. They must be reached before the block is written.
+	// Fences say when the consumers' work on the frame is done. All the fences must be reached before the block is written.
 	Fences []Fence
 }
 
@@ -21,15 +21,15 @@ type loan struct {
 	owner         any
 }
 
-// span is the numbers from floor to next − 1.
+// span is a range of numbers, from floor to next − 1.
 type span struct{ floor, next uint64 }
 
-// lent is a producer's state of the blocks that it has published and not got back.
+// lent is a producer's state of the blocks that the producer has published and not got back.
 type lent struct {
 	state   uint64 // state of the channel, as loaded by the last reclaim
 	pending []loan // published blocks, in order
-	seen    int    // length of the part of pending that sortOut has moved to stuck or leaving
-	stuck   []loan // blocks that could not go back when they were last looked at
+	seen    int    // length of the part of `pending` that sortOut has moved to `stuck` or `leaving`
+	stuck   []loan // blocks that could not go back at the last reclaim
 	leaving []loan // blocks that the channel does not need any more; consumers may still use them
 	spans   []span
 	held    []uint64 // numbers in the consumers' holds
@@ -45,7 +45,7 @@ func (p *Producer) Lent() int {
 	return len(p.pending) - p.seen + len(p.stuck)
 }
 
-// Lends reports whether the function is returns true for the owner of any block that the channel has.
+// Lends calls the function `is` with the owner of each block that the channel has, and reports whether one of these calls returns true.
 func (p *Producer) Lends(is func(owner any) bool) bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -64,7 +64,7 @@ func (p *Producer) Forget() (owners []any) {
 	return owners
 }
 
-// Reclaim returns the blocks that nobody uses any more, in no order. The slice is valid until the next call.
+// Reclaim returns the blocks that nobody uses any more, in no particular order. The slice is valid until the next call of Reclaim.
 //
 // Errors: [UnknownMemberError], [ErrLeft] if the producer is closed, [ErrCorrupt].
 func (p *Producer) Reclaim() ([]Returned, error) {
@@ -91,10 +91,11 @@ func (p *Producer) AwaitReclaim(ctx context.Context) ([]Returned, error) {
 	}
 }
 
-// AwaitBack calls the function look until look returns true or the context ends. Between two calls the producer waits until a consumer
-// releases a frame. look may call [Producer.Reclaim], or check whether another goroutine has reclaimed what the caller waits for.
+// AwaitBack calls the function `look` again and again until `look` returns true or the context ends. Between two calls the producer waits
+// until a consumer releases a frame. `look` may call [Producer.Reclaim], or check whether another goroutine has reclaimed what the caller
+// waits for.
 //
-// Errors: the context's; [ErrLeft] if the producer is closed.
+// Errors: the context's error; [ErrLeft] if the producer is closed.
 func (p *Producer) AwaitBack(ctx context.Context, look func() (found bool)) error {
 	for wait := (pause{}); ; {
 		found := look()
@@ -134,9 +135,9 @@ func (p *Producer) reclaim() ([]Returned, error) {
 	if len(p.leaving) == 0 {
 		return nil, nil
 	}
-	// A consumer stores its hold before it checks that the channel still keeps the frame. It also stores a hold before it moves its floor over a
-	// frame that it keeps in hand. So nobody uses a frame that the channel does not keep, that is in no span, and that is in no hold when the holds
-	// are read after the spans.
+	// A consumer stores its hold before it checks that the channel still keeps the frame. A consumer also stores a hold before it moves its
+	// floor over a frame in its hand. The producer reads the spans first and the holds after the spans. So if the channel does not keep a
+	// frame, and the frame is in no span and in no hold, then nobody uses the frame.
 	p.readSpans()
 	p.readHolds()
 	for _, l := range p.leaving {
@@ -155,9 +156,9 @@ func (p *Producer) reclaim() ([]Returned, error) {
 type fate int
 
 const (
-	kept   fate = iota // the channel keeps this frame and all later ones
-	taken              // a consumer of a queue has it; the channel may not need later ones any more
-	leaves             // the channel does not need it any more
+	kept   fate = iota // the channel keeps this frame and all later frames
+	taken              // a consumer of a queue has this frame; the channel may not need later frames any more
+	leaves             // the channel does not need this frame any more
 )
 
 // sortOut moves the blocks of frames that the channel does not need any more to p.leaving. Frames that may leave later go to
@@ -194,14 +195,14 @@ func (p *Producer) sortOut(t tail) {
 }
 
 // left returns the greatest number of a broadcast that the channel does not need any more. Frames of a queue leave one by one, so for a
-// queue there is no limit.
+// queue left returns the greatest uint64.
 func (p *Producer) left(t tail) uint64 {
 	if p.state == channelDestroyed || p.mode == Queue {
 		return math.MaxUint64
 	}
 	limit := p.sequencer.oldest(t.number()) - 1
 	ended := p.state == channelClosed
-	if ended { // no consumer can join any more, so only the floors of the active ones count
+	if ended { // no consumer can join any more, so only the floors of active consumers count
 		limit = math.MaxUint64
 	}
 	for i := range p.view.readers {
@@ -222,7 +223,7 @@ func (p *Producer) fate(number, limit uint64) fate {
 	c := claim(p.sequencer.claim(number).Load())
 	switch {
 	case c.number() < number:
-		return kept // no consumer has had this frame or a later one of its slot
+		return kept // no consumer has had this frame or a later frame of the same slot
 	case c.number() > number || c.tag() == tagDone:
 		return leaves
 	}
@@ -243,7 +244,8 @@ func (p *Producer) readHolds() {
 	slices.Sort(p.held)
 }
 
-// readSpans collects the frames that consumers of a broadcast may have taken and not released, for consumers whose floors do not count any more.
+// readSpans collects the frames of a broadcast that consumers may have taken and not released. It reads only consumers whose floors do not
+// count any more.
 func (p *Producer) readSpans() {
 	p.spans = p.spans[:0]
 	if p.mode == Queue {
@@ -278,7 +280,8 @@ func (p *Producer) gather(number uint64) (ok bool) {
 		if r.peer.Timeline == 0 {
 			continue
 		}
-		// An entry may be of a later frame. Then the fence of this frame is reached, or the later fence implies it.
+		// The entry may be of a later frame. Then the fence of this frame is reached, or the fence of the later frame implies the fence of this
+		// frame.
 		n, t, ok := r.doneAt(number).load()
 		if !ok {
 			return false

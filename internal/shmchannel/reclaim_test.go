@@ -104,7 +104,7 @@ func TestABlockComesBackWithTheFencesOfItsConsumers(t *testing.T) {
 	require.ErrorIs(t, a.Release(a.take(), Fence{Word: MaxWord + 1, Value: 1}), ErrInvalid)
 }
 
-// Fences of frames whose numbers share a slot.
+// The frames of this test share a slot, so their fences share an entry.
 func TestAFenceIsOverwrittenOnlyByOneThatImpliesIt(t *testing.T) {
 	reached := false
 	r := newRig(t, Spec{Capacity: 1})
@@ -131,7 +131,7 @@ func TestAFenceIsOverwrittenOnlyByOneThatImpliesIt(t *testing.T) {
 	require.Len(t, back, 1)
 	assert.Equal(t, []Fence{{1, 1, 6}}, back[0].Fences, "which implies its own")
 
-	// Released in the other order, and with another word once the fence is reached.
+	// The consumer now releases the frames in the other order, and with another word once the fence is reached.
 	busy.publish()
 	old := c.take()
 	for range r.host.slots - 1 {
@@ -235,7 +235,8 @@ func TestADestroyedChannelGivesBackWhatIsNotInHand(t *testing.T) {
 	}
 }
 
-// asleep marks the futex as slept on. The function that it returns reports whether the futex was woken.
+// asleep sets the bit of the futex that says that a member sleeps. The function woken reports whether another member has woken the futex
+// since then.
 func asleep(r *rig) (woken func() bool) {
 	f := &r.host.sequencer.freed
 	v := f.arm()
@@ -246,7 +247,7 @@ func TestAHoldThatIsClearedWithoutAFrameWakesProducers(t *testing.T) {
 	r := newRig(t, Spec{Capacity: 2})
 	p, c := r.producer(8), r.consumer(MemberSpec{Policy: DropOldest})
 	p.publish()
-	p.track.records[1].seq.Store(0) // so that the frame is not taken
+	p.track.records[1].seq.Store(0) // the record is now wrong, so that the consumer cannot take the frame
 	woken := asleep(r)
 	require.ErrorIs(t, c.takeError(), ErrFrame)
 	assert.True(t, woken())
@@ -265,7 +266,7 @@ func TestAFrameThatPushesOutAnothersWakesItsProducer(t *testing.T) {
 	assert.True(t, woken())
 }
 
-// The tail of a closed channel does not show changes.
+// The version in the tail of a closed channel does not change, so the producer must not rely on the tail.
 func TestAfterTheEndEveryChangeOfTheRosterCounts(t *testing.T) {
 	r := newRig(t, Spec{Capacity: 2})
 	p, c := r.producer(8), r.consumer(MemberSpec{})

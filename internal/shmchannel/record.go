@@ -5,7 +5,8 @@ import (
 	"sync/atomic"
 )
 
-// Fence is a value that a word of a timeline reaches when some work is done. A Fence whose Value is 0 is no fence.
+// Fence is a value that a word of a timeline reaches when some work is done. A Fence whose Value is 0 means that there is no work to wait
+// for.
 type Fence struct {
 	Timeline uint64
 	Word     uint64
@@ -22,16 +23,18 @@ const (
 type Record struct {
 	Block  uint64 // not 0
 	Buffer uint64
-	Bytes  uint64 // of the buffer
+	Bytes  uint64 // size of the buffer
 	Time   uint64 // nanoseconds since 1970; 0: the time of publishing
-	// Ready is reached when the content is complete. It is a fence of the producer's timeline, so its Timeline is not stored.
+	// Ready is the fence that is reached when the content is complete. Ready is always of the producer's own timeline, so its Timeline is not
+	// stored.
 	Ready Fence
 	// Event is an interprocess event of 64 bytes, or empty.
 	Event []byte
-	// Meta is in the form that [AppendMeta] makes.
+	// Meta is the map of the frame, as [AppendMeta] encodes it.
 	Meta        []byte
 	Description *Description
-	// Owner is a value of the producer's own that comes back with the block. It is not stored in shared memory.
+	// Owner is any value that the caller chooses. [Returned] has the same value when the block comes back. Owner is not stored in shared
+	// memory.
 	Owner any
 }
 
@@ -67,10 +70,10 @@ type rawRecord struct {
 	description atomic.Uint64
 }
 
-// rawMeta is the region of a record for its event and its meta.
+// rawMeta is the part of a track that stores the event and the meta of one record.
 type rawMeta [metaBytes / 8]atomic.Uint64
 
-// store writes b, beginning at this word.
+// store writes b, beginning at index `word`.
 func (m *rawMeta) store(word int, b []byte) {
 	for ; len(b) >= 8; b, word = b[8:], word+1 {
 		put(&m[word], binary.LittleEndian.Uint64(b))
@@ -82,7 +85,7 @@ func (m *rawMeta) store(word int, b []byte) {
 	}
 }
 
-// load appends n bytes, beginning at this word.
+// load reads n bytes, beginning at index `word`, and appends them to the slice `to`.
 func (m *rawMeta) load(to []byte, word, n int) []byte {
 	for ; n >= 8; n, word = n-8, word+1 {
 		to = binary.LittleEndian.AppendUint64(to, m[word].Load())

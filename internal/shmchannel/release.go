@@ -6,9 +6,9 @@ import "fmt"
 // the work is done now. Frames can be released in any order. The fence must be of the consumer's own timeline; the fence's Timeline is
 // not stored.
 //
-// Each slot has room for one fence, which may be of an older frame. The new fence replaces the old one if the old one is reached, or if
-// the new one is of the same word and not smaller. Otherwise Release releases nothing and returns [ErrUnfinished]: the caller waits for
-// the old fence first.
+// Each slot stores only one fence, and may still have the fence of an older frame. The new fence replaces the old fence if the old fence is
+// reached, or if the new fence is of the same word and not smaller. Otherwise Release releases nothing and returns [ErrUnfinished]: the
+// caller must wait for the old fence and then call Release again.
 //
 // Errors: [ErrReleased], [ErrInvalid], [ErrUnfinished], [ErrLeft] if the consumer is closed.
 func (c *Consumer) Release(in InHand, done Fence) error {
@@ -38,8 +38,8 @@ func (c *Consumer) Release(in InHand, done Fence) error {
 	return nil
 }
 
-// Pass gives up the place of a frame in a broadcast, so that the channel can go on. The frame stays in hand until it is released. Where
-// the channel can drop frames, a frame in hand needs no place, and Pass does nothing.
+// Pass gives up the place of a frame in a broadcast, so that this frame does not block producers any more. The frame stays in hand until it
+// is released. If the channel can drop frames of this consumer, a frame in hand needs no place, and Pass does nothing.
 //
 // Errors: [ErrInvalid] if the channel is a queue, [ErrReleased] if the frame is not in hand, [ErrLeft] if the consumer is closed.
 func (c *Consumer) Pass(in InHand) error {
@@ -61,8 +61,8 @@ func (c *Consumer) Pass(in InHand) error {
 	return nil
 }
 
-// keep moves a frame in hand into a hold, so that the floor can move past it. A hold is always free, because there are as many holds as a
-// consumer may have frames in hand.
+// keep moves a frame in hand into a hold, so that the floor can move past the frame. A hold is always free, because there are as many holds
+// as a consumer may have frames in hand.
 func (c *Consumer) keep(n uint64) (h int) {
 	h = c.holds.free()
 	c.hold(h, n)
@@ -92,7 +92,7 @@ func (c *Consumer) storeFence(number uint64, t Fence) error {
 	place := c.cursor.doneAt(number)
 	old, before, _ := place.load()
 	if before.Value != 0 && (before.Word != t.Word || before.Value > t.Value) {
-		if old >= number && before.Word == t.Word { // the stored fence implies the new one
+		if old >= number && before.Word == t.Word { // the stored fence implies the new fence
 			return nil
 		}
 		before.Timeline = t.Timeline
@@ -114,14 +114,14 @@ func (c *Consumer) inHand(n uint64) bool {
 	return n >= c.floor && n < c.next && c.taken[n&c.mask()] != 0
 }
 
-// let marks a frame as not in hand, and moves the floor.
+// let marks a frame as not in hand any more, and moves the floor.
 func (c *Consumer) let(n uint64) {
 	c.taken[n&c.mask()] = 0
 	c.inHands--
 	c.moveOn()
 }
 
-// moveOn moves the floor to the first frame that is still in taken.
+// moveOn moves the floor to the first frame that is still in `taken`.
 func (c *Consumer) moveOn() {
 	floor := c.floor
 	for floor < c.next && c.taken[floor&c.mask()] == 0 {
@@ -138,14 +138,14 @@ func (c *Consumer) moveFloor(floor uint64) {
 	}
 }
 
-// Acknowledge says that a frame of a queue is done, so that no other consumer gets it. It does not release the frame.
+// Acknowledge says that a frame of a queue is done, so that no other consumer gets the frame. Acknowledge does not release the frame.
 //
 // Errors: [ErrInvalid] in a broadcast, [ErrReleased] if the consumer does not have the frame, [ErrLeft] if the consumer is closed.
 func (c *Consumer) Acknowledge(f InHand) error { return c.decide(f.hand(), tagDone) }
 
-// Requeue puts a frame into its queue again, for another consumer. It does not release the frame.
+// Requeue puts a frame into its queue again, for another consumer. Requeue does not release the frame.
 //
-// Errors: as Acknowledge.
+// Errors: the same as those of Acknowledge.
 func (c *Consumer) Requeue(f InHand) error { return c.decide(f.hand(), tagReturned) }
 
 func (c *Consumer) decide(f *Hand, tag uint64) error {
@@ -160,7 +160,7 @@ func (c *Consumer) decide(f *Hand, tag uint64) error {
 	return c.settle(f.Number, tag)
 }
 
-// settle replaces the consumer's claim on a frame by the tag.
+// settle replaces the consumer's own tag in the claim on a frame by the given tag.
 func (c *Consumer) settle(number, tag uint64) error {
 	s := &c.sequencer
 	if !s.claim(number).CompareAndSwap(uint64(newClaim(number, c.tag())), uint64(newClaim(number, tag))) {
@@ -168,7 +168,7 @@ func (c *Consumer) settle(number, tag uint64) error {
 	}
 	s.freed.wake()
 	if tag == tagReturned || c.roster.state.Load() != channelOpen {
-		s.published.wake() // the frame waits again, or was perhaps the last one
+		s.published.wake() // the frame waits again, or it was perhaps the last frame of the channel
 	}
 	return nil
 }

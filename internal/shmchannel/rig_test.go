@@ -10,7 +10,7 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// rig is a channel with members in this process.
+// rig is a channel whose members all live in the test process.
 type rig struct {
 	t         testing.TB
 	host      *Host
@@ -59,7 +59,7 @@ func (r *rig) config(m *Member) MemberConfig {
 	return MemberConfig{Roster: r.host.RosterFile(), Sequencer: r.host.SequencerFile(), Own: m.File(), Slot: m.Slot, ID: m.ID, Spin: r.spin}
 }
 
-// producer joins a producer with this number of blocks. No two producers have the same block numbers.
+// producer adds a producer with the given number of blocks to the channel. No two producers have the same block numbers.
 func (r *rig) producer(blocks int) *testProducer {
 	r.t.Helper()
 	p := r.openProducer(blocks)
@@ -112,7 +112,7 @@ func (r *rig) openConsumer(spec MemberSpec) *testConsumer {
 	return tc
 }
 
-// addCursor and addTrack accept members that are closed already.
+// addCursor and addTrack return no error if the member is closed already.
 func (p *testProducer) addCursor(m *Member) error {
 	return unlessLeft(p.AddCursor(m.Slot, m.ID, m.File()))
 }
@@ -166,7 +166,7 @@ func (p *testProducer) publishError() error {
 	return err
 }
 
-// take takes a frame and fails the test if there is none.
+// take takes a frame and fails the test if there is no frame.
 func (c *testConsumer) take() *Frame {
 	c.t.Helper()
 	f := &Frame{}

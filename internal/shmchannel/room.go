@@ -5,15 +5,15 @@ import (
 	"time"
 )
 
-// full says why no frame can be published now.
+// full says whether the channel is full, and why.
 type full struct {
 	is      bool
-	fails   bool // the policy forbids waiting
+	fails   bool // Publish must fail and not wait, because a policy is Fail
 	number  uint64
-	reader  *reader // in a broadcast: the consumer that is furthest behind
+	reader  *reader // in a broadcast: the consumer with the smallest floor
 	floor   uint64
-	waiting int           // in a queue: number of frames that no consumer has
-	turn    time.Duration // there is room, but another producer has the first right to it for this long
+	waiting int           // in a queue: number of frames that wait for a consumer
+	turn    time.Duration // if not 0: there is room, but another producer may go first for this time
 }
 
 func (f full) error() error {
@@ -24,7 +24,7 @@ func (f full) error() error {
 	return e
 }
 
-// limit returns how long to sleep before the next look.
+// limit returns how long the producer sleeps at most before it looks for room again.
 func (f full) limit() time.Duration {
 	if f.turn > 0 {
 		return f.turn
@@ -32,8 +32,8 @@ func (f full) limit() time.Duration {
 	return maxSleep
 }
 
-// room returns a full whose field is reports whether the channel has no room for n, the number after t's. In a queue that drops frames it
-// makes room.
+// room returns a `full` that says whether the channel has room for frame n. n is the number of t plus 1. In a queue that drops frames, room
+// drops a frame if the queue is full, and returns errMoved.
 //
 // Errors: [ErrCorrupt]; errMoved if the caller must load the tail again.
 func (p *Producer) room(t tail, n uint64) (full, error) {
@@ -43,7 +43,8 @@ func (p *Producer) room(t tail, n uint64) (full, error) {
 	return p.roomInBroadcast(n), nil
 }
 
-// roomInBroadcast does what room does, for a broadcast. There is room if every blocking consumer has released the frame that n pushes out.
+// roomInBroadcast does what room does, for a broadcast. When frame n is published, the broadcast keeps frame n − capacity no longer. So
+// there is room for n if every consumer with the policy Block or Fail has released frame n − capacity.
 func (p *Producer) roomInBroadcast(n uint64) full {
 	if n <= p.capacity || p.floor > n-p.capacity {
 		return full{}
@@ -72,7 +73,8 @@ func (p *Producer) roomInQueue(t tail, n uint64) (full, error) {
 	if p.policy == Latest {
 		capacity = 1
 	}
-	// There are n − head frames from the head to the tail. If that is below the capacity, they need not be counted.
+	// There are n − head frames from the head to the tail. If n − head is below the capacity, the queue is not full, and nobody needs to count
+	// the frames that wait.
 	if head := s.head.Load(); head > n || n-head >= capacity {
 		b, err := s.survey(t, int(capacity))
 		if err != nil {
@@ -96,18 +98,20 @@ func (p *Producer) roomInQueue(t tail, n uint64) (full, error) {
 	return full{}, errMoved
 }
 
-// drop acknowledges the frame that has waited longest, so that no consumer gets it. It returns errMoved: the caller then looks again.
+// drop acknowledges the frame that has waited longest, so that no consumer gets it. drop returns errMoved, so that the caller looks for
+// room again.
 func (p *Producer) drop(b backlog) error {
 	s, first := &p.sequencer, b.first
 	if s.claim(first.number).CompareAndSwap(uint64(first.claim), uint64(newClaim(first.number, tagDone))) {
 		s.dropped.Add(1)
 		s.drops.Add(1)
-		s.freed.wake() // the producer of the frame can have its block back
+		s.freed.wake() // the producer of the dropped frame can get the frame's block back
 	}
 	return errMoved
 }
 
-// skip makes n a void number, because another frame still lives in the slot of n. If no slot is free, the channel has no room.
+// skip makes n a void number, because another frame still lives in the slot of n. If no slot is free, skip drops a frame that waits, where
+// the policy allows it. Otherwise skip returns that the channel is full.
 func (p *Producer) skip(t tail, n uint64) (full, error) {
 	s := &p.sequencer
 	for i := range p.slots {
@@ -129,15 +133,16 @@ func (p *Producer) skip(t tail, n uint64) (full, error) {
 
 // turn is what a producer knows of the other producers that wait for room.
 type turn struct {
-	passed [MaxProducers]uint64 // by slot: the ticket of a producer that was let go first and did not publish in time
+	passed [MaxProducers]uint64 // by slot: the ticket of a producer that could have gone first, but did not publish in time
 	slot   int
 	ticket uint64
 	since  time.Time
 
-	patience time.Duration // how long the producer lets another go first
+	patience time.Duration // how long this producer lets another producer go first
 }
 
-// takeTurn puts the producer in the line of those that wait for room, if it is not there yet. It returns the producer's ticket.
+// takeTurn takes a ticket if the producer does not have a ticket yet. Other producers then know that this producer waits for room. takeTurn
+// returns the ticket.
 func (p *Producer) takeTurn(ticket uint64) uint64 {
 	if ticket == 0 {
 		ticket = p.sequencer.tickets.Add(1)
@@ -146,7 +151,7 @@ func (p *Producer) takeTurn(ticket uint64) uint64 {
 	return ticket
 }
 
-// endTurn takes the producer out of the line, and wakes the others so that the next one looks.
+// endTurn gives the producer's ticket up, and wakes the other producers, so that the next one looks for room.
 func (p *Producer) endTurn(ticket uint64) {
 	if ticket != 0 && !p.closed {
 		p.sequencer.waiting[p.slot].Store(0)
@@ -154,7 +159,8 @@ func (p *Producer) endTurn(ticket uint64) {
 	}
 }
 
-// othersFirst returns a full if another producer has the first right to the room. ticket is the producer's own, 0 if it has none.
+// othersFirst returns a `full` whose field `is` is true if another producer must publish first. ticket is this producer's ticket, or 0 if
+// this producer has no ticket.
 func (p *Producer) othersFirst(n, ticket uint64) full {
 	for {
 		slot, first := 0, ticket

@@ -53,11 +53,11 @@ type roster struct {
 	slots     atomic.Uint64
 	policy    atomic.Uint64
 	_         [4096 - 64]byte
-	producers [64]slot // the last slot is never used: its number stands for a void
+	producers [64]slot // the last slot is never used: in a tail, the number of this slot means that no frame was published
 	consumers [MaxConsumers]slot
 }
 
-// channel is what every member has mapped of a channel, and the fields of its roster that never change.
+// channel is a member's mappings of the channel's files, and a copy of the roster's fields that never change.
 type channel struct {
 	layout
 	mode   Mode
@@ -71,7 +71,7 @@ type channel struct {
 
 // openChannel maps the files of a channel for a member.
 //
-// Errors: [ErrFile]; the system's.
+// Errors: [ErrFile]; errors of the system.
 func openChannel(rosterFile, sequencerFile *os.File) (*channel, error) {
 	mem, err := mapFile(rosterFile, rosterBytes, false)
 	if err != nil {
@@ -94,7 +94,7 @@ func openChannel(rosterFile, sequencerFile *os.File) (*channel, error) {
 		err = c.mapSequencer(sequencerFile)
 	}
 	if err != nil {
-		_ = mem.unmap() // the first error says more
+		_ = mem.unmap() // the first error explains more than an error of unmap
 		return nil, err
 	}
 	return c, nil

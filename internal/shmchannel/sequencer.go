@@ -5,7 +5,7 @@ import (
 	"sync/atomic"
 )
 
-// voidSlot is the producer slot in a tail whose number is void: no frame was published with it.
+// voidSlot is the producer slot in a tail whose number is void: no frame was published with this number.
 const voidSlot = MaxProducers
 
 // maxNumber is the greatest number of a frame.
@@ -50,9 +50,9 @@ func (c claim) tag() uint64    { return uint64(c & 4095) }
 type sequencerHead struct {
 	tail      atomic.Uint64
 	_         [56]byte
-	published futex // consumers sleep on it
+	published futex // consumers sleep on this futex
 	_         [60]byte
-	freed     futex // producers sleep on it
+	freed     futex // producers sleep on this futex
 	_         [60]byte
 	tickets   atomic.Uint64
 	_         [56]byte
@@ -88,9 +88,9 @@ func (s *sequencer) loadTail() tail { return tail(s.tail.Load()) }
 func (s *sequencer) entry(number uint64) *atomic.Uint64 { return &s.order[number&s.mask()] }
 func (s *sequencer) claim(number uint64) *atomic.Uint64 { return &s.claims[number&s.mask()] }
 
-// enter stores the entry of the tail's number, unless another member has stored the entry already. Every member calls enter before it
-// moves the tail to the next number, so each number below the tail's has an entry. A void number has no entry, because its slot may
-// still hold the entry of an older frame.
+// enter stores the entry of the tail's number, unless another member has stored the entry already. Every producer calls enter before it
+// moves the tail to the next number, so each number below the number of the tail has an entry. A void number has no entry, because its slot
+// may still hold the entry of an older frame.
 func (s *sequencer) enter(t tail) {
 	if t.slot() == voidSlot || t.number() == 0 {
 		return
@@ -106,11 +106,11 @@ type origin int
 
 const (
 	published origin = iota
-	void             // no frame was published with it
-	passed           // its slot has the entry of a later number
+	void             // no frame was published with this number
+	passed           // the slot of this number has the entry of a later number
 )
 
-// producerOf returns the slot of the producer of a number that is not above t's, and whether the number was published.
+// producerOf returns the slot of the producer of a number, and whether the number was published. The number is not above the number of t.
 func (s *sequencer) producerOf(number uint64, t tail) (slot int, how origin) {
 	switch e := entry(s.entry(number).Load()); {
 	case e.number() == number:
@@ -130,7 +130,7 @@ func (s *sequencer) producerOf(number uint64, t tail) (slot int, how origin) {
 
 // Frames of a queue
 
-// resident is the frame that lives in a slot of a queue: the newest one of that slot. Void numbers do not count.
+// resident is the frame that lives in a slot of a queue: the newest frame of that slot. Void numbers do not count.
 type resident struct {
 	number uint64 // 0: the slot has no frame
 	claim  claim
@@ -146,16 +146,16 @@ func (r resident) done() bool {
 	return r.number == 0 || r.claim.number() > r.number || r.claim.number() == r.number && r.claim.tag() == tagDone
 }
 
-// resident returns the frame in the slot of a number that is not above t's.
+// resident returns the frame in the slot of a number. The number is not above the number of t.
 func (s *sequencer) resident(number uint64, t tail) resident {
 	r := resident{entry(s.entry(number).Load()).number(), claim(s.claim(number).Load())}
 	if r.number < number && number == t.number() && t.slot() != voidSlot {
-		r.number = number // its entry is not stored yet
+		r.number = number // the entry of this number is not stored yet
 	}
 	return r
 }
 
-// errMoved means that the tail has moved since it was loaded, so the caller must load it and look again.
+// errMoved means that the tail has moved since it was loaded, so the caller must load the tail and look again.
 var errMoved = errors.New("shmchannel: the tail has moved")
 
 // backlog is the result of survey.
@@ -164,8 +164,8 @@ type backlog struct {
 	first   resident
 }
 
-// survey counts the frames of a queue that wait for a consumer, up to a limit, and finds the oldest of them. It moves the head over the
-// frames that are done.
+// survey counts the frames of a queue that wait for a consumer, up to a limit, and finds the oldest of these frames. It also moves the head
+// over frames that are done.
 //
 // Errors: [ErrCorrupt]; errMoved if the caller must load the tail again.
 func (s *sequencer) survey(t tail, limit int) (backlog, error) {
@@ -181,7 +181,7 @@ func (s *sequencer) survey(t tail, limit int) (backlog, error) {
 	if t.number() >= s.slots {
 		from = max(from, t.number()-s.slots+1)
 	}
-	open := t.number() + 1 // the smallest number that is not done
+	open := t.number() + 1 // the smallest number whose frame is not done
 	for n := from; n <= t.number() && b.waiting < limit; n++ {
 		r := s.resident(n, t)
 		if r.number > n || r.done() {
@@ -195,7 +195,8 @@ func (s *sequencer) survey(t tail, limit int) (backlog, error) {
 			}
 		}
 	}
-	// If the loop did not begin at the head, older frames may live in slots that it did not reach.
+	// If the loop began after the head and stopped at the limit, older frames may live in slots that the loop did not reach, so the head
+	// stays.
 	if open > head && (from <= head+1 || b.waiting < limit) {
 		s.head.CompareAndSwap(head, open)
 	}

@@ -21,12 +21,12 @@ const (
 	Block      Policy = iota // the producer waits
 	Fail                     // publishing fails
 	DropOldest               // the oldest frame is dropped
-	Latest                   // like DropOldest, and a consumer gets only the newest frame
+	Latest                   // like DropOldest, but a consumer gets only the newest frame
 )
 
 func (p Policy) String() string { return nameOf(uint64(p), "block", "fail", "drop-oldest", "latest") }
 
-// blocks reports whether a consumer with this policy prevents the channel from dropping frames that it has not released.
+// blocks reports whether the channel must keep the frames that a consumer with this policy has not released.
 func (p Policy) blocks() bool { return p == Block || p == Fail }
 
 // Role says whether a member is a producer or a consumer.
@@ -50,7 +50,7 @@ func nameOf(i uint64, names ...string) string {
 // MaxCapacity is the largest number of frames that a channel keeps.
 const MaxCapacity = 1024
 
-// Limits of members. A producer that left keeps its slot while the channel keeps frames of it.
+// Limits of members. A producer that left keeps its slot while the channel keeps its frames.
 const (
 	MaxProducers = 63
 	MaxConsumers = 1024
@@ -59,7 +59,7 @@ const (
 // MaxInHand is how many frames a consumer may have in hand at a time.
 const MaxInHand = 256
 
-// Spec describes a channel. It is plain data.
+// Spec describes a channel. A Spec is plain data and can be copied.
 type Spec struct {
 	Mode     Mode
 	Capacity int
@@ -81,10 +81,10 @@ func (s Spec) Validate() error {
 	return nil
 }
 
-// Peer identifies a member to people and to the owner of this package.
+// Peer identifies a member to people and to the caller of this package.
 type Peer struct {
 	Slot     int
 	ID       uint64
-	Timeline uint64 // 0: the member has none
+	Timeline uint64 // 0: the member has no timeline
 	PID      uint32
 }

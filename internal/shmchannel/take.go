@@ -5,7 +5,7 @@ import (
 	"fmt"
 )
 
-// takeFromBroadcast takes the next frame of a broadcast. It returns false if there is none. The caller holds c.mu.
+// takeFromBroadcast takes the next frame of a broadcast. It returns false if there is no frame to take. The caller holds c.mu.
 //
 // Errors: those of Take; errMoved and errDoubt.
 func (c *Consumer) takeFromBroadcast(t tail, f *Frame) (bool, error) {
@@ -37,7 +37,7 @@ func (c *Consumer) takeFromBroadcast(t tail, f *Frame) (bool, error) {
 		}
 	case c.inHands == MaxInHand:
 		return false, c.tooMany()
-	case n-c.floor >= c.slots: // this consumer's floor keeps the tail from going so far while it takes part
+	case n-c.floor >= c.slots: // producers never publish so far ahead of an active consumer's floor
 		if err := c.takesPart(); err != nil {
 			return false, err
 		}
@@ -62,8 +62,8 @@ func (c *Consumer) takeFromBroadcast(t tail, f *Frame) (bool, error) {
 	}
 	if h < 0 {
 		c.take(n, f.Block)
-		// If this consumer was taken out meanwhile, other members count only the frames that they saw it take before. They may not have seen this
-		// one, so it goes back.
+		// The host may have removed this consumer meanwhile. Then the other members may not have seen that this consumer took frame n, so the
+		// consumer gives frame n back.
 		if left := c.takesPart(); left != nil {
 			c.let(n)
 			return false, left
@@ -88,7 +88,7 @@ func (c *Consumer) takeFromBroadcast(t tail, f *Frame) (bool, error) {
 // lost reports whether a frame was dropped.
 func (c *Consumer) lost(n uint64) bool { return n < c.oldest(c.sequencer.loadTail().number()) }
 
-// read reads frame n into f. n is not above t's number.
+// read reads frame n into f. n is not above the number of t.
 //
 // Errors: [FrameError], [UnknownMemberError], errDoubt.
 func (c *Consumer) read(n uint64, t tail, f *Frame) error {
@@ -108,7 +108,7 @@ func (c *Consumer) read(n uint64, t tail, f *Frame) error {
 	return nil
 }
 
-// takeFromQueue takes the frame of a queue that has waited longest. It returns false if there is none. The caller holds c.mu.
+// takeFromQueue takes the frame of a queue that has waited longest. It returns false if no frame waits. The caller holds c.mu.
 //
 // Errors: those of Take; errMoved and errDoubt.
 func (c *Consumer) takeFromQueue(t tail, f *Frame) (bool, error) {
@@ -157,7 +157,7 @@ func (c *Consumer) takeFromQueue(t tail, f *Frame) (bool, error) {
 		f.Missed = s.dropped.Swap(0)
 	}
 	c.cursor.holds[h].block.Store(f.Block)
-	s.freed.wake() // the queue has room for another frame
+	s.freed.wake() // the queue can now accept another frame
 	return true, nil
 }
 

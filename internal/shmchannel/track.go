@@ -8,7 +8,7 @@ import (
 
 const trackMagic = "PBTRCK01"
 
-// track is a producer's file, with its records. Only that producer writes it.
+// track is a producer's file. It has the producer's records. Only that producer writes the file.
 type track struct {
 	region
 	layout
@@ -17,18 +17,18 @@ type track struct {
 	descriptions []rawDescription
 	meta         []rawMeta
 
-	// The descriptions that a consumer has read, by id, and the one that it read last.
+	// The descriptions that this consumer has read, by id, and the description that this consumer read last.
 	known  map[uint64]*Description
 	lastID uint64
 	last   *Description
 }
 
-// maxKnown is how many descriptions a consumer remembers of a track.
+// maxKnown is how many descriptions of one track a consumer remembers.
 const maxKnown = 64
 
 // mapTrack maps the track of the producer with this id.
 //
-// Errors: [ErrFile]; the system's.
+// Errors: [ErrFile]; errors of the system.
 func mapTrack(f *os.File, l layout, id uint64, write bool) (*track, error) {
 	mem, err := mapFile(f, l.trackBytes(), write)
 	if err != nil {
@@ -36,7 +36,7 @@ func mapTrack(f *os.File, l layout, id uint64, write bool) (*track, error) {
 	}
 	magic, owner := *at[[8]byte](mem, 0), at[atomic.Uint64](mem, 8).Load()
 	if string(magic[:]) != trackMagic || owner != id {
-		_ = mem.unmap() // the error below says more
+		_ = mem.unmap() // the error below explains more than an error of unmap
 		return nil, fmt.Errorf("%w: expected the track of member %d, got a file that begins with %q and names member %d", ErrFile, id, magic[:], owner)
 	}
 	return newTrack(mem, l, id), nil
@@ -57,14 +57,14 @@ func newTrack(mem region, l layout, id uint64) *track {
 	}
 }
 
-// begin marks the record of a number as being written. The caller then stores the description, if the slot has another one.
+// begin marks the record of a number as being written. The caller then stores the description if the slot has a different description.
 func (t *track) begin(number uint64) *rawRecord {
 	r := &t.records[number&t.mask()]
 	r.seq.Store(0)
 	return r
 }
 
-// store writes the record of a frame after begin, and sets its number.
+// store writes the record of a frame, and at last the frame's number. The caller calls begin before store.
 func (t *track) store(raw *rawRecord, number uint64, r *Record, when, description uint64) {
 	small := r.Ready.Word | uint64(len(r.Meta))<<32
 	if len(r.Event)+len(r.Meta) > 0 {
@@ -86,10 +86,10 @@ func (t *track) store(raw *rawRecord, number uint64, r *Record, when, descriptio
 	raw.seq.Store(number)
 }
 
-// verdict says what is wrong with a record. It is a text for people.
+// verdict is a text for people that says what is wrong with a record.
 type verdict string
 
-// The verdicts that callers compare with.
+// Callers compare a verdict with these two values.
 const (
 	sound verdict = ""
 	torn  verdict = "its record belongs to another frame"
@@ -144,7 +144,7 @@ func (t *track) load(number uint64, r *Record) verdict {
 	return sound
 }
 
-// checked returns v, or torn if the producer replaced the record meanwhile.
+// checked returns torn if the producer replaced the record meanwhile. Otherwise it returns v.
 func (t *track) checked(raw *rawRecord, number uint64, v verdict) verdict {
 	if raw.seq.Load() != number {
 		return torn
@@ -152,7 +152,7 @@ func (t *track) checked(raw *rawRecord, number uint64, v verdict) verdict {
 	return v
 }
 
-// block returns the block of a number, or 0 if the record is of another number.
+// block returns the block of the frame with this number, or 0 if the slot has the record of another frame.
 func (t *track) block(number uint64) uint64 {
 	raw := &t.records[number&t.mask()]
 	if raw.seq.Load() != number {

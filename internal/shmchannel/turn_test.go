@@ -27,7 +27,7 @@ func TestProducersThatWaitGetRoomInTurn(t *testing.T) {
 	r := newRig(t, Spec{Capacity: 1})
 	first, second, third := r.producer(4), r.producer(4), r.producer(4)
 	for _, p := range []*testProducer{first, second, third} {
-		p.turn.patience = time.Hour // so that a slow machine does not end a turn
+		p.turn.patience = time.Hour // with this patience, no turn ends early on a slow machine
 	}
 	c := r.consumer(MemberSpec{})
 	first.publish()
@@ -51,7 +51,7 @@ func TestAProducerThatStandsStillLosesItsTurn(t *testing.T) {
 	c.release(c.take())
 	assert.EqualValues(t, 2, <-done)
 	c.release(c.take())
-	p.publish() // the second time it delays nobody
+	p.publish() // the stopped producer delays nobody a second time
 	c.release(c.take())
 
 	s.waiting[stopped.slot].Store(s.tickets.Add(1))
@@ -61,12 +61,12 @@ func TestAProducerThatStandsStillLosesItsTurn(t *testing.T) {
 	p.publish()
 }
 
-// keen is a Spinner that records the calls of a member.
+// keen is a Spinner that records how a member calls it.
 type keen struct {
 	willing bool
 	began   int
 	ended   []bool
-	asked   func() // called when the member asks
+	asked   func() // called in Begin
 }
 
 func (k *keen) Begin() bool {

@@ -36,7 +36,7 @@ type fileVector struct {
 	Bytes     []run
 }
 
-// run is a part of a file. Bytes outside of all runs are zero.
+// run is a part of a file. All bytes that are in no run are zero.
 type run struct {
 	At  uint64
 	Hex string
@@ -156,7 +156,7 @@ func (v trackVector) write(t testing.TB, mem region, l layout) {
 	}
 }
 
-// check reads the track as a consumer does.
+// check reads the track as a consumer does, and compares what it reads with the vector.
 func (v trackVector) check(t testing.TB, mem region, l layout) {
 	tr := newTrack(mem, l, v.ID)
 	for _, want := range v.Records {
@@ -212,7 +212,7 @@ func (v fileVector) file(t testing.TB) region {
 	return mem
 }
 
-// runs returns the parts of a file that are not zero, each of 8 bytes or more.
+// runs returns the parts of a file that are not zero. Each part has 8 bytes or more.
 func runs(mem region) (all []run) {
 	zero := make([]byte, 8)
 	for at := 0; at < len(mem); at += 8 {
@@ -261,7 +261,7 @@ func TestFilesLookAsTheVectorsSay(t *testing.T) {
 	}
 }
 
-// encode writes names in lower case, and empty lists as []. Absent strides become null.
+// encode writes the names in lower case, empty lists as [], and absent strides as null.
 func encode(t testing.TB, v vectors) []byte {
 	text, err := json.MarshalIndent(v, "", " ")
 	require.NoError(t, err)

@@ -1,15 +1,15 @@
 package shmchannel
 
-// view is what a producer knows of the roster. The producer reads the roster again when its version has changed.
+// view is what a producer knows of the roster. The producer reads the roster again when the version of the roster has changed.
 type view struct {
 	known   bool
 	version uint64
-	active  bool     // this producer takes part
-	others  []int    // slots of the other producers that take part
-	readers []reader // consumers that take part or may still use blocks
+	active  bool     // this producer is active in the roster
+	others  []int    // slots of the other active producers
+	readers []reader // consumers that are active or may still use blocks
 }
 
-// reader is a consumer as a producer sees it.
+// reader is what a producer knows of one consumer.
 type reader struct {
 	*cursor
 	peer   Peer
@@ -17,12 +17,12 @@ type reader struct {
 	active bool
 }
 
-// blocks reports whether this consumer prevents the channel from dropping frames that it has not released.
+// blocks reports whether the channel must keep the frames that this consumer has not released.
 func (r *reader) blocks() bool { return r.active && r.policy.blocks() }
 
-// look brings the view up to date with tail t, which the caller loaded before. A change that the tail does not show yet has not taken effect,
-// and the service may have stopped in the middle of it, so look does not wait for it. Once the channel is closed, the tail does not show changes
-// any more.
+// look brings the view up to date with t, the tail that the caller loaded before. A change of the roster takes effect when the tail has the
+// new version. The service may stop before that, so look does not wait for such a change. Once the channel is closed, the version in the
+// tail stays the same.
 //
 // Errors: [UnknownMemberError]; [ErrCorrupt].
 func (p *Producer) look(t tail) error {

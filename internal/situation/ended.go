@@ -6,7 +6,8 @@ import (
 	"fmt"
 )
 
-// Ended returns the error of a context that has ended: its Err, and its cause if that says more.
+// Ended returns the error of a context that has ended. The error wraps the context's Err, and also the context's cause if the cause is
+// another error.
 func Ended(ctx context.Context) error {
 	err, cause := ctx.Err(), context.Cause(ctx)
 	if err == nil || errors.Is(cause, err) {

@@ -6,9 +6,9 @@ import "math/bits"
 // Least is the smallest size class.
 const Least = 512
 
-// Of returns the size of a block for n bytes. It rounds n up to a multiple of granularity. Large sizes are rounded to steps of one
-// eighth of the power of two below n. So at most an eighth of a block is unused, and one block can serve several similar sizes.
-// n is at most 2⁶³−1, and granularity is a power of two.
+// Of returns the size of a block for n bytes. It rounds n up to a multiple of granularity. It also rounds a large n up to a multiple of one
+// eighth of the greatest power of two below n. So at most one eighth of a block is unused, and one block can serve several similar sizes. n
+// is at most 2⁶³−1, and granularity is a power of two.
 func Of(n, granularity uint64) uint64 {
 	n = max(n, Least, granularity)
 	step := max(uint64(1)<<(bits.Len64(n-1))>>4, granularity, 1)

@@ -1,5 +1,6 @@
 // Package spin decides which waiters spin before they sleep. A waiter that spins checks its condition in a loop. It reacts faster than a
-// waiter that sleeps, because waking a thread takes longer than most waits between programs that share memory. But it uses a whole CPU.
+// waiter that sleeps, because waking a thread takes longer than most waits between programs that share memory. But a waiter that spins uses
+// a whole CPU.
 package spin
 
 import (
@@ -11,7 +12,7 @@ import (
 // Time is how long a waiter spins before it sleeps. Waking a thread takes about as long.
 const Time = 100 * time.Microsecond
 
-// mostSleeps limits how many waits in a row go without spinning after a waiter spun in vain.
+// mostSleeps is the greatest number of waits in a row in which a waiter does not spin, after it has spun in vain.
 const mostSleeps = 63
 
 var (
@@ -21,13 +22,13 @@ var (
 	off  atomic.Bool
 )
 
-// Switch lets the waiters of this process spin, or not. Only `poolsvc bench` uses it, to measure what spinning is worth.
+// Switch allows or forbids the waiters of this process to spin. Only `poolsvc bench` calls Switch, to measure the effect of spinning.
 func Switch(on bool) { off.Store(!on) }
 
 // On reports whether the waiters of this process may spin. See [Switch].
 func On() bool { return !off.Load() }
 
-// Begin reports whether one more waiter may spin. If it returns true, the caller calls [End] when it stops spinning.
+// Begin reports whether one more waiter may spin. If Begin returns true, the caller calls [End] when the waiter stops spinning.
 func Begin() bool {
 	if off.Load() {
 		return false
@@ -39,15 +40,15 @@ func Begin() bool {
 	return false
 }
 
-// End takes back one [Begin] that returned true.
+// End notes that a waiter has stopped spinning. The caller calls End once for each call of [Begin] that returned true.
 func End() { spinning.Add(-1) }
 
-// Adaptive tells one waiter whether to spin. Each time the waiter spins in vain, Adaptive skips spinning for more of the next waits: 1, 3, 7 and
-// so on up to mostSleeps. Where the CPUs are busy, spinning only takes a CPU from the work that the waiter waits for. The zero value spins at
-// the first wait.
+// Adaptive tells one waiter whether to spin. Each time the waiter spins in vain, Adaptive tells it not to spin in the next waits: at first
+// in 1 wait, then in 3 waits, in 7 waits and so on, up to mostSleeps. If the CPUs are busy, a waiter that spins only takes a CPU from the
+// work that the waiter waits for. The zero value tells the waiter to spin in the first wait.
 type Adaptive struct{ sleeps, left int }
 
-// Worth reports whether to spin for this wait.
+// Worth reports whether the waiter should spin in the wait that begins now.
 func (a *Adaptive) Worth() bool {
 	if a.left == 0 {
 		return true

@@ -16,11 +16,11 @@ import (
 // LongWait is a time limit of a request, in milliseconds, that is longer than any test.
 const LongWait = uint64(Patience / time.Millisecond)
 
-// Raw is a client that sends any request, also those that no client should send. Its methods fail the test if the connection fails.
+// Raw is a client that sends any request, including requests that no client should send. Its methods fail the test if the connection fails.
 type Raw struct {
 	testing.TB
 	Conn   *seqpacket.Conn
-	Buffer []byte // what the last packet was received into
+	Buffer []byte // the buffer that each packet is received into
 }
 
 // DialRaw connects to a service. The client has not said hello.
@@ -62,7 +62,7 @@ func (r *Raw) Send(q uint32, m wire.Request) {
 	require.NoError(r, r.Conn.Send(packet, nil))
 }
 
-// Recv returns the next packet. It closes the packet's descriptors.
+// Recv returns the next packet. Recv closes the packet's descriptors.
 func (r *Raw) Recv() ([]byte, error) {
 	n, fds, err := r.Conn.Recv(r.Buffer)
 	if err == nil {
@@ -96,7 +96,7 @@ func (r *Raw) Ask(q uint32, m wire.Request, into wire.Reply) {
 	require.NoError(r, r.Reply(q, into))
 }
 
-// Refused sends a request that must fail with the code.
+// Refused sends a request that must fail with the given code.
 func (r *Raw) Refused(q uint32, m wire.Request, code wire.Code) {
 	r.Helper()
 	r.Send(q, m)

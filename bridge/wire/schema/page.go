@@ -9,10 +9,11 @@ import (
 	"strings"
 )
 
-// generated is a place of the page that this program fills.
+// generated matches a place of the page that this program fills.
 var generated = regexp.MustCompile(`(?s)<!-- make generate: (\w+) -->\n.*?<!-- /make generate -->`)
 
-// page replaces the tables in the page between their marks: one for each structure, one of the requests and one of the notices.
+// page replaces the tables between the marks of the page. There is a table for each structure, a table of the requests and a table of the
+// notices.
 func (s *schema) page(page []byte) ([]byte, error) {
 	tables := map[string]string{"Requests": s.requests(), "Notices": s.notices()}
 	for _, one := range s.with(part) {

@@ -15,10 +15,10 @@ import (
 //go:embed messages.py.tmpl
 var pythonTemplate string
 
-// pythonNames has the Python names of structures whose Python name differs.
+// pythonNames has the Python names of the structures whose Python name differs from the Go name.
 var pythonNames = map[string]string{
 	"Lease":    "Grant", // `Lease` is a public class of the client
-	emptyReply: "Reply", // also the envelope of all other replies
+	emptyReply: "Reply", // Reply is also the envelope of all other replies
 }
 
 func (s *structure) python() string {
@@ -94,8 +94,8 @@ func (s *structure) bases() string {
 	return options
 }
 
-// keywordsOnly says whether callers must name the fields: if a field without a default follows a field with a default, or if there are
-// many fields.
+// keywordsOnly says whether callers must name the fields. They must do so if a field without a default follows a field with a default, or
+// if the structure has many fields.
 func (s *structure) keywordsOnly() bool {
 	defaulted := false
 	for _, f := range s.shown() {
@@ -107,7 +107,7 @@ func (s *structure) keywordsOnly() bool {
 	return len(s.shown()) > 4
 }
 
-// docstring writes the message's docstring: its first sentence in one line, and the rest below it.
+// docstring writes the docstring of a message: the first sentence in one line, and the rest below this line.
 func (s *structure) docstring(out *strings.Builder) {
 	first, rest, more := strings.Cut(upper(s.doc), ". ")
 	if more {
@@ -135,7 +135,7 @@ func (s *structure) docstring(out *strings.Builder) {
 	out.WriteString("    \"\"\"\n")
 }
 
-// python writes a field, with its meaning in a comment after it, or above it if the line is too long.
+// python writes a field. The field's meaning is in a comment behind the field, or above the field if the line would be too long.
 func (f *field) python(out *strings.Builder) {
 	name := f.scalar.python
 	none := f.scalar.zero

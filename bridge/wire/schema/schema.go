@@ -31,21 +31,21 @@ const (
 // structure is a struct of the source.
 type structure struct {
 	name    string
-	doc     string // the comment, without the name
+	doc     string // the comment of the struct, without the name
 	fields  []field
-	inline  *field // the only field, whose own fields are those of the message
+	inline  *field // the only field of the struct; the fields of this field are the fields of the message
 	role    role
-	wire    string       // the operation of a request, the name of a notice
+	wire    string       // the operation of a request, or the name of a notice
 	reply   *structure   // the reply of a request
 	answers []*structure // the requests that a reply answers
 }
 
-// empty says whether the structure is the reply without fields.
+// empty says whether the structure is EmptyReply, the reply without fields.
 func (s *structure) empty() bool { return s.name == emptyReply }
 
 const emptyReply = "EmptyReply"
 
-// shown returns the fields that are sent.
+// shown returns the fields that a packet has.
 func (s *structure) shown() []field {
 	if s.inline != nil {
 		return s.inline.of.fields
@@ -56,21 +56,21 @@ func (s *structure) shown() []field {
 // field is a field of a structure.
 type field struct {
 	name, key, meaning string
-	goType             string // as in the source
+	goType             string // the field's Go type, as the source writes it
 	optional           bool
-	text               bool // for people: cut to what fits
+	text               bool // a text for people, which the encoder cuts if it is too long
 	list               bool
-	scalar             scalar     // its type, or that of its elements
-	of                 *structure // the structure of the field or of its elements, if they are not scalars
+	scalar             scalar     // the field's type, or the type of its elements
+	of                 *structure // the structure of the field, or of its elements; nil for scalars
 }
 
-// scalar is a type of values that have no fields.
+// scalar is a type whose values have no fields.
 type scalar struct {
-	page   string // in docs/protocol.md
+	page   string // name of the type in docs/protocol.md
 	python string
-	zero   string // in Python
-	field  string // the function of bridge/wire/field.go that makes a field; "": there is none yet
-	list   string // the same for a list of such values
+	zero   string // the zero value in Python
+	field  string // the function of bridge/wire/field.go that makes a field; "" if no such function exists yet
+	list   string // the function of bridge/wire/field.go for a list of such values
 }
 
 var scalars = map[string]scalar{
@@ -232,7 +232,7 @@ func (r *reader) complete(f *field, quoted string) error {
 	return nil
 }
 
-// constructor is the function of package wire that makes the field.
+// constructor returns the name of the function of package wire that makes the field.
 func (f *field) constructor() string {
 	switch {
 	case f.of != nil && f.list:
