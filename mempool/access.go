@@ -6,15 +6,15 @@ import (
 	"slices"
 )
 
-// Peer identifies the process behind a session. Its ids must come from the kernel, never from the peer itself.
+// Peer identifies the process that has a session. The ids of a Peer must come from the kernel, never from that process itself.
 type Peer struct {
 	UID, GID uint32
 	// Groups are the supplementary groups.
 	Groups []uint32
-	// PID is only shown to people. No decision depends on it.
+	// PID serves only to inform people. No decision depends on PID.
 	PID int32
-	// Process identifies the process among those that live at the same time, as far as the kernel can tell; 0 if it cannot. Sessions
-	// of one process share what counts for the process: see [PoolSpec].
+	// Process identifies the process among all processes that live at the same time. Process is 0 if the kernel cannot identify the
+	// process. A block that counts for a process counts for all sessions of the process: see [PoolSpec].
 	Process uint64
 }
 

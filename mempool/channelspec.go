@@ -9,7 +9,8 @@ type ChannelMode string
 const (
 	// Broadcast: every subscriber gets every frame.
 	Broadcast ChannelMode = "broadcast"
-	// WorkQueue: one subscriber gets each frame. If that subscriber ends before it acknowledges the frame, another one gets it.
+	// WorkQueue: one subscriber gets each frame. If this subscriber ends before it acknowledges the frame, another subscriber gets the
+	// frame.
 	WorkQueue ChannelMode = "queue"
 )
 
@@ -18,13 +19,13 @@ type FullPolicy string
 
 // The policies of channels and subscribers.
 const (
-	// Block: the sender waits.
+	// Block: the producer waits.
 	Block FullPolicy = "block"
-	// DropOldest: the oldest frame is dropped. Subscribers that have not taken it miss it.
+	// DropOldest: the channel drops its oldest frame. Subscribers that have not taken this frame miss the frame.
 	DropOldest FullPolicy = "drop-oldest"
-	// Latest: like DropOldest, and a subscriber gets only the newest frame.
+	// Latest: the channel drops frames as with DropOldest, and a subscriber gets only the newest frame.
 	Latest FullPolicy = "latest"
-	// Fail: sending fails.
+	// Fail: the call that sends the frame fails.
 	Fail FullPolicy = "fail"
 )
 
@@ -43,7 +44,7 @@ func (p FullPolicy) Validate() error {
 const (
 	MaxCapacity  = 1024 // frames of a channel
 	MaxChannels  = 256  // channels of a pool
-	MaxMembers   = 256  // members of channels in a session
+	MaxMembers   = 256  // members that a session has in channels
 	MaxMeta      = 16   // entries of a frame's map
 	MaxMetaBytes = 256  // bytes of each key and value
 )
@@ -53,11 +54,11 @@ type ChannelSpec struct {
 	Name string
 	// Pool is the id of the pool whose buffers the channel carries. Every user of the pool may use the channel.
 	Pool uint64
-	// Mode is Broadcast if it is empty.
+	// Mode is the mode of the channel. An empty Mode means Broadcast.
 	Mode ChannelMode
 	// Capacity is how many frames the channel keeps, from 1 to MaxCapacity.
 	Capacity int
-	// Full is Block if it is empty.
+	// Full says what happens when the channel is full. An empty Full means Block.
 	Full FullPolicy
 }
 
@@ -98,9 +99,9 @@ type ChannelInfo struct {
 
 // FrameOptions says how a frame is sent.
 type FrameOptions struct {
-	// Tensor describes the content. nil: the content is what the buffer was allocated for.
+	// Tensor describes the content. nil means that the content has the description with which the buffer was allocated.
 	Tensor *Tensor
-	// Meta is data of the sender about the frame: at most MaxMeta short texts.
+	// Meta is the producer's data about the frame: at most MaxMeta short texts.
 	Meta map[string]string
 	Completion
 }
@@ -127,9 +128,10 @@ func (o FrameOptions) Validate() error {
 
 // SubscribeOptions says which frames a subscriber gets, and how.
 type SubscribeOptions struct {
-	// Oldest begins with the oldest frame that the channel keeps. Otherwise the subscription begins with the newest.
+	// If Oldest is set, the subscription begins with the oldest frame that the channel keeps. Otherwise the subscription begins with the
+	// newest frame.
 	Oldest bool
-	// Full says what happens when this subscriber is slow. Empty: the policy of the channel.
+	// Full says what happens when this subscriber is slow. An empty Full means the policy of the channel.
 	Full FullPolicy
 	// ManualAck means that only Ack, Requeue and Release settle frames. Otherwise a call for the next frame acknowledges the earlier
 	// frames that are not settled.

@@ -11,24 +11,24 @@ import (
 	"github.com/poolbridge/poolbridge/internal/situation"
 )
 
-// Clock is a session's own timeline, in the process of that session. It makes fences and lets queues reach them.
+// Clock is a session's own timeline, in the process of that session. A Clock makes fences and lets queues reach the fences.
 type Clock struct {
 	id   uint64
 	page *Page
 
-	life   sync.RWMutex // read-locked while the page is used, locked to end its use
+	life   sync.RWMutex // read-locked while the page is used, locked to close the clock
 	closed bool
 
 	mu     sync.Mutex
-	words  uint64 // how many words were ever taken
+	words  uint64 // number of different words that were taken so far
 	free   []uint64
-	next   [TimelineWords]uint64 // by word: the last value that a fence got
-	begun  [TimelineWords]uint64 // by word: the last value that a queue was told to reach
-	wordOf map[any]uint64        // by the key of a queue: the word of its fences
-	queue  map[uint64]Queue      // by word: the queue that was last told to reach it
+	next   [TimelineWords]uint64 // by word: the value of the newest fence
+	begun  [TimelineWords]uint64 // by word: the last value that a queue was told to write
+	wordOf map[any]uint64        // by the key of a queue: the word of the queue's fences
+	queue  map[uint64]Queue      // by word: the queue that was last told to write the word
 }
 
-// NewClock makes a clock of a session's timeline. The page must be mapped for writing. The clock owns the page from then on.
+// NewClock makes a clock of a session's timeline. The page must be mapped for writing. The new clock owns the page.
 func NewClock(id uint64, page *Page) *Clock {
 	return &Clock{id: id, page: page, wordOf: make(map[any]uint64), queue: make(map[uint64]Queue)}
 }
@@ -36,10 +36,10 @@ func NewClock(id uint64, page *Page) *Clock {
 // Timeline returns the timeline's id.
 func (c *Clock) Timeline() uint64 { return c.id }
 
-// Page returns the timeline. It must not be used after the session has ended.
+// Page returns the page of the timeline. The caller must not use the page after the session has ended.
 func (c *Clock) Page() *Page { return c.page }
 
-// use begins a use of the page. The caller ends it with c.life.RUnlock. It fails if the session has ended.
+// use begins a use of the page. The caller ends the use with c.life.RUnlock. If the session has ended, use returns an error.
 func (c *Clock) use() error {
 	c.life.RLock()
 	if c.closed {
@@ -56,7 +56,7 @@ func (c *Clock) Close() {
 	c.closed = true
 }
 
-// Word takes a word for the caller, for work that neither this package nor a [Queue] does.
+// Word reserves a word of the timeline for the caller, for work that neither this package nor a [Queue] does.
 //
 // Errors: [ErrLimit] if all words are taken.
 func (c *Clock) Word() (uint64, error) {
@@ -80,7 +80,7 @@ func (c *Clock) take() (uint64, error) {
 	return c.words - 1, nil
 }
 
-// Next returns the next fence of a word that the caller took.
+// Next returns the next fence of a word. The caller must have taken the word with [Clock.Word].
 func (c *Clock) Next(word uint64) Fence {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -92,35 +92,36 @@ func (c *Clock) after(word uint64) Fence {
 	return Fence{Timeline: c.id, Word: word, Value: c.next[word]}
 }
 
-// Reach marks a fence of a word that the caller took as reached, and all earlier ones of that word.
+// Reach marks a fence as reached, and all earlier fences of the same word. The caller must have taken the word with [Clock.Word].
 //
-// Errors: [ErrInvalid] for a fence of another timeline, out of range, or failed by [Clock.Fail]; [ErrClosed].
+// Errors: [ErrInvalid] if the fence is of another timeline, is out of range, or has failed by a call of [Clock.Fail]; [ErrClosed].
 func (c *Clock) Reach(t Fence) error {
 	if err := c.useFor(t); err != nil {
 		return err
 	}
 	defer c.life.RUnlock()
-	c.page.raise(t.Word, t.Value) // not if it has failed
+	c.page.raise(t.Word, t.Value) // raise changes nothing if the fence has failed
 	if c.page.Failed(t.Word, t.Value) && c.page.Reason(t.Word) != "" {
 		return situation.Of(ErrInvalid, "the content of fence %d of word %d has failed and cannot be completed any more", t.Value, t.Word)
 	}
 	return nil
 }
 
-// Fail says that the content that is complete at a fence will never be complete. The fence is of a word that the caller took. Readers that wait
-// for the fence go on: those on the CPU get [ErrContentFailed] with the reason, and so does [Order.Check] after the wait of a GPU. reason is the
-// text of an error; at most [MaxReasonBytes] of it are kept. The first call counts.
+// Fail marks a fence as failed: the content that readers expect at the fence will never be complete. The caller must have taken the fence's
+// word with [Clock.Word]. All waits for the fence end. A wait on the CPU returns [ErrContentFailed] with the reason. A wait on a GPU
+// returns no error, but a later call of [Order.Check] does. The parameter reason is the text of an error; Fail keeps at most
+// [MaxReasonBytes] of the text. Only the first reason of a word counts.
 //
-// Every fence of the word that is not reached has failed then, and so has every later one. Use another word for other content. A word that has
-// failed is not used again while the session lasts.
+// After Fail, all fences of the word that were not reached have failed, and so have all later fences of the word. Use another word for
+// other content. The clock does not give a failed word to another caller while the session lasts.
 //
-// Errors: [ErrInvalid] for a fence of another timeline, out of range, or reached; [ErrClosed].
+// Errors: [ErrInvalid] if the fence is of another timeline, is out of range, or is reached; [ErrClosed].
 func (c *Clock) Fail(t Fence, reason string) error {
 	if err := c.useFor(t); err != nil {
 		return err
 	}
 	defer c.life.RUnlock()
-	c.mu.Lock() // one reason at a time
+	c.mu.Lock() // only one goroutine at a time writes a reason
 	defer c.mu.Unlock()
 	if !c.page.fail(t.Word, t.Value, reason) {
 		return situation.Of(ErrInvalid, "fence %d of word %d is reached: its content is complete and cannot fail any more", t.Value, t.Word)
@@ -128,7 +129,8 @@ func (c *Clock) Fail(t Fence, reason string) error {
 	return nil
 }
 
-// useFor begins a use of the page, as use does, for work on a fence of this clock.
+// useFor begins a use of the page for work on fence t. The caller ends the use with c.life.RUnlock. If the session has ended or t is not a
+// valid fence of this clock, useFor returns an error.
 func (c *Clock) useFor(t Fence) error {
 	if t.Timeline != c.id {
 		return situation.Of(ErrInvalid, "a fence of timeline %d cannot be reached by timeline %d", t.Timeline, c.id)
@@ -139,9 +141,8 @@ func (c *Clock) useFor(t Fence) error {
 	return c.use()
 }
 
-// Signal makes a fence that is reached when all work that is now in the queue is done. It returns nil if the work is done already. If the
-// queue cannot write a word, or fails to, Signal waits for the work instead: this is the only place where a transfer waits. A nil clock
-// always waits.
+// Signal makes a fence that is reached when all work that is now in the queue is done. If the queue cannot write a word, Signal itself
+// waits until the work is done. Signal returns nil if no work is left to wait for. With a nil Clock, Signal always waits itself.
 func (c *Clock) Signal(q Queue) (*Fence, error) {
 	key := q.orderKey()
 	if key == nil {
@@ -161,7 +162,7 @@ func (c *Clock) signal(q Queue, key any) (*Fence, error) {
 		return nil, err
 	}
 	defer c.life.RUnlock()
-	c.mu.Lock() // held until the queue has the write, because the values of a word must grow in the order of the queue
+	c.mu.Lock() // held until the write is in the queue, because the values of a word must grow in the order of the queue
 	defer c.mu.Unlock()
 	word, ok := c.wordOf[key]
 	if !ok {
@@ -173,14 +174,14 @@ func (c *Clock) signal(q Queue, key any) (*Fence, error) {
 	}
 	t := c.after(word)
 	if err := q.signal(c.page, t); err != nil {
-		c.next[word]-- // nobody has seen this fence
+		c.next[word]-- // no caller has seen this fence
 		return nil, err
 	}
 	c.begun[word], c.queue[word] = t.Value, q
 	return &t, nil
 }
 
-// owns reports whether t is a fence of the queue's own work. The queue then need not wait for it.
+// owns reports whether t is a fence of the queue's own work. A queue need not wait for its own work.
 func (c *Clock) owns(t Fence, q Queue) bool {
 	if c == nil || t.Timeline != c.id || q.orderKey() == nil {
 		return false
@@ -191,7 +192,7 @@ func (c *Clock) owns(t Fence, q Queue) bool {
 	return ok && word == t.Word
 }
 
-// Forget waits until the work of a queue is done and frees the queue's word. The queue must not be used afterwards.
+// Forget waits until the work of a queue is done and frees the queue's word. The caller must not use the queue afterwards.
 func (c *Clock) Forget(ctx context.Context, q Queue) error {
 	if err := c.use(); err != nil {
 		return err
@@ -217,11 +218,10 @@ func (c *Clock) Forget(ctx context.Context, q Queue) error {
 	return nil
 }
 
-// Quiesce returns when the queues have reached every fence that was made of them, or cannot reach it any more, because their GPU is
-// broken.
-// Waits of other sessions for such fences end as if the process had died.
+// Quiesce waits until the queues have reached all fences that Signal has made for their work. It does not wait for a queue whose GPU is
+// broken. In this case, waits of other sessions for fences of this clock end as if this process had died.
 //
-// Errors: the context's, at its deadline with [ErrBusy].
+// Errors: the context's error, with [ErrBusy] at the context's deadline; [ErrClosed].
 func (c *Clock) Quiesce(ctx context.Context) error {
 	if err := c.use(); err != nil {
 		return err
@@ -237,7 +237,7 @@ func (c *Clock) Quiesce(ctx context.Context) error {
 		q := queues[uint64(word)]
 		err := c.reached(ctx, Fence{c.id, uint64(word), value}, q)
 		if errors.Is(err, ErrProducerDied) && q != nil {
-			err = insist(q.synchronize) // the service ended all waits for the words when it was shut down, but the work goes on
+			err = insist(q.synchronize) // the service has shut down and ended all waits for words, but q still works
 		}
 		if err != nil && !errors.Is(err, ErrProducerDied) && !errors.Is(err, cuda.ErrClosed) {
 			return err
@@ -246,7 +246,7 @@ func (c *Clock) Quiesce(ctx context.Context) error {
 	return nil
 }
 
-// reached waits until a queue has reached a fence. Meanwhile it checks repeatedly whether the queue's GPU is broken.
+// reached waits until a queue has reached a fence. During the wait, it checks repeatedly whether the queue's GPU is broken.
 func (c *Clock) reached(ctx context.Context, t Fence, q Queue) error {
 	for look := time.Millisecond; ; look = min(2*look, 100*time.Millisecond) {
 		short, cancel := context.WithTimeout(ctx, look)
@@ -262,7 +262,7 @@ func (c *Clock) reached(ctx context.Context, t Fence, q Queue) error {
 	}
 }
 
-// Past reports whether a fence of this clock is reached.
+// Past reports whether no wait for a fence of this clock is needed: the fence is reached or has failed, or the session has ended.
 func (c *Clock) Past(t Fence) bool {
 	if c.use() != nil {
 		return true
@@ -273,7 +273,7 @@ func (c *Clock) Past(t Fence) bool {
 
 // Await waits until a fence of this clock is reached.
 //
-// Errors: the context's, [ErrProducerDied], [ErrClosed].
+// Errors: the context's error, [ErrContentFailed], [ErrProducerDied], [ErrClosed].
 func (c *Clock) Await(ctx context.Context, t Fence) error {
 	if err := c.use(); err != nil {
 		return err

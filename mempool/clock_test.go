@@ -7,7 +7,7 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// newClock makes a clock, which is closed when the test ends.
+// newClock makes a clock. The clock's page is closed when the test ends.
 func newClock(t testing.TB) *Clock {
 	t.Helper()
 	page, file, err := NewPage()

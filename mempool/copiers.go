@@ -15,20 +15,20 @@ type copying struct {
 	vigil    time.Duration // how long a goroutine spins for more work before it sleeps
 }
 
-// manyCores is the number of cores from which on goroutines may spin.
+// manyCores is the smallest number of cores with which goroutines spin.
 const manyCores = 4
 
-// copiers are goroutines that copy together. After a copy they spin for a while, because waking a core takes as long as copying a
-// mebibyte, and the next frame of a stream comes soon. Then they sleep. A copy never waits for a goroutine that is still waking up: a
-// goroutine that is awake does the work.
+// copiers are goroutines that copy together. After a copy, each goroutine spins for the time copying.vigil, because the next frame of a
+// stream often comes soon, and waking a core takes as long as copying a mebibyte. Then the goroutine sleeps. A copy never waits for a
+// goroutine that is still waking up: the goroutines that are awake do the work.
 type copiers struct {
 	how  copying
-	open atomic.Int64 // len(jobs), readable without the lock
+	open atomic.Int64 // len(jobs), for readers that do not hold mu
 
 	mu      sync.Mutex
 	jobs    []*copyJob // jobs with stripes that no goroutine has begun
 	asleep  int
-	wake    chan struct{} // one value for each goroutine that is woken
+	wake    chan struct{} // gets one value for each goroutine that is to wake up
 	closed  bool
 	started int
 	running sync.WaitGroup
@@ -44,12 +44,12 @@ type copyJob struct {
 	done     chan struct{} // closed when all stripes are done
 }
 
-// helpers returns how many goroutines should help with a copy of n bytes.
+// helpers returns how many goroutines should help the caller with a copy of n bytes.
 func (h copying) helpers(n int) int {
 	return min(n/h.stripe, h.together, runtime.GOMAXPROCS(0)) - 1
 }
 
-// copy copies as many bytes as fit, like the built-in copy.
+// copy copies src to dst, up to the length of the shorter slice, like the built-in copy.
 func (c *copiers) copy(dst, src []byte) int {
 	n := min(len(dst), len(src))
 	helpers := c.how.helpers(n)
@@ -66,7 +66,8 @@ func (c *copiers) copy(dst, src []byte) int {
 	return n
 }
 
-// begin offers a job to helpers.
+// begin adds job j to the list of jobs. If fewer goroutines than helpers exist, begin starts the missing goroutines. Then it wakes sleeping
+// goroutines, at most as many as helpers.
 func (c *copiers) begin(j *copyJob, helpers int) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -85,11 +86,11 @@ func (c *copiers) begin(j *copyJob, helpers int) {
 func (c *copiers) rouse(n int) {
 	for range min(n, c.asleep) {
 		c.asleep--
-		c.wake <- struct{}{} // never blocks: the channel has room for all of them
+		c.wake <- struct{}{} // never blocks: the channel can hold one value for each goroutine
 	}
 }
 
-// work copies stripes of a job until no stripe is left to begin.
+// work copies stripes of a job until goroutines have begun all stripes.
 func (c *copiers) work(j *copyJob) {
 	for {
 		i := j.next.Add(1) - 1
@@ -115,7 +116,7 @@ func (j *copyJob) copy(i int) {
 	copy(j.dst[from:to], j.src[from:to])
 }
 
-// begun removes a job from the list, because no stripe of it is left to begin.
+// begun removes a job from the list, because goroutines have begun all its stripes.
 func (c *copiers) begun(j *copyJob) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -142,7 +143,8 @@ func (c *copiers) nextJob() *copyJob {
 	}
 }
 
-// job returns a job that has a stripe to begin. If there is none, sleep is true and the goroutine must sleep until it is woken.
+// job returns a job with a stripe that no goroutine has begun. If there is no such job, sleep is true, and the calling goroutine must sleep
+// until rouse wakes it. If the copiers are closed, job returns nil.
 func (c *copiers) job() (j *copyJob, sleep bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -156,7 +158,8 @@ func (c *copiers) job() (j *copyJob, sleep bool) {
 	return nil, true
 }
 
-// look spins until so returns true, but at most for the vigil, and returns the last result of so. With few cores it does not spin.
+// look calls so() until the result is true or the time h.vigil has passed, and returns the last result. With fewer cores than manyCores,
+// look calls so() only once.
 func (h copying) look(so func() bool) bool {
 	if runtime.GOMAXPROCS(0) < manyCores {
 		return so()

@@ -10,7 +10,7 @@ import (
 	"github.com/stretchr/testify/assert"
 )
 
-// newCopiers returns copiers with small stripes. GOMAXPROCS may be more than the machine has.
+// newCopiers returns copiers, which are closed when the test ends. Until then, GOMAXPROCS is 8, even if the machine has fewer cores.
 func newCopiers(t testing.TB, how copying) *copiers {
 	t.Helper()
 	before := runtime.GOMAXPROCS(8)
@@ -58,7 +58,7 @@ func TestWhatCopiersCopiedMayBeChangedAtOnce(t *testing.T) {
 
 func TestACopyDoesNotWaitForHelpersThatSleepOn(t *testing.T) {
 	c := newCopiers(t, copying{stripe: 1000, together: 3})
-	c.started, c.asleep = 2, 2 // only the counts: there is no goroutine to wake
+	c.started, c.asleep = 2, 2 // sets only the counters: no goroutine is started that could wake up
 	c.wake = make(chan struct{}, 2)
 	src, dst := random(10_000, 2), make([]byte, 10_000)
 	c.copy(dst, src)

@@ -16,18 +16,18 @@ import (
 	"github.com/poolbridge/poolbridge/mempool/hostmem"
 )
 
-// deviceBackend is memory of a CUDA memory pool that is exported as a POSIX file descriptor.
+// deviceBackend makes memory in a CUDA memory pool that is exported as a POSIX file descriptor.
 var deviceBackend = Backend{Kind: Device, Probe: probeDevice, Create: newDeviceArena, Open: openDeviceArena}
 
-// poolGranularity is the number of bytes that sizes of pools are rounded up to. The driver takes physical memory for a pool in pages of
-// 2 MiB.
+// poolGranularity is a number of bytes. Sizes of pools are rounded up to a multiple of poolGranularity. The driver takes physical memory
+// for a pool in pages of 2 MiB.
 const poolGranularity = 2 << 20
 
 // blockGranularity is the alignment of blocks in bytes. CUDA aligns its own allocations in the same way.
 const blockGranularity = 512
 
-// FindDevice returns the GPU with an ordinal or a UUID; "" is the first. Ordinals are those of this process. They differ between processes with
-// a different CUDA_VISIBLE_DEVICES. UUIDs are the same everywhere.
+// FindDevice returns the GPU with an ordinal or a UUID; "" means the first GPU. An ordinal is valid in this process only: processes with a
+// different CUDA_VISIBLE_DEVICES have different ordinals. A UUID is the same in every process.
 //
 // Errors: [ErrUnavailable] if this process does not see the GPU, [ErrInvalid] if the name is neither an ordinal nor a UUID.
 func FindDevice(name string) (cuda.Device, error) {
@@ -59,7 +59,7 @@ func FindDevice(name string) (cuda.Device, error) {
 	return d, nil
 }
 
-// DeviceUUID returns the UUID of the GPU with an ordinal or a UUID; "" is the first.
+// DeviceUUID returns the UUID of the GPU with an ordinal or a UUID; "" means the first GPU.
 //
 // Errors: as [FindDevice].
 func DeviceUUID(name string) (string, error) {
@@ -98,7 +98,8 @@ func deviceLacks(d cuda.Device, feature string, err error) error {
 	return situation.Of(ErrUnavailable, "GPU %d (%s) has no %s", d.Ordinal(), name, feature)
 }
 
-// deviceError wraps a driver's error in a sentinel of this package and the name of the operation. The driver's error stays in the chain.
+// deviceError wraps a driver's error with a sentinel of this package and the name of the operation. errors.Is and errors.As still find the
+// driver's error.
 func deviceError(op string, err error) error {
 	if err == nil {
 		return nil
@@ -123,7 +124,7 @@ type deviceArena struct {
 	file *os.File
 
 	mu   sync.Mutex
-	owed []*deviceAllocation // allocations that no caller has and that could not be freed yet
+	owed []*deviceAllocation // allocations that no caller holds and that the driver has failed to free
 }
 
 func newDeviceArena(spec PoolSpec, _ *hostmem.Memory) (Arena, error) {
@@ -134,7 +135,7 @@ func newDeviceArena(spec PoolSpec, _ *hostmem.Memory) (Arena, error) {
 	return newPoolArena(g, spec, cuda.DeviceLocation(g.device))
 }
 
-// newPoolArena makes a memory pool. The arena takes over g.
+// newPoolArena makes a memory pool. The arena owns g, and newPoolArena closes g if it fails.
 func newPoolArena(g *gpu, spec PoolSpec, where cuda.Location) (*deviceArena, error) {
 	pool, err := g.ctx.NewMemPool(cuda.MemPoolSpec{MaxBytes: sizeclass.RoundUp(spec.MaxBytes, poolGranularity), Location: where, Exportable: true})
 	if err != nil {
@@ -162,14 +163,14 @@ func (a *deviceArena) Allocate(_ context.Context, size uint64) (Allocation, erro
 		return nil, deviceError("allocate "+bytesize.Text(size), err)
 	}
 	d := &deviceAllocation{deviceMemory: deviceMemory{a.gpu, ptr, size}, pool: a.pool}
-	// The allocation is ordered in our stream, but other processes must be able to use it at once.
+	// Wait until the stream has done the allocation, because other processes must be able to use the memory at once.
 	if err := a.stream.Synchronize(); err != nil {
 		return nil, errors.Join(deviceError("wait for an allocation", err), a.free(d))
 	}
 	return d, nil
 }
 
-// free frees the allocations, and those that could not be freed before.
+// free frees the allocations in more, and the allocations that earlier calls failed to free.
 func (a *deviceArena) free(more ...*deviceAllocation) error {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -190,7 +191,7 @@ func (a *deviceArena) Close() error {
 type deviceAllocation struct {
 	deviceMemory
 	pool  *cuda.MemPool
-	freed bool // the driver has accepted the free, but it may not be done yet
+	freed bool // the driver has accepted the call of Free, but may not have freed the memory yet
 }
 
 func (d *deviceAllocation) Export() (Export, error) {
@@ -272,10 +273,10 @@ func (a *importedDeviceArena) Close() error {
 type deviceMapping struct {
 	deviceMemory
 	pool  *cuda.MemPool
-	freed bool // the driver has accepted the unmapping, but it may not be done yet
+	freed bool // the driver has accepted the call that unmaps, but may not have unmapped the memory yet
 }
 
-// Memory returns the only mapping, because memory of pools cannot be read-only.
+// Memory returns the same mapping for reading and for writing, because memory of a CUDA memory pool cannot be read-only.
 func (m *deviceMapping) Memory(bool) (Memory, error) { return m.deviceMemory, nil }
 
 func (m *deviceMapping) Close() error {

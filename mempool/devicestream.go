@@ -8,8 +8,8 @@ import (
 	"github.com/poolbridge/poolbridge/cuda"
 )
 
-// deviceStream is the stream in which this process works on one GPU. All pools on the GPU share it, so that their work is in order and
-// needs only one word of a timeline. Its work may wait for other processes. Work that must not wait uses other streams.
+// deviceStream is the stream in which this process works on one GPU. All pools on the GPU share this stream, so that their work is in order
+// and needs only one word of a timeline. Work in this stream may wait for other processes. Work that must not wait uses other streams.
 type deviceStream struct {
 	ctx     *cuda.Context
 	stream  *cuda.Stream
@@ -51,7 +51,7 @@ type streamKey struct{ device cuda.Device }
 
 // deviceStreamsIdle reports whether all work in the device streams is done.
 func deviceStreamsIdle() bool {
-	if !deviceStreams.mu.TryLock() { // leave holds it while it waits for the last work of a device stream
+	if !deviceStreams.mu.TryLock() { // leave() holds mu while it waits for the last work of a device stream
 		return false
 	}
 	defer deviceStreams.mu.Unlock()
@@ -63,7 +63,7 @@ func deviceStreamsIdle() bool {
 	return true
 }
 
-// leave ends one use of the deviceStream. The last use waits for the stream's work and closes it.
+// leave ends one use of the deviceStream. After the last use, leave waits for the stream's work and closes the stream.
 func (l *deviceStream) leave() error {
 	deviceStreams.mu.Lock()
 	defer deviceStreams.mu.Unlock()

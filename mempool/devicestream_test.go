@@ -13,7 +13,7 @@ import (
 	"github.com/poolbridge/poolbridge/mempool/hostmem"
 )
 
-// gpuArena makes memory on the first GPU. It skips the test if there is none.
+// gpuArena makes an arena on the first GPU. It skips the test if there is no GPU.
 func gpuArena(t testing.TB) Arena {
 	t.Helper()
 	if err := Device.Probe(""); err != nil {
@@ -25,7 +25,7 @@ func gpuArena(t testing.TB) Arena {
 	return a
 }
 
-// take allocates at least n bytes, which are freed when the test ends.
+// take allocates at least n bytes. The memory is freed when the test ends.
 func take(t testing.TB, a Arena, n uint64) *deviceAllocation {
 	t.Helper()
 	m, err := a.Allocate(t.Context(), sizeclass.RoundUp(n, a.Granularity()))
@@ -47,7 +47,8 @@ func blocked(t testing.TB, m Memory, c *Clock, at Fence) {
 	require.NoError(t, q.wait(t.Context(), c.Page(), at))
 }
 
-// unreached returns a fence of a clock that is not reached. At the end of the test it is reached before the memory taken so far is freed.
+// unreached returns a clock, and a fence of the clock that is not reached. At the end of the test, the clock reaches the fence before the
+// test frees the memory that it has allocated so far.
 func unreached(t testing.TB) (*Clock, Fence) {
 	t.Helper()
 	clock := newClock(t)
@@ -136,7 +137,7 @@ func BenchmarkCopyFrom(b *testing.B) {
 			}
 		})
 	}
-	b.Run("pinned 16 MiB", func(b *testing.B) { // the upper limit
+	b.Run("pinned 16 MiB", func(b *testing.B) { // the upper limit for the other benchmarks
 		d := take(b, a, 16<<20)
 		mem, err := d.ctx.NewPinned(16 << 20)
 		require.NoError(b, err)

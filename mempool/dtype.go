@@ -34,5 +34,5 @@ var itemSizes = map[DType]uint64{
 	Complex128: 16,
 }
 
-// ItemSize returns the size of one element in bytes, 0 for an unknown type.
+// ItemSize returns the size of one element in bytes, or 0 for an unknown type.
 func (d DType) ItemSize() uint64 { return itemSizes[d] }

@@ -2,8 +2,8 @@ package mempool
 
 import "errors"
 
-// Sentinels for the ways in which operations of this package and of package service fail. Every error that they return wraps exactly one
-// of them, except the errors of a context.
+// Sentinels of the errors that functions of this package and of package service return. Every error of these functions wraps exactly one of
+// the sentinels, except the errors of a context.
 var (
 	ErrInvalid     = errors.New("invalid argument")
 	ErrNotFound    = errors.New("not found")
@@ -16,9 +16,10 @@ var (
 	ErrReleased    = errors.New("lease has ended")
 	ErrSettled     = errors.New("frame is settled")
 	ErrStale       = errors.New("stale id")
-	// ErrContentFailed means that the content of a buffer will never be complete. The text says why, if its producer has said so.
+	// ErrContentFailed means that the content of a buffer will never be complete. The text of the error gives the reason, if the producer
+	// of the content gave one.
 	ErrContentFailed = errors.New("content failed")
-	// ErrProducerDied means that the content failed because its producer died. errors.Is finds ErrContentFailed in it, too.
+	// ErrProducerDied means that the content failed because its producer died. errors.Is also finds ErrContentFailed in this error.
 	ErrProducerDied error = contentFailure("producer died before finishing")
 
 	ErrClosed      = errors.New("closed")
@@ -26,16 +27,16 @@ var (
 	ErrInternal    = errors.New("internal error")
 )
 
-// contentFailure is a sentinel that is an ErrContentFailed, too.
+// contentFailure is a sentinel in which errors.Is also finds ErrContentFailed.
 type contentFailure string
 
 func (e contentFailure) Error() string        { return string(e) }
 func (e contentFailure) Is(target error) bool { return target == ErrContentFailed }
 
-// ErrRecalling is joined with [ErrLimit] or [ErrOutOfMemory] if room may come: unused blocks are about to be freed, or unmapped by
-// sessions.
+// ErrRecalling is joined with [ErrLimit] or [ErrOutOfMemory] if a later call may find memory: the service is about to free unused blocks,
+// or sessions are about to unmap unused blocks.
 var ErrRecalling = errors.New("unused blocks are being asked back")
 
-// ErrWanted is joined with [ErrLimit] if room may come soon: the service has just asked sessions with producers for the leases that they
-// keep for their next frames. See WantedTime of package service.
+// ErrWanted is joined with [ErrLimit] if a call may soon find memory: the service has just asked sessions with producers to release the
+// buffers that they keep for their next frames. See WantedTime of package service.
 var ErrWanted = errors.New("producers were asked for what they keep")

@@ -11,14 +11,14 @@ import (
 	"github.com/poolbridge/poolbridge/internal/situation"
 )
 
-// Event is an interprocess event of CUDA: a mark in a queue of one process that queues of other processes can wait for. It works only
-// between processes of the same user that share /dev/shm, and a wait for an event of a dead process never ends. Fences have neither
-// limit.
+// Event is an interprocess event of CUDA. One process puts a mark into a queue, and queues of other processes can wait for the mark. An
+// event works only between processes of the same user that share /dev/shm, and a wait for an event of a dead process never ends. Fences do
+// not have these two limits.
 type Event struct {
-	event        *cuda.Event // nil: this process only passes the event on
+	event        *cuda.Event // nil if this process only passes the event on
 	handle       cuda.IPCEventHandle
-	made         bool          // this process made it
-	deviceStream *deviceStream // of an event that was made here: the device stream of its GPU, for memory without a device stream
+	made         bool          // this process made the event
+	deviceStream *deviceStream // the device stream of the event's GPU; nil if another process made the event
 
 	mu       sync.Mutex
 	recorded bool
@@ -27,11 +27,11 @@ type Event struct {
 // EventBytes is the size of an interprocess event's handle.
 const EventBytes = len(cuda.IPCEventHandle{})
 
-// madeEvents has the events that this process has made and not closed. The driver cannot open them in this process.
+// madeEvents has the events that this process has made and not closed. The driver cannot open these events in this process.
 var madeEvents sync.Map // of cuda.IPCEventHandle to *Event
 
-// NewEvent makes an event on the context's GPU. The caller must keep it open until every process that knows its handle has opened it or
-// will not open it any more.
+// NewEvent makes an event on the context's GPU. The caller must keep the event open as long as a process that knows the handle may still
+// open the event.
 //
 // Errors: [ErrUnavailable] if the GPU has no interprocess events.
 func NewEvent(ctx *cuda.Context) (*Event, error) {
@@ -55,10 +55,10 @@ func NewEvent(ctx *cuda.Context) (*Event, error) {
 	return e, nil
 }
 
-// OpenEvent opens an event on a GPU (an ordinal or a UUID). It returns an event that this process has made as it is.
+// OpenEvent opens an event on a GPU (an ordinal or a UUID). If this process has made the event, OpenEvent returns the existing Event.
 //
-// Errors: [ErrUnavailable] if events of the process that made it cannot be opened here, or that process is gone; [ErrInvalid] for a handle that
-// does not have 64 bytes.
+// Errors: [ErrUnavailable] if this process cannot open events of the process that made the event, or if that process is gone; [ErrInvalid]
+// for a handle that does not have 64 bytes.
 func OpenEvent(device string, handle []byte) (*Event, error) {
 	known, err := EventOf(handle)
 	if err != nil {
@@ -112,8 +112,8 @@ func EventOf(handle []byte) (*Event, error) {
 // Handle returns the handle with which other processes open the event.
 func (e *Event) Handle() []byte { return e.handle[:] }
 
-// Record makes the event mark all work that is now in a queue of a GPU. Recording it again moves the mark, but queues that already wait
-// still wait for the old one.
+// Record makes the event mark all work that is now in a queue of a GPU. A second call moves the mark, but queues that already wait still
+// wait for the old mark.
 //
 // Errors: [ErrInvalid] if the queue is not a queue of a GPU.
 func (e *Event) Record(q Queue) error {
@@ -130,9 +130,11 @@ func (e *Event) Record(q Queue) error {
 	return nil
 }
 
-// Before makes later work in a queue wait for the event. If q is [CPU], Before itself waits. An event that was never recorded counts as reached.
+// Before makes later work in a queue wait for the event. If q is [CPU], Before itself waits. An event that was never recorded counts as
+// reached already.
 //
-// Errors: on the CPU the context's, at its deadline with [ErrBusy].
+// Errors: if q is [CPU], the context's error, with [ErrBusy] at the context's deadline; [ErrInvalid] for an event that this process only
+// passes on.
 func (e *Event) Before(ctx context.Context, q Queue) error {
 	if e.event == nil {
 		return situation.Of(ErrInvalid, "an event that this process only passes on cannot be waited for: open it")
@@ -153,7 +155,7 @@ func (e *Event) Before(ctx context.Context, q Queue) error {
 	}
 }
 
-// Close destroys the event. Queues that wait for it still wait for the work that it marked.
+// Close destroys the event. Queues that already wait for the event still wait for the work that the event marked.
 func (e *Event) Close() error {
 	if e.event == nil {
 		return nil
@@ -165,7 +167,8 @@ func (e *Event) Close() error {
 	return err
 }
 
-// line returns a queue of a GPU that can wait for the event. own is the memory's own queue.
+// line returns the queue that is to wait for the event: the memory's own queue, or the event's device stream if own is [CPU] and this
+// process made the event.
 func (e *Event) line(own Queue) Queue {
 	if own.orderKey() == nil && e.deviceStream != nil {
 		return e.deviceStream.queue
@@ -173,7 +176,7 @@ func (e *Event) line(own Queue) Queue {
 	return own
 }
 
-// sendable returns an error if the event cannot say when content of this process is complete.
+// sendable returns an error if the event cannot mark the completion of content of this process.
 func (e *Event) sendable() error {
 	e.mu.Lock()
 	defer e.mu.Unlock()

@@ -13,19 +13,20 @@ const (
 	// MaxFenceValue is the greatest value of a fence.
 	MaxFenceValue = letGo - 1
 
-	// letGo is what the service adds to the words of a process that is gone, so that every wait ends. The value below it is the value
-	// that was really reached.
+	// letGo is added to a word if the process that writes the word is gone, or has said that the content failed. Then every wait for the
+	// word ends. The word modulo letGo is the value that the word really reached.
 	letGo = 1 << 62
 )
 
-// Fence identifies a point in the work of a process. It is reached when a word of a timeline is Value or more. It is plain data.
+// Fence identifies a point in the work of a process. A fence is reached when its word of the timeline is Value or more. A Fence is plain
+// data.
 type Fence struct {
 	Timeline uint64 // timeline id
 	Word     uint64 // index of the word
-	Value    uint64 // from 1 on
+	Value    uint64 // 1 or more
 }
 
-// Validate returns an error if no timeline can have such a fence.
+// Validate returns an error if no timeline can have the fence t.
 //
 // Errors: [ErrInvalid].
 func (t Fence) Validate() error {
@@ -38,8 +39,9 @@ func (t Fence) Validate() error {
 	return nil
 }
 
-// passed reports whether a wait for value ends at word. The comparison is cyclic, like that of cuStreamWaitValue64.
+// passed reports whether a wait for value ends when a word of a timeline contains word. The comparison is cyclic, like the comparison of
+// cuStreamWaitValue64.
 func passed(word, value uint64) bool { return word-value <= math.MaxInt64 }
 
-// kept reports whether value was really reached, if passed is true.
+// kept reports whether the word really reached value. Call kept only if passed returns true.
 func kept(word, value uint64) bool { return word%letGo >= value }

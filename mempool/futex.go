@@ -14,7 +14,7 @@ const (
 	futexOpWake = 1
 )
 
-// futexWait sleeps while the word is value, until another thread wakes it, but no longer than limit. It may return early.
+// futexWait sleeps if the word is value, until another thread calls futexWake or the time limit has passed. futexWait may return early.
 func futexWait(word *uint32, value uint32, limit time.Duration) {
 	ts := unix.NsecToTimespec(int64(limit))
 	_, _, _ = unix.Syscall6(unix.SYS_FUTEX, uintptr(unsafe.Pointer(word)), futexOpWait, uintptr(value), uintptr(unsafe.Pointer(&ts)), 0, 0)

@@ -9,8 +9,8 @@ import (
 	"github.com/poolbridge/poolbridge/internal/situation"
 )
 
-// gpu is a GPU in use. It has the GPU's context, a stream for allocating and freeing memory, whose work never waits for other processes,
-// and the deviceStream for work on the memory.
+// gpu is a GPU that this process uses, with the GPU's context and two streams. The field stream allocates and frees memory, and its work
+// never waits for other processes. The field deviceStream does the work on the memory.
 type gpu struct {
 	device       cuda.Device
 	info         DeviceInfo
@@ -39,7 +39,7 @@ func openGPU(d cuda.Device) (*gpu, error) {
 	return &gpu{device: d, info: DeviceInfo{Ordinal: d.Ordinal(), UUID: uuid.String()}, ctx: ctx, stream: stream, deviceStream: deviceStream}, nil
 }
 
-// gpuFor opens the GPU for a new pool. has returns an error if the GPU lacks what the pool needs.
+// gpuFor opens the GPU for a new pool. has(d) returns an error if GPU d lacks a feature that the pool needs.
 func gpuFor(spec PoolSpec, has func(cuda.Device) error) (*gpu, error) {
 	d, err := FindDevice(spec.Device)
 	if err != nil {
@@ -85,9 +85,9 @@ func (g *gpu) letGo() error {
 	return errors.Join(g.stream.Close(), g.ctx.Close())
 }
 
-// peer returns the GPU with a name, if it can access the memory of g.
+// peer returns the GPU with a name (an ordinal or a UUID), if this GPU can access the memory of g.
 //
-// Errors: [ErrUnavailable], naming both GPUs, if the hardware does not allow it.
+// Errors: [ErrUnavailable] if the hardware does not let the GPU access the memory; the text of the error names both GPUs.
 func (g *gpu) peer(name string) (cuda.Device, error) {
 	d, err := FindDevice(name)
 	if err != nil || d == g.device {
@@ -120,7 +120,7 @@ func describeGPU(d cuda.Device) string {
 	return fmt.Sprintf("%d (%s, %s)", d.Ordinal(), name, uuid)
 }
 
-// importError returns the error of an import. The driver has several results for an export of the wrong kind or size.
+// importError wraps the driver's error of an import. The driver returns one of several results for an export of the wrong kind or size.
 func importError(op string, err error) error {
 	for _, result := range []cuda.Result{cuda.ErrUnknown, cuda.ErrInvalidDevice, cuda.ErrOperatingSystem, cuda.ErrMapFailed, cuda.ErrNotSupported} {
 		if errors.Is(err, result) {

@@ -2,65 +2,66 @@ package mempool
 
 import "time"
 
-// This file has what a service tells of what happened to it. All of it is plain data.
+// This file has the types in which a service reports events and counters. All of them are plain data.
 
-// HistoryEvent is one thing that happened to a service. Fields that say nothing about it are empty.
+// HistoryEvent is one event in a service. A field that does not apply to the event is empty.
 type HistoryEvent struct {
-	// Number counts the events of an epoch, from 1 on, without a gap.
+	// Number is the number of the event. The events of an epoch have the numbers 1, 2, 3 and so on.
 	Number uint64
 	At     time.Time
 	Kind   EventKind
-	// Session is the session that the event concerns; 0 if the event concerns no session. The next three fields are its process, its
-	// user and what the client calls itself. If Session is 0, they say nothing.
+	// Session is the session that the event concerns, or 0 if the event concerns no session. PID is the session's process, UID its user,
+	// and Program the name that the client gave itself. If Session is 0, PID, UID and Program have no meaning.
 	Session uint64
 	PID     int32
 	UID     uint32
 	Program string
-	// Pool and Channel are names.
+	// Pool and Channel are the names of the pool and of the channel that the event concerns.
 	Pool, Channel string
 	Buffer        uint64
 	// Bytes is the amount of memory that the event concerns.
 	Bytes uint64
-	// Ending says how a session ended, for [SessionEnded] and [MemoryReclaimed].
+	// Ending says how the session ended. Only [SessionEnded] and [MemoryReclaimed] have an Ending.
 	Ending SessionEnding
-	// Took is how long the event took or lasts, for [MemoryReclaimed], [LeaseLong] and [SubscriberSlow].
+	// Took is a duration up to this event. [MemoryReclaimed]: the time since the session ended. [LeaseLong]: how long the other session has
+	// waited. [SubscriberSlow]: how long the consumer has been too slow. Took is 0 for other kinds.
 	Took time.Duration
-	// Count is the number of events like this one since the last reported one, including this event. The service reports a very
-	// frequent event only from time to time.
+	// Count is the number of events that this event stands for. The service reports frequent events of the same sort together, as one
+	// event.
 	Count int
-	// Text says in a sentence what happened and, if an operator has to act, what to do.
+	// Text is a sentence for people. It says what happened and, if an operator has to act, what to do.
 	Text string
 }
 
-// EventKind is what sort of thing happened.
+// EventKind is the kind of an event.
 type EventKind string
 
 // The kinds of events.
 const (
 	PoolMade        EventKind = "pool-made"
 	PoolDestroyed   EventKind = "pool-destroyed"
-	PoolFull        EventKind = "pool-full"        // an allocation was refused for want of room, in the pool or for its session or user
-	LimitMet        EventKind = "limit-met"        // another request was refused because of a limit of the service
-	SessionBegan    EventKind = "session-began"    // it has done something that concerns memory or channels; At is when it began
-	SessionEnded    EventKind = "session-ended"    // one whose beginning was told, or an operator or the service ended it: see [SessionEnding]
-	MemoryReclaimed EventKind = "memory-reclaimed" // what was held for the process of an ended session can be used again
-	LeaseLong       EventKind = "lease-long"       // a lease keeps another session waiting
-	WriterDied      EventKind = "writer-died"      // a session ended before content was complete that others could reach
-	DriverError     EventKind = "driver-error"     // the driver or the system refused memory, or did not take it back
+	PoolFull        EventKind = "pool-full"        // an allocation was refused or waits long: the pool is full, or a limit is reached
+	LimitMet        EventKind = "limit-met"        // a request or a connection exceeded a limit of the service, not of a pool
+	SessionBegan    EventKind = "session-began"    // a session has used memory or a channel for the first time; At is when the session began
+	SessionEnded    EventKind = "session-ended"    // a session ended that had a SessionBegan event, or that an operator or an error ended
+	MemoryReclaimed EventKind = "memory-reclaimed" // the service holds no memory any more for the process of an ended session
+	LeaseLong       EventKind = "lease-long"       // a session has waited long for a buffer that another session has leased
+	WriterDied      EventKind = "writer-died"      // a session ended and left incomplete content that other sessions could read
+	DriverError     EventKind = "driver-error"     // the driver or the system failed to allocate or to free memory
 	ChannelMade     EventKind = "channel-made"
 	ChannelClosed   EventKind = "channel-closed"
-	ChannelFailed   EventKind = "channel-failed"  // its shared memory is corrupt, or cannot be used
-	FrameDoubted    EventKind = "frame-doubted"   // a consumer found a frame that contradicts itself
-	SubscriberSlow  EventKind = "subscriber-slow" // a consumer is as far behind as its channel lets it be
+	ChannelFailed   EventKind = "channel-failed"  // the channel's shared memory is corrupt, or cannot be used
+	FrameDoubted    EventKind = "frame-doubted"   // a consumer found a frame with contradictory data
+	SubscriberSlow  EventKind = "subscriber-slow" // frames that one consumer has not taken or not released have filled the channel for long
 )
 
-// EventKinds has every kind, in the order in which documents have them.
+// EventKinds returns every kind, in the order of the documentation.
 func EventKinds() []EventKind {
 	return []EventKind{PoolMade, PoolDestroyed, PoolFull, LimitMet, SessionBegan, SessionEnded, MemoryReclaimed, LeaseLong, WriterDied, DriverError,
 		ChannelMade, ChannelClosed, ChannelFailed, FrameDoubted, SubscriberSlow}
 }
 
-// Trouble says whether an operator may have to act on an event of the kind.
+// Trouble reports whether an operator may have to act on an event of kind k.
 func (k EventKind) Trouble() bool {
 	switch k {
 	case PoolFull, LimitMet, LeaseLong, WriterDied, DriverError, ChannelFailed, FrameDoubted, SubscriberSlow:
@@ -74,40 +75,40 @@ type SessionEnding string
 
 // How sessions end.
 const (
-	SessionLeft     SessionEnding = "left"     // the client closed it
-	SessionLost     SessionEnding = "lost"     // the connection broke without a word: the process was killed, or ended without closing
-	SessionFailed   SessionEnding = "error"    // the service ended it because of what the client did
-	SessionClosed   SessionEnding = "closed"   // an operator ended it
-	SessionShutdown SessionEnding = "shutdown" // the service ended
+	SessionLeft     SessionEnding = "left"     // the client closed the session
+	SessionLost     SessionEnding = "lost"     // the connection broke: the client's process was killed, or ended without closing the session
+	SessionFailed   SessionEnding = "error"    // the service ended the session because of an error of the client
+	SessionClosed   SessionEnding = "closed"   // an operator ended the session
+	SessionShutdown SessionEnding = "shutdown" // the service shut down
 )
 
-// SessionEndings has every way in which sessions end.
+// SessionEndings returns every value of SessionEnding.
 func SessionEndings() []SessionEnding {
 	return []SessionEnding{SessionLeft, SessionLost, SessionFailed, SessionClosed, SessionShutdown}
 }
 
-// EventPage is a page of what happened.
+// EventPage is one page of a list of events.
 type EventPage struct {
-	// Events in the order of their numbers.
+	// Events has the events of the page, in the order of their numbers.
 	Events []HistoryEvent
-	// Next is the number after which the next page begins.
+	// Next is a number of an event: the next page begins with the event after Next.
 	Next uint64
-	// Lost is how many events after the number that was asked for are forgotten.
+	// Lost is the number of events that the caller asked for and that the service has already forgotten.
 	Lost uint64
 }
 
-// Counts is what happened to a service in its life so far, in numbers.
+// Counts has counters of a service since the service started.
 type Counts struct {
 	// Events counts all events by kind, including events that the service did not report one by one.
 	Events map[EventKind]uint64
-	// Endings counts sessions by how they ended.
+	// Endings counts the ended sessions by the way in which they ended.
 	Endings map[SessionEnding]uint64
-	// Waiting is how many requests wait now, by what they wait for: "room", "buffer", "name", "pool", "channel".
+	// Waiting is the number of requests that wait now, by the thing that they wait for: "room", "buffer", "name", "pool", "channel".
 	Waiting map[string]int
-	// Reclaims is how long memory was held for the processes of ended sessions.
+	// Reclaims counts how long the service held memory, a timeline or a slot for the process of an ended session.
 	Reclaims Durations
-	// DriverCalls and DriverErrors count what the service asked the driver or the system for, and what failed: "create", "allocate", "export",
-	// "free", "close", of pools and blocks.
+	// DriverCalls counts the calls to the driver or the system by name, and DriverErrors counts the calls that failed. The names are
+	// "create" and "close" for pools, and "allocate", "export" and "free" for blocks.
 	DriverCalls, DriverErrors map[string]uint64
 }
 
@@ -115,6 +116,6 @@ type Counts struct {
 type Durations struct {
 	Count uint64
 	Sum   time.Duration
-	// Buckets maps a greatest duration to the number of durations that are not longer.
+	// Buckets maps an upper bound to the number of durations that are not longer than the bound.
 	Buckets map[time.Duration]uint64
 }

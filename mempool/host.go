@@ -20,10 +20,11 @@ import (
 	"github.com/poolbridge/poolbridge/mempool/hostmem"
 )
 
-// hostBackend is memory of a memfd. Every process that has the descriptor maps the whole pool once, and a block is an offset.
+// hostBackend makes memory in a memfd. Every process that has the file descriptor maps the whole pool once. The export of a block is an
+// offset.
 var hostBackend = Backend{Kind: Host, Probe: probeHost, Create: newHostArena, Open: openHostArena}
 
-// hostSeals fix a memfd's size. Otherwise a process could shrink it, and accesses of other processes would end with SIGBUS.
+// hostSeals fix the size of a memfd. Otherwise a process could shrink the memfd, and accesses of other processes would end with SIGBUS.
 const hostSeals = unix.F_SEAL_SHRINK | unix.F_SEAL_GROW | unix.F_SEAL_SEAL
 
 func probeHost(device string) error {
@@ -92,8 +93,8 @@ func mapHost(f *os.File, size uint64) ([]byte, error) {
 	return mem, nil
 }
 
-// HostError wraps the error of a system call in a sentinel of this package, depending on whether a limit or memory is exhausted or the call
-// failed for another reason.
+// HostError wraps the error of a system call with a sentinel of this package. The sentinel says whether the call reached a limit, found no
+// memory, or failed for another reason.
 func HostError(call string, err error) error {
 	sentinel := ErrInternal
 	switch {
@@ -114,7 +115,7 @@ func HostError(call string, err error) error {
 	return fmt.Errorf("%w: %w", sentinel, os.NewSyscallError(call, err))
 }
 
-// memoryError wraps an error of package hostmem in a sentinel of this package.
+// memoryError wraps an error of package hostmem with a sentinel of this package.
 func memoryError(err error) error {
 	switch _, short := errors.AsType[*hostmem.Shortage](err); {
 	case short:
@@ -135,8 +136,8 @@ func (a *hostArena) InUse() (uint64, error) {
 	return a.used, nil
 }
 
-// hostPart is how many bytes are allocated in the kernel at a time. Other allocations and page faults of the pool wait meanwhile, for some 10
-// ms. After a signal the kernel gives the pages of the part back, and the part begins again.
+// hostPart is how many bytes one call of fallocate(2) allocates. During the call, other allocations and page faults of the pool wait, for
+// about 10 ms. If a signal interrupts the call, the kernel frees the pages that the call has allocated, and this process repeats the call.
 const hostPart = 32 << 20
 
 func (a *hostArena) Allocate(ctx context.Context, size uint64) (Allocation, error) {
@@ -144,7 +145,7 @@ func (a *hostArena) Allocate(ctx context.Context, size uint64) (Allocation, erro
 	if err != nil {
 		return nil, err
 	}
-	// Allocate the pages now. Otherwise missing memory would be a SIGBUS in the process that touches a page first.
+	// Allocate the pages now. Otherwise, when memory is short, the first process that touches a page would get a SIGBUS.
 	took := uint64(0)
 	err = a.memory.Take(size, hostPart, func(at, n uint64) error {
 		if ctx.Err() != nil {
@@ -161,7 +162,7 @@ func (a *hostArena) Allocate(ctx context.Context, size uint64) (Allocation, erro
 		if took > 0 {
 			err = errors.Join(err, a.punch(off, took))
 		}
-		a.put(span{off, size}) // even if punch failed: nobody has written to the range
+		a.put(span{off, size}) // even if punch failed: no process has written to the range
 		return nil, err
 	}
 	return &hostAllocation{hostMemory: hostMemory{a.mem[off : off+size : off+size]}, arena: a, off: off}, nil
@@ -249,8 +250,8 @@ func (h *hostAllocation) Export() (Export, error) {
 	return Export{Data: binary.LittleEndian.AppendUint64(nil, h.off)}, nil
 }
 
-// Free frees the pages, so that the next owner of the range gets zeros. After Last there is no next owner: the pages then stay until the
-// last process unmaps the file.
+// Free frees the pages, so that the next owner of the range gets zeros. After a call of Last, the range has no next owner, and the pages
+// stay until the last process unmaps the file.
 func (h *hostAllocation) Free() error {
 	size := uint64(len(h.mem))
 	if h.arena.lasts.Load() {
@@ -294,7 +295,7 @@ func (h hostMemory) Pointer() uintptr   { return uintptr(unsafe.Pointer(unsafe.S
 func (h hostMemory) Queue() Queue       { return CPU }
 func (h hostMemory) Synchronize() error { return nil }
 
-// importedHostArena is the memfd of another process, mapped in this one.
+// importedHostArena is the memfd of another process, mapped in this process.
 type importedHostArena struct{ mem []byte }
 
 func openHostArena(p PoolInfo, x Export) (ImportedArena, error) {

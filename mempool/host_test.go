@@ -41,7 +41,7 @@ func TestAMemfdTooLargeForTheMachineIsATypedError(t *testing.T) {
 	}
 }
 
-// stopping is a context that ends when it was asked n times.
+// stopping is a context whose Err returns nil n times, and then errStopped.
 type stopping struct {
 	context.Context
 	asked, n int
@@ -90,7 +90,7 @@ func TestFreedPagesComeBackAsZeros(t *testing.T) {
 	require.NoError(t, m.Free())
 }
 
-// Taken ranges never overlap. When all are put back, the free memory is one range again.
+// Taken ranges never overlap. After the test has put all ranges back, the free memory is one range again.
 func TestHostRangesDoNotOverlapAndJoinAgain(t *testing.T) {
 	const pages = 64
 	a := newHost(t, pages*4096)
@@ -135,7 +135,7 @@ func TestAHostAllocationThatFailsTakesNothing(t *testing.T) {
 	m, err := a.Allocate(t.Context(), 4096)
 	require.NoError(t, err)
 	file := a.file
-	a.file, err = os.Open(os.DevNull) // fallocate fails on it
+	a.file, err = os.Open(os.DevNull) // fallocate fails on this file
 	require.NoError(t, err)
 	_, err = a.Allocate(t.Context(), 4096)
 	assert.ErrorIs(t, err, ErrInternal)

@@ -8,9 +8,10 @@ import (
 	"github.com/poolbridge/poolbridge/internal/situation"
 )
 
-// imports are the pools and blocks of services that this process maps. The driver does not count imports: a second import gives the same
-// address, and the first free unmaps it for the whole process. So this process imports each pool and each block once, for all its sessions, and
-// counts the users here. Where a kind's imports serve one GPU only, there is one import for each GPU.
+// imports has the pools and blocks of services that this process maps. The driver does not count imports: a second import of a block
+// returns the same address, and the first free unmaps the block for the whole process. So this process imports each pool and each block
+// once, for all its sessions, and counts the users of each import. If an import of a kind serves only one GPU, this process has one import
+// for each GPU.
 var imports = struct {
 	mu    sync.Mutex
 	pools map[importKey]*ImportedPool
@@ -19,10 +20,10 @@ var imports = struct {
 type importKey struct {
 	epoch Epoch
 	id    uint64
-	other string // UUID of the GPU that the pool is open for, if that is not the pool's own GPU and the kind needs an import for each
+	other string // UUID of the GPU that the import serves; empty if the import serves the pool's own GPU or any GPU
 }
 
-// ImportedPool is a pool of a service that is open in this process. The sessions of the process that use it share it.
+// ImportedPool is a pool of a service that is open in this process. All sessions of this process share an ImportedPool.
 type ImportedPool struct {
 	key    importKey
 	info   PoolInfo
@@ -31,7 +32,7 @@ type ImportedPool struct {
 	blocks map[uint64]*ImportedBlock
 }
 
-// ImportedBlock is a block of an [ImportedPool] that is imported in this process.
+// ImportedBlock is a block of an [ImportedPool]. This process has imported the block.
 type ImportedBlock struct {
 	mapping Mapping
 	pool    *ImportedPool
@@ -40,11 +41,12 @@ type ImportedBlock struct {
 	users   int // guarded by imports.mu
 }
 
-// ImportPool opens a pool of the service with this epoch, for work on a device (an ordinal or a UUID; "" is the pool's own). If that is
-// another GPU, it can access the pool's memory in this process until the pool is closed. The files of x may be closed afterwards.
+// ImportPool opens a pool of the service with epoch e, for work on a device (an ordinal or a UUID; "" means the pool's own device). If
+// device is not the pool's own GPU, device can access the pool's memory in this process until the pool is closed. The caller may close the
+// files of x afterwards.
 //
-// Errors: [ErrUnavailable] if this process cannot use the pool's device, or, naming both GPUs, if the hardware does not let the other GPU
-// access it; [ErrInvalid] if the export is not that of such a pool.
+// Errors: [ErrUnavailable] if this process cannot use the pool's device, or if the hardware does not let device access the pool's memory
+// (the text then names both GPUs); [ErrInvalid] if x is not the export of the pool that info describes.
 func ImportPool(e Epoch, info PoolInfo, x Export, device string) (*ImportedPool, error) {
 	imports.mu.Lock()
 	defer imports.mu.Unlock()
@@ -55,7 +57,7 @@ func ImportPool(e Epoch, info PoolInfo, x Export, device string) (*ImportedPool,
 	return p, nil
 }
 
-// importPool does what ImportPool does, for a caller that holds imports.mu.
+// importPool does the same as ImportPool. The caller holds imports.mu.
 func importPool(e Epoch, info PoolInfo, x Export, device string) (*ImportedPool, error) {
 	backend, err := info.Kind.backend()
 	if err != nil {
@@ -88,7 +90,8 @@ func importPool(e Epoch, info PoolInfo, x Export, device string) (*ImportedPool,
 	return p, nil
 }
 
-// apart returns the UUID of the GPU for which a pool needs its own import, or "" if it shares the import of the pool's own GPU.
+// apart returns the UUID of device if the pool needs a separate import for device. It returns "" if the import for the pool's own GPU can
+// also serve device.
 func (b Backend) apart(info PoolInfo, device string) (string, error) {
 	if b.OpenFor == nil || device == "" {
 		return "", nil
@@ -111,9 +114,9 @@ func (b Backend) openOn(info PoolInfo, x Export, other string) (ImportedArena, e
 	return b.Open(info, x)
 }
 
-// Block imports a block, or returns the existing import of this process. x may be nil if there is one.
+// Block imports a block, or returns the existing import of this process. If this process has an import of the block, x may be nil.
 //
-// Errors: [ErrInvalid] if the export is not that of a block of this pool, [ErrNotFound] if there is no import and x is nil.
+// Errors: [ErrInvalid] if x is not the export of a block of this pool, [ErrNotFound] if there is no import and x is nil.
 func (p *ImportedPool) Block(id, size uint64, x *Export) (*ImportedBlock, error) {
 	imports.mu.Lock()
 	defer imports.mu.Unlock()
@@ -134,8 +137,8 @@ func (p *ImportedPool) Block(id, size uint64, x *Export) (*ImportedBlock, error)
 	return b, nil
 }
 
-// Memory returns the block mapped for reading, or for reading and writing. It is valid while the block is in use. Where the kind of memory
-// cannot be read-only, both are the same.
+// Memory returns the block's mapping for reading and writing if write is true, and the mapping for reading otherwise. The result is valid
+// while the block is in use. If memory of the kind cannot be mapped read-only, both mappings are the same.
 func (b *ImportedBlock) Memory(write bool) (Memory, error) {
 	imports.mu.Lock()
 	defer imports.mu.Unlock()
@@ -146,7 +149,8 @@ func (b *ImportedBlock) Memory(write bool) (Memory, error) {
 	return m, nil
 }
 
-// Close ends one use of the block. The last use unmaps it. If that fails, the use continues and Close can be called again.
+// Close ends one use of the block. After the last use, Close unmaps the block. If the driver fails to unmap the block, the use continues,
+// and the caller can call Close again.
 func (b *ImportedBlock) Close() error {
 	imports.mu.Lock()
 	defer imports.mu.Unlock()
@@ -161,7 +165,7 @@ func (b *ImportedBlock) Close() error {
 	return b.pool.leave()
 }
 
-// Close ends one use of the pool. The pool is closed when its last use and its last block have ended.
+// Close ends one use of the pool. The pool closes when its last use and the last use of its blocks have ended.
 func (p *ImportedPool) Close() error {
 	imports.mu.Lock()
 	defer imports.mu.Unlock()

@@ -23,21 +23,22 @@ type PoolInfo struct {
 
 // LeaseInfo is what the service tells a client about a lease. It is plain data.
 type LeaseInfo struct {
-	// ID is never reused within an epoch. The lease of a frame has none: 0.
+	// ID is never reused within an epoch. The lease of a frame has no ID: the field is 0.
 	ID uint64
-	// Buffer is never reused within an epoch. Generation counts the uses of the block. Frames use a buffer again and again.
+	// Buffer is the id of the buffer. The id is never reused within an epoch, but many frames can use the same buffer. Generation counts
+	// the uses of the block.
 	Buffer, Generation uint64
 	Write              bool
 	Pool               uint64
-	// Block is never reused within an epoch. BlockBytes is its size.
+	// Block is the id of the block, which is never reused within an epoch. BlockBytes is the size of the block.
 	Block, BlockBytes uint64
 	// Bytes is the size of the buffer, which begins at the beginning of its block.
 	Bytes  uint64
 	Tensor Tensor
-	// Wait has the fences that are not reached yet and must be before the memory is used.
+	// Wait has the fences that were not reached yet. All of them must be reached before the memory is used.
 	Wait []Fence
-	// Event is the interprocess event that came with the content, if any. EventOnly means that no fence in Wait implies the event, so
-	// the reader must wait for it.
+	// Event is the handle of the interprocess event that came with the content, or nil. EventOnly means that no fence in Wait comes after
+	// the event, so the reader must wait for the event itself.
 	Event     []byte
 	EventOnly bool
 }
@@ -51,13 +52,14 @@ type Stats struct {
 // PoolStats is the accounting of a pool at one moment, in bytes. Reserved = Leased + Cached + Held.
 type PoolStats struct {
 	Pool PoolInfo
-	// Reserved is the bytes of all blocks. Leased is those of blocks that buffers use, Cached those of blocks that are free for use, and
-	// Held those of blocks that are being recalled or freed, or wait for a process to end.
+	// Reserved is the size of all blocks. Leased is the size of the blocks that buffers use. Cached is the size of the blocks that are free
+	// for use. Held is the size of the other blocks: the service is recalling or freeing them, or waits until a process has ended.
 	Reserved, Leased, Cached, Held uint64
-	// Used is the bytes that the buffers asked for.
+	// Used is the size of all buffers.
 	Used uint64
 	// Blocks is the number of blocks.
 	Blocks int
-	// Session and User are the bytes that count for the asking session and for its user; 0 if the service itself asks.
+	// Session is the number of bytes that count for the session that asks for the Stats. User is the number of bytes that count for the
+	// session's user. Both are 0 if the service itself asks.
 	Session, User uint64
 }

@@ -17,32 +17,32 @@ import (
 // Kind says where a pool's memory comes from.
 type Kind string
 
-// The kinds of memory. [Kind.Probe] finds out which ones a machine supports.
+// The kinds of memory. [Kind.Probe] finds out which kinds a machine supports.
 const (
 	// Device is a CUDA memory pool that is exported as a POSIX file descriptor.
 	Device Kind = "device"
-	// Host is a memfd. It needs no GPU and no driver.
+	// Host is the memory of a memfd. Host needs no GPU and no driver.
 	Host Kind = "host"
 )
 
-// Backend is all that the rest of this package knows about a kind of memory: how to make it, and how to map it in another process.
+// Backend describes one kind of memory to the rest of this package: how to make the memory, and how to map it in another process.
 type Backend struct {
 	Kind Kind
 	// Probe returns an error if the device cannot have pools of this kind. The error wraps ErrUnavailable and names what is missing.
 	Probe func(device string) error
-	// Create makes the memory of a new pool. It takes memory of the machine only through the second argument.
+	// Create makes the memory of a new pool. Create takes memory of the CPU only through its second argument.
 	Create func(PoolSpec, *hostmem.Memory) (Arena, error)
 	// Open maps a pool that another process created.
 	Open func(PoolInfo, Export) (ImportedArena, error)
-	// OpenFor maps such a pool for another GPU than the pool's own, with a separate import. other is that GPU's UUID. nil for a kind
-	// whose imports can be extended to other GPUs: see [ImportedArena].Reach.
+	// OpenFor maps a pool of another process for a GPU that is not the pool's own GPU, with a separate import. The argument other is the
+	// UUID of that GPU. OpenFor is nil if the imports of the kind can be extended to other GPUs: see [ImportedArena].Reach.
 	OpenFor func(p PoolInfo, x Export, other string) (ImportedArena, error)
 }
 
-// backends is the registry of kinds. A new kind is one file and one entry here.
+// backends is the registry of kinds. A new kind needs one source file and one entry in this list.
 var backends = []Backend{deviceBackend, vmmBackend, legacyBackend, pinnedBackend, hostBackend}
 
-// Register adds a kind of memory, for tests and for programs with their own kinds. Call it before any other use of this package, for
+// Register adds a kind of memory, for tests and for programs with their own kinds. Call Register before any other use of this package, for
 // example in an init function.
 func Register(b Backend) { backends = append(backends, b) }
 
@@ -54,7 +54,7 @@ func (k Kind) backend() (Backend, error) {
 	return backends[i], nil
 }
 
-// Kinds returns every kind that this package knows, whether this machine supports it or not.
+// Kinds returns every kind that this package knows, also the kinds that this machine does not support.
 func Kinds() []Kind {
 	kinds := make([]Kind, len(backends))
 	for i, b := range backends {
@@ -63,9 +63,9 @@ func Kinds() []Kind {
 	return kinds
 }
 
-// Probe returns an error if pools of kind k cannot be made here on the device (an ordinal, a UUID, or "" for the first).
+// Probe returns an error if this process cannot make pools of kind k on the device (an ordinal, a UUID, or "" for the first GPU).
 //
-// Errors: [ErrUnavailable], naming what is missing; [ErrInvalid] for an unknown kind.
+// Errors: [ErrUnavailable] with a text that names what is missing; [ErrInvalid] for an unknown kind.
 func (k Kind) Probe(device string) error {
 	b, err := k.backend()
 	if err != nil {
@@ -78,27 +78,28 @@ func (k Kind) Probe(device string) error {
 type Arena interface {
 	// Device returns the device of the memory.
 	Device() DeviceInfo
-	// Granularity returns the number of bytes of which every allocation is a multiple. It is a power of two.
+	// Granularity returns a power of two in bytes. The size of every allocation is a multiple of this number.
 	Granularity() uint64
-	// Export returns what another process needs, once, before it maps allocations of this arena. The arena owns the files.
+	// Export returns the data and files that another process needs once, before that process maps allocations of this arena. The arena owns
+	// the files.
 	Export() Export
-	// Allocate allocates size bytes, a multiple of Granularity. If that takes long, the end of ctx stops it.
-	// Errors: ErrOutOfMemory, the context's.
+	// Allocate allocates size bytes; size is a multiple of Granularity. If the allocation takes long, the end of ctx stops it.
+	// Errors: ErrOutOfMemory, the context's error.
 	Allocate(ctx context.Context, size uint64) (Allocation, error)
-	// InUse returns how many bytes are allocated, according to the source of the memory.
+	// InUse returns how many bytes are allocated, according to the source of the memory (such as the driver).
 	InUse() (uint64, error)
-	// Close frees the memory. All allocations must be freed before, except those whose Free has failed.
+	// Close frees the memory. The caller must have freed all allocations, except the allocations whose Free has failed.
 	Close() error
 }
 
-// Lasting is an [Arena] that clears freed memory for its next owner. A process that still maps the memory sees the cleared memory.
+// Lasting is an [Arena] that clears memory when the memory is freed. A process that still maps freed memory then reads zeros.
 type Lasting interface {
-	// Last says that the arena allocates nothing any more. Memory that is freed from now on keeps its content.
+	// Last tells the arena that no caller will allocate any more. Memory that is freed after this call keeps its content.
 	Last()
 }
 
-// NewArena makes the allocator of a pool without the service: nothing counts its allocations, shares them or uses them again. It takes memory of
-// the CPU through memory. Call it directly only to measure the cost of a kind.
+// NewArena makes the allocator of a pool without a service: no service counts its allocations, shares them or uses them again. NewArena
+// takes memory of the CPU through the parameter memory. Call NewArena directly only to measure the cost of a kind.
 //
 // Errors: [ErrInvalid], [ErrUnavailable] if this machine does not support the kind, [ErrOutOfMemory].
 func NewArena(spec PoolSpec, memory *hostmem.Memory) (Arena, error) {
@@ -121,7 +122,7 @@ func NewArena(spec PoolSpec, memory *hostmem.Memory) (Arena, error) {
 	return arena, nil
 }
 
-// adviseWithoutGPU adds advice to an error that says that there is no driver or no GPU.
+// adviseWithoutGPU adds advice to an error if the error says that there is no driver or no GPU.
 func adviseWithoutGPU(err error) error {
 	if !errors.Is(err, cuda.ErrNoDriver) && !errors.Is(err, cuda.ErrNoDevice) {
 		return err
@@ -134,55 +135,57 @@ type Allocation interface {
 	Memory
 	// Export returns what another process needs to map this allocation. The allocation owns the files.
 	Export() (Export, error)
-	// Free returns the memory to the arena. If it fails, the arena still counts the memory, and Free may be called again.
+	// Free returns the memory to the arena. If Free fails, the arena still counts the memory, and the caller may call Free again.
 	Free() error
 }
 
-// ImportedArena is an arena of another process that is open in this one.
+// ImportedArena is an arena of another process that is open in this process.
 type ImportedArena interface {
-	// Import imports one allocation of size bytes. Errors: ErrInvalid if the export is not that of an allocation of so many bytes.
+	// Import imports one allocation of size bytes. Errors: ErrInvalid if x is not the export of an allocation of size bytes.
 	Import(x Export, size uint64) (Mapping, error)
-	// Reach lets another GPU (an ordinal or a UUID) access all present and future mappings in this process. It is not called for kinds with
-	// [Backend.OpenFor], which have a separate import for each GPU. Errors: ErrUnavailable, naming both GPUs, if the hardware does not allow it.
+	// Reach lets another GPU (an ordinal or a UUID) access all present and future mappings in this process. For a kind with
+	// [Backend.OpenFor], Reach does nothing: such a kind has a separate import for each GPU. Errors: ErrUnavailable if the hardware does
+	// not let the GPU access the memory; the text of the error names both GPUs.
 	Reach(device string) error
-	// Close closes the arena. All mappings must be closed before.
+	// Close closes the arena. The caller must have closed all mappings.
 	Close() error
 }
 
-// Mapping is an allocation of another process, imported into this one.
+// Mapping is an allocation of another process that this process has imported.
 type Mapping interface {
-	// Memory returns the allocation mapped for reading, or for reading and writing. Each mapping is made at the first call that asks
-	// for it. Where the kind cannot be mapped read-only, both are the same.
+	// Memory returns the mapping for reading and writing if write is true, and the mapping for reading otherwise. The first call for a
+	// mapping makes that mapping. If memory of the kind cannot be mapped read-only, both mappings are the same.
 	Memory(write bool) (Memory, error)
 	// Close unmaps the allocation.
 	Close() error
 }
 
-// Memory is memory that this process can access. Offsets are bytes from its beginning, and the caller has checked them.
+// Memory is memory that this process can access. Offsets are in bytes from the beginning of the memory. The caller must check offsets.
 type Memory interface {
-	// CopyFrom copies src to the memory at off. The caller may change src when it returns. Later work in the memory's queue sees the
-	// data.
+	// CopyFrom copies src to the memory at off. The caller may change src after CopyFrom has returned. Later work in the memory's queue
+	// sees the data.
 	CopyFrom(off uint64, src []byte) error
 	// CopyTo waits for the work in the memory's queue, copies the memory at off to dst, and returns when dst is filled.
 	CopyTo(dst []byte, off uint64) error
-	// Fill sets n bytes at off to b. Later work in the memory's queue sees them.
+	// Fill sets n bytes at off to b. Later work in the memory's queue sees the new bytes.
 	Fill(off, n uint64, b byte) error
-	// Bytes returns the memory for the CPU, or nil if the CPU cannot access it.
+	// Bytes returns the memory for the CPU, or nil if the CPU cannot access the memory.
 	Bytes() []byte
-	// Pointer returns the memory's address. For memory on a GPU it is a CUDA device pointer.
+	// Pointer returns the memory's address. For memory on a GPU, the address is a CUDA device pointer.
 	Pointer() uintptr
-	// Queue returns the queue in which this package works on the memory. Its work must be done before the memory is freed or unmapped.
+	// Queue returns the queue in which this package works on the memory. The work in the queue must be done before the memory is freed or
+	// unmapped.
 	Queue() Queue
-	// Synchronize returns when all work that this package started on the memory is done. A transfer does not need it: see
+	// Synchronize returns when all work that this package started on the memory is done. A transfer does not need Synchronize: see
 	// [Clock.Signal].
 	Synchronize() error
 }
 
 // Export is what another process needs to map a pool or a block.
 type Export struct {
-	// Data is bytes whose meaning the kind defines.
+	// Data has bytes. The kind of memory defines their meaning.
 	Data []byte
-	// Files are file descriptors that are sent along with Data, in this order.
+	// Files has the file descriptors to send together with Data, in this order.
 	Files []*os.File
 }
 

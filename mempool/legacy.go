@@ -12,16 +12,15 @@ import (
 	"github.com/poolbridge/poolbridge/mempool/hostmem"
 )
 
-// Legacy is memory of a GPU that is shared by a handle of 64 bytes (cuIpcGetMemHandle). Any channel that carries bytes can carry the
-// handle.
-// The memory lives only as long as the service.
+// Legacy is memory of a GPU that is shared by a handle of 64 bytes (cuIpcGetMemHandle). Programs can send the handle to each other like any
+// other bytes. The memory lives only as long as the service.
 const Legacy Kind = "legacy"
 
 var legacyBackend = Backend{Kind: Legacy, Probe: probeLegacy, Create: newLegacyArena, Open: openLegacyArena,
 	OpenFor: openLegacyArenaFor}
 
-// legacyGranularity is the driver's granularity for such memory, in bytes. Smaller allocations would share a block with others, and the
-// handle of one would give access to all of them.
+// legacyGranularity is the driver's granularity for memory of this kind, in bytes. Smaller allocations would share one block of the driver,
+// and the handle of one allocation would give access to the whole block.
 const legacyGranularity = 2 << 20
 
 func probeLegacy(name string) error {
@@ -40,7 +39,7 @@ func legacyOf(d cuda.Device) error {
 	return nil
 }
 
-// legacyArena allocates from the driver directly.
+// legacyArena allocates memory directly from the driver, without a pool.
 type legacyArena struct {
 	*gpu
 	used atomic.Uint64
@@ -95,8 +94,8 @@ func (l *legacyAllocation) Free() error {
 	return nil
 }
 
-// importedLegacyArena opens blocks of another process's legacyArena, for one GPU. The driver maps the memory of a handle only for the
-// device of the context that opens it. Peer access between contexts does not extend to it.
+// importedLegacyArena opens blocks of another process's legacyArena, for one GPU. The driver maps the memory of a handle only for the GPU
+// of the context that opens the handle. Peer access between contexts does not include this memory.
 type importedLegacyArena struct {
 	*gpu  // the GPU that works on the memory
 	owner cuda.Device

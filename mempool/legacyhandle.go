@@ -11,33 +11,34 @@ import (
 	"github.com/poolbridge/poolbridge/internal/situation"
 )
 
-// ErrOwnerDead is joined with [ErrUnavailable] if the process of a legacy handle is gone, and with it the memory.
+// ErrOwnerDead is joined with [ErrUnavailable] if the process that owns the memory of a legacy handle is gone. The memory is then gone too.
 var ErrOwnerDead = errors.New("the process that owns the memory is gone")
 
-// ErrSecondContext is joined with [ErrUnavailable] if the driver refuses to open a legacy handle in a context that is not the primary one
-// of its device. It refuses while memory of the same block is open in the primary one.
+// ErrSecondContext is joined with [ErrUnavailable] if the driver refuses to open a legacy handle in a context that is not the primary
+// context of the GPU. The driver refuses as long as memory of the same block is open in the primary context.
 var ErrSecondContext = errors.New("not in a second context")
 
-// HandleBytes is the length of a driver's handle, and LegacyHandleBytes that of a [LegacyHandle].
+// HandleBytes is the length of a driver's handle, and LegacyHandleBytes is the length of a [LegacyHandle], both in bytes.
 const (
 	HandleBytes       = len(cuda.IPCMemHandle{})
 	LegacyHandleBytes = HandleBytes + 8
 )
 
-// LegacyHandle identifies memory in other processes while the owning process lives. The driver's handle identifies a whole block, so the
-// offset of the memory in the block is part of the LegacyHandle.
+// LegacyHandle identifies memory to other processes, as long as the process that owns the memory lives. The driver's handle identifies a
+// whole block, so the offset of the memory in the block is part of the LegacyHandle.
 type LegacyHandle struct {
 	Handle cuda.IPCMemHandle
 	// Offset is the offset of the memory from the beginning of the block, in bytes.
 	Offset uint64
 }
 
-// AppendBinary appends the handle's 72 bytes: the driver's 64, and the offset, little-endian.
+// AppendBinary appends the 72 bytes of h: the 64 bytes of the driver's handle, and the offset in little-endian order.
 func (h LegacyHandle) AppendBinary(b []byte) []byte {
 	return binary.LittleEndian.AppendUint64(append(b, h.Handle[:]...), h.Offset)
 }
 
-// ParseLegacyHandle reads the 72 bytes that AppendBinary wrote, or only the driver's 64, with an offset of 0.
+// ParseLegacyHandle reads the 72 bytes that AppendBinary wrote, or only the 64 bytes of a driver's handle. Without the other 8 bytes, the
+// offset is 0.
 //
 // Errors: [ErrInvalid].
 func ParseLegacyHandle(b []byte) (h LegacyHandle, err error) {
@@ -52,11 +53,11 @@ func ParseLegacyHandle(b []byte) (h LegacyHandle, err error) {
 	return h, nil
 }
 
-// Open maps size bytes of the memory that the handle identifies. If size is 0, it maps everything from the offset on. The driver counts
-// how often this process has opened a block.
+// Open maps size bytes of the memory that the handle identifies. If size is 0, Open maps the block from the offset to the end. The driver
+// counts how often this process has opened a block.
 //
-// Errors: [ErrUnavailable] with [ErrOwnerDead], with [ErrSecondContext], or in the process that owns the memory; [ErrInvalid] for bytes
-// that are not a handle, and for memory outside of the block.
+// Errors: [ErrUnavailable] with [ErrOwnerDead] or [ErrSecondContext], and [ErrUnavailable] alone if this process owns the memory;
+// [ErrInvalid] for bytes that are not a handle, and for memory outside of the block.
 func (h LegacyHandle) Open(ctx *cuda.Context, size uint64) (*OpenedHandle, error) {
 	base, err := ctx.OpenIPCMem(h.Handle)
 	if err != nil {
@@ -79,7 +80,8 @@ func (h LegacyHandle) Open(ctx *cuda.Context, size uint64) (*OpenedHandle, error
 	return o, nil
 }
 
-// openError returns the error for a handle that cannot be opened. The driver has one result for dead owners and for second contexts.
+// openError returns the error for a handle that cannot be opened. The driver returns the same result for a dead owner and for a second
+// context.
 func (h LegacyHandle) openError(ctx *cuda.Context, err error) error {
 	if errors.Is(err, cuda.ErrInvalidHandle) && !ctx.Primary() {
 		if opens, failed := h.opensInPrimary(ctx.Device()); opens {
@@ -96,8 +98,8 @@ func (h LegacyHandle) openError(ctx *cuda.Context, err error) error {
 	return importError("open a legacy handle", err)
 }
 
-// opensInPrimary reports whether the device's primary context opens a handle that another context did not open. Then the owner is alive.
-// An error means that the handle could not be closed again.
+// opensInPrimary reports whether the device's primary context opens a handle that another context did not open. If opens is true, the owner
+// is alive. An error means that opensInPrimary opened the handle, but could not close it.
 func (h LegacyHandle) opensInPrimary(d cuda.Device) (opens bool, err error) {
 	primary, err := d.Retain()
 	if err != nil {
@@ -111,7 +113,8 @@ func (h LegacyHandle) opensInPrimary(d cuda.Device) (opens bool, err error) {
 	return true, insist(func() error { return primary.CloseIPCMem(base) })
 }
 
-// OpenedHandle is memory of another process that was opened by its legacy handle. The garbage collector closes a forgotten one.
+// OpenedHandle is memory of another process that was opened by its legacy handle. If a program loses an OpenedHandle without a call of
+// Close, the garbage collector closes it.
 type OpenedHandle struct {
 	ptr       cuda.DevicePtr
 	size      uint64
@@ -125,13 +128,14 @@ func (o *OpenedHandle) Ptr() cuda.DevicePtr { return o.ptr }
 // Size returns the memory's size in bytes.
 func (o *OpenedHandle) Size() uint64 { return o.size }
 
-// Close unmaps the memory. Work that uses it must be done. Closing again does nothing, but if Close fails, the next call tries again.
+// Close unmaps the memory. Work that uses the memory must be done. If Close fails, the next call tries again. After a success, more calls
+// do nothing.
 func (o *OpenedHandle) Close() error {
 	o.forgotten.Stop()
 	return o.end()
 }
 
-// untilDone returns a function that calls f until f has succeeded once.
+// untilDone returns a function that calls f, and that does nothing once f has succeeded.
 func untilDone(f func() error) func() error {
 	var mu sync.Mutex
 	done := false

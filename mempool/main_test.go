@@ -10,7 +10,7 @@ import (
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
-// patience is longer than any test. A wait that reaches it would hang without it.
+// patience limits waits of tests. It is longer than any test takes, so only a wait that hangs reaches this limit.
 const patience = time.Hour
 
 func random(n int, seed uint64) []byte {

@@ -7,32 +7,34 @@ import (
 	"sync"
 )
 
-// Order is the order of work on a lease's memory: what must happen before the memory is used, and which work of this process uses it. The
-// zero value has nothing to wait for.
+// Order is the order of work on a lease's memory: what must happen before the memory is used, and which work of this process uses the
+// memory. The zero value waits for nothing.
 type Order struct {
 	// Pages returns the page of a timeline.
 	Pages func(ctx context.Context, timeline uint64) (*Page, error)
-	// Clock returns the clock that makes fences of this process's own work.
+	// Clock returns the clock that makes fences for this process's own work.
 	Clock func(ctx context.Context) (*Clock, error)
 
 	mu      sync.Mutex
 	wait    []Fence          // fences that must be reached before the memory is used
-	strict  bool             // a fence whose process died before it reached it is an error, not just reached
-	told    map[any]struct{} // keys of the queues that wait for these fences
+	strict  bool             // a fence that will never be reached is an error; otherwise it counts as reached
+	told    map[any]struct{} // keys of the queues that wait for the fences in wait
 	ready   readyEvent
-	opened  []*Event         // events to be closed with the Order
-	vouched Queue            // a queue that comes after the event of a transfer with EventOnly
+	opened  []*Event         // events that Close must close
+	vouched Queue            // the queue that waits for the event of a transfer with EventOnly; nil without such a transfer
 	used    bool             // work of this package on the memory may be running
-	given   map[any]struct{} // keys of the queues that come after that work
+	given   map[any]struct{} // keys of the queues that wait for this work
 }
 
-// Begin sets the fences to wait for. A lease for reading needs complete content, so it is strict.
+// Begin sets the fences that must be reached before the memory is used. A lease for reading sets strict, because a reader needs complete
+// content.
 func (o *Order) Begin(wait []Fence, strict bool) { o.wait, o.strict = wait, strict }
 
 // Before makes later work in the queue wait for everything that must happen before the memory is used.
 //
-// Errors: the context's, if it ends while the CPU waits; if that is its deadline, the error is also [ErrBusy]. [ErrContentFailed] or
-// [ErrProducerDied], if the content will never be complete. [ErrUnavailable], if this process cannot open an event that it must wait for.
+// Errors: the context's error, if the context ends while the CPU waits; with [ErrBusy], if the context's deadline has passed.
+// [ErrContentFailed] or [ErrProducerDied], if the content will never be complete. [ErrUnavailable], if this process cannot open an event
+// that it must wait for.
 func (o *Order) Before(ctx context.Context, q Queue) error {
 	o.mu.Lock()
 	defer o.mu.Unlock()
@@ -73,7 +75,7 @@ func (o *Order) Before(ctx context.Context, q Queue) error {
 	return nil
 }
 
-// one makes the queue wait for one fence. over reports whether no other queue needs to wait for it any more.
+// one makes the queue wait for one fence. The result over reports whether no other queue needs to wait for the fence any more.
 func (o *Order) one(ctx context.Context, q Queue, t Fence) (over bool, err error) {
 	page, err := o.Pages(ctx, t.Timeline)
 	if err != nil {
@@ -88,12 +90,13 @@ func (o *Order) one(ctx context.Context, q Queue, t Fence) (over bool, err error
 		over = err == nil && q.orderKey() == nil
 	}
 	if errors.Is(err, ErrContentFailed) && !o.strict {
-		return true, nil // the process that used the memory before does nothing more
+		return true, nil // a lease for writing needs no complete content
 	}
 	return over, err
 }
 
-// Check returns an error if content that queues have waited for is not complete. A stream that waits continues if its writer dies or fails.
+// Check returns an error if the content that queues have waited for will never be complete. A stream that waits for content continues
+// without an error if the writer of the content dies or fails.
 //
 // Errors: [ErrContentFailed], [ErrProducerDied].
 func (o *Order) Check(ctx context.Context) error {
@@ -148,7 +151,8 @@ func (o *Order) Give(ctx context.Context, own, q Queue) error {
 	return err
 }
 
-// AwaitAccess returns when the memory can be accessed by its address, unless a queue was made to wait for that.
+// AwaitAccess waits until the caller may access the memory by its address. It does not wait for anything that a queue was already made to
+// wait for.
 //
 // Errors: as [Order.Before].
 func (o *Order) AwaitAccess(ctx context.Context, m Memory) error {
@@ -166,7 +170,7 @@ func (o *Order) AwaitAccess(ctx context.Context, m Memory) error {
 	return nil
 }
 
-// Use notes that this package began work on the memory in the memory's own queue.
+// Use notes that this package has begun work on the memory in the memory's own queue.
 func (o *Order) Use() {
 	o.mu.Lock()
 	defer o.mu.Unlock()
@@ -174,11 +178,13 @@ func (o *Order) Use() {
 	clear(o.given)
 }
 
-// Ready returns the one fence after which the content is complete, or nil if it is complete already. If there are several queues, the first one
-// waits for the others. If c has a fence of the caller's own, or only an event, Ready waits for all other work itself: a queue must not wait for
-// a fence that its owner may never reach.
+// Ready returns the one fence after which the content is complete, or nil if the content is complete already. If several queues work on the
+// content, Ready makes the first queue wait for the other queues. If c.Ready is a fence, Ready itself waits for the work in all queues, and
+// returns c.Ready: a queue must not wait for this fence, because the caller may never reach the fence. If c.EventOnly is set, Ready also
+// waits for the work in all queues, and returns nil.
 //
-// Errors: [ErrInvalid] for an event that was not recorded or cannot be used in this way.
+// Errors: [ErrInvalid] if the fields of c contradict each other, or if the event was not recorded or cannot mark the completion of the
+// content.
 func (o *Order) Ready(ctx context.Context, own Queue, c Completion) (*Fence, error) {
 	if err := c.possible(); err != nil {
 		return nil, err
@@ -215,7 +221,8 @@ func (o *Order) Ready(ctx context.Context, own Queue, c Completion) (*Fence, err
 	return o.joined(ctx, queues)
 }
 
-// joined makes one fence of the present work of several queues, or returns nil if all is done. The first queue waits for the others.
+// joined makes one fence for the work that is now in several queues, or returns nil if all work is done. The first queue waits for the
+// other queues.
 func (o *Order) joined(ctx context.Context, queues []Queue) (*Fence, error) {
 	clock, err := o.Clock(ctx)
 	if err != nil {
@@ -233,8 +240,8 @@ func (o *Order) joined(ctx context.Context, queues []Queue) (*Fence, error) {
 	return clock.Signal(queues[0])
 }
 
-// queues returns the queues whose work the memory waits for: the named ones, and the memory's own queue if this package has work in it
-// that no named queue waits for.
+// queues returns the queues that may still have work on the memory: the named queues, the memory's own queue if it has work of this package
+// that no named queue waits for, and the queue in o.vouched.
 func (o *Order) queues(own Queue, named []Queue) (queues []Queue) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
@@ -255,7 +262,8 @@ func (o *Order) queues(own Queue, named []Queue) (queues []Queue) {
 	return queues
 }
 
-// Ended notes that the memory was transferred with c. From now on the memory is only read, after ready is reached.
+// Ended notes that the memory was transferred with c. From now on, this process only reads the memory, and only after the fence ready is
+// reached.
 func (o *Order) Ended(ready *Fence, c Completion) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
@@ -268,8 +276,8 @@ func (o *Order) Ended(ready *Fence, c Completion) {
 	}
 }
 
-// After makes the fences that end the use of the memory: one for this package's work in the memory's own queue, and one for each queue in
-// others.
+// After makes the fences after which this process no longer uses the memory: one fence for this package's work in the memory's own queue,
+// and one for each queue in others.
 func (o *Order) After(ctx context.Context, own Queue, others ...Queue) ([]Fence, error) {
 	queues := o.queues(own, others)
 	if len(queues) == 0 {
@@ -292,8 +300,8 @@ func (o *Order) After(ctx context.Context, own Queue, others ...Queue) ([]Fence,
 	return done, nil
 }
 
-// AfterOne is like [Order.After], but makes only one fence, or returns nil if nothing is left to wait for. If there are several queues, the
-// first one waits for the others.
+// AfterOne is like [Order.After], but makes only one fence, or returns nil if no work is left to wait for. If there are several queues,
+// AfterOne makes the first queue wait for the other queues.
 func (o *Order) AfterOne(ctx context.Context, own Queue, others ...Queue) (*Fence, error) {
 	queues := o.queues(own, others)
 	if len(queues) == 0 {

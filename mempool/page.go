@@ -21,27 +21,29 @@ import (
 	"github.com/poolbridge/poolbridge/internal/situation"
 )
 
-// The memory of a timeline: the words, and for each word why the content of its fences has failed.
+// The sizes in a timeline's memory. The words come first, then one text for each word. The text says why the content of the word's fences
+// has failed.
 const (
 	wordBytes = TimelineWords * 8
 	pageBytes = wordBytes + TimelineWords*MaxReasonBytes
 )
 
-// MaxReasonBytes is how many bytes of a reason [Clock.Fail] keeps.
+// MaxReasonBytes is the greatest number of bytes that [Clock.Fail] keeps of a reason.
 const MaxReasonBytes = 256
 
-// Page is a timeline that is mapped in this process. Streams and CPUs of several processes write its words and wait for them.
+// Page is a timeline that is mapped in this process. Streams and CPUs of several processes write words of the page and wait for words of
+// the page.
 type Page struct {
 	mem   []byte
 	write bool
 	gpu   registration
 
-	life    sync.RWMutex // read-locked by users of a page that may be unmapped meanwhile, locked to unmap it
-	closing atomic.Bool  // these users must stop now
+	life    sync.RWMutex // read-locked while a caller uses the page, locked by Close to unmap the page
+	closing atomic.Bool  // Close has begun: calls of Await must return now
 	closed  bool
 }
 
-// NewPage makes a timeline's memory, mapped for writing, and its file. Its size is fixed. See [SealPage].
+// NewPage makes a timeline's memory, mapped for writing, and the file of the memory. The file has a fixed size. See [SealPage].
 //
 // Errors: [ErrOutOfMemory], [ErrLimit], [ErrUnavailable].
 func NewPage() (*Page, *os.File, error) {
@@ -64,13 +66,13 @@ func NewPage() (*Page, *os.File, error) {
 	return p, f, nil
 }
 
-// SealPage seals f so that nobody can map it for writing any more. Existing mappings stay writable.
+// SealPage seals f so that no process can map f for writing any more. Existing mappings stay writable.
 //
-// Errors: [ErrInvalid] if the client has sealed the file in a way that prevents this.
+// Errors: [ErrInvalid] if the client has already sealed the file so that no more seals can be added.
 func SealPage(f *os.File) error {
 	const wanted = unix.F_SEAL_FUTURE_WRITE | unix.F_SEAL_SEAL
 	_, err := unix.FcntlInt(f.Fd(), unix.F_ADD_SEALS, wanted)
-	if errors.Is(err, unix.EPERM) { // the client has the file too, and may have sealed it
+	if errors.Is(err, unix.EPERM) { // the client has the file too, and may have sealed the file
 		var seals int
 		if seals, err = unix.FcntlInt(f.Fd(), unix.F_GET_SEALS, 0); err == nil && seals&wanted != wanted {
 			return situation.Of(ErrInvalid, "the client sealed the file of its timeline with F_SEAL_SEAL (seals %#x), so that the service "+
@@ -99,10 +101,10 @@ func mapPage(f *os.File, write bool) (*Page, error) {
 	return &Page{mem: mem, write: write}, nil
 }
 
-// MapPage maps a timeline of a service: the session's own one for writing, before it is sealed, and any other one for reading. The file
-// may be closed afterwards.
+// MapPage maps a timeline of a service. A session maps its own timeline for writing before the file is sealed, and other timelines for
+// reading. The caller may close the file afterwards.
 //
-// Errors: [ErrInvalid] if the file is not that of a timeline.
+// Errors: [ErrInvalid] if x does not have the file of a timeline.
 func MapPage(x Export, write bool) (*Page, error) {
 	if len(x.Files) != 1 {
 		return nil, situation.Of(ErrInvalid, "a timeline comes with one file descriptor, this one with %d", len(x.Files))
@@ -127,13 +129,14 @@ func (p *Page) word(i uint64) *atomic.Uint64 {
 	return (*atomic.Uint64)(unsafe.Pointer(&p.mem[i%TimelineWords*8]))
 }
 
-// Load returns a word.
+// Load returns the value of a word.
 func (p *Page) Load(word uint64) uint64 { return p.word(word).Load() }
 
-// Passed reports whether a wait for a word to become value ends now: the value is reached, or the word's writer is gone.
+// Passed reports whether a wait for a word to become value ends now: the word has reached value, or will never reach value.
 func (p *Page) Passed(word, value uint64) bool { return passed(p.Load(word), value) }
 
-// Failed reports whether a fence will never be reached, although waits for it end: its writer is gone, or has said that the content failed.
+// Failed reports whether waits for a fence end although the fence will never be reached: the page's writer is gone, or has said that the
+// content failed.
 func (p *Page) Failed(word, value uint64) bool {
 	now := p.Load(word)
 	return passed(now, value) && !kept(now, value)
@@ -144,14 +147,14 @@ func (p *Page) reasonOf(word uint64) []byte {
 	return p.mem[at : at+MaxReasonBytes]
 }
 
-// Reason returns why content with a fence of the word failed, as the page's writer said, or "" if the writer said nothing. The result
-// is one line of UTF-8. The text comes from another process.
+// Reason returns the reason that the page's writer gave for failed content of the word's fences, or "" if the writer gave no reason. The
+// result is one line of UTF-8. The text comes from another process.
 func (p *Page) Reason(word uint64) string {
 	text, _, _ := bytes.Cut(bytes.Clone(p.reasonOf(word)), []byte{0})
 	return oneLine(string(text))
 }
 
-// oneLine replaces what is not UTF-8 and characters that are not printable.
+// oneLine replaces invalid UTF-8 with U+FFFD, and characters that are not printable with spaces.
 func oneLine(text string) string {
 	return strings.Map(func(r rune) rune {
 		if !unicode.IsPrint(r) {
@@ -161,8 +164,8 @@ func oneLine(text string) string {
 	}, strings.ToValidUTF8(text, "\uFFFD"))
 }
 
-// fail ends every wait for values that a word has not reached, and says why. The first reason of a word stays. It returns false if the word
-// has reached value.
+// fail ends every wait for values that a word has not reached, and stores the reason. A second reason does not replace the first. If the
+// word has reached value, fail returns false.
 func (p *Page) fail(word, value uint64, reason string) bool {
 	w := p.word(word)
 	slot := p.reasonOf(word)
@@ -179,15 +182,15 @@ func (p *Page) fail(word, value uint64, reason string) bool {
 			}
 			copy(slot, cmp.Or(reason, "no reason given"))
 		}
-		if w.CompareAndSwap(now, letGo+now) { // after the reason, which readers look for when the wait has ended
+		if w.CompareAndSwap(now, letGo+now) { // after the reason is stored: readers read the reason when their wait has ended
 			futexWake(p.futex(word))
 			return true
 		}
-		slot[0] = 0 // the word has moved on, perhaps past value
+		slot[0] = 0 // another goroutine or a GPU has changed the word, which may have reached value
 	}
 }
 
-// raise sets a word to value if it is less, and wakes the threads that sleep on it.
+// raise sets a word to value if the word is less than value, and wakes the threads that sleep on the word.
 func (p *Page) raise(word, value uint64) {
 	w := p.word(word)
 	for {
@@ -202,7 +205,7 @@ func (p *Page) raise(word, value uint64) {
 	futexWake(p.futex(word))
 }
 
-// LetGo ends every wait for a word of the page, because the page's writer is gone. It returns the values that the words had.
+// LetGo ends every wait for a word of the page, because the page's writer is gone. LetGo returns the values that the words had reached.
 func (p *Page) LetGo() (last [TimelineWords]uint64) {
 	for i := range uint64(TimelineWords) {
 		w := p.word(i)
@@ -213,19 +216,19 @@ func (p *Page) LetGo() (last [TimelineWords]uint64) {
 	return last
 }
 
-// futex returns the half of a word on which threads sleep.
+// futex returns the half of a word on which waiting threads sleep.
 func (p *Page) futex(word uint64) *uint32 {
 	return (*uint32)(unsafe.Pointer(p.word(word))) // the low half, because the machine is little-endian
 }
 
-// How Await waits. A GPU that writes a word wakes no thread, so every sleep has a limit.
+// How often Await spins and how long it sleeps. A GPU that writes a word wakes no thread, so every sleep has a limit.
 const (
 	spins      = 200
 	firstSleep = 20 * time.Microsecond
 	longSleep  = 2 * time.Millisecond
 )
 
-// use begins a use of a page that may be unmapped. p.life.RUnlock ends it.
+// use begins a use of the page, so that Close does not unmap the page meanwhile. The caller ends the use with p.life.RUnlock.
 func (p *Page) use(timeline uint64) error {
 	p.life.RLock()
 	if p.closed {
@@ -241,8 +244,8 @@ func unmapped(timeline uint64) error {
 
 // Await returns when the fence of this timeline is reached.
 //
-// Errors: [ErrContentFailed] or [ErrProducerDied] if it never will be reached, [ErrStale] if the page is closed meanwhile; the context's, at its deadline with
-// [ErrBusy].
+// Errors: [ErrContentFailed] or [ErrProducerDied] if the fence will never be reached, [ErrStale] if the page is closed; the context's
+// error, with [ErrBusy] at the context's deadline.
 func (p *Page) Await(ctx context.Context, t Fence) error {
 	if err := p.use(t.Timeline); err != nil {
 		return err
@@ -268,7 +271,7 @@ func (p *Page) Await(ctx context.Context, t Fence) error {
 	}
 }
 
-// busy returns the error of a wait for work that ctx ended.
+// busy returns the error of a wait for work, after ctx has ended the wait.
 func busy(ctx context.Context, format string, args ...any) error {
 	err := situation.Ended(ctx)
 	if errors.Is(err, context.DeadlineExceeded) {
@@ -277,7 +280,7 @@ func busy(ctx context.Context, format string, args ...any) error {
 	return err
 }
 
-// lost returns why a fence will never be reached. now is its word.
+// lost returns the error that says why a fence will never be reached. The parameter now is the value of the fence's word.
 func (p *Page) lost(t Fence, now uint64) error {
 	if reason := p.Reason(t.Word); reason != "" {
 		return situation.Of(ErrContentFailed, "its producer says: %s", reason)
@@ -286,7 +289,8 @@ func (p *Page) lost(t Fence, now uint64) error {
 		t.Word, t.Timeline, t.Value, now%letGo)
 }
 
-// seen reports whether the fence is reached. err is ErrContentFailed or ErrProducerDied if it never will be.
+// seen reports whether no wait for the fence is needed any more. If the fence will never be reached, seen returns true with
+// ErrContentFailed or ErrProducerDied. If the page is closed, seen returns ErrStale.
 func (p *Page) seen(t Fence) (bool, error) {
 	if err := p.use(t.Timeline); err != nil {
 		return false, err
@@ -302,8 +306,8 @@ func (p *Page) seen(t Fence) (bool, error) {
 	return true, p.lost(t, now)
 }
 
-// Over reports whether no wait for the fence is needed any more: it is reached, or never will be. In the second case failed is
-// ErrContentFailed or ErrProducerDied.
+// Over reports whether no wait for the fence is needed any more: the fence is reached or will never be reached, or the page is closed. If
+// the fence will never be reached, the result failed is ErrContentFailed or ErrProducerDied.
 func (p *Page) Over(t Fence) (over bool, failed error) {
 	over, err := p.seen(t)
 	if errors.Is(err, ErrContentFailed) {
@@ -312,11 +316,11 @@ func (p *Page) Over(t Fence) (over bool, failed error) {
 	return over || err != nil, failed
 }
 
-// Idle reports whether no stream of this process uses the page.
+// Idle reports whether Close can unmap the page without waiting for streams of this process.
 func (p *Page) Idle() bool { return p.gpu.idle() }
 
-// Close unmaps the page, unless the driver fails to unregister it. Waits on the CPU for its words end with an error. Close waits for queues that
-// use them.
+// Close unmaps the page, unless the driver fails to unregister the page. Waits on the CPU for words of the page end with an error. Close
+// waits until queues that use words of the page have done their work.
 func (p *Page) Close() error {
 	p.closing.Store(true)
 	p.life.Lock()

@@ -9,8 +9,8 @@ import (
 	"github.com/poolbridge/poolbridge/mempool/hostmem"
 )
 
-// Pinned is memory of the host, on the NUMA node closest to a GPU. The CPU and the GPU access it at the same address. It is a CUDA memory
-// pool, like kind [Device].
+// Pinned is memory of the host, on the NUMA node closest to a GPU. The CPU and the GPU access this memory at the same address. The memory
+// comes from a CUDA memory pool, as memory of kind [Device] does.
 const Pinned Kind = "pinned"
 
 var pinnedBackend = Backend{Kind: Pinned, Probe: probePinned, Create: newPinnedArena, Open: openPinnedArena}
@@ -70,7 +70,7 @@ func newPinnedArena(spec PoolSpec, memory *hostmem.Memory) (Arena, error) {
 	return pinnedArena{a, memory}, nil
 }
 
-// Allocate takes the memory in one part, because the driver allocates it at once.
+// Allocate takes the memory in one part, because one call of the driver allocates all of it.
 func (a pinnedArena) Allocate(ctx context.Context, size uint64) (Allocation, error) {
 	var d *deviceAllocation
 	err := a.memory.Take(size, size, func(uint64, uint64) error {
@@ -112,7 +112,7 @@ func (p pinnedMemory) Synchronize() error {
 // importedPinnedArena is a pinnedArena of another process.
 type importedPinnedArena struct {
 	*importedDeviceArena
-	refused map[cuda.Device]error // why a GPU cannot access the memory
+	refused map[cuda.Device]error // the GPUs that cannot access the memory, with the reasons
 }
 
 func openPinnedArena(p PoolInfo, x Export) (_ ImportedArena, err error) {
@@ -130,8 +130,8 @@ func openPinnedArena(p PoolInfo, x Export) (_ ImportedArena, err error) {
 		return nil, deviceError("find the GPUs that are to reach memory of the host", err)
 	}
 	a := importedPinnedArena{d, make(map[cuda.Device]error)}
-	// Access to a pool is granted in each process. For a pool of the host, the driver grants no access to a second GPU once a block of the pool is
-	// mapped. So all GPUs get access here.
+	// Each process must give GPUs access to a pool. After a block of a pool on the host is mapped, the driver gives no other GPU access. So
+	// give all GPUs access now.
 	for _, g := range gpus {
 		if err := a.pool.SetAccess(g, cuda.AccessReadWrite); err != nil {
 			a.refused[g] = deviceError(fmt.Sprintf("let GPU %d reach memory of the host", g.Ordinal()), err)

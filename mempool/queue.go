@@ -2,18 +2,19 @@ package mempool
 
 import "context"
 
-// Queue does work in order: a stream of a GPU, or the CPU. A transfer does not wait for queues: it makes them wait for words and write
-// words.
+// Queue is a stream of a GPU, or the CPU. A Queue does its work in order. A transfer does not wait for the work in queues: it makes the
+// queues wait for words and write words.
 type Queue interface {
-	// wait makes later work in the queue wait for a fence of page. Errors: the context's and ErrProducerDied, from queues that wait
-	// in the call itself.
+	// wait makes later work in the queue wait for a fence of page. Errors, if the call itself waits: the context's error, ErrContentFailed,
+	// ErrProducerDied.
 	wait(ctx context.Context, page *Page, t Fence) error
-	// signal makes page reach the fence when the present work of the queue is done. ErrUnavailable if the queue cannot do it.
+	// signal makes page reach the fence when the present work of the queue is done. The error is ErrUnavailable if the queue cannot write
+	// words.
 	signal(page *Page, t Fence) error
 	// synchronize returns when the present work of the queue is done.
 	synchronize() error
-	// orderKey identifies the order of the queue's work. Queues with the same key are in order with each other. nil: work is done
-	// when the call that asks for it returns.
+	// orderKey identifies the order of the queue's work. The work of all queues with the same key is in one common order. nil means that
+	// every call does its work before the call returns.
 	orderKey() any
 }
 

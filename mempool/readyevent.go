@@ -4,18 +4,19 @@ import "errors"
 
 // readyEvent is the interprocess event that came with a lease's content. Order.mu guards it.
 type readyEvent struct {
-	handle []byte // nil: no event came
-	device string // GPU on which it is opened
-	alone  bool   // no fence implies the event, so it must be waited for
-	event  *Event // nil: not opened yet
+	handle []byte // nil if no event came
+	device string // GPU on which the event is opened
+	alone  bool   // no fence comes after the event, so queues must wait for the event itself
+	event  *Event // nil if the event is not opened yet
 }
 
-// Expect notes the event that came with the content of memory on a GPU. alone means that no fence implies it.
+// Expect notes the event that came with the content of memory on a GPU. If alone is true, no fence comes after the event.
 func (o *Order) Expect(handle []byte, alone bool, device string) {
 	o.ready = readyEvent{handle: handle, alone: alone, device: device}
 }
 
-// Event returns the event that came with the content, or nil if none came. It opens the event, which stays open while the lease lasts.
+// Event returns the event that came with the content, or nil if no event came. The first call opens the event, which stays open while the
+// lease lasts.
 //
 // Errors: as [OpenEvent].
 func (o *Order) Event() (*Event, error) {
@@ -24,7 +25,7 @@ func (o *Order) Event() (*Event, error) {
 	return o.openEvent()
 }
 
-// openEvent does what Event does, for a caller that holds o.mu.
+// openEvent does the same as Event. The caller holds o.mu.
 func (o *Order) openEvent() (*Event, error) {
 	r := &o.ready
 	if r.event != nil || r.handle == nil {
@@ -41,7 +42,7 @@ func (o *Order) openEvent() (*Event, error) {
 	return e, nil
 }
 
-// Close ends the use of the memory and closes its events.
+// Close ends the use of the memory and closes the events that o has opened.
 func (o *Order) Close() error {
 	o.mu.Lock()
 	defer o.mu.Unlock()

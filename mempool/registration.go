@@ -8,7 +8,7 @@ import (
 	"github.com/poolbridge/poolbridge/internal/situation"
 )
 
-// registration registers a page with the driver, once for all its users in the process.
+// registration registers a page with the driver, once for all users of the page in this process.
 type registration struct {
 	mu      sync.Mutex
 	host    *cuda.HostRegistration
@@ -16,7 +16,7 @@ type registration struct {
 	streams map[*cuda.Stream]struct{}
 }
 
-// address returns the address of a word of the page for the GPU of a queue. It registers the page at the first call.
+// address returns the address of a word of the page for the GPU of a queue. The first call registers the page.
 //
 // Errors: [ErrUnavailable] if the driver cannot register the page.
 func (r *registration) address(p *Page, q *streamQueue, word uint64) (cuda.DevicePtr, error) {
@@ -40,8 +40,8 @@ func (r *registration) address(p *Page, q *streamQueue, word uint64) (cuda.Devic
 	return r.host.DevicePtr() + cuda.DevicePtr(word*8), nil
 }
 
-// idle reports whether the registration can end without waiting. No stream may use the page, and all device streams must be done, because
-// the driver ends a registration only when the whole device is idle.
+// idle reports whether close can end the registration without waiting. For this, the streams that use the page and all device streams must
+// have finished their work, because the driver ends a registration only when the whole device is idle.
 func (r *registration) idle() bool {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -56,8 +56,8 @@ func (r *registration) idle() bool {
 	return deviceStreamsIdle()
 }
 
-// close waits for the streams that use the page, which must not vanish under them, and ends the registration. free reports whether the
-// driver has unregistered the page.
+// close waits for the streams that use the page, and then ends the registration. The page must not be unmapped while a stream uses it. The
+// result free reports whether the page is not registered any more.
 func (r *registration) close() (free bool, err error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()

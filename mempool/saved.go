@@ -10,24 +10,25 @@ import (
 // SavedVersion is the version of the format of [Saved].
 const SavedVersion = 1
 
-// Saved says where a published buffer is, in a form that a file can hold. It is for scripts, and for programs that are not clients of a
-// service. Memory of kind [Legacy] can be opened with a Saved alone. The other kinds are shared by file descriptors, which a file cannot
-// hold: for those it names the service to ask.
+// Saved says where a published buffer is, in a form that a file can hold. A Saved is for scripts, and for programs that are not clients of
+// a service. A program can open memory of kind [Legacy] with a Saved alone. Processes share memory of the other kinds by file descriptors,
+// which a file cannot hold. For these kinds, a Saved names the service that the program must ask for the buffer.
 type Saved struct {
 	Version int    `json:"poolbridge"`
 	Kind    Kind   `json:"kind"`
 	Device  string `json:"device,omitempty"` // UUID
-	// Bytes is the size of the buffer. The fields below describe its content.
+	// Bytes is the size of the buffer. DType, Shape, Strides and ByteOffset describe the content of the buffer.
 	Bytes   uint64   `json:"bytes"`
 	DType   DType    `json:"dtype"`
 	Shape   []uint64 `json:"shape"`
 	Strides []int64  `json:"strides,omitempty"`
 	// ByteOffset is the offset of the first element from the beginning of the buffer.
 	ByteOffset uint64 `json:"byte_offset,omitempty"`
-	// Handle is set for kind legacy: the driver's 64 bytes, and the offset of the buffer in the block that they open. In JSON it is
-	// base64.
+	// Handle is set for kind legacy only. It has the 64 bytes of the driver's handle, and the offset of the buffer in the block that the
+	// handle opens. In JSON, Handle is in base64.
 	Handle []byte `json:"handle,omitempty"`
-	// Socket and Name say where to ask for the buffer. Epoch is the life of the service in which it was saved.
+	// Socket is the socket of the service, and Name is the name of the buffer. Epoch is the epoch of the service in which the Saved was
+	// made.
 	Socket string `json:"socket,omitempty"`
 	Name   string `json:"name,omitempty"`
 	Epoch  string `json:"epoch,omitempty"`
@@ -61,7 +62,8 @@ func (s Saved) Validate() error {
 	return err
 }
 
-// ParseSaved reads a file. It must contain a [Saved] in JSON, or the 64 bytes of a driver's handle, or 72 with an offset.
+// ParseSaved reads the content of a file. The file must contain a [Saved] in JSON, the 64 bytes of a driver's handle, or the 72 bytes of a
+// [LegacyHandle].
 //
 // Errors: [ErrInvalid] for any other file.
 func ParseSaved(file []byte) (s Saved, err error) {
@@ -79,7 +81,7 @@ func ParseSaved(file []byte) (s Saved, err error) {
 
 // Open maps a buffer of kind [Legacy].
 //
-// Errors: [ErrInvalid] for another kind; those of [LegacyHandle.Open].
+// Errors: [ErrInvalid] for another kind; the errors of [LegacyHandle.Open].
 func (s Saved) Open(ctx *cuda.Context) (*OpenedHandle, error) {
 	if s.Kind != Legacy {
 		return nil, situation.Of(ErrInvalid, "memory of kind %q has no handle that a file can hold: get %q from the service on %s", s.Kind, s.Name, s.Socket)

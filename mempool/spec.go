@@ -16,16 +16,19 @@ const MaxNameBytes = 255
 type PoolSpec struct {
 	Name string
 	Kind Kind
-	// Device is an ordinal ("0") or a UUID ("GPU-…"); empty for the first device. It must be empty for kinds without a device.
+	// Device is an ordinal ("0") or a UUID ("GPU-…"). An empty Device means the first GPU. For a kind without a device, Device must be
+	// empty.
 	Device string
-	// MaxBytes is the greatest number of bytes that the pool's blocks take together.
+	// MaxBytes is the greatest number of bytes that all blocks of the pool may take together.
 	MaxBytes uint64
-	// SessionBytes is the greatest number of bytes that count for one session, and UserBytes for all sessions of one user. 0 means no limit. A block
-	// counts for the session that allocated the buffer in it. A free block counts for a process, and so for each of its sessions, if that process
-	// prevents others from getting it: its work on the block is running, a session of it has ended with a lease on the block while the process
-	// lives, or it has not yet given up a mapping that it was asked to give up.
+	// SessionBytes is the greatest number of bytes that may count for one session. UserBytes is the greatest number of bytes that may count
+	// for all sessions of one user together. 0 means no limit. A block counts for the session that allocated the buffer in the block. A
+	// free block counts for a process, and so for each session of the process, if the process prevents other processes from getting the
+	// block. The process prevents this in three cases: its work on the block is still running; one of its sessions has ended with a lease
+	// on the block, and the process still lives; or the service has asked the process to unmap the block, and the process has not done so
+	// yet.
 	SessionBytes, UserBytes uint64
-	// Access lists the users and groups that may use the pool. If it is empty, only the user who creates the pool may use it.
+	// Access lists the users and groups that may use the pool. If Access is empty, only the user who creates the pool may use the pool.
 	Access Access
 }
 
@@ -60,7 +63,7 @@ func (s PoolSpec) Validate() error {
 	return nil
 }
 
-// ValidateName checks a name. what says of what it is the name: a pool, a buffer or a channel.
+// ValidateName checks a name. The parameter what names the thing that has the name, for example "pool", for the text of an error.
 //
 // Errors: [ErrInvalid].
 func ValidateName(what, name string) error {

@@ -14,7 +14,7 @@ func TestNames(t *testing.T) {
 		strings.Repeat("x", MaxNameBytes):     true,
 		"":                                    false,
 		strings.Repeat("x", MaxNameBytes+1):   false,
-		strings.Repeat("é", MaxNameBytes/2+1): false, // bytes count, not letters
+		strings.Repeat("é", MaxNameBytes/2+1): false, // the limit counts bytes, not letters
 		"a\x00b":                              false,
 		"a\nb":                                false,
 		"\x7f":                                false,

@@ -9,13 +9,13 @@ import (
 	"github.com/poolbridge/poolbridge/cuda"
 )
 
-// Memory on the Go heap is copied to and from a GPU through page-locked pieces. While the GPU copies one piece, the CPU copies the next. The bus
-// is fastest with large pieces (51 GB/s in pieces of 2 MiB, 55 in pieces of 16 on an H200). One core copies slower than the bus, so several
-// cores fill a piece together.
+// This package copies memory of the Go heap to and from a GPU through page-locked pieces. While the GPU copies one piece, the CPU copies
+// the next piece. The bus is fastest with large pieces (on an H200: 51 GB/s with pieces of 2 MiB, 55 GB/s with pieces of 16 MiB). One core
+// copies slower than the bus, so several cores fill a piece together.
 const (
 	largePiece  = 16 << 20
 	largePieces = 4
-	fetchBytes  = 4 << 20 // bytes copied from the GPU at a time, while the CPU empties the piece before
+	fetchBytes  = 4 << 20 // bytes copied from the GPU at a time, while the CPU empties the previous piece
 	smallPiece  = 256 << 10
 	smallPieces = 8
 )
@@ -27,23 +27,24 @@ type stagingPlan struct {
 	copying
 }
 
-// plan is the plan of device streams that are opened from now on. With it, frames of 16 MiB reached 0.95 to 0.99 of the rate of copies without
-// staging, on the host of an H200. That host's processor has fast string copies (FSRM), and Go uses them. They write through the caches, while
-// on many other processors Go writes past the caches from one mebibyte on. On that host, writing past them was slower (0.82), and so were two
-// streams in turn (0.86) and pieces of 4 MiB (0.87). 12 goroutines were no faster than 8 (0.94).
+// plan is the staging plan of device streams that are opened from now on. With this plan, on a host with an H200, copies of frames of 16
+// MiB reached 0.95 to 0.99 of the rate of copies without staging. The processor of this host has fast string copies (FSRM). Go uses these
+// copies, which write through the caches. On many other processors, a Go copy of one mebibyte or more bypasses the caches. On the measured
+// host, copies that bypass the caches were slower (0.82), and so were two streams in turn (0.86) and pieces of 4 MiB (0.87). 12 goroutines
+// were no faster than 8 goroutines (0.94).
 var plan = stagingPlan{
 	piece: largePiece, pieces: largePieces,
 	copying: copying{stripe: 1 << 20, together: 8, vigil: 100 * time.Microsecond},
 }
 
-// staging is the page-locked memory through which a deviceStream copies. It has large pieces, and small ones for small copies.
+// staging is the page-locked memory through which a deviceStream copies. It has large pieces, and small pieces for small copies.
 type staging struct {
 	deviceStream *deviceStream
 	copiers      copiers
 	large, small pieces
 }
 
-// pieces are the pieces of one size. They are used in turn.
+// pieces has the pieces of one size. Copies use these pieces in turn.
 type pieces struct {
 	size uint64
 	most int
@@ -54,7 +55,7 @@ type pieces struct {
 	idle  []*piece // the piece that the GPU finishes first is in front
 }
 
-// piece is page-locked memory, with an event for the end of the GPU's last copy.
+// piece is page-locked memory, with an event that marks the end of the GPU's last copy to or from this memory.
 type piece struct {
 	mem  *cuda.Pinned
 	done *cuda.Event
@@ -70,8 +71,9 @@ func (s *staging) open(l *deviceStream) {
 	}
 }
 
-// take takes an unused piece. It waits for the GPU only if no more pieces may be made. If all pieces are taken it waits for one, or
-// returns nil if wait is false: a caller that holds a piece must not wait for another one.
+// take takes a piece that no caller holds. If the GPU still copies this piece, take makes another piece, or waits for the GPU if no more
+// pieces may be made. If callers hold all pieces, take waits for a piece if wait is true, and returns nil if wait is false: a caller that
+// holds a piece must not wait for another piece.
 func (ps *pieces) take(ctx *cuda.Context, wait bool) (*piece, error) {
 	ps.mu.Lock()
 	for len(ps.idle) == 0 && ps.made == ps.most {
@@ -149,8 +151,8 @@ func (ps *pieces) close() error {
 	return errors.Join(errs...)
 }
 
-// mark records the piece's event after the queued copy. If that fails, it waits for the copy. If that fails too, the piece is lost,
-// because it must not be used again while the copy may run.
+// mark records the piece's event after the queued copy. If the driver fails to record the event, mark waits for the copy. If the wait fails
+// too, mark gives up the piece, because no other copy may use the piece while the queued copy may still run.
 func (s *staging) mark(ps *pieces, p *piece) error {
 	err := p.done.Record(s.deviceStream.stream)
 	if err == nil {
@@ -164,7 +166,7 @@ func (s *staging) mark(ps *pieces, p *piece) error {
 	return err
 }
 
-// close frees the pieces. It keeps those that the driver fails to free. The deviceStream's work must be done.
+// close frees the pieces. It keeps the pieces that the driver fails to free. The deviceStream must have finished its work.
 func (s *staging) close() error {
 	s.copiers.close()
 	return errors.Join(s.large.close(), s.small.close())
@@ -178,7 +180,7 @@ func (s *staging) fitting(n int) *pieces {
 	return &s.large
 }
 
-// copyFrom queues a copy of src. The caller may change src when it returns.
+// copyFrom queues a copy of src. The caller may change src after copyFrom has returned.
 func (l *deviceStream) copyFrom(dst cuda.DevicePtr, src []byte) error {
 	ps := l.staging.fitting(len(src))
 	for len(src) > 0 {
@@ -200,7 +202,8 @@ func (l *deviceStream) copyFrom(dst cuda.DevicePtr, src []byte) error {
 	return nil
 }
 
-// copyTo copies src to dst after the queued work, and returns when dst is filled. While the CPU empties a piece, the GPU fills the next.
+// copyTo copies src to dst after the queued work, and returns when dst is filled. While the CPU empties a piece, the GPU fills the next
+// piece.
 func (l *deviceStream) copyTo(dst []byte, src cuda.DevicePtr) error {
 	ps := l.staging.fitting(len(dst))
 	fetch := func(n int, wait bool) (*piece, error) {

@@ -14,17 +14,17 @@ import (
 // stagedFrame is the size of the frames that BenchmarkStaging copies.
 const stagedFrame = 16 << 20
 
-// plainCopies is the measurement with which the others are compared.
+// plainCopies is the name of the measurement with which the other measurements are compared.
 const plainCopies = "16MiB"
 
-// planOf returns a plan with pieces of this size in MiB, 64 MiB in all, and this number of goroutines.
+// planOf returns a plan with pieces of mib MiB. All pieces together have 64 MiB, and the parameter together is the number of goroutines.
 func planOf(mib, together int) stagingPlan {
 	p := plan
 	p.piece, p.pieces, p.together = uint64(mib)<<20, 64/mib, together
 	return p
 }
 
-// share reports the bandwidth of frames, and its ratio to that of plain copies, if those were measured.
+// share reports the bandwidth of frames, and its ratio to the bandwidth of plain copies if plain copies were measured before.
 func share(b *testing.B, alone *float64) {
 	rate := stagedFrame * float64(b.N) / b.Elapsed().Seconds() / 1e9
 	b.ReportMetric(rate, "GB/s")
@@ -35,8 +35,8 @@ func share(b *testing.B, alone *float64) {
 	}
 }
 
-// BenchmarkStaging measures how fast frames get to a GPU: plain copies, the CPU's part alone and during copies, and whole frames
-// with several plans.
+// BenchmarkStaging measures how fast frames are copied to a GPU. It measures three things: copies from page-locked memory to the GPU;
+// copies of the CPU to page-locked memory, while the GPU is idle and while the GPU copies; and whole copies with several plans.
 func BenchmarkStaging(b *testing.B) {
 	d, err := FindDevice("")
 	if err != nil {
@@ -96,7 +96,7 @@ func (c *dma) frame(b *testing.B, piece uint64, record bool) {
 	c.queued++
 }
 
-// keepBusy queues frames until two are being copied, and returns how many it queued.
+// keepBusy queues frames until two frames are queued or being copied, and returns how many frames it has queued.
 func (c *dma) keepBusy(b *testing.B) (n int) {
 	for {
 		done, err := c.done[c.queued%2].Query()
@@ -159,7 +159,7 @@ func benchmarkCopiesAlone(b *testing.B, ctx *cuda.Context, alone *float64) {
 	require.NoError(b, clock.Quiesce(b.Context()))
 }
 
-// benchmarkFilling fills as much page-locked memory as a deviceStream has, while the GPU is idle and while it copies.
+// benchmarkFilling fills as much page-locked memory as a deviceStream has, while the GPU is idle and while the GPU copies.
 func benchmarkFilling(b *testing.B, ctx *cuda.Context, alone *float64) {
 	src := random(stagedFrame, 1)
 	var to []*cuda.Pinned
@@ -245,13 +245,13 @@ func benchmarkPlan(b *testing.B, alone *float64) {
 	src := random(stagedFrame, 1)
 	buffers := make([]struct {
 		mem  *deviceAllocation
-		done []Fence // fences of the frame before
+		done []Fence // fences of the previous frame in this buffer
 	}, 8)
 	for i := range buffers {
 		buffers[i].mem = take(b, a, stagedFrame)
 	}
 	n := 0
-	send := func() { // in the same order as a lease
+	send := func() { // makes the same calls as a lease, in the same order
 		f := &buffers[n%len(buffers)]
 		n++
 		o := &Order{
@@ -266,7 +266,7 @@ func benchmarkPlan(b *testing.B, alone *float64) {
 		f.done, err = o.After(ctx, f.mem.Queue())
 		require.NoError(b, err)
 	}
-	for range 16 { // after this all page-locked memory is allocated
+	for range 16 { // after these calls, all page-locked memory is allocated
 		send()
 	}
 	require.NoError(b, buffers[0].mem.Synchronize())

@@ -17,7 +17,7 @@ func planned(t testing.TB, p stagingPlan) {
 	t.Cleanup(func() { plan = before })
 }
 
-// smallPlan has so few pieces that all are soon in use. Several goroutines fill a piece.
+// smallPlan has so few pieces that all pieces are soon in use. Several goroutines fill a piece.
 var smallPlan = stagingPlan{
 	piece: 1 << 20, pieces: 3,
 	copying: copying{stripe: 64 << 10, together: 4, vigil: time.Microsecond},

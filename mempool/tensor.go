@@ -14,9 +14,9 @@ const MaxDims = 32
 // Tensor describes how the elements of an array lie in a buffer.
 type Tensor struct {
 	DType DType
-	// Shape is in elements; empty for a scalar.
+	// Shape is in elements. A scalar has an empty Shape.
 	Shape []uint64
-	// Strides are in elements, one for each dimension. They may be negative. nil for C-contiguous.
+	// Strides are in elements, one for each dimension. A stride may be negative. nil means that the array is C-contiguous.
 	Strides []int64
 	// ByteOffset is the offset of the element [0, …, 0] from the beginning of the buffer.
 	ByteOffset uint64
@@ -46,7 +46,7 @@ func (t Tensor) Validate() error {
 
 // Elements returns the number of elements, the product of the shape.
 //
-// Errors: [ErrInvalid] if it is greater than 2⁶³−1.
+// Errors: [ErrInvalid] if the number is greater than 2⁶³−1.
 func (t Tensor) Elements() (uint64, error) {
 	n := uint64(1)
 	if slices.Contains(t.Shape, 0) {

@@ -93,7 +93,7 @@ func TestACloneSharesNothing(t *testing.T) {
 	assert.Equal(t, Tensor{DType: Uint8, Shape: []uint64{2}, Strides: []int64{1}}, a)
 }
 
-// The extent is compared with the end of every element.
+// The test compares the extent with the end of every element.
 func FuzzExtentHoldsEveryElement(f *testing.F) {
 	f.Add(uint64(3), uint64(4), int64(4), int64(1), uint64(0))
 	f.Add(uint64(3), uint64(4), int64(-4), int64(-1), uint64(44))

@@ -14,8 +14,8 @@ import (
 	"github.com/poolbridge/poolbridge/mempool/hostmem"
 )
 
-// VMM is memory of a GPU in separate pieces (cuMemCreate), each with a file descriptor. A reader cannot write the memory, and the
-// descriptor of a block gives access to that block only.
+// VMM is memory of a GPU in separate blocks (cuMemCreate), each with a file descriptor. A process cannot write the memory through a mapping
+// for reading. The file descriptor of a block gives access to this block only.
 const VMM Kind = "vmm"
 
 var vmmBackend = Backend{Kind: VMM, Probe: probeVMM, Create: newVMMArena, Open: openVMMArena}
@@ -83,7 +83,7 @@ type vmmAllocation struct {
 	arena    *vmmArena
 	physical *cuda.Physical
 	mapping  *cuda.Mapping
-	file     *os.File // the export
+	file     *os.File // the file of the export; nil before the first call of Export
 }
 
 func (v *vmmAllocation) Export() (Export, error) {
@@ -98,7 +98,7 @@ func (v *vmmAllocation) Export() (Export, error) {
 }
 
 func (v *vmmAllocation) Free() error {
-	if v.file != nil { // closed first, so that no process gets it any more if the driver fails
+	if v.file != nil { // closed first, so that no process gets the file any more, even if the driver fails to free the block
 		_ = v.file.Close()
 		v.file = nil
 	}
@@ -170,8 +170,8 @@ const (
 
 var viewAccess = [...]cuda.AccessFlags{readView: cuda.AccessReadOnly, writeView: cuda.AccessReadWrite}
 
-// vmmImport is a block of an importedVMMArena. Its physical memory is mapped at one address for reading and at another one for
-// writing. Each mapping is made when it is first needed.
+// vmmImport is a block of an importedVMMArena. The block's physical memory is mapped at one address for reading, and at another address for
+// writing. The first call of Memory for a mapping makes the mapping.
 type vmmImport struct {
 	arena    *importedVMMArena
 	physical *cuda.Physical
@@ -208,7 +208,8 @@ func (m *vmmImport) Close() error {
 	return deviceError("unmap a block", errors.Join(append(errs, m.physical.Close())...))
 }
 
-// readOnlyMemory is memory with a read-only mapping. It refuses writes itself, because the driver's error does not name the reason.
+// readOnlyMemory is memory with a read-only mapping. It refuses writes itself, because the driver's error for a write does not say that the
+// mapping is read-only.
 type readOnlyMemory struct{ deviceMemory }
 
 var errReadOnly = situation.Of(ErrInvalid, "the memory is mapped read-only: ask for a write lease")

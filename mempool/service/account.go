@@ -12,12 +12,14 @@ import (
 
 // This file counts blocks against the limits of a pool for one session (session_bytes) and for one user (user_bytes). A block counts
 //
-//   - while a buffer uses it: for the session that allocated the buffer, and for its user;
-//   - while it is free, but a process keeps others from using it: for that process, and for its user. A process keeps a block after one
-//     of its sessions ended with a lease on the block, until the process is gone; while its work on the block is under way; and from when
-//     it was asked to unmap the block until it has.
+//   - while a buffer uses the block: for the session that allocated the buffer, and for the user of that session;
+//   - while the block is free, but a process keeps other processes from using it: for that process, and for the user of that process.
+//
+// A process keeps a free block in three cases: one of its sessions ended with a lease on the block, and the process still runs; work of
+// the process on the block is under way; the service has asked the process to unmap the block, and the process still maps it.
 
-// account counts the bytes of the blocks of a session's buffers in a pool. Buffers refer to the account also after the session ended.
+// account counts the bytes of the blocks that the buffers of a session use in a pool. Buffers refer to the account even after the session
+// has ended.
 type account struct {
 	pool    *Pool
 	session uint64
@@ -25,7 +27,7 @@ type account struct {
 	bytes   uint64
 }
 
-// add counts a block of size bytes. remove undoes add. Service.mu is held.
+// add counts a block of size bytes. remove undoes add. The caller holds Service.mu.
 func (a *account) add(size uint64) {
 	a.bytes += size
 	a.pool.users.add(a.uid, int(size))
@@ -36,12 +38,12 @@ func (a *account) remove(size uint64) {
 	a.pool.users.add(a.uid, -int(size))
 }
 
-// keeper is a process of a user. The process may keep free blocks that others cannot use. Service.mu guards the keeper.
+// keeper is a process of a user. The process may keep free blocks, which other processes then cannot use. Service.mu guards the keeper.
 type keeper struct {
 	uid      uint32
-	process  uint64           // 0: not known, and the keeper belongs to one session alone
-	sessions int              // how many of its sessions still hold something
-	kept     map[*Pool]uint64 // bytes
+	process  uint64           // 0: the process is not known, and the keeper belongs to one session alone
+	sessions int              // for how many sessions of the process the service still holds something
+	kept     map[*Pool]uint64 // bytes of the free blocks that the process keeps
 }
 
 type keeperKey struct {
@@ -49,7 +51,7 @@ type keeperKey struct {
 	uid     uint32
 }
 
-// keeper returns the keeper of a session that begins. s.mu is held.
+// keeper returns the keeper of a session that begins. The caller holds s.mu.
 func (s *Service) keeper(p mempool.Peer) *keeper {
 	key := keeperKey{p.Process, p.UID}
 	k := s.keepers[key]
@@ -63,21 +65,22 @@ func (s *Service) keeper(p mempool.Peer) *keeper {
 	return k
 }
 
-// leave undoes Service.keeper for a session that holds nothing any more. The last session of a keeper removes it. s.mu is held.
+// leave removes a session from its keeper, once the service holds nothing for the session any more. When the last session of a keeper
+// leaves, leave also deletes the keeper. The caller holds s.mu.
 func (s *Service) leave(k *keeper) {
 	if k.sessions--; k.sessions == 0 && k.process != 0 {
 		delete(s.keepers, keeperKey{k.process, k.uid})
 	}
 }
 
-// keeping says which processes keep a free block. Service.mu guards it.
+// keeping says which processes keep a free block. Service.mu guards keeping.
 type keeping struct {
-	left    smallSet[*Session] // ended sessions that had a lease on it, while their process may still touch it
-	keepers []*keeper          // the processes that it counts for
-	since   uint64             // Pool.lastPending when it became pending; 0: it is not pending
+	left    smallSet[*Session] // ended sessions that had a lease on the block, while their process may still touch the block
+	keepers []*keeper          // the processes that the block counts for
+	since   uint64             // the value of Pool.lastPending when the block became pending; 0: it is not pending
 }
 
-// keeping returns b.kept. The first call makes b.kept. Service.mu is held.
+// keeping returns b.kept. The first call makes b.kept. The caller holds Service.mu.
 func (b *block) keeping() *keeping {
 	if b.kept == nil {
 		b.kept = new(keeping)
@@ -85,8 +88,8 @@ func (b *block) keeping() *keeping {
 	return b.kept
 }
 
-// charge makes b count for exactly the processes that keep b now. fewer says that there are now fewer such processes. Service.mu is
-// held.
+// charge makes b count for exactly the processes that keep b now. The result fewer says that fewer processes keep b than before.
+// The caller holds Service.mu.
 func (p *Pool) charge(b *block) (fewer bool) {
 	if b.kept == nil && len(b.fences) == 0 && b.state != blockRecalling {
 		return false
@@ -125,8 +128,8 @@ func (p *Pool) charge(b *block) (fewer bool) {
 	return fewer
 }
 
-// count adds n, which may be negative, to the bytes that b's keepers keep, and to the bytes that count for their users. Service.mu is
-// held.
+// count adds n, which may be negative, to the bytes that b's keepers keep, and to the bytes that count for their users. The caller holds
+// Service.mu.
 func (p *Pool) count(b *block, n int) {
 	keepers := b.kept.keepers
 	for i, k := range keepers {
@@ -139,15 +142,16 @@ func (p *Pool) count(b *block, n int) {
 	}
 }
 
-// Limits of how many blocks recharge looks at in one call, because all sessions wait for Service.mu meanwhile. Up to fewCharged blocks,
-// it looks at all in every call. Above that, it looks at up to manyCharged, once in a drainRest.
+// These constants limit how many blocks recharge checks in one call, because all sessions wait for Service.mu meanwhile. If at most
+// fewCharged blocks count for processes, every call checks all these blocks. If there are more, only one call in each drainRest checks
+// blocks, up to manyCharged of them.
 const (
 	fewCharged  = 64
 	manyCharged = 1024
 )
 
-// recharge updates which processes keep blocks: nothing tells the service when GPU work ends. With more than manyCharged blocks, it looks
-// at a random part of them. Service.mu is held.
+// recharge updates which processes keep free blocks. It must check the blocks, because nothing tells the service when GPU work ends. If
+// there are more than manyCharged blocks, recharge checks a random part of them. The caller holds Service.mu.
 func (p *Pool) recharge() {
 	if len(p.charged) > fewCharged {
 		if time.Since(p.recharged) < drainRest {
@@ -156,7 +160,7 @@ func (p *Pool) recharge() {
 		p.recharged = time.Now()
 	}
 	left, fewer := manyCharged, false
-	for b := range p.charged { // begins with a random one
+	for b := range p.charged { // the order of the blocks is random
 		if left--; left < 0 {
 			break
 		}
@@ -169,8 +173,8 @@ func (p *Pool) recharge() {
 	}
 }
 
-// watchCharged starts a goroutine that calls recharge every drainRest. It runs while there are blocks that count for a process, and an
-// allocation waits for room or has skipped pending blocks since the last call. Service.mu is held.
+// watchCharged starts a goroutine that calls recharge every drainRest. The goroutine runs while some blocks count for a process, and
+// while an allocation waits for room or has skipped pending blocks since the last call. The caller holds Service.mu.
 func (p *Pool) watchCharged() {
 	if p.watched || len(p.charged) == 0 {
 		return
@@ -188,14 +192,14 @@ func (p *Pool) watchCharged() {
 	})
 }
 
-// counts returns how many bytes in p count for the session, and how many of these are free blocks that its process keeps.
-// Service.mu is held.
+// counts returns how many bytes in p count for the session, and how many of these bytes are in free blocks that the session's process
+// keeps. The caller holds Service.mu.
 func (s *Session) counts(p *Pool) (bytes, kept uint64) {
 	kept = s.keeper.kept[p]
 	return s.account(p).bytes + kept, kept
 }
 
-// chargeable says whether the session may take size bytes more in p. Service.mu is held.
+// chargeable returns an error if the session may not take size more bytes in p. The caller holds Service.mu.
 func (s *Session) chargeable(p *Pool, size uint64) error {
 	if !p.bounded() {
 		return nil
@@ -208,10 +212,10 @@ func (s *Session) chargeable(p *Pool, size uint64) error {
 	return err
 }
 
-// bounded says whether sessions or users have a limit of their own in the pool.
+// bounded says whether the pool has a limit for each session or for each user.
 func (p *Pool) bounded() bool { return p.info.SessionBytes > 0 || p.info.UserBytes > 0 }
 
-// within does the same as chargeable, without a call of recharge. Service.mu is held.
+// within does the same as chargeable, without a call of recharge. The caller holds Service.mu.
 func (s *Session) within(p *Pool, size uint64) error {
 	var err error
 	bytes, kept := s.counts(p)

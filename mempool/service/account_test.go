@@ -12,7 +12,7 @@ import (
 	"github.com/poolbridge/poolbridge/mempool"
 )
 
-// process is a process of a user that makes sessions one after the other, until it is gone.
+// process is a process of a user. It makes one session after the other, until the process is gone.
 type process struct {
 	*testing.T
 	svc  *Service
@@ -29,7 +29,7 @@ func (p process) connect() *Session {
 	return openClient(p, p.svc, p.peer).Session
 }
 
-// leave makes a session of the process that allocates n bytes and ends without a release.
+// leave makes a session of the process. The session allocates n bytes, and ends without a release.
 func (p process) leave(pool *Pool, n uint64) (reclaimed <-chan struct{}) {
 	p.Helper()
 	s := p.connect()
@@ -109,7 +109,7 @@ func TestABlockThatIsAskedBackCountsForThoseWhoStillMapIt(t *testing.T) {
 	checkBooks(t, svc)
 }
 
-// stall releases a session's block with a fence that is not reached.
+// stall allocates and releases a block with a fence that is not reached.
 func stall(t *testing.T, w *worker, p *Pool, n uint64) (block uint64, unreached mempool.Fence) {
 	t.Helper()
 	l := allocate(t, w.Session, p, n)

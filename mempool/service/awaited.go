@@ -1,7 +1,7 @@
 package service
 
 // awaited is a name that requests wait for. Each name has its own signal, so that a publication wakes only the requests that wait for
-// that name. It is guarded by Service.mu.
+// that name. Service.mu guards awaited.
 type awaited struct {
 	signal
 	svc     *Service
@@ -9,7 +9,7 @@ type awaited struct {
 	waiters int
 }
 
-// await begins a wait for a name; awaited.leave ends it. Service.mu is held.
+// await begins a wait for a name; awaited.leave ends the wait. The caller holds Service.mu.
 func (s *Service) await(text string) *awaited {
 	a := s.awaited[text]
 	if a == nil {

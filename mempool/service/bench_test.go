@@ -43,7 +43,7 @@ func BenchmarkGetRelease(b *testing.B) {
 	}
 }
 
-// Requests of one session wait for those of the others: they all take the service's lock.
+// Requests of one session wait for the requests of other sessions, because all requests need the service's lock.
 func BenchmarkAllocateReleaseOfManySessions(b *testing.B) {
 	svc := newService(b)
 	p := createPool(b, open(b, svc), mempool.PoolSpec{Name: "p", Kind: mempool.Host, MaxBytes: 64 << 20})
@@ -72,7 +72,7 @@ func BenchmarkAllocateReleaseOfManySessions(b *testing.B) {
 	})
 }
 
-// BenchmarkListing measures a page of each list of a service with 1,000 sessions and 100,000 buffers that are published.
+// BenchmarkListing measures how long one page of each list takes. The service has 1,000 sessions and 100,000 published buffers.
 func BenchmarkListing(b *testing.B) {
 	const sessions, each = 1000, 100
 	svc := newService(b)
@@ -90,7 +90,7 @@ func BenchmarkListing(b *testing.B) {
 	listing(b, "leases", lister.Leases)
 }
 
-// listing measures the first pages of a list.
+// listing measures how long the first pages of a list take.
 func listing[T any](b *testing.B, what string, list func(after string, most int, into []T) (Page[T], error)) {
 	b.Helper()
 	b.Run(what, func(b *testing.B) {

@@ -18,14 +18,14 @@ type block struct {
 	// mapped are the sessions that were sent the export and have neither dropped the block nor ended. While mapped is not empty, the
 	// block must not be freed.
 	mapped smallSet[*Session]
-	// holds counts the ended sessions that had a lease on the block and whose process may still run and touch it. While there is one, the
-	// block must not be used again. A block with too many fences has one hold more until they are reached.
+	// holds counts the ended sessions that had a lease on the block and whose process may still run and touch it. While holds is not 0, the
+	// block must not be used again. A block with more than maxFences fences has one more hold until these fences are reached.
 	holds    int32
 	state    blockState
-	exported bool     // guarded by exporting, like export
+	exported bool     // the mutex exporting guards exported and export
 	kept     *keeping // nil until a process keeps the block for the first time
-	// fences say when the work of former users on the block is done: its next user must wait for them, and the block must not
-	// be freed before they are reached.
+	// fences say when the work of former users on the block is done. The block's next user must wait for these fences, and the block must
+	// not be freed before they are reached.
 	fences fences
 
 	exporting sync.Mutex
@@ -35,17 +35,17 @@ type block struct {
 type blockState uint8
 
 const (
-	blockLeased    blockState = iota // a buffer uses it
+	blockLeased    blockState = iota // a buffer uses the block
 	blockCached                      // free for use
-	blockHeld                        // free, but the process of an ended session may still touch it
+	blockHeld                        // free, but the process of an ended session may still touch the block
 	blockRecalling                   // to be freed once the sessions that map it have unmapped it
-	blockDraining                    // to be freed once the work on it is done
-	blockFreeing                     // the arena is freeing it
-	blockStuck                       // the arena could not free it
+	blockDraining                    // to be freed once the work on the block is done
+	blockFreeing                     // the arena is freeing the block
+	blockStuck                       // the arena could not free the block
 	blockFreed                       // freed
 )
 
-// exportOnce makes the block's export on the first call and returns the same afterwards.
+// exportOnce makes the block's export on the first call, and returns the same export in later calls.
 func (b *block) exportOnce() (mempool.Export, error) {
 	b.exporting.Lock()
 	defer b.exporting.Unlock()

@@ -8,24 +8,24 @@ import (
 	"github.com/poolbridge/poolbridge/mempool"
 )
 
-// buffer is one use of a block. Service.mu guards it. A service may have a million buffers: keep the struct small.
+// buffer is one use of a block. Service.mu guards buffers. A service may have a million buffers: keep the struct small.
 type buffer struct {
 	id         uint64
 	generation uint64
 	block      *block
 	tensor     *mempool.Tensor // shared with other buffers, and never changed
 	bytes      uint64
-	account    *account // counts its block
+	account    *account // counts the buffer's block
 
 	writer  *Lease
 	readers smallSet[*Lease]
-	names   int32  // how many names hold it
-	frames  int32  // how many channels hold it
-	ready   fences // its content is complete once these are reached
+	names   int32  // how many names hold the buffer
+	frames  int32  // how many channels hold the buffer
+	ready   fences // the content is complete once these fences are reached
 	event   *publishedEvent
 	failed  bool
-	doubted bool     // its writer is gone, and it is not known yet whether a channel has it; if none has, it has failed
-	counted BlockUse // as what the view that is being made has counted its block
+	doubted bool     // the writer is gone, and a channel may have the buffer; if no channel has it, the buffer has failed
+	counted BlockUse // the use that the current view has counted for the buffer's block
 	made    uint32   // seconds after the service began
 	changed signal
 }
@@ -33,10 +33,11 @@ type buffer struct {
 // publishedEvent is an interprocess event that came with a buffer's content.
 type publishedEvent struct {
 	handle  []byte
-	voucher *Lease // its end says that the event's work is done, because no fence does; nil: a fence does
+	voucher *Lease // the end of this lease says that the event's work is done; nil: a fence says so
 }
 
-// told returns the handle of the event that came with the content. alone says that no fence says when the content is complete.
+// told returns the handle of the event that came with the content. The result alone is true if no fence says when the content is
+// complete.
 func (e *publishedEvent) told() (handle []byte, alone bool) {
 	if e == nil {
 		return nil, false
@@ -44,7 +45,7 @@ func (e *publishedEvent) told() (handle []byte, alone bool) {
 	return e.handle, e.voucher != nil
 }
 
-// checkContent marks the buffer as failed if its producer has said that the content failed. Service.mu is held.
+// checkContent marks the buffer as failed if its producer has said that the content failed. The caller holds Service.mu.
 func (b *buffer) checkContent() {
 	for _, t := range b.ready {
 		if !b.failed && t.failed() {
@@ -53,7 +54,8 @@ func (b *buffer) checkContent() {
 	}
 }
 
-// failWith marks the buffer as failed. reason is what the buffer's producer has said, or "" if the producer died. Service.mu is held.
+// failWith marks the buffer as failed. The argument reason is what the buffer's producer has said, or "" if the producer died. The caller
+// holds Service.mu.
 func (b *buffer) failWith(reason string) {
 	b.failed = true
 	if reason != "" {
@@ -61,7 +63,7 @@ func (b *buffer) failWith(reason string) {
 	}
 }
 
-// incomplete returns the error of a buffer that has failed. Service.mu is held.
+// incomplete returns the error of a buffer that has failed. The caller holds Service.mu.
 func (b *buffer) incomplete() error {
 	if reason, ok := b.block.pool.svc.reasons[b.id]; ok {
 		return situation.Of(mempool.ErrContentFailed, "buffer %d is incomplete; its producer says: %s", b.id, reason)
@@ -69,8 +71,8 @@ func (b *buffer) incomplete() error {
 	return situation.Of(mempool.ErrProducerDied, "buffer %d is incomplete: the process that wrote it died before finishing", b.id)
 }
 
-// available returns nil if the buffer can be leased now, ErrBusy if a later lease may be possible, and another error if no lease ever
-// is.
+// available returns nil if the buffer can be leased now, ErrBusy if a later lease may be possible, and another error if no lease will
+// ever be possible.
 func (b *buffer) available(write bool) error {
 	b.checkContent()
 	switch {
@@ -88,7 +90,7 @@ func (b *buffer) available(write bool) error {
 	return nil
 }
 
-// crowded returns ErrBusy if a lease would come with more than maxFences fences. Service.mu is held.
+// crowded returns ErrBusy if a lease would come with more than maxFences fences. The caller holds Service.mu.
 func (b *buffer) crowded(write bool) error {
 	n := func() int {
 		if write {
@@ -106,7 +108,7 @@ func (b *buffer) crowded(write bool) error {
 	return situation.Of(mempool.ErrBusy, "work with %d fences is under way on buffer %d, and a lease comes with at most %d", n(), b.id, maxFences)
 }
 
-// grant makes a lease. Service.mu is held, and available said nil.
+// grant makes a lease. The caller holds Service.mu, and b.available has returned nil.
 func (b *buffer) grant(s *Session, write bool) *Lease {
 	svc := b.block.pool.svc
 	s.noteUse()
@@ -129,7 +131,7 @@ func (b *buffer) grant(s *Session, write bool) *Lease {
 	return l
 }
 
-// recycleUnused recycles the block of a buffer that nothing holds any more. Service.mu is held.
+// recycleUnused recycles the buffer's block if nothing holds the buffer any more. The caller holds Service.mu.
 func (b *buffer) recycleUnused() {
 	b.changed.broadcast()
 	if b.writer != nil || b.readers.len() > 0 || b.names > 0 || b.frames > 0 {
@@ -149,8 +151,9 @@ func (b *buffer) recycleUnused() {
 	p.recycle(b.block)
 }
 
-// lease leases the buffer that find returns, and waits until it can be leased. text is the name that find looks for; empty: none. find is
-// called with Service.mu held. It may fail with ErrNotFound and a signal that says when to call it again.
+// lease leases the buffer that the function find returns. It waits until the buffer can be leased; the argument wait limits this time.
+// The argument text is the name that find searches for, or empty. lease calls find with Service.mu held. If find returns ErrNotFound, it
+// may also return a signal that says when to call find again.
 func (s *Session) lease(ctx context.Context, text string, write bool, wait time.Duration, find func() (*buffer, *signal, error)) (g Grant, err error) {
 	w := s.newWaiter(ctx, wait, purpose{what: forName, name: text})
 	defer w.stop()

@@ -17,19 +17,19 @@ import (
 type channel struct {
 	info mempool.ChannelInfo
 	pool *Pool
-	uid  uint32 // of the user who made it
+	uid  uint32 // the user who made the channel
 
 	closed  bool // no producer publishes any more
 	host    *shmchannel.Host
-	members map[uint64]*member // those that have a slot, by id
+	members map[uint64]*member // members that have a slot, by id
 	last    uint64             // the greatest id of a member
-	// kept are buffers of producers that left, which the channel or a consumer may still need, each with the producers that may have
-	// published it.
+	// kept has the buffers of producers that left, if the channel or a consumer may still need them. The value for a buffer has the
+	// producers that may have published that buffer.
 	kept   map[*buffer][]*member
-	tended bool      // a goroutine looks whether what members left behind is still needed
-	rests  time.Time // that goroutine does not look before this time
+	tended bool      // the goroutine of tend runs
+	rests  time.Time // the goroutine of tend does not call tidy before this time
 	doubts gap       // frames whose records contradicted themselves
-	full   lag       // of a queue
+	full   lag       // since when a channel with the mode WorkQueue is full
 }
 
 var (
@@ -41,8 +41,8 @@ var (
 
 // MakeChannel makes a channel. If a channel of that name with an equal spec exists, MakeChannel returns that channel.
 //
-// Errors: [mempool.ErrInvalid], [mempool.ErrExists] if there is one of that name with another spec, [mempool.ErrNotFound] and
-// [mempool.ErrDenied] for the pool, [mempool.ErrLimit], [mempool.ErrOutOfMemory], [mempool.ErrUnavailable] where the kernel has no sealed
+// Errors: [mempool.ErrInvalid], [mempool.ErrExists] if there is a channel of that name with another spec, [mempool.ErrNotFound] and
+// [mempool.ErrDenied] for the pool, [mempool.ErrLimit], [mempool.ErrOutOfMemory], [mempool.ErrUnavailable] if the kernel has no sealed
 // files, [mempool.ErrClosed].
 func (s *Session) MakeChannel(spec mempool.ChannelSpec) (mempool.ChannelInfo, error) {
 	spec = spec.Filled()
@@ -82,9 +82,9 @@ func (s *Session) MakeChannel(spec mempool.ChannelSpec) (mempool.ChannelInfo, er
 	return ch.info, nil
 }
 
-// FindChannel finds a channel by name. It waits for at most wait until the channel exists.
+// FindChannel finds a channel by name. It waits until the channel exists; the argument wait limits this time.
 //
-// Errors: [mempool.ErrNotFound] (with wait 0) or [mempool.ErrTimeout], [mempool.ErrDenied], [mempool.ErrClosed], the context's.
+// Errors: [mempool.ErrNotFound] (with wait 0) or [mempool.ErrTimeout], [mempool.ErrDenied], [mempool.ErrClosed], the context's error.
 func (s *Session) FindChannel(ctx context.Context, name string, wait time.Duration) (mempool.ChannelInfo, error) {
 	if err := mempool.ValidateName("channel", name); err != nil {
 		return mempool.ChannelInfo{}, err
@@ -115,7 +115,7 @@ func (s *Session) FindChannel(ctx context.Context, name string, wait time.Durati
 	}
 }
 
-// channel finds an open channel by id. The session must be allowed to use the channel. Service.mu is held.
+// channel finds an open channel by id. The session must be allowed to use the channel. The caller holds Service.mu.
 func (s *Session) channel(id uint64) (*channel, error) {
 	if err := s.alive(); err != nil {
 		return nil, err
@@ -134,12 +134,12 @@ func (s *Session) channel(id uint64) (*channel, error) {
 	return ch, nil
 }
 
-// newChannel makes a channel of the pool for a user. Service.mu is held.
+// newChannel makes a channel of the pool for a user. The caller holds Service.mu.
 //
-// Errors: [mempool.ErrUnavailable], [mempool.ErrLimit] without file descriptors, [mempool.ErrOutOfMemory].
+// Errors: [mempool.ErrUnavailable], [mempool.ErrLimit] if no file descriptor is left, [mempool.ErrOutOfMemory].
 func (p *Pool) newChannel(spec mempool.ChannelSpec, uid uint32) (*channel, error) {
 	svc := p.svc
-	if err := timelinesWork(); err != nil { // the same seals are needed
+	if err := timelinesWork(); err != nil { // a channel needs the same seals as a timeline
 		return nil, err
 	}
 	if err := svc.mayMakeChannel(); err != nil {
@@ -156,7 +156,7 @@ func (p *Pool) newChannel(spec mempool.ChannelSpec, uid uint32) (*channel, error
 		members: make(map[uint64]*member), kept: make(map[*buffer][]*member)}, nil
 }
 
-// anyChannel finds an open or closed channel by id. The session must be allowed to use the channel. Service.mu is held.
+// anyChannel finds an open or closed channel by id. The session must be allowed to use the channel. The caller holds Service.mu.
 func (s *Session) anyChannel(id uint64) (*channel, error) {
 	if ch := s.svc.channelByID.get(id); ch != nil && !s.ended && ch.pool.access.Allows(s.peer) {
 		return ch, nil
@@ -164,10 +164,11 @@ func (s *Session) anyChannel(id uint64) (*channel, error) {
 	return s.channel(id)
 }
 
-// CloseChannel closes a channel: nothing more can be published, and the name is free. Its members find the end in the memory that they
-// share: consumers get the frames that were published, and then the end.
+// CloseChannel closes a channel: no producer can publish any more, and the channel's name is free. The members find the end of the
+// channel in its shared memory: consumers get the frames that were published, and then the end.
 //
-// Errors: [mempool.ErrNotFound], [mempool.ErrDenied] to others than the user who made it, [mempool.ErrClosed] if it is closed already.
+// Errors: [mempool.ErrNotFound], [mempool.ErrDenied] for all users except the user who made the channel, [mempool.ErrClosed] if the
+// channel is closed already.
 func (s *Session) CloseChannel(id uint64) error {
 	svc := s.svc
 	svc.mu.Lock()
@@ -187,16 +188,16 @@ func (s *Session) CloseChannel(id uint64) error {
 	return nil
 }
 
-// close frees the channel's name. No member can join any more. Service.mu is held.
+// close frees the channel's name. No member can join any more. The caller holds Service.mu.
 func (ch *channel) close() {
-	if ch.closed { // its name may be another's by now
+	if ch.closed { // another channel may have this name by now
 		return
 	}
 	ch.closed = true
 	delete(ch.pool.svc.channels, ch.info.Name)
 }
 
-// endChannels ends the channels of a pool that is being destroyed, at once. Service.mu is held.
+// endChannels ends at once all channels of a pool that is being destroyed. The caller holds Service.mu.
 func (s *Service) endChannels(p *Pool) {
 	for ch := range s.channelByID.all() {
 		if ch.pool == p {
@@ -211,7 +212,7 @@ func (s *Service) endChannels(p *Pool) {
 }
 
 // failed converts an error of the channel's memory to an error of this package. It ends a channel whose memory is corrupt.
-// Service.mu is held.
+// The caller holds Service.mu.
 func (ch *channel) failed(err error) error {
 	name := ch.info.Name
 	switch {
@@ -233,14 +234,14 @@ func (ch *channel) failed(err error) error {
 	return mempool.HostError("share the memory of a channel", err)
 }
 
-// logFailed notes an error of the channel's memory as an event if no caller gets the error. Service.mu is held.
+// logFailed notes an event about an error of the channel's memory. It is for errors that no caller gets. The caller holds Service.mu.
 func (ch *channel) logFailed(what string, err error) {
 	if err = ch.failed(err); err != nil && !errors.Is(err, mempool.ErrClosed) {
 		ch.note(mempool.HistoryEvent{Kind: mempool.ChannelFailed, Text: fmt.Sprintf("%s: %q: %v", what, ch.info.Name, err)})
 	}
 }
 
-// note adds an event of the channel to the history. Service.mu is held.
+// note adds an event of the channel to the history. The caller holds Service.mu.
 func (ch *channel) note(e mempool.HistoryEvent) {
 	e.Channel = ch.info.Name
 	ch.pool.svc.note(e, ch.pool)

@@ -23,7 +23,7 @@ func TestFramesOfAProducerThatDiedStayUntilNobodyNeedsThem(t *testing.T) {
 			p, c := r.produce(hire(t, r.svc)), r.consume(hire(t, r.svc), MemberSpec{})
 			p.send()
 			kept := p.send().buffer
-			p.alloc() // was not published
+			p.alloc() // this buffer is not published
 			f := c.next()
 			gone, reclaimed := p.end()
 			assert.Equal(t, 2, r.kept())
@@ -40,7 +40,7 @@ func TestFramesOfAProducerThatDiedStayUntilNobodyNeedsThem(t *testing.T) {
 			assert.Equal(t, kept.id, g.Buffer)
 			c.done(g, mempool.Fence{})
 			c.done(f, mempool.Fence{})
-			if mode == mempool.Broadcast { // frames are kept for those who come
+			if mode == mempool.Broadcast { // the channel keeps frames for new consumers
 				_, err := c.MapBlock(r.info.ID, f.Block)
 				require.NoError(t, err)
 				leased, _ = r.stands()
@@ -140,7 +140,7 @@ func TestABlockOfAProducerThatLeftWaitsForItsOwnWork(t *testing.T) {
 	p.reach(fence)
 }
 
-// A block comes back to its producer before the consumers' work on it is done. The producer waits for that, if it lives.
+// A block comes back to its producer before the consumers' work on the block is done. A living producer waits for the end of that work.
 func TestABlockThatCameBackToAProducerThatDiedWaitsForTheConsumersWork(t *testing.T) {
 	for name, leaves := range map[string]bool{"that left": true, "that did not": false} {
 		t.Run(name, func(t *testing.T) {
@@ -150,7 +150,7 @@ func TestABlockThatCameBackToAProducerThatDiedWaitsForTheConsumersWork(t *testin
 			fence := c.fence()
 			c.done(c.next(), fence)
 			other := r.produce(hire(t, r.svc))
-			other.send() // the channel keeps none of the first producer's any more
+			other.send() // the channel keeps no block of the first producer any more
 			assert.Equal(t, []*Lease{first}, p.back())
 			if leaves {
 				p.leave()
@@ -215,7 +215,7 @@ func TestAProducerCannotLeaveWhileItCannotBeToldWhatIsNeeded(t *testing.T) {
 	cursor := mapWords(t, s.member.Export.Files[2])
 	s.enter()
 	l := p.send()
-	cursor[2], cursor[512] = 1, 1 // a hold of frame 1, whose block is not written yet
+	cursor[2], cursor[512] = 1, 1 // the consumer holds frame 1, but has not written the frame's block yet
 	require.ErrorIs(t, p.LeaveChannel(r.info.ID, p.member.ID), mempool.ErrBusy)
 	require.NotNil(t, p.Session.leases[l.id])
 	cursor[513] = l.Info().Block
@@ -223,7 +223,7 @@ func TestAProducerCannotLeaveWhileItCannotBeToldWhatIsNeeded(t *testing.T) {
 	require.Nil(t, p.Session.leases[l.id])
 }
 
-// The session ends while a consumer takes a frame: any block may be the one.
+// The session ends while a consumer takes a frame. The consumer may be taking any block.
 func TestABufferOfWhichItCannotBeToldIsNotCompleteBeforeItCan(t *testing.T) {
 	for name, published := range map[string]bool{"published": true, "half written": false} {
 		t.Run(name, func(t *testing.T) {
@@ -238,7 +238,7 @@ func TestABufferOfWhichItCannotBeToldIsNotCompleteBeforeItCan(t *testing.T) {
 			half, err := p.getLease(t.Context(), "x", true, 0)
 			require.NoError(t, err)
 			p.leases[kept.Info().Block] = kept
-			p.publish(kept, mempool.Fence{}) // the channel keeps the first no more
+			p.publish(kept, mempool.Fence{}) // the channel does not keep the first buffer any more
 			taking := func(number, block uint64) {
 				atomic.StoreUint64(&cursor[513], block)
 				atomic.StoreUint64(&cursor[512], number)
@@ -301,7 +301,7 @@ func TestAFenceOfWhichNoRecordIsLeftIsLetGo(t *testing.T) {
 	p.publish(p.alloc(), mempool.Fence{Word: 1, Value: 5})
 	f := c.next()
 	other := p.alloc()
-	for range 100 { // so that the record of the first frame is another's
+	for range 100 { // so that another frame overwrites the record of the first frame
 		p.publish(other, mempool.Fence{})
 	}
 	gone, _ := p.end()
@@ -414,7 +414,7 @@ func TestNobodyLooksAtAChannelWhoseMembersAreAlive(t *testing.T) {
 	r.eventually(r.nothingLeft)
 }
 
-// mapWords maps a file of a channel to write, as its member may before it is sealed.
+// mapWords maps a file of a channel for writing. A member may do this until the service seals the file.
 func mapWords(t testing.TB, f *os.File) []uint64 {
 	t.Helper()
 	st, err := f.Stat()
@@ -481,7 +481,7 @@ func TestMembersThatWriteNonsenseStopNobody(t *testing.T) {
 	}
 }
 
-// want has the channel looked at.
+// want makes the service check what the pool's channels still need.
 func (r *channelRig) want() {
 	r.svc.mu.Lock()
 	defer r.svc.mu.Unlock()

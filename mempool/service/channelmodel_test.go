@@ -20,7 +20,7 @@ type troupe struct {
 	sources []*player
 	sinks   []*viewer
 	ended   []func() // the ends of processes whose sessions have ended
-	work    []job    // under way
+	work    []job    // jobs that are not done
 }
 
 // player is a producer, with the leases whose blocks its consumers have released.
@@ -33,11 +33,11 @@ type player struct {
 type viewer struct {
 	*sink
 	hand  []*shmchannel.Frame
-	said  bool // it has left
-	alive bool // its process runs
+	said  bool // the consumer has left
+	alive bool // the consumer's process runs
 }
 
-// job is work of a consumer on the block of a frame.
+// job is the work of a consumer on the block of a frame.
 type job struct {
 	of    *viewer
 	block uint64
@@ -46,7 +46,7 @@ type job struct {
 
 func (r *troupe) pick(n int) int { return r.dice.IntN(n) }
 
-// step does one random operation of a random member.
+// step makes a random member do a random operation.
 func (r *troupe) step() {
 	switch n := r.pick(20); {
 	case n == 0 && len(r.sources) < 4:
@@ -95,7 +95,7 @@ func (r *troupe) step() {
 				require.ErrorIs(r, err, mempool.ErrBusy)
 			}
 		}
-		r.end(w) // it may have leases on blocks that consumers have released
+		r.end(w) // the session may have leases on blocks that consumers have released
 	case n == 7:
 		r.reach()
 	case n < 12 && len(r.sources) > 0:
@@ -107,7 +107,7 @@ func (r *troupe) step() {
 	}
 }
 
-// end ends the session of producers.
+// end ends a session that has producers.
 func (r *troupe) end(w *worker) {
 	gone, _ := w.end()
 	r.ended = append(r.ended, gone)
@@ -121,19 +121,19 @@ func (v *viewer) isOver() bool {
 	return v.ended
 }
 
-// reach completes a job.
+// reach completes the oldest job.
 func (r *troupe) reach() {
 	if len(r.work) == 0 {
 		return
 	}
-	j := r.work[0] // a worker's fences are of one word, and are reached in order
+	j := r.work[0] // all fences of a worker have the same word, so they are reached in order
 	r.work = r.work[1:]
 	if j.of.alive {
 		j.of.reach(j.fence)
 	}
 }
 
-// pending are the jobs on a block that are not done.
+// pending returns the jobs on a block that are not done.
 func (r *troupe) pending(block uint64) (jobs []job) {
 	for _, j := range r.work {
 		if j.block == block && j.of.alive {
@@ -149,7 +149,7 @@ func (r *troupe) publishSome(a *player) {
 	back, err := a.Reclaim()
 	require.NoError(r, err)
 	for _, b := range back {
-		b.Fences = nil // the slice is the producer's; the jobs are known here
+		b.Fences = nil // the slice belongs to the producer, and the test already knows the jobs
 		a.back = append(a.back, b)
 	}
 	var l *Lease
@@ -220,7 +220,7 @@ func (r *troupe) releaseSome(v *viewer) {
 	v.done(f, fence)
 }
 
-// check asserts that each frame that a consumer holds has its buffer.
+// check asserts that each frame that a consumer holds still has its buffer.
 func (r *troupe) check() {
 	r.Helper()
 	r.svc.mu.Lock()

@@ -15,7 +15,7 @@ import (
 	"github.com/poolbridge/poolbridge/mempool"
 )
 
-// channelRig is a channel with its pool, in which a block is 4,096 bytes or more.
+// channelRig is a channel with its pool. The blocks of the pool have at least 4,096 bytes.
 type channelRig struct {
 	testing.TB
 	svc   *Service
@@ -40,8 +40,8 @@ type seat struct {
 	*worker
 	rig    *channelRig
 	member Member
-	came   []MemberCame // with the reply to enter
-	known  int          // how many notices of the worker it has read
+	came   []MemberCame // members that came with the reply of EnterChannel
+	known  int          // how many MemberCame notices of the worker the seat has read
 }
 
 func (r *channelRig) sit(w *worker, spec MemberSpec) *seat {
@@ -64,13 +64,14 @@ func (s *seat) enter() {
 	s.came = append(s.came, others...)
 }
 
-// arrived calls add for the members of a role that the session was told of. It skips those whose file is closed because they have no slot.
+// arrived calls add for the members of a role that the service has announced to the session. It skips members whose file is closed
+// because they have no slot any more.
 func (s *seat) arrived(role MemberRole, add func(slot int, id uint64, f *os.File) error) {
 	s.rig.Helper()
 	s.others = append(s.others, told[MemberCame](s.worker)...)
 	came := slices.Concat(s.came, s.others[s.known:])
 	s.came, s.known = nil, len(s.others)
-	s.svc.mu.Lock() // or the file could be closed just now
+	s.svc.mu.Lock() // otherwise the service could close the file during this loop
 	defer s.svc.mu.Unlock()
 	for _, m := range came {
 		if _, err := m.File.Stat(); err == nil && m.Role == role && m.Channel == s.rig.info.ID {
@@ -79,7 +80,7 @@ func (s *seat) arrived(role MemberRole, add func(slot int, id uint64, f *os.File
 	}
 }
 
-// leave leaves in the service's state.
+// leave removes the member from the service's state.
 func (s *seat) leave() {
 	s.rig.Helper()
 	require.NoError(s.rig, s.LeaveChannel(s.rig.info.ID, s.member.ID))
@@ -116,7 +117,7 @@ func (s *source) alloc() *Lease {
 	return l
 }
 
-// publish publishes a block of the producer's and returns the number of the frame.
+// publish publishes a block of the producer, and returns the number of the frame.
 func (s *source) publish(l *Lease, ready mempool.Fence) uint64 {
 	s.rig.Helper()
 	s.meet()
@@ -127,7 +128,7 @@ func (s *source) publish(l *Lease, ready mempool.Fence) uint64 {
 	return n
 }
 
-// send allocates a block and publishes it.
+// send allocates a block and publishes that block.
 func (s *source) send() *Lease {
 	s.rig.Helper()
 	l := s.alloc()
@@ -176,7 +177,7 @@ func (s *sink) try() (*shmchannel.Frame, error) {
 	return f, err
 }
 
-// next takes a frame that must be there.
+// next takes the next frame. The test fails if there is none.
 func (s *sink) next() *shmchannel.Frame {
 	s.rig.Helper()
 	f, err := s.try()
@@ -193,14 +194,14 @@ func (s *sink) done(f *shmchannel.Frame, fence mempool.Fence) {
 	require.NoError(s.rig, s.Release(f, shmchannel.Fence{Word: fence.Word, Value: fence.Value}))
 }
 
-// quit leaves in the shared memory and in the service's state.
+// quit removes the consumer in the shared memory and in the service's state.
 func (s *sink) quit() {
 	s.rig.Helper()
 	require.NoError(s.rig, s.Leave())
 	s.leave()
 }
 
-// end ends the session of a worker whose process lives on; gone is for its end.
+// end ends the session of a worker whose process lives on. The function gone ends the process.
 func (w *worker) end() (gone func(), reclaimed <-chan struct{}) {
 	process := make(chan struct{})
 	reclaimed = w.End(process)
@@ -215,7 +216,7 @@ func (r *channelRig) stands() (leased, held uint64) {
 	return r.pool.leased / 4096, r.pool.held / 4096
 }
 
-// awaitStands waits for such counts: the service looks at shared memory from time to time.
+// awaitStands waits until stands returns the given counts: the service reads shared memory only from time to time.
 func (r *channelRig) awaitStands(leased, held uint64) {
 	r.Helper()
 	r.eventually(func() bool {
@@ -239,7 +240,7 @@ func (r *channelRig) nothingLeft() bool {
 	return r.svc.channelByID.len() == 0 && r.svc.members == 0 && r.pool.channels == 0 && len(r.pool.producers) == 0
 }
 
-// kept is how many buffers the channel keeps.
+// kept returns how many buffers the channel keeps.
 func (r *channelRig) kept() int {
 	r.svc.mu.Lock()
 	defer r.svc.mu.Unlock()

@@ -11,15 +11,17 @@ import (
 	"github.com/poolbridge/poolbridge/mempool"
 )
 
-// This file frees the slots and buffers of members that left a channel or whose session ended, and closed channels without consumers.
+// This file frees the slots and buffers of members that left a channel or whose session ended. It also frees closed channels that have no
+// consumers.
 
-// lives says whether the channel has its memory. Service.mu is held.
+// lives says whether the channel still has its shared memory. The caller holds Service.mu.
 func (ch *channel) lives() bool {
 	return ch.pool.svc.channelByID.get(ch.info.ID) == ch
 }
 
-// tidy frees what members that left do not need any more, and the channel if it is closed and has no consumers. Where something is
-// still needed, tend calls tidy again later. Service.mu is held.
+// tidy frees the slots and buffers of members that left, if nothing needs them any more. It also frees the channel if the channel is
+// closed and has no consumers. If some slots or buffers are still needed, tidy calls tend, which calls tidy again later. The caller holds
+// Service.mu.
 func (ch *channel) tidy() {
 	if !ch.lives() {
 		return
@@ -35,7 +37,7 @@ func (ch *channel) tidy() {
 	ch.tend()
 }
 
-// sweep frees the slots of members that left and are not needed any more. Service.mu is held.
+// sweep frees the slots of members that left, if nothing needs these slots any more. The caller holds Service.mu.
 func (ch *channel) sweep() {
 	gone, err := ch.host.Sweep(nil, ch.pool.svc.reached)
 	for _, m := range gone {
@@ -46,13 +48,14 @@ func (ch *channel) sweep() {
 	}
 }
 
-// reached says whether a fence that was read from shared memory needs no wait. Service.mu is held.
+// reached says whether a fence from shared memory needs no wait: the fence is reached, or its timeline has ended. The caller holds
+// Service.mu.
 func (s *Service) reached(t shmchannel.Fence) bool {
 	own := s.timelines[t.Timeline]
 	return own == nil || fence{own, t.Word, t.Value}.over()
 }
 
-// consumed says whether a consumer may still take frames, or use them. Service.mu is held.
+// consumed says whether the channel has a consumer that may still take frames or use frames. The caller holds Service.mu.
 func (ch *channel) consumed() bool {
 	for _, m := range ch.members {
 		if m.Role == shmchannel.ConsumerRole && m.entered {
@@ -62,8 +65,8 @@ func (ch *channel) consumed() bool {
 	return false
 }
 
-// free frees the memory of a channel that is closed and has no consumers. Producers that have mapped that memory read there that the channel
-// is destroyed, and take back all their blocks. Service.mu is held.
+// free frees the memory of a channel that is closed and has no consumers. Producers that have mapped that memory find in it that the
+// channel is destroyed, and take back all their blocks. The caller holds Service.mu.
 func (ch *channel) free() {
 	ch.host.Destroy()
 	ch.sweep()
@@ -78,14 +81,15 @@ func (ch *channel) free() {
 	}
 }
 
-// tendPause is the first pause of tend between two looks at a channel. Pauses grow to lingerRest while nothing changes.
+// tendPause is the first pause of tend between two calls of tidy. While nothing changes, the pauses grow up to lingerRest.
 const tendPause = time.Millisecond
 
-// lookRest bounds the share of the time that tidy takes: after a look, tend pauses at least lookRest times as long as the look took,
-// because no session is served during a look.
+// lookRest limits the share of time that tidy takes: after each call of tidy, tend pauses for at least lookRest times the duration of the
+// call. During the call, the service serves no session, because tidy needs Service.mu.
 const lookRest = 10
 
-// untidy counts the members that left and the buffers that tidy can free without another request. Service.mu is held.
+// untidy counts the buffers that the channel keeps, and the members that left and whose slots tidy can free without another request.
+// The caller holds Service.mu.
 func (ch *channel) untidy() (n int) {
 	for _, m := range ch.members {
 		if m.left && (m.said || m.Role == shmchannel.ProducerRole) {
@@ -95,8 +99,8 @@ func (ch *channel) untidy() (n int) {
 	return n + len(ch.kept)
 }
 
-// tend starts a goroutine that calls tidy while something is left of members that left: consumers do not tell the service when they have
-// finished with a frame. Service.mu is held.
+// tend starts a goroutine that calls tidy again and again, until untidy returns 0 or the channel is freed. The service must check
+// repeatedly, because consumers do not tell it when they have finished with a frame. The caller holds Service.mu.
 func (ch *channel) tend() {
 	if ch.tended || ch.untidy() == 0 {
 		return
@@ -112,7 +116,7 @@ func (ch *channel) tend() {
 				return
 			}
 			svc.mu.Lock()
-			if wait = time.Until(ch.rests); wait > 0 { // another call of tidy came first
+			if wait = time.Until(ch.rests); wait > 0 { // another goroutine has called tidy meanwhile
 				svc.unlock()
 				continue
 			}
@@ -135,7 +139,8 @@ func (ch *channel) tend() {
 	})
 }
 
-// expel removes the members of a session that has ended, and returns what the channels need of its blocks. Service.mu is held.
+// expel removes the members of an ended session from their channels. For each channel that has a producer of the session, the result says
+// which of the session's blocks the channel still needs. The caller holds Service.mu.
 func (s *Session) expel() lending {
 	producers := make(map[*channel][]*member)
 	for _, m := range s.sortedMembers() {
@@ -151,7 +156,7 @@ func (s *Session) expel() lending {
 	return lent
 }
 
-// tidyChannels frees what the session's members do not need any more. Service.mu is held.
+// tidyChannels calls tidy for each channel in which the session has members. The caller holds Service.mu.
 func (s *Session) tidyChannels() {
 	tidied := make(map[*channel]struct{})
 	for _, m := range s.sortedMembers() {
@@ -162,7 +167,7 @@ func (s *Session) tidyChannels() {
 	}
 }
 
-// vanish cleans up the channels of a session whose process is gone. Service.mu is held.
+// vanish cleans up the channels of a session whose process is gone. The caller holds Service.mu.
 func (s *Session) vanish() {
 	for _, m := range s.sortedMembers() {
 		m.channel.logFailed("a member of a channel could not be taken out", m.channel.host.Gone(m.Member))

@@ -8,12 +8,12 @@ import (
 	"github.com/poolbridge/poolbridge/mempool"
 )
 
-// This file counts what happened. A request that is served at once runs none of it.
+// This file counts events and driver calls. A request that causes no event and no driver call runs no code of this file.
 
 // reclaimBuckets are the upper bounds of the buckets of [mempool.Counts].Reclaims.
 var reclaimBuckets = []time.Duration{time.Millisecond, 10 * time.Millisecond, 100 * time.Millisecond, time.Second, 10 * time.Second, time.Minute, 10 * time.Minute}
 
-// eventCounts counts events. It is guarded by history.mu.
+// eventCounts counts events. history.mu guards the counts.
 type eventCounts struct {
 	kinds    map[mempool.EventKind]uint64
 	endings  map[mempool.SessionEnding]uint64
@@ -35,14 +35,14 @@ func newEventCounts() eventCounts {
 	return c
 }
 
-// countEnding counts a session by how it ended, also where no event is noted.
+// countEnding counts an ended session, also if the service notes no event of its end. The parameter how says how the session ended.
 func (h *history) countEnding(how mempool.SessionEnding) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	h.counts.endings[how]++
 }
 
-// countReclaim counts how long something was held for the process of a session that ended.
+// countReclaim counts how long the service held memory, a timeline or a slot for the process of an ended session.
 func (h *history) countReclaim(took time.Duration) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -56,7 +56,7 @@ func (h *history) countReclaim(took time.Duration) {
 	}
 }
 
-// driverCall is a sort of call to the driver or the system.
+// driverCall is a kind of call to the driver or the operating system.
 type driverCall int
 
 const (
@@ -70,10 +70,10 @@ const (
 
 var driverCallNames = [driverCalls]string{"create", "allocate", "export", "free", "close"}
 
-// driverCounts counts calls of each sort.
+// driverCounts counts the calls of each kind, and their errors.
 type driverCounts [driverCalls]struct{ calls, errors atomic.Uint64 }
 
-// called counts a call and returns its error.
+// called counts a call with the result err, and returns err.
 func (c *driverCounts) called(what driverCall, err error) error {
 	c[what].calls.Add(1)
 	if err != nil {
@@ -82,7 +82,7 @@ func (c *driverCounts) called(what driverCall, err error) error {
 	return err
 }
 
-// Counts says what happened so far.
+// Counts returns how many events and driver calls there have been in this epoch, and how many requests wait now.
 func (s *Service) Counts() mempool.Counts {
 	c := mempool.Counts{Waiting: make(map[string]int), DriverCalls: make(map[string]uint64), DriverErrors: make(map[string]uint64)}
 	h := &s.history

@@ -25,7 +25,7 @@ func TestEveryCallOfTheDriverIsCountedAndEveryErrorOfIt(t *testing.T) {
 	_, _, err = l.Export()
 	require.Error(t, err)
 	release(t, l)
-	release(t, allocate(t, c.Session, p, 512)) // the same block again: no call
+	release(t, allocate(t, c.Session, p, 512)) // the same block again: no driver call
 	arena.set("Free", errors.New("no"))
 	_, err = s.TrimPool(p.info.ID, 0)
 	require.Error(t, err)

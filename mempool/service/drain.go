@@ -2,14 +2,15 @@ package service
 
 import "time"
 
-// This file polls the fences of blocks that are to be freed while GPU work on them is under way: a stream that writes a word notifies
-// nobody. It polls while there is such a block. The pauses between two polls grow from drainPause to drainRest.
+// This file polls the fences of blocks that the service can free or reuse only when the GPU work on them is done. The service must poll,
+// because a stream that writes a word notifies nobody. A goroutine polls while there is such a block. The pauses between two polls grow
+// from drainPause to drainRest.
 const (
 	drainPause = 100 * time.Microsecond
 	drainRest  = 10 * time.Millisecond
 )
 
-// drain calls next, with Service.mu held, when no GPU work uses b any more. Service.mu is held.
+// drain calls next, with Service.mu held, once no GPU work uses b any more. The caller of drain holds Service.mu.
 func (s *Service) drain(b *block, next func()) {
 	if s.draining == nil {
 		s.draining = make(map[*block]func())
@@ -25,7 +26,7 @@ func (s *Service) drainAll() {
 		time.Sleep(pause)
 		s.mu.Lock()
 		looks := manyCharged
-		for b, next := range s.draining { // begins with a random one
+		for b, next := range s.draining { // the order of the blocks is random
 			if looks--; looks < 0 {
 				break
 			}
@@ -43,7 +44,7 @@ func (s *Service) drainAll() {
 	}
 }
 
-// quiet says whether all fences of b are reached. Service.mu is held.
+// quiet says whether all fences of b are reached. The caller holds Service.mu.
 func (b *block) quiet() bool {
 	b.fences = b.fences.pending()
 	return len(b.fences) == 0
@@ -56,5 +57,6 @@ func soon() *signal {
 	return &signal{ch: ch}
 }
 
-// maxFences is how many fences a block may have and still be used again at once: its next user gets all of them.
+// maxFences is the greatest number of fences with which a free block may be used again at once: the service sends all these fences to the
+// block's next user.
 const maxFences = 256

@@ -11,7 +11,7 @@ import (
 	"github.com/poolbridge/poolbridge/mempool"
 )
 
-// onGPU makes the pool look like one of a GPU.
+// onGPU makes the pool look like a pool of GPU memory.
 func onGPU(p *Pool) {
 	p.info.Device = mempool.DeviceInfo{UUID: "GPU-01234567-89ab-cdef-0123-456789abcdef"}
 }

@@ -23,24 +23,24 @@ type fakeArena struct {
 	used   uint64
 	frees  int
 	closed bool
-	fail   map[string]error // by the name of the method
-	gate   chan struct{}    // Allocate waits for it, if there is one
+	fail   map[string]error // the error of each method that fails, by the method's name
+	gate   chan struct{}    // if gate is not nil, Allocate waits for it
 	inside chan struct{}    // receives when Allocate waits
 }
 
-// fakeFault fails the making of pools whose device is its key.
+// fakeFaults has errors by device. The creation of a pool on such a device fails with that error.
 var fakeFaults sync.Map
 
-// fakeGates hold up the making of pools whose name is their key.
+// fakeGates has gates by pool name. The creation of a pool with such a name waits for that gate.
 var fakeGates sync.Map
 
-// fakeGate sends to inside when a pool is being made, and then receives an outcome: an error, or nil to make the pool.
+// fakeGate stops the creation of a pool. The creation sends to inside, and then receives an outcome: an error, or nil to make the pool.
 type fakeGate struct {
 	inside  chan struct{}
 	outcome chan error
 }
 
-// holdUp makes each creation of a pool of that name wait for an outcome, until the test ends.
+// holdUp makes each creation of a pool with the given name wait for an outcome, until the test ends.
 func holdUp(t testing.TB, name string) fakeGate {
 	t.Helper()
 	g := fakeGate{make(chan struct{}, 16), make(chan error)}
@@ -63,7 +63,7 @@ func newFakeArena(spec mempool.PoolSpec, _ *hostmem.Memory) (mempool.Arena, erro
 	return &fakeArena{fail: make(map[string]error)}, nil
 }
 
-// set makes a method fail from now on, or work again.
+// set makes a method fail from now on, or work again if err is nil.
 func (a *fakeArena) set(method string, err error) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -154,6 +154,6 @@ func (b *fakeBlock) Free() error {
 	b.freed = true
 	a.used -= uint64(len(b.fakeMemory))
 	a.frees++
-	clear(b.fakeMemory) // a reader that still uses it sees zeros
+	clear(b.fakeMemory) // a reader that still uses the memory sees zeros
 	return nil
 }

@@ -2,19 +2,20 @@ package service
 
 import "github.com/poolbridge/poolbridge/mempool"
 
-// fence is a [mempool.Fence] with the timeline itself. It is guarded by Service.mu.
+// fence is a [mempool.Fence] with a pointer to its timeline. Service.mu guards fences.
 type fence struct {
 	timeline *timeline
 	word     uint64
 	value    uint64
 }
 
-// over says whether t needs no wait any more: it is reached, or its timeline has ended.
+// over says whether nobody needs to wait for t any more: t is reached, or its timeline has ended.
 func (t fence) over() bool {
 	return t.timeline.dead || t.timeline.page.Passed(t.word, t.value)
 }
 
-// failed says whether t will never be reached, although its writer lives: it has said so. The end of a timeline marks buffers itself.
+// failed says whether the session that writes t still lives, and has said that t's content failed. If the timeline has ended, failed
+// returns false, because timeline.die has already marked the buffers.
 func (t fence) failed() bool { return !t.timeline.dead && t.timeline.page.Failed(t.word, t.value) }
 
 func (t fence) plain() mempool.Fence {
@@ -24,7 +25,7 @@ func (t fence) plain() mempool.Fence {
 // fences has at most one fence for each word of each timeline.
 type fences []fence
 
-// add adds t. Of two fences of one word it keeps the greater value.
+// add adds t. If ts already has a fence of the same word, add keeps only the greater value.
 func (ts fences) add(t fence) fences {
 	for i := range ts {
 		if ts[i].timeline == t.timeline && ts[i].word == t.word {
@@ -50,7 +51,8 @@ func (ts fences) pending() fences {
 	return left
 }
 
-// incomplete drops what is reached. It keeps what has failed, because readers must know that.
+// incomplete drops the fences that are over, except the fences that have failed: readers must learn that the content failed. It changes
+// ts in place.
 func (ts fences) incomplete() fences {
 	left := ts[:0]
 	for _, t := range ts {
@@ -65,7 +67,7 @@ func (ts fences) incomplete() fences {
 	return left
 }
 
-// union returns the fences of ts and of more. It changes neither.
+// union returns the fences of ts and of more. It changes neither slice.
 func (ts fences) union(more fences) fences {
 	if len(ts)+len(more) == 0 {
 		return nil
@@ -77,7 +79,8 @@ func (ts fences) union(more fences) fences {
 	return sum
 }
 
-// more returns ts with done added. It drops the fences that are over, so that a buffer which lives long does not collect one of each reader.
+// more returns ts with the fences of done added. It drops the fences that are over: otherwise, a buffer that lives long would collect a
+// fence of each reader.
 func (ts fences) more(done fences) fences {
 	if len(done) == 0 {
 		return ts
@@ -85,7 +88,7 @@ func (ts fences) more(done fences) fences {
 	return ts.union(done).pending()
 }
 
-// plain returns the fences that are not reached, with those that have failed.
+// plain returns the fences that are not over, and the fences that have failed.
 func (ts fences) plain() []mempool.Fence {
 	var out []mempool.Fence
 	for _, t := range ts {

@@ -13,7 +13,7 @@ import (
 	"github.com/poolbridge/poolbridge/mempool"
 )
 
-// used is the CPU time that this process has had.
+// used returns the CPU time that this process has used.
 func used(b *testing.B) time.Duration {
 	b.Helper()
 	var r unix.Rusage
@@ -21,7 +21,7 @@ func used(b *testing.B) time.Duration {
 	return time.Duration(r.Utime.Nano() + r.Stime.Nano())
 }
 
-// BenchmarkALineForOneBlock makes 500 goroutines wait for the one block of a pool. Each holds it for a millisecond.
+// BenchmarkALineForOneBlock makes 500 goroutines wait for the one block of a pool. Each goroutine holds the block for a millisecond.
 func BenchmarkALineForOneBlock(b *testing.B) {
 	svc := newService(b)
 	s := open(b, svc)
@@ -48,8 +48,8 @@ func BenchmarkALineForOneBlock(b *testing.B) {
 	b.ReportMetric(float64((used(b)-before).Microseconds())/float64(b.N), "µs-CPU/op")
 }
 
-// BenchmarkAskingForOneOfManyIdleBlocks chooses one of 100,000 idle blocks that a client maps. No other request is served meanwhile. Run
-// it at most 100,000 times.
+// BenchmarkAskingForOneOfManyIdleBlocks measures how long the service needs to choose one of 100,000 idle blocks that a client maps. The
+// service serves no other request meanwhile. Run at most 100,000 iterations.
 func BenchmarkAskingForOneOfManyIdleBlocks(b *testing.B) {
 	const blocks = 100_000
 	svc := newService(b)

@@ -13,40 +13,43 @@ import (
 
 // This file keeps the newest events of an epoch for programs that ask for them later.
 
-// maxHistory is how many events are kept.
+// maxHistory is the greatest number of events that the history keeps.
 const maxHistory = 4096
 
-// history is a ring of events. Its mutex is taken last: events are noted with and without Service.mu.
+// history is a ring of events. A goroutine that holds history.mu locks no other mutex, because goroutines note events both with and
+// without Service.mu.
 type history struct {
 	mu   sync.Mutex
-	ring []happening // by number - 1, modulo maxHistory; it grows to that
-	last uint64      // number of the newest
+	ring []happening // the index of an event is (number - 1) modulo maxHistory; the ring grows to that length
+	last uint64      // number of the newest event
 
 	watchers map[*watcher]struct{} // callers that wait for an event
 
 	counts eventCounts
 }
 
-// watcher waits for the next event that its caller may see. An event wakes only the watchers that may see it: a service may have many.
+// watcher waits for the next event that its caller may see. An event wakes only the watchers whose callers may see the event, because a
+// service may have many watchers.
 type watcher struct {
 	may  func(*happening) bool
-	told chan struct{} // closed when there is such an event
+	told chan struct{} // closed when there is an event that the caller may see
 }
 
-// happening is an event with the access list of its pool, whose users may see it too.
+// happening is an event, with the access list of the event's pool: the users of the pool may see the event too.
 type happening struct {
 	mempool.HistoryEvent
-	pool *poolAccess // nil: it concerns no pool
+	pool *poolAccess // nil: the event concerns no pool
 }
 
-// poolAccess says which users may use a pool, and which user made the pool. Events refer to it also after the pool is destroyed.
+// poolAccess says which users may use a pool, and which user made the pool. Events refer to the poolAccess even after the pool is
+// destroyed.
 type poolAccess struct {
-	uid    uint32         // the user who made it
-	access mempool.Access // the users and groups that may use it, sorted; never empty
+	uid    uint32         // the user who made the pool
+	access mempool.Access // the users and groups that may use the pool, sorted; never empty
 }
 
-// note adds an event to the history and logs the event; trouble is logged as a warning. If the event has no time, note sets the time
-// to now. The event concerns pool, or no pool if pool is nil.
+// note adds an event to the history and logs the event. It logs an event of trouble as a warning. If the event has no time, note sets the
+// time to now. The event concerns pool, or no pool if pool is nil.
 func (s *Service) note(e mempool.HistoryEvent, pool *Pool) {
 	if e.At.IsZero() {
 		e.At = time.Now()
@@ -82,7 +85,7 @@ func (h *history) add(one happening) uint64 {
 	return one.Number
 }
 
-// log writes the event's text, with attributes that programs can search for.
+// log writes the event's text to the log, with attributes that programs can search for.
 func (h *happening) log(to *slog.Logger) {
 	level := slog.LevelDebug
 	if h.Kind.Trouble() || h.Ending == mempool.SessionFailed && h.Kind == mempool.SessionEnded {
@@ -108,12 +111,12 @@ func (h *happening) log(to *slog.Logger) {
 	to.LogAttrs(ctx, level, h.Text, attrs...)
 }
 
-// about makes an event of a session.
+// about makes an event about the session.
 func (s *Session) about(kind mempool.EventKind, format string, args ...any) mempool.HistoryEvent {
 	return mempool.HistoryEvent{Kind: kind, Session: s.id, PID: s.peer.PID, UID: s.peer.UID, Program: s.program, Text: fmt.Sprintf(format, args...)}
 }
 
-// who returns the session's name for the text of an event. Service.mu is held.
+// who returns the session's name for the text of an event. The caller holds Service.mu.
 func (s *Session) who() string {
 	if s.program == "" {
 		return fmt.Sprintf("session %d (pid %d, user %d)", s.id, s.peer.PID, s.peer.UID)
@@ -132,7 +135,8 @@ func (s *Session) tells(h *happening) bool {
 	return h.Session != 0 && h.UID == s.peer.UID
 }
 
-// read returns the oldest events with numbers greater than after of those that may returns true for, at most most of them.
+// read returns events whose numbers are greater than the argument after, and for which the function may returns true, the oldest first.
+// The argument most is the greatest number of events.
 func (h *history) read(after uint64, most int, may func(*happening) bool) mempool.EventPage {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -171,9 +175,10 @@ func (h *history) unwatch(w *watcher) {
 	delete(h.watchers, w)
 }
 
-// await is read, and waits for an event if there is none yet. It stops waiting when late or ended fires; over says that ended did.
+// await does the same as read, but waits for an event if there is none yet. It stops waiting when it receives from the channel late or
+// from the channel ended. The result over says that it has received from ended.
 //
-// Errors: the context's.
+// Errors: the context's error.
 func (h *history) await(ctx context.Context, after uint64, most int, may func(*happening) bool, late <-chan time.Time,
 	ended <-chan struct{}) (page mempool.EventPage, over bool, err error) {
 	page, w := h.watch(after, most, may)
@@ -182,7 +187,7 @@ func (h *history) await(ctx context.Context, after uint64, most int, may func(*h
 	}
 	defer h.unwatch(w)
 	select {
-	case <-w.told: // the watcher's event is the first that it may see
+	case <-w.told: // the watcher's event is the first event that the caller may see
 		lost := page.Lost
 		page = h.read(page.Next, most, may)
 		page.Lost += lost
@@ -196,10 +201,12 @@ func (h *history) await(ctx context.Context, after uint64, most int, may func(*h
 	}
 }
 
-// Events returns the oldest events with numbers greater than after, at most most of them. If there is none, it waits for one until the context
-// ends. Page.Next is the after of the next call; 0 asks for all that are kept, which are the newest 4096 of the epoch.
+// Events returns events whose numbers are greater than the argument after, the oldest first. The argument most is the greatest number of
+// events. If there is no such event, Events waits for one until the context ends. For the next call, the caller passes page.Next as the
+// argument after. If after is 0, Events begins with the oldest event that the history keeps; it keeps the newest 4096 events of the
+// epoch.
 //
-// Errors: [mempool.ErrClosed] when the service is closed and has no newer events, the context's.
+// Errors: [mempool.ErrClosed] when the service is closed and has no newer events, the context's error.
 func (s *Service) Events(ctx context.Context, after uint64, most int) (mempool.EventPage, error) {
 	page, over, err := s.history.await(ctx, after, most, func(*happening) bool { return true }, nil, s.done)
 	if over {
@@ -208,18 +215,19 @@ func (s *Service) Events(ctx context.Context, after uint64, most int) (mempool.E
 	return page, err
 }
 
-// LastEvent is the number of the newest event; 0: there is none yet.
+// LastEvent returns the number of the newest event, or 0 if there is no event yet.
 func (s *Service) LastEvent() uint64 {
 	s.history.mu.Lock()
 	defer s.history.mu.Unlock()
 	return s.history.last
 }
 
-// Events is [Service.Events] for a session. A session of the service's own user sees all events; others see those of their own user's
-// sessions, and of pools that they may use or have made. It waits up to wait; then the page has no events.
+// Events does the same as [Service.Events] for a session. A session of the service's own user sees all events. Every other session sees
+// the events of its own user's sessions, and of pools that its user may use or has made. The argument wait is the longest time to wait
+// for an event; after that time, the page has no events.
 //
-// Errors: [mempool.ErrInvalid] for a number that no event has yet, [mempool.ErrLimit] if [MaxEventWaits] of its calls wait already,
-// [mempool.ErrClosed], the context's.
+// Errors: [mempool.ErrInvalid] for a number that no event has yet, [mempool.ErrLimit] if [MaxEventWaits] calls of the session wait
+// already, [mempool.ErrClosed], the context's error.
 func (s *Session) Events(ctx context.Context, after uint64, most int, wait time.Duration) (mempool.EventPage, error) {
 	if last := s.svc.LastEvent(); after > last {
 		return mempool.EventPage{}, situation.Of(mempool.ErrInvalid, "there is no event %d yet, the newest is %d: events are numbered anew when the service starts",
@@ -248,20 +256,21 @@ func (s *Session) Events(ctx context.Context, after uint64, most int, wait time.
 	return page, err
 }
 
-// MaxEventWaits is how many calls of [Session.Events] of one session may wait at a time: each event is compared with all that wait.
+// MaxEventWaits is how many calls of [Session.Events] of one session may wait at a time: the service checks each event for every waiting
+// call.
 const MaxEventWaits = 4
 
-// gap limits how often the service notes a frequent event. Service.mu guards it.
+// gap limits how often the service notes a frequent event. Service.mu guards gaps.
 type gap struct {
-	told  time.Time // when it was last noted
-	count int       // how often it happened since then
+	told  time.Time // when the event was last noted
+	count int       // how often the event happened since then
 }
 
 // gapRest is the shortest time between two notes of a frequent event.
 const gapRest = 10 * time.Second
 
-// tell counts one event. The result now says that the caller must note the event now; count is the number of events since the last
-// note.
+// tell counts one event. The result now is true if the caller must note the event at once. The result count is then the number of events
+// since the last note.
 func (g *gap) tell() (count int, now bool) {
 	g.count++
 	if !g.told.IsZero() && time.Since(g.told) < gapRest {

@@ -32,7 +32,7 @@ func one(t testing.TB, svc *Service, kind mempool.EventKind) mempool.HistoryEven
 	return events[0]
 }
 
-// begin makes a session of another process that says who it is.
+// begin makes a session of another process, with the name of its program.
 func begin(t testing.TB, svc *Service, p mempool.Peer, program string) *Session {
 	t.Helper()
 	s, err := svc.OpenSession(p, func(Notice) {})
@@ -306,7 +306,7 @@ func TestReclaimingAfterADeathSaysHowLongItTook(t *testing.T) {
 		assert.EqualValues(t, 1536, e.Bytes)
 		assert.Equal(t, mempool.SessionLost, e.Ending)
 		<-open(t, svc).End(make(chan struct{}))
-		one(t, svc, mempool.MemoryReclaimed) // nothing was held for the other
+		one(t, svc, mempool.MemoryReclaimed) // nothing was held for the other session's process
 	})
 }
 
@@ -400,7 +400,7 @@ func TestAWriterThatDiesIsToldOfIfOthersCanReachWhatItWrote(t *testing.T) {
 	release(t, l)
 	_, err := writer.Get(t.Context(), "weights", true, 0)
 	require.NoError(t, err)
-	allocate(t, writer, p, 512) // not published
+	allocate(t, writer, p, 512) // this buffer is not published
 	writer.EndAs(mempool.SessionLost, "", nil)
 	e := one(t, svc, mempool.WriterDied)
 	assert.Equal(t, writer.id, e.Session)
@@ -438,7 +438,7 @@ func TestASubscriberThatStaysBehindIsToldOfOnce(t *testing.T) {
 		for range 2 {
 			camera.send()
 		}
-		inHand := sink.next() // which takes up room as well
+		inHand := sink.next() // the frame in hand takes room in the channel as well
 		time.Sleep(3 * usualPatience)
 		synctest.Wait()
 		e := one(t, r.svc, mempool.SubscriberSlow)
@@ -447,13 +447,13 @@ func TestASubscriberThatStaysBehindIsToldOfOnce(t *testing.T) {
 		assert.GreaterOrEqual(t, e.Took, usualPatience)
 		sink.done(inHand, mempool.Fence{})
 		sink.done(sink.next(), mempool.Fence{})
-		time.Sleep(usualPatience) // it is not behind now
+		time.Sleep(usualPatience) // the consumer is not behind now
 		camera.send()
 		camera.send()
 		time.Sleep(3 * usualPatience)
 		synctest.Wait()
 		sink.done(sink.next(), mempool.Fence{})
-		time.Sleep(usualPatience) // it has made room for one frame
+		time.Sleep(usualPatience) // the consumer has made room for one frame
 		camera.send()
 		time.Sleep(3 * usualPatience)
 		synctest.Wait()

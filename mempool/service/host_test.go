@@ -14,7 +14,7 @@ import (
 	"github.com/poolbridge/poolbridge/mempool/hostmem"
 )
 
-// smallMachine is one that has total bytes, of which available are left.
+// smallMachine is a machine with total bytes of memory, of which available bytes are left.
 type smallMachine struct {
 	*testing.T
 	root string
@@ -41,7 +41,7 @@ func (m smallMachine) has(total, available uint64) {
 	m.write("meminfo", fmt.Sprintf("MemTotal: %d kB\nMemAvailable: %d kB\n", total>>10, available>>10))
 }
 
-// service is a service on the machine.
+// service returns a service that runs on the machine.
 func (m smallMachine) service() *Service {
 	svc := newService(m)
 	svc.memory = hostmem.At(m.root)
@@ -73,7 +73,7 @@ func TestAnAllocationThatTheMachineHasNoMemoryForTakesNone(t *testing.T) {
 	release(t, allocate(t, s, p, 32<<20))
 }
 
-// pages is how many bytes a pool has taken of the machine.
+// pages returns how many bytes of the machine's memory a pool has taken.
 func pages(t *testing.T, p *Pool) int64 {
 	t.Helper()
 	st := new(unix.Stat_t)

@@ -7,12 +7,13 @@ import (
 	"sort"
 )
 
-// index has values by key, in the order of the keys: a page of a list walks on from its cursor and touches nothing else. Keys that only grow, as ids
-// do, fill its chunks. Unlike a B-tree of a library, it keeps nothing alive that was removed. The zero key cannot be a key.
+// index maps keys to values, and keeps them in the order of the keys. So a request for one page of a list begins to read at its cursor,
+// not at the start of the list. If each new key is greater than all others, as with ids, the chunks become full. Unlike the B-trees of
+// libraries, an index keeps no pointers to removed values. The zero value of K cannot be a key.
 type index[K cmp.Ordered, V any] struct {
-	chunks  [][]indexed[K, V] // each sorted and not empty, and all keys of one are less than those of the next
+	chunks  [][]indexed[K, V] // each chunk is sorted and not empty; its keys are less than the keys of the next chunk
 	length  int
-	changes int // counts what was added and removed, so that a walk that goes on notices
+	changes int // counts added and removed entries, so that a running loop of the method after notices a change
 }
 
 type indexed[K cmp.Ordered, V any] struct {
@@ -20,12 +21,12 @@ type indexed[K cmp.Ordered, V any] struct {
 	value V
 }
 
-// indexChunk is how many entries a chunk may have. Two neighbors have more than half of that together.
+// indexChunk is the greatest number of entries in a chunk. Two neighboring chunks together have more than indexChunk/2 entries.
 const indexChunk = 128
 
 func (x *index[K, V]) len() int { return x.length }
 
-// find returns where the key is, or else where the next greater one is.
+// find returns the position of the key, or else the position of the next greater key.
 func (x *index[K, V]) find(key K) (chunk, at int, found bool) {
 	chunk = sort.Search(len(x.chunks), func(i int) bool { return x.chunks[i][len(x.chunks[i])-1].key >= key })
 	if chunk < len(x.chunks) {
@@ -70,7 +71,7 @@ func (x *index[K, V]) set(key K, value V) {
 	x.chunks[chunk] = slices.Insert(x.chunks[chunk], at, indexed[K, V]{key, value})
 }
 
-// remove removes a key, if it is there.
+// remove removes a key, if the index has that key.
 func (x *index[K, V]) remove(key K) {
 	chunk, at, found := x.find(key)
 	if !found {
@@ -79,7 +80,7 @@ func (x *index[K, V]) remove(key K) {
 	x.length--
 	x.changes++
 	x.chunks[chunk] = slices.Delete(x.chunks[chunk], at, at+1)
-	for _, left := range []int{chunk, chunk - 1} { // join it with the next chunk, or with the one before
+	for _, left := range []int{chunk, chunk - 1} { // join the chunk with the next chunk, or with the chunk before it
 		if left < 0 || left+1 >= len(x.chunks) {
 			continue
 		}
@@ -94,8 +95,8 @@ func (x *index[K, V]) remove(key K) {
 	}
 }
 
-// after yields the entries whose keys are greater than key, in their order. Entries may be added and removed meanwhile, before and after the one that
-// it yields.
+// after yields the entries whose keys are greater than key, in the order of the keys. The caller may add and remove any entries during
+// the loop.
 func (x *index[K, V]) after(key K) iter.Seq2[K, V] {
 	return func(yield func(K, V) bool) {
 		chunk, at, found := x.find(key)

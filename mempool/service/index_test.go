@@ -12,7 +12,7 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// check checks that the index has what a map has, in order, in chunks as they must be.
+// check asserts that the index has the entries of the map want, in order, and that its chunks are valid.
 func (x *index[K, V]) check(t *testing.T, want map[K]V) {
 	t.Helper()
 	var keys []K
@@ -34,7 +34,7 @@ func (x *index[K, V]) check(t *testing.T, want map[K]V) {
 
 func TestAnIndexHasWhatAMapHasInOrder(t *testing.T) {
 	random := rand.New(rand.NewPCG(1, 2))
-	for _, grow := range []int{3, 1} { // how often a key is added, to one that is removed
+	for _, grow := range []int{3, 1} { // how many keys are added for each key that is removed
 		var x index[uint64, int]
 		want := make(map[uint64]int)
 		for range 40 {

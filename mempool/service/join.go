@@ -22,7 +22,7 @@ const (
 // MemberSpec says how a session takes part in a channel. It is plain data.
 type MemberSpec struct {
 	Role MemberRole
-	// Oldest makes a consumer of a broadcast begin with the oldest frame that is kept, not with the newest.
+	// Oldest makes a consumer of a broadcast begin with the oldest frame that the channel keeps, not with the newest frame.
 	Oldest bool
 	// Full says what happens when this consumer of a broadcast is slow. If Full is empty, the channel's policy holds.
 	Full mempool.FullPolicy
@@ -30,15 +30,15 @@ type MemberSpec struct {
 
 // Member is what a session needs to take part in a channel.
 type Member struct {
-	// Slot is the member's index in the roster. ID is never used again in the channel.
+	// Slot is the member's index in the roster. No other member of the channel ever has the same ID.
 	Slot int
 	ID   uint64
-	// Export has three files: the roster, the sequencer, and the member's own file. The service closes them.
+	// Export has three files: the roster, the sequencer, and the member's own file. The service closes these files.
 	Export mempool.Export
 }
 
-// MemberCame gives a session the file of a new member, for its own members of the other role in the channel. The service closes the file
-// when the member's slot is free.
+// MemberCame gives a session the file of a new member of a channel. The session's own members of the other role need that file. The
+// service closes the file when the member's slot is free.
 type MemberCame struct {
 	Channel uint64
 	Role    MemberRole
@@ -72,7 +72,7 @@ func (s *Session) JoinChannel(channel uint64, spec MemberSpec) (Member, error) {
 	}
 	m.Member, err = ch.host.Add(how)
 	if how.Role == shmchannel.ProducerRole && errors.Is(err, shmchannel.ErrNoSlot) && ch.host.GiveUp() {
-		ch.tidy() // otherwise producers that died would have the slots until others published, which cannot join
+		ch.tidy() // otherwise dead producers would keep the slots until other producers publish, and these cannot join
 		m.Member, err = ch.host.Add(how)
 	}
 	if err != nil {
@@ -93,7 +93,7 @@ func (s *Session) JoinChannel(channel uint64, spec MemberSpec) (Member, error) {
 	return Member{Slot: m.Slot, ID: m.ID, Export: mempool.Export{Files: files}}, nil
 }
 
-// mayJoin checks a session's request to join, and translates its spec. Service.mu is held.
+// mayJoin checks a session's request to join, and translates the spec for package shmchannel. The caller holds Service.mu.
 func (s *Session) mayJoin(ch *channel, spec MemberSpec) (shmchannel.MemberSpec, error) {
 	how := shmchannel.MemberSpec{PID: uint32(s.peer.PID), Oldest: spec.Oldest}
 	name := ch.info.Name
@@ -118,12 +118,12 @@ func (s *Session) mayJoin(ch *channel, spec MemberSpec) (shmchannel.MemberSpec, 
 	return how, s.mayTakePart()
 }
 
-// EnterChannel makes a member take part once its process has mapped the files. It first tells the sessions of the members of the other
-// role. It returns those members, and also those that left and whose frames are still needed: the caller sends their files to the session
-// before it answers.
+// EnterChannel makes a member take part once its process has mapped the files. EnterChannel first announces the new member to the
+// sessions of the members of the other role. It returns the members of the other role, including members that left and whose frames are
+// still needed: the caller sends the files of these members to the session before it answers the request.
 //
-// Errors: [mempool.ErrNotFound], [mempool.ErrInvalid] for a member that has entered, and if the client sealed the file itself,
-// [mempool.ErrClosed].
+// Errors: [mempool.ErrNotFound], [mempool.ErrInvalid] for a member that has entered before, and if the client sealed the member's file
+// itself, [mempool.ErrClosed].
 func (s *Session) EnterChannel(channel, id uint64) ([]MemberCame, error) {
 	svc := s.svc
 	svc.mu.Lock()
@@ -152,7 +152,8 @@ func (s *Session) EnterChannel(channel, id uint64) ([]MemberCame, error) {
 	return others, nil
 }
 
-// introduce announces a new member to the sessions of the members of the other role, and returns these members. Service.mu is held.
+// introduce announces a new member to the sessions of the members of the other role, and returns these members. The caller holds
+// Service.mu.
 func (ch *channel) introduce(m *member) (others []MemberCame) {
 	told := make(map[*Session]struct{})
 	role := shmchannel.ConsumerRole

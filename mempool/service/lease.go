@@ -14,29 +14,30 @@ type Lease struct {
 	id      uint64
 	session *Session
 	buffer  *buffer
-	write   bool // guarded by Service.mu, like what follows
+	write   bool // Service.mu guards write and the fields below
 	ended   bool
 	began   uint32 // seconds after the service began; 4 bytes, so that the struct does not grow
-	wait    fences // must be reached before the memory is used
+	wait    fences // the fences that must be reached before the session uses the memory
 }
 
 // Grant is a new lease with its description for the session.
 type Grant struct {
 	Lease *Lease
-	// Info describes the lease. Its tensor may be shared, and must not be changed.
+	// Info describes the lease. Other results may share its tensor, so the caller must not change the tensor.
 	Info mempool.LeaseInfo
 	// Mapped says that the session already has the export of the lease's block. Otherwise the session needs what [Lease.Export]
 	// returns.
 	Mapped bool
 }
 
-// granted returns a grant that describes the lease. Service.mu is held.
+// granted returns a grant that describes the lease. The caller holds Service.mu.
 func (l *Lease) granted() Grant {
 	_, mapped := l.session.mapped[l.buffer.block.id]
 	return Grant{Lease: l, Info: l.describe(), Mapped: mapped}
 }
 
-// describe describes the lease, with the buffer's own tensor, which the caller must not change. Service.mu is held.
+// describe returns a description of the lease. Its tensor is the buffer's own, which the caller must not change. The caller holds
+// Service.mu.
 func (l *Lease) describe() mempool.LeaseInfo {
 	b := l.buffer
 	event, alone := b.event.told()
@@ -47,8 +48,8 @@ func (l *Lease) describe() mempool.LeaseInfo {
 	}
 }
 
-// Export returns what the lease's session needs to map the buffer's block. first is false if the session was given it before
-// and has not called [Session.Dropped] since: the caller need not send it again. The service closes its files.
+// Export returns what the lease's session needs to map the buffer's block. The result first is false if the session got the export before
+// and has not called [Session.Dropped] since: the caller need not send the export again. The service closes the files of the export.
 func (l *Lease) Export() (x mempool.Export, first bool, err error) {
 	b := l.buffer.block
 	if x, err = b.exportOnce(); err != nil {
@@ -72,8 +73,8 @@ func (l *Lease) Export() (x mempool.Export, first bool, err error) {
 	return x, true, nil
 }
 
-// Undo ends a lease whose grant could not be sent to its session. exported says that [Lease.Export] returned the block's export as the
-// first, which could not be sent either.
+// Undo ends a lease whose grant could not be sent to its session. The argument exported says that [Lease.Export] returned true as first,
+// and that the export could not be sent either.
 //
 // Errors: [mempool.ErrReleased] if the lease had ended before.
 func (l *Lease) Undo(exported bool) error {
@@ -86,7 +87,7 @@ func (l *Lease) Undo(exported bool) error {
 	return l.endAt(false, nil)
 }
 
-// endAt ends the lease; the fences say when the session's work on the memory is done. Service.mu is held.
+// endAt ends the lease. The fences in done say when the session's work on the memory is done. The caller holds Service.mu.
 func (l *Lease) endAt(incomplete bool, done []mempool.Fence) error {
 	if l.ended {
 		return l.released()
@@ -103,7 +104,7 @@ func (l *Lease) released() error {
 	return situation.Of(mempool.ErrReleased, "lease %d of session %d has ended", l.id, l.session.id)
 }
 
-// end ends the lease. The next user of the memory must wait for done. Service.mu is held.
+// end ends the lease. The next user of the memory must wait for the fences in done. The caller holds Service.mu.
 func (l *Lease) end(incomplete bool, done fences) {
 	b := l.buffer
 	l.ended = true
@@ -124,7 +125,7 @@ func (l *Lease) end(incomplete bool, done fences) {
 	if b.event != nil && b.event.voucher == l {
 		b.event = nil
 		b.ready = b.ready.more(done)
-		if l.session.ended { // it did not say that the work is done, and its process may be dead
+		if l.session.ended { // the session did not say that the event's work is done, and its process may be dead
 			told := make(failures)
 			b.fail(told)
 			l.session.breaks(b)
@@ -138,10 +139,10 @@ func (l *Lease) end(incomplete bool, done fences) {
 	b.recycleUnused()
 }
 
-// AwaitWork waits until the memory of the lease can be used without waiting for fences. It serves sessions that do not understand fences.
+// AwaitWork waits until the memory of the lease can be used without waiting for fences. It is for sessions that do not understand fences.
 //
 // Errors: [mempool.ErrBusy] if the wait takes longer than limit, [mempool.ErrReleased], [mempool.ErrContentFailed],
-// [mempool.ErrProducerDied], the context's.
+// [mempool.ErrProducerDied], the context's error.
 func (l *Lease) AwaitWork(ctx context.Context, limit time.Duration) error {
 	svc := l.session.svc
 	timer := time.NewTimer(limit)

@@ -9,21 +9,22 @@ import (
 	"github.com/poolbridge/poolbridge/mempool"
 )
 
-// This file handles blocks whose frames are in channels: consumers map them, and the service keeps them after their producer left.
+// This file handles blocks that producers have published as frames in channels. Consumers map these blocks, and the service keeps the
+// blocks after their producer has left.
 
 // MappedBlock is what a consumer needs to map a block.
 type MappedBlock struct {
-	// Generation counts the uses of the block, Bytes is its size.
+	// Generation counts the uses of the block. Bytes is the block's size.
 	Generation, Bytes uint64
 	// Export has files that the service closes.
 	Export mempool.Export
 }
 
 // MapBlock returns what the session needs to map a block that a frame of the channel names. Until the session calls [Session.Dropped],
-// the service counts it as a session that maps the block.
+// the service treats the block as mapped by the session.
 //
 // Errors: [mempool.ErrNotFound] for a block that no buffer of the pool uses, [mempool.ErrDenied] for a session that is no consumer of the channel,
-// [mempool.ErrLimit], [mempool.ErrClosed]; the driver's.
+// [mempool.ErrLimit], [mempool.ErrClosed]; the driver's errors.
 func (s *Session) MapBlock(channel, id uint64) (MappedBlock, error) {
 	b, info, err := s.mapBlock(channel, id)
 	if err != nil {
@@ -67,7 +68,7 @@ func (s *Session) mapBlock(channel, id uint64) (*block, MappedBlock, error) {
 	return b, MappedBlock{Generation: b.generation, Bytes: b.size}, nil
 }
 
-// consumedBy says whether the session has a consumer in the channel. Service.mu is held.
+// consumedBy says whether the session has a consumer in the channel. The caller holds Service.mu.
 func (ch *channel) consumedBy(s *Session) bool {
 	for m := range s.members {
 		if m.channel == ch && m.role() == Consumer && m.entered {
@@ -77,7 +78,8 @@ func (ch *channel) consumedBy(s *Session) bool {
 	return false
 }
 
-// indexLent makes the index of the blocks that buffers of the pool use, by id. The first channel of a pool needs it. Service.mu is held.
+// indexLent makes the index p.lent: the blocks that buffers of the pool use, by id. The service makes the index with the first channel of
+// the pool. The caller holds Service.mu.
 func (p *Pool) indexLent() {
 	if p.lent != nil {
 		return
@@ -90,23 +92,23 @@ func (p *Pool) indexLent() {
 	}
 }
 
-// lend adds a block that a buffer uses to the index, if the pool has an index. Service.mu is held.
+// lend adds a block that a buffer uses to the index, if the pool has an index. The caller holds Service.mu.
 func (p *Pool) lend(b *block) {
 	if p.lent != nil {
 		p.lent[b.id] = b
 	}
 }
 
-// lending maps each channel that producers leave to one look at its memory, which says which of their blocks the channel still needs.
+// lending has a glance for each channel that producers leave. The glance says which blocks of these producers the channel still needs.
 type lending map[*channel]*glance
 
-// glance is one look at a channel's memory, for some of its producers.
+// glance is the result of one reading of a channel's memory, for some producers of the channel.
 type glance struct {
 	*shmchannel.Look
 	producers []*member
 }
 
-// look reads the memory of the channel, once for all these producers. Service.mu is held.
+// look reads the memory of the channel, once for all these producers. The caller holds Service.mu.
 func (ch *channel) look(producers []*member) *glance {
 	of := make([]*shmchannel.Member, len(producers))
 	for i, m := range producers {
@@ -120,7 +122,7 @@ func (g *glance) needs(b *block, producers []*member) bool {
 	return slices.ContainsFunc(producers, func(m *member) bool { return g.Unsure(m.Member) || g.Names(m.Member, b.id) })
 }
 
-// unsure says whether the look could not tell which blocks of the producers the channel needs.
+// unsure says whether there is a producer for which the service could not read which blocks the channel needs.
 func (g *glance) unsure() bool {
 	return slices.ContainsFunc(g.producers, func(m *member) bool { return g.Unsure(m.Member) })
 }
@@ -130,7 +132,7 @@ func (g *glance) names(b *block, producers []*member) bool {
 	return slices.ContainsFunc(producers, func(m *member) bool { return g.Names(m.Member, b.id) })
 }
 
-// needs says whether one of the channels needs a block. Service.mu is held.
+// needs says whether one of the channels needs, or may need, a block. The caller holds Service.mu.
 func (of lending) needs(b *block) bool {
 	for ch, g := range of {
 		if ch.pool == b.pool && g.needs(b, g.producers) {
@@ -140,9 +142,9 @@ func (of lending) needs(b *block) bool {
 	return false
 }
 
-// keep keeps the buffer of a write lease that is about to end. The result says whether a channel needs the buffer. keep also keeps
-// buffers that consumers have finished with, until releaseKept has read which work of consumers on these buffers is under way. If keep
-// cannot tell whether a buffer is needed, it marks the buffer as doubted. Service.mu is held.
+// keep keeps the buffer of a write lease that is about to end. The result says whether a channel needs the buffer, or may need it. keep
+// also keeps a buffer that consumers have finished with. Later, releaseKept reads which work of consumers on that buffer is still under
+// way. If it is not certain that a channel needs the buffer, keep marks the buffer as doubted. The caller holds Service.mu.
 func (of lending) keep(l *Lease) (needed bool) {
 	b := l.buffer
 	named := false
@@ -161,7 +163,7 @@ func (of lending) keep(l *Lease) (needed bool) {
 	return needed
 }
 
-// promise notes in the member's timeline the fences that are in the member's file. Service.mu is held.
+// promise notes in the member's timeline the fences that are in the member's file. The caller holds Service.mu.
 func (m *member) promise() {
 	if m.timeline == nil || !m.entered {
 		return
@@ -172,7 +174,7 @@ func (m *member) promise() {
 	}
 }
 
-// releaseKept frees the buffers in ch.kept that neither the channel nor its consumers need any more. Service.mu is held.
+// releaseKept frees the buffers in ch.kept that neither the channel nor its consumers need any more. The caller holds Service.mu.
 func (ch *channel) releaseKept() {
 	if len(ch.kept) == 0 {
 		return
@@ -197,12 +199,12 @@ func (ch *channel) releaseKept() {
 	if len(free) == 0 {
 		return
 	}
-	done, ok := ch.consumersDone() // read after the holds: a consumer writes its fences before it clears its hold
+	done, ok := ch.consumersDone() // read after the consumers' holds: a consumer writes its fences before it clears its hold
 	if !ok {
 		return
 	}
 	for _, b := range free {
-		writer := ch.kept[b][0].session // all belong to one session
+		writer := ch.kept[b][0].session // all producers of the list belong to one session
 		work := done.union(writer.timeline.outstanding())
 		delete(ch.kept, b)
 		b.block.fences = work.union(b.block.fences).pending()
@@ -216,11 +218,11 @@ func (ch *channel) releaseKept() {
 	}
 }
 
-// consumersDone returns the fences of the consumers' work on frames that is under way. ok is false while a consumer writes a fence.
-// Service.mu is held.
+// consumersDone returns the fences of the consumers' work on frames, if that work is still under way. The result ok is false while a
+// consumer writes a fence. The caller holds Service.mu.
 func (ch *channel) consumersDone() (done fences, ok bool) {
 	var found []shmchannel.Fence
-	at := make(map[mempool.Fence]int) // index in done, by timeline and word
+	at := make(map[mempool.Fence]int) // the index of each fence in done, by timeline and word
 	for _, m := range ch.host.Members(nil, shmchannel.ConsumerRole) {
 		of := ch.members[m.ID]
 		own := of.timeline
@@ -233,7 +235,7 @@ func (ch *channel) consumersDone() (done fences, ok bool) {
 		for _, t := range found {
 			one := own.promise(t.Word, t.Value)
 			key := mempool.Fence{Timeline: own.id, Word: t.Word}
-			if i, again := at[key]; again { // of another consumer of the session
+			if i, again := at[key]; again { // another consumer of the same session has a fence of this word
 				done[i].value = max(done[i].value, one.value)
 			} else if !one.over() {
 				at[key] = len(done)

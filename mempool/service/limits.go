@@ -9,17 +9,18 @@ import (
 	"github.com/poolbridge/poolbridge/mempool"
 )
 
-// Limits bound how much state clients can cause. 0 stands for the default. docs/protocol.md lists these limits and the fixed limits.
+// Limits has the limits of the state that clients can create in the service. 0 stands for the default. docs/protocol.md lists these
+// limits and the fixed limits.
 type Limits struct {
 	// SessionLeases is how many leases a session may have at a time. SessionBlocks is how many blocks a session may map at a time.
 	SessionLeases, SessionBlocks int
-	// UserNames is how many names the sessions of a user may publish, those that are kept included. UserPools is how many pools they may
-	// make.
+	// UserNames is how many names the sessions of a user may have published at a time, including names that outlive their session. UserPools
+	// is how many pools the sessions of a user may have at a time.
 	UserNames, UserPools int
 	// Buffers and Leases are how many buffers and leases the service may have at a time.
 	Buffers, Leases int
-	// Channels is how many channels there may be at a time. Members is how many members all channels may have together, those included
-	// that left and still have a slot.
+	// Channels is how many channels there may be at a time. Members is how many members all channels may have together, including members
+	// that left but still have a slot.
 	Channels, Members int
 }
 
@@ -43,7 +44,7 @@ func (l *Limits) all() []limit {
 	}
 }
 
-// LimitNames returns the names that [Limits.Set] takes.
+// LimitNames returns the names that [Limits.Set] accepts.
 func LimitNames() (names []string) {
 	for _, one := range new(Limits).all() {
 		names = append(names, one.name)
@@ -92,7 +93,8 @@ type LimitError struct {
 	// Limit is the name of the limit. Max is the limit's value.
 	Limit string
 	Max   int
-	// Who names the session, the user or the service that has the things, and What names them. Have is how many there are.
+	// What names the limited things, for example leases. Who names the session, the user or the service that has these things. Have is how
+	// many it has.
 	Who, What string
 	Have      int
 	// Advice says what the user can do.
@@ -107,7 +109,7 @@ func (e *LimitError) Error() string {
 // Unwrap returns [mempool.ErrLimit].
 func (*LimitError) Unwrap() error { return mempool.ErrLimit }
 
-// mayHold says whether the session's own limit allows one more lease. Service.mu is held.
+// mayHold says whether the session's own limit allows one more lease. The caller holds Service.mu.
 func (s *Session) mayHold() error {
 	if have, most := len(s.leases), s.svc.limits.SessionLeases; have >= most {
 		return &LimitError{"session-leases", most, s.String(), "leases", have, "release some"}
@@ -115,7 +117,7 @@ func (s *Session) mayHold() error {
 	return nil
 }
 
-// mayLease says whether the session may have one more lease. Service.mu is held.
+// mayLease says whether the session may have one more lease. The caller holds Service.mu.
 func (s *Session) mayLease() error {
 	if have, most := s.svc.leases.len(), s.svc.limits.Leases; have >= most {
 		return &LimitError{"leases", most, "the service", "leases", have, "wait until some are released"}
@@ -123,7 +125,7 @@ func (s *Session) mayLease() error {
 	return s.mayHold()
 }
 
-// mayAllocate says whether the session may have one more buffer. Service.mu is held.
+// mayAllocate says whether the session may have one more buffer. The caller holds Service.mu.
 func (s *Session) mayAllocate() error {
 	if have, most := s.svc.buffers.len(), s.svc.limits.Buffers; have >= most {
 		return &LimitError{"buffers", most, "the service", "buffers", have, "wait until some are released and unpublished"}
@@ -131,7 +133,7 @@ func (s *Session) mayAllocate() error {
 	return s.mayLease()
 }
 
-// mayMap says whether the session may be sent the export of one more block. Service.mu is held.
+// mayMap says whether the session may be sent the export of one more block. The caller holds Service.mu.
 func (s *Session) mayMap() error {
 	if have, most := len(s.mapped), s.svc.limits.SessionBlocks; have >= most {
 		return &LimitError{"session-blocks", most, s.String(), "mapped blocks", have, "drop the blocks that no lease needs"}
@@ -139,7 +141,7 @@ func (s *Session) mayMap() error {
 	return nil
 }
 
-// mayName says whether the session's user may publish one more name. Service.mu is held.
+// mayName says whether the session's user may publish one more name. The caller holds Service.mu.
 func (s *Session) mayName() error {
 	if have, most := s.svc.namesOf[s.peer.UID], s.svc.limits.UserNames; have >= most {
 		return &LimitError{"user-names", most, s.peer.String(), "names", have, "unpublish some"}
@@ -147,7 +149,7 @@ func (s *Session) mayName() error {
 	return nil
 }
 
-// mayMakePool says whether the session's user may make one more pool. Service.mu is held.
+// mayMakePool says whether the session's user may make one more pool. The caller holds Service.mu.
 func (s *Session) mayMakePool() error {
 	if have, most := s.svc.poolsOf[s.peer.UID], s.svc.limits.UserPools; have >= most {
 		return &LimitError{"user-pools", most, s.peer.String(), "pools", have, "destroy some"}
@@ -169,7 +171,7 @@ func (s *Service) SetLimits(l Limits) {
 	s.limits = l.filled()
 }
 
-// mayMakeChannel says whether there may be one more channel. Service.mu is held.
+// mayMakeChannel says whether there may be one more channel. The caller holds Service.mu.
 func (s *Service) mayMakeChannel() error {
 	if have, most := s.channelByID.len(), s.limits.Channels; have >= most {
 		return &LimitError{"channels", most, "the service", "channels", have, "close some"}
@@ -177,7 +179,7 @@ func (s *Service) mayMakeChannel() error {
 	return nil
 }
 
-// mayTakePart says whether the session may have one more member of a channel. Service.mu is held.
+// mayTakePart says whether the session may have one more member of a channel. The caller holds Service.mu.
 func (s *Session) mayTakePart() error {
 	if have, most := s.svc.members, s.svc.limits.Members; have >= most {
 		return &LimitError{"members", most, "the service", "members of channels", have, "wait until some have left"}

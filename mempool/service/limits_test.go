@@ -18,7 +18,7 @@ func limited(t testing.TB, limits Limits) (*Service, *Session) {
 	return svc, open(t, svc)
 }
 
-// refused says that err names the limit, which is reached.
+// refused asserts that err says which limit is reached.
 func refused(t testing.TB, err error, limit string, most int, who string) {
 	t.Helper()
 	require.ErrorIs(t, err, mempool.ErrLimit)
@@ -131,7 +131,7 @@ func TestAUserMakesSoManyPoolsAtATime(t *testing.T) {
 	l := allocate(t, s, p, 8)
 	require.NoError(t, s.DestroyPool(p.info.ID))
 	_, err = s.CreatePool(spec)
-	refused(t, err, "user-pools", 1, s.peer.String()) // its memory is still there
+	refused(t, err, "user-pools", 1, s.peer.String()) // the pool's memory is not freed yet
 	release(t, l)
 	_, err = s.CreatePool(spec)
 	require.NoError(t, err)
@@ -153,7 +153,7 @@ func TestLimitsAreSetByName(t *testing.T) {
 	assert.ErrorContains(t, l.Set("buffers", 0), "1 or more")
 }
 
-// An allocation that waits lets others be carried out meanwhile, which may reach the limit.
+// While one allocation waits, the service serves other allocations, which may reach the limit.
 func TestAllocationsThatWaitTogetherPassNoLimit(t *testing.T) {
 	for limit, limits := range map[string]Limits{"session-leases": {SessionLeases: 2}, "buffers": {Buffers: 2}, "leases": {Leases: 2}} {
 		t.Run(limit+", for the driver", func(t *testing.T) {
@@ -196,7 +196,7 @@ func TestAllocationsThatWaitTogetherPassNoLimit(t *testing.T) {
 	}
 }
 
-// together says that of three allocations the limit of two lets two through.
+// together asserts that the limit, which is two, lets two of three allocations succeed.
 func together(t *testing.T, s *Session, line <-chan error, limit string) {
 	t.Helper()
 	var failed []error

@@ -13,18 +13,19 @@ import (
 	"github.com/poolbridge/poolbridge/mempool"
 )
 
-// This file lists what the service has, page by page. A session of the service's own user sees everything, others what they may use. Callers give memory
-// for the entries of a page, which may be nil. Tensors of entries may be shared, and must not be changed.
+// This file lists the sessions, channels, buffers, names and leases of the service, page by page. A session of the service's own user
+// sees all entries. Every other session sees the entries that its user may use. The caller passes the slice into, which may be nil, as
+// memory for the entries of a page. Entries may share tensors, so the caller must not change the tensors.
 
 // Page is one page of a list.
 type Page[T any] struct {
 	Entries []T
-	// Next is the cursor of the next page; empty: this is the last one.
+	// Next is the cursor of the next page. It is empty on the last page.
 	Next string
 }
 
-// Introduce notes what a client calls itself, for people. The text is cut to the length of a name, so that it fits into a page of a
-// list. The server calls Introduce once.
+// Introduce notes the name of the client's program, which people see in lists. Introduce cuts the name to [mempool.MaxNameBytes], so that
+// it fits into a page of a list. The server calls Introduce once.
 func (s *Session) Introduce(program string) {
 	if len(program) > mempool.MaxNameBytes {
 		program = strings.ToValidUTF8(program[:mempool.MaxNameBytes], "")
@@ -34,15 +35,15 @@ func (s *Session) Introduce(program string) {
 	s.program = program
 }
 
-// Sessions lists the sessions of the asking session's user, by id. A session of the service's own user gets all sessions.
+// Sessions lists the sessions of the asking session's user, ordered by id. A session of the service's own user gets all sessions.
 //
-// Errors: [mempool.ErrInvalid] for a cursor that no page gave.
+// Errors: [mempool.ErrInvalid] for a cursor that is not from a page, [mempool.ErrClosed].
 func (s *Session) Sessions(after string, most int, into []mempool.SessionInfo) (Page[mempool.SessionInfo], error) {
 	may := func(other *Session) bool { return other.peer.UID == s.peer.UID || s.owner() }
 	return listByID(s, &s.svc.sessions, after, most, into, may, (*Session).info)
 }
 
-// info describes the session. Service.mu is held.
+// info describes the session. The caller holds Service.mu.
 func (s *Session) info() mempool.SessionInfo {
 	info := mempool.SessionInfo{ID: s.id, UID: s.peer.UID, PID: s.peer.PID, Program: s.program, Began: s.began,
 		Leases: len(s.leases), Blocks: len(s.mapped), Members: len(s.members)}
@@ -54,15 +55,16 @@ func (s *Session) info() mempool.SessionInfo {
 	return info
 }
 
-// Channels lists by id the channels that the asking session may use, including closed channels that still have consumers.
+// Channels lists the channels that the asking session may use, ordered by id. The list also has closed channels that still have
+// consumers.
 //
-// Errors: [mempool.ErrInvalid] for a cursor that no page gave.
+// Errors: [mempool.ErrInvalid] for a cursor that is not from a page, [mempool.ErrClosed].
 func (s *Session) Channels(after string, most int, into []mempool.ChannelStatus) (Page[mempool.ChannelStatus], error) {
 	may := func(ch *channel) bool { return s.sees(ch.pool) }
 	return listByID(s, &s.svc.channelByID, after, most, into, may, (*channel).status)
 }
 
-// status describes the channel. Service.mu is held.
+// status describes the channel. The caller holds Service.mu.
 func (ch *channel) status() mempool.ChannelStatus {
 	status := mempool.ChannelStatus{ChannelInfo: ch.info, UID: ch.uid, Closed: ch.closed, Published: ch.host.Published(), Waiting: ch.host.Waiting(),
 		Used: ch.host.Used(), Dropped: ch.host.Dropped()}
@@ -84,11 +86,11 @@ func (ch *channel) status() mempool.ChannelStatus {
 	return status
 }
 
-// Buffers lists the buffers of the pools that the asking session may use, by id.
+// Buffers lists the buffers of the pools that the asking session may use, ordered by id.
 //
-// Errors: [mempool.ErrInvalid] for a cursor that no page gave.
+// Errors: [mempool.ErrInvalid] for a cursor that is not from a page, [mempool.ErrClosed].
 func (s *Session) Buffers(after string, most int, into []mempool.BufferInfo) (Page[mempool.BufferInfo], error) {
-	may := func(b *buffer) bool { return s.owner() || s.sees(b.block.pool) } // a look at the pool of each takes longer than the rest
+	may := func(b *buffer) bool { return s.owner() || s.sees(b.block.pool) } // the check of each entry's pool is slow
 	return listByID(s, &s.svc.buffers, after, most, into, may, func(b *buffer) mempool.BufferInfo {
 		info := mempool.BufferInfo{ID: b.id, Generation: b.generation, Pool: b.block.pool.info.ID, Bytes: b.bytes, BlockBytes: b.block.size,
 			Tensor: *b.tensor, Reads: b.readers.len(), Names: int(b.names), InChannel: b.frames > 0,
@@ -100,7 +102,8 @@ func (s *Session) Buffers(after string, most int, into []mempool.BufferInfo) (Pa
 	})
 }
 
-// readersOf returns sessions that have read leases, at most [mempool.MaxReaders]. Service.mu is held.
+// readersOf returns the ids of sessions that have read leases on the buffer, at most [mempool.MaxReaders] of them. The caller holds
+// Service.mu.
 func (b *buffer) readersOf() []uint64 {
 	ids := slices.Grow([]uint64(nil), min(b.readers.len(), mempool.MaxReaders))
 	for l := range b.readers.all() {
@@ -116,7 +119,7 @@ func (b *buffer) readersOf() []uint64 {
 //
 // Errors: [mempool.ErrInvalid].
 func (s *Session) Names(after string, most int, into []mempool.NameInfo) (Page[mempool.NameInfo], error) {
-	may := func(n *name) bool { return s.owner() || s.sees(n.buffer.block.pool) } // a look at the pool of each takes longer than the rest
+	may := func(n *name) bool { return s.owner() || s.sees(n.buffer.block.pool) } // the check of each entry's pool is slow
 	return list(s, &s.svc.names, after, most, into, may, func(text string) string { return text }, func(n *name) mempool.NameInfo {
 		b := n.buffer
 		info := mempool.NameInfo{Name: n.text, Buffer: b.id, Pool: b.block.pool.info.ID, Bytes: b.bytes, Tensor: *b.tensor, UID: n.uid}
@@ -127,17 +130,17 @@ func (s *Session) Names(after string, most int, into []mempool.NameInfo) (Page[m
 	})
 }
 
-// Leases lists the leases on buffers of the pools that the asking session may use, by id.
+// Leases lists the leases on buffers of the pools that the asking session may use, ordered by id.
 //
-// Errors: [mempool.ErrInvalid] for a cursor that no page gave.
+// Errors: [mempool.ErrInvalid] for a cursor that is not from a page, [mempool.ErrClosed].
 func (s *Session) Leases(after string, most int, into []mempool.LeaseStatus) (Page[mempool.LeaseStatus], error) {
 	svc := s.svc
-	may := func(l *Lease) bool { return s.owner() || s.sees(l.buffer.block.pool) } // a look at the pool of each takes longer than the rest
+	may := func(l *Lease) bool { return s.owner() || s.sees(l.buffer.block.pool) } // the check of each entry's pool is slow
 	type awaited struct {
 		what  string
 		since time.Time
 	}
-	var waits map[*Session]awaited // of those that may wait
+	var waits map[*Session]awaited // only for sessions that have waiting requests or channel members
 	return listByID(s, &svc.leases, after, most, into, may, func(l *Lease) mempool.LeaseStatus {
 		b, holder := l.buffer, l.session
 		status := mempool.LeaseStatus{ID: l.id, Session: holder.id, UID: holder.peer.UID, PID: holder.peer.PID, Program: holder.program, Buffer: b.id,
@@ -158,8 +161,8 @@ func (s *Session) Leases(after string, most int, into []mempool.LeaseStatus) (Pa
 	})
 }
 
-// waitsFor returns what the session has waited for longest, and since when. A producer does not ask the service for room in a channel:
-// the producer waits while the channel is full. Service.mu is held.
+// waitsFor returns what the session has waited for longest, and since when. A producer sends no request when it waits for room in a full
+// channel, so waitsFor checks the session's channels. The caller holds Service.mu.
 func (s *Session) waitsFor() (what string, since time.Time) {
 	if w := s.longest(); w != nil {
 		what, since = w.String(), w.since
@@ -175,8 +178,8 @@ func (s *Session) waitsFor() (what string, since time.Time) {
 	return cut(what, maxWaitText), since
 }
 
-// blocked returns why producers of the channel wait for room, and since when. If they do not wait, the reason is empty. Service.mu is
-// held.
+// blocked returns why producers of the channel wait for room, and since when. If they do not wait, the reason is empty. The caller holds
+// Service.mu.
 func (ch *channel) blocked() (why string, since time.Time) {
 	if ch.info.Full == mempool.Block && ch.stuck() {
 		return "its frames wait for a consumer", ch.full.since
@@ -187,8 +190,8 @@ func (ch *channel) blocked() (why string, since time.Time) {
 	return "", since
 }
 
-// slow returns the consumer of a broadcast that producers have waited for longest, or nil if they wait for no consumer. Service.mu is
-// held.
+// slow returns the consumer of a broadcast that producers have waited for longest, or nil if they wait for no consumer. The caller holds
+// Service.mu.
 func (ch *channel) slow() (slow *member) {
 	for _, m := range ch.members {
 		if m.full != mempool.Block {
@@ -201,13 +204,13 @@ func (ch *channel) slow() (slow *member) {
 	return slow
 }
 
-// Texts are cut to so many bytes, so that they fit into a page: what a session waits for, and the text of an event.
+// These constants limit the bytes of two texts, so that the texts fit into a page: what a session waits for, and the text of an event.
 const (
 	maxWaitText  = 300
 	maxEventText = 1000
 )
 
-// cut shortens a text to at most most bytes.
+// cut shortens a text to the number of bytes in most, if the text is longer.
 func cut(text string, most int) string {
 	const dots = "…"
 	if len(text) <= most {
@@ -216,13 +219,13 @@ func cut(text string, most int) string {
 	return strings.ToValidUTF8(text[:most-len(dots)], "") + dots
 }
 
-// owner says whether the session is one of the service's own user.
+// owner says whether the session belongs to the service's own user.
 func (s *Session) owner() bool { return s.peer.UID == s.svc.uid }
 
-// sees says whether the session may see what is in a pool.
+// sees says whether the session may see the buffers, names, leases and channels of a pool.
 func (s *Session) sees(p *Pool) bool { return s.owner() || p.access.Allows(s.peer) }
 
-// listByID is list for things that have ids.
+// listByID does the same as list, for entries whose keys are ids.
 func listByID[V, T any](s *Session, all *index[uint64, V], after string, most int, into []T, may func(V) bool, describe func(V) T) (Page[T], error) {
 	from := uint64(0)
 	if after != "" {
@@ -237,8 +240,9 @@ func listByID[V, T any](s *Session, all *index[uint64, V], after string, most in
 // listPause is the number of entries after which list releases Service.mu for a moment.
 const listPause = 16
 
-// list describes the most entries that have the least keys greater than after, of those that may be seen. It passes only these and those between
-// them that may not be seen. An entry has the same key as long as it lives, so pages that follow each other have it once.
+// list makes a page of entries, in the order of their keys: the keys are greater than the argument after, and the function may returns
+// true for the entries. The argument most is the greatest number of entries in the page. list does not read the entries before the page,
+// and stops when the page is full. An entry keeps its key as long as it exists, so it appears only once in consecutive pages.
 func list[K cmp.Ordered, V, T any](s *Session, all *index[K, V], after K, most int, into []T, may func(V) bool, cursor func(K) string,
 	describe func(V) T) (page Page[T], err error) {
 	svc := s.svc

@@ -86,7 +86,7 @@ func TestAListOfChannelsCountsWhoTakesPart(t *testing.T) {
 	r := newChannelRig(t, mempool.ChannelSpec{Capacity: 2}, 4)
 	r.produce(hire(t, r.svc))
 	sink := r.consume(hire(t, r.svc), MemberSpec{})
-	r.sit(hire(t, r.svc), MemberSpec{Role: Consumer}) // has not entered
+	r.sit(hire(t, r.svc), MemberSpec{Role: Consumer}) // this member has not entered
 	want := mempool.ChannelStatus{ChannelInfo: r.info, UID: r.owner.peer.UID, Producers: 1, Consumers: 1}
 	assert.Equal(t, []mempool.ChannelStatus{want}, all(t, 9, r.owner.Channels))
 	require.NoError(t, r.owner.CloseChannel(r.info.ID))

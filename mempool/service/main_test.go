@@ -24,7 +24,7 @@ func newService(t testing.TB) *Service {
 	return svc
 }
 
-// open makes a session of this process's user that gets no notices.
+// open makes a session of this process's user. The session gets no notices.
 func open(t testing.TB, svc *Service) *Session {
 	t.Helper()
 	s, err := svc.OpenSession(mempool.Self(), nil)
@@ -32,7 +32,7 @@ func open(t testing.TB, svc *Service) *Session {
 	return s
 }
 
-// client is a session of another process, which maps memory and gets recalls.
+// client is a session of another process. The session maps memory and gets recalls.
 type client struct {
 	*Session
 	recalled []uint64 // guarded by Service.mu
@@ -47,7 +47,7 @@ func openClient(t testing.TB, svc *Service, p mempool.Peer) *client {
 	return c
 }
 
-// asked takes what the client was asked to unmap.
+// asked removes and returns the ids of the blocks that the client must unmap.
 func (c *client) asked() []uint64 {
 	c.svc.mu.Lock()
 	defer c.svc.mu.Unlock()
@@ -56,7 +56,7 @@ func (c *client) asked() []uint64 {
 	return ids
 }
 
-// mapBlock does what a client does with a lease: from now on it maps the block.
+// mapBlock maps the block of a lease as a client does: from now on, the client maps the block.
 func mapBlock(t testing.TB, l *Lease) uint64 {
 	t.Helper()
 	_, _, err := l.Export()
@@ -85,7 +85,7 @@ func allocate(t testing.TB, s *Session, p *Pool, n uint64) *Lease {
 	return l
 }
 
-// allocate is Allocate, and returns the lease alone; getLease is so for Get, and leaseOf for Lease.
+// allocate does the same as Allocate, but returns only the lease. In the same way, getLease calls Get, and leaseOf calls Lease.
 func (s *Session) allocate(ctx context.Context, pool uint64, t mempool.Tensor, wait time.Duration) (*Lease, error) {
 	g, err := s.Allocate(ctx, pool, t, wait)
 	return g.Lease, err
@@ -101,7 +101,7 @@ func (s *Session) leaseOf(ctx context.Context, buffer, generation uint64, write 
 	return g.Lease, err
 }
 
-// The methods of a lease call its session with its id.
+// These methods of a lease call the lease's session with the lease's id.
 
 func (l *Lease) ID() uint64 { return l.id }
 
@@ -129,7 +129,7 @@ func hasFailed(l *Lease) bool {
 	return l.buffer.failed
 }
 
-// memory is that of a lease's block.
+// memory returns the memory of a lease's block.
 func memory(l *Lease) mempool.Memory { return l.buffer.block.mem }
 
 func release(t testing.TB, l *Lease) {
@@ -137,7 +137,7 @@ func release(t testing.TB, l *Lease) {
 	require.NoError(t, l.Release(false))
 }
 
-// checkBooks checks what must hold at every moment, and the arena's own count where nothing is under way.
+// checkBooks asserts that the service's sums are right, and that the arena's own count agrees. No call of the driver may be under way.
 func checkBooks(t testing.TB, svc *Service) {
 	t.Helper()
 	svc.mu.Lock()
@@ -201,7 +201,8 @@ func checkBooks(t testing.TB, svc *Service) {
 	assert.Equal(t, leases, svc.leases.len())
 }
 
-// checkCounts checks what counts against the limits of a pool: each block counts once for each session, process and user. Service.mu is held.
+// checkCounts checks the bytes that count against the limits of a pool: each block counts once for each session, process and user.
+// The caller holds Service.mu.
 func checkCounts(t testing.TB, p *Pool) {
 	t.Helper()
 	p.recharge()

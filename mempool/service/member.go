@@ -9,15 +9,15 @@ import (
 	"github.com/poolbridge/poolbridge/mempool"
 )
 
-// member is the service's state of a member of a channel. Service.mu guards it.
+// member is the service's state of a member of a channel. Service.mu guards members.
 type member struct {
 	*shmchannel.Member
 	channel  *channel
 	session  *Session
-	timeline *timeline // nil if it has none
+	timeline *timeline // nil if the member writes no fences
 	entered  bool
 	left     bool
-	said     bool // it left by its own request
+	said     bool // the member left by its own request
 	behind   lag
 	full     mempool.FullPolicy // what happens when this consumer is slow
 }
@@ -33,7 +33,7 @@ func (m *member) came() MemberCame {
 	return MemberCame{Channel: m.channel.info.ID, Role: m.role(), Slot: m.Slot, Member: m.ID, File: m.File()}
 }
 
-// member finds one of the session's own members. Service.mu is held.
+// member finds one of the session's own members. The caller holds Service.mu.
 func (s *Session) member(channel, id uint64) (*member, error) {
 	ch, err := s.anyChannel(channel)
 	if err != nil {
@@ -50,11 +50,12 @@ func (s *Session) member(channel, id uint64) (*member, error) {
 	return m, nil
 }
 
-// LeaveChannel removes a member from its channel. A consumer has left in the shared memory before the call. When the session's last
-// producer leaves, its write leases on buffers that the channel or its consumers still need end: the service keeps these buffers until they
-// are not needed.
+// LeaveChannel removes a member from its channel. A consumer must have left in the shared memory before the call. When the last producer
+// of the session in this channel leaves, the service ends the session's write leases on buffers that the channel or its consumers still
+// need. The service keeps these buffers until nothing needs them.
 //
-// Errors: [mempool.ErrNotFound], [mempool.ErrClosed]; [mempool.ErrBusy] for a producer while it is not known which buffers are needed.
+// Errors: [mempool.ErrNotFound], [mempool.ErrClosed]; [mempool.ErrBusy] for a producer while the service does not know which buffers are
+// needed.
 func (s *Session) LeaveChannel(channel, id uint64) error {
 	svc := s.svc
 	svc.mu.Lock()
@@ -71,7 +72,7 @@ func (s *Session) LeaveChannel(channel, id uint64) error {
 	return nil
 }
 
-// leaveProducer does the same as LeaveChannel for a producer. Service.mu is held.
+// leaveProducer does the same as LeaveChannel for a producer. The caller holds Service.mu.
 func (m *member) leaveProducer() error {
 	ch := m.channel
 	var producers []*member
@@ -88,8 +89,8 @@ func (m *member) leaveProducer() error {
 		ch.tidy()
 		return nil
 	}
-	lent := lending{ch: ch.look(producers)} // what the channel needs: these producers publish nothing more
-	done, ok := ch.consumersDone()          // for the blocks that the channel does not need any more
+	lent := lending{ch: ch.look(producers)} // what the channel needs now: these producers publish no more frames
+	done, ok := ch.consumersDone()          // fences for the blocks that the channel does not need any more
 	if lent[ch].unsure() || !ok {
 		return situation.Of(mempool.ErrBusy, "a consumer of channel %q takes or releases a frame at this moment; try again", ch.info.Name)
 	}
@@ -108,7 +109,7 @@ func (m *member) leaveProducer() error {
 	return nil
 }
 
-// leave removes the member. The argument said is true if the member itself asked to leave. Service.mu is held.
+// leave removes the member. The argument said is true if the member itself asked to leave. The caller holds Service.mu.
 func (m *member) leave(said bool) {
 	if m.left {
 		return
@@ -125,7 +126,7 @@ func (m *member) leave(said bool) {
 	m.promise()
 }
 
-// forget removes a member without a slot from the service's state. Service.mu is held.
+// forget removes a member that has no slot any more from the service's state. The caller holds Service.mu.
 func (m *member) forget() {
 	s := m.session
 	if !m.left && m.role() == Producer {
@@ -144,7 +145,7 @@ func (m *member) forget() {
 	}
 }
 
-// consumes says whether a consumer of the session has a slot: its process may then use frames. Service.mu is held.
+// consumes says whether a consumer of the session has a slot: the session's process may then use frames. The caller holds Service.mu.
 func (s *Session) consumes() bool {
 	for m := range s.members {
 		if m.role() == Consumer {

@@ -123,7 +123,7 @@ func TestFramesGoFromProducersToConsumers(t *testing.T) {
 			late := r.consume(hire(t, r.svc), MemberSpec{Oldest: true})
 			want := uint64(2)
 			if mode == mempool.WorkQueue {
-				want = 4 // the others are done
+				want = 4 // in a queue, the first three frames are gone
 				p.send()
 			}
 			assert.Equal(t, want, late.next().Number)
@@ -204,7 +204,7 @@ func TestTimelinesOfMembersAreTheOtherRolesToMap(t *testing.T) {
 	assert.Empty(t, told[Forget](c.worker))
 	c.done(f, mempool.Fence{})
 	c.quit()
-	d.quit() // then only the channel itself keeps the frame
+	d.quit() // from now on, only the channel itself keeps the frame
 	require.NoError(t, r.owner.CloseChannel(r.info.ID))
 	assert.Equal(t, []Forget{{Timelines: []uint64{p.id}}}, told[Forget](c.worker))
 	_, err = c.FindTimeline(p.id)
@@ -243,7 +243,7 @@ func TestAConsumerMapsTheBlocksOfThePoolThatBuffersUse(t *testing.T) {
 	require.NoError(t, err, "asked again, it is told again")
 
 	c.done(c.next(), mempool.Fence{})
-	release(t, l) // though it is in the channel: the producer's own fault
+	release(t, l) // although the buffer is in the channel: a mistake of the producer
 	_, err = c.MapBlock(r.info.ID, block)
 	require.ErrorIs(t, err, mempool.ErrNotFound, "no buffer uses it")
 	_, err = r.owner.TrimPool(r.pool.info.ID, 0)
@@ -309,7 +309,7 @@ func TestAChannelThatIsClosedGoesWithItsLastConsumer(t *testing.T) {
 			require.NoError(t, err, "frames that were published are still taken")
 			c.done(f, mempool.Fence{})
 			assert.False(t, r.nothingLeft())
-			c.quit() // leaves a frame that no consumer has taken
+			c.quit() // one frame is left that no consumer has taken
 			assert.True(t, r.nothingLeft(), "the producer's session lives, and needs nothing of the service")
 			assert.Len(t, p.back(), 3)
 			require.ErrorIs(t, p.LeaveChannel(r.info.ID, p.member.ID), mempool.ErrClosed)

@@ -12,7 +12,7 @@ import (
 	"github.com/poolbridge/poolbridge/mempool"
 )
 
-// The heap that a live buffer takes limits how many there can be: see docs/performance.md.
+// The heap memory that each live buffer takes limits how many buffers a service can have: see docs/performance.md.
 func TestALiveBufferTakesLittleOfTheService(t *testing.T) {
 	const buffers, most = 4096, 600
 	svc := newService(t)
@@ -38,7 +38,7 @@ func TestWhatIsGoneTakesNoRoomInTheService(t *testing.T) {
 	const most = 64 << 10
 	svc := newService(t)
 	owner := open(t, svc)
-	for range maxHistory { // events are kept for a while
+	for range maxHistory { // fill the history, which keeps its events
 		svc.note(mempool.HistoryEvent{Text: strings.Repeat("an event with many words ", 10)}, nil)
 	}
 	for what, storm := range map[string]func(n int){
@@ -65,7 +65,7 @@ func TestWhatIsGoneTakesNoRoomInTheService(t *testing.T) {
 			require.NoError(t, owner.DestroyPool(p.info.ID))
 		},
 	} {
-		storm(100) // makes all that is made only once
+		storm(100) // makes the objects that the service makes only once
 		before := liveBytes()
 		storm(20_000)
 		assert.Less(t, int64(liveBytes()-before), int64(most), what)
@@ -75,7 +75,7 @@ func TestWhatIsGoneTakesNoRoomInTheService(t *testing.T) {
 // liveBytes returns the size of the heap after a collection.
 func liveBytes() uint64 {
 	runtime.GC()
-	runtime.GC() // the second frees objects that had a finaliser
+	runtime.GC() // the second collection frees objects that had a finaliser
 	var m runtime.MemStats
 	runtime.ReadMemStats(&m)
 	return m.HeapAlloc

@@ -14,7 +14,7 @@ import (
 	"github.com/poolbridge/poolbridge/mempool"
 )
 
-// model is a simple model of a service: without memory and without waits, one operation after the other.
+// model is a simple model of a service. It has no memory and no waits, and does one operation after the other.
 type model struct {
 	buffers map[uint64]*modelBuffer
 	names   map[string]*modelName
@@ -28,7 +28,7 @@ type modelBuffer struct {
 
 type modelName struct {
 	buffer *modelBuffer
-	owner  *actor // nil: kept
+	owner  *actor // nil: the name outlives its session
 }
 
 type modelLease struct {
@@ -38,7 +38,7 @@ type modelLease struct {
 	write  bool
 }
 
-// actor is a session with the blocks that it maps. It stays after the session ended while its process runs.
+// actor is a session with the blocks that it maps. After the session has ended, the actor stays as long as its process runs.
 type actor struct {
 	*client
 	maps map[uint64]struct{}
@@ -57,7 +57,7 @@ func (m *model) available(b *modelBuffer, write bool) error {
 	return nil
 }
 
-// end ends a lease and forgets its buffer if nothing holds it.
+// end ends a lease, and forgets the lease's buffer if nothing holds that buffer any more.
 func (m *model) end(l *modelLease, incomplete bool) {
 	delete(m.leases, l.lease.ID())
 	l.buffer.failed = l.buffer.failed || (l.write && incomplete)
@@ -156,14 +156,14 @@ func (p *play) allocate(a *actor) {
 	size, tooLarge := p.pool.blockSize(n)
 	if err != nil {
 		require.NoError(p, tooLarge)
-		if errors.Is(err, mempool.ErrOutOfMemory) { // free, but not in one piece
+		if errors.Is(err, mempool.ErrOutOfMemory) { // enough bytes are free, but not in one piece
 			require.Equal(p, mempool.Host, p.pool.info.Kind)
 			return
 		}
 		require.ErrorIs(p, err, mempool.ErrLimit)
 		charged := p.charged(a)
 		full, mine := before.Leased+before.Held+size > 1<<16, charged+size > 1<<15
-		// Blocks that are mapped cannot be given back at once, and those of other sizes serve only up to twice as much.
+		// The service cannot free mapped blocks at once, and it uses a larger block only if that block is at most twice as large.
 		require.True(p, full || mine || before.Cached > 0, "%d bytes were refused: %v", size, err)
 		return
 	}
@@ -227,7 +227,7 @@ func (p *play) borrow(a *actor) {
 	}
 }
 
-// lease chooses one of the actor's leases; nil if it has none.
+// lease chooses one of the actor's leases. It returns nil if the actor has none.
 func (p *play) lease(a *actor) *modelLease {
 	var ids []uint64
 	for id, l := range p.leases {
@@ -300,7 +300,7 @@ func (p *play) answer(a *actor) {
 	require.NoError(p, a.Dropped(ids))
 }
 
-// leave ends a session, and its process now, later or never.
+// leave ends a session at once, and ends the session's process now, later or never.
 func (p *play) leave(a *actor) {
 	p.actors = slices.DeleteFunc(p.actors, func(b *actor) bool { return a == b })
 	gone := make(chan struct{})

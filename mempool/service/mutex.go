@@ -2,17 +2,17 @@ package service
 
 import "sync"
 
-// mutex is a service's lock. It wakes waiting goroutines when it is unlocked: waking them takes longer than most changes, and
-// they take the lock next.
+// mutex is the lock of a service. It wakes waiting goroutines only after it is unlocked: waking them takes longer than most changes of
+// the state, and the woken goroutines then need the lock.
 type mutex struct {
 	sync.Mutex
 	woken []chan struct{}
 }
 
-// wake makes Unlock close a channel. The lock is held.
+// wake makes the next Unlock close ch. The caller holds the lock.
 func (b *mutex) wake(ch chan struct{}) { b.woken = append(b.woken, ch) }
 
-// Unlock unlocks the mutex and then closes the channels.
+// Unlock unlocks the mutex, and then closes the channels that wake got.
 func (b *mutex) Unlock() {
 	woken := b.woken
 	b.woken = nil

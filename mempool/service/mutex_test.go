@@ -6,7 +6,7 @@ import (
 	"github.com/stretchr/testify/assert"
 )
 
-// A goroutine that is woken earlier waits for the lock at once, and longer than it is held.
+// A goroutine that is woken before the lock is free must wait for the lock at once, and that wait takes longer than the lock is held.
 func TestAWaiterForRoomIsWokenWhenTheLockIsFree(t *testing.T) {
 	svc := newService(t)
 	s := open(t, svc)

@@ -9,16 +9,16 @@ import (
 	"github.com/poolbridge/poolbridge/mempool"
 )
 
-// name keeps a published buffer alive and lets other sessions find the buffer. Service.mu guards it.
+// name keeps a published buffer alive and lets other sessions find the buffer. Service.mu guards names.
 type name struct {
 	text   string
 	buffer *buffer
-	uid    uint32   // the user who may replace or remove it
-	owner  *Session // the name goes when this session ends; nil: it stays
+	uid    uint32   // the user who may replace or remove the name
+	owner  *Session // the name is removed when this session ends; nil: the name stays
 }
 
-// eventOf returns the event of c for readers, or nil if c has no event. If no fence says that the event's work is done, the end of l
-// says it.
+// eventOf returns the event of c for readers, or nil if c has no event. If no fence says that the event's work is done, the end of the
+// lease l says so.
 func eventOf(c mempool.Completion, ready *mempool.Fence, l *Lease) *publishedEvent {
 	handle := c.Handle(ready)
 	switch {
@@ -31,9 +31,9 @@ func eventOf(c mempool.Completion, ready *mempool.Fence, l *Lease) *publishedEve
 }
 
 // Publish gives the buffer of a write lease a name, and makes the lease a read lease. The content is complete now, or when p's fence
-// is reached or p's event has happened. Publish does not wait until the content is complete: readers do.
+// is reached or p's event has happened. Publish does not wait until the content is complete: readers wait for that.
 //
-// Errors: those of [Session.Release], [mempool.ErrInvalid] for a bad name, a tensor that does not fit, or a read lease,
+// Errors: the errors of [Session.Release], [mempool.ErrInvalid] for a bad name, a tensor that does not fit, or a read lease,
 // [mempool.ErrExists], [mempool.ErrDenied] if the name belongs to another user, [mempool.ErrLimit], [mempool.ErrClosed] if the pool is
 // being destroyed.
 func (s *Session) Publish(lease uint64, p mempool.Publication) error {
@@ -79,7 +79,7 @@ func (s *Session) Publish(lease uint64, p mempool.Publication) error {
 		}
 	}
 	n := &name{text: p.Name, buffer: b, uid: s.peer.UID}
-	b.names++ // first: the buffer may be held by the old name alone
+	b.names++ // before old.remove: perhaps only the old name holds the buffer
 	if old != nil {
 		old.remove()
 	}
@@ -102,8 +102,8 @@ func (s *Session) Publish(lease uint64, p mempool.Publication) error {
 	return nil
 }
 
-// ready returns the fences at which the content of the lease's buffer is complete: at, and those of earlier writers that are not
-// reached yet. Service.mu is held.
+// ready returns the fences at which the content of the lease's buffer is complete: the fence that at points to, and the fences of earlier
+// writers that are not reached yet. The caller holds Service.mu.
 func (l *Lease) ready(at *mempool.Fence) (fences, error) {
 	var now fences
 	if at != nil {
@@ -130,7 +130,7 @@ func (l *Lease) fits(t mempool.Tensor) error {
 	return nil
 }
 
-// remove removes the name, and recycles the buffer if nothing else holds it. Service.mu is held.
+// remove removes the name, and recycles the buffer if nothing else holds it. The caller holds Service.mu.
 func (n *name) remove() {
 	svc := n.buffer.block.pool.svc
 	svc.names.remove(n.text)
@@ -163,11 +163,11 @@ func (s *Session) Unpublish(text string) error {
 	return nil
 }
 
-// Get leases the buffer that is published under a name. It waits for at most wait until the name exists and until leases that exclude
-// the new lease have ended.
+// Get leases the buffer that is published under a name. It waits until the name exists and until leases that exclude the new lease have
+// ended; the argument wait limits this time.
 //
 // Errors: [mempool.ErrNotFound] (with wait 0) or [mempool.ErrTimeout] if nothing is published under the name, [mempool.ErrBusy],
-// [mempool.ErrContentFailed], [mempool.ErrProducerDied], [mempool.ErrDenied], the context's.
+// [mempool.ErrContentFailed], [mempool.ErrProducerDied], [mempool.ErrDenied], the context's error.
 func (s *Session) Get(ctx context.Context, text string, write bool, wait time.Duration) (Grant, error) {
 	if err := mempool.ValidateName("buffer", text); err != nil {
 		return Grant{}, err
@@ -196,8 +196,8 @@ func (s *Session) Get(ctx context.Context, text string, write bool, wait time.Du
 
 // Lease leases a buffer by its id and generation.
 //
-// Errors: [mempool.ErrNotFound] for an id that no buffer ever had, [mempool.ErrStale] for a buffer that is gone or another generation,
-// [mempool.ErrBusy], [mempool.ErrContentFailed], [mempool.ErrProducerDied], [mempool.ErrDenied], the context's.
+// Errors: [mempool.ErrNotFound] for an id that no buffer ever had, [mempool.ErrStale] for a buffer that is gone or has another
+// generation, [mempool.ErrBusy], [mempool.ErrContentFailed], [mempool.ErrProducerDied], [mempool.ErrDenied], the context's error.
 func (s *Session) Lease(ctx context.Context, id, generation uint64, write bool, wait time.Duration) (Grant, error) {
 	svc := s.svc
 	return s.lease(ctx, "", write, wait, func() (*buffer, *signal, error) {

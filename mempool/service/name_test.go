@@ -46,7 +46,7 @@ func TestATakenNameIsReplacedOnlyOnDemand(t *testing.T) {
 	publish(t, second, mempool.Publication{Name: "x", Replace: true})
 	release(t, second)
 	assert.Equal(t, 1, svc.Stats().Buffers, "nothing holds the first any more")
-	a.End(nil) // another session owns the name by now
+	a.End(nil) // the name belongs to another session by now
 	l, err := b.getLease(context.Background(), "x", false, 0)
 	require.NoError(t, err)
 	assert.EqualValues(t, 2, l.Info().Bytes)
@@ -166,7 +166,8 @@ func TestNothingIsPublishedFromAPoolThatIsBeingDestroyed(t *testing.T) {
 	assert.Zero(t, svc.Stats().Names)
 }
 
-// A session ends whose names were removed with their pool. Names that were published again since must stay.
+// The names of a session were removed with their pool, and another session has published the same names. When the first session ends,
+// these names must stay.
 func TestTheEndOfASessionLeavesTheNamesOfOthersAlone(t *testing.T) {
 	svc := newService(t)
 	s, other := open(t, svc), open(t, svc)

@@ -10,14 +10,15 @@ import (
 	"github.com/poolbridge/poolbridge/mempool"
 )
 
-// Overview describes everything that the service has. It does not have the contents of memory.
+// Overview describes the whole state of the service, without the contents of memory.
 type Overview struct {
 	mempool.Stats
 	// Maps are the maps of the pools, in the order of Stats.Pools.
 	Maps []PoolMap
-	// Holders are the sessions, by id. After them come ended sessions whose processes still keep blocks that others cannot use.
+	// Holders are the sessions, ordered by id. Behind them are the ended sessions whose processes still keep blocks, so that no other
+	// process can use these blocks.
 	Holders []Holder
-	// Flows are the channels, by id.
+	// Flows are the channels, ordered by id.
 	Flows []Flow
 }
 
@@ -26,7 +27,7 @@ type Overview struct {
 type PoolMap struct {
 	// Blocks are ordered by size, the largest first, then by id. A block keeps its place when its use changes.
 	Blocks []BlockInfo
-	// Rest is ordered by bytes, the most first.
+	// Rest has the groups of the other blocks, ordered by bytes, the largest group first.
 	Rest []BlockGroup
 }
 
@@ -38,9 +39,9 @@ const (
 	BlockWritten   BlockUse = iota // leased to be written
 	BlockRead                      // leased to be read
 	BlockNamed                     // published under a name, without a lease
-	BlockInChannel                 // in a channel, or used by its consumers
-	BlockFree                      // no buffer uses it
-	BlockHeld                      // the process of a session that has ended may still touch it
+	BlockInChannel                 // in a channel, or used by the channel's consumers
+	BlockFree                      // no buffer uses the block
+	BlockHeld                      // the process of an ended session may still touch the block
 	BlockReturning                 // being allocated or freed
 )
 
@@ -52,17 +53,18 @@ func (u BlockUse) String() string {
 type BlockInfo struct {
 	ID, Bytes uint64
 	Use       BlockUse
-	// Session is the session that the block counts for: it allocated the buffer, and may have ended; 0: none.
+	// Session is the id of the session that allocated the buffer, which may have ended. For BlockHeld, it is the id of an ended session
+	// whose process may still touch the block. It is 0 for the other uses without a buffer.
 	Session uint64
 	// Mapped is how many sessions map the block.
 	Mapped int
 	// Buffer is 0 if no buffer uses the block; the fields that follow are then not set. BufferBytes is the size that the client asked
 	// for.
 	Buffer, BufferBytes uint64
-	// Tensor must not be changed.
+	// Tensor describes the content. The caller must not change it.
 	Tensor *mempool.Tensor
 	Age    time.Duration
-	// Writer is the session with the write lease; 0: none. Reads and Readers are as in [mempool.BufferInfo].
+	// Writer is the id of the session with the write lease; 0: none. Reads and Readers are as in [mempool.BufferInfo].
 	Writer  uint64
 	Readers []uint64
 	Reads   int
@@ -80,10 +82,10 @@ type BlockGroup struct {
 	Blocks  int
 }
 
-// Holder is a session, with the pools in which it finds no room.
+// Holder is a session, with the pools in which its allocations find no room.
 type Holder struct {
 	mempool.SessionInfo
-	// Ended says that the session has ended, but its process has not. Bytes then counts the blocks that the process keeps.
+	// Ended says that the session has ended, but that its process still keeps blocks. Bytes then counts these blocks.
 	Ended bool
 	// Wants are the ids of the pools in which the session's allocations find no room.
 	Wants []uint64
@@ -95,8 +97,8 @@ type Flow struct {
 	Members []FlowMember
 }
 
-// FlowMember is a producer or a consumer that takes part in a channel. Slot is its number among those of its role, which another has once it is
-// gone. Behind is how many frames the consumer of a broadcast has not taken.
+// FlowMember is a producer or a consumer that takes part in a channel. Slot is the member's number among the members of its role; after
+// the member is gone, a new member may get the same number. Behind is how many frames a consumer of a broadcast has not taken yet.
 type FlowMember struct {
 	Session uint64
 	Role    MemberRole
@@ -104,33 +106,34 @@ type FlowMember struct {
 	Behind  uint64
 }
 
-// view is an [Overview] in the making. It counts the blocks of buffers while requests are served. At the end, without a break, it takes back the buffers
-// that have ended meanwhile, and adds those that have come and the blocks without a buffer. So each block counts once, but its use can be
-// that of a moment before.
+// view is an [Overview] that is not complete yet. It counts the blocks of buffers while the service serves requests. At the end, with
+// Service.mu held all the time, the view subtracts the blocks of buffers that have ended meanwhile, and adds the blocks of new buffers
+// and the blocks without a buffer. So each block counts once, but the use of a block may have changed since the view counted it.
 type view struct {
 	*Service
 	mappers map[*Pool]*mapper
 	moving  map[uint64]struct{} // blocks in channels
 	passed  uint64              // the buffers up to this id are counted
-	ended   []*buffer           // those of them that have ended
+	ended   []*buffer           // buffers that have ended since the view counted them
 	steps   int
 }
 
 // viewPause is the number of steps after which a view releases Service.mu for a moment.
 const viewPause = 64
 
-// giveWay releases Service.mu for a moment after every viewPause steps. Service.mu is held.
+// giveWay releases Service.mu for a moment after every viewPause steps. The caller holds Service.mu.
 func (v *view) giveWay() {
 	if v.steps++; v.steps%viewPause == 0 {
 		v.mu.Unlock()
-		runtime.Gosched() // let goroutines that wait for the lock go first
+		runtime.Gosched() // let waiting goroutines take the lock
 		v.mu.Lock()
 	}
 }
 
-// Overview describes everything. It describes the largest blocks, at most most, one by one; 0: it makes no maps. Requests are served
-// meanwhile, and sessions, channels and blocks may be as they were at different times; the bytes of a map add up. The time of a map grows with
-// the number of blocks: the caller pauses between two calls.
+// Overview describes the whole state of the service. The parameter most limits how many blocks the maps describe one by one; they
+// describe the largest blocks. If most is 0, Overview makes no maps. The service serves requests meanwhile, so the result may show
+// sessions, channels and blocks at different moments, but the bytes of each map add up to the pool's reserved bytes. The time of a call
+// grows with the number of blocks: the caller should pause between two calls.
 func (s *Service) Overview(most int) Overview {
 	s.viewing.Lock()
 	defer s.viewing.Unlock()
@@ -145,7 +148,7 @@ func (s *Service) Overview(most int) Overview {
 	v.countBuffers(most / len(s.poolByID))
 	v.recount()
 	o.Stats = s.statsLocked(nil)
-	shown := make(map[uint64]*BlockInfo) // by buffer that has a name
+	shown := make(map[uint64]*BlockInfo) // by id of the buffer, for buffers with a name
 	for _, p := range o.Pools {
 		o.Maps = append(o.Maps, v.mapper(s.poolByID[p.Pool.ID]).describe(v.moving, shown))
 	}
@@ -153,7 +156,8 @@ func (s *Service) Overview(most int) Overview {
 	return o
 }
 
-// mapper returns the mapper of a pool, which shows as many blocks as the others if the pool is new. Service.mu is held.
+// mapper returns the mapper of a pool. If the pool is new, mapper makes a mapper that lists as many blocks one by one as the other
+// mappers. The caller holds Service.mu.
 func (v *view) mapper(p *Pool) *mapper {
 	m := v.mappers[p]
 	if m == nil {
@@ -167,8 +171,8 @@ func (v *view) mapper(p *Pool) *mapper {
 	return m
 }
 
-// countBuffers counts the blocks of all present buffers. It lists no more than a given number of blocks of a pool one by one: the
-// parameter most. Service.mu is held.
+// countBuffers counts the blocks of all buffers that exist now. The parameter most limits how many blocks of each pool the map lists one
+// by one. The caller holds Service.mu.
 func (v *view) countBuffers(most int) {
 	for _, p := range v.poolByID {
 		v.mapper(p).most = most
@@ -191,7 +195,7 @@ func (v *view) countBuffers(most int) {
 	}
 }
 
-// recount brings the counts up to date. Service.mu is held, and is not released.
+// recount brings the counts up to date. The caller holds Service.mu, and recount does not release it.
 func (v *view) recount() {
 	v.view = nil
 	gone := make(map[*buffer]struct{}, len(v.ended))
@@ -211,8 +215,8 @@ func (v *view) recount() {
 	}
 }
 
-// findNames sets the name of each block in shown to the first name of the block's buffer. The keys of shown are buffer ids. Service.mu
-// is held.
+// findNames sets the name of each block in shown to the first name of the block's buffer. The keys of shown are buffer ids. The caller
+// holds Service.mu.
 func (v *view) findNames(shown map[uint64]*BlockInfo) {
 	if len(shown) == 0 {
 		return
@@ -225,14 +229,14 @@ func (v *view) findNames(shown map[uint64]*BlockInfo) {
 	}
 }
 
-// Flows lists all channels by id, including closed channels that still have consumers. The service answers requests meanwhile.
+// Flows lists all channels, ordered by id, including closed channels that still have consumers. The service serves requests meanwhile.
 func (s *Service) Flows() []Flow {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return (&view{Service: s}).flows()
 }
 
-// flows is Flows with Service.mu held.
+// flows does the same as Flows. The caller holds Service.mu.
 func (v *view) flows() []Flow {
 	list := make([]Flow, 0, v.channelByID.len())
 	for ch := range v.channelByID.all() {
@@ -242,7 +246,7 @@ func (v *view) flows() []Flow {
 	return list
 }
 
-// flow describes the channel. Service.mu is held.
+// flow describes the channel. The caller holds Service.mu.
 func (ch *channel) flow() Flow {
 	f := Flow{ChannelStatus: ch.status()}
 	for _, m := range ch.members {
@@ -256,7 +260,7 @@ func (ch *channel) flow() Flow {
 	return f
 }
 
-// holders describes the sessions, and ended sessions whose processes still keep blocks. Service.mu is held.
+// holders describes the sessions, and ended sessions whose processes still keep blocks. The caller holds Service.mu.
 func (v *view) holders() []Holder {
 	wants, left := make(map[*Session][]uint64), make(map[*Session]uint64)
 	for _, p := range v.poolByID {
@@ -293,15 +297,15 @@ func (v *view) holders() []Holder {
 	return list
 }
 
-// drawn is a block that is described by itself.
+// drawn is a block that the map lists on its own, not in a group.
 type drawn struct {
 	*block
-	group  *BlockGroup // the group that it would be in
-	buffer *buffer     // the buffer that uses it; nil: none
+	group  *BlockGroup // the group of the block's use and session
+	buffer *buffer     // the buffer that uses the block; nil: none
 }
 
-// largest keeps the largest of the blocks that it is given; of blocks of one size, those with the smaller ids. It is a heap with the
-// smallest on top.
+// largest keeps the largest blocks of all blocks that add gets; of blocks with the same size, it keeps the blocks with the smallest ids.
+// It is a heap with the smallest block on top.
 type largest struct {
 	most int
 	all  []drawn
@@ -335,13 +339,13 @@ type groupKey struct {
 	use     BlockUse
 }
 
-// mapper counts the blocks of a pool, and keeps the largest.
+// mapper counts the blocks of a pool, and keeps the largest blocks.
 type mapper struct {
 	largest
 	pool   *Pool
 	groups map[groupKey]*BlockGroup
 
-	key  groupKey // of the last lookup: many blocks in a row are in one group
+	key  groupKey // key of the last call of group: often, many blocks in a row belong to one group
 	last *BlockGroup
 }
 
@@ -366,20 +370,20 @@ func (m *mapper) count(b *block, of *buffer, use BlockUse, session uint64) {
 	m.add(drawn{b, g, of})
 }
 
-// lent counts the block of a buffer; moving are blocks in channels. Service.mu is held.
+// lent counts the block of a buffer. moving has the ids of blocks in channels. The caller holds Service.mu.
 func (m *mapper) lent(b *buffer, moving map[uint64]struct{}) {
 	b.counted = b.use(moving)
 	m.count(b.block, b, b.counted, b.account.session)
 }
 
-// uncount undoes lent. Service.mu is held.
+// uncount undoes lent. The caller holds Service.mu.
 func (m *mapper) uncount(b *buffer) {
 	g := m.group(b.counted, b.account.session)
 	g.Blocks--
 	g.Bytes -= b.block.size
 }
 
-// use says what the block of a buffer is used for; moving are blocks in channels. Service.mu is held.
+// use says what the block of a buffer is used for. moving has the ids of blocks in channels. The caller holds Service.mu.
 func (b *buffer) use(moving map[uint64]struct{}) BlockUse {
 	switch {
 	case b.frames > 0:
@@ -395,7 +399,7 @@ func (b *buffer) use(moving map[uint64]struct{}) BlockUse {
 	return BlockNamed
 }
 
-// free counts the blocks that no buffer uses. Service.mu is held.
+// free counts the blocks that no buffer uses. The caller holds Service.mu.
 func (m *mapper) free() {
 	p := m.pool
 	for _, list := range p.cache {
@@ -420,7 +424,7 @@ func (m *mapper) free() {
 		}
 		m.count(b, nil, BlockHeld, of)
 	}
-	rest := p.reserved // less all that was counted: blocks that are being allocated or freed
+	rest := p.reserved // after the loop: the bytes of blocks that are being allocated or freed
 	blocks := p.blocks
 	for _, g := range m.groups {
 		rest -= g.Bytes
@@ -431,7 +435,8 @@ func (m *mapper) free() {
 	}
 }
 
-// describe returns the map. moving are blocks in channels. It adds the blocks whose buffers have names to named. Service.mu is held.
+// describe returns the map of the mapper's pool. moving has the ids of blocks in channels. describe adds to named the blocks whose
+// buffers have names. The caller holds Service.mu.
 func (m *mapper) describe(moving map[uint64]struct{}, named map[uint64]*BlockInfo) (made PoolMap) {
 	slices.SortFunc(m.all, before)
 	made.Blocks = make([]BlockInfo, len(m.all))

@@ -13,7 +13,7 @@ import (
 	"github.com/poolbridge/poolbridge/mempool"
 )
 
-// uses returns the blocks of the only pool by use.
+// uses returns how many blocks of the only pool have each use.
 func uses(o Overview) map[BlockUse]int {
 	found := make(map[BlockUse]int)
 	for _, b := range o.Maps[0].Blocks {
@@ -25,7 +25,7 @@ func uses(o Overview) map[BlockUse]int {
 	return found
 }
 
-// total returns the bytes of the map of the only pool.
+// total returns the sum of the bytes in the map of the only pool.
 func total(o Overview) (bytes uint64) {
 	for _, b := range o.Maps[0].Blocks {
 		bytes += b.Bytes
@@ -106,7 +106,7 @@ func TestAMapTellsWhatAnEndedSessionStillHolds(t *testing.T) {
 	p, _ := fakePool(t, s, 1<<20)
 	dead, err := svc.OpenSession(mempool.Peer{UID: 7, PID: 8, Process: 9}, func(Notice) {})
 	require.NoError(t, err)
-	dead.peer.UID = s.peer.UID // it may use the pool
+	dead.peer.UID = s.peer.UID // so that the session may use the pool
 	dead.Introduce("crashed.py")
 	allocate(t, dead, p, 4096)
 	gone := make(chan struct{})
@@ -292,8 +292,8 @@ func crowd(tb testing.TB) *Service {
 	return svc
 }
 
-// BenchmarkOverview looks at a crowd, while another goroutine takes the lock every 100 µs, as requests do: wait-µs is how long it waits, on average and
-// of a hundred the longest.
+// BenchmarkOverview measures Overview for the service of crowd, while another goroutine takes the lock every 100 µs, as requests do.
+// wait-µs is the mean time that this goroutine waits for the lock, and wait-µs-of-100 is the 99th percentile.
 func BenchmarkOverview(b *testing.B) {
 	svc := crowd(b)
 	var waits []time.Duration

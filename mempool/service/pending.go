@@ -2,16 +2,16 @@ package service
 
 import "slices"
 
-// pending has the free blocks of one size on which work is under way, the oldest first. Removing a block only reduces count: its
-// entries are stale from then on, and are dropped when a search meets them or when most entries are stale. So adding, removing and
-// finding a block take constant time, on average. It is guarded by Service.mu.
+// pending has the free blocks of one size on which work is under way, the oldest first. The removal of a block only reduces count. The
+// block's entries are stale from then on, and are dropped when a search finds them or when most entries are stale. So adding, removing
+// and finding a block take constant time, on average. Service.mu guards pending.
 type pending struct {
 	all   []entry
-	of    map[*keeper][]entry // those that count for a keeper; only in a pool with limits for sessions or users
-	count int                 // blocks
+	of    map[*keeper][]entry // the entries that count for each keeper; only in a pool with limits for sessions or users
+	count int                 // how many blocks are pending
 }
 
-// entry is one stay of a block among those that are pending.
+// entry is a block that became pending. If the block becomes pending again later, it gets a new entry.
 type entry struct {
 	block *block
 	since uint64
@@ -22,10 +22,10 @@ func (e entry) stale() bool { return e.block.kept.since != e.since }
 // of says whether the entry's block still counts for k.
 func (e entry) of(k *keeper) bool { return !e.stale() && slices.Contains(e.block.kept.keepers, k) }
 
-// pending says whether b is free and work on b was under way at the last check. Service.mu is held.
+// pending says whether b is free and work on b was under way at the last check. The caller holds Service.mu.
 func (b *block) pending() bool { return b.kept != nil && b.kept.since > 0 }
 
-// pend adds a free block to the blocks on which work is under way. The block already counts for its keepers. Service.mu is held.
+// pend adds a free block to the blocks on which work is under way. The block already counts for its keepers. The caller holds Service.mu.
 func (p *Pool) pend(b *block) {
 	l := p.pending[b.size]
 	if l == nil {
@@ -61,7 +61,7 @@ func (l *pending) tidy() {
 	}
 }
 
-// unpend removes a block from the blocks on which work is under way. Service.mu is held.
+// unpend removes a block from the blocks on which work is under way. The caller holds Service.mu.
 func (p *Pool) unpend(b *block) {
 	b.kept.since = 0
 	l := p.pending[b.size]
@@ -70,7 +70,7 @@ func (p *Pool) unpend(b *block) {
 	}
 }
 
-// shelve adds a free block to the blocks on which no work is under way. Service.mu is held.
+// shelve adds a free block to the blocks on which no work is under way. The caller holds Service.mu.
 func (p *Pool) shelve(b *block) {
 	b.fences = nil
 	p.cache[b.size] = append(p.cache[b.size], b)
@@ -79,8 +79,8 @@ func (p *Pool) shelve(b *block) {
 	}
 }
 
-// lookAgain updates the keepers that a free block counts for; fewer says that they became fewer. It shelves a pending block on which no work
-// is under way any more. Service.mu is held.
+// lookAgain updates the keepers that a free block counts for; the result fewer says that there are fewer keepers than before. If b is
+// pending and no work on b is under way any more, lookAgain shelves b. The caller holds Service.mu.
 func (p *Pool) lookAgain(b *block) (fewer bool) {
 	fences := len(b.fences)
 	if b.pending() && !b.quiet() && len(b.fences) == fences {
@@ -94,8 +94,8 @@ func (p *Pool) lookAgain(b *block) (fewer bool) {
 	return fewer
 }
 
-// idle finds, of the free blocks of a size on which no work is under way, the one that was used last: its mappings and caches are warm.
-// Service.mu is held.
+// idle finds a free block of a size on which no work is under way. It chooses the block that was used last, because that block is most
+// likely still mapped and cached. The caller holds Service.mu.
 func (p *Pool) idle(size uint64) *block {
 	if len(p.cache[size]) == 0 {
 		p.lookAtSome(size)
@@ -107,8 +107,8 @@ func (p *Pool) idle(size uint64) *block {
 	return list[len(list)-1]
 }
 
-// lookAtSome looks at the newest and the oldest pending blocks of a size, up to the first that is quiet by now, and leaves the others
-// to watchCharged: all sessions wait while it looks. Service.mu is held.
+// lookAtSome checks the newest and the oldest pending blocks of a size, and stops at the first block that is quiet now. It leaves the
+// other blocks to watchCharged, because all sessions wait during the check. The caller holds Service.mu.
 func (p *Pool) lookAtSome(size uint64) {
 	const each = 16
 	l := p.pending[size]
@@ -132,7 +132,8 @@ func (p *Pool) lookAtSome(size uint64) {
 	}
 }
 
-// oldest finds the pending block of a size that was used the longest ago: its work ends first, most likely. Service.mu is held.
+// oldest finds the pending block of a size that was used the longest ago, because the work on that block most likely ends first.
+// The caller holds Service.mu.
 func (p *Pool) oldest(size uint64) *block {
 	l := p.pending[size]
 	if l == nil {
@@ -145,7 +146,7 @@ func (p *Pool) oldest(size uint64) *block {
 	return l.all[0].block
 }
 
-// own finds the oldest pending block of a size that counts for the session's process already. Service.mu is held.
+// own finds the oldest pending block of a size that already counts for the session's process. The caller holds Service.mu.
 func (p *Pool) own(s *Session, size uint64) *block {
 	l, k := p.pending[size], s.keeper
 	if l == nil {

@@ -14,7 +14,7 @@ import (
 	"github.com/poolbridge/poolbridge/mempool"
 )
 
-// releaseAll releases leases, each with a fence of the worker that done chooses.
+// releaseAll releases leases. The function done returns the fence for each lease.
 func releaseAll(t *testing.T, leases []*Lease, done func(i int) mempool.Fence) {
 	t.Helper()
 	for i, l := range leases {
@@ -78,7 +78,7 @@ func TestASessionAtItsLimitFindsItsOwnPendingBlocksBehindManyOfOthers(t *testing
 	checkBooks(t, svc)
 }
 
-// Blocks come, go, become quiet and are trimmed in any order, and the lists of pending ones forget none of them.
+// Blocks are allocated, released, finished and trimmed in a random order, and the lists of pending blocks lose no block.
 func TestRandomWorkOnFreeBlocksKeepsTheBooks(t *testing.T) {
 	for seed := range uint64(20) {
 		random := rand.New(rand.NewPCG(seed, 3))
@@ -114,7 +114,7 @@ func TestRandomWorkOnFreeBlocksKeepsTheBooks(t *testing.T) {
 					require.NoError(t, err)
 				}
 			}
-			// Blocks that drain in the background are freed at any time: the arena is compared when none drains.
+			// Blocks that drain in the background may be freed at any time, so the test compares the arena's count only when no block drains.
 			svc.mu.Lock()
 			assert.Equal(t, p.reserved, p.leased+p.cached+p.held)
 			svc.mu.Unlock()

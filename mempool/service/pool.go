@@ -16,44 +16,44 @@ import (
 	"github.com/poolbridge/poolbridge/mempool"
 )
 
-// Pool is a named, bounded arena on one device, of one kind of memory, for one trust domain. Its fields are guarded by
-// Service.mu except those that never change. recycle.go has what happens to blocks that buffers do not use any more.
+// Pool is a named, bounded arena of one kind of memory on one device, for one trust domain. Service.mu guards the fields that can change.
+// The file recycle.go handles blocks that no buffer uses any more.
 type Pool struct {
 	svc   *Service
 	info  mempool.PoolInfo
 	arena mempool.Arena
 
 	*poolAccess
-	// reserved = leased + cached + held, in bytes of blocks. reserved counts all blocks, leased those that buffers use, and cached
-	// those that are free for use. held counts the blocks that no buffer uses but that cannot be used yet: they are about to be freed,
-	// or the process of an ended session keeps them.
+	// reserved = leased + cached + held, in bytes of blocks. reserved counts all blocks. leased counts the blocks that buffers use, and
+	// cached counts the blocks that are free for use. held counts the blocks that no buffer uses but that cannot be used yet: they are about
+	// to be freed, or the process of an ended session keeps them.
 	reserved, leased, cached, held uint64
 	used                           uint64 // bytes of the buffers
 	blocks                         int
 	cache                          map[uint64][]*block // cached blocks without work under way, by size, oldest first
-	loose                          int                 // how many of these no session maps
+	loose                          int                 // how many blocks in cache no session maps
 	pending                        map[uint64]*pending // cached blocks with work under way, by size
 	lastPending                    uint64              // how many blocks became pending so far
 	stuck                          []*block            // could not be freed; counted as held
 	queued                         uint64              // how many blocks were queued to be freed so far
-	returned                       countedSignal       // one of these was freed, or could not be
+	returned                       countedSignal       // a queued block was freed, or could not be freed
 	users                          tally               // bytes that count for each user: see account.go
 	charged                        map[*block]struct{} // free blocks that count for a process
-	recharged                      time.Time           // when recharge last looked at many of them
-	watched                        bool                // watchCharged's goroutine runs
-	passed                         bool                // an allocation has skipped pending blocks since that goroutine last looked
+	recharged                      time.Time           // when recharge last checked more than fewCharged of these blocks
+	watched                        bool                // the goroutine of watchCharged runs
+	passed                         bool                // an allocation has skipped pending blocks since watchCharged last checked
 	channels                       int
-	closing                        bool          // being destroyed
-	ending                         bool          // its arena is being closed
-	closed                         chan struct{} // closed when the arena is
+	closing                        bool          // the pool is being destroyed
+	ending                         bool          // the pool's arena is being closed
+	closed                         chan struct{} // closed when the arena is closed
 	waiters                        waiters       // allocations that wait for room
 	relief                         countedSignal // blocks became free, or were freed
-	refused, failed                gap           // allocations that found no room, and that the driver refused
+	refused, failed                gap           // refused: allocations that found no room; failed: allocations that the driver refused
 
-	lent      map[uint64]*block       // blocks that buffers use, by id; nil before there is a channel
+	lent      map[uint64]*block       // blocks that buffers use, by id; nil until the pool has a channel
 	producers map[*Session]*producing // sessions that have producers in channels
 	wanting   map[*Session]int        // how many allocations of each session have found no room
-	tidied    time.Time               // when want last looked at the channels for these
+	tidied    time.Time               // when want last called tidy
 	asking    bool                    // wantOn runs
 }
 
@@ -72,7 +72,7 @@ func accessOf(a mempool.Access, maker mempool.Peer) mempool.Access {
 
 // alike returns nil if the pool equals the pool that the peer would make with spec.
 //
-// Errors: [mempool.ErrExists], naming what differs; [mempool.ErrUnavailable] and [mempool.ErrInvalid] if there is no such device.
+// Errors: [mempool.ErrExists], which names what differs; [mempool.ErrUnavailable] and [mempool.ErrInvalid] if there is no such device.
 func (p *Pool) alike(peer mempool.Peer, spec mempool.PoolSpec) error {
 	access, info := accessOf(spec.Access, peer), p.info
 	switch {
@@ -109,14 +109,14 @@ func (p *Pool) alike(peer mempool.Peer, spec mempool.PoolSpec) error {
 	return nil
 }
 
-// Export returns what another process needs to map the pool. The service closes its files.
+// Export returns what another process needs to map the pool. The service closes the files of the export.
 func (p *Pool) Export() mempool.Export { return p.arena.Export() }
 
 // DriverInUse returns how many bytes of the pool are allocated, according to the driver or the system. Tests compare this number with
 // the pool's reserved bytes.
 func (p *Pool) DriverInUse() (uint64, error) { return p.arena.InUse() }
 
-// blockSize is the size of a block for n bytes.
+// blockSize returns the size of the block that a buffer of n bytes needs.
 func (p *Pool) blockSize(n uint64) (uint64, error) {
 	granularity, limit := p.arena.Granularity(), p.info.MaxBytes
 	size := sizeclass.Of(n, granularity)
@@ -130,17 +130,17 @@ func (p *Pool) blockSize(n uint64) (uint64, error) {
 	return size, nil
 }
 
-// take finds a block of at least n bytes for a session's buffer, and counts the block for the session and its user. It prefers a free
-// block, then makes a new block. If there is no room for a new block, it uses a free block on which work is under way. The caller
-// holds Service.mu; take releases the mutex for waits and driver calls. After the waiter's limit, take still waits for blocks that are
-// being freed at that moment.
+// take finds a block of at least n bytes for a session's buffer, and counts the block for the session and its user. take prefers a free
+// block without work under way. If there is none, take makes a new block. If the pool has no room for a new block, take uses a free block
+// on which work is under way. The caller holds Service.mu; take releases the mutex for waits and driver calls. After the waiter's time
+// limit, take still waits for blocks that are being freed at that moment.
 func (p *Pool) take(w *waiter, n uint64) (*block, error) {
 	s := w.session
 	size, err := p.blockSize(n)
 	if err != nil {
 		return nil, &refusal{err, p, n}
 	}
-	late := uint64(0) // p.queued when the limit passed: freeing much memory takes a while
+	late := uint64(0) // the value of p.queued at the time limit: freeing much memory takes a while
 	awaits := func() bool {
 		if !w.late {
 			return false
@@ -156,7 +156,7 @@ func (p *Pool) take(w *waiter, n uint64) (*block, error) {
 		}
 	}
 	defer leave()
-	asked, told := false, false // asked: this allocation counts as one that finds no room; told: producers were told so
+	asked, told := false, false // asked: this allocation counts as one that finds no room; told: sessions with producers got Wanted
 	hopeful := func(err error) error {
 		if told && !w.patient() {
 			return fmt.Errorf("%w (%w)", err, mempool.ErrWanted)
@@ -171,7 +171,7 @@ func (p *Pool) take(w *waiter, n uint64) (*block, error) {
 	var scarce error // why no new block could be made just now, although the pool has room
 	relieved := uint64(0)
 	for {
-		room := p.waiters.changes // before the lock is released for the first time
+		room := p.waiters.changes // read before the lock is released for the first time
 		if scarce == nil {
 			relieved = p.relief.count
 		}
@@ -182,7 +182,7 @@ func (p *Pool) take(w *waiter, n uint64) (*block, error) {
 			return nil, p.ended()
 		}
 		err := s.chargeable(p, size)
-		mine := err != nil || p.bounded() // other allocations may succeed where this one fails
+		mine := err != nil || p.bounded() // other allocations may succeed although this one fails
 		full := scarce != nil || p.reserved+size > p.info.MaxBytes
 		if err != nil {
 			if b := p.own(s, size); b != nil {
@@ -256,8 +256,9 @@ func (p *Pool) full(size uint64) error {
 	return err
 }
 
-// fits finds a cached block for size bytes. The function find returns a block of a given size. fits first asks for exactly size. If
-// the pool cannot grow, fits then asks for larger sizes, up to twice size, that the session may use. Service.mu is held.
+// fits finds a cached block for size bytes. The function find returns a block of a given size. fits first calls find with the argument
+// size itself. If full says that the pool cannot grow, fits then calls find with larger sizes, up to twice that size, that the session
+// may use. The caller holds Service.mu.
 func (p *Pool) fits(s *Session, size uint64, full bool, find func(size uint64) *block) *block {
 	if b := find(size); b != nil || !full {
 		return b
@@ -272,7 +273,7 @@ func (p *Pool) fits(s *Session, size uint64, full bool, find func(size uint64) *
 	return nil
 }
 
-// any finds a free block of a size. It returns a pending block only if there is no other block. Service.mu is held.
+// any finds a free block of a size. It returns a pending block only if there is no other block. The caller holds Service.mu.
 func (p *Pool) any(size uint64) *block {
 	if b := p.idle(size); b != nil {
 		return b
@@ -280,20 +281,20 @@ func (p *Pool) any(size uint64) *block {
 	return p.oldest(size)
 }
 
-// sizes returns the sizes of cached blocks, the smallest first. Service.mu is held.
+// sizes returns the sizes of cached blocks, the smallest first. The caller holds Service.mu.
 func (p *Pool) sizes() []uint64 {
 	sizes := slices.AppendSeq(slices.Collect(maps.Keys(p.cache)), maps.Keys(p.pending))
 	slices.Sort(sizes)
 	return slices.Compact(sizes)
 }
 
-// reuse takes a block from the cache. Service.mu is held.
+// reuse takes a block from the cache. The caller holds Service.mu.
 func (p *Pool) reuse(s *Session, b *block) *block {
 	if b.pending() {
 		p.unpend(b)
 	} else {
 		list := p.cache[b.size]
-		p.cache[b.size] = slices.Delete(list, len(list)-1, len(list)) // idle finds the last
+		p.cache[b.size] = slices.Delete(list, len(list)-1, len(list)) // idle returns the last block of the list
 		if b.mapped.len() == 0 {
 			p.loose--
 		}
@@ -307,7 +308,7 @@ func (p *Pool) reuse(s *Session, b *block) *block {
 	return b
 }
 
-// grow makes a new block. Service.mu is held, and released for driver calls.
+// grow makes a new block. The caller holds Service.mu; grow releases the mutex for driver calls.
 func (p *Pool) grow(ctx context.Context, s *Session, size uint64) (*block, error) {
 	svc := p.svc
 	p.reserved += size
@@ -316,7 +317,7 @@ func (p *Pool) grow(ctx context.Context, s *Session, size uint64) (*block, error
 	account := s.account(p)
 	account.add(size)
 	mem, err := p.allocate(ctx, size)
-	if errors.Is(err, mempool.ErrOutOfMemory) && p.evict(p.cached) { // the pool's free blocks may be the memory that is missing
+	if errors.Is(err, mempool.ErrOutOfMemory) && p.evict(p.cached) { // the pool's free blocks may use the memory that the driver lacks
 		mem, err = p.allocate(ctx, size)
 	}
 	if err != nil {
@@ -325,7 +326,7 @@ func (p *Pool) grow(ctx context.Context, s *Session, size uint64) (*block, error
 		p.leased -= size
 		p.blocks--
 		account.remove(size)
-		p.waiters.broadcast() // and not relief: allocations that ran out of memory would wake each other without end
+		p.waiters.broadcast() // but not p.relief: allocations that ran out of memory would wake each other without end
 		p.closeIfEmpty()
 		if errors.Is(err, mempool.ErrOutOfMemory) && p.held > 0 {
 			err = fmt.Errorf("%w (%w)", err, mempool.ErrRecalling)

@@ -55,7 +55,7 @@ func TestASizeClassAboveTheLimitFallsBackToWhatIsNeeded(t *testing.T) {
 	svc := newService(t)
 	s := open(t, svc)
 	p, _ := fakePool(t, s, 512*17)
-	l := allocate(t, s, p, 512*17) // its class has 18 · 512
+	l := allocate(t, s, p, 512*17) // the size class is 18 · 512 bytes
 	assert.EqualValues(t, 512*17, l.Info().BlockBytes)
 }
 
@@ -86,7 +86,7 @@ func TestALargerBlockFromTheCacheDoesNotPassTheSessionsLimit(t *testing.T) {
 	p := createPool(t, s, mempool.PoolSpec{Name: "p", Kind: fake, MaxBytes: 1536, SessionBytes: 1024})
 	first, second := allocate(t, s, p, 512), allocate(t, other, p, 1024)
 	release(t, second)
-	// 1024 bytes are cached and the pool cannot grow: the whole block would be too much for this session.
+	// A block of 1024 bytes is cached, and the pool cannot grow. That block would exceed the limit of this session.
 	l := allocate(t, s, p, 512)
 	assert.EqualValues(t, 512, l.Info().BlockBytes)
 	checkBooks(t, svc)
@@ -152,7 +152,7 @@ func TestASmallerAllocationThatFailsWakesWhoWaitsForItsRoom(t *testing.T) {
 			_, err := s.allocate(context.Background(), p.info.ID, mempool.Bytes(1024), 0)
 			failed <- err
 		}()
-		<-inside // it has reserved all there is
+		<-inside // that allocation has reserved all memory of the pool
 		go func() {
 			_, err := s.allocate(context.Background(), p.info.ID, mempool.Bytes(512), patience)
 			failed <- err

@@ -8,16 +8,16 @@ import (
 	"github.com/poolbridge/poolbridge/mempool"
 )
 
-// reclaimQueue has the memory that the service is about to free. Requests add memory to the queue with Service.mu held. When a
-// request's change of the service's state is complete, flush frees the memory without the mutex.
+// reclaimQueue has the memory that the service is about to free. Requests add memory to the queue with Service.mu held. When a request
+// has completed its change of the service's state, flush frees the queued memory without the mutex.
 type reclaimQueue struct {
 	blocks []*block // in state blockFreeing, counted as held
-	pools  []*Pool  // without blocks
+	pools  []*Pool  // pools that have no blocks any more, except stuck ones
 	// timelines are the timelines that no session can ask for any more.
 	timelines []*timeline
 }
 
-// unlock calls flush and unlocks s.mu.
+// unlock calls flushLogged and unlocks s.mu.
 func (s *Service) unlock() {
 	s.flushLogged()
 	s.mu.Unlock()
@@ -34,7 +34,7 @@ func notGivenBack(err error) string {
 	return fmt.Sprintf("memory could not be given back, and counts as held until it can: %v", err)
 }
 
-// flush frees what is in the reclaim queue. s.mu is held, and released for the driver calls.
+// flush frees everything in the reclaim queue. The caller holds s.mu; flush releases the mutex for the driver calls.
 func (s *Service) flush() error {
 	var errs []error
 	for len(s.reclaim.blocks) > 0 || len(s.reclaim.pools) > 0 || len(s.reclaim.timelines) > 0 {
@@ -43,7 +43,7 @@ func (s *Service) flush() error {
 		free := make([]func() error, len(d.blocks))
 		for i, b := range d.blocks {
 			free[i] = b.mem.Free
-			if b.pool.closing { // there is no later attempt
+			if b.pool.closing { // the service will not try again later
 				free[i] = func() error { return mempool.Free(b.mem) }
 			}
 		}
@@ -79,7 +79,8 @@ func (s *Service) flush() error {
 	return errors.Join(errs...)
 }
 
-// free adds b to the reclaim queue once no work on it is under way. No session maps b, and it is counted as held. Service.mu is held.
+// free adds b to the reclaim queue once no work on b is under way. No session maps b, and b is counted as held. The caller holds
+// Service.mu.
 func (p *Pool) free(b *block) {
 	if !b.quiet() {
 		b.state = blockDraining
@@ -93,8 +94,8 @@ func (p *Pool) free(b *block) {
 	p.svc.reclaim.blocks = append(p.svc.reclaim.blocks, b)
 }
 
-// freed notes whether b was freed. A block that could not be freed stays counted as held. The service tries again when the pool needs
-// room and when the pool is destroyed. Service.mu is held.
+// freed notes whether b was freed. A block that could not be freed stays counted as held. The service tries again to free the block when
+// the pool needs room and when the pool is destroyed. The caller holds Service.mu.
 func (p *Pool) freed(b *block, err error) {
 	p.returned.broadcast()
 	if err != nil {
@@ -111,8 +112,8 @@ func (p *Pool) freed(b *block, err error) {
 	p.closeIfEmpty()
 }
 
-// closeIfEmpty adds a pool that is being destroyed to the reclaim queue once it has no blocks, other than those that could not be freed:
-// closing the arena frees them. Service.mu is held.
+// closeIfEmpty adds a pool that is being destroyed to the reclaim queue once it has no blocks, except the blocks that could not be freed:
+// closing the arena frees those blocks. The caller holds Service.mu.
 func (p *Pool) closeIfEmpty() {
 	svc := p.svc
 	if p.closing && !p.ending && p.blocks == len(p.stuck) {

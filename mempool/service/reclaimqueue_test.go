@@ -53,7 +53,8 @@ func TestADestroyedPoolWhoseLastAllocationFailsIsClosed(t *testing.T) {
 func TestOutOfMemoryGivesUpWhatLiesIdle(t *testing.T) {
 	svc := newService(t)
 	s := open(t, svc)
-	// One page between two others: no two are contiguous although half of the pool is free.
+	// After the releases of a and b, the pool cannot grow, and its free memory is two blocks of one page. The service must free both blocks
+	// to make a block of two pages.
 	p := createPool(t, s, mempool.PoolSpec{Name: "p", Kind: mempool.Host, MaxBytes: 3 * 4096})
 	a, b, c := allocate(t, s, p, 4096), allocate(t, s, p, 4096), allocate(t, s, p, 4096)
 	release(t, a)
@@ -76,7 +77,7 @@ func TestOutOfMemoryWaitsForWhatIsBeingAskedBack(t *testing.T) {
 		require.ErrorIs(t, err, mempool.ErrOutOfMemory)
 		require.ErrorIs(t, err, mempool.ErrRecalling)
 		got := make(chan *Lease)
-		for range 2 { // an allocation that fails must not wake another again and again
+		for range 2 { // an allocation that fails must not wake the other one again and again
 			go func() {
 				l, err := s.allocate(context.Background(), p.info.ID, mempool.Bytes(1024), patience)
 				assert.NoError(t, err)

@@ -7,10 +7,10 @@ import (
 	"github.com/poolbridge/poolbridge/mempool"
 )
 
-// recycle takes back a block that no buffer uses any more. Service.mu is held.
+// recycle takes back a block that no buffer uses any more. The caller holds Service.mu.
 func (p *Pool) recycle(b *block) {
 	p.leased -= b.size
-	if len(b.fences) > maxFences { // more than its next user can be sent
+	if len(b.fences) > maxFences { // more fences than the service can send to the block's next user
 		b.holds++
 		p.svc.drain(b, func() { p.unhold(b) })
 	}
@@ -23,7 +23,7 @@ func (p *Pool) recycle(b *block) {
 	p.keep(b)
 }
 
-// keep makes a free block available. Service.mu is held.
+// keep makes a free block available. The caller holds Service.mu.
 func (p *Pool) keep(b *block) {
 	b.state = blockCached
 	p.cached += b.size
@@ -40,7 +40,7 @@ func (p *Pool) keep(b *block) {
 	}
 }
 
-// unhold ends one hold on b. Service.mu is held.
+// unhold ends one hold on b. The caller holds Service.mu.
 func (p *Pool) unhold(b *block) {
 	b.holds--
 	if b.state != blockHeld {
@@ -68,7 +68,7 @@ func (p *Pool) evict(n uint64) bool {
 }
 
 // freeCached frees cached blocks of at least n bytes together. given is how many bytes were freed at once; err is the error of blocks
-// that could not be freed. If quiet is set, freeCached leaves blocks with work under way. The caller holds Service.mu; freeCached
+// that could not be freed. If quiet is set, freeCached does not free blocks with work under way. The caller holds Service.mu; freeCached
 // releases the mutex for driver calls.
 func (p *Pool) freeCached(n uint64, quiet bool) (given uint64, err error) {
 	idle := p.retire(n, quiet)
@@ -81,18 +81,18 @@ func (p *Pool) freeCached(n uint64, quiet bool) (given uint64, err error) {
 	return given, err
 }
 
-// retire chooses cached blocks of at least n bytes together to be freed. It queues and returns the blocks that no session maps. It
-// recalls the blocks that sessions map; these are queued when they are unmapped. It also queues blocks that could not be freed before.
-// If quiet is set, retire leaves blocks with work under way. Service.mu is held.
+// retire chooses cached blocks that are to be freed, of at least n bytes together. It queues and returns the blocks that no session maps.
+// It recalls the blocks that sessions map; these blocks are queued when they are unmapped. It also queues blocks that could not be freed
+// before. If quiet is set, retire does not choose blocks with work under way. The caller holds Service.mu.
 func (p *Pool) retire(n uint64, quiet bool) (idle []*block) {
 	var chosen uint64
 	idle, p.stuck = p.stuck, nil
-	if quiet { // the caller makes room: these may be enough
+	if quiet { // the caller needs room: the stuck blocks may be enough
 		for _, b := range idle {
 			chosen += b.size
 		}
 	}
-	idle = append(idle, p.choose(&chosen, n, false, quiet)...) // unmapped ones first: they cost no round trip
+	idle = append(idle, p.choose(&chosen, n, false, quiet)...) // unmapped blocks first: no session must answer a recall
 	recalled := p.choose(&chosen, n, true, quiet)
 	for _, b := range recalled {
 		b.state = blockRecalling
@@ -107,7 +107,7 @@ func (p *Pool) retire(n uint64, quiet bool) (idle []*block) {
 
 // choose takes cached blocks until n bytes are chosen, and counts these blocks as held. If mapped is set, it takes only blocks that
 // sessions map, otherwise only blocks that no session maps. It stops as soon as it can, because there may be very many blocks.
-// Service.mu is held.
+// The caller holds Service.mu.
 func (p *Pool) choose(chosen *uint64, n uint64, mapped, quiet bool) (blocks []*block) {
 	take := func(b *block) {
 		blocks = append(blocks, b)
@@ -153,7 +153,7 @@ func (p *Pool) choose(chosen *uint64, n uint64, mapped, quiet bool) (blocks []*b
 	return blocks
 }
 
-// recall asks the sessions that map the blocks to give up their mappings. Service.mu is held.
+// recall asks the sessions that map the blocks to give up their mappings. The caller holds Service.mu.
 func (p *Pool) recall(blocks []*block) {
 	bySession := make(map[*Session][]uint64)
 	for _, b := range blocks {
@@ -168,7 +168,7 @@ func (p *Pool) recall(blocks []*block) {
 	}
 }
 
-// unmap notes that a session no longer maps b. Service.mu is held.
+// unmap notes that a session no longer maps b. The caller holds Service.mu.
 func (p *Pool) unmap(s *Session, b *block) {
 	b.mapped.remove(s)
 	remove(&s.mapped, &s.most.mapped, b.id)

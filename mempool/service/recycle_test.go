@@ -201,7 +201,7 @@ func TestAnAllocationDoesNotWaitBeyondItsLimitForWhatIsGivenBackLater(t *testing
 	})
 }
 
-// Blocks that could not be freed before are tried again in addition to those that are to be freed now.
+// The service tries again to free stuck blocks, in addition to the blocks that it is to free now.
 func TestMemoryThatCouldNotBeGivenBackKeepsNoOther(t *testing.T) {
 	svc := newService(t)
 	s := open(t, svc)

@@ -14,61 +14,61 @@ import (
 	"github.com/poolbridge/poolbridge/mempool/hostmem"
 )
 
-// Config configures a [Service]. Its zero value is useful.
+// Config configures a [Service]. The zero Config is valid.
 type Config struct {
-	// Log gets the events, and errors that no client gets; nil: nothing is logged.
+	// Log gets the events, and the errors that no client gets. If Log is nil, the service logs nothing.
 	Log *slog.Logger
-	// MayCreate says which users may make pools, and destroy those that they may use. The user that the service runs as may always destroy
-	// pools; nil: only that user may make them.
+	// MayCreate says which users may make pools. These users may also destroy the pools that they may use. If MayCreate is nil, only the
+	// user that the service runs as may make pools. That user may always destroy pools.
 	MayCreate func(mempool.Peer) bool
-	// Patience is how long a session waits for a lease or for room, or a subscriber stays as far behind as it can be, before the service
-	// notes that as an event; 0 for 10 seconds.
+	// Patience is the time after which the service notes an event about a session that waits for a lease or for room, or about a subscriber
+	// that leaves its channel no room for another frame; 0 stands for 10 seconds.
 	Patience time.Duration
-	// Limits bound how much state clients can cause.
+	// Limits has the limits of the state that clients can create.
 	Limits Limits
 }
 
 var errShutdown = situation.Of(mempool.ErrClosed, "the service is shutting down")
 
-// Service holds the pools, buffers and sessions of one epoch. Its methods may be called from several goroutines.
+// Service holds the pools, buffers and sessions of one epoch. Several goroutines may call its methods at the same time.
 type Service struct {
 	epoch     mempool.Epoch
 	began     time.Time
 	log       *slog.Logger
-	uid       uint32 // of the service's own user
+	uid       uint32 // the user that the service runs as
 	mayCreate func(mempool.Peer) bool
 	limits    Limits
-	memory    *hostmem.Memory // of the machine
+	memory    *hostmem.Memory // the memory of the machine
 
 	mu                                                      mutex
-	pools                                                   map[string]*Pool // those not being destroyed
-	poolByID                                                map[uint64]*Pool // and those that are
+	pools                                                   map[string]*Pool // pools that are not being destroyed, by name
+	poolByID                                                map[uint64]*Pool // all pools, including those that are being destroyed
 	sessions                                                index[uint64, *Session]
 	buffers                                                 index[uint64, *buffer]
 	names                                                   index[string, *name]
 	awaited                                                 map[string]*awaited // names that requests wait for
-	pooled                                                  signal              // pools appeared
+	pooled                                                  signal              // a pool was made, or could not be made
 	leases                                                  index[uint64, *Lease]
 	namesOf, poolsOf                                        tally
 	keepers                                                 map[keeperKey]*keeper
 	lastPool, lastBlock, lastBuffer, lastLease, lastSession uint64
 	reclaim                                                 reclaimQueue
 	timelines                                               map[uint64]*timeline
-	reasons                                                 map[uint64]string // by buffer that has failed: what its producer has said about that
+	reasons                                                 map[uint64]string // by id of a failed buffer: the reason that the producer gave
 	lastTimeline                                            uint64
 	draining                                                map[*block]func()
-	channels                                                map[string]*channel     // those that are not closed
-	channelByID                                             index[uint64, *channel] // and closed ones that still have consumers
-	channeled                                               signal                  // channels appeared
+	channels                                                map[string]*channel     // channels that are not closed, by name
+	channelByID                                             index[uint64, *channel] // open channels, and closed ones that have consumers
+	channeled                                               signal                  // a channel was made
 	lastChannel                                             uint64
-	view                                                    *view                            // the one that is being made; nil: none
+	view                                                    *view                            // the view that is being made; nil: none
 	viewing                                                 sync.Mutex                       // held while a view is made; locked before mu
-	members                                                 int                              // of all channels
-	most                                                    struct{ timelines, awaited int } // that these maps had
+	members                                                 int                              // how many members all channels have
+	most                                                    struct{ timelines, awaited int } // the greatest lengths of these maps
 
 	history  history
 	driver   driverCounts
-	waiting  map[string]int // how many requests wait, by what they wait for
+	waiting  map[string]int // how many requests wait, for each kind of thing that they wait for
 	patience time.Duration
 	refused  map[string]*gap // refused requests, by the limit that they exceeded
 	watching bool            // the goroutine of watchChannels runs
@@ -80,7 +80,7 @@ type Service struct {
 	drains     sync.WaitGroup // goroutines that poll
 }
 
-// New starts an epoch.
+// New makes a service, and so starts an epoch.
 func New(c Config) *Service {
 	s := &Service{
 		began: time.Now(), log: c.Log, uid: mempool.Self().UID, mayCreate: c.MayCreate, limits: c.Limits.filled(), memory: hostmem.New(),
@@ -105,7 +105,7 @@ func New(c Config) *Service {
 func (s *Service) Epoch() mempool.Epoch { return s.epoch }
 
 // OpenSession makes a session for a peer. The service calls notify with the session's notices, with locks held: notify must neither block
-// nor call the service. nil: the session gets no notices, and must map nothing.
+// nor call the service. If notify is nil, the session gets no notices, and must map nothing.
 //
 // Errors: [mempool.ErrClosed].
 func (s *Service) OpenSession(p mempool.Peer, notify func(Notice)) (*Session, error) {
@@ -123,8 +123,8 @@ func (s *Service) OpenSession(p mempool.Peer, notify func(Notice)) (*Session, er
 	return session, nil
 }
 
-// Close ends every session, frees all memory and returns. It need not wait until clients have unmapped the memory: they can still read it,
-// and no later allocation can take its place.
+// Close ends every session, frees all memory and returns. It does not wait until clients have unmapped the memory: the clients can still
+// read the memory, and no later allocation can reuse it.
 func (s *Service) Close() {
 	s.mu.Lock()
 	if s.closed {

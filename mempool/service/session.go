@@ -13,10 +13,10 @@ import (
 	"github.com/poolbridge/poolbridge/mempool"
 )
 
-// Notice is a message of the service to a session that no request asked for.
+// Notice is a message that the service sends to a session without a request.
 type Notice interface{ notice() }
 
-// Recall asks a session to unmap blocks as soon as none of its leases needs them, and then to call [Session.Dropped].
+// Recall asks a session to unmap blocks as soon as none of the session's leases needs them, and then to call [Session.Dropped].
 type Recall struct{ Blocks []uint64 }
 
 func (Recall) notice() {}
@@ -27,32 +27,32 @@ type Session struct {
 	svc        *Service
 	id         uint64
 	peer       mempool.Peer
-	program    string // what the client calls itself
+	program    string // the program name that the client gave
 	began      time.Time
 	eventWaits atomic.Int32 // calls of Events that wait
 	notify     func(Notice)
-	told       bool // the history has an event of its beginning
+	told       bool // the history has an event that the session began
 	ended      bool
 	over       chan struct{} // closed when the session has ended
 	// reclaimed is closed when the session has ended and the service holds nothing for the session's process any more.
 	reclaimed chan struct{}
 
-	ordered  bool                 // it understands fences
-	timeline *timeline            // its own; nil until it asks for one
-	members  map[*member]struct{} // its members of channels that have a slot
-	swept    chan struct{}        // of an ended session: closed when no consumer of it has a slot any more
+	ordered  bool                 // the session understands fences
+	timeline *timeline            // the session's own timeline; nil until the session asks for it
+	members  map[*member]struct{} // the session's members of channels, if they have a slot
+	swept    chan struct{}        // closed when no consumer of the ended session has a slot any more
 
 	leases   map[uint64]*Lease
 	names    map[string]*name
 	mapped   map[uint64]*block
 	accounts map[*Pool]*account
-	most     struct{ leases, names, mapped int } // that these maps had
+	most     struct{ leases, names, mapped int } // the greatest lengths of these maps
 	keeper   *keeper
 	ending   ending
 	broken   broken
-	blocking gap                // long waits of others for its leases
-	waits    map[*wait]struct{} // its requests that wait
-	tensor   *mempool.Tensor    // the last one that it described
+	blocking gap                // long waits of other sessions for leases of this session
+	waits    map[*wait]struct{} // requests of the session that wait
+	tensor   *mempool.Tensor    // the last tensor that the session described
 }
 
 // ID identifies the session within the epoch.
@@ -63,7 +63,7 @@ func (s *Session) Peer() mempool.Peer { return s.peer }
 
 func (s *Session) String() string { return fmt.Sprintf("session %d (pid %d)", s.id, s.peer.PID) }
 
-// alive returns an error if the session has ended. Service.mu is held.
+// alive returns an error if the session has ended. The caller holds Service.mu.
 func (s *Session) alive() error {
 	if s.ended {
 		return s.hasEnded()
@@ -102,7 +102,7 @@ func (s *Session) hasEnded() error {
 	return situation.Of(mempool.ErrClosed, "session %d has ended", s.id)
 }
 
-// account returns the session's account in p, and makes it on the first call. Service.mu is held.
+// account returns the session's account in p. The first call makes the account. The caller holds Service.mu.
 func (s *Session) account(p *Pool) *account {
 	a := s.accounts[p]
 	if a == nil {
@@ -112,7 +112,7 @@ func (s *Session) account(p *Pool) *account {
 	return a
 }
 
-// describe returns a copy of a tensor. Successive buffers with equal tensors share one copy. Service.mu is held.
+// describe returns a copy of a tensor. Successive buffers with equal tensors share one copy. The caller holds Service.mu.
 func (s *Session) describe(t mempool.Tensor) *mempool.Tensor {
 	if s.tensor == nil || !s.tensor.Equal(t) {
 		kept := t.Clone()
@@ -121,12 +121,12 @@ func (s *Session) describe(t mempool.Tensor) *mempool.Tensor {
 	return s.tensor
 }
 
-// Allocate makes a buffer in a pool for what t describes, with a write lease. If the pool has no room, Allocate waits for at most
-// wait.
+// Allocate makes a buffer in a pool for the tensor t, and grants the session a write lease on the buffer. If the pool has no room,
+// Allocate waits; the argument wait limits this time.
 //
 // Errors: [mempool.ErrInvalid], [mempool.ErrNotFound], [mempool.ErrDenied], [mempool.ErrLimit], [mempool.ErrOutOfMemory],
-// [mempool.ErrClosed], and the context's. [mempool.ErrLimit] and [mempool.ErrOutOfMemory] come with [mempool.ErrRecalling] if a later
-// try may succeed.
+// [mempool.ErrClosed], and the context's error. [mempool.ErrLimit] and [mempool.ErrOutOfMemory] also wrap [mempool.ErrRecalling] if a
+// later try may succeed.
 func (s *Session) Allocate(ctx context.Context, pool uint64, t mempool.Tensor, wait time.Duration) (g Grant, err error) {
 	n, err := t.Extent()
 	if err != nil {
@@ -163,9 +163,10 @@ func (s *Session) Allocate(ctx context.Context, pool uint64, t mempool.Tensor, w
 	return b.grant(s, true).granted(), nil
 }
 
-// findLease finds one of the session's own leases by its id. Service.mu is held.
+// findLease finds one of the session's own leases by its id. The caller holds Service.mu.
 //
-// Errors: [mempool.ErrNotFound] for an id that no lease ever had, [mempool.ErrReleased] for one that has ended or is another session's.
+// Errors: [mempool.ErrNotFound] for an id that no lease ever had, [mempool.ErrReleased] for a lease that has ended or is another
+// session's.
 func (s *Session) findLease(id uint64) (*Lease, error) {
 	if l := s.leases[id]; l != nil {
 		return l, nil
@@ -178,10 +179,11 @@ func (s *Session) findLease(id uint64) (*Lease, error) {
 
 // Release ends leases of the session. It ends every lease that it can end, and returns the error of the first lease that it cannot
 // end. The fences say when the session's work on the memory is done. Release does not wait for the fences; the next user of the memory
-// does. incomplete says that the session did not complete the contents of its write leases: their buffers have then failed.
+// waits for them. The argument incomplete says that the session did not complete the contents of its write leases: the buffers of these
+// leases then fail.
 //
-// Errors: [mempool.ErrNotFound] for an id that no lease ever had, [mempool.ErrReleased] for one that has ended or is another session's,
-// [mempool.ErrInvalid] for fences that are not of the session's own timeline.
+// Errors: [mempool.ErrNotFound] for an id that no lease ever had, [mempool.ErrReleased] for a lease that has ended or is another
+// session's, [mempool.ErrInvalid] for fences of a timeline that is not the session's own.
 func (s *Session) Release(incomplete bool, done []mempool.Fence, ids ...uint64) error {
 	s.svc.mu.Lock()
 	defer s.svc.unlock()
@@ -215,7 +217,7 @@ func (s *Session) Dropped(blocks []uint64) error {
 			used = used || b.state == blockLeased
 		}
 	}
-	if used { // look at all leases only now; recalled blocks have none
+	if used { // check all leases only in this case; recalled blocks have none
 		for _, l := range s.leases {
 			if _, ok := dropped[l.buffer.block]; ok {
 				return situation.Of(mempool.ErrBusy, "session %d has lease %d on block %d, which it says it dropped", s.id, l.id, l.buffer.block.id)
@@ -228,18 +230,18 @@ func (s *Session) Dropped(blocks []uint64) error {
 	return nil
 }
 
-// End ends the session: its leases end, its names are removed, buffers that it was writing have failed, and its waits fail. The
-// channel gone is closed when the session's process can no longer touch memory; nil means that the process cannot touch memory now.
-// Until gone is closed, blocks that the session had leased are not used again, and blocks that it had mapped are not freed. After all
-// of them are reclaimed, the channel that End returns is closed.
+// End ends the session: its leases end, its names are removed, the buffers that the session was writing fail, and its waiting requests
+// fail. The caller closes the channel gone when the session's process can no longer touch memory. If gone is nil, the process can no
+// longer touch memory. Until gone is closed, blocks that the session had leased are not used again, and blocks that it had mapped are not
+// freed. End returns a channel that is closed after all these blocks are reclaimed.
 //
-// The session's timeline ends when all its fences are reached, or when the process ends. If the process ends first, waits for its
-// fences end, and content that was not complete has failed.
+// The session's timeline ends when all its fences are reached, or when the process ends. If the process ends first, all waits for the
+// timeline's fences end, and buffers with incomplete content fail.
 func (s *Session) End(gone <-chan struct{}) <-chan struct{} {
 	return s.EndAs(mempool.SessionLeft, "", gone)
 }
 
-// EndAs is [Session.End], and notes in the history how the session ended, and why.
+// EndAs does the same as [Session.End], and notes in the history how and why the session ended.
 func (s *Session) EndAs(how mempool.SessionEnding, why string, gone <-chan struct{}) <-chan struct{} {
 	svc := s.svc
 	svc.mu.Lock()
@@ -286,7 +288,8 @@ func (s *Session) EndAs(how mempool.SessionEnding, why string, gone <-chan struc
 	return s.reclaimed
 }
 
-// lingerRest is the longest pause between two checks of an ended session's words while its process lives.
+// lingerRest is the longest pause between two checks of the timeline of an ended session while the session's process lives. It is also
+// the longest pause of tend.
 const lingerRest = time.Second
 
 // linger calls reclaimAll for an ended session once the session's process is gone, or once the service holds nothing for that process.
@@ -320,7 +323,8 @@ func (s *Session) linger(gone, swept <-chan struct{}, held []*block) {
 	}
 }
 
-// reclaimAll reclaims the blocks that an ended session had leased or mapped. Service.mu is held, and released for driver calls.
+// reclaimAll reclaims the blocks that an ended session had leased or mapped. The caller holds Service.mu; reclaimAll releases the mutex
+// for driver calls.
 func (s *Session) reclaimAll(held []*block) {
 	switch t := s.timeline; {
 	case t.owed():

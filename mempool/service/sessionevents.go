@@ -9,17 +9,17 @@ import (
 	"github.com/poolbridge/poolbridge/mempool"
 )
 
-// This file notes events of the beginning and the end of sessions.
+// This file notes an event when a session begins and when it ends.
 
-// ending is how a session ended. It is guarded by Service.mu.
+// ending says how a session ended. Service.mu guards ending.
 type ending struct {
 	how     mempool.SessionEnding
 	at      time.Time
-	lingers bool // something was held for its process then
+	lingers bool // after the end, the service still held something for the session's process
 }
 
-// noteUse notes that the session began, when it first uses memory or channels. Sessions that only ask for lists or statistics have no
-// event. Service.mu is held.
+// noteUse notes an event that the session began, when the session uses memory or a channel for the first time. Sessions that only ask for
+// lists or statistics cause no event. The caller holds Service.mu.
 func (s *Session) noteUse() {
 	if s.told || s.ended {
 		return
@@ -30,8 +30,8 @@ func (s *Session) noteUse() {
 	s.svc.note(e, nil)
 }
 
-// noteEnd counts the end of the session. It notes an event if the history has one of the session's beginning, if an operator ended the
-// session, or if the service ended it because of an error. Service.mu is held.
+// noteEnd counts the end of the session. It also notes an event in three cases: noteUse has noted an event of the session, an operator
+// ended the session, or the service ended the session because of an error. The caller holds Service.mu.
 func (s *Session) noteEnd(how mempool.SessionEnding, why string) {
 	s.ending = ending{how: how, at: time.Now()}
 	s.svc.history.countEnding(how)
@@ -58,8 +58,8 @@ func (s *Session) noteEnd(how mempool.SessionEnding, why string) {
 	s.svc.note(e, nil)
 }
 
-// noteReclaimed counts how long something was held for the process of a session that ended. It notes an event if that was leased memory.
-// Service.mu is held.
+// noteReclaimed counts how long the service held memory, a timeline or a slot for the process of an ended session. It also notes an event
+// if the session had leases on blocks in held. The caller holds Service.mu.
 func (s *Session) noteReclaimed(held []*block) {
 	e := s.about(mempool.MemoryReclaimed, "")
 	e.Ending, e.Took = s.ending.how, time.Since(s.ending.at)
@@ -75,14 +75,14 @@ func (s *Session) noteReclaimed(held []*block) {
 	s.svc.note(e, nil)
 }
 
-// broken counts the incomplete buffers of a session that ended, of those that other sessions could read. It is guarded by Service.mu.
+// broken counts the incomplete buffers that an ended session has left and that other sessions could read. Service.mu guards broken.
 type broken struct {
 	buffers int
 	bytes   uint64
 	first   *buffer
 }
 
-// breaks counts a buffer that has failed, if other sessions could read it or wait for it. Service.mu is held.
+// breaks counts a buffer that has failed, if other sessions could read it or wait for it. The caller holds Service.mu.
 func (s *Session) breaks(b *buffer) {
 	if b.names == 0 && b.frames == 0 && b.readers.len() == 0 && b.changed.ch == nil {
 		return
@@ -93,7 +93,7 @@ func (s *Session) breaks(b *buffer) {
 	s.broken.bytes += b.bytes
 }
 
-// noteBroken notes the buffers that breaks counted as one event. Service.mu is held.
+// noteBroken notes one event for all buffers that breaks has counted. The caller holds Service.mu.
 func (s *Session) noteBroken() {
 	n := s.broken
 	if n.buffers == 0 {

@@ -34,7 +34,7 @@ func (s *Session) CreatePool(spec mempool.PoolSpec) (*Pool, error) {
 	err = svc.driver.called(createArena, err)
 	svc.mu.Lock()
 	defer svc.unlock()
-	defer svc.pooled.broadcast() // after a failure too: waiting sessions look again
+	defer svc.pooled.broadcast() // after a failure too: sessions that wait for the pool check again
 	if err != nil {
 		delete(svc.pools, spec.Name)
 		svc.poolsOf.add(p.uid, -1)
@@ -56,11 +56,11 @@ func (s *Session) CreatePool(spec mempool.PoolSpec) (*Pool, error) {
 	return p, nil
 }
 
-// EnsurePool makes a pool, or opens the one of that name if its spec is equal, its users and groups included. It waits for a pool that is
-// being made at this moment. A pool that is being destroyed counts as gone.
+// EnsurePool makes a pool, or opens the existing pool of that name if its spec is equal, including its users and groups. If another
+// request is making the pool at this moment, EnsurePool waits for that request. A pool that is being destroyed counts as gone.
 //
-// Errors: those of [Session.CreatePool]; [mempool.ErrExists] says how the existing pool differs; [mempool.ErrDenied] if the session may not
-// use it; the context's.
+// Errors: the errors of [Session.CreatePool]; [mempool.ErrExists] says how the existing pool differs; [mempool.ErrDenied] if the session
+// may not use the existing pool; the context's error.
 func (s *Session) EnsurePool(ctx context.Context, spec mempool.PoolSpec) (*Pool, error) {
 	if err := spec.Validate(); err != nil {
 		return nil, err
@@ -81,7 +81,7 @@ func (s *Session) EnsurePool(ctx context.Context, spec mempool.PoolSpec) (*Pool,
 			return p, err
 		}
 		p, err = s.CreatePool(spec)
-		if !errors.Is(err, mempool.ErrExists) { // ErrExists: another session began to make it just now
+		if !errors.Is(err, mempool.ErrExists) { // ErrExists: another session has just begun to make the pool
 			return p, err
 		}
 	}
@@ -94,8 +94,8 @@ func (p *Pool) isClosing() bool {
 	return p.closing
 }
 
-// namedPool finds a pool by name that the session may use, and waits until it is made; nil: there is none. Service.mu is held, and
-// released while the pool is being made.
+// namedPool finds a pool by its name, and returns nil if there is no such pool. The session must be allowed to use the pool. If the pool
+// is being made, namedPool waits, and releases Service.mu meanwhile. The caller holds Service.mu.
 func (s *Session) namedPool(ctx context.Context, name string) (*Pool, error) {
 	svc := s.svc
 	for {
@@ -129,7 +129,7 @@ func (s *Session) namedPool(ctx context.Context, name string) (*Pool, error) {
 	}
 }
 
-// reserveName reserves the name of a pool that is being made. Service.Close waits until it is made.
+// reserveName reserves the name of a pool that is being made. Service.Close waits until that pool is made.
 func (s *Service) reserveName(session *Session, name string, p *Pool) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -152,10 +152,10 @@ func (s *Service) reserveName(session *Session, name string, p *Pool) error {
 	return nil
 }
 
-// OpenPool finds a pool by name. The session must be allowed to use the pool. OpenPool waits for at most wait until the pool exists.
-// If another request is making the pool, OpenPool waits until the pool is made, without that limit.
+// OpenPool finds a pool by name. The session must be allowed to use the pool. OpenPool waits until the pool exists; the argument wait
+// limits this time. If another request is making the pool, OpenPool waits until the pool is made, without a time limit.
 //
-// Errors: [mempool.ErrNotFound] (with wait 0) or [mempool.ErrTimeout], [mempool.ErrDenied], the context's.
+// Errors: [mempool.ErrNotFound] (with wait 0) or [mempool.ErrTimeout], [mempool.ErrDenied], the context's error.
 func (s *Session) OpenPool(ctx context.Context, name string, wait time.Duration) (*Pool, error) {
 	if err := mempool.ValidateName("pool", name); err != nil {
 		return nil, err
@@ -181,7 +181,7 @@ func (s *Session) OpenPool(ctx context.Context, name string, wait time.Duration)
 	}
 }
 
-// FindPool finds a pool by id that the session may use.
+// FindPool finds a pool by its id. The session must be allowed to use the pool.
 //
 // Errors: [mempool.ErrNotFound], [mempool.ErrDenied], [mempool.ErrClosed].
 func (s *Session) FindPool(id uint64) (*Pool, error) {
@@ -203,7 +203,7 @@ func (s *Session) pool(id uint64) (*Pool, error) {
 	return p, nil
 }
 
-// anyPool finds a pool by id, without a check of its access list. Service.mu is held.
+// anyPool finds a pool by id, and does not check the pool's access list. The caller holds Service.mu.
 func (s *Session) anyPool(id uint64) (*Pool, error) {
 	if err := s.alive(); err != nil {
 		return nil, err
@@ -220,13 +220,14 @@ func (p *Pool) denied(peer mempool.Peer) error {
 		"(uid=%[2]d or gid=%[3]d in --pool, uids and gids in Python)", p.info.Name, peer.UID, peer.GID)
 }
 
-// DestroyPool ends a pool: nothing new can be allocated in it, its names are removed at once, and its memory is freed with the last
-// lease and mapping.
+// DestroyPool ends a pool: nothing new can be allocated in it, its names are removed at once, and its memory is freed when the last lease
+// and the last mapping have ended.
 //
-// The user who made a pool and the service's own user may destroy it, also if its access list does not name them. Other users must be
-// allowed to make pools and to use this one.
+// The user who made a pool and the service's own user may always destroy the pool, even if its access list does not name them. Every
+// other user must be allowed to make pools and to use this pool.
 //
-// Errors: [mempool.ErrNotFound], [mempool.ErrDenied], [mempool.ErrClosed]; the driver's if memory could not be freed: the pool ends also then.
+// Errors: [mempool.ErrNotFound], [mempool.ErrDenied], [mempool.ErrClosed]; the driver's error if memory could not be freed: the pool ends
+// in this case too.
 func (s *Session) DestroyPool(id uint64) error {
 	svc := s.svc
 	creator := svc.mayCreate(s.peer)
@@ -244,7 +245,8 @@ func (s *Session) DestroyPool(id uint64) error {
 	return svc.flush()
 }
 
-// destroy ends a pool. The argument by is the session that asked for this, or nil for the service itself. s.mu is held.
+// destroy ends a pool. The argument by is the session that asked to destroy the pool, or nil for the service itself. The caller holds
+// s.mu.
 func (s *Service) destroy(p *Pool, by *Session) {
 	if p.closing {
 		return
@@ -274,8 +276,8 @@ func (s *Service) destroy(p *Pool, by *Session) {
 // TrimPool frees unused blocks until at most keep bytes of them are cached, and returns how many bytes it freed at once. Blocks that
 // sessions still map are freed when these sessions have dropped the blocks.
 //
-// Errors: [mempool.ErrNotFound], [mempool.ErrDenied], [mempool.ErrClosed]; the driver's for blocks that could not be freed: the next call
-// tries again.
+// Errors: [mempool.ErrNotFound], [mempool.ErrDenied], [mempool.ErrClosed]; the driver's error for blocks that could not be freed: the
+// next call tries again.
 func (s *Session) TrimPool(id, keep uint64) (uint64, error) {
 	svc := s.svc
 	svc.mu.Lock()

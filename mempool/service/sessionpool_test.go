@@ -60,7 +60,7 @@ func TestOpenWaitsForThePool(t *testing.T) {
 	})
 }
 
-// underWay is a pool that is being made by a session of its own until the gate is given an outcome.
+// underWay lets a new session make a pool. The creation waits until the test sends an outcome to the gate.
 func underWay(t *testing.T, svc *Service, spec mempool.PoolSpec) fakeGate {
 	t.Helper()
 	g := holdUp(t, spec.Name)
@@ -237,7 +237,8 @@ func TestOnlyWhoMayCreatesPools(t *testing.T) {
 	createPool(t, openClient(t, svc, mempool.Peer{UID: 7}).Session, mempool.PoolSpec{Name: "p", Kind: fake, MaxBytes: 512})
 }
 
-// trap is memory that calls a function while it is freed. The service's lock is not held then.
+// trap is memory that calls a function while it is freed. The service does not hold its lock
+// meanwhile.
 type trap struct {
 	mempool.Allocation
 	spring func()
@@ -260,11 +261,11 @@ func TestAPoolThatIsDestroyedWhileItIsOpenedIsNotReturned(t *testing.T) {
 			l := allocate(t, s, other, 512)
 			b := l.buffer.block
 			p := createPool(t, s, spec)
-			kept := allocate(t, s, p, 512) // while it is leased, the pool stays closing
+			kept := allocate(t, s, p, 512) // while this block is leased, the pool is not closed yet
 			b.mem = trap{b.mem, func() { assert.NoError(t, s.DestroyPool(p.info.ID)) }}
 			release(t, l)
 			svc.mu.Lock()
-			other.retire(512, true) // due from now on
+			other.retire(512, true) // from now on, the block is to be freed
 			svc.mu.Unlock()
 			got, err := open(s)
 			require.NoError(t, err)

@@ -2,8 +2,8 @@ package service
 
 import "maps"
 
-// remove deletes a key from a map. When the map has less than a quarter of its greatest length, remove replaces it by a new one: a map of
-// Go never shrinks. most is the greatest length; the caller stores it.
+// remove deletes a key from a map. If the map was large and now has less than a quarter of its greatest length, remove replaces it with a
+// new map, because a Go map never gives memory back. The caller stores the greatest length, most.
 func remove[K comparable, V any](m *map[K]V, most *int, key K) {
 	const small = 1024
 	*most = max(*most, len(*m))

@@ -1,6 +1,6 @@
 package service
 
-// signal tells goroutines that something changed. The caller of its methods holds the lock that guards what changed.
+// signal tells goroutines that something changed. A caller of its methods holds the lock that guards the changed state.
 type signal struct{ ch chan struct{} }
 
 // next returns a channel that the next broadcast closes.
@@ -18,10 +18,10 @@ func (s *signal) broadcast() {
 	}
 }
 
-// countedSignal is a signal for callers that release the lock between their look at the state and the wait.
+// countedSignal is a signal for callers that release the lock after they have read the state and before they wait.
 type countedSignal struct {
 	signal
-	count uint64 // of broadcasts
+	count uint64 // number of broadcasts
 }
 
 func (s *countedSignal) broadcast() {

@@ -2,7 +2,7 @@ package service
 
 import "iter"
 
-// smallSet is a set that allocates memory only for the second element and more. The zero value of T cannot be an element.
+// smallSet is a set that allocates memory only if it has more than one element. The zero value of T cannot be an element.
 type smallSet[T comparable] struct {
 	one  T
 	more map[T]struct{}

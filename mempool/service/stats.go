@@ -17,14 +17,15 @@ func (s *Service) Stats() mempool.Stats {
 	return s.stats(nil)
 }
 
-// stats returns the accounting for a session; nil: of everything.
+// stats returns the accounting of the pools that a session may use or destroy. If the session is nil, stats returns the accounting of all
+// pools.
 func (s *Service) stats(to *Session) mempool.Stats {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.statsLocked(to)
 }
 
-// statsLocked is stats. Service.mu is held.
+// statsLocked does the same as stats. The caller holds Service.mu.
 func (s *Service) statsLocked(to *Session) mempool.Stats {
 	st := mempool.Stats{Sessions: s.sessions.len(), Leases: s.leases.len(), Buffers: s.buffers.len(), Names: s.names.len()}
 	for _, p := range s.poolByID {

@@ -13,7 +13,8 @@ import (
 	"github.com/poolbridge/poolbridge/mempool"
 )
 
-// All sessions do everything at once. Each writes a mark into its blocks: two that share one by mistake find each other's.
+// Many sessions use a pool at the same time. Each session writes its own mark into its blocks. If two sessions share a block by mistake,
+// one session finds the mark of the other.
 func TestManySessionsAtOnceShareNoBlockByMistake(t *testing.T) {
 	svc := newService(t)
 	p := createPool(t, open(t, svc), mempool.PoolSpec{Name: "p", Kind: mempool.Host, MaxBytes: 64 << 12, SessionBytes: 24 << 12})
@@ -45,7 +46,7 @@ func TestManySessionsAtOnceShareNoBlockByMistake(t *testing.T) {
 	assert.Equal(t, st.Pools[0].Reserved, st.Pools[0].Cached, "every process is gone")
 }
 
-// liveOnce is the life of one session.
+// liveOnce opens a session, uses it for some rounds and ends it.
 func liveOnce(t *testing.T, svc *Service, p *Pool, random *rand.Rand, mark byte, rounds int) {
 	recalls := make(chan []uint64, 4096)
 	s, err := svc.OpenSession(mempool.Self(), func(n Notice) { recalls <- n.(Recall).Blocks })
@@ -66,7 +67,7 @@ func liveOnce(t *testing.T, svc *Service, p *Pool, random *rand.Rand, mark byte,
 		}
 		for len(recalls) > 0 {
 			for _, id := range <-recalls {
-				_ = s.Dropped([]uint64{id}) // refused while it is leased
+				_ = s.Dropped([]uint64{id}) // refused while the block is leased
 			}
 		}
 	}

@@ -13,7 +13,7 @@ import (
 	"github.com/poolbridge/poolbridge/mempool"
 )
 
-// timeline is the service's state of a session's page of words. Service.mu guards every field that can change.
+// timeline is the service's state of the timeline of a session: a page of counter words. Service.mu guards every field that can change.
 type timeline struct {
 	id      uint64
 	session *Session
@@ -21,14 +21,14 @@ type timeline struct {
 	file    *os.File
 
 	sealed   bool
-	promised []uint64              // for each word, the greatest value that a fence named
-	dead     bool                  // nothing writes it any more, and waits for it are over
-	unknown  bool                  // shared memory may have fences of it that the service has not seen
-	leases   int                   // how many leases wait for fences of it, and how many members of channels write such fences
-	shown    map[*Session]struct{} // sessions that were sent a fence of it, or may find one in shared memory
+	promised []uint64              // for each word, the greatest value of the fences that the service knows
+	dead     bool                  // no process writes the timeline any more, and all waits for its fences are over
+	unknown  bool                  // shared memory may have fences of this timeline that the service does not know
+	leases   int                   // how many leases wait for fences of this timeline, plus how many channel members write such fences
+	shown    map[*Session]struct{} // sessions that got a fence of this timeline, or may find one in shared memory
 }
 
-// Forget tells a session that it will get no more fences of these timelines: it may unmap them.
+// Forget tells a session that it will get no more fences of these timelines, so it may unmap the timelines' pages.
 type Forget struct{ Timelines []uint64 }
 
 // Failed tells a session that buffers which it has leased will never be complete: their writer died, or said that the content failed.
@@ -37,7 +37,7 @@ type Failed struct{ Buffers []uint64 }
 func (Forget) notice() {}
 func (Failed) notice() {}
 
-// timelinesWork returns an error if this machine cannot make timelines: they need F_SEAL_FUTURE_WRITE, of Linux 5.1.
+// timelinesWork returns an error if this machine cannot make timelines. Timelines need F_SEAL_FUTURE_WRITE, which exists since Linux 5.1.
 var timelinesWork = sync.OnceValue(func() error {
 	page, file, err := mempool.NewPage()
 	if err != nil {
@@ -52,19 +52,19 @@ var timelinesWork = sync.OnceValue(func() error {
 
 // ProbeTimelines returns an error if sessions cannot have timelines on this machine.
 //
-// Errors: [mempool.ErrUnavailable], naming what is missing.
+// Errors: [mempool.ErrUnavailable], which names what is missing.
 func ProbeTimelines() error { return timelinesWork() }
 
-// UseTimelines notes that the session understands fences: its leases come with the fences that it must wait for. Other sessions
-// call [Lease.AwaitWork].
+// UseTimelines notes that the session understands fences: the service sends the session each lease with the fences that the session must
+// wait for. For the leases of other sessions, the server calls [Lease.AwaitWork].
 func (s *Session) UseTimelines() {
 	s.svc.mu.Lock()
 	defer s.svc.mu.Unlock()
 	s.ordered = true
 }
 
-// Timeline makes the session's timeline on the first call, and returns its id and its file. The client maps the file for writing, and the
-// caller then calls [Session.SealTimeline]. The service closes the file.
+// Timeline makes the session's timeline on the first call, and returns the timeline's id and file. The client maps the file for writing,
+// and the caller then calls [Session.SealTimeline]. The service closes the file.
 //
 // Errors: [mempool.ErrUnavailable], [mempool.ErrOutOfMemory], [mempool.ErrClosed].
 func (s *Session) Timeline() (uint64, mempool.Export, error) {
@@ -90,10 +90,10 @@ func (s *Session) Timeline() (uint64, mempool.Export, error) {
 	return s.timeline.id, mempool.Export{Files: []*os.File{s.timeline.file}}, nil
 }
 
-// SealTimeline seals the file of the session's timeline, which the client has mapped: no other process can map it for writing from then on,
-// and the session may name its fences.
+// SealTimeline seals the file of the session's timeline, which the client has mapped: from then on, no other process can map the file for
+// writing, and the session may name fences of the timeline.
 //
-// Errors: [mempool.ErrInvalid] if there is no timeline, or if the client sealed its file in another way; [mempool.ErrClosed].
+// Errors: [mempool.ErrInvalid] if there is no timeline, or if the client has sealed the file in another way; [mempool.ErrClosed].
 func (s *Session) SealTimeline() error {
 	svc := s.svc
 	svc.mu.Lock()
@@ -139,7 +139,7 @@ func (s *Session) FindTimeline(id uint64) (mempool.Export, error) {
 	return mempool.Export{Files: []*os.File{t.file}}, nil
 }
 
-// fence checks a fence that the session names, and notes it in its timeline. Service.mu is held.
+// fence checks a fence that the session names, and notes the fence in the session's timeline. The caller holds Service.mu.
 func (s *Session) fence(t mempool.Fence) (fence, error) {
 	if err := t.Validate(); err != nil {
 		return fence{}, err
@@ -154,7 +154,7 @@ func (s *Session) fence(t mempool.Fence) (fence, error) {
 	return own.promise(t.Word, t.Value), nil
 }
 
-// promise notes a valid fence of the timeline. Service.mu is held.
+// promise notes a valid fence of the timeline. The caller holds Service.mu.
 func (t *timeline) promise(word, value uint64) fence {
 	if missing := int(word) + 1 - len(t.promised); missing > 0 {
 		t.promised = append(t.promised, make([]uint64, missing)...)
@@ -163,7 +163,7 @@ func (t *timeline) promise(word, value uint64) fence {
 	return fence{t, word, value}
 }
 
-// outstanding returns the fences of the timeline that the service knows and that are not reached yet. Service.mu is held.
+// outstanding returns the fences of the timeline that the service knows and that are not reached yet. The caller holds Service.mu.
 func (t *timeline) outstanding() (ts fences) {
 	if t == nil || t.dead {
 		return nil
@@ -176,7 +176,7 @@ func (t *timeline) outstanding() (ts fences) {
 	return ts.pending()
 }
 
-// fences checks and notes fences that the session names. Service.mu is held.
+// fences checks and notes fences that the session names. The caller holds Service.mu.
 func (s *Session) fences(named []mempool.Fence) (fences, error) {
 	if len(named) > MaxDone {
 		return nil, situation.Of(mempool.ErrInvalid, "%d fences for one lease; at most %d", len(named), MaxDone)
@@ -192,10 +192,10 @@ func (s *Session) fences(named []mempool.Fence) (fences, error) {
 	return ts.pending(), nil
 }
 
-// MaxDone is the most fences that a session may name when it ends a lease.
+// MaxDone is the greatest number of fences that a session may name when it ends a lease.
 const MaxDone = 16
 
-// owed says whether some fence of the timeline is not reached yet. Service.mu is held.
+// owed says whether some fence of the timeline is not reached yet. The caller holds Service.mu.
 func (t *timeline) owed() bool {
 	if t == nil || t.dead {
 		return false
@@ -208,7 +208,7 @@ func (t *timeline) owed() bool {
 	return false
 }
 
-// show notes that a lease of the session waits for fences of the timeline. Service.mu is held.
+// show notes that a lease of the session waits for fences of the timeline. The caller holds Service.mu.
 func (t *timeline) show(s *Session) {
 	t.leases++
 	t.shown[s] = struct{}{}
@@ -221,7 +221,8 @@ func (t *timeline) unshow() {
 }
 
 // die ends the timeline of a session that has ended. The argument last has the values of the timeline's words at the end of the
-// process: buffers that wait for greater values have failed. If last is nil, every fence is reached. Service.mu is held.
+// process: buffers whose content is complete only at greater values fail. If last is nil, every fence is reached. The caller holds
+// Service.mu.
 func (t *timeline) die(last *[mempool.TimelineWords]uint64) {
 	if t.dead {
 		return
@@ -236,14 +237,14 @@ func (t *timeline) die(last *[mempool.TimelineWords]uint64) {
 }
 
 // dieIfDone ends the timeline of an ended session if every fence of the timeline is reached. If the service does not know every fence,
-// the timeline lives as long as the service holds anything for the session's process. Service.mu is held.
+// the timeline lives as long as the service holds anything for the session's process. The caller holds Service.mu.
 func (t *timeline) dieIfDone() {
 	if t != nil && !t.unknown && !t.owed() {
 		t.die(nil)
 	}
 }
 
-// anyFailed reports whether the session has failed some fence. Service.mu is held.
+// anyFailed reports whether the session has said of some fence that its content failed. The caller holds Service.mu.
 func (t *timeline) anyFailed() bool {
 	for word, value := range t.promised {
 		if value > 0 && t.page.Failed(uint64(word), value) {
@@ -253,7 +254,8 @@ func (t *timeline) anyFailed() bool {
 	return false
 }
 
-// fail marks the buffers as failed whose content would be complete at a fence that was never reached. Service.mu is held.
+// fail marks buffers as failed. It marks each buffer whose content would be complete only at a fence for which the function unreached
+// returns true. The caller holds Service.mu.
 func (t *timeline) fail(unreached func(fence) bool) {
 	told := make(failures)
 	for b := range t.session.svc.buffers.all() {
@@ -268,10 +270,10 @@ func (t *timeline) fail(unreached func(fence) bool) {
 	told.tell()
 }
 
-// failures has, for each session, the ids of its leased buffers that will never be complete.
+// failures has, for each session, the ids of the session's leased buffers that will never be complete.
 type failures map[*Session][]uint64
 
-// fail marks the buffer as failed, and adds the sessions that have leases on it to told. Service.mu is held.
+// fail marks the buffer as failed, and adds to told the sessions that have leases on the buffer. The caller holds Service.mu.
 func (b *buffer) fail(told failures) {
 	b.failed = true
 	b.changed.broadcast()
@@ -283,15 +285,15 @@ func (b *buffer) fail(told failures) {
 	}
 }
 
-// tell sends the notices. Service.mu is held.
+// tell sends each session in f a [Failed] notice. The caller holds Service.mu.
 func (f failures) tell() {
 	for s, ids := range f {
 		s.tell(Failed{Buffers: ids})
 	}
 }
 
-// retire removes the timeline once no session can ask for it: it is dead, and no lease and no member of a channel refers to it. Service.mu
-// is held.
+// retire removes the timeline once no session can ask for it: the timeline is dead, and no lease and no member of a channel refers to it.
+// The caller holds Service.mu.
 func (t *timeline) retire() {
 	svc := t.session.svc
 	if !t.dead || t.leases > 0 || svc.timelines[t.id] != t {
@@ -304,17 +306,17 @@ func (t *timeline) retire() {
 	svc.reclaim.timelines = append(svc.reclaim.timelines, t)
 }
 
-// close unmaps the page and closes its file.
+// close unmaps the timeline's page and closes its file.
 func (t *timeline) close() error { return errors.Join(t.page.Close(), t.file.Close()) }
 
-// tell sends a notice to the session, if the session takes notices. Service.mu is held.
+// tell sends a notice to the session, if the session gets notices and has not ended. The caller holds Service.mu.
 func (s *Session) tell(n Notice) {
 	if s.notify != nil && !s.ended {
 		s.notify(n)
 	}
 }
 
-// stopShowing removes an ended session from the timelines whose fences the service sent to it. Service.mu is held.
+// stopShowing removes an ended session from the timelines whose fences the service sent to it. The caller holds Service.mu.
 func (s *Session) stopShowing() {
 	for t := range maps.Values(s.svc.timelines) {
 		delete(t.shown, s)

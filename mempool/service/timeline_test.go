@@ -109,7 +109,7 @@ func TestAReaderWaitsForTheContentAndNothingElse(t *testing.T) {
 
 func TestTheNextWriterWaitsForEveryReader(t *testing.T) {
 	svc := newService(t)
-	p, _ := fakePool(t, open(t, svc), 512) // one block
+	p, _ := fakePool(t, open(t, svc), 512) // room for one block
 	producer, a, b := hire(t, svc), hire(t, svc), hire(t, svc)
 
 	l := allocate(t, producer.Session, p, 10)
@@ -131,7 +131,7 @@ func TestTheNextWriterWaitsForEveryReader(t *testing.T) {
 	b.reach(doneB)
 	a.reach(early)
 	assert.ElementsMatch(t, []mempool.Fence{ready, late}, next.Info().Wait)
-	release(t, next) // that lease did not wait: the next must
+	release(t, next) // the user of that lease did not wait, so the next user must wait
 	again := allocate(t, producer.Session, p, 10)
 	assert.ElementsMatch(t, []mempool.Fence{ready, late}, again.Info().Wait)
 	producer.publish(t, again, "y", nil)
@@ -283,7 +283,8 @@ func TestACleanEndNeedsNoProcessToBeGone(t *testing.T) {
 	release(t, hire(t, svc).get(t, "x", false))
 }
 
-// wordsOf are the words of a timeline that is not sealed yet, as a client can write them.
+// wordsOf returns the words of a timeline that is not sealed yet, so that the test can write the
+// words as a client can.
 func wordsOf(t *testing.T, x mempool.Export) []atomic.Uint64 {
 	t.Helper()
 	mem, err := unix.Mmap(int(x.Files[0].Fd()), 0, mempool.TimelineWords*8, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED)
@@ -491,7 +492,7 @@ func TestWhyContentFailedIsKnownAsLongAsTheBuffer(t *testing.T) {
 	checkBooks(t, svc)
 }
 
-// Nobody leased the buffer between the failure and the end of the session.
+// No session leases the buffer between the failure of its content and the end of the producer's session.
 func TestContentThatFailedUnseenHasFailedOnceItsSessionHasEnded(t *testing.T) {
 	for name, gone := range map[string]func(chan struct{}){"with its process": func(c chan struct{}) { close(c) }, "whose process lives": func(chan struct{}) {}} {
 		t.Run(name, func(t *testing.T) {

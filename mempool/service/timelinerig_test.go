@@ -11,20 +11,20 @@ import (
 	"github.com/poolbridge/poolbridge/mempool"
 )
 
-// worker is a session of another process that understands timelines, with the notices that it got.
+// worker is a session of another process, with the notices that the session got. The session understands timelines.
 type worker struct {
 	*Session
 	page    *mempool.Page
 	clock   *mempool.Clock
-	id      uint64   // of its timeline
-	next    uint64   // of its fences, all in word 7
+	id      uint64   // id of the worker's timeline
+	next    uint64   // value of the worker's last fence; all its fences are in word 7
 	notices []Notice // guarded by Service.mu
 	others  []MemberCame
 }
 
 const workerWord = 7
 
-// letGoBy is what is added to the words of a process that is gone.
+// letGoBy is the number that the service adds to the timeline words of a process that is gone.
 const letGoBy = mempool.MaxFenceValue + 1
 
 func hire(t testing.TB, svc *Service) *worker {
@@ -32,7 +32,7 @@ func hire(t testing.TB, svc *Service) *worker {
 	return hireWith(t, svc, func(mempool.Export) {})
 }
 
-// hireWith lets the worker do something with its timeline before that is sealed.
+// hireWith makes a worker, and calls first with the worker's timeline before the timeline is sealed.
 func hireWith(t testing.TB, svc *Service, first func(mempool.Export)) *worker {
 	t.Helper()
 	w := new(worker)

@@ -25,8 +25,8 @@ type refusal struct {
 
 func (r *refusal) Unwrap() error { return r.error }
 
-// Refused notes that a request of the session failed with [mempool.ErrLimit]. The server calls it when it answers the request: after a
-// failed attempt, the server may still wait.
+// Refused notes that a request of the session failed with [mempool.ErrLimit]. The server calls Refused only when it answers the request,
+// because after a failed attempt, the server may wait and try again.
 func (s *Session) Refused(err error) {
 	svc := s.svc
 	svc.mu.Lock()
@@ -51,7 +51,7 @@ func (s *Service) Refused(err error) {
 	}
 }
 
-// refusedBy counts refusals by the limit that an error names. s.mu is held.
+// refusedBy returns the gap that counts refusals by the limit that an error names. The caller holds s.mu.
 func (s *Service) refusedBy(err error) *gap {
 	name := "" // for limits without a name
 	if limit := (*LimitError)(nil); errors.As(err, &limit) {
@@ -62,7 +62,7 @@ func (s *Service) refusedBy(err error) *gap {
 	return g
 }
 
-// notePoolFull notes that the session finds no room. Service.mu is held.
+// notePoolFull notes an event that the session finds no room in a pool. The caller holds Service.mu.
 func (s *Session) notePoolFull(p *Pool, size uint64, what string) {
 	count, now := p.refused.tell()
 	if !now {
@@ -76,7 +76,7 @@ func (s *Session) notePoolFull(p *Pool, size uint64, what string) {
 	p.svc.note(e, p)
 }
 
-// mostOf returns the session that has the most bytes in the pool, or nil if no session has any. Service.mu is held.
+// mostOf returns the session that has the most bytes in the pool, or nil if no session has any. The caller holds Service.mu.
 func (p *Pool) mostOf() (most *Session, bytes uint64) {
 	for s := range p.svc.sessions.all() {
 		if a := s.accounts[p]; a != nil && (a.bytes > bytes || a.bytes == bytes && bytes > 0 && s.id < most.id) {
@@ -86,7 +86,7 @@ func (p *Pool) mostOf() (most *Session, bytes uint64) {
 	return most, bytes
 }
 
-// noteFailed notes that the driver refused memory. Service.mu is held.
+// noteFailed notes an event that the driver refused memory. The caller holds Service.mu.
 func (s *Session) noteFailed(p *Pool, size uint64, err error) {
 	if s.ended || !errors.Is(err, mempool.ErrOutOfMemory) && !errors.Is(err, mempool.ErrInternal) && !errors.Is(err, mempool.ErrUnavailable) {
 		return // the request was cancelled, or was not valid
@@ -98,7 +98,7 @@ func (s *Session) noteFailed(p *Pool, size uint64, err error) {
 	}
 }
 
-// noteLeaseLong notes that the session waits for a buffer that others have leased. Service.mu is held.
+// noteLeaseLong notes an event that the session waits for a buffer that another session has leased. The caller holds Service.mu.
 func (s *Session) noteLeaseLong(b *buffer, waited time.Duration) {
 	holder, how := b.holder()
 	if holder == nil || holder.ended {
@@ -114,8 +114,8 @@ func (s *Session) noteLeaseLong(b *buffer, waited time.Duration) {
 	s.svc.note(e, b.block.pool)
 }
 
-// holder returns the session with the write lease or the oldest read lease on the buffer, or nil if no session has a lease. Service.mu
-// is held.
+// holder returns the session with the write lease or the oldest read lease on the buffer, or nil if no session has a lease. The caller
+// holds Service.mu.
 func (b *buffer) holder() (s *Session, how string) {
 	if b.writer != nil {
 		return b.writer.session, "written"
@@ -132,13 +132,13 @@ func (b *buffer) holder() (s *Session, how string) {
 	return oldest.session, "read"
 }
 
-// lag says since when a consumer, or all consumers of a queue together, leave their channel no room for another frame.
+// lag says since when a channel has no room for another frame because of one consumer or, in a queue, because of all consumers together.
 type lag struct {
-	since time.Time // zero: it is not
+	since time.Time // zero: the channel has room
 	told  bool      // an event was noted
 }
 
-// watchChannels starts a goroutine that looks for slow subscribers while there are channels. s.mu is held.
+// watchChannels starts a goroutine that looks for slow subscribers while there are channels. The caller holds s.mu.
 func (s *Service) watchChannels() {
 	if s.watching {
 		return
@@ -167,8 +167,8 @@ func (s *Service) watchChannels() {
 	})
 }
 
-// look reports whether the channel is full, and notes since when. One that was full still is while it has room for one frame: a consumer that is
-// just too slow makes some now and then.
+// look reports whether the channel is full, and notes since when. A channel that was full still counts as full while it has room for only
+// one frame, because even a consumer that is slightly too slow releases a frame now and then.
 func (l *lag) look(used, capacity uint64) bool {
 	full := used == capacity || !l.since.IsZero() && used > 0 && used+1 == capacity
 	switch {
@@ -180,17 +180,17 @@ func (l *lag) look(used, capacity uint64) bool {
 	return full
 }
 
-// lags reports whether a consumer of a broadcast leaves its channel no room for another frame. Service.mu is held.
+// lags reports whether a consumer of a broadcast leaves its channel no room for another frame. The caller holds Service.mu.
 func (m *member) lags() bool {
 	return m.role() == Consumer && m.entered && !m.left && m.behind.look(m.channel.host.Needs(m.Member), uint64(m.channel.info.Capacity))
 }
 
-// stuck reports whether a queue has no room for another frame. Service.mu is held.
+// stuck reports whether a queue has no room for another frame. The caller holds Service.mu.
 func (ch *channel) stuck() bool {
 	return ch.info.Mode == mempool.WorkQueue && ch.full.look(ch.host.Used(), uint64(ch.info.Capacity))
 }
 
-// watch notes which subscribers of a broadcast are slow, and since when a queue is full. Service.mu is held.
+// watch notes which subscribers of a broadcast are slow, and since when a queue is full. The caller holds Service.mu.
 func (ch *channel) watch() {
 	ch.stuck()
 	for _, m := range ch.members {

@@ -8,29 +8,29 @@ import (
 	"github.com/poolbridge/poolbridge/internal/bytesize"
 )
 
-// waiter bounds a wait of a session by a context and a time limit. Without a time limit, the session does not wait at all.
+// waiter limits a wait of a session by a context and a time limit. Without a time limit, the session does not wait at all.
 type waiter struct {
 	ctx      context.Context
 	session  *Session
 	deadline time.Time
 	timer    *time.Timer
-	late     bool // the limit has passed
+	late     bool // the time limit has passed
 	purpose  purpose
-	entered  *wait // nil until it waits for the first time
+	entered  *wait // nil until the request waits for the first time
 	// long is called once, with Service.mu held, when the wait takes longer than the service's patience; it may be nil.
 	long func(waited time.Duration)
-	err  error // the context's
+	err  error // the context's error, if the context ended the wait
 }
 
-// purpose is what a wait is for.
+// purpose says what a request waits for.
 type purpose struct {
 	what   string // forRoom, …
-	name   string // of the pool, the channel, or the buffer
+	name   string // name of the pool, the channel, or the buffer
 	buffer uint64
 	bytes  uint64
 }
 
-// What sessions wait for.
+// These are the kinds of things that sessions wait for.
 const (
 	forRoom    = "room"
 	forBuffer  = "buffer"
@@ -51,13 +51,13 @@ func (p *purpose) String() string {
 	return fmt.Sprintf("%s %q", p.what, p.name)
 }
 
-// wait is a request that waits. Service.mu guards it.
+// wait is a waiting request. Service.mu guards waits.
 type wait struct {
 	purpose
 	since time.Time
 }
 
-// enter notes that the request waits; leave undoes that. Service.mu is held.
+// enter notes that the request waits; leave undoes enter. The caller holds Service.mu.
 func (w *waiter) enter() {
 	s := w.session
 	if w.entered == nil {
@@ -76,7 +76,7 @@ func (w *waiter) leave() {
 	w.session.svc.waiting[w.purpose.what]--
 }
 
-// longest returns the session's request that has waited longest, or nil if no request waits. Service.mu is held.
+// longest returns the session's request that has waited longest, or nil if no request waits. The caller holds Service.mu.
 func (s *Session) longest() (longest *wait) {
 	for w := range s.waits {
 		if longest == nil || w.since.Before(longest.since) {
@@ -94,11 +94,10 @@ func (s *Session) newWaiter(ctx context.Context, limit time.Duration, p purpose)
 	return w
 }
 
-// patient says whether the session waits at all.
+// patient says whether the waiter has a time limit. Without a time limit, the session does not wait.
 func (w *waiter) patient() bool { return !w.deadline.IsZero() }
 
-// wait releases Service.mu until changed is closed or the session ends, and reports false if the limit or the context
-// ended first.
+// wait releases Service.mu until changed is closed or the session ends, and reports false if the time limit or the context ended first.
 func (w *waiter) wait(changed <-chan struct{}) bool {
 	if !w.patient() || w.late {
 		return false
@@ -142,7 +141,7 @@ func (w *waiter) sleep(changed <-chan struct{}) bool {
 	}
 }
 
-// outlast is like wait, but has no time limit. It is for changes that always happen soon.
+// outlast does the same as wait, but has no time limit. It is for changes that always happen soon.
 func (w *waiter) outlast(changed <-chan struct{}) bool {
 	s := w.session
 	w.enter()

@@ -2,8 +2,8 @@ package service
 
 import "slices"
 
-// waiters has the allocations that wait for room in a pool, in one queue for each block size. It wakes one of a queue at a time: if that
-// one finds no room, the others would not either. It is guarded by Service.mu.
+// waiters has the allocations that wait for room in a pool, in one queue for each block size. It wakes one allocation of a queue at a
+// time: if that allocation finds no room, the other allocations of the queue would find none either. Service.mu guards waiters.
 type waiters struct {
 	mutex   *mutex
 	changes uint64 // counts the broadcasts
@@ -14,11 +14,11 @@ type waiters struct {
 type place struct {
 	room  *waiters
 	size  uint64
-	wake  chan struct{} // closed to make the allocation try again; nil while it tries
-	tried uint64        // waiters.changes when it last tried
+	wake  chan struct{} // closed to make the allocation try again; nil while the allocation tries
+	tried uint64        // the value of waiters.changes when the allocation last tried
 }
 
-// join adds a place at the end of a queue.
+// join adds a place at the end of the queue for blocks of size bytes.
 func (r *waiters) join(size uint64) *place {
 	pl := &place{room: r, size: size}
 	if r.lines == nil {
@@ -28,7 +28,7 @@ func (r *waiters) join(size uint64) *place {
 	return pl
 }
 
-// broadcast says that there may be room.
+// broadcast says that the pool may have room now.
 func (r *waiters) broadcast() {
 	r.changes++
 	for size := range r.lines {
@@ -36,10 +36,11 @@ func (r *waiters) broadcast() {
 	}
 }
 
-// next wakes the first allocation of a queue that has not tried since the last broadcast, unless one is trying at this moment.
+// next wakes the first allocation of a queue that has not tried since the last broadcast, unless another allocation of the queue is
+// trying at this moment.
 func (r *waiters) next(size uint64) {
 	for _, pl := range r.lines[size] {
-		if pl.wake == nil { // it calls next when it has tried
+		if pl.wake == nil { // this allocation tries now, and then calls next if other allocations may succeed
 			return
 		}
 		if pl.tried < r.changes {
@@ -50,8 +51,8 @@ func (r *waiters) next(size uint64) {
 	}
 }
 
-// wait returns a channel that is closed when the allocation is to try again. seen is waiters.changes when it last tried. alone says
-// that others of the queue may succeed where it failed.
+// wait returns a channel that is closed when the allocation is to try again. The argument seen is the value of waiters.changes when the
+// allocation last tried. The argument alone says that other allocations of the queue may succeed although this allocation failed.
 func (pl *place) wait(seen uint64, alone bool) <-chan struct{} {
 	r := pl.room
 	if r.changes > seen {
@@ -65,7 +66,7 @@ func (pl *place) wait(seen uint64, alone bool) <-chan struct{} {
 	return wake
 }
 
-// leave removes the place, and wakes the next allocation of the queue.
+// leave removes the place from its queue, and wakes the next allocation of that queue.
 func (pl *place) leave() {
 	r := pl.room
 	line := r.lines[pl.size]

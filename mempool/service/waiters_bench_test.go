@@ -10,7 +10,7 @@ import (
 	"github.com/poolbridge/poolbridge/mempool"
 )
 
-// BenchmarkRoomComes measures the time from the release of the one block of a pool until another goroutine that waits for it has it. It
+// BenchmarkRoomComes measures the time from the release of a pool's only block until a waiting goroutine has the block. The benchmark
 // needs two CPUs.
 func BenchmarkRoomComes(b *testing.B) {
 	svc := newService(b)

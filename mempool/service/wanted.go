@@ -2,8 +2,8 @@ package service
 
 import "time"
 
-// Wanted tells a session with producers in channels of a pool that other sessions need memory of the pool. For a second, the session
-// releases the buffers that it keeps for its next frames.
+// Wanted tells a session with producers in channels of a pool that other sessions need memory of the pool. For one second, the session
+// then releases buffers that it would otherwise keep for its next frames.
 type Wanted struct{ Pool uint64 }
 
 func (Wanted) notice() {}
@@ -20,7 +20,7 @@ type producing struct {
 	asked   time.Time // when the last Wanted was sent
 }
 
-// produce adds n (+1 or −1) to the number of the session's producers. Service.mu is held.
+// produce adds n (+1 or −1) to the number of the session's producers. The caller holds Service.mu.
 func (p *Pool) produce(s *Session, n int) {
 	if p.producers == nil {
 		p.producers = make(map[*Session]*producing)
@@ -35,7 +35,7 @@ func (p *Pool) produce(s *Session, n int) {
 	}
 }
 
-// wantFor adds n (+1 or −1) to the number of the session's allocations that find no room. Service.mu is held.
+// wantFor adds n (+1 or −1) to the number of the session's allocations that find no room. The caller holds Service.mu.
 func (p *Pool) wantFor(s *Session, n int) {
 	if p.wanting == nil {
 		p.wanting = make(map[*Session]int)
@@ -54,8 +54,9 @@ func (p *Pool) wantedByOthers(s *Session) bool {
 	return others > 0
 }
 
-// ask sends Wanted to the sessions with producers, except to one that alone wants memory: it takes its own buffers back by itself. told says
-// that a session was told within the last WantedTime. all sends it to every session, also if wantedRest has not passed. Service.mu is held.
+// ask sends Wanted to the sessions with producers. It skips a session if no other session wants memory, because that session takes its
+// own buffers back without a notice. If all is true, ask sends Wanted to every session with producers, even if wantedRest has not passed.
+// The result told says that a session got Wanted within the last WantedTime. The caller holds Service.mu.
 func (p *Pool) ask(all bool) (told bool) {
 	now := time.Now()
 	for s, have := range p.producers {
@@ -71,10 +72,11 @@ func (p *Pool) ask(all bool) (told bool) {
 	return told
 }
 
-// want looks for memory for an allocation that finds no room: it asks sessions with producers, and frees buffers that channels keep for
-// producers that left. It also starts wantOn. more says that channels freed something; told is as in ask. Service.mu is held.
+// want tries to get memory for an allocation that finds no room: it asks sessions with producers, and frees buffers that channels keep
+// for producers that left. It also starts wantOn. The result more says that channels freed buffers. The result told has the same meaning
+// as in ask. The caller holds Service.mu.
 func (p *Pool) want() (more, told bool) {
-	if p.lent == nil { // there has been no channel
+	if p.lent == nil { // the pool has never had a channel
 		return false, false
 	}
 	told = p.ask(false)
@@ -107,8 +109,8 @@ func (p *Pool) wantOn() {
 	}
 }
 
-// tidy tidies the pool's channels that keep buffers of producers that left, except those that were looked at a moment ago.
-// Service.mu is held.
+// tidy calls channel.tidy for the pool's channels that keep buffers of producers that left, except for channels that were tidied a moment
+// ago. The caller holds Service.mu.
 func (p *Pool) tidy() {
 	now := time.Now()
 	for ch := range p.svc.channelByID.all() {

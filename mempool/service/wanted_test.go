@@ -15,7 +15,7 @@ import (
 	"github.com/poolbridge/poolbridge/mempool"
 )
 
-// wants returns how often a session got Wanted for the pool.
+// wants returns how often a session got a Wanted notice for the pool.
 func (r *channelRig) wants(w *worker) int {
 	r.Helper()
 	came := told[Wanted](w)
@@ -119,7 +119,7 @@ func TestPatienceHelpsForAMomentAfterProducersWereAsked(t *testing.T) {
 	require.NotNil(t, told)
 	require.ErrorIs(t, tryAllocate(r.owner, r.pool, 1), mempool.ErrWanted)
 	require.Equal(t, 1, r.wants(p.worker))
-	told.asked = time.Now().Add(time.Hour) // as if it had been asked this very moment
+	told.asked = time.Now().Add(time.Hour) // as if the producer had got Wanted just now
 	require.ErrorIs(t, tryAllocate(r.owner, r.pool, 1), mempool.ErrWanted, "another asked it just now")
 	require.Zero(t, r.wants(p.worker), "it is not told again")
 	told.asked = time.Now().Add(-wantedRest / 2)
@@ -129,7 +129,7 @@ func TestPatienceHelpsForAMomentAfterProducersWereAsked(t *testing.T) {
 }
 
 func TestAnAllocationFindsAtOnceWhatADeadProducerDoesNotNeedAnyMore(t *testing.T) {
-	for range 50 { // a look that took long, as on a machine that is busy, is not repeated at once
+	for range 50 { // try again: on a busy machine, a slow call of tidy delays the next call
 		r := newChannelRig(t, mempool.ChannelSpec{Capacity: 1}, 2)
 		dead, c := r.produce(hire(t, r.svc)), r.consume(hire(t, r.svc), MemberSpec{Full: mempool.DropOldest})
 		dead.send()
@@ -137,7 +137,7 @@ func TestAnAllocationFindsAtOnceWhatADeadProducerDoesNotNeedAnyMore(t *testing.T
 		gone, _ := dead.end()
 		gone()
 		r.produce(hire(t, r.svc)).send()
-		time.Sleep(100 * tendPause) // the channel is looked at ever less often
+		time.Sleep(100 * tendPause) // the pauses between two calls of tidy become longer
 		c.done(f, mempool.Fence{})
 		if r.room() {
 			return
@@ -160,7 +160,7 @@ func TestAChannelRestsBetweenLooks(t *testing.T) {
 		defer r.svc.mu.Unlock()
 		sh.rests, r.pool.tidied = until, time.Time{}
 	}
-	rest(time.Now().Add(time.Hour)) // as if the last look had taken minutes
+	rest(time.Now().Add(time.Hour)) // as if the last call of tidy had taken minutes
 	c.done(f, mempool.Fence{})
 	time.Sleep(20 * tendPause)
 	assert.False(t, r.room(), "nobody looks")
