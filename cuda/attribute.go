@@ -3,7 +3,7 @@ package cuda
 import "github.com/poolbridge/poolbridge/cuda/internal/driver"
 
 // DeviceAttribute is a CUdevice_attribute. [Device.Attribute] accepts any
-// value. The ones that this project needs have names.
+// value. The attributes that this project needs have names.
 type DeviceAttribute int
 
 // Attributes by their numbers in the driver API.
@@ -38,7 +38,7 @@ func (d Device) Attribute(a DeviceAttribute) (int, error) {
 }
 
 // HostNUMANode returns the NUMA node of the host that is closest to the device,
-// or -1 if the system has none.
+// or -1 if the system has no NUMA nodes.
 func (d Device) HostNUMANode() (int, error) { return d.Attribute(AttrHostNUMAID) }
 
 // ComputeCapability returns the device's architecture, for example 9 and 0.

@@ -9,7 +9,8 @@ import (
 	"github.com/poolbridge/poolbridge/cuda"
 )
 
-// The cost of a call that does almost nothing in the driver.
+// BenchmarkStreamQuery measures the cost of a call that does almost nothing in
+// the driver.
 func BenchmarkStreamQuery(b *testing.B) {
 	s := stream(b, context(b))
 	for b.Loop() {

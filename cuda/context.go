@@ -4,10 +4,10 @@ import (
 	"github.com/poolbridge/poolbridge/cuda/internal/driver"
 )
 
-// Context is a context of a device: the primary one, from [Device.Retain], or a
-// separate one, from [Device.NewContext]. The driver keeps the primary context
-// until every holder in the process has released it. A Context is safe for
-// concurrent use.
+// Context is a context of a device: the primary context, from [Device.Retain],
+// or a separate context, from [Device.NewContext]. The driver keeps the primary
+// context until every holder in the process has released it. A Context is safe
+// for concurrent use.
 type Context struct {
 	device Device
 	handle uintptr
@@ -16,7 +16,7 @@ type Context struct {
 }
 
 // Retain retains the device's primary context, and creates it if it does not
-// exist yet. Creating it takes tenths of a second and some hundred MiB of
+// exist yet. The creation takes tenths of a second and some hundred MiB of
 // device memory.
 func (d Device) Retain() (*Context, error) {
 	if err := Init(); err != nil {
@@ -31,9 +31,10 @@ func (d Device) Retain() (*Context, error) {
 	return c, nil
 }
 
-// NewContext makes a separate context beside the primary one. It is rarely
-// needed: a legacy handle cannot be opened in it while memory of the same block
-// is open in the primary context, and other libraries do not see it.
+// NewContext makes a separate context beside the primary one. A separate
+// context is rarely needed, and has two limits. Other libraries do not use it.
+// A legacy handle cannot be opened in it while memory of the same block is open
+// in the primary context.
 func (d Device) NewContext() (*Context, error) {
 	if err := Init(); err != nil {
 		return nil, err
@@ -47,12 +48,12 @@ func (d Device) NewContext() (*Context, error) {
 	return c, nil
 }
 
-// Primary reports whether this is the device's primary context.
+// Primary reports whether c is the device's primary context.
 func (c *Context) Primary() bool { return !c.second }
 
-// Close releases the context. Objects made from it keep working: the driver's
-// context is released when the last of them is closed. If Close fails, it can
-// be called again.
+// Close releases the context. Objects that were made from the context keep
+// working: the driver's context is released when the last of these objects is
+// closed. If Close fails, the caller can call it again.
 func (c *Context) Close() error {
 	if c.uses.close() {
 		return c.release()
@@ -107,7 +108,8 @@ func (c *Context) Synchronize() error {
 	return c.fail(driver.CtxSynchronize(c.handle), op)
 }
 
-// MemInfo returns the device's memory, and how much of it is free, in bytes.
+// MemInfo returns the size of the device's memory, and how much of that memory
+// is free, in bytes.
 func (c *Context) MemInfo() (free, total uint64, err error) {
 	const op = "Context.MemInfo"
 	if err := c.enter(op); err != nil {

@@ -25,7 +25,7 @@ func DeviceCount() (int, error) {
 
 // DeviceAt returns the GPU with an ordinal, counted from 0.
 //
-// Errors: ErrInvalidDevice if there is none.
+// Errors: ErrInvalidDevice if no GPU has this ordinal.
 func DeviceAt(ordinal int) (Device, error) {
 	if err := Init(); err != nil {
 		return Device{}, err
@@ -57,7 +57,7 @@ func Devices() ([]Device, error) {
 
 // DeviceByUUID returns the GPU with this UUID.
 //
-// Errors: ErrInvalidDevice if this process does not see it.
+// Errors: ErrInvalidDevice if this process does not see such a GPU.
 func DeviceByUUID(uuid UUID) (Device, error) {
 	devices, err := Devices()
 	if err != nil {
@@ -118,8 +118,8 @@ func (d Device) PCIBusID() (string, error) {
 	return id, failure(st, "PCIBusID", d.ordinal)
 }
 
-// CanAccessPeer reports whether this device can access the memory of another
-// one. It is false for the device itself.
+// CanAccessPeer reports whether d can access the memory of the device peer. The
+// result is false if peer is d itself.
 func (d Device) CanAccessPeer(peer Device) (bool, error) {
 	if err := Init(); err != nil {
 		return false, err

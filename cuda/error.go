@@ -8,7 +8,7 @@ import (
 	"github.com/poolbridge/poolbridge/cuda/internal/driver"
 )
 
-// Error is a failed call into the driver. It unwraps to its Result.
+// Error is a failed call into the driver. An Error unwraps to its Result.
 type Error struct {
 	Op     string // the driver call, or this package's operation if no driver call was made
 	Device int    // the device's ordinal, -1 if the call concerns no device
@@ -39,8 +39,9 @@ func (e *Error) Unwrap() error { return e.Result }
 
 // Hopeless reports whether err means that this process cannot use the object of
 // the call any more: the context is broken, the GPU is gone or the driver has
-// shut down. If the call should have destroyed something, that may be destroyed
-// or not. The caller must not destroy it again.
+// shut down. If the call should have destroyed an object, it is not known
+// whether the object is destroyed. The caller must not destroy the object
+// again.
 func Hopeless(err error) bool {
 	r, ok := errors.AsType[Result](err)
 	return ok && (r.Sticky() || r == ErrUnknown || r == ErrDeinitialized || r == ErrContextIsDestroyed || r == ErrDeviceUnavailable)
@@ -49,8 +50,8 @@ func Hopeless(err error) bool {
 // noDevice is the Device of an Error that concerns no device.
 const noDevice = -1
 
-// failure turns a status into an error, nil for success. op names the operation
-// if the status does not name a driver call.
+// failure turns a status into an error, or returns nil for success. op names
+// the operation if the status does not name a driver call.
 func failure(st driver.Status, op string, device int) error {
 	if st == 0 {
 		return nil

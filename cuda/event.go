@@ -9,8 +9,8 @@ import (
 
 // EventSpec describes an event.
 type EventSpec struct {
-	Interprocess bool // another process can open it
-	Timing       bool // it can measure the time between events; this costs more
+	Interprocess bool // another process can open the event
+	Timing       bool // the event can measure the time between two events; such an event costs more
 }
 
 // Validate returns an error if the driver would refuse the spec.
@@ -68,8 +68,8 @@ func (c *Context) event(h uintptr, st driver.Status, op string) (*Event, error) 
 	return e, nil
 }
 
-// Close destroys the event. Streams that wait for it still wait for the work
-// that it recorded.
+// Close destroys the event. Streams that wait for the event still wait for the
+// work that the event recorded.
 func (e *Event) Close() error { return e.close() }
 
 // Record makes the event mark all work that is queued in the stream now.
@@ -87,7 +87,7 @@ func (e *Event) Record(s *Stream) error {
 	return e.fail(driver.EventRecord(e.ctx.handle, e.handle, h), op)
 }
 
-// Query reports whether the work that the event recorded is done. It returns
+// Query reports whether the work that the event recorded is done. Query returns
 // true if the event has recorded nothing.
 func (e *Event) Query() (bool, error) {
 	const op = "Event.Query"
@@ -108,8 +108,9 @@ func (e *Event) Synchronize() error {
 	return e.fail(driver.EventSynchronize(e.ctx.handle, e.handle), op)
 }
 
-// ElapsedTime returns the time from start to e. Both must be events with Timing
-// that are recorded and done. The resolution is about half a microsecond.
+// ElapsedTime returns the time from start to e. Both events must have Timing,
+// and the work that they recorded must be done. The resolution is about half a
+// microsecond.
 //
 // Errors: ErrNotReady, ErrInvalidHandle.
 func (e *Event) ElapsedTime(start *Event) (time.Duration, error) {

@@ -29,7 +29,7 @@ type HostRegistration struct {
 
 // RegisterHost page-locks existing memory so that the GPU can use it. The
 // memory must be whole pages from mmap. It must not be memory of the Go heap:
-// the garbage collector would free it while the GPU uses it.
+// the garbage collector would free that memory while the GPU uses it.
 //
 // Errors: ErrHostMemoryAlreadyRegistered; ErrOutOfMemory if RLIMIT_MEMLOCK or a
 // limit of the driver is reached.
@@ -53,7 +53,8 @@ func (c *Context) RegisterHost(mem []byte, flags HostRegisterFlags) (*HostRegist
 	return r, nil
 }
 
-// Close ends the registration. The caller may unmap the memory only after that.
+// Close ends the registration. The caller may unmap the memory only after
+// Close.
 func (r *HostRegistration) Close() error { return r.close() }
 
 // DevicePtr returns the address that the GPU uses, or 0 without HostDeviceMap.

@@ -20,9 +20,9 @@ var (
 )
 
 // Init opens and initialises the driver. Every function of this package that
-// needs the driver calls Init, so a program calls it only to find out early
-// whether there is a driver. It may be called any number of times. After a
-// failure the next call tries again.
+// needs the driver calls Init, so a program calls Init itself only to find out
+// early whether there is a driver. A program may call Init any number of times.
+// After a failure, the next call tries again.
 //
 // Errors: ErrNoDriver, ErrDriverTooOld, and the errors of cuInit, most often
 // ErrNoDevice and ErrSystemNotReady.
@@ -73,7 +73,7 @@ func load() error {
 }
 
 // DriverVersion returns the newest CUDA version that the driver supports: 13000
-// for CUDA 13.0. It needs no GPU.
+// for CUDA 13.0. DriverVersion needs no GPU.
 //
 // Errors: ErrNoDriver.
 func DriverVersion() (int, error) {

@@ -16,11 +16,11 @@ import (
 )
 
 // A process opens the driver only once. So these tests run themselves again in
-// a child process to see what happens with another driver or without one.
+// a child process to see what happens with another driver or without a driver.
 
 const roleVariable = "POOLBRIDGE_TEST_ROLE"
 
-// play prints the result of Init: its name, and the error.
+// play prints the error of Init: the name of its Result, and its text.
 func play(role string) int {
 	err := cuda.Init()
 	if role == "twice" && err != nil {

@@ -2,11 +2,11 @@ package cuda
 
 import "github.com/poolbridge/poolbridge/cuda/internal/driver"
 
-// IPCMemHandle identifies legacy memory in other processes.
+// IPCMemHandle identifies memory from [Context.Malloc] in other processes.
 type IPCMemHandle [64]byte
 
 // Malloc allocates device memory outside of all pools. Legacy IPC and stream
-// memory operations need such memory. The call can wait for all work of the
+// memory operations need such memory. Malloc can wait for all work of the
 // device.
 //
 // Errors: ErrOutOfMemory.
@@ -20,7 +20,7 @@ func (c *Context) Malloc(size uint64) (DevicePtr, error) {
 	return DevicePtr(ptr), c.fail(st, op)
 }
 
-// MFree frees memory from Malloc. It waits for all work of the device.
+// MFree frees memory from Malloc. MFree waits for all work of the device.
 func (c *Context) MFree(ptr DevicePtr) error {
 	const op = "Context.MFree"
 	if err := c.enter(op); err != nil {
@@ -45,9 +45,9 @@ func (c *Context) AddressRange(ptr DevicePtr) (base DevicePtr, size uint64, err 
 }
 
 // IPCMemHandle returns a handle with which other processes open the allocation
-// that ptr points into. Opening it gives the beginning of the whole allocation.
-// So send the offset of ptr from the base of AddressRange along with the
-// handle.
+// that ptr points into. A process that opens the handle gets the address of the
+// whole allocation. So send the offset of ptr along with the handle: ptr minus
+// the base that AddressRange returns.
 //
 // Errors: ErrInvalidValue for memory that is not from Malloc.
 func (c *Context) IPCMemHandle(ptr DevicePtr) (IPCMemHandle, error) {
@@ -60,9 +60,10 @@ func (c *Context) IPCMemHandle(ptr DevicePtr) (IPCMemHandle, error) {
 	return IPCMemHandle(h), c.fail(st, op)
 }
 
-// OpenIPCMem maps an allocation of another process and returns its beginning.
+// OpenIPCMem maps an allocation of another process, and returns the address of
+// its beginning in this process.
 //
-// Errors: ErrInvalidHandle if the process that owns it is dead;
+// Errors: ErrInvalidHandle if the process that owns the allocation is dead;
 // ErrInvalidContext in the owning process itself.
 func (c *Context) OpenIPCMem(handle IPCMemHandle) (DevicePtr, error) {
 	const op = "Context.OpenIPCMem"

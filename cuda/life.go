@@ -7,7 +7,8 @@ import (
 )
 
 // life counts the calls that use an object. So one goroutine can close the
-// object while another one is in a call on it: the last user destroys it.
+// object while another goroutine is in a call on that object: the last user
+// destroys the object.
 type life struct{ state atomic.Int64 }
 
 const lifeClosed = 1 << 62
@@ -26,11 +27,12 @@ func (l *life) enter() bool {
 }
 
 // leave ends a use. If last is true, the object is closed and this was its last
-// use: the caller destroys it.
+// use: the caller must destroy the object.
 func (l *life) leave() (last bool) { return l.state.Add(-1) == lifeClosed }
 
-// close refuses further uses. If last is true, the caller destroys the object.
-// Otherwise the last user does, or has done it already.
+// close refuses further uses. If last is true, the caller must destroy the
+// object. Otherwise the last user destroys the object, or has destroyed it
+// already.
 func (l *life) close() (last bool) {
 	for {
 		n := l.state.Load()
@@ -69,13 +71,13 @@ func (o *owned) enter(op string) error {
 }
 
 func (o *owned) leave() {
-	if o.uses.leave() && o.end() != nil && o.uses.close() { // reopened, so not hopeless
+	if o.uses.leave() && o.end() != nil && o.uses.close() { // uses.close succeeds only if end has reopened the object
 		_ = o.end() // second and last try: no caller is left that could try again later
 	}
 }
 
 // end destroys the object. If the driver fails, the object stays open so that
-// it can be closed again, except after a hopeless error.
+// the caller can close it again, except after a hopeless error.
 func (o *owned) end() error {
 	err := o.destroy()
 	if err != nil && !Hopeless(err) {

@@ -6,8 +6,8 @@ import (
 	"github.com/poolbridge/poolbridge/cuda/internal/driver"
 )
 
-// DevicePtr is a CUdeviceptr: an address that the GPU uses. For host memory the
-// CPU uses it too.
+// DevicePtr is a CUdeviceptr: an address that the GPU uses. For host memory,
+// the CPU uses the same address.
 type DevicePtr uint64
 
 // String returns the address in hex.
@@ -16,14 +16,14 @@ func (p DevicePtr) String() string { return fmt.Sprintf("0x%x", uint64(p)) }
 // LocationKind is a CUmemLocationType.
 type LocationKind int
 
-// Where memory can be.
+// The places where memory can be.
 const (
 	LocationDevice   LocationKind = 1 // a GPU, by ordinal
 	LocationHostNUMA LocationKind = 3 // a NUMA node of the host
 )
 
-// Location says where memory is. The zero Location is the device of the context
-// that is used.
+// Location says where memory is. The zero Location stands for the device of the
+// context that gets the Location.
 type Location struct {
 	Kind LocationKind
 	ID   int // ordinal or node

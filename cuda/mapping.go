@@ -12,9 +12,10 @@ type Mapping struct {
 }
 
 // MapPhysical maps all of p at a new address. The context's device and the
-// devices in others get the access that flags say. AccessReadOnly is enforced:
-// driver calls that would write fail with ErrInvalidValue, and a kernel that
-// writes breaks the context of its process with ErrIllegalAddress.
+// devices in others get the access that flags describes. The driver enforces
+// AccessReadOnly: driver calls that would write the memory fail with
+// ErrInvalidValue, and a kernel that writes breaks the context of its process
+// with ErrIllegalAddress.
 func (c *Context) MapPhysical(p *Physical, flags AccessFlags, others ...Device) (*Mapping, error) {
 	const op = "Context.MapPhysical"
 	if err := p.enter(op); err != nil {
@@ -40,8 +41,8 @@ func (c *Context) MapPhysical(p *Physical, flags AccessFlags, others ...Device) 
 	return m, nil
 }
 
-// Close ends the mapping. Work that uses it must be done. If Close fails, it
-// can be called again.
+// Close ends the mapping. All work that uses the mapping must be done. If Close
+// fails, the caller can call it again.
 func (m *Mapping) Close() error { return m.close() }
 
 // unmap continues where an earlier failed call stopped.

@@ -9,13 +9,14 @@ import (
 
 // poolMu is held during import, export and destruction of pools and of pool
 // memory, and during the unmapping of imported memory. Drivers up to at least
-// CUDA 13.0 can crash when threads do these at the same time.
+// CUDA 13.0 can crash when several threads do these operations at the same
+// time.
 var poolMu sync.Mutex
 
 // MemPoolSpec describes a memory pool.
 type MemPoolSpec struct {
-	MaxBytes         uint64   // limit of the pool, which the driver rounds up (an H200's to 32 MiB); 0: the driver's limit
-	ReleaseThreshold uint64   // bytes that the pool keeps when streams synchronise; 0, the driver's default, keeps none
+	MaxBytes         uint64   // limit of the pool; the driver rounds the limit up (on an H200, to a multiple of 32 MiB); 0: the driver's limit
+	ReleaseThreshold uint64   // bytes that the pool keeps when streams synchronise; with 0, the driver's default, the pool keeps none
 	Location         Location // zero: the context's device
 	Exportable       bool     // the pool can be exported as a file descriptor
 }
@@ -28,9 +29,9 @@ func (s MemPoolSpec) Validate() error {
 	return nil
 }
 
-// MemPool is a stream-ordered memory pool. This process made it, or imported it
-// from another process. A process that has a pool's file descriptor can access
-// all of its memory.
+// MemPool is a stream-ordered memory pool. This process made the pool, or
+// imported the pool from another process. A process that has a pool's file
+// descriptor can access all memory of the pool.
 type MemPool struct {
 	owned
 	handle   uintptr
@@ -73,12 +74,12 @@ func (c *Context) memPool(h uintptr, st driver.Status, op string, imported bool)
 	return p, nil
 }
 
-// Close destroys the pool, or ends this process's import of it. The driver
-// keeps allocated memory until it is freed. If Close fails, the pool stays
-// open.
+// Close destroys the pool, or ends this process's import of the pool. The
+// driver keeps allocated memory until that memory is freed. If Close fails, the
+// pool stays open.
 //
-// Errors: ErrInvalidValue for an imported pool if a pointer of it is still
-// imported.
+// Errors: ErrInvalidValue for an imported pool if a pointer of the pool is
+// still imported.
 func (p *MemPool) Close() error { return p.close() }
 
 // Handle returns the CUmemoryPool, for other libraries in this process. Two
@@ -88,8 +89,8 @@ func (p *MemPool) Handle() uintptr { return p.handle }
 // Imported reports whether the pool belongs to another process.
 func (p *MemPool) Imported() bool { return p.imported }
 
-// Alloc allocates size bytes. Work may use the memory if it comes after this
-// call in the stream, or waits for that point.
+// Alloc allocates size bytes. Work may use the memory if the work comes after
+// this call in the stream, or waits for this point of the stream.
 //
 // Errors: ErrOutOfMemory, also if the pool's limit is reached; ErrInvalidValue
 // if size is 0, and for an imported pool, which cannot allocate.
@@ -111,12 +112,12 @@ func (p *MemPool) Alloc(size uint64, s *Stream) (DevicePtr, error) {
 	return DevicePtr(ptr), p.fail(st, op)
 }
 
-// Free frees memory, or ends this process's import of it, when earlier work in
-// the stream is done. ptr must come from Alloc or ImportPtr.
+// Free frees memory, or ends this process's import of the memory, when earlier
+// work in the stream is done. ptr must come from Alloc or ImportPtr.
 //
 // Do not free memory while other processes that have imported it still use it.
-// The driver would give it to its next owner, and they would see that owner's
-// data.
+// The driver would give the memory to its next owner, and the other processes
+// would see the data of that owner.
 func (p *MemPool) Free(ptr DevicePtr, s *Stream) error {
 	const op = "MemPool.Free"
 	if err := p.enter(op); err != nil {
@@ -135,8 +136,8 @@ func (p *MemPool) Free(ptr DevicePtr, s *Stream) error {
 	return p.fail(driver.PoolFree(p.ctx.handle, h, uint64(ptr)), op)
 }
 
-// TrimTo gives unused memory back to the device, until the pool holds keep
-// bytes or has no unused memory.
+// TrimTo gives unused memory back to the device, until the pool holds at most
+// keep bytes or has no unused memory.
 func (p *MemPool) TrimTo(keep uint64) error {
 	const op = "MemPool.TrimTo"
 	if err := p.enter(op); err != nil {

@@ -4,8 +4,8 @@ import "github.com/poolbridge/poolbridge/cuda/internal/driver"
 
 // SetAccess sets what a device may do with the pool's memory, in this process
 // only. The device that holds the memory always has read-write access. Any
-// other device has no access until it is granted, and for a pool on the host
-// that is every device.
+// other device has no access until SetAccess grants it. For a pool on the host,
+// this is true for every device.
 //
 // Errors: ErrNotSupported for AccessReadOnly, because a pool cannot be
 // read-only; ErrInvalidDevice if the device cannot access the memory.

@@ -7,13 +7,15 @@ import (
 )
 
 // PtrExportData identifies memory of a pool in processes that have imported the
-// pool. It protects nothing: it can be guessed, and it still works after the
-// allocation is freed. Only the pool's file descriptor protects the memory.
+// pool. The data protects nothing: a process can guess it, and it still works
+// after the allocation is freed. Only the pool's file descriptor protects the
+// memory.
 type PtrExportData [64]byte
 
 // ExportFD exports the pool as a file descriptor, which the caller owns and
-// which is closed on exec. An open descriptor keeps the memory alive, also
-// after this process has died and also in a process that does not use CUDA.
+// which is closed on exec. An open descriptor keeps the memory alive, even
+// after this process has died, and even if the process that holds the
+// descriptor does not use CUDA.
 //
 // Errors: ErrInvalidValue for a pool that is not Exportable or that is
 // imported.
@@ -26,7 +28,7 @@ func (p *MemPool) ExportFD() (int, error) {
 	poolMu.Lock()
 	defer poolMu.Unlock()
 	// The driver makes the descriptor, and close-on-exec is set after that. No
-	// child may start in between.
+	// child process may start between these two steps.
 	syscall.ForkLock.RLock()
 	defer syscall.ForkLock.RUnlock()
 	fd, st := driver.PoolExportFD(p.ctx.handle, p.handle)
@@ -37,10 +39,10 @@ func (p *MemPool) ExportFD() (int, error) {
 }
 
 // ExportPtr returns data with which other processes map an allocation of the
-// pool. It identifies the whole allocation: for a part of it, send an offset
-// along. The data is not an identity: the same allocation gives the same data
-// every time, but a later allocation at the same address may give it too, if
-// the pool kept the memory in between.
+// pool. The data identifies the whole allocation: for a part of the allocation,
+// also send an offset. The data is not unique: the same allocation gives the
+// same data every time, but a later allocation at the same address may give the
+// same data too, if the pool kept the memory in between.
 //
 // Errors: ErrInvalidValue before the first ExportFD of the pool, for a pointer
 // that Alloc did not return, and for imported memory.
@@ -56,14 +58,14 @@ func (p *MemPool) ExportPtr(ptr DevicePtr) (PtrExportData, error) {
 	return PtrExportData(data), p.fail(st, op)
 }
 
-// ImportMemPool imports a pool of another process. The caller keeps the
-// descriptor, which is not needed afterwards.
+// ImportMemPool imports a pool of another process. The descriptor still belongs
+// to the caller, and the import does not need it afterwards.
 //
 // Importing one pool twice gives two MemPools with the same handle, and both
 // must be closed. An imported pool cannot allocate, export, trim or return its
-// attributes: these fail with ErrInvalidValue.
+// attributes: these methods fail with ErrInvalidValue.
 //
-// Errors: ErrUnknown if the descriptor is not that of a pool.
+// Errors: ErrUnknown if the descriptor is not the descriptor of a pool.
 func (c *Context) ImportMemPool(fd int) (*MemPool, error) {
 	const op = "Context.ImportMemPool"
 	if fd < 0 {

@@ -39,8 +39,8 @@ func (c *Context) LoadModule(ptx []byte) (*Module, error) {
 	return m, nil
 }
 
-// Close unloads the module and its functions. All launches of them must be
-// done.
+// Close unloads the module and its functions. All launches of these functions
+// must be done.
 func (m *Module) Close() error { return m.close() }
 
 // Function returns the kernel with this name.

@@ -10,7 +10,8 @@ import (
 	"github.com/poolbridge/poolbridge/cuda"
 )
 
-// out[i] = i * factor + bias, as 32-bit integers and one 64-bit one.
+// scalePTX is a kernel that computes out[i] = i * factor + bias. All its
+// numbers are 32-bit integers, except bias, which is a 64-bit integer.
 const scalePTX = `
 .version 7.0
 .target sm_70
@@ -42,8 +43,8 @@ done:
 }
 `
 
-// kernels loads PTX. It skips the test if the driver cannot run kernels, like the
-// simulated driver.
+// kernels loads PTX. It skips the test if the driver cannot run kernels. The
+// simulated driver cannot.
 func kernels(t *testing.T, c *cuda.Context, ptx string) *cuda.Module {
 	t.Helper()
 	m, err := c.LoadModule([]byte(ptx))
@@ -91,7 +92,7 @@ func TestAnArgumentOfAnotherTypeIsRefused(t *testing.T) {
 
 func TestTheCompilersWordsComeWithTheError(t *testing.T) {
 	c := context(t)
-	kernels(t, c, scalePTX) // skips the test without a compiler
+	kernels(t, c, scalePTX) // skips the test if the driver has no compiler
 	_, err := c.LoadModule([]byte(".version 7.0\n.target sm_70\n.address_size 64\nnonsense"))
 	var e *cuda.Error
 	require.True(t, errors.As(err, &e), "%v", err)

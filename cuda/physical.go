@@ -7,8 +7,8 @@ import (
 )
 
 // Physical is memory of a device without an address (cuMemCreate).
-// [Context.MapPhysical] maps it at one address or more. Its file descriptor
-// gives it to other processes.
+// [Context.MapPhysical] maps the memory at an address, several times if needed.
+// Other processes import the memory with its file descriptor.
 type Physical struct {
 	owned
 	handle uint64
@@ -30,7 +30,8 @@ func (c *Context) AllocationGranularity() (uint64, error) {
 // NewPhysical allocates physical memory that can be exported. size must be a
 // multiple of AllocationGranularity.
 //
-// Errors: ErrOutOfMemory; ErrInvalidValue if size is not such a multiple.
+// Errors: ErrOutOfMemory; ErrInvalidValue if size is no multiple of
+// AllocationGranularity.
 func (c *Context) NewPhysical(size uint64) (*Physical, error) {
 	const op = "Context.NewPhysical"
 	if err := c.enter(op); err != nil {
@@ -40,9 +41,10 @@ func (c *Context) NewPhysical(size uint64) (*Physical, error) {
 	return c.physical(h, size, st, op)
 }
 
-// ImportPhysical imports physical memory of another process. The caller keeps
-// the descriptor, which is not needed afterwards. The driver does not tell the
-// size, so the exporter must send it. MapPhysical fails if it is wrong.
+// ImportPhysical imports physical memory of another process. The descriptor
+// still belongs to the caller, and the import does not need it afterwards. The
+// driver does not know the size of imported memory, so the exporter must send
+// the size. MapPhysical fails if the size is wrong.
 func (c *Context) ImportPhysical(fd int, size uint64) (*Physical, error) {
 	const op = "Context.ImportPhysical"
 	if fd < 0 {
@@ -67,8 +69,8 @@ func (c *Context) physical(h, size uint64, st driver.Status, op string) (*Physic
 	return p, nil
 }
 
-// Close releases the memory. It stays allocated while a mapping, a descriptor
-// or another process holds it.
+// Close releases the memory. The memory stays allocated while a mapping, a
+// descriptor or another process holds it.
 func (p *Physical) Close() error { return p.close() }
 
 // Size returns the memory's size in bytes.

@@ -37,8 +37,8 @@ func (c *Context) NewPinned(bytes uint64) (*Pinned, error) {
 // Close frees the memory. The slice from Bytes must not be used any more.
 func (p *Pinned) Close() error { return p.close() }
 
-// Bytes returns the memory. It is not on the Go heap and must not be used after
-// Close.
+// Bytes returns the memory. The slice is not on the Go heap, and must not be
+// used after Close.
 func (p *Pinned) Bytes() []byte { return hostBytes(p.mem, p.size) }
 
 // Size returns the memory's size in bytes.
@@ -55,9 +55,9 @@ func (p *Pinned) use(op string, offset, bytes uint64) (uintptr, error) {
 	return p.mem + uintptr(offset), p.enter(op)
 }
 
-// HostBytes returns the memory at ptr for the CPU. The memory must be
-// accessible to both CPU and GPU: that of a pool on a NUMA node of the host.
-// Accessing other memory, or freed memory, is a fault.
+// HostBytes returns the memory at p as a slice for the CPU. The memory must be
+// of a pool on a NUMA node of the host, which both the CPU and the GPU can
+// access. An access to other memory, or to freed memory, crashes the process.
 func (p DevicePtr) HostBytes(bytes uint64) []byte { return hostBytes(uintptr(p), bytes) }
 
 // hostBytes makes a slice of memory that is not on the Go heap.

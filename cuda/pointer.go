@@ -14,17 +14,17 @@ const (
 // PointerAttributes is what the driver knows about an address.
 type PointerAttributes struct {
 	MemoryType       MemoryType
-	Ordinal          int         // of the memory's device
+	Ordinal          int         // ordinal of the memory's device
 	RangeStart       DevicePtr   // beginning of the allocation
-	RangeSize        uint64      // its size in bytes
+	RangeSize        uint64      // size of the allocation in bytes
 	Mapped           bool        // whether there is memory behind the address
-	LegacyIPCCapable bool        // whether IPCMemHandle works on it
+	LegacyIPCCapable bool        // whether IPCMemHandle works for the address
 	Access           AccessFlags // access of the context's device
 	MemPool          uintptr     // the CUmemoryPool that the memory is from, 0 for none
 }
 
 // PointerAttributes returns what the driver knows about an address. An unknown
-// address is not an error: it has MemoryType 0.
+// address is not an error: the result then has MemoryType 0.
 func (c *Context) PointerAttributes(ptr DevicePtr) (PointerAttributes, error) {
 	const op = "Context.PointerAttributes"
 	if err := c.enter(op); err != nil {

@@ -23,8 +23,9 @@ func (d Device) SupportsVMM() (bool, error) {
 }
 
 // SupportsLegacyIPC reports whether memory of the device can be shared through
-// [Context.IPCMemHandle]. The driver has no attribute for that. NVIDIA's guide
-// requires unified addressing, and integrated GPUs do not support it.
+// [Context.IPCMemHandle]. The driver has no attribute for legacy IPC. NVIDIA's
+// guide says that legacy IPC needs unified addressing, and that integrated GPUs
+// do not support it.
 func (d Device) SupportsLegacyIPC() (bool, error) {
 	integrated, err := d.has(AttrIntegrated)
 	if err != nil || integrated {
@@ -34,8 +35,8 @@ func (d Device) SupportsLegacyIPC() (bool, error) {
 }
 
 // SupportsIPCEvents reports whether events can be shared between processes.
-// Opening one can still fail with ErrMapFailed: both processes must belong to
-// the same user and share /dev/shm.
+// The opening of an event can still fail with ErrMapFailed: both processes must
+// belong to the same user and share /dev/shm.
 func (d Device) SupportsIPCEvents() (bool, error) { return d.has(AttrIPCEventSupported) }
 
 // SupportsHostNUMAPools reports whether memory pools can live on the NUMA node
@@ -60,8 +61,8 @@ func (d Device) SupportsHostNUMAPools() (bool, error) {
 // words: [Stream.WriteValue64] and [Stream.WaitValue64GEQ].
 func (d Device) SupportsStreamMemOps() (bool, error) { return d.has(AttrCanUse64BitStreamMemOps) }
 
-// SupportsHostRegister reports whether host memory can be registered. readOnly
-// reports whether a read-only mapping can.
+// SupportsHostRegister reports whether host memory can be registered. The
+// result readOnly reports whether a read-only mapping can be registered too.
 func (d Device) SupportsHostRegister() (ok, readOnly bool, err error) {
 	if ok, err = d.has(AttrHostRegisterSupported); err != nil {
 		return false, false, err

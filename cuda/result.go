@@ -7,9 +7,8 @@ import (
 )
 
 // Result is a CUresult, and an error. Its constants are the sentinels for
-// [errors.Is]. Negative Results belong to this package, for errors that it
-// finds without the driver. Names and descriptions come from a table that needs
-// no driver.
+// [errors.Is]. Negative Results are for errors that this package finds without
+// the driver. Names and descriptions come from a table that needs no driver.
 type Result int32
 
 // Success means no error. No function of this package returns it as an error.
@@ -141,8 +140,8 @@ func (r Result) Name() string {
 	return "CUDA_ERROR_" + strconv.Itoa(int(r))
 }
 
-// Description returns a short text of what the result means, or "" if it is not
-// known.
+// Description returns a short text of what the result means, or "" for an
+// unknown result.
 func (r Result) Description() string { return results[r].description }
 
 // Error returns the name and the description.
@@ -154,7 +153,8 @@ func (r Result) Error() string {
 }
 
 // Sticky reports whether the result means that the context is broken: every
-// later call in it fails in the same way, and only a new process helps.
+// later call in this context fails in the same way, until the process is
+// started again.
 func (r Result) Sticky() bool {
 	switch r {
 	case ErrECCUncorrectable, ErrNVLinkUncorrectable, ErrContained, ErrIllegalAddress, ErrLaunchTimeout,

@@ -30,8 +30,8 @@ func (c *Context) NewStream() (*Stream, error) {
 	return s, nil
 }
 
-// WrapStream makes a Stream of an existing CUstream of this context. The stream
-// still belongs to its maker: Close does not destroy it.
+// WrapStream makes a Stream of an existing CUstream of this context. The
+// CUstream still belongs to its maker: Close does not destroy it.
 func (c *Context) WrapStream(handle uintptr) (*Stream, error) {
 	const op = "Context.WrapStream"
 	if err := c.enter(op); err != nil {
@@ -42,7 +42,8 @@ func (c *Context) WrapStream(handle uintptr) (*Stream, error) {
 	return s, nil
 }
 
-// Close destroys the stream. Work that is queued in it still runs to its end.
+// Close destroys the stream. Work that is queued in the stream still runs to
+// its end.
 func (s *Stream) Close() error { return s.close() }
 
 // Handle returns the CUstream, for other libraries in this process.
@@ -99,10 +100,10 @@ func (s *Stream) WaitEvent(e *Event) error {
 	return s.fail(driver.StreamWaitEvent(s.ctx.handle, s.handle, e.handle), op)
 }
 
-// WriteValue64 queues a write of a word, after the earlier work in the stream.
-// A thread that sees the word also sees everything that the earlier work wrote.
-// ptr must be a multiple of 8, in registered host memory or in memory from
-// [Context.Malloc].
+// WriteValue64 queues a write of the word v to ptr, after the earlier work in
+// the stream. A thread that sees this word also sees everything that the
+// earlier work wrote. ptr must be a multiple of 8, in registered host memory or
+// in memory from [Context.Malloc].
 //
 // Errors: ErrInvalidValue for memory of a pool.
 func (s *Stream) WriteValue64(ptr DevicePtr, v uint64) error {
@@ -127,7 +128,8 @@ func (s *Stream) WaitValue64GEQ(ptr DevicePtr, v uint64) error {
 	return s.fail(driver.StreamWaitValue64(s.ctx.handle, s.handle, uint64(ptr), v), op)
 }
 
-// finished turns the error of a query into whether the work is done.
+// finished returns what the error of a query means: whether the work is done,
+// or that the query failed.
 func finished(err error) (bool, error) {
 	if errors.Is(err, ErrNotReady) {
 		return false, nil

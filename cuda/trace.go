@@ -16,7 +16,7 @@ var (
 )
 
 // TraceObjects begins to record every object that is made and not closed, with
-// the line that made it. Tests call it in TestMain.
+// the line that made the object. Tests call it in TestMain.
 func TraceObjects() { tracing.Store(true) }
 
 // OpenObjects lists the objects that were made since TraceObjects and are not
@@ -32,7 +32,7 @@ func OpenObjects() []string {
 	return list
 }
 
-// opened records an object. op is the method that makes it.
+// opened records an object. op is the method that makes the object.
 func opened(l *life, op string) {
 	if tracing.Load() {
 		open.Store(l, fmt.Sprintf("%s at %s", op, caller()))

@@ -6,9 +6,9 @@ import (
 	"strings"
 )
 
-// UUID identifies a GPU, or a part of one, across processes, containers and
-// reboots. An ordinal does not, because CUDA_VISIBLE_DEVICES renumbers the
-// GPUs.
+// UUID identifies a GPU, or a part of a GPU, across processes, containers and
+// reboots. An ordinal does not do this, because CUDA_VISIBLE_DEVICES renumbers
+// the GPUs.
 type UUID [16]byte
 
 const uuidPrefix = "GPU-"

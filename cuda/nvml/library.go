@@ -19,7 +19,7 @@ type Library struct {
 
 // Open loads and initialises the library.
 //
-// Errors: ErrUnavailable if there is no library, or no driver behind it.
+// Errors: ErrUnavailable if there is no library, or no driver that the library can use.
 func Open() (*Library, error) { return open(nvml.New()) }
 
 func open(api nvml.Interface) (*Library, error) {
@@ -43,7 +43,7 @@ func (l *Library) DriverVersion() (string, error) {
 }
 
 // Devices returns all GPUs of the machine that this process may see, in the order of the PCI bus.
-// CUDA_VISIBLE_DEVICES does not matter.
+// CUDA_VISIBLE_DEVICES has no effect.
 func (l *Library) Devices() ([]Device, error) {
 	n, r := l.api.DeviceGetCount()
 	if r != nvml.SUCCESS {
@@ -71,7 +71,7 @@ func (l *Library) DeviceByUUID(uuid cuda.UUID) (Device, error) {
 	return device{l.api, d}, nil
 }
 
-// has returns an error if the library lacks a symbol. Callers check that first, because calling a
+// has returns an error if the library lacks a symbol. Callers call has first, because a call of a
 // missing symbol ends the process.
 func has(api nvml.Interface, symbol string) error {
 	if err := api.Extensions().LookupSymbol(symbol); err != nil {

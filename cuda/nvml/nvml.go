@@ -4,8 +4,8 @@
 // It is separate from package cuda so that a program can leave it out. A build with the tag nonvml,
 // or without cgo, has the same API, and every Open returns [ErrUnavailable].
 //
-// The binding below resolves its symbols when they are used. A program that contains it must be
-// linked with
+// The binding that this package uses resolves its symbols only when they are used. A program that
+// contains the binding must be linked with
 //
 //	go build -ldflags '-extldflags=-Wl,-z,lazy'
 //
@@ -58,8 +58,8 @@ type Memory struct {
 
 // Process is a process that uses a device for computing.
 type Process struct {
-	PID       int    // as the driver sees it; in a container often another number, or missing
-	UsedBytes uint64 // device memory; 0 if the system does not tell
+	PID       int    // the id that the driver sees; in a container, the process often has another id or is missing from the list
+	UsedBytes uint64 // device memory; 0 if the system does not report it
 }
 
 // ComputeMode says which processes may create contexts on a device.

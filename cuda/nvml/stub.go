@@ -4,7 +4,7 @@ package nvml
 
 import "github.com/poolbridge/poolbridge/cuda"
 
-// Library is the management library. This build has none.
+// Library is the management library. This build has no such library.
 type Library struct{}
 
 // Open returns ErrUnavailable.

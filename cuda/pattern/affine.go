@@ -20,7 +20,7 @@ type Affine struct {
 func (p Affine) At(i uint64) float32 { return affine(p.Scale, float64(i), p.Offset) }
 
 // affine multiplies and adds. The conversion prevents the compiler from using one fused operation,
-// which rounds differently, on machines that have it.
+// which rounds differently, on machines that have such an operation.
 func affine(scale, x, offset float64) float32 { return float32(float64(scale*x) + offset) }
 
 func (p Affine) String() string {
@@ -65,7 +65,7 @@ func (p Affine) fill(mem []byte, first uint64) {
 func (p Affine) check(mem []byte, first uint64, r *Report) {
 	for b := 0; b+4 <= len(mem); b += 4 {
 		got, want := math.Float32frombits(binary.NativeEndian.Uint32(mem[b:b+4])), p.At(first)
-		// Written so that NaN counts as wrong.
+		// With this condition, NaN counts as wrong.
 		if got != want && !(math.Abs(float64(got)-float64(want)) <= p.Tolerance) {
 			r.add(Mismatch{first, uint64(math.Float32bits(got))})
 		}

@@ -9,8 +9,8 @@ import (
 	"github.com/poolbridge/poolbridge/cuda"
 )
 
-// timed returns how long the warm GPU takes for the work that f queues. It takes the best of a few runs, because other work only makes
-// a run slower.
+// timed returns how long the warm GPU takes for the work that f queues. It returns the shortest
+// time of a few runs, because other work can only make a run slower.
 func (g gpu) timed(b *testing.B, f func() error) time.Duration {
 	b.Helper()
 	start, err := g.ctx.NewEvent(cuda.EventSpec{Timing: true})
@@ -34,8 +34,8 @@ func (g gpu) timed(b *testing.B, f func() error) time.Duration {
 	return best
 }
 
-// BenchmarkVerify8GiB and BenchmarkFill8GiB report GB/s of memory read or written, and its ratio to the GB/s of the GPU's own
-// copy, measured in the same run.
+// BenchmarkVerify8GiB and BenchmarkFill8GiB report how many GB/s of memory they read or write, and
+// the ratio of this number to the GB/s of the GPU's own copy, measured in the same run.
 func BenchmarkVerify8GiB(b *testing.B) {
 	benchmark(b, func(g gpu, ptr cuda.DevicePtr, n uint64, p Pattern) error {
 		r, err := g.Verify(g.stream, ptr, n, p)

@@ -1,8 +1,9 @@
 #!/usr/bin/env python3
 """Compile kernels.cu to kernels.ptx with NVRTC, which needs neither a GPU nor a CUDA toolkit.
 
-The PTX is for the oldest driver that poolbridge works with and for an old architecture; the driver compiles it for the
-GPU that it finds. The first line of the output names the source's digest: a test tells by it when it is out of date.
+The PTX is for the oldest driver that poolbridge works with, and for an old architecture. The driver compiles the PTX
+for the machine's GPU. The first line of the output has the digest of the source, with which a test finds an outdated
+output.
 """
 
 import argparse
@@ -30,7 +31,7 @@ def find_nvrtc() -> str:
 
 
 class Nvrtc:
-    """The few calls of NVRTC that are needed."""
+    """The few calls of NVRTC that this script needs."""
 
     def __init__(self, path: str) -> None:
         self.lib = ctypes.CDLL(path)
@@ -43,7 +44,7 @@ class Nvrtc:
             raise RuntimeError(f"{name}: {self.lib.nvrtcGetErrorString(result).decode()}")
 
     def text(self, what: str, program: ctypes.c_void_p) -> str:
-        """Return a text that the program has: PTX or ProgramLog."""
+        """Return a text of the program. The argument what is PTX or ProgramLog."""
         size = ctypes.c_size_t()
         self.call(f"nvrtcGet{what}Size", program, ctypes.byref(size))
         buffer = ctypes.create_string_buffer(size.value)
@@ -64,7 +65,7 @@ class Nvrtc:
 
 
 def main() -> None:
-    """Compile, check the version of the result, and write it with its first line."""
+    """Compile the kernels, check the version of the PTX, and write the PTX with its first line."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--nvrtc", default=find_nvrtc(), help="the library to compile with")
     parser.add_argument("--source", type=pathlib.Path, default=HERE / "kernels.cu")
@@ -81,7 +82,7 @@ def main() -> None:
     if version > NEWEST_PTX:
         sys.exit(f"PTX {version} is newer than {NEWEST_PTX}: use the NVRTC of CUDA 12.0")
     head = f"// Made from {args.source.name} by `make ptx`. Source: sha256 {hashlib.sha256(source).hexdigest()}\n"
-    # NVRTC adds constants of its own headers, which nothing here uses.
+    # NVRTC adds constants of its own headers, which the kernels do not use.
     kept = (line.rstrip() for line in lines[start:] if "2nv6target" not in line)
     body = "\n".join(kept).rstrip("\n\0 ")
     args.output.write_text(head + body + "\n")

@@ -7,8 +7,8 @@ import (
 	"golang.org/x/sync/errgroup"
 )
 
-// partBytes is how much host memory a core handles at a time. It is large enough to be worth a
-// task, and a multiple of every element size.
+// partBytes is how much host memory a core handles at a time. The number is a multiple of every
+// element size, and large enough that the start of a task costs little in comparison.
 const partBytes = 4 << 20
 
 // Fill writes the pattern into mem with all cores. mem must be memory that the CPU can access.
@@ -25,8 +25,8 @@ func Fill(mem []byte, p Pattern) error {
 
 // Verify compares mem with the pattern with all cores. mem must be memory that the CPU can access.
 //
-// Errors: [ErrSize], and the errors of Validate. Wrong elements are not an error: they are in the
-// report.
+// Errors: [ErrSize], and the errors of Validate. Wrong elements are not an error: the report has
+// them.
 func Verify(mem []byte, p Pattern) (Report, error) {
 	n, err := elements(p, len(mem))
 	if err != nil {
@@ -46,8 +46,8 @@ func Verify(mem []byte, p Pattern) (Report, error) {
 	return r, nil
 }
 
-// split calls f for parts of mem, which holds n elements. first is the index of a part's first
-// element.
+// split calls f for each part of mem, which holds n elements. The argument first of f is the index
+// of the part's first element.
 func split(mem []byte, n, elementBytes uint64, f func(part []byte, first uint64)) {
 	if len(mem) <= partBytes {
 		f(mem, 0)

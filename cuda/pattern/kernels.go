@@ -13,10 +13,11 @@ import (
 //go:embed kernels.ptx
 var ptx []byte
 
-// PTX returns the kernels' code, for programs that load it without this package.
+// PTX returns the kernels' code, for programs that load the code without this package.
 func PTX() []byte { return bytes.Clone(ptx) }
 
-// Names of kernels in the PTX. The first two are prefixes of a pattern's kernels.
+// Names of kernels in the PTX. The first two constants are prefixes: the name of a pattern follows
+// them.
 const (
 	fillPrefix    = "poolbridge_fill_"
 	verifyPrefix  = "poolbridge_verify_"
@@ -28,16 +29,17 @@ const (
 // patterns has one pattern of each type that has kernels.
 var patterns = []Pattern{Affine{}, Masked{}, Frame{}, Fibonacci{}}
 
-// Kernels does on a GPU what the package does on the CPU. It is safe for concurrent use.
+// Kernels fills, transforms and verifies memory on a GPU, as the package's functions do on the CPU.
+// It is safe for concurrent use.
 //
 // A method gets memory as an address and a number of elements. The address must be a multiple of
-// the element size. The memory can be any that the GPU can access. Access to other memory breaks
-// the context, as in any kernel. A nil stream is the legacy default stream.
+// the element size. The GPU must be able to access the memory. Access to other memory breaks the
+// context, as in any kernel. A nil stream is the legacy default stream.
 type Kernels struct {
-	ctx       *cuda.Context // retained by Kernels, so that the caller's may be closed first
+	ctx       *cuda.Context // retained by Load, so that the caller may close its own context first
 	module    *cuda.Module
 	functions map[string]*cuda.Function
-	legacy    *cuda.Stream // used where the stream is nil
+	legacy    *cuda.Stream // used if the caller passes nil as the stream
 	blocks    uint64       // greatest number of blocks of a grid
 	results   *results
 	close     func() error
@@ -79,7 +81,7 @@ func Load(ctx *cuda.Context) (_ *Kernels, err error) {
 	return k, nil
 }
 
-// find looks up every kernel, so that a missing one is an error of Load.
+// find looks up every kernel, so that Load fails if a kernel is missing.
 func (k *Kernels) find() error {
 	names := []string{transformName, spinName, holdName}
 	for _, p := range patterns {
@@ -96,7 +98,8 @@ func (k *Kernels) find() error {
 	return nil
 }
 
-// Close unloads the kernels. It waits for verifications. All other launched work must be done.
+// Close unloads the kernels. It waits until all verifications have ended. All other launched work
+// must be done.
 func (k *Kernels) Close() error { return k.close() }
 
 // end undoes the steps of Load that succeeded.

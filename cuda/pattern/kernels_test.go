@@ -27,7 +27,7 @@ func TestThePTXIsMadeFromTheSource(t *testing.T) {
 	require.True(t, strings.HasPrefix(rest, ".version 8.0\n.target sm_70\n"), "the oldest driver must accept it")
 }
 
-// gpu returns the first GPU with loaded kernels. It skips the test if there is none.
+// gpu is the first GPU, with loaded kernels and a stream.
 type gpu struct {
 	*Kernels
 	ctx    *cuda.Context
@@ -78,7 +78,7 @@ func TestTheGPUAndTheCPUAgree(t *testing.T) {
 	g := onGPU(t)
 	const most = 300_017
 	ptr := g.malloc(t, most*8+64)
-	g.blocks = 3 // so that the blocks loop
+	g.blocks = 3 // so few that each block loops
 	for _, p := range samples {
 		t.Run(p.String(), func(t *testing.T) {
 			size := p.ElementBytes()
@@ -107,7 +107,7 @@ func TestTheGPUAndTheCPUAgree(t *testing.T) {
 	}
 }
 
-// A grid that fills the GPU and whose blocks loop.
+// The grid of this test fills the GPU, and its blocks loop.
 func TestTheGPUAndTheCPUAgreeOnMuch(t *testing.T) {
 	g := onGPU(t)
 	n := g.blocks*threads*threadBytes/4*2 + 12_345
@@ -239,7 +239,7 @@ func TestASpinTakesItsTime(t *testing.T) {
 	g := onGPU(t)
 	require.NoError(t, g.Spin(g.stream, 0))
 	require.NoError(t, g.stream.Synchronize())
-	for spin := 50 * time.Millisecond; ; spin *= 2 { // until the kernel still runs when we look
+	for spin := 50 * time.Millisecond; ; spin *= 2 { // longer each time, until the kernel still runs at the query
 		start := time.Now()
 		require.NoError(t, g.Spin(g.stream, spin))
 		done, err := g.stream.Query()

@@ -6,15 +6,15 @@ import (
 	"github.com/poolbridge/poolbridge/cuda"
 )
 
-// The shape of a launch. The kernels rely on threads.
+// These constants describe the shape of a launch. The kernels need the same value of threads.
 const (
 	threads     = 256            // threads of a block
 	threadBytes = 4 * 16         // most bytes that a thread handles at a time
 	blocksEach  = 2048 / threads // blocks that a multiprocessor can hold
 )
 
-// grid returns enough blocks for this number of bytes, but no more than the GPU runs at once. The
-// kernels loop over the rest.
+// grid returns enough blocks for this number of bytes, but no more blocks than the GPU runs at
+// once. The kernels loop over the rest of the memory.
 func (k *Kernels) grid(bytes uint64) cuda.Dim3 {
 	const blockBytes = threads * threadBytes
 	return cuda.Dim3{X: uint32(max(1, min(k.blocks, bytes/blockBytes+1)))}
@@ -35,7 +35,7 @@ func (k *Kernels) Fill(s *cuda.Stream, ptr cuda.DevicePtr, n uint64, p Pattern) 
 
 // Transform queues a kernel that changes n elements of float32 at ptr.
 //
-// Errors: as Fill.
+// Errors: the same as for Fill.
 func (k *Kernels) Transform(s *cuda.Stream, ptr cuda.DevicePtr, n uint64, t Transform) error {
 	if err := k.admit("Kernels.Transform", ptr, n, Affine{Scale: t.Scale, Offset: t.Offset}); err != nil || n == 0 {
 		return err
@@ -43,13 +43,14 @@ func (k *Kernels) Transform(s *cuda.Stream, ptr cuda.DevicePtr, n uint64, t Tran
 	return k.stream(s).Launch(k.functions[transformName], k.grid(n*4), block, 0, ptr, n, t.Scale, t.Offset)
 }
 
-// Spin queues a kernel that runs for a time and does nothing. Tests of order use it.
+// Spin queues a kernel that does nothing for the duration d. Tests of the order of work use Spin.
 func (k *Kernels) Spin(s *cuda.Stream, d time.Duration) error {
 	return k.stream(s).Launch(k.functions[spinName], cuda.Dim3{}, cuda.Dim3{}, 0, uint64(max(d, 0)))
 }
 
-// Hold queues a kernel that runs until the eight-byte word at gate is not 0, or until most has passed. Tests use it to keep a stream busy. The gate must be memory that the CPU can write: pinned
-// or registered.
+// Hold queues a kernel that runs until the eight-byte word at gate is not 0, or until the duration
+// most has passed. Tests use Hold to keep a stream busy. The gate must be memory that the CPU can
+// write: pinned or registered memory.
 func (k *Kernels) Hold(s *cuda.Stream, gate cuda.DevicePtr, most time.Duration) error {
 	return k.stream(s).Launch(k.functions[holdName], cuda.Dim3{}, cuda.Dim3{}, 0, gate, uint64(max(most, 0)))
 }
@@ -65,7 +66,8 @@ func (k *Kernels) admit(op string, ptr cuda.DevicePtr, n uint64, p Pattern) erro
 	return inRange(p, n)
 }
 
-// launch queues one of a pattern's kernels. more are parameters after those of the pattern.
+// launch queues one of a pattern's kernels. The arguments in more are parameters that follow the
+// parameters of the pattern.
 func (k *Kernels) launch(s *cuda.Stream, prefix string, ptr cuda.DevicePtr, n uint64, p Pattern, more ...any) error {
 	name, first, params := p.kernel()
 	args := append([]any{ptr, first, n}, params...)

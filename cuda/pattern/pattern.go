@@ -14,27 +14,27 @@ type Pattern interface {
 	Validate() error
 	// ElementBytes is the size of an element: 4 or 8.
 	ElementBytes() uint64
-	// Bits returns element i as it lies in memory, in the low bytes.
+	// Bits returns the bytes of element i in memory, as the low bytes of the result.
 	Bits(i uint64) uint64
 	// Format returns an element as text for people.
 	Format(bits uint64) string
 
 	// fill writes elements, beginning with index first. mem holds whole elements.
 	fill(mem []byte, first uint64)
-	// check adds the wrong elements to r, by their index in the pattern.
+	// check adds the wrong elements of mem to r. Their Index is the index in the pattern.
 	check(mem []byte, first uint64, r *Report)
 	// kernel returns the base name of the pattern's kernels, the index of the first element, and
 	// the other parameters.
 	kernel() (name string, first uint64, params []any)
 }
 
-// maxIndex is the greatest index. Up to here float64 represents every integer exactly.
+// maxIndex is the greatest index. Up to this number, float64 represents every integer exactly.
 const maxIndex = 1 << 53
 
 // ErrSize means that memory does not hold whole elements, or that an index is above 2^53.
 var ErrSize = errors.New("pattern: memory does not hold whole elements")
 
-// elements returns how many elements of p this number of bytes holds.
+// elements returns how many elements of p a given number of bytes holds.
 func elements(p Pattern, bytes int) (uint64, error) {
 	if err := p.Validate(); err != nil {
 		return 0, err
@@ -54,7 +54,7 @@ func inRange(p Pattern, n uint64) error {
 	return nil
 }
 
-// From returns p shifted: its element i is p's element first+i.
+// From returns a shifted pattern: its element i is the element first+i of p.
 func From(p Pattern, first uint64) Pattern {
 	if first == 0 {
 		return p
@@ -85,7 +85,7 @@ func (s shifted) check(mem []byte, first uint64, r *Report) {
 func (s shifted) kernel() (string, uint64, []any) {
 	name, first, params := s.Pattern.kernel()
 	if first > math.MaxUint64-s.first {
-		return name, math.MaxUint64, params // inRange refuses it
+		return name, math.MaxUint64, params // inRange then returns an error
 	}
 	return name, first + s.first, params
 }

@@ -6,7 +6,7 @@ import (
 	"strings"
 )
 
-// maxMismatches is how many mismatches a report keeps. The kernels have the same number.
+// maxMismatches is how many mismatches a report keeps. The kernels use the same number.
 const maxMismatches = 8
 
 // Report is the result of a verification.
@@ -14,7 +14,7 @@ type Report struct {
 	Pattern Pattern
 	// Elements is how many elements were compared.
 	Elements uint64
-	// Count is how many of them were wrong.
+	// Count is how many of these elements were wrong.
 	Count uint64
 	// First has the wrong elements with the lowest indices, in order, at most eight.
 	First []Mismatch
@@ -35,7 +35,7 @@ func (r Report) Err() error {
 	return &MismatchError{r}
 }
 
-// add adds a mismatch. Its index must be above the earlier ones.
+// add adds a mismatch. The index of m must be greater than the indices of all earlier mismatches.
 func (r *Report) add(m Mismatch) {
 	r.Count++
 	if len(r.First) < maxMismatches {
@@ -43,7 +43,7 @@ func (r *Report) add(m Mismatch) {
 	}
 }
 
-// merge adds the result of another part of the memory.
+// merge adds the report of another part of the memory.
 func (r *Report) merge(part Report) {
 	r.Count += part.Count
 	r.First = append(r.First, part.First...)

@@ -26,7 +26,7 @@ func (t Transform) Validate() error {
 	return Affine{Scale: t.Scale, Offset: t.Offset}.Validate()
 }
 
-// Apply changes mem with all cores. mem must hold whole elements.
+// Apply transforms mem with all cores. mem must hold whole elements.
 //
 // Errors: [ErrSize].
 func (t Transform) Apply(mem []byte) error {

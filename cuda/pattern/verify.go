@@ -10,8 +10,8 @@ import (
 // Verify queues a comparison of n elements at ptr with the pattern in the stream, and waits for the
 // result.
 //
-// Errors: as Fill, and errors of earlier work in the stream. Wrong elements are not an error: they
-// are in the report.
+// Errors: the same as for Fill, and errors of earlier work in the stream. Wrong elements are not an
+// error: the report has them.
 func (k *Kernels) Verify(s *cuda.Stream, ptr cuda.DevicePtr, n uint64, p Pattern) (Report, error) {
 	v, err := k.StartVerify(s, ptr, n, p)
 	if err != nil {
@@ -31,7 +31,7 @@ type Verification struct {
 // StartVerify queues a comparison of n elements at ptr with the pattern. The caller must call Wait
 // once.
 //
-// Errors: as Fill.
+// Errors: the same as for Fill.
 func (k *Kernels) StartVerify(s *cuda.Stream, ptr cuda.DevicePtr, n uint64, p Pattern) (*Verification, error) {
 	v := &Verification{kernels: k, stream: k.stream(s), report: Report{Pattern: p, Elements: n}}
 	if err := k.admit("Kernels.Verify", ptr, n, p); err != nil || n == 0 {
@@ -59,7 +59,7 @@ func (k *Kernels) StartVerify(s *cuda.Stream, ptr cuda.DevicePtr, n uint64, p Pa
 
 // Wait waits for all work of the stream, and returns the result.
 //
-// Errors: those of the stream's work.
+// Errors: the errors of the stream's work.
 func (v *Verification) Wait() (Report, error) {
 	if v.report.Elements == 0 {
 		return v.report, nil
@@ -72,8 +72,8 @@ func (v *Verification) Wait() (Report, error) {
 	return v.report, nil
 }
 
-// A result is the struct of that name in kernels.cu: a count, a lock, and an index and a value of
-// each mismatch.
+// These constants describe the struct result of kernels.cu, which has a count, a lock, and an index
+// and a value for each mismatch.
 const (
 	resultHead  = 16
 	resultBytes = resultHead + 16*maxMismatches
@@ -81,8 +81,8 @@ const (
 	resultSlots = 16  // number of verifications at the same time
 )
 
-// results is memory for the results of verifications. The kernels write them on the device, and
-// they are copied to the host.
+// results is memory for the results of verifications. The kernels write the results in device
+// memory, and StartVerify queues copies of them to the host.
 type results struct {
 	ctx    *cuda.Context
 	device cuda.DevicePtr
@@ -114,8 +114,8 @@ func (r *results) close() error {
 	return errors.Join(r.host.Close(), r.ctx.MFree(r.device))
 }
 
-// clear queues the values that a kernel expects: a count of 0, and the greatest value as every
-// index.
+// clear queues work that writes the values that a kernel expects: a count of 0, and the greatest
+// value as every index.
 func (r *results) clear(s *cuda.Stream, at cuda.DevicePtr) error {
 	if err := s.Memset8(at, 0, resultHead); err != nil {
 		return err

@@ -54,7 +54,7 @@ func PrimaryRetain(dev int32) (uintptr, Status) {
 // PrimaryRelease calls cuDevicePrimaryCtxRelease.
 func PrimaryRelease(dev int32) Status { return Status(C.pb_primary_release(C.int(dev))) }
 
-// CtxCreate calls cuCtxCreate, and leaves the thread as it was.
+// CtxCreate calls cuCtxCreate, and does not change the thread's current context.
 func CtxCreate(dev int32) (uintptr, Status) {
 	var ctx C.uintptr_t
 	st := C.pb_ctx_create(&ctx, C.int(dev))
@@ -74,7 +74,7 @@ func MemInfo(ctx uintptr) (free, total uint64, _ Status) {
 	return uint64(f), uint64(t), Status(st)
 }
 
-// Current returns the context that is current on the calling thread, 0 for none.
+// Current returns the context that is current on the calling thread, or 0 if there is none.
 func Current() (uintptr, Status) {
 	var ctx C.uintptr_t
 	st := C.pb_current(&ctx)

@@ -78,7 +78,7 @@ func CopyDtoH(ctx uintptr, dst []byte, src uint64) Status {
 	return Status(C.pb_copy_dtoh(C.uintptr_t(ctx), unsafe.Pointer(unsafe.SliceData(dst)), C.uint64_t(src), C.uint64_t(len(dst))))
 }
 
-// CopyDtoD calls cuMemcpyDtoD and waits until it is done.
+// CopyDtoD calls cuMemcpyDtoD and waits until the copy is done.
 func CopyDtoD(ctx uintptr, dst, src, n uint64) Status {
 	return Status(C.pb_copy_dtod(C.uintptr_t(ctx), C.uint64_t(dst), C.uint64_t(src), C.uint64_t(n)))
 }
@@ -98,12 +98,12 @@ func CopyDtoDAsync(ctx, s uintptr, dst, src, n uint64) Status {
 	return Status(C.pb_copy_dtod_async(C.uintptr_t(ctx), C.uint64_t(dst), C.uint64_t(src), C.uint64_t(n), C.uintptr_t(s)))
 }
 
-// Memset8 calls cuMemsetD8Async: n bytes.
+// Memset8 calls cuMemsetD8Async for n bytes.
 func Memset8(ctx, s uintptr, dst uint64, v uint8, n uint64) Status {
 	return Status(C.pb_memset8(C.uintptr_t(ctx), C.uint64_t(dst), C.uint8_t(v), C.uint64_t(n), C.uintptr_t(s)))
 }
 
-// Memset32 calls cuMemsetD32Async: n words of four bytes.
+// Memset32 calls cuMemsetD32Async for n words of four bytes.
 func Memset32(ctx, s uintptr, dst uint64, v uint32, n uint64) Status {
 	return Status(C.pb_memset32(C.uintptr_t(ctx), C.uint64_t(dst), C.uint32_t(v), C.uint64_t(n), C.uintptr_t(s)))
 }

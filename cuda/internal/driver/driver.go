@@ -20,8 +20,8 @@ import "C"
 
 import "unsafe"
 
-// Load opens libcuda.so.1 and finds its calls. If that fails, why is the reason. It must not be
-// called concurrently, nor again after a success.
+// Load opens libcuda.so.1 and finds its calls. If Load fails, the result why is the reason. Load
+// must not be called concurrently, nor again after a success.
 func Load() (why string, ok bool) {
 	var buf [512]byte
 	if C.pb_load((*C.char)(unsafe.Pointer(&buf[0])), C.size_t(len(buf))) != 0 {

@@ -1,9 +1,9 @@
 // Minimal declarations of the CUDA driver API: only the calls, types and values that package cuda
 // uses. No header of the toolkit is needed.
 //
-// The layouts are those of driver API 12.0. Each entry of the call table is looked up with the API
-// version that defined its layout (see PB_DRIVER_CALLS), so a newer driver returns a function with
-// that layout.
+// The layouts of the types are the layouts of driver API 12.0. pb_load looks up each entry of the
+// call table with the API version that defined the layout (see PB_DRIVER_CALLS), so a newer driver
+// returns a function with that layout.
 
 #ifndef POOLBRIDGE_DRIVER_H
 #define POOLBRIDGE_DRIVER_H
@@ -104,8 +104,8 @@ enum {
 
 // PB_DRIVER_CALLS lists every driver call that this project makes:
 //   X(name, suffix, version, parameters)
-// cuGetProcAddress is asked for name, with version. If it finds nothing, dlsym is asked for the
-// symbol, which is name followed by suffix.
+// pb_load calls cuGetProcAddress with name and version. If that call finds nothing, pb_load calls
+// dlsym with the symbol, which is name followed by suffix.
 #define PB_DRIVER_CALLS(X) \
 	X(cuInit, , 2000, (unsigned)) \
 	X(cuDriverGetVersion, , 2020, (int *)) \
@@ -206,18 +206,18 @@ struct pb_table {
 
 extern struct pb_table pb_driver;
 
-// pb_load fills the table from libcuda.so.1 and returns 0, or returns -1 and
-// writes the reason to why. Not safe for concurrent use.
+// pb_load fills the table from libcuda.so.1 and returns 0. If it fails, it returns -1 and writes
+// the reason to why. pb_load is not safe for concurrent use.
 int pb_load(char *why, size_t size);
 
-// pb_call_name returns the name of the call with a number, "" if no call has it.
+// pb_call_name returns the name of the call with a number, or "" if no call has that number.
 const char *pb_call_name(int call);
 
 // A pb_status is 0, or the number of the driver call that failed (high 32 bits) and its result (low
 // 32 bits). So one C function can make several driver calls and report which of them failed.
 typedef int64_t pb_status;
 
-// Not a result of the driver: see ErrSymbolNotFound.
+// PB_SYMBOL_NOT_FOUND is not a result of the driver: see ErrSymbolNotFound.
 #define PB_SYMBOL_NOT_FOUND (-3)
 
 static inline pb_status pb_result(int call, CUresult r) {
@@ -229,8 +229,8 @@ static inline pb_status pb_result(int call, CUresult r) {
 	                        : pb_result(PB_##name, PB_SYMBOL_NOT_FOUND))
 
 // Each OS thread has its own current context, and goroutines move between threads. So every
-// function that needs a context begins with PB_ENTER and ends with pb_leave, and leaves the thread
-// as it was.
+// function that needs a context begins with PB_ENTER and ends with pb_leave. So the thread's
+// current context is the same before and after the function.
 #define PB_ENTER(ctx) \
 	CUcontext entered = (CUcontext)(ctx); \
 	do { \
@@ -240,8 +240,8 @@ static inline pb_status pb_result(int call, CUresult r) {
 	} while (0)
 #define pb_leave(st) pb_left(entered, st)
 
-// pb_left returns st even if the context cannot be popped. The work of the call is done: an error
-// would lose its result.
+// pb_left returns st even if the context cannot be popped. The work of the call is done, and with
+// an error, the caller would lose the result of the work.
 static inline pb_status pb_left(CUcontext entered, pb_status st) {
 	CUcontext now = NULL;
 	if (PB_CALL(cuCtxPopCurrent, &now) != 0 && PB_CALL(cuCtxGetCurrent, &now) == 0 && now == entered)

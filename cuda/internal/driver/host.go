@@ -67,7 +67,8 @@ func HostFree(ctx, mem uintptr) Status {
 	return Status(C.pb_host_free(C.uintptr_t(ctx), C.uintptr_t(mem)))
 }
 
-// HostRegister calls cuMemHostRegister. ptr is the address for the GPU, if the flags ask for one.
+// HostRegister calls cuMemHostRegister. The result ptr is the address for the GPU, if the flags ask
+// for such an address.
 func HostRegister(ctx, mem uintptr, n uint64, flags uint32) (ptr uint64, _ Status) {
 	var p C.uint64_t
 	st := C.pb_host_register(C.uintptr_t(ctx), &p, C.uintptr_t(mem), C.uint64_t(n), C.uint(flags))

@@ -72,12 +72,12 @@ func ModuleFunction(ctx, m uintptr, name string) (uintptr, Status) {
 	return uintptr(f), Status(st)
 }
 
-// Launch calls cuLaunchKernel. dims are three of the grid and three of the block. The first n args
-// are the kernel's.
+// Launch calls cuLaunchKernel. dims has the three dimensions of the grid, and then the three
+// dimensions of the block. The first n elements of args are the kernel's arguments.
 func Launch(ctx, s, f uintptr, dims *[6]uint32, shared uint32, args *[MaxLaunchArgs]uint64, n int) Status {
 	return Status(C.pb_launch(C.uintptr_t(ctx), C.uintptr_t(s), C.uintptr_t(f),
 		(*C.uint)(unsafe.Pointer(dims)), C.uint(shared), (*C.uint64_t)(unsafe.Pointer(args)), C.int(n)))
 }
 
-// The limits of Go and C are equal.
+// This line compiles only if the limits of Go and C are equal.
 var _ [MaxLaunchArgs]struct{} = [C.PB_MAX_ARGS]struct{}{}

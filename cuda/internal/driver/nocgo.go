@@ -2,7 +2,8 @@
 
 package driver
 
-// Without cgo, or on another system, there is no driver. Every function returns this status.
+// Without cgo, or on a system that is not Linux, there is no driver. Every function returns this
+// status.
 const noDriver = Status(uint32(1<<32 + ResultNoDriver))
 
 func callName(int) string { return "" }

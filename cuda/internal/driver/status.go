@@ -1,6 +1,6 @@
-// Package driver is the thin layer between package cuda and libcuda.so.1. One Go function calls one
-// C function. It takes and returns plain numbers, has no policy, and its only state is the table of
-// function pointers.
+// Package driver is the thin layer between package cuda and libcuda.so.1. Each Go function calls
+// one C function. The package takes and returns plain numbers, has no policy, and its only state is
+// the table of function pointers.
 //
 // Handles are uintptr, device addresses uint64, sizes bytes. A function that takes a ctx pushes
 // that context, does its work and pops the context within one cgo call.
@@ -8,7 +8,7 @@ package driver
 
 import "bytes"
 
-// Results that do not come from a driver. Package cuda names them.
+// These results do not come from a driver. Package cuda gives them names.
 const (
 	ResultNoDriver       = -1
 	ResultDriverTooOld   = -2
@@ -16,8 +16,8 @@ const (
 	ResultClosed         = -4
 )
 
-// Status is the result of a function: 0 for success, else the driver call that failed and its
-// CUresult in one number.
+// Status is the result of a function: 0 for success. Otherwise it has the failed driver call and
+// the CUresult of that call in one number.
 type Status int64
 
 // Result returns the CUresult, or one of the negative results of this package.

@@ -83,7 +83,7 @@ func StreamWriteValue64(ctx, s uintptr, ptr, v uint64) Status {
 	return Status(C.pb_stream_write64(C.uintptr_t(ctx), C.uintptr_t(s), C.uint64_t(ptr), C.uint64_t(v)))
 }
 
-// StreamWaitValue64 calls cuStreamWaitValue64 with GEQ.
+// StreamWaitValue64 calls cuStreamWaitValue64 with CU_STREAM_WAIT_VALUE_GEQ.
 func StreamWaitValue64(ctx, s uintptr, ptr, v uint64) Status {
 	return Status(C.pb_stream_wait64(C.uintptr_t(ctx), C.uintptr_t(s), C.uint64_t(ptr), C.uint64_t(v)))
 }
