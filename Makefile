@@ -1,11 +1,11 @@
-# poolbridge: the commands that matter are `make verify`, `make test` and `make lint`; `make help` lists all.
+# poolbridge: the most important commands are `make verify`, `make test` and `make lint`. `make help` lists all commands.
 
 PYTHON ?= python3
 GO     ?= go
 VENV   := .venv
 PY     := $(abspath $(VENV))/bin/python
 
-# go-nvml resolves its symbols when they are used, so the program must not be linked to resolve them when it starts.
+# go-nvml resolves its symbols at their first use. With -z lazy, the program does not resolve them at its start.
 LDFLAGS := -extldflags=-Wl,-z,lazy -X github.com/poolbridge/poolbridge/internal/program.linked=$(shell $(PYTHON) release/version.py)
 GOLANGCI_VERSION := v2.15.0
 GOLANGCI := build/tools/golangci-lint-$(GOLANGCI_VERSION)
@@ -23,7 +23,7 @@ build: bin/poolsvc ## build the service
 bin/poolsvc: FORCE
 	$(GO) build -ldflags '$(LDFLAGS)' -o $@ ./cmd/poolsvc
 
-# Python decides by itself when it is out of date: the stamp is older than what says what to install, and than what is compiled.
+# The environment is out of date if its stamp file is older than a file that says what to install, or than a C file.
 $(VENV)/installed: pyproject.toml hatch_build.py release/version.py $(wildcard python/native/*.[ch])
 	$(PYTHON) -c '$(CHECK_PYTHON)'
 	$(PYTHON) -m venv $(VENV)
@@ -34,13 +34,13 @@ venv: $(VENV)/installed ## make the virtual environment with the Python package 
 
 CHECK_PYTHON = import sys; sys.exit(sys.version_info < (3, 11) and "poolbridge needs Python 3.11 or newer, this is " + sys.version)
 
-dist: ## build what is published, in the folder dist: the source package, wheels with the service in them, the service alone, SBOMs
+dist: ## build the published files in the folder dist: the source package, wheels with the service in them, the service alone, SBOMs
 	release/dist $(PYTHON)
 
-test-dist: dist ## install the wheel into a fresh environment and do the main job there, without Go and a compiler
+test-dist: dist ## install the wheel into a new environment and run `poolsvc verify` there, without Go and a compiler
 	release/check $(PYTHON)
 
-# Only where the site is built does the environment get what that needs besides.
+# The environment gets the packages for the site only when the site is built.
 $(VENV)/docs: $(VENV)/installed
 	$(PY) -m pip install --quiet --disable-pip-version-check --editable '.[docs]'
 	touch $@
@@ -54,33 +54,33 @@ docs: $(VENV)/docs ## build the documentation site in build/docs/html; a dead li
 	$(PY) -m sphinx --quiet --fail-on-warning -c docs/site build/docs/source build/docs/html
 	@echo "open build/docs/html/index.html"
 
-verify: bin/poolsvc $(VENV)/installed ## do the main job, on the GPU where there is one
+verify: bin/poolsvc $(VENV)/installed ## run `poolsvc verify`, on the GPU if there is one
 	bin/poolsvc verify --python $(PY)
 
-verify-simulated: bin/poolsvc $(VENV)/installed simcuda ## the same for every kind of memory, on a simulated GPU
+verify-simulated: bin/poolsvc $(VENV)/installed simcuda ## run `poolsvc verify` for every kind of memory, on a simulated GPU
 	tests/simcuda/machine bin/poolsvc verify --python $(PY)
 
-# What needs a CUDA driver runs on the simulated one; a machine with a GPU runs tests/gpu/run on the real one.
+# Tests that need a CUDA driver run on the simulated driver. On a machine with a GPU, tests/gpu/run uses the real driver.
 ON_SIMCUDA := -exec $(abspath tests/simcuda/machine)
-# A program with the race detector sleeps for a second before it ends, for late reports. Tests start thousands of them.
+# A program with the race detector sleeps for a second before it ends, for late reports. Tests start thousands of such programs.
 GOTEST := GORACE=atexit_sleep_ms=10 $(GO) test -race -timeout 20m -ldflags '$(LDFLAGS)'
 
-# Two parts run at a time, for most wait for other processes more than they compute. Those that take longest begin first: what they need
-# is there (-o), so that none of them waits for it while a short one begins.
+# Two parts run at a time, because most parts wait for other processes more than they compute. The longest parts come first. The targets
+# after -o are already built, so that no part waits for them.
 AT_A_TIME := $(MAKE) -j2 --output-sync=target -o simcuda -o bin/poolsvc
 
 test: simcuda bin/poolsvc $(VENV)/installed ## run every test
 	$(AT_A_TIME) test-python test-go test-integration test-kinds native-test test-simcuda test-deploy
 
-# CI runs these, too.
-test-long: simcuda bin/poolsvc $(VENV)/installed ## the same faults with the race detector, more frames, and fuzzing for minutes
+# CI also runs the target test-long.
+test-long: simcuda bin/poolsvc $(VENV)/installed ## run the fault tests with the race detector, longer stress tests, and minutes of fuzzing
 	$(AT_A_TIME) test-anomaly-race native-test-long test-stress
 	$(MAKE) fuzz
 
 test-simcuda: simcuda $(VENV)/installed
 	$(MAKE) -C tests/simcuda test test-python PYTHON=$(PY)
 
-# What only the processes reach that tests start does not count for the coverage of cuda and mempool, which is to be 85 % or more.
+# The coverage of cuda and mempool must be 85 % or more. Code does not count if only processes reach it that tests start.
 COUNTED := -coverpkg=./cuda,./cuda/internal/...,./cuda/nvml,./mempool/...
 
 test-go: simcuda
@@ -88,14 +88,14 @@ test-go: simcuda
 	mkdir -p build/coverage
 	$(GOTEST) $(ON_SIMCUDA) $(COUNTED) -coverprofile=build/coverage/tests.out \
 		./bridge/... ./internal/... ./mempool/... ./cuda/... ./cmd/... ./tests/driverfacts
-	$(GO) test $(ON_SIMCUDA) $(COUNTED) -coverprofile=build/coverage/anomaly.out -timeout 20m ./tests/anomaly # test-long runs it with the race detector
-	$(GO) test $(ON_SIMCUDA) -coverprofile=build/coverage/pattern.out ./cuda/pattern # its loops are slow where the race detector counts, too
+	$(GO) test $(ON_SIMCUDA) $(COUNTED) -coverprofile=build/coverage/anomaly.out -timeout 20m ./tests/anomaly # test-long runs this package with the race detector
+	$(GO) test $(ON_SIMCUDA) -coverprofile=build/coverage/pattern.out ./cuda/pattern # its loops are slow with the race detector
 	tests/coverage/report 85 build/coverage/tests.out build/coverage/anomaly.out build/coverage/pattern.out
 	cd bridge/oteltrace && $(GO) vet ./... && $(GO) test -race ./...
-	GOMAXPROCS=8 $(GOTEST) $(ON_SIMCUDA) -count=1 ./mempool # with CPUs to spare, copiers look for work before they sleep
+	GOMAXPROCS=8 $(GOTEST) $(ON_SIMCUDA) -count=1 ./mempool # with more CPUs, copiers poll for work before they sleep
 	$(MAKE) test-model
 
-# Thousands of frames in every mode and with every policy of a full channel, while processes are killed.
+# Sends thousands of frames in every mode, with every policy of a full channel, while the tests kill processes.
 test-stress: simcuda bin/poolsvc $(VENV)/installed
 	POOLBRIDGE_STRESS_FRAMES=5000 $(GO) test $(ON_SIMCUDA) -count=1 -timeout 20m \
 		-run '^(TestNoFrameOfABroadcastIsLostOrTorn|TestEveryFrameOfAQueueIsAcknowledgedOrDropped|TestEachOfManySubscribersOfOneChannelGetsEveryFrame)$$' ./bridge
@@ -104,32 +104,32 @@ test-stress: simcuda bin/poolsvc $(VENV)/installed
 test-anomaly-race: simcuda
 	$(GOTEST) $(ON_SIMCUDA) -count=1 ./tests/anomaly
 
-test-model: ## explore every interleaving of small channels, and find every mutation
+test-model: ## check every interleaving of small channels, and that this check finds every mutation
 	$(GO) test -count=1 ./tests/streammodel
 
-# Tests wait for other processes more than they compute, so there are more at a time than CPUs.
+# Tests wait for other processes more than they compute, so more tests than CPUs run at a time.
 test-python: $(VENV)/installed simcuda bin/poolsvc
 	$(PY) -m pytest -q -n $$(($$(nproc) + 1)) python/tests
 
-# These also run without a driver, to show that poolbridge works there: `verify` passes, and `verify`, `doctor` and `bench` say what is
-# missing; the loops of the docs run against `serve`; and the stress test runs on memory of the CPU, which it skips where there is a
-# driver. So do the examples. The other tests do nothing without a driver that they do not do with one.
+# These tests also run without a driver, to show that poolbridge works without it. `verify` passes. `verify`, `doctor` and `bench` say what
+# is missing. The loops of the docs run against `serve`. The stress test uses memory of the CPU, which it skips with a driver. The examples
+# also run without a driver. The other tests check nothing more without a driver.
 WITHOUT_DRIVER := ^Test(VerifyPasses|VerifyWithNothing|Doctor|TheExitStatusOfDoctor|BenchOfAKind|EveryDocumentedLoop|ConsumersInPython)
 
 test-integration: bin/poolsvc $(VENV)/installed simcuda
 	$(GOTEST) -count=1 -run '$(WITHOUT_DRIVER)' ./tests/integration
 	$(GOTEST) $(ON_SIMCUDA) -count=1 ./tests/integration
 
-# tests/kinds starts itself on the simulated driver.
+# The tests of tests/kinds start the simulated driver themselves.
 test-kinds: bin/poolsvc $(VENV)/installed simcuda
 	$(GOTEST) -count=1 ./tests/kinds ./examples/...
 	$(GOTEST) $(ON_SIMCUDA) -count=1 ./examples/...
 
-test-deploy: bin/poolsvc ## check units, alerts, the dashboard and the examples for Kubernetes with the libraries of those who read them
+test-deploy: bin/poolsvc ## check units, alerts, the dashboard and the examples for Kubernetes with the libraries of the programs that read them
 	cd deploy/check && $(GO) vet ./... && $(GO) test -count=1 ./...
 
-# For another processor, emulated: it has other loads and stores, but not their freedom to pass each other. On a real one, `make
-# native-test` and `go test ./internal/shmchannel` are what finds a missing fence.
+# Runs on an emulated aarch64 processor. The emulator does not reorder loads and stores as a real processor does. On a real processor,
+# `make native-test` and `go test ./internal/shmchannel` can find a missing memory fence.
 ARM := CC=aarch64-linux-gnu-gcc RUN=qemu-aarch64-static VARIANTS=plain STUMBLES=500 INPUTS=50000
 
 test-aarch64: ## test streams through shared memory on an emulated aarch64; needs a cross compiler and qemu-user-static
@@ -149,7 +149,7 @@ simcuda: ## build the simulated CUDA driver
 ptx: ## rebuild the pattern kernels from their source
 	$(MAKE) -C cuda/pattern ptx
 
-generate: ## make what follows from bridge/wire/messages.go: Go, Python, and tables of docs/protocol.md
+generate: ## generate code in Go and Python, and tables of docs/protocol.md, from bridge/wire/messages.go
 	$(GO) generate ./bridge/wire
 
 lint: $(GOLANGCI) $(ACTIONLINT) $(VENV)/installed ## check the style of everything
@@ -171,7 +171,7 @@ $(ACTIONLINT):
 	GOBIN=$(abspath build/tools) $(GO) install github.com/rhysd/actionlint/cmd/actionlint@$(ACTIONLINT_VERSION)
 	mv build/tools/actionlint $@
 
-bench: bin/poolsvc $(VENV)/installed ## measure on host memory, beside queues and shared memory of Python
+bench: bin/poolsvc $(VENV)/installed ## measure on host memory, and compare with queues and shared memory of Python
 	bin/poolsvc bench --python $(PY) --kind host
 
 fuzz: ## fuzz the packet checker and decoder, and shared memory, a minute each
@@ -179,8 +179,8 @@ fuzz: ## fuzz the packet checker and decoder, and shared memory, a minute each
 	$(GO) test -run '^$$' -fuzz FuzzCheckAgainstDecoder -fuzztime 1m ./bridge/wire
 	$(GO) test -run '^$$' -fuzz FuzzHostilePages -fuzztime 1m -fuzzminimizetime 10x ./internal/shmchannel
 
-gpu-bundle: bin/poolsvc $(VENV)/installed ## collect what a machine with a GPU needs to run the GPU tests
+gpu-bundle: bin/poolsvc $(VENV)/installed ## collect the files that a machine with a GPU needs to run the GPU tests
 	tests/gpu/bundle $(PY) build/gpu
 
-clean: ## remove what was built
+clean: ## remove all built files
 	rm -rf bin build dist $(VENV) python/poolbridge/*.so

@@ -1,15 +1,15 @@
-"""Builds what a wheel has besides Python: `poolbridge._native`, in C, and the service's program `poolsvc`, in Go.
+"""Builds the parts of a wheel that are not Python: `poolbridge._native` in C, and the program `poolsvc` in Go.
 
-With the program come its man pages and its completion for bash, zsh and fish, which it writes itself.
+The wheel also has the program's man pages, and its completions for bash, zsh and fish. The program writes these files.
 
-What cannot be built is left out, and the build says so. Environment variables change that:
+The build leaves out a part that it cannot build, and says so. Environment variables change this:
 
 ``POOLBRIDGE_NATIVE``
-    The native module: with 1 it is an error if it cannot be built, with 0 it is left out.
+    The native module: with 1, a module that cannot be built is an error; with 0, the wheel has no module.
 ``POOLBRIDGE_SERVICE``
-    The program, likewise. An editable installation has none: `make build` builds it in ``bin``.
+    The program, with the same values. An editable installation has no program: `make build` builds it in ``bin``.
 ``POOLBRIDGE_TARGET``
-    Build for this machine of Zig's, such as ``aarch64-linux-gnu.2.17``, with the compiler of the package ziglang.
+    Build for this target of Zig, for example ``aarch64-linux-gnu.2.17``, with the compiler of the package ziglang.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 from setuptools import Distribution, Extension
 from setuptools.command.build_ext import build_ext
 
-# The limited API of CPython 3.11: one library serves that version and all later ones. Free-threaded builds have none.
+# With the limited API, one library works in CPython 3.11 and all later versions. Free-threaded builds do not have it.
 _LIMITED = not sysconfig.get_config_var("Py_GIL_DISABLED")
 _VERSION = "0x030B0000"
 _FLAGS = ["-std=c11", "-O2", "-g0", "-fvisibility=hidden", "-pthread"]
-# Where each shell finds what completes the arguments of `poolsvc`, below the folder `share` of a prefix.
+# The file in which each shell finds the completion for `poolsvc`, below the folder `share` of a prefix.
 _COMPLETIONS = {
     "bash": "bash-completion/completions/poolsvc",
     "zsh": "zsh/site-functions/_poolsvc",
@@ -41,7 +41,7 @@ _GOARCH = {"x86_64": "amd64", "aarch64": "arm64"}
 
 
 def compile_native(root: Path, folder: Path, target: str = "") -> Path:
-    """Compile the extension module; give the library, which is in `folder`."""
+    """Compile the extension module into `folder`, and return the path of the library."""
     source = root / "python" / "native"
     files = sorted(str(path) for path in source.glob("*.c"))
     macros = [("_GNU_SOURCE", None), *([("Py_LIMITED_API", _VERSION)] if _LIMITED else [])]
@@ -67,15 +67,15 @@ def compile_native(root: Path, folder: Path, target: str = "") -> Path:
 def _cross_compile(
     root: Path, folder: Path, target: str, files: list[str], macros: list[tuple[str, str | None]]
 ) -> Path:
-    """Compile with Zig, which finds no headers of this machine, and so gets a copy of Python's."""
+    """Compile with Zig. Zig does not find the headers of this machine, so it gets a copy of the headers of Python."""
     if not _LIMITED:
         raise OSError("a module for another machine needs the limited API, which free-threaded Python lacks")
     folder.mkdir(parents=True, exist_ok=True)
     headers = folder / "include"
     shutil.rmtree(headers, ignore_errors=True)
     shutil.copytree(sysconfig.get_path("include"), headers)
-    # Some distributions keep the real pyconfig.h in another folder. The pyconfig.h beside the other headers then only
-    # includes it, so the real one is copied over it. Its sizes are the same for both processors.
+    # Some distributions keep the real pyconfig.h in another folder, and the copied pyconfig.h only includes the real
+    # file. So the real file replaces the copied file. The sizes in this file are the same for both processors.
     shutil.copy(sysconfig.get_config_h_filename(), headers / "pyconfig.h")
     library = folder / "_native.abi3.so"
     defined = [f"-D{name}" + (f"={value}" if value else "") for name, value in macros]
@@ -84,13 +84,13 @@ def _cross_compile(
 
 
 def build_service(root: Path, folder: Path, version: str, target: str = "") -> Path:
-    """Build the service's program; give its path, which is in `folder`."""
+    """Build the service's program in `folder`, and return its path."""
     folder.mkdir(parents=True, exist_ok=True)
     program = folder / "poolsvc"
     environment = {"CGO_ENABLED": "1"}
     if target:
         environment |= {"GOOS": "linux", "GOARCH": _GOARCH[_machine(target)], "CC": " ".join(_zig(root, target))}
-    # go-nvml resolves its symbols when they are used, so the program must not be linked to resolve them at its start.
+    # go-nvml resolves its symbols at their first use. With -z lazy, the program does not resolve them at its start.
     flags = f"-s -w -extldflags=-Wl,-z,lazy -X github.com/poolbridge/poolbridge/internal/program.linked={version}"
     go = shutil.which("go")
     if go is None:
@@ -101,7 +101,7 @@ def build_service(root: Path, folder: Path, version: str, target: str = "") -> P
 
 
 def write_manual(root: Path, folder: Path, program: Path) -> None:
-    """Have a program that runs here write its man pages and completions into a folder, laid out as a prefix is."""
+    """Make the program write its man pages and completions into a folder, which has the layout of a prefix."""
     shutil.rmtree(folder, ignore_errors=True)
     _run(root, [str(program), "man", str(folder / "share" / "man" / "man1")])
     for shell, name in _COMPLETIONS.items():
@@ -128,10 +128,10 @@ def _run(root: Path, command: list[str], environment: dict[str, str] | None = No
 
 
 class BuildHook(BuildHookInterface[Any]):
-    """Adds the native module and the program to a wheel; to an editable installation only the module."""
+    """Adds the native module and the program to a wheel, and only the module to an editable installation."""
 
     def initialize(self, version: str, build_data: dict[str, Any]) -> None:
-        """Build both before the wheel is put together."""
+        """Build the module and the program before the wheel is made."""
         root = Path(self.root)
         package = root / "python" / "poolbridge"
         target = os.environ.get("POOLBRIDGE_TARGET", "")
@@ -159,7 +159,7 @@ class BuildHook(BuildHookInterface[Any]):
         build_data["tag"] = f"{interpreter}-{system.replace('-', '_').replace('.', '_')}"
 
     def _service(self, root: Path, folder: Path, target: str) -> Path:
-        """Build the program and write its manual, which takes one more for this machine if it is for another."""
+        """Build the program and its manual. For another machine, a program for this machine writes the manual."""
         program = build_service(root, folder, self.metadata.version, target)
         runs = program
         if target and _machine(target) != platform.machine():
@@ -169,7 +169,7 @@ class BuildHook(BuildHookInterface[Any]):
         return program
 
     def _try(self, what: str, build: Any) -> Path | None:
-        """Build something, unless it is not wanted; give None where that fails and need not succeed."""
+        """Build a part and return its path. Return None if the part is not wanted, or if an optional build fails."""
         wish = os.environ.get(f"POOLBRIDGE_{what}", "")
         if wish == "0":
             return None

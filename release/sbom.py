@@ -1,6 +1,6 @@
-"""Writes what `poolsvc` is made of, as a CycloneDX bill of materials: Go, and the modules with their checksums.
+"""Writes a CycloneDX bill of materials for `poolsvc`: Go, and the modules with their checksums.
 
-`sbom.py PROGRAM VERSION OUTPUT`; the program itself says what it was linked from, to `go version -m`.
+Usage: `sbom.py PROGRAM VERSION OUTPUT`. `go version -m` reads from the program which modules it was linked from.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ MODULE = "github.com/poolbridge/poolbridge"
 
 
 def components(said: str) -> list[Component]:
-    """Give what `go version -m` names: Go's standard library, and a component for each module."""
+    """Return a component for Go's standard library, and a component for each module that `go version -m` names."""
     head, *lines = said.splitlines()
     release = head.rpartition(": go")[2]
     found = [_library("std", release)]
@@ -36,7 +36,7 @@ def components(said: str) -> list[Component]:
 def _library(path: str, version: str, checksum: str = "") -> Component:
     where, _, name = path.rpartition("/")
     hashes = []
-    if checksum:  # of the module's files, as go.sum has it
+    if checksum:  # the checksum of the module's files, as in go.sum
         content = base64.b64decode(checksum.removeprefix("h1:")).hex()
         hashes.append(HashType(alg=HashAlgorithm.SHA_256, content=content))
     url = PackageURL("golang", where or None, name, version)
@@ -44,7 +44,7 @@ def _library(path: str, version: str, checksum: str = "") -> Component:
 
 
 def bill(said: str, version: str) -> str:
-    """Give the bill of materials of the program that `go version -m` says something about, as JSON."""
+    """Return the bill of materials as JSON; `said` is the output of `go version -m` for the program."""
     url = PackageURL("golang", MODULE.rpartition("/")[0], "poolbridge", f"v{version}", None, "cmd/poolsvc")
     program = Component(name="poolsvc", version=version, type=ComponentType.APPLICATION, purl=url, bom_ref="poolsvc")
     bom = Bom(components=components(said))

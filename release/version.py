@@ -1,9 +1,9 @@
 """The version of poolbridge: one for the Python package, its wheels and `poolsvc`.
 
-It is that of the git tag, such as v0.2.0. After a tag, and before the first, it says how many commits later it is, and
-of which. A source package has no git, and says its version itself.
+The version comes from the git tag, for example v0.2.0. After a tag, and before the first tag, the version also has the
+number of commits since then and the current commit. A source package has its version in the file PKG-INFO.
 
-`python release/version.py` prints it; pyproject.toml and the Makefile ask it.
+`python release/version.py` prints the version; pyproject.toml and the Makefile take the version from this program.
 """
 
 from __future__ import annotations
@@ -13,18 +13,18 @@ import subprocess
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
-# What comes next where there is no tag yet.
+# The next version, as long as there is no tag.
 FIRST = "0.2.0"
 
 
 def version(root: Path = ROOT) -> str:
-    """Give the version of the source in a folder, as PEP 440 writes it."""
+    """Return the version of the source in a folder, in the format of PEP 440."""
     said = root / "PKG-INFO"
     if said.is_file():
         found = re.search(r"^Version: (\S+)$", said.read_text(), re.MULTILINE)
         if found:
             return found[1]
-    if not (root / ".git").exists():  # another repository may be around a folder without one
+    if not (root / ".git").exists():  # a folder without a repository may lie in another repository
         return f"{FIRST}.dev0"
     described = _git(root, "describe", "--tags", "--long", "--dirty", "--match", "v[0-9]*")
     if described:
@@ -37,11 +37,11 @@ def version(root: Path = ROOT) -> str:
 
 
 def of_description(described: str) -> str:
-    """Give the version that `git describe --long` means: of v0.2.0-0-gabc 0.2.0, of v0.2.0-3-gabc 0.2.1.dev3+gabc."""
+    """Convert a result of `git describe --long`: v0.2.0-0-gabc to 0.2.0, v0.2.0-3-gabc to 0.2.1.dev3+gabc."""
     tag, count, commit = re.fullmatch(r"v(.+)-(\d+)-(g[0-9a-f]+(?:-dirty)?)", described).groups()  # type: ignore[union-attr]
     if count == "0" and not commit.endswith("-dirty"):
         return tag
-    # The last number, one more: what is developed comes after what was released.
+    # Add 1 to the last number, because the current source comes after the released version.
     following = re.sub(r"\d+$", lambda last: str(int(last[0]) + 1), tag)
     return f"{following}.dev{count}+{commit.replace('-', '.')}"
 

@@ -1,4 +1,4 @@
-"""Says of wheels what they have besides Python; fails if it is not for the processor in their names, or incomplete."""
+"""Lists the programs and libraries in wheels. Fails if a file is missing, or is not for the processor in the name."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ import sys
 import zipfile
 from pathlib import Path
 
-MACHINES = {62: "x86_64", 183: "aarch64"}  # by ELF's e_machine
+MACHINES = {62: "x86_64", 183: "aarch64"}  # the key is e_machine of ELF
 
 
-# Below the folder `share` of the environment that a wheel is installed into.
+# Files that each wheel must have, below the folder `share` of the environment into which it is installed.
 MANUAL = (
     "man/man1/poolsvc.1",
     "bash-completion/completions/poolsvc",
@@ -20,14 +20,14 @@ MANUAL = (
 
 
 def missing(wheel: Path) -> list[str]:
-    """Give the files of the manual that a wheel lacks."""
+    """Return the files of the manual that a wheel does not have."""
     with zipfile.ZipFile(wheel) as archive:
         names = archive.namelist()
     return [file for file in MANUAL if not any(name.endswith(f".data/data/share/{file}") for name in names)]
 
 
 def contents(wheel: Path) -> dict[str, str]:
-    """Give the processor that each program and library in a wheel is for."""
+    """Return for each program and library in a wheel its processor."""
     found = {}
     with zipfile.ZipFile(wheel) as archive:
         for name in archive.namelist():

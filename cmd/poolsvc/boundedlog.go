@@ -12,7 +12,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// boundedLog appends lines to a file. If the file would exceed a limit, it first removes the older half of the file.
+// boundedLog appends lines to a file. If a line would make the file larger than a limit, boundedLog first removes the
+// older half of the file.
 type boundedLog struct {
 	file   *os.File
 	most   int64
@@ -64,8 +65,8 @@ func newBoundedLog(file *os.File, most int64) (*boundedLog, error) {
 	return &boundedLog{file: file, most: most}, os.NewSyscallError("dup3", err)
 }
 
-// Write appends a line to the file. It shortens a line that is longer than the limit. If the file cannot be shortened, Write appends the
-// line nevertheless, and a message in the log says so once.
+// Write appends a line to the file. It cuts off the end of a line that is longer than the limit. If the file cannot be
+// shortened, Write appends the line nevertheless, and a message in the log says so once.
 func (b *boundedLog) Write(p []byte) (int, error) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -85,10 +86,11 @@ func (b *boundedLog) Write(p []byte) (int, error) {
 	return len(p), nil
 }
 
-// shorten keeps the last lines, at most half of the limit, if room more bytes would exceed the limit. It first writes these lines over the
-// beginning of the file and then cuts the file behind them. So the file is never empty, even if the service is killed meanwhile. Lines that
-// other processes append meanwhile stay in the file, except lines that they append between the last Stat and the cut: the kernel has no
-// call that cuts a file only if the file still has an expected size.
+// shorten shortens the file if the size of the file plus room would exceed the limit. It keeps the last lines, at most
+// half of the limit. It first writes these lines over the beginning of the file and then cuts the file behind them. So
+// the file is never empty, even if the service is killed between these steps. Lines that other processes append during
+// these steps stay in the file, except lines that they append between the last Stat and the cut: the kernel has no call
+// that cuts a file only if the file still has an expected size.
 func (b *boundedLog) shorten(room int64) error {
 	info, err := b.file.Stat()
 	if err != nil || info.Size()+room <= b.most {
@@ -113,8 +115,8 @@ func (b *boundedLog) shorten(room int64) error {
 	return b.file.Truncate(kept)
 }
 
-// keepLate moves the bytes that other processes have appended after the first end bytes to the place behind the first kept bytes. It
-// repeats this until there are no new bytes. It returns how many bytes to keep.
+// keepLate copies the bytes that other processes have appended since the size of the file was end. It copies them to
+// the offset kept. It repeats this until there are no new bytes, and returns how many bytes to keep.
 func (b *boundedLog) keepLate(end, kept int64) (int64, error) {
 	for {
 		info, err := b.file.Stat()
@@ -132,8 +134,8 @@ func (b *boundedLog) keepLate(end, kept int64) (int64, error) {
 	}
 }
 
-// overwrite writes text at a place in a file that is open for appending. What others write with the same descriptor meanwhile still goes to
-// the end of the file, because the offset of the descriptor is there.
+// overwrite writes text at a place in a file that is open for appending. If another process writes with the same
+// descriptor meanwhile, its text still goes to the end of the file, because the offset of the descriptor is at the end.
 func overwrite(fd int, text []byte, at int64) error {
 	flags, err := unix.FcntlInt(uintptr(fd), unix.F_GETFL, 0)
 	if err == nil {

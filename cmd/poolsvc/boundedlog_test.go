@@ -15,7 +15,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// logs are files for a service's log as programs open them: Python, a shell's `2>` and `2>>`, and a memfd with an offset.
+// logs returns files for the log of a service. They are opened as Python opens a file and as a shell opens a file for
+// `2>` and `2>>`. The last file is a memfd with an offset.
 func logs(t *testing.T) map[string]*os.File {
 	t.Helper()
 	all := make(map[string]*os.File)
@@ -35,7 +36,7 @@ func logs(t *testing.T) map[string]*os.File {
 	return all
 }
 
-// memory returns a memfd with seals.
+// memory returns a memfd that has the given seals.
 func memory(t *testing.T, seals int) *os.File {
 	t.Helper()
 	fd, err := unix.MemfdCreate("log", unix.MFD_CLOEXEC|unix.MFD_ALLOW_SEALING)
@@ -145,7 +146,8 @@ func TestALogInJSONHasJSONAlone(t *testing.T) {
 	assert.Equal(t, 1, said)
 }
 
-// A reader that looks at any moment finds the newest lines: a test cannot look at every moment, but after each system call that changes the file.
+// A reader finds the newest lines at any moment. The test reads the file after overwrite has written the newest lines
+// to the beginning, and after the next append.
 func TestALogThatIsShortenedIsNeverWithoutItsNewestLines(t *testing.T) {
 	for name, file := range logs(t) {
 		b := bounded1000(t, file)

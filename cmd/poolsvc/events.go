@@ -85,7 +85,7 @@ func (f *eventFilter) passes(c *cobra.Command, e mempool.HistoryEvent) bool {
 		(!given("session") || e.Session == f.session) && !e.At.Before(f.from)
 }
 
-// show prints the events. If follow is true, it also prints new events as they come.
+// show prints the events. If follow is true, show also prints new events when they occur.
 func (f *eventFilter) show(c *cobra.Command, client *bridge.Client, follow, asJSON bool) error {
 	ask, shown := client.TryEvents, false
 	for after := f.after; ; {

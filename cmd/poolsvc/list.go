@@ -41,7 +41,7 @@ type listing[T any] struct {
 	ofProcess  func(T) int32
 }
 
-// listed has what the rows of a table need besides their entry.
+// listed has the data that the rows of a table need besides the entries.
 type listed struct {
 	now   time.Time
 	pools map[uint64]string // names of pools, by id
@@ -49,8 +49,8 @@ type listed struct {
 	commands map[int32]string // command lines, by process
 }
 
-// command returns the command line of a process if this program can see a process pid of the user. Otherwise it returns program, the name
-// that the client gave itself.
+// command returns the command line of the process pid if this program can read the command line and the process belongs
+// to the user uid. Otherwise it returns program, the name that the client has given itself.
 func (l *listed) command(pid int32, uid uint32, program string) string {
 	text, known := l.commands[pid]
 	if !known {
@@ -75,7 +75,7 @@ func short(text string) string {
 	return display.Printable(text)
 }
 
-// waits says what a session waits for, and how long it has waited.
+// waits says what a session waits for, and how long the session has waited.
 func (l *listed) waits(what string, since time.Time) string {
 	if what == "" {
 		return "-"
@@ -360,7 +360,7 @@ func state(ch mempool.ChannelStatus) string {
 	return "open"
 }
 
-// shownState returns the state of a channel for people. It also says when the channel has no room for another frame.
+// shownState returns the state of a channel for people. If the channel cannot take another frame, this is "full".
 func shownState(ch mempool.ChannelStatus) string {
 	if !ch.Closed && ch.Used >= uint64(ch.Capacity) {
 		return "full"

@@ -62,7 +62,8 @@ The exit status is 2 if the command line is wrong.`,
 	return root
 }
 
-// arguments accepts least to most arguments. Its error says how many arguments it expects.
+// arguments returns a check of the number of arguments of a command: at least least and at most most. The error of the
+// check says how many arguments the command expects.
 func arguments(least, most int) cobra.PositionalArgs {
 	return func(c *cobra.Command, args []string) error {
 		if len(args) >= least && len(args) <= most {

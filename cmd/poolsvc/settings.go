@@ -77,7 +77,8 @@ func (l logging) handler(w io.Writer, level slog.Leveler) slog.Handler {
 	return slog.NewTextHandler(w, options)
 }
 
-// setting is a setting that a flag, an environment variable and the configuration file can have.
+// setting describes a setting. A flag, an environment variable and the configuration file can give the value of the
+// setting.
 type setting struct {
 	flag, key   string // the names of the setting on the command line and in the file
 	kind, usage string
@@ -276,8 +277,8 @@ func resolve(f *pflag.FlagSet) (*plan, error) {
 	return p, p.check()
 }
 
-// check returns all problems of the plan, including settings that do not fit together. It compares only settings whose values were not
-// refused.
+// check returns all problems of the plan, including settings that do not fit together. It compares two settings with
+// each other only if both have correct values.
 //
 // Errors: [config.Problems].
 func (p *plan) check() error {
@@ -306,8 +307,8 @@ func (p *plan) check() error {
 	return p.problems.Err()
 }
 
-// say adds the values of a setting from one place to the plan. If a value is refused, say adds a problem, and the text of the problem
-// begins with what.
+// say adds the values of a setting from one place to the plan. If the setting refuses a value, say adds a problem whose
+// text begins with the parameter what.
 func (p *plan) say(s setting, at place, what string, texts ...string) {
 	if s.reset != nil {
 		s.reset(p)
@@ -420,7 +421,8 @@ func (p *plan) pool(at place, item config.Item) {
 	}
 }
 
-// mistakes calls wrong for each wrong key of a pool. It checks each value together with the values that are correct.
+// mistakes calls wrong for each wrong key of a pool. It adds the values to a valid pool one by one, and leaves out each
+// value that makes the pool invalid.
 func mistakes(said mempool.PoolSpec, refused map[string]bool, wrong func(key, format string, args ...any)) {
 	right := mempool.PoolSpec{Name: "?", Kind: mempool.Host, MaxBytes: math.MaxInt64}
 	for _, value := range []struct {

@@ -14,7 +14,7 @@ import (
 	"github.com/poolbridge/poolbridge/mempool/service"
 )
 
-// listen serves on the socket that systemd passed, or else on a socket that it makes.
+// listen serves on the socket that systemd passed. If systemd passed no socket, listen makes one.
 func listen(socket string, p *plan, l life, svc *service.Service, serving server.Config) (*server.Server, error) {
 	files := activation.Files(true)
 	switch {
@@ -54,7 +54,8 @@ func startWatchdog(ctx context.Context, log *slog.Logger, ready func(context.Con
 	return nil
 }
 
-// watch checks at each tick whether the service answers within patience. If it does, watch notifies systemd's watchdog.
+// watch checks at each tick whether the service answers within the time patience. If the service answers, watch
+// notifies systemd's watchdog.
 func watch(ctx context.Context, log *slog.Logger, ticks <-chan time.Time, patience time.Duration, ready func(context.Context) error) {
 	for {
 		select {

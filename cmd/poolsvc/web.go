@@ -50,8 +50,8 @@ func (w web) close(log *slog.Logger) {
 	}
 }
 
-// bounded returns a function that calls ask, which may block, and that returns at the latest when its context ends. Only one call of ask
-// runs at a time.
+// bounded returns a function that calls ask. The function returns at the latest when its context ends, even if ask
+// still blocks. Only one call of ask runs at a time.
 func bounded(ask func() error) func(context.Context) error {
 	looking := make(chan struct{}, 1)
 	return func(ctx context.Context) error {

@@ -20,7 +20,8 @@ import (
 	"github.com/poolbridge/poolbridge/mempool/service"
 )
 
-// openPage is a connection on which the stream of the page was asked for, and the head of its answer.
+// openPage is a connection over which the test has requested the stream of the page, with the status and the headers of
+// the answer.
 type openPage struct {
 	net.Conn
 	status     int
@@ -40,7 +41,7 @@ func open(t *testing.T, at string) openPage {
 	return openPage{conn, response.StatusCode, response.Header.Get("Retry-After"), bufio.NewReader(response.Body)}
 }
 
-// descriptors is how many files this process has open.
+// descriptors returns how many files this process has open.
 func descriptors(t *testing.T) int {
 	t.Helper()
 	files, err := os.ReadDir("/proc/self/fd")
@@ -48,7 +49,7 @@ func descriptors(t *testing.T) int {
 	return len(files)
 }
 
-// A look is taken once a second, so this test takes some.
+// The page sends a look only once a second, so this test takes several seconds.
 func TestOf500PagesThoseThatCameFirstAreServedAndTheOthersAreToldAndCostNothing(t *testing.T) {
 	const served, pages, atOnce = 32, 500, 32
 	svc := service.New(service.Config{})
@@ -61,7 +62,7 @@ func TestOf500PagesThoseThatCameFirstAreServedAndTheOthersAreToldAndCostNothing(
 	at := w.server.Addr().String()
 	goroutines, files := runtime.NumGoroutine(), descriptors(t)
 
-	looks := func(from *bufio.Reader) { // reads up to the next look
+	looks := func(from *bufio.Reader) { // reads until the next look
 		for {
 			line, err := from.ReadString('\n')
 			require.NoError(t, err)
@@ -105,11 +106,11 @@ func TestOf500PagesThoseThatCameFirstAreServedAndTheOthersAreToldAndCostNothing(
 			time.Sleep(time.Millisecond)
 		}
 	}
-	settle(files+2*served, most) // those that were turned away leave nothing
+	settle(files+2*served, most) // the refused pages have left nothing open
 	for _, page := range first {
 		require.NoError(t, page.Close())
 	}
-	settle(files, goroutines) // nor do those that were served
+	settle(files, goroutines) // the served pages have left nothing open either
 	page := open(t, at)
 	defer page.Close()
 	require.Equal(t, http.StatusOK, page.status, "there is room again")

@@ -130,7 +130,7 @@ func TestTheConfigurationsThatAreShippedAreRight(t *testing.T) {
 	text := only[*corev1.ConfigMap](t, objects(t, "poolsvc.yaml")).Data["poolsvc.yaml"]
 	require.NotEmpty(t, text)
 	require.NoError(t, os.WriteFile(inMap, []byte(text), 0o600))
-	unit := filepath.Join(t.TempDir(), "poolsvc.yaml") // the file of the checkout may have any mode
+	unit := filepath.Join(t.TempDir(), "poolsvc.yaml") // a copy, because the file of the checkout may have any mode
 	shipped, err := os.ReadFile("../systemd/poolsvc.yaml")
 	require.NoError(t, err)
 	require.NoError(t, os.WriteFile(unit, shipped, 0o600))

@@ -42,7 +42,7 @@ func exposed(t *testing.T) map[string]map[string]bool {
 	require.NoError(t, err)
 	_, err = ch.Publish(t.Context(), l, mempool.FrameOptions{})
 	require.NoError(t, err)
-	next, stop := iter.Pull2(ch.Frames(t.Context(), mempool.SubscribeOptions{Oldest: true})) // series of a subscriber, too
+	next, stop := iter.Pull2(ch.Frames(t.Context(), mempool.SubscribeOptions{Oldest: true})) // for the series of a subscriber
 	defer stop()
 	_, err, _ = next()
 	require.NoError(t, err)
@@ -56,9 +56,9 @@ func exposed(t *testing.T) map[string]map[string]bool {
 	parse := expfmt.NewTextParser(model.UTF8Validation)
 	families, err := parse.TextToMetricFamilies(response.Body)
 	require.NoError(t, err)
-	series := map[string]map[string]bool{"up": {}} // Prometheus makes this one
+	series := map[string]map[string]bool{"up": {}} // Prometheus itself makes this series
 	for name, family := range families {
-		labels := map[string]bool{"job": true, "instance": true} // Prometheus adds these
+		labels := map[string]bool{"job": true, "instance": true} // Prometheus adds these labels
 		for _, m := range family.Metric {
 			for _, label := range m.Label {
 				labels[label.GetName()] = true

@@ -13,7 +13,7 @@ import (
 	"github.com/poolbridge/poolbridge/tests/rig"
 )
 
-// units copies the units of deploy/systemd into a folder, with programs that exist here.
+// units copies the units of deploy/systemd into a folder, and replaces their programs by programs that exist on this machine.
 func units(t *testing.T) (paths []string) {
 	t.Helper()
 	if _, err := exec.LookPath("systemd-analyze"); err != nil {

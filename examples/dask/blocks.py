@@ -1,4 +1,4 @@
-"""A large array of dask.array, whose blocks go from worker to worker in place where two of them meet."""
+"""A large array of dask.array. If a task needs blocks of two workers, a worker reads the other block in place."""
 
 import dask.array
 import distributed
@@ -8,7 +8,7 @@ import poolbridge.dask
 
 
 def block(block_info: dict) -> np.ndarray:
-    """Make one block in the pool of the worker that runs this. A real one would read a file."""
+    """Make one block in the pool of the worker that runs this task. A real program would read a file."""
     rows, columns = block_info[None]["array-location"]
     made = poolbridge.dask.empty((rows[1] - rows[0], columns[1] - columns[0]))
     made[:] = np.arange(*rows)[:, None] + np.arange(*columns)
@@ -20,10 +20,10 @@ def main() -> None:
         client.register_plugin(poolbridge.dask.PoolbridgePlugin("blocks", max_bytes="256MiB", start=True))
         chunks = ((500,) * 4, (500,) * 4)
         x = dask.array.map_blocks(block, chunks=chunks, dtype="float64", meta=np.empty((0, 0)))
-        x = x.persist()  # else Dask may fuse the blocks with what uses them, and send results that are in no pool
+        x = x.persist()  # otherwise Dask may fuse tasks, and send results that are in no pool
         print((x - x.T).sum().compute(), x[::2].mean().compute())
         stats = poolbridge.dask.stats(client).values()
-        print(sum(of.received_in_place.arrays for of in stats), "blocks in place")  # sums of blocks go by Dask
+        print(sum(of.received_in_place.arrays for of in stats), "blocks in place")  # Dask itself sends sums of blocks
 
 
 if __name__ == "__main__":  # workers import this file

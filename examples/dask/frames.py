@@ -1,6 +1,6 @@
-"""A pipeline of dask.delayed: frames are decoded in one worker and read in another, in the same memory."""
+"""A pipeline of dask.delayed: one worker decodes frames, and another worker reads the frames in the same memory."""
 
-# Dask does not mark what it exports.
+# Dask does not mark the names that it exports.
 # pyright: reportPrivateImportUsage=false
 
 import dask
@@ -12,9 +12,9 @@ import poolbridge.dask
 
 @dask.delayed
 def decode(number: int) -> np.ndarray:
-    frame = poolbridge.dask.empty((480, 640), "uint8")  # in this worker's pool: it is not copied
-    frame[:] = number  # a real one would decode a file
-    return frame  # read-only from now on
+    frame = poolbridge.dask.empty((480, 640), "uint8")  # in this worker's pool, so Dask does not copy the frame
+    frame[:] = number  # a real program would decode a file
+    return frame  # the frame is read-only from now on
 
 
 @dask.delayed
@@ -35,7 +35,7 @@ def main() -> None:
             frames = [decode(number) for number in range(8)]
         with dask.annotate(workers=[reader]):
             results = [brightness(frame) for frame in frames] + [contrast(frame) for frame in frames]
-        print(dask.compute(*results, optimize_graph=False))  # else Dask fuses tasks, and forgets where they run
+        print(dask.compute(*results, optimize_graph=False))  # otherwise Dask fuses tasks and ignores their workers
         received = poolbridge.dask.stats(client)[reader]
         print(f"{received.received_in_place.arrays} frames in place, {received.received_by_dask.arrays} copied")
 

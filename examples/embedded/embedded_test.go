@@ -16,7 +16,7 @@ import (
 	"github.com/poolbridge/poolbridge/mempool"
 )
 
-// TestMain is also the client in another process.
+// TestMain runs the tests or, in another process, the client.
 func TestMain(m *testing.M) {
 	if os.Getenv("POOLBRIDGE_EXAMPLE_READER") == "" {
 		goleak.VerifyTestMain(m)

@@ -1,5 +1,5 @@
-// Command embedded is a program that owns memory itself instead of asking another process for it: it embeds the whole service, writes a
-// buffer as a client of its own socket, and lets clients in other processes have it without a copy.
+// Command embedded is a program that owns memory itself and does not need poolsvc: it embeds the whole service. As a client of its own
+// socket, it writes a buffer and publishes the buffer. Clients in other processes use the buffer without a copy.
 package main
 
 import (
@@ -27,7 +27,7 @@ func main() {
 	}
 }
 
-// serve publishes "reading.txt" until ctx is done; published is called when clients can have it.
+// serve publishes the buffer "reading.txt", and serves until ctx is done. It calls published when clients can use the buffer.
 func serve(ctx context.Context, socket string, kind bridge.Kind, published func()) (err error) {
 	svc := service.New(service.Config{})
 	defer svc.Close()

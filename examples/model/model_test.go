@@ -1,4 +1,4 @@
-// Package model tests the model beside it.
+// Package model tests the example in this folder: holder.py and reader.py.
 package model
 
 import (

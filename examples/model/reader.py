@@ -1,4 +1,4 @@
-"""Use the model that holder.py holds, in place: as many of these as there are cost no more memory than one."""
+"""Use in place the model that holder.py holds. Many readers need no more memory for the model than one reader."""
 
 import importlib
 import sys

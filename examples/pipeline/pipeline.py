@@ -1,7 +1,7 @@
-"""Three stages, each in a process of its own, that hand arrays on without a copy and without waiting for a GPU.
+"""Three stages, each in its own process, that pass arrays on without a copy and without waiting for a GPU.
 
-Start ``pipeline.py sink``, ``pipeline.py scale`` and ``pipeline.py source``, in any order, each with the name of an
-array library behind it: ``cupy`` or ``torch`` for the GPU, ``numpy`` for memory of the CPU.
+Start ``pipeline.py sink``, ``pipeline.py scale`` and ``pipeline.py source``, in any order. The second argument of each
+is the name of an array library: ``cupy`` or ``torch`` for the GPU, ``numpy`` for memory of the CPU.
 """
 
 import importlib
@@ -14,19 +14,19 @@ FRAMES = 50
 
 
 def source(client: poolbridge.Client, library: ModuleType) -> None:
-    """Make arrays."""
+    """Make arrays and publish them in the channel raw."""
     kind = "host" if library.__name__ == "numpy" else "device"
-    client.create_pool("pipeline", kind=kind, max_bytes="64MiB", exist_ok=True)  # of an earlier run: a pool stays
+    client.create_pool("pipeline", kind=kind, max_bytes="64MiB", exist_ok=True)  # an earlier run may have made the pool
     raw = client.create_channel("raw", mode="queue", capacity=4)
     for number in range(FRAMES):
         array = library.from_dlpack(client.allocate((256, 256), "float32", timeout=60))
         array[...] = number
-        raw.publish(array)  # it lives in a lease: nothing is copied
+        raw.publish(array)  # the memory of the array is a lease's, so nothing is copied
     raw.close()
 
 
 def scale(client: poolbridge.Client, library: ModuleType) -> None:
-    """Double every array."""
+    """Double every array, and publish the results in the channel scaled."""
     raw = client.subscribe("raw", timeout=60)
     client.open_pool("pipeline")
     scaled = client.create_channel("scaled", mode="queue", capacity=4)
@@ -38,7 +38,7 @@ def scale(client: poolbridge.Client, library: ModuleType) -> None:
 
 
 def sink(client: poolbridge.Client, library: ModuleType) -> None:
-    """Add all up."""
+    """Add up the elements of all arrays, and print the sum for one element."""
     total = 0.0
     for frame in client.subscribe("scaled", timeout=60):
         total += float(library.from_dlpack(frame).sum())

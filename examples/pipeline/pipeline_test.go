@@ -1,4 +1,4 @@
-// Package pipeline tests the pipeline beside it.
+// Package pipeline tests the example in this folder: pipeline.py.
 package pipeline
 
 import (
@@ -19,7 +19,7 @@ func TestEveryArrayPassesThreeStages(t *testing.T) {
 		t.Run(string(kind), func(t *testing.T) {
 			service := rig.Serve(t)
 			t.Setenv("POOLBRIDGE_SOCKET", service.Socket)
-			for range 2 { // the second run finds the pool of the first
+			for range 2 { // the second run uses the pool of the first run
 				sink := python.Start(t, string(text), "sink", library)
 				scale := python.Start(t, string(text), "scale", library)
 				source := python.Start(t, string(text), "source", library)

@@ -1,6 +1,6 @@
-"""One actor of Ray holds a model, replicas read it in place, and requests come in arrays of the pool."""
+"""One actor of Ray holds a model, replicas read the model in place, and requests come in arrays of the pool."""
 
-# Ray's types do not know enable_tensor_transport.
+# The type hints of Ray do not have enable_tensor_transport.
 # pyright: reportCallIssue=false, reportAttributeAccessIssue=false
 
 import numpy as np
@@ -16,21 +16,21 @@ transport = poolbridge.ray.register()
 class Holder:
     def __init__(self) -> None:
         self.weights = poolbridge.ray.empty((512, 10))  # in the pool of this node
-        self.weights[:] = np.arange(10)  # a real one would load them here
+        self.weights[:] = np.arange(10)  # a real program would load the weights here
 
     @ray.method(tensor_transport=transport)
     def model(self) -> np.ndarray:
-        return self.weights  # read-only from now on
+        return self.weights  # the weights are read-only from now on
 
 
-@ray.remote(enable_tensor_transport=True)  # for actors that only receive
+@ray.remote(enable_tensor_transport=True)  # for an actor that only receives arrays
 class Replica:
     def __init__(self, name: str) -> None:
         self.name = name
         self.weights = np.empty(0)
 
     def load(self, weights: np.ndarray) -> None:
-        self.weights = weights  # the holder's memory: ten replicas have no more of it than one
+        self.weights = weights  # the holder's memory: ten replicas use no more memory for it than one
 
     def predict(self, batch: np.ndarray) -> tuple[str, list[int]]:
         return self.name, (batch @ self.weights).argmax(axis=1).tolist()
@@ -45,7 +45,7 @@ class Frontend:
     @ray.method(tensor_transport=transport)
     def batch(self, size: int) -> np.ndarray:
         batch = poolbridge.ray.empty((size, 512))
-        batch[:] = 1  # a real one would decode requests into it
+        batch[:] = 1  # a real program would decode requests into the array
         return batch
 
 

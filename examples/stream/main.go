@@ -1,5 +1,5 @@
-// Command stream sends frames as a camera does, from GPU memory (or, with -kind host, from host memory), to all that
-// subscribes: start consumer.py beside it as often as you like, with CuPy, PyTorch or NumPy.
+// Command stream sends frames, like a camera, from GPU memory or, with -kind host, from host memory. Every subscriber
+// gets every frame. Start consumer.py at the same time, as many times as you like, with CuPy, PyTorch or NumPy.
 package main
 
 import (
@@ -30,7 +30,7 @@ func run(ctx context.Context, kind bridge.Kind, frames int) error {
 	return c.send(ctx, frames, time.Second/30)
 }
 
-// A camera has a channel, and a pool that its frames are in.
+// A camera has a channel, and a pool for the frames.
 type camera struct {
 	client  *bridge.Client
 	pool    *bridge.Pool
@@ -42,13 +42,13 @@ func open(ctx context.Context, kind bridge.Kind) (*camera, error) {
 	if err != nil {
 		return nil, err
 	}
-	pool, err := client.EnsurePool(ctx, bridge.PoolSpec{Name: "video", Kind: kind, MaxBytes: 64 << 20}) // it may be there from an earlier run
+	pool, err := client.EnsurePool(ctx, bridge.PoolSpec{Name: "video", Kind: kind, MaxBytes: 64 << 20}) // the pool of an earlier run may exist
 	if err != nil {
 		client.Close()
 		return nil, err
 	}
 	channel, err := client.CreateChannel(ctx, bridge.ChannelSpec{Name: "camera", Pool: pool.Info().ID, Capacity: 4,
-		Full: bridge.Block}) // a camera that must not wait says DropOldest
+		Full: bridge.Block}) // a camera that must not wait would use DropOldest
 	if err != nil {
 		client.Close()
 		return nil, err
@@ -56,7 +56,7 @@ func open(ctx context.Context, kind bridge.Kind) (*camera, error) {
 	return &camera{client, pool, channel}, nil
 }
 
-// Send sends frames whose every byte is the frame's number, and then says that there will be no more.
+// Send sends frames and then closes the channel. Every byte of a frame is the number of the frame.
 func (c *camera) send(ctx context.Context, frames int, pause time.Duration) error {
 	image := bridge.Tensor{DType: bridge.Uint8, Shape: []uint64{240, 320, 3}}
 	for n := range frames {
@@ -68,7 +68,7 @@ func (c *camera) send(ctx context.Context, frames int, pause time.Duration) erro
 	return c.channel.Close(ctx)
 }
 
-// Frame sends one frame. It waits no longer than a minute for memory and for room in the channel.
+// Frame sends one frame. It waits at most a minute for memory and for the consumers, if the channel is full.
 func (c *camera) frame(ctx context.Context, image bridge.Tensor, n int) error {
 	ctx, cancel := context.WithTimeout(ctx, time.Minute)
 	defer cancel()

@@ -21,7 +21,7 @@ func TestTwoConsumersSeeEveryFrame(t *testing.T) {
 		t.Run(string(kind), func(t *testing.T) {
 			service := rig.Serve(t)
 			t.Setenv("POOLBRIDGE_SOCKET", service.Socket)
-			for range 2 { // the second run finds the pool of the first
+			for range 2 { // the second run uses the pool of the first run
 				twoConsumersSeeEveryFrame(t, service, kind, func() *rig.Script { return python.Start(t, string(text), library) })
 			}
 		})
@@ -45,5 +45,5 @@ func twoConsumersSeeEveryFrame(t *testing.T, service *rig.Service, kind mempool.
 	for _, consumer := range consumers {
 		assert.Equal(t, want, strings.Split(consumer.End(t), "\n"))
 	}
-	service.Idle(t) // what the consumers held has ended
+	service.Idle(t) // the leases of the consumers have ended
 }

@@ -1,4 +1,4 @@
-"""Take the array that main.go published, in place: `consumer.py cupy`, or torch, or numpy for kind host."""
+"""Use in place the array of main.go. Start `consumer.py cupy` or `consumer.py torch`, or numpy for the kind host."""
 
 import importlib
 import sys

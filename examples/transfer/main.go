@@ -1,5 +1,5 @@
-// Command transfer puts an array into GPU memory (or, with -kind host, into host memory) and publishes it for any process that
-// asks: consumer.py beside it takes it as a CuPy, PyTorch or NumPy array, without a copy.
+// Command transfer puts an array into GPU memory or, with -kind host, into host memory, and publishes the array. Any process can
+// then use the array: consumer.py in this folder gets it as a CuPy, PyTorch or NumPy array, without a copy.
 package main
 
 import (
@@ -15,7 +15,7 @@ import (
 func main() {
 	kind := flag.String("kind", string(bridge.Device), "where the array lives: device, vmm, legacy, pinned or host")
 	flag.Parse()
-	ctx, cancel := context.WithTimeout(context.Background(), time.Minute) // no call waits longer, for the service or for memory
+	ctx, cancel := context.WithTimeout(context.Background(), time.Minute) // no call waits longer than this for the service or for memory
 	err := transfer(ctx, bridge.Kind(*kind))
 	cancel()
 	if err != nil {

@@ -21,12 +21,12 @@ func TestAnArrayGoesFromGoToPython(t *testing.T) {
 			out := python.Run(t, "consumer.py", library)
 			assert.Contains(t, out, "float32[2, 3]")
 			assert.Contains(t, out, "21.0")
-			service.Idle(t) // what the consumer held has ended
+			service.Idle(t) // the lease of the consumer has ended
 		})
 	}
 }
 
-// The guide shows these programs: what it shows is what is tested.
+// The guide must contain every line of the programs between their marks, so the tested lines are the shown lines.
 func TestTheGuideShowsTheseLines(t *testing.T) {
 	guide, err := os.ReadFile("../../docs/first-array.md")
 	require.NoError(t, err)

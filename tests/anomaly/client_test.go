@@ -17,31 +17,31 @@ import (
 	"github.com/poolbridge/poolbridge/mempool"
 )
 
-// patience is longer than any step takes.
+// patience is the time limit of a step. No step takes that long.
 const patience = time.Minute
 
 // bufferBytes is the size of every buffer.
 const bufferBytes = 64 << 10
 
-// step is one step of a client.
+// step is one operation that a test asks of a client.
 type step struct {
 	Op     string
-	Path   string       `json:",omitempty"` // of the socket
+	Path   string       `json:",omitempty"` // path of the socket
 	Pool   string       `json:",omitempty"`
 	Kind   mempool.Kind `json:",omitempty"`
 	Device string       `json:",omitempty"`
-	Lease  string       `json:",omitempty"` // the test's name of a lease, under which it is also published
+	Lease  string       `json:",omitempty"` // name of a lease; the client publishes the lease under the same name
 }
 
 func (s step) String() string { return s.Op + " " + s.Lease }
 
-// outcome says how many steps a client took, and what failed in the one after them.
+// outcome says how many steps of a client succeeded, and with which error the next step failed.
 type outcome struct {
 	Taken       int
 	Code, Error string
 }
 
-// err is the error that the client got.
+// err returns the error of the failed step, or nil.
 func (o outcome) err() error {
 	if o.Error == "" {
 		return nil
@@ -49,12 +49,13 @@ func (o outcome) err() error {
 	return &failure{o.Code, o.Error}
 }
 
-// failure is an error of a client, by its code on the wire.
+// failure is an error of a client in another process, with its error code of the protocol.
 type failure struct{ code, text string }
 
 func (f *failure) Error() string { return f.code + ": " + f.text }
 
-// beClient takes the steps that it reads from in, a list a line and each list up to the first that fails, until in ends.
+// beClient does the work of a client process. It reads lists of steps from in until in ends. It does the steps of a
+// list until a step fails, and writes the outcome to out.
 func beClient(in io.Reader, out io.Writer) int {
 	c := &client{pools: make(map[string]*bridge.Pool), leases: make(map[string]*bridge.Lease)}
 	steps, outcomes := json.NewDecoder(in), json.NewEncoder(out)
@@ -77,7 +78,7 @@ func beClient(in io.Reader, out io.Writer) int {
 	}
 }
 
-// client is a client of the service, in its own process.
+// client is the state of a client process.
 type client struct {
 	*bridge.Client
 	pools  map[string]*bridge.Pool
@@ -112,15 +113,15 @@ func (c *client) do(s step) (err error) {
 		}
 	case "fill":
 		err = errors.Join(l.Fill(context.Background(), 0, bufferBytes, s.Lease[0]), l.CopyFrom(context.Background(), bufferBytes-8, pattern(s.Lease)))
-	case "byte": // the same everywhere
+	case "byte": // every byte of the buffer gets the same value
 		err = l.Fill(context.Background(), 0, bufferBytes, s.Lease[0])
 	case "check":
 		err = check(l, s.Lease)
 	case "publish":
 		err = l.Publish(ctx, mempool.Publication{Name: s.Lease})
-	case "promise": // published now, and complete later
+	case "promise": // publish now; the step keep completes the content
 		err = c.promise(ctx, l, s.Lease)
-	case "event": // published now, and complete once an event has happened
+	case "event": // publish now; the content is complete when an event has happened
 		err = c.line.publish(ctx, l, s.Lease)
 	case "stream":
 		c.line, err = newLine(s.Device)
@@ -134,7 +135,7 @@ func (c *client) do(s step) (err error) {
 		}
 	case "release":
 		err = l.Release(false)
-		_, told := c.Stats(ctx) // its answer comes after the release
+		_, told := c.Stats(ctx) // the answer to Stats comes after the release
 		err = errors.Join(err, told)
 	case "trim":
 		_, err = pool.Trim(ctx, 0)
@@ -146,7 +147,7 @@ func (c *client) do(s step) (err error) {
 		c.line = nil
 		clear(c.pools)
 		clear(c.leases)
-	case "idle": // whether anything still runs
+	case "idle": // checks that no goroutine is left
 		runtime.GC()
 		err = eventually(func() error { return goleak.Find() })
 	default:
@@ -155,7 +156,7 @@ func (c *client) do(s step) (err error) {
 	return err
 }
 
-// promise publishes a buffer that is complete once a fence is reached.
+// promise publishes a buffer. The content of the buffer is complete when the client reaches the fence c.promised.
 func (c *client) promise(ctx context.Context, l *bridge.Lease, name string) error {
 	clock, err := c.Clock(ctx)
 	if err != nil {
@@ -171,18 +172,18 @@ func (c *client) promise(ctx context.Context, l *bridge.Lease, name string) erro
 	return l.Publish(ctx, p)
 }
 
-// early makes a stream wait for content that this client has promised and not completed.
+// early makes a stream wait for content that this client has promised and has not completed yet.
 func (c *client) early(ctx context.Context, l *bridge.Lease) error {
 	ctx, cancel := context.WithTimeout(ctx, 10*time.Millisecond)
 	defer cancel()
 	err := l.WaitOn(ctx, c.line.queue)
 	if errors.Is(err, context.DeadlineExceeded) {
-		err = nil // the stream could not be told to wait, and the promise is not complete yet
+		err = nil // WaitOn could not make the stream wait, so it waited for the promise until its time limit
 	}
 	return err
 }
 
-// line is a stream of the client, and an event that is recorded in it.
+// line is a stream of the client, and an event that the client records in this stream.
 type line struct {
 	gpu    *cuda.Context
 	stream *cuda.Stream
@@ -203,7 +204,7 @@ func newLine(device string) (*line, error) {
 	return l, err
 }
 
-// publish publishes a buffer whose content only an event says to be complete.
+// publish publishes a buffer. Only an event says when the content of the buffer is complete.
 func (l *line) publish(ctx context.Context, lease *bridge.Lease, name string) (err error) {
 	if l.event == nil {
 		if l.event, err = mempool.NewEvent(l.gpu); err != nil {
@@ -233,10 +234,10 @@ func poolSpec(name string, k mempool.Kind, device string) mempool.PoolSpec {
 	return mempool.PoolSpec{Name: name, Kind: k, Device: device, MaxBytes: 64 << 20}
 }
 
-// pattern returns the end of a buffer that was filled as name.
+// pattern returns the last 8 bytes of a buffer that fill has filled for a name.
 func pattern(name string) []byte { return bytes.Repeat([]byte{name[0] ^ 0xff}, 8) }
 
-// check compares a buffer with what fill wrote.
+// check compares the last 16 bytes of a buffer with the bytes that fill writes for a name.
 func check(l *bridge.Lease, name string) error {
 	got := make([]byte, 16)
 	if err := l.CopyTo(context.Background(), got, bufferBytes-16); err != nil {

@@ -1,25 +1,26 @@
-// Package anomaly fails driver calls one at a time. For each operation of the service, in the service's process and in a
-// client's, on each kind of memory that comes from CUDA, it fails the first driver call of the operation, then the second,
-// and so on, each with several results, until the operation makes no further call. After each failure:
+// Package anomaly tests what happens if driver calls fail, one call at a time. The tests run each operation of the service
+// on each kind of memory that comes from CUDA. In the first run, the first driver call of the operation fails, in the next
+// run the second call, and so on, until the operation makes no further call. The calls fail in the service's process or in
+// the client's process, with several results of the driver. After each failure, the tests check the following:
 //
-//   - the client got an error of the right sort, or none;
-//   - the accounts are exact, and agree with what the driver says is allocated;
-//   - a session with memory of another pool on another GPU, and one with memory of the host, can transfer a buffer;
-//   - the operation succeeds when it is tried again;
-//   - once the client is closed and the service is shut down, no driver object, descriptor or goroutine is left in either
-//     process, and the simulation's detector saw no misuse.
+//   - The client got an error with an expected code, or no error.
+//   - The accounting is exact, and agrees with the allocated memory that the driver reports.
+//   - Two other sessions can transfer a buffer: one in a pool on another GPU, one in memory of the host.
+//   - The operation succeeds when the test tries it again.
+//   - After the client is closed and the service is shut down, no driver object, descriptor or goroutine is left in either
+//     process, and the detector of the simulated driver has reported no misuse.
 //
-// Memory that could not be freed is freed the next time, at the latest with its pool, where a free that fails is tried
-// twice: one failure loses nothing. One report of the detector is expected: a service that is shut down frees memory that
-// clients still map.
+// If the service could not free memory, it tries again later, and at the latest when it destroys the pool. There it tries
+// twice, so a single failure loses no memory. The tests expect one report of the detector: a service that shuts down frees
+// memory that clients still map.
 //
-// A driver that is shutting down fails every call from then on: memory that it does not free stays with it, is logged, and
-// leaves the accounts with its pool.
+// After a driver has begun to shut down, all its calls fail. The service logs the memory that the driver does not free. The
+// memory leaves the accounting when its pool is destroyed.
 //
-// An error that sticks to a context, and a GPU that falls off the bus, end that GPU for the process that met them: nothing
-// on it can be used or freed before the process ends. Then every call on that GPU must return an error,
-// leases, names and sessions must still end, pools on it can be destroyed and the service can be shut down, and sessions
-// with memory of other GPUs and of the host must not notice.
+// After an error that sticks to a context, or after a GPU has fallen off the bus, a process cannot use the GPU any more. It
+// can free nothing on this GPU before it ends. Then every call on this GPU must return an error. Leases, names and sessions
+// must still end, the service must still be able to destroy the pools on this GPU and to shut down, and sessions with
+// memory of other GPUs or of the host must not notice the failure.
 //
-// It needs the simulated driver, which fails calls on demand.
+// The tests need the simulated driver, because it can fail calls on demand.
 package anomaly

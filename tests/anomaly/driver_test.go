@@ -20,7 +20,8 @@ type simulation struct {
 	rules int
 }
 
-// settle sets where the files are. It must be called before the driver is loaded.
+// settle sets the environment of the simulated driver, with dir as the folder of its files. The caller must call settle
+// before the driver is loaded.
 func (d *simulation) settle(dir string) {
 	d.dir = dir
 	for name, value := range map[string]string{
@@ -34,9 +35,9 @@ func (d *simulation) settle(dir string) {
 
 func (d *simulation) path(name string) string { return filepath.Join(d.dir, name) }
 
-// arm sets a rule by which the calls of a process fail from now on. It replaces the rule before.
+// arm sets the rule that says which driver calls of a process fail from now on. The new rule replaces the old rule.
 func (d *simulation) arm(pid int, rule string) error {
-	d.rules++ // a rule with the same number would go on counting
+	d.rules++ // with the same number, the driver would continue the old count
 	text := fmt.Sprintf("# %d\n%s pid=%d\n", d.rules, rule, pid)
 	if err := os.WriteFile(d.path("faults"), nil, 0o600); err != nil {
 		return err
@@ -52,7 +53,7 @@ func (d *simulation) disarm() ([]string, error) {
 	return d.failed()
 }
 
-// failed lists the calls that failed since arm.
+// failed lists the calls that have failed since the last call of arm.
 func (d *simulation) failed() ([]string, error) {
 	log, err := os.ReadFile(d.path("faults"))
 	if errors.Is(err, os.ErrNotExist) {
@@ -65,7 +66,7 @@ func (d *simulation) failed() ([]string, error) {
 	return calls, err
 }
 
-// control replaces the file in one step: the driver reads it at each call.
+// control replaces the control file in one step, because the driver reads the file at each call.
 func (d *simulation) control(text string) error {
 	next := d.path("control.next")
 	if err := os.WriteFile(next, []byte(text), 0o600); err != nil {
@@ -74,7 +75,8 @@ func (d *simulation) control(text string) error {
 	return os.Rename(next, d.path("control"))
 }
 
-// misuse returns what the detector has reported since the last call, except what is expected.
+// misuse returns the reports of the detector since the last call of misuse. It leaves out the reports that contain a
+// text of meant.
 func (d *simulation) misuse(meant []string) (reports []string) {
 	text, err := os.ReadFile(d.path("misuse"))
 	if err != nil {
@@ -89,15 +91,16 @@ func (d *simulation) misuse(meant []string) (reports []string) {
 	return reports
 }
 
-// tally counts the calls of each name, and the objects of each sort that are alive.
+// tally has the number of calls by the name of the call, and the number of live objects by the sort of the object.
 type tally struct{ calls, live map[string]int64 }
 
-// tally reads the counts of a process: a header of 64 bytes, and entries of 64 with a name of 48.
+// tally reads the counts of a process. The file has a header of 64 bytes, and then entries of 64 bytes. An entry begins
+// with a name of 48 bytes.
 func (d *simulation) tally(pid int) (tally, error) {
 	t := tally{make(map[string]int64), make(map[string]int64)}
 	file, err := os.ReadFile(d.path(fmt.Sprintf("%d.counts", pid)))
 	if errors.Is(err, os.ErrNotExist) {
-		return t, nil // it has not loaded the driver
+		return t, nil // the process has not loaded the driver
 	}
 	if err != nil {
 		return t, err
@@ -115,7 +118,7 @@ func (d *simulation) tally(pid int) (tally, error) {
 	return t, nil
 }
 
-// descriptors counts the open files of a process, by sort.
+// descriptors counts the open files of a process by the sort of the file.
 func descriptors(pid int) (map[string]int, error) {
 	dir := fmt.Sprintf("/proc/%d/fd", pid)
 	entries, err := os.ReadDir(dir)
@@ -126,7 +129,7 @@ func descriptors(pid int) (map[string]int, error) {
 	for _, e := range entries {
 		target, err := os.Readlink(filepath.Join(dir, e.Name()))
 		if err != nil || strings.HasPrefix(target, dir) {
-			continue // the one that lists the directory
+			continue // the descriptor with which this function reads the directory
 		}
 		kind, _, _ := strings.Cut(target, ":")
 		open[kind]++

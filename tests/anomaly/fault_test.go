@@ -8,11 +8,11 @@ import (
 	"github.com/poolbridge/poolbridge/bridge"
 )
 
-// fault is a way in which a driver call fails, and the errors that the client may get then.
+// fault is a result with which a driver call fails, and the error codes that the client may then get.
 type fault struct {
 	error string
 	codes []string
-	once  bool // tested on one kind only, because clients get the same error as for another fault
+	once  bool // the fault is tested on one kind only, because clients get the same error as for another fault
 }
 
 var faults = []fault{
@@ -22,12 +22,12 @@ var faults = []fault{
 	{error: "NOT_PERMITTED", codes: []string{"internal", "unavailable"}, once: true},
 }
 
-// rule makes the kth call from now on fail.
+// rule returns a rule for the simulated driver: the kth driver call after arm fails.
 func (f fault) rule(k int) string {
 	return fmt.Sprintf("call=* error=%s nth=%d", f.error, k)
 }
 
-// told says whether a client may get err for the fault.
+// told returns an error if a client must not get err for the fault.
 func (f fault) told(err error) error {
 	if err == nil {
 		return nil

@@ -9,8 +9,8 @@ import (
 	"github.com/poolbridge/poolbridge/mempool"
 )
 
-// accounts says what is wrong with the accounting, in itself and against the driver's numbers; a driver that freed nothing
-// may have more.
+// accounts returns an error if the numbers in the accounting contradict each other or the driver's numbers. If lost is
+// true, the driver may have more memory in use, because it could not free memory.
 func (s *stage) accounts(lost bool) error {
 	if s.down {
 		if st := s.svc.Stats(); st.Leases+st.Buffers+st.Names+st.Sessions+len(st.Pools) != 0 {
@@ -27,13 +27,13 @@ func (s *stage) accounts(lost bool) error {
 			}
 			pool, err := s.admin.FindPool(p.Pool.ID)
 			if errors.Is(err, mempool.ErrNotFound) {
-				continue // the pool has just gone
+				continue // the pool is gone
 			}
 			if err != nil {
 				return err
 			}
 			switch n, err := pool.DriverInUse(); {
-			case errors.Is(err, mempool.ErrInternal): // its GPU is lost, or the pool has just gone
+			case errors.Is(err, mempool.ErrInternal): // the GPU of the pool is lost, or the pool is gone
 			case err != nil:
 				errs = append(errs, err)
 			case n < p.Reserved-p.Held, n > p.Reserved && !lost: // the driver may have freed the held blocks already
@@ -44,7 +44,7 @@ func (s *stage) accounts(lost bool) error {
 	})
 }
 
-// trim frees idle memory of the client's pool, and memory that could not be freed before.
+// trim frees idle memory of the client's pool, and memory that the driver could not free before.
 func (s *stage) trim() error {
 	p, ok := s.pool()
 	if !ok || s.down {
@@ -52,12 +52,12 @@ func (s *stage) trim() error {
 	}
 	_, err := s.admin.TrimPool(p.Pool.ID, 0)
 	if errors.Is(err, mempool.ErrNotFound) {
-		return nil // the pool has just gone
+		return nil // the pool is gone
 	}
 	return err
 }
 
-// empty says what the service still has of the client.
+// empty returns an error if the service still has a session, a lease, a buffer, a name or memory of the client.
 func (s *stage) empty() error {
 	if s.down {
 		return nil
@@ -91,7 +91,7 @@ func estateOf(pid int) (e estate, err error) {
 	return e, err
 }
 
-// since says what a process has more or less than before.
+// since returns an error if a process has other objects than before.
 func (e estate) since(before estate) error {
 	if maps.Equal(e.live, before.live) && maps.Equal(e.files, before.files) {
 		return nil
@@ -99,7 +99,7 @@ func (e estate) since(before estate) error {
 	return fmt.Errorf("driver objects %v and files %v, before %v and %v", e.live, e.files, before.live, before.files)
 }
 
-// estates are those of the service's process and of the client's, while they are idle.
+// estates has the objects of the service's process and of the client's process, while both are idle.
 type estates struct{ service, client estate }
 
 func (r *remote) estates() (e estates, err error) {
@@ -109,7 +109,7 @@ func (r *remote) estates() (e estates, err error) {
 	return e, err
 }
 
-// since says what one of them has more or less than before.
+// since returns an error if one of the two processes has other objects than before.
 func (e estates) since(before estates) error {
 	if err := e.service.since(before.service); err != nil {
 		return fmt.Errorf("the service has kept something: %w", err)
@@ -120,7 +120,7 @@ func (e estates) since(before estates) error {
 	return nil
 }
 
-// compare waits until nothing is left of a run.
+// compare waits until both processes have the same objects as before a run.
 func (r *remote) compare(before estates) error {
 	return eventually(func() error {
 		now, err := r.estates()

@@ -50,22 +50,22 @@ func TestEveryDriverCallMayFail(t *testing.T) {
 	t.Logf("%d runs failed each of %d driver calls", loop.runs, len(loop.failed))
 }
 
-// seldom is a call that is made only when a page is unmapped while a stream may still use it. That depends on time, and may come before or
-// after the part of a run in which calls fail.
+// seldom is a call that a process makes only if it unmaps a page while a stream may still use the page. This depends on
+// timing: the process may make the call before or after the part of a run in which calls fail.
 const seldom = "cuStreamQuery"
 
-// loop does the runs.
+// loop does the runs of all operations, and counts them.
 type loop struct {
 	dir          string
 	client       *remote
 	neighbour    *process
 	operations   int
 	runs         int
-	calls        []string        // that failed in the last run
+	calls        []string        // driver calls that failed in the last run
 	failed, made map[string]bool // driver calls
 }
 
-// operation fails each call of an operation, in the service and in the client.
+// operation runs an operation again and again. In each run, another driver call of the service or of the client fails.
 func (l *loop) operation(t *testing.T, k mempool.Kind, o operation) {
 	running := goleak.IgnoreCurrent()
 	require.NoError(t, l.run(k, o, 0, fault{}, 0), "without a failure, for the first time")
@@ -103,7 +103,7 @@ func (l *loop) operation(t *testing.T, k mempool.Kind, o operation) {
 	require.NoError(t, eventually(func() error { return goleak.Find(running) }))
 }
 
-// count notes which driver calls an operation makes.
+// count runs an operation without a failure, and adds the driver calls of the operation to made.
 func (l *loop) count(t *testing.T, k mempool.Kind, o operation, before estates) {
 	pids := []int{os.Getpid(), l.client.pid()}
 	var was [2]tally
@@ -127,7 +127,7 @@ func (l *loop) count(t *testing.T, k mempool.Kind, o operation, before estates) 
 
 var errClean = errors.New("no call was left to fail")
 
-// runError is what is wrong after a run in which calls failed.
+// runError is the error of a run, with the driver calls that failed in the run.
 type runError struct {
 	calls []string
 	err   error
@@ -135,7 +135,7 @@ type runError struct {
 
 func (r runError) Error() string { return fmt.Sprintf("%v: %v", r.calls, r.err) }
 
-// run sets a stage and goes through an operation once, while the nth driver call of a process fails.
+// run makes a stage and does an operation once. The nth driver call of the process pid fails; pid 0: no call fails.
 func (l *loop) run(k mempool.Kind, o operation, pid int, f fault, n int) error {
 	l.runs++
 	s, err := set(l.dir, k, l.client, l.neighbour)
@@ -200,7 +200,8 @@ func (s *stage) play(o operation, pid int, f fault, n int) (calls []string, err 
 	return calls, s.strike()
 }
 
-// act does an operation. It returns how many steps of the client were taken; -1: not even the local ones.
+// act does an operation. It returns how many steps of the client succeeded; -1: the local part failed before the first
+// step.
 func (s *stage) act(o operation) (int, error) {
 	if o.local != nil {
 		if err := o.local(s); err != nil {
@@ -210,7 +211,7 @@ func (s *stage) act(o operation) (int, error) {
 	return s.client.do(o.act...)
 }
 
-// rest waits until nothing is under way in the client's pool, or a call has failed.
+// rest waits until the client's pool holds no blocks, or until a driver call has failed.
 func (s *stage) rest() {
 	_ = eventually(func() error {
 		if p, ok := s.pool(); ok && p.Held != 0 {
@@ -222,7 +223,7 @@ func (s *stage) rest() {
 	})
 }
 
-// again continues an operation where it failed.
+// again continues an operation with the step that failed. done is the result of act.
 func (s *stage) again(o operation, done int) error {
 	if done < 0 {
 		if err := o.local(s); err != nil {
@@ -233,12 +234,12 @@ func (s *stage) again(o operation, done int) error {
 	_, err := s.client.do(o.act[done:]...)
 	failed, ok := errors.AsType[*failure](err)
 	if ok && (failed.code == bridge.Code(bridge.ErrReleased) || failed.code == bridge.Code(bridge.ErrNotFound)) {
-		return nil // it was done, although it returned an error
+		return nil // the first try had succeeded, although it returned an error
 	}
 	return err
 }
 
-// strike closes the stage.
+// strike closes the client, and then the rest of the stage.
 func (s *stage) strike() error {
 	if _, err := s.client.do("close"); err != nil {
 		return fmt.Errorf("closing the client: %w", err)
@@ -246,7 +247,7 @@ func (s *stage) strike() error {
 	return s.gone()
 }
 
-// gone closes what is left without the client.
+// gone checks that the service has nothing of the client any more, and then ends the service.
 func (s *stage) gone() error {
 	if err := errors.Join(s.empty(), s.accounts(false), s.shutDown(), s.accounts(false)); err != nil {
 		return fmt.Errorf("afterwards: %w", err)

@@ -12,10 +12,11 @@ import (
 	"github.com/poolbridge/poolbridge/cuda"
 )
 
-// role is what a process does that a test starts from its own binary.
+// role is an environment variable. It says what a process of this binary does: "client", "ruin", or, if role is not
+// set, run the tests.
 const role = "POOLBRIDGE_ANOMALY_ROLE"
 
-// why the tests cannot run here; empty if they can.
+// why says why the tests cannot run here; empty: the tests can run.
 var why string
 
 func TestMain(m *testing.M) {
@@ -41,7 +42,7 @@ func TestMain(m *testing.M) {
 	os.Exit(status)
 }
 
-// missing returns the reason why the tests cannot run; empty: they can.
+// missing returns the reason why the tests cannot run here; empty: the tests can run.
 func missing() string {
 	if err := cuda.Init(); err != nil {
 		return "calls are failed in the simulated driver, and there is none: " + err.Error()

@@ -4,27 +4,31 @@ import (
 	"context"
 )
 
-// operation is something that the service does for a client.
+// operation is a request of a client or a task of the service whose driver calls fail in the tests.
 type operation struct {
 	name string
-	// before has the steps of the client before the operation, act those of the operation.
+	// before has the steps of the client before the operation. act has the steps of the operation itself.
 	before, act []string
-	// prepare and local are what this process and the neighbour do before that, after is what they do at the end.
+	// prepare is what this process and the neighbour do before the steps in before. local is what this process does
+	// directly before the steps in act, as a part of the operation. after is what this process and the neighbour do
+	// after the operation.
 	prepare, local, after func(*stage) error
-	// free: it makes no driver call.
+	// free says that the operation makes no driver call.
 	free bool
-	// abrupt: the service frees memory that clients map, because it allocates none any more that could take its place.
+	// abrupt says that the service frees memory that clients still map. The service may do so, because it will not
+	// allocate other memory at the same place.
 	abrupt bool
-	// calm: a ruined GPU affects another operation in the same way.
+	// calm says that a ruined GPU affects another operation in the same way, so the tests with ruined GPUs leave out
+	// this operation.
 	calm bool
 }
 
-// meant is what the detector reports as expected.
+// meant returns the texts of the reports that the test expects from the detector.
 func (o operation) meant(lost bool) (reports []string) {
 	if o.abrupt {
 		reports = append(reports, "kind=free-while-mapped")
 	}
-	if lost { // memory that the driver does not free goes with its pool, and at the latest with the process
+	if lost { // the driver did not free some memory; it frees the memory with the pool, or else when the process ends
 		reports = append(reports, "kind=wrong-order: cuMemPoolDestroy", "kind=leak")
 	}
 	return reports
@@ -58,7 +62,8 @@ func createPool(s *stage) error {
 	return err
 }
 
-// offerByEvent makes the neighbour publish content in the client's pool that only an event says to be complete.
+// offerByEvent makes the neighbour publish a buffer in the client's pool. Only an event says when the content of the
+// buffer is complete.
 func offerByEvent(s *stage) error {
 	err := createPool(s)
 	if err == nil {
@@ -67,13 +72,13 @@ func offerByEvent(s *stage) error {
 	return err
 }
 
-// withdraw undoes that.
+// withdraw makes the neighbour withdraw the buffer that offerByEvent published.
 func withdraw(s *stage) error {
 	_, err := s.beside().do("release e", "unpublish e")
 	return err
 }
 
-// beside makes the neighbour work in the client's pool.
+// beside returns the neighbour as a client that works in the client's pool.
 func (s *stage) beside() *remote {
 	r := *s.neighbour
 	r.pool, r.kind, r.device = "p", s.kind, s.client.device

@@ -14,8 +14,9 @@ import (
 	"github.com/poolbridge/poolbridge/tests/rig"
 )
 
-// worker maps what is published, as often as it is told to, and then shows that it can still use the GPU: with cuda.core
-// alone, and with the same memory again.
+// worker is a program that does a task for each line that the test sends. The task "work" reads the published buffer.
+// The task "alone" uses the GPU with cuda.core and without poolbridge. The worker prints "fine", or the error of the
+// task.
 const worker = `
 import gc, os, sys
 import numpy as np
@@ -53,7 +54,7 @@ for line in sys.stdin:
     print(said)
 `
 
-// kept says what memory of others a worker has that it did not have before.
+// kept returns an error if a worker has more memory of other processes than before.
 func kept(pid int, before estate) error {
 	after, err := estateOf(pid)
 	for _, object := range []string{"imported pool", "imported pointer", "opened legacy handle", "mapping", "address reservation"} {
@@ -108,7 +109,7 @@ func TestAPythonWorkerGetsATypedErrorAndGoesOn(t *testing.T) {
 					assert.Equal(t, "fine", say("alone"), where)
 					assert.Equal(t, "fine", say("work"), where)
 					if k == mempool.Device {
-						continue // cuda.core does not report what it could not free
+						continue // cuda.core does not report memory that it could not free
 					}
 					require.NoError(t, eventually(func() error { return kept(pid, before) }), where)
 				}

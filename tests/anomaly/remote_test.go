@@ -11,7 +11,8 @@ import (
 	"github.com/poolbridge/poolbridge/mempool"
 )
 
-// process is this binary once more, in a role; it takes a JSON value and answers with one.
+// process is another process of this binary, with a role. It reads JSON values, and answers each value with a JSON
+// value.
 type process struct {
 	cmd *exec.Cmd
 	in  io.Closer
@@ -20,7 +21,7 @@ type process struct {
 	ans *json.Decoder
 }
 
-// start starts a process that ends with its input, and at the latest with this one.
+// start starts a process. The process ends when its input ends, and at the latest when this process ends.
 func start(as string, env ...string) (*process, error) {
 	p := &process{cmd: exec.Command("/proc/self/exe")}
 	p.cmd.Env = append(os.Environ(), append([]string{role + "=" + as, "GORACE=atexit_sleep_ms=0"}, env...)...)
@@ -42,7 +43,7 @@ func start(as string, env ...string) (*process, error) {
 
 func (p *process) pid() int { return p.cmd.Process.Pid }
 
-// ask sends a value and reads the answer.
+// ask sends a value to the process, and reads the answer.
 func (p *process) ask(what, answer any) error {
 	if err := p.say.Encode(what); err != nil {
 		return fmt.Errorf("the process is gone: %w", err)
@@ -64,12 +65,13 @@ func (p *process) end() error {
 type remote struct {
 	*process
 	path   string
-	pool   string // the pool that it uses
+	pool   string // the pool that the client uses
 	kind   mempool.Kind
 	device string
 }
 
-// do makes the client take steps, "op" or "op lease", up to the first that fails, and returns how many it took.
+// do makes the client do steps, each in the form "op" or "op lease", until a step fails. It returns how many steps
+// succeeded.
 func (r *remote) do(steps ...string) (int, error) {
 	if len(steps) == 0 {
 		return 0, nil

@@ -22,23 +22,27 @@ import (
 	"github.com/poolbridge/poolbridge/mempool"
 )
 
-// ruins are faults that end a GPU for the process that meets them: a call finds a sticky error of earlier work, or the GPU is gone.
+// ruins are faults after which a process cannot use a GPU any more: a call finds a sticky error of earlier work, the
+// GPU is gone, or the driver shuts down.
 var ruins = []struct {
 	name, rule string
-	passes     bool // the fault ends with the operation
+	passes     bool // the test removes the fault after the operation
 }{
 	{name: "an error that sticks", rule: "call=* error=ILLEGAL_ADDRESS nth={n}"},
 	{name: "a GPU that fell off the bus", rule: "call=* lost nth={n} device={gpu}"},
 	{name: "a driver that shuts down", rule: "call=* error=DEINITIALIZED after={n}", passes: true},
 }
 
-// ruinedDevices is how many GPUs a process can ruin, one after another; the first is the neighbours'.
+// ruinedDevices is how many GPUs a process can ruin, one after another. They do not include GPU 0, which the neighbour
+// uses.
 const ruinedDevices = 7
 
-// ruinLimit is how long a run may take, on a busy machine: nothing waits for a GPU that is gone.
+// ruinLimit is how long a run may take on a busy machine. A longer run shows that something waits for a GPU that is
+// gone.
 const ruinLimit = 25 * time.Second
 
-// ruinTask says which GPUs a process ruins: at the nth call, and at those after it that make a difference.
+// ruinTask says how a process ruins GPUs. It ruins the first GPU at driver call N of an operation, and each next GPU at
+// a call with a number twice as high.
 type ruinTask struct {
 	Kind      mempool.Kind
 	Operation int
@@ -47,7 +51,8 @@ type ruinTask struct {
 	N         int
 }
 
-// ruinReport is the result. Next is the call at which to continue; 0: there is no call left to fail.
+// ruinReport is the result of a ruinTask. Next is the number of the call with which the next task begins; 0: no call is
+// left to fail.
 type ruinReport struct {
 	Next  int
 	Runs  int
@@ -79,7 +84,7 @@ func TestARuinedGPUEndsNothingElse(t *testing.T) {
 	}
 }
 
-// ruin starts a process that ruins GPUs.
+// ruin starts a process that does the task, and returns its report.
 func ruin(t *testing.T, task ruinTask) (r ruinReport) {
 	t.Helper()
 	p, err := start("ruin", "SIMCUDA_DEVICES="+strconv.Itoa(1+ruinedDevices))
@@ -90,7 +95,8 @@ func ruin(t *testing.T, task ruinTask) (r ruinReport) {
 	return r
 }
 
-// beRuined is the process: a service whose GPUs are ruined, or its client's.
+// beRuined does the work of a process that ruin has started. The process is a service, and it starts a client. It ruins
+// GPUs for itself or for the client.
 func beRuined(in io.Reader, out io.Writer) int {
 	var task ruinTask
 	if err := json.NewDecoder(in).Decode(&task); err != nil {
@@ -142,8 +148,8 @@ func (task ruinTask) carryOut(dir string) (r ruinReport) {
 			r.Next = 0
 			return r
 		}
-		r.Next *= 2                            // the calls after it fail too: not every one makes a difference
-		if operations[task.Operation].abrupt { // it may have been the neighbours' GPU
+		r.Next *= 2                            // the calls after this call fail too, so the test leaves out some of them
+		if operations[task.Operation].abrupt { // the GPU of the neighbour may be ruined
 			return r
 		}
 	}
@@ -184,7 +190,7 @@ func (task ruinTask) run(dir string, client *remote, neighbour *process, device 
 	if calls, err = driver.failed(); err != nil {
 		return calls, err
 	}
-	if len(calls) == 0 || ruin.passes { // else the fault stays: a GPU that is gone does not come back
+	if len(calls) == 0 || ruin.passes { // otherwise the fault stays, because a GPU that is gone does not come back
 		if err := driver.control(""); err != nil {
 			return nil, err
 		}
@@ -192,7 +198,7 @@ func (task ruinTask) run(dir string, client *remote, neighbour *process, device 
 	return calls, errors.Join(typed(failed), s.ruined(o, client, pid), driver.control(""))
 }
 
-// typed says what is wrong with an error of a client: it must have a sentinel.
+// typed returns an error if an error of a client has no error code of the protocol.
 func typed(err error) error {
 	if err == nil || bridge.Code(err) != "" {
 		return nil
@@ -203,7 +209,8 @@ func typed(err error) error {
 	return fmt.Errorf("an error of no sort: %w", err)
 }
 
-// ruined checks the service after the GPU of the client's pool is ruined for a process, the client's or this one.
+// ruined checks the service after a process has lost the GPU of the client's pool. pid is the process: the client or
+// this process.
 func (s *stage) ruined(o operation, client *remote, pid int) error {
 	if err := s.accounts(true); err != nil {
 		return err
@@ -216,7 +223,7 @@ func (s *stage) ruined(o operation, client *remote, pid int) error {
 			return err
 		}
 	}
-	if pid == client.pid() { // others can use the client's memory only when its process is gone
+	if pid == client.pid() { // others can use the client's memory only after the client's process has ended
 		if err := client.end(); err != nil {
 			return err
 		}
@@ -234,13 +241,13 @@ func (s *stage) ruined(o operation, client *remote, pid int) error {
 	return nil
 }
 
-// destroyed destroys the client's pool, and waits until it is gone.
+// destroyed destroys the client's pool, and waits until the pool is gone.
 func (s *stage) destroyed() error {
 	p, ok := s.pool()
 	if !ok || s.down {
 		return nil
 	}
-	_ = s.admin.DestroyPool(p.Pool.ID) // memory that the driver does not free goes with it
+	_ = s.admin.DestroyPool(p.Pool.ID) // memory that the driver did not free is freed with the pool
 	return eventually(func() error {
 		if p, ok := s.pool(); ok {
 			return fmt.Errorf("the pool is still there: %+v", p)

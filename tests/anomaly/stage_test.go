@@ -16,7 +16,8 @@ import (
 	"github.com/poolbridge/poolbridge/mempool/service"
 )
 
-// stage is a service in this process, with neighbours that must not notice what happens to the client and its pool.
+// stage is a service in this process, with a client and two other clients, the neighbours. The neighbours must not
+// notice the failures of the client and of its pool.
 type stage struct {
 	kind   mempool.Kind
 	svc    *service.Service
@@ -24,13 +25,14 @@ type stage struct {
 	client *remote
 	admin  *service.Session
 
-	neighbour *remote        // has memory of GPU 0, which is never failed
+	neighbour *remote        // has memory of GPU 0, whose calls never fail
 	guest     *bridge.Client // has memory of the host
 	host      *bridge.Pool
 	down      bool
 }
 
-// set makes a stage, with a client that has begun a session. The pool "p" will be on the client's device.
+// set makes a stage whose client has begun a session. The pool "p" does not exist yet; it will be on the client's
+// device.
 func set(dir string, k mempool.Kind, client *remote, neighbour *process) (s *stage, err error) {
 	s = &stage{kind: k, client: client, svc: service.New(service.Config{Log: slog.New(slog.NewTextHandler(io.Discard, nil))})}
 	client.path, client.pool, client.kind = filepath.Join(dir, "s.sock"), "p", k
@@ -59,7 +61,7 @@ func fill(l *bridge.Lease, name string) error {
 	return errors.Join(l.Fill(context.Background(), 0, bufferBytes, name[0]), l.CopyFrom(context.Background(), bufferBytes-8, pattern(name)))
 }
 
-// neighbours checks what the neighbours have, and makes them transfer a buffer.
+// neighbours checks the buffer that the neighbour keeps, and makes both neighbours transfer a buffer.
 func (s *stage) neighbours() error {
 	if s.down {
 		return nil
@@ -71,7 +73,7 @@ func (s *stage) neighbours() error {
 	return s.guests()
 }
 
-// guests makes the guest transfer memory of the host.
+// guests makes the guest transfer a buffer in memory of the host.
 func (s *stage) guests() error {
 	ctx := context.Background()
 	l, err := s.host.TryAllocate(ctx, mempool.Bytes(bufferBytes))
@@ -95,13 +97,13 @@ func (s *stage) guests() error {
 	return nil
 }
 
-// shutDown ends the service, as poolsvc does.
+// shutDown ends the service in the same order as poolsvc.
 func (s *stage) shutDown() error {
 	if s.down {
 		return nil
 	}
 	s.down = true
-	_, err := s.neighbour.do("close") // otherwise the service would free memory that it maps
+	_, err := s.neighbour.do("close") // otherwise the service would free memory that the neighbour maps
 	err = errors.Join(err, s.server.Close())
 	s.svc.Close()
 	if gone := s.guest.Close(); !errors.Is(gone, bridge.ErrDisconnected) {
@@ -110,7 +112,7 @@ func (s *stage) shutDown() error {
 	return err
 }
 
-// pool returns the accounting of the client's pool; false: it is gone.
+// pool returns the accounting of the client's pool; false: the pool does not exist.
 func (s *stage) pool() (mempool.PoolStats, bool) {
 	for _, p := range s.svc.Stats().Pools {
 		if p.Pool.Name == "p" {
@@ -120,7 +122,8 @@ func (s *stage) pool() (mempool.PoolStats, bool) {
 	return mempool.PoolStats{}, false
 }
 
-// eventually calls a check until it finds nothing wrong: the service does some work by itself, later.
+// eventually calls the check wrong until it returns nil, for at most patience. A check may fail at first, because the
+// service does some work later.
 func eventually(wrong func() error) error {
 	for end := time.Now().Add(patience); ; runtime.Gosched() {
 		err := wrong()

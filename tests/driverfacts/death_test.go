@@ -36,7 +36,7 @@ func TestADescriptorOutlivesTheExporterInAProcessWithoutCUDA(t *testing.T) {
 
 func TestMemoryReturnsWhenTheLastDescriptorGoes(t *testing.T) {
 	needPools(t)
-	const size = 2048 * mib // more than contexts take
+	const size = 2048 * mib // more memory than the contexts of the processes use
 	witness, keeper, owner := start(t, setting{}), start(t, setting{}), start(t, setting{})
 	free := func() uint64 { return witness.must(call{Op: "free memory"}).Size }
 	before := free()
@@ -63,8 +63,8 @@ func TestTheExporterOutlivesAConsumer(t *testing.T) {
 	owner.must(call{Op: "close", ID: b.pool})
 }
 
-// forget replaces the test's own copy of a descriptor by nothing, so that
-// a worker's copy is the last.
+// forget replaces the test's copy of a descriptor with a descriptor of /dev/null, so that only a worker still has the
+// original.
 func forget(t *testing.T, fd int) {
 	t.Helper()
 	null, err := unix.Open(os.DevNull, unix.O_RDONLY|unix.O_CLOEXEC, 0)

@@ -1,8 +1,6 @@
-// Package driverfacts tests what poolbridge relies on in the CUDA driver, one test
-// for each fact. The facts were measured. The tests check them again, on the
-// driver of a GPU or on the simulated one, in the same way.
+// Package driverfacts tests the facts about the CUDA driver that poolbridge relies on, with one test for each fact. All
+// facts were measured. The same tests check the driver of a GPU and the simulated driver.
 //
-// Every fact about several processes is shown with separate processes: the
-// test binary, started again as a worker that does what the test tells it. The
-// test's own process has no CUDA context.
+// A test of a fact about several processes uses separate processes. It starts the test binary again as a worker, and
+// sends the worker operations to do. The test's own process has no CUDA context.
 package driverfacts

@@ -9,7 +9,7 @@ import (
 	"github.com/poolbridge/poolbridge/cuda"
 )
 
-// The operations of a worker with events.
+// These operations of a worker use events.
 func init() {
 	operations["new event"] = with(func(w *worker, _ call) (reply, error) {
 		e, err := w.ctx.NewEvent(cuda.EventSpec{Interprocess: true})

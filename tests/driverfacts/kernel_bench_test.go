@@ -18,25 +18,26 @@ import (
 
 const (
 	kernelTakes = 200 * time.Millisecond
-	headStart   = 20 * time.Millisecond // time for the work beside a call before the call is timed
+	headStart   = 20 * time.Millisecond // how much earlier the work beside a call begins than the call
 )
 
-// publisher is a process that exports memory. It makes all that its calls need before the kernel runs.
+// publisher is the state of a process that exports memory. newPublisher makes everything that the calls need prepare
+// runs before the kernel runs.
 type publisher struct {
 	ctx        *cuda.Context
 	kernels    *pattern.Kernels
 	busy, idle *cuda.Stream // the kernel runs on busy
 	event      *cuda.Event
 	words      *cuda.Pinned
-	page       []byte // not registered yet
+	page       []byte // memory that cuMemHostRegister has not registered yet
 	pool       *cuda.MemPool
 	pooled     cuda.DevicePtr
-	plain      cuda.DevicePtr    // of cuMemAlloc
-	foreign    cuda.IPCMemHandle // of another process
-	undo       []func() error    // undoes the calls that were made while the kernel ran
+	plain      cuda.DevicePtr    // allocated by cuMemAlloc
+	foreign    cuda.IPCMemHandle // handle of another process
+	undo       []func() error    // functions that undo the calls that were made while the kernel ran
 }
 
-// publisherCalls are the calls that are timed.
+// publisherCalls are the calls that the benchmark measures.
 var publisherCalls = []struct {
 	name string
 	do   func(p *publisher) error
@@ -96,14 +97,15 @@ var publisherCalls = []struct {
 	}},
 }
 
-// beside is the work during a call of the publisher: in another thread of the publisher, or in another process.
+// beside is the work that runs at the same time as a call of the publisher: inside runs in another thread of the
+// publisher, outside runs in another process.
 type beside struct {
 	name    string
 	inside  func(p *publisher, ptr cuda.DevicePtr) error
 	prepare func(other *process, handle []byte) (opened uint64) // before the kernel runs
 	outside func(other *process, handle []byte, opened uint64) (undo call, err error)
-	device  int  // of the other process
-	frees   bool // the memory that is published
+	device  int  // GPU of the other process
+	frees   bool // the work frees the memory that is published
 }
 
 func opens(other *process, handle []byte, _ uint64) (call, error) {
@@ -133,7 +135,7 @@ func besides() []beside {
 	}
 }
 
-// The operations of a publisher.
+// These operations of a worker make the worker a publisher and measure its calls.
 func init() {
 	operations["become publisher"] = with(func(w *worker, c call) (reply, error) {
 		p, err := newPublisher(w, cuda.IPCMemHandle(c.Data))
@@ -142,7 +144,8 @@ func init() {
 	operations["run kernel"] = on(func(_ *worker, p *publisher, _ call) (reply, error) {
 		return reply{}, p.kernels.Spin(p.busy, kernelTakes)
 	})
-	// Returns the time of the call, and that of the work beside it in this process, in nanoseconds.
+	// This operation returns two times in nanoseconds: Value is the time of the call, and Size is the time of the work
+	// inside this process.
 	operations["time call"] = on(func(_ *worker, p *publisher, c call) (r reply, err error) {
 		inside := besides()[c.Size].inside
 		done := make(chan error, 1)
@@ -188,12 +191,12 @@ func newPublisher(w *worker, foreign cuda.IPCMemHandle) (p *publisher, err error
 			return err
 		},
 		func() (err error) { p.pooled, err = p.pool.Alloc(mib, p.idle); return err },
-		func() error { // a pointer of a pool can be exported once the pool was
+		func() error { // a pool must be exported before its pointers can be exported
 			fd, err := p.pool.ExportFD()
 			return errors.Join(err, unix.Close(fd))
 		},
 		func() (err error) { p.plain, err = w.ctx.Malloc(2 * mib); return err },
-		// The driver loads a kernel when it first runs.
+		// The driver loads a kernel when the kernel first runs.
 		func() error {
 			return errors.Join(p.kernels.Spin(p.busy, 0), p.kernels.Spin(p.idle, 0), w.ctx.Synchronize())
 		},
@@ -205,9 +208,9 @@ func newPublisher(w *worker, foreign cuda.IPCMemHandle) (p *publisher, err error
 	return p, nil
 }
 
-// BenchmarkPublisherWhileAKernelRuns measures each call that a publisher makes, while a kernel of 200 ms
-// runs and other work goes on that may wait for the kernel: a call that takes 0.2 s waited as well. Its table has
-// milliseconds, the longest of the rounds.
+// BenchmarkPublisherWhileAKernelRuns measures each call of a publisher while a kernel of 200 ms runs. At the same time,
+// other work runs that may wait for the kernel. If the call takes 0.2 s, it has waited for the kernel too. The table
+// shows, in milliseconds, the longest time of all rounds.
 func BenchmarkPublisherWhileAKernelRuns(b *testing.B) {
 	needLegacy(b)
 	needPools(b)
@@ -243,7 +246,7 @@ func BenchmarkPublisherWhileAKernelRuns(b *testing.B) {
 	require.NoError(b, err)
 }
 
-// round times one call once, and the work beside it.
+// round measures one call once. It returns the time of the call, and the time of the work beside the call.
 func round(b *testing.B, own, other *process, id, kind, which int) (took, along time.Duration) {
 	b.Helper()
 	beside := besides()[kind]

@@ -10,7 +10,7 @@ import (
 	"github.com/poolbridge/poolbridge/cuda"
 )
 
-// The operations of a worker with legacy memory.
+// These operations of a worker use legacy memory.
 func init() {
 	operations["malloc"] = with(func(w *worker, c call) (reply, error) {
 		ptr, err := w.ctx.Malloc(c.Size)
@@ -27,7 +27,8 @@ func init() {
 		ptr, err := w.ctx.OpenIPCMem(cuda.IPCMemHandle(c.Data))
 		return reply{Ptr: uint64(ptr)}, err
 	})
-	// Opens a handle in the primary context of a device, which may be another than the worker's.
+	// This operation opens a handle in the primary context of a device, which may be another device than the worker's
+	// device.
 	operations["open on"] = with(func(w *worker, c call) (reply, error) {
 		d, err := cuda.DeviceAt(int(c.Value))
 		if err != nil {
@@ -44,7 +45,8 @@ func init() {
 	operations["close opened"] = with(func(w *worker, c call) (reply, error) {
 		return reply{}, w.ctx.CloseIPCMem(cuda.DevicePtr(c.Ptr))
 	})
-	// Opens a handle in a context beside the primary one, and looks up its range from there and from the primary one.
+	// This operation opens a handle in a second context. Then it asks for the address range in the second context and
+	// in the primary context.
 	operations["open beside"] = with(func(w *worker, c call) (r reply, err error) {
 		second, err := w.ctx.Device().NewContext()
 		if err != nil {
@@ -66,7 +68,7 @@ func init() {
 	})
 }
 
-// legacy is a filled allocation of the worker's, and the handle of its block.
+// legacy makes an allocation in the worker, fills the allocation with v, and returns its address and its handle.
 func (p *process) legacy(size uint64, v byte) (ptr uint64, handle []byte) {
 	p.t.Helper()
 	ptr = p.must(call{Op: "malloc", Size: size}).Ptr
@@ -88,7 +90,7 @@ func TestALegacyHandleOpensInAnotherProcess(t *testing.T) {
 func TestALegacyHandleOpensAtTheBeginningOfTheAllocation(t *testing.T) {
 	needLegacy(t)
 	owner, user := start(t, setting{}), start(t, setting{})
-	for _, size := range []uint64{64 * kib, 64 * kib, 4 * mib} { // small allocations share a page of the driver
+	for _, size := range []uint64{64 * kib, 64 * kib, 4 * mib} { // several small allocations share one block of the driver
 		ptr, handle := owner.legacy(size, 0x01)
 		require.NoError(t, owner.fill(ptr+4*kib, 4*kib, 0x02))
 		interior := owner.must(call{Op: "handle", Ptr: ptr + 4*kib}).Data

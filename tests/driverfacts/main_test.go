@@ -26,7 +26,7 @@ const (
 	mib = 1 << 20
 )
 
-// device returns a GPU by its ordinal. It skips the test if there is none.
+// device returns the GPU with an ordinal. If there is no such GPU, device skips the test.
 func device(t testing.TB, ordinal int) cuda.Device {
 	t.Helper()
 	if err := cuda.Init(); err != nil {
@@ -42,7 +42,7 @@ func device(t testing.TB, ordinal int) cuda.Device {
 	return d
 }
 
-// needs skips the test when a probe says no.
+// needs skips the test if probe returns false.
 func needs(t testing.TB, probe func() (bool, error), what string) {
 	t.Helper()
 	ok, err := probe()

@@ -6,7 +6,7 @@ import (
 	"github.com/poolbridge/poolbridge/cuda"
 )
 
-// The operations of a worker with memory of any source.
+// These operations of a worker use memory, no matter how the memory was allocated.
 func init() {
 	operations["fill"] = with(func(w *worker, c call) (reply, error) {
 		if err := w.stream.Memset8(cuda.DevicePtr(c.Ptr), uint8(c.Value), c.Size); err != nil {
@@ -56,14 +56,14 @@ func init() {
 	})
 }
 
-// fill makes the worker fill memory on its device and wait until that is done.
+// fill makes the worker fill memory with the value v, and wait until the memory is filled.
 func (p *process) fill(ptr, size uint64, v byte) error {
 	p.t.Helper()
 	_, err := p.do(call{Op: "fill", Ptr: ptr, Size: size, Value: uint64(v)})
 	return err
 }
 
-// is reports whether all of the memory, as the worker's device sees it, has that value.
+// is reports whether the worker's device finds the value v in every byte of the memory.
 func (p *process) is(ptr, size uint64, v byte) bool {
 	p.t.Helper()
 	return p.must(call{Op: "is", Ptr: ptr, Size: size, Value: uint64(v)}).OK

@@ -13,18 +13,17 @@ import (
 	"github.com/poolbridge/poolbridge/cuda"
 )
 
-// call is a request to a worker. The operation defines what the fields
-// mean.
+// call is a request to a worker. Each operation defines the meaning of the other fields.
 type call struct {
 	Op    string
-	ID    int // an object that an earlier reply named
+	ID    int // number of an object, from an earlier reply
 	Ptr   uint64
 	Size  uint64
 	Value uint64
 	Data  []byte
 }
 
-// reply is the answer. A driver's error is sent as its result.
+// reply is the answer to a call. If the driver returned an error, Result is the driver's result code.
 type reply struct {
 	Result cuda.Result
 	Error  string
@@ -36,7 +35,7 @@ type reply struct {
 	OK     bool
 }
 
-// send writes one packet with descriptors. The caller closes them.
+// send writes one packet with descriptors. The caller must close the descriptors.
 func send(conn *net.UnixConn, v any, fds ...int) error {
 	b, err := json.Marshal(v)
 	if err != nil {
@@ -50,7 +49,7 @@ func send(conn *net.UnixConn, v any, fds ...int) error {
 	return err
 }
 
-// receive reads one packet with its descriptors. The caller closes them.
+// receive reads one packet with its descriptors. The caller must close the descriptors.
 func receive(conn *net.UnixConn, v any) ([]int, error) {
 	b, control := make([]byte, 64*kib), make([]byte, unix.CmsgSpace(4*250))
 	n, cn, flags, _, err := conn.ReadMsgUnix(b, control)
@@ -78,7 +77,7 @@ func receive(conn *net.UnixConn, v any) ([]int, error) {
 	return fds, json.Unmarshal(b[:n], v)
 }
 
-// connection makes a connection of one end of a socket pair.
+// connection makes a connection from the descriptor of one end of a socket pair. It closes the descriptor.
 func connection(fd int) (*net.UnixConn, error) {
 	f := os.NewFile(uintptr(fd), "worker")
 	defer f.Close()

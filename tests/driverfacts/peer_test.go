@@ -11,7 +11,7 @@ import (
 	"github.com/poolbridge/poolbridge/cuda/pattern"
 )
 
-// The operations of a worker with kernels. Fills and copies of the driver need not be kernels.
+// This operation of a worker uses a kernel, because the driver may fill and copy memory without kernels.
 func init() {
 	operations["kernel fill"] = with(func(w *worker, c call) (_ reply, err error) {
 		k, err := pattern.Load(w.ctx)
@@ -32,7 +32,7 @@ func (p *process) kernelFill(ptr, size uint64, v byte) error {
 	return err
 }
 
-// needPeers skips the test without a second device that can reach the first one's memory.
+// needPeers skips the test if there is no second device that can access the memory of the first device.
 func needPeers(t *testing.T) {
 	t.Helper()
 	other := device(t, 1)
@@ -69,7 +69,8 @@ func TestALegacyHandleThatAnotherDeviceOpensIsForItsKernels(t *testing.T) {
 	user.must(call{Op: "close opened", Ptr: opened})
 }
 
-// Peer access between the contexts does not change that: `legacy_peer` in tests/simcuda/facts checks it.
+// Even with peer access between the contexts, kernels of the other device cannot use the memory: `legacy_peer` in
+// tests/simcuda/facts checks that.
 func TestALegacyHandleThatTheOwnersDeviceOpensIsNotForKernelsOfAnother(t *testing.T) {
 	needLegacy(t)
 	needPeers(t)

@@ -9,7 +9,7 @@ import (
 	"github.com/poolbridge/poolbridge/cuda"
 )
 
-// The operations of a worker with memory pools.
+// These operations of a worker use memory pools.
 func init() {
 	operations["new pool"] = with(func(w *worker, c call) (reply, error) {
 		spec := cuda.MemPoolSpec{MaxBytes: c.Size, ReleaseThreshold: c.Value, Exportable: true}
@@ -95,7 +95,7 @@ func init() {
 	}
 }
 
-// visit imports a pool and a pointer, and frees both.
+// visit imports a pool and a pointer, frees the pointer, and closes the pool.
 func visit(w *worker, fd int, data cuda.PtrExportData) error {
 	p, err := w.ctx.ImportMemPool(fd)
 	if err != nil {
@@ -111,17 +111,16 @@ func visit(w *worker, fd int, data cuda.PtrExportData) error {
 	return p.Close()
 }
 
-// block is an allocation in a worker's pool, with all that another needs to
-// import it.
+// block is an allocation in a worker's pool. It has everything that another worker needs to import the allocation.
 type block struct {
-	fd   int // of the pool
+	fd   int // descriptor of the pool
 	pool int
 	ptr  uint64
 	size uint64
 	data []byte
 }
 
-// shared makes an exportable pool in the worker with one allocation, filled.
+// shared makes an exportable pool in the worker, and one allocation in this pool. It fills the allocation with v.
 func (p *process) shared(size uint64, v byte) block {
 	p.t.Helper()
 	pool := p.must(call{Op: "new pool", Value: ^uint64(0)}).ID

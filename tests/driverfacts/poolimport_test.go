@@ -43,7 +43,7 @@ func TestTheDescriptorIsNotNeededAfterTheImport(t *testing.T) {
 	needPools(t)
 	owner, user := start(t, setting{}), start(t, setting{})
 	b := owner.shared(mib, 0x33)
-	// The worker closes the descriptor when it has imported the pool. Only then does it import the pointer.
+	// The worker closes the descriptor after it has imported the pool, and before it imports the pointer.
 	pool := user.must(call{Op: "import pool"}, b.fd).ID
 	ptr := user.must(call{Op: "import pointer", ID: pool, Data: b.data}).Ptr
 	assert.True(t, user.is(ptr, b.size, 0x33))
@@ -60,8 +60,8 @@ func TestAPoolImportedTwiceIsOneHandleThatIsDestroyedTwice(t *testing.T) {
 	user.must(call{Op: "free", ID: first.ID, Ptr: ptr})
 	user.must(call{Op: "close", ID: first.ID})
 
-	// If it were gone now, the next pool could get its address, and using it would
-	// end the process.
+	// If the driver had destroyed the pool now, the next pool could get the address of the old pool, and a use of the
+	// old pool would end the process.
 	require.NotEqual(t, second.Value, user.must(call{Op: "import pool"}, other.fd).Value)
 	third := user.must(call{Op: "import pool"}, b.fd)
 	require.Equal(t, second.Value, third.Value, "it is still the same CUmemoryPool")

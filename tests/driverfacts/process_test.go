@@ -18,11 +18,11 @@ import (
 	"github.com/poolbridge/poolbridge/cuda"
 )
 
-// patience bounds every call to a worker: a stream that waits for ever would
-// hang the worker with it.
+// patience is the time limit of every call to a worker. Without a limit, a stream that waits for ever would also make
+// the test wait for ever.
 const patience = 60 * time.Second
 
-// process is a worker, seen from the test.
+// process is the test's side of a worker: the worker's process and the connection to the worker.
 type process struct {
 	t      testing.TB
 	cmd    *exec.Cmd
@@ -31,16 +31,16 @@ type process struct {
 	killed bool
 }
 
-// setting has the differences between a worker and the test's own process.
+// setting says in which ways a worker differs from the test's own process.
 type setting struct {
 	device     int
-	namespaces bool   // its own PID, mount and IPC namespaces, and an empty /dev/shm
-	privateShm bool   // an empty /dev/shm only
-	uid        int    // 0: the test's own
-	memlock    uint64 // RLIMIT_MEMLOCK in bytes, 0: as it is
+	namespaces bool   // the worker has its own PID, mount and IPC namespaces, and an empty /dev/shm
+	privateShm bool   // the worker has only its own empty /dev/shm
+	uid        int    // user of the worker; 0: the user of the test
+	memlock    uint64 // RLIMIT_MEMLOCK in bytes; 0: the limit of the test
 }
 
-// start starts a worker that ends with the test.
+// start starts a worker. The worker ends when the test ends.
 func start(t testing.TB, set setting) *process {
 	t.Helper()
 	if (set.namespaces || set.privateShm || set.uid != 0) && os.Geteuid() != 0 {
@@ -56,7 +56,7 @@ func start(t testing.TB, set setting) *process {
 	p.cmd.ExtraFiles = []*os.File{theirs}
 	p.cmd.Stderr = &p.stderr
 	p.cmd.Env = append(os.Environ(), workerVariable+"=1",
-		"GORACE=atexit_sleep_ms=0", // a second for every worker otherwise
+		"GORACE=atexit_sleep_ms=0", // otherwise the race detector sleeps for a second at the end of each worker
 		workerVariable+"_DEVICE="+strconv.Itoa(set.device),
 		workerVariable+"_UID="+strconv.Itoa(set.uid),
 		workerVariable+"_MEMLOCK="+strconv.FormatUint(set.memlock, 10))
@@ -87,8 +87,7 @@ func start(t testing.TB, set setting) *process {
 	return p
 }
 
-// do makes the worker do an operation. The error is the driver's, or says that the
-// worker is gone.
+// do makes the worker do an operation. The error is an error of the driver, or it says that the worker is gone.
 func (p *process) do(c call, fds ...int) (reply, error) {
 	r, got, err := p.doFD(c, fds...)
 	for _, fd := range got {
@@ -97,7 +96,7 @@ func (p *process) do(c call, fds ...int) (reply, error) {
 	return r, err
 }
 
-// doFD is do for operations that answer with descriptors.
+// doFD is like do, for operations whose replies have descriptors. The caller must close the descriptors.
 func (p *process) doFD(c call, fds ...int) (reply, []int, error) {
 	p.t.Helper()
 	var r reply
@@ -118,7 +117,7 @@ func (p *process) doFD(c call, fds ...int) (reply, []int, error) {
 	return r, got, nil
 }
 
-// must is do for operations that must succeed.
+// must is like do, but the test fails if the operation fails.
 func (p *process) must(c call, fds ...int) reply {
 	p.t.Helper()
 	r, err := p.do(c, fds...)
@@ -126,8 +125,7 @@ func (p *process) must(c call, fds ...int) reply {
 	return r
 }
 
-// mustFD is must for operations that answer with one descriptor, which is closed
-// when the test ends.
+// mustFD is like must, for operations whose replies have one descriptor. The descriptor is closed when the test ends.
 func (p *process) mustFD(c call) int {
 	p.t.Helper()
 	_, fds, err := p.doFD(c)
@@ -138,7 +136,7 @@ func (p *process) mustFD(c call) int {
 	return fd
 }
 
-// kill ends the worker as the out-of-memory killer would.
+// kill ends the worker with SIGKILL, as the kernel does when memory runs out.
 func (p *process) kill() {
 	p.t.Helper()
 	p.killed = true
@@ -146,7 +144,7 @@ func (p *process) kill() {
 	_ = p.cmd.Wait()
 }
 
-// stop lets the worker end by itself and reports it if it could not.
+// stop closes the connection, so that the worker ends. If the worker ends with an error, the test fails.
 func (p *process) stop() {
 	p.conn.Close()
 	if p.killed {

@@ -10,7 +10,7 @@ import (
 	"github.com/poolbridge/poolbridge/cuda"
 )
 
-// storePTX writes one 32-bit word.
+// storePTX is a kernel that writes one 32-bit word.
 const storePTX = `
 .version 7.0
 .target sm_70
@@ -28,7 +28,7 @@ const storePTX = `
 }
 `
 
-// The operations of a worker with physical memory.
+// These operations of a worker use physical memory.
 func init() {
 	operations["granularity"] = with(func(w *worker, _ call) (reply, error) {
 		n, err := w.ctx.AllocationGranularity()
@@ -66,7 +66,7 @@ func init() {
 	})
 }
 
-// physical is filled memory of the worker's, its descriptor and its address.
+// physical allocates physical memory in the worker and fills it with v. It returns the descriptor and the address.
 func (p *process) physical(size uint64, v byte) (fd int, ptr uint64) {
 	p.t.Helper()
 	id := p.must(call{Op: "new physical", Size: size}).ID
@@ -76,14 +76,14 @@ func (p *process) physical(size uint64, v byte) (fd int, ptr uint64) {
 	return fd, ptr
 }
 
-// mapped is imported physical memory at an address.
+// mapped imports physical memory into the worker, maps the memory, and returns its address.
 func (p *process) mapped(fd int, size uint64, access cuda.AccessFlags) uint64 {
 	p.t.Helper()
 	id := p.must(call{Op: "import physical", Size: size}, fd).ID
 	return p.must(call{Op: "map", ID: id, Value: uint64(access)}).Ptr
 }
 
-// needKernels skips the test if nothing runs kernels, as in a simulation.
+// needKernels skips the test if kernels do not run, for example on the simulated driver.
 func needKernels(t *testing.T) {
 	t.Helper()
 	p := start(t, setting{})

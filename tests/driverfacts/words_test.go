@@ -26,8 +26,8 @@ func (p *page) word(i uint64) *uint64 {
 	return (*uint64)(unsafe.Pointer(&p.mem[8*i]))
 }
 
-// The operations of a worker with words. "read only" maps and registers the page so that
-// neither the CPU nor the GPU can write it.
+// These operations of a worker use words. "register read only" maps and registers the page so that neither the CPU nor
+// the GPU can write the page.
 func init() {
 	register := func(prot int, flags cuda.HostRegisterFlags) operation {
 		return withFD(func(w *worker, _ call, fd int) (reply, error) {
@@ -55,7 +55,7 @@ func init() {
 	})
 }
 
-// words is a page, with the test's descriptor and mapping of it.
+// words makes a page, and returns the test's descriptor and the test's mapping of the page.
 func words(t *testing.T) (int, *page) {
 	t.Helper()
 	fd, err := unix.MemfdCreate("words", unix.MFD_CLOEXEC)
@@ -133,7 +133,7 @@ func TestWritingAReadOnlyRegistrationRuinsOnlyTheWriter(t *testing.T) {
 	owner, intruder := start(t, setting{}), start(t, setting{})
 	out := owner.must(call{Op: "register"}, fd).Ptr
 	in := intruder.must(call{Op: "register read only"}, fd).Ptr
-	intruder.must(call{Op: "write word", Ptr: in, Value: 1}) // accepted
+	intruder.must(call{Op: "write word", Ptr: in, Value: 1}) // the driver accepts this call
 	_, err = intruder.do(call{Op: "synchronize"})
 	assert.ErrorIs(t, err, cuda.ErrLaunchFailed)
 	assert.Zero(t, atomic.LoadUint64(cpu.word(0)), "nothing was written")

@@ -14,23 +14,22 @@ import (
 	"github.com/poolbridge/poolbridge/cuda"
 )
 
-// workerVariable in the environment makes a worker of the test binary; the
-// socket to the test is descriptor 3.
+// workerVariable is an environment variable. If it is set, the test binary is a worker. Descriptor 3 of the worker is
+// the socket to the test.
 const workerVariable = "POOLBRIDGE_FACTS_WORKER"
 
-// worker is the other end of a process. It makes a context when an operation first
-// needs one.
+// worker is the state of a worker process. The worker makes a context when an operation first needs a context.
 type worker struct {
 	ctx     *cuda.Context
 	stream  *cuda.Stream
 	objects []any
 }
 
-// operation executes a call. It closes the descriptors that it is given
-// unless it keeps them; descriptors of its reply are closed after the reply.
+// operation executes a call. It closes the descriptors in fds that it does not keep. The worker closes the returned
+// descriptors after it has sent the reply.
 type operation func(w *worker, c call, fds []int) (reply, []int, error)
 
-// operations is filled by the other files of the package.
+// operations has the operations by name. The other files of the package add their operations.
 var operations = map[string]operation{
 	"hello": func(*worker, call, []int) (reply, []int, error) { return reply{}, nil, nil },
 	"hold":  func(w *worker, _ call, fds []int) (reply, []int, error) { return reply{ID: w.keep(fds[0])}, nil, nil },
@@ -74,8 +73,8 @@ func settle() error {
 		}
 	}
 	if number("_PROC") != 0 {
-		// The driver finds itself through /proc. If that belongs to another namespace,
-		// cuInit fails with CUDA_ERROR_OPERATING_SYSTEM.
+		// The driver reads files about its own process in /proc. If /proc belongs to another namespace, cuInit fails
+		// with CUDA_ERROR_OPERATING_SYSTEM.
 		if err := unix.Mount("proc", "/proc", "proc", 0, ""); err != nil {
 			return fmt.Errorf("mount /proc: %w", err)
 		}
@@ -89,7 +88,8 @@ func settle() error {
 	if uid == 0 {
 		return nil
 	}
-	// Opened now, because later the process may not be able to read the library.
+	// This call loads the library of the driver now, because the process may not be able to read the file as another
+	// user.
 	_, _ = cuda.DriverVersion()
 	return errors.Join(syscall.Setgroups(nil), syscall.Setgid(uid), syscall.Setuid(uid))
 }
@@ -117,7 +117,7 @@ func (w *worker) serve(conn *net.UnixConn) error {
 	return err
 }
 
-// context returns the worker's context; stream returns its stream.
+// context returns the worker's context. If there is none yet, context makes a context and a stream.
 func (w *worker) context() (*cuda.Context, error) {
 	if w.ctx != nil {
 		return w.ctx, nil
@@ -138,7 +138,7 @@ func (w *worker) context() (*cuda.Context, error) {
 	return c, nil
 }
 
-// keep stores an object and gives it a number.
+// keep stores an object and returns its number.
 func (w *worker) keep(o any) int {
 	w.objects = append(w.objects, o)
 	return len(w.objects) - 1
@@ -156,7 +156,7 @@ func object[T any](w *worker, id int) (T, error) {
 	return o, nil
 }
 
-// with makes an operation of a function that needs a context.
+// with makes an operation from a function that needs a context.
 func with(f func(w *worker, c call) (reply, error)) operation {
 	return func(w *worker, c call, fds []int) (reply, []int, error) {
 		for _, fd := range fds {
@@ -170,7 +170,7 @@ func with(f func(w *worker, c call) (reply, error)) operation {
 	}
 }
 
-// withFD is with for a function that needs one descriptor.
+// withFD is like with, for a function that needs one descriptor.
 func withFD(f func(w *worker, c call, fd int) (reply, error)) operation {
 	return func(w *worker, c call, fds []int) (reply, []int, error) {
 		for _, fd := range fds {
@@ -187,7 +187,7 @@ func withFD(f func(w *worker, c call, fd int) (reply, error)) operation {
 	}
 }
 
-// on is with for a function of one object.
+// on is like with, for a function that needs an object of the worker.
 func on[T any](f func(w *worker, o T, c call) (reply, error)) operation {
 	return with(func(w *worker, c call) (reply, error) {
 		o, err := object[T](w, c.ID)
@@ -198,7 +198,7 @@ func on[T any](f func(w *worker, o T, c call) (reply, error)) operation {
 	})
 }
 
-// exporting makes an operation of a function that returns a descriptor.
+// exporting makes an operation that exports an object of the worker as a descriptor.
 func exporting[T interface{ ExportFD() (int, error) }]() operation {
 	return func(w *worker, c call, _ []int) (reply, []int, error) {
 		o, err := object[T](w, c.ID)
@@ -213,7 +213,7 @@ func exporting[T interface{ ExportFD() (int, error) }]() operation {
 	}
 }
 
-// closing closes any object.
+// closing makes an operation that closes an object of the worker.
 func closing() operation {
 	return on(func(_ *worker, o io.Closer, _ call) (reply, error) { return reply{}, o.Close() })
 }

@@ -1,7 +1,8 @@
-"""Measures on one machine what docs/performance.md reports, and what is worth its place: `measure.py --poolsvc FILE`.
+"""Measures on one machine the figures that docs/performance.md reports: `measure.py --poolsvc FILE`.
 
-It runs `poolsvc bench`, Python streams, and the parts of the package that only some programs use, each with and without
-in turn. Every result is printed as a line when it is there. A step that would begin after the limit is left out.
+The program runs `poolsvc bench` and Python streams. It also measures parts of the package that only some programs use,
+in turn with and without the part. It prints each result as a line as soon as the result is known. A step that has not
+begun before the time limit is left out.
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ def show(row: dict[str, Any]) -> None:
 
 
 class Measurement:
-    """What the steps have in common: programs, times, and the file with the results."""
+    """What all steps share: the program to measure, the times, and the results."""
 
     def __init__(self, given: argparse.Namespace, folder: Path) -> None:
         self.poolsvc: str = given.poolsvc
@@ -111,10 +112,10 @@ class Measurement:
                 raise subprocess.CalledProcessError(process.returncode, command)
 
     def in_turn(self, workload: str, ways: dict[str, Callable[[], float]], kind: str = "device") -> None:
-        """Measure ways of doing the same in turn. A way does it once and returns its seconds."""
+        """Measure several ways to do the same work, in turn. Each way does the work once and returns its seconds."""
         took: dict[str, list[list[float]]] = {name: [] for name in ways}
         for way in ways.values():
-            way()  # loads what is loaded once
+            way()  # the first call loads modules and kernels, and is not measured
         for _ in range(self.rounds):
             for name, way in ways.items():
                 until, samples = time.perf_counter() + self.seconds / 2, []
@@ -137,11 +138,11 @@ class Measurement:
             self.add(row | {"p50_us_range": (min(p50s), max(p50s))})
 
 
-# How the end of work on a buffer is said: by a fence, by an interprocess event, or by both.
+# How a process announces the end of work on a buffer: by a fence, by an interprocess event, or by both.
 
 
 def get_names(path: str, pipe: Any) -> None:
-    """Run as a reader: order a stream after each buffer whose name comes through the pipe, and answer."""
+    """Run as a reader: for each name from the pipe, make a stream wait for the buffer, and answer."""
     stream = stream_of(load(preferred_consumer()))
     with poolbridge.connect(path, wait=_PATIENCE) as client:
         while name := pipe.recv():
@@ -152,7 +153,7 @@ def get_names(path: str, pipe: Any) -> None:
 
 
 def completion(m: Measurement) -> None:
-    """Measure transfers by name whose end is said by a fence, by an event and a fence, and by an event alone."""
+    """Measure transfers by name with a fence, with an event and a fence, and with only an event."""
     context = multiprocessing.get_context("spawn")
     ours, theirs = context.Pipe()
     with m.service() as path:
@@ -190,11 +191,11 @@ def completion(m: Measurement) -> None:
             reader.join(_PATIENCE)
 
 
-# Where a legacy handle is opened: in the device's primary context, or in the caller's own.
+# Where a legacy handle is opened: in the primary context of the device, or in a context of the caller.
 
 
 def publish_one(path: str, pipe: Any) -> None:
-    """Run as the owner of a buffer of kind legacy, until something comes through the pipe."""
+    """Run as the owner of a buffer of kind legacy, until an object comes through the pipe."""
     with poolbridge.connect(path, wait=_PATIENCE) as client:
         pool = client.create_pool("contexts", kind="legacy", max_bytes=64 * _MIB)
         client.allocate((_MIB,), "uint8", pool=pool, timeout=_PATIENCE).publish("x")
@@ -203,7 +204,7 @@ def publish_one(path: str, pipe: Any) -> None:
 
 
 def contexts(m: Measurement) -> None:
-    """Measure opening and closing a legacy handle in the primary context and in a second one."""
+    """Measure how long a legacy handle takes to open and close, in the primary context and in a second context."""
     context = multiprocessing.get_context("spawn")
     ours, theirs = context.Pipe()
     with m.service() as path:
@@ -231,7 +232,7 @@ def contexts(m: Measurement) -> None:
         owner.join(_PATIENCE)
 
 
-# Each step, in the order of what matters most.
+# The steps. The most important step is the first.
 STEPS: dict[str, Callable[[Measurement], None]] = {
     "spinning-device": lambda m: m.bench("device", "--only", "spinning"),
     "spinning-host": lambda m: m.bench("host", "--only", "spinning"),
@@ -250,7 +251,7 @@ def _most(m: Measurement) -> tuple[str, str]:
 
 
 def main() -> int:
-    """Run the steps. The exit status is 1 if one has failed or was left out."""
+    """Run the steps. The exit status is 1 if a step has failed or was left out."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--poolsvc", required=True, help="the program to measure")
     parser.add_argument("--out", type=Path, help="file for the results, as JSON")

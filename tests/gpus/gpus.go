@@ -1,4 +1,4 @@
-// Package gpus says which tests the GPU of a machine can do.
+// Package gpus skips tests that the GPU of a machine cannot run.
 package gpus
 
 import (
@@ -9,7 +9,7 @@ import (
 	"github.com/poolbridge/poolbridge/mempool"
 )
 
-// NeedWords skips the test where there is no GPU, or where streams of the first one cannot wait for words.
+// NeedWords skips the test if there is no GPU, or if streams of the first GPU cannot wait for words.
 func NeedWords(t testing.TB) {
 	t.Helper()
 	if err := mempool.Device.Probe(""); err != nil {

@@ -14,7 +14,7 @@ import (
 	"github.com/poolbridge/poolbridge/tests/rig"
 )
 
-// openDir is a folder that every user can reach.
+// openDir makes a folder that every user can read.
 func openDir(t *testing.T) string {
 	t.Helper()
 	dir, err := os.MkdirTemp("", "poolbridge-abroad-")

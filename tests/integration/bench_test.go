@@ -14,7 +14,8 @@ import (
 	"github.com/poolbridge/poolbridge/tests/rig"
 )
 
-// TestBenchMeasuresEveryWorkloadOnHostMemory tests what is measured, not how fast it is.
+// TestBenchMeasuresEveryWorkloadOnHostMemory tests which workloads the bench measures. It does not test how fast they
+// are.
 func TestBenchMeasuresEveryWorkloadOnHostMemory(t *testing.T) {
 	plots := t.TempDir()
 	cmd := exec.Command(rig.Poolsvc(t), "bench", "--json", "--python", rig.Python(t).Path, "--kind", "host", "--time", "10ms",
@@ -62,7 +63,7 @@ func TestBenchMeasuresEveryWorkloadOnHostMemory(t *testing.T) {
 	}
 	assert.NotEmpty(t, report.Ratios)
 	require.NotNil(t, report.Doubts)
-	for _, d := range report.Doubts { // of a busy machine
+	for _, d := range report.Doubts { // on a busy machine, a report may have doubts
 		assert.Less(t, d["per_second"], d["one_by_one"])
 	}
 	require.NotEmpty(t, report.Service)
@@ -126,7 +127,7 @@ func TestBenchMeasuresTheEnginesThatAreInstalledAndSaysWhyNotTheOthers(t *testin
 	assert.Equal(t, map[string]int{"engines/ray": 2, "engines/dask": 2}, seen)
 }
 
-// TestBenchTellsTheServicesMemoryFromTheDrivers needs a GPU, or a simulated one.
+// TestBenchTellsTheServicesMemoryFromTheDrivers needs a GPU or a simulated GPU.
 func TestBenchTellsTheServicesMemoryFromTheDrivers(t *testing.T) {
 	if err := mempool.Device.Probe(""); err != nil {
 		t.Skipf("%v (without a GPU, `make simcuda` and tests/simcuda/machine run this)", err)
@@ -162,7 +163,7 @@ func TestBenchTellsTheServicesMemoryFromTheDrivers(t *testing.T) {
 	assert.Greater(t, driver[3000], driver[10], "the driver keeps something for each block")
 }
 
-// NumPy takes memory of kind pinned, and has no streams.
+// NumPy can use memory of kind pinned, and NumPy has no streams.
 func TestBenchHandsPinnedMemoryToALibraryWithoutStreams(t *testing.T) {
 	if err := mempool.Pinned.Probe(""); err != nil {
 		t.Skipf("%v (without a GPU, `make simcuda` and tests/simcuda/machine run this)", err)

@@ -23,7 +23,8 @@ import (
 	"github.com/poolbridge/poolbridge/tests/rig"
 )
 
-// containedRole makes a copy of this test program a client, and names its role.
+// containedRole is an environment variable. If it is set, this program is a client in a container, and its value is the
+// client's role.
 const containedRole = "POOLBRIDGE_TEST_CONTAINED"
 
 func TestMain(m *testing.M) {
@@ -44,7 +45,8 @@ const containedFrames, containedWords = 20, 4096
 
 func containedFrame(n int) []byte { return bytes.Repeat([]byte{byte(n)}, containedWords) }
 
-// beClient is a client in a container. It publishes frames, or takes them.
+// beClient does the work of a client in a container. With the role "produce", the client publishes frames; with another
+// role, it takes frames.
 func beClient(role string) error {
 	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
 	defer cancel()
@@ -104,7 +106,8 @@ func beClient(role string) error {
 	return nil
 }
 
-// contained completes the container of a program that has its own namespaces, and takes all privileges from it.
+// contained is a shell script. It mounts the file systems of a container, drops all privileges, and then runs the
+// program in its arguments.
 const contained = `set -e
 mount --make-rprivate /
 mount -t proc proc /proc
@@ -112,8 +115,8 @@ mount -t tmpfs tmpfs /dev/shm
 exec setpriv --no-new-privs --inh-caps=-all --bounding-set=-all "$@"
 `
 
-// inContainer returns a program with its own processes, mounts, System V objects and host name. With users, it also has its own user namespace, with
-// one user; otherwise it runs as this user.
+// inContainer returns a command that runs in its own PID, mount, IPC and UTS namespaces. If users is true, the command
+// also has its own user namespace, in which uid is the only user. Otherwise the command runs as the user uid.
 func inContainer(uid int, users bool, name string, args ...string) *exec.Cmd {
 	attr := &syscall.SysProcAttr{Cloneflags: syscall.CLONE_NEWPID | syscall.CLONE_NEWNS | syscall.CLONE_NEWIPC | syscall.CLONE_NEWUTS}
 	first := []string{"-c", contained, "container"}
@@ -121,7 +124,7 @@ func inContainer(uid int, users bool, name string, args ...string) *exec.Cmd {
 		attr.Cloneflags |= syscall.CLONE_NEWUSER
 		attr.UidMappings = []syscall.SysProcIDMap{{HostID: uid, Size: 1}}
 		attr.GidMappings = []syscall.SysProcIDMap{{HostID: uid, Size: 1}}
-		attr.GidMappingsEnableSetgroups, attr.Credential = true, &syscall.Credential{} // it begins as the user that is 0 in its namespace
+		attr.GidMappingsEnableSetgroups, attr.Credential = true, &syscall.Credential{} // the command begins as user 0 of its namespace
 	} else {
 		first = append(first, fmt.Sprintf("--reuid=%d", uid), fmt.Sprintf("--regid=%d", uid), "--clear-groups")
 	}
@@ -153,7 +156,7 @@ func needContainers(t *testing.T) {
 	require.NoError(t, unix.Close(pidfd))
 }
 
-// copyOf copies a program to where every user can run it.
+// copyOf copies a program into the folder dir, so that every user can run the program.
 func copyOf(t *testing.T, program, dir string) string {
 	t.Helper()
 	from, err := os.Open(program)
@@ -166,8 +169,9 @@ func copyOf(t *testing.T, program, dir string) string {
 	return to.Name()
 }
 
-// The service and each client are in their own containers, like pods of a node, and share only the folder of the socket. Users of the clients'
-// containers have other numbers outside; the service sees those.
+// The service and each client run in separate containers, like pods on a node. The containers share only the folder of
+// the socket. A user in a client's container has another user id outside the container. The service sees the user id
+// outside.
 func TestUnprivilegedContainersShareMemoryAndStrangersGetNone(t *testing.T) {
 	needContainers(t)
 	const server, sender, receiver, stranger = 4141, 4242, 4343, 4444

@@ -13,7 +13,8 @@ import (
 	"github.com/poolbridge/poolbridge/tests/rig"
 )
 
-// imports are the packages that blocks of Go use; every file uses them all.
+// imports is the beginning of each generated file: the packages that blocks of Go use. The last line uses every
+// package, as Go requires.
 const imports = `package documented
 
 import (
@@ -32,7 +33,7 @@ var _ = []any{context.Background, binary.NativeEndian, errors.Is, fmt.Sprint, ti
 
 `
 
-// names are the variables that the pages explain in words.
+// names declares the variables that the pages explain only in words.
 const names = `
 var (
 	ctx     context.Context
@@ -52,7 +53,7 @@ var (
 )
 `
 
-// Every block of Go in README and docs compiles, with no name but those that the page explains.
+// Every block of Go in README and docs compiles. A block uses only its own names and the variables that names declares.
 func TestEveryDocumentedBlockOfGoCompiles(t *testing.T) {
 	build := filepath.Join(rig.Root(), "build")
 	require.NoError(t, os.MkdirAll(build, 0o755))

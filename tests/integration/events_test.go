@@ -20,7 +20,8 @@ import (
 	"github.com/poolbridge/poolbridge/tests/rig"
 )
 
-// lines starts a poolsvc that runs until the test ends, and returns the documents that it writes, one a line.
+// lines starts a poolsvc that runs until the test ends. poolsvc writes one JSON document on each line, and next returns
+// the next document.
 func lines(t *testing.T, args ...string) (next func() map[string]any) {
 	t.Helper()
 	c := exec.Command(rig.Poolsvc(t), args...)
@@ -41,7 +42,7 @@ func lines(t *testing.T, args ...string) (next func() map[string]any) {
 	}
 }
 
-// documents runs a poolsvc, and returns the documents that it wrote, one a line.
+// documents runs a poolsvc to its end, and returns the JSON documents that poolsvc wrote.
 func documents(t *testing.T, args ...string) (all []map[string]any) {
 	t.Helper()
 	c := exec.Command(rig.Poolsvc(t), args...)
@@ -58,7 +59,7 @@ func documents(t *testing.T, args ...string) (all []map[string]any) {
 	return all
 }
 
-// leaseHolder starts a Python process that leases 1 MiB of pool "p", and returns when it has the lease.
+// leaseHolder starts a Python process that leases 1 MiB of the pool "p". It returns when the process has the lease.
 func leaseHolder(t *testing.T, s *rig.Service) *exec.Cmd {
 	t.Helper()
 	c := exec.Command(rig.Python(t).Path, "-c", "import poolbridge, time\nclient = poolbridge.connect()\nclient.open_pool('p')\n"+
@@ -188,7 +189,7 @@ func TestAWatchedListShowsWhatComes(t *testing.T) {
 	require.Empty(t, pools()["pools"])
 	out, err := poolsvc(t, "pool", "create", "name=late,kind=host,max=1MiB", "--socket", s.Socket)
 	require.NoError(t, err, out)
-	for len(pools()["pools"].([]any)) == 0 { // it appears, or the test hangs
+	for len(pools()["pools"].([]any)) == 0 { // if the pool never appears, the test hangs
 	}
 	c, err := bridge.Dial(t.Context(), s.Socket)
 	require.NoError(t, err)

@@ -11,8 +11,8 @@ import (
 	"github.com/poolbridge/poolbridge/tests/rig"
 )
 
-// failer promises a buffer and a frame, and dies as soon as it has said that both have failed. It publishes another buffer after its promise
-// has failed.
+// failer is a program that publishes a buffer and a frame with promises, and a second buffer whose promise has failed
+// before. When the test sends a line, failer reports that all promises have failed, and kills itself at once.
 const failer = `
 import os, signal, sys, poolbridge
 client = poolbridge.connect(sys.argv[1])
@@ -63,7 +63,7 @@ func TestGoIsToldWhyAPromiseOfPythonFailed(t *testing.T) {
 	assert.ErrorContains(t, err, "ValueError: no light")
 }
 
-// sufferer waits for a buffer and for the frames of a channel.
+// sufferer is a program that waits for a buffer and for the frames of a channel, and prints the errors.
 const sufferer = `
 import sys, poolbridge
 with poolbridge.connect(sys.argv[1]) as client:

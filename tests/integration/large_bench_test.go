@@ -22,12 +22,14 @@ import (
 	"github.com/poolbridge/poolbridge/tests/rig"
 )
 
-// neighborRole says, in the environment, what this program is beside BenchmarkTransferBesideThoseWhoLook.
+// neighborRole is an environment variable. If it is set, this program is a neighbor of the benchmark, and its value
+// names an entry of neighbors.
 const neighborRole = "POOLBRIDGE_TEST_NEIGHBOR"
 
 const holderSessions, buffersEach = 1000, 100
 
-// neighbors are what processes do beside transfers, once they have said that they began.
+// neighbors are functions that other processes run while the benchmark measures transfers. Each function calls began
+// when its preparation is done.
 var neighbors = map[string]func(ctx context.Context, socket string, began func()) error{
 	"holds": func(ctx context.Context, socket string, began func()) error {
 		for range holderSessions {
@@ -74,7 +76,7 @@ var neighbors = map[string]func(ctx context.Context, socket string, began func()
 	},
 }
 
-// lists reads all buffers, page after page, again and again.
+// lists reads the list of all buffers again and again, with a pause between two reads.
 func lists(ctx context.Context, socket string, began func(), pause time.Duration) error {
 	c, err := bridge.Dial(ctx, socket)
 	if err != nil {
@@ -91,7 +93,7 @@ func lists(ctx context.Context, socket string, began func(), pause time.Duration
 	}
 }
 
-// beNeighbor is a neighbor, until standard input ends.
+// beNeighbor runs the neighbor with a role, until standard input ends.
 func beNeighbor(role string) error {
 	ctx, end := context.WithCancel(context.Background())
 	go func() {
@@ -102,7 +104,7 @@ func beNeighbor(role string) error {
 	return neighbors[role](ctx, os.Getenv("POOLBRIDGE_SOCKET"), func() { fmt.Println("began") })
 }
 
-// beside starts a neighbor, and gives what ends it.
+// beside starts a neighbor in a new process, and returns a function that ends the process.
 func beside(b *testing.B, s *rig.Service, role string) (end func()) {
 	b.Helper()
 	c := exec.Command(os.Args[0])
@@ -131,8 +133,10 @@ func serveLarge(b *testing.B) (s *rig.Service) {
 	return s
 }
 
-// BenchmarkTransferBesideThoseWhoLook measures a transfer of a service with 1,000 sessions and 100,000 buffers: alone, beside a process that only
-// computes, beside those who look at the service, and beside one that lists another service and so takes as much of the CPUs. Each is a process of its own.
+// BenchmarkTransferBesideThoseWhoLook measures a transfer of a service with 1,000 sessions and 100,000 buffers: first
+// alone, and then while one other process runs. The other process only computes, or lists the buffers of the service,
+// or has its page open, or lists the buffers of another service. A process that lists another service uses as much CPU
+// time as one that lists the measured service, but sends no requests to the measured service.
 func BenchmarkTransferBesideThoseWhoLook(b *testing.B) {
 	s, another := serveLarge(b), serveLarge(b)
 	var pools []*bridge.Pool

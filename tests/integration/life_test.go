@@ -14,14 +14,14 @@ import (
 	"github.com/poolbridge/poolbridge/tests/rig"
 )
 
-// started is a service that a program has started for its own use.
+// started is a service that the test has started for its own use.
 type started struct {
 	cmd    *exec.Cmd
 	socket string
-	end    *os.File // the service ends when this is closed (--end-fd)
+	end    *os.File // the service ends when this file is closed (--end-fd)
 }
 
-// startAlone starts `poolsvc serve` as such a program does, and waits until it says that it is ready.
+// startAlone starts `poolsvc serve` with --ready-fd and --end-fd, and waits until the service says that it is ready.
 func startAlone(t *testing.T, args ...string) *started {
 	t.Helper()
 	ready, readyEnd, err := os.Pipe()
@@ -83,7 +83,7 @@ func TestAServiceThatCannotListenSaysByItsExitStatusWhy(t *testing.T) {
 		socket string
 		status int
 	}{
-		{socket, 3}, // another service listens there
+		{socket, 3}, // another service listens on this socket
 		{filepath.Join(folder, "s"), 4},
 		{"/dev/null/s", 4},
 	} {

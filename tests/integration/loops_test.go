@@ -16,8 +16,9 @@ import (
 	"github.com/poolbridge/poolbridge/tests/rig"
 )
 
-// looper runs programs one after the other, and says when each has subscribed and when it has ended. In
-// "kept" it keeps the results of from_dlpack of a program until that program has ended.
+// looper is a program that runs other programs, one after the other. It prints a line when a program has subscribed,
+// and another line when the program has ended. If a task says keep, looper keeps the arrays that from_dlpack returned
+// until the program has ended, and checks that their content has not changed.
 const looper = `
 import json, sys, traceback
 import numpy, poolbridge
@@ -54,26 +55,27 @@ for line in sys.stdin:
     print("ended")
 `
 
-// loop is a program that takes the frames of the channel "camera" and prints a line for each, which begins with the
-// frame's number.
+// loop is a program that takes the frames of the channel "camera". For each frame, the program prints a line that
+// begins with the frame's number.
 type loop struct {
 	name, text string
 	variants   []string
 }
 
-// all has the lifetimes of a loop's arrays: until the next array is made, until the end, or until the next frame is asked
-// for.
+// all has the variants of a loop. They differ in how long an array lives: until the loop makes the next array ("as
+// written"), until the loop ends ("kept"), or until the loop asks for the next frame ("dropped").
 var all = []string{"as written", "kept", "dropped"}
 
-// documented are the loops of README, docs and examples. A block that subscribes, does not publish, and is not among them fails the test.
+// documented returns the loops of README, docs and examples. If a block subscribes and does not publish, and no loop
+// uses the block, the test fails.
 func documented(t *testing.T) (loops []loop) {
-	blocks := make(map[string]string) // of Python that subscribes, by file and number
+	blocks := make(map[string]string) // blocks of Python that subscribe, by file and number
 	for _, path := range append(glob(t, "README.md"), glob(t, "docs/*.md")...) {
 		text, err := os.ReadFile(path)
 		require.NoError(t, err)
 		for i, block := range strings.Split(string(text), "```python\n")[1:] {
 			block, _, _ = strings.Cut(block, "```")
-			if strings.Contains(block, ".subscribe(") && !strings.Contains(block, ".publish(") { // those run in test_documented.py
+			if strings.Contains(block, ".subscribe(") && !strings.Contains(block, ".publish(") { // test_documented.py runs the others
 				blocks[fmt.Sprintf("%s %d", filepath.Base(path), i)] = block
 			}
 		}
@@ -138,7 +140,7 @@ func glob(t *testing.T, pattern string) []string {
 	return paths
 }
 
-// replaced returns a text with pairs of old and new replaced.
+// replaced returns a text in which, for each pair, the first string is replaced by the second string.
 func replaced(t *testing.T, text string, pairs ...string) string {
 	t.Helper()
 	for pair := range slices.Chunk(pairs, 2) {
@@ -152,7 +154,8 @@ func indented(text string) string {
 	return "    " + strings.ReplaceAll(strings.TrimSpace(text), "\n", "\n    ") + "\n"
 }
 
-// with changes a loop so that its arrays are dropped before the next frame is asked for, if that is wanted.
+// with returns the text of a loop. For the variant "dropped", the loop drops its arrays before it asks for the next
+// frame.
 func (l loop) with(variant string) string {
 	if variant != "dropped" {
 		return l.text
@@ -160,10 +163,10 @@ func (l loop) with(variant string) string {
 	return strings.TrimRight(l.text, "\n") + "\n        frame = array = image = None\n"
 }
 
-// Every consumer loop of README, docs and examples ends and sees every frame: in every mode, with one and with
-// several consumers, and with every lifetime of its arrays.
+// Every consumer loop of README, docs and examples sees every frame, and then ends. The test runs each loop in every
+// mode, in every variant, with one consumer and with three.
 func TestEveryDocumentedLoopSeesEveryFrameAndEnds(t *testing.T) {
-	const frames, capacity = 12, 4 // more than the channel keeps, and than there is credit
+	const frames, capacity = 12, 4 // more frames than the channel keeps, and more than a consumer's credit
 	s := rig.Serve(t, "--pool", "name=frames,kind=host,max=64MiB")
 	t.Setenv("POOLBRIDGE_SOCKET", s.Socket)
 	c := dial(t, s)
@@ -210,7 +213,7 @@ func TestEveryDocumentedLoopSeesEveryFrameAndEnds(t *testing.T) {
 						assert.Len(t, slices.Compact(seen), frames)
 					})
 					if t.Failed() {
-						t.FailNow() // the consumers may be anywhere
+						t.FailNow() // the state of the consumers is unknown
 					}
 				}
 			}
@@ -219,7 +222,7 @@ func TestEveryDocumentedLoopSeesEveryFrameAndEnds(t *testing.T) {
 	for _, consumer := range consumers {
 		consumer.Kill(t)
 	}
-	s.Idle(t) // arrays that were kept kept their memory until their process ended
+	s.Idle(t) // the kept arrays kept their memory until their process ended
 }
 
 // linesUntilEnded returns the numbers at the beginning of a loop's lines.
@@ -234,7 +237,7 @@ func linesUntilEnded(t *testing.T, consumer *rig.Script) (numbers []int) {
 	return numbers
 }
 
-// keeper takes two frames of a queue, keeps their arrays and ends only when it is killed.
+// keeper is a program that takes two frames of a queue and keeps their arrays. It ends only when the test kills it.
 const keeper = `
 import sys, numpy, poolbridge
 client = poolbridge.connect()
@@ -261,7 +264,7 @@ func TestAKilledPythonWorkersAcknowledgedFramesDoNotComeBack(t *testing.T) {
 	victim := rig.Python(t).Start(t, keeper)
 	require.Equal(t, "keeping", victim.Line(t))
 	victim.Kill(t)
-	s.StatsWhen(t, func(st mempool.Stats) bool { return st.Sessions == 3 && st.Leases == 3 }) // the service's own session, this one's and the asker's; frames 2 to 4
+	s.StatsWhen(t, func(st mempool.Stats) bool { return st.Sessions == 3 && st.Leases == 3 }) // leases: of frames 2 to 4
 	var seen []uint64
 	for f, err := range ch.Frames(t.Context(), mempool.SubscribeOptions{}) {
 		require.NoError(t, err)

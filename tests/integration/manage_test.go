@@ -48,7 +48,8 @@ func TestAnOperatorMakesTrimsAndDestroysPools(t *testing.T) {
 	assert.Contains(t, out, "not found")
 }
 
-// camera is a service with a channel "camera" of two frames, and the client that made it.
+// camera starts a service, and returns it with a client, a pool, and a channel "camera" that the client made. The
+// channel has a capacity of two frames.
 func camera(t *testing.T) (*rig.Service, *bridge.Client, *bridge.Pool, *bridge.Channel) {
 	t.Helper()
 	s := rig.Serve(t, "--pool", "name=p,kind=host,max=1MiB")

@@ -36,7 +36,7 @@ func TestWhatClientsDoMovesTheMetricsOfTheService(t *testing.T) {
 		require.NoError(t, err)
 		return string(text)
 	}
-	shows := func(texts ...string) { // soon: a request is counted after it was answered
+	shows := func(texts ...string) { // shows waits, because the service counts a request only after the answer
 		t.Helper()
 		require.Eventually(t, func() bool {
 			text := metrics()
@@ -71,7 +71,7 @@ func TestWhatClientsDoMovesTheMetricsOfTheService(t *testing.T) {
 	next, stop := iter.Pull2(ch.Frames(t.Context(), mempool.SubscribeOptions{Oldest: true, Full: mempool.DropOldest}))
 	_, err, _ = next()
 	require.NoError(t, err)
-	for range 6 { // of which the channel keeps four
+	for range 6 { // the channel keeps four of these six frames
 		l, err := pool.TryAllocate(t.Context(), mempool.Bytes(4096))
 		require.NoError(t, err)
 		_, err = ch.Publish(t.Context(), l, mempool.FrameOptions{})

@@ -16,7 +16,7 @@ import (
 	"github.com/poolbridge/poolbridge/tests/rig"
 )
 
-// limited starts services of this test under a limit of the shell's ulimit.
+// limited makes this test start its services under a limit of the shell command ulimit.
 func limited(t *testing.T, limit string) {
 	t.Helper()
 	script := filepath.Join(t.TempDir(), "poolsvc")
@@ -44,7 +44,7 @@ func TestAServiceThatMayMakeNoLargeFileNamesTheLimit(t *testing.T) {
 	require.NoError(t, c.Close())
 }
 
-// The package is in no registry.
+// The package poolbridge is in no package registry, so doctor must advise to install it from a checkout.
 func TestDoctorSaysHowToInstallThePackageFromACheckout(t *testing.T) {
 	python := filepath.Join(t.TempDir(), "python")
 	script := fmt.Sprintf("#!/bin/sh\nexec '%s' -I -S \"$@\"\n", rig.Python(t).Path)

@@ -27,7 +27,7 @@ import (
 	"github.com/poolbridge/poolbridge/tests/rig"
 )
 
-// browser is a page in a headless browser.
+// browser is a headless browser that shows one page.
 type browser struct {
 	testing.TB
 	ctx context.Context
@@ -36,7 +36,7 @@ type browser struct {
 // pagePatience is how long a browser may take to show something, on a busy machine.
 const pagePatience = 4 * time.Minute
 
-// openBrowser opens a page.
+// openBrowser opens the page at url.
 func openBrowser(t testing.TB, url string) *browser {
 	t.Helper()
 	path := ""
@@ -58,7 +58,7 @@ func openBrowser(t testing.TB, url string) *browser {
 	ctx, end := chromedp.NewContext(all)
 	b := &browser{t, ctx}
 	t.Cleanup(func() {
-		assert.NoError(t, chromedp.Cancel(ctx)) // waits until the browser has ended
+		assert.NoError(t, chromedp.Cancel(ctx)) // Cancel waits until the browser has ended
 		end()
 		cancel()
 	})
@@ -149,14 +149,14 @@ func TestThePageShowsWhoHoldsWhatWhileAPipelineRunsAndWhoDied(t *testing.T) {
 	for _, pid := range []string{cameraPID, watcherPID, readerPID} {
 		page.shows(`%s !== undefined`, rowOf(pid))
 	}
-	page.shows(`document.querySelector("#session-rows tr").children[2].textContent === "%s"`, cameraPID) // it has the most bytes
+	page.shows(`document.querySelector("#session-rows tr").children[2].textContent === "%s"`, cameraPID) // this session has the most bytes
 	page.shows(`document.getElementById("card-most-more").textContent.includes("pid %s")`, cameraPID)
 	page.shows(`document.getElementById("graph").textContent.includes("pid %s")`, watcherPID)
 	before := page.text(`document.querySelector("#channel-rows tr").children[5].textContent`)
 	camera.Say(t, "on")
 	page.shows(`document.querySelector("#channel-rows tr").children[5].textContent !== %q`, before)
 
-	// Select the block with the name with the mouse, and then with the keyboard.
+	// Select the block with the name weights, first with the mouse and then with the keyboard.
 	const weights = `[...document.querySelectorAll(".block")].find((e) => e.textContent.startsWith("weights"))`
 	const about = `document.querySelector(".about").textContent`
 	page.shows(weights + ` !== undefined`)
@@ -174,12 +174,12 @@ func TestThePageShowsWhoHoldsWhatWhileAPipelineRunsAndWhoDied(t *testing.T) {
 
 	reader.Kill(t)
 	page.shows(`%s === undefined`, rowOf(readerPID))
-	page.shows(`!%s.includes("pid %s")`, about, readerPID) // its lease is gone
+	page.shows(`!%s.includes("pid %s")`, about, readerPID) // the lease of the reader is gone
 	page.shows(`document.getElementById("card-dead-more").textContent.includes("pid %s")`, readerPID)
 	page.shows(`document.querySelector("#event-rows").textContent.includes("pid %s")`, readerPID)
 	assert.Contains(t, page.text(about), "float32 [64, 128]", "the block under the cursor stays")
 
-	// Colours by holder, and a filter.
+	// Colour the blocks by holder, and then filter the sessions.
 	page.do(chromedp.Click(chromedp.CSS(`#colour input[value=holder]`)))
 	page.shows(`document.getElementById("legend").textContent.includes("pid %s")`, cameraPID)
 	page.do(chromedp.SendKeys(chromedp.CSS("#filter"), watcherPID))
@@ -223,7 +223,7 @@ func TestAPageTooManySaysSoAndIsLiveOnceAnotherIsClosed(t *testing.T) {
 	page.shows(`!document.getElementById("no-pools").hidden`)
 }
 
-// scripted serves the page of a service, with messages of the test instead of the service's.
+// scripted serves the page of a service, but the page gets its messages from the test and not from the service.
 func scripted(t testing.TB, service string) (url string, say func(event string, data any)) {
 	t.Helper()
 	at, err := neturl.Parse(service)
@@ -293,17 +293,18 @@ func TestTheCardsNameWhoMattersMost(t *testing.T) {
 	say("events", []m{})
 	shows("dead", "nobody", "had given back what it held")
 
-	// Of two channels that are equally full, the slower one.
+	// If two channels are equally full, the card shows the slower channel.
 	look(1, []m{channel(1, 12, 3), channel(2, 10, 3, m{"session": 2, "behind": 3})}, readers...)
 	shows("slow", "stands", "behind in channel 2")
 
-	// A consumer that misses frames. It is never further behind than the channel's capacity.
+	// A consumer is 7 frames behind in a channel that keeps 4 frames. The table and the graph show at most 4 frames.
 	look(2, []m{channel(1, 14, 3), channel(2, 10, 7, m{"session": 2, "behind": 7})}, readers...)
 	shows("slow", "stands", "7 frames behind in channel 2, which keeps 4: it misses frames")
 	page.shows(`document.querySelector("#channel-rows").children[1].children[7].textContent === "4 / 4"`)
 	page.shows(`document.getElementById("graph").textContent.includes("4 of 4 wait")`)
 
-	// The newest session that died, without another look; not a session that only looked, also if it ended later.
+	// The card shows the newest session that died, as soon as its event comes. A session that used no memory and no
+	// channel does not replace that session, even if it ended later.
 	events := []m{ended(1, 4, "looks", 0)}
 	happen := func(e m) {
 		events = append([]m{e}, events...)
@@ -329,7 +330,7 @@ func TestTheCardsNameWhoMattersMost(t *testing.T) {
 	page.shows(`document.getElementById("event-count").textContent === "1 of the newest 2; poolsvc events has more"`)
 }
 
-// forward forwards connections to a socket of the file system, as ssh -L does.
+// forward listens on a TCP port, and forwards each connection to the Unix socket at path, as ssh -L does.
 func forward(t testing.TB, path string) (address string) {
 	t.Helper()
 	l, err := net.Listen("tcp", "127.0.0.1:0")

@@ -14,7 +14,8 @@ import (
 	"github.com/poolbridge/poolbridge/tests/rig"
 )
 
-// promiser publishes, and writes the content when the test says so.
+// promiser is a program that publishes two buffers and a frame. For each line that the test sends, it writes the
+// content of one of the three.
 const promiser = `
 import sys, poolbridge
 import numpy as np

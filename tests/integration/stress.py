@@ -1,10 +1,11 @@
 """One side of the stress tests: ``produce SOCKET KIND FULL`` or ``consume SOCKET KIND CREDIT``.
 
-The producer sends the frames of each line that it reads, ``FIRST LAST``, and says of each ``sent NUMBER SEQ``. On a GPU
-it does not wait for its stream before. If FULL is ``fail`` it tries again while the channel is full.
+The producer reads lines ``FIRST LAST``. It publishes the frames with these numbers, and prints ``sent NUMBER SEQ`` for
+each frame. On a GPU, the producer publishes a frame before its stream has written it. If FULL is ``fail``, the producer
+tries again while the channel is full.
 
-The consumer checks every element of every frame and says ``got NUMBER SEQ DROPPED``, or ``failed SEQ`` where the
-producer had died; and ``ended``.
+The consumer checks every element of every frame. It prints ``got NUMBER SEQ DROPPED`` for a correct frame,
+``failed SEQ`` for a frame whose producer had died, and ``ended`` at the end of the channel.
 """
 
 import re
@@ -50,7 +51,7 @@ class Device:
         return view, Buffer.from_handle(view.ptr, lease.nbytes, owner=view), part
 
     def write(self, lease, data):
-        self.stream.sync()  # the copy of the frame before
+        self.stream.sync()  # waits for the copy of the frame before
         self.words[: data.size] = data
         _view, memory, pinned = self.array(lease)
         memory.copy_from(pinned, stream=self.stream)
@@ -90,7 +91,7 @@ def consume(client, memory, credit):
     try:
         frames = client.subscribe("c", credit=int(credit))
     except poolbridge.NotFoundError:
-        print("ended")  # it was closed
+        print("ended")  # the channel was closed
         return
     print("ready")
     while True:

@@ -29,7 +29,7 @@ const (
 	stressCapacity  = 8 // frames that the channel keeps
 )
 
-// stressFrames returns how many frames the stress tests send: POOLBRIDGE_STRESS_FRAMES, or a few.
+// stressFrames returns how many frames the stress tests send: the value of POOLBRIDGE_STRESS_FRAMES, or else 100.
 func stressFrames(t *testing.T) int {
 	t.Helper()
 	text := os.Getenv("POOLBRIDGE_STRESS_FRAMES")
@@ -41,8 +41,9 @@ func stressFrames(t *testing.T) int {
 	return n
 }
 
-// stress is a producer and four consumers in Python, which are killed and started again at random. Frames are sent in
-// rounds. Each begins when every consumer listens.
+// stress is a test with one producer, in Go or in Python, and four consumers in Python. The test kills the Python
+// processes at random and starts them again. The producer sends frames in rounds. Each round begins when every consumer
+// listens.
 type stress struct {
 	*testing.T
 	python  *rig.Interpreter
@@ -59,11 +60,11 @@ type stress struct {
 	mu      sync.Mutex
 	change  *sync.Cond
 	ready   int          // consumers that listen
-	gone    int          // consumers that have ended for good
-	last    bool         // the last round: a consumer must take what is left
-	sent    map[int]int  // the number in each frame of the channel, if its sender lived long enough to say it
+	gone    int          // consumers that have ended and will not be started again
+	last    bool         // this is the last round, so a consumer is not killed before the channel ends
+	sent    map[int]int  // the number in each frame, by sequence number; a killed producer may not have reported some frames
 	got     map[int]bool // the numbers that arrived
-	excused map[int]bool // numbers whose sender may have died before its GPU was done
+	excused map[int]bool // numbers that may be lost: the producer was killed, and its GPU work may not have been complete
 	killed  int          // producers
 	dropped uint64       // frames that the service says were dropped
 }
@@ -86,7 +87,7 @@ func newStress(t *testing.T, kind mempool.Kind, mode mempool.ChannelMode, full m
 // drops reports whether a full channel drops frames.
 func (s *stress) drops() bool { return s.full == mempool.DropOldest || s.full == mempool.Latest }
 
-// consume runs one consumer after the other until the channel ends.
+// consume starts a consumer, kills the consumer after some lines, and starts the next consumer, until the channel ends.
 func (s *stress) consume(random *rand.Rand) {
 	defer s.with(func() { s.gone++ })
 	for ended := false; !ended; {
@@ -116,15 +117,15 @@ func (s *stress) consume(random *rand.Rand) {
 	}
 }
 
-// life has the lines of one consumer.
+// life checks the lines that one consumer prints.
 type life struct {
 	*stress
 	ready bool
-	seq   int // of the last frame
+	seq   int // sequence number of the last frame
 }
 
-// line checks a line of a consumer and says whether it was the last. Frames come in order and, in a broadcast, with no
-// gaps but those that the consumer was told of.
+// line checks a line of a consumer, and returns true if the line says that the channel has ended. Frames must come in
+// order. In a broadcast, the sequence numbers may skip only the frames that the consumer reports as dropped.
 func (l *life) line(line string) (ended bool) {
 	var n, seq, dropped int
 	l.mu.Lock()
@@ -151,7 +152,7 @@ func (l *life) line(line string) (ended bool) {
 	if !l.drops() {
 		assert.Zero(l, dropped)
 	}
-	if known := !failed || !l.drops(); known && !l.queue && l.seq != 0 { // a frame that failed does not say how many were dropped
+	if known := !failed || !l.drops(); known && !l.queue && l.seq != 0 { // a failed frame's line does not count dropped frames
 		assert.Equal(l, l.seq+1+dropped, seq)
 	}
 	l.seq = seq
@@ -165,7 +166,8 @@ func (s *stress) with(f func()) {
 	s.change.Broadcast()
 }
 
-// send sends every frame, round by round, and then closes the channel.
+// send starts the consumers, calls round for each round of frames, and then closes the channel and waits for the
+// consumers.
 func (s *stress) send(round func(first, last int)) {
 	var consumers sync.WaitGroup
 	for i := range stressConsumers {
@@ -189,7 +191,7 @@ func (s *stress) send(round func(first, last int)) {
 	consumers.Wait()
 }
 
-// complete asserts that every frame of a queue arrived or was dropped, and that nothing is left but free blocks.
+// complete asserts that every frame of a queue arrived or was dropped, and that all blocks of the pool are free.
 func (s *stress) complete() {
 	lost := []int{}
 	for n := 1; n <= s.frames && s.queue; n++ {
@@ -198,19 +200,20 @@ func (s *stress) complete() {
 		}
 	}
 	if s.drops() {
-		// A producer that is killed may have dropped a frame and not counted it.
+		// A killed producer may have dropped one frame that it did not count.
 		assert.LessOrEqual(s, len(lost), int(s.dropped)+s.killed, "numbers that no consumer got")
 	} else {
 		assert.Empty(s, lost, "numbers that no consumer got")
 		assert.Zero(s, s.dropped)
 	}
-	all, err := s.pool.Allocate(context.Background(), mempool.Bytes(64<<20)) // succeeds once all work is done
+	all, err := s.pool.Allocate(context.Background(), mempool.Bytes(64<<20)) // Allocate waits until all blocks are free
 	require.NoError(s, err)
 	require.NoError(s, all.Release(false))
 	s.service.StatsWhen(s, func(st mempool.Stats) bool { return st.Leases == 0 && st.Buffers == 0 && st.Pools[0].Held == 0 })
 }
 
-// fromPython is a producer in Python, which is killed in the middle of every other round.
+// fromPython sends the frames with a producer in Python. In about half of the rounds, fromPython kills the producer in
+// the middle of the round.
 func (s *stress) fromPython() {
 	var p *rig.Script
 	random := rand.New(rand.NewPCG(99, 5))
@@ -248,7 +251,7 @@ func (s *stress) fromPython() {
 	p.End(s)
 }
 
-// said reads a line of a producer and returns the number that was sent.
+// said reads a line of the producer. It returns the number that the producer put into the frame.
 func (s *stress) said(line string) (n int) {
 	var seq int
 	_, err := fmt.Sscanf(line, "sent %d %d", &n, &seq)
@@ -257,7 +260,7 @@ func (s *stress) said(line string) (n int) {
 	return n
 }
 
-// fromGo is a producer in this process.
+// fromGo sends the frames from this process.
 func (s *stress) fromGo() {
 	random := rand.New(rand.NewPCG(99, 5))
 	ctx := context.Background()
@@ -275,14 +278,14 @@ func (s *stress) fromGo() {
 			}
 			seq, err := s.publish(ctx, l, n)
 			require.NoError(s, err)
-			if !s.queue { // a queue skips numbers
+			if !s.queue { // a queue may skip sequence numbers
 				assert.EqualValues(s, n, seq)
 			}
 		}
 	})
 }
 
-// publish publishes a frame, and tries again where a full channel is an error.
+// publish publishes a frame. If the channel is full and its policy is to fail, publish tries again.
 func (s *stress) publish(ctx context.Context, l *bridge.Lease, n int) (uint64, error) {
 	for {
 		seq, err := s.channel.Publish(ctx, l, mempool.FrameOptions{Meta: map[string]string{"n": fmt.Sprint(n)}})
@@ -300,7 +303,7 @@ func TestConsumersInPythonLoseNoFrameOfKilledProcesses(t *testing.T) {
 	}
 	policies := []mempool.FullPolicy{mempool.Block, mempool.Fail, mempool.DropOldest, mempool.Latest}
 	if os.Getenv("POOLBRIDGE_STRESS_FRAMES") == "" {
-		policies = policies[:1] // make test-stress takes all
+		policies = policies[:1] // make test-stress tests all policies
 	}
 	for _, mode := range []mempool.ChannelMode{mempool.Broadcast, mempool.WorkQueue} {
 		for _, full := range policies {

@@ -17,7 +17,7 @@ import (
 	"github.com/poolbridge/poolbridge/tests/rig"
 )
 
-// activated starts `poolsvc serve` as systemd does for a socket unit.
+// activated starts `poolsvc serve` in the way in which systemd starts the service of a socket unit.
 func activated(t *testing.T, sockets []*os.File, args ...string) (*exec.Cmd, *strings.Builder) {
 	t.Helper()
 	script := `LISTEN_PID=$$ exec "$0" serve "$@"`
@@ -45,9 +45,9 @@ func socketUnit(t *testing.T, network string) (path string, file *os.File) {
 
 func TestTheSocketThatSystemdHandsOverOutlivesTheService(t *testing.T) {
 	path, file := socketUnit(t, "unixpacket")
-	for range 2 { // before the second time, no service runs for a while
+	for range 2 { // before the second round, no service runs for a short time
 		dialed := make(chan error, 1)
-		go func() { // a client that connects before the service runs waits for it
+		go func() { // this client connects before the service runs, and waits for the service
 			c, err := bridge.Dial(t.Context(), path)
 			if err == nil {
 				_, err = c.Stats(t.Context())
@@ -96,7 +96,7 @@ func TestSystemdHearsWhenTheServiceIsReadyReloadsAnswersAndStops(t *testing.T) {
 	packet := make([]byte, 4096)
 	next := func(want string) string {
 		t.Helper()
-		for { // messages of the watchdog may come in between
+		for { // messages of the watchdog may come between the expected messages
 			n, err := l.Read(packet)
 			require.NoError(t, err, "no "+want)
 			if text := string(packet[:n]); text != "WATCHDOG=1" || want == text {

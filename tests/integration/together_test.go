@@ -14,7 +14,7 @@ import (
 	"github.com/poolbridge/poolbridge/tests/rig"
 )
 
-// The programs of the guide make their pool with one line. Eight programs that start together run this line.
+// Each program of the guide makes its pool with one line. The test runs this line in eight programs at the same time.
 func TestProgramsThatStartTogetherAllGetTheirPool(t *testing.T) {
 	python := rig.Python(t)
 	t.Setenv("SIMCUDA_FAULTS", "call=cuMemPoolCreate delay_ms=200") // on the simulated driver, making a pool takes long

@@ -15,7 +15,7 @@ import (
 	"github.com/poolbridge/poolbridge/tests/rig"
 )
 
-// terminal is a terminal of 80 by 24 in which a command runs.
+// terminal is a terminal with 80 columns and 24 rows, in which a command runs.
 type terminal struct {
 	t      testing.TB
 	socket string
@@ -29,7 +29,7 @@ func openTerminal(t testing.TB, env string, command ...string) *terminal {
 	term := &terminal{t, filepath.Join(t.TempDir(), "tmux")}
 	args := append([]string{"-f", "/dev/null", "new-session", "-d", "-x", "80", "-y", "24", "env", env}, command...)
 	term.tmux(args...)
-	t.Cleanup(func() { _ = exec.Command("tmux", "-S", term.socket, "kill-server").Run() }) // it may have ended with its command
+	t.Cleanup(func() { _ = exec.Command("tmux", "-S", term.socket, "kill-server").Run() }) // fails if tmux has ended
 	return term
 }
 
@@ -42,7 +42,7 @@ func (term *terminal) tmux(args ...string) string {
 
 func (term *terminal) press(keys ...string) { term.tmux(append([]string{"send-keys"}, keys...)...) }
 
-// shows waits until the screen has a text.
+// shows waits until the screen shows a text, and returns the screen.
 func (term *terminal) shows(text string) (screen string) {
 	term.t.Helper()
 	require.Eventually(term.t, func() bool {

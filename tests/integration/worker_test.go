@@ -21,7 +21,7 @@ func dial(t *testing.T, s *rig.Service) *bridge.Client {
 	return c
 }
 
-// hold is a program that leases every buffer that it is told, and keeps the leases.
+// hold is a program that allocates as many buffers as its argument says, and keeps the leases.
 const hold = `
 import sys, poolbridge
 import numpy as np

@@ -18,7 +18,7 @@ import (
 // gpuKinds are the kinds of memory of a GPU.
 var gpuKinds = []mempool.Kind{mempool.Device, mempool.VMM, mempool.Legacy, mempool.Pinned}
 
-// each runs a test for each of some kinds.
+// each runs a test for each kind in kinds. After each test, it checks that the pool and CUDA still work.
 func each(t *testing.T, kinds []mempool.Kind, f func(*testing.T, *imported)) {
 	for _, kind := range kinds {
 		t.Run(string(kind), func(t *testing.T) {
@@ -49,7 +49,7 @@ func TestBytesThatAreNoExportAreRefused(t *testing.T) {
 		} {
 			err := i.take(i.id, i.size, mempool.Export{Data: data})
 			if i.info.Kind == mempool.Legacy && len(data) == len(good) && errors.Is(err, mempool.ErrOwnerDead) {
-				continue // drivers react differently to bytes that could be a handle
+				continue // some drivers report this error for bytes that could be a handle
 			}
 			assert.ErrorIs(t, err, mempool.ErrInvalid, what)
 		}
@@ -150,7 +150,7 @@ func TestTheHandleOfAKilledServiceIsOfADeadOwner(t *testing.T) {
 	require.NoError(t, ctx.MFree(ptr))
 }
 
-// beside returns a block's handle, the primary context, and another one.
+// beside returns the legacy handle of a block, the primary context of the GPU, and a second context.
 func beside(t *testing.T, i *imported) (h mempool.LegacyHandle, primary, second *cuda.Context) {
 	t.Helper()
 	h, err := mempool.ParseLegacyHandle(i.export.Data)

@@ -26,8 +26,8 @@ import (
 	"github.com/poolbridge/poolbridge/tests/rig"
 )
 
-// readerOf makes this process read the frame of the service at the socket that it names; readerShm gives it its own
-// /dev/shm.
+// readerOf and readerShm are environment variables. If readerOf is set, this process reads a frame from the service at
+// the socket that the value names. If readerShm is set, the process also has its own /dev/shm.
 const (
 	readerOf  = "POOLBRIDGE_KINDS_READER"
 	readerShm = "POOLBRIDGE_KINDS_READER_SHM"
@@ -35,7 +35,8 @@ const (
 
 const nobody = 65534
 
-// read makes a stream wait for the frame and reports the result; then, when told to, the content of the frame.
+// read makes a stream wait for the content of the buffer named frame, and prints whether this succeeded. Then it waits
+// for the content and prints the first and the last byte.
 func read(socket string) (err error) {
 	if os.Getenv(readerShm) != "" {
 		err = errors.Join(unix.Mount("", "/", "", unix.MS_PRIVATE|unix.MS_REC, ""), unix.Mount("tmpfs", "/dev/shm", "tmpfs", 0, ""))
@@ -88,7 +89,7 @@ func read(socket string) (err error) {
 	return l.Release(false)
 }
 
-// works checks that CUDA still works.
+// works checks that CUDA still works in a context.
 func works(ctx *cuda.Context) error {
 	p, err := ctx.Malloc(mib)
 	if err != nil {
@@ -97,7 +98,7 @@ func works(ctx *cuda.Context) error {
 	return errors.Join(ctx.CopyHtoD(p, make([]byte, mib)), ctx.MFree(p))
 }
 
-// reader is a process that reads the frame.
+// reader is a process that runs read.
 type reader struct {
 	t   *testing.T
 	cmd *exec.Cmd
@@ -133,7 +134,7 @@ func (r *reader) line() string {
 	return strings.TrimSpace(line)
 }
 
-// eventful is a client whose stream waits until the test opens a gate.
+// eventful is a client that publishes content with an event. Its stream waits until the test opens a gate.
 type eventful struct {
 	*bridge.Client
 	pool   *bridge.Pool
@@ -142,7 +143,7 @@ type eventful struct {
 	queue  mempool.Queue
 	event  *mempool.Event
 	gate   []byte
-	word   cuda.DevicePtr // of the gate
+	word   cuda.DevicePtr // address of the gate for the GPU
 }
 
 func producer(t *testing.T, s *rig.Service) *eventful {
@@ -175,14 +176,15 @@ func producer(t *testing.T, s *rig.Service) *eventful {
 
 func (p *eventful) open() { (*atomic.Uint64)(unsafe.Pointer(&p.gate[0])).Store(1) }
 
-// publish publishes content that the stream has not written yet.
+// publish publishes a buffer whose content the stream has not written yet. If alone is true, only the event says when
+// the content is complete.
 func (p *eventful) publish(t *testing.T, alone bool) *bridge.Lease {
 	t.Helper()
 	l, err := p.pool.TryAllocate(t.Context(), mempool.Tensor{DType: mempool.Uint8, Shape: []uint64{mib}})
 	require.NoError(t, err)
 	ptr, err := l.Pointer(context.Background())
 	require.NoError(t, err)
-	require.NoError(t, p.stream.WaitValue64GEQ(p.word, 1)) // now that the memory is mapped: the driver may wait when it maps memory
+	require.NoError(t, p.stream.WaitValue64GEQ(p.word, 1)) // only now, because mapping the memory may wait for the stream
 	require.NoError(t, p.stream.Memset8(cuda.DevicePtr(ptr), 7, mib))
 	require.NoError(t, p.event.Record(p.queue))
 	require.NoError(t, l.Publish(t.Context(), mempool.Publication{Name: "frame", Replace: true, Keep: true,
@@ -256,7 +258,7 @@ func TestAnEventThatItsProcessClosedCannotBeOpened(t *testing.T) {
 	require.NoError(t, p.event.Close())
 	assert.Contains(t, startReader(t, s.Socket, nil).line(), "refused true true")
 	require.NoError(t, l.Release(false))
-	_, err := p.Stats(t.Context()) // the release has arrived
+	_, err := p.Stats(t.Context()) // Stats returns after the service has handled the release
 	require.NoError(t, err)
 	r := startReader(t, s.Socket, nil)
 	assert.Equal(t, "done true, event opened true", r.line(), "none came: the publisher has said that it is done")

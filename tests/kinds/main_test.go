@@ -14,7 +14,7 @@ import (
 	"github.com/poolbridge/poolbridge/tests/rig"
 )
 
-// onceMore says that this process was restarted to find the simulated driver.
+// onceMore is an environment variable. If it is set, this process was restarted so that it finds the simulated driver.
 const onceMore = "POOLBRIDGE_KINDS_ONCE_MORE"
 
 func TestMain(m *testing.M) {
@@ -37,8 +37,8 @@ func TestMain(m *testing.M) {
 	os.Exit(status)
 }
 
-// simulate restarts this program with the simulated driver, if it is built: the paths of libraries are fixed
-// when a process starts.
+// simulate restarts this program with the simulated driver, if the simulated driver is built. A restart is needed,
+// because a process cannot change the paths of its libraries after its start.
 func simulate() {
 	folder := filepath.Join(rig.Root(), "build", "simcuda")
 	if _, err := os.Stat(filepath.Join(folder, "libcuda.so.1")); err != nil {
@@ -52,7 +52,7 @@ func simulate() {
 	fmt.Fprintln(os.Stderr, "on the simulated driver:", err)
 }
 
-// simulated skips a test if there is a real driver, or none.
+// simulated skips a test if there is no driver, or if the driver is a real driver.
 func simulated(t *testing.T) {
 	t.Helper()
 	if err := cuda.Init(); err != nil {

@@ -13,7 +13,7 @@ import (
 	"github.com/poolbridge/poolbridge/tests/rig"
 )
 
-// second returns a GPU besides the first. It skips the test if there is none.
+// second returns the second GPU. If there is only one GPU, second skips the test.
 func second(t *testing.T) cuda.Device {
 	t.Helper()
 	if err := cuda.Init(); err != nil {
@@ -29,7 +29,8 @@ func second(t *testing.T) cuda.Device {
 	return d
 }
 
-// reached returns a GPU besides the first that can reach the first one's memory, and its context, with the pattern kernels.
+// reached returns the UUID and the context of the second GPU, and the pattern kernels in this context. If the second
+// GPU cannot access the memory of the first GPU, reached skips the test.
 func reached(t *testing.T) (uuid string, ctx *cuda.Context, kernels *pattern.Kernels) {
 	t.Helper()
 	other := second(t)
@@ -49,12 +50,12 @@ func reached(t *testing.T) (uuid string, ctx *cuda.Context, kernels *pattern.Ker
 	return u.String(), ctx, kernels
 }
 
-// written is the content that the kernels of one GPU write, and those of the other check.
+// written is the pattern that the kernels of one GPU write and that the kernels of the other GPU check.
 var written = pattern.Masked{Scale: 7, Offset: 3, Mask: 0x5a5a}
 
 const words = mib / 4
 
-// holds compares memory with written, in kernels.
+// holds checks with the kernels k that the memory contains the pattern written.
 func holds(t *testing.T, k *pattern.Kernels, at uintptr) {
 	t.Helper()
 	r, err := k.Verify(nil, cuda.DevicePtr(at), words, written)
@@ -95,7 +96,7 @@ func TestAClientOnAnotherGPUCopiesTheMemory(t *testing.T) {
 	device, ctx, _ := reached(t)
 	for _, kind := range gpuKinds {
 		if kind == mempool.Pinned {
-			continue // the driver treats this memory as the CPU's, and refuses copies that name it as the GPU's
+			continue // the driver refuses copies that treat this memory as memory of a GPU
 		}
 		t.Run(string(kind), func(t *testing.T) {
 			s, data := published(t, kind)
@@ -162,7 +163,7 @@ func TestClientsOnTwoGPUsOfOneProcessUseTheMemoryAtOnce(t *testing.T) {
 			require.NoError(t, other.Close())
 			ptr, err := again.Pointer(t.Context())
 			require.NoError(t, err)
-			holds(t, here, ptr) // memory that the other GPU freed is still there for this one
+			holds(t, here, ptr) // the other client has unmapped the memory, and this client can still use it
 			require.NoError(t, again.Release(false))
 			require.NoError(t, own.Close())
 		})

@@ -16,7 +16,8 @@ import (
 	"github.com/poolbridge/poolbridge/tests/rig"
 )
 
-// client is a client of a service of its own, with a pool on the first GPU, whose streams can wait for words.
+// client starts a service, and returns a client and its pool on the first GPU. The test is skipped if streams of this
+// GPU cannot wait for words.
 func client(t *testing.T) (*bridge.Client, *bridge.Pool) {
 	t.Helper()
 	gpus.NeedWords(t)
@@ -28,7 +29,7 @@ func client(t *testing.T) (*bridge.Client, *bridge.Pool) {
 	return c, p
 }
 
-// stop makes a queue wait until the fence of the clock is reached.
+// stop makes a queue wait until the clock c reaches the fence at.
 func stop(t *testing.T, q mempool.Queue, c *mempool.Clock, at mempool.Fence) {
 	t.Helper()
 	o := &mempool.Order{
@@ -39,7 +40,7 @@ func stop(t *testing.T, q mempool.Queue, c *mempool.Clock, at mempool.Fence) {
 	require.NoError(t, o.Before(context.Background(), q))
 }
 
-// gpuContext is the first GPU's context until the test is over.
+// gpuContext returns the primary context of the first GPU. The context stays open until the test ends.
 func gpuContext(t *testing.T) *cuda.Context {
 	t.Helper()
 	d, err := mempool.FindDevice("")
@@ -50,7 +51,7 @@ func gpuContext(t *testing.T) *cuda.Context {
 	return ctx
 }
 
-// unreached returns a fence that the client has not reached.
+// unreached returns the clock of a client, and a fence that the clock has not reached.
 func unreached(t *testing.T, c *bridge.Client) (*mempool.Clock, mempool.Fence) {
 	t.Helper()
 	clock, err := c.Clock(t.Context())
@@ -93,7 +94,7 @@ func TestAStreamOfTheCallersIsAQueue(t *testing.T) {
 	require.NoError(t, stream.Close())
 }
 
-// gpuEvent is an event of the first GPU, and a stream there with its queue.
+// gpuEvent returns an event of the first GPU, and a stream of this GPU with the stream's queue.
 func gpuEvent(t *testing.T) (*mempool.Event, *cuda.Stream, mempool.Queue) {
 	t.Helper()
 	ctx := gpuContext(t)

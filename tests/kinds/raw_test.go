@@ -12,7 +12,8 @@ import (
 	"github.com/poolbridge/poolbridge/tests/rig"
 )
 
-// raw is a session that keeps the exports of the service. The test changes them before it imports them.
+// raw is a session that gives the test the exports of the service. The test can change an export before it imports the
+// export.
 type raw struct {
 	t     *testing.T
 	conn  *seqpacket.Conn
@@ -32,7 +33,7 @@ func dialRaw(t *testing.T, s *rig.Service) *raw {
 	return r
 }
 
-// call makes a request and returns the files that came with the reply. They are closed when the test ends.
+// call makes a request, and returns the files that came with the reply. The files are closed when the test ends.
 func (r *raw) call(q wire.Request, into wire.Reply) (files []*os.File) {
 	r.t.Helper()
 	r.last++
@@ -53,7 +54,7 @@ func (r *raw) call(q wire.Request, into wire.Reply) (files []*os.File) {
 	return files
 }
 
-// pool opens a pool of the service.
+// pool opens the pool with a name, and returns the pool's export.
 func (r *raw) pool(name string) (mempool.PoolInfo, mempool.Export) {
 	r.t.Helper()
 	var reply wire.PoolReply
@@ -64,7 +65,7 @@ func (r *raw) pool(name string) (mempool.PoolInfo, mempool.Export) {
 	return info, mempool.Export{Data: p.Export.Data, Files: files}
 }
 
-// block is a block of a pool with its export.
+// block is a block of a pool, with the export of the block.
 type block struct {
 	id, size uint64
 	export   mempool.Export
@@ -80,7 +81,7 @@ func (r *raw) allocate(pool, bytes uint64) block {
 	return block{l.Block, l.BlockBytes, mempool.Export{Data: l.Export.Data, Files: files}}
 }
 
-// imported is a pool of a kind, imported here, and a block of it.
+// imported is a pool that this process has imported, and a block of this pool.
 type imported struct {
 	raw  *raw
 	info mempool.PoolInfo
@@ -90,7 +91,8 @@ type imported struct {
 
 const mib = 1 << 20
 
-// start runs a service with two pools of a kind, p and q, and imports p; the test is skipped where the machine lacks it.
+// start starts a service with two pools of a kind, p and q, and imports p. If the machine does not have the kind, start
+// skips the test.
 func start(t *testing.T, kind mempool.Kind) (*rig.Service, *imported) {
 	t.Helper()
 	if err := kind.Probe(""); err != nil {
@@ -105,7 +107,7 @@ func start(t *testing.T, kind mempool.Kind) (*rig.Service, *imported) {
 	return s, &imported{r, info, pool, r.allocate(info.ID, mib)}
 }
 
-// take imports a block whose export, size and number may be wrong.
+// take imports a block, and returns the error. The id, the size and the export of the block may be wrong.
 func (i *imported) take(id, size uint64, x mempool.Export) (err error) {
 	b, err := i.pool.Block(id, size, &x)
 	if err != nil {

@@ -16,7 +16,8 @@ import (
 	"github.com/poolbridge/poolbridge/tests/rig"
 )
 
-// published is a service with a buffer of recognisable bytes, published as frame.
+// published starts a service, publishes a buffer of random bytes with the name frame, and returns the service and the
+// bytes.
 func published(t *testing.T, kind mempool.Kind) (*rig.Service, []byte) {
 	t.Helper()
 	if err := kind.Probe(""); err != nil {
@@ -37,7 +38,8 @@ func published(t *testing.T, kind mempool.Kind) (*rig.Service, []byte) {
 	return s, data
 }
 
-// poolsvc runs the program and returns its output, standard error included, and whether it succeeded.
+// poolsvc runs the program poolsvc. It returns the output, including standard error, and an error if the program
+// failed.
 func poolsvc(t *testing.T, args ...string) (string, error) {
 	t.Helper()
 	out, err := exec.CommandContext(context.Background(), rig.Poolsvc(t), args...).CombinedOutput()

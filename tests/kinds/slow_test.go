@@ -18,8 +18,9 @@ import (
 	"github.com/poolbridge/poolbridge/tests/rig"
 )
 
-// slowReader makes an array of each frame for its own stream, makes the stream copy it, releases the frame, and reports
-// whether the stream was busy then and how long the two calls took; then, when told to, whether the content was complete.
+// slowReader is a program that takes frames. It makes an array of each frame for its own stream, queues a copy of the
+// array in this stream, and releases the frame. Then it prints whether the stream is still busy, and how long the calls
+// for the array and the release took. When the test sends a line, it prints how many elements of the copy are wrong.
 const slowReader = `
 import sys, time
 import numpy as np, poolbridge
@@ -50,8 +51,8 @@ with poolbridge.connect(sys.argv[1], timeout=60) as client:
         print(f"wrong {int((seen != expected).sum())}")
 `
 
-// The producer and the consumer, clients of a service in another process, do not wait for a kernel that has not
-// written the frame yet. The consumer's stream reads what that kernel's stream wrote.
+// A kernel of the producer has not written the frame yet. The producer can publish the frame and the consumer can take
+// the frame without waiting for the kernel. The consumer's stream waits for the kernel, and then reads the content.
 func TestAFrameIsHandedOverWhileAKernelIsYetToWriteIt(t *testing.T) {
 	if err := mempool.Device.Probe(""); err != nil {
 		t.Skip(err)
@@ -84,7 +85,7 @@ func TestAFrameIsHandedOverWhileAKernelIsYetToWriteIt(t *testing.T) {
 	reader := rig.Python(t).Start(t, slowReader, s.Socket, fmt.Sprint(elements))
 	require.Equal(t, "ready", reader.Line(t))
 
-	for n := range uint32(4) { // the first round is not counted: work that is done only once may wait for a kernel that runs
+	for n := range uint32(4) { // no kernel is held in round 0: work that is done only once may wait for a running kernel
 		held := n > 0
 		open(0)
 		took, err := send(ctx, p, ch, n, elements, q, func(ptr cuda.DevicePtr) error {
@@ -115,7 +116,8 @@ func TestAFrameIsHandedOverWhileAKernelIsYetToWriteIt(t *testing.T) {
 	reader.End(t)
 }
 
-// send sends a frame that write queues, and returns how long the other calls took.
+// send publishes a frame whose content write queues in the stream. It returns how long the calls WaitOn, Pointer and
+// Publish took.
 func send(ctx context.Context, p *bridge.Pool, ch *bridge.Channel, n uint32, elements uint64, q mempool.Queue, write func(cuda.DevicePtr) error) (time.Duration, error) {
 	l, err := p.Allocate(ctx, mempool.Tensor{DType: mempool.Uint32, Shape: []uint64{elements}})
 	if err != nil {

@@ -18,7 +18,7 @@ type report struct{ Checks []check }
 
 type check struct{ Name, Kind, Status, Reason, Scenario string }
 
-// verify runs `poolsvc verify` in a changed environment, where every check passes.
+// verify runs `poolsvc verify` with additional environment variables, and asserts that every check passes.
 func verify(t *testing.T, env []string, args ...string) (r report) {
 	t.Helper()
 	simulated(t)

@@ -71,7 +71,7 @@ func TestPinnedMemoryIsOneAddressForCPUAndGPU(t *testing.T) {
 	require.NoError(t, err)
 	s, err := ctx.NewStream()
 	require.NoError(t, err)
-	// With kernels, because the driver refuses copies that treat the address as a device's.
+	// The test uses kernels, because the driver refuses copies that treat this address as an address of a device.
 	kernels, err := pattern.Load(ctx)
 	require.NoError(t, err)
 	n, ptr := i.size/4, cuda.DevicePtr(m.Pointer())

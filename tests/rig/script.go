@@ -21,7 +21,8 @@ type Script struct {
 	ended bool
 }
 
-// Start starts a program from its text, with arguments. If the program still runs when the test ends, it is killed.
+// Start starts a program from its text, with arguments. If the program still runs when the test ends, Start's cleanup
+// kills the program.
 func (p *Interpreter) Start(t testing.TB, text string, args ...string) *Script {
 	t.Helper()
 	s := &Script{cmd: exec.Command(p.Path, append([]string{"-u", "-X", "faulthandler", "-c", p.first + text}, args...)...)}
@@ -47,7 +48,7 @@ func (p *Interpreter) Start(t testing.TB, text string, args ...string) *Script {
 func (s *Script) Line(t testing.TB) string {
 	t.Helper()
 	abort := time.AfterFunc(patience, func() { _ = s.cmd.Process.Signal(syscall.SIGABRT) }) // Python then prints the stacks of its threads
-	kill := time.AfterFunc(patience+5*time.Second, func() { _ = s.cmd.Process.Kill() })     // the first process of a PID namespace survives SIGABRT
+	kill := time.AfterFunc(patience+5*time.Second, func() { _ = s.cmd.Process.Kill() })     // a namespace's first process survives SIGABRT
 	defer abort.Stop()
 	defer kill.Stop()
 	require.True(t, s.out.Scan(), "the program ended: %s", &s.err)

@@ -78,7 +78,7 @@ func Serve(t testing.TB, args ...string) *Service {
 	return ServeAt(t, filepath.Join(dir, "run", "poolsvc.sock"), args...)
 }
 
-// ServeAt does what Serve does, on a given socket.
+// ServeAt is like Serve, but the service listens on the given socket.
 func ServeAt(t testing.TB, socket string, args ...string) *Service {
 	t.Helper()
 	s := &Service{Socket: socket, exited: make(chan struct{})}
@@ -122,7 +122,7 @@ func (s *Service) Kill(t testing.TB) {
 	<-s.exited
 }
 
-// client connects to the service, and waits until it listens.
+// client waits until the service listens, and connects once.
 func (s *Service) client(t testing.TB) {
 	t.Helper()
 	s.with(t, func(*bridge.Client, context.Context) {})

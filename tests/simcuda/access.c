@@ -1,4 +1,4 @@
-// Work on memory, as streams do it: in pieces that are pinned while they are touched.
+// The work of streams on memory. A stream works in pieces, and each piece is pinned while the stream touches it.
 #include "access.h"
 
 #include <string.h>

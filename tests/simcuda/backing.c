@@ -115,8 +115,8 @@ CUresult backing_import(int given, enum memory_kind kind, struct backing **out) 
     return CUDA_SUCCESS;
 }
 
-// Makes a second mapping of shared memory of the program. A stream that waits in this memory then survives if the
-// program unmaps its own mapping; a real device has the pages pinned. Returns NULL for memory that is not shared.
+// Makes a second mapping of shared memory of the program. A stream that waits for a word in this memory then survives if
+// the program unmaps its own mapping. A real device pins the pages. Returns NULL for memory that is not shared.
 struct backing *backing_of_host(uint64_t start, uint64_t size) {
     uint64_t page = start / 4096 * 4096, mapped = (start + size - page + 4095) / 4096 * 4096;
     void *at = mremap((void *)page, 0, mapped, MREMAP_MAYMOVE);

@@ -51,7 +51,7 @@ static int visible_entry(const char *entry, int machine) {
     return found;
 }
 
-// Reads the entries in order, like the driver: up to the first entry that names no device, or names a device again.
+// Reads the entries in order, and stops like the driver: at the first entry that names no device, or that repeats a device.
 static void load_visible(int machine) {
     const char *list = getenv("CUDA_VISIBLE_DEVICES");
     if (!list) {

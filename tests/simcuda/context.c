@@ -63,7 +63,7 @@ CUresult ctx_need(struct context **out) {
     return CUDA_SUCCESS;
 }
 
-// Measured: a sticky error ends the device for the whole process; a reset does not help.
+// Measured: after a sticky error, the whole process can no longer use the device, even after a reset.
 static CUresult ruined[MAX_DEVICES];
 
 void ctx_fail(struct context *ctx, CUresult error) {
@@ -90,7 +90,7 @@ void ctx_wait_idle(struct context *ctx) {
     free(all);
 }
 
-// First waits for the work of the context, like the driver.
+// Like the driver, this function first waits for the work of the context.
 void ctx_destroy(struct context *ctx) {
     ctx_wait_idle(ctx);
     ctx->alive = false;

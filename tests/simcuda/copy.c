@@ -22,8 +22,8 @@ static void copy(struct stream *s, struct op *op) {
 
 static void copy_over(struct op *op) { free(((struct copying *)op->body)->staged); }
 
-// Checks one side of a copy, and fills out. Fails if the call may not use the `size` bytes from `address`: the call
-// needs memory of a device and the bytes are not, or the device cannot reach all of the bytes.
+// Checks one side of a copy, and sets *out. Fails in two cases: the call needs memory of a device and the `size` bytes at
+// `address` are other memory, or the device cannot reach all of the bytes.
 static CUresult look_at(uint64_t address, uint64_t size, enum access access, bool must_be_known, int device,
                         const char *call, struct side *out) {
     *out = (struct side){address, !range_is_known(address)};
@@ -32,7 +32,7 @@ static CUresult look_at(uint64_t address, uint64_t size, enum access access, boo
         return CUDA_ERROR_INVALID_VALUE;
     }
     if (out->host) return must_be_known ? CUDA_ERROR_INVALID_VALUE : CUDA_SUCCESS;
-    // Measured, on either of two devices: a call that names a direction does not accept memory of a host pool as memory
+    // Measured on two devices: a call that names a direction does not accept memory of a host pool as memory
     // of a device. A call that names no direction copies this memory, even for a device that has no access to it.
     if (range_is_host_pool(address)) return must_be_known ? CUDA_ERROR_INVALID_VALUE : range_within(address, size);
     return range_check(address, size, access, device);

@@ -61,7 +61,7 @@ void counts_open(void) {
 
 static atomic_bool stale;
 
-// A process that forked before it used the driver has counts of its own from its first call on.
+// A child that was forked before any use of the driver has its own counts, from its first call on.
 void counts_forked(void) { stale = true; }
 
 void counts_call(enum fn fn) {

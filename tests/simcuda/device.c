@@ -1,4 +1,4 @@
-// The simulated devices. Nothing about a device may look like real hardware, least of all its name.
+// The simulated devices. No property of a simulated device may look like real hardware, and above all not its name.
 #include "sim.h"
 
 #include <stdio.h>
@@ -99,8 +99,8 @@ SIM_API CUresult cuDeviceGetByPCIBusId(CUdevice *dev, const char *text) {
 
 struct attribute { int number, value; };
 
-// The values of attributes, by number as in the driver's interface; the comment names the attributes. Other attributes
-// return 0 up to the last attribute of CUDA 13.0, and INVALID_VALUE beyond it.
+// The attributes: each number of the driver's interface, and its value. The comments name the attributes. Any other
+// attribute returns 0 up to the last attribute of CUDA 13.0, and INVALID_VALUE after that.
 static const struct attribute attributes[] = {
     {1, 1024}, {2, 1024}, {3, 1024}, {4, 64}, // threads in a block, block dimensions
     {5, 2147483647}, {6, 65535}, {7, 65535}, // grid dimensions

@@ -53,7 +53,7 @@ SIM_API CUresult cuEventDestroy_v2(CUevent handle) {
         misuse_report("stale-handle", "cuEventDestroy of %p, which is no event (any more)", (void *)handle);
     }
     UNLOCK();
-    return error; // in a failed context, this is the context's error, and the event is gone nevertheless
+    return error; // in a failed context, the result is the error of the context; the event is destroyed nevertheless
 }
 
 struct recording { struct fence *fence; struct shared_event *shared; uint32_t count; };
@@ -89,7 +89,7 @@ static CUresult record_in(CUevent handle, CUstream stream) {
     if (r == CUDA_SUCCESS) {
         struct fence *f = calloc(1, sizeof *f);
         struct op *op = op_new(sizeof(struct recording), record);
-        f->refs = 2; // the event and the operation
+        f->refs = 2; // one reference for the event, one for the operation
         f->stream = s;
         f->ctx = s->ctx;
         stream_ref(s);

@@ -12,13 +12,13 @@
 enum { MAX_RULES = 64 };
 
 struct rule {
-    char call[64]; // "*": any; empty: a device rule
+    char call[64]; // "*": any call; empty: the device is lost at once
     CUresult error;
     uint64_t nth, every, after, times;
     double probability;
     uint64_t random, seen, hits;
     unsigned delay_ms;
-    int device; // -1: none
+    int device; // the device that is lost; -1: none
     bool sticky, fixed; // fixed: the rule comes from the environment
 };
 
@@ -158,7 +158,7 @@ void faults_load(void) {
     find_lost();
 }
 
-// If a call matches a device rule, the device is lost, and the call fails with the rule's error.
+// Marks a device as lost. From then on, calls on this device fail with the rule's error.
 static void lose(int device, CUresult error) {
     for (int i = 0; i < config.devices; i++) {
         if (config.ordinal[i] == device) lost[i] = error;

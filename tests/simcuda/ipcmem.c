@@ -1,5 +1,5 @@
 // Legacy handles (cuIpcGetMemHandle). A handle names a block by a process and a descriptor of this process. So, like a
-// real handle, it works only while the process that made it lives.
+// real handle, the handle works only while the process that made it lives.
 #include "sim.h"
 #include "slab.h"
 
@@ -44,7 +44,7 @@ struct block {
     struct backing *backing;
     struct context *ctx;
     uint64_t va;
-    int opened; // allocations
+    int opened; // number of open allocations of the block
 };
 static struct block *blocks;
 
@@ -58,8 +58,8 @@ static bool block_open(const struct handle_bytes *b, struct context *ctx) {
     return block != NULL;
 }
 
-// Returns the block, unless another block is still open at its address: a block that the owner has freed and whose
-// address it has used again.
+// Returns the open block of a handle. Skips a block if another allocation is still open at the address: the owner has freed
+// this other allocation, and has used the address again.
 static struct block *block_find(const struct handle_bytes *b, struct context *ctx) {
     for (struct block *block = blocks; block; block = block->next) {
         if (!names(b, block, ctx)) continue;

@@ -12,8 +12,8 @@ static bool reaches(const struct context *ctx, const struct range *g) {
     return g->kind != RANGE_LINEAR || g->device == ctx->device || ctx->peers >> g->device & 1;
 }
 
-// Memory as a kernel sees it. A copy that may not access its memory is refused, but a kernel is not: the kernel and its
-// context fail while the kernel runs.
+// Memory as a kernel sees it. The driver refuses a copy that may not access its memory. The driver does not refuse a
+// kernel: the kernel and its context fail while the kernel runs.
 CUresult kernel_memory(const struct launch *l, uint64_t address, uint64_t size, enum access access,
                        void (*fn)(uint8_t *at, uint64_t size, void *arg), void *arg) {
     LOCK();
@@ -36,7 +36,7 @@ static void progress(uint8_t *at, uint64_t size, void *arg) {
     }
 }
 
-// out[i] = (multiply * i + add) ^ xor, for i < n: (pointer, n, multiply, add, xor).
+// out[i] = (multiply * i + add) ^ xor, for i < n. The parameters are (pointer, n, multiply, add, xor).
 static CUresult fill_u32_xor(const struct launch *l) {
     struct progression p = {(uint32_t)l->param[3], (uint32_t)l->param[2], (uint32_t)l->param[4], 0};
     uint64_t n = l->param[1] < l->threads ? l->param[1] : l->threads;
@@ -55,14 +55,14 @@ CUresult kernel_spin(const struct launch *l) {
     return CUDA_SUCCESS;
 }
 
-// out[i] = i * factor + bias: (pointer, n, factor, bias).
+// out[i] = i * factor + bias, for i < n. The parameters are (pointer, n, factor, bias).
 static CUresult scale(const struct launch *l) {
     struct progression p = {(uint32_t)l->param[3], (uint32_t)l->param[2], 0, 0};
     uint64_t n = l->param[1] < l->threads ? l->param[1] : l->threads;
     return n ? kernel_memory(l, l->param[0], n * 4, ACCESS_WRITE, progress, &p) : CUDA_SUCCESS;
 }
 
-// One word: (pointer, value).
+// Writes one word. The parameters are (pointer, value).
 static CUresult store(const struct launch *l) {
     struct progression p = {(uint32_t)l->param[1], 0, 0, 0};
     return kernel_memory(l, l->param[0], 4, ACCESS_WRITE, progress, &p);

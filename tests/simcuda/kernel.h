@@ -8,8 +8,8 @@ enum { MAX_PARAMS = 8 };
 
 struct launch {
     struct stream *stream;
-    uint64_t threads; // of the whole grid
-    uint64_t param[MAX_PARAMS]; // each value is in the low bytes
+    uint64_t threads; // threads of the whole grid
+    uint64_t param[MAX_PARAMS]; // the low bytes of each entry have the value
 };
 
 struct kernel {
@@ -26,6 +26,6 @@ extern const struct kernel pattern_kernels[]; // the last entry has the name NUL
 CUresult kernel_memory(const struct launch *l, uint64_t address, uint64_t size, enum access access,
                        void (*fn)(uint8_t *at, uint64_t size, void *arg), void *arg);
 uint64_t kernel_now(void); // the time in nanoseconds
-CUresult kernel_spin(const struct launch *l); // keeps the stream busy: (nanoseconds)
+CUresult kernel_spin(const struct launch *l); // keeps the stream busy; the parameter is the time in nanoseconds
 
 #endif

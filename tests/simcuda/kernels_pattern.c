@@ -1,4 +1,4 @@
-// The kernels of package cuda/pattern, on the CPU: the same names, parameters and bits.
+// The kernels of package cuda/pattern, on the CPU. Names, parameters and results are the same, bit for bit.
 #include "kernel.h"
 
 #include <stdbool.h>

@@ -32,6 +32,6 @@ void leaks_report(void) {
     report_descriptors();
 }
 
-// For programs that end without running destructors, for example Go programs.
+// A program that ends without running destructors, for example a Go program, calls this function.
 SIM_API void simcuda_report_leaks(void);
 SIM_API void simcuda_report_leaks(void) { leaks_report(); }

@@ -251,7 +251,7 @@ SIM_API CUresult cuMemPoolGetAttribute(CUmemoryPool handle, int attribute, void 
     LOCK();
     struct pool *p;
     CUresult r = pool_get(handle, &p);
-    if (r == CUDA_SUCCESS && p->imported) r = CUDA_ERROR_INVALID_VALUE; // measured for every attribute
+    if (r == CUDA_SUCCESS && p->imported) r = CUDA_ERROR_INVALID_VALUE; // measured: the driver refuses every attribute of an imported pool
     if (r == CUDA_SUCCESS) {
         uint64_t *wide = value;
         switch (attribute) {
@@ -274,7 +274,7 @@ static CUresult set_access(struct pool *p, const CUmemAccessDesc *desc) {
     int device = desc->location.id;
     if (desc->location.type != CU_MEM_LOCATION_TYPE_DEVICE) return CUDA_ERROR_NOT_SUPPORTED;
     if (device < 0 || device >= config.devices) return CUDA_ERROR_INVALID_DEVICE;
-    if (desc->flags == CU_MEM_ACCESS_FLAGS_PROT_READ) return CUDA_ERROR_NOT_SUPPORTED; // measured
+    if (desc->flags == CU_MEM_ACCESS_FLAGS_PROT_READ) return CUDA_ERROR_NOT_SUPPORTED; // measured: a pool has no read-only access
     if (desc->flags == CU_MEM_ACCESS_FLAGS_PROT_NONE) {
         if (device == p->device) return CUDA_ERROR_INVALID_DEVICE;
         p->readable &= ~(1u << device);

@@ -1,5 +1,5 @@
-// The detector of misuse. It reports at once the mistakes that the real driver punishes late, rarely, or with the data
-// of another process.
+// The detector of misuse. It reports a mistake at once. With the real driver, the effect of the mistake comes late or
+// rarely, or the program gets data of another process.
 #include "sim.h"
 
 #include <errno.h>
@@ -95,8 +95,8 @@ void section_enter(enum section section, const char *call) {
     sections[section].call = call;
     pthread_mutex_unlock(&sections_mu);
     if (other[0]) misuse_report("concurrent-ipc", "%s while another thread is in %s", call, other);
-    // The calls are short, so threads would rarely overlap in a test. To make an overlap likely, each call takes a
-    // little longer.
+    // The calls are short, so the calls of two threads would rarely overlap in a test. This pause makes an overlap
+    // more likely.
     struct timespec t = {.tv_nsec = config.dwell_us * 1000L};
     nanosleep(&t, NULL);
 }
@@ -148,7 +148,7 @@ uint32_t claim_add(struct claim *claims, uint64_t offset, uint64_t size) {
         claims[i].size = size;
         return i;
     }
-    return MAX_CLAIMS; // no room: reports leave out this claim
+    return MAX_CLAIMS; // the table is full: reports leave out this claim
 }
 
 void claim_remove(struct claim *claims, uint32_t index) {

@@ -9,7 +9,7 @@ struct function {
     const struct kernel *kernel;
 };
 
-// Says whether the text could be PTX. If it could not, the log says why.
+// Returns whether the text can be PTX. If it cannot, the function writes the reason into `log`.
 bool ptx_check(const char *text, char *log, size_t size);
 
 #endif

@@ -23,7 +23,7 @@ static int access_flags(const struct range *g) {
 
 struct part { uint64_t start, size; };
 
-// The range of an address. For virtual memory, the range is the whole reservation. For a host pool, the driver does not
+// Returns the range of an address. For virtual memory, the range is the whole reservation. For a host pool, the driver does not
 // report the begin (both measured).
 static struct part extent(const struct range *g) {
     if (g->kind == RANGE_VMM) {
@@ -35,7 +35,7 @@ static struct part extent(const struct range *g) {
     return (struct part){g->start, g->size};
 }
 
-// The mapping around an address.
+// Returns the mapping that contains an address.
 static struct part mapping(const struct range *g) {
     uint64_t piece = g->kind == RANGE_POOL ? CHUNK : g->kind == RANGE_HOST_REGISTERED ? 4096 : 2 * MIB;
     uint64_t base = g->kind == RANGE_POOL ? g->pool->va : g->kind == RANGE_HOST_REGISTERED ? 0 : g->start;

@@ -6,8 +6,8 @@
 
 #define CHUNK (32 * MIB) // a pool takes memory from its device in pieces of this size (measured)
 
-// A part of the pool. It is allocated, or it was freed in stream order and becomes free when the stream reaches that
-// point.
+// A part of the pool. The part is allocated, or it was freed in stream order: then it becomes free when the stream
+// freed_on reaches freed_at.
 struct span {
     struct span *next;
     uint64_t offset, size, asked;
@@ -26,9 +26,9 @@ struct pool {
     uint64_t va, threshold;
     int reuse[4];
     uint32_t readable, writable; // one bit for each device
-    int pointers, mapped_now; // pointers that are not gone yet, and how many of these have not been freed in any order
+    int pointers, mapped_now; // pointers: not yet removed; mapped_now: those of them that no call has freed
     uint64_t used, used_high, reserved, reserved_high;
-    unsigned char *chunks; // for each chunk, 1: taken from the device
+    unsigned char *chunks; // for each chunk: 1 if the pool has taken it from the device
     uint32_t *mapped; // for an imported pool: the ids of the chunks that this process has mapped once
     struct span *spans; // ordered by offset
 };
@@ -40,7 +40,7 @@ struct pool *pool_default(int place); // default pool; place is the ordinal of a
 void pool_unref_pointer(struct pool *p); // removes one pointer; the last pointer of a destroyed pool frees the pool
 CUresult span_take(struct pool *p, uint64_t size, uint64_t asked, uint64_t *offset, struct op **wait);
 void span_free(struct pool *p, uint64_t offset, struct stream *s, uint64_t seq);
-void span_settle(struct pool *p, struct stream *s, uint64_t seq); // the stream has reached that point
+void span_settle(struct pool *p, struct stream *s, uint64_t seq); // frees the parts that s has freed up to seq
 void pool_trim(struct pool *p, uint64_t keep);
 
 #endif

@@ -8,7 +8,7 @@ enum { GRAIN = 512 };
 static void nothing(struct stream *s, struct op *op) { (void)s, (void)op; }
 
 CUresult pool_alloc(CUdeviceptr *out, size_t size, struct pool *p, struct stream *s) {
-    if (p->imported) return CUDA_ERROR_INVALID_VALUE; // measured
+    if (p->imported) return CUDA_ERROR_INVALID_VALUE; // measured: an importer cannot allocate from a pool
     if (!size) {
         *out = 0; // measured: for 0 bytes the driver returns a null pointer, which a program can free
         return CUDA_SUCCESS;
@@ -22,7 +22,7 @@ CUresult pool_alloc(CUdeviceptr *out, size_t size, struct pool *p, struct stream
         wait->run = nothing;
         stream_submit(s, wait);
     }
-    // A program cannot reach memory under the old name of an allocation that was freed in stream order at this address.
+    // Removes old allocations at this address that were freed in stream order, so that a program cannot use them any more.
     for (struct range *old; (old = range_overlap(p->va + offset, rounded)) != NULL;) range_remove(old);
     struct range g = {
         .start = p->va + offset, .size = size, .kind = RANGE_POOL, .backing = p->backing, .offset = offset,
@@ -55,7 +55,7 @@ struct freeing { uint64_t start, serial; struct pool *pool; struct stream *strea
 static void free_over(struct op *op) {
     struct freeing *f = (struct freeing *)op->body;
     struct range *r = range_find(f->start);
-    // Skipped if the memory already belongs to a stream that waits for this stream.
+    // Does not remove the range if a stream that waits for this stream already has the memory.
     if (r && r->freed && r->serial == f->serial && r->pool == f->pool) range_remove(r);
     if (!f->pool->imported) span_settle(f->pool, f->stream, op->seq);
     pool_unref_pointer(f->pool);

@@ -5,8 +5,8 @@
 #include <fcntl.h>
 #include <string.h>
 
-// The data that names a part of a pool. It has the same layout as the driver's data. It has nothing secret, and nothing
-// that distinguishes successive allocations at one address. A process that has the pool's descriptor can make such data
+// The data that names a part of a pool, with the same layout as the driver's data. The data contains no secret, and does
+// not distinguish successive allocations at one address. A process that has the descriptor of the pool can make the data
 // itself, and data of freed memory still works.
 struct blob {
     uint64_t pid, pool, cookie, offset, size, chunk;
@@ -124,8 +124,7 @@ static CUresult import_pointer(CUdeviceptr *out, struct pool *p, const struct bl
         *out = known->start;
         return CUDA_SUCCESS;
     }
-    // The exporter used the memory for another allocation while this process still had the memory mapped under its old
-    // name.
+    // The exporter has used the memory for another allocation, while this process still had the old allocation mapped.
     for (struct range *old; (old = range_overlap(start, b->size)) != NULL;) {
         if (!old->freed) {
             claim_remove(p->backing->header->tables->claims, old->claim);

@@ -51,8 +51,8 @@ SIM_API CUresult cuGetProcAddress_v2(const char *symbol, void **out, int version
     return r == CUDA_ERROR_NOT_FOUND ? CUDA_SUCCESS : r;
 }
 
-// Tables of functions without names, which NVIDIA's own libraries ask for. There are none. Callers call a null entry instead of a
-// function that reports an error (libnvrtc).
+// NVIDIA's own libraries ask for tables of functions without names. The simulation has no such tables. Some libraries (libnvrtc)
+// then call a null pointer, and do not report an error.
 SIM_API CUresult cuGetExportTable(const void **out, const CUuuid *id) {
     ENTER(cuGetExportTable, NEED_NOTHING);
     if (!out || !id) return CUDA_ERROR_INVALID_VALUE;

@@ -1,5 +1,5 @@
-// The part of a PTX compiler that refuses text which no compiler accepts. Outside of functions there are only
-// directives; inside functions there are only instructions and labels.
+// Checks PTX text, and refuses text that no PTX compiler accepts. Outside of functions, the text has only directives. Inside
+// functions, the text has only instructions and labels.
 #include "module.h"
 
 #include <ctype.h>

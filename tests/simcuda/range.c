@@ -1,4 +1,4 @@
-// The meaning of addresses: every piece of memory that the driver knows, sorted by address.
+// The ranges of addresses: every piece of memory that the driver knows, sorted by address.
 #include "sim.h"
 
 #include <stdlib.h>
@@ -84,7 +84,7 @@ uint8_t *range_pin(uint64_t address, uint64_t want, uint64_t *got, struct backin
     return r->memory + skip;
 }
 
-// Says whether the part lies in one allocation, accessible or not.
+// Succeeds if the part lies in one allocation, even if no device has access to it.
 CUresult range_within(uint64_t address, uint64_t size) {
     struct range *r = range_find(address);
     return r && !r->freed && address + size <= r->start + r->size ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
@@ -95,8 +95,8 @@ static bool reachable(const struct range *r, enum access access, int device) {
     return mask >> device & 1;
 }
 
-// One access may span adjacent ranges only if they are mappings of virtual memory. Two allocations of another kind
-// never count as one.
+// One access may span adjacent ranges only if all of them are mappings of virtual memory. Two allocations of another kind
+// never count as one range.
 CUresult range_check(uint64_t address, uint64_t size, enum access access, int device) {
     struct range *r = range_find(address);
     if (!r || r->freed) return CUDA_ERROR_INVALID_VALUE;

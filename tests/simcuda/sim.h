@@ -55,7 +55,7 @@ extern struct config config;
 void config_load(void);
 uint64_t parse_bytes(const char *text, uint64_t otherwise);
 
-// ---- handles: never an address, so that stale ones are always detected ----
+// ---- handles: a handle is never an address, so that stale handles are always detected ----
 enum kind { KIND_CONTEXT = 1, KIND_STREAM, KIND_EVENT, KIND_POOL, KIND_PHYSICAL, KIND_MODULE, KIND_FUNCTION, KIND_COUNT };
 void *handle_new(enum kind kind, void *object);
 void *handle_get(enum kind kind, const void *handle); // NULL if the handle names no living object of that kind
@@ -131,11 +131,11 @@ uint64_t va_reserve(uint64_t size, uint64_t align, uint64_t hint); // returns 0 
 void va_release(uint64_t at, uint64_t size);
 bool va_expose(uint64_t at, struct backing *b, uint64_t offset, uint64_t size); // lets the CPU access the memory at this address
 void va_hide(uint64_t at, uint64_t size);
-bool va_is_device(uint64_t address); // true if it is a device address now or was one earlier; then it is never an address of the host
+bool va_is_device(uint64_t address); // true for each address that a device has or had; host memory never gets it
 uint64_t usage_of_device(int device); // bytes used on a device by all processes that this process can inspect
-bool usage_take(int device, uint64_t size); // false: the device is too full; memory that is not made then counts until the device is full
+bool usage_take(int device, uint64_t size); // false: too little memory is free; a size taken for nothing counts until the next exact count
 
-// ---- ranges: the meaning of addresses ----
+// ---- ranges: the memory at each address ----
 enum range_kind { RANGE_POOL = 1, RANGE_LINEAR, RANGE_IPC, RANGE_VMM, RANGE_HOST_ALLOC, RANGE_HOST_REGISTERED };
 struct pool;
 struct range {
@@ -177,9 +177,9 @@ struct stream {
     struct stream *next;
     unsigned flags;
     int priority, refs;
-    bool legacy, closing, running, capturing, spoiled; // spoiled: during the capture, a call came that CUDA forbids then
+    bool legacy, closing, running, capturing, spoiled; // spoiled: the program made a call that CUDA forbids during a capture
     _Atomic bool aborted; // the context is gone, so the queued operations are dropped
-    pthread_t owner; // of a per-thread default stream
+    pthread_t owner; // the thread, if this is a per-thread default stream
     bool per_thread;
     uint64_t id, queued, done;
     struct op *head, *tail;
@@ -198,7 +198,7 @@ struct op {
 };
 struct op *op_new(size_t body, void (*run)(struct stream *, struct op *));
 bool stream_failed(struct stream *s); // true: no operation of the stream runs any more
-CUresult stream_get(CUstream handle, struct stream **out); // the caller holds sim_mu; refused while the stream is captured
+CUresult stream_get(CUstream handle, struct stream **out); // the caller holds sim_mu; fails while the stream is captured
 struct stream *stream_make(struct context *ctx, unsigned flags, int priority);
 void stream_ref(struct stream *s);
 void stream_unref(struct stream *s);

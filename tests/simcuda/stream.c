@@ -7,7 +7,7 @@
 #include <stdlib.h>
 #include <time.h>
 
-static int workers; // threads alive
+static int workers; // number of living worker threads
 static uint64_t next_id = 1;
 
 struct op *op_new(size_t body, void (*run)(struct stream *, struct op *)) {
@@ -111,7 +111,7 @@ static void *work(void *arg) {
     return NULL;
 }
 
-// Signals must go to the threads of the program: Go and Python both expect to receive their signals.
+// A worker blocks all signals, so that they go to the threads of the program, as Go and Python expect.
 static void start_worker(struct stream *s) {
     sigset_t all, before;
     pthread_attr_t attr;
@@ -128,7 +128,7 @@ static void start_worker(struct stream *s) {
     pthread_sigmask(SIG_SETMASK, &before, NULL);
 }
 
-// The legacy default stream waits for every blocking stream of its context, and every blocking stream waits for it.
+// The legacy default stream waits for every blocking stream of its context, and every blocking stream waits for the default stream.
 static void order_with_default_stream(struct stream *s, struct op *op) {
     if (s->legacy) {
         for (struct stream *other = s->ctx->first; other; other = other->next) {

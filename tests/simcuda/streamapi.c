@@ -56,7 +56,7 @@ SIM_API CUresult cuStreamDestroy_v2(CUstream handle) {
     LOCK();
     struct stream *s = handle_get(KIND_STREAM, handle);
     CUresult r = s ? s->ctx->error : CUDA_ERROR_INVALID_HANDLE;
-    if (s) stream_close(s); // this happens in a failed context too; the result then reports the failure
+    if (s) stream_close(s); // the stream closes even in a failed context; the result then is the error of the context
     else misuse_report("stale-handle", "cuStreamDestroy of %p, which is no stream (any more)", (void *)handle);
     UNLOCK();
     return r;
@@ -143,7 +143,7 @@ static CUresult submit_callback(CUstream handle, struct callback c) {
     if (r == CUDA_SUCCESS) {
         struct op *op = op_new(sizeof c, call_back);
         *(struct callback *)op->body = c;
-        op->always = c.with_status != NULL; // a callback with a status gets the error
+        op->always = c.with_status != NULL; // runs in a failed context too: a callback with a status gets the error
         stream_submit(s, op);
     }
     UNLOCK();

@@ -1,5 +1,5 @@
-// The table of exported symbols. It has a file of its own because only the addresses of the symbols matter here: they
-// are declared without their parameters.
+// The table of exported symbols. The table has its own file, because this file declares the symbols without their
+// parameters: it uses only their addresses.
 #include "symbols.h"
 
 #define B(base)

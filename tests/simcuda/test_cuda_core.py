@@ -1,8 +1,8 @@
 """The packages cuda-core and cuda-bindings, unmodified, on the simulated driver.
 
-Each test starts processes of its own (spawned, never forked): an owner of memory and a user of it, which exchange
-descriptors over a Unix socket. Run it with any Python that has both packages and pytest; it needs the library to be
-built (``make -C tests/simcuda``) and no GPU.
+Each test spawns its own processes and forks none: an owner and a user of memory, which exchange descriptors over a Unix
+socket. Run the tests with any Python that has both packages and pytest. The tests need the built library
+(``make -C tests/simcuda``) and no GPU.
 """
 
 import importlib.util
@@ -22,11 +22,11 @@ LIBRARY = pathlib.Path(os.environ.get("SIMCUDA_DIR", HERE.parents[1] / "build" /
 MIB = 1 << 20
 
 
-# ---- the processes: functions named owner_* and user_*, each with its end of a socket ----
+# ---- the processes: functions owner_* and user_*, each with its end of a socket, and functions alone_* ----
 
 
 def call(result):
-    """The values of a call of cuda.bindings, or an exception."""
+    """Return the values of a call of cuda.bindings, or raise its error."""
     from cuda.bindings import driver
 
     error, *values = result
@@ -44,7 +44,7 @@ def device(ordinal=0):
 
 
 def close(stream, buffer, pool):
-    """Gives back in the right order: a user before it tells the owner, so that the owner may free."""
+    """Free a buffer and close its pool in the right order. A user calls this before the owner frees its memory."""
     buffer.close(stream)
     stream.sync()
     pool.close()
@@ -122,7 +122,7 @@ def user_buffer(sock):
 
 
 def register(fd, prot):
-    """A page of a memfd that streams can reach, as ctypes memory and its device address."""
+    """Register a page of a memfd for streams; return the page, its device address and its address."""
     import ctypes
 
     from cuda.bindings import driver
@@ -130,7 +130,7 @@ def register(fd, prot):
     page = mmap.mmap(fd, 4096, mmap.MAP_SHARED, prot)
     if prot & mmap.PROT_WRITE:
         address = ctypes.addressof(ctypes.c_char.from_buffer(page))
-    else:  # ctypes takes no read-only buffer, NumPy does
+    else:  # NumPy takes a read-only buffer, ctypes does not
         import numpy as np
 
         address = np.frombuffer(page, dtype=np.uint8).ctypes.data
@@ -298,7 +298,7 @@ def owner_pinned(sock):
 
 
 def grant(pool):
-    """Access for device 0, which a pool in host memory does not have by itself, in the owner nor in the user."""
+    """Give device 0 access to a pool in host memory. Without this call, neither the owner nor the user has access."""
     from cuda.bindings import driver
 
     call(driver.cuMemPoolSetAccess(pool.handle, [access(3)], 1))
@@ -379,7 +379,7 @@ def alone_kernel(sock):
 
 
 def alone_host_pool(sock):
-    """A pool of the host, which no device was let reach: copies go there all the same."""
+    """Test a host pool to which no device has access: copies to its memory still work."""
     from cuda.core import PinnedMemoryResource
 
     dev, stream = device()
@@ -417,7 +417,7 @@ def alone_fault(sock):
 
 
 def alone_exit(sock):
-    """Exits with a stream that waits for a word nobody writes."""
+    """Exit while a stream waits for a word that no process writes."""
     from cuda.bindings import driver
 
     _, stream = device()
@@ -478,7 +478,7 @@ def environment(folder, **more):
 
 
 def misuse(folder):
-    """The lines of the detector, but for leaks: cuda.core leaves its context, and what is alive at exit, to the end."""
+    """Return the lines of the detector except leaks, because cuda.core does not free its context before the exit."""
     path = folder / "misuse"
     lines = path.read_text().splitlines() if path.exists() else []
     return [line for line in lines if "kind=leak" not in line and "kind=forgotten-fd" not in line]

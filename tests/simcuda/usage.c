@@ -1,7 +1,7 @@
 // Counts the used memory of a device. The header of every memory object says how many bytes the object counts for. An
 // object lives as long as a process has it, so the sum over all objects of all processes is exact, even after a
 // SIGKILL. The sum is computed from the file descriptors of the processes that this process may inspect. The
-// computation takes a millisecond or two, so only calls that ask for the sum, or that may fill the device, do it. All
+// computation takes a millisecond or two, so only calls that ask for the sum, or that may fill the device, compute it. All
 // processes of a machine share a ledger, whose number is never too low.
 #include "sim.h"
 
@@ -27,7 +27,7 @@ static bool first_time(struct seen *seen, ino_t inode) {
     return true;
 }
 
-// Opens what a descriptor of a process refers to, if that is a memfd with the name. Otherwise returns -1.
+// Opens the memfd of a descriptor of a process, if this memfd has the name `wanted`. Otherwise returns -1.
 static int open_memfd(int dir, const char *name, const char *wanted, struct seen *seen, bool *hidden) {
     char link[96];
     ssize_t n = readlinkat(dir, name, link, sizeof link - 1);
@@ -41,8 +41,8 @@ static int open_memfd(int dir, const char *name, const char *wanted, struct seen
     return openat(dir, name, O_RDWR | O_CLOEXEC);
 }
 
-// Calls visit with a descriptor of each memfd that has the name and that the process has open, until visit returns
-// false. Closes each descriptor.
+// Calls visit with a new descriptor of each memfd with the name `wanted` that any process has open, until visit returns
+// false. visit must close or keep the descriptor.
 static void each_memfd(const char *wanted, bool (*visit)(int fd, void *arg), void *arg) {
     DIR *proc = opendir("/proc");
     struct seen *seen = calloc(1, sizeof *seen);
@@ -96,13 +96,13 @@ static void ledger_open(void) {
     const size_t prefix = sizeof "/memfd:" - 1;
     snprintf(name + prefix, sizeof name - prefix, "simcuda:%s:ledger", config.machine);
     int proc = open("/proc", O_RDONLY | O_DIRECTORY | O_CLOEXEC), found = -1;
-    if (proc < 0 || flock(proc, LOCK_EX) != 0) abort(); // two processes that begin at the same time make only one ledger
+    if (proc < 0 || flock(proc, LOCK_EX) != 0) abort(); // the lock: two processes that begin at the same time make only one ledger
     each_memfd(name, keep_it, &found);
     if (found < 0) {
         found = memfd_create(name + prefix, MFD_CLOEXEC);
         if (found < 0 || ftruncate(found, sizeof *ledger) != 0) abort();
     }
-    int fd = backing_keep(found); // other processes find the ledger here
+    int fd = backing_keep(found); // other processes find the ledger through this descriptor
     close(found);
     void *at = mmap(NULL, sizeof *ledger, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
     if (at == MAP_FAILED) abort();
@@ -118,7 +118,7 @@ bool usage_take(int device, uint64_t size) {
     do {
         next = was + size;
         if (next <= config.memory) continue;
-        next = usage_of_device(device) + size; // the ledger still counts memory that was freed
+        next = usage_of_device(device) + size; // an exact count, because the ledger includes freed memory
         if (next > config.memory) return false;
     } while (!atomic_compare_exchange_strong(most, &was, next));
     return true;

@@ -1,4 +1,4 @@
-// Device addresses. They are in one large part of the address space that the CPU cannot touch. So a program that
+// Device addresses. All of them are in one large part of the address space, which the CPU cannot touch. So a program that
 // dereferences a device pointer on the CPU crashes, as it would with a GPU (SIMCUDA_HOST_ACCESS=1 allows the access).
 // And host memory never gets an address that a device had.
 #include "sim.h"

@@ -1,11 +1,11 @@
-// Virtual memory management: physical memory. For the files that make, map and share it.
+// Virtual memory management: the interface of the files that make, map and share physical memory.
 #ifndef SIMCUDA_VMM_H
 #define SIMCUDA_VMM_H
 
 #include "sim.h"
 
 struct physical {
-    void *handle; // the same while the memory lives, even if the handle was released and the memory is only mapped
+    void *handle; // stays the same while the memory lives, even if the handle was released and the memory is only mapped
     struct backing *backing;
     CUmemAllocationProp prop;
     uint64_t size;

@@ -69,7 +69,7 @@ SIM_API CUresult cuMemMap(CUdeviceptr start, size_t size, size_t offset, CUmemGe
     struct physical *p = physical_get(handle);
     CUresult r = CUDA_ERROR_INVALID_VALUE;
     if (p && (offset || size != p->size)) {
-        r = CUDA_ERROR_NOT_SUPPORTED; // measured: a mapping must have the whole of the memory
+        r = CUDA_ERROR_NOT_SUPPORTED; // measured: a mapping must contain the whole physical memory
     } else if (p && reservation_at(start, size)) {
         r = range_overlap(start, size) ? CUDA_ERROR_INVALID_VALUE : CUDA_SUCCESS;
     }
@@ -86,7 +86,7 @@ SIM_API CUresult cuMemMap(CUdeviceptr start, size_t size, size_t offset, CUmemGe
     return r;
 }
 
-// Says whether whole mappings fill the part exactly.
+// Returns whether whole mappings fill the part exactly.
 static bool covered(uint64_t start, uint64_t size) {
     uint64_t at = start;
     while (at < start + size) {

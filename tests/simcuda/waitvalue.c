@@ -93,7 +93,7 @@ static CUresult check(struct stream *s, const struct word *w, bool writes) {
         misuse_address(writes ? "cuStreamWriteValue" : "cuStreamWaitValue", w->address);
         return CUDA_ERROR_INVALID_VALUE;
     }
-    if (r->kind == RANGE_POOL) return CUDA_ERROR_INVALID_VALUE; // measured: the driver accepts no such words in pool memory
+    if (r->kind == RANGE_POOL) return CUDA_ERROR_INVALID_VALUE; // measured: the driver accepts no words in pool memory
     // Measured: the call accepts a write to read-only memory, and the stream fails when it reaches the write.
     return range_check(w->address, w->wide ? 8 : 4, ACCESS_READ, s->ctx->device);
 }
@@ -101,7 +101,7 @@ static CUresult check(struct stream *s, const struct word *w, bool writes) {
 static CUresult submit(struct stream *s, struct word w, bool writes) {
     unsigned known = writes ? 1 : 3 | CU_STREAM_WAIT_VALUE_FLUSH;
     if (w.flags & ~known) return CUDA_ERROR_INVALID_VALUE;
-    if (!writes && (w.flags & CU_STREAM_WAIT_VALUE_FLUSH)) return CUDA_ERROR_NOT_SUPPORTED; // the attribute of the device says so
+    if (!writes && (w.flags & CU_STREAM_WAIT_VALUE_FLUSH)) return CUDA_ERROR_NOT_SUPPORTED; // as the attribute of the device says
     CUresult r = check(s, &w, writes);
     if (r != CUDA_SUCCESS) return r;
     struct op *op = op_new(sizeof w, writes ? write_word : wait_word);

@@ -4,7 +4,7 @@ package streammodel
 type Config struct {
 	Name      string
 	Capacity  int
-	Slots     int // N
+	Slots     int // the N of docs/streams.md: number of slots for entries, claims and records
 	Producers int
 	Consumers int
 	Blocks    int // number of blocks of each producer
@@ -39,7 +39,8 @@ func (m *model) oldestKept(tail int8) int8 { return max(1, tail-int8(m.Capacity)
 
 func (m *model) mutant(name string) bool { return m.Mutant == name }
 
-// holds says whether a consumer stores a hold for a frame that it takes. Other consumers show their frames only by their floor.
+// holds says whether a consumer stores a hold for a frame that it takes. Other consumers only store their floor and the
+// number that they take next.
 func (m *model) holds(c int8) bool { return m.Queue || m.Policies[c].drops() }
 
 // limit returns how many frames may wait in a queue.
@@ -50,7 +51,8 @@ func (m *model) limit() int8 {
 	return int8(m.Capacity)
 }
 
-// first returns the first number that a consumer may take if it joins at this tail.
+// first returns the number of the first frame that a consumer may take if the consumer joins when the newest frame has
+// the number tail.
 func (m *model) first(s *state, tail int8) int8 {
 	first := max(1, tail)
 	if m.Oldest {

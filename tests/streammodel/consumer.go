@@ -115,7 +115,8 @@ func (m *model) stepConsumer(s *state, c int8, choice int) bool {
 	return true
 }
 
-// after returns the next step of a consumer. The consumer has released a frame, or has cleared the hold of a frame that it did not get.
+// after returns the next step of a consumer that has released a frame, or that has cleared its hold of a frame that it
+// did not get.
 func (m *model) after(a *consumer) pc {
 	if a.said || a.ends {
 		return cDone
@@ -123,7 +124,8 @@ func (m *model) after(a *consumer) pc {
 	return cTail
 }
 
-// ring begins to wake the members that sleep on word. After that, the consumer continues with the step then.
+// ring makes the consumer wake the members that sleep on the futex word. After these steps, the consumer continues with
+// the step in then.
 func (m *model) ring(a *consumer, word futex, then pc) {
 	if m.mutant("nobody is woken for room") {
 		word &^= freed
@@ -188,7 +190,8 @@ func (m *model) oldestThatWaits(s *state, c int8, a *consumer) {
 	a.tail, a.survey = tail{}, survey{}
 }
 
-// own checks that the consumer still takes part. It runs after the consumer has stored its hold or its floor.
+// own checks that the consumer still takes part in the channel. It runs after the consumer has stored its hold or, if
+// the consumer stores no holds, the number in next.
 func (m *model) own(s *state, c int8, a *consumer) {
 	part := s.slots[c] == active && s.state != destroyed || m.mutant("the own slot is not looked at again")
 	switch {
@@ -361,8 +364,8 @@ func (m *model) stepDone(s *state, c int8, a *consumer) bool {
 	return true
 }
 
-// word returns the word of a consumer's timeline that a piece of work uses. Two pieces of work with the same done entry may use the same
-// word.
+// word returns which of the two words of a consumer's timeline the piece of work v uses. Two pieces of work with the
+// same done entry may use the same word.
 func word(v int8) int8 { return v >> 2 & 1 }
 
 // stepGPU finishes the next piece of work on one of the two words.

@@ -7,7 +7,7 @@ import (
 	"unsafe"
 )
 
-// Result says how many states were explored. It has the first fault, and the steps that lead to the fault.
+// Result says how many states Explore has visited. It also has the first fault, and the steps that lead to the fault.
 type Result struct {
 	States int
 	Ends   int // states in which no actor has a step left
@@ -88,7 +88,7 @@ func (m *model) step(s *state, actor, choice int) bool {
 	return choice == 0 && m.die(s, actor-firstDeath)
 }
 
-// more says whether an actor may still have another choice although the actor does not have this choice.
+// more says whether an actor may have choice 1 although it does not have choice 0.
 func more(actor, choice int) bool {
 	return choice == 0 && actor >= firstConsumer && actor < serviceActor
 }
@@ -222,18 +222,20 @@ func (s *set) add(w uint64) bool {
 	return true
 }
 
-// alone finds an actor whose next step neither affects the steps of other actors nor depends on them. For such a step, one order is
-// enough, so Explore does not try the steps of other actors first. Only a few such steps come in a row, so every actor gets its turn. A
-// death before such steps has the same effect as a death after them. These are the steps:
+// alone finds an actor whose next step does not affect the steps of other actors and does not depend on them. Explore
+// takes such a step at once, and does not try the steps of other actors before it, because the order makes no
+// difference. An actor has only a few such steps in a row, so every actor gets its turn. A death before such steps has
+// the same effect as a death after them. These are the steps:
 //
 //   - A producer writes into a block that it has back, or into the record of a number that is not published, and no consumer is about to
-//     read an older number in the slot of the record. No other producer writes this track. (If a consumer used the block, the order would
-//     not hide that fault: a consumer that begins later finds wrong content, and the write finds a consumer that has begun.)
+//     read an older number in the slot of the record. No other producer writes the records of this producer. (If a consumer still used the
+//     block, Explore would find the fault in any order: a consumer that begins after the write reads wrong content, and the producer's step
+//     detects a consumer that has begun before.)
 //   - A consumer reads from a frame that cannot be dropped: no member changes the frame until the consumer releases it. (If a member
-//     changed the frame, the consumer's step before, which is not taken alone, would find that fault too.)
+//     changed the frame, the previous step of the consumer would find that fault too. Explore does not take the previous step alone.)
 //   - A member reads the roster when the service has nothing left to do and no member can die or leave. Then a consumer may also store its
-//     next, which matters only when the consumer leaves.
-//   - A member looks at a futex on which no member will sleep again.
+//     next, because other members use next only when the consumer leaves.
+//   - A consumer reads a futex word before it wakes members, and no member will sleep on this word again.
 func (m *model) alone(s *state) (actor int, found bool) {
 	quiet := m.quiet(s)
 	for p := range int8(m.Producers) {
@@ -287,7 +289,8 @@ func (m *model) hasBlock(a *producer) bool {
 	return false
 }
 
-// nobodyReads says whether no consumer reads a record in the slot, among the consumers that producers may overtake.
+// nobodyReads returns true if no consumer reads a record in the slot. Only consumers that drop frames count, because
+// producers do not wait for them.
 func (m *model) nobodyReads(s *state, slot int8) bool {
 	for c := range m.Consumers {
 		a := &s.cons[c]

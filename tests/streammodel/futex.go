@@ -15,8 +15,8 @@ func (m *model) lie(word int8, a *sleeper, on futex) {
 	}
 }
 
-// wake changes the next futex word if a member sleeps on the word, and then wakes all members that sleep on it. A member can die between
-// these two steps.
+// wake changes the next futex word if a member sleeps on the word, and then wakes all members that sleep on the word.
+// The waking member can die between these two steps.
 func (m *model) wake(s *state, words *futex, loaded *int8, at, first, second pc) pc {
 	word := *words & -*words
 	w := m.word(s, word)
@@ -72,8 +72,8 @@ func (m *model) rouse(s *state, word futex) {
 	}
 }
 
-// settleWords renumbers the values of futex words and tickets, from the smallest value that a member still knows. Only the equality and the
-// order of the values matter.
+// settleWords subtracts the smallest value that a member still knows from the values of futex words and tickets. Only
+// the equality and the order of the values matter, so states that differ only in this value become equal.
 func (m *model) settleWords(s *state) {
 	oldest := s.tickets
 	for p := range s.producers {

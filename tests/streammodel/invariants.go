@@ -1,6 +1,6 @@
 package streammodel
 
-// claimed notes the content of a number that a producer has published.
+// claimed records the content of a number that a producer has published.
 func (m *model) claimed(s *state, n, content int8) {
 	if int(n) > mostFrames {
 		m.fault("number %d is beyond what a state remembers", n)
@@ -9,7 +9,7 @@ func (m *model) claimed(s *state, n, content int8) {
 	s.ghost.frames[n] = content
 }
 
-// taken notes that a consumer of a queue has claimed a frame.
+// taken records that a consumer of a queue has claimed a frame. If another consumer has the frame, this is a fault.
 func (m *model) taken(s *state, c, n int8) {
 	for other := range int8(m.Consumers) {
 		if s.ghost.mine[other] == n {
@@ -75,7 +75,8 @@ func (m *model) anybody(s *state) bool {
 	return false
 }
 
-// full says whether a producer may wait for room for ever, because no consumer takes or releases the frames of a queue.
+// full says whether a queue stays full for ever, because no consumer takes or releases its frames. A producer may then
+// wait for ever.
 func (m *model) full(s *state) bool {
 	if !m.Queue || s.state != open || m.anybody(s) && !m.Hoards {
 		return false

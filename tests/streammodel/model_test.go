@@ -8,7 +8,8 @@ import (
 	"time"
 )
 
-// configs hold without a mutation. TestEveryMutationIsFound names them.
+// configs returns the configurations to explore. Without a mutation, none of them has a fault. A mutation names its
+// configuration.
 func configs() []Config {
 	one := Config{Capacity: 1, Slots: 2, Producers: 1, Consumers: 1, Blocks: 2, Versions: 32, Most: 5_000_000, Frames: [2]int{3}}
 	joins := []task{{join, 0}}
@@ -141,7 +142,8 @@ func configs() []Config {
 	}
 }
 
-// skipUnderRaceDetector skips tests that take minutes with it: every exploration is one goroutine, which cannot race.
+// skipUnderRaceDetector skips tests that take minutes with the race detector. An exploration has only one goroutine, so
+// it has no races.
 func skipUnderRaceDetector(t *testing.T) {
 	if raceDetector {
 		t.Skip("the race detector makes the exploration slow and finds nothing in it: make test-model runs it without")
@@ -175,7 +177,7 @@ func TestEveryInterleavingHolds(t *testing.T) {
 	}
 }
 
-// States are compared by their bytes, so a state must not have padding.
+// The model compares states by their bytes, so a state must not have padding.
 func TestAStateHasNoOtherBytesThanItsFields(t *testing.T) {
 	var check func(reflect.Type) uintptr
 	check = func(k reflect.Type) (n uintptr) {

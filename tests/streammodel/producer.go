@@ -151,7 +151,7 @@ func (m *model) write(s *state, p int8, a *producer) bool {
 	return true
 }
 
-// fill chooses a free block. It returns false if the producer has none.
+// fill chooses a free block. It returns false if the producer has no free block.
 func (m *model) fill(s *state, p int8, a *producer) bool {
 	for b := range int8(m.Blocks) {
 		if a.flying[b] == 0 {
@@ -163,7 +163,7 @@ func (m *model) fill(s *state, p int8, a *producer) bool {
 	return false
 }
 
-// reached says whether the work is done that a block's next writer waits for.
+// reached says whether the producer may write a block: all GPU work of consumers on the block is done.
 func (m *model) reached(s *state, a *producer, b int8) bool {
 	for c := range m.Consumers {
 		if v := a.value[c][b]; v > s.cons[c].reached[word(v)] {
@@ -182,7 +182,7 @@ func (m *model) written(s *state, p int8, a *producer) {
 	s.content[a.block] = 16*(p+1) + a.written
 }
 
-// unused checks that no consumer uses a block that a producer gets back.
+// unused checks that no consumer uses a block that becomes free.
 func (m *model) unused(s *state, b int8, who string, p int8) {
 	for c := range int8(m.Consumers) {
 		if s.ghost.uses[c] == b+1 {
@@ -202,7 +202,8 @@ func (m *model) finished(s *state, b, p int8) {
 	}
 }
 
-// knows says whether the producer has read the slots of the roster in the version of its loaded tail.
+// knows says whether the slots of the roster that the producer has read are still valid for the tail that the producer
+// has loaded.
 func (m *model) knows(s *state, a *producer, channel int8) bool {
 	if a.known < 0 {
 		return false
@@ -227,7 +228,7 @@ func (m *model) roomInBroadcast(s *state, a *producer) bool {
 	return true
 }
 
-// blocks says whether, as far as the producer knows, a consumer blocks the channel.
+// blocks says whether a consumer blocks the channel, according to the roster that the producer has read.
 func (m *model) blocks(a *producer, c int8) bool {
 	return a.view[c] == active && !m.Policies[c].drops()
 }
@@ -252,7 +253,7 @@ func (m *model) publish(s *state, p int8, a *producer) {
 	a.pc = pEntry
 }
 
-// goOn continues with the next step of a producer that has room.
+// goOn sets the next step of a producer that has found a free place in the channel.
 func (m *model) goOn(a *producer) {
 	a.pc = pRecordClear
 	if m.Turns {
@@ -260,7 +261,8 @@ func (m *model) goOn(a *producer) {
 	}
 }
 
-// turn lets the other producer go first if the other producer has waited longer. Choice 1: the other producer has taken too long.
+// turn lets the other producer go first if the other producer has waited longer. With choice 1, the producer does not
+// wait any longer, because the other producer has taken too long.
 func (m *model) turn(s *state, p int8, a *producer, choice int) bool {
 	other := s.waiting[1-p]
 	first := other != 0 && (a.ticket == 0 || other < a.ticket) && s.producerSlots[1-p] == active && !a.passed
@@ -277,7 +279,7 @@ func (m *model) turn(s *state, p int8, a *producer, choice int) bool {
 	return true
 }
 
-// endTurn begins with the next frame. If the producer has a ticket, the producer first gives the ticket back.
+// endTurn makes the producer begin with the next frame. A producer that has a ticket first gives the ticket back.
 func (m *model) endTurn(a *producer) {
 	a.pc = pWrite
 	if a.ticket != 0 {
@@ -285,7 +287,7 @@ func (m *model) endTurn(a *producer) {
 	}
 }
 
-// rest makes the producer look again, and then sleep.
+// rest makes the producer check the channel once more, and then sleep.
 func (m *model) rest(a *producer) {
 	switch {
 	case m.Turns && a.ticket == 0 && a.block >= 0:
@@ -299,7 +301,8 @@ func (m *model) rest(a *producer) {
 	a.gone, a.busy = [mostBlocks]bool{}, [mostBlocks]bool{}
 }
 
-// look makes the producer look for room, or for a block if the producer has no block.
+// look makes the producer check again for a free place in the channel. A producer without a block checks for a free
+// block.
 func (m *model) look(a *producer) {
 	a.pc = pTail
 	if a.block < 0 {

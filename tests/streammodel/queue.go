@@ -1,6 +1,6 @@
 package streammodel
 
-// stepQueue takes a step of a producer that looks for room in a queue.
+// stepQueue takes a step of a producer that needs a free slot in a queue.
 func (m *model) stepQueue(s *state, p int8, a *producer) {
 	n := a.tail.number + 1
 	switch a.pc {
@@ -66,7 +66,8 @@ func (m *model) stepQueue(s *state, p int8, a *producer) {
 	}
 }
 
-// resident returns the frame in the slot of a number, and the claim of the slot. Only the frame of the tail itself may lack its entry.
+// resident returns the number of the frame in the slot of n, and the claim of the slot. Only the newest frame, which
+// the tail t names, may not have an entry yet.
 func (m *model) resident(s *state, n int8, t tail) (int8, claim) {
 	e := s.order[n%m.n()].number
 	if e < n && n == t.number && t.slot != void {
@@ -75,12 +76,12 @@ func (m *model) resident(s *state, n int8, t tail) (int8, claim) {
 	return e, s.claims[n%m.n()]
 }
 
-// waits says whether the frame waits, so no consumer has it.
+// waits says whether the frame e waits in the queue: no consumer has the frame.
 func (m *model) waits(e int8, k claim) bool {
 	return k.number < e || k.number == e && k.tag == givenBack
 }
 
-// isDone says whether a new frame may use the slot of the frame.
+// isDone says whether a new frame may use the slot of the frame e.
 func (m *model) isDone(e int8, k claim) bool {
 	if m.mutant("a frame that nobody has taken needs no slot") && k.number < e {
 		return true
@@ -88,13 +89,13 @@ func (m *model) isDone(e int8, k claim) bool {
 	return e == 0 || k.number > e || k.number == e && k.tag == acknowledged
 }
 
-// walk begins a survey of a queue at a tail.
+// walk returns a new survey of a queue that has the tail t.
 func (m *model) walk(s *state, t tail) survey {
 	return survey{head: s.head, n: max(s.head, t.number-m.n()+1, 1), open: t.number + 1}
 }
 
-// survey looks at one slot, and says whether there is more to look at. At the end of the survey, it moves the head past the frames that are
-// done.
+// survey examines the next slot, and returns true if it must be called again. At the end of the survey, it moves the
+// head past the frames that are done.
 func (m *model) survey(s *state, v *survey, t tail, limit int8) bool {
 	if v.n <= t.number && v.count < limit {
 		e, k := m.resident(s, v.n, t)

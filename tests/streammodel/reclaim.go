@@ -49,8 +49,8 @@ func (m *model) stepBack(s *state, p int8, a *producer) {
 	}
 }
 
-// floors finds the frames that the channel does not need any more. It also finds the frames that consumers have in hand, according to their
-// floor and next.
+// floors finds the frames that the channel does not need any more. It also finds the frames that consumers without
+// holds still have: the numbers from floor to next − 1.
 func (m *model) floors(s *state, a *producer) {
 	a.limit = a.tail.number - int8(m.Capacity)
 	if m.mutant("a kept frame is used again") {
@@ -88,7 +88,8 @@ func (m *model) nextFlying(s *state, p int8, a *producer) {
 	}
 }
 
-// nextHold moves to the next consumer whose hold the producer must read. A consumer that blocks the channel has a hold when it leaves.
+// nextHold moves to the next consumer whose hold the producer must read. A consumer that blocks the channel stores a
+// hold only when it passes a frame or leaves with a frame.
 func (m *model) nextHold(s *state, p int8, a *producer) {
 	if a.gone == [mostBlocks]bool{} && !m.mutant("holds are looked at before floors") {
 		m.rest(a)
@@ -137,7 +138,8 @@ func (m *model) back(s *state, p int8, a *producer) {
 	a.sleep, a.pc = sleeper{}, pWrite
 }
 
-// fences finds the fences that the next writers of the blocks must wait for. A block stays in use while a consumer writes its done entry.
+// fences finds the fences that the next writers of the blocks must wait for. A block does not become free while a
+// consumer writes the done entry of the block's frame.
 func (m *model) fences(s *state, p int8, a *producer) {
 	for b, f := range a.flying {
 		for c := range int8(m.Consumers) {

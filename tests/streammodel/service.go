@@ -1,7 +1,7 @@
 package streammodel
 
-// A task is something that the service does without interruption: a task from the script of a configuration, or work for a member that left
-// or died.
+// A task is work of the service: a task from the script of a configuration, or work for a member that left or died. The
+// service finishes a task before it begins the next task.
 type task struct {
 	kind taskKind
 	who  int8 // number of the consumer or of the producer
@@ -91,7 +91,7 @@ func (m *model) kept(s *state, p, b int8) bool {
 	return m.lastOf(s, p, b) > 0
 }
 
-// lastKept returns the number of a producer's newest frame that the channel keeps.
+// lastKept returns the number of the newest frame of a producer that the channel keeps; 0: the channel keeps none.
 func (m *model) lastKept(s *state, p int8) (last int8) {
 	for b := range int8(m.Blocks) {
 		last = max(last, m.lastOf(s, p, b))
@@ -110,7 +110,8 @@ func (m *model) ahead(s *state) int8 {
 	return ahead
 }
 
-// lastOf returns the number of the newest frame that consumers may still take and that is in the block of a producer.
+// lastOf returns the number of the newest frame in a block of a producer that consumers may still take; 0: there is
+// none.
 func (m *model) lastOf(s *state, p, b int8) (last int8) {
 	from := max(m.oldestKept(s.tail.number), s.first)
 	if m.Queue {
@@ -270,12 +271,12 @@ func (m *model) stepBlocks(s *state, v *service) {
 		}
 		v.keeps = [mostBlocks]bool{}
 		v.pc = sNext
-		// The service looks again only after a change, because without a change it finds the same.
+		// In the model, the service does this task only once for each dead producer.
 		v.freed[v.who] = true
 	}
 }
 
-// keep keeps the blocks that may contain the frame with a number.
+// keep marks the blocks that may contain the frame n, so that these blocks do not become free.
 func (m *model) keep(s *state, v *service, n int8) {
 	for b := range int8(m.Blocks) {
 		r := s.records[v.who][n%m.n()]

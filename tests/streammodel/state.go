@@ -1,12 +1,12 @@
 package streammodel
 
-// The largest channel that a [state] can describe. Configurations are smaller.
+// The greatest sizes of a channel that a [state] can describe. No configuration is larger.
 const (
 	mostSlots     = 4 // the N of docs/streams.md
 	mostProducers = 2
 	mostConsumers = 2
 	mostBlocks    = 4 // of each producer
-	mostFrames    = 9 // of the channel, including voids
+	mostFrames    = 9 // numbers of a channel, including voids
 )
 
 type policy int8
@@ -41,7 +41,7 @@ const (
 	claimedBy // claimedBy + c is the tag of consumer c
 )
 
-// void is the producer slot in a tail whose number was never published.
+// void is the producer slot in a tail whose number has no frame.
 const void int8 = 63
 
 type tail struct{ number, slot, version int8 }
@@ -98,8 +98,8 @@ const (
 // sleeper is the private state of a member that is about to sleep.
 type sleeper struct {
 	on    futex
-	armed bool // the member has set bit 0, or has found bit 0 set, and looks once more before it sleeps
-	seen  int8 // value of the word at that moment
+	armed bool // bit 0 of the word is set, and the member checks the channel once more before it sleeps
+	seen  int8 // value of the word when the member set bit 0
 }
 
 // survey is the state of a walk over the slots of a queue.
@@ -123,7 +123,7 @@ type producer struct {
 	survey  survey
 	i       int8
 	ticket  int8
-	passed  bool // the producer has let the other producer go first for long enough
+	passed  bool // the producer does not wait for the other producer any longer
 	block   int8 // the block with the content of the next frame; -1: none
 	written int8 // number of frames that the producer has written
 	limit   int8 // frames up to this number have left the channel
@@ -140,7 +140,7 @@ type consumer struct {
 	dead     bool
 	wakes    futex
 	loaded   int8
-	then     pc // next step after the consumer has woken others
+	then     pc // the step after the consumer has woken other members
 	said     bool
 	ends     bool // the consumer does not take part any more
 	failed   bool

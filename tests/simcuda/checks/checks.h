@@ -1,4 +1,4 @@
-// Tests of what the simulation does in addition to a driver: faults, counts, the detector of misuse, and processes that start
+// Tests of features that a real driver does not have (faults, counts, the detector of misuse), and of processes that start
 // and die. Each case runs in its own process, with its own environment.
 #ifndef CHECKS_H
 #define CHECKS_H
@@ -12,14 +12,14 @@
 
 struct check {
     const char *name;
-    const char *environment; // NAME=value words; @ stands for the case's own folder
+    const char *environment; // NAME=value, separated by |; an @ in a value stands for the folder of the case
     void (*run)(void);
-    const char *report; // what the misuse file must have; "": it must be empty; NULL: it is not checked
-    int signal; // the signal that must end it, or 0
+    const char *report; // text that the misuse file must contain; "": the file must be empty; NULL: the file is not checked
+    int signal; // the signal that must end the process of the case, or 0
 };
 extern const struct check misuse_checks[], fault_checks[], life_checks[];
 
-extern const char *folder; // of this case
+extern const char *folder; // the folder of this case
 void fail(const char *file, int line, const char *format, ...) __attribute__((format(printf, 3, 4), noreturn));
 #define EXPECT(condition) \
     do { if (!(condition)) fail(__FILE__, __LINE__, "%s", #condition); } while (0)
@@ -27,18 +27,18 @@ void fail(const char *file, int line, const char *format, ...) __attribute__((fo
 #define OK(call) RESULT(call, CUDA_SUCCESS)
 void expect_result(const char *file, int line, const char *what, CUresult got, CUresult wanted);
 
-CUcontext start(int device); // cuInit, retain, make current
-void stop(int device); // release
+CUcontext start(int device); // calls cuInit, retains the primary context, and makes this context current
+void stop(int device); // releases the primary context
 CUmemoryPool make_pool(size_t max);
 CUdeviceptr take(CUmemoryPool pool, size_t size);
 double seconds(void);
 
-// Another process, forked before the driver is used. It runs fn(arg) and exits; lines go both ways.
+// Another process, forked before the driver is used. The child runs fn and exits. put and get send bytes in both directions.
 struct child { int pid, in, out; };
 struct child child_start(void (*fn)(struct child *parent));
 void put(struct child *c, const void *bytes, size_t size);
 void get(struct child *c, void *bytes, size_t size);
-int borrow(int pid, int fd); // another process's descriptor
+int borrow(int pid, int fd); // opens the file of another process's descriptor
 void child_kill(struct child *c);
 void child_wait(struct child *c);
 

@@ -98,7 +98,7 @@ static void lost(void) {
     OK(cuMemAlloc_v2(&q, 16));
     write_control("");
     start(1);
-    RESULT(cuDevicePrimaryCtxRetain(&ctx, 0), CUDA_ERROR_UNKNOWN); // the fault stays in this process
+    RESULT(cuDevicePrimaryCtxRetain(&ctx, 0), CUDA_ERROR_UNKNOWN); // the device stays lost in this process
 }
 
 static void other_program(void) {

@@ -38,7 +38,7 @@ static void busy(struct child *parent) {
     get(parent, &byte, 1);
 }
 
-// The child must have its own file, so it runs the harness's program again and is not a fork of it.
+// The process of this case has its own file of counts, because the harness executes its program again for each case.
 static void counted(void) {
     size_t a, b;
     start(0);
@@ -123,8 +123,8 @@ static size_t available(void) {
     return left;
 }
 
-// Measured on a device: the death of the exporter loses nothing while another process has the descriptor, with or without
-// a context, and the memory is freed with the last descriptor.
+// Measured on a device: if the exporter dies, the memory stays while another process has the descriptor, with or without a
+// context. The memory is freed when the last descriptor is closed.
 static void exporter_is_killed(void) {
     struct offer o;
     struct child c = child_start(exporter);
@@ -160,7 +160,7 @@ static void device_is_full(void) {
     OK(cuMemAllocFromPoolAsync(&q, 40 * MB, pool, NULL));
 }
 
-// Fills the device and frees that, each when told to.
+// Fills the device and frees the memory in turn. The child does each step when the parent sends a byte.
 static void fill_in_turn(struct child *parent) {
     CUdeviceptr p;
     char turn;
@@ -243,7 +243,7 @@ static void no_pools(void) {
     RESULT(cuMemPoolCreate(&pool, &props), CUDA_ERROR_NOT_SUPPORTED);
 }
 
-// NVIDIA's libraries ask for these before they call the functions that they got, with any answer.
+// NVIDIA's libraries ask for tables of unnamed functions. The answer must be an error, because there are no tables.
 static void no_unnamed_functions(void) {
     static const CUuuid id = {"a table"};
     const void *table = &id;
@@ -273,7 +273,7 @@ static void block_opener(struct child *parent) {
     EXPECT(again == second);
     put(parent, &byte, 1);
     get(parent, h + 2, sizeof *h);
-    OK(cuIpcOpenMemHandle_v2(&again, h[2], 1)); // the first block, freed and allocated again, twice as large
+    OK(cuIpcOpenMemHandle_v2(&again, h[2], 1)); // the first allocation was freed; a larger allocation now has its address
     OK(cuMemGetAddressRange_v2(NULL, &size, again));
     EXPECT(size == 8192);
     OK(cuMemcpyDtoH_v2(&byte, again + 8191, 1));
@@ -292,7 +292,7 @@ static void handles_of_one_block(void) {
     start(0);
     OK(cuMemAlloc_v2(&a, 4096));
     OK(cuMemAlloc_v2(&b, 4096));
-    OK(cuMemAlloc_v2(&rest, 4096)); // keeps the block
+    OK(cuMemAlloc_v2(&rest, 4096)); // keeps the block alive
     OK(cuIpcGetMemHandle(&h[0], a));
     OK(cuIpcGetMemHandle(&h[1], b));
     put(&opener, h, sizeof h);
@@ -319,7 +319,7 @@ static void nobody_opens(struct child *parent) {
     CUipcEventHandle h;
     CUevent e;
     get(parent, &h, sizeof h);
-    if (setgid(65534) != 0 || setuid(65534) != 0) exit(0); // not root: it cannot become another user
+    if (setgid(65534) != 0 || setuid(65534) != 0) exit(0); // only root can become another user
     start(0);
     RESULT(cuIpcOpenEventHandle(&e, h), CUDA_ERROR_MAP_FAILED);
 }

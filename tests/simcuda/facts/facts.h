@@ -1,5 +1,5 @@
-// Questions to a CUDA driver, real or simulated. Each prints one line, which is the same on every machine for the same answer.
-// So the answers of a real driver can be stored and compared with those of the simulation.
+// Questions to a CUDA driver, real or simulated. Each question prints one line, which depends on the answer and not on the
+// machine. So the answers of a real driver can be stored, and compared with the answers of the simulation.
 #ifndef FACTS_H
 #define FACTS_H
 
@@ -10,12 +10,12 @@
 #include <stdio.h>
 
 void say(const char *question, const char *format, ...) __attribute__((format(printf, 2, 3)));
-const char *name(CUresult r); // without CUDA_ERROR_
+const char *name(CUresult r); // the name of a result without CUDA_ERROR_
 void ask(const char *question, CUresult r); // prints the result's name
-void must(CUresult r, const char *what, int line); // ends the section
+void must(CUresult r, const char *what, int line); // ends the section if r is an error
 #define MUST(call) must(call, #call, __LINE__)
 
-CUcontext primary(int device); // initialises, retains and makes current
+CUcontext primary(int device); // initialises the driver, retains the primary context, and makes it current
 CUmemoryPool pool_of(int device, int handle_types, size_t max);
 CUdeviceptr from_pool(CUmemoryPool pool, size_t size);
 uint64_t pool_attribute(CUmemoryPool pool, int attribute);
@@ -28,9 +28,9 @@ extern const int section_count;
 struct partner { int pid, socket; };
 struct partner partner_start(const char *role);
 void partner_end(struct partner p);
-void send_bytes(int socket, const void *bytes, size_t size, int fd); // fd -1: none
-int receive_bytes(int socket, void *bytes, size_t size); // returns the fd, or -1
-void tell(int socket); // one byte each way keeps two processes in step
+void send_bytes(int socket, const void *bytes, size_t size, int fd); // fd -1: send no descriptor
+int receive_bytes(int socket, void *bytes, size_t size); // returns the received descriptor, or -1
+void tell(int socket); // tell sends one byte and await receives one, so that two processes keep in step
 void await(int socket);
 extern const struct section roles[]; // run() finds its socket in partner_socket
 extern const int role_count;

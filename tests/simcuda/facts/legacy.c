@@ -52,7 +52,7 @@ static void look(const char *question, CUdeviceptr at) {
     else ask(question, r);
 }
 
-// Opens a handle in the current context, and closes it again if that works.
+// Tries to open a handle in the current context. Closes the memory again if the open succeeds.
 static CUresult try_open(CUipcMemHandle handle) {
     CUdeviceptr at;
     CUresult r = cuIpcOpenMemHandle_v2(&at, handle, 1);
@@ -60,7 +60,7 @@ static CUresult try_open(CUipcMemHandle handle) {
     return r;
 }
 
-// Nothing is open at the beginning. `alone` has its own block.
+// No handle is open at the beginning. The allocation `alone` has its own block.
 static void beside_the_primary(const struct offer *o) {
     CUcontext second;
     CUdeviceptr d, base;

@@ -1,4 +1,4 @@
-// Runs every section, or those named, each in its own process: some questions crash a real driver.
+// Runs all sections, or the sections named as arguments. Each runs in its own process: some questions crash a real driver.
 #include "facts.h"
 
 #include <stdarg.h>

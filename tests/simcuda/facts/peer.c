@@ -1,4 +1,5 @@
-// Legacy memory of one device that another one uses. A kernel that may not touch it ruins its process.
+// Legacy memory of one device, used by another device. If a kernel has no access to the memory, its process cannot use CUDA
+// any more.
 #include "facts.h"
 
 #include <string.h>
@@ -24,7 +25,7 @@ void section_legacy_peer(void) {
     }
 }
 
-// The primary contexts of both devices, and the handle.
+// Makes the primary contexts of both devices, and receives the handle.
 static CUipcMemHandle begin(CUcontext ctx[2]) {
     CUipcMemHandle handle;
     receive_bytes(partner_socket, &handle, sizeof handle);
@@ -46,7 +47,7 @@ static void about(const char *where, CUdeviceptr p) {
     say(question, "%s %d", name(r), ordinal);
 }
 
-// Whether a copy and a kernel of the current context's device can access it.
+// Asks whether a copy and a kernel in the current context can access the memory at p.
 static void use(const char *who, CUdeviceptr p) {
     CUdeviceptr mine;
     unsigned char seen = 0;

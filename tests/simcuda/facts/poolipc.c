@@ -9,7 +9,7 @@
 
 enum { MB = 1 << 20 };
 
-// For people only: the bytes differ from run to run.
+// Prints the bytes only for a human reader, because they differ from run to run.
 static void show(const char *what, const CUmemPoolPtrExportData *blob) {
     if (!getenv("FACTS_BYTES")) return;
     char text[129];
@@ -77,14 +77,14 @@ void section_pool_ipc(void) {
     }
     ask("the memory afterwards", cuMemsetD8_v2(a, 1, 16));
     ask("import a pointer into a pool that is not imported", cuMemPoolImportPointer(&c, pool, &o.second));
-    MUST(cuStreamSynchronize(NULL)); // before the importer writes
+    MUST(cuStreamSynchronize(NULL)); // waits for the queued work before the importer writes
     send_bytes(p.socket, &o, sizeof o, fd);
     send_bytes(p.socket, &o, sizeof o, other_fd);
     await(p.socket);
     unsigned char seen = 0;
     MUST(cuMemcpyDtoH_v2(&seen, a, 1));
     say("the importer wrote", "%d", seen);
-    // The importer has `a` mapped: free it, allocate again and let the importer look.
+    // While the importer has `a` mapped, free `a`, allocate again, and let the importer read.
     MUST(cuMemFreeAsync(a, NULL));
     MUST(cuStreamSynchronize(NULL));
     CUdeviceptr anew = from_pool(pool, MB);
@@ -232,7 +232,7 @@ void role_pool_stranger(void) {
     MUST(cuStreamSynchronize(NULL));
     tell(partner_socket);
     await(partner_socket);
-    // The exporter has freed everything and trimmed; then it has destroyed the pool.
+    // Now the exporter has freed all memory and trimmed the pool. After the next await, the pool is destroyed too.
     ask("importer: a pointer of trimmed memory", cuMemPoolImportPointer(&q, pool, &o.large));
     look("importer: reads it", q);
     tell(partner_socket);

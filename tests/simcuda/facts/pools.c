@@ -148,7 +148,7 @@ void section_pools(void) {
     ask("default: export", cuMemPoolExportToShareableHandle(&fd, def, 1, 0));
 }
 
-// Copies that name no direction, of a host pool without access for any device.
+// Asks about copies that name no direction, for a host pool to which no device has access.
 static void before_access(const char *kind, CUmemoryPool pool) {
     char q[96], host[16] = "";
     CUdeviceptr p = from_pool(pool, 4096), device, pageable = (CUdeviceptr)host;
@@ -169,7 +169,7 @@ static void before_access(const char *kind, CUmemoryPool pool) {
 #undef Q
 }
 
-// The pool from which an allocation at a location is made if it names none.
+// Asks which pool an allocation at a location uses if the call names no pool.
 static void current_pool(const char *question, CUmemLocation location, int type) {
     CUmemoryPool pool = NULL, again = NULL;
     CUresult r = cuMemGetMemPool(&pool, &location, type);

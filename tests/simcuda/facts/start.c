@@ -1,4 +1,4 @@
-// Finding functions, starting, contexts.
+// Looking up functions, initialising the driver, contexts.
 #include "facts.h"
 
 static void find(const char *symbol, int version, uint64_t flags) {

@@ -1,4 +1,4 @@
-// Words in memory for which streams wait, and calls that wait behind such a stream.
+// Words in memory for which streams wait, and calls that wait behind a waiting stream.
 #include "facts.h"
 
 #include <dirent.h>
@@ -34,7 +34,7 @@ static void both(const char *what, CUdeviceptr p) {
     say(q, "%s, %s, %s", name(w), name(r), name(s));
 }
 
-// Whether every thread except this one sleeps.
+// Returns whether every thread except this thread sleeps.
 static bool asleep(void) {
     DIR *threads = opendir("/proc/self/task");
     bool all = threads != NULL;
@@ -54,7 +54,7 @@ static bool asleep(void) {
     return all;
 }
 
-// Waits until something is done, or cannot be done by itself: on a busy machine that takes a while.
+// Waits for 5 s at most, until done returns true, or until all other threads have slept for 0.3 s.
 static void settle(bool (*done)(void *), void *arg) {
     for (int looks = 0, quiet = 0; looks < 200 && quiet < 12 && !done(arg); looks++) {
         nanosleep(&(struct timespec){.tv_nsec = 25000000}, NULL);
@@ -64,7 +64,7 @@ static void settle(bool (*done)(void *), void *arg) {
 
 static bool idle(void *stream) { return cuStreamQuery(stream) != CUDA_ERROR_NOT_READY; }
 
-// Whether a wait ends at once for these values.
+// Asks whether a wait for `value` ends at once if the word is `now`.
 static void wait_32(CUstream s, CUdeviceptr p, uint32_t now, uint32_t value, unsigned flags) {
     char q[96];
     MUST(cuMemsetD32_v2(p, now, 1));
@@ -75,7 +75,7 @@ static void wait_32(CUstream s, CUdeviceptr p, uint32_t now, uint32_t value, uns
     snprintf(q, sizeof q, "word %#x, wait for %#x with flags %u", now, value, flags);
     say(q, "%s, %s", name(r), name(state));
     if (state != CUDA_SUCCESS) {
-        // In a stream that the waiting one does not block.
+        // The waiting stream does not block the stream `helper`.
         CUstream helper;
         MUST(cuStreamCreate(&helper, 1));
         for (uint32_t v = value; cuStreamQuery(s) == CUDA_ERROR_NOT_READY; v = v == value ? ~value : value) {
@@ -134,7 +134,7 @@ void section_words(void) {
 
 // ---- calls that wait behind a stream that waits ----
 static _Atomic uint64_t *word;
-static _Atomic bool returned; // from the call
+static _Atomic bool returned; // whether the call has returned
 static bool waited;
 
 static bool has_returned(void *arg) { (void)arg; return returned; }
@@ -241,7 +241,7 @@ void section_blocking(void) {
     WHILE(cuEventSynchronize(e));
     WHILE(cuEventDestroy_v2(f));
     WHILE(cuLaunchHostFunc(s, importless, NULL));
-    // A stream that is ordered with the default stream.
+    // The stream `blocking` is ordered with the default stream.
 #define BLOCKING(call) stuck(blocking), over("a blocking stream waits: " #call, call, blocking)
     BLOCKING(cuStreamSynchronize(NULL));
     BLOCKING(cuMemcpyHtoD_v2(p, pageable, 4096));

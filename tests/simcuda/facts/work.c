@@ -88,7 +88,7 @@ void section_stale(void) {
     CUdeviceptr p;
     ask("allocate from a destroyed pool", cuMemAllocFromPoolAsync(&p, 4096, pool, NULL));
     ask("destroy a destroyed pool", cuMemPoolDestroy(pool));
-    // It does not ask about a destroyed stream or event: the real driver crashes.
+    // This section asks no question about a destroyed stream or event, because the real driver crashes.
 }
 
 void section_sticky(void) {

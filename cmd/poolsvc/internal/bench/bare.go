@@ -18,7 +18,7 @@ import (
 // BareCommand is the name of the hidden command that runs Bare.
 const BareCommand = "bench-bare"
 
-// bareTask says which memory Bare must have made when it answers.
+// bareTask says which memory Bare must have made when Bare answers the task.
 type bareTask struct {
 	// Pool is the pool to make; nil: Bare makes no pool and does not use CUDA.
 	Pool *mempool.PoolSpec `json:"pool"`
@@ -155,9 +155,9 @@ func (p *bareProcess) stop() error {
 	return err
 }
 
-// driverBytes measures how much of a service's physical memory belongs to CUDA, for each number of blocks in the service's pool. It
-// measures how much a process that has not used CUDA grows when the process makes the pool and the blocks. That process ends before the
-// service starts. Memory of the CPU needs no driver.
+// driverBytes measures how much of a service's physical memory belongs to CUDA, for each number of blocks in the
+// service's pool. To do so, it starts a process that has not used CUDA, and measures how much this process grows when
+// it makes the pool and the blocks. This process ends before the service starts. Memory of the CPU needs no driver.
 func (s *scene) driverBytes(ctx context.Context, pool mempool.PoolSpec, blocks []int) (_ map[int]uint64, err error) {
 	if s.kind == mempool.Host {
 		return nil, nil

@@ -39,7 +39,7 @@ func TestBareMakesAsManyBlocksAsItIsTold(t *testing.T) {
 	assert.Error(t, Bare(t.Context(), strings.NewReader(`{"pool": `), &out))
 }
 
-// sceneOf returns the scene of a kind. Its program is the test program.
+// sceneOf returns the scene of a kind. poolsvc is the path of the program that the scene starts.
 func sceneOf(kind mempool.Kind, poolsvc string) *scene {
 	return &scene{Options: Options{Poolsvc: poolsvc}, kind: kind}
 }
@@ -63,7 +63,7 @@ func TestTheDriversMemoryIsThatOfAProcessThatOnlyHasTheBlocks(t *testing.T) {
 				t.Skipf("%v (without a GPU, `make simcuda` and tests/simcuda/machine run this)", err)
 			}
 			s := sceneOf(kind, self)
-			few, many := 10, 16 // blocks of 2 MiB each, for kinds whose smallest block has that size
+			few, many := 10, 16 // for kinds whose smallest block has 2 MiB: 16 blocks fit into the pool
 			if kind == mempool.Device || kind == mempool.Pinned {
 				many = 5000
 			}

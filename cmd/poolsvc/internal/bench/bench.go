@@ -75,7 +75,7 @@ func (s *scene) newSocket() string {
 	return filepath.Join(s.dir, strconv.Itoa(s.sockets), "poolsvc.sock")
 }
 
-// poolSpec returns the spec of a pool with space for room bytes of buffers.
+// poolSpec returns the spec of a pool that can hold buffers of together room bytes.
 func (s *scene) poolSpec(room uint64) mempool.PoolSpec {
 	spec := mempool.PoolSpec{Name: poolName, Kind: s.kind, MaxBytes: room*9/8 + 32<<20} // blocks come in size classes
 	if s.kind != mempool.Host {

@@ -18,8 +18,8 @@ const (
 	copyCapacity = 4
 )
 
-// copyWorkload is the name of workload (c). bandwidth is the name of the measurement that it is compared with: plain copies, from
-// page-locked memory to a GPU or from place to place on the CPU.
+// copyWorkload is the name of workload (c). bandwidth is the name of the measurement with which the bench compares
+// workload (c): plain copies, from page-locked memory to a GPU or within memory of the CPU.
 const (
 	copyWorkload = "copy/go bytes to consumer"
 	bandwidth    = "copies alone"
@@ -113,8 +113,8 @@ func (s *scene) copyFrames(ctx context.Context, src *source) (d Durations, err e
 	return d, err
 }
 
-// finishCopies waits until the queued copies are done, because they count too. To wait for them, it makes one more copy and waits for that
-// copy.
+// finishCopies waits until the queued copies are done, because the measurement includes their time. To do so,
+// finishCopies makes one more copy and waits for this copy.
 func finishCopies(ctx context.Context, more func() (*bridge.Lease, error)) error {
 	last, err := more()
 	if err != nil {

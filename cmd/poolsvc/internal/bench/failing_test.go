@@ -85,7 +85,7 @@ func TestAWorkerThatWaitsForANameEndsWithItsMeasurement(t *testing.T) {
 	require.NoError(t, src.makePool(ctx, s.poolSpec(1<<20)))
 	require.NoError(t, transferOne(ctx, src, "taken 0", mempool.Bytes(1), 0))
 
-	waits := filepath.Join(t.TempDir(), "waits") // acknowledges, and then waits for ever
+	waits := filepath.Join(t.TempDir(), "waits") // a worker that acknowledges once and then waits for ever
 	require.NoError(t, os.WriteFile(waits, []byte("#!/bin/sh\nprintf '\\001' >&3\nexec tail -f /dev/null\n"), 0o700))
 	w, err := startWorker(ctx, waits, socket)
 	require.NoError(t, err)

@@ -44,7 +44,7 @@ func growth(ctx context.Context, s *scene) error {
 	})
 }
 
-// transfer measures transfers with a producer and a pool of their own.
+// transfer measures transfers. It makes a new producer and a new pool for these transfers.
 func (g *grown) transfer(ctx context.Context, w *worker, channel string) (d Durations, err error) {
 	src, err := dial(ctx, g.svc.socket)
 	if err != nil {

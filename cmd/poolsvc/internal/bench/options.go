@@ -32,7 +32,7 @@ type Options struct {
 	MaxConsumers int
 	// Alternatives says whether to measure also what users have without poolbridge.
 	Alternatives bool
-	// Progress gets each result as soon as it is measured; nil: nobody gets it.
+	// Progress gets each result as soon as the result is measured; nil: Run shows no progress.
 	Progress *display.Progress
 }
 

@@ -42,7 +42,8 @@ func (s *service) stop() error {
 // rss returns the service's physical memory in bytes, without the pages of the pools.
 func (s *service) rss() (uint64, error) { return rssOf(s.cmd.Process.Pid) }
 
-// rssOf returns the physical memory of a process in bytes, without the memory that it shares by memfd: the pages of the pools.
+// rssOf returns the physical memory of a process in bytes, without the memory that the process shares by memfd: the
+// pages of the pools.
 func rssOf(pid int) (sum uint64, err error) {
 	status, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", pid))
 	if err != nil {

@@ -24,8 +24,8 @@ type connectTask struct {
 	Count    int    `json:"count"`
 }
 
-// startUp measures workload (f): the time from `connect` to the first array. It measures a process that has used neither poolbridge nor the
-// GPU before, and a process that has.
+// startUp measures workload (f): the time from `connect` to the first array. It measures the first connection of a new
+// process, which has used neither poolbridge nor the GPU before, and later connections of a process that has used both.
 func startUp(ctx context.Context, s *scene) error {
 	return s.withService(ctx, func(svc *service) error {
 		src, err := dial(ctx, svc.socket)

@@ -73,7 +73,7 @@ func stream(ctx context.Context, s *scene) error {
 	})
 }
 
-// streamPool returns the spec of a pool that has room for the frames in a channel and the frames that members keep.
+// streamPool returns the spec of a pool that can hold the frames in a channel and the frames that members keep.
 func (s *scene) streamPool() mempool.PoolSpec { return s.poolSpec(streamBytes * (streamCapacity + 32)) }
 
 func (s *scene) streams(ctx context.Context, src *source) error {
@@ -191,7 +191,8 @@ func (s *scene) streamOnce(ctx context.Context, src *source, consumers []consume
 	return d, nil
 }
 
-// arrived adds the measurements of one consumer. sent has the times at which frames were sent, and came the times at which they arrived.
+// arrived adds the measurements of one consumer. sent has the times at which the producer sent the frames, and came has
+// the times at which the frames arrived.
 func (d *Durations) arrived(sent, came []time.Duration) error {
 	if len(came) != len(sent) {
 		return fmt.Errorf("%d frames were sent, and %d came", len(sent), len(came))
@@ -203,7 +204,7 @@ func (d *Durations) arrived(sent, came []time.Duration) error {
 	return nil
 }
 
-// warm returns how many of the first frames are not measured, of n frames in all.
+// warm returns how many frames at the beginning of n frames are not measured.
 func warm(n int) int { return min(n/4, warmUpRounds) }
 
 // mostFrames returns the greatest number of frames that sendFrames sends with this pause.
@@ -233,7 +234,7 @@ func (s *scene) sendFrames(ctx context.Context, src *source, ch *bridge.Channel,
 	return sent, nil
 }
 
-// waitFor waits for a pause. With 4 CPUs or more it spins instead of sleeping.
+// waitFor waits for the time pause. With 4 CPUs or more, waitFor spins and does not sleep.
 func waitFor(pause time.Duration) {
 	if runtime.NumCPU() < 4 {
 		time.Sleep(pause)

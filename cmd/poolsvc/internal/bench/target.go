@@ -53,7 +53,8 @@ const iceoryx = "iceoryx2"
 // iceoryxFactor says how many times more frames per second than iceoryx2 a Python stream should reach.
 const iceoryxFactor = 2
 
-// idleShare is the share of a CPU that counts as idle. After the program was busy, the clock of the Go runtime still ticks at times.
+// idleShare is the share of a CPU that counts as idle. It is not 0, because the Go runtime still wakes up at times
+// after the program was busy.
 const idleShare = 1e-3
 
 // ratios compares the results with the targets.

@@ -29,8 +29,8 @@ type consumeTask struct {
 	Consumer string `json:"consumer"`
 }
 
-// transfer measures workload (a): a new buffer goes from Go to an array in Python, and its memory comes back. The pool has room for one
-// buffer, so an allocation succeeds only after the memory of the last buffer has come back.
+// transfer measures workload (a): a new buffer goes from Go to an array in Python, and its memory comes back. The pool
+// can hold only one buffer, so an allocation succeeds only after the memory of the last buffer has come back.
 func transfer(ctx context.Context, s *scene) error {
 	return s.withService(ctx, func(svc *service) error {
 		src, err := dial(ctx, svc.socket)
@@ -87,7 +87,7 @@ func (s *scene) transferSize(ctx context.Context, src *source, w *worker, bytes 
 // oneSize is the buffer size of the transfers that are measured with one size.
 const oneSize = 1 << 20
 
-// makeRoomForOne makes a pool that has room for exactly one buffer.
+// makeRoomForOne makes a pool that can hold exactly one buffer.
 func (s *scene) makeRoomForOne(ctx context.Context, src *source, spec mempool.PoolSpec, bytes uint64) error {
 	if err := src.makePool(ctx, spec); err != nil {
 		return err
@@ -112,7 +112,7 @@ func (s *scene) withService(ctx context.Context, f func(*service) error) error {
 	return errors.Join(f(svc), svc.stop())
 }
 
-// transferTo transfers buffers to a worker through a channel, from a pool with room for one buffer.
+// transferTo transfers buffers to a worker through a channel. The pool of the buffers can hold only one buffer.
 func (s *scene) transferTo(ctx context.Context, src *source, w *worker, bytes uint64, channel string, leases bool) (d Durations, err error) {
 	ch, err := src.makeChannel(ctx, mempool.ChannelSpec{Name: channel, Mode: mempool.WorkQueue, Capacity: 2})
 	if err != nil {
@@ -198,7 +198,7 @@ func (s *scene) transferByName(ctx context.Context, src *source, w *worker, byte
 	return d, src.client.Unpublish(ctx, last)
 }
 
-// transferOne makes a buffer and publishes it. If the CPU can access the buffer, it also writes the number into it.
+// transferOne makes a buffer, writes number into the buffer if the CPU can access the buffer, and publishes the buffer.
 func transferOne(ctx context.Context, src *source, name string, t mempool.Tensor, number uint64) error {
 	b, err := src.allocate(ctx, t)
 	if err != nil {

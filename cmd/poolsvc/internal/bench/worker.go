@@ -139,7 +139,7 @@ func (w *worker) stop() error {
 	return nil
 }
 
-// abandon kills the worker, which may wait for something that will not come.
+// abandon kills the worker, because the worker may wait for ever.
 func (w *worker) abandon() error {
 	_ = w.cmd.Process.Kill() // Kill fails if the worker has ended
 	_ = w.cmd.Wait()         // the worker was killed, or lost has said why it ended

@@ -220,7 +220,7 @@ func (r *reader) pairs(node *yaml.Node, what string, tell func(name string, key,
 	return true
 }
 
-// called returns the name of a pool in problems. number is the place of the pool in the list.
+// called returns the name that problems use for a pool. number is the place of the pool in the list.
 func called(number int, pool *yaml.Node) string {
 	for i := 0; pool.Kind == yaml.MappingNode && i+1 < len(pool.Content); i += 2 {
 		if key, value := pool.Content[i], pool.Content[i+1]; key.Value == "name" && value.Kind == yaml.ScalarNode && value.Value != "" {

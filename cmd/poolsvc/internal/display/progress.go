@@ -50,7 +50,7 @@ func NewProgress(w io.Writer) *Progress {
 // eraseLine erases the current line of a terminal.
 const eraseLine = "\r\x1b[K"
 
-// Step shows in the bar that done of total steps are done, and what comes next.
+// Step shows in the bar how many of all steps are done, and which step comes next.
 func (p *Progress) Step(done, total int, what string) {
 	if p == nil || !p.live {
 		return

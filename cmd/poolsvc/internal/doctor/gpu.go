@@ -32,7 +32,8 @@ func (c *chart) driver() []cuda.Device {
 	return devices
 }
 
-// feature is a feature that a device may have, and the name of what needs it.
+// feature is a feature that a device may have. needs says which kind of memory or which function of poolbridge needs
+// the feature.
 type feature struct {
 	name  string
 	needs string

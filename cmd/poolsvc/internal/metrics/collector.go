@@ -28,7 +28,8 @@ func describe(name, help string, labels ...string) *prometheus.Desc {
 	return prometheus.NewDesc("poolbridge_"+name, help, labels, nil)
 }
 
-// The labels gpu and UUID are the labels of DCGM's exporter, so that users can join its series with these series.
+// The labels gpu and UUID are the labels of DCGM's exporter, so that users can join the series of DCGM with the series
+// of poolbridge.
 var poolLabels = []string{"pool", "kind", "gpu", "UUID"}
 
 func poolBytes(name, help string, of func(mempool.PoolStats) uint64) gauge[mempool.PoolStats] {

@@ -199,7 +199,7 @@ func loopback(host string) bool {
 	return err == nil && ip.IsLoopback()
 }
 
-// guard refuses requests that name another host, because a page of another site may have made a browser send them.
+// guard refuses requests that name another host, because a page of another site can make a browser send such requests.
 func guard(next http.Handler, c Config, at net.Addr) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		host, _, err := net.SplitHostPort(r.Host)

@@ -22,7 +22,7 @@ import (
 	"github.com/poolbridge/poolbridge/mempool/service"
 )
 
-// fake is a service with given values.
+// fake is a Source that returns the given values.
 type fake struct {
 	stats    mempool.Stats
 	channels []service.Flow

@@ -12,15 +12,16 @@ import (
 // not use up the descriptors that sessions need. maxFromOne limits the connections of one other machine.
 const maxConnections, maxFromOne = 96, 32
 
-// visitors is a listener that accepts every connection. If too many connections are open, it closes one that waits for a request, the
-// longest wait first: a new connection, an idle one, or one that has sent a part of a request's header. If no connection waits, it closes
-// the connection whose answer has taken longest.
+// visitors is a listener that accepts every connection. If too many connections are then open, in all or from one
+// machine, it closes one of them: the connection that has waited longest for a request. A connection waits if it is
+// new, if it is idle, or if it has sent only a part of a request's header. If no connection waits, visitors closes the
+// connection whose answer has taken longest.
 type visitors struct {
 	net.Listener
 
 	mu    sync.Mutex
 	here  map[*visitor]struct{}
-	turns uint64 // counts all changes of connections between accepted, waiting and answering
+	turns uint64 // number of all changes of all connections: a connection was accepted, began to wait, or began to answer
 }
 
 // visitor is a connection of visitors.
@@ -76,7 +77,7 @@ func (v *visitors) admit(c *visitor) (excess *visitor) {
 	return excess
 }
 
-// before says whether admit closes c rather than other.
+// before says whether admit closes c and not other.
 func (c *visitor) before(other *visitor) bool {
 	if c.answering != other.answering {
 		return other.answering

@@ -18,7 +18,7 @@ func TestConnectionsThatDoNotAskKeepNobodyOut(t *testing.T) {
 			c := Config{Address: "127.0.0.1:0", Ready: well, Log: slog.New(slog.DiscardHandler)}
 			s, err := newServer(c, registry(t, busy()), well)
 			require.NoError(t, err)
-			s.http.ReadHeaderTimeout, s.http.ReadTimeout, s.http.IdleTimeout = 0, 0, 0 // no connection ends by itself
+			s.http.ReadHeaderTimeout, s.http.ReadTimeout, s.http.IdleTimeout = 0, 0, 0 // so that no connection ends because of a time limit
 			go s.run(c.Log)
 			at := s.Addr().String()
 			defer func() { assert.NoError(t, s.Close()) }()
@@ -72,8 +72,9 @@ func (c *caller) Close() error {
 	return nil
 }
 
-// crowd opens n connections from each address in turn, and returns how many of each are open then. The first answering of them
-// have a request as soon as they are accepted.
+// crowd opens n connections from each address, one address after another in turn. It returns all connections, and how
+// many connections of each address are open at the end. The first connections, as many as answering says, have a
+// request as soon as they are accepted.
 func crowd(t *testing.T, n, answering int, addresses ...string) (all []*caller, open map[string]int) {
 	t.Helper()
 	for i := range n * len(addresses) {

@@ -19,12 +19,13 @@ const maxSessions = 2000
 // maxEvents is how many events the page shows.
 const maxEvents = 200
 
-// look has what the page shows besides maps and events. Bytes are the bytes of blocks. Times are in seconds.
+// look has everything that the page shows, except the maps and the events. Numbers of bytes count the bytes of blocks.
+// Times are in seconds.
 type look struct {
 	At       int64     `json:"at"` // milliseconds since 1970
 	Version  string    `json:"version"`
 	Epoch    string    `json:"epoch"`
-	Count    int       `json:"count"` // of all sessions, not only of those in Sessions
+	Count    int       `json:"count"` // number of all sessions; Sessions has at most maxSessions of them
 	Leases   int       `json:"leases"`
 	Buffers  int       `json:"buffers"`
 	Pools    []pool    `json:"pools"`
@@ -55,7 +56,7 @@ type session struct {
 	Leases  int      `json:"leases"`
 	Bytes   uint64   `json:"bytes"`
 	Ended   bool     `json:"ended,omitempty"`
-	Wants   []uint64 `json:"wants,omitempty"` // the pools in which the session finds no room
+	Wants   []uint64 `json:"wants,omitempty"` // the pools that have no free memory for the session
 	Waits   string   `json:"waits,omitempty"`
 	Waited  float64  `json:"waited,omitempty"`
 }
@@ -133,13 +134,14 @@ type event struct {
 	Ending  string `json:"ending,omitempty"`
 }
 
-// encoder makes the messages for the page of a service that has a version.
+// encoder makes the messages for the page of a service. version is the version of the service.
 type encoder struct {
 	of      Source
 	version string
 }
 
-// encode describes the service. The map has at most most blocks one by one. took is how long the service worked on the description.
+// encode describes the service. All maps together show at most as many blocks one by one as most says; 0: encode makes
+// no maps. took is how long the service worked on the description.
 func (e encoder) encode(most int) (out [messages][]byte, took time.Duration) {
 	now := time.Now()
 	o := e.of.Overview(most)

@@ -10,8 +10,8 @@ import (
 const (
 	// interval is the time between two descriptions of the service while a page is open.
 	interval = time.Second
-	// rest bounds the share of the time that descriptions take. After a description that took a time T, the next description of the same
-	// kind begins at least rest times T later, because requests get less of the CPU during a description.
+	// rest limits the share of the time that descriptions take, because a description takes CPU time away from
+	// requests. If a description took the time T, the next description of the same kind begins at least rest × T later.
 	rest = 200
 	// maxBlocks is how many blocks of all pools together a map shows one by one.
 	maxBlocks = 1200
@@ -31,8 +31,8 @@ const (
 
 // feed describes a service for all open pages together. It works while at least one page is open.
 type feed struct {
-	// source describes the service. most is the parameter of encode. took is how long the service worked on the description. A message is
-	// nil if there is none.
+	// source describes the service. most is the parameter of encode. took is how long the service worked on the
+	// description. A message that the description does not have is nil.
 	source   func(most int) (made [messages][]byte, took time.Duration)
 	interval time.Duration
 

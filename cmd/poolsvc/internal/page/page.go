@@ -20,7 +20,8 @@ import (
 //go:embed assets
 var assets embed.FS
 
-// patience is how long a reader may take to read a message. If the reader takes longer, the page drops it.
+// patience is how long a reader may take to read a message. If the reader takes longer, the page ends the reader's
+// stream.
 const patience = 10 * time.Second
 
 // policy makes the browser load only files from this server.
@@ -41,7 +42,7 @@ type Source interface {
 	LastEvent() uint64
 }
 
-// New makes the page of a service. The page shows the version.
+// New makes the page of a service. The page shows version as the version of the service.
 func New(of Source, version string) *Page {
 	return &Page{feed: newFeed(encoder{of, version}.encode), patience: patience}
 }
@@ -58,7 +59,8 @@ func (p *Page) Register(mux *http.ServeMux) {
 // Close ends the open streams.
 func (p *Page) Close() { p.feed.close() }
 
-// local refuses requests from other machines, and requests that name another host: unlike the metrics, the page shows processes and users.
+// local refuses requests from other machines, and requests that name another host. The reason is that the page, unlike
+// the metrics, shows processes and users.
 func local(next http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		at, _ := r.Context().Value(http.LocalAddrContextKey).(net.Addr)
@@ -96,7 +98,8 @@ func port(at net.Addr) string {
 	return port
 }
 
-// stream sends each message of the feed, when it changes, as a server-sent event. It drops a reader that does not read.
+// stream sends each message of the feed as a server-sent event whenever the message has changed. If the reader does not
+// read, stream ends.
 func (p *Page) stream(w http.ResponseWriter, r *http.Request) {
 	if r.Method == http.MethodHead {
 		return

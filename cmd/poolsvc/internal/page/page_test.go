@@ -27,7 +27,7 @@ import (
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
-// busy is a service with a pool, two sessions and a buffer of each use.
+// busy returns a service with a pool, two sessions and a buffer of each use.
 func busy(t *testing.T) *service.Service {
 	t.Helper()
 	svc := service.New(service.Config{})
@@ -52,7 +52,7 @@ func busy(t *testing.T) *service.Service {
 	return svc
 }
 
-// serve serves a page. Its looks follow each other at once.
+// serve serves a page whose looks follow each other without a pause.
 func serve(t *testing.T, p *Page) *httptest.Server {
 	t.Helper()
 	p.feed.interval = time.Millisecond
@@ -65,7 +65,7 @@ func serve(t *testing.T, p *Page) *httptest.Server {
 	return s
 }
 
-// answer returns the response to a request. Its body is closed when the test ends.
+// answer is the response to a request. The body is closed when the test ends.
 type answer struct {
 	status int
 	header http.Header
@@ -263,7 +263,7 @@ func TestAllPagesTogetherCostTheServiceOneLookASecond(t *testing.T) {
 			require.NoError(t, f.join())
 		}
 		require.ErrorIs(t, f.join(), errFull)
-		for range 100 { // pages that are opened and closed cost no more
+		for range 100 { // the feed does no more work if pages are opened and closed
 			f.leave()
 			synctest.Wait()
 			require.NoError(t, f.join())

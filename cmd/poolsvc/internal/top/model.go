@@ -51,7 +51,8 @@ func New(ctx context.Context, source *Source, interval time.Duration) *Model {
 	return &Model{ctx: ctx, source: source, interval: interval, width: 80, height: 24}
 }
 
-// looked is the message with the snapshot that the screen has asked for. due is the message that says when to ask again.
+// looked is the message with the snapshot that the screen has asked for. due is the message that tells the screen to
+// ask again.
 type looked struct {
 	snapshot snapshot
 	err      error

@@ -16,7 +16,7 @@ import (
 
 var noon = time.Date(2026, 11, 23, 12, 0, 0, 0, time.UTC)
 
-// screen returns the text of a model that has got snapshots.
+// screen returns a model that has received snapshots, and a function that returns the lines of the model's screen.
 func screen(t *testing.T, width, height int, seen ...snapshot) (*Model, func() []string) {
 	t.Helper()
 	m := New(t.Context(), &Source{Socket: "/run/poolsvc.sock"}, time.Second)
@@ -92,7 +92,7 @@ func TestTheSessionThatHoldsMostComesFirst(t *testing.T) {
 func TestAScreenIsNeverLargerThanTheTerminal(t *testing.T) {
 	for _, size := range [][2]int{{80, 24}, {200, 60}, {50, 14}, {20, 5}, {10, 3}, {1, 1}} {
 		m, draw := screen(t, size[0], size[1], busy())
-		for range 3 { // all, details, help
+		for range 3 { // the main screen, the details, and the help
 			lines := draw()
 			assert.LessOrEqual(t, len(lines), size[1], size)
 			for _, line := range lines {
@@ -197,7 +197,7 @@ func TestAnEventCanBeReadWhole(t *testing.T) {
 	s := busy()
 	s.events = []mempool.HistoryEvent{long(1, "of the first"), long(2, "of the second")}
 	m, draw := screen(t, 50, 30, s)
-	press(m, "tab", "tab", "s", "down", "enter") // nothing sorts events, and none is below the newest
+	press(m, "tab", "tab", "s", "down", "enter") // events cannot be sorted, and no event is below the newest event
 	lineWith(t, draw(), "event 2: lease-long")
 	assert.Contains(t, strings.Join(draw(), " "), "of the second")
 	press(m, "enter", "up")

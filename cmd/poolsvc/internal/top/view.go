@@ -198,7 +198,7 @@ func (m *Model) drawSessions() []string {
 	return m.mark(sessionsPane, rows, table(rows, "rrRlRRRrRL", m.width))
 }
 
-// waits says what a session waits for, and how long it has waited.
+// waits says what a session waits for, and how long the session has waited.
 func (m *Model) waits(o mempool.SessionInfo) string {
 	if o.WaitsFor == "" {
 		return "-"

@@ -15,8 +15,9 @@ import (
 // returns freed memory slowly.
 const Rest = 20 * time.Second
 
-// Run collects garbage when the process has at least moreBytes more than after the last collection. It also collects when at least
-// fewerThings things are gone and less than half of them are left.
+// Run collects garbage when the process uses at least moreBytes more memory than after the last collection. Run also
+// collects garbage when the number of things has fallen by at least fewerThings and to at most half of the number after
+// the last collection.
 const (
 	moreBytes   = 16 << 20
 	fewerThings = 1000

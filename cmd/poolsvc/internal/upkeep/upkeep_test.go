@@ -11,7 +11,7 @@ import (
 	"github.com/poolbridge/poolbridge/mempool/service"
 )
 
-// storm starts so many goroutines that wait until it is over.
+// storm starts n goroutines that wait until the caller calls over.
 func storm(n int) (over func()) {
 	end := make(chan struct{})
 	var all sync.WaitGroup
@@ -41,7 +41,7 @@ func TestMemoryGoesBackToTheSystemAfterAStorm(t *testing.T) {
 				Run(ctx, svc, ticks)
 			}()
 			tick := func(times int) {
-				for range times + 1 { // the last tick is taken when the service has handled those before
+				for range times + 1 { // Run receives the last tick only after it has handled the ticks before
 					ticks <- time.Time{}
 				}
 			}

@@ -12,7 +12,8 @@ import (
 	"github.com/poolbridge/poolbridge/mempool"
 )
 
-// poolSlack is the extra room in a check's pool, in bytes. A pool needs it because it rounds blocks up to size classes.
+// poolSlack is the number of extra bytes in a check's pool. A pool needs these bytes because it rounds blocks up to
+// size classes.
 const poolSlack = 32 << 20
 
 // unmapLimit is how long quiet waits until all processes have unmapped destroyed memory.
@@ -21,7 +22,8 @@ const unmapLimit = 20 * time.Second
 // longestPause is the longest pause between two reads of the service's pools.
 const longestPause = 50 * time.Millisecond
 
-// pool makes a pool with room for bytes. undo destroys the pool and everything that is published in it.
+// pool makes a pool for buffers that have together as many bytes as bytes says. undo destroys the pool and everything
+// that is published in the pool.
 func (s *scene) pool(ctx context.Context, name string, bytes uint64) (p *bridge.Pool, undo func() error, err error) {
 	p, err = s.client.CreatePool(ctx, mempool.PoolSpec{Name: name, Kind: s.kind, Device: s.device(), MaxBytes: bytes/8*9 + poolSlack})
 	if err != nil {
@@ -35,9 +37,10 @@ func (s *scene) pool(ctx context.Context, name string, bytes uint64) (p *bridge.
 	}, nil
 }
 
-// quiet waits until the driver has got back the memory of earlier checks. The service frees a block when the last process has unmapped it.
-// This process may be the last one, and it may unmap the block after the check has ended. Unmapping and freeing wait for running kernels,
-// and other calls of the same process may then wait too.
+// quiet waits until the service has freed the memory of earlier checks. The service frees a block when no process maps
+// the block any more. This process may be the last process that maps the block, and it may unmap the block after the
+// check has ended. Unmapping and freeing wait for running kernels, and other calls of the same process may then wait
+// too.
 func (s *stage) quiet(ctx context.Context) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()

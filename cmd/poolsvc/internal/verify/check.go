@@ -28,7 +28,7 @@ type check struct {
 	name     string
 	consumer string
 	run      func(context.Context, *scene) error
-	// alone returns the role of a worker that only this check uses; nil: the check uses no such worker.
+	// alone returns the role of a worker that only this check uses; nil: the check has no worker of its own.
 	alone func(*scene) (role, error)
 }
 

@@ -96,7 +96,7 @@ func (c *crew) awaitPrepared() {
 	}
 }
 
-// take returns a worker for a booking: the worker that the crew started for it, or else a new worker.
+// take returns a worker for a booking: the worker that the crew started for this booking, or else a new worker.
 func (c *crew) take(b booking) (*worker, error) {
 	c.mu.Lock()
 	i := slices.IndexFunc(c.waiting, func(u *understudy) bool { return u.booking == b })

@@ -11,7 +11,7 @@ import (
 	"github.com/poolbridge/poolbridge/mempool"
 )
 
-// crewOf returns a crew whose workers are shells. started returns the roles of the started workers.
+// crewOf returns a crew whose workers are shells. The channel started receives the role of each started worker.
 func crewOf(t *testing.T, limit int) (c *crew, started chan role) {
 	t.Helper()
 	started = make(chan role, 100)

@@ -71,8 +71,9 @@ func earlyConsumers(kind mempool.Kind, consumers []string, _ Options) []check {
 	return checks
 }
 
-// tooEarly lets a worker wait in vain, and then wait again while appear makes the thing that the worker waits for. The worker connects
-// first, so that it does not wait for the service.
+// tooEarly lets a worker wait twice for a thing. The first wait must time out, because the thing does not exist. During
+// the second wait, appear makes the thing. The worker connects before the first wait, so that it does not wait for the
+// service.
 func tooEarly(ctx context.Context, w *worker, t work.Task, appear func() error) error {
 	if _, err := w.do(ctx, work.Task{Task: "wait", What: "service", Timeout: 60}); err != nil {
 		return err
@@ -96,7 +97,7 @@ func inVain(_ *work.Answer, err error) error {
 	return nil
 }
 
-// inTime lets a worker wait for something that appear makes after a short time.
+// inTime lets a worker wait for a thing. During this wait, after a short time, appear makes the thing.
 func inTime(ctx context.Context, w *worker, t work.Task, appear func() error) error {
 	t.Timeout = 60
 	waited := make(chan error, 1)

@@ -26,7 +26,8 @@ func eventChecks(kind mempool.Kind, consumers []string, _ Options) []check {
 		"streams that wait for words"))...)
 }
 
-// awaited returns a check that is skipped on a GPU without the feature that has looks for.
+// awaited returns a check of one way to wait. If has returns false for the GPU, the check is skipped. what is the name
+// of the missing feature.
 func awaited(by string, has func(cuda.Device) (bool, error), what string) func(context.Context, *scene, string) error {
 	return func(ctx context.Context, s *scene, consumer string) error {
 		d, err := mempool.FindDevice(s.options.Device)
@@ -55,8 +56,9 @@ func awaited(by string, has func(cuda.Device) (bool, error), what string) func(c
 		if err := s.quiet(ctx); err != nil {
 			return err
 		}
-		// The first round holds no kernel. In this round, the processes do what they do only once and what may wait for kernels: they load
-		// kernels, register the timeline with the driver, and open the memory in the worker.
+		// No kernel is held in the first round. In this round, the processes do the work that they do only once and
+		// that may wait for kernels: they load kernels, register the timeline with the driver, and open the memory in
+		// the worker.
 		for _, takes := range []time.Duration{0, slow} {
 			if err := a.round(ctx, takes); err != nil {
 				return err
@@ -77,9 +79,9 @@ type awaiting struct {
 	name     string
 }
 
-// round publishes a buffer before a kernel has written the content. The kernel is held until the buffer is published, so the publish call
-// cannot wait for the kernel. Then the kernel runs for takes. The worker waits for the kernel without reading the data, and then compares
-// the data.
+// round publishes a buffer before a kernel has written the content. If takes is not 0, a gate holds the kernel until
+// the buffer is published, so the publish call cannot wait for the kernel. Then the stream stays busy for the time
+// takes before the kernel writes. The worker waits for the kernel without reading the data, and then compares the data.
 func (a *awaiting) round(ctx context.Context, takes time.Duration) (err error) {
 	g := a.gpu
 	gate, err := g.NewGate()

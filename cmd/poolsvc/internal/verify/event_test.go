@@ -48,7 +48,8 @@ func TestPublishingThatWaitsForAKernelIsToldFromADriverThatHoldsUpEveryCall(t *t
 	}
 }
 
-// destroyed returns a stage whose only pool was destroyed while a lease holds a block of it.
+// destroyed returns a scene whose only pool was destroyed while a lease still holds a block of the pool. release ends
+// the lease.
 func destroyed(t *testing.T) (s *scene, release func()) {
 	t.Helper()
 	svc := service.New(service.Config{})

@@ -126,7 +126,8 @@ func (s *scene) inOtherOrder(consumer string) (role, error) {
 	return seeing(consumer, order[0]+","+order[1]), nil
 }
 
-// withoutTheGPU returns the role of a worker that does not see the GPU of the memory. If there is another GPU, the worker sees that one.
+// withoutTheGPU returns the role of a worker that does not see the GPU of the memory. If there is another GPU, the
+// worker sees only the other GPU.
 func (s *scene) withoutTheGPU(consumer string) (role, error) {
 	_, other, err := s.other()
 	if _, alone := errors.AsType[*skip](err); alone {
@@ -160,7 +161,7 @@ func invisible(ctx context.Context, s *scene, consumer string) error {
 	}
 	names := []string{u}
 	if r == seeing(consumer, "") {
-		names = nil // the worker sees no GPU, so the error names none
+		names = nil // the worker sees no GPU, so the error names no GPU
 	}
 	return s.asSeen(ctx, r, func(err error) error { return refused(err, names...) })
 }

@@ -48,7 +48,7 @@ type Report struct {
 	Seconds float64 `json:"seconds"`
 }
 
-// OK reports whether at least one check passed and none failed.
+// OK reports whether at least one check passed and no check failed.
 func (r *Report) OK() bool { return r.Failed == 0 && r.Passed > 0 }
 
 func (r *Report) add(result Result) {

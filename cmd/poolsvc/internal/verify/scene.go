@@ -32,7 +32,7 @@ type stage struct {
 	leaving []*bridge.Pool // destroyed pools of finished checks; their memory may still be mapped
 }
 
-// scene is the stage as one check sees it.
+// scene is the stage, with the data of one check.
 type scene struct {
 	*stage
 	kind   mempool.Kind
@@ -98,7 +98,8 @@ func (s *scene) worker(consumer string) (*worker, error) {
 	return s.engage(consumer, consumer, consumer)
 }
 
-// engage returns the shared worker that has the part in this check. name is the worker's name in the crew.
+// engage returns the shared worker for a part in this check, such as the producer. name is the worker's name in the
+// crew.
 func (s *scene) engage(part, name, consumer string) (*worker, error) {
 	if h := s.hired[part]; h.worker != nil && !h.gone {
 		return h.worker, nil

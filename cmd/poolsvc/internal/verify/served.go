@@ -16,8 +16,8 @@ import (
 // dialLimit is how long the service may take to begin to listen.
 const dialLimit = 30 * time.Second
 
-// served is the service that the checks use. It is a separate process, as in real use. In the process that made the memory, the driver
-// cannot open some kinds of memory again.
+// served is the service that the checks use. The service is a separate process, as in real use, because the driver
+// cannot open some kinds of memory in the process that made the memory.
 type served struct {
 	cmd    *exec.Cmd
 	socket string
@@ -41,7 +41,7 @@ func serve(ctx context.Context, program, socket string) (*served, error) {
 	return s, nil
 }
 
-// dial waits until the service listens, and connects to it.
+// dial waits until the service listens, and connects to the service.
 func (s *served) dial(ctx context.Context) (*bridge.Client, error) {
 	ctx, cancel := context.WithTimeout(ctx, dialLimit)
 	defer cancel()

@@ -37,8 +37,9 @@ type handing struct {
 	takes  time.Duration // how long the slow kernel runs after the gate is open
 }
 
-// slowly rehearses a check and then runs it twice. In the first run, calls may still map new memory. In the second run, the check measures
-// the calls, and the kernel works for some time after the gate is open.
+// slowly returns a check that rehearses once, and then calls run twice. In the first call, the transfers in run may
+// still map new memory. In the second call, the kernel works for some time after the gate is open. The times that the
+// check reports are those of the second call.
 func slowly(run func(context.Context, *handing) error) func(context.Context, *scene, string) error {
 	return func(ctx context.Context, s *scene, consumer string) (err error) {
 		d, err := mempool.FindDevice(s.options.Device)
@@ -81,8 +82,8 @@ func slowly(run func(context.Context, *handing) error) func(context.Context, *sc
 	}
 }
 
-// rehearse lets the buffer go to the worker and back once. A process does some things only once, for example registering a timeline with
-// the driver, and these may wait for running kernels.
+// rehearse lets the buffer go to the worker and back once. The reason is that a process does some things only once, for
+// example registering a timeline with the driver, and these things may wait for running kernels.
 func (h *handing) rehearse(ctx context.Context) error {
 	h.second = masked(0)
 	if _, err := h.write(ctx, func() error { return nil }); err != nil {
@@ -142,8 +143,8 @@ func slowConsumer(ctx context.Context, h *handing) error {
 	return h.look(ctx, h.task.Name, maskedElements, h.second, nil)
 }
 
-// write queues the work of earlier and then a kernel that writes the new content, in this process's stream, and publishes the buffer. It
-// returns how long these calls took, except the calls that queue the kernels.
+// write calls earlier, which queues work in this process's stream. Then it queues a kernel that writes the new content,
+// and publishes the buffer. It returns how long the calls Get, WaitOn and Publish took.
 func (h *handing) write(ctx context.Context, earlier func() error) (took time.Duration, err error) {
 	g := h.gpu
 	start := time.Now()

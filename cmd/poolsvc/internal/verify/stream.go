@@ -19,7 +19,7 @@ const (
 	ringSlots     = 4    // capacity of a channel
 	streamFrames  = 32   // frames that the ring check sends through a channel
 	streamBytes   = 32 << 20
-	fullAfter     = 0.1 // seconds that a producer waits for room before the wait fails
+	fullAfter     = 0.1 // how many seconds a producer waits at a full channel before the publish fails
 )
 
 // streamChecks returns checks of channels. The ring check runs with each library once as the consumer and, except for Go, once as the
@@ -152,7 +152,7 @@ func (f *flow) task(p player, t work.Task) work.Task {
 	return t
 }
 
-// publish lets a player publish frames with consecutive numbers. Each frame must find room.
+// publish lets a player publish frames with consecutive numbers. The channel must take every frame.
 func (f *flow) publish(ctx context.Context, p player, first, last uint64) error {
 	done, stopped, err := f.tryPublish(ctx, p, first, last, 60)
 	if err == nil && stopped != nil {
@@ -161,7 +161,7 @@ func (f *flow) publish(ctx context.Context, p player, first, last uint64) error 
 	return err
 }
 
-// tryPublish lets a player publish frames until a frame finds no room within wait seconds.
+// tryPublish lets a player publish frames until the channel does not take a frame within wait seconds.
 func (f *flow) tryPublish(ctx context.Context, p player, first, last uint64, wait float64) (done int, stopped *work.Failure, err error) {
 	a, err := p.do(ctx, f.task(p, work.Task{Task: "stream-publish", Number: first, Count: int(last - first + 1), Timeout: wait}))
 	if err != nil {
@@ -170,8 +170,9 @@ func (f *flow) tryPublish(ctx context.Context, p player, first, last uint64, wai
 	return a.Rounds, a.Stopped, nil
 }
 
-// fill publishes frames from number 2 on until the channel is full. Then one more publish must fail with the code. The consumer must keep
-// frame 1. The channel must have room for ringSlots frames in all, even if a publish takes long, and for no more.
+// fill publishes frames from number 2 on until the channel is full. Then one more publish must fail with the code. The
+// caller has let a consumer take frame 1 and keep it. The channel must take ringSlots frames in all, even if a publish
+// takes long, and no more.
 func (f *flow) fill(ctx context.Context, p player, code string) error {
 	if err := f.publish(ctx, p, 2, ringSlots); err != nil {
 		return err
@@ -337,7 +338,7 @@ func queue(ctx context.Context, f *flow) error {
 	if err := f.publish(ctx, f.producer, 1, 2); err != nil {
 		return err
 	}
-	for i, p := range []player{f.one, f.other} { // each player has room for one frame
+	for i, p := range []player{f.one, f.other} { // each player takes and keeps one frame
 		n := uint64(i) + 1
 		if _, err := f.take(ctx, p, work.Task{Keep: true}, n, n); err != nil {
 			return err
@@ -362,7 +363,7 @@ func queue(ctx context.Context, f *flow) error {
 	return eachOnce(slices.Concat(shares[0], shares[1]), 3, streamFrames)
 }
 
-// fullFail checks that publishing in a full channel fails, and succeeds again when the channel has room.
+// fullFail checks that publishing in a full channel fails, and succeeds again when the channel is not full any more.
 func fullFail(ctx context.Context, f *flow) error {
 	if err := f.publish(ctx, f.producer, 1, 1); err != nil {
 		return err

@@ -47,7 +47,7 @@ func (t *turns) next(ctx context.Context) (next turn, ok bool) {
 	return turn{}, false
 }
 
-// done says that a check has ended, and wakes the callers of next.
+// done records that a check has ended, and wakes the callers of next.
 func (t *turns) done(n turn) {
 	t.mu.Lock()
 	defer t.mu.Unlock()

@@ -34,7 +34,8 @@ const (
 
 // Options says which checks to run, and with which settings.
 type Options struct {
-	// Self is the path of the program that contains the service and the Go workers. If Self is empty, this is the running program.
+	// Self is the path of the program that contains the service and the Go workers. If Self is empty, Run uses the
+	// running program.
 	Self string
 	// Python is the interpreter of the Python workers. It must have the poolbridge package.
 	Python string
@@ -134,7 +135,7 @@ func (o Options) matching(globs []string, p *roster) ([]chosen, error) {
 	return list, nil
 }
 
-// lastly is 1 for the checks that run after all other checks, and 0 for all others.
+// lastly returns 1 for the checks of the scenario order, which run last, and 0 for all other checks.
 func lastly(c chosen) int {
 	if c.scenario == order {
 		return 1
@@ -307,8 +308,8 @@ func wanted(checks []chosen, unavailable map[mempool.Kind]error) map[mempool.Kin
 	return kinds
 }
 
-// plan lists the workers that the checks need and that are not idle already, in the order of the checks. room is how many workers of each
-// name are used at the same time.
+// plan lists the workers that the checks need and that are not idle already, in the order of the checks. room is how
+// many workers of each name checks may use at the same time.
 func (s *stage) plan(checks []chosen, room map[string]int, unavailable map[mempool.Kind]error) (planned []booking) {
 	known := make(map[string]bool)
 	for i, c := range checks {

@@ -75,7 +75,7 @@ func subRanges(_ mempool.Kind, consumers []string, _ Options) []check {
 	})
 }
 
-// mappedTwice lets a worker map memory at two addresses, write through one and read through the other.
+// mappedTwice lets a worker map memory at two addresses, write through one address and read through the other address.
 func mappedTwice(ctx context.Context, s *scene, consumer string) (err error) {
 	name := s.uniqueName("mapped-twice")
 	undo, err := s.publish(ctx, name, maskedElements, work.Affine(0, 0))

@@ -92,7 +92,8 @@ func (w *worker) end() error {
 	return w.cmd.Wait()
 }
 
-// stop ends the worker and waits until it has ended. If the worker ended before, the error was reported then.
+// stop ends the worker and waits until it has ended. If the worker had already ended, stop returns nil, because the
+// error was reported at that time.
 func (w *worker) stop() error {
 	if w.gone {
 		return nil

@@ -50,7 +50,8 @@ func (w *Worker) contextLife(ctx context.Context, t *Task) (a *Answer, err error
 	return a, nil
 }
 
-// secondContext reads a buffer in a second context, beside the primary context. If the task has a legacy handle, it opens the handle there.
+// secondContext reads a buffer in a second context, beside the primary context. If the task has a legacy handle,
+// secondContext opens this handle in the second context.
 func (w *Worker) secondContext(ctx context.Context, t *Task) (a *Answer, err error) {
 	d, err := mempool.FindDevice(t.Device)
 	if err != nil {
@@ -96,8 +97,9 @@ func (w *Worker) secondContext(ctx context.Context, t *Task) (a *Answer, err err
 	return a, nil
 }
 
-// handleInSecond opens a legacy handle in a second context. First the handle is open in the primary context too; then the driver refuses to
-// open it, and Driver has the driver's error. After the primary context has closed the handle, it opens in the second context.
+// handleInSecond opens a legacy handle in a second context, twice. At the first time, the handle is also open in the
+// primary context, and the driver refuses the second context: Driver has the driver's error. At the second time, the
+// primary context has closed the handle, and the second context can open the handle.
 func handleInSecond(primary, second *cuda.Context, t *Task, p pattern.Pattern) (a *Answer, err error) {
 	h, err := mempool.ParseLegacyHandle(t.Handle)
 	if err != nil {

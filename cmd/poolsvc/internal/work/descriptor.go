@@ -27,8 +27,9 @@ type imported struct {
 	end func() error
 }
 
-// descriptorOpen connects to a socket, and receives the size and the descriptor of an allocation. It maps the allocation, compares it and
-// changes it. It needs no service. The memory stays mapped until descriptorClose.
+// descriptorOpen connects to a socket, and receives the size and the descriptor of an allocation. Then it maps the
+// allocation, compares the memory and changes the memory. The task needs no service. The memory stays mapped until
+// descriptorClose.
 func (w *Worker) descriptorOpen(ctx context.Context, t *Task) (a *Answer, err error) {
 	conn, err := seqpacket.Dial(ctx, t.Path)
 	if err != nil {
@@ -64,7 +65,7 @@ func (w *Worker) descriptorOpen(ctx context.Context, t *Task) (a *Answer, err er
 	return a, w.compare(ctx, a, w.imported.placed, t.Elements, t)
 }
 
-// descriptorClose compares the memory once more, and unmaps it.
+// descriptorClose compares the memory once more, and unmaps the memory.
 func (w *Worker) descriptorClose(ctx context.Context, t *Task) (*Answer, error) {
 	if w.imported == nil {
 		return nil, errors.New("no descriptor was opened")

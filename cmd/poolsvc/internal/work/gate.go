@@ -9,7 +9,8 @@ import (
 	"github.com/poolbridge/poolbridge/cuda/pattern"
 )
 
-// mostHeld is the longest time that a gate holds work. After this time the work continues, and a call that still waits for it has failed.
+// mostHeld is the longest time that a gate holds work. After this time the work continues. A call that still waits for
+// the work has then failed the check.
 const mostHeld = time.Minute
 
 // Gate holds work in a GPU's stream until the gate is opened.
@@ -34,7 +35,8 @@ func (g *GPU) NewGate() (*Gate, error) {
 	return &Gate{g, word}, nil
 }
 
-// Hold queues work that waits until the gate is open, but at most mostHeld, and then takes a given time.
+// Hold queues a kernel that waits until the gate is open, for at most mostHeld. Then it queues a kernel that runs for
+// the time takes.
 func (g *Gate) Hold(takes time.Duration) error {
 	k, s := g.gpu.Kernels, g.gpu.Stream
 	return errors.Join(k.Hold(s, g.word.DevicePtr(), mostHeld), k.Spin(s, takes))

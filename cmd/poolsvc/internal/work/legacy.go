@@ -8,7 +8,7 @@ import (
 	"github.com/poolbridge/poolbridge/mempool"
 )
 
-// openFile opens a legacy handle from a file, compares the memory and changes it. It needs no service.
+// openFile opens a legacy handle from a file, compares the memory and changes the memory. The task needs no service.
 func (w *Worker) openFile(ctx context.Context, t *Task) (a *Answer, err error) {
 	raw, err := os.ReadFile(t.Path)
 	if err != nil {

@@ -9,7 +9,8 @@ import (
 	"github.com/poolbridge/poolbridge/cuda/pattern"
 )
 
-// reading is a comparison that the task slow-begin queues in a stream and the task slow-end waits for.
+// reading is a comparison of a buffer. The task "slow-begin" queues the comparison in a stream, and the task "slow-end"
+// waits for the result.
 type reading struct {
 	gate  *Gate
 	found *pattern.Verification

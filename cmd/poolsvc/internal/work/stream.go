@@ -133,7 +133,8 @@ func (w *Worker) streamLeave(context.Context, *Task) (*Answer, error) {
 	return &Answer{}, nil
 }
 
-// streamPublish publishes frames, and returns how many frames it has published. If a frame finds no room, Stopped says why.
+// streamPublish publishes frames, and returns how many frames it has published. If the channel cannot take a frame,
+// streamPublish stops, and Stopped has the error.
 func (w *Worker) streamPublish(ctx context.Context, t *Task) (*Answer, error) {
 	ch, err := w.channel(ctx, t.Name, patience)
 	if err != nil {

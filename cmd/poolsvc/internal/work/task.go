@@ -20,8 +20,8 @@ type Task struct {
 	Transform *Transform `json:"transform,omitempty"`
 	// Timeout is the limit of each wait, in seconds.
 	Timeout float64 `json:"timeout,omitempty"`
-	// What says what to wait for: "service", "pool", "name" or "channel". For the task await, What says how to wait: [ByEvent] or
-	// [ByFence].
+	// What is the thing to wait for: "service", "pool", "name" or "channel". For the task "await", What is the way to
+	// wait: [ByEvent] or [ByFence].
 	What string `json:"what,omitempty"`
 	// Path is the path of a file with a handle or with kernels, or of a socket.
 	Path string `json:"path,omitempty"`
@@ -31,15 +31,16 @@ type Task struct {
 	// Rounds is the number of rounds. Destroy says whether to destroy the context after each round.
 	Rounds  int  `json:"rounds,omitempty"`
 	Destroy bool `json:"destroy,omitempty"`
-	// Count is the number of frames to take or to publish; 0 takes all frames until the channel is closed. Number is the number of the
-	// first frame to publish. To is the channel in which a stage publishes. Keep keeps the taken frames. Oldest is the option of the
-	// subscription.
+	// Count is the number of frames to take or to publish; 0 takes all frames until the channel is closed. Number is
+	// the number of the first frame to publish. To is the channel in which a stage publishes. Keep says whether the
+	// worker keeps the frames that it takes. Oldest is the option of the subscription.
 	Count  int    `json:"count,omitempty"`
 	Number uint64 `json:"number,omitempty"`
 	To     string `json:"to,omitempty"`
 	Keep   bool   `json:"keep,omitempty"`
 	Oldest bool   `json:"oldest,omitempty"`
-	// Hold makes a kernel hold the stream until the gate is open. After that, a kernel keeps the stream busy for Slow seconds more.
+	// If Hold is true, a kernel holds the stream until the gate is open. Then another kernel keeps the stream busy for
+	// Slow seconds more.
 	Hold bool    `json:"hold,omitempty"`
 	Slow float64 `json:"slow,omitempty"`
 }
@@ -67,18 +68,20 @@ type Answer struct {
 	Stopped  *Failure `json:"stopped,omitempty"`
 	// Refused has the errors of the driver for handles, by the sort of memory.
 	Refused map[string]*Failure `json:"refused,omitempty"`
-	// Raised has the errors of a forked child, by what the child tried. Signal is the signal that ended a child which touched the memory.
+	// Raised has the errors of a forked child, by what the child tried. Signal is the number of the signal that ended a
+	// child when the child touched the memory.
 	Raised map[string]string `json:"raised,omitempty"`
 	Signal int               `json:"signal,omitempty"`
 	// Pointers are several addresses of the same memory.
 	Pointers []uint64 `json:"pointers,omitempty"`
-	// API is the error of writing read-only memory through the library. Driver is the error of writing it directly with the driver.
+	// API is the error of a write to read-only memory through the library. Driver is the error of a write to this
+	// memory directly through the driver.
 	API    *Failure `json:"api,omitempty"`
 	Driver *Failure `json:"driver,omitempty"`
 	// Handle is a driver's handle of 64 bytes that the task made.
 	Handle []byte `json:"handle,omitempty"`
 	PID    int    `json:"pid,omitempty"`
-	// Busy says whether the stream still had work to do. Seconds is how long the calls took that queued this work.
+	// Busy says whether the stream still had work to do. Seconds is the time of the calls that queued this work.
 	Busy    bool    `json:"busy,omitempty"`
 	Seconds float64 `json:"seconds,omitempty"`
 }

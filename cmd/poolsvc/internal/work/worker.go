@@ -109,7 +109,7 @@ func failure(err error) *Failure {
 	return f
 }
 
-// connected returns the worker's session with the service. If there is no session, it connects.
+// connected returns the worker's session with the service. If the worker has no session, connected opens one.
 func (w *Worker) connected(ctx context.Context) (*bridge.Client, error) {
 	if w.client != nil {
 		return w.client, nil
@@ -165,7 +165,8 @@ func (w *Worker) allocate(ctx context.Context, p *bridge.Pool, t mempool.Tensor,
 // prepare does nothing, because a Go worker has nothing to load.
 func (w *Worker) prepare(context.Context, *Task) (*Answer, error) { return &Answer{}, nil }
 
-// check compares a buffer with a pattern. Then it writes another pattern, applies a transform, or leaves the buffer as it is.
+// check compares a buffer with a pattern. Then it writes another pattern, applies a transform, or does not change the
+// buffer.
 func (w *Worker) check(ctx context.Context, t *Task) (a *Answer, err error) {
 	changes := t.Then != nil || t.Transform != nil
 	l, err := w.lease(ctx, t, t.Name, t.Write || changes)
@@ -207,7 +208,7 @@ func (w *Worker) compare(ctx context.Context, a *Answer, m Memory, n uint64, t *
 	return err
 }
 
-// mapped reports whether the service shares the memory with this worker, so that the memory is no copy.
+// mapped reports whether the worker uses the service's memory in place and not a copy of the memory.
 func (w *Worker) mapped(ctx context.Context, l *bridge.Lease) (bool, error) {
 	if b, err := l.Bytes(ctx); err != nil || b != nil {
 		return b != nil, err
@@ -224,7 +225,8 @@ func (w *Worker) mapped(ctx context.Context, l *bridge.Lease) (bool, error) {
 	return about.MemoryType == cuda.MemoryDevice, err
 }
 
-// produce allocates a buffer, writes a pattern and publishes it. The name of the buffer stays when the session ends.
+// produce allocates a buffer, writes a pattern to the buffer and publishes the buffer. The name of the buffer stays
+// when the session ends.
 func (w *Worker) produce(ctx context.Context, t *Task) (a *Answer, err error) {
 	p, err := w.pool(ctx, t.Pool, t.timeout())
 	if err != nil {
@@ -241,7 +243,7 @@ func (w *Worker) produce(ctx context.Context, t *Task) (a *Answer, err error) {
 	return &Answer{Elements: t.Elements, Written: true}, l.Publish(ctx, mempool.Publication{Name: t.Name, Keep: true})
 }
 
-// hold takes a lease and keeps it.
+// hold takes a lease and keeps the lease until the task "release".
 func (w *Worker) hold(ctx context.Context, t *Task) (*Answer, error) {
 	l, err := w.lease(ctx, t, t.Name, t.Write)
 	if err != nil {
@@ -251,7 +253,7 @@ func (w *Worker) hold(ctx context.Context, t *Task) (*Answer, error) {
 	return &Answer{PID: os.Getpid()}, nil
 }
 
-// release releases the leases that the task hold keeps.
+// release releases the leases that the task "hold" has taken.
 func (w *Worker) release(context.Context, *Task) (*Answer, error) {
 	var errs []error
 	for _, l := range w.held {
