@@ -1,15 +1,16 @@
-"""Builds the parts of a wheel that are not Python: `poolbridge._native` in C, and the program `poolsvc` in Go.
+"""Build the parts of a wheel that are not Python: `poolbridge._native` in C, and the program `poolsvc` in Go.
 
-The wheel also has the program's man pages, and its completions for bash, zsh and fish. The program writes these files.
+The wheel also has the man pages of `poolsvc`, and its completions for bash, zsh and fish. `poolsvc` itself writes these
+files.
 
-The build leaves out a part that it cannot build, and says so. Environment variables change this:
+If a part cannot be built, the build prints a warning and leaves the part out. Environment variables change this:
 
 ``POOLBRIDGE_NATIVE``
-    The native module: with 1, a module that cannot be built is an error; with 0, the wheel has no module.
+    For `poolbridge._native`: with 1, the build fails if it cannot build the module; with 0, the wheel has no module.
 ``POOLBRIDGE_SERVICE``
-    The program, with the same values. An editable installation has no program: `make build` builds it in ``bin``.
+    The same for `poolsvc`. An editable installation never has it: `make build` writes it to the folder ``bin``.
 ``POOLBRIDGE_TARGET``
-    Build for this target of Zig, for example ``aarch64-linux-gnu.2.17``, with the compiler of the package ziglang.
+    A target of Zig, such as ``aarch64-linux-gnu.2.17``: the build uses the compiler of the package ziglang for it.
 """
 
 from __future__ import annotations
@@ -27,11 +28,12 @@ from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 from setuptools import Distribution, Extension
 from setuptools.command.build_ext import build_ext
 
-# With the limited API, one library works in CPython 3.11 and all later versions. Free-threaded builds do not have it.
+# With the limited API, one library works in CPython 3.11 and all later versions. Free-threaded builds of CPython do not
+# have the limited API.
 _LIMITED = not sysconfig.get_config_var("Py_GIL_DISABLED")
 _VERSION = "0x030B0000"
 _FLAGS = ["-std=c11", "-O2", "-g0", "-fvisibility=hidden", "-pthread"]
-# The file in which each shell finds the completion for `poolsvc`, below the folder `share` of a prefix.
+# For each shell: the path of the file with the completion for `poolsvc`, relative to the folder `share` of a prefix.
 _COMPLETIONS = {
     "bash": "bash-completion/completions/poolsvc",
     "zsh": "zsh/site-functions/_poolsvc",
@@ -67,7 +69,7 @@ def compile_native(root: Path, folder: Path, target: str = "") -> Path:
 def _cross_compile(
     root: Path, folder: Path, target: str, files: list[str], macros: list[tuple[str, str | None]]
 ) -> Path:
-    """Compile with Zig. Zig does not find the headers of this machine, so it gets a copy of the headers of Python."""
+    """Compile with Zig. Zig cannot use the system's header folder, so copy the headers of Python for it."""
     if not _LIMITED:
         raise OSError("a module for another machine needs the limited API, which free-threaded Python lacks")
     folder.mkdir(parents=True, exist_ok=True)
@@ -75,7 +77,8 @@ def _cross_compile(
     shutil.rmtree(headers, ignore_errors=True)
     shutil.copytree(sysconfig.get_path("include"), headers)
     # Some distributions keep the real pyconfig.h in another folder, and the copied pyconfig.h only includes the real
-    # file. So the real file replaces the copied file. The sizes in this file are the same for both processors.
+    # file. So the real file replaces the copied file. The sizes in pyconfig.h are the same for both processors (x86-64
+    # and AArch64), so the file is right for both.
     shutil.copy(sysconfig.get_config_h_filename(), headers / "pyconfig.h")
     library = folder / "_native.abi3.so"
     defined = [f"-D{name}" + (f"={value}" if value else "") for name, value in macros]
@@ -84,13 +87,14 @@ def _cross_compile(
 
 
 def build_service(root: Path, folder: Path, version: str, target: str = "") -> Path:
-    """Build the service's program in `folder`, and return its path."""
+    """Build `poolsvc` in the folder `folder`, and return its path."""
     folder.mkdir(parents=True, exist_ok=True)
     program = folder / "poolsvc"
     environment = {"CGO_ENABLED": "1"}
     if target:
         environment |= {"GOOS": "linux", "GOARCH": _GOARCH[_machine(target)], "CC": " ".join(_zig(root, target))}
-    # go-nvml resolves its symbols at their first use. With -z lazy, the program does not resolve them at its start.
+    # go-nvml needs a program that resolves a symbol only at its first use. The linker makes such a program with -z
+    # lazy.
     flags = f"-s -w -extldflags=-Wl,-z,lazy -X github.com/poolbridge/poolbridge/internal/program.linked={version}"
     go = shutil.which("go")
     if go is None:
@@ -101,7 +105,7 @@ def build_service(root: Path, folder: Path, version: str, target: str = "") -> P
 
 
 def write_manual(root: Path, folder: Path, program: Path) -> None:
-    """Make the program write its man pages and completions into a folder, which has the layout of a prefix."""
+    """Run `poolsvc` to write its man pages and completions into `folder`, in the layout of an installation prefix."""
     shutil.rmtree(folder, ignore_errors=True)
     _run(root, [str(program), "man", str(folder / "share" / "man" / "man1")])
     for shell, name in _COMPLETIONS.items():
@@ -128,10 +132,10 @@ def _run(root: Path, command: list[str], environment: dict[str, str] | None = No
 
 
 class BuildHook(BuildHookInterface[Any]):
-    """Adds the native module and the program to a wheel, and only the module to an editable installation."""
+    """Add the native module and `poolsvc` to a wheel, but only the module to an editable installation."""
 
     def initialize(self, version: str, build_data: dict[str, Any]) -> None:
-        """Build the module and the program before the wheel is made."""
+        """Build the native module and `poolsvc` before hatchling makes the wheel."""
         root = Path(self.root)
         package = root / "python" / "poolbridge"
         target = os.environ.get("POOLBRIDGE_TARGET", "")
@@ -159,7 +163,7 @@ class BuildHook(BuildHookInterface[Any]):
         build_data["tag"] = f"{interpreter}-{system.replace('-', '_').replace('.', '_')}"
 
     def _service(self, root: Path, folder: Path, target: str) -> Path:
-        """Build the program and its manual. For another machine, a program for this machine writes the manual."""
+        """Build `poolsvc` and its manual. If `target` is another processor, a second `poolsvc` writes the manual."""
         program = build_service(root, folder, self.metadata.version, target)
         runs = program
         if target and _machine(target) != platform.machine():
@@ -169,7 +173,7 @@ class BuildHook(BuildHookInterface[Any]):
         return program
 
     def _try(self, what: str, build: Any) -> Path | None:
-        """Build a part and return its path. Return None if the part is not wanted, or if an optional build fails."""
+        """Call `build` and return its path, or return None if the part is not wanted or an optional build fails."""
         wish = os.environ.get(f"POOLBRIDGE_{what}", "")
         if wish == "0":
             return None

@@ -16,7 +16,7 @@ import (
 	"github.com/poolbridge/poolbridge/mempool"
 )
 
-// partner is a raw client. Its session has channels and a sealed timeline.
+// partner is a raw client. Its session has the features for channels and timelines, and its own timeline is sealed.
 type partner struct {
 	*raw
 	q        uint32

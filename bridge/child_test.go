@@ -190,7 +190,8 @@ func readOnce() error {
 	return c.Close()
 }
 
-// crowdedServer serves while this process has no free descriptor. For each line that it reads, it frees one descriptor or many.
+// crowdedServer serves while this process has no free descriptor. When crowdedServer reads the line "one", it frees one descriptor. For
+// other lines it frees all descriptors that it has opened, and the line "quit" ends it.
 func crowdedServer() error {
 	svc := service.New(service.Config{})
 	defer svc.Close()

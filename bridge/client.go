@@ -138,7 +138,7 @@ func (d Dialer) dial(ctx context.Context, try attempt, path string) (*Client, er
 	return c, nil
 }
 
-// connect connects to the service. It waits for the service to appear, unless try is `once`.
+// connect connects to the service. If the service does not listen yet, connect waits, unless `try` is `once`.
 func connect(ctx context.Context, try attempt, path string) (*seqpacket.Conn, error) {
 	var missing error
 	for pause := time.Millisecond; ; pause = min(2*pause, 100*time.Millisecond) {
@@ -169,16 +169,17 @@ func connect(ctx context.Context, try attempt, path string) (*seqpacket.Conn, er
 	}
 }
 
-// Session returns the session's id, which is unique within the epoch.
+// Session returns the session's id. No other session of the same run of the service has this id.
 func (c *Client) Session() uint64 { return c.session }
 
-// Epoch returns the id of the running service. A service that is started again has another id.
+// Epoch returns the id of this run of the service. If the service is started again, the new run has another id.
 func (c *Client) Epoch() Epoch { return c.epoch }
 
-// Done returns a channel that is closed when the connection is gone. All leases have then ended.
+// Done returns a channel that is closed when the connection is gone. At that time all leases of the client have ended.
 func (c *Client) Done() <-chan struct{} { return c.done }
 
-// packets has the buffers for received packets. A decoded message does not refer to the buffer of its packet.
+// packets has the buffers for received packets. A decoded message does not use the buffer of its packet, so the buffer is free after
+// decoding.
 var packets = seqpacket.NewBuffers(wire.MaxPacket)
 
 // receive reads packets of the service until the connection ends.
@@ -256,14 +257,16 @@ func (c *Client) end(err, goodbye error) {
 	c.requeueFrames()
 }
 
-// idle notes that one of the callers in c.busy has ended. If it was the last caller, idle tells Close. The caller of idle holds c.mu.
+// idle subtracts 1 from c.busy, the number of callers whose work Close must wait for. If the number is then 0, idle tells Close. The caller
+// of idle holds c.mu.
 func (c *Client) idle() {
 	if c.busy--; c.busy == 0 && c.closing {
 		c.quieten()
 	}
 }
 
-// quieten tells Close that no caller is busy. Calls that Close itself makes later do not open c.quiet again. The caller holds c.mu.
+// quieten closes the channel c.quiet. This tells Close that no caller is busy. A later call of quieten does nothing: Close itself makes
+// calls, and they end too. The caller holds c.mu.
 func (c *Client) quieten() {
 	select {
 	case <-c.quiet:
@@ -280,8 +283,8 @@ const (
 )
 
 // Close makes waiting calls fail, ends all leases (the content of write leases counts as incomplete), unmaps all memory and ends the
-// session. When Close returns, the service has ended the leases and removed the names, unless the service does not answer. A second call of
-// Close only waits until the connection is gone.
+// session. When Close returns, the service has ended the leases and removed the names that the session did not keep, unless the service
+// does not answer. A second call of Close only waits until the connection is gone.
 func (c *Client) Close() error {
 	c.mu.Lock()
 	first := !c.closing
@@ -359,7 +362,8 @@ func (c *Client) tasksDone() <-chan struct{} {
 	return done
 }
 
-// Stats returns the service's accounting of the pools that this client may use or destroy, in the order of their ids.
+// Stats returns the service's counts, and the memory use of each pool that this client may use or destroy. The pools are in the order of
+// their ids.
 func (c *Client) Stats(ctx context.Context) (Stats, error) {
 	var reply wire.StatsReply
 	if err := c.call(ctx, &wire.StatsRequest{}, &call{into: &reply}); err != nil {

@@ -137,8 +137,8 @@ func (c *Client) doubt(id uint64, m mempool.Memory) {
 	}
 }
 
-// drop unmaps a block without leases. If unmapping fails, the client keeps the block and unmaps it when the client is closed. The caller
-// holds c.mu.
+// drop unmaps a block that has no leases. If unmapping fails, the client keeps the block and unmaps it when the client is closed. The
+// caller holds c.mu.
 func (c *Client) drop(id uint64) error {
 	b := c.blocks[id]
 	if b == nil {

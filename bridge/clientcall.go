@@ -105,7 +105,7 @@ func (c *Client) register(pending *call) (uint32, error) {
 }
 
 // forget removes a call from the list of calls and returns the call. It returns nil if the list has no such call. The removed call still
-// counts as busy until the caller calls leave.
+// counts as busy until the caller of forget calls Client.leave.
 func (c *Client) forget(q uint32) *call {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -126,7 +126,7 @@ func (c *Client) abandon(q uint32) bool {
 	return true
 }
 
-// abandonAll makes all calls fail. The caller of each call then cancels the request.
+// abandonAll makes all waiting calls fail. The goroutine that waits for a call then cancels the request of the call.
 func (c *Client) abandonAll(err error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()

@@ -13,7 +13,7 @@ import (
 	"github.com/poolbridge/poolbridge/mempool"
 )
 
-// consuming is a consumer of a channel. Each loop over frames has its own consuming.
+// consuming is a consumer of a channel. Each loop over frames has its own value of type consuming.
 type consuming struct {
 	membership
 	native *shmchannel.Consumer
@@ -69,7 +69,7 @@ func (s *consuming) next(caller context.Context) (came *Frame, err error) {
 	return nil, s.failure(caller, err)
 }
 
-// take takes the next frame. It waits until the caller's context or the client ends.
+// take waits for the next frame and takes it. If the caller's context or the client ends first, take returns an error.
 func (s *consuming) take(caller context.Context, f *shmchannel.Frame) (err error) {
 	if err := s.over(caller); err != nil { // check this first: if frames keep coming, the checks below never notice the end
 		return err
@@ -111,7 +111,7 @@ func (s *consuming) abandon() {
 	})
 }
 
-// leaveNative ends one use of the channel. After the last use, leaveNative unmaps the channel.
+// leaveNative subtracts 1 from s.users. If s.users is then 0, leaveNative unmaps the channel.
 func (s *consuming) leaveNative() {
 	if s.users.Add(-1) == 0 {
 		s.unwatch()

@@ -47,8 +47,9 @@ func (c *Client) events(ctx context.Context, try attempt, after uint64) (mempool
 	return page, nil
 }
 
-// EndSession ends the session of another client. The service tells that client. Memory that the client had leased or mapped is used again
-// once the client's process is gone. EndSession returns when the session has ended.
+// EndSession ends the session of another client. The service tells that client that its session has ended. If that client had leased or
+// mapped memory, the service uses this memory again only after the process of that client has ended. EndSession returns when the session
+// has ended.
 //
 // Errors: [ErrDenied] unless this client's user is the user that the service runs as, [ErrNotFound], [ErrInvalid] for this client's own
 // session and for sessions of the service's own process, [ErrDisconnected], [ErrClosed], the context's error.

@@ -102,8 +102,8 @@ func (x *Exported) Saved(name, socket string) Saved {
 	return s
 }
 
-// Release ends the lease. Before Release, programs that have opened the memory must have finished their work on it, unless the name or
-// another lease keeps the buffer.
+// Release ends the lease. If no name and no other lease keeps the buffer, the programs that have opened the memory must finish their work
+// on the memory before the call of Release.
 //
 // Errors: [ErrReleased].
 func (x *Exported) Release() error {

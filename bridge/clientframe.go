@@ -38,8 +38,8 @@ type Frame struct {
 // comes with an error that says why. After such an error the loop goes on with the next frame. An error without a frame is the last result.
 // When the channel is closed, the loop ends without an error; in a queue it ends after all frames are acknowledged.
 //
-// If the loop ends at a frame of a queue, the caller can still settle that frame. If the caller does not settle it, another subscriber
-// gets the frame when the session ends, or at once if this process could not map the frame.
+// If the caller leaves the loop at a frame of a queue, the caller can still settle that frame. If the caller does not settle it, another
+// subscriber gets the frame when the session ends, or at once if this process could not map the frame.
 func (ch *Channel) Frames(ctx context.Context, o SubscribeOptions) iter.Seq2[*Frame, error] {
 	return func(yield func(*Frame, error) bool) {
 		s, err := ch.consume(ctx, o)

@@ -112,8 +112,8 @@ func (c *Client) lease(ctx context.Context, try attempt, r wire.Request, limit *
 	return l, nil
 }
 
-// adopt maps the memory of a lease that the service has granted. The caller has called enter. If adopt fails, adopt still returns the
-// lease, and the caller ends the lease.
+// adopt maps the memory of a lease that the service has granted. The caller has called Client.enter. If adopt fails, adopt still returns
+// the lease, and the caller ends the lease.
 func (c *Client) adopt(ctx context.Context, came wire.Lease) (*Lease, error) {
 	l := &Lease{client: c, info: convert.Lease(came)}
 	if len(l.info.Wait) > 0 {
@@ -146,7 +146,7 @@ func (c *Client) adopt(ctx context.Context, came wire.Lease) (*Lease, error) {
 	return l, nil
 }
 
-// enter counts a caller that makes a lease. Close waits until the caller calls leave.
+// enter counts one more caller that makes a lease. Close waits until this caller calls Client.leave.
 func (c *Client) enter() error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -184,8 +184,8 @@ func (c *Client) hasEnded(info *mempool.LeaseInfo) error {
 	return err
 }
 
-// with passes the buffer's memory to the function f. The memory stays mapped during the call of f. If n is not 0, with first waits until
-// the memory may be used.
+// with passes the buffer's memory to the function f. The memory stays mapped during the call of f. If n is not 0, the method with first
+// waits until the memory may be used.
 func (l *Lease) with(ctx context.Context, off, n uint64, write bool, f func(mempool.Memory) error) error {
 	l.mu.RLock()
 	defer l.mu.RUnlock()
@@ -307,8 +307,8 @@ func (l *Lease) Pointer(ctx context.Context) (p uintptr, err error) {
 }
 
 // WaitOn makes later work in the queue wait for everything that must happen before the memory is used, and for this package's own work on
-// the memory. With the queue [mempool.CPU], WaitOn itself waits. If the queue uses the memory, the caller must name the queue at the end
-// of the lease: see [Lease.ReleaseAfter] and [mempool.Completion].
+// the memory. With the queue [mempool.CPU], WaitOn itself waits. If the queue uses the memory, the caller must pass the queue when it ends
+// or publishes the lease: see [Lease.ReleaseAfter] and [mempool.Completion].
 //
 // Errors: [ErrReleased]; if WaitOn itself waits, [ErrProducerDied] or the context's error.
 func (l *Lease) WaitOn(ctx context.Context, q Queue) error {
@@ -321,7 +321,7 @@ func (l *Lease) WaitOn(ctx context.Context, q Queue) error {
 }
 
 // ReadyEvent returns the interprocess event that came with the content, or nil if none came. The event stays open while the lease lasts.
-// The lease's calls, and queues passed to WaitOn, wait for the event where necessary.
+// The methods of the lease wait for this event where necessary. Queues that the caller passed to WaitOn wait for it, too.
 //
 // Errors: those of [mempool.OpenEvent]. If the content also has a fence, the caller can use the lease despite the error.
 func (l *Lease) ReadyEvent() (e *Event, err error) {
@@ -334,8 +334,8 @@ func (l *Lease) ReadyEvent() (e *Event, err error) {
 	return e, err
 }
 
-// Check returns an error if the content is known to be incomplete. On a GPU, a wait for the work of a process also ends if the process
-// dies, or says that the content failed. So call Check before you trust a result.
+// Check returns an error if the client knows that the content is incomplete. On a GPU, a stream that waits for the work of a process
+// continues even if that process has died or has reported that the content failed. So call Check before you trust a result.
 //
 // Errors: [ErrContentFailed] with the reason of the producer, [ErrProducerDied].
 func (l *Lease) Check(ctx context.Context) error {

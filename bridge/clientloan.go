@@ -9,7 +9,8 @@ import (
 	"github.com/poolbridge/poolbridge/mempool"
 )
 
-// loan is the memory of a write lease that the user has given to a channel. The channel has the memory, or the memory has come back.
+// loan is the memory of a write lease that the user has given to a channel. Either the channel still has the memory, or the memory has come
+// back from the channel to the client.
 type loan struct {
 	info   *mempool.LeaseInfo // LeaseInfo of the lease
 	mem    *mempool.ImportedBlock
@@ -30,8 +31,9 @@ func (l *loan) add(t mempool.Fence) {
 	l.wait = append(l.wait, t)
 }
 
-// giveUp releases a lease whose memory came back. It first waits for the fences of the channel's consumers, because the service does not
-// know these fences. done are the client's own fences; giveUp passes them to the service.
+// giveUp releases a lease whose memory came back from a channel. Before the release, the fences of the channel's consumers must be reached,
+// because the service does not know these fences. If a fence is not reached yet, giveUp starts a goroutine that waits for the fence and
+// then releases the lease. `done` has the client's own fences; giveUp passes them to the service.
 func (c *Client) giveUp(l *loan, done ...mempool.Fence) error {
 	if c.linked.Err() != nil { // the lease has ended with the session
 		return context.Cause(c.linked)
@@ -58,8 +60,8 @@ func (c *Client) giveUp(l *loan, done ...mempool.Fence) error {
 	return nil
 }
 
-// forgotten reports whether an error means that the service has forgotten a timeline. The service forgets a member's timeline only when no
-// work is left.
+// forgotten reports whether an error means that the service has forgotten a timeline. The service forgets the timeline of a member only
+// after all work of the member has ended.
 func forgotten(err error) bool {
 	return errors.Is(err, ErrStale) || errors.Is(err, ErrNotFound) || errors.Is(err, ErrDenied)
 }

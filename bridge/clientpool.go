@@ -37,15 +37,15 @@ func (c *Client) CreatePool(ctx context.Context, spec PoolSpec) (*Pool, error) {
 	}
 	p, id, err := c.open(ctx, once, r, nil)
 	if err != nil && id != 0 {
-		// The caller gets an error, so the caller would never destroy the pool.
+		// The caller gets an error and no Pool, so it would not destroy the pool. Destroy the pool here.
 		err = errors.Join(err, c.call(ctx, &wire.Destroy{Pool: id}, &call{into: &wire.EmptyReply{}}))
 	}
 	return p, err
 }
 
 // EnsurePool makes a pool, or opens an existing pool of the same name and spec. If the service is still making the pool, EnsurePool waits.
-// The access list must also name the same users and groups. If this process cannot open the pool, EnsurePool does not destroy it: other
-// clients may use it.
+// The access lists of spec and of the existing pool must also have the same users and groups. If this process cannot open the pool,
+// EnsurePool does not destroy it: other clients may use it.
 //
 // Errors: those of [Client.CreatePool]. [ErrExists] says how the existing pool differs.
 func (c *Client) EnsurePool(ctx context.Context, spec PoolSpec) (*Pool, error) {
@@ -95,8 +95,8 @@ func (c *Client) openPool(ctx context.Context, try attempt, name string) (*Pool,
 	return p, err
 }
 
-// open asks the service for a pool and opens it in this process. If the request can wait, limit points to the request's field for the time
-// limit. If the service has the pool but this process cannot open it, open returns the pool's id with the error.
+// open asks the service for a pool and opens it in this process. If the request can wait, `limit` points to the request's field for the
+// time limit. If the service has the pool but this process cannot open it, open returns the pool's id with the error.
 func (c *Client) open(ctx context.Context, try attempt, r wire.Request, limit *uint64) (p *Pool, id uint64, err error) {
 	var reply wire.PoolReply
 	var files []*os.File

@@ -13,7 +13,7 @@ import (
 	"github.com/poolbridge/poolbridge/mempool"
 )
 
-// producing is a producer of a channel. A client makes one producing for each channel, at its first Publish in this channel.
+// producing is a producer of a channel. A client makes one value of type producing for each channel, at its first Publish in this channel.
 type producing struct {
 	membership
 	joined chan struct{} // closed when native or err is set
@@ -92,7 +92,7 @@ const (
 )
 
 // retire leaves the channel. The service then ends the leases of the memory that the channel still needs, and retire releases the remaining
-// leases. No Publish may be running.
+// leases. The caller makes sure that no call of Publish is running.
 func (p *producing) retire(ctx context.Context) {
 	c := p.client
 	left := p.leave(ctx)

@@ -62,8 +62,8 @@ func (l *Lease) unsent(ctx context.Context, err error, ready *mempool.Fence) err
 	return errors.Join(err, l.abort(ready))
 }
 
-// unjoined is like unsent, for a lease that was not published because the client could not join. It first makes the fence for the end of
-// the work. The caller holds l.mu.
+// unjoined is like unsent, for a lease that was not published because the client could not join the channel. If ctx was cancelled, unjoined
+// first makes the fence that is reached when the work on the memory ends. The caller holds l.mu.
 func (l *Lease) unjoined(ctx context.Context, err error, o mempool.Completion) error {
 	if !errors.Is(ctx.Err(), context.Canceled) {
 		return err

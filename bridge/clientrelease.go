@@ -95,7 +95,8 @@ func (l *Lease) after(ctx context.Context, own mempool.Queue, queues ...mempool.
 	return []mempool.Fence{*t}, err
 }
 
-// hand makes a lease ready for publishing. It waits for fences that the service does not know. The caller holds l.mu.
+// hand makes a lease ready for publishing. If the memory has come back from a channel, hand waits for the fences of the channel's
+// consumers, because the service does not know these fences. The caller holds l.mu.
 func (l *Lease) hand(ctx context.Context) error {
 	switch {
 	case l.taken != nil:
@@ -112,8 +113,8 @@ func (l *Lease) hand(ctx context.Context) error {
 	return nil
 }
 
-// end tells the service that the lease has ended, and then gives up the block. The order matters: the client may drop a block only after
-// the last lease on it has ended.
+// end tells the service that the lease has ended, and then ends this lease's use of the block in the client. The order matters: the client
+// may drop a block only after the service knows that the last lease on the block has ended.
 func (l *Lease) end(incomplete bool, done ...mempool.Fence) error {
 	l.ended = true
 	switch {

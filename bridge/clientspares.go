@@ -13,8 +13,8 @@ import (
 	"github.com/poolbridge/poolbridge/mempool"
 )
 
-// spares are write leases on memory of a pool that came back through channels. The next Allocate of the same number of bytes takes a spare
-// and does not ask the service.
+// spares is a list of write leases on memory of one pool. The memory of these leases has come back from channels. The next Allocate of the
+// same number of bytes takes a spare and does not ask the service.
 type spares struct {
 	client *Client
 	pool   uint64
@@ -40,8 +40,8 @@ type spares struct {
 const (
 	// sparesMore is how many spares a pool may have beyond the capacity of its channels.
 	sparesMore = 2
-	// sparesLook is the time between two sweeps while spares are in use. A sweep releases unused spares, so a spare is released after one
-	// to two times sparesLook.
+	// sparesLook is the time between two sweeps while the client allocates or publishes. If the client did neither since the previous sweep,
+	// the sweep releases all spares. So an unused spare stays at least for sparesLook, and at most for twice this time.
 	sparesLook = 500 * time.Millisecond
 	// sparesRest is the longest time between two checks in which an idle client looks for memory that has come back.
 	sparesRest = time.Second
@@ -126,8 +126,9 @@ func (sp *spares) allocate(ctx context.Context, try attempt, p *Pool, t mempool.
 	return lease, err
 }
 
-// await does what allocate does when no memory has come back. If the pool has no room, memory from the client's own channels comes
-// soonest, so await first waits for this memory. Then await waits at the service.
+// await gets memory if allocate finds no spare and its caller may wait. If the pool has no room, await first waits until memory comes back
+// from one of the client's own channels, because this memory usually comes first. If no such memory comes, await sends a request that waits
+// at the service.
 func (sp *spares) await(ctx context.Context, p *Pool, t mempool.Tensor, n uint64) (*Lease, error) {
 	from := sp.lender(n)
 	var full error // the error of the service
@@ -168,8 +169,8 @@ func (sp *spares) isFull() bool {
 	return time.Now().Before(sp.full)
 }
 
-// lender returns the producer whose channel has memory that Allocate could reuse for n bytes. It returns nil if there is no such producer
-// or more than one, because a client can wait for only one channel.
+// lender returns the producer whose channel has memory that Allocate could reuse for n bytes. It returns nil if there is no such producer.
+// It also returns nil if there are several such producers, because an allocation can wait for only one channel.
 func (sp *spares) lender(n uint64) (from *producing) {
 	for _, p := range sp.members() {
 		if !p.native.Lends(func(owner any) bool { l := owner.(*loan); return l.own && l.info.Bytes == n }) {
@@ -183,8 +184,8 @@ func (sp *spares) lender(n uint64) (from *producing) {
 	return from
 }
 
-// awaitOwn waits for memory of n bytes to come back from a channel, and takes the memory. It returns nil if no memory comes in time, or if
-// another session or allocation wants the memory.
+// awaitOwn waits until memory of n bytes comes back from the channel of the producer `from`, and takes the memory. It returns nil if no
+// memory comes in time, or if another session or allocation wants the memory.
 func (sp *spares) awaitOwn(caller context.Context, from *producing, n uint64) (l *loan) {
 	began := time.Now()
 	defer func() { sp.client.memoryWaits.over(began, true) }()
@@ -197,8 +198,8 @@ func (sp *spares) awaitOwn(caller context.Context, from *producing, n uint64) (l
 	return l
 }
 
-// release releases all spares, and all memory that comes back until keep is called. An allocation of this client calls release before it
-// waits at the service.
+// release releases all spares. It also starts goroutines that release all memory that comes back until the caller calls the method keep. An
+// allocation of this client calls release before it waits at the service.
 func (sp *spares) release() {
 	sp.asking.Add(1)
 	sp.empty()
@@ -280,8 +281,8 @@ func (sp *spares) lease(ctx context.Context, l *loan, t mempool.Tensor) (*Lease,
 	return lease, nil
 }
 
-// put adds a spare to the list. If memory is wanted, put releases the new spare. If there are too many spares, put releases the oldest
-// spare.
+// put adds a spare to the list. If another session or allocation wants memory, put releases the new spare. If there are too many spares,
+// put releases the oldest spare.
 func (sp *spares) put(l *loan) {
 	sp.mu.Lock()
 	switch {

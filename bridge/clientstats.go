@@ -46,8 +46,8 @@ type Waits struct {
 	Time time.Duration
 }
 
-// SessionStats returns what this client has done. SessionStats does not ask the service, and can be called after Close. [Client.Stats]
-// asks the service for its accounting, and [Client.Sessions] lists all clients as the service sees them.
+// SessionStats returns what this client has done. SessionStats does not ask the service, and can be called after Close. [Client.Stats] asks
+// the service for the accounting of its pools, and [Client.Sessions] asks the service for a list of sessions.
 func (c *Client) SessionStats() SessionStats {
 	st := SessionStats{Allocated: c.allocated.Load(), AllocatedBytes: c.allocatedBytes.Load(), MemoryWaits: c.memoryWaits.total()}
 	c.mu.Lock()

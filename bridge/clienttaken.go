@@ -175,7 +175,7 @@ func (b *block) describe(came *shmchannel.Frame) (err error) {
 	return nil
 }
 
-// mapBlock maps the block of a frame. The mapping counts as a lease on the block until the caller calls ended.
+// mapBlock maps the block of a frame. The mapping counts as a lease on the block until the caller calls Client.ended.
 func (s *consuming) mapBlock(ctx context.Context, id uint64) error {
 	c := s.client
 	p, err := c.pool(ctx, s.channel.Pool)
@@ -216,7 +216,8 @@ func (t *taken) decide(again bool) error {
 	return t.settle(again)
 }
 
-// settle does what decide does, for a caller that holds t.mu. In a broadcast, settle gives up the frame's place instead.
+// settle does what decide does, for a caller that holds t.mu. But in a broadcast, settle gives up the frame's place in the channel, so that
+// the frame does not block producers any more.
 func (t *taken) settle(again bool) error {
 	if t.decided {
 		return nil
@@ -232,8 +233,8 @@ func (t *taken) settle(again bool) error {
 	return native.Acknowledge(&t.hand)
 }
 
-// requeueFrames requeues the unsettled frames of queues after the session has ended. This process may still run, so nobody else requeues
-// them now.
+// requeueFrames requeues the unsettled frames of queues after the session has ended. The client must do this itself: the service requeues
+// the frames of a consumer only after the consumer's process has ended, and this process may still run.
 func (c *Client) requeueFrames() {
 	c.mu.Lock()
 	var frames []*taken

@@ -33,7 +33,7 @@ type pin struct {
 	forgotten bool // the service has forgotten the timeline
 }
 
-// Clock returns the clock of the client's own timeline. A program uses it for work that this package does not do.
+// Clock returns the clock of the client's own timeline. A program uses this clock to make fences for its own work on the memory.
 //
 // Errors: [ErrUnavailable] if the service has no timelines.
 func (c *Client) Clock(ctx context.Context) (*Clock, error) {
@@ -53,7 +53,8 @@ func (c *Client) Clock(ctx context.Context) (*Clock, error) {
 	if err != nil {
 		return nil, err
 	}
-	// Do not wait for an answer to Seal. The service handles requests in order, and a sealed page cannot be mapped for writing again.
+	// Do not wait for an answer to Seal: if ctx ended during this wait, the page would be lost, because a client cannot map a sealed page for
+	// writing again. No wait is needed, because the service handles requests in order.
 	if err := c.send(0, &wire.Seal{}); err != nil {
 		return nil, errors.Join(err, page.Close())
 	}

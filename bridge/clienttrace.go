@@ -45,8 +45,8 @@ type Operation struct {
 	Seq uint64
 	// Dropped is how many frames the subscriber missed before the received frame.
 	Dropped uint64
-	// Meta is the sender's data about a frame; nil if the operation is not about a frame. A tracer may add entries to a frame that is
-	// about to be published, within the limits of [mempool.FrameOptions].
+	// Meta is the sender's data about a frame; nil if the operation is not about a frame. When the publication of a frame begins, the tracer
+	// may add entries to Meta, within the limits of [mempool.FrameOptions].
 	Meta map[string]string
 }
 
@@ -61,7 +61,8 @@ func (o *Operation) Title() string {
 	return o.Name
 }
 
-// trace starts an operation whose result is a lease. The caller has checked that the client has a tracer.
+// trace tells the tracer that an operation begins. The result of this operation is a lease. The caller has checked that the client has a
+// tracer.
 func (c *Client) trace(ctx context.Context, o *Operation) (context.Context, func(*Lease, error)) {
 	inner := c.tracer.TraceStart(ctx, o)
 	return inner, func(l *Lease, err error) {
@@ -91,8 +92,8 @@ func (l *Lease) describeTo(o *Operation) {
 	}
 }
 
-// traceSend starts the operation that publishes a lease as a frame. It replaces the frame's Meta with a copy, so that the tracer can add
-// entries.
+// traceSend tells the tracer that the client begins to publish a lease as a frame. It replaces the frame's Meta with a copy, so that the
+// tracer can add entries.
 func (l *Lease) traceSend(ctx context.Context, ch *Channel, f *mempool.FrameOptions) (context.Context, func(uint64, error)) {
 	o := &Operation{Name: OpPublish, Channel: ch.info.Name, Meta: maps.Clone(f.Meta)}
 	if o.Meta == nil {
@@ -125,8 +126,8 @@ func (s *consuming) traceReceive(ctx context.Context) (context.Context, func(*Fr
 	}
 }
 
-// traceRelease starts the operation that releases a lease. If the caller has no context, traceRelease uses the context of the operation
-// that made the lease. The caller holds l.mu.
+// traceRelease tells the tracer that the client begins to release a lease. If the caller has no context, traceRelease uses the context of
+// the operation that made the lease. The caller holds l.mu.
 func (l *Lease) traceRelease(ctx context.Context) func(error) {
 	c := l.client
 	o := &Operation{Name: OpRelease}

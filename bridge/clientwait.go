@@ -13,9 +13,11 @@ import (
 )
 
 const (
-	// longestWait is how long one request may wait at the service, by the protocol. After that time a call without a deadline asks again.
+	// longestWait is how long the protocol allows one request to wait at the service. If a call may wait longer, the client sends the request
+	// again after this time.
 	longestWait = 24 * time.Hour
-	// deadlineGrace is how long after its context's deadline a call waits for the answer of the service, which says what was missing.
+	// When the deadline of its context has passed, a call waits at most deadlineGrace longer for the answer of the service. This answer says
+	// what was missing.
 	deadlineGrace = 250 * time.Millisecond
 )
 
@@ -27,9 +29,9 @@ const (
 	once    attempt = true  // the call does not wait
 )
 
-// wait sends a request that may wait at the service. limit is the request's field for its time limit: wait sets limit to the time until
-// the deadline of ctx. If the deadline passes, the error wraps the error of ctx and the error that a request without waiting would get. If
-// try is `once`, the request does not wait, and limit is not used.
+// wait sends a request that may wait at the service. `limit` points to the request's field for its time limit: wait sets this field to the
+// time until the deadline of ctx. If the deadline passes, the error wraps the error of ctx and the error that a request without waiting
+// would get. If try is `once`, the request does not wait, and wait does not use `limit`.
 func (c *Client) wait(ctx context.Context, try attempt, r wire.Request, limit *uint64, pending call) error {
 	for {
 		next, left, last := pending, c.longestWait, false

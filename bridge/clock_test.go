@@ -10,7 +10,8 @@ import (
 	"github.com/poolbridge/poolbridge/bridge/server"
 )
 
-// The contexts of the calls end at different moments, so every step of making the timeline is cut short.
+// Each client first calls Clock with a context that ends early. These contexts end at different moments, so that every step that makes the
+// timeline is interrupted for some client.
 func TestATimelineWhoseMakingWasCutShortCanStillBeMade(t *testing.T) {
 	_, path := serve(t, server.Config{})
 	for n := range 60 {

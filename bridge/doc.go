@@ -1,8 +1,8 @@
 // Package bridge is the Go client of a poolbridge service: a program uses it to work with memory that the service owns, without copying the
 // memory. It speaks the protocol of docs/protocol.md over a Unix socket.
 //
-// [Dial] connects a program to a service and opens a session. The session ends with [Client.Close] or with the process. The session's
-// leases and names end at the same time.
+// [Dial] connects a program to a service and opens a session. The session ends with [Client.Close] or with the process. At that time the
+// session's leases end, and the service removes the session's names, except names that were published with Keep.
 //
 //	client, err := bridge.Dial(ctx, bridge.DefaultSocket())
 //

@@ -108,7 +108,7 @@ func TestNothingOfATransferOnAGPUWaits(t *testing.T) {
 	release(t, next)
 }
 
-// A call of the driver to find this out would take as long as the rest of a transfer.
+// Bytes must not ask the driver whether the CPU can access the memory: this question would take as long as the rest of a transfer.
 func TestNoStreamWaitsForWhoAsksForBytesThatTheCPUCannotReach(t *testing.T) {
 	_, path := serve(t, server.Config{})
 	c, reader := dial(t, path), dial(t, path)

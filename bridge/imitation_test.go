@@ -33,7 +33,8 @@ func imitate(t *testing.T) *imitation {
 	return &imitation{path: path, listener: l, buf: make([]byte, wire.MaxPacket)}
 }
 
-// dial connects a client and answers the client's hello. At the end of the test, the connection ends before the client is closed.
+// dial connects a client and answers the client's hello. At the end of the test, dial first closes the service's end of the connection, and
+// then closes the client.
 func (s *imitation) dial(t *testing.T) *Client {
 	t.Helper()
 	connected := make(chan *Client)

@@ -58,7 +58,8 @@ func within(path string, folders ...string) bool {
 	})
 }
 
-// Each package imports only packages below it: cmd → bridge, bridge/server → mempool/service (only bridge/server) → mempool → cuda.
+// Each package imports only packages to the right of it in this list: cmd → bridge, bridge/server → mempool/service (only bridge/server) →
+// mempool → cuda.
 func TestTheWallsBetweenThePackages(t *testing.T) {
 	for _, p := range goList(t, "./...") {
 		for _, i := range p.Imports {

@@ -14,9 +14,9 @@ import (
 	"github.com/poolbridge/poolbridge/mempool"
 )
 
-// BenchmarkListsOfALargeService uses a service with 1,000 sessions and 100,000 buffers. It measures how long a page from the middle of each
-// list takes, and the first page of the list of buffers. It also measures the 99th percentile of the time of a transfer, with and without a
-// client that asks for lists all the time.
+// BenchmarkListsOfALargeService uses a service with 1,000 sessions and 100,000 buffers. It measures how long the service takes to return a
+// page from the middle of each list, and how long it takes to return the first page of the list of buffers. It also measures the 99th
+// percentile of the time of a transfer, with and without a client that asks for lists all the time.
 func BenchmarkListsOfALargeService(b *testing.B) {
 	const sessions, each = 1000, 100
 	_, path := serve(b, server.Config{MaxSessions: sessions + 10})

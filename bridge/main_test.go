@@ -8,8 +8,8 @@ import (
 	"go.uber.org/goleak"
 )
 
-// childRole is the name of an environment variable. Its value is the role of a process that a test starts from the test binary; children
-// has all roles.
+// childRole is the name of an environment variable. Its value is the role of a process that a test starts from the test binary; the
+// variable `children` has all roles.
 const childRole = "POOLBRIDGE_TEST_CHILD"
 
 func TestMain(m *testing.M) {

@@ -26,7 +26,7 @@ type audience struct {
 	newest []uint64 // by consumer: the number of the last frame that it has taken
 }
 
-// listen makes n consumers join the channel. A session may have at most 256 consumers.
+// listen makes n consumers join the channel. A session may have at most 256 consumers, so listen uses as many sessions as it needs.
 func listen(t testing.TB, path string, n int) *audience {
 	t.Helper()
 	ctx, cancel := context.WithCancel(context.Background())

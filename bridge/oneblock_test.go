@@ -11,7 +11,7 @@ import (
 	"github.com/poolbridge/poolbridge/mempool"
 )
 
-// lockstep returns a pair with a pool of the given number of blocks. The consumer has a frame in hand, and so one of the blocks. The
+// lockstep returns a pair with a pool of the given number of blocks. The consumer has the frame inHand, which uses one of the blocks. The
 // producer's allocations wait for this block, because lockstep makes the limit ownFor very long.
 func lockstep(t *testing.T, blocks uint64) (s *channelPair, from *consuming, inHand *Frame) {
 	t.Helper()

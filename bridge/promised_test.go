@@ -14,8 +14,8 @@ import (
 	"github.com/poolbridge/poolbridge/mempool/service"
 )
 
-// This test checks limits of docs/protocol.md on a real server. The limits of packets have vectors, and some other limits have their own
-// tests.
+// This test checks limits of docs/protocol.md on a real server. Other tests check the remaining limits: the test vectors check the limits
+// of packets, and some limits have their own tests.
 func TestWhatIsBeyondALimitIsAnsweredAsThePageSays(t *testing.T) {
 	_, path := serve(t, server.Config{})
 	r, _ := streaming(t, path)

@@ -45,7 +45,8 @@ func as(user int) func(*exec.Cmd) {
 	}
 }
 
-// abroad returns a function for a child. The function first prepares the child's own namespaces and /dev/shm, and then calls do.
+// abroad returns a function for a child. The function first prepares the child's own namespaces and /dev/shm, and then calls the function
+// `do`.
 func abroad(do func() error) func() error {
 	return func() error {
 		user, err := strconv.Atoi(os.Getenv(userVariable))
@@ -55,7 +56,7 @@ func abroad(do func() error) func() error {
 		err = errors.Join(
 			os.NewSyscallError("mount /", unix.Mount("", "/", "", unix.MS_PRIVATE|unix.MS_REC, "")),
 			os.NewSyscallError("mount /dev/shm", unix.Mount("tmpfs", "/dev/shm", "tmpfs", 0, "")),
-			// The driver reads its own process's files in /proc. It does not start if /proc belongs to another PID namespace.
+			// The driver reads its own process's files in /proc. The driver does not start if /proc belongs to another PID namespace.
 			os.NewSyscallError("mount /proc", unix.Mount("proc", "/proc", "proc", 0, "")))
 		if err == nil && user != 0 {
 			err = errors.Join(syscall.Setgroups(nil), syscall.Setgid(user), syscall.Setuid(user))

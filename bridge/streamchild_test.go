@@ -89,8 +89,8 @@ func produce() error {
 	return c.Close()
 }
 
-// promiseFrame sends a frame whose content is not complete. The function keep completes the content. If the CPU can access the memory, keep
-// also writes the content.
+// promiseFrame sends a frame whose content is not complete. The returned function `keep` completes the content. If the CPU can access the
+// memory, `keep` also writes the content.
 func promiseFrame(ctx context.Context, p *Pool, ch *Channel, n uint64, size int, clock *mempool.Clock, word uint64) (keep func() error, err error) {
 	content := frameOf(n, size)
 	l, err := p.Allocate(ctx, mempool.Bytes(uint64(len(content))))
@@ -113,8 +113,9 @@ func promiseFrame(ctx context.Context, p *Pool, ch *Channel, n uint64, size int,
 	}, err
 }
 
-// consume prints the content of each frame of the channel: "got N SEQ DROPPED", or "failed SEQ". If HOLD is set, consume releases a frame
-// only when it reads a line. consume also prints when the channel has ended, and when a signal terminates consume.
+// consume prints the content of each frame of the channel: "got N SEQ DROPPED", or "failed SEQ". If the environment variable HOLD is set,
+// consume releases a frame only when it reads a line. consume also prints a line when the channel has ended, and when a signal stops this
+// process.
 func consume() error {
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM)
 	defer stop()

@@ -75,7 +75,8 @@ func stressed(t *testing.T, mode mempool.ChannelMode, f func(s *stress, c *Clien
 	})
 }
 
-// publish publishes a frame. If the channel is full and its policy makes this an error, publish tries again.
+// publish publishes a frame. If Publish fails because the channel is full, publish tries again. Publish fails in this case only if the
+// channel has the policy Fail.
 func (s *stress) publish(ctx context.Context, l *Lease, o mempool.FrameOptions) (uint64, error) {
 	for {
 		seq, err := s.ch.Publish(ctx, l, o)
@@ -191,7 +192,8 @@ func TestEveryFrameOfAQueueIsAcknowledgedOrDropped(t *testing.T) {
 			}
 		}
 		assert.LessOrEqual(s, uint64(len(lost)), dropped, "lost: %.2000s", strings.Join(lost, " "))
-		// A killed consumer may have printed a frame and not acknowledged it. The frame went back to the queue, and the channel could drop it.
+		// A killed consumer may have printed a frame and not acknowledged it. In this case the frame went back to the queue, and the channel
+		// could drop it there.
 		assert.LessOrEqual(s, dropped, uint64(len(lost))+uint64(s.kills.Load()), "frames that a consumer got count as dropped")
 		return dropped
 	})

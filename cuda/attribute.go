@@ -2,11 +2,13 @@ package cuda
 
 import "github.com/poolbridge/poolbridge/cuda/internal/driver"
 
-// DeviceAttribute is a CUdevice_attribute. [Device.Attribute] accepts any
-// value. The attributes that this project needs have names.
+// DeviceAttribute is the number of an attribute of a device
+// (CUdevice_attribute). [Device.Attribute] accepts every number. Only the
+// attributes that this project needs have constants.
 type DeviceAttribute int
 
-// Attributes by their numbers in the driver API.
+// The attributes that this project needs. The numbers are those of the driver
+// API.
 const (
 	AttrMultiprocessorCount              DeviceAttribute = 16
 	AttrIntegrated                       DeviceAttribute = 18
@@ -26,7 +28,7 @@ const (
 	AttrHostNUMAMemoryPoolsSupported     DeviceAttribute = 142
 )
 
-// Attribute returns the value of one of the device's attributes.
+// Attribute returns the value of the attribute a of the device.
 //
 // Errors: ErrInvalidValue for an attribute that the driver does not know.
 func (d Device) Attribute(a DeviceAttribute) (int, error) {
@@ -41,7 +43,8 @@ func (d Device) Attribute(a DeviceAttribute) (int, error) {
 // or -1 if the system has no NUMA nodes.
 func (d Device) HostNUMANode() (int, error) { return d.Attribute(AttrHostNUMAID) }
 
-// ComputeCapability returns the device's architecture, for example 9 and 0.
+// ComputeCapability returns the version of the device's architecture, for
+// example 9 and 0 for Hopper.
 func (d Device) ComputeCapability() (major, minor int, err error) {
 	if major, err = d.Attribute(AttrComputeCapabilityMajor); err != nil {
 		return 0, 0, err

@@ -9,8 +9,8 @@ import (
 	"github.com/poolbridge/poolbridge/cuda"
 )
 
-// BenchmarkStreamQuery measures the cost of a call that does almost nothing in
-// the driver.
+// BenchmarkStreamQuery measures how long a call takes for which the driver has
+// almost nothing to do.
 func BenchmarkStreamQuery(b *testing.B) {
 	s := stream(b, context(b))
 	for b.Loop() {
@@ -65,7 +65,8 @@ func BenchmarkWriteValue64(b *testing.B) {
 			b.Fatal(err)
 		}
 		if n%1024 == 0 {
-			// The queue of a stream is limited, and a full queue would change the result.
+			// The queue of a stream has a limited size. If the queue is full, a
+			// call waits, and the benchmark would measure this wait.
 			b.StopTimer()
 			require.NoError(b, s.Synchronize())
 			b.StartTimer()

@@ -4,10 +4,10 @@ import (
 	"github.com/poolbridge/poolbridge/cuda/internal/driver"
 )
 
-// Context is a context of a device: the primary context, from [Device.Retain],
-// or a separate context, from [Device.NewContext]. The driver keeps the primary
-// context until every holder in the process has released it. A Context is safe
-// for concurrent use.
+// Context is a CUDA context of a device. [Device.Retain] returns the primary
+// context, and [Device.NewContext] makes a separate context. The driver keeps
+// the primary context until all code in the process that retained it has
+// released it. A Context is safe for concurrent use.
 type Context struct {
 	device Device
 	handle uintptr
@@ -16,8 +16,8 @@ type Context struct {
 }
 
 // Retain retains the device's primary context, and creates it if it does not
-// exist yet. The creation takes tenths of a second and some hundred MiB of
-// device memory.
+// exist yet. To create the context, the driver needs some tenths of a second
+// and some hundred MiB of device memory.
 func (d Device) Retain() (*Context, error) {
 	if err := Init(); err != nil {
 		return nil, err
@@ -31,10 +31,10 @@ func (d Device) Retain() (*Context, error) {
 	return c, nil
 }
 
-// NewContext makes a separate context beside the primary one. A separate
-// context is rarely needed, and has two limits. Other libraries do not use it.
-// A legacy handle cannot be opened in it while memory of the same block is open
-// in the primary context.
+// NewContext makes a separate context in addition to the primary context.
+// Programs rarely need a separate context. It has two limits: Other libraries
+// do not use it. A program cannot open a legacy handle in it while memory of
+// the same block is open in the primary context.
 func (d Device) NewContext() (*Context, error) {
 	if err := Init(); err != nil {
 		return nil, err
@@ -51,9 +51,9 @@ func (d Device) NewContext() (*Context, error) {
 // Primary reports whether c is the device's primary context.
 func (c *Context) Primary() bool { return !c.second }
 
-// Close releases the context. Objects that were made from the context keep
-// working: the driver's context is released when the last of these objects is
-// closed. If Close fails, the caller can call it again.
+// Close releases the context. Objects that were made from the context still
+// work: Close releases the driver's context only after the last of these
+// objects is closed. If Close fails, the caller can call it again.
 func (c *Context) Close() error {
 	if c.uses.close() {
 		return c.release()
@@ -97,8 +97,8 @@ func (c *Context) fail(st driver.Status, op string) error {
 // Device returns the device of the context.
 func (c *Context) Device() Device { return c.device }
 
-// Synchronize waits until all work of this process on the device is done. It
-// reports errors of earlier work.
+// Synchronize waits until the device has done all work of this context. If this
+// work has failed, Synchronize returns the error.
 func (c *Context) Synchronize() error {
 	const op = "Context.Synchronize"
 	if err := c.enter(op); err != nil {
@@ -108,8 +108,8 @@ func (c *Context) Synchronize() error {
 	return c.fail(driver.CtxSynchronize(c.handle), op)
 }
 
-// MemInfo returns the size of the device's memory, and how much of that memory
-// is free, in bytes.
+// MemInfo returns how many bytes of the device's memory are free, and the size
+// of this memory in bytes.
 func (c *Context) MemInfo() (free, total uint64, err error) {
 	const op = "Context.MemInfo"
 	if err := c.enter(op); err != nil {

@@ -6,9 +6,9 @@ import (
 	"github.com/poolbridge/poolbridge/cuda/internal/driver"
 )
 
-// Device is a GPU, by its ordinal in this process. It is a plain value and owns
-// nothing. Two Devices are equal if they are the same GPU. The zero Device is
-// the first GPU.
+// Device identifies a GPU with its ordinal in this process. It is a plain value
+// and owns no resources. Two Devices are equal if they are the same GPU. The
+// zero Device is the first GPU.
 type Device struct {
 	ordinal int
 	handle  int32
@@ -23,7 +23,7 @@ func DeviceCount() (int, error) {
 	return n, failure(st, "DeviceCount", noDevice)
 }
 
-// DeviceAt returns the GPU with an ordinal, counted from 0.
+// DeviceAt returns the GPU with this ordinal. The first GPU has the ordinal 0.
 //
 // Errors: ErrInvalidDevice if no GPU has this ordinal.
 func DeviceAt(ordinal int) (Device, error) {
@@ -75,7 +75,7 @@ func DeviceByUUID(uuid UUID) (Device, error) {
 	return Device{}, &Error{Op: "DeviceByUUID", Device: noDevice, Result: ErrInvalidDevice, Detail: "no visible device is " + uuid.String()}
 }
 
-// Ordinal returns the device's number in this process.
+// Ordinal returns the number of the device in this process, counted from 0.
 func (d Device) Ordinal() int { return d.ordinal }
 
 // String returns "cuda:" and the ordinal.
@@ -108,8 +108,8 @@ func (d Device) TotalMem() (uint64, error) {
 	return n, failure(st, "TotalMem", d.ordinal)
 }
 
-// PCIBusID returns the device's address on the PCI bus,
-// "domain:bus:device.function" in hex.
+// PCIBusID returns the device's address on the PCI bus, in the form
+// "domain:bus:device.function" with hexadecimal digits.
 func (d Device) PCIBusID() (string, error) {
 	if err := Init(); err != nil {
 		return "", err

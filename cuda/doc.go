@@ -1,5 +1,5 @@
-// Package cuda is the CUDA driver API for Go. It is typed, contains no policy,
-// and needs no CUDA toolkit.
+// Package cuda is the CUDA driver API for Go. It has Go types for the objects
+// of the driver, makes no decisions for the program, and needs no CUDA toolkit.
 //
 // The package builds without an installed CUDA, and programs that use the
 // package start on machines without a GPU. The package opens the driver
@@ -11,22 +11,24 @@
 //
 // A [Device] is a plain value. [Device.Retain] returns a [Context], the
 // device's primary context. The CUDA runtime, and so every Python library, uses
-// the same context. Streams, events, memory pools and other objects are made
-// from a Context. Specs ([MemPoolSpec], [EventSpec]) are plain data with a
-// Validate method. The objects made from them own driver resources and have a
-// Close method.
+// the same context. Methods of a Context make streams, events, memory pools and
+// other objects. A spec ([MemPoolSpec], [EventSpec]) is plain data with a
+// Validate method, and says how such an object is made. The objects own
+// resources of the driver and have a Close method.
 //
-// Close may be called more than once and at any time. Later calls on the object
-// fail with [ErrClosed]. If calls on the object are running in other
-// goroutines, the object is destroyed after the last of these calls. A context
-// outlives the objects that were made from it.
+// A program may call Close more than once and at any time. After Close, calls
+// of methods of the object fail with [ErrClosed]. If other goroutines are still
+// in methods of the object, the object is destroyed when the last of these
+// methods returns. The driver keeps a context until all objects that were made
+// from it are closed.
 //
 // # Threads
 //
 // CUDA keeps a stack of current contexts in every OS thread, and goroutines
 // move between threads. Every method of this package pushes the context, does
-// its work and pops the context in one cgo call. So goroutines need not be
-// locked to threads, and the program's own CUDA state stays as it was.
+// its work and pops the context in one cgo call. So a goroutine need not be
+// locked to a thread, and the package does not change the current context of
+// the program's own CUDA code.
 //
 // # Errors
 //

@@ -37,11 +37,11 @@ func (e *Error) Error() string {
 // Unwrap returns the Result.
 func (e *Error) Unwrap() error { return e.Result }
 
-// Hopeless reports whether err means that this process cannot use the object of
-// the call any more: the context is broken, the GPU is gone or the driver has
-// shut down. If the call should have destroyed an object, it is not known
-// whether the object is destroyed. The caller must not destroy the object
-// again.
+// Hopeless reports whether err means that the process can no longer use the
+// object whose method returned err. The reason is that the context is broken,
+// the GPU is gone, or the driver has shut down. If the failed call was a call
+// that destroys an object, the object may or may not be destroyed, and the
+// caller must not destroy it again.
 func Hopeless(err error) bool {
 	r, ok := errors.AsType[Result](err)
 	return ok && (r.Sticky() || r == ErrUnknown || r == ErrDeinitialized || r == ErrContextIsDestroyed || r == ErrDeviceUnavailable)

@@ -21,7 +21,8 @@ func (s EventSpec) Validate() error {
 	return nil
 }
 
-// IPCEventHandle identifies an interprocess event in other processes.
+// IPCEventHandle is the handle with which other processes open an interprocess
+// event.
 type IPCEventHandle [64]byte
 
 // Event marks a point in a stream.
@@ -43,10 +44,10 @@ func (c *Context) NewEvent(spec EventSpec) (*Event, error) {
 	return c.event(h, st, op)
 }
 
-// OpenEvent opens an event of another process.
+// OpenEvent opens an interprocess event that another process made.
 //
 // Errors: ErrMapFailed if the processes belong to different users or do not
-// share /dev/shm; ErrInvalidContext in the process that made the event.
+// share /dev/shm; ErrInvalidContext if this process itself made the event.
 func (c *Context) OpenEvent(handle IPCEventHandle) (*Event, error) {
 	const op = "Context.OpenEvent"
 	if err := c.enter(op); err != nil {
@@ -68,11 +69,12 @@ func (c *Context) event(h uintptr, st driver.Status, op string) (*Event, error) 
 	return e, nil
 }
 
-// Close destroys the event. Streams that wait for the event still wait for the
-// work that the event recorded.
+// Close destroys the event. If a stream waits for the event, Close does not end
+// this wait: the stream waits until the recorded work is done.
 func (e *Event) Close() error { return e.close() }
 
-// Record makes the event mark all work that is queued in the stream now.
+// Record makes the event record all work that is in the queue of the stream at
+// the time of the call.
 func (e *Event) Record(s *Stream) error {
 	const op = "Event.Record"
 	if err := e.enter(op); err != nil {
@@ -108,9 +110,9 @@ func (e *Event) Synchronize() error {
 	return e.fail(driver.EventSynchronize(e.ctx.handle, e.handle), op)
 }
 
-// ElapsedTime returns the time from start to e. Both events must have Timing,
-// and the work that they recorded must be done. The resolution is about half a
-// microsecond.
+// ElapsedTime returns the time between the event start and the event e. Both
+// events must have been made with the option Timing, and the work that they
+// recorded must be done. The resolution is about half a microsecond.
 //
 // Errors: ErrNotReady, ErrInvalidHandle.
 func (e *Event) ElapsedTime(start *Event) (time.Duration, error) {
@@ -128,7 +130,7 @@ func (e *Event) ElapsedTime(start *Event) (time.Duration, error) {
 }
 
 // IPCHandle returns the handle with which other processes open the event. The
-// event must be Interprocess.
+// event must have been made with the option Interprocess.
 func (e *Event) IPCHandle() (IPCEventHandle, error) {
 	const op = "Event.IPCHandle"
 	if err := e.enter(op); err != nil {

@@ -7,16 +7,18 @@ import (
 	"github.com/poolbridge/poolbridge/cuda/internal/driver"
 )
 
-// HostRegisterFlags are CU_MEMHOSTREGISTER_*.
+// HostRegisterFlags are flags of [Context.RegisterHost]: CU_MEMHOSTREGISTER_*
+// of the driver.
 type HostRegisterFlags uint32
 
 // Flags for registering host memory.
 const (
 	HostPortable  HostRegisterFlags = 1 // registered for the contexts of all devices
 	HostDeviceMap HostRegisterFlags = 2 // the GPU gets an address for the memory
-	// The GPU only reads the memory. A read-only mapping needs this flag. The
-	// driver accepts work that writes the memory, but that work breaks the
-	// context: ErrLaunchFailed.
+	// The GPU only reads the memory. If the memory is mapped read-only, the
+	// driver can register it only with this flag. The driver accepts work that
+	// writes the memory, but when the work runs, it fails with ErrLaunchFailed
+	// and the context is broken.
 	HostReadOnly HostRegisterFlags = 8
 )
 
@@ -27,9 +29,9 @@ type HostRegistration struct {
 	ptr DevicePtr
 }
 
-// RegisterHost page-locks existing memory so that the GPU can use it. The
-// memory must be whole pages from mmap. It must not be memory of the Go heap:
-// the garbage collector would free that memory while the GPU uses it.
+// RegisterHost page-locks the memory mem, so that the GPU can use it. The
+// memory must be whole pages from mmap. It must not be memory of the Go heap,
+// because the garbage collector could free that memory while the GPU uses it.
 //
 // Errors: ErrHostMemoryAlreadyRegistered; ErrOutOfMemory if RLIMIT_MEMLOCK or a
 // limit of the driver is reached.
@@ -57,7 +59,8 @@ func (c *Context) RegisterHost(mem []byte, flags HostRegisterFlags) (*HostRegist
 // Close.
 func (r *HostRegistration) Close() error { return r.close() }
 
-// DevicePtr returns the address that the GPU uses, or 0 without HostDeviceMap.
+// DevicePtr returns the address that the GPU uses. If the memory was registered
+// without HostDeviceMap, it returns 0.
 func (r *HostRegistration) DevicePtr() DevicePtr { return r.ptr }
 
 // Bytes returns the registered memory.

@@ -9,8 +9,8 @@ import (
 )
 
 // MinDriverVersion is the oldest driver version that this package works with.
-// CUDA 12.0 brought cuGetProcAddress_v2, and stream memory operations that need
-// no module parameter of the kernel driver.
+// The package needs two features that CUDA 12.0 added: cuGetProcAddress_v2, and
+// stream memory operations that need no module parameter of the kernel driver.
 const MinDriverVersion = 12000
 
 var (
@@ -19,10 +19,10 @@ var (
 	ready  atomic.Bool // cuInit has succeeded with a driver that is new enough
 )
 
-// Init opens and initialises the driver. Every function of this package that
-// needs the driver calls Init, so a program calls Init itself only to find out
-// early whether there is a driver. A program may call Init any number of times.
-// After a failure, the next call tries again.
+// Init opens the driver library and initialises the driver. Every function of
+// this package that needs the driver calls Init, so a program calls Init itself
+// only to find out early whether there is a driver. A program may call Init any
+// number of times. After a failure, the next call tries again.
 //
 // Errors: ErrNoDriver, ErrDriverTooOld, and the errors of cuInit, most often
 // ErrNoDevice and ErrSystemNotReady.
@@ -72,8 +72,8 @@ func load() error {
 	return nil
 }
 
-// DriverVersion returns the newest CUDA version that the driver supports: 13000
-// for CUDA 13.0. DriverVersion needs no GPU.
+// DriverVersion returns the newest CUDA version that the driver supports, for
+// example 13000 for CUDA 13.0. DriverVersion needs no GPU.
 //
 // Errors: ErrNoDriver.
 func DriverVersion() (int, error) {

@@ -15,8 +15,9 @@ import (
 	"github.com/poolbridge/poolbridge/cuda"
 )
 
-// A process opens the driver only once. So these tests run themselves again in
-// a child process to see what happens with another driver or without a driver.
+// A process opens the driver library only once. So each of these tests starts
+// the test program again as a child process, which has another driver library
+// or none.
 
 const roleVariable = "POOLBRIDGE_TEST_ROLE"
 
@@ -69,7 +70,8 @@ func driverOf(t *testing.T, source string) string {
 }
 
 func TestALibraryThatCannotBeOpenedIsErrNoDriver(t *testing.T) {
-	// An empty file hides the driver that a machine with a GPU has.
+	// The empty file takes the place of the real driver library, if this
+	// machine has one.
 	dir := t.TempDir()
 	require.NoError(t, os.WriteFile(filepath.Join(dir, "libcuda.so.1"), nil, 0o600))
 	for _, role := range []string{"once", "twice"} {

@@ -2,12 +2,13 @@ package cuda
 
 import "github.com/poolbridge/poolbridge/cuda/internal/driver"
 
-// IPCMemHandle identifies memory from [Context.Malloc] in other processes.
+// IPCMemHandle is the handle with which other processes open memory from
+// [Context.Malloc].
 type IPCMemHandle [64]byte
 
 // Malloc allocates device memory outside of all pools. Legacy IPC and stream
-// memory operations need such memory. Malloc can wait for all work of the
-// device.
+// memory operations need such memory. Malloc may wait until the device has done
+// all its work.
 //
 // Errors: ErrOutOfMemory.
 func (c *Context) Malloc(size uint64) (DevicePtr, error) {
@@ -30,10 +31,10 @@ func (c *Context) MFree(ptr DevicePtr) error {
 	return c.fail(driver.MemFree(c.handle, uint64(ptr)), op)
 }
 
-// AddressRange returns the beginning and the size in bytes of the allocation
-// that ptr points into.
+// AddressRange finds the allocation that contains the address ptr. It returns
+// the beginning of this allocation and its size in bytes.
 //
-// Errors: ErrNotFound if ptr points into no allocation.
+// Errors: ErrNotFound if no allocation contains ptr.
 func (c *Context) AddressRange(ptr DevicePtr) (base DevicePtr, size uint64, err error) {
 	const op = "Context.AddressRange"
 	if err := c.enter(op); err != nil {
@@ -45,9 +46,9 @@ func (c *Context) AddressRange(ptr DevicePtr) (base DevicePtr, size uint64, err 
 }
 
 // IPCMemHandle returns a handle with which other processes open the allocation
-// that ptr points into. A process that opens the handle gets the address of the
-// whole allocation. So send the offset of ptr along with the handle: ptr minus
-// the base that AddressRange returns.
+// that contains the address ptr. A process that opens the handle gets the
+// address of the beginning of the allocation. So the caller must also send the
+// offset of ptr, which is ptr minus the base that AddressRange returns.
 //
 // Errors: ErrInvalidValue for memory that is not from Malloc.
 func (c *Context) IPCMemHandle(ptr DevicePtr) (IPCMemHandle, error) {
@@ -60,11 +61,11 @@ func (c *Context) IPCMemHandle(ptr DevicePtr) (IPCMemHandle, error) {
 	return IPCMemHandle(h), c.fail(st, op)
 }
 
-// OpenIPCMem maps an allocation of another process, and returns the address of
-// its beginning in this process.
+// OpenIPCMem maps an allocation of another process into this process, and
+// returns the address at which the mapping begins.
 //
 // Errors: ErrInvalidHandle if the process that owns the allocation is dead;
-// ErrInvalidContext in the owning process itself.
+// ErrInvalidContext if this process itself owns the allocation.
 func (c *Context) OpenIPCMem(handle IPCMemHandle) (DevicePtr, error) {
 	const op = "Context.OpenIPCMem"
 	if err := c.enter(op); err != nil {
@@ -75,7 +76,7 @@ func (c *Context) OpenIPCMem(handle IPCMemHandle) (DevicePtr, error) {
 	return DevicePtr(ptr), c.fail(st, op)
 }
 
-// CloseIPCMem unmaps memory from OpenIPCMem.
+// CloseIPCMem unmaps memory that OpenIPCMem mapped.
 func (c *Context) CloseIPCMem(ptr DevicePtr) error {
 	const op = "Context.CloseIPCMem"
 	if err := c.enter(op); err != nil {

@@ -6,14 +6,15 @@ import (
 	"github.com/poolbridge/poolbridge/cuda/internal/driver"
 )
 
-// life counts the calls that use an object. So one goroutine can close the
-// object while another goroutine is in a call on that object: the last user
-// destroys the object.
+// life counts the calls that are using an object. So one goroutine can close
+// the object while other goroutines are still using it: the goroutine whose use
+// ends last destroys the object.
 type life struct{ state atomic.Int64 }
 
 const lifeClosed = 1 << 62
 
-// enter begins a use. It returns false if the object is closed.
+// enter begins a use of the object. If the object is closed, enter returns
+// false and no use begins.
 func (l *life) enter() bool {
 	for {
 		n := l.state.Load()
@@ -26,13 +27,14 @@ func (l *life) enter() bool {
 	}
 }
 
-// leave ends a use. If last is true, the object is closed and this was its last
-// use: the caller must destroy the object.
+// leave ends a use of the object. If last is true, the object is closed and
+// this was its last use: the caller must destroy the object.
 func (l *life) leave() (last bool) { return l.state.Add(-1) == lifeClosed }
 
-// close refuses further uses. If last is true, the caller must destroy the
-// object. Otherwise the last user destroys the object, or has destroyed it
-// already.
+// close closes the object, so that no further use can begin. If last is true,
+// nothing uses the object, and the caller must destroy it. Otherwise the call
+// of leave that ends the last use destroys the object, or the object is
+// destroyed already.
 func (l *life) close() (last bool) {
 	for {
 		n := l.state.Load()
@@ -48,8 +50,8 @@ func (l *life) close() (last bool) {
 // reopen undoes a close that returned true.
 func (l *life) reopen() { l.state.Store(0) }
 
-// owned is the common part of all objects made from a context. It holds the
-// context until the object is destroyed.
+// owned is the part that all objects have in common that were made from a
+// context. The context stays in use until the object is destroyed.
 type owned struct {
 	ctx     *Context
 	uses    life
@@ -76,8 +78,9 @@ func (o *owned) leave() {
 	}
 }
 
-// end destroys the object. If the driver fails, the object stays open so that
-// the caller can close it again, except after a hopeless error.
+// end destroys the object. If the driver returns an error, the object stays
+// open, so that the caller can call Close again. After a hopeless error (see
+// [Hopeless]), the object counts as destroyed.
 func (o *owned) end() error {
 	err := o.destroy()
 	if err != nil && !Hopeless(err) {

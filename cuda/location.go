@@ -6,8 +6,8 @@ import (
 	"github.com/poolbridge/poolbridge/cuda/internal/driver"
 )
 
-// DevicePtr is a CUdeviceptr: an address that the GPU uses. For host memory,
-// the CPU uses the same address.
+// DevicePtr is a CUdeviceptr: an address that the GPU uses. If the address is
+// an address of host memory, the CPU uses the same address.
 type DevicePtr uint64
 
 // String returns the address in hex.
@@ -22,17 +22,18 @@ const (
 	LocationHostNUMA LocationKind = 3 // a NUMA node of the host
 )
 
-// Location says where memory is. The zero Location stands for the device of the
-// context that gets the Location.
+// Location says where memory is: on a GPU or on a NUMA node. If a method of a
+// context gets the zero Location, it stands for the device of this context.
 type Location struct {
 	Kind LocationKind
 	ID   int // ordinal or node
 }
 
-// DeviceLocation returns the memory of a GPU.
+// DeviceLocation returns the Location of the memory of a GPU.
 func DeviceLocation(d Device) Location { return Location{LocationDevice, d.ordinal} }
 
-// HostNUMALocation returns the memory of a NUMA node of the host.
+// HostNUMALocation returns the Location of the memory of a NUMA node of the
+// host.
 func HostNUMALocation(node int) Location { return Location{LocationHostNUMA, node} }
 
 // String returns a text like "cuda:0" or "numa:0".
@@ -48,7 +49,7 @@ func (l Location) String() string {
 	return fmt.Sprintf("location(%d):%d", l.Kind, l.ID)
 }
 
-// Validate returns an error for a location that no pool can have.
+// Validate returns an error if no memory pool can be at this location.
 func (l Location) Validate() error {
 	switch {
 	case l == Location{}:
@@ -61,8 +62,8 @@ func (l Location) Validate() error {
 	return nil
 }
 
-// in returns the driver's form of the location. The zero Location becomes the
-// context's device.
+// in converts the location to the type that the driver uses. It converts the
+// zero Location to the device of the context c.
 func (l Location) in(c *Context) driver.Location {
 	if l.Kind == 0 {
 		l = DeviceLocation(c.device)

@@ -2,7 +2,7 @@ package cuda
 
 import "github.com/poolbridge/poolbridge/cuda/internal/driver"
 
-// Mapping is physical memory that is mapped at an address.
+// Mapping is a range of addresses at which physical memory is mapped.
 type Mapping struct {
 	owned
 	ptr  DevicePtr
@@ -11,11 +11,11 @@ type Mapping struct {
 	unmapped bool // the memory is unmapped, but the address range is still reserved
 }
 
-// MapPhysical maps all of p at a new address. The context's device and the
-// devices in others get the access that flags describes. The driver enforces
-// AccessReadOnly: driver calls that would write the memory fail with
-// ErrInvalidValue, and a kernel that writes breaks the context of its process
-// with ErrIllegalAddress.
+// MapPhysical maps the whole memory p at a new address. The device of the
+// context and the devices in others get the access that flags describes. The
+// driver enforces AccessReadOnly: a driver call that would write the memory
+// fails with ErrInvalidValue. A kernel that writes the memory fails with
+// ErrIllegalAddress and breaks the context of its process.
 func (c *Context) MapPhysical(p *Physical, flags AccessFlags, others ...Device) (*Mapping, error) {
 	const op = "Context.MapPhysical"
 	if err := p.enter(op); err != nil {
@@ -41,8 +41,8 @@ func (c *Context) MapPhysical(p *Physical, flags AccessFlags, others ...Device) 
 	return m, nil
 }
 
-// Close ends the mapping. All work that uses the mapping must be done. If Close
-// fails, the caller can call it again.
+// Close unmaps the memory. Before the call, all work that uses the mapping must
+// be done. If Close fails, the caller can call it again.
 func (m *Mapping) Close() error { return m.close() }
 
 // unmap continues where an earlier failed call stopped.
@@ -63,7 +63,7 @@ func (m *Mapping) Ptr() DevicePtr { return m.ptr }
 // Size returns the mapping's size in bytes.
 func (m *Mapping) Size() uint64 { return m.size }
 
-// SetAccess sets what a device may do with the mapping.
+// SetAccess sets which access the device d has to the mapped memory.
 func (m *Mapping) SetAccess(d Device, flags AccessFlags) error {
 	const op = "Mapping.SetAccess"
 	if err := m.enter(op); err != nil {

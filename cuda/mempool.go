@@ -7,10 +7,10 @@ import (
 	"github.com/poolbridge/poolbridge/cuda/internal/driver"
 )
 
-// poolMu is held during import, export and destruction of pools and of pool
-// memory, and during the unmapping of imported memory. Drivers up to at least
-// CUDA 13.0 can crash when several threads do these operations at the same
-// time.
+// A goroutine holds poolMu while it imports, exports or destroys a pool, while
+// it imports or exports memory of a pool, and while it unmaps imported memory.
+// Drivers up to at least CUDA 13.0 can crash when several threads do these
+// operations at the same time.
 var poolMu sync.Mutex
 
 // MemPoolSpec describes a memory pool.
@@ -21,7 +21,7 @@ type MemPoolSpec struct {
 	Exportable       bool     // the pool can be exported as a file descriptor
 }
 
-// Validate returns an error if no driver accepts the spec.
+// Validate returns an error if every driver would refuse the spec.
 func (s MemPoolSpec) Validate() error {
 	if err := s.Location.Validate(); err != nil {
 		return fmt.Errorf("cuda: memory pool spec: %w", err)
@@ -74,26 +74,29 @@ func (c *Context) memPool(h uintptr, st driver.Status, op string, imported bool)
 	return p, nil
 }
 
-// Close destroys the pool, or ends this process's import of the pool. The
-// driver keeps allocated memory until that memory is freed. If Close fails, the
-// pool stays open.
+// Close destroys a pool that this process made. If this process imported the
+// pool, Close ends the import. The driver keeps memory that was allocated from
+// the pool until the memory is freed. If Close fails, the pool stays open.
 //
-// Errors: ErrInvalidValue for an imported pool if a pointer of the pool is
-// still imported.
+// Errors: ErrInvalidValue if the pool is imported and a pointer from ImportPtr
+// is not freed yet.
 func (p *MemPool) Close() error { return p.close() }
 
-// Handle returns the CUmemoryPool, for other libraries in this process. Two
-// imports of one pool have the same handle.
+// Handle returns the CUmemoryPool, so that other libraries in this process can
+// use the pool. If this process imports one pool twice, both imports have the
+// same handle.
 func (p *MemPool) Handle() uintptr { return p.handle }
 
 // Imported reports whether the pool belongs to another process.
 func (p *MemPool) Imported() bool { return p.imported }
 
-// Alloc allocates size bytes. Work may use the memory if the work comes after
-// this call in the stream, or waits for this point of the stream.
+// Alloc allocates size bytes. The allocation is work in the stream s. Other
+// work may use the memory if it comes later in the stream s, or if it waits
+// until the stream s has done the allocation.
 //
-// Errors: ErrOutOfMemory, also if the pool's limit is reached; ErrInvalidValue
-// if size is 0, and for an imported pool, which cannot allocate.
+// Errors: ErrOutOfMemory if the device has no free memory or the pool has
+// reached its limit; ErrInvalidValue if size is 0 or the pool is imported,
+// because an imported pool cannot allocate.
 func (p *MemPool) Alloc(size uint64, s *Stream) (DevicePtr, error) {
 	const op = "MemPool.Alloc"
 	if size == 0 { // the driver would return success
@@ -112,12 +115,13 @@ func (p *MemPool) Alloc(size uint64, s *Stream) (DevicePtr, error) {
 	return DevicePtr(ptr), p.fail(st, op)
 }
 
-// Free frees memory, or ends this process's import of the memory, when earlier
-// work in the stream is done. ptr must come from Alloc or ImportPtr.
+// Free frees memory from Alloc, or ends the import of memory from ImportPtr. It
+// does this when all earlier work in the stream s is done. The address ptr must
+// be a result of Alloc or ImportPtr.
 //
-// Do not free memory while other processes that have imported it still use it.
-// The driver would give the memory to its next owner, and the other processes
-// would see the data of that owner.
+// Do not free memory from Alloc while other processes still use their imports
+// of it. The driver could allocate the memory again, and the other processes
+// would then see the new data.
 func (p *MemPool) Free(ptr DevicePtr, s *Stream) error {
 	const op = "MemPool.Free"
 	if err := p.enter(op); err != nil {
@@ -136,8 +140,8 @@ func (p *MemPool) Free(ptr DevicePtr, s *Stream) error {
 	return p.fail(driver.PoolFree(p.ctx.handle, h, uint64(ptr)), op)
 }
 
-// TrimTo gives unused memory back to the device, until the pool holds at most
-// keep bytes or has no unused memory.
+// TrimTo gives unused memory of the pool back to the device. It stops when the
+// pool has at most keep bytes of memory, or has no unused memory.
 func (p *MemPool) TrimTo(keep uint64) error {
 	const op = "MemPool.TrimTo"
 	if err := p.enter(op); err != nil {

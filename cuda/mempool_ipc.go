@@ -6,18 +6,18 @@ import (
 	"github.com/poolbridge/poolbridge/cuda/internal/driver"
 )
 
-// PtrExportData identifies memory of a pool in processes that have imported the
-// pool. The data protects nothing: a process can guess it, and it still works
-// after the allocation is freed. Only the pool's file descriptor protects the
-// memory.
+// PtrExportData is the data with which a process that has imported a pool maps
+// an allocation of the pool. The data is not a secret: a process can guess it,
+// and the data still works after the allocation is freed. Only the pool's file
+// descriptor protects the memory.
 type PtrExportData [64]byte
 
-// ExportFD exports the pool as a file descriptor, which the caller owns and
-// which is closed on exec. An open descriptor keeps the memory alive, even
-// after this process has died, and even if the process that holds the
-// descriptor does not use CUDA.
+// ExportFD exports the pool as a file descriptor. The caller owns the
+// descriptor, and the system closes it on exec. As long as a process has the
+// descriptor open, the memory stays allocated, even if this process has died,
+// and even if the process with the descriptor does not use CUDA.
 //
-// Errors: ErrInvalidValue for a pool that is not Exportable or that is
+// Errors: ErrInvalidValue if the pool was made without Exportable, or if it is
 // imported.
 func (p *MemPool) ExportFD() (int, error) {
 	const op = "MemPool.ExportFD"
@@ -27,8 +27,9 @@ func (p *MemPool) ExportFD() (int, error) {
 	defer p.leave()
 	poolMu.Lock()
 	defer poolMu.Unlock()
-	// The driver makes the descriptor, and close-on-exec is set after that. No
-	// child process may start between these two steps.
+	// PoolExportFD first gets the descriptor from the driver, and then sets
+	// close-on-exec. No child process may start between these two steps,
+	// because it would inherit the descriptor.
 	syscall.ForkLock.RLock()
 	defer syscall.ForkLock.RUnlock()
 	fd, st := driver.PoolExportFD(p.ctx.handle, p.handle)
@@ -39,13 +40,14 @@ func (p *MemPool) ExportFD() (int, error) {
 }
 
 // ExportPtr returns data with which other processes map an allocation of the
-// pool. The data identifies the whole allocation: for a part of the allocation,
-// also send an offset. The data is not unique: the same allocation gives the
-// same data every time, but a later allocation at the same address may give the
-// same data too, if the pool kept the memory in between.
+// pool. The data identifies the whole allocation. If another process needs a
+// part of it, the caller must also send the offset of this part. The data of an
+// allocation is always the same. But a later allocation at the same address may
+// have the same data too, if the pool kept the memory between the two
+// allocations.
 //
-// Errors: ErrInvalidValue before the first ExportFD of the pool, for a pointer
-// that Alloc did not return, and for imported memory.
+// Errors: ErrInvalidValue if the program has not called ExportFD of this pool
+// before, if ptr is not a result of Alloc, or if the memory is imported.
 func (p *MemPool) ExportPtr(ptr DevicePtr) (PtrExportData, error) {
 	const op = "MemPool.ExportPtr"
 	if err := p.enter(op); err != nil {
@@ -58,14 +60,14 @@ func (p *MemPool) ExportPtr(ptr DevicePtr) (PtrExportData, error) {
 	return PtrExportData(data), p.fail(st, op)
 }
 
-// ImportMemPool imports a pool of another process. The descriptor still belongs
-// to the caller, and the import does not need it afterwards.
+// ImportMemPool imports a pool of another process. The file descriptor fd still
+// belongs to the caller, who may close it after the call.
 //
-// Importing one pool twice gives two MemPools with the same handle, and both
-// must be closed. An imported pool cannot allocate, export, trim or return its
-// attributes: these methods fail with ErrInvalidValue.
+// If a process imports one pool twice, it gets two MemPools with the same
+// handle, and must close both. An imported pool cannot allocate, export, trim
+// or return its attributes: these methods fail with ErrInvalidValue.
 //
-// Errors: ErrUnknown if the descriptor is not the descriptor of a pool.
+// Errors: ErrUnknown if fd is not the descriptor of a pool.
 func (c *Context) ImportMemPool(fd int) (*MemPool, error) {
 	const op = "Context.ImportMemPool"
 	if fd < 0 {
@@ -83,11 +85,14 @@ func (c *Context) ImportMemPool(fd int) (*MemPool, error) {
 // ImportPtr maps an allocation of an imported pool and returns its address in
 // this process. [MemPool.Free] ends the mapping. The memory stays allocated.
 //
-// Importing one allocation twice gives the same address, and the first Free unmaps the allocation for both imports (NVIDIA bug
-// 5570902). So import an allocation once in a process and count its users.
+// If a process imports one allocation twice, it gets the same address twice,
+// and the first Free unmaps the allocation for both imports (NVIDIA bug
+// 5570902). So a process should import an allocation only once, count its
+// users, and call Free after the last user.
 //
-// Errors: ErrInvalidValue for data of another pool, and for a pool that was not
-// imported. The driver does not detect data of freed memory.
+// Errors: ErrInvalidValue if the data belongs to another pool, or if p is not
+// an imported pool. The driver does not notice that the allocation of the data
+// is already freed.
 func (p *MemPool) ImportPtr(data PtrExportData) (DevicePtr, error) {
 	const op = "MemPool.ImportPtr"
 	if !p.imported {

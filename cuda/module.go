@@ -19,10 +19,11 @@ type Function struct {
 	handle uintptr
 }
 
-// LoadModule compiles and loads PTX.
+// LoadModule compiles PTX code and loads the result.
 //
-// Errors: ErrInvalidPTX and similar, with the compiler's text as Detail;
-// ErrUnsupportedPTXVersion if the PTX is newer than the driver.
+// Errors: ErrInvalidPTX or another error of the compiler, whose text is in the
+// field Detail of the [*Error]; ErrUnsupportedPTXVersion if the driver is too
+// old for the version of the PTX.
 func (c *Context) LoadModule(ptx []byte) (*Module, error) {
 	const op = "Context.LoadModule"
 	if err := c.enter(op); err != nil {
@@ -39,8 +40,8 @@ func (c *Context) LoadModule(ptx []byte) (*Module, error) {
 	return m, nil
 }
 
-// Close unloads the module and its functions. All launches of these functions
-// must be done.
+// Close unloads the module and its functions. Before the call, all launches of
+// these functions must be done.
 func (m *Module) Close() error { return m.close() }
 
 // Function returns the kernel with this name.
@@ -59,17 +60,19 @@ func (m *Module) Function(name string) (*Function, error) {
 	return &Function{module: m, handle: h}, nil
 }
 
-// Dim3 is the size of a grid in blocks, or of a block in threads. 0 counts as
-// 1.
+// Dim3 is the size of a grid in blocks, or the size of a block in threads. If
+// X, Y or Z is 0, it counts as 1.
 type Dim3 struct{ X, Y, Z uint32 }
 
-// Launch queues a kernel. sharedBytes is the dynamic shared memory of each
-// block. args are the kernel's parameters in order: DevicePtr, or integers and
-// floats of 4 or 8 bytes. Each must have exactly the width that the kernel
-// declares.
+// Launch queues a kernel. sharedBytes is the size of the dynamic shared memory
+// of each block. args are the arguments of the kernel, in the order of its
+// parameters. An argument is a DevicePtr, an integer of 4 or 8 bytes, or a
+// float of 4 or 8 bytes. It must have exactly the size of the parameter in the
+// kernel.
 //
-// Errors: ErrInvalidValue, also for arguments of other types. A later call
-// reports the errors of the kernel itself.
+// Errors: ErrInvalidValue if the driver refuses the launch or an argument has
+// another type. If the kernel fails while it runs, a later call returns the
+// error.
 func (s *Stream) Launch(f *Function, grid, block Dim3, sharedBytes uint32, args ...any) error {
 	const op = "Stream.Launch"
 	if err := s.enter(op); err != nil {

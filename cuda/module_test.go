@@ -43,8 +43,8 @@ done:
 }
 `
 
-// kernels loads PTX. It skips the test if the driver cannot run kernels. The
-// simulated driver cannot.
+// kernels loads the PTX code ptx. It skips the test if the driver cannot run
+// kernels. The simulated driver cannot.
 func kernels(t *testing.T, c *cuda.Context, ptx string) *cuda.Module {
 	t.Helper()
 	m, err := c.LoadModule([]byte(ptx))

@@ -6,17 +6,18 @@ import (
 	"github.com/poolbridge/poolbridge/cuda/internal/driver"
 )
 
-// Physical is memory of a device without an address (cuMemCreate).
-// [Context.MapPhysical] maps the memory at an address, several times if needed.
-// Other processes import the memory with its file descriptor.
+// Physical is memory of a device that does not have an address yet
+// (cuMemCreate). [Context.MapPhysical] maps the memory at an address. A program
+// can map the same memory several times. Another process can import the memory
+// with a file descriptor.
 type Physical struct {
 	owned
 	handle uint64
 	size   uint64
 }
 
-// AllocationGranularity returns the unit, in bytes, of physical memory and
-// mappings: 2 MiB on current GPUs.
+// AllocationGranularity returns a number of bytes, 2 MiB on current GPUs. The
+// sizes of physical memory and of mappings are multiples of this number.
 func (c *Context) AllocationGranularity() (uint64, error) {
 	const op = "Context.AllocationGranularity"
 	if err := c.enter(op); err != nil {
@@ -27,8 +28,8 @@ func (c *Context) AllocationGranularity() (uint64, error) {
 	return n, c.fail(st, op)
 }
 
-// NewPhysical allocates physical memory that can be exported. size must be a
-// multiple of AllocationGranularity.
+// NewPhysical allocates physical memory that can be exported. The size must be
+// a multiple of the result of AllocationGranularity.
 //
 // Errors: ErrOutOfMemory; ErrInvalidValue if size is no multiple of
 // AllocationGranularity.
@@ -41,10 +42,11 @@ func (c *Context) NewPhysical(size uint64) (*Physical, error) {
 	return c.physical(h, size, st, op)
 }
 
-// ImportPhysical imports physical memory of another process. The descriptor
-// still belongs to the caller, and the import does not need it afterwards. The
-// driver does not know the size of imported memory, so the exporter must send
-// the size. MapPhysical fails if the size is wrong.
+// ImportPhysical imports physical memory of another process. The file
+// descriptor fd still belongs to the caller, who may close it after the call.
+// The driver does not know the size of imported memory, so the process that
+// exports the memory must send the size. MapPhysical fails if the size is
+// wrong.
 func (c *Context) ImportPhysical(fd int, size uint64) (*Physical, error) {
 	const op = "Context.ImportPhysical"
 	if fd < 0 {
@@ -69,24 +71,26 @@ func (c *Context) physical(h, size uint64, st driver.Status, op string) (*Physic
 	return p, nil
 }
 
-// Close releases the memory. The memory stays allocated while a mapping, a
-// descriptor or another process holds it.
+// Close releases the memory. The driver keeps the memory allocated as long as
+// it is mapped, a file descriptor for it is open, or another process has
+// imported it.
 func (p *Physical) Close() error { return p.close() }
 
 // Size returns the memory's size in bytes.
 func (p *Physical) Size() uint64 { return p.size }
 
-// ExportFD exports the memory as a file descriptor, which the caller owns and
-// which is closed on exec. An open descriptor keeps the memory alive, also
-// after this process has died.
+// ExportFD exports the memory as a file descriptor. The caller owns the
+// descriptor, and the system closes it on exec. As long as a process has the
+// descriptor open, the memory stays allocated, even if this process has died.
 func (p *Physical) ExportFD() (int, error) {
 	const op = "Physical.ExportFD"
 	if err := p.enter(op); err != nil {
 		return -1, err
 	}
 	defer p.leave()
-	// As in MemPool.ExportFD, close-on-exec is set after the driver has made
-	// the descriptor.
+	// VMMExport first gets the descriptor from the driver, and then sets
+	// close-on-exec. No child process may start between these two steps: see
+	// MemPool.ExportFD.
 	syscall.ForkLock.RLock()
 	defer syscall.ForkLock.RUnlock()
 	fd, st := driver.VMMExport(p.ctx.handle, p.handle)

@@ -6,8 +6,8 @@ import (
 	"github.com/poolbridge/poolbridge/cuda/internal/driver"
 )
 
-// Pinned is page-locked host memory. The GPU accesses it at the full speed of
-// the bus, and asynchronous copies need it.
+// Pinned is page-locked host memory. The GPU can access it at the full speed of
+// the bus. Asynchronous copies between host and device need such memory.
 type Pinned struct {
 	owned
 	mem  uintptr
@@ -34,11 +34,12 @@ func (c *Context) NewPinned(bytes uint64) (*Pinned, error) {
 	return p, nil
 }
 
-// Close frees the memory. The slice from Bytes must not be used any more.
+// Close frees the memory. After that, the program must not use the slice from
+// Bytes any more.
 func (p *Pinned) Close() error { return p.close() }
 
-// Bytes returns the memory. The slice is not on the Go heap, and must not be
-// used after Close.
+// Bytes returns the memory as a slice. The memory is not on the Go heap. After
+// Close, the program must not use the slice any more.
 func (p *Pinned) Bytes() []byte { return hostBytes(p.mem, p.size) }
 
 // Size returns the memory's size in bytes.
@@ -55,9 +56,10 @@ func (p *Pinned) use(op string, offset, bytes uint64) (uintptr, error) {
 	return p.mem + uintptr(offset), p.enter(op)
 }
 
-// HostBytes returns the memory at p as a slice for the CPU. The memory must be
-// of a pool on a NUMA node of the host, which both the CPU and the GPU can
-// access. An access to other memory, or to freed memory, crashes the process.
+// HostBytes returns the memory at the address p as a slice for the CPU. The
+// memory must belong to a pool on a NUMA node of the host, because the CPU and
+// the GPU can both access such memory. An access to other memory, or to freed
+// memory, crashes the process.
 func (p DevicePtr) HostBytes(bytes uint64) []byte { return hostBytes(uintptr(p), bytes) }
 
 // hostBytes makes a slice of memory that is not on the Go heap.

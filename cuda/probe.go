@@ -9,8 +9,8 @@ const handleTypePOSIXFD = 1
 // SupportsMemPools reports whether the device has stream-ordered memory pools.
 func (d Device) SupportsMemPools() (bool, error) { return d.has(AttrMemoryPoolsSupported) }
 
-// SupportsPOSIXFDPools reports whether the device's pools can be exported as
-// file descriptors.
+// SupportsPOSIXFDPools reports whether the memory pools of the device can be
+// exported as file descriptors.
 func (d Device) SupportsPOSIXFDPools() (bool, error) {
 	v, err := d.known(AttrMemPoolSupportedHandleTypes)
 	return v&handleTypePOSIXFD != 0, err
@@ -22,10 +22,10 @@ func (d Device) SupportsVMM() (bool, error) {
 	return d.all(AttrVirtualMemoryManagementSupported, AttrHandleTypePOSIXFDSupported)
 }
 
-// SupportsLegacyIPC reports whether memory of the device can be shared through
-// [Context.IPCMemHandle]. The driver has no attribute for legacy IPC. NVIDIA's
-// guide says that legacy IPC needs unified addressing, and that integrated GPUs
-// do not support it.
+// SupportsLegacyIPC reports whether processes can share memory of the device
+// with [Context.IPCMemHandle]. The driver has no attribute for legacy IPC.
+// NVIDIA's guide says that legacy IPC needs unified addressing, and that
+// integrated GPUs do not support it.
 func (d Device) SupportsLegacyIPC() (bool, error) {
 	integrated, err := d.has(AttrIntegrated)
 	if err != nil || integrated {
@@ -34,12 +34,13 @@ func (d Device) SupportsLegacyIPC() (bool, error) {
 	return d.has(AttrUnifiedAddressing)
 }
 
-// SupportsIPCEvents reports whether events can be shared between processes.
-// The opening of an event can still fail with ErrMapFailed: both processes must
-// belong to the same user and share /dev/shm.
+// SupportsIPCEvents reports whether processes can share events of the device.
+// But a process can open an event of another process only if both processes
+// belong to the same user and share /dev/shm. Otherwise OpenEvent fails with
+// ErrMapFailed.
 func (d Device) SupportsIPCEvents() (bool, error) { return d.has(AttrIPCEventSupported) }
 
-// SupportsHostNUMAPools reports whether memory pools can live on the NUMA node
+// SupportsHostNUMAPools reports whether a memory pool can be on the NUMA node
 // of the host that is closest to the device.
 func (d Device) SupportsHostNUMAPools() (bool, error) {
 	node, err := d.HostNUMANode()
@@ -51,18 +52,19 @@ func (d Device) SupportsHostNUMAPools() (bool, error) {
 	}
 	v, err := d.Attribute(AttrHostNUMAMemoryPoolsSupported)
 	if errors.Is(err, ErrInvalidValue) {
-		// Drivers of CUDA 12 have such pools but not this attribute.
+		// Drivers of CUDA 12 have such pools, but do not know this attribute.
 		return d.SupportsMemPools()
 	}
 	return v != 0, err
 }
 
-// SupportsStreamMemOps reports whether streams can write and wait for 64-bit
-// words: [Stream.WriteValue64] and [Stream.WaitValue64GEQ].
+// SupportsStreamMemOps reports whether streams of the device can write 64-bit
+// words and wait for them: [Stream.WriteValue64] and [Stream.WaitValue64GEQ].
 func (d Device) SupportsStreamMemOps() (bool, error) { return d.has(AttrCanUse64BitStreamMemOps) }
 
-// SupportsHostRegister reports whether host memory can be registered. The
-// result readOnly reports whether a read-only mapping can be registered too.
+// SupportsHostRegister reports whether [Context.RegisterHost] can register host
+// memory for the device. The result readOnly reports whether it can also
+// register memory that is mapped read-only.
 func (d Device) SupportsHostRegister() (ok, readOnly bool, err error) {
 	if ok, err = d.has(AttrHostRegisterSupported); err != nil {
 		return false, false, err

@@ -6,15 +6,16 @@ import (
 	"github.com/poolbridge/poolbridge/cuda/internal/driver"
 )
 
-// Result is a CUresult, and an error. Its constants are the sentinels for
-// [errors.Is]. Negative Results are for errors that this package finds without
-// the driver. Names and descriptions come from a table that needs no driver.
+// Result is a CUresult. It is also an error, and programs compare errors with
+// the Err constants by [errors.Is]. A negative Result is an error that this
+// package itself finds, not the driver. The names and the descriptions come
+// from a table in this package, so they need no driver.
 type Result int32
 
 // Success means no error. No function of this package returns it as an error.
 const Success Result = 0
 
-// Results of this package, not of the driver.
+// The errors that this package itself finds, not the driver.
 const (
 	ErrNoDriver       Result = driver.ResultNoDriver       // libcuda.so.1 cannot be opened
 	ErrDriverTooOld   Result = driver.ResultDriverTooOld   // the driver is older than MinDriverVersion
@@ -22,7 +23,8 @@ const (
 	ErrClosed         Result = driver.ResultClosed         // the object was closed
 )
 
-// Results of the driver, in the driver's order.
+// The errors of the driver. The numbers and their order are those of the
+// driver.
 const (
 	ErrInvalidValue                 Result = 1   // invalid argument
 	ErrOutOfMemory                  Result = 2   // out of memory
@@ -131,8 +133,8 @@ const (
 	ErrUnknown                      Result = 999 // unknown error
 )
 
-// Name returns the result's name in NVIDIA's reference, for example
-// "CUDA_ERROR_OUT_OF_MEMORY".
+// Name returns the name that NVIDIA's reference gives to the result, for
+// example "CUDA_ERROR_OUT_OF_MEMORY".
 func (r Result) Name() string {
 	if t, ok := results[r]; ok {
 		return t.name
@@ -140,11 +142,11 @@ func (r Result) Name() string {
 	return "CUDA_ERROR_" + strconv.Itoa(int(r))
 }
 
-// Description returns a short text of what the result means, or "" for an
-// unknown result.
+// Description returns a short text that says what the result means. If the
+// result is unknown, it returns "".
 func (r Result) Description() string { return results[r].description }
 
-// Error returns the name and the description.
+// Error returns the name and the description of the result.
 func (r Result) Error() string {
 	if d := r.Description(); d != "" {
 		return r.Name() + ": " + d

@@ -8,13 +8,15 @@ import (
 
 // Stream is a queue of work on a device. Work in one stream runs in order.
 //
-// Where a method takes a *Stream, nil is the context's legacy default stream.
+// If a method has a parameter of type *Stream, nil stands for the legacy
+// default stream of the context.
 type Stream struct {
 	owned
 	handle uintptr
 }
 
-// NewStream creates a stream that does not wait for the legacy default stream.
+// NewStream creates a stream. The work of the stream does not wait for work of
+// the legacy default stream.
 func (c *Context) NewStream() (*Stream, error) {
 	const op = "Context.NewStream"
 	if err := c.enter(op); err != nil {
@@ -31,7 +33,8 @@ func (c *Context) NewStream() (*Stream, error) {
 }
 
 // WrapStream makes a Stream of an existing CUstream of this context. The
-// CUstream still belongs to its maker: Close does not destroy it.
+// CUstream still belongs to the code that made it, and Close does not destroy
+// it.
 func (c *Context) WrapStream(handle uintptr) (*Stream, error) {
 	const op = "Context.WrapStream"
 	if err := c.enter(op); err != nil {
@@ -42,11 +45,12 @@ func (c *Context) WrapStream(handle uintptr) (*Stream, error) {
 	return s, nil
 }
 
-// Close destroys the stream. Work that is queued in the stream still runs to
-// its end.
+// Close destroys the stream. The device still does all work that is queued in
+// the stream.
 func (s *Stream) Close() error { return s.close() }
 
-// Handle returns the CUstream, for other libraries in this process.
+// Handle returns the CUstream, so that other libraries in this process can use
+// the stream.
 func (s *Stream) Handle() uintptr { return s.handle }
 
 // use begins a use of the stream, which may be nil, and returns its handle.
@@ -65,7 +69,7 @@ func (s *Stream) done() {
 }
 
 // Synchronize waits until all work in the stream is done, and returns errors of
-// that work. It blocks an OS thread.
+// that work. While it waits, it blocks an OS thread.
 func (s *Stream) Synchronize() error {
 	const op = "Stream.Synchronize"
 	if err := s.enter(op); err != nil {
@@ -100,12 +104,13 @@ func (s *Stream) WaitEvent(e *Event) error {
 	return s.fail(driver.StreamWaitEvent(s.ctx.handle, s.handle, e.handle), op)
 }
 
-// WriteValue64 queues a write of the word v to ptr, after the earlier work in
-// the stream. A thread that sees this word also sees everything that the
-// earlier work wrote. ptr must be a multiple of 8, in registered host memory or
+// WriteValue64 queues a write of the 64-bit word v to the address ptr. The
+// device writes the word after it has done the earlier work in the stream. A
+// thread that reads this word also sees everything that the earlier work wrote.
+// The address must be a multiple of 8, and must be in registered host memory or
 // in memory from [Context.Malloc].
 //
-// Errors: ErrInvalidValue for memory of a pool.
+// Errors: ErrInvalidValue if ptr is in memory of a pool.
 func (s *Stream) WriteValue64(ptr DevicePtr, v uint64) error {
 	const op = "Stream.WriteValue64"
 	if err := s.enter(op); err != nil {
@@ -115,10 +120,10 @@ func (s *Stream) WriteValue64(ptr DevicePtr, v uint64) error {
 	return s.fail(driver.StreamWriteValue64(s.ctx.handle, s.handle, uint64(ptr), v), op)
 }
 
-// WaitValue64GEQ makes later work in the stream wait until the word at ptr is v
-// or more. The comparison is cyclic: int64(word-v) >= 0. There is no timeout:
-// if the process that should write the word dies, the stream waits until
-// another process writes it.
+// WaitValue64GEQ makes later work in the stream wait until the 64-bit word at
+// the address ptr is v or more. The comparison is cyclic: int64(word-v) >= 0.
+// There is no timeout: if the process that should write the word dies, the
+// stream waits until another process writes it.
 func (s *Stream) WaitValue64GEQ(ptr DevicePtr, v uint64) error {
 	const op = "Stream.WaitValue64GEQ"
 	if err := s.enter(op); err != nil {

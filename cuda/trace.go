@@ -15,13 +15,15 @@ var (
 	open    sync.Map // *life to string: the method that made the object, and its caller's line
 )
 
-// TraceObjects begins to record every object that is made and not closed, with
-// the line that made the object. Tests call it in TestMain.
+// TraceObjects starts a record of the objects that are made and not closed yet,
+// with the line of code that made each object. Tests call TraceObjects in
+// TestMain.
 func TraceObjects() { tracing.Store(true) }
 
-// OpenObjects lists the objects that were made since TraceObjects and are not
-// closed. Each entry names the method that made the object and the line of the
-// call. An empty list means that nothing leaks.
+// OpenObjects lists the objects that were made after the call of TraceObjects
+// and are not closed. Each entry names the method that made the object, and the
+// line of code that called the method. If the list is empty, every object was
+// closed.
 func OpenObjects() []string {
 	var list []string
 	open.Range(func(_, made any) bool {

@@ -13,8 +13,8 @@ type Peer struct {
 	Groups []uint32
 	// PID serves only to inform people. No decision depends on PID.
 	PID int32
-	// Process identifies the process among all processes that live at the same time. Process is 0 if the kernel cannot identify the
-	// process. A block that counts for a process counts for all sessions of the process: see [PoolSpec].
+	// Process is a number that no other process has at the same time. Process is 0 if the kernel cannot identify the process. A block that
+	// counts for a process counts for all sessions of the process: see [PoolSpec].
 	Process uint64
 }
 
@@ -30,8 +30,8 @@ func Self() Peer {
 	return p
 }
 
-// Access lists the users and groups that may use a pool. A session that may use a pool can access all of its memory, because a pool is
-// one trust domain.
+// Access lists the users and groups that may use a pool. A session that may use a pool can access all memory of the pool, so the users of a
+// pool must trust each other.
 type Access struct {
 	UIDs, GIDs []uint32
 }

@@ -14,7 +14,7 @@ const (
 	WorkQueue ChannelMode = "queue"
 )
 
-// FullPolicy says what happens when a channel is full because a subscriber is behind.
+// FullPolicy says what happens when a channel is full because a subscriber has not taken or not released old frames.
 type FullPolicy string
 
 // The policies of channels and subscribers.
@@ -49,14 +49,14 @@ const (
 	MaxMetaBytes = 256  // bytes of each key and value
 )
 
-// ChannelSpec describes a channel to be made. It is plain data.
+// ChannelSpec describes a channel that a client wants to make. It is plain data.
 type ChannelSpec struct {
 	Name string
 	// Pool is the id of the pool whose buffers the channel carries. Every user of the pool may use the channel.
 	Pool uint64
 	// Mode is the mode of the channel. An empty Mode means Broadcast.
 	Mode ChannelMode
-	// Capacity is how many frames the channel keeps, from 1 to MaxCapacity.
+	// Capacity is the greatest number of frames that the channel keeps. It is a number from 1 to MaxCapacity.
 	Capacity int
 	// Full says what happens when the channel is full. An empty Full means Block.
 	Full FullPolicy
@@ -101,7 +101,7 @@ type ChannelInfo struct {
 type FrameOptions struct {
 	// Tensor describes the content. nil means that the content has the description with which the buffer was allocated.
 	Tensor *Tensor
-	// Meta is the producer's data about the frame: at most MaxMeta short texts.
+	// Meta is the producer's data about the frame: a map of at most MaxMeta short texts.
 	Meta map[string]string
 	Completion
 }
@@ -131,14 +131,14 @@ type SubscribeOptions struct {
 	// If Oldest is set, the subscription begins with the oldest frame that the channel keeps. Otherwise the subscription begins with the
 	// newest frame.
 	Oldest bool
-	// Full says what happens when this subscriber is slow. An empty Full means the policy of the channel.
+	// Full says what happens when the channel is full because of this subscriber. An empty Full means that the policy of the channel applies.
 	Full FullPolicy
-	// ManualAck means that only Ack, Requeue and Release settle frames. Otherwise a call for the next frame acknowledges the earlier
-	// frames that are not settled.
+	// If ManualAck is true, only the methods Ack, Requeue and Release settle frames. If ManualAck is false, each call that takes the next
+	// frame acknowledges all earlier frames that are not settled.
 	ManualAck bool
 }
 
-// Validate returns an error if no channel can be subscribed to with these options.
+// Validate returns an error if the options are wrong for every channel.
 //
 // Errors: [ErrInvalid].
 func (o SubscribeOptions) Validate() error {

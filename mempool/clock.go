@@ -11,7 +11,8 @@ import (
 	"github.com/poolbridge/poolbridge/internal/situation"
 )
 
-// Clock is a session's own timeline, in the process of that session. A Clock makes fences and lets queues reach the fences.
+// Clock writes a session's own timeline, in the process of that session. A Clock makes fences, and tells queues to mark these fences as
+// reached.
 type Clock struct {
 	id   uint64
 	page *Page
@@ -36,7 +37,7 @@ func NewClock(id uint64, page *Page) *Clock {
 // Timeline returns the timeline's id.
 func (c *Clock) Timeline() uint64 { return c.id }
 
-// Page returns the page of the timeline. The caller must not use the page after the session has ended.
+// Page returns the page of the clock's timeline. The caller must not use the page after the session has ended.
 func (c *Clock) Page() *Page { return c.page }
 
 // use begins a use of the page. The caller ends the use with c.life.RUnlock. If the session has ended, use returns an error.
@@ -56,7 +57,8 @@ func (c *Clock) Close() {
 	c.closed = true
 }
 
-// Word reserves a word of the timeline for the caller, for work that neither this package nor a [Queue] does.
+// Word reserves a word of the timeline for the caller. The caller can use this word for work that is neither in a [Queue] nor done by this
+// package.
 //
 // Errors: [ErrLimit] if all words are taken.
 func (c *Clock) Word() (uint64, error) {
@@ -80,7 +82,7 @@ func (c *Clock) take() (uint64, error) {
 	return c.words - 1, nil
 }
 
-// Next returns the next fence of a word. The caller must have taken the word with [Clock.Word].
+// Next makes a fence of a word. The fence's value is the next value of the word. The caller must have reserved the word with [Clock.Word].
 func (c *Clock) Next(word uint64) Fence {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -92,9 +94,10 @@ func (c *Clock) after(word uint64) Fence {
 	return Fence{Timeline: c.id, Word: word, Value: c.next[word]}
 }
 
-// Reach marks a fence as reached, and all earlier fences of the same word. The caller must have taken the word with [Clock.Word].
+// Reach marks fence t, and all earlier fences of the same word, as reached. The caller must have reserved the word with [Clock.Word].
 //
-// Errors: [ErrInvalid] if the fence is of another timeline, is out of range, or has failed by a call of [Clock.Fail]; [ErrClosed].
+// Errors: [ErrInvalid] if the fence belongs to another timeline, is out of range, or has failed because of a call of [Clock.Fail];
+// [ErrClosed].
 func (c *Clock) Reach(t Fence) error {
 	if err := c.useFor(t); err != nil {
 		return err
@@ -107,15 +110,15 @@ func (c *Clock) Reach(t Fence) error {
 	return nil
 }
 
-// Fail marks a fence as failed: the content that readers expect at the fence will never be complete. The caller must have taken the fence's
-// word with [Clock.Word]. All waits for the fence end. A wait on the CPU returns [ErrContentFailed] with the reason. A wait on a GPU
-// returns no error, but a later call of [Order.Check] does. The parameter reason is the text of an error; Fail keeps at most
-// [MaxReasonBytes] of the text. Only the first reason of a word counts.
+// Fail marks fence t as failed: the content that should be complete at this fence will never be complete. The caller must have reserved the
+// fence's word with [Clock.Word]. All waits for the fence end. A wait on the CPU returns [ErrContentFailed] with the reason. A wait on a
+// GPU returns no error, but a later call of [Order.Check] does. The parameter reason is a text for this error; Fail keeps at most
+// [MaxReasonBytes] bytes of the text. If Fail is called again for the same word, the first reason stays.
 //
-// After Fail, all fences of the word that were not reached have failed, and so have all later fences of the word. Use another word for
-// other content. The clock does not give a failed word to another caller while the session lasts.
+// After Fail, all fences of the word that were not reached have failed. All later fences of the word have failed too, so the caller must
+// use another word for other content. The clock does not give a failed word to another caller while the session lasts.
 //
-// Errors: [ErrInvalid] if the fence is of another timeline, is out of range, or is reached; [ErrClosed].
+// Errors: [ErrInvalid] if the fence belongs to another timeline, is out of range, or is reached; [ErrClosed].
 func (c *Clock) Fail(t Fence, reason string) error {
 	if err := c.useFor(t); err != nil {
 		return err
@@ -141,8 +144,8 @@ func (c *Clock) useFor(t Fence) error {
 	return c.use()
 }
 
-// Signal makes a fence that is reached when all work that is now in the queue is done. If the queue cannot write a word, Signal itself
-// waits until the work is done. Signal returns nil if no work is left to wait for. With a nil Clock, Signal always waits itself.
+// Signal makes a fence that is reached when all work that is now in queue q is done. If the queue cannot write words of a timeline, if no
+// word is left, or if c is nil, Signal waits until the work is done. Signal returns nil if no work is left to wait for.
 func (c *Clock) Signal(q Queue) (*Fence, error) {
 	key := q.orderKey()
 	if key == nil {
@@ -218,8 +221,8 @@ func (c *Clock) Forget(ctx context.Context, q Queue) error {
 	return nil
 }
 
-// Quiesce waits until the queues have reached all fences that Signal has made for their work. It does not wait for a queue whose GPU is
-// broken. In this case, waits of other sessions for fences of this clock end as if this process had died.
+// Quiesce waits until all fences that Signal has made are reached. It does not wait for a queue whose GPU is broken. If a GPU is broken,
+// all waits of other sessions for fences of this clock end as if this process had died.
 //
 // Errors: the context's error, with [ErrBusy] at the context's deadline; [ErrClosed].
 func (c *Clock) Quiesce(ctx context.Context) error {
@@ -246,7 +249,7 @@ func (c *Clock) Quiesce(ctx context.Context) error {
 	return nil
 }
 
-// reached waits until a queue has reached a fence. During the wait, it checks repeatedly whether the queue's GPU is broken.
+// reached waits until fence t of queue q is reached. During the wait, it checks repeatedly whether the GPU of q is broken.
 func (c *Clock) reached(ctx context.Context, t Fence, q Queue) error {
 	for look := time.Millisecond; ; look = min(2*look, 100*time.Millisecond) {
 		short, cancel := context.WithTimeout(ctx, look)

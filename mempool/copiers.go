@@ -18,9 +18,9 @@ type copying struct {
 // manyCores is the smallest number of cores with which goroutines spin.
 const manyCores = 4
 
-// copiers are goroutines that copy together. After a copy, each goroutine spins for the time copying.vigil, because the next frame of a
-// stream often comes soon, and waking a core takes as long as copying a mebibyte. Then the goroutine sleeps. A copy never waits for a
-// goroutine that is still waking up: the goroutines that are awake do the work.
+// copiers are goroutines that share the work of a copy. After a copy, each goroutine spins for the time copying.vigil and then sleeps. It
+// spins because the next copy often comes soon, and waking a core takes as long as copying a mebibyte. A copy never waits for a goroutine
+// that is still waking up: the goroutines that are awake do the work.
 type copiers struct {
 	how  copying
 	open atomic.Int64 // len(jobs), for readers that do not hold mu
@@ -66,8 +66,8 @@ func (c *copiers) copy(dst, src []byte) int {
 	return n
 }
 
-// begin adds job j to the list of jobs. If fewer goroutines than helpers exist, begin starts the missing goroutines. Then it wakes sleeping
-// goroutines, at most as many as helpers.
+// begin adds job j to the list of jobs. The parameter helpers is a number of goroutines. If fewer goroutines exist, begin starts the
+// missing goroutines. Then begin wakes sleeping goroutines, but not more than this number.
 func (c *copiers) begin(j *copyJob, helpers int) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -131,7 +131,7 @@ func (c *copiers) help() {
 	}
 }
 
-// nextJob waits for a job. It returns nil when the copiers are closed.
+// nextJob waits for a job and returns it. It returns nil when the copiers are closed.
 func (c *copiers) nextJob() *copyJob {
 	for {
 		c.how.look(func() bool { return c.open.Load() > 0 })
@@ -143,8 +143,8 @@ func (c *copiers) nextJob() *copyJob {
 	}
 }
 
-// job returns a job with a stripe that no goroutine has begun. If there is no such job, sleep is true, and the calling goroutine must sleep
-// until rouse wakes it. If the copiers are closed, job returns nil.
+// job returns a job with a stripe that no goroutine has begun. If there is no such job, the result sleep is true, and the calling goroutine
+// must sleep until the method rouse wakes it. But if the copiers are closed, job returns nil and false.
 func (c *copiers) job() (j *copyJob, sleep bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -158,8 +158,8 @@ func (c *copiers) job() (j *copyJob, sleep bool) {
 	return nil, true
 }
 
-// look calls so() until the result is true or the time h.vigil has passed, and returns the last result. With fewer cores than manyCores,
-// look calls so() only once.
+// look calls the function `so` until `so` returns true or the time h.vigil has passed, and returns the last result. If this process can use
+// fewer CPUs than manyCores, look calls `so` only once.
 func (h copying) look(so func() bool) bool {
 	if runtime.GOMAXPROCS(0) < manyCores {
 		return so()

@@ -19,15 +19,16 @@ import (
 // deviceBackend makes memory in a CUDA memory pool that is exported as a POSIX file descriptor.
 var deviceBackend = Backend{Kind: Device, Probe: probeDevice, Create: newDeviceArena, Open: openDeviceArena}
 
-// poolGranularity is a number of bytes. Sizes of pools are rounded up to a multiple of poolGranularity. The driver takes physical memory
-// for a pool in pages of 2 MiB.
+// poolGranularity is a number of bytes. This package rounds the size of a pool up to a multiple of poolGranularity, because the driver
+// takes physical memory for a pool in pages of 2 MiB.
 const poolGranularity = 2 << 20
 
 // blockGranularity is the alignment of blocks in bytes. CUDA aligns its own allocations in the same way.
 const blockGranularity = 512
 
-// FindDevice returns the GPU with an ordinal or a UUID; "" means the first GPU. An ordinal is valid in this process only: processes with a
-// different CUDA_VISIBLE_DEVICES have different ordinals. A UUID is the same in every process.
+// FindDevice returns a GPU. The parameter name is the GPU's ordinal or its UUID; "" means the first GPU. An ordinal is valid in this
+// process only: in a process with a different CUDA_VISIBLE_DEVICES, the same GPU may have a different ordinal. The UUID of a GPU is the
+// same in every process.
 //
 // Errors: [ErrUnavailable] if this process does not see the GPU, [ErrInvalid] if the name is neither an ordinal nor a UUID.
 func FindDevice(name string) (cuda.Device, error) {
@@ -59,7 +60,7 @@ func FindDevice(name string) (cuda.Device, error) {
 	return d, nil
 }
 
-// DeviceUUID returns the UUID of the GPU with an ordinal or a UUID; "" means the first GPU.
+// DeviceUUID returns the UUID of a GPU. The parameter name is the GPU's ordinal or its UUID; "" means the first GPU.
 //
 // Errors: as [FindDevice].
 func DeviceUUID(name string) (string, error) {
@@ -135,7 +136,7 @@ func newDeviceArena(spec PoolSpec, _ *hostmem.Memory) (Arena, error) {
 	return newPoolArena(g, spec, cuda.DeviceLocation(g.device))
 }
 
-// newPoolArena makes a memory pool. The arena owns g, and newPoolArena closes g if it fails.
+// newPoolArena makes a CUDA memory pool and returns its arena. The arena owns g. If newPoolArena fails, it closes g.
 func newPoolArena(g *gpu, spec PoolSpec, where cuda.Location) (*deviceArena, error) {
 	pool, err := g.ctx.NewMemPool(cuda.MemPoolSpec{MaxBytes: sizeclass.RoundUp(spec.MaxBytes, poolGranularity), Location: where, Exportable: true})
 	if err != nil {

@@ -2,7 +2,7 @@ package mempool
 
 import "github.com/poolbridge/poolbridge/cuda"
 
-// deviceMemory is memory on a GPU. This package does all its work on the memory in the GPU's device stream.
+// deviceMemory is memory on a GPU. All work that this package does on the memory is in the [deviceStream] of the GPU.
 type deviceMemory struct {
 	*gpu
 	ptr  cuda.DevicePtr

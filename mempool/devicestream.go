@@ -8,8 +8,9 @@ import (
 	"github.com/poolbridge/poolbridge/cuda"
 )
 
-// deviceStream is the stream in which this process works on one GPU. All pools on the GPU share this stream, so that their work is in order
-// and needs only one word of a timeline. Work in this stream may wait for other processes. Work that must not wait uses other streams.
+// deviceStream is the stream in which this process works on one GPU. All pools on the GPU share this stream, so that the work on all of
+// them is in one order and needs only one word of a timeline. Work in this stream may wait for other processes. Work that must not wait for
+// other processes uses other streams.
 type deviceStream struct {
 	ctx     *cuda.Context
 	stream  *cuda.Stream
@@ -46,7 +47,8 @@ func openDeviceStream(d cuda.Device) (*deviceStream, error) {
 	return l, nil
 }
 
-// streamKey is the order key of a deviceStream. A deviceStream that is closed and opened again keeps its word of the timeline.
+// streamKey is the key that [Queue].orderKey returns for a deviceStream. If this process closes the deviceStream of a GPU and opens it
+// again, the key is the same, so the clock uses the same word of the timeline.
 type streamKey struct{ device cuda.Device }
 
 // deviceStreamsIdle reports whether all work in the device streams is done.

@@ -47,8 +47,8 @@ func blocked(t testing.TB, m Memory, c *Clock, at Fence) {
 	require.NoError(t, q.wait(t.Context(), c.Page(), at))
 }
 
-// unreached returns a clock, and a fence of the clock that is not reached. At the end of the test, the clock reaches the fence before the
-// test frees the memory that it has allocated so far.
+// unreached returns a clock, and a fence of this clock that is not reached. When the test ends, a cleanup function marks the fence as
+// reached. This happens before the test frees memory that it allocated before the call of unreached.
 func unreached(t testing.TB) (*Clock, Fence) {
 	t.Helper()
 	clock := newClock(t)

@@ -1,6 +1,6 @@
 package mempool
 
-// DType names an element type, with the names of NumPy and the array API standard ("float32", "bfloat16", …).
+// DType is the name of an element type. The names are those of NumPy and of the array API standard ("float32", "bfloat16", …).
 type DType string
 
 // The element types a tensor can have.

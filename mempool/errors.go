@@ -33,10 +33,10 @@ type contentFailure string
 func (e contentFailure) Error() string        { return string(e) }
 func (e contentFailure) Is(target error) bool { return target == ErrContentFailed }
 
-// ErrRecalling is joined with [ErrLimit] or [ErrOutOfMemory] if a later call may find memory: the service is about to free unused blocks,
-// or sessions are about to unmap unused blocks.
+// ErrRecalling is joined with [ErrLimit] or [ErrOutOfMemory] if the same call may succeed later: the service is about to free unused
+// blocks, or sessions are about to unmap unused blocks.
 var ErrRecalling = errors.New("unused blocks are being asked back")
 
-// ErrWanted is joined with [ErrLimit] if a call may soon find memory: the service has just asked sessions with producers to release the
-// buffers that they keep for their next frames. See WantedTime of package service.
+// ErrWanted is joined with [ErrLimit] if the same call may succeed soon: the service has just asked sessions with producers to release the
+// buffers that they keep for their next frames. See the constant WantedTime of package service.
 var ErrWanted = errors.New("producers were asked for what they keep")

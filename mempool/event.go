@@ -11,9 +11,9 @@ import (
 	"github.com/poolbridge/poolbridge/internal/situation"
 )
 
-// Event is an interprocess event of CUDA. One process puts a mark into a queue, and queues of other processes can wait for the mark. An
-// event works only between processes of the same user that share /dev/shm, and a wait for an event of a dead process never ends. Fences do
-// not have these two limits.
+// Event is an interprocess event of CUDA. One process records the event in a queue of a GPU: the event then marks the work that is in this
+// queue. Queues of other processes can wait until the marked work is done. An event works only between processes of the same user that
+// share /dev/shm, and a wait for an event of a dead process never ends. Fences do not have these two limits.
 type Event struct {
 	event        *cuda.Event // nil if this process only passes the event on
 	handle       cuda.IPCEventHandle
@@ -30,8 +30,8 @@ const EventBytes = len(cuda.IPCEventHandle{})
 // madeEvents has the events that this process has made and not closed. The driver cannot open these events in this process.
 var madeEvents sync.Map // of cuda.IPCEventHandle to *Event
 
-// NewEvent makes an event on the context's GPU. The caller must keep the event open as long as a process that knows the handle may still
-// open the event.
+// NewEvent makes an event on the context's GPU. The caller must keep the event open as long as another process may still open the event by
+// its handle.
 //
 // Errors: [ErrUnavailable] if the GPU has no interprocess events.
 func NewEvent(ctx *cuda.Context) (*Event, error) {
@@ -55,7 +55,8 @@ func NewEvent(ctx *cuda.Context) (*Event, error) {
 	return e, nil
 }
 
-// OpenEvent opens an event on a GPU (an ordinal or a UUID). If this process has made the event, OpenEvent returns the existing Event.
+// OpenEvent opens the event with the given handle, for queues of one GPU. The parameter device is the GPU's ordinal or its UUID. If this
+// process has made the event, OpenEvent returns the existing Event.
 //
 // Errors: [ErrUnavailable] if this process cannot open events of the process that made the event, or if that process is gone; [ErrInvalid]
 // for a handle that does not have 64 bytes.
@@ -97,7 +98,7 @@ func eventError(err error) error {
 	return deviceError("open an interprocess event", err)
 }
 
-// EventOf returns an event that this process only passes on.
+// EventOf returns an event that this process does not open. The process can only pass the event's handle on to other processes.
 //
 // Errors: [ErrInvalid] for a handle that does not have 64 bytes.
 func EventOf(handle []byte) (*Event, error) {
@@ -112,8 +113,8 @@ func EventOf(handle []byte) (*Event, error) {
 // Handle returns the handle with which other processes open the event.
 func (e *Event) Handle() []byte { return e.handle[:] }
 
-// Record makes the event mark all work that is now in a queue of a GPU. A second call moves the mark, but queues that already wait still
-// wait for the old mark.
+// Record makes the event mark all work that is now in queue q. After a second call of Record, the event marks the work of the second call.
+// Queues that already wait for the event still wait for the work of the first call.
 //
 // Errors: [ErrInvalid] if the queue is not a queue of a GPU.
 func (e *Event) Record(q Queue) error {
@@ -133,8 +134,7 @@ func (e *Event) Record(q Queue) error {
 // Before makes later work in a queue wait for the event. If q is [CPU], Before itself waits. An event that was never recorded counts as
 // reached already.
 //
-// Errors: if q is [CPU], the context's error, with [ErrBusy] at the context's deadline; [ErrInvalid] for an event that this process only
-// passes on.
+// Errors: if q is [CPU], the context's error, with [ErrBusy] at the context's deadline; [ErrInvalid] for an event that [EventOf] returned.
 func (e *Event) Before(ctx context.Context, q Queue) error {
 	if e.event == nil {
 		return situation.Of(ErrInvalid, "an event that this process only passes on cannot be waited for: open it")

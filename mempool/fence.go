@@ -13,8 +13,8 @@ const (
 	// MaxFenceValue is the greatest value of a fence.
 	MaxFenceValue = letGo - 1
 
-	// letGo is added to a word if the process that writes the word is gone, or has said that the content failed. Then every wait for the
-	// word ends. The word modulo letGo is the value that the word really reached.
+	// letGo is added to a word of a timeline if the process that writes the word is gone, or has said that the content failed. The word is
+	// then so great that every wait for the word ends. The word modulo letGo is the last value that the word reached before.
 	letGo = 1 << 62
 )
 
@@ -26,7 +26,7 @@ type Fence struct {
 	Value    uint64 // 1 or more
 }
 
-// Validate returns an error if no timeline can have the fence t.
+// Validate returns an error if a field of t is out of range.
 //
 // Errors: [ErrInvalid].
 func (t Fence) Validate() error {
@@ -39,8 +39,8 @@ func (t Fence) Validate() error {
 	return nil
 }
 
-// passed reports whether a wait for value ends when a word of a timeline contains word. The comparison is cyclic, like the comparison of
-// cuStreamWaitValue64.
+// passed reports whether a wait for the value `value` ends when a word of a timeline has the value `word`. The comparison is cyclic, as in
+// the driver's function cuStreamWaitValue64.
 func passed(word, value uint64) bool { return word-value <= math.MaxInt64 }
 
 // kept reports whether the word really reached value. Call kept only if passed returns true.

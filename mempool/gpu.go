@@ -9,8 +9,8 @@ import (
 	"github.com/poolbridge/poolbridge/internal/situation"
 )
 
-// gpu is a GPU that this process uses, with the GPU's context and two streams. The field stream allocates and frees memory, and its work
-// never waits for other processes. The field deviceStream does the work on the memory.
+// gpu is a GPU that this process uses, with the GPU's context and two streams. This process allocates and frees memory in the stream
+// `stream`; work in this stream never waits for other processes. All other work on the memory is in the stream `deviceStream`.
 type gpu struct {
 	device       cuda.Device
 	info         DeviceInfo
@@ -68,7 +68,8 @@ func gpuOf(p PoolInfo) (*gpu, error) {
 	return openGPU(d)
 }
 
-// deviceOf returns the GPU of another process's pool. It uses the UUID, because ordinals differ between processes.
+// deviceOf returns the GPU of a pool that another process owns. It finds the GPU by its UUID, because the same GPU may have different
+// ordinals in different processes.
 func deviceOf(p PoolInfo) (cuda.Device, error) {
 	if p.Device.UUID == "" {
 		return cuda.Device{}, situation.Of(ErrInvalid, "pool %q of kind %q names no GPU", p.Name, p.Kind)
@@ -85,7 +86,7 @@ func (g *gpu) letGo() error {
 	return errors.Join(g.stream.Close(), g.ctx.Close())
 }
 
-// peer returns the GPU with a name (an ordinal or a UUID), if this GPU can access the memory of g.
+// peer returns a GPU that can access the memory of g. The parameter name is the GPU's ordinal or its UUID.
 //
 // Errors: [ErrUnavailable] if the hardware does not let the GPU access the memory; the text of the error names both GPUs.
 func (g *gpu) peer(name string) (cuda.Device, error) {
@@ -120,7 +121,8 @@ func describeGPU(d cuda.Device) string {
 	return fmt.Sprintf("%d (%s, %s)", d.Ordinal(), name, uuid)
 }
 
-// importError wraps the driver's error of an import. The driver returns one of several results for an export of the wrong kind or size.
+// importError wraps an error that the driver returned for an import. If the export has the wrong kind or size, the driver returns one of
+// several results.
 func importError(op string, err error) error {
 	for _, result := range []cuda.Result{cuda.ErrUnknown, cuda.ErrInvalidDevice, cuda.ErrOperatingSystem, cuda.ErrMapFailed, cuda.ErrNotSupported} {
 		if errors.Is(err, result) {

@@ -4,7 +4,7 @@ import "time"
 
 // This file has the types in which a service reports events and counters. All of them are plain data.
 
-// HistoryEvent is one event in a service. A field that does not apply to the event is empty.
+// HistoryEvent is one event that happened in a service. A field that does not apply to the event has its zero value.
 type HistoryEvent struct {
 	// Number is the number of the event. The events of an epoch have the numbers 1, 2, 3 and so on.
 	Number uint64
@@ -23,8 +23,8 @@ type HistoryEvent struct {
 	Bytes uint64
 	// Ending says how the session ended. Only [SessionEnded] and [MemoryReclaimed] have an Ending.
 	Ending SessionEnding
-	// Took is a duration up to this event. [MemoryReclaimed]: the time since the session ended. [LeaseLong]: how long the other session has
-	// waited. [SubscriberSlow]: how long the consumer has been too slow. Took is 0 for other kinds.
+	// Took is a duration that ends at this event. [MemoryReclaimed]: the time since the session ended. [LeaseLong]: how long the other session
+	// has waited. [SubscriberSlow]: how long the consumer has been too slow. Took is 0 for other kinds.
 	Took time.Duration
 	// Count is the number of events that this event stands for. The service reports frequent events of the same sort together, as one
 	// event.
@@ -55,7 +55,7 @@ const (
 	SubscriberSlow  EventKind = "subscriber-slow" // frames that one consumer has not taken or not released have filled the channel for long
 )
 
-// EventKinds returns every kind, in the order of the documentation.
+// EventKinds returns all kinds of events, in the same order as the documentation.
 func EventKinds() []EventKind {
 	return []EventKind{PoolMade, PoolDestroyed, PoolFull, LimitMet, SessionBegan, SessionEnded, MemoryReclaimed, LeaseLong, WriterDied, DriverError,
 		ChannelMade, ChannelClosed, ChannelFailed, FrameDoubted, SubscriberSlow}
@@ -91,23 +91,25 @@ func SessionEndings() []SessionEnding {
 type EventPage struct {
 	// Events has the events of the page, in the order of their numbers.
 	Events []HistoryEvent
-	// Next is a number of an event: the next page begins with the event after Next.
+	// Next is the number of an event. The next page begins with the event after this event.
 	Next uint64
-	// Lost is the number of events that the caller asked for and that the service has already forgotten.
+	// Lost is the number of events that the caller asked for but does not get, because the service has already forgotten them.
 	Lost uint64
 }
 
-// Counts has counters of a service since the service started.
+// Counts has counters of a service. The service counts from its start.
 type Counts struct {
 	// Events counts all events by kind, including events that the service did not report one by one.
 	Events map[EventKind]uint64
 	// Endings counts the ended sessions by the way in which they ended.
 	Endings map[SessionEnding]uint64
-	// Waiting is the number of requests that wait now, by the thing that they wait for: "room", "buffer", "name", "pool", "channel".
+	// Waiting is the number of requests that wait now. The keys of the map are the things that requests wait for: "room", "buffer", "name",
+	// "pool", "channel".
 	Waiting map[string]int
-	// Reclaims counts how long the service held memory, a timeline or a slot for the process of an ended session.
+	// Reclaims counts durations. If the service still holds memory, a timeline or a slot for a process after the process's session has ended,
+	// it counts how long it holds them.
 	Reclaims Durations
-	// DriverCalls counts the calls to the driver or the system by name, and DriverErrors counts the calls that failed. The names are
+	// DriverCalls counts the calls to the driver or the system. DriverErrors counts those calls that failed. The keys of both maps are
 	// "create" and "close" for pools, and "allocate", "export" and "free" for blocks.
 	DriverCalls, DriverErrors map[string]uint64
 }

@@ -20,11 +20,12 @@ import (
 	"github.com/poolbridge/poolbridge/mempool/hostmem"
 )
 
-// hostBackend makes memory in a memfd. Every process that has the file descriptor maps the whole pool once. The export of a block is an
-// offset.
+// hostBackend makes pools in CPU memory. Each pool is a memfd. A process that uses the pool gets the file descriptor and maps the whole
+// pool once. The export of a block is the block's offset in the pool.
 var hostBackend = Backend{Kind: Host, Probe: probeHost, Create: newHostArena, Open: openHostArena}
 
-// hostSeals fix the size of a memfd. Otherwise a process could shrink the memfd, and accesses of other processes would end with SIGBUS.
+// hostSeals are the seals that fix the size of a memfd. Without them, a process could shrink the memfd, and another process that accesses
+// the memory would get a SIGBUS.
 const hostSeals = unix.F_SEAL_SHRINK | unix.F_SEAL_GROW | unix.F_SEAL_SEAL
 
 func probeHost(device string) error {
@@ -136,8 +137,8 @@ func (a *hostArena) InUse() (uint64, error) {
 	return a.used, nil
 }
 
-// hostPart is how many bytes one call of fallocate(2) allocates. During the call, other allocations and page faults of the pool wait, for
-// about 10 ms. If a signal interrupts the call, the kernel frees the pages that the call has allocated, and this process repeats the call.
+// hostPart is how many bytes one call of fallocate(2) allocates. During the call (about 10 ms), other allocations and page faults of the
+// pool wait. If a signal interrupts the call, the kernel frees the pages that the call has allocated, and this process repeats the call.
 const hostPart = 32 << 20
 
 func (a *hostArena) Allocate(ctx context.Context, size uint64) (Allocation, error) {
@@ -145,7 +146,7 @@ func (a *hostArena) Allocate(ctx context.Context, size uint64) (Allocation, erro
 	if err != nil {
 		return nil, err
 	}
-	// Allocate the pages now. Otherwise, when memory is short, the first process that touches a page would get a SIGBUS.
+	// Allocate the pages now. Otherwise, if the machine has no memory left, the first process that accesses a page would get a SIGBUS.
 	took := uint64(0)
 	err = a.memory.Take(size, hostPart, func(at, n uint64) error {
 		if ctx.Err() != nil {
@@ -250,8 +251,8 @@ func (h *hostAllocation) Export() (Export, error) {
 	return Export{Data: binary.LittleEndian.AppendUint64(nil, h.off)}, nil
 }
 
-// Free frees the pages, so that the next owner of the range gets zeros. After a call of Last, the range has no next owner, and the pages
-// stay until the last process unmaps the file.
+// Free gives the pages back to the kernel, so that the next owner of the range reads zeros. After a call of Last, the range has no next
+// owner, and the pages stay until the last process unmaps the file.
 func (h *hostAllocation) Free() error {
 	size := uint64(len(h.mem))
 	if h.arena.lasts.Load() {

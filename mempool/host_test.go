@@ -90,7 +90,7 @@ func TestFreedPagesComeBackAsZeros(t *testing.T) {
 	require.NoError(t, m.Free())
 }
 
-// Taken ranges never overlap. After the test has put all ranges back, the free memory is one range again.
+// The ranges that the test takes never overlap. When the test has put all ranges back, the arena's free memory is one range again.
 func TestHostRangesDoNotOverlapAndJoinAgain(t *testing.T) {
 	const pages = 64
 	a := newHost(t, pages*4096)

@@ -10,8 +10,8 @@ import (
 
 // imports has the pools and blocks of services that this process maps. The driver does not count imports: a second import of a block
 // returns the same address, and the first free unmaps the block for the whole process. So this process imports each pool and each block
-// once, for all its sessions, and counts the users of each import. If an import of a kind serves only one GPU, this process has one import
-// for each GPU.
+// once, for all its sessions, and counts the users of each import. For some kinds of memory, an import works for one GPU only. For these
+// kinds, this process has one import for each GPU.
 var imports = struct {
 	mu    sync.Mutex
 	pools map[importKey]*ImportedPool
@@ -23,7 +23,7 @@ type importKey struct {
 	other string // UUID of the GPU that the import serves; empty if the import serves the pool's own GPU or any GPU
 }
 
-// ImportedPool is a pool of a service that is open in this process. All sessions of this process share an ImportedPool.
+// ImportedPool is a pool of a service. This process has opened the pool. All sessions of this process share an ImportedPool.
 type ImportedPool struct {
 	key    importKey
 	info   PoolInfo
@@ -41,9 +41,9 @@ type ImportedBlock struct {
 	users   int // guarded by imports.mu
 }
 
-// ImportPool opens a pool of the service with epoch e, for work on a device (an ordinal or a UUID; "" means the pool's own device). If
-// device is not the pool's own GPU, device can access the pool's memory in this process until the pool is closed. The caller may close the
-// files of x afterwards.
+// ImportPool opens a pool of the service with epoch e, for work on one GPU. The parameter device is the GPU's ordinal or its UUID; "" means
+// the pool's own GPU. If device is not the pool's own GPU, device can access the pool's memory in this process until the pool is closed.
+// The caller may close the files of x afterwards.
 //
 // Errors: [ErrUnavailable] if this process cannot use the pool's device, or if the hardware does not let device access the pool's memory
 // (the text then names both GPUs); [ErrInvalid] if x is not the export of the pool that info describes.
@@ -114,7 +114,8 @@ func (b Backend) openOn(info PoolInfo, x Export, other string) (ImportedArena, e
 	return b.Open(info, x)
 }
 
-// Block imports a block, or returns the existing import of this process. If this process has an import of the block, x may be nil.
+// Block imports the block with the given id, or returns the import that this process already has. If this process has an import of the
+// block, x may be nil.
 //
 // Errors: [ErrInvalid] if x is not the export of a block of this pool, [ErrNotFound] if there is no import and x is nil.
 func (p *ImportedPool) Block(id, size uint64, x *Export) (*ImportedBlock, error) {
@@ -137,8 +138,8 @@ func (p *ImportedPool) Block(id, size uint64, x *Export) (*ImportedBlock, error)
 	return b, nil
 }
 
-// Memory returns the block's mapping for reading and writing if write is true, and the mapping for reading otherwise. The result is valid
-// while the block is in use. If memory of the kind cannot be mapped read-only, both mappings are the same.
+// Memory returns the block's mapping for reading and writing if write is true, and the mapping for reading otherwise. The caller can use
+// the result until it calls Close. If memory of the kind cannot be mapped read-only, both mappings are the same.
 func (b *ImportedBlock) Memory(write bool) (Memory, error) {
 	imports.mu.Lock()
 	defer imports.mu.Unlock()
@@ -165,7 +166,7 @@ func (b *ImportedBlock) Close() error {
 	return b.pool.leave()
 }
 
-// Close ends one use of the pool. The pool closes when its last use and the last use of its blocks have ended.
+// Close ends one use of the pool. When the last use of the pool and the last use of its blocks have ended, this process closes the pool.
 func (p *ImportedPool) Close() error {
 	imports.mu.Lock()
 	defer imports.mu.Unlock()

@@ -25,8 +25,8 @@ type PoolInfo struct {
 type LeaseInfo struct {
 	// ID is never reused within an epoch. The lease of a frame has no ID: the field is 0.
 	ID uint64
-	// Buffer is the id of the buffer. The id is never reused within an epoch, but many frames can use the same buffer. Generation counts
-	// the uses of the block.
+	// Buffer is the id of the buffer. The id is never reused within an epoch, but many frames can use the same buffer. Generation says how
+	// many buffers have used the block so far, including this buffer.
 	Buffer, Generation uint64
 	Write              bool
 	Pool               uint64
@@ -35,31 +35,33 @@ type LeaseInfo struct {
 	// Bytes is the size of the buffer, which begins at the beginning of its block.
 	Bytes  uint64
 	Tensor Tensor
-	// Wait has the fences that were not reached yet. All of them must be reached before the memory is used.
+	// Wait has the fences that were not reached when the service granted the lease. All these fences must be reached before the session uses
+	// the memory.
 	Wait []Fence
-	// Event is the handle of the interprocess event that came with the content, or nil. EventOnly means that no fence in Wait comes after
-	// the event, so the reader must wait for the event itself.
+	// Event is the handle of the interprocess event that came with the content, or nil. If EventOnly is true, no fence in Wait says that the
+	// event's work is done, so the reader must wait for the event itself.
 	Event     []byte
 	EventOnly bool
 }
 
-// Stats is the accounting of a service at one moment.
+// Stats says how many sessions, leases, buffers and names a service has at one moment, and how it uses the memory of its pools.
 type Stats struct {
 	Sessions, Leases, Buffers, Names int
 	Pools                            []PoolStats
 }
 
-// PoolStats is the accounting of a pool at one moment, in bytes. Reserved = Leased + Cached + Held.
+// PoolStats says how a service uses the memory of a pool at one moment. All sizes are in bytes. Reserved = Leased + Cached + Held.
 type PoolStats struct {
 	Pool PoolInfo
-	// Reserved is the size of all blocks. Leased is the size of the blocks that buffers use. Cached is the size of the blocks that are free
-	// for use. Held is the size of the other blocks: the service is recalling or freeing them, or waits until a process has ended.
+	// Reserved is the size of all blocks. Leased is the size of the blocks that buffers use. Cached is the size of the blocks that are free,
+	// so that a new buffer can use them. Held is the size of all other blocks: the service is recalling or freeing them, or waits until a
+	// process has ended.
 	Reserved, Leased, Cached, Held uint64
 	// Used is the size of all buffers.
 	Used uint64
 	// Blocks is the number of blocks.
 	Blocks int
 	// Session is the number of bytes that count for the session that asks for the Stats. User is the number of bytes that count for the
-	// session's user. Both are 0 if the service itself asks.
+	// session's user. Both are 0 if the service itself asks for the Stats.
 	Session, User uint64
 }

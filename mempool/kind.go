@@ -14,12 +14,12 @@ import (
 	"github.com/poolbridge/poolbridge/mempool/hostmem"
 )
 
-// Kind says where a pool's memory comes from.
+// Kind is a kind of memory. It says where a pool gets its memory.
 type Kind string
 
 // The kinds of memory. [Kind.Probe] finds out which kinds a machine supports.
 const (
-	// Device is a CUDA memory pool that is exported as a POSIX file descriptor.
+	// Device is memory of a GPU, from a CUDA memory pool. Processes share the pool by a POSIX file descriptor.
 	Device Kind = "device"
 	// Host is the memory of a memfd. Host needs no GPU and no driver.
 	Host Kind = "host"
@@ -28,22 +28,23 @@ const (
 // Backend describes one kind of memory to the rest of this package: how to make the memory, and how to map it in another process.
 type Backend struct {
 	Kind Kind
-	// Probe returns an error if the device cannot have pools of this kind. The error wraps ErrUnavailable and names what is missing.
+	// Probe returns an error if pools of this kind are not possible on the device. The error wraps ErrUnavailable. Its text says what is
+	// missing.
 	Probe func(device string) error
-	// Create makes the memory of a new pool. Create takes memory of the CPU only through its second argument.
+	// Create makes the memory of a new pool. If Create needs memory of the host, it must ask its second argument for this memory.
 	Create func(PoolSpec, *hostmem.Memory) (Arena, error)
 	// Open maps a pool that another process created.
 	Open func(PoolInfo, Export) (ImportedArena, error)
-	// OpenFor maps a pool of another process for a GPU that is not the pool's own GPU, with a separate import. The argument other is the
-	// UUID of that GPU. OpenFor is nil if the imports of the kind can be extended to other GPUs: see [ImportedArena].Reach.
+	// OpenFor maps a pool of another process for a GPU that is not the pool's own GPU, with a separate import. The argument other is the UUID
+	// of that other GPU. OpenFor is nil if an import of this kind can also serve other GPUs: see [ImportedArena].Reach.
 	OpenFor func(p PoolInfo, x Export, other string) (ImportedArena, error)
 }
 
 // backends is the registry of kinds. A new kind needs one source file and one entry in this list.
 var backends = []Backend{deviceBackend, vmmBackend, legacyBackend, pinnedBackend, hostBackend}
 
-// Register adds a kind of memory, for tests and for programs with their own kinds. Call Register before any other use of this package, for
-// example in an init function.
+// Register adds a kind of memory. Tests call it, and programs that have their own kinds. Call Register before any other use of this
+// package, for example in an init function.
 func Register(b Backend) { backends = append(backends, b) }
 
 func (k Kind) backend() (Backend, error) {
@@ -54,7 +55,7 @@ func (k Kind) backend() (Backend, error) {
 	return backends[i], nil
 }
 
-// Kinds returns every kind that this package knows, also the kinds that this machine does not support.
+// Kinds returns all kinds that this package knows, including the kinds that this machine does not support.
 func Kinds() []Kind {
 	kinds := make([]Kind, len(backends))
 	for i, b := range backends {
@@ -63,7 +64,8 @@ func Kinds() []Kind {
 	return kinds
 }
 
-// Probe returns an error if this process cannot make pools of kind k on the device (an ordinal, a UUID, or "" for the first GPU).
+// Probe returns an error if this process cannot make pools of kind k on a device. The parameter device is the GPU's ordinal or its UUID; ""
+// means the first GPU.
 //
 // Errors: [ErrUnavailable] with a text that names what is missing; [ErrInvalid] for an unknown kind.
 func (k Kind) Probe(device string) error {
@@ -78,13 +80,13 @@ func (k Kind) Probe(device string) error {
 type Arena interface {
 	// Device returns the device of the memory.
 	Device() DeviceInfo
-	// Granularity returns a power of two in bytes. The size of every allocation is a multiple of this number.
+	// Granularity returns a number of bytes that is a power of two. The size of every allocation is a multiple of this number.
 	Granularity() uint64
-	// Export returns the data and files that another process needs once, before that process maps allocations of this arena. The arena owns
-	// the files.
+	// Export returns the data and the files that another process needs to open this arena. That process opens the arena once, before it maps
+	// allocations of the arena. The arena owns the files.
 	Export() Export
-	// Allocate allocates size bytes; size is a multiple of Granularity. If the allocation takes long, the end of ctx stops it.
-	// Errors: ErrOutOfMemory, the context's error.
+	// Allocate allocates size bytes; size is a multiple of Granularity. If the allocation takes long and ctx ends, Allocate stops and returns
+	// an error. Errors: ErrOutOfMemory, the context's error.
 	Allocate(ctx context.Context, size uint64) (Allocation, error)
 	// InUse returns how many bytes are allocated, according to the source of the memory (such as the driver).
 	InUse() (uint64, error)
@@ -92,14 +94,15 @@ type Arena interface {
 	Close() error
 }
 
-// Lasting is an [Arena] that clears memory when the memory is freed. A process that still maps freed memory then reads zeros.
+// Lasting is an [Arena] that clears memory when the owner frees it. Another process that still maps this memory then reads zeros.
 type Lasting interface {
-	// Last tells the arena that no caller will allocate any more. Memory that is freed after this call keeps its content.
+	// Last tells the arena that no caller will allocate any more. After this call, the arena does not clear memory when the owner frees it.
 	Last()
 }
 
-// NewArena makes the allocator of a pool without a service: no service counts its allocations, shares them or uses them again. NewArena
-// takes memory of the CPU through the parameter memory. Call NewArena directly only to measure the cost of a kind.
+// NewArena makes an arena. Only a service should call NewArena. A program that calls NewArena itself has no service that counts the
+// allocations, shares them with other processes, or uses freed memory again; it should do so only to measure the cost of a kind. If the
+// arena needs memory of the host, it asks the parameter memory for it.
 //
 // Errors: [ErrInvalid], [ErrUnavailable] if this machine does not support the kind, [ErrOutOfMemory].
 func NewArena(spec PoolSpec, memory *hostmem.Memory) (Arena, error) {
@@ -139,33 +142,34 @@ type Allocation interface {
 	Free() error
 }
 
-// ImportedArena is an arena of another process that is open in this process.
+// ImportedArena is an arena that another process owns and that this process has opened.
 type ImportedArena interface {
 	// Import imports one allocation of size bytes. Errors: ErrInvalid if x is not the export of an allocation of size bytes.
 	Import(x Export, size uint64) (Mapping, error)
-	// Reach lets another GPU (an ordinal or a UUID) access all present and future mappings in this process. For a kind with
-	// [Backend.OpenFor], Reach does nothing: such a kind has a separate import for each GPU. Errors: ErrUnavailable if the hardware does
-	// not let the GPU access the memory; the text of the error names both GPUs.
+	// Reach lets another GPU access all present and future mappings of this arena in this process. The parameter device is the GPU's ordinal
+	// or its UUID. For a kind with [Backend.OpenFor], Reach does nothing: such a kind has a separate import for each GPU. Errors:
+	// ErrUnavailable if the hardware does not let the GPU access the memory; the text of the error names both GPUs.
 	Reach(device string) error
 	// Close closes the arena. The caller must have closed all mappings.
 	Close() error
 }
 
-// Mapping is an allocation of another process that this process has imported.
+// Mapping is an allocation that another process owns and that this process has imported.
 type Mapping interface {
-	// Memory returns the mapping for reading and writing if write is true, and the mapping for reading otherwise. The first call for a
-	// mapping makes that mapping. If memory of the kind cannot be mapped read-only, both mappings are the same.
+	// Memory returns the mapping for reading and writing if write is true, and the mapping for reading otherwise. The first call with true and
+	// the first call with false make these mappings. If memory of the kind cannot be mapped read-only, both mappings are the same.
 	Memory(write bool) (Memory, error)
 	// Close unmaps the allocation.
 	Close() error
 }
 
-// Memory is memory that this process can access. Offsets are in bytes from the beginning of the memory. The caller must check offsets.
+// Memory is memory that this process can access. Each offset is a number of bytes from the beginning of the memory. The caller must check
+// that the offset and the length are inside the memory.
 type Memory interface {
 	// CopyFrom copies src to the memory at off. The caller may change src after CopyFrom has returned. Later work in the memory's queue
 	// sees the data.
 	CopyFrom(off uint64, src []byte) error
-	// CopyTo waits for the work in the memory's queue, copies the memory at off to dst, and returns when dst is filled.
+	// CopyTo waits for the work in the memory's queue, copies the memory at off to dst, and returns when dst has all bytes.
 	CopyTo(dst []byte, off uint64) error
 	// Fill sets n bytes at off to b. Later work in the memory's queue sees the new bytes.
 	Fill(off, n uint64, b byte) error
@@ -173,19 +177,19 @@ type Memory interface {
 	Bytes() []byte
 	// Pointer returns the memory's address. For memory on a GPU, the address is a CUDA device pointer.
 	Pointer() uintptr
-	// Queue returns the queue in which this package works on the memory. The work in the queue must be done before the memory is freed or
-	// unmapped.
+	// Queue returns the queue in which this package does its work on the memory. The work in the queue must be done before the memory is freed
+	// or unmapped.
 	Queue() Queue
-	// Synchronize returns when all work that this package started on the memory is done. A transfer does not need Synchronize: see
-	// [Clock.Signal].
+	// Synchronize returns when all work that this package started on the memory is done. A transfer of the memory to another session does not
+	// need Synchronize: see [Clock.Signal].
 	Synchronize() error
 }
 
 // Export is what another process needs to map a pool or a block.
 type Export struct {
-	// Data has bytes. The kind of memory defines their meaning.
+	// Data has bytes whose meaning depends on the kind of memory.
 	Data []byte
-	// Files has the file descriptors to send together with Data, in this order.
+	// Files has the files whose descriptors must be sent together with Data, in this order.
 	Files []*os.File
 }
 
@@ -193,7 +197,7 @@ type Export struct {
 type DeviceInfo struct {
 	// Ordinal is the device's number in this process; −1 for memory without a device.
 	Ordinal int
-	// UUID is "GPU-xxxxxxxx-…", the same in every process; empty for memory without a device.
+	// UUID is the UUID of the GPU ("GPU-xxxxxxxx-…"), which is the same in every process; empty for memory without a device.
 	UUID string
 }
 

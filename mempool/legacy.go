@@ -12,15 +12,15 @@ import (
 	"github.com/poolbridge/poolbridge/mempool/hostmem"
 )
 
-// Legacy is memory of a GPU that is shared by a handle of 64 bytes (cuIpcGetMemHandle). Programs can send the handle to each other like any
-// other bytes. The memory lives only as long as the service.
+// Legacy is memory of a GPU that processes share by a handle of 64 bytes (see cuIpcGetMemHandle). Programs can send the handle to each
+// other like any other bytes. The memory lives only as long as the service.
 const Legacy Kind = "legacy"
 
 var legacyBackend = Backend{Kind: Legacy, Probe: probeLegacy, Create: newLegacyArena, Open: openLegacyArena,
 	OpenFor: openLegacyArenaFor}
 
-// legacyGranularity is the driver's granularity for memory of this kind, in bytes. Smaller allocations would share one block of the driver,
-// and the handle of one allocation would give access to the whole block.
+// legacyGranularity is the driver's granularity for memory of this kind, in bytes. If allocations were smaller, the driver would put
+// several of them into one block of its own. The handle of one allocation would then give access to all allocations in this block.
 const legacyGranularity = 2 << 20
 
 func probeLegacy(name string) error {
@@ -95,7 +95,7 @@ func (l *legacyAllocation) Free() error {
 }
 
 // importedLegacyArena opens blocks of another process's legacyArena, for one GPU. The driver maps the memory of a handle only for the GPU
-// of the context that opens the handle. Peer access between contexts does not include this memory.
+// of the context that opens the handle. Peer access between contexts does not give access to this memory.
 type importedLegacyArena struct {
 	*gpu  // the GPU that works on the memory
 	owner cuda.Device

@@ -18,27 +18,28 @@ var ErrOwnerDead = errors.New("the process that owns the memory is gone")
 // context of the GPU. The driver refuses as long as memory of the same block is open in the primary context.
 var ErrSecondContext = errors.New("not in a second context")
 
-// HandleBytes is the length of a driver's handle, and LegacyHandleBytes is the length of a [LegacyHandle], both in bytes.
+// HandleBytes is the length of the driver's handle, and LegacyHandleBytes is the length of a [LegacyHandle], both in bytes.
 const (
 	HandleBytes       = len(cuda.IPCMemHandle{})
 	LegacyHandleBytes = HandleBytes + 8
 )
 
-// LegacyHandle identifies memory to other processes, as long as the process that owns the memory lives. The driver's handle identifies a
-// whole block, so the offset of the memory in the block is part of the LegacyHandle.
+// LegacyHandle identifies memory, so that other processes can open it. It works as long as the process that owns the memory lives. The
+// driver's handle identifies a whole block of the driver, so the LegacyHandle also has the offset of the memory in this block.
 type LegacyHandle struct {
 	Handle cuda.IPCMemHandle
 	// Offset is the offset of the memory from the beginning of the block, in bytes.
 	Offset uint64
 }
 
-// AppendBinary appends the 72 bytes of h: the 64 bytes of the driver's handle, and the offset in little-endian order.
+// AppendBinary appends the 72 bytes of h to the slice b: the 64 bytes of the driver's handle, and the 8 bytes of the offset in
+// little-endian order.
 func (h LegacyHandle) AppendBinary(b []byte) []byte {
 	return binary.LittleEndian.AppendUint64(append(b, h.Handle[:]...), h.Offset)
 }
 
-// ParseLegacyHandle reads the 72 bytes that AppendBinary wrote, or only the 64 bytes of a driver's handle. Without the other 8 bytes, the
-// offset is 0.
+// ParseLegacyHandle reads the 72 bytes that AppendBinary wrote, or the 64 bytes of a driver's handle. If b has only the 64 bytes of the
+// handle, the offset is 0.
 //
 // Errors: [ErrInvalid].
 func ParseLegacyHandle(b []byte) (h LegacyHandle, err error) {
@@ -57,7 +58,7 @@ func ParseLegacyHandle(b []byte) (h LegacyHandle, err error) {
 // counts how often this process has opened a block.
 //
 // Errors: [ErrUnavailable] with [ErrOwnerDead] or [ErrSecondContext], and [ErrUnavailable] alone if this process owns the memory;
-// [ErrInvalid] for bytes that are not a handle, and for memory outside of the block.
+// [ErrInvalid] for bytes that are not a handle, and if the memory would lie outside of the block.
 func (h LegacyHandle) Open(ctx *cuda.Context, size uint64) (*OpenedHandle, error) {
 	base, err := ctx.OpenIPCMem(h.Handle)
 	if err != nil {
@@ -80,8 +81,8 @@ func (h LegacyHandle) Open(ctx *cuda.Context, size uint64) (*OpenedHandle, error
 	return o, nil
 }
 
-// openError returns the error for a handle that cannot be opened. The driver returns the same result for a dead owner and for a second
-// context.
+// openError returns the error for a handle that the driver did not open. The driver returns the same result if the owner is dead and if ctx
+// is a second context, so openError finds out which of these is the case.
 func (h LegacyHandle) openError(ctx *cuda.Context, err error) error {
 	if errors.Is(err, cuda.ErrInvalidHandle) && !ctx.Primary() {
 		if opens, failed := h.opensInPrimary(ctx.Device()); opens {
@@ -113,8 +114,8 @@ func (h LegacyHandle) opensInPrimary(d cuda.Device) (opens bool, err error) {
 	return true, insist(func() error { return primary.CloseIPCMem(base) })
 }
 
-// OpenedHandle is memory of another process that was opened by its legacy handle. If a program loses an OpenedHandle without a call of
-// Close, the garbage collector closes it.
+// OpenedHandle is memory of another process that this process has opened by a legacy handle. If a program drops its last pointer to an
+// OpenedHandle without a call of Close, the garbage collector closes it.
 type OpenedHandle struct {
 	ptr       cuda.DevicePtr
 	size      uint64
@@ -128,8 +129,8 @@ func (o *OpenedHandle) Ptr() cuda.DevicePtr { return o.ptr }
 // Size returns the memory's size in bytes.
 func (o *OpenedHandle) Size() uint64 { return o.size }
 
-// Close unmaps the memory. Work that uses the memory must be done. If Close fails, the next call tries again. After a success, more calls
-// do nothing.
+// Close unmaps the memory. All work that uses the memory must be done before the call. If Close fails, the caller can call it again. If
+// Close has succeeded, later calls do nothing.
 func (o *OpenedHandle) Close() error {
 	o.forgotten.Stop()
 	return o.end()

@@ -15,10 +15,10 @@ type SessionInfo struct {
 	// Leases is the number of the session's leases. Blocks is the number of blocks that the session may map: the service sent the export of
 	// these blocks, and the session has not dropped them. Members is the number of the session's members in channels.
 	Leases, Blocks, Members int
-	// Bytes is the number of bytes in all pools that count for the session.
+	// Bytes is the number of bytes that count for the session, in all pools together.
 	Bytes uint64
-	// Waits is the number of the session's requests that wait. WaitsFor says, for people, what the session has waited for longest. Since is
-	// the time when that wait began.
+	// Waits is the number of the session's requests that wait now. WaitsFor is a text for people: it says what the request that has waited
+	// longest waits for. Since is the time when this request began to wait.
 	Waits    int
 	WaitsFor string
 	Since    time.Time
@@ -39,12 +39,13 @@ type ChannelStatus struct {
 	Waiting uint64
 	// In a broadcast, Slowest is the session of the consumer whose frames take up the most places, or 0 if no consumer is behind.
 	Slowest uint64
-	// Used is how many places of the channel are taken up. In a broadcast, Used counts the frames that the slowest consumer has not taken.
-	// If producers wait for this consumer, Used also counts the frames that the consumer has not released. In a queue, Used counts the
+	// Used is how many places of the channel are taken up. In a broadcast, Used counts the frames that the slowest consumer has not taken. If
+	// producers must wait for this consumer, Used also counts the frames that the consumer has not released. In a queue, Used counts the
 	// frames that wait for a consumer. If Used is the capacity, the next call that publishes waits, fails, or drops a frame.
 	Used uint64
-	// Dropped is the number of frames that were dropped so far because consumers were behind. In a broadcast, Dropped is the sum of the
-	// frames that each consumer missed. In a queue, Dropped is the number of frames that no consumer got.
+	// Dropped is the number of frames that the channel has dropped so far because consumers were too slow. In a broadcast, Dropped is the sum
+	// of the frames that each consumer missed. In a queue, Dropped is the number of frames that the channel dropped before a consumer got
+	// them.
 	Dropped uint64
 }
 
@@ -54,7 +55,8 @@ type NameInfo struct {
 	Buffer, Pool uint64
 	Bytes        uint64
 	Tensor       Tensor
-	// UID is the user who published the buffer. Session is the session whose end removes the name, or 0 if the name is kept.
+	// UID is the user who published the buffer. Session is the id of a session: when this session ends, the service removes the name. If
+	// Session is 0, the service keeps the name.
 	UID     uint32
 	Session uint64
 }
@@ -64,14 +66,14 @@ type BufferInfo struct {
 	ID, Generation, Pool uint64
 	Bytes, BlockBytes    uint64
 	Tensor               Tensor
-	// Writer is the session with the write lease, or 0. Reads is the number of read leases. Readers has at most [MaxReaders] of the
-	// sessions with read leases.
+	// Writer is the session with the write lease, or 0. Reads is the number of read leases. Readers has the sessions with read leases, but at
+	// most [MaxReaders] of them.
 	Writer  uint64
 	Readers []uint64
 	Reads   int
-	// Names is the number of names that the buffer is published under.
+	// Names is the number of names under which the buffer is published.
 	Names int
-	// InChannel means that the producer has left and that a channel still keeps the buffer for its frames.
+	// InChannel means that a channel still keeps the buffer for one of its frames, although the frame's producer has left.
 	InChannel bool
 }
 
@@ -88,11 +90,11 @@ type LeaseStatus struct {
 	Write             bool
 	// Began is when the service granted the lease, with a precision of one second.
 	Began time.Time
-	// WaitsFor says, for people, what the session has waited for longest. Since is the time when that wait began. WaitsFor is empty if the
-	// session waits for nothing.
+	// WaitsFor is a text for people: it says what the session's request that has waited longest waits for. Since is the time when this request
+	// began to wait. WaitsFor is empty if no request of the session waits.
 	WaitsFor string
 	Since    time.Time
 }
 
-// MaxReaders is the greatest number of readers in a [BufferInfo].
+// MaxReaders is the greatest number of sessions in the field Readers of a [BufferInfo].
 const MaxReaders = 8

@@ -10,7 +10,7 @@ import (
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
-// patience limits waits of tests. It is longer than any test takes, so only a wait that hangs reaches this limit.
+// patience is the longest time that a test waits for something. No test takes this long, so only a wait that hangs reaches this limit.
 const patience = time.Hour
 
 func random(n int, seed uint64) []byte {

@@ -7,12 +7,12 @@ import (
 	"sync"
 )
 
-// Order is the order of work on a lease's memory: what must happen before the memory is used, and which work of this process uses the
-// memory. The zero value waits for nothing.
+// Order keeps the work on a lease's memory in order. It knows what must happen before this process uses the memory, and which work of this
+// process uses the memory. With the zero value, nothing must happen before.
 type Order struct {
 	// Pages returns the page of a timeline.
 	Pages func(ctx context.Context, timeline uint64) (*Page, error)
-	// Clock returns the clock that makes fences for this process's own work.
+	// Clock returns the clock with which this process makes fences for its own work.
 	Clock func(ctx context.Context) (*Clock, error)
 
 	mu      sync.Mutex
@@ -26,13 +26,13 @@ type Order struct {
 	given   map[any]struct{} // keys of the queues that wait for this work
 }
 
-// Begin sets the fences that must be reached before the memory is used. A lease for reading sets strict, because a reader needs complete
-// content.
+// Begin sets the fences that must be reached before this process uses the memory. For a lease for reading, strict must be true, because a
+// reader needs complete content.
 func (o *Order) Begin(wait []Fence, strict bool) { o.wait, o.strict = wait, strict }
 
-// Before makes later work in the queue wait for everything that must happen before the memory is used.
+// Before makes later work in queue q wait for everything that must happen before this process uses the memory.
 //
-// Errors: the context's error, if the context ends while the CPU waits; with [ErrBusy], if the context's deadline has passed.
+// Errors: the context's error, if the context ends while the CPU waits; joined with [ErrBusy], if the context's deadline has passed.
 // [ErrContentFailed] or [ErrProducerDied], if the content will never be complete. [ErrUnavailable], if this process cannot open an event
 // that it must wait for.
 func (o *Order) Before(ctx context.Context, q Queue) error {
@@ -75,7 +75,7 @@ func (o *Order) Before(ctx context.Context, q Queue) error {
 	return nil
 }
 
-// one makes the queue wait for one fence. The result over reports whether no other queue needs to wait for the fence any more.
+// one makes queue q wait for fence t. The result over is true if no other queue needs to wait for t any more.
 func (o *Order) one(ctx context.Context, q Queue, t Fence) (over bool, err error) {
 	page, err := o.Pages(ctx, t.Timeline)
 	if err != nil {
@@ -95,8 +95,8 @@ func (o *Order) one(ctx context.Context, q Queue, t Fence) (over bool, err error
 	return over, err
 }
 
-// Check returns an error if the content that queues have waited for will never be complete. A stream that waits for content continues
-// without an error if the writer of the content dies or fails.
+// Check returns an error if the content for which queues were made to wait will never be complete. If the writer of the content dies or
+// fails, a stream that waits for the content continues without an error, so only Check finds the failure.
 //
 // Errors: [ErrContentFailed], [ErrProducerDied].
 func (o *Order) Check(ctx context.Context) error {
@@ -117,8 +117,8 @@ func (o *Order) Check(ctx context.Context) error {
 	return nil
 }
 
-// Give makes later work in the caller's queue q wait for everything that must happen before the memory is used, and for the work of this
-// package on the memory. own is the memory's own queue.
+// Give makes later work in the caller's queue q wait for everything that must happen before this process uses the memory, and for the work
+// that this package has begun on the memory. own is the memory's own queue.
 //
 // Errors: as [Order.Before].
 func (o *Order) Give(ctx context.Context, own, q Queue) error {
@@ -151,8 +151,8 @@ func (o *Order) Give(ctx context.Context, own, q Queue) error {
 	return err
 }
 
-// AwaitAccess waits until the caller may access the memory by its address. It does not wait for anything that a queue was already made to
-// wait for.
+// AwaitAccess waits until the caller may access the memory by its address. If a queue was already made to wait for something by Before or
+// Give, AwaitAccess does not wait for it again.
 //
 // Errors: as [Order.Before].
 func (o *Order) AwaitAccess(ctx context.Context, m Memory) error {
@@ -178,10 +178,10 @@ func (o *Order) Use() {
 	clear(o.given)
 }
 
-// Ready returns the one fence after which the content is complete, or nil if the content is complete already. If several queues work on the
-// content, Ready makes the first queue wait for the other queues. If c.Ready is a fence, Ready itself waits for the work in all queues, and
-// returns c.Ready: a queue must not wait for this fence, because the caller may never reach the fence. If c.EventOnly is set, Ready also
-// waits for the work in all queues, and returns nil.
+// Ready returns one fence: when it is reached, the content is complete. Ready returns nil if the content is complete already. If several
+// queues work on the content, Ready makes the first queue wait for the other queues. If c.Ready is a fence, Ready first waits on the CPU
+// for the work in all queues, and then returns c.Ready. It does not make a queue wait for c.Ready, because the caller may never reach this
+// fence. If c.EventOnly is true, Ready waits in the same way, and then returns nil.
 //
 // Errors: [ErrInvalid] if the fields of c contradict each other, or if the event was not recorded or cannot mark the completion of the
 // content.
@@ -221,7 +221,7 @@ func (o *Order) Ready(ctx context.Context, own Queue, c Completion) (*Fence, err
 	return o.joined(ctx, queues)
 }
 
-// joined makes one fence for the work that is now in several queues, or returns nil if all work is done. The first queue waits for the
+// joined makes one fence for all work that is now in the queues, or returns nil if all work is done. It makes the first queue wait for the
 // other queues.
 func (o *Order) joined(ctx context.Context, queues []Queue) (*Fence, error) {
 	clock, err := o.Clock(ctx)
@@ -262,8 +262,8 @@ func (o *Order) queues(own Queue, named []Queue) (queues []Queue) {
 	return queues
 }
 
-// Ended notes that the memory was transferred with c. From now on, this process only reads the memory, and only after the fence ready is
-// reached.
+// Ended notes that the caller has transferred the memory with the completion c. After this call, this process only reads the memory, and
+// only when the fence `ready` is reached.
 func (o *Order) Ended(ready *Fence, c Completion) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
@@ -276,8 +276,8 @@ func (o *Order) Ended(ready *Fence, c Completion) {
 	}
 }
 
-// After makes the fences after which this process no longer uses the memory: one fence for this package's work in the memory's own queue,
-// and one for each queue in others.
+// After makes fences: when all of them are reached, this process does not use the memory any more. It makes one fence for this package's
+// work in the memory's own queue, and one fence for each queue in others.
 func (o *Order) After(ctx context.Context, own Queue, others ...Queue) ([]Fence, error) {
 	queues := o.queues(own, others)
 	if len(queues) == 0 {
@@ -300,7 +300,7 @@ func (o *Order) After(ctx context.Context, own Queue, others ...Queue) ([]Fence,
 	return done, nil
 }
 
-// AfterOne is like [Order.After], but makes only one fence, or returns nil if no work is left to wait for. If there are several queues,
+// AfterOne is like [Order.After], but makes only one fence. It returns nil if no work is left to wait for. If there are several queues,
 // AfterOne makes the first queue wait for the other queues.
 func (o *Order) AfterOne(ctx context.Context, own Queue, others ...Queue) (*Fence, error) {
 	queues := o.queues(own, others)

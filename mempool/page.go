@@ -21,14 +21,14 @@ import (
 	"github.com/poolbridge/poolbridge/internal/situation"
 )
 
-// The sizes in a timeline's memory. The words come first, then one text for each word. The text says why the content of the word's fences
-// has failed.
+// The sizes of the two parts of a timeline's memory, in bytes. The first part has the words. The second part has one text for each word,
+// which says why the content of the word's fences has failed.
 const (
 	wordBytes = TimelineWords * 8
 	pageBytes = wordBytes + TimelineWords*MaxReasonBytes
 )
 
-// MaxReasonBytes is the greatest number of bytes that [Clock.Fail] keeps of a reason.
+// MaxReasonBytes is the greatest length of a reason, in bytes. [Clock.Fail] cuts a longer reason off.
 const MaxReasonBytes = 256
 
 // Page is a timeline that is mapped in this process. Streams and CPUs of several processes write words of the page and wait for words of
@@ -43,7 +43,8 @@ type Page struct {
 	closed  bool
 }
 
-// NewPage makes a timeline's memory, mapped for writing, and the file of the memory. The file has a fixed size. See [SealPage].
+// NewPage makes the memory of a timeline and maps it for writing. It also returns the file of the memory. No process can change the size of
+// the file, but each process that has the file can map it for writing, until the caller calls [SealPage].
 //
 // Errors: [ErrOutOfMemory], [ErrLimit], [ErrUnavailable].
 func NewPage() (*Page, *os.File, error) {
@@ -68,7 +69,7 @@ func NewPage() (*Page, *os.File, error) {
 
 // SealPage seals f so that no process can map f for writing any more. Existing mappings stay writable.
 //
-// Errors: [ErrInvalid] if the client has already sealed the file so that no more seals can be added.
+// Errors: [ErrInvalid] if the client has set a seal that forbids new seals.
 func SealPage(f *os.File) error {
 	const wanted = unix.F_SEAL_FUTURE_WRITE | unix.F_SEAL_SEAL
 	_, err := unix.FcntlInt(f.Fd(), unix.F_ADD_SEALS, wanted)
@@ -101,8 +102,8 @@ func mapPage(f *os.File, write bool) (*Page, error) {
 	return &Page{mem: mem, write: write}, nil
 }
 
-// MapPage maps a timeline of a service. A session maps its own timeline for writing before the file is sealed, and other timelines for
-// reading. The caller may close the file afterwards.
+// MapPage maps a timeline that the service has made. A session maps its own timeline for writing, before the service seals the file. A
+// session maps the timelines of other sessions for reading. The caller may close the file of x afterwards.
 //
 // Errors: [ErrInvalid] if x does not have the file of a timeline.
 func MapPage(x Export, write bool) (*Page, error) {
@@ -132,10 +133,10 @@ func (p *Page) word(i uint64) *atomic.Uint64 {
 // Load returns the value of a word.
 func (p *Page) Load(word uint64) uint64 { return p.word(word).Load() }
 
-// Passed reports whether a wait for a word to become value ends now: the word has reached value, or will never reach value.
+// Passed reports whether a wait for the given value of a word is over: the word has reached the value, or will never reach it.
 func (p *Page) Passed(word, value uint64) bool { return passed(p.Load(word), value) }
 
-// Failed reports whether waits for a fence end although the fence will never be reached: the page's writer is gone, or has said that the
+// Failed reports whether the fence with this word and value will never be reached, because the page's writer is gone or has said that the
 // content failed.
 func (p *Page) Failed(word, value uint64) bool {
 	now := p.Load(word)
@@ -147,8 +148,8 @@ func (p *Page) reasonOf(word uint64) []byte {
 	return p.mem[at : at+MaxReasonBytes]
 }
 
-// Reason returns the reason that the page's writer gave for failed content of the word's fences, or "" if the writer gave no reason. The
-// result is one line of UTF-8. The text comes from another process.
+// Reason returns the text with which the page's writer said why the content of the word's fences failed, or "" if the content has not
+// failed in this way. The result is one line of UTF-8. The text comes from another process, so the caller must not trust it.
 func (p *Page) Reason(word uint64) string {
 	text, _, _ := bytes.Cut(bytes.Clone(p.reasonOf(word)), []byte{0})
 	return oneLine(string(text))
@@ -164,8 +165,8 @@ func oneLine(text string) string {
 	}, strings.ToValidUTF8(text, "\uFFFD"))
 }
 
-// fail ends every wait for values that a word has not reached, and stores the reason. A second reason does not replace the first. If the
-// word has reached value, fail returns false.
+// fail ends every wait for a value that the word has not reached, and stores the reason. If the word already has a reason, fail keeps that
+// reason. If the word has already reached the value `value`, fail changes nothing and returns false.
 func (p *Page) fail(word, value uint64, reason string) bool {
 	w := p.word(word)
 	slot := p.reasonOf(word)
@@ -205,7 +206,8 @@ func (p *Page) raise(word, value uint64) {
 	futexWake(p.futex(word))
 }
 
-// LetGo ends every wait for a word of the page, because the page's writer is gone. LetGo returns the values that the words had reached.
+// LetGo ends every wait for a word of the page. The caller calls it when the page's writer is gone. LetGo returns the values that the words
+// had reached.
 func (p *Page) LetGo() (last [TimelineWords]uint64) {
 	for i := range uint64(TimelineWords) {
 		w := p.word(i)
@@ -221,14 +223,16 @@ func (p *Page) futex(word uint64) *uint32 {
 	return (*uint32)(unsafe.Pointer(p.word(word))) // the low half, because the machine is little-endian
 }
 
-// How often Await spins and how long it sleeps. A GPU that writes a word wakes no thread, so every sleep has a limit.
+// Await first checks the word without a sleep, as many times as `spins` says. Then it sleeps between two checks. The first sleep takes the
+// time firstSleep. The sleeps become longer, up to longSleep. Every sleep has a limit, because a GPU that writes a word does not wake a
+// thread.
 const (
 	spins      = 200
 	firstSleep = 20 * time.Microsecond
 	longSleep  = 2 * time.Millisecond
 )
 
-// use begins a use of the page, so that Close does not unmap the page meanwhile. The caller ends the use with p.life.RUnlock.
+// use begins a use of the page, so that Close does not unmap the page during this use. The caller ends the use with p.life.RUnlock.
 func (p *Page) use(timeline uint64) error {
 	p.life.RLock()
 	if p.closed {
@@ -280,7 +284,7 @@ func busy(ctx context.Context, format string, args ...any) error {
 	return err
 }
 
-// lost returns the error that says why a fence will never be reached. The parameter now is the value of the fence's word.
+// lost returns the error that says why fence t will never be reached. The parameter now is the present value of the fence's word.
 func (p *Page) lost(t Fence, now uint64) error {
 	if reason := p.Reason(t.Word); reason != "" {
 		return situation.Of(ErrContentFailed, "its producer says: %s", reason)
@@ -289,8 +293,8 @@ func (p *Page) lost(t Fence, now uint64) error {
 		t.Word, t.Timeline, t.Value, now%letGo)
 }
 
-// seen reports whether no wait for the fence is needed any more. If the fence will never be reached, seen returns true with
-// ErrContentFailed or ErrProducerDied. If the page is closed, seen returns ErrStale.
+// seen returns true if no wait for fence t is needed any more. If the fence will never be reached, seen returns true with ErrContentFailed
+// or ErrProducerDied. If the page is closed, seen returns ErrStale.
 func (p *Page) seen(t Fence) (bool, error) {
 	if err := p.use(t.Timeline); err != nil {
 		return false, err
@@ -306,8 +310,8 @@ func (p *Page) seen(t Fence) (bool, error) {
 	return true, p.lost(t, now)
 }
 
-// Over reports whether no wait for the fence is needed any more: the fence is reached or will never be reached, or the page is closed. If
-// the fence will never be reached, the result failed is ErrContentFailed or ErrProducerDied.
+// Over returns true if no wait for fence t is needed any more: the fence is reached or will never be reached, or the page is closed. If the
+// fence will never be reached, the result failed is ErrContentFailed or ErrProducerDied.
 func (p *Page) Over(t Fence) (over bool, failed error) {
 	over, err := p.seen(t)
 	if errors.Is(err, ErrContentFailed) {
@@ -316,11 +320,11 @@ func (p *Page) Over(t Fence) (over bool, failed error) {
 	return over || err != nil, failed
 }
 
-// Idle reports whether Close can unmap the page without waiting for streams of this process.
+// Idle reports whether Close can unmap the page at once, because no stream of this process still has work that uses the page.
 func (p *Page) Idle() bool { return p.gpu.idle() }
 
-// Close unmaps the page, unless the driver fails to unregister the page. Waits on the CPU for words of the page end with an error. Close
-// waits until queues that use words of the page have done their work.
+// Close first ends all calls of Await for this page with an error. Then it waits until the queues that use words of the page have done
+// their work. At last it unmaps the page, unless the driver fails to unregister the page.
 func (p *Page) Close() error {
 	p.closing.Store(true)
 	p.life.Lock()

@@ -130,8 +130,8 @@ func openPinnedArena(p PoolInfo, x Export) (_ ImportedArena, err error) {
 		return nil, deviceError("find the GPUs that are to reach memory of the host", err)
 	}
 	a := importedPinnedArena{d, make(map[cuda.Device]error)}
-	// Each process must give GPUs access to a pool. After a block of a pool on the host is mapped, the driver gives no other GPU access. So
-	// give all GPUs access now.
+	// Each process must ask the driver to give GPUs access to a pool. For a pool in host memory, the driver refuses this as soon as the
+	// process has mapped a block of the pool. So give all GPUs access now.
 	for _, g := range gpus {
 		if err := a.pool.SetAccess(g, cuda.AccessReadWrite); err != nil {
 			a.refused[g] = deviceError(fmt.Sprintf("let GPU %d reach memory of the host", g.Ordinal()), err)
@@ -152,7 +152,8 @@ func (a importedPinnedArena) Import(x Export, size uint64) (Mapping, error) {
 	return &pinnedMapping{pinnedMemoryOf(d.deviceMemory), d}, nil
 }
 
-// Reach needs no peer access, because the memory is on the host.
+// Reach returns an error if the driver refused to give the GPU access when this process opened the pool. The GPU needs no peer access,
+// because the memory is on the host.
 func (a importedPinnedArena) Reach(name string) error {
 	d, err := FindDevice(name)
 	if err == nil && a.refused[d] != nil {

@@ -2,28 +2,28 @@ package mempool
 
 import "github.com/poolbridge/poolbridge/internal/situation"
 
-// Publication says how a buffer is published.
+// Publication says how a session publishes a buffer.
 type Publication struct {
 	Name string
 	// Tensor describes the content. nil means that the content has the description with which the buffer was allocated.
 	Tensor *Tensor
-	// Keep means that the name stays when the session ends.
+	// If Keep is true, the service keeps the name when the session ends.
 	Keep bool
-	// Replace means that the buffer may take over an existing name of the same user.
+	// If Replace is true and the same user has already published another buffer under this name, this buffer gets the name.
 	Replace bool
 	Completion
 }
 
-// Completion says when content is complete. With the zero value, the content is complete at the transfer. Otherwise the content is complete
-// when everything that the Completion names has happened.
+// Completion says when the content of a transferred buffer is complete. With the zero value, the content is complete when the transfer
+// happens. Otherwise the content is complete when everything in the fields of the Completion has happened.
 type Completion struct {
-	// After has the queues whose work writes the content, besides the work of this package.
+	// After has the queues in which the caller's work writes the content. The work of this package counts without being in After.
 	After []Queue
-	// Ready is a fence of the session's own timeline.
+	// Ready is a fence of the session's own timeline that the caller reaches when the content is complete.
 	Ready *Fence
-	// Event is an interprocess event that the caller has recorded after all the work. The event must stay open until the readers have
-	// opened it. If EventOnly is false, the transfer also makes a fence that comes after the event. If EventOnly is true, the transfer
-	// makes no fence, and readers of memory of a GPU must wait for the event.
+	// Event is an interprocess event. The caller must have recorded it after all the work that writes the content, and must keep it open until
+	// the readers have opened it. If EventOnly is false, the transfer also makes a fence that is reached after the event. If EventOnly is
+	// true, the transfer makes no fence, and readers of memory of a GPU must wait for the event.
 	Event     *Event
 	EventOnly bool
 }

@@ -2,19 +2,19 @@ package mempool
 
 import "context"
 
-// Queue is a stream of a GPU, or the CPU. A Queue does its work in order. A transfer does not wait for the work in queues: it makes the
-// queues wait for words and write words.
+// Queue is a stream of a GPU, or the CPU. A Queue does its work in order. When a session transfers memory, it does not wait for the work in
+// queues: instead, this package makes the queues wait for words of timelines and write words of timelines.
 type Queue interface {
-	// wait makes later work in the queue wait for a fence of page. Errors, if the call itself waits: the context's error, ErrContentFailed,
-	// ErrProducerDied.
+	// wait makes later work in the queue wait for fence t of page. If the queue is the CPU, the call itself waits, and can return the
+	// context's error, ErrContentFailed or ErrProducerDied.
 	wait(ctx context.Context, page *Page, t Fence) error
 	// signal makes page reach the fence when the present work of the queue is done. The error is ErrUnavailable if the queue cannot write
 	// words.
 	signal(page *Page, t Fence) error
 	// synchronize returns when the present work of the queue is done.
 	synchronize() error
-	// orderKey identifies the order of the queue's work. The work of all queues with the same key is in one common order. nil means that
-	// every call does its work before the call returns.
+	// orderKey returns a key. All queues with the same key do their work in one common order. If the key is nil, the queue has no waiting
+	// work: each call does its work before it returns.
 	orderKey() any
 }
 

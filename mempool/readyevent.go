@@ -10,13 +10,14 @@ type readyEvent struct {
 	event  *Event // nil if the event is not opened yet
 }
 
-// Expect notes the event that came with the content of memory on a GPU. If alone is true, no fence comes after the event.
+// Expect notes that an interprocess event came with the content of memory on a GPU. The parameter handle is the event's handle. If alone is
+// true, no fence says that the event's work is done.
 func (o *Order) Expect(handle []byte, alone bool, device string) {
 	o.ready = readyEvent{handle: handle, alone: alone, device: device}
 }
 
-// Event returns the event that came with the content, or nil if no event came. The first call opens the event, which stays open while the
-// lease lasts.
+// Event returns the event that came with the content, or nil if no event came. The first call opens the event. The event stays open until
+// the method Close of o is called.
 //
 // Errors: as [OpenEvent].
 func (o *Order) Event() (*Event, error) {
@@ -42,7 +43,7 @@ func (o *Order) openEvent() (*Event, error) {
 	return e, nil
 }
 
-// Close ends the use of the memory and closes the events that o has opened.
+// Close closes the events that o has opened. The caller calls it when the use of the memory has ended.
 func (o *Order) Close() error {
 	o.mu.Lock()
 	defer o.mu.Unlock()

@@ -16,7 +16,7 @@ type registration struct {
 	streams map[*cuda.Stream]struct{}
 }
 
-// address returns the address of a word of the page for the GPU of a queue. The first call registers the page.
+// address returns the address at which the GPU of queue q accesses a word of page p. The first call registers the page with the driver.
 //
 // Errors: [ErrUnavailable] if the driver cannot register the page.
 func (r *registration) address(p *Page, q *streamQueue, word uint64) (cuda.DevicePtr, error) {
@@ -40,8 +40,8 @@ func (r *registration) address(p *Page, q *streamQueue, word uint64) (cuda.Devic
 	return r.host.DevicePtr() + cuda.DevicePtr(word*8), nil
 }
 
-// idle reports whether close can end the registration without waiting. For this, the streams that use the page and all device streams must
-// have finished their work, because the driver ends a registration only when the whole device is idle.
+// idle reports whether the method close can end the registration without a wait. The driver ends a registration only when the whole device
+// is idle. So idle returns true only if the streams that use the page, and all device streams, have finished their work.
 func (r *registration) idle() bool {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -56,8 +56,8 @@ func (r *registration) idle() bool {
 	return deviceStreamsIdle()
 }
 
-// close waits for the streams that use the page, and then ends the registration. The page must not be unmapped while a stream uses it. The
-// result free reports whether the page is not registered any more.
+// close waits until the streams that use the page have finished their work, and then ends the registration. The caller must not unmap the
+// page while a stream uses it. The result free is true if the page is not registered any more.
 func (r *registration) close() (free bool, err error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()

@@ -11,8 +11,9 @@ import (
 const SavedVersion = 1
 
 // Saved says where a published buffer is, in a form that a file can hold. A Saved is for scripts, and for programs that are not clients of
-// a service. A program can open memory of kind [Legacy] with a Saved alone. Processes share memory of the other kinds by file descriptors,
-// which a file cannot hold. For these kinds, a Saved names the service that the program must ask for the buffer.
+// a service. If the buffer's memory is of kind [Legacy], a program needs only the Saved to open the buffer. Processes share memory of the
+// other kinds by file descriptors, which a file cannot hold. For these kinds, a Saved contains the socket of the service and the name of
+// the buffer, and the program must ask this service for the buffer.
 type Saved struct {
 	Version int    `json:"poolbridge"`
 	Kind    Kind   `json:"kind"`
@@ -27,7 +28,7 @@ type Saved struct {
 	// Handle is set for kind legacy only. It has the 64 bytes of the driver's handle, and the offset of the buffer in the block that the
 	// handle opens. In JSON, Handle is in base64.
 	Handle []byte `json:"handle,omitempty"`
-	// Socket is the socket of the service, and Name is the name of the buffer. Epoch is the epoch of the service in which the Saved was
+	// Socket is the socket of the service, and Name is the name of the buffer. Epoch is the service's epoch at the time when the Saved was
 	// made.
 	Socket string `json:"socket,omitempty"`
 	Name   string `json:"name,omitempty"`
@@ -62,8 +63,8 @@ func (s Saved) Validate() error {
 	return err
 }
 
-// ParseSaved reads the content of a file. The file must contain a [Saved] in JSON, the 64 bytes of a driver's handle, or the 72 bytes of a
-// [LegacyHandle].
+// ParseSaved reads a Saved from the content of a file. The file must contain a [Saved] in JSON, the 64 bytes of a driver's handle, or the
+// 72 bytes of a [LegacyHandle].
 //
 // Errors: [ErrInvalid] for any other file.
 func ParseSaved(file []byte) (s Saved, err error) {

@@ -9,15 +9,15 @@ import (
 	"github.com/poolbridge/poolbridge/internal/situation"
 )
 
-// MaxNameBytes is the length of the longest name of a pool or buffer, in bytes.
+// MaxNameBytes is the greatest length, in bytes, of the name of a pool, a buffer or a channel.
 const MaxNameBytes = 255
 
-// PoolSpec describes a pool to be made. It is plain data.
+// PoolSpec describes a pool that a client wants to make. It is plain data.
 type PoolSpec struct {
 	Name string
 	Kind Kind
-	// Device is an ordinal ("0") or a UUID ("GPU-…"). An empty Device means the first GPU. For a kind without a device, Device must be
-	// empty.
+	// Device is the ordinal ("0") or the UUID ("GPU-…") of the pool's GPU. An empty Device means the first GPU. For a kind without a
+	// device, Device must be empty.
 	Device string
 	// MaxBytes is the greatest number of bytes that all blocks of the pool may take together.
 	MaxBytes uint64
@@ -32,7 +32,7 @@ type PoolSpec struct {
 	Access Access
 }
 
-// Validate returns an error if no machine could make the pool.
+// Validate returns an error if the spec is wrong on every machine: no service could make such a pool.
 //
 // Errors: [ErrInvalid].
 func (s PoolSpec) Validate() error {
@@ -63,7 +63,7 @@ func (s PoolSpec) Validate() error {
 	return nil
 }
 
-// ValidateName checks a name. The parameter what names the thing that has the name, for example "pool", for the text of an error.
+// ValidateName checks a name. The parameter what says what has this name, for example "pool"; the text of the error contains it.
 //
 // Errors: [ErrInvalid].
 func ValidateName(what, name string) error {

@@ -9,9 +9,9 @@ import (
 	"github.com/poolbridge/poolbridge/cuda"
 )
 
-// This package copies memory of the Go heap to and from a GPU through page-locked pieces. While the GPU copies one piece, the CPU copies
-// the next piece. The bus is fastest with large pieces (on an H200: 51 GB/s with pieces of 2 MiB, 55 GB/s with pieces of 16 MiB). One core
-// copies slower than the bus, so several cores fill a piece together.
+// This package copies between memory of the Go heap and a GPU through pieces of page-locked memory. While the GPU copies one piece, the CPU
+// copies the next piece. The bus is fastest with large pieces (on an H200: 51 GB/s with pieces of 2 MiB, 55 GB/s with pieces of 16 MiB).
+// One core copies slower than the bus, so several cores fill a piece together.
 const (
 	largePiece  = 16 << 20
 	largePieces = 4
@@ -29,9 +29,9 @@ type stagingPlan struct {
 
 // plan is the staging plan of device streams that are opened from now on. With this plan, on a host with an H200, copies of frames of 16
 // MiB reached 0.95 to 0.99 of the rate of copies without staging. The processor of this host has fast string copies (FSRM). Go uses these
-// copies, which write through the caches. On many other processors, a Go copy of one mebibyte or more bypasses the caches. On the measured
-// host, copies that bypass the caches were slower (0.82), and so were two streams in turn (0.86) and pieces of 4 MiB (0.87). 12 goroutines
-// were no faster than 8 goroutines (0.94).
+// copies, which write into the caches. On many other processors, a Go copy of one mebibyte or more bypasses the caches. On the measured
+// host, other settings reached less of that rate: 0.82 with copies that bypass the caches, 0.86 with two streams that were used
+// alternately, 0.87 with pieces of 4 MiB, and 0.94 with 12 goroutines instead of 8.
 var plan = stagingPlan{
 	piece: largePiece, pieces: largePieces,
 	copying: copying{stripe: 1 << 20, together: 8, vigil: 100 * time.Microsecond},
@@ -44,7 +44,7 @@ type staging struct {
 	large, small pieces
 }
 
-// pieces has the pieces of one size. Copies use these pieces in turn.
+// pieces has the pieces of one size. Copies use these pieces one after the other.
 type pieces struct {
 	size uint64
 	most int
@@ -71,9 +71,9 @@ func (s *staging) open(l *deviceStream) {
 	}
 }
 
-// take takes a piece that no caller holds. If the GPU still copies this piece, take makes another piece, or waits for the GPU if no more
-// pieces may be made. If callers hold all pieces, take waits for a piece if wait is true, and returns nil if wait is false: a caller that
-// holds a piece must not wait for another piece.
+// take takes a piece that no caller holds. If the GPU still copies to or from this piece, take makes another piece, or waits for the GPU if
+// no more pieces may be made. If callers hold all pieces, take waits for a piece if wait is true, and returns nil if wait is false: a
+// caller that holds a piece must not wait for another piece.
 func (ps *pieces) take(ctx *cuda.Context, wait bool) (*piece, error) {
 	ps.mu.Lock()
 	for len(ps.idle) == 0 && ps.made == ps.most {
@@ -103,7 +103,7 @@ func (ps *pieces) take(ctx *cuda.Context, wait bool) (*piece, error) {
 	return p, nil
 }
 
-// makeOne makes a piece. The caller holds ps.mu, and makeOne releases it.
+// makeOne makes a piece. The caller holds ps.mu, and makeOne releases that mutex.
 func (ps *pieces) makeOne(ctx *cuda.Context) (*piece, error) {
 	ps.made++
 	ps.mu.Unlock()
@@ -129,7 +129,7 @@ func (ps *pieces) put(p *piece) {
 	ps.freed.Signal()
 }
 
-// lose gives up a piece that the GPU may still use.
+// lose stops counting a piece that the GPU may still use: no copy uses this piece again.
 func (ps *pieces) lose() {
 	ps.mu.Lock()
 	defer ps.mu.Unlock()
@@ -151,8 +151,8 @@ func (ps *pieces) close() error {
 	return errors.Join(errs...)
 }
 
-// mark records the piece's event after the queued copy. If the driver fails to record the event, mark waits for the copy. If the wait fails
-// too, mark gives up the piece, because no other copy may use the piece while the queued copy may still run.
+// mark records the piece's event in the stream, after the copy that the caller has queued. If the driver fails to record the event, mark
+// waits for the copy. If the wait fails too, mark never uses the piece again: the queued copy may still use the piece.
 func (s *staging) mark(ps *pieces, p *piece) error {
 	err := p.done.Record(s.deviceStream.stream)
 	if err == nil {
@@ -180,7 +180,7 @@ func (s *staging) fitting(n int) *pieces {
 	return &s.large
 }
 
-// copyFrom queues a copy of src. The caller may change src after copyFrom has returned.
+// copyFrom queues a copy of src to dst. The caller may change src after copyFrom has returned.
 func (l *deviceStream) copyFrom(dst cuda.DevicePtr, src []byte) error {
 	ps := l.staging.fitting(len(src))
 	for len(src) > 0 {
@@ -202,8 +202,8 @@ func (l *deviceStream) copyFrom(dst cuda.DevicePtr, src []byte) error {
 	return nil
 }
 
-// copyTo copies src to dst after the queued work, and returns when dst is filled. While the CPU empties a piece, the GPU fills the next
-// piece.
+// copyTo copies src to dst after the work that is already queued in the stream, and returns when dst is filled. While the CPU empties a
+// piece, the GPU fills the next piece.
 func (l *deviceStream) copyTo(dst []byte, src cuda.DevicePtr) error {
 	ps := l.staging.fitting(len(dst))
 	fetch := func(n int, wait bool) (*piece, error) {

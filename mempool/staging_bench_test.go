@@ -17,7 +17,8 @@ const stagedFrame = 16 << 20
 // plainCopies is the name of the measurement with which the other measurements are compared.
 const plainCopies = "16MiB"
 
-// planOf returns a plan with pieces of mib MiB. All pieces together have 64 MiB, and the parameter together is the number of goroutines.
+// planOf returns a plan with pieces of mib MiB. All pieces together have 64 MiB. The parameter together is the number of goroutines that
+// copy.
 func planOf(mib, together int) stagingPlan {
 	p := plan
 	p.piece, p.pieces, p.together = uint64(mib)<<20, 64/mib, together
@@ -36,7 +37,8 @@ func share(b *testing.B, alone *float64) {
 }
 
 // BenchmarkStaging measures how fast frames are copied to a GPU. It measures three things: copies from page-locked memory to the GPU;
-// copies of the CPU to page-locked memory, while the GPU is idle and while the GPU copies; and whole copies with several plans.
+// copies that the CPU makes to page-locked memory, while the GPU is idle and while the GPU copies; and complete copies from the Go heap to
+// the GPU, with several plans.
 func BenchmarkStaging(b *testing.B) {
 	d, err := FindDevice("")
 	if err != nil {
@@ -51,7 +53,7 @@ func BenchmarkStaging(b *testing.B) {
 	require.NoError(b, ctx.Close())
 }
 
-// dma copies frames from page-locked memory.
+// dma copies frames from page-locked memory to the GPU.
 type dma struct {
 	stream *cuda.Stream
 	from   *cuda.Pinned
@@ -85,7 +87,7 @@ func newDMA(b *testing.B, ctx *cuda.Context) *dma {
 	return c
 }
 
-// frame queues a frame in pieces.
+// frame queues the copy of a frame, in copies of `piece` bytes.
 func (c *dma) frame(b *testing.B, piece uint64, record bool) {
 	for off := uint64(0); off < stagedFrame; off += piece {
 		require.NoError(b, c.stream.CopyHtoDAsync(c.to+cuda.DevicePtr(off), c.from, off, piece))
@@ -207,7 +209,7 @@ func benchmarkFilling(b *testing.B, ctx *cuda.Context, alone *float64) {
 	}
 }
 
-// benchmarkFrames copies frames to several buffers in turn.
+// benchmarkFrames copies frames to several buffers, one after the other.
 func benchmarkFrames(b *testing.B, alone *float64) {
 	one := func(name string, p stagingPlan) {
 		b.Run(name, func(b *testing.B) {

@@ -16,8 +16,9 @@ type streamQueue struct {
 	words  bool // the stream can write and wait for words of registered memory
 }
 
-// StreamQueue returns a stream of the caller as a [Queue]. Call StreamQueue only once for a stream: a timeline needs a word for each Queue.
-// When the caller does not use the stream any more, [Clock.Forget] frees the word. The stream must live until its work is done.
+// StreamQueue returns a [Queue] for a stream of the caller. Call StreamQueue only once for a stream, because each Queue needs its own word
+// of a timeline. When the caller does not use the stream any more, [Clock.Forget] frees the word. The caller must not destroy the stream
+// before the stream's work is done.
 func StreamQueue(ctx *cuda.Context, s *cuda.Stream) Queue {
 	q := newStreamQueue(ctx, s, nil)
 	q.key = q
@@ -31,7 +32,7 @@ func newStreamQueue(ctx *cuda.Context, s *cuda.Stream, key any) *streamQueue {
 	return &streamQueue{ctx: ctx, stream: s, key: key, words: words && register && err == nil && err2 == nil}
 }
 
-// wait makes the stream wait for the fence. If the stream cannot wait for words, the call itself waits on the CPU.
+// wait makes the stream wait for the fence. If the stream cannot wait for words, this call itself waits until the fence is reached.
 func (q *streamQueue) wait(ctx context.Context, page *Page, t Fence) error {
 	err := q.begin(page, t, "make a stream wait", q.stream.WaitValue64GEQ)
 	if errors.Is(err, ErrUnavailable) {
@@ -44,7 +45,8 @@ func (q *streamQueue) signal(page *Page, t Fence) error {
 	return q.begin(page, t, "make a stream write a word", q.stream.WriteValue64)
 }
 
-// begin queues an operation on a word in the stream. Page.Close waits for the stream before it unmaps the page.
+// begin queues in the stream an operation on the word of a fence: a wait or a write. Page.Close waits for the stream before Page.Close
+// unmaps the page.
 func (q *streamQueue) begin(page *Page, t Fence, op string, do func(cuda.DevicePtr, uint64) error) error {
 	if err := page.use(t.Timeline); err != nil {
 		return err

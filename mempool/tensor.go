@@ -14,9 +14,10 @@ const MaxDims = 32
 // Tensor describes how the elements of an array lie in a buffer.
 type Tensor struct {
 	DType DType
-	// Shape is in elements. A scalar has an empty Shape.
+	// Shape has the number of elements along each dimension. A scalar has an empty Shape.
 	Shape []uint64
-	// Strides are in elements, one for each dimension. A stride may be negative. nil means that the array is C-contiguous.
+	// Strides has one stride for each dimension, counted in elements. A stride may be negative. If Strides is nil, the array is
+	// C-contiguous.
 	Strides []int64
 	// ByteOffset is the offset of the element [0, …, 0] from the beginning of the buffer.
 	ByteOffset uint64

@@ -14,8 +14,8 @@ import (
 	"github.com/poolbridge/poolbridge/mempool/hostmem"
 )
 
-// VMM is memory of a GPU in separate blocks (cuMemCreate), each with a file descriptor. A process cannot write the memory through a mapping
-// for reading. The file descriptor of a block gives access to this block only.
+// VMM is memory of a GPU in separate blocks (cuMemCreate), each with a file descriptor. A process that maps a block for reading cannot
+// write the block through that mapping. The file descriptor of a block gives access to this block only.
 const VMM Kind = "vmm"
 
 var vmmBackend = Backend{Kind: VMM, Probe: probeVMM, Create: newVMMArena, Open: openVMMArena}
@@ -36,7 +36,7 @@ func vmmOf(d cuda.Device) error {
 	return nil
 }
 
-// vmmArena allocates physical memory on one GPU. There is no pool in the driver, so the arena counts the bytes in use.
+// vmmArena allocates physical memory on one GPU. The driver has no memory pool for this kind, so the arena itself counts the bytes in use.
 type vmmArena struct {
 	*gpu
 	granularity uint64
@@ -170,8 +170,9 @@ const (
 
 var viewAccess = [...]cuda.AccessFlags{readView: cuda.AccessReadOnly, writeView: cuda.AccessReadWrite}
 
-// vmmImport is a block of an importedVMMArena. The block's physical memory is mapped at one address for reading, and at another address for
-// writing. The first call of Memory for a mapping makes the mapping.
+// vmmImport is a block of an importedVMMArena. The block's physical memory can be mapped at one address for reading, and at another address
+// for writing. The first call of Memory(false) makes the mapping for reading, and the first call of Memory(true) makes the mapping for
+// writing.
 type vmmImport struct {
 	arena    *importedVMMArena
 	physical *cuda.Physical

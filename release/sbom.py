@@ -1,6 +1,6 @@
 """Writes a CycloneDX bill of materials for `poolsvc`: Go, and the modules with their checksums.
 
-Usage: `sbom.py PROGRAM VERSION OUTPUT`. `go version -m` reads from the program which modules it was linked from.
+Usage: `sbom.py PROGRAM VERSION OUTPUT`. `go version -m` lists the modules from which the program was linked.
 """
 
 from __future__ import annotations

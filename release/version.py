@@ -1,4 +1,4 @@
-"""The version of poolbridge: one for the Python package, its wheels and `poolsvc`.
+"""The version of poolbridge. The Python package, its wheels and `poolsvc` have the same version.
 
 The version comes from the git tag, for example v0.2.0. After a tag, and before the first tag, the version also has the
 number of commits since then and the current commit. A source package has its version in the file PKG-INFO.

@@ -1,4 +1,4 @@
-"""Lists the programs and libraries in wheels. Fails if a file is missing, or is not for the processor in the name."""
+"""Lists the programs and libraries in wheels. Fails if a file is missing or is for another processor than the wheel."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def missing(wheel: Path) -> list[str]:
 
 
 def contents(wheel: Path) -> dict[str, str]:
-    """Return for each program and library in a wheel its processor."""
+    """Return the processor of each program and library in a wheel, by file name."""
     found = {}
     with zipfile.ZipFile(wheel) as archive:
         for name in archive.namelist():

@@ -20,7 +20,7 @@ import (
 	"github.com/poolbridge/poolbridge/bridge"
 )
 
-// Attributes for which the semantic conventions have no name.
+// These are the names of attributes for which the semantic conventions have no name.
 const (
 	OperationNameKey = attribute.Key("poolbridge.operation.name") // name of an operation without a channel, such as "allocate"
 	PoolNameKey      = attribute.Key("poolbridge.pool.name")      // the pool of the buffer

@@ -28,8 +28,8 @@ func (p *Packet) Free() {
 	p.from.free.Put(p)
 }
 
-// RecvInto is like Recv, but takes a buffer only when a packet has arrived. The caller must free the packet. If RecvInto returns an error,
-// the packet is nil.
+// RecvInto is like Recv, but takes a buffer only when a packet has arrived. The caller must call Free of the packet. If RecvInto returns an
+// error, the packet is nil.
 func (c *Conn) RecvInto(buffers *Buffers) (*Packet, *FDs, error) {
 	c.receiving.Lock()
 	defer c.receiving.Unlock()

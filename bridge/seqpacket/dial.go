@@ -44,7 +44,7 @@ func (d dialer) dial(ctx context.Context) (*Conn, error) {
 		if d.retry != nil {
 			d.retry()
 		}
-		// If a connect of AF_UNIX would block, the socket cannot be polled for room in the queue, so try again after a pause.
+		// If connect(2) of an AF_UNIX socket would block, poll(2) cannot wait until the service's queue has room. So try again after a pause.
 		select {
 		case <-ctx.Done():
 		case <-time.After(pause):

@@ -58,7 +58,8 @@ func TestFullTableAcceptWaitsAndDoesNotSpin(t *testing.T) {
 		require.NoError(t, err)
 		accepted <- c
 	}()
-	// The channel paused has room for one value. If Accept tried again without a pause, it would block in OnPause and never reach the timer.
+	// The channel `paused` has room for one value, and OnPause sends to it. If Accept tried again without a pause, it would block in OnPause
+	// and never wait for the channel `timer`.
 	for range 10 {
 		err := <-paused
 		require.ErrorIs(t, err, ErrFDTableFull)

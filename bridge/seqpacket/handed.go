@@ -10,7 +10,7 @@ import (
 
 // ListenFile makes a Listener of a socket that listens already, for example a socket from systemd (ListenSequentialPacket= in a socket
 // unit). The program that made the socket owns the file at the socket's path: Close does not remove that file, and the listener takes no
-// lock. ListenFile closes its argument file, also on error.
+// lock. ListenFile closes `file`, even if ListenFile fails.
 //
 // Errors: [ErrNotListening] if file is not a listening Unix socket of type SOCK_SEQPACKET with a path.
 func ListenFile(file *os.File, config ListenConfig) (_ *Listener, err error) {

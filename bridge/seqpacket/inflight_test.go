@@ -15,7 +15,8 @@ import (
 // If the environment variable flightEnv is set, the test binary sends descriptors that nobody receives.
 const flightEnv = "SEQPACKET_TEST_FLIGHT"
 
-// The kernel allows a user as many descriptors in flight as RLIMIT_NOFILE says, unless the user is privileged.
+// A descriptor is in flight if a process has sent it and no process has received it. The kernel allows a user at most RLIMIT_NOFILE such
+// descriptors, unless the user is privileged.
 func TestTooManyDescriptorsInFlight(t *testing.T) {
 	cmd := exec.Command("/proc/self/exe")
 	cmd.Env = append(os.Environ(), flightEnv+"=1")

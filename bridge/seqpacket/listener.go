@@ -111,8 +111,8 @@ func (l *Listener) conn(fd int) (*Conn, error) {
 	return c, nil
 }
 
-// Close closes the listener, removes the socket file, unless another program made the socket, and releases the lock. Accepted connections
-// stay open. A second Close does nothing.
+// Close closes the listener and releases the lock. It also removes the socket file, unless another program made the socket. Accepted
+// connections stay open. A second Close does nothing.
 func (l *Listener) Close() error {
 	l.once.Do(func() {
 		close(l.closed)

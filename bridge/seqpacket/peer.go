@@ -7,8 +7,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Peer is the process that made the other end of a connection, as the kernel saw it when the client called connect, or, if the peer is the
-// service, when the service called listen. UID, GID and Groups decide access. PID is only for display, because another process may have the
+// Peer is the process that made the other end of a connection. The kernel records a client when the client calls connect, and it records a
+// service when the service calls listen. UID, GID and Groups decide access. PID is only for display, because another process may have the
 // same PID by now.
 type Peer struct {
 	PID    int

@@ -71,8 +71,8 @@ func identity(pidfd int) (uint64, error) {
 	return st.Ino, os.NewSyscallError("fstat", err)
 }
 
-// ID returns a number that no other process has at the same time. ID returns 0 if the kernel gives no number: for a peer that had ended
-// before PeerProcess, and before Linux 6.9 for a peer outside of this process's PID namespace.
+// ID returns a number that no other process has at the same time. ID returns 0 if the kernel gives no number: this happens if the peer had
+// ended before the call of PeerProcess. Before Linux 6.9, it also happens if the peer is outside of this process's PID namespace.
 func (p *Process) ID() uint64 { return p.id }
 
 // ended reports whether the process of a pidfd has ended.
@@ -100,7 +100,7 @@ func (p *Process) Gone() <-chan struct{} {
 	return p.gone
 }
 
-// Close stops watching the process, and returns when the watching goroutine has ended. A second Close does nothing more.
+// Close stops watching the process, and returns when the watching goroutine has ended. A second Close does nothing.
 func (p *Process) Close() error {
 	p.once.Do(func() {
 		if p.file != nil {

@@ -87,8 +87,8 @@ func (c *Conn) accept(n int, control []byte, flags int) (int, *FDs, error) {
 	return 0, nil, err
 }
 
-// end finds out why the kernel delivered no data. An empty packet and the end of the connection look the same in recvmsg, but only after
-// the end of the connection poll reports that the peer has hung up.
+// end finds out why the kernel delivered no data. recvmsg returns the same result for an empty packet and for the end of the connection.
+// But poll reports that the peer has hung up only at the end of the connection.
 func (c *Conn) end() error {
 	var events int16
 	err := c.do(func(fd int) error {

@@ -9,7 +9,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// pipe returns the read and the write end of a pipe. A reader of the read end finds out when nobody has the write end open any more.
+// pipe returns the read and the write end of a pipe. When nobody has the write end open any more, a read of the read end reports the end of
+// the file.
 func pipe(t *testing.T) (r *os.File, w *FD) {
 	t.Helper()
 	var p [2]int

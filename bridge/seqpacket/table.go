@@ -7,9 +7,9 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Reserve makes the table of descriptors of this process large enough for n descriptors, or for fewer if the process's limit is lower. room
-// is this number of descriptors. If the table had to grow later, the kernel would make every thread that needs a descriptor wait. Go would
-// then start extra threads and never end them.
+// Reserve makes the table of descriptors of this process large enough for n descriptors. If the process's limit is lower than n, Reserve
+// makes the table large enough for the limit. `room` is the smaller of n and the limit. If the table had to grow later, the kernel would
+// make every thread that needs a descriptor wait. Go would then start extra threads and never end them.
 func Reserve(n int) (room int, err error) {
 	var limit unix.Rlimit
 	if err := unix.Getrlimit(unix.RLIMIT_NOFILE, &limit); err != nil {

@@ -28,8 +28,8 @@ func TraceFDs() {
 	tracer.on.Store(true)
 }
 
-// LeakedFDs describes the FDs that were made since TraceFDs and are neither closed nor taken, each with its number and the stack trace of
-// NewFD.
+// LeakedFDs describes each FD that was made after the call of TraceFDs and is neither closed nor taken. A description has the descriptor's
+// number and the stack trace of the call of NewFD.
 func LeakedFDs() []string {
 	tracer.mu.Lock()
 	defer tracer.mu.Unlock()

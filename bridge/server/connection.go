@@ -55,8 +55,8 @@ func (c *connection) serve() {
 	log := c.server.config.Log
 	defer closeLogged(log, c.conn)
 	defer c.cancel(nil)
-	// When the session ends, waits to send and to receive end too. The write deadline is set first, so that goodbye can set a new write
-	// deadline afterwards.
+	// When the session ends, these deadlines end every waiting send and receive. Set the write deadline first: the read deadline makes serve
+	// call goodbye, and goodbye sets a new write deadline, which must stay.
 	stop := context.AfterFunc(c.ctx, func() {
 		_ = c.conn.SetWriteDeadline(longAgo)
 		_ = c.conn.SetReadDeadline(longAgo)
@@ -115,7 +115,8 @@ func peerOf(conn *seqpacket.Conn) (mempool.Peer, error) {
 	return mempool.Peer{UID: p.UID, GID: p.GID, Groups: p.Groups, PID: int32(p.PID)}, err
 }
 
-// packets has the buffers for received packets. A decoded message does not refer to the buffer of its packet.
+// packets has the buffers for received packets. A decoded message does not use the buffer of its packet, so the buffer is free after
+// decoding.
 var packets = seqpacket.NewBuffers(wire.MaxPacket)
 
 // run reads packets until the connection or the server ends.

@@ -11,6 +11,6 @@
 //	}
 //	defer srv.Close()
 //
-// The server reads requests, has the service carry them out, and sends the answers. The server keeps no state of pools, buffers or
-// channels. Package service keeps this state and does not know the protocol.
+// The server reads requests, calls the service to carry out the requests, and sends the answers. The server keeps no state of pools,
+// buffers or channels. Package service keeps this state and does not know the protocol.
 package server

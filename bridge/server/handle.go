@@ -83,8 +83,8 @@ func (c *connection) open(q uint32, r *wire.Open) {
 	})
 }
 
-// errWaits is the error of a request for a pool that would have to wait. The goroutine that reads requests does not wait, so that later
-// requests do not wait either.
+// errWaits means that the service cannot answer a request for a pool without waiting. The goroutine that reads requests does not wait, so
+// that later requests do not wait either.
 var errWaits = situation.Of(mempool.ErrBusy, "the pool is not there yet")
 
 // atOnce is a context that is cancelled. A call with this context does not wait.
@@ -94,8 +94,8 @@ var atOnce = func() context.Context {
 	return ctx
 }()
 
-// pool answers with the pool that the function `get` returns. If the request need not wait, pool answers at once, otherwise from a new
-// goroutine.
+// pool answers with the pool that the function `get` returns. If the request must wait, pool answers from a new goroutine. Otherwise pool
+// answers at once.
 func (c *connection) pool(q uint32, get func(context.Context) (*service.Pool, error)) {
 	p, err := get(atOnce)
 	if q != 0 && errors.Is(err, errWaits) {
@@ -152,8 +152,8 @@ func (c *connection) alloc(q uint32, r *wire.Alloc) {
 	})
 }
 
-// tellWorking tells the client at intervals that request q still runs, until the caller calls the function `stop`. If q is 0, the
-// session's later requests wait for this request. A client that does not read gets no notice.
+// tellWorking tells the client at intervals that request q still runs, until the caller calls the function `stop`. If q is 0, the notice
+// tells the client that its later requests wait for the running request. A client that does not read gets no notice.
 func (c *connection) tellWorking(q uint32) (stop func()) {
 	over, stopped := make(chan struct{}), make(chan struct{})
 	go func() {
@@ -175,8 +175,8 @@ func (c *connection) tellWorking(q uint32) (stop func()) {
 
 type getLease = func(ctx context.Context, wait time.Duration) (service.Grant, error)
 
-// grant answers with the lease that the function `get` returns. If the request need not wait, grant answers at once, otherwise from a new
-// goroutine.
+// grant answers with the lease that the function `get` returns. If the request must wait, grant answers from a new goroutine. Otherwise
+// grant answers at once.
 func (c *connection) grant(q uint32, wait uint64, get getLease) {
 	if q == 0 {
 		return // without a reply, the client would not know of the lease
@@ -228,8 +228,8 @@ func (c *connection) another(g service.Grant, err error, wait uint64) (limit tim
 	return 0, nil
 }
 
-// insist makes the second attempt, if a second attempt makes sense. If the client cannot wait for the work on the buffer, insist waits for
-// that work.
+// insist calls `get` a second time, if the method another says that a second attempt makes sense. If the client cannot wait for the work on
+// the buffer, insist waits for that work.
 func (c *connection) insist(ctx context.Context, g service.Grant, err error, wait uint64, get getLease) (service.Grant, error) {
 	limit, again := c.another(g, err, wait)
 	if again != nil && err != nil {

@@ -55,7 +55,8 @@ func (c *connection) bye(q uint32, _ *wire.Bye) {
 // errEnded is the reason of the goodbye to a client whose session an operator ends.
 var errEnded = situation.Of(mempool.ErrClosed, "an operator ended this session (poolsvc session end)")
 
-// endSession ends the session of another client. The service uses the session's memory again once the client's process is gone.
+// endSession ends the session of another client. The service uses the memory of that session again only after the process of that client
+// has ended.
 func (c *connection) endSession(q uint32, r *wire.EndSession) {
 	target, err := c.session.MayEnd(r.Session)
 	conn := c.server.connOf(r.Session)

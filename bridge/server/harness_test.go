@@ -49,7 +49,8 @@ type rig struct {
 	log  *harness.Log
 }
 
-// start starts a service that serves until the test ends. Clients register their cleanups later, so clients are closed before the server.
+// start starts a service that serves until the test ends. Tests make clients after this call, and Go runs the newest cleanup first. So the
+// clients are closed before the server.
 func start(t testing.TB, c Config, l ClientLimits) *rig {
 	t.Helper()
 	r := &rig{path: harness.SocketPath(t), log: harness.NewLog()}

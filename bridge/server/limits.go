@@ -14,8 +14,8 @@ type ClientLimits struct {
 	Waiting int
 	// Notices is how many notices may wait until a client reads. If more notices wait, the client's session ends.
 	Notices int
-	// Denied is how many clients at a time the server lets send a hello, only to answer that they may not have a session. The server
-	// disconnects further such clients at once.
+	// Denied is a number of clients that may not have a session. The server reads the hello of at most this number of such clients at a time,
+	// and answers with an error. It disconnects further such clients at once.
 	Denied int
 	// Large is a size in bytes. An allocation of this size or more does not block the other requests of its session.
 	Large uint64

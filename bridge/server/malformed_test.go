@@ -34,8 +34,8 @@ func (v vector) packet(t *testing.T) []byte {
 	return b
 }
 
-// The service answers a malformed packet with protocol and closes the connection of that client. Other clients do not notice this. A packet
-// that only the service may send is malformed, too.
+// The service answers a malformed packet with the error code `protocol` and closes the connection of that client. Other clients do not
+// notice this. A packet that only the service may send is malformed, too.
 func TestEveryInvalidVectorEndsTheSessionThatSendsIt(t *testing.T) {
 	r := start(t, Config{}, unhurried)
 	witness := greeted(t, r.path)

@@ -14,7 +14,7 @@ type notices struct {
 	told int // how many entries of `list` next has returned already
 }
 
-// add adds a notice. It returns false if the number `limit` of notices waits already.
+// add adds a notice. It returns false if `limit` notices wait already.
 func (q *notices) add(n service.Notice, limit int) bool {
 	q.mu.Lock()
 	defer q.mu.Unlock()

@@ -21,7 +21,8 @@ import (
 // notify queues a notice of the service for this session. notify must not block, because the caller holds locks of the service.
 func (c *connection) notify(n service.Notice) {
 	if limit := c.server.limits.Notices; !c.notices.add(n, limit) {
-		// The client reads nothing. The memory that the service recalled from this client comes back only when the session ends.
+		// The client does not read its notices, so it does not unmap the blocks that the service recalled. The service gets these blocks back
+		// only if it ends the session.
 		c.cancel(situation.Of(mempool.ErrLimit, "%d notices wait for a client that reads none", limit))
 	}
 }
@@ -65,8 +66,8 @@ func (c *connection) tell(n wire.Notice) {
 	_ = c.send(nil, func(dst []byte) ([]byte, error) { return wire.AppendNotice(dst, n) })
 }
 
-// mentionRoom is the limit of mention: a client with more unread bytes gets no notices by mention. Some notices fit into this limit, and
-// the limit is much smaller than a socket's buffer.
+// mentionRoom is a number of bytes. If the client has more unread bytes than this, mention drops its notice. Some notices fit into this
+// limit, and the limit is much smaller than a socket's buffer.
 const mentionRoom = 16 << 10
 
 // mention sends a notice that the client can do without. It drops the notice if the client does not read, or if another goroutine is
@@ -165,8 +166,8 @@ func (c *connection) replyLease(q uint32, g service.Grant, err error) {
 	c.answered(q, sent, err)
 }
 
-// fail answers request q with an error. If q is 0, the client wants no answer. If the error then ends the session, fail sends a goodbye;
-// otherwise fail sends nothing.
+// fail answers request q with an error. If q is 0, the client wants no answer, and fail sends nothing. But if the error ends the session,
+// fail sends a goodbye to this client.
 func (c *connection) fail(q uint32, err error) { c.failed(q, c.answer(q), err) }
 
 // failed does what fail does, for a caller that has called answer.
@@ -202,7 +203,7 @@ func (c *connection) transmit(files []*os.File, appendTo func([]byte) ([]byte, e
 	}
 	c.out = packet
 	err = seqpacket.WithFiles(files, func(fds []int) error {
-		// If the client has left, the session goes on until the server has read the client's last packets.
+		// ErrPeerClosed means that the client has left. The session goes on until the server has read the client's last packets.
 		if err := c.put(packet, fds); err != nil && !errors.Is(err, seqpacket.ErrPeerClosed) {
 			c.cancel(sendingFailed(err))
 		}

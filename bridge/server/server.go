@@ -231,7 +231,8 @@ func (s *Server) forget(c *connection) {
 	}
 }
 
-// startIdle starts the timer of [Config.Unused], because no client is connected. The caller holds mu, or no other goroutine has s yet.
+// startIdle starts the timer of [Config.Unused], because no client is connected. The caller holds mu, or no other goroutine can access s
+// yet.
 func (s *Server) startIdle() {
 	if s.config.Unused > 0 {
 		s.idle.Reset(s.config.Unused)
@@ -255,8 +256,8 @@ func (s *Server) noteUnused() {
 // not count as connected, even if its process lives. A client that connects later is still served, until Close.
 func (s *Server) Unused() <-chan struct{} { return s.unused }
 
-// lingers records that the session of c has ended, but that the session's process may still use memory. The session counts until the caller
-// calls reclaimed.
+// lingers records that the session of c has ended, but that the session's process may still use memory. The session counts as one of the
+// sessions until the caller calls Server.reclaimed.
 func (s *Server) lingers(c *connection) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -271,7 +272,7 @@ func (s *Server) reclaimed() {
 	s.lingering--
 }
 
-// turnAway answers the hello of a peer that may not have a session. Meanwhile the connection does not count as a session.
+// turnAway answers the hello of a peer that may not have a session. The connection does not count as a session during this time.
 func (s *Server) turnAway(c *connection, peer mempool.Peer) {
 	s.dismiss(c)
 	s.mu.Lock()

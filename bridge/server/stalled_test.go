@@ -82,7 +82,7 @@ func TestNoticesThatPileUpEndTheSessionThatReadsNone(t *testing.T) {
 	assert.NotEmpty(t, stalled.CutOff())
 }
 
-// The deadline of a packet that had to wait must not make a later packet fail.
+// If sending a packet has to wait, the server sets a write deadline. This deadline must not make the sending of a later packet fail.
 func TestAClientThatCaughtUpIsNotCutOff(t *testing.T) {
 	l := unhurried
 	for l.Send = 20 * time.Millisecond; ; l.Send *= 2 { // try longer limits until the client catches up in time

@@ -30,5 +30,5 @@ const (
 // ErrProtocol is the error of a malformed packet. Every error about such a packet wraps it.
 const ErrProtocol = CodeProtocol
 
-// Error returns the code as it stands in a packet.
+// Error returns the code as a string, in the form that it has in a packet.
 func (c Code) Error() string { return string(c) }

@@ -34,7 +34,7 @@ var encoders = sync.Pool{New: func() any {
 	return e
 }}
 
-// appendTo calls write, which appends one packet to dst. If write fails, appendTo returns dst unchanged.
+// appendTo calls the function `write`, which appends one packet to dst. If `write` fails, appendTo returns dst unchanged.
 func appendTo(dst []byte, write func(*encoder) error) ([]byte, error) {
 	e := encoders.Get().(*encoder)
 	e.out.buf = dst

@@ -1,6 +1,6 @@
 package wire
 
-// NewRequest and NewNotice have a function for each name, which makes an empty request or notice.
+// NewRequest and NewNotice are maps. Each name of an operation or of a notice has a function that makes an empty message.
 var (
 	NewRequest = newRequest
 	NewNotice  = newNotice

@@ -23,8 +23,8 @@ type boundedLog struct {
 	failed bool // the log already says that the file could not be shortened
 }
 
-// bound limits what a command writes to standard error to l.logBytes, if standard error is a file. If this is impossible, l.unbounded says
-// why.
+// bound limits what a command writes to standard error to l.logBytes, if standard error is a file. If bound cannot limit this file, it sets
+// l.unbounded to the error that says why.
 func (l *life) bound(c *cobra.Command, _ []string) error {
 	if l.logBytes == 0 {
 		return nil
@@ -86,11 +86,11 @@ func (b *boundedLog) Write(p []byte) (int, error) {
 	return len(p), nil
 }
 
-// shorten shortens the file if the size of the file plus room would exceed the limit. It keeps the last lines, at most
-// half of the limit. It first writes these lines over the beginning of the file and then cuts the file behind them. So
-// the file is never empty, even if the service is killed between these steps. Lines that other processes append during
-// these steps stay in the file, except lines that they append between the last Stat and the cut: the kernel has no call
-// that cuts a file only if the file still has an expected size.
+// shorten shortens the file if the file has no room for `room` more bytes within the limit. It keeps the last lines, at most half of the
+// limit. It first writes these lines over the beginning of the file and then cuts the file behind them. So the file is never empty, even if
+// the service is killed between these steps. Lines that other processes append during these steps stay in the file, except lines that they
+// append between the last call of Stat in keepLate and the cut: the kernel has no call that cuts a file only if the file still has an
+// expected size.
 func (b *boundedLog) shorten(room int64) error {
 	info, err := b.file.Stat()
 	if err != nil || info.Size()+room <= b.most {
@@ -115,8 +115,8 @@ func (b *boundedLog) shorten(room int64) error {
 	return b.file.Truncate(kept)
 }
 
-// keepLate copies the bytes that other processes have appended since the size of the file was end. It copies them to
-// the offset kept. It repeats this until there are no new bytes, and returns how many bytes to keep.
+// keepLate copies the bytes that other processes have appended behind the offset `end`. It copies them to the offset `kept`. It repeats
+// this until there are no new bytes, and returns how many bytes of the file to keep.
 func (b *boundedLog) keepLate(end, kept int64) (int64, error) {
 	for {
 		info, err := b.file.Stat()
@@ -134,8 +134,8 @@ func (b *boundedLog) keepLate(end, kept int64) (int64, error) {
 	}
 }
 
-// overwrite writes text at a place in a file that is open for appending. If another process writes with the same
-// descriptor meanwhile, its text still goes to the end of the file, because the offset of the descriptor is at the end.
+// overwrite writes text at a place in a file that is open for appending. During this time, another process may write with the same
+// descriptor. The text of that process still goes to the end of the file, because the offset of the descriptor is at the end.
 func overwrite(fd int, text []byte, at int64) error {
 	flags, err := unix.FcntlInt(uintptr(fd), unix.F_GETFL, 0)
 	if err == nil {

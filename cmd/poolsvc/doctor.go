@@ -11,7 +11,8 @@ import (
 	"github.com/poolbridge/poolbridge/cmd/poolsvc/internal/doctor"
 )
 
-// verdict returns errReported if something is missing. The printed findings already say what is missing.
+// verdict returns errReported if a finding has the status Missing. The command has already printed the findings, so the error does not
+// repeat them.
 func verdict(findings []doctor.Finding) error {
 	if slices.ContainsFunc(findings, func(f doctor.Finding) bool { return f.Status == doctor.Missing }) {
 		return errReported

@@ -13,8 +13,8 @@ import (
 	"github.com/poolbridge/poolbridge/bridge/server"
 )
 
-// life has the flags for programs that start a service for their own use. The flags say how the program learns that the
-// service is ready, and when the service ends.
+// life has the flags that a program gives to a service that the program starts for its own use. The flags say how the
+// program learns that the service is ready, and when the service ends.
 type life struct {
 	ready, end int // descriptors; a negative number: no descriptor
 	unused     time.Duration

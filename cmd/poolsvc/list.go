@@ -34,7 +34,8 @@ type listing[T any] struct {
 	// compare orders the entries; nil: the entries keep the order of the service.
 	compare func(a, b T) int
 
-	// These functions return the values by which flags filter entries; nil: the list has no such flag.
+	// Each of these functions returns the value of an entry that a flag of the command compares, for example --pool. If a function is
+	// nil, the command does not have the flag.
 	ofPool     func(T) uint64
 	ofSessions func(T) []uint64
 	ofUser     func(T) uint32
@@ -274,7 +275,7 @@ func (u *userID) Set(text string) error {
 	return nil
 }
 
-// Type returns the name of the type in --help.
+// Type returns the name that --help shows for the type of the value.
 func (*userID) Type() string { return "user" }
 
 func (u *userID) String() string { return strconv.FormatUint(uint64(*u), 10) }
@@ -360,7 +361,8 @@ func state(ch mempool.ChannelStatus) string {
 	return "open"
 }
 
-// shownState returns the state of a channel for people. If the channel cannot take another frame, this is "full".
+// shownState returns a word for the state of a channel that people can read. If the channel is open and cannot take another frame, the
+// word is "full".
 func shownState(ch mempool.ChannelStatus) string {
 	if !ch.Closed && ch.Used >= uint64(ch.Capacity) {
 		return "full"

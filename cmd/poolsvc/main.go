@@ -1,5 +1,5 @@
 // Command poolsvc runs the service that owns GPU memory and lends it to other processes. Its other commands show and change a running
-// service, check the machine and measure.
+// service, check the machine, and measure speed.
 package main
 
 import (
@@ -30,8 +30,8 @@ func main() {
 	}
 }
 
-// sentence returns the text of an error for people. If the error comes from the service, sentence leaves out the names of the request and
-// of the error, which are for programs.
+// sentence returns the text of an error in a form that people can read. If the error comes from the service, sentence leaves out the name
+// of the request and the name of the error, because only programs need them.
 func sentence(err error) string {
 	text := err.Error()
 	if remote, ok := errors.AsType[*bridge.RemoteError](err); ok {

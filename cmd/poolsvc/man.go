@@ -29,8 +29,8 @@ completion. If you built the program yourself:
 // defaultsOfPages has the texts that man pages show for defaults that depend on the machine or the user.
 var defaultsOfPages = map[string]string{"socket": "$POOLBRIDGE_SOCKET", "python": "python3"}
 
-// writeManPages writes a man page for each command. The pages are the same on every machine. Their date is $SOURCE_DATE_EPOCH, or else the
-// current time.
+// writeManPages writes a man page for each command. The content of the pages does not depend on the machine. The date in the pages is
+// $SOURCE_DATE_EPOCH if it is set, and the current time otherwise.
 func writeManPages(folder string) error {
 	if err := os.MkdirAll(folder, 0o755); err != nil {
 		return err
@@ -66,7 +66,7 @@ func writeManPage(c *cobra.Command, header doc.GenManHeader, folder string) erro
 // valueWord is the value of a flag that has no default. A man page shows a word for this value.
 type valueWord struct{ pflag.Value }
 
-// Type returns "", because cobra would quote the word for a type that it knows.
+// Type returns "". If it returned the name of a type that cobra knows, cobra would put quotation marks around the word.
 func (valueWord) Type() string { return "" }
 
 // plain escapes the texts of a command and its subcommands, because cobra reads the texts as Markdown.
@@ -92,7 +92,7 @@ func plain(c *cobra.Command) {
 
 var escaper = strings.NewReplacer(`\`, `\\`, `*`, `\*`, `_`, `\_`, `<`, `\<`, `>`, `\>`, "`", "\\`", `[`, `\[`, `]`, `\]`)
 
-// literal escapes a text for Markdown. Indented lines become code, and nothing else becomes markup.
+// literal escapes a text for Markdown. An indented line becomes a line of code, and all other lines become plain text.
 func literal(text string) string {
 	var b strings.Builder
 	for line := range strings.Lines(text) {

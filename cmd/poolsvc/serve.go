@@ -22,8 +22,8 @@ import (
 	"github.com/poolbridge/poolbridge/mempool/service"
 )
 
-// heapGrowth is GOGC: how much the heap may grow between two garbage collections, in percent. It is low because a request leaves little
-// garbage, and because the heap is most of the service's memory if there are many live buffers.
+// heapGrowth is the value of GOGC: it says by how many percent the heap may grow between two garbage collections. It is lower than the
+// default of Go, because a request leaves little garbage, and because most of the service's memory is heap if there are many buffers.
 const heapGrowth = 50
 
 func newServe() *cobra.Command {

@@ -87,7 +87,8 @@ type setting struct {
 	set func(p *plan, text string) error
 	// reset removes the values from places with a lower priority; nil: set replaces the value, and there is nothing to remove.
 	reset func(p *plan)
-	// show returns the value in a plan as text. It is nil for pools and limits, which are shown one by one.
+	// show returns the value of the setting in a plan as text. It is nil for pools and limits, because other code shows each pool and
+	// each limit.
 	show func(p *plan) string
 	// fixed says that the setting cannot change while the service runs.
 	fixed bool
@@ -100,8 +101,8 @@ func (s setting) variable() string {
 
 const poolUsage = "name=NAME,max=SIZE[,kind=device|vmm|legacy|pinned|host][,device=N|UUID][,session=SIZE][,user=SIZE][,uid=N][,gid=N]"
 
-// settings returns all settings. In the configuration file, pools are elements of the list pools, and limits have keys of the form
-// limits.NAME.
+// settings returns all settings. In the configuration file, the list "pools" has one element for each pool, and a limit has a key such as
+// limits.sessions.
 func settings() []setting {
 	return []setting{
 		{flag: "socket", key: "socket.path", kind: "path", usage: "path of the service's socket", standard: bridge.DefaultSocket(),
@@ -188,7 +189,8 @@ func (p *plan) setMode(text string) error {
 	return nil
 }
 
-// addPool adds a pool to the plan. The pool replaces a pool with the same name from a place with a lower priority.
+// addPool adds a pool to the plan. If the plan has a pool with the same name from a place with a lower priority (such as the
+// configuration file), the new pool replaces it.
 func (p *plan) addPool(spec mempool.PoolSpec) error {
 	what := "pool " + spec.Name
 	if p.from != nil && p.from[what] == p.source {
@@ -200,7 +202,7 @@ func (p *plan) addPool(spec mempool.PoolSpec) error {
 	return nil
 }
 
-// said is the pflag.Value of a setting. It keeps the values that the command line gives.
+// said is the pflag.Value of a setting. It keeps the texts that the command line gives for the setting.
 type said struct {
 	setting
 	texts []string
@@ -242,8 +244,8 @@ func newPlan() *plan {
 	return p
 }
 
-// resolve makes a plan from the flags, the environment and the configuration file. Flags override the environment, and both override the
-// file.
+// resolve makes a plan from the flags, the environment and the configuration file. A flag overrides an environment variable, and both
+// override the configuration file.
 //
 // Errors: [config.Problems]; errors of the file system.
 func resolve(f *pflag.FlagSet) (*plan, error) {
@@ -277,8 +279,8 @@ func resolve(f *pflag.FlagSet) (*plan, error) {
 	return p, p.check()
 }
 
-// check returns all problems of the plan, including settings that do not fit together. It compares two settings with
-// each other only if both have correct values.
+// check returns all problems of the plan. It also finds a setting that needs another setting, or that contradicts
+// another setting. It compares two settings only if both have correct values.
 //
 // Errors: [config.Problems].
 func (p *plan) check() error {
@@ -307,8 +309,8 @@ func (p *plan) check() error {
 	return p.problems.Err()
 }
 
-// say adds the values of a setting from one place to the plan. If the setting refuses a value, say adds a problem whose
-// text begins with the parameter what.
+// say adds to the plan all values that one place (such as a flag) gives for a setting. If the setting refuses a value,
+// say adds a problem whose text begins with the parameter what.
 func (p *plan) say(s setting, at place, what string, texts ...string) {
 	if s.reset != nil {
 		s.reset(p)
@@ -323,7 +325,8 @@ func (p *plan) say(s setting, at place, what string, texts ...string) {
 	p.note(s.flag)
 }
 
-// read adds the settings of a configuration file to the plan. [plan.check] returns the problems of the file.
+// read adds the settings of a configuration file to the plan. If the content of the file has problems, read adds them to the plan, and
+// [plan.check] returns them.
 //
 // Errors: errors of the file system; a [config.Problem] if other users may change the file.
 func (p *plan) read(path string) error {
@@ -421,8 +424,8 @@ func (p *plan) pool(at place, item config.Item) {
 	}
 }
 
-// mistakes calls wrong for each wrong key of a pool. It adds the values to a valid pool one by one, and leaves out each
-// value that makes the pool invalid.
+// mistakes calls the function wrong for each wrong value of the pool. It begins with a valid pool and puts the values
+// into this pool one by one. If a value makes the pool invalid, mistakes calls wrong and removes the value again.
 func mistakes(said mempool.PoolSpec, refused map[string]bool, wrong func(key, format string, args ...any)) {
 	right := mempool.PoolSpec{Name: "?", Kind: mempool.Host, MaxBytes: math.MaxInt64}
 	for _, value := range []struct {

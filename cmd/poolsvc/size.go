@@ -32,10 +32,10 @@ func (b *byteSize) Set(text string) error {
 	return fmt.Errorf("%q is no size: expected a number of bytes, or one with KiB, MiB, GiB or TiB", text)
 }
 
-// Type returns the name of the type in --help.
+// Type returns the name that --help shows for the type of the value.
 func (b *byteSize) Type() string { return "bytes" }
 
-// String returns the size in the largest unit that divides the size.
+// String returns the size as a whole number of the largest possible unit.
 func (b *byteSize) String() string { return formatBytes(uint64(*b)) }
 
 func formatBytes(n uint64) string {

@@ -70,7 +70,7 @@ warning, too.`,
 
 var errFull = errors.New("the service has reached its limit of sessions and refuses more: end some, or raise --limit sessions=N")
 
-// answer asks a service for its status. The error errFull says that the service has reached its limit of sessions.
+// answer asks a service for its status. If the service has reached its limit of sessions, the error is errFull.
 func answer(ctx context.Context, socket string) (s status, err error) {
 	client, err := bridge.TryDial(ctx, socket)
 	if errors.Is(err, bridge.ErrLimit) {

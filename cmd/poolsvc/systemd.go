@@ -14,7 +14,8 @@ import (
 	"github.com/poolbridge/poolbridge/mempool/service"
 )
 
-// listen serves on the socket that systemd passed. If systemd passed no socket, listen makes one.
+// listen starts the server on the socket that systemd passed to this process. If systemd passed no socket, listen makes a socket at the
+// path of the parameter socket.
 func listen(socket string, p *plan, l life, svc *service.Service, serving server.Config) (*server.Server, error) {
 	files := activation.Files(true)
 	switch {
@@ -40,7 +41,8 @@ func tell(log *slog.Logger, said ...string) {
 	}
 }
 
-// startWatchdog begins to notify systemd's watchdog while the service answers. If there is no watchdog, startWatchdog does nothing.
+// startWatchdog starts a goroutine that notifies systemd's watchdog as long as the service answers. If systemd has no watchdog for this
+// process, startWatchdog does nothing.
 func startWatchdog(ctx context.Context, log *slog.Logger, ready func(context.Context) error) error {
 	period, err := daemon.SdWatchdogEnabled(false)
 	if err != nil || period == 0 {
@@ -54,8 +56,8 @@ func startWatchdog(ctx context.Context, log *slog.Logger, ready func(context.Con
 	return nil
 }
 
-// watch checks at each tick whether the service answers within the time patience. If the service answers, watch
-// notifies systemd's watchdog.
+// At each tick, watch checks whether the service answers within the time of the parameter patience. If the service
+// answers, watch notifies systemd's watchdog.
 func watch(ctx context.Context, log *slog.Logger, ticks <-chan time.Time, patience time.Duration, ready func(context.Context) error) {
 	for {
 		select {

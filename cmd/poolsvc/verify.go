@@ -79,9 +79,9 @@ A check that cannot run here is skipped and says why. The exit status is 0 only 
 	return c
 }
 
-// defaultPython returns the Python interpreter of a checkout or an installation. If the program is in a checkout, this is the interpreter
-// of the checkout's virtual environment. Otherwise it is python3 in the program's own folder, into which pip installs the program, or else
-// python3 of the PATH.
+// defaultPython returns the path of a Python interpreter. If this program is in a checkout of the project, it returns the interpreter of
+// the checkout's virtual environment. Otherwise it returns python3 in the folder of this program, because pip installs this program into
+// the folder of its interpreter. If there is no such file, it returns python3 from the PATH.
 func defaultPython() string {
 	if self, err := os.Executable(); err == nil {
 		folder := filepath.Dir(self)

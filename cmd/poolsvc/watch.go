@@ -76,7 +76,7 @@ func (v *view) show(c *cobra.Command, draw func(ctx context.Context, client *bri
 	}
 }
 
-// writeJSON prints a document. If more documents follow, it prints the document on one line.
+// writeJSON prints a document as JSON. With the flag --watch, more documents follow, so writeJSON prints each document on one line.
 func (v *view) writeJSON(out io.Writer, document any) error {
 	if v.watch > 0 {
 		return json.NewEncoder(out).Encode(document)

@@ -49,7 +49,7 @@ func descriptors(t *testing.T) int {
 	return len(files)
 }
 
-// The page sends a look only once a second, so this test takes several seconds.
+// The page sends the message "look" only once a second, so this test takes several seconds.
 func TestOf500PagesThoseThatCameFirstAreServedAndTheOthersAreToldAndCostNothing(t *testing.T) {
 	const served, pages, atOnce = 32, 500, 32
 	svc := service.New(service.Config{})

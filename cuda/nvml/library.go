@@ -10,7 +10,7 @@ import (
 	"github.com/poolbridge/poolbridge/cuda"
 )
 
-// Library is the opened management library.
+// Library is the management library of NVIDIA (NVML), which Open has loaded.
 type Library struct {
 	api   nvml.Interface
 	close sync.Once
@@ -19,7 +19,8 @@ type Library struct {
 
 // Open loads and initialises the library.
 //
-// Errors: ErrUnavailable if there is no library, or no driver that the library can use.
+// Errors: ErrUnavailable if the machine does not have the library, or does not have a driver that
+// the library can use.
 func Open() (*Library, error) { return open(nvml.New()) }
 
 func open(api nvml.Interface) (*Library, error) {
@@ -43,7 +44,7 @@ func (l *Library) DriverVersion() (string, error) {
 }
 
 // Devices returns all GPUs of the machine that this process may see, in the order of the PCI bus.
-// CUDA_VISIBLE_DEVICES has no effect.
+// The variable CUDA_VISIBLE_DEVICES has no effect on this list.
 func (l *Library) Devices() ([]Device, error) {
 	n, r := l.api.DeviceGetCount()
 	if r != nvml.SUCCESS {
@@ -71,8 +72,8 @@ func (l *Library) DeviceByUUID(uuid cuda.UUID) (Device, error) {
 	return device{l.api, d}, nil
 }
 
-// has returns an error if the library lacks a symbol. Callers call has first, because a call of a
-// missing symbol ends the process.
+// has returns an error if the library lacks the function symbol. A method calls has before it calls
+// a function that may be missing, because a call of a missing function ends the process.
 func has(api nvml.Interface, symbol string) error {
 	if err := api.Extensions().LookupSymbol(symbol); err != nil {
 		return &Error{Op: symbol, Detail: err.Error(), kind: ErrNotSupported}
@@ -98,7 +99,8 @@ func failure(op string, r nvml.Return) error {
 	return e
 }
 
-// words returns the text of a return code. It does not ask the library, which may not be loaded.
+// words returns the text of a return code. It does not call the library, because the library may
+// not be loaded.
 func words(r nvml.Return) string {
 	if r == nvml.ERROR_LIBRARY_NOT_FOUND {
 		return "libnvidia-ml.so.1 cannot be opened"

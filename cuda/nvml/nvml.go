@@ -1,11 +1,11 @@
-// Package nvml asks NVIDIA's management library for what the driver API does not know: which
-// processes use a GPU and how it is configured.
+// Package nvml asks NVIDIA's management library (NVML) for facts that the driver API does not know:
+// which processes use a GPU, and how the GPU is configured.
 //
-// It is separate from package cuda so that a program can leave it out. A build with the tag nonvml,
-// or without cgo, has the same API, and every Open returns [ErrUnavailable].
+// This package is separate from package cuda, so that a program can leave it out. A build with the
+// tag nonvml or without cgo has the same API, but every call of Open returns [ErrUnavailable].
 //
-// The binding that this package uses resolves its symbols only when they are used. A program that
-// contains the binding must be linked with
+// This package uses the Go module go-nvml. That module resolves a symbol of the library only when a
+// program first uses the symbol. So a program that contains this package must be linked with
 //
 //	go build -ldflags '-extldflags=-Wl,-z,lazy'
 //
@@ -18,7 +18,7 @@ import (
 	"github.com/poolbridge/poolbridge/cuda"
 )
 
-// Sentinels that an [*Error] can unwrap to.
+// The method Unwrap of an [*Error] returns one of these errors, or nil.
 var (
 	ErrUnavailable  = errors.New("management library not available")
 	ErrNotFound     = errors.New("no such device")
@@ -45,7 +45,7 @@ func (e *Error) Error() string {
 	return s
 }
 
-// Unwrap returns one of the sentinels of this package, or nil.
+// Unwrap returns one of the Err values of this package, for [errors.Is], or nil.
 func (e *Error) Unwrap() error { return e.kind }
 
 // Memory is a device's memory in bytes.
@@ -65,7 +65,7 @@ type Process struct {
 // ComputeMode says which processes may create contexts on a device.
 type ComputeMode int
 
-// The modes, by their numbers in the library.
+// The compute modes. The numbers are those of the library.
 const (
 	ComputeDefault          ComputeMode = 0 // any process
 	ComputeProhibited       ComputeMode = 2 // no process
@@ -85,13 +85,13 @@ func (m ComputeMode) String() string {
 	return "Unknown"
 }
 
-// Device is a GPU of the machine, visible to CUDA or not.
+// Device is a GPU of the machine. CUDA may see the GPU or not.
 type Device interface {
 	UUID() (cuda.UUID, error)
 	Name() (string, error)
 	Memory() (Memory, error)
 	Processes() ([]Process, error)
 	ComputeMode() (ComputeMode, error)
-	// MIGEnabled reports whether the GPU is split into instances now.
+	// MIGEnabled reports whether MIG, the mode that splits the GPU into instances, is on now.
 	MIGEnabled() (bool, error)
 }

@@ -10,7 +10,8 @@ import (
 	"github.com/poolbridge/poolbridge/cuda/nvml"
 )
 
-// This test runs in every build: with the tag nonvml, without cgo, and without a driver.
+// This test runs in every build, also in builds with the tag nonvml or without cgo, and on machines
+// without a driver.
 func TestOpenWorksOrSaysThatItIsUnavailable(t *testing.T) {
 	lib, err := nvml.Open()
 	if err != nil {

@@ -6,21 +6,22 @@ import (
 	"math"
 )
 
-// Affine is a pattern of float32. Element i is float32(Scale·i + Offset), computed in float64 and
-// rounded after each step, as NumPy does.
+// Affine is a pattern of float32. Element i is float32(Scale·i + Offset), and the multiplication
+// and the addition are each rounded to float64, as in NumPy.
 type Affine struct {
 	Scale  float64 `json:"scale"`
 	Offset float64 `json:"offset"`
-	// Tolerance is the greatest allowed difference of an element from its value. 0 allows only
-	// equal values; 0 and −0 are equal.
+	// Tolerance is the greatest difference that Verify allows between an element in memory and its
+	// value in the pattern. If Tolerance is 0, the two must be equal; 0 and −0 are equal.
 	Tolerance float64 `json:"tolerance,omitempty"`
 }
 
 // At returns element i.
 func (p Affine) At(i uint64) float32 { return affine(p.Scale, float64(i), p.Offset) }
 
-// affine multiplies and adds. The conversion prevents the compiler from using one fused operation,
-// which rounds differently, on machines that have such an operation.
+// affine returns scale·x + offset. The conversion to float64 makes the compiler round after the
+// multiplication. Without it, the compiler may use one fused operation, which rounds only once and
+// can give another result.
 func affine(scale, x, offset float64) float32 { return float32(float64(scale*x) + offset) }
 
 func (p Affine) String() string {
@@ -65,7 +66,7 @@ func (p Affine) fill(mem []byte, first uint64) {
 func (p Affine) check(mem []byte, first uint64, r *Report) {
 	for b := 0; b+4 <= len(mem); b += 4 {
 		got, want := math.Float32frombits(binary.NativeEndian.Uint32(mem[b:b+4])), p.At(first)
-		// With this condition, NaN counts as wrong.
+		// This condition also counts NaN as wrong.
 		if got != want && !(math.Abs(float64(got)-float64(want)) <= p.Tolerance) {
 			r.add(Mismatch{first, uint64(math.Float32bits(got))})
 		}

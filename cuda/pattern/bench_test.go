@@ -9,8 +9,9 @@ import (
 	"github.com/poolbridge/poolbridge/cuda"
 )
 
-// timed returns how long the warm GPU takes for the work that f queues. It returns the shortest
-// time of a few runs, because other work can only make a run slower.
+// timed returns how long the GPU takes for the work that f queues. It measures several runs and
+// returns the shortest time, because the GPU is slower in the first runs, and other work can only
+// make a run slower.
 func (g gpu) timed(b *testing.B, f func() error) time.Duration {
 	b.Helper()
 	start, err := g.ctx.NewEvent(cuda.EventSpec{Timing: true})
@@ -34,8 +35,9 @@ func (g gpu) timed(b *testing.B, f func() error) time.Duration {
 	return best
 }
 
-// BenchmarkVerify8GiB and BenchmarkFill8GiB report how many GB/s of memory they read or write, and
-// the ratio of this number to the GB/s of the GPU's own copy, measured in the same run.
+// BenchmarkVerify8GiB and BenchmarkFill8GiB report how many GB of memory they read or write in a
+// second. They also measure how many GB a copy within the GPU reads and writes in a second, and
+// report the ratio of the two numbers.
 func BenchmarkVerify8GiB(b *testing.B) {
 	benchmark(b, func(g gpu, ptr cuda.DevicePtr, n uint64, p Pattern) error {
 		r, err := g.Verify(g.stream, ptr, n, p)

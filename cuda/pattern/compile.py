@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
-"""Compile kernels.cu to kernels.ptx with NVRTC, which needs neither a GPU nor a CUDA toolkit.
+"""Compile kernels.cu to kernels.ptx with NVRTC, a compiler that needs neither a GPU nor a CUDA toolkit.
 
-The PTX is for the oldest driver that poolbridge works with, and for an old architecture. The driver compiles the PTX
-for the machine's GPU. The first line of the output has the digest of the source, with which a test finds an outdated
-output.
+The oldest driver that poolbridge works with accepts this PTX code. The code is for an old architecture, and the
+driver compiles it for the GPU of the machine. The first line of kernels.ptx has the digest of kernels.cu. If
+kernels.ptx is out of date, a test notices it by this digest.
 """
 
 import argparse
@@ -19,7 +19,7 @@ NEWEST_PTX = (8, 0)  # what the driver of CUDA 12.0 accepts
 
 
 def find_nvrtc() -> str:
-    """Return the library of the package nvidia-cuda-nvrtc-cu12, or else the name for the system's loader."""
+    """Return the path of NVRTC, or only its file name if nvidia-cuda-nvrtc-cu12 is not installed."""
     try:
         spec = importlib.util.find_spec("nvidia.cuda_nvrtc")
     except ModuleNotFoundError:
@@ -31,14 +31,14 @@ def find_nvrtc() -> str:
 
 
 class Nvrtc:
-    """The few calls of NVRTC that this script needs."""
+    """The functions of NVRTC that this script needs."""
 
     def __init__(self, path: str) -> None:
         self.lib = ctypes.CDLL(path)
         self.lib.nvrtcGetErrorString.restype = ctypes.c_char_p
 
     def call(self, name: str, *args: object) -> None:
-        """Make a call and raise RuntimeError if it fails."""
+        """Call the named function of NVRTC, and raise RuntimeError if it fails."""
         result = getattr(self.lib, name)(*args)
         if result:
             raise RuntimeError(f"{name}: {self.lib.nvrtcGetErrorString(result).decode()}")
@@ -65,7 +65,7 @@ class Nvrtc:
 
 
 def main() -> None:
-    """Compile the kernels, check the version of the PTX, and write the PTX with its first line."""
+    """Compile the kernels, check the version of the PTX code, and write the output."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--nvrtc", default=find_nvrtc(), help="the library to compile with")
     parser.add_argument("--source", type=pathlib.Path, default=HERE / "kernels.cu")
@@ -82,7 +82,7 @@ def main() -> None:
     if version > NEWEST_PTX:
         sys.exit(f"PTX {version} is newer than {NEWEST_PTX}: use the NVRTC of CUDA 12.0")
     head = f"// Made from {args.source.name} by `make ptx`. Source: sha256 {hashlib.sha256(source).hexdigest()}\n"
-    # NVRTC adds constants of its own headers, which the kernels do not use.
+    # NVRTC adds constants from its own headers. The kernels do not use these constants, so leave out their lines.
     kept = (line.rstrip() for line in lines[start:] if "2nv6target" not in line)
     body = "\n".join(kept).rstrip("\n\0 ")
     args.output.write_text(head + body + "\n")

@@ -7,11 +7,13 @@ import (
 	"golang.org/x/sync/errgroup"
 )
 
-// partBytes is how much host memory a core handles at a time. The number is a multiple of every
-// element size, and large enough that the start of a task costs little in comparison.
+// partBytes is how many bytes of host memory one core processes in one task. The number is a
+// multiple of every element size. It is so large that the start of a task takes little time in
+// comparison.
 const partBytes = 4 << 20
 
-// Fill writes the pattern into mem with all cores. mem must be memory that the CPU can access.
+// Fill writes the pattern into mem. It uses all cores of the CPU. The CPU must be able to access
+// mem.
 //
 // Errors: [ErrSize], and the errors of Validate.
 func Fill(mem []byte, p Pattern) error {
@@ -23,10 +25,11 @@ func Fill(mem []byte, p Pattern) error {
 	return nil
 }
 
-// Verify compares mem with the pattern with all cores. mem must be memory that the CPU can access.
+// Verify compares mem with the pattern. It uses all cores of the CPU. The CPU must be able to
+// access mem.
 //
-// Errors: [ErrSize], and the errors of Validate. Wrong elements are not an error: the report has
-// them.
+// Errors: [ErrSize], and the errors of Validate. If elements are wrong, Verify does not return an
+// error: the report has the wrong elements.
 func Verify(mem []byte, p Pattern) (Report, error) {
 	n, err := elements(p, len(mem))
 	if err != nil {
@@ -46,8 +49,8 @@ func Verify(mem []byte, p Pattern) (Report, error) {
 	return r, nil
 }
 
-// split calls f for each part of mem, which holds n elements. The argument first of f is the index
-// of the part's first element.
+// split divides mem, which has n elements, into parts, and calls f for each part. The argument
+// first of f is the index of the first element of the part.
 func split(mem []byte, n, elementBytes uint64, f func(part []byte, first uint64)) {
 	if len(mem) <= partBytes {
 		f(mem, 0)

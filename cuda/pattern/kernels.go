@@ -13,11 +13,12 @@ import (
 //go:embed kernels.ptx
 var ptx []byte
 
-// PTX returns the kernels' code, for programs that load the code without this package.
+// PTX returns the PTX code of the kernels. A program can load this code with its own functions
+// instead of [Load].
 func PTX() []byte { return bytes.Clone(ptx) }
 
-// Names of kernels in the PTX. The first two constants are prefixes: the name of a pattern follows
-// them.
+// Names of kernels in the PTX. The first two constants are prefixes: the name of a kernel is such a
+// prefix and the name of a pattern.
 const (
 	fillPrefix    = "poolbridge_fill_"
 	verifyPrefix  = "poolbridge_verify_"
@@ -29,12 +30,14 @@ const (
 // patterns has one pattern of each type that has kernels.
 var patterns = []Pattern{Affine{}, Masked{}, Frame{}, Fibonacci{}}
 
-// Kernels fills, transforms and verifies memory on a GPU, as the package's functions do on the CPU.
-// It is safe for concurrent use.
+// Kernels fills, transforms and verifies memory with a GPU. The functions Fill and Verify and the
+// method [Transform.Apply] do the same with the CPU. Several goroutines may use the same Kernels at
+// the same time.
 //
-// A method gets memory as an address and a number of elements. The address must be a multiple of
-// the element size. The GPU must be able to access the memory. Access to other memory breaks the
-// context, as in any kernel. A nil stream is the legacy default stream.
+// The parameters ptr and n of a method are the address of the memory and the number of its
+// elements. The address must be a multiple of the element size. If the GPU cannot access the
+// memory, the kernel fails and breaks the context. If the parameter s is nil, the method uses the
+// legacy default stream.
 type Kernels struct {
 	ctx       *cuda.Context // retained by Load, so that the caller may close its own context first
 	module    *cuda.Module
@@ -45,10 +48,11 @@ type Kernels struct {
 	close     func() error
 }
 
-// Load compiles the kernels for the context's GPU, or takes them from the driver's cache.
+// Load lets the driver compile the kernels for the GPU of the context. The driver may take the
+// compiled kernels from its cache.
 //
 // Errors: cuda.ErrNotSupported if the driver cannot run kernels, cuda.ErrJITCompilerNotFound and
-// similar.
+// other errors of the compiler.
 func Load(ctx *cuda.Context) (_ *Kernels, err error) {
 	k := &Kernels{functions: map[string]*cuda.Function{}}
 	k.close = sync.OnceValue(k.end)
@@ -98,8 +102,8 @@ func (k *Kernels) find() error {
 	return nil
 }
 
-// Close unloads the kernels. It waits until all verifications have ended. All other launched work
-// must be done.
+// Close unloads the kernels. It waits until all verifications have ended. Before the call, all
+// other work of the kernels must be done.
 func (k *Kernels) Close() error { return k.close() }
 
 // end undoes the steps of Load that succeeded.

@@ -107,7 +107,8 @@ func TestTheGPUAndTheCPUAgree(t *testing.T) {
 	}
 }
 
-// The grid of this test fills the GPU, and its blocks loop.
+// This test needs more blocks than the GPU can run at once, so each block of
+// its kernels processes memory in a loop.
 func TestTheGPUAndTheCPUAgreeOnMuch(t *testing.T) {
 	g := onGPU(t)
 	n := g.blocks*threads*threadBytes/4*2 + 12_345

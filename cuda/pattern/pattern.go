@@ -6,17 +6,17 @@ import (
 	"math"
 )
 
-// Pattern defines the values of the elements of memory. Patterns are plain values: [Affine],
-// [Masked], [Frame], [Fibonacci], and results of [From].
+// Pattern defines the value of every element of memory. The patterns are [Affine], [Masked],
+// [Frame], [Fibonacci], and the results of [From]. They are plain values.
 type Pattern interface {
 	fmt.Stringer
-	// Validate returns an error for a pattern that no memory can have.
+	// Validate returns an error if a field of the pattern has a value that is not allowed.
 	Validate() error
-	// ElementBytes is the size of an element: 4 or 8.
+	// ElementBytes returns the size of an element in bytes: 4 or 8.
 	ElementBytes() uint64
-	// Bits returns the bytes of element i in memory, as the low bytes of the result.
+	// Bits returns the bytes that element i has in memory. They are the low bytes of the result.
 	Bits(i uint64) uint64
-	// Format returns an element as text for people.
+	// Format returns a text for an element that has these bytes, for error messages.
 	Format(bits uint64) string
 
 	// fill writes elements, beginning with index first. mem holds whole elements.
@@ -28,10 +28,12 @@ type Pattern interface {
 	kernel() (name string, first uint64, params []any)
 }
 
-// maxIndex is the greatest index. Up to this number, float64 represents every integer exactly.
+// maxIndex is the greatest index of an element. A float64 can represent every integer up to this
+// number exactly.
 const maxIndex = 1 << 53
 
-// ErrSize means that memory does not hold whole elements, or that an index is above 2^53.
+// ErrSize means that the size of the memory is not a multiple of the element size, or that the
+// index of an element is greater than 2^53.
 var ErrSize = errors.New("pattern: memory does not hold whole elements")
 
 // elements returns how many elements of p a given number of bytes holds.

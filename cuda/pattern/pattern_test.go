@@ -36,7 +36,8 @@ func TestTheFirstElementsAreWhatThePapersSay(t *testing.T) {
 	assert.Equal(t, []uint64{0, 1, 1, 2, 3, 5, 8, 13, 21, 34}, fib)
 }
 
-// Other programs compute frames too, and can compare their results with these values.
+// The pattern of a frame must never change, because other programs compute it too. They can compare
+// their results with these values.
 func TestFramesHaveTheseElements(t *testing.T) {
 	want := map[[2]uint64]uint32{
 		{0, 0}: 0, {0, 1}: 0xc80743fb, {1, 0}: 0xf632408f, {1, 1}: 0xd1769956, {1<<32 + 5, 1000}: 0x9b9115ab,

@@ -14,20 +14,21 @@ type Report struct {
 	Pattern Pattern
 	// Elements is how many elements were compared.
 	Elements uint64
-	// Count is how many of these elements were wrong.
+	// Count is how many of the compared elements were wrong.
 	Count uint64
-	// First has the wrong elements with the lowest indices, in order, at most eight.
+	// First has the wrong elements with the lowest indices, in the order of the indices. It has at
+	// most eight elements.
 	First []Mismatch
 }
 
 // Mismatch is an element with a wrong value.
 type Mismatch struct {
 	Index uint64
-	// Got is the value that was found, in the low bytes.
+	// Got has, in its low bytes, the bytes that the element has in memory.
 	Got uint64
 }
 
-// Err returns a [*MismatchError] if any element was wrong, or else nil.
+// Err returns a [*MismatchError] if at least one element was wrong. Otherwise it returns nil.
 func (r Report) Err() error {
 	if r.Count == 0 {
 		return nil
@@ -56,7 +57,7 @@ func (r *Report) merge(part Report) {
 	r.First = r.First[:min(len(r.First), maxMismatches)]
 }
 
-// MismatchError says where memory differs from its pattern.
+// MismatchError says which elements of memory differ from the pattern.
 type MismatchError struct{ Report Report }
 
 // shown is how many mismatches the error's text contains.

@@ -6,8 +6,8 @@ import (
 	"math"
 )
 
-// Transform changes float32 elements in place. x becomes float32(Scale·x + Offset), computed as in
-// [Affine].
+// Transform changes float32 elements in place. An element x becomes float32(Scale·x + Offset). The
+// computation is in float64, and rounds in the same way as in [Affine].
 type Transform struct {
 	Scale  float64 `json:"scale"`
 	Offset float64 `json:"offset"`
@@ -21,7 +21,7 @@ func (t Transform) At(x float32) float32 { return affine(t.Scale, float64(x), t.
 
 func (t Transform) String() string { return fmt.Sprintf("%g·x + %g", t.Scale, t.Offset) }
 
-// Validate returns an error if a number is not finite.
+// Validate returns an error if Scale or Offset is not finite.
 func (t Transform) Validate() error {
 	return Affine{Scale: t.Scale, Offset: t.Offset}.Validate()
 }

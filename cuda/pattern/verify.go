@@ -7,11 +7,11 @@ import (
 	"github.com/poolbridge/poolbridge/cuda"
 )
 
-// Verify queues a comparison of n elements at ptr with the pattern in the stream, and waits for the
-// result.
+// Verify compares n elements at ptr with the pattern, and returns the result. It queues the
+// comparison in the stream, and waits until the stream has done it.
 //
-// Errors: the same as for Fill, and errors of earlier work in the stream. Wrong elements are not an
-// error: the report has them.
+// Errors: the same as for Fill, and errors of earlier work in the stream. If elements are wrong,
+// Verify does not return an error: the report has the wrong elements.
 func (k *Kernels) Verify(s *cuda.Stream, ptr cuda.DevicePtr, n uint64, p Pattern) (Report, error) {
 	v, err := k.StartVerify(s, ptr, n, p)
 	if err != nil {
@@ -28,8 +28,8 @@ type Verification struct {
 	report  Report
 }
 
-// StartVerify queues a comparison of n elements at ptr with the pattern. The caller must call Wait
-// once.
+// StartVerify queues a comparison of n elements at ptr with the pattern. The caller must call the
+// method Wait of the result once.
 //
 // Errors: the same as for Fill.
 func (k *Kernels) StartVerify(s *cuda.Stream, ptr cuda.DevicePtr, n uint64, p Pattern) (*Verification, error) {
@@ -57,7 +57,7 @@ func (k *Kernels) StartVerify(s *cuda.Stream, ptr cuda.DevicePtr, n uint64, p Pa
 	return v, nil
 }
 
-// Wait waits for all work of the stream, and returns the result.
+// Wait waits until the stream has done all its work, and returns the result of the comparison.
 //
 // Errors: the errors of the stream's work.
 func (v *Verification) Wait() (Report, error) {
@@ -72,8 +72,8 @@ func (v *Verification) Wait() (Report, error) {
 	return v.report, nil
 }
 
-// These constants describe the struct result of kernels.cu, which has a count, a lock, and an index
-// and a value for each mismatch.
+// These constants describe the type "struct result" in kernels.cu. It has a count and a lock, and
+// then an index and a value for each mismatch.
 const (
 	resultHead  = 16
 	resultBytes = resultHead + 16*maxMismatches
@@ -81,8 +81,8 @@ const (
 	resultSlots = 16  // number of verifications at the same time
 )
 
-// results is memory for the results of verifications. The kernels write the results in device
-// memory, and StartVerify queues copies of them to the host.
+// results is memory for the results of verifications. The kernels write the results to device
+// memory, and StartVerify queues the copies of the results to host memory.
 type results struct {
 	ctx    *cuda.Context
 	device cuda.DevicePtr

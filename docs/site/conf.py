@@ -1,4 +1,4 @@
-"""How Sphinx builds the documentation site; `make docs` runs it."""
+"""Configure Sphinx, which builds the documentation site when `make docs` runs."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ for name in PUBLIC:  # so that types in signatures lead to the page of the name 
 
 
 def undocumented() -> list[str]:
-    """Give the public names of the package that say nothing of themselves."""
+    """Return the public names of the package that have no docstring."""
     found = []
     public = {name: getattr(poolbridge, name) for name in PUBLIC}
     for module in (poolbridge.dask, poolbridge.ray):
@@ -74,18 +74,18 @@ def undocumented() -> list[str]:
 
 
 def check(app: Any) -> None:
-    """Refuse to build where a public name says nothing."""
+    """Stop the build if a public name has no docstring."""
     names = undocumented()
     if names:
         raise SystemExit(f"public and without a docstring: {', '.join(names)}")
 
 
 def signature(_app: Any, what: str, _name: str, value: Any, *_more: Any) -> tuple[str, str] | None:
-    """Leave out what classes are made of: programs get nearly all objects from functions and methods."""
+    """Hide the parameters of all classes except `LegacyHandle`, because programs get the objects from functions."""
     return ("", "") if what == "class" and value is not poolbridge.LegacyHandle else None
 
 
 def setup(app: Any) -> None:
-    """Have Sphinx check first."""
+    """Make Sphinx call `check` before it builds, and `signature` for each name."""
     app.connect("builder-inited", check)
     app.connect("autodoc-process-signature", signature)

@@ -1,7 +1,8 @@
-"""Collects what the documentation site is made of: the repository's Markdown pages, and the lists of public names.
+"""Write the sources of the documentation site: the Markdown pages of the repository, and the lists of public names.
 
-A page keeps its text. Its links are those of a code host, from file to file. Here a link to a page of the site becomes
-that page, and a link to anything else of the repository leads to the code host. A link to nothing is an error.
+The script copies the text of each page and changes only its links. In the repository, a link leads from a file to a
+file. If the file is a page of the site, the new link leads to this page. If it is an SVG image, the new link leads to
+a copy on the site. Otherwise the new link leads to the file on GitHub. If a link leads to no file, the script fails.
 """
 
 from __future__ import annotations
@@ -27,13 +28,13 @@ FENCE = re.compile(r"^ *```.*?^ *```$", re.MULTILINE | re.DOTALL)
 
 
 def pages() -> dict[Path, str]:
-    """Give every page: its file, and its name on the site."""
+    """Return the file of every page, and the name of the page on the site."""
     found = {path: path.stem for path in sorted((ROOT / "docs").glob("*.md"))}
     return found | {ROOT / path: name for path, name in PROJECT.items() if (ROOT / path).is_file()}
 
 
 def relinked(text: str, file: Path, site: dict[Path, str]) -> str:
-    """Give a page's text with links that the site has."""
+    """Return the text of a page in which all links work on the site."""
 
     def lead(match: re.Match[str]) -> str:
         to = (file.parent / match[1]).resolve()
@@ -51,9 +52,9 @@ def relinked(text: str, file: Path, site: dict[Path, str]) -> str:
 
 
 def contents(text: str, site: dict[Path, str], apart: dict[str, list[str]]) -> str:
-    """Make the menu of the index: a toctree for each of its headings, of the pages that it links to below it.
+    """Make the menu of the site: for each heading of the index page, a toctree of the pages that are linked below it.
 
-    A page that it does not name comes with the guide.
+    If the index page has no link to a page, this page goes into the toctree of the heading Guide.
     """
     menu: dict[str, list[str]] = {}
     for heading, body in re.findall(r"^## (.*?)\n(.*?)(?=^## |\Z)", text, flags=re.MULTILINE | re.DOTALL):
@@ -72,7 +73,7 @@ def contents(text: str, site: dict[Path, str], apart: dict[str, list[str]]) -> s
 
 
 def literals() -> str:
-    """Make the page of the words of which an argument is one, from the module that has them."""
+    """Make the page that lists, for each type of `_sys/literals.py`, the words that an argument can have."""
     lines = ["# Words that arguments take", ""]
     body = ast.parse((ROOT / "python/poolbridge/_sys/literals.py").read_text()).body
     for statement, following in zip(body, [*body[1:], None], strict=True):
@@ -101,7 +102,7 @@ def literals() -> str:
 
 
 def check_names() -> None:
-    """See that the pages of the Python reference name every public name, each once."""
+    """Stop the build unless the pages of the Python reference have every public name exactly once."""
     pages = sorted((ROOT / "docs/site/python").glob("*.rst"))
     text = "\n".join(page.read_text() for page in pages) + literals()
     named = sorted(re.findall(r"^\.\. (?:auto\w+|py:data):: poolbridge\.([\w.]+)$", text, flags=re.MULTILINE))
@@ -128,7 +129,7 @@ def check_names() -> None:
 
 
 def main(out: Path) -> None:
-    """Write everything below `out`, where the pages of Go packages lie already, in ``go``."""
+    """Write all pages to the folder `out`. Its subfolder ``go`` already has the pages of the Go packages."""
     check_names()
     site = pages()
     go = sorted(f"go/{path.stem}" for path in (out / "go").glob("*.md"))

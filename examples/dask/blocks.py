@@ -1,4 +1,4 @@
-"""A large array of dask.array. If a task needs blocks of two workers, a worker reads the other block in place."""
+"""Compute with a large dask.array. If a task needs a block of another worker, it reads the block in place."""
 
 import dask.array
 import distributed
@@ -8,7 +8,7 @@ import poolbridge.dask
 
 
 def block(block_info: dict) -> np.ndarray:
-    """Make one block in the pool of the worker that runs this task. A real program would read a file."""
+    """Make one block of the array in the pool of this task's worker. A real program would read a file."""
     rows, columns = block_info[None]["array-location"]
     made = poolbridge.dask.empty((rows[1] - rows[0], columns[1] - columns[0]))
     made[:] = np.arange(*rows)[:, None] + np.arange(*columns)

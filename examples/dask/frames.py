@@ -1,6 +1,6 @@
-"""A pipeline of dask.delayed: one worker decodes frames, and another worker reads the frames in the same memory."""
+"""Run a pipeline of dask.delayed: one worker decodes frames, and another worker reads the frames in place."""
 
-# Dask does not mark the names that it exports.
+# Dask does not mark which names are public, so pyright would report them as private.
 # pyright: reportPrivateImportUsage=false
 
 import dask

@@ -16,7 +16,8 @@ import (
 	"github.com/poolbridge/poolbridge/mempool"
 )
 
-// TestMain runs the tests or, in another process, the client.
+// TestMain runs the tests. In the process that a test starts with
+// POOLBRIDGE_EXAMPLE_READER, it runs the client instead.
 func TestMain(m *testing.M) {
 	if os.Getenv("POOLBRIDGE_EXAMPLE_READER") == "" {
 		goleak.VerifyTestMain(m)

@@ -1,5 +1,5 @@
-// Command embedded is a program that owns memory itself and does not need poolsvc: it embeds the whole service. As a client of its own
-// socket, it writes a buffer and publishes the buffer. Clients in other processes use the buffer without a copy.
+// Command embedded is a program that owns memory itself. It does not need poolsvc, because it contains the whole service. It connects to
+// its own socket as a client, writes a buffer, and publishes the buffer. Clients in other processes use the buffer without a copy.
 package main
 
 import (
@@ -27,7 +27,8 @@ func main() {
 	}
 }
 
-// serve publishes the buffer "reading.txt", and serves until ctx is done. It calls published when clients can use the buffer.
+// serve publishes the buffer "reading.txt", and runs the service until ctx ends. When clients can use the buffer, it calls the function
+// published.
 func serve(ctx context.Context, socket string, kind bridge.Kind, published func()) (err error) {
 	svc := service.New(service.Config{})
 	defer svc.Close()

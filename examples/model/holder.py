@@ -1,4 +1,4 @@
-"""Hold a model for reader.py. Start `holder.py cupy` or `holder.py torch`, or `holder.py numpy` for CPU memory."""
+"""Keep a model for reader.py. Start `holder.py cupy` or `holder.py torch`, or `holder.py numpy` for CPU memory."""
 
 import importlib
 import sys

@@ -1,4 +1,4 @@
-"""Use in place the model that holder.py holds. Many readers need no more memory for the model than one reader."""
+"""Use the model of holder.py in place. Many readers need no more memory for the model than one reader."""
 
 import importlib
 import sys

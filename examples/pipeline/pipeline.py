@@ -1,7 +1,7 @@
-"""Three stages, each in its own process, that pass arrays on without a copy and without waiting for a GPU.
+"""Run one of three stages of a pipeline, which pass arrays on without a copy and without waiting for a GPU.
 
-Start ``pipeline.py sink``, ``pipeline.py scale`` and ``pipeline.py source``, in any order. The second argument of each
-is the name of an array library: ``cupy`` or ``torch`` for the GPU, ``numpy`` for memory of the CPU.
+Start ``pipeline.py sink``, ``pipeline.py scale`` and ``pipeline.py source`` in three processes, in any order. The
+second argument is the name of an array library: ``cupy`` or ``torch`` for GPU memory, ``numpy`` for CPU memory.
 """
 
 import importlib
@@ -14,7 +14,7 @@ FRAMES = 50
 
 
 def source(client: poolbridge.Client, library: ModuleType) -> None:
-    """Make arrays and publish them in the channel raw."""
+    """Make arrays, and publish them in the channel "raw"."""
     kind = "host" if library.__name__ == "numpy" else "device"
     client.create_pool("pipeline", kind=kind, max_bytes="64MiB", exist_ok=True)  # an earlier run may have made the pool
     raw = client.create_channel("raw", mode="queue", capacity=4)
@@ -26,7 +26,7 @@ def source(client: poolbridge.Client, library: ModuleType) -> None:
 
 
 def scale(client: poolbridge.Client, library: ModuleType) -> None:
-    """Double every array, and publish the results in the channel scaled."""
+    """Double every array of the channel "raw", and publish the results in the channel "scaled"."""
     raw = client.subscribe("raw", timeout=60)
     client.open_pool("pipeline")
     scaled = client.create_channel("scaled", mode="queue", capacity=4)
@@ -38,7 +38,7 @@ def scale(client: poolbridge.Client, library: ModuleType) -> None:
 
 
 def sink(client: poolbridge.Client, library: ModuleType) -> None:
-    """Add up the elements of all arrays, and print the sum for one element."""
+    """Sum the elements of all arrays of the channel "scaled", and print the sum divided by the size of an array."""
     total = 0.0
     for frame in client.subscribe("scaled", timeout=60):
         total += float(library.from_dlpack(frame).sum())

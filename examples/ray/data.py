@@ -1,6 +1,6 @@
-"""Two stages of Ray Data: one decodes frames into the pool, the other reads the frames in place by their names."""
+"""Run two stages of Ray Data: one decodes frames into the pool, the other reads the frames in place by their names."""
 
-# The type hints of Ray do not allow a class as a stage.
+# The type hints of Ray do not allow a class as a stage, although Ray accepts one.
 # pyright: reportArgumentType=false
 
 import uuid
@@ -23,7 +23,8 @@ class Decode:
         lease = self.client.allocate((480, 640), "uint8", pool="ray", timeout=60)  # waits if the pool is full
         np.asarray(lease)[:] = row["id"]  # a real program would decode a picture here
         name = f"{run}/{row['id']}"
-        # With keep, the name keeps the frame after this actor has ended. With replace, Ray Data may run the task again.
+        # With keep, the frame stays published after this actor has ended. Ray Data may run this task again for the same
+        # row. With replace, the second run then replaces the frame of the first run.
         lease.publish(name, keep=True, replace=True)
         return {"id": row["id"], "frame": name, "buffer": lease.buffer_id}
 
@@ -42,8 +43,9 @@ ray.init()
 with poolbridge.ray.start():
     client = poolbridge.ray.client()
     try:
-        # A stage passes on whole blocks, so the pool must be able to hold the frames of several blocks. A block has two
-        # rows here. Each actor asks for less than one CPU, so that Ray has CPUs left to read the input.
+        # A stage passes whole blocks to the next stage, so the pool must have space for the frames of several blocks.
+        # Here, a block has two rows. Each actor asks for less than one CPU, so that Ray has CPUs left to read the
+        # input.
         rows = ray.data.range(16, override_num_blocks=8)
         for stage in (Decode, Measure):
             rows = rows.map(stage, compute=ray.data.ActorPoolStrategy(size=1), num_cpus=0.25)

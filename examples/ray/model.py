@@ -1,6 +1,6 @@
-"""One actor of Ray holds a model, replicas read the model in place, and requests come in arrays of the pool."""
+"""Serve a model with Ray: one actor has the model, and replicas read it in place. Requests are arrays of the pool."""
 
-# The type hints of Ray do not have enable_tensor_transport.
+# Ray has the argument enable_tensor_transport, but its type hints do not have it.
 # pyright: reportCallIssue=false, reportAttributeAccessIssue=false
 
 import numpy as np

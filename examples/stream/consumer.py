@@ -1,4 +1,4 @@
-"""Read in place the frames of main.go. Start `consumer.py cupy` or `consumer.py torch`, or numpy for the kind host."""
+"""Read the frames of main.go in place. Start `consumer.py cupy` or `consumer.py torch`, or numpy for the kind host."""
 
 import importlib
 import sys

@@ -1,5 +1,6 @@
-// Command stream sends frames, like a camera, from GPU memory or, with -kind host, from host memory. Every subscriber
-// gets every frame. Start consumer.py at the same time, as many times as you like, with CuPy, PyTorch or NumPy.
+// Command stream sends frames, as a camera does. The frames are in GPU memory or, with -kind host, in host memory.
+// Every subscriber gets every frame. Start consumer.py with CuPy, PyTorch or NumPy at the same time. You can start it
+// several times.
 package main
 
 import (
@@ -30,7 +31,7 @@ func run(ctx context.Context, kind bridge.Kind, frames int) error {
 	return c.send(ctx, frames, time.Second/30)
 }
 
-// A camera has a channel, and a pool for the frames.
+// A camera has a channel to which it publishes frames, and a pool for the memory of the frames.
 type camera struct {
 	client  *bridge.Client
 	pool    *bridge.Pool
@@ -68,7 +69,7 @@ func (c *camera) send(ctx context.Context, frames int, pause time.Duration) erro
 	return c.channel.Close(ctx)
 }
 
-// Frame sends one frame. It waits at most a minute for memory and for the consumers, if the channel is full.
+// Frame sends one frame. If there is no free memory, or if the channel is full, it waits at most a minute.
 func (c *camera) frame(ctx context.Context, image bridge.Tensor, n int) error {
 	ctx, cancel := context.WithTimeout(ctx, time.Minute)
 	defer cancel()

@@ -1,4 +1,4 @@
-"""Use in place the array of main.go. Start `consumer.py cupy` or `consumer.py torch`, or numpy for the kind host."""
+"""Use the array of main.go in place. Start `consumer.py cupy` or `consumer.py torch`, or numpy for the kind host."""
 
 import importlib
 import sys

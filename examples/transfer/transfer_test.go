@@ -26,7 +26,8 @@ func TestAnArrayGoesFromGoToPython(t *testing.T) {
 	}
 }
 
-// The guide must contain every line of the programs between their marks, so the tested lines are the shown lines.
+// The guide (docs/first-array.md) must contain every line that is between the two marks in a program. So the lines in the guide are
+// tested lines.
 func TestTheGuideShowsTheseLines(t *testing.T) {
 	guide, err := os.ReadFile("../../docs/first-array.md")
 	require.NoError(t, err)

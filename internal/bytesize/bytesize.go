@@ -1,4 +1,4 @@
-// Package bytesize formats numbers of bytes for people.
+// Package bytesize formats numbers of bytes in a form that people can read.
 package bytesize
 
 import (
@@ -7,8 +7,8 @@ import (
 	"strings"
 )
 
-// Text returns n with its unit, like "512 bytes". If n is at least 1 MiB, Text adds the rounded value in MiB, GiB or TiB, like "1610612736
-// bytes (1.5 GiB)".
+// Text returns n with the unit, for example "512 bytes". If n is at least 1 MiB, Text adds the rounded value in MiB, GiB or TiB, for
+// example "1610612736 bytes (1.5 GiB)".
 func Text(n uint64) string {
 	text := strconv.FormatUint(n, 10) + " bytes"
 	for _, unit := range []struct {

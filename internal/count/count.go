@@ -1,9 +1,10 @@
-// Package count formats numbers of things for people.
+// Package count formats a number together with its noun.
 package count
 
 import "fmt"
 
-// Of returns a number with its noun: "1 lease", "2 leases".
+// Of returns the number n with its noun. The parameter one is the noun in the
+// singular. Examples: "1 lease", "2 leases".
 func Of[N ~int | ~uint64](n N, one string) string {
 	if n == 1 {
 		return "1 " + one

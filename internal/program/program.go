@@ -1,4 +1,4 @@
-// Package program finds the version of poolbridge that a program was built from.
+// Package program finds the version of poolbridge that is built into a program.
 package program
 
 import (
@@ -13,7 +13,8 @@ const module = "github.com/poolbridge/poolbridge"
 var linked string
 
 // Version returns the version of poolbridge in this program. If the linker set a version, Version returns this version. Otherwise it
-// returns the version of the module in Go's build information (as after `go install`). Without both, it returns "unknown".
+// returns the version of the module in Go's build information, which exists after `go install`, for example. If the program has neither,
+// Version returns "unknown".
 func Version() string {
 	info, _ := debug.ReadBuildInfo()
 	return cmp.Or(linked, ofBuild(info), "unknown")

@@ -63,14 +63,14 @@ func processor(b *testing.B) (total time.Duration) {
 	return total
 }
 
-// report reports the frames per second, and the CPU time of one frame on all CPUs together. Unlike the frames per second, the CPU time does
-// not depend on other work of the machine.
+// report reports the number of frames per second, and the CPU time that all CPUs together need for one frame. Other work on the machine
+// changes the number of frames per second, but not the CPU time.
 func report(b *testing.B, before time.Duration) {
 	b.ReportMetric(float64(b.N)/b.Elapsed().Seconds(), "frames/s")
 	b.ReportMetric(float64(processor(b)-before)/float64(b.N), "cpu-ns/frame")
 }
 
-// One goroutine publishes, takes and releases, so the benchmark has no waiting.
+// One goroutine publishes, takes and releases every frame, so no goroutine waits for another.
 func BenchmarkPublishTakeRelease(b *testing.B) {
 	for _, mode := range []Mode{Broadcast, Queue} {
 		b.Run(mode.String(), func(b *testing.B) {

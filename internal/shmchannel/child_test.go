@@ -43,7 +43,7 @@ type other struct {
 	ID   uint64
 }
 
-// The files of a child, from descriptor 3 on.
+// The file descriptors that a child process inherits. The first of them is 3.
 const (
 	fileRoster = 3 + iota
 	fileSequencer
@@ -53,7 +53,7 @@ const (
 	fileMembers
 )
 
-// blockBytes is the size of the tests' blocks. All words of a block have the same value.
+// blockBytes is the size of a block in these tests. A producer writes the same value to all words of a block.
 const blockBytes = 64
 
 type content [blockBytes / 8]atomic.Uint64
@@ -86,7 +86,7 @@ func (p pool) check(f *Frame) error {
 	return nil
 }
 
-// ledger records what a child has done. The ledger is a file, so the test can read it after the child has died.
+// ledger records what a child process has done. The ledger is a file, so the test can read it after the child has died.
 type ledger struct {
 	count *atomic.Uint64
 	lines []line
@@ -94,7 +94,8 @@ type ledger struct {
 
 type line struct{ number, value, missed, what uint64 }
 
-// The kinds of lines. An acknowledgment has two lines, one before the step and one after the step. Each of the other steps has one line.
+// The kinds of lines in a ledger. For an acknowledgment, the child writes one line before it and one line after it. For each other step,
+// the child writes one line.
 const (
 	didPublish = iota
 	didTake
@@ -238,7 +239,8 @@ func (c *child) produce(p *Producer) error {
 	}
 }
 
-// consume takes frames until the channel has ended. It keeps several frames in hand at a time.
+// consume takes frames until the channel has ended. In a broadcast, it may have several frames in hand, that is, taken and not released
+// yet.
 func (c *child) consume(consumer *Consumer) error {
 	ctx, cancel := context.WithTimeout(context.Background(), 2*time.Minute)
 	defer cancel()
@@ -264,7 +266,8 @@ func (c *child) consume(consumer *Consumer) error {
 		c.random.Shuffle(len(hand), func(i, j int) { hand[i], hand[j] = hand[j], hand[i] })
 		rest := hand[:0]
 		for i, f2 := range hand {
-			// Other members may wait until this consumer releases a frame. So no frame stays in hand for long, or while no other frame can come.
+			// Other members may wait until this consumer releases a frame. So keep a frame only in a broadcast, and only as long as the
+			// channel can take another frame. Release all other frames now.
 			if i < keep && f.Number-f2.Number+1 < c.Capacity && c.Mode == Broadcast {
 				rest = append(rest, f2)
 			} else if err := c.finish(consumer, f2); err != nil {

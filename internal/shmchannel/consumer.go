@@ -8,7 +8,7 @@ import (
 	"time"
 )
 
-// Hand identifies a frame that a consumer has in hand.
+// Hand identifies a frame that a consumer has in hand, that is, has taken and not released yet.
 type Hand struct {
 	Number uint64
 	hold   int
@@ -16,22 +16,22 @@ type Hand struct {
 
 func (h *Hand) hand() *Hand { return h }
 
-// InHand is a [Frame] or its [Hand]. A caller that needs the frame only to release it can keep just the Hand.
+// InHand is a *[Frame] or a *[Hand]. A caller that only wants to release a frame later can keep the Hand and forget the Frame.
 type InHand interface{ hand() *Hand }
 
-// Frame is a frame that a consumer has in hand.
+// Frame is a frame that a consumer has taken.
 type Frame struct {
 	Hand
-	// Missed is, in a broadcast, the number of frames between the consumer's last frame and this frame that the consumer did not get.
-	// In a queue, Missed is the number of frames that the channel has dropped since a consumer last took a frame.
+	// In a broadcast, Missed is the number of frames that this consumer did not get between the last frame that it took and this frame.
+	// In a queue, Missed is the number of frames that the channel has dropped since any consumer last took a frame.
 	Missed   uint64
 	Producer Peer
-	// Record is what the producer published. The caller must not change its slices or its description. The next call of Take with the
-	// same Frame overwrites the slices.
+	// Record is what the producer published. The caller must not change the slices or the description in the Record. If the caller passes
+	// the same Frame to Take again, Take overwrites the slices.
 	Record
 }
 
-// Consumer takes frames. Its methods can be called by several goroutines.
+// Consumer takes frames. Several goroutines may call its methods at the same time.
 type Consumer struct {
 	member
 	cursor *cursor
@@ -50,16 +50,17 @@ type Consumer struct {
 	doubt   time.Time // when the consumer first saw the present contradiction in the shared memory; zero: it sees no contradiction
 }
 
-// ConsumerConfig is what a consumer needs to open its end of a channel.
+// ConsumerConfig has what [OpenConsumer] needs to know.
 type ConsumerConfig struct {
 	MemberConfig
-	// Reached reports whether a fence of the consumer's own timeline is reached. Release calls Reached before it overwrites the fence
-	// of an older frame, unless the new fence implies the old fence. If Reached is nil, no fence counts as reached.
+	// Reached reports whether a fence of the consumer's own timeline is reached. Release calls Reached before it overwrites the fence of
+	// an older frame, unless the new fence can be reached only after the old fence. If Reached is nil, no fence counts as reached.
 	Reached func(Fence) bool
 }
 
-// OpenConsumer opens the consumer's end of a channel. The consumer's own file must not be sealed against writing yet: the host seals the
-// file after the consumer has said that it is open. The consumer can take frames once the host has said that the consumer has joined.
+// OpenConsumer maps the files of a channel for a consumer, and returns the consumer. When the process calls OpenConsumer, the consumer's
+// own file must not be sealed against writing yet. The host seals the file after the caller has told the host that OpenConsumer has
+// returned. The consumer can take frames after the host has told the caller that the consumer has joined.
 //
 // Errors: [ErrInvalid], [ErrFile]; errors of the system.
 func OpenConsumer(config ConsumerConfig) (*Consumer, error) {
@@ -79,7 +80,7 @@ func OpenConsumer(config ConsumerConfig) (*Consumer, error) {
 	return c, nil
 }
 
-// AddTrack gives the consumer the file of a producer. The caller may close the file afterwards.
+// AddTrack gives the consumer the file f of a producer. After the call, the caller may close the file.
 //
 // Errors: [ErrInvalid], [ErrFile], [ErrLeft] if the consumer is closed; errors of the system.
 func (c *Consumer) AddTrack(slot int, id uint64, f *os.File) error {
@@ -106,10 +107,10 @@ func (c *Consumer) AddTrack(slot int, id uint64, f *os.File) error {
 	return nil
 }
 
-// Take waits for the next frame and stores the frame in f. The end of the context ends the wait.
+// Take waits for the next frame and stores the frame in f. If the context ends, Take stops waiting and returns an error.
 //
-// Errors: [FrameError], after which the next frame can be taken; [UnknownMemberError], [ErrInHand], [ErrEnded], [ErrDestroyed],
-// [ErrLeft], [ErrCorrupt]; the context's error.
+// Errors: [FrameError] if this one frame is lost (the next call of Take can take the next frame); [UnknownMemberError], [ErrInHand],
+// [ErrEnded], [ErrDestroyed], [ErrLeft], [ErrCorrupt]; the context's error.
 func (c *Consumer) Take(ctx context.Context, f *Frame) error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -126,15 +127,15 @@ func (c *Consumer) Take(ctx context.Context, f *Frame) error {
 	}
 }
 
-// TryTake is like [Consumer.Take], but does not wait. ok is false if there was no frame.
+// TryTake is like [Consumer.Take], but does not wait. If there is no frame, ok is false.
 func (c *Consumer) TryTake(f *Frame) (ok bool, err error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	return c.attempt(f)
 }
 
-// If the shared memory contradicts itself for longer than doubtLimit, the consumer returns an error. Until then the consumer looks again at
-// intervals of doubtLook.
+// If numbers in the shared memory contradict each other, the consumer reads them again at intervals of doubtLook. If they still
+// contradict each other after doubtLimit, the consumer returns an error.
 const (
 	doubtLimit = 100 * time.Millisecond
 	doubtLook  = 5 * time.Millisecond
@@ -212,7 +213,8 @@ func (c *Consumer) takesPart() error {
 	return nil
 }
 
-// dropping reports whether the channel can drop a frame that the consumer has in hand. The consumer then needs a hold for the frame.
+// dropping reports whether the channel can drop a frame while the consumer has it in hand. If so, the consumer needs a [hold] for the
+// frame, so that the frame's block stays unchanged.
 func (c *Consumer) dropping() bool { return c.mode == Queue || !c.policy.blocks() }
 
 // ended returns the error for a consumer that found no frame, or nil if frames may still come. next is the number of the frame that the
@@ -238,7 +240,8 @@ func (c *Consumer) trackOf(number uint64, slot int) (*track, Peer, error) {
 	return t, peer, nil
 }
 
-// Close unmaps the channel. Waiting calls return [ErrLeft]. Close does not tell the host that the consumer leaves: see [Consumer.Leave].
+// Close unmaps the files of the channel. Calls that wait return [ErrLeft]. Close does not tell the host that the consumer leaves: see
+// [Consumer.Leave].
 func (c *Consumer) Close() error {
 	c.mu.Lock()
 	defer c.mu.Unlock()

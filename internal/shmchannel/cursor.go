@@ -5,7 +5,7 @@ import (
 	"sync/atomic"
 )
 
-// hold is an entry of a cursor. While the entry names a frame, the frame's block does not go back to its producer.
+// hold is an entry of a cursor. While the entry has the number of a frame, the producer of the frame does not get the frame's block back.
 type hold struct{ number, block atomic.Uint64 }
 
 // done is an entry of a cursor: the fence after which the consumer's work on a frame is done.
@@ -42,8 +42,8 @@ type cursorHead struct {
 	holds     [MaxInHand]hold
 }
 
-// cursor is a consumer's file. It says which frames the consumer has taken and released. Only that consumer writes the file, but before the
-// consumer joins, the host writes it too.
+// cursor is a file of one consumer. It says which frames the consumer has taken and released. Before the consumer joins, the host writes
+// the file too. After that, only the consumer writes it.
 type cursor struct {
 	*cursorHead
 	region

@@ -17,11 +17,11 @@ type Description struct {
 	Offset uint64 // bytes
 	DType  string
 	Shape  []uint64
-	// Strides are in elements. If Strides is nil, the array is C-contiguous.
+	// Strides are numbers of elements, not of bytes. If Strides is nil, the array is C-contiguous.
 	Strides []int64
 }
 
-// Validate returns an error if a record cannot carry the description.
+// Validate returns an error if the description does not fit into a record.
 //
 // Errors: [ErrInvalid].
 func (d *Description) Validate() error {
@@ -86,7 +86,8 @@ func (r *rawDescription) store(d *Description) {
 	}
 }
 
-// load reads a description from shared memory. The description may be nonsense, so the caller checks it with Validate.
+// load reads a description from shared memory. The producer may have written invalid values, so the caller must check the description
+// with Validate.
 func (r *rawDescription) load() *Description {
 	counts := r.counts.Load()
 	dims := min(counts&0xffff, MaxDims+1) // MaxDims+1 stands for any greater number, and Validate rejects it
@@ -127,7 +128,8 @@ type descriptions struct {
 	next uint64
 }
 
-// id returns the id of a description. If an equal description was used recently, id returns the id of that description.
+// id returns the id of the description d. If d is equal to one of the descriptions that the producer used recently, id returns the id of
+// that description. Otherwise it returns a new id.
 func (ds *descriptions) id(d *Description) uint64 {
 	for i := range recent {
 		at := (ds.last + i) % recent

@@ -5,35 +5,36 @@ import (
 	"fmt"
 )
 
-// Errors of this package. Some have a type with details: [FullError], [UnknownMemberError], [FrameError].
+// The errors of this package. For some of them, a type gives details: [FullError], [UnknownMemberError], [FrameError].
 var (
 	// ErrInvalid means that an argument or a call is not allowed.
 	ErrInvalid = errors.New("shmchannel: invalid argument")
-	// ErrFile means that the caller passed a wrong file: the file is not of this channel, or is another file of this channel.
+	// ErrFile means that the caller passed a wrong file: the file belongs to another channel, or is a different file of this channel than the
+	// call needs.
 	ErrFile = errors.New("shmchannel: not a file of this channel")
-	// ErrCorrupt means that the shared memory contradicts itself. The member that returns this error cannot work any more.
+	// ErrCorrupt means that numbers in the shared memory contradict each other. The member that returns this error cannot work any more.
 	ErrCorrupt = errors.New("shmchannel: the shared memory is corrupt")
 	// ErrFull means that the channel cannot accept another frame now.
 	ErrFull = errors.New("shmchannel: the channel is full")
-	// ErrNoSlot means that the channel already has the greatest possible number of members of the new member's role.
+	// ErrNoSlot means that the channel cannot accept a new member: it already has [MaxProducers] producers or [MaxConsumers] consumers.
 	ErrNoSlot = errors.New("shmchannel: no slot for another member")
 	// ErrClosed means that the channel is closed, so nobody can publish in it any more.
 	ErrClosed = errors.New("shmchannel: the channel is closed")
 	// ErrEnded means that the channel is closed and no frame is left to take.
 	ErrEnded = errors.New("shmchannel: the channel has ended")
-	// ErrDestroyed means that the channel is destroyed. The memory of the channel goes away.
+	// ErrDestroyed means that the service has destroyed the channel. No member can publish or take frames any more.
 	ErrDestroyed = errors.New("shmchannel: the channel is destroyed")
 	// ErrLeft means that this member does not take part in the channel: it has not joined yet, has left, or is closed.
 	ErrLeft = errors.New("shmchannel: this member takes no part in the channel")
 	// ErrUnknownMember means that the file of another member has not arrived yet.
 	ErrUnknownMember = errors.New("shmchannel: the file of a member has not arrived")
-	// ErrFrame means that a frame is unusable because its producer wrote nonsense. The consumer can take the next frame.
+	// ErrFrame means that a frame is unusable because its producer wrote wrong data. The consumer can take the next frame.
 	ErrFrame = errors.New("shmchannel: the frame is corrupt")
-	// ErrInHand means that a consumer has [MaxInHand] frames in hand.
+	// ErrInHand means that a consumer already has [MaxInHand] frames in hand, so it cannot take another frame.
 	ErrInHand = errors.New("shmchannel: too many frames in hand")
-	// ErrReleased means that the consumer does not have the frame in hand.
+	// ErrReleased means that the consumer does not have the frame in hand: for example, it has already released the frame.
 	ErrReleased = errors.New("shmchannel: the frame is not in hand")
-	// ErrUnfinished means that a fence cannot be stored yet: see [Consumer.Release].
+	// ErrUnfinished means that the channel cannot store a fence yet, because an older fence is not reached: see [Consumer.Release].
 	ErrUnfinished = errors.New("shmchannel: an earlier fence is not reached")
 )
 

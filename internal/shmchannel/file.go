@@ -32,7 +32,7 @@ const goodSeals = unix.F_SEAL_FUTURE_WRITE | unix.F_SEAL_SEAL
 
 // sealForGood seals f. Afterwards nobody can map f for writing or change the seals of f. Existing mappings stay writable.
 //
-// Errors: [ErrFile] if a member has already set seals that prevent sealForGood; errors of the system.
+// Errors: [ErrFile] if a member has set other seals on f that forbid new seals; errors of the system.
 func sealForGood(f *os.File) error {
 	err := seal(f, goodSeals)
 	if !errors.Is(err, unix.EPERM) {
@@ -57,7 +57,8 @@ func seal(f *os.File, seals int) error {
 // region is a mapped file.
 type region []byte
 
-// mapFile maps a file of the channel. The file must have exactly the size `bytes`. The caller may close the file afterwards.
+// mapFile maps a file of the channel. The file must have exactly the size that the parameter `bytes` gives. The caller may close the file
+// afterwards.
 //
 // Errors: [ErrFile]; errors of the system.
 func mapFile(f *os.File, bytes uint64, write bool) (region, error) {

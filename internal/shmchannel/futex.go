@@ -18,8 +18,9 @@ const (
 // futex is a word on which members sleep. Bit 0 says that a member sleeps. The other bits are a counter.
 type futex struct{ word atomic.Uint32 }
 
-// arm sets bit 0, which says that the caller is about to sleep, and returns the new value of the word. The caller checks once more whether
-// it must sleep, and passes the value to sleep. Any wake after arm changes the word, and then sleep returns at once.
+// arm sets bit 0 of the word. Bit 0 says that a member is about to sleep. arm returns the new value of the word. The caller then checks
+// once more whether it must sleep, and passes the returned value to the method sleep. If another member calls wake after arm, the word
+// changes, and sleep returns at once.
 func (f *futex) arm() uint32 {
 	for {
 		v := f.word.Load()
@@ -35,7 +36,7 @@ func (f *futex) sleep(v uint32, limit time.Duration) {
 	_, _, _ = unix.Syscall6(unix.SYS_FUTEX, uintptr(unsafe.Pointer(&f.word)), futexOpWait, uintptr(v), uintptr(unsafe.Pointer(&ts)), 0, 0)
 }
 
-// wake wakes all sleeping members. A member that arms the word after wake sees everything that the caller did before wake.
+// wake wakes all members that sleep on the word. A member that calls arm after wake sees everything that the caller of wake did before.
 func (f *futex) wake() {
 	for v := f.word.Load(); v&1 != 0; v = f.word.Load() {
 		if f.word.CompareAndSwap(v, v+1) {
@@ -45,7 +46,8 @@ func (f *futex) wake() {
 	}
 }
 
-// advance changes the word and wakes all members. A member that is about to sleep on the old value does not sleep.
+// advance changes the word and wakes all members that sleep on it. If a member is about to sleep and passes the old value to the method
+// sleep, sleep returns at once.
 func (f *futex) advance() {
 	for {
 		v := f.word.Load()

@@ -8,8 +8,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Host is the service's end of a channel. It makes the files and decides which members take part. Only one goroutine at a time may call
-// its methods. No method waits.
+// Host is the service's end of a channel. It makes the channel's files and decides which members take part. Only one goroutine at a time
+// may call the methods of a Host. No method waits.
 type Host struct {
 	*channel
 	rosterFile, sequencerFile *os.File
@@ -23,7 +23,7 @@ type Host struct {
 	dropped uint64 // see Dropped
 }
 
-// Member is the host's state of a producer or a consumer.
+// Member is what the host knows of one producer or one consumer.
 type Member struct {
 	Role Role
 	Peer
@@ -199,7 +199,7 @@ func (h *Host) slot(m *Member) *slot {
 	return &h.roster.consumers[m.Slot]
 }
 
-// Members appends the members of a role, including members that left and still have a slot.
+// Members appends the members of a role to the slice `to`, including members that left and still have a slot. It returns the new slice.
 func (h *Host) Members(to []*Member, role Role) []*Member {
 	slots := h.consumers[:]
 	if role == ProducerRole {
@@ -213,8 +213,8 @@ func (h *Host) Members(to []*Member, role Role) []*Member {
 	return to
 }
 
-// change announces a change of the roster to producers before they publish again, and to all members that sleep. change returns the tail
-// with which the change of the roster took effect.
+// change announces that the roster has changed. Each producer notices the change before it publishes the next frame. change also wakes all
+// members that sleep. It returns the tail that contains the new version of the roster.
 //
 // Errors: [ErrCorrupt] if a member keeps changing the tail.
 func (h *Host) change() (tail, error) {
@@ -223,14 +223,15 @@ func (h *Host) change() (tail, error) {
 }
 
 // announce does the same as change, but does not wake consumers. announce is enough when other consumers need not know of the change, for
-// example when a consumer joined. If prepare is not nil, announce calls prepare with the loaded tail before each try to change the tail.
+// example when a consumer joined. If prepare is not nil, announce calls prepare before each try to change the tail, and passes the tail
+// that it has just loaded.
 func (h *Host) announce(prepare func(tail)) (tail, error) {
 	defer h.sequencer.freed.advance()
 	v := h.roster.version.Load() + 1
 	h.roster.version.Store(v)
 	if h.roster.state.Load() >= channelClosed {
-		// Nobody publishes any more, so the tail keeps its version. If the version still changed, then after 1024 changes the tail could again
-		// have the version that a stopped producer has seen.
+		// Nobody publishes any more, so the tail keeps its version. A tail with a new version would be dangerous: after 1024 changes, the version
+		// in the tail repeats, and a producer that was stopped in the meantime would not notice the changes.
 		return h.sequencer.loadTail(), nil
 	}
 	for range maxRounds {
@@ -246,15 +247,15 @@ func (h *Host) announce(prepare func(tail)) (tail, error) {
 	return 0, corrupt("the tail moved %d times while the roster was to be changed", maxRounds)
 }
 
-// Published returns the number of the newest frame. The number never shrinks, even if members write nonsense.
+// Published returns the number of the newest frame. The returned number never shrinks, even if members write nonsense.
 func (h *Host) Published() uint64 {
 	h.newest = max(h.newest, h.sequencer.loadTail().number())
 	return h.newest
 }
 
-// Close ends publishing. Consumers still get the frames that were published.
+// Close closes the channel: no producer can publish any more. Consumers can still take the frames that were published before.
 //
-// Errors: [ErrCorrupt]. After this error the channel can only be destroyed.
+// Errors: [ErrCorrupt]. After this error, the caller can only destroy the channel.
 func (h *Host) Close() error {
 	if h.roster.state.Load() != channelOpen {
 		return nil

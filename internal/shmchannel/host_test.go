@@ -201,8 +201,8 @@ func TestWhatAnExpelledConsumerHasInHandIsItsOwnUntilItsProcessIsGone(t *testing
 	}
 }
 
-// A consumer may look at the roster, and claim a frame only after it was expelled. If its slot were free, the claim would belong to another
-// member.
+// A consumer may read the roster before the host expels it, and claim a frame afterwards. If the host had given the consumer's slot to
+// another member by then, the claim would belong to that member.
 func TestAnExpelledConsumerKeepsItsSlotUntilItsProcessIsGone(t *testing.T) {
 	r := newRig(t, Spec{Mode: Queue, Capacity: 2})
 	c := r.consumer(MemberSpec{})
@@ -299,7 +299,7 @@ func TestFramesOfAProducerThatLeftAreTaken(t *testing.T) {
 	}
 }
 
-// An expelled consumer keeps frames in hand. A producer may then overwrite the records of these frames.
+// An expelled consumer keeps its frames in hand. Producers do not wait for it, so a new frame may overwrite the record of a frame in hand.
 func TestBlocksOfAProducerThatLeftWhileAnExpelledConsumerHasFrames(t *testing.T) {
 	r := newRig(t, Spec{Capacity: 2})
 	p, c := r.producer(200), r.consumer(MemberSpec{})
@@ -359,7 +359,8 @@ func TestASlotIsUsedAgain(t *testing.T) {
 	}
 }
 
-// The version in the tail has only 10 bits, so it repeats after 1024 changes.
+// Each change of the roster increases the roster's version by 1. The tail has only 10 bits of the version, so the version in the tail
+// repeats after 1024 changes.
 func TestAProducerThatWasIdleSeesThatTheRosterHasChangedAThousandTimes(t *testing.T) {
 	r := newRig(t, Spec{Capacity: 1})
 	p := r.producer(4)
@@ -387,7 +388,7 @@ func TestAProducerThatWasIdleSeesThatTheRosterHasChangedAThousandTimes(t *testin
 	assert.EqualValues(t, 1, c.take().Number)
 }
 
-// The service may stop before the tail has the new version of the roster.
+// The service may stop after it has changed the roster and before it has stored the roster's new version in the tail.
 func TestAChangeThatIsNotInTheTailYetHoldsNobodyUp(t *testing.T) {
 	r := newRig(t, Spec{Capacity: 1})
 	p := r.producer(4)

@@ -45,7 +45,7 @@ func newHostile(t testing.TB, spec Spec) *hostile {
 	return h
 }
 
-// lie overwrites a word of a file. It uses a value that a member may take for a good value.
+// lie overwrites a word of a file. A member may believe that the new value is a valid value.
 func (h *hostile) lie(file, place, value uint64) {
 	mem := h.regions[file%uint64(len(h.regions))]
 	l := h.rig.host.layout
@@ -159,7 +159,7 @@ func (h *hostile) checkError(err error) {
 	h.t.Fatalf("an error that callers do not know: %v", err)
 }
 
-// run runs a fuzzing program. Each step has 12 bytes, and is a lie or a step of a member or the host.
+// run runs a fuzzing program. Each step of the program has 12 bytes. A step calls lie, or calls a method of a member or of the host.
 func (h *hostile) run(program []byte) {
 	for ; len(program) >= 12; program = program[12:] {
 		what, file := uint64(program[0]), uint64(program[1])
@@ -199,7 +199,7 @@ func randomProgram(random *rand.Rand, moves int) []byte {
 	return program
 }
 
-// This test runs random programs like the fuzz test.
+// This test runs random programs, as the fuzz test does.
 func TestLiesSpoilNothingButFrames(t *testing.T) {
 	random := rand.New(rand.NewPCG(3, 4))
 	for i := range 20 {
@@ -262,7 +262,7 @@ func TestALiarCannotStopOthers(t *testing.T) {
 	}
 }
 
-// Each of these lies leads to the error that describes the lie.
+// Each lie of this test leads to an error whose text describes the lie.
 func TestLiesThatAreFound(t *testing.T) {
 	for name, c := range map[string]struct {
 		spec Spec
@@ -316,8 +316,8 @@ func (c *testConsumer) acknowledgeOrRelease(f *Frame) {
 	c.release(f)
 }
 
-// Each number below the tail's number must have an entry. A missing entry may appear a moment later. If it does not appear, the consumer
-// returns an error.
+// Each number below the tail's number must have an entry. If an entry is missing, a consumer first tries again, because a producer may
+// store the entry a moment later. If the entry does not appear, Take returns an error.
 func TestAContradictionThatLastsEndsTheStream(t *testing.T) {
 	h := newHostile(t, Spec{Capacity: 4})
 	for range 2 {

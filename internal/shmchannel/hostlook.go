@@ -1,8 +1,8 @@
 package shmchannel
 
-// Look is the result of [Host.Look]: it says which blocks of some producers the channel still needs. The channel needs the block of a frame
-// that it keeps or that a consumer has in hand. The block numbers come from memory that members write, so the caller asks only about blocks
-// that it lent to the producer.
+// Look is the result of [Host.Look]. It says which blocks of some producers the channel still needs. The channel needs a block if it keeps
+// the block's frame or if a consumer has this frame in hand. The block numbers in a Look come from memory that members write, so the caller
+// asks only about blocks that it lent to the producer.
 type Look struct {
 	held map[uint64]struct{} // blocks in the holds of consumers, of all producers
 	all  bool                // the look could not read everything, so any block may be in use
@@ -28,15 +28,15 @@ func (l *Look) Names(m *Member, block uint64) bool {
 	return ok
 }
 
-// Unsure reports whether the look could not find out which blocks of the producer the channel needs. If Unsure returns true, the caller
+// Unsure reports whether [Host.Look] could not find out which blocks of producer m the channel needs. If Unsure returns true, the caller
 // must treat all blocks of the producer as needed.
 func (l *Look) Unsure(m *Member) bool {
 	f := l.of[m]
 	return l.all || f == nil || f.all
 }
 
-// Look finds the blocks that the channel still needs of producers that have left. Look reads each consumer's file only once for all these
-// producers.
+// Look finds out which blocks of the given producers the channel still needs. The producers must have left. Look reads each consumer's file
+// only once for all these producers.
 func (h *Host) Look(producers ...*Member) *Look {
 	l := &Look{held: make(map[uint64]struct{}), of: make(map[*Member]*found, len(producers))}
 	t := h.sequencer.loadTail()
@@ -61,7 +61,7 @@ func (h *Host) Look(producers ...*Member) *Look {
 		if c == nil || !c.joined || c.gone {
 			continue
 		}
-		// A consumer stores a hold before it moves its floor over the frame, so Look reads the floor before the holds.
+		// A consumer first stores a frame in a hold and then moves its floor past the frame. So Look first reads the floor and then the holds.
 		if h.mode == Broadcast && c.policy.blocks() && (c.left || h.roster.state.Load() == channelDestroyed) {
 			if spans.add(c.cursor) && forgotten { // Look cannot read the records of a producer without a track
 				for _, m := range producers {
@@ -102,7 +102,8 @@ func (h *Host) newSpans(t tail, l *Look, in *[MaxProducers]*Member) *lookSpans {
 	return &lookSpans{Host: h, tail: t, look: l, in: in, seen: make([]uint64, h.slots)}
 }
 
-// add adds the frames that one consumer has taken and not released. It returns false if there is no such frame.
+// add adds the frames that one consumer has taken and not released. It returns false if the consumer has released all frames that it has
+// taken.
 func (s *lookSpans) add(c *cursor) bool {
 	floor, next := c.floor.Load(), min(c.next.Load(), s.tail.number()+1)
 	if floor >= next {

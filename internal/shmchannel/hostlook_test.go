@@ -48,7 +48,7 @@ func TestOneLookAnswersForAllProducers(t *testing.T) {
 	assert.True(t, l.Names(q.member, blocks[1]))
 }
 
-// One look finds the blocks of 16 producers that left, while 400 consumers have used all their holds.
+// Each call of Look finds the blocks of 16 producers that left, while 400 consumers have used all their holds.
 func BenchmarkLook(b *testing.B) {
 	r := newRig(b, Spec{Capacity: 2})
 	var producers []*Member

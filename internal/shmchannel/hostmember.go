@@ -51,8 +51,8 @@ func (h *Host) Join(m *Member) error {
 	return err
 }
 
-// Leave removes a member that has said that it leaves. The member keeps the frames that it has in hand while its process runs. The member's
-// slot stays taken until [Host.Sweep] finds that nothing needs the slot any more.
+// Leave removes a member that has told the service that it leaves. The member keeps the frames that it has in hand while its process runs.
+// The member's slot stays taken until [Host.Sweep] finds that nothing needs the slot any more.
 //
 // Errors: [ErrCorrupt].
 func (h *Host) Leave(m *Member) error {
@@ -80,8 +80,8 @@ func (h *Host) Expel(m *Member) error {
 	return err
 }
 
-// Gone tells the host that the process of a member has ended. The member leaves if it has not left yet. The frames of a queue that the
-// member had claimed go to other consumers. The member's holds do not count any more.
+// Gone tells the host that the process of a member has ended. If the member has not left yet, Gone removes it. The frames of a queue that
+// the member had claimed go to other consumers. The member's holds do not count any more.
 //
 // Errors: [ErrCorrupt].
 func (h *Host) Gone(m *Member) error {
@@ -100,10 +100,11 @@ func (h *Host) Gone(m *Member) error {
 	return err
 }
 
-// Sweep frees the slots of members that left, if nothing needs these slots any more. Sweep appends these members to the slice `to`, and the
-// caller can forget their files. A consumer's slot is needed while the consumer's process runs. But the slot is not needed if the consumer
-// has said that it leaves, has no holds and no claims, and every fence of its work is reached. A producer's slot is needed while the
-// channel keeps a frame of the producer; see [Host.GiveUp].
+// Sweep frees the slots of members that left, if nothing needs these slots any more. Sweep appends the members without a slot to the slice
+// `to`, and the caller can forget their files. A consumer's slot is needed while the consumer's process runs. But the slot is not needed if
+// [Host.Leave] was called for the consumer, the consumer has no holds and no claims, and all fences of its work are reached. Sweep calls
+// the function `reached` to find out whether a fence is reached. A producer's slot is needed while the channel keeps a frame of the
+// producer; see [Host.GiveUp].
 //
 // Errors: [ErrCorrupt]; errors of the system.
 func (h *Host) Sweep(to []*Member, reached func(Fence) bool) ([]*Member, error) {
@@ -216,9 +217,9 @@ func (h *Host) frames() iter.Seq2[uint64, int] {
 	}
 }
 
-// GiveUp makes a broadcast give up its oldest frames, so that [Host.Sweep] can free the slot of a producer that left. GiveUp gives up only
-// as many frames as necessary, and no frame that an active consumer has not released. A consumer that joins later begins after the given-up
-// frames. GiveUp reports whether it gave up a frame.
+// GiveUp makes a broadcast stop keeping its oldest frames, so that [Host.Sweep] can free the slot of a producer that left. The broadcast
+// stops keeping only as many frames as necessary, and no frame that an active consumer has not released. A consumer that joins later does
+// not get these frames. GiveUp returns true if the broadcast stopped keeping a frame.
 func (h *Host) GiveUp() bool {
 	if h.mode == Queue {
 		return false

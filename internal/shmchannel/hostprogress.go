@@ -1,7 +1,8 @@
 package shmchannel
 
 // The functions of this file compute their numbers from memory that members write. A member that writes nonsense cannot make these numbers
-// greater than honest members could. The only exception is the number of the tail: it may be any number of 48 bits.
+// greater than they can be if all members write correct values. There is one exception: a member can store any number of 48 bits in the
+// tail.
 
 // Waiting returns how many frames of a queue are not acknowledged.
 func (h *Host) Waiting() uint64 {
@@ -32,8 +33,8 @@ func (h *Host) queued() (waiting, open uint64) {
 	return waiting, open
 }
 
-// Behind returns how many of the newest frames of a broadcast a consumer has not taken. Frames that the channel has dropped by now count
-// too.
+// Behind returns how many frames of a broadcast are newer than the last frame that a consumer took. Frames that the channel has already
+// dropped count too.
 func (h *Host) Behind(m *Member) uint64 {
 	if !h.follows(m) {
 		return 0
@@ -42,8 +43,8 @@ func (h *Host) Behind(m *Member) uint64 {
 }
 
 // Needs returns how many places of a broadcast a consumer takes up. A frame that the consumer has not taken takes up a place. If producers
-// wait for this consumer, a frame that it has not released takes up a place too. If Needs returns the capacity, the next call of Publish
-// waits, fails, or drops a frame that the consumer has not taken.
+// wait for this consumer, a frame that the consumer has not released takes up a place too. If Needs returns the capacity, the next call of
+// Publish waits, fails, or drops a frame that the consumer has not taken.
 func (h *Host) Needs(m *Member) uint64 {
 	n := h.Behind(m)
 	if h.follows(m) && m.policy.blocks() {
@@ -76,7 +77,7 @@ func (h *Host) follows(m *Member) bool {
 	return h.mode == Broadcast && m.cursor != nil && m.joined && !m.left
 }
 
-// since returns how many frames a consumer gets from the given number on. The number comes from the consumer's file. Frames before the
+// since returns how many frames have the given number or a greater number. The number comes from the consumer's file. Frames before the
 // consumer's first frame do not count.
 func (h *Host) since(m *Member, number uint64) uint64 {
 	newest := h.sequencer.loadTail().number()
@@ -90,8 +91,8 @@ func (h *Host) since(m *Member, number uint64) uint64 {
 const maxDropped = 1 << 62
 
 // Dropped returns how many frames were dropped because consumers were behind. In a broadcast, it is the sum of the frames that each
-// consumer missed, and consumers that left count too. In a queue, it is the number of frames that no consumer got. The result never
-// shrinks.
+// consumer missed, and consumers that left count too. In a queue, it is the number of frames that no consumer got because the channel
+// dropped them. The result never shrinks.
 func (h *Host) Dropped() uint64 {
 	if h.mode == Queue {
 		h.dropped = max(h.dropped, min(h.sequencer.drops.Load(), h.Published()))
@@ -126,8 +127,8 @@ func (h *Host) countMissed(m *Member) {
 	}
 }
 
-// Blocks appends the blocks of the frames that consumers may still take or have in hand. It relies on what members write, so a member that
-// writes nonsense can make the result wrong. A block may be in the result twice.
+// Blocks appends to the slice `to` the blocks of the frames that consumers may still take or have in hand. Blocks relies on what members
+// write, so a member that writes nonsense can make the result wrong. A block may be in the result twice.
 func (h *Host) Blocks(to []uint64) []uint64 {
 	var tracks [MaxProducers]*track
 	for slot, m := range h.producers {

@@ -2,7 +2,7 @@ package shmchannel
 
 import "math/bits"
 
-// Sizes and offsets in the files, in bytes. docs/streams.md has the tables.
+// The sizes of the channel's files and the offsets in these files, in bytes. docs/streams.md has tables of them.
 const (
 	rosterBytes    = 73_728
 	headBytes      = 8_192 // size of a sequencer or a cursor without the part that grows with N

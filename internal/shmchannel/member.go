@@ -9,7 +9,8 @@ import (
 	"time"
 )
 
-// MemberConfig is what a member needs to open its end of a channel. The caller owns the files, and may close them once the member is open.
+// MemberConfig is what a member needs to open its end of a channel. The caller owns the files, and may close them after it has opened the
+// member.
 type MemberConfig struct {
 	Roster    *os.File
 	Sequencer *os.File
@@ -28,11 +29,12 @@ type MemberConfig struct {
 type Spinner interface {
 	// Begin reports whether the member may spin now.
 	Begin() bool
-	// The member calls End once after each Begin that returned true. `found` reports whether the member found something while it spun.
+	// The member calls End once after each Begin that returned true. `found` says whether the member found what it waited for while it spun.
 	End(found bool)
 }
 
-// maxSleep is the longest that a member sleeps before it looks again. The limit exists because a member that dies wakes nobody.
+// maxSleep is the longest time that a member sleeps before it checks again what it waits for. The limit exists because a member that dies
+// does not wake other members.
 const maxSleep = 100 * time.Millisecond
 
 // member has the fields and methods that a producer and a consumer have in common.
@@ -53,7 +55,7 @@ type member struct {
 	ctxStop func() bool
 }
 
-// Counts says how many frames a member has published, taken or missed since it was opened.
+// Counts says how many frames a member has published, taken or missed since the caller opened it.
 type Counts struct {
 	// Frames is the number of frames that a producer has published or a consumer has taken. Bytes is the sum of the bytes of the frames'
 	// buffers.
@@ -62,7 +64,7 @@ type Counts struct {
 	Missed uint64
 }
 
-// Counts returns the member's counts, also after the member was closed.
+// Counts returns the member's counts. It also works after the member was closed.
 func (m *member) Counts() Counts {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -86,13 +88,14 @@ type pause struct {
 	value  uint32
 }
 
-// relooks is how many times a spinning member looks before it lets other goroutines run. It does not let them run after each look, because
-// letting them run may wake a thread.
+// relooks is how many times a spinning member checks what it waits for before it calls runtime.Gosched to let other goroutines run. The
+// member does not call runtime.Gosched after each check, because this call may wake a thread.
 const relooks = 64
 
-// rest returns when a call that found nothing should look again. During the time for spinning, rest returns at once. The next rest arms the
-// futex and returns, so that the call looks once more. After that, rest sleeps, but no longer than the limit. The caller holds m.mu; rest
-// releases m.mu while it spins or sleeps.
+// rest is for a method of the member that waits for something. The method checks whether it has found what it waits for. If not, it calls
+// rest, and checks again when rest returns. While the member may spin, rest returns at once. When the time for spinning is over, rest first
+// arms the futex and returns, so that the method checks once more before the member sleeps. The next call of rest sleeps, but no longer
+// than the limit. The caller holds m.mu; rest releases m.mu while the member spins or sleeps.
 //
 // Errors: the context's error.
 func (m *member) rest(ctx context.Context, p *pause, limit time.Duration) error {
@@ -151,8 +154,8 @@ func (m *member) found(p *pause, something bool) {
 	}
 }
 
-// watch arranges that the end of the context wakes the member. Most calls of a member have the same context, so watch does nothing if the
-// context is the same as in the last call.
+// watch arranges that the calls that sleep wake up when the context ends. Most calls of a member have the same context, so watch does
+// nothing if the context is the same as in the last call.
 func (m *member) watch(ctx context.Context) {
 	if ctx.Done() == nil || ctx.Done() == m.ctxDone {
 		return
@@ -163,7 +166,7 @@ func (m *member) watch(ctx context.Context) {
 	m.ctxDone, m.ctxStop = ctx.Done(), context.AfterFunc(ctx, m.Wake)
 }
 
-// Wake wakes the calls that sleep, so that they check their contexts.
+// Wake wakes the calls of this member that sleep, so that each call checks whether its context has ended.
 func (m *member) Wake() {
 	m.mu.Lock()
 	defer m.mu.Unlock()

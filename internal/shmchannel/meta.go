@@ -14,7 +14,7 @@ const (
 	MaxMetaText    = 256 // bytes of one key or one value
 )
 
-// AppendMeta appends the entries of the map to the slice `to`, in the encoding of [Record.Meta].
+// AppendMeta appends the entries of the map `meta` to the slice `to`, in the encoding of [Record.Meta].
 //
 // Errors: [ErrInvalid] if the map exceeds a limit.
 func AppendMeta(to []byte, meta map[string]string) ([]byte, error) {
@@ -37,7 +37,7 @@ func AppendMeta(to []byte, meta map[string]string) ([]byte, error) {
 	return to, nil
 }
 
-// CheckMeta returns an error if the bytes are not valid meta of a frame.
+// CheckMeta returns an error if the bytes are not a valid encoding of a frame's map (see [AppendMeta]).
 //
 // Errors: [ErrInvalid].
 func CheckMeta(meta []byte) error {
@@ -60,7 +60,7 @@ func CheckMeta(meta []byte) error {
 	return nil
 }
 
-// Meta iterates over the entries of meta that [CheckMeta] accepts. The slices point into meta.
+// Meta iterates over the keys and values in `meta`. [CheckMeta] must have accepted `meta`. The slices that Meta yields point into `meta`.
 func Meta(meta []byte) iter.Seq2[[]byte, []byte] {
 	return func(yield func(key, value []byte) bool) {
 		for len(meta) > 0 {

@@ -5,6 +5,6 @@ import (
 	"unsafe"
 )
 
-// put stores a word of content. The caller stores the content's sequence number before and after the content. A plain store is enough,
-// because this processor keeps the order of stores.
+// put stores v in a word of shared memory. The caller stores a sequence number before the first call of put and after the last call. put
+// uses a plain store, because other CPUs see the stores of an amd64 CPU in their order.
 func put(w *atomic.Uint64, v uint64) { *(*uint64)(unsafe.Pointer(w)) = v }

@@ -14,7 +14,7 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// killings is how many processes each test kills. The environment variable SHMCHANNEL_TEST_KILLINGS overrides the number.
+// killings returns how many processes each test kills. The environment variable SHMCHANNEL_TEST_KILLINGS overrides the number.
 func killings(t *testing.T) int {
 	if text := os.Getenv("SHMCHANNEL_TEST_KILLINGS"); text != "" {
 		n, err := strconv.Atoi(text)
@@ -24,7 +24,8 @@ func killings(t *testing.T) int {
 	return 6
 }
 
-// seedOf returns a random seed and prints the seed. The same seed repeats a failure, as far as the timing of the machine allows.
+// seedOf returns a random seed and prints the seed. A test that runs again with the same seed makes the same random choices, but the timing
+// of the processes may differ.
 func seedOf(t *testing.T) uint64 {
 	seed := uint64(time.Now().UnixNano())
 	if text := os.Getenv("SHMCHANNEL_TEST_SEED"); text != "" {
@@ -146,8 +147,9 @@ func (s *storm) end() {
 	}
 }
 
-// published returns the frames that producers surely published, by number, and the contents that producers perhaps published. A producer
-// may die after it has published a frame and before it has written the frame into its ledger.
+// published returns two maps: `sure` has the contents of the frames that producers certainly published, by frame number; `perhaps` has the
+// contents that producers perhaps published. A producer may die after it has published a frame and before it has written the frame into its
+// ledger.
 func (s *storm) published() (sure map[uint64]uint64, perhaps map[uint64]bool) {
 	s.t.Helper()
 	sure, perhaps = map[uint64]uint64{}, map[uint64]bool{}
@@ -225,7 +227,8 @@ func TestNothingIsLostInABroadcastWhoseMembersAreKilled(t *testing.T) {
 	}
 }
 
-// checkBroadcast checks the frames that a consumer saw. It adds to sure each frame that the consumer saw and that was therefore published.
+// checkBroadcast checks the frames that a consumer saw. If the consumer saw a frame, a producer published this frame, so checkBroadcast
+// adds the frame to the map `sure`.
 func (p *process) checkBroadcast(sure map[uint64]uint64, perhaps map[uint64]bool, end uint64) {
 	p.t.Helper()
 	last := uint64(0)
@@ -291,7 +294,7 @@ func (s *storm) checkQueue(policy Policy) {
 			continue
 		}
 		dropped++
-		// With other policies the channel can drop a frame, also after a consumer has requeued the frame.
+		// With the other policies, the channel may have dropped the frame, even after a consumer requeued the frame.
 		if policy == Block {
 			s.t.Fatalf("frame %d is lost (taken: %v)", n, taken[n])
 		}
@@ -299,7 +302,8 @@ func (s *storm) checkQueue(policy Policy) {
 	s.t.Logf("%d frames, %d dropped", len(sure), dropped)
 }
 
-// A stopped consumer keeps its frames in hand. The producer does not wait for this consumer, because its policy is DropOldest.
+// A consumer whose process is stopped keeps its frames in hand. The producer does not wait for this consumer, because the consumer's policy
+// is DropOldest.
 func TestAConsumerThatIsStopped(t *testing.T) {
 	f := newFamily(t, Spec{Capacity: 4}, MemberSpec{Role: ConsumerRole, Policy: DropOldest}, MemberSpec{Role: ProducerRole})
 	stopped := f.start(f.members[0], job{Seed: 1})

@@ -7,7 +7,8 @@ import (
 	"time"
 )
 
-// Producer publishes frames. Several goroutines may call its methods. Frames of concurrent calls are published in any order.
+// Producer publishes frames. Several goroutines may call its methods. If two goroutines call Publish at the same time, either frame may
+// come first.
 type Producer struct {
 	member
 	track        *track
@@ -21,7 +22,7 @@ type Producer struct {
 }
 
 // OpenProducer opens the producer's end of a channel. The producer's own file must not be sealed against writing yet: the host seals the
-// file after the producer has said that it is open.
+// file (see [Host.Join]) after the caller has opened the producer.
 //
 // Errors: [ErrInvalid], [ErrFile]; errors of the system.
 func OpenProducer(config MemberConfig) (*Producer, error) {
@@ -70,7 +71,8 @@ func (p *Producer) AddCursor(slot int, id uint64, f *os.File) error {
 }
 
 // Publish publishes a frame and returns its number. If the channel has no room for the frame, Publish waits for room until the context
-// ends. But if the policy of the queue, or of a consumer that has not released enough frames, is Fail, Publish fails at once.
+// ends. Publish does not wait if the policy Fail applies. In a queue, this is the policy of the channel. In a broadcast, this is the policy
+// of a consumer that has not released enough frames. Publish then returns a [FullError] at once.
 //
 // The block of a published frame belongs to the channel, until [Producer.Reclaim] returns the block. If Publish fails, the block still
 // belongs to the caller.
@@ -181,7 +183,7 @@ func (p *Producer) mayPublish(t tail) error {
 	return nil
 }
 
-// write writes the record of frame n. Consumers use the record only once the tail has the number n.
+// write writes the record of frame n. Consumers use the record only after the number in the tail is n.
 func (p *Producer) write(n uint64, r *Record) {
 	when := r.Time
 	if when == 0 {
@@ -204,7 +206,7 @@ func (p *Producer) Destroyed() bool {
 	return p.closed || p.roster.state.Load() == channelDestroyed
 }
 
-// Close unmaps the channel. Waiting calls return [ErrLeft]. Close does not tell the host that the producer leaves.
+// Close unmaps the channel. Calls that wait return [ErrLeft]. Close does not tell the host that the producer leaves.
 func (p *Producer) Close() error {
 	p.mu.Lock()
 	defer p.mu.Unlock()

@@ -98,7 +98,8 @@ func TestAConsumerThatTakesWakesAProducerThatWaitsForRoom(t *testing.T) {
 	assert.NotEqual(t, before, r.host.sequencer.freed.word.Load())
 }
 
-// While a consumer has a frame, the frame's slot is not free. Later numbers of this slot become void.
+// While a consumer has a frame in hand, the frame's slot is not free. A later number that needs the same slot becomes void: no frame gets
+// this number.
 func TestAFrameThatIsKeptLongerThanTheRingGoesRound(t *testing.T) {
 	r := newRig(t, Spec{Mode: Queue, Capacity: 4})
 	p, slow, c := r.producer(16), r.consumer(MemberSpec{}), r.consumer(MemberSpec{})
@@ -155,7 +156,7 @@ func TestAQueueOfWhichEverySlotIsInUseIsFull(t *testing.T) {
 	}
 }
 
-// Waiting frames and claimed frames share the slots. No later frame overwrites a waiting frame.
+// The frames that wait and the frames that consumers have claimed use the same slots. No later frame overwrites a frame that waits.
 func TestAFrameThatWaitsOutlivesVoids(t *testing.T) {
 	r := newRig(t, Spec{Mode: Queue, Capacity: 32})
 	p, c := r.producer(128), r.consumer(MemberSpec{})

@@ -11,7 +11,7 @@ type Returned struct {
 	Number uint64 // number of the frame that the block was published with
 	Block  uint64
 	Owner  any // Owner of the record
-	// Fences say when the consumers' work on the frame is done. All the fences must be reached before the block is written.
+	// Fences say when the consumers' work on the frame is done. All these fences must be reached before the producer writes the block again.
 	Fences []Fence
 }
 
@@ -38,7 +38,7 @@ type lent struct {
 	fences   []Fence
 }
 
-// Lent returns how many blocks the producer has published and not got back.
+// Lent returns how many blocks the channel has: the producer has published them, and Reclaim has not returned them yet.
 func (p *Producer) Lent() int {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -53,7 +53,8 @@ func (p *Producer) Lends(is func(owner any) bool) bool {
 	return slices.ContainsFunc(p.pending[p.seen:], lent) || slices.ContainsFunc(p.stuck, lent)
 }
 
-// Forget removes all blocks that the channel has from the producer's state, and returns their owners.
+// Forget makes the producer forget all blocks that the channel has, and returns the owners of these blocks. Reclaim will not return these
+// blocks.
 func (p *Producer) Forget() (owners []any) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -64,7 +65,7 @@ func (p *Producer) Forget() (owners []any) {
 	return owners
 }
 
-// Reclaim returns the blocks that nobody uses any more, in no particular order. The slice is valid until the next call of Reclaim.
+// Reclaim returns the blocks that nobody uses any more, in no particular order. The returned slice is valid until the next call of Reclaim.
 //
 // Errors: [UnknownMemberError], [ErrLeft] if the producer is closed, [ErrCorrupt].
 func (p *Producer) Reclaim() ([]Returned, error) {
@@ -73,8 +74,8 @@ func (p *Producer) Reclaim() ([]Returned, error) {
 	return p.reclaim()
 }
 
-// AwaitReclaim is like [Producer.Reclaim], but waits until a block comes back or the context ends. It returns at once if the channel has no
-// block of the producer.
+// AwaitReclaim is like [Producer.Reclaim], but waits until Reclaim would return a block or the context ends. AwaitReclaim returns at once
+// if the channel has no block of the producer.
 func (p *Producer) AwaitReclaim(ctx context.Context) ([]Returned, error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -91,9 +92,9 @@ func (p *Producer) AwaitReclaim(ctx context.Context) ([]Returned, error) {
 	}
 }
 
-// AwaitBack calls the function `look` again and again until `look` returns true or the context ends. Between two calls the producer waits
-// until a consumer releases a frame. `look` may call [Producer.Reclaim], or check whether another goroutine has reclaimed what the caller
-// waits for.
+// AwaitBack calls the function `look` again and again until `look` returns true or the context ends. Between two calls of `look`, AwaitBack
+// waits until a consumer releases a frame, but not longer than 100 ms. `look` may call [Producer.Reclaim], or check whether another
+// goroutine has reclaimed what the caller waits for.
 //
 // Errors: the context's error; [ErrLeft] if the producer is closed.
 func (p *Producer) AwaitBack(ctx context.Context, look func() (found bool)) error {
@@ -137,7 +138,7 @@ func (p *Producer) reclaim() ([]Returned, error) {
 	}
 	// A consumer stores its hold before it checks that the channel still keeps the frame. A consumer also stores a hold before it moves its
 	// floor over a frame in its hand. The producer reads the spans first and the holds after the spans. So if the channel does not keep a
-	// frame, and the frame is in no span and in no hold, then nobody uses the frame.
+	// frame, and the frame is in no span and in no hold, then no consumer uses the frame.
 	p.readSpans()
 	p.readHolds()
 	for _, l := range p.leaving {
@@ -161,8 +162,8 @@ const (
 	leaves             // the channel does not need this frame any more
 )
 
-// sortOut moves the blocks of frames that the channel does not need any more to p.leaving. Frames that may leave later go to
-// p.stuck.
+// sortOut sorts the frames in p.pending and p.stuck. If the channel does not need a frame any more, sortOut moves the frame to p.leaving.
+// If a consumer of a queue still has a frame, sortOut moves the frame to p.stuck, because the channel may not need later frames any more.
 func (p *Producer) sortOut(t tail) {
 	limit := p.left(t)
 	p.leaving = p.leaving[:0]
@@ -194,8 +195,8 @@ func (p *Producer) sortOut(t tail) {
 	}
 }
 
-// left returns the greatest number of a broadcast that the channel does not need any more. Frames of a queue leave one by one, so for a
-// queue left returns the greatest uint64.
+// left returns the number of the newest frame of a broadcast that the channel does not need any more. The channel does not need older
+// frames either. In a queue, the channel decides for each frame separately, so left returns the greatest uint64.
 func (p *Producer) left(t tail) uint64 {
 	if p.state == channelDestroyed || p.mode == Queue {
 		return math.MaxUint64
@@ -244,8 +245,8 @@ func (p *Producer) readHolds() {
 	slices.Sort(p.held)
 }
 
-// readSpans collects the frames of a broadcast that consumers may have taken and not released. It reads only consumers whose floors do not
-// count any more.
+// readSpans collects the frames of a broadcast that consumers may have taken and not released. It reads consumers with the policy Block or
+// Fail: only those that left, or all of them if the channel is destroyed. The method `left` does not use the floors of these consumers.
 func (p *Producer) readSpans() {
 	p.spans = p.spans[:0]
 	if p.mode == Queue {
@@ -280,8 +281,7 @@ func (p *Producer) gather(number uint64) (ok bool) {
 		if r.peer.Timeline == 0 {
 			continue
 		}
-		// The entry may be of a later frame. Then the fence of this frame is reached, or the fence of the later frame implies the fence of this
-		// frame.
+		// The entry may have the fence of a later frame. In this case, the fence of this frame is already reached, or the later fence implies it.
 		n, t, ok := r.doneAt(number).load()
 		if !ok {
 			return false

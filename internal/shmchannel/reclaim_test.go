@@ -104,7 +104,7 @@ func TestABlockComesBackWithTheFencesOfItsConsumers(t *testing.T) {
 	require.ErrorIs(t, a.Release(a.take(), Fence{Word: MaxWord + 1, Value: 1}), ErrInvalid)
 }
 
-// The frames of this test share a slot, so their fences share an entry.
+// The numbers of this test's frames lead to the same slot, so the fences of the frames are stored in the same entry.
 func TestAFenceIsOverwrittenOnlyByOneThatImpliesIt(t *testing.T) {
 	reached := false
 	r := newRig(t, Spec{Capacity: 1})
@@ -131,7 +131,8 @@ func TestAFenceIsOverwrittenOnlyByOneThatImpliesIt(t *testing.T) {
 	require.Len(t, back, 1)
 	assert.Equal(t, []Fence{{1, 1, 6}}, back[0].Fences, "which implies its own")
 
-	// The consumer now releases the frames in the other order, and with another word once the fence is reached.
+	// The consumer now releases the younger frame first. The older frame's fence has another word, and replaces the younger frame's fence,
+	// which is reached.
 	busy.publish()
 	old := c.take()
 	for range r.host.slots - 1 {
@@ -235,8 +236,8 @@ func TestADestroyedChannelGivesBackWhatIsNotInHand(t *testing.T) {
 	}
 }
 
-// asleep sets the bit of the futex that says that a member sleeps. The function woken reports whether another member has woken the futex
-// since then.
+// asleep sets the bit of the futex that says that a member sleeps. The returned function `woken` reports whether a member has called wake
+// or advance on the futex since asleep was called.
 func asleep(r *rig) (woken func() bool) {
 	f := &r.host.sequencer.freed
 	v := f.arm()
@@ -266,7 +267,7 @@ func TestAFrameThatPushesOutAnothersWakesItsProducer(t *testing.T) {
 	assert.True(t, woken())
 }
 
-// The version in the tail of a closed channel does not change, so the producer must not rely on the tail.
+// The version in the tail of a closed channel does not change, so the producer must read the version in the roster.
 func TestAfterTheEndEveryChangeOfTheRosterCounts(t *testing.T) {
 	r := newRig(t, Spec{Capacity: 2})
 	p, c := r.producer(8), r.consumer(MemberSpec{})

@@ -5,8 +5,7 @@ import (
 	"sync/atomic"
 )
 
-// Fence is a value that a word of a timeline reaches when some work is done. A Fence whose Value is 0 means that there is no work to wait
-// for.
+// Fence is a value that a word of a timeline reaches when some work is done. If the Value of a Fence is 0, there is no work to wait for.
 type Fence struct {
 	Timeline uint64
 	Word     uint64
@@ -25,16 +24,16 @@ type Record struct {
 	Buffer uint64
 	Bytes  uint64 // size of the buffer
 	Time   uint64 // nanoseconds since 1970; 0: the time of publishing
-	// Ready is the fence that is reached when the content is complete. Ready is always of the producer's own timeline, so its Timeline is not
-	// stored.
+	// Ready is the fence that is reached when the content of the frame is complete. Ready always belongs to the producer's own timeline, so
+	// the channel does not store Ready.Timeline.
 	Ready Fence
-	// Event is an interprocess event of 64 bytes, or empty.
+	// Event is the handle of an interprocess event (64 bytes), or is empty.
 	Event []byte
-	// Meta is the map of the frame, as [AppendMeta] encodes it.
+	// Meta is the map of texts that the producer adds to the frame. [AppendMeta] encodes it.
 	Meta        []byte
 	Description *Description
-	// Owner is any value that the caller chooses. [Returned] has the same value when the block comes back. Owner is not stored in shared
-	// memory.
+	// Owner is any value that the caller chooses. When the block comes back, [Returned] contains the same value. The channel does not store
+	// Owner in shared memory.
 	Owner any
 }
 

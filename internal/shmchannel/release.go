@@ -2,13 +2,13 @@ package shmchannel
 
 import "fmt"
 
-// Release releases a frame. The consumer's work on the frame is done when the fence is reached. A fence whose Value is 0 means that
-// the work is done now. Frames can be released in any order. The fence must be of the consumer's own timeline; the fence's Timeline is
-// not stored.
+// Release releases a frame. The consumer's work on the frame is done when the fence is reached. A fence whose Value is 0 means that the
+// work is done now. Frames can be released in any order. The fence must belong to the consumer's own timeline; the channel does not store
+// the fence's Timeline.
 //
 // Each slot stores only one fence, and may still have the fence of an older frame. The new fence replaces the old fence if the old fence is
-// reached, or if the new fence is of the same word and not smaller. Otherwise Release releases nothing and returns [ErrUnfinished]: the
-// caller must wait for the old fence and then call Release again.
+// reached, or if the new fence has the same word and its value is not smaller. Otherwise Release releases nothing and returns
+// [ErrUnfinished]: the caller must wait for the old fence and then call Release again.
 //
 // Errors: [ErrReleased], [ErrInvalid], [ErrUnfinished], [ErrLeft] if the consumer is closed.
 func (c *Consumer) Release(in InHand, done Fence) error {
@@ -38,8 +38,9 @@ func (c *Consumer) Release(in InHand, done Fence) error {
 	return nil
 }
 
-// Pass gives up the place of a frame in a broadcast, so that this frame does not block producers any more. The frame stays in hand until it
-// is released. If the channel can drop frames of this consumer, a frame in hand needs no place, and Pass does nothing.
+// Pass frees the place that a frame in hand takes up in a broadcast, so that producers do not wait for this frame any more. The frame stays
+// in hand until the consumer releases it. If the consumer's policy is DropOldest or Latest, a frame in hand takes up no place, and Pass
+// does nothing.
 //
 // Errors: [ErrInvalid] if the channel is a queue, [ErrReleased] if the frame is not in hand, [ErrLeft] if the consumer is closed.
 func (c *Consumer) Pass(in InHand) error {
@@ -61,8 +62,8 @@ func (c *Consumer) Pass(in InHand) error {
 	return nil
 }
 
-// keep moves a frame in hand into a hold, so that the floor can move past the frame. A hold is always free, because there are as many holds
-// as a consumer may have frames in hand.
+// keep stores a frame in hand in a hold, so that the consumer's floor can move past the frame. At least one hold is always free: a consumer
+// may have at most [MaxInHand] frames in hand, and has MaxInHand holds.
 func (c *Consumer) keep(n uint64) (h int) {
 	h = c.holds.free()
 	c.hold(h, n)
@@ -84,7 +85,8 @@ func (c *Consumer) holdOf(f *Hand) int {
 	return -1
 }
 
-// storeFence stores the fence after which the consumer's work on a frame is done. The slot may already have the fence of another frame.
+// storeFence stores fence t: when t is reached, the consumer's work on the frame is done. The frame's slot may still have the fence of
+// another frame.
 func (c *Consumer) storeFence(number uint64, t Fence) error {
 	if t.Value > MaxValue || t.Word > MaxWord {
 		return invalid("a fence has a word up to %d and a value up to %d, not %d and %d", MaxWord, uint64(MaxValue), t.Word, t.Value)
@@ -138,12 +140,13 @@ func (c *Consumer) moveFloor(floor uint64) {
 	}
 }
 
-// Acknowledge says that a frame of a queue is done, so that no other consumer gets the frame. Acknowledge does not release the frame.
+// Acknowledge tells the queue that the consumer has processed a frame, so that no other consumer gets the frame. Acknowledge does not
+// release the frame.
 //
 // Errors: [ErrInvalid] in a broadcast, [ErrReleased] if the consumer does not have the frame, [ErrLeft] if the consumer is closed.
 func (c *Consumer) Acknowledge(f InHand) error { return c.decide(f.hand(), tagDone) }
 
-// Requeue puts a frame into its queue again, for another consumer. Requeue does not release the frame.
+// Requeue puts a frame into its queue again, so that a consumer can take it again. Requeue does not release the frame.
 //
 // Errors: the same as those of Acknowledge.
 func (c *Consumer) Requeue(f InHand) error { return c.decide(f.hand(), tagReturned) }
@@ -174,7 +177,7 @@ func (c *Consumer) settle(number, tag uint64) error {
 }
 
 // Leave stops the consumer from taking frames. The consumer can still release, acknowledge and requeue the frames that it has in hand.
-// The caller tells the host afterwards.
+// After Leave, the caller must tell the service that the consumer has left.
 //
 // Errors: [ErrLeft] if the consumer is closed.
 func (c *Consumer) Leave() error {

@@ -32,8 +32,8 @@ func (f full) limit() time.Duration {
 	return maxSleep
 }
 
-// room returns a `full` that says whether the channel has room for frame n. n is the number of t plus 1. In a queue that drops frames, room
-// drops a frame if the queue is full, and returns errMoved.
+// room returns a `full` that says whether the channel has room for frame n. n is the number in tail t plus 1. If the channel is a full
+// queue whose policy is DropOldest or Latest, room drops a frame and returns errMoved.
 //
 // Errors: [ErrCorrupt]; errMoved if the caller must load the tail again.
 func (p *Producer) room(t tail, n uint64) (full, error) {
@@ -43,8 +43,8 @@ func (p *Producer) room(t tail, n uint64) (full, error) {
 	return p.roomInBroadcast(n), nil
 }
 
-// roomInBroadcast does what room does, for a broadcast. When frame n is published, the broadcast keeps frame n − capacity no longer. So
-// there is room for n if every consumer with the policy Block or Fail has released frame n − capacity.
+// roomInBroadcast does what room does, for a broadcast. When a producer publishes frame n, the broadcast stops keeping frame n − capacity.
+// So there is room for frame n if every consumer with the policy Block or Fail has released frame n − capacity.
 func (p *Producer) roomInBroadcast(n uint64) full {
 	if n <= p.capacity || p.floor > n-p.capacity {
 		return full{}
@@ -73,8 +73,8 @@ func (p *Producer) roomInQueue(t tail, n uint64) (full, error) {
 	if p.policy == Latest {
 		capacity = 1
 	}
-	// There are n − head frames from the head to the tail. If n − head is below the capacity, the queue is not full, and nobody needs to count
-	// the frames that wait.
+	// There are n − head numbers from the head to the tail. If n − head is below the capacity, the queue is not full, and roomInQueue need not
+	// count the frames that wait.
 	if head := s.head.Load(); head > n || n-head >= capacity {
 		b, err := s.survey(t, int(capacity))
 		if err != nil {
@@ -110,8 +110,9 @@ func (p *Producer) drop(b backlog) error {
 	return errMoved
 }
 
-// skip makes n a void number, because another frame still lives in the slot of n. If no slot is free, skip drops a frame that waits, where
-// the policy allows it. Otherwise skip returns that the channel is full.
+// skip is for a number n whose slot still has another frame. If any other slot is free, skip makes n a void number: no frame gets this
+// number. If no slot is free and the policy is DropOldest or Latest, skip drops a frame that waits. Otherwise skip returns that the channel
+// is full.
 func (p *Producer) skip(t tail, n uint64) (full, error) {
 	s := &p.sequencer
 	for i := range p.slots {
@@ -141,8 +142,8 @@ type turn struct {
 	patience time.Duration // how long this producer lets another producer go first
 }
 
-// takeTurn takes a ticket if the producer does not have a ticket yet. Other producers then know that this producer waits for room. takeTurn
-// returns the ticket.
+// takeTurn takes a ticket if the producer does not have a ticket yet. The ticket shows other producers that this producer waits for room.
+// takeTurn returns the ticket.
 func (p *Producer) takeTurn(ticket uint64) uint64 {
 	if ticket == 0 {
 		ticket = p.sequencer.tickets.Add(1)

@@ -11,8 +11,8 @@ const voidSlot = MaxProducers
 // maxNumber is the greatest number of a frame.
 const maxNumber = 1<<48 - 1
 
-// tail is the word that says what was published last. It has the number, the slot of the producer, and the low 10 bits of the roster's
-// version.
+// tail is the word that describes the newest frame. It has the frame's number, the slot of the frame's producer, and the low 10 bits of the
+// roster's version.
 type tail uint64
 
 func newTail(number uint64, slot int, version uint64) tail {
@@ -88,7 +88,7 @@ func (s *sequencer) loadTail() tail { return tail(s.tail.Load()) }
 func (s *sequencer) entry(number uint64) *atomic.Uint64 { return &s.order[number&s.mask()] }
 func (s *sequencer) claim(number uint64) *atomic.Uint64 { return &s.claims[number&s.mask()] }
 
-// enter stores the entry of the tail's number, unless another member has stored the entry already. Every producer calls enter before it
+// enter stores the entry of the number in tail t, unless another member has already stored the entry. Every producer calls enter before it
 // moves the tail to the next number, so each number below the number of the tail has an entry. A void number has no entry, because its slot
 // may still hold the entry of an older frame.
 func (s *sequencer) enter(t tail) {
@@ -164,8 +164,8 @@ type backlog struct {
 	first   resident
 }
 
-// survey counts the frames of a queue that wait for a consumer, up to a limit, and finds the oldest of these frames. It also moves the head
-// over frames that are done.
+// survey counts the frames of a queue that wait for a consumer, up to a limit, and finds the oldest of these frames. survey also moves the
+// head past frames that are done.
 //
 // Errors: [ErrCorrupt]; errMoved if the caller must load the tail again.
 func (s *sequencer) survey(t tail, limit int) (backlog, error) {
@@ -195,8 +195,8 @@ func (s *sequencer) survey(t tail, limit int) (backlog, error) {
 			}
 		}
 	}
-	// If the loop began after the head and stopped at the limit, older frames may live in slots that the loop did not reach, so the head
-	// stays.
+	// If the loop began after the head and ended because of the limit, the slots that the loop did not read may have frames that are older
+	// than `open`. In this case the head stays.
 	if open > head && (from <= head+1 || b.waiting < limit) {
 		s.head.CompareAndSwap(head, open)
 	}

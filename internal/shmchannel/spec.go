@@ -16,7 +16,7 @@ func (m Mode) String() string {
 // Policy says what happens when a channel is full.
 type Policy uint32
 
-// The policies of a channel, and of a consumer of a broadcast.
+// The policies of a channel. A consumer of a broadcast can have its own policy.
 const (
 	Block      Policy = iota // the producer waits
 	Fail                     // publishing fails
@@ -50,7 +50,8 @@ func nameOf(i uint64, names ...string) string {
 // MaxCapacity is the largest number of frames that a channel keeps.
 const MaxCapacity = 1024
 
-// Limits of members. A producer that left keeps its slot while the channel keeps its frames.
+// MaxProducers and MaxConsumers are the greatest numbers of members of a channel. A producer that left still counts while the channel keeps
+// a frame of this producer.
 const (
 	MaxProducers = 63
 	MaxConsumers = 1024
@@ -81,7 +82,7 @@ func (s Spec) Validate() error {
 	return nil
 }
 
-// Peer identifies a member to people and to the caller of this package.
+// Peer identifies another member of the channel. It is for the caller of this package and for texts that people read.
 type Peer struct {
 	Slot     int
 	ID       uint64

@@ -62,8 +62,8 @@ func (c *Consumer) takeFromBroadcast(t tail, f *Frame) (bool, error) {
 	}
 	if h < 0 {
 		c.take(n, f.Block)
-		// The host may have removed this consumer meanwhile. Then the other members may not have seen that this consumer took frame n, so the
-		// consumer gives frame n back.
+		// The host may have removed this consumer while the consumer took frame n. Then producers may already believe that this consumer does not
+		// have frame n, so the consumer gives frame n back.
 		if left := c.takesPart(); left != nil {
 			c.let(n)
 			return false, left
@@ -88,7 +88,7 @@ func (c *Consumer) takeFromBroadcast(t tail, f *Frame) (bool, error) {
 // lost reports whether a frame was dropped.
 func (c *Consumer) lost(n uint64) bool { return n < c.oldest(c.sequencer.loadTail().number()) }
 
-// read reads frame n into f. n is not above the number of t.
+// read reads frame n into f. n is not greater than the number in tail t.
 //
 // Errors: [FrameError], [UnknownMemberError], errDoubt.
 func (c *Consumer) read(n uint64, t tail, f *Frame) error {

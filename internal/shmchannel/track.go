@@ -17,7 +17,8 @@ type track struct {
 	descriptions []rawDescription
 	meta         []rawMeta
 
-	// The descriptions that this consumer has read, by id, and the description that this consumer read last.
+	// The field known has the descriptions that this consumer has read, by id. The field lastID is the id of the description that it read
+	// last.
 	known  map[uint64]*Description
 	lastID uint64
 	last   *Description
@@ -57,7 +58,8 @@ func newTrack(mem region, l layout, id uint64) *track {
 	}
 }
 
-// begin marks the record of a number as being written. The caller then stores the description if the slot has a different description.
+// begin marks the record of frame `number` as incomplete, because the caller is about to write it. The caller then stores the frame's
+// description if the slot has a different description.
 func (t *track) begin(number uint64) *rawRecord {
 	r := &t.records[number&t.mask()]
 	r.seq.Store(0)
@@ -89,7 +91,7 @@ func (t *track) store(raw *rawRecord, number uint64, r *Record, when, descriptio
 // verdict is a text for people that says what is wrong with a record.
 type verdict string
 
-// Callers compare a verdict with these two values.
+// Code outside this file compares a verdict with these two values.
 const (
 	sound verdict = ""
 	torn  verdict = "its record belongs to another frame"

@@ -40,7 +40,7 @@ func TestProducersThatWaitGetRoomInTurn(t *testing.T) {
 	}
 }
 
-// A producer that takes a ticket and then stops delays the others by 2 ms, once.
+// If a producer takes a ticket and then stops, it delays the other producers only once, by 2 ms.
 func TestAProducerThatStandsStillLosesItsTurn(t *testing.T) {
 	r := newRig(t, Spec{Capacity: 1})
 	p, stopped, c := r.producer(8), r.producer(4), r.consumer(MemberSpec{})

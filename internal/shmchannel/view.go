@@ -1,6 +1,6 @@
 package shmchannel
 
-// view is what a producer knows of the roster. The producer reads the roster again when the version of the roster has changed.
+// view is the copy of the roster that a producer has. The producer reads the roster again when the version of the roster has changed.
 type view struct {
 	known   bool
 	version uint64
@@ -20,9 +20,10 @@ type reader struct {
 // blocks reports whether the channel must keep the frames that this consumer has not released.
 func (r *reader) blocks() bool { return r.active && r.policy.blocks() }
 
-// look brings the view up to date with t, the tail that the caller loaded before. A change of the roster takes effect when the tail has the
-// new version. The service may stop before that, so look does not wait for such a change. Once the channel is closed, the version in the
-// tail stays the same.
+// look reads the roster again if the roster has changed since the last call. The caller has loaded tail t before. A change of the roster
+// takes effect when the tail has the roster's new version. The service may stop before it stores the new version in the tail. So look does
+// not wait for this, and ignores the change until then. After the channel is closed, the version in the tail does not change any more, and
+// look uses only the version in the roster.
 //
 // Errors: [UnknownMemberError]; [ErrCorrupt].
 func (p *Producer) look(t tail) error {

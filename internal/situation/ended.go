@@ -6,8 +6,8 @@ import (
 	"fmt"
 )
 
-// Ended returns the error of a context that has ended. The error wraps the context's Err, and also the context's cause if the cause is
-// another error.
+// Ended returns an error for a context that has ended. The error wraps the result of ctx.Err. It also wraps the result of context.Cause if
+// that is a different error.
 func Ended(ctx context.Context) error {
 	err, cause := ctx.Err(), context.Cause(ctx)
 	if err == nil || errors.Is(cause, err) {

@@ -3,7 +3,8 @@ package situation
 
 import "fmt"
 
-// Of wraps a sentinel with a text. The text says what was expected, what was found, and what to do.
+// Of returns an error that wraps a sentinel and adds a text. The text should say what the code expected, what it found, and what the reader
+// of the text should do.
 func Of(sentinel error, format string, args ...any) error {
 	return fmt.Errorf("%w: %s", sentinel, fmt.Sprintf(format, args...))
 }

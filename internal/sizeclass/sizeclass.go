@@ -1,4 +1,4 @@
-// Package sizeclass rounds numbers of bytes up to the sizes of blocks.
+// Package sizeclass rounds a number of bytes up to the size of a block.
 package sizeclass
 
 import "math/bits"
@@ -15,5 +15,5 @@ func Of(n, granularity uint64) uint64 {
 	return RoundUp(n, step)
 }
 
-// RoundUp rounds n up to a multiple of step, a power of two.
+// RoundUp rounds n up to a multiple of step. The parameter step must be a power of two.
 func RoundUp(n, step uint64) uint64 { return (n + step - 1) &^ (step - 1) }

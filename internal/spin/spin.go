@@ -9,7 +9,7 @@ import (
 	"time"
 )
 
-// Time is how long a waiter spins before it sleeps. Waking a thread takes about as long.
+// Time is how long a waiter spins before it sleeps. To wake a thread takes about this long.
 const Time = 100 * time.Microsecond
 
 // mostSleeps is the greatest number of waits in a row in which a waiter does not spin, after it has spun in vain.
@@ -28,7 +28,8 @@ func Switch(on bool) { off.Store(!on) }
 // On reports whether the waiters of this process may spin. See [Switch].
 func On() bool { return !off.Load() }
 
-// Begin reports whether one more waiter may spin. If Begin returns true, the caller calls [End] when the waiter stops spinning.
+// Begin reports whether one more waiter of this process may spin. If Begin returns true, the caller must call [End] when the waiter stops
+// spinning.
 func Begin() bool {
 	if off.Load() {
 		return false
@@ -43,9 +44,10 @@ func Begin() bool {
 // End notes that a waiter has stopped spinning. The caller calls End once for each call of [Begin] that returned true.
 func End() { spinning.Add(-1) }
 
-// Adaptive tells one waiter whether to spin. Each time the waiter spins in vain, Adaptive tells it not to spin in the next waits: at first
-// in 1 wait, then in 3 waits, in 7 waits and so on, up to mostSleeps. If the CPUs are busy, a waiter that spins only takes a CPU from the
-// work that the waiter waits for. The zero value tells the waiter to spin in the first wait.
+// Adaptive tells one waiter whether to spin. If the waiter spins but its condition does not come true, Adaptive tells the waiter not to
+// spin in its next waits. The first time, this is 1 wait; the second time, 3 waits; then 7 waits and so on, up to mostSleeps waits. If the
+// CPUs are busy, a waiter that spins only takes a CPU from the work that the waiter waits for. The zero value tells the waiter to spin in
+// the first wait.
 type Adaptive struct{ sleeps, left int }
 
 // Worth reports whether the waiter should spin in the wait that begins now.

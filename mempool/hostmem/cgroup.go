@@ -65,8 +65,8 @@ func unescape(path string) string {
 	return strings.NewReplacer(`\040`, " ", `\011`, "\t", `\012`, "\n", `\134`, `\`).Replace(path)
 }
 
-// groups returns the limits of the groups of this process, and of all groups above them. Groups that no mount shows cannot be read and do
-// not count.
+// groups returns the limits of the control groups of this process, and of all groups above them. If no mount shows a group, this process
+// cannot read its limits, and groups ignores the group.
 func (s system) groups() (bounds []Bound, err error) {
 	mounts, err := s.mounts()
 	if err != nil {
@@ -150,7 +150,8 @@ func (s system) group(f flavour, dir string) (bounds []Bound, err error) {
 	return bounds, nil
 }
 
-// readLimit reads a limit. The topmost group has none, and neither has a group whose memory is not counted.
+// readLimit reads the limit of a control group from a file. The topmost group has no limit. A group whose memory the kernel does not count
+// has no limit either.
 func readLimit(path string) (limit uint64, limited bool, err error) {
 	text, err := os.ReadFile(path)
 	switch word := strings.TrimSpace(string(text)); {

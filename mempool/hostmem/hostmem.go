@@ -1,9 +1,10 @@
-// Package hostmem finds out how much more memory of the machine this process can take. The kernel promises more memory than there is. If it
-// cannot keep the promise, it kills processes: this one, or others that have nothing to do with it. So this process asks before it takes much
-// memory.
+// Package hostmem finds out how much more memory of the machine this process can take. The kernel lets processes allocate more memory than
+// the machine has. If the processes then use all of it, the kernel kills a process: this process or another one. So this process asks
+// package hostmem before it takes much memory.
 //
-// The limits are what the machine has left, and what every control group of this process has left (v1 and v2), less a reserve for other
-// processes. Memory of files that the kernel can reclaim counts as left. Swap does not.
+// There are several limits: the memory that the machine has left, and the memory that each control group of this process (v1 or v2) has
+// left. From each limit, the package subtracts a reserve for other processes. Memory with the content of files counts as left if the kernel
+// can reclaim it. Swap does not count as left.
 package hostmem
 
 import (
@@ -15,12 +16,13 @@ import (
 	"github.com/poolbridge/poolbridge/internal/bytesize"
 )
 
-// Reserve returns how many bytes of a limit are left to other processes: one sixteenth, but at most 1 GiB.
+// Reserve returns how many bytes of a limit this process does not take, so that other processes can use them: one sixteenth of the limit,
+// but at most 1 GiB.
 func Reserve(total uint64) uint64 { return min(total/16, 1<<30) }
 
 // Bound is one of the limits on this process's memory, in bytes.
 type Bound struct {
-	// Name is "the machine", or the file that sets the limit.
+	// Name is "the machine", or the path of the file that contains the limit.
 	Name string
 	// Total is the limit. Left is the unused part of it.
 	Total, Left uint64
@@ -35,11 +37,11 @@ var ErrUnknown = errors.New("the amount of memory that is left is unknown")
 
 // Shortage means that there is less memory than a caller asked for.
 type Shortage struct {
-	// Asked and Available are bytes. Available is what the limit leaves, less the reserve.
+	// Asked is the number of bytes that the caller asked for. Available is the number of bytes that the limit leaves, less the reserve.
 	Asked, Available uint64
-	// Limit is the limit that leaves the least.
+	// Limit is the limit that leaves the fewest bytes.
 	Limit Bound
-	// Never means that the memory would not suffice even if no other process used any.
+	// Never means that the memory would not be enough even if no other process used memory.
 	Never bool
 }
 
@@ -54,8 +56,8 @@ func (s *Shortage) Error() string {
 		"or free memory", asked, available, s.Limit.Name, bytesize.Text(s.Limit.Left), total, reserve)
 }
 
-// Memory is the memory of the machine for one process. It counts what its callers are about to take, so that two callers do not rely on
-// the same bytes.
+// Memory describes the memory of the machine that this process may take. It counts the bytes that its callers are about to take, so that
+// two callers do not take the same bytes.
 type Memory struct {
 	system system
 
@@ -69,10 +71,10 @@ type Memory struct {
 // New returns the memory of this machine.
 func New() *Memory { return At("/") }
 
-// At is New for a machine whose /proc and control groups are below the folder root.
+// At does the same as New, but reads /proc and the control groups below the folder `root`. Tests call At.
 func At(root string) *Memory { return &Memory{system: newSystem(root)} }
 
-// Fits returns an error if this process could not have size bytes even if no other process used any.
+// Fits returns an error if this process could not get size bytes even if no other process used memory.
 //
 // Errors: *[Shortage], [ErrUnknown].
 func (m *Memory) Fits(size uint64) error {
@@ -92,10 +94,12 @@ func (m *Memory) Fits(size uint64) error {
 	return nil
 }
 
-// Take calls take for size bytes, part by part, if the bytes are available. Before each further part it checks again that the rest is
-// available, because other processes take memory too.
+// Take checks that size bytes are available. Then it calls the function `take` again and again: each call takes at most `part` bytes, until
+// the caller has size bytes. Before each further call, Take checks again that the remaining bytes are available, because other processes
+// take memory too.
 //
-// Errors: *[Shortage], [ErrUnknown]; those of take. The caller must then give back the parts that were taken.
+// Errors: *[Shortage], [ErrUnknown]; the errors of `take`. If Take returns an error, the caller must give back the parts that `take` has
+// taken.
 func (m *Memory) Take(size, part uint64, take func(off, n uint64) error) error {
 	if err := m.claim(size); err != nil {
 		return err
@@ -118,8 +122,8 @@ func (m *Memory) Take(size, part uint64, take func(off, n uint64) error) error {
 	return nil
 }
 
-// An answer of the system counts for a moment, if it left much more than a caller asks for. Asking takes longer than taking a little
-// memory.
+// When Memory has asked the system how much memory is left, it uses the answer for the time `belief`, but only if much more memory was left
+// than a caller asks for. It does not ask each time, because asking takes longer than taking a little memory.
 const (
 	belief = 100 * time.Millisecond
 	little = 64 // little is at most this fraction of what is available: 1/64

@@ -16,7 +16,7 @@ const (
 	gib = 1 << 30
 )
 
-// tree writes the files of a machine with 32 GiB, of which 20 are left. Files that a test names are added or replaced.
+// tree is a folder with the files of a machine that has 32 GiB of memory, of which 20 GiB are left. A test can add files and replace files.
 type tree struct {
 	testing.TB
 	root string
@@ -119,7 +119,8 @@ func TestBothVersionsAtOnceCountByThemselves(t *testing.T) {
 	assert.Equal(t, []Bound{machine, {v1Dir + "/memory.limit_in_bytes", 8 * gib, 7 * gib}, {v2Dir + "/memory.max", 5 * gib, 4 * gib}}, tr.bounds())
 }
 
-// A container sees its own group at the mount point. /proc/self/cgroup may have the group's whole path or a part of it.
+// In a container, the mount point of the control groups shows the container's own group. The file /proc/self/cgroup may contain the whole
+// path of the group, or only the part below the container's group.
 func TestAContainersGroupIsFoundBelowWhatItsMountShows(t *testing.T) {
 	for _, c := range []struct{ name, root, group, dir string }{
 		{"own namespace", "/", "/", "/sys/fs/cgroup"},

@@ -10,16 +10,17 @@ import (
 	"github.com/poolbridge/poolbridge/mempool"
 )
 
-// This file counts blocks against the limits of a pool for one session (session_bytes) and for one user (user_bytes). A block counts
+// A pool can have a limit of bytes for each session (session_bytes) and for each user (user_bytes). This file counts the bytes of blocks
+// for sessions and users, and compares them with these limits. A block counts
 //
 //   - while a buffer uses the block: for the session that allocated the buffer, and for the user of that session;
 //   - while the block is free, but a process keeps other processes from using it: for that process, and for the user of that process.
 //
-// A process keeps a free block in three cases: one of its sessions ended with a lease on the block, and the process still runs; work of
-// the process on the block is under way; the service has asked the process to unmap the block, and the process still maps it.
+// A process keeps a free block in three cases: a session of the process ended while it had a lease on the block, and the process still
+// runs; work of the process on the block is not done; the service has asked the process to unmap the block, and the process still maps it.
 
-// account counts the bytes of the blocks that the buffers of a session use in a pool. Buffers refer to the account even after the session
-// has ended.
+// account counts the bytes of the blocks that the buffers of a session use in a pool. A buffer can outlive its session, and has a pointer
+// to the account even then.
 type account struct {
 	pool    *Pool
 	session uint64
@@ -38,7 +39,7 @@ func (a *account) remove(size uint64) {
 	a.pool.users.add(a.uid, -int(size))
 }
 
-// keeper is a process of a user. The process may keep free blocks, which other processes then cannot use. Service.mu guards the keeper.
+// keeper is a process of a user. The process may keep free blocks: other processes cannot use these blocks. Service.mu guards the keeper.
 type keeper struct {
 	uid      uint32
 	process  uint64           // 0: the process is not known, and the keeper belongs to one session alone
@@ -65,8 +66,8 @@ func (s *Service) keeper(p mempool.Peer) *keeper {
 	return k
 }
 
-// leave removes a session from its keeper, once the service holds nothing for the session any more. When the last session of a keeper
-// leaves, leave also deletes the keeper. The caller holds s.mu.
+// leave removes a session from its keeper. The caller calls it when the service holds nothing for the session any more. When the last
+// session of a keeper leaves, leave also deletes the keeper. The caller holds s.mu.
 func (s *Service) leave(k *keeper) {
 	if k.sessions--; k.sessions == 0 && k.process != 0 {
 		delete(s.keepers, keeperKey{k.process, k.uid})
@@ -88,8 +89,8 @@ func (b *block) keeping() *keeping {
 	return b.kept
 }
 
-// charge makes b count for exactly the processes that keep b now. The result fewer says that fewer processes keep b than before.
-// The caller holds Service.mu.
+// charge finds out which processes keep b now, and makes b count for exactly these processes. The result fewer is true if fewer processes
+// keep b than before. The caller holds Service.mu.
 func (p *Pool) charge(b *block) (fewer bool) {
 	if b.kept == nil && len(b.fences) == 0 && b.state != blockRecalling {
 		return false
@@ -142,16 +143,17 @@ func (p *Pool) count(b *block, n int) {
 	}
 }
 
-// These constants limit how many blocks recharge checks in one call, because all sessions wait for Service.mu meanwhile. If at most
-// fewCharged blocks count for processes, every call checks all these blocks. If there are more, only one call in each drainRest checks
-// blocks, up to manyCharged of them.
+// These constants limit how many blocks recharge checks in one call, because all sessions wait for Service.mu during the call. If at most
+// fewCharged blocks count for processes, every call checks all these blocks. If more blocks count, recharge checks blocks at most once in
+// the time drainRest, and then at most manyCharged of them.
 const (
 	fewCharged  = 64
 	manyCharged = 1024
 )
 
-// recharge updates which processes keep free blocks. It must check the blocks, because nothing tells the service when GPU work ends. If
-// there are more than manyCharged blocks, recharge checks a random part of them. The caller holds Service.mu.
+// recharge checks again which processes keep the free blocks that count for processes. It must check the blocks, because a GPU does not
+// tell the service when its work on a block is done. If more than manyCharged blocks count, recharge checks a random part of them. The
+// caller holds Service.mu.
 func (p *Pool) recharge() {
 	if len(p.charged) > fewCharged {
 		if time.Since(p.recharged) < drainRest {
@@ -173,8 +175,9 @@ func (p *Pool) recharge() {
 	}
 }
 
-// watchCharged starts a goroutine that calls recharge every drainRest. The goroutine runs while some blocks count for a process, and
-// while an allocation waits for room or has skipped pending blocks since the last call. The caller holds Service.mu.
+// watchCharged starts a goroutine that calls recharge again and again, with a pause of drainRest before each call. After each call, the
+// goroutine goes on only if some blocks count for a process, and if an allocation waits for room or has skipped pending blocks since the
+// call before. The caller holds Service.mu.
 func (p *Pool) watchCharged() {
 	if p.watched || len(p.charged) == 0 {
 		return

@@ -12,7 +12,7 @@ import (
 	"github.com/poolbridge/poolbridge/mempool"
 )
 
-// process is a process of a user. It makes one session after the other, until the process is gone.
+// process stands for a process of a user. It makes sessions, one after the other. When the channel `gone` is closed, the process has ended.
 type process struct {
 	*testing.T
 	svc  *Service
@@ -29,7 +29,7 @@ func (p process) connect() *Session {
 	return openClient(p, p.svc, p.peer).Session
 }
 
-// leave makes a session of the process. The session allocates n bytes, and ends without a release.
+// leave makes a session of the process. The session allocates n bytes, and then ends without releasing its lease.
 func (p process) leave(pool *Pool, n uint64) (reclaimed <-chan struct{}) {
 	p.Helper()
 	s := p.connect()

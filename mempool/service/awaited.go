@@ -1,7 +1,7 @@
 package service
 
-// awaited is a name that requests wait for. Each name has its own signal, so that a publication wakes only the requests that wait for
-// that name. Service.mu guards awaited.
+// awaited is a name: requests wait until a session publishes a buffer under this name. Each name has its own signal, so that a publication
+// wakes only the requests that wait for the published name. Service.mu guards awaited.
 type awaited struct {
 	signal
 	svc     *Service

@@ -43,7 +43,8 @@ func BenchmarkGetRelease(b *testing.B) {
 	}
 }
 
-// Requests of one session wait for the requests of other sessions, because all requests need the service's lock.
+// BenchmarkAllocateReleaseOfManySessions measures requests of sessions that work at the same time. A request of one session waits for the
+// requests of other sessions, because all requests need the service's lock.
 func BenchmarkAllocateReleaseOfManySessions(b *testing.B) {
 	svc := newService(b)
 	p := createPool(b, open(b, svc), mempool.PoolSpec{Name: "p", Kind: mempool.Host, MaxBytes: 64 << 20})
@@ -72,7 +73,8 @@ func BenchmarkAllocateReleaseOfManySessions(b *testing.B) {
 	})
 }
 
-// BenchmarkListing measures how long one page of each list takes. The service has 1,000 sessions and 100,000 published buffers.
+// BenchmarkListing measures, for each list, how long the service takes to return one page of the list. The service has 1,000 sessions and
+// 100,000 published buffers.
 func BenchmarkListing(b *testing.B) {
 	const sessions, each = 1000, 100
 	svc := newService(b)

@@ -6,8 +6,8 @@ import (
 	"github.com/poolbridge/poolbridge/mempool"
 )
 
-// block is one allocation of an arena, with its export, which is made once and kept. Service.mu guards all fields except the export. A
-// service may have a million blocks: keep the struct small.
+// block is one allocation of an arena. The block makes its export once and keeps it. Service.mu guards all fields except those of the
+// export. A service may have a million blocks, so this struct must stay small.
 type block struct {
 	id   uint64
 	pool *Pool
@@ -15,17 +15,17 @@ type block struct {
 	mem  mempool.Allocation
 
 	generation uint64
-	// mapped are the sessions that were sent the export and have neither dropped the block nor ended. While mapped is not empty, the
-	// block must not be freed.
+	// mapped has the sessions that may map the block: the service sent them the export, and they have neither dropped the block nor ended.
+	// While mapped is not empty, the service must not free the block.
 	mapped smallSet[*Session]
-	// holds counts the ended sessions that had a lease on the block and whose process may still run and touch it. While holds is not 0, the
-	// block must not be used again. A block with more than maxFences fences has one more hold until these fences are reached.
+	// holds counts the ended sessions that had a lease on the block and whose process may still run and access the block. While holds is not
+	// 0, no new buffer may use the block. A block with more than maxFences fences has one more hold until these fences are reached.
 	holds    int32
 	state    blockState
 	exported bool     // the mutex exporting guards exported and export
 	kept     *keeping // nil until a process keeps the block for the first time
-	// fences say when the work of former users on the block is done. The block's next user must wait for these fences, and the block must
-	// not be freed before they are reached.
+	// fences say when the work of earlier users on the block is done. The block's next user must wait for these fences, and the service must
+	// not free the block before they are reached.
 	fences fences
 
 	exporting sync.Mutex

@@ -8,7 +8,7 @@ import (
 	"github.com/poolbridge/poolbridge/mempool"
 )
 
-// buffer is one use of a block. Service.mu guards buffers. A service may have a million buffers: keep the struct small.
+// buffer is one use of a block. Service.mu guards buffers. A service may have a million buffers, so this struct must stay small.
 type buffer struct {
 	id         uint64
 	generation uint64
@@ -36,8 +36,8 @@ type publishedEvent struct {
 	voucher *Lease // the end of this lease says that the event's work is done; nil: a fence says so
 }
 
-// told returns the handle of the event that came with the content. The result alone is true if no fence says when the content is
-// complete.
+// told returns the handle of the event that came with the content. The result alone is true if only the event, and no fence, says when the
+// content is complete.
 func (e *publishedEvent) told() (handle []byte, alone bool) {
 	if e == nil {
 		return nil, false
@@ -54,8 +54,8 @@ func (b *buffer) checkContent() {
 	}
 }
 
-// failWith marks the buffer as failed. The argument reason is what the buffer's producer has said, or "" if the producer died. The caller
-// holds Service.mu.
+// failWith marks the buffer as failed. The argument reason is the reason that the buffer's producer gave, or "" if the producer died. The
+// caller holds Service.mu.
 func (b *buffer) failWith(reason string) {
 	b.failed = true
 	if reason != "" {
@@ -151,9 +151,9 @@ func (b *buffer) recycleUnused() {
 	p.recycle(b.block)
 }
 
-// lease leases the buffer that the function find returns. It waits until the buffer can be leased; the argument wait limits this time.
-// The argument text is the name that find searches for, or empty. lease calls find with Service.mu held. If find returns ErrNotFound, it
-// may also return a signal that says when to call find again.
+// lease leases the buffer that the function `find` returns. It waits until the session can lease the buffer, but not longer than the time
+// `wait`. The argument text is the name that `find` searches for, or empty. lease calls `find` with Service.mu held. If `find` returns
+// ErrNotFound, it may also return a signal. After this signal, lease calls `find` again.
 func (s *Session) lease(ctx context.Context, text string, write bool, wait time.Duration, find func() (*buffer, *signal, error)) (g Grant, err error) {
 	w := s.newWaiter(ctx, wait, purpose{what: forName, name: text})
 	defer w.stop()

@@ -11,9 +11,9 @@ import (
 	"github.com/poolbridge/poolbridge/mempool"
 )
 
-// channel is a named queue of buffers. Its frames go through memory that its members share: the service sees no frame. The service
-// decides which sessions take part, and cleans up after members that left. Service.mu guards a channel, except info, pool and uid,
-// which never change.
+// channel is a named stream of buffers. Members write and read the frames in memory that they share, so the frames do not go through the
+// service. The service decides which sessions take part, and cleans up after members that left. Service.mu guards a channel, except info,
+// pool and uid, which never change.
 type channel struct {
 	info mempool.ChannelInfo
 	pool *Pool
@@ -23,8 +23,8 @@ type channel struct {
 	host    *shmchannel.Host
 	members map[uint64]*member // members that have a slot, by id
 	last    uint64             // the greatest id of a member
-	// kept has the buffers of producers that left, if the channel or a consumer may still need them. The value for a buffer has the
-	// producers that may have published that buffer.
+	// kept has buffers of producers that left: the buffers that the channel or a consumer may still need. The value of each buffer is a list
+	// of the producers that may have published this buffer.
 	kept   map[*buffer][]*member
 	tended bool      // the goroutine of tend runs
 	rests  time.Time // the goroutine of tend does not call tidy before this time
@@ -39,11 +39,12 @@ var (
 		mempool.Latest:     shmchannel.Latest}
 )
 
-// MakeChannel makes a channel. If a channel of that name with an equal spec exists, MakeChannel returns that channel.
+// MakeChannel makes a channel. If a channel with the same spec, and so with the same name, already exists, MakeChannel returns the existing
+// channel.
 //
-// Errors: [mempool.ErrInvalid], [mempool.ErrExists] if there is a channel of that name with another spec, [mempool.ErrNotFound] and
-// [mempool.ErrDenied] for the pool, [mempool.ErrLimit], [mempool.ErrOutOfMemory], [mempool.ErrUnavailable] if the kernel has no sealed
-// files, [mempool.ErrClosed].
+// Errors: [mempool.ErrInvalid], [mempool.ErrExists] if a channel with the same name and another spec exists, [mempool.ErrNotFound] and
+// [mempool.ErrDenied] for the pool of the spec, [mempool.ErrLimit], [mempool.ErrOutOfMemory], [mempool.ErrUnavailable] if the kernel has no
+// sealed files, [mempool.ErrClosed].
 func (s *Session) MakeChannel(spec mempool.ChannelSpec) (mempool.ChannelInfo, error) {
 	spec = spec.Filled()
 	if err := spec.Validate(); err != nil {
@@ -82,7 +83,7 @@ func (s *Session) MakeChannel(spec mempool.ChannelSpec) (mempool.ChannelInfo, er
 	return ch.info, nil
 }
 
-// FindChannel finds a channel by name. It waits until the channel exists; the argument wait limits this time.
+// FindChannel finds a channel by name. It waits until the channel exists, but not longer than the time `wait`.
 //
 // Errors: [mempool.ErrNotFound] (with wait 0) or [mempool.ErrTimeout], [mempool.ErrDenied], [mempool.ErrClosed], the context's error.
 func (s *Session) FindChannel(ctx context.Context, name string, wait time.Duration) (mempool.ChannelInfo, error) {
@@ -134,7 +135,7 @@ func (s *Session) channel(id uint64) (*channel, error) {
 	return ch, nil
 }
 
-// newChannel makes a channel of the pool for a user. The caller holds Service.mu.
+// newChannel makes a channel for buffers of pool p. The parameter uid is the user who makes the channel. The caller holds Service.mu.
 //
 // Errors: [mempool.ErrUnavailable], [mempool.ErrLimit] if no file descriptor is left, [mempool.ErrOutOfMemory].
 func (p *Pool) newChannel(spec mempool.ChannelSpec, uid uint32) (*channel, error) {
@@ -164,8 +165,8 @@ func (s *Session) anyChannel(id uint64) (*channel, error) {
 	return s.channel(id)
 }
 
-// CloseChannel closes a channel: no producer can publish any more, and the channel's name is free. The members find the end of the
-// channel in its shared memory: consumers get the frames that were published, and then the end.
+// CloseChannel closes a channel: no producer can publish any more, and the channel's name is free. The members read in the channel's shared
+// memory that the channel is closed. Consumers can still take the frames that were published before.
 //
 // Errors: [mempool.ErrNotFound], [mempool.ErrDenied] for all users except the user who made the channel, [mempool.ErrClosed] if the
 // channel is closed already.
@@ -211,8 +212,8 @@ func (s *Service) endChannels(p *Pool) {
 	}
 }
 
-// failed converts an error of the channel's memory to an error of this package. It ends a channel whose memory is corrupt.
-// The caller holds Service.mu.
+// failed converts an error of package shmchannel to an error that this package returns. If the error says that the channel's memory is
+// corrupt, failed ends the channel. The caller holds Service.mu.
 func (ch *channel) failed(err error) error {
 	name := ch.info.Name
 	switch {

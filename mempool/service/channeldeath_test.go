@@ -140,7 +140,8 @@ func TestABlockOfAProducerThatLeftWaitsForItsOwnWork(t *testing.T) {
 	p.reach(fence)
 }
 
-// A block comes back to its producer before the consumers' work on the block is done. A living producer waits for the end of that work.
+// The channel gives a block back to its producer before the consumers' work on the block is done. A living producer waits for this work. If
+// the producer dies, the next user of the block must wait for it.
 func TestABlockThatCameBackToAProducerThatDiedWaitsForTheConsumersWork(t *testing.T) {
 	for name, leaves := range map[string]bool{"that left": true, "that did not": false} {
 		t.Run(name, func(t *testing.T) {
@@ -223,7 +224,8 @@ func TestAProducerCannotLeaveWhileItCannotBeToldWhatIsNeeded(t *testing.T) {
 	require.Nil(t, p.Session.leases[l.id])
 }
 
-// The session ends while a consumer takes a frame. The consumer may be taking any block.
+// The producer's session ends while a consumer is taking a frame. At this moment, the service cannot know which block the consumer is
+// taking.
 func TestABufferOfWhichItCannotBeToldIsNotCompleteBeforeItCan(t *testing.T) {
 	for name, published := range map[string]bool{"published": true, "half written": false} {
 		t.Run(name, func(t *testing.T) {
@@ -414,7 +416,7 @@ func TestNobodyLooksAtAChannelWhoseMembersAreAlive(t *testing.T) {
 	r.eventually(r.nothingLeft)
 }
 
-// mapWords maps a file of a channel for writing. A member may do this until the service seals the file.
+// mapWords maps a file of a channel for writing. A member can do this until the service seals the file.
 func mapWords(t testing.TB, f *os.File) []uint64 {
 	t.Helper()
 	st, err := f.Stat()

@@ -64,8 +64,8 @@ func (s *seat) enter() {
 	s.came = append(s.came, others...)
 }
 
-// arrived calls add for the members of a role that the service has announced to the session. It skips members whose file is closed
-// because they have no slot any more.
+// arrived calls the function `add` for each member that the service has announced to the session and that has the given role. If the
+// service has already closed a member's file, because the member has no slot any more, arrived skips the member.
 func (s *seat) arrived(role MemberRole, add func(slot int, id uint64, f *os.File) error) {
 	s.rig.Helper()
 	s.others = append(s.others, told[MemberCame](s.worker)...)

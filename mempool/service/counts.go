@@ -8,7 +8,8 @@ import (
 	"github.com/poolbridge/poolbridge/mempool"
 )
 
-// This file counts events and driver calls. A request that causes no event and no driver call runs no code of this file.
+// This file counts events and driver calls. If a request causes no event and no driver call, no code of this file runs for it, so counting
+// does not make the request slower.
 
 // reclaimBuckets are the upper bounds of the buckets of [mempool.Counts].Reclaims.
 var reclaimBuckets = []time.Duration{time.Millisecond, 10 * time.Millisecond, 100 * time.Millisecond, time.Second, 10 * time.Second, time.Minute, 10 * time.Minute}
@@ -35,7 +36,8 @@ func newEventCounts() eventCounts {
 	return c
 }
 
-// countEnding counts an ended session, also if the service notes no event of its end. The parameter how says how the session ended.
+// countEnding counts a session that has ended, even if the service notes no event for this end. The parameter how says how the session
+// ended.
 func (h *history) countEnding(how mempool.SessionEnding) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -82,7 +84,7 @@ func (c *driverCounts) called(what driverCall, err error) error {
 	return err
 }
 
-// Counts returns how many events and driver calls there have been in this epoch, and how many requests wait now.
+// Counts returns the numbers of events and of driver calls since the service started, and the number of requests that wait now.
 func (s *Service) Counts() mempool.Counts {
 	c := mempool.Counts{Waiting: make(map[string]int), DriverCalls: make(map[string]uint64), DriverErrors: make(map[string]uint64)}
 	h := &s.history

@@ -3,8 +3,8 @@ package service
 import "time"
 
 // This file polls the fences of blocks that the service can free or reuse only when the GPU work on them is done. The service must poll,
-// because a stream that writes a word notifies nobody. A goroutine polls while there is such a block. The pauses between two polls grow
-// from drainPause to drainRest.
+// because a stream that writes a word of a timeline does not notify the service. A goroutine polls as long as there is such a block. The
+// first pause between two polls is drainPause. The pauses grow up to drainRest.
 const (
 	drainPause = 100 * time.Microsecond
 	drainRest  = 10 * time.Millisecond

@@ -28,13 +28,15 @@ type fakeArena struct {
 	inside chan struct{}    // receives when Allocate waits
 }
 
-// fakeFaults has errors by device. The creation of a pool on such a device fails with that error.
+// fakeFaults maps the name of a device to an error. If the map has an error for a device, making a pool on this device fails with the
+// error.
 var fakeFaults sync.Map
 
-// fakeGates has gates by pool name. The creation of a pool with such a name waits for that gate.
+// fakeGates maps the name of a pool to a [fakeGate]. If the map has a gate for a name, making a pool with this name waits for the gate.
 var fakeGates sync.Map
 
-// fakeGate stops the creation of a pool. The creation sends to inside, and then receives an outcome: an error, or nil to make the pool.
+// fakeGate makes the creation of a pool wait. The code that creates the pool sends to the channel `inside`, and then waits until the test
+// sends to the channel `outcome`: an error, or nil to let the creation succeed.
 type fakeGate struct {
 	inside  chan struct{}
 	outcome chan error

@@ -14,8 +14,8 @@ func (t fence) over() bool {
 	return t.timeline.dead || t.timeline.page.Passed(t.word, t.value)
 }
 
-// failed says whether the session that writes t still lives, and has said that t's content failed. If the timeline has ended, failed
-// returns false, because timeline.die has already marked the buffers.
+// failed says whether the session that writes t has said that the content at t failed. If the timeline has ended, failed returns false,
+// because timeline.die has already marked the buffers as failed.
 func (t fence) failed() bool { return !t.timeline.dead && t.timeline.page.Failed(t.word, t.value) }
 
 func (t fence) plain() mempool.Fence {
@@ -79,8 +79,8 @@ func (ts fences) union(more fences) fences {
 	return sum
 }
 
-// more returns ts with the fences of done added. It drops the fences that are over: otherwise, a buffer that lives long would collect a
-// fence of each reader.
+// more returns the fences of ts and of done, without the fences that are over. It drops these, because otherwise a buffer that lives long
+// would collect one fence for each reader.
 func (ts fences) more(done fences) fences {
 	if len(done) == 0 {
 		return ts

@@ -21,7 +21,7 @@ func used(b *testing.B) time.Duration {
 	return time.Duration(r.Utime.Nano() + r.Stime.Nano())
 }
 
-// BenchmarkALineForOneBlock makes 500 goroutines wait for the one block of a pool. Each goroutine holds the block for a millisecond.
+// BenchmarkALineForOneBlock lets 500 goroutines wait for a pool's only block. A goroutine that gets the block keeps it for a millisecond.
 func BenchmarkALineForOneBlock(b *testing.B) {
 	svc := newService(b)
 	s := open(b, svc)
@@ -48,8 +48,9 @@ func BenchmarkALineForOneBlock(b *testing.B) {
 	b.ReportMetric(float64((used(b)-before).Microseconds())/float64(b.N), "µs-CPU/op")
 }
 
-// BenchmarkAskingForOneOfManyIdleBlocks measures how long the service needs to choose one of 100,000 idle blocks that a client maps. The
-// service serves no other request meanwhile. Run at most 100,000 iterations.
+// BenchmarkAskingForOneOfManyIdleBlocks measures how long the service needs to choose one block that a client must unmap, if the client
+// maps 100,000 idle blocks. The service serves no other request in this time. Each iteration uses up one block, so run at most 100,000
+// iterations.
 func BenchmarkAskingForOneOfManyIdleBlocks(b *testing.B) {
 	const blocks = 100_000
 	svc := newService(b)

@@ -11,13 +11,13 @@ import (
 	"github.com/poolbridge/poolbridge/mempool"
 )
 
-// This file keeps the newest events of an epoch for programs that ask for them later.
+// This file keeps the newest events of an epoch, so that programs can ask for them later.
 
 // maxHistory is the greatest number of events that the history keeps.
 const maxHistory = 4096
 
-// history is a ring of events. A goroutine that holds history.mu locks no other mutex, because goroutines note events both with and
-// without Service.mu.
+// history is a ring of events. A goroutine that has locked history.mu must not lock another mutex: some goroutines lock Service.mu before
+// history.mu, and others lock only history.mu.
 type history struct {
 	mu   sync.Mutex
 	ring []happening // the index of an event is (number - 1) modulo maxHistory; the ring grows to that length
@@ -28,8 +28,8 @@ type history struct {
 	counts eventCounts
 }
 
-// watcher waits for the next event that its caller may see. An event wakes only the watchers whose callers may see the event, because a
-// service may have many watchers.
+// watcher stands for a call that waits for the next event that its session may see. A service may have many watchers, so an event wakes
+// only the watchers whose function `may` returns true for the event.
 type watcher struct {
 	may  func(*happening) bool
 	told chan struct{} // closed when there is an event that the caller may see
@@ -41,15 +41,15 @@ type happening struct {
 	pool *poolAccess // nil: the event concerns no pool
 }
 
-// poolAccess says which users may use a pool, and which user made the pool. Events refer to the poolAccess even after the pool is
-// destroyed.
+// poolAccess says which users may use a pool, and which user made the pool. An event has a pointer to the poolAccess, even after the pool
+// is destroyed.
 type poolAccess struct {
 	uid    uint32         // the user who made the pool
 	access mempool.Access // the users and groups that may use the pool, sorted; never empty
 }
 
-// note adds an event to the history and logs the event. It logs an event of trouble as a warning. If the event has no time, note sets the
-// time to now. The event concerns pool, or no pool if pool is nil.
+// note adds an event to the history and logs the event. If [mempool.EventKind].Trouble returns true for the event's kind, note logs the
+// event as a warning. If the event has no time, note sets its time to now. The parameter pool is the pool that the event concerns, or nil.
 func (s *Service) note(e mempool.HistoryEvent, pool *Pool) {
 	if e.At.IsZero() {
 		e.At = time.Now()
@@ -135,8 +135,8 @@ func (s *Session) tells(h *happening) bool {
 	return h.Session != 0 && h.UID == s.peer.UID
 }
 
-// read returns events whose numbers are greater than the argument after, and for which the function may returns true, the oldest first.
-// The argument most is the greatest number of events.
+// read returns the oldest events that have a number greater than `after` and for which the function `may` returns true. The oldest event
+// comes first. read returns at most `most` events.
 func (h *history) read(after uint64, most int, may func(*happening) bool) mempool.EventPage {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -156,7 +156,7 @@ func (h *history) page(after uint64, most int, may func(*happening) bool) (page 
 	return page
 }
 
-// watch does the same as read. If there is no event yet, it also returns a watcher for the next event.
+// watch does the same as read. If read would return no event, watch also returns a watcher for the next event.
 func (h *history) watch(after uint64, most int, may func(*happening) bool) (mempool.EventPage, *watcher) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -175,8 +175,8 @@ func (h *history) unwatch(w *watcher) {
 	delete(h.watchers, w)
 }
 
-// await does the same as read, but waits for an event if there is none yet. It stops waiting when it receives from the channel late or
-// from the channel ended. The result over says that it has received from ended.
+// await does the same as read. But if read would return no event, await waits for the next event. It stops waiting when it receives from
+// the channel `late` or from the channel `ended`. The result over is true if await has received from `ended`.
 //
 // Errors: the context's error.
 func (h *history) await(ctx context.Context, after uint64, most int, may func(*happening) bool, late <-chan time.Time,
@@ -201,12 +201,11 @@ func (h *history) await(ctx context.Context, after uint64, most int, may func(*h
 	}
 }
 
-// Events returns events whose numbers are greater than the argument after, the oldest first. The argument most is the greatest number of
-// events. If there is no such event, Events waits for one until the context ends. For the next call, the caller passes page.Next as the
-// argument after. If after is 0, Events begins with the oldest event that the history keeps; it keeps the newest 4096 events of the
-// epoch.
+// Events returns the oldest events that have a number greater than `after`, at most `most` events. The oldest event comes first. If there
+// is no such event, Events waits for one until the context ends. For the next call, the caller passes page.Next as the argument `after`. If
+// `after` is 0, Events begins with the oldest event that the history keeps. The history keeps the newest 4096 events of the epoch.
 //
-// Errors: [mempool.ErrClosed] when the service is closed and has no newer events, the context's error.
+// Errors: [mempool.ErrClosed] if the service is closed and has no event with a number greater than `after`, the context's error.
 func (s *Service) Events(ctx context.Context, after uint64, most int) (mempool.EventPage, error) {
 	page, over, err := s.history.await(ctx, after, most, func(*happening) bool { return true }, nil, s.done)
 	if over {
@@ -222,12 +221,12 @@ func (s *Service) LastEvent() uint64 {
 	return s.history.last
 }
 
-// Events does the same as [Service.Events] for a session. A session of the service's own user sees all events. Every other session sees
-// the events of its own user's sessions, and of pools that its user may use or has made. The argument wait is the longest time to wait
-// for an event; after that time, the page has no events.
+// Events does the same as [Service.Events], but returns only events that the session may see. A session of the service's own user may see
+// all events. Every other session may see the events of its own user's sessions, and the events of pools that its user may use or has made.
+// Events waits for an event, but not longer than the time `wait`. After that time, it returns a page without events.
 //
-// Errors: [mempool.ErrInvalid] for a number that no event has yet, [mempool.ErrLimit] if [MaxEventWaits] calls of the session wait
-// already, [mempool.ErrClosed], the context's error.
+// Errors: [mempool.ErrInvalid] if `after` is greater than the number of the newest event, [mempool.ErrLimit] if [MaxEventWaits] calls of
+// the session wait already, [mempool.ErrClosed], the context's error.
 func (s *Session) Events(ctx context.Context, after uint64, most int, wait time.Duration) (mempool.EventPage, error) {
 	if last := s.svc.LastEvent(); after > last {
 		return mempool.EventPage{}, situation.Of(mempool.ErrInvalid, "there is no event %d yet, the newest is %d: events are numbered anew when the service starts",
@@ -256,8 +255,8 @@ func (s *Session) Events(ctx context.Context, after uint64, most int, wait time.
 	return page, err
 }
 
-// MaxEventWaits is how many calls of [Session.Events] of one session may wait at a time: the service checks each event for every waiting
-// call.
+// MaxEventWaits is how many calls of [Session.Events] of one session may wait at the same time. There is a limit because the service must
+// check each new event for every call that waits.
 const MaxEventWaits = 4
 
 // gap limits how often the service notes a frequent event. Service.mu guards gaps.
@@ -269,8 +268,8 @@ type gap struct {
 // gapRest is the shortest time between two notes of a frequent event.
 const gapRest = 10 * time.Second
 
-// tell counts one event. The result now is true if the caller must note the event at once. The result count is then the number of events
-// since the last note.
+// tell counts one event. If the result now is true, the caller must note the event at once; the result count is then the number of events
+// since the last note. If the result now is false, the caller must not note the event.
 func (g *gap) tell() (count int, now bool) {
 	g.count++
 	if !g.told.IsZero() && time.Since(g.told) < gapRest {

@@ -7,9 +7,9 @@ import (
 	"sort"
 )
 
-// index maps keys to values, and keeps them in the order of the keys. So a request for one page of a list begins to read at its cursor,
-// not at the start of the list. If each new key is greater than all others, as with ids, the chunks become full. Unlike the B-trees of
-// libraries, an index keeps no pointers to removed values. The zero value of K cannot be a key.
+// index maps keys to values, and keeps them in the order of the keys. So when the service reads one page of a list, it begins at the page's
+// first entry, not at the start of the list. If each new key is greater than all other keys, as with ids, the chunks become full. An index
+// keeps no pointers to removed values; the B-trees of common libraries do. The zero value of K cannot be a key.
 type index[K cmp.Ordered, V any] struct {
 	chunks  [][]indexed[K, V] // each chunk is sorted and not empty; its keys are less than the keys of the next chunk
 	length  int
@@ -95,8 +95,8 @@ func (x *index[K, V]) remove(key K) {
 	}
 }
 
-// after yields the entries whose keys are greater than key, in the order of the keys. The caller may add and remove any entries during
-// the loop.
+// after yields the entries whose keys are greater than key, in the order of the keys. During the loop, the caller may add entries to the
+// index and remove entries from it.
 func (x *index[K, V]) after(key K) iter.Seq2[K, V] {
 	return func(yield func(K, V) bool) {
 		chunk, at, found := x.find(key)

@@ -24,21 +24,22 @@ type MemberSpec struct {
 	Role MemberRole
 	// Oldest makes a consumer of a broadcast begin with the oldest frame that the channel keeps, not with the newest frame.
 	Oldest bool
-	// Full says what happens when this consumer of a broadcast is slow. If Full is empty, the channel's policy holds.
+	// Full says what happens when the broadcast is full because of this consumer. If Full is empty, the policy of the channel applies.
 	Full mempool.FullPolicy
 }
 
 // Member is what a session needs to take part in a channel.
 type Member struct {
-	// Slot is the member's index in the roster. No other member of the channel ever has the same ID.
+	// Slot is the member's index in the roster. ID is a number that no other member of the channel has or gets later.
 	Slot int
 	ID   uint64
-	// Export has three files: the roster, the sequencer, and the member's own file. The service closes these files.
+	// Export has three files: the roster, the sequencer, and the member's own file. The service closes these files, so the caller must not
+	// close them.
 	Export mempool.Export
 }
 
-// MemberCame gives a session the file of a new member of a channel. The session's own members of the other role need that file. The
-// service closes the file when the member's slot is free.
+// MemberCame gives a session the file of a new member of a channel. The session's own members that have the other role need this file. The
+// service closes the file when it frees the new member's slot.
 type MemberCame struct {
 	Channel uint64
 	Role    MemberRole
@@ -49,8 +50,8 @@ type MemberCame struct {
 
 func (MemberCame) notice() {}
 
-// JoinChannel makes a member of a channel. The session's process maps the member's files and then calls [Session.EnterChannel]. If the
-// session's timeline is sealed by now, the member's fences are of that timeline. Otherwise the member has no fences.
+// JoinChannel makes a new member of a channel. The session's process must then map the member's files and call [Session.EnterChannel]. If
+// the session's timeline is already sealed, the member's fences belong to this timeline. Otherwise the member has no fences.
 //
 // Errors: [mempool.ErrNotFound], [mempool.ErrInvalid], [mempool.ErrDenied], [mempool.ErrLimit], [mempool.ErrOutOfMemory],
 // [mempool.ErrClosed] for a channel that is closed.
@@ -118,12 +119,12 @@ func (s *Session) mayJoin(ch *channel, spec MemberSpec) (shmchannel.MemberSpec, 
 	return how, s.mayTakePart()
 }
 
-// EnterChannel makes a member take part once its process has mapped the files. EnterChannel first announces the new member to the
-// sessions of the members of the other role. It returns the members of the other role, including members that left and whose frames are
-// still needed: the caller sends the files of these members to the session before it answers the request.
+// EnterChannel activates a member. The member's process must have mapped the member's files before. EnterChannel first announces the new
+// member to all sessions that have members of the other role. It returns the members of the other role, including members that left but
+// whose frames are still needed. The caller must send the files of the returned members to the session before it answers the request.
 //
-// Errors: [mempool.ErrNotFound], [mempool.ErrInvalid] for a member that has entered before, and if the client sealed the member's file
-// itself, [mempool.ErrClosed].
+// Errors: [mempool.ErrNotFound], [mempool.ErrInvalid] if the member has entered before, or if the client itself has sealed the member's
+// file, [mempool.ErrClosed].
 func (s *Session) EnterChannel(channel, id uint64) ([]MemberCame, error) {
 	svc := s.svc
 	svc.mu.Lock()

@@ -20,13 +20,13 @@ type Lease struct {
 	wait    fences // the fences that must be reached before the session uses the memory
 }
 
-// Grant is a new lease with its description for the session.
+// Grant is a new lease, with a description of the lease for the session.
 type Grant struct {
 	Lease *Lease
 	// Info describes the lease. Other results may share its tensor, so the caller must not change the tensor.
 	Info mempool.LeaseInfo
-	// Mapped says that the session already has the export of the lease's block. Otherwise the session needs what [Lease.Export]
-	// returns.
+	// Mapped says whether the session already has the export of the lease's block. If Mapped is false, the caller must send the session what
+	// [Lease.Export] returns.
 	Mapped bool
 }
 
@@ -36,8 +36,8 @@ func (l *Lease) granted() Grant {
 	return Grant{Lease: l, Info: l.describe(), Mapped: mapped}
 }
 
-// describe returns a description of the lease. Its tensor is the buffer's own, which the caller must not change. The caller holds
-// Service.mu.
+// describe returns a description of the lease. The description shares its tensor with the buffer, so the caller must not change the tensor.
+// The caller holds Service.mu.
 func (l *Lease) describe() mempool.LeaseInfo {
 	b := l.buffer
 	event, alone := b.event.told()
@@ -48,8 +48,9 @@ func (l *Lease) describe() mempool.LeaseInfo {
 	}
 }
 
-// Export returns what the lease's session needs to map the buffer's block. The result first is false if the session got the export before
-// and has not called [Session.Dropped] since: the caller need not send the export again. The service closes the files of the export.
+// Export returns what the lease's session needs to map the buffer's block. The result first is false if the session already got the export
+// and has not called [Session.Dropped] for the block since then. In this case, the caller need not send the export again. The service
+// closes the files of the export, so the caller must not close them.
 func (l *Lease) Export() (x mempool.Export, first bool, err error) {
 	b := l.buffer.block
 	if x, err = b.exportOnce(); err != nil {
@@ -73,10 +74,10 @@ func (l *Lease) Export() (x mempool.Export, first bool, err error) {
 	return x, true, nil
 }
 
-// Undo ends a lease whose grant could not be sent to its session. The argument exported says that [Lease.Export] returned true as first,
-// and that the export could not be sent either.
+// Undo ends a lease. The caller calls it if it could not send the grant of the lease to the session. The argument exported is true if
+// [Lease.Export] returned true as its result first, and the caller could not send the export either.
 //
-// Errors: [mempool.ErrReleased] if the lease had ended before.
+// Errors: [mempool.ErrReleased] if the lease has already ended.
 func (l *Lease) Undo(exported bool) error {
 	s, b := l.session, l.buffer.block
 	s.svc.mu.Lock()
@@ -104,7 +105,8 @@ func (l *Lease) released() error {
 	return situation.Of(mempool.ErrReleased, "lease %d of session %d has ended", l.id, l.session.id)
 }
 
-// end ends the lease. The next user of the memory must wait for the fences in done. The caller holds Service.mu.
+// end ends the lease. The argument incomplete says that the content will never be complete. The next user of the memory must wait for the
+// fences in done. The caller holds Service.mu.
 func (l *Lease) end(incomplete bool, done fences) {
 	b := l.buffer
 	l.ended = true
@@ -139,7 +141,8 @@ func (l *Lease) end(incomplete bool, done fences) {
 	b.recycleUnused()
 }
 
-// AwaitWork waits until the memory of the lease can be used without waiting for fences. It is for sessions that do not understand fences.
+// AwaitWork waits until all fences are reached for which a user of the lease's memory must wait. It is for sessions that do not understand
+// fences.
 //
 // Errors: [mempool.ErrBusy] if the wait takes longer than limit, [mempool.ErrReleased], [mempool.ErrContentFailed],
 // [mempool.ErrProducerDied], the context's error.

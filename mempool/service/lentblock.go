@@ -9,21 +9,21 @@ import (
 	"github.com/poolbridge/poolbridge/mempool"
 )
 
-// This file handles blocks that producers have published as frames in channels. Consumers map these blocks, and the service keeps the
-// blocks after their producer has left.
+// This file handles blocks that producers have published as frames in channels. Consumers map these blocks. If a producer leaves, the
+// service keeps those of its blocks that the channel or a consumer still needs.
 
 // MappedBlock is what a consumer needs to map a block.
 type MappedBlock struct {
-	// Generation counts the uses of the block. Bytes is the block's size.
+	// Generation says how many buffers have used the block so far, including the present one. Bytes is the block's size.
 	Generation, Bytes uint64
-	// Export has files that the service closes.
+	// Export is the export of the block. The service closes its files, so the caller must not close them.
 	Export mempool.Export
 }
 
-// MapBlock returns what the session needs to map a block that a frame of the channel names. Until the session calls [Session.Dropped],
-// the service treats the block as mapped by the session.
+// MapBlock returns what a session needs to map a block. The session is a consumer of the channel, and has found the block's id in a frame.
+// Until the session calls [Session.Dropped], the service treats the block as mapped by the session.
 //
-// Errors: [mempool.ErrNotFound] for a block that no buffer of the pool uses, [mempool.ErrDenied] for a session that is no consumer of the channel,
+// Errors: [mempool.ErrNotFound] if no buffer of the pool uses the block, [mempool.ErrDenied] if the session has no consumer in the channel,
 // [mempool.ErrLimit], [mempool.ErrClosed]; the driver's errors.
 func (s *Session) MapBlock(channel, id uint64) (MappedBlock, error) {
 	b, info, err := s.mapBlock(channel, id)
@@ -78,8 +78,8 @@ func (ch *channel) consumedBy(s *Session) bool {
 	return false
 }
 
-// indexLent makes the index p.lent: the blocks that buffers of the pool use, by id. The service makes the index with the first channel of
-// the pool. The caller holds Service.mu.
+// indexLent makes the map p.lent, which maps ids to the blocks that buffers of the pool use. The service makes this map when it makes the
+// first channel of the pool. The caller holds Service.mu.
 func (p *Pool) indexLent() {
 	if p.lent != nil {
 		return
@@ -99,7 +99,8 @@ func (p *Pool) lend(b *block) {
 	}
 }
 
-// lending has a glance for each channel that producers leave. The glance says which blocks of these producers the channel still needs.
+// lending is for producers that leave their channels. It has one glance for each of these channels. The glance says which blocks of the
+// producers the channel still needs.
 type lending map[*channel]*glance
 
 // glance is the result of one reading of a channel's memory, for some producers of the channel.
@@ -142,9 +143,10 @@ func (of lending) needs(b *block) bool {
 	return false
 }
 
-// keep keeps the buffer of a write lease that is about to end. The result says whether a channel needs the buffer, or may need it. keep
-// also keeps a buffer that consumers have finished with. Later, releaseKept reads which work of consumers on that buffer is still under
-// way. If it is not certain that a channel needs the buffer, keep marks the buffer as doubted. The caller holds Service.mu.
+// keep is for a write lease that is about to end. It adds the lease's buffer to the map `kept` of each channel that the session's producers
+// leave. The result is true if a channel needs the buffer or may need it. keep also keeps a buffer that no channel needs any more, because
+// work of consumers on it may not be done: later, releaseKept reads the fences of this work. If it is not certain that a channel needs the
+// buffer, keep marks the buffer as doubted. The caller holds Service.mu.
 func (of lending) keep(l *Lease) (needed bool) {
 	b := l.buffer
 	named := false
@@ -218,8 +220,8 @@ func (ch *channel) releaseKept() {
 	}
 }
 
-// consumersDone returns the fences of the consumers' work on frames, if that work is still under way. The result ok is false while a
-// consumer writes a fence. The caller holds Service.mu.
+// consumersDone returns the fences of the consumers' work on frames, without the fences that are already reached. If a consumer is writing
+// a fence at this moment, the result ok is false. The caller holds Service.mu.
 func (ch *channel) consumersDone() (done fences, ok bool) {
 	var found []shmchannel.Fence
 	at := make(map[mempool.Fence]int) // the index of each fence in done, by timeline and word

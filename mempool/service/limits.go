@@ -9,8 +9,8 @@ import (
 	"github.com/poolbridge/poolbridge/mempool"
 )
 
-// Limits has the limits of the state that clients can create in the service. 0 stands for the default. docs/protocol.md lists these
-// limits and the fixed limits.
+// Limits says how many leases, names, channels and other things clients may have in the service. A field that is 0 stands for that limit's
+// default value. docs/protocol.md lists these limits, and the limits that an operator cannot change.
 type Limits struct {
 	// SessionLeases is how many leases a session may have at a time. SessionBlocks is how many blocks a session may map at a time.
 	SessionLeases, SessionBlocks int
@@ -68,7 +68,7 @@ func (l *Limits) Set(name string, n int) error {
 	return nil
 }
 
-// List returns the limits that were set, each as NAME=N.
+// List returns the limits that are not 0 in l, each as a text NAME=N.
 func (l *Limits) List() (set []string) {
 	for _, one := range l.all() {
 		if *one.value > 0 {
@@ -93,8 +93,8 @@ type LimitError struct {
 	// Limit is the name of the limit. Max is the limit's value.
 	Limit string
 	Max   int
-	// What names the limited things, for example leases. Who names the session, the user or the service that has these things. Have is how
-	// many it has.
+	// What says what the limit counts, for example "leases". Who names the session, the user or the service that has these leases or other
+	// things. Have is the number of these things.
 	Who, What string
 	Have      int
 	// Advice says what the user can do.
@@ -157,14 +157,15 @@ func (s *Session) mayMakePool() error {
 	return nil
 }
 
-// Files returns how many file descriptors the service needs at most for channels.
+// Files returns the greatest number of file descriptors that the service can need for its channels.
 func (s *Service) Files() int {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return 2*s.limits.Channels + s.limits.Members
 }
 
-// SetLimits changes the limits. Existing things stay, even if there are more of them than a new limit allows.
+// SetLimits replaces all limits of the service. Leases, names and other things that exist already stay, even if there are more of them than
+// a new limit allows.
 func (s *Service) SetLimits(l Limits) {
 	s.mu.Lock()
 	defer s.mu.Unlock()

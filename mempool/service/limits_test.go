@@ -153,7 +153,7 @@ func TestLimitsAreSetByName(t *testing.T) {
 	assert.ErrorContains(t, l.Set("buffers", 0), "1 or more")
 }
 
-// While one allocation waits, the service serves other allocations, which may reach the limit.
+// While one allocation waits, other allocations may reach a limit. The service must then refuse the allocation that waited.
 func TestAllocationsThatWaitTogetherPassNoLimit(t *testing.T) {
 	for limit, limits := range map[string]Limits{"session-leases": {SessionLeases: 2}, "buffers": {Buffers: 2}, "leases": {Leases: 2}} {
 		t.Run(limit+", for the driver", func(t *testing.T) {

@@ -13,9 +13,9 @@ import (
 	"github.com/poolbridge/poolbridge/mempool"
 )
 
-// This file lists the sessions, channels, buffers, names and leases of the service, page by page. A session of the service's own user
-// sees all entries. Every other session sees the entries that its user may use. The caller passes the slice into, which may be nil, as
-// memory for the entries of a page. Entries may share tensors, so the caller must not change the tensors.
+// This file lists the sessions, channels, buffers, names and leases of the service, page by page. A session of the service's own user sees
+// all entries. Every other session sees the entries that its user may use. The argument `into` may be nil, or a slice in whose memory the
+// page stores its entries. Entries may share tensors, so the caller must not change the tensors.
 
 // Page is one page of a list.
 type Page[T any] struct {
@@ -24,8 +24,8 @@ type Page[T any] struct {
 	Next string
 }
 
-// Introduce notes the name of the client's program, which people see in lists. Introduce cuts the name to [mempool.MaxNameBytes], so that
-// it fits into a page of a list. The server calls Introduce once.
+// Introduce stores the name of the client's program; lists of sessions show this name. Introduce cuts the name to [mempool.MaxNameBytes],
+// so that the name fits into a page of a list. The server calls Introduce once.
 func (s *Session) Introduce(program string) {
 	if len(program) > mempool.MaxNameBytes {
 		program = strings.ToValidUTF8(program[:mempool.MaxNameBytes], "")
@@ -35,9 +35,10 @@ func (s *Session) Introduce(program string) {
 	s.program = program
 }
 
-// Sessions lists the sessions of the asking session's user, ordered by id. A session of the service's own user gets all sessions.
+// Sessions lists the sessions of the asking session's user, ordered by id. If the asking session is a session of the service's own user,
+// Sessions lists the sessions of all users.
 //
-// Errors: [mempool.ErrInvalid] for a cursor that is not from a page, [mempool.ErrClosed].
+// Errors: [mempool.ErrInvalid] if the argument `after` is not the Next of a page, [mempool.ErrClosed].
 func (s *Session) Sessions(after string, most int, into []mempool.SessionInfo) (Page[mempool.SessionInfo], error) {
 	may := func(other *Session) bool { return other.peer.UID == s.peer.UID || s.owner() }
 	return listByID(s, &s.svc.sessions, after, most, into, may, (*Session).info)
@@ -58,7 +59,7 @@ func (s *Session) info() mempool.SessionInfo {
 // Channels lists the channels that the asking session may use, ordered by id. The list also has closed channels that still have
 // consumers.
 //
-// Errors: [mempool.ErrInvalid] for a cursor that is not from a page, [mempool.ErrClosed].
+// Errors: [mempool.ErrInvalid] if the argument `after` is not the Next of a page, [mempool.ErrClosed].
 func (s *Session) Channels(after string, most int, into []mempool.ChannelStatus) (Page[mempool.ChannelStatus], error) {
 	may := func(ch *channel) bool { return s.sees(ch.pool) }
 	return listByID(s, &s.svc.channelByID, after, most, into, may, (*channel).status)
@@ -88,7 +89,7 @@ func (ch *channel) status() mempool.ChannelStatus {
 
 // Buffers lists the buffers of the pools that the asking session may use, ordered by id.
 //
-// Errors: [mempool.ErrInvalid] for a cursor that is not from a page, [mempool.ErrClosed].
+// Errors: [mempool.ErrInvalid] if the argument `after` is not the Next of a page, [mempool.ErrClosed].
 func (s *Session) Buffers(after string, most int, into []mempool.BufferInfo) (Page[mempool.BufferInfo], error) {
 	may := func(b *buffer) bool { return s.owner() || s.sees(b.block.pool) } // the check of each entry's pool is slow
 	return listByID(s, &s.svc.buffers, after, most, into, may, func(b *buffer) mempool.BufferInfo {
@@ -117,7 +118,7 @@ func (b *buffer) readersOf() []uint64 {
 
 // Names lists the names in the pools that the asking session may use, in alphabetical order.
 //
-// Errors: [mempool.ErrInvalid].
+// Errors: [mempool.ErrClosed].
 func (s *Session) Names(after string, most int, into []mempool.NameInfo) (Page[mempool.NameInfo], error) {
 	may := func(n *name) bool { return s.owner() || s.sees(n.buffer.block.pool) } // the check of each entry's pool is slow
 	return list(s, &s.svc.names, after, most, into, may, func(text string) string { return text }, func(n *name) mempool.NameInfo {
@@ -132,7 +133,7 @@ func (s *Session) Names(after string, most int, into []mempool.NameInfo) (Page[m
 
 // Leases lists the leases on buffers of the pools that the asking session may use, ordered by id.
 //
-// Errors: [mempool.ErrInvalid] for a cursor that is not from a page, [mempool.ErrClosed].
+// Errors: [mempool.ErrInvalid] if the argument `after` is not the Next of a page, [mempool.ErrClosed].
 func (s *Session) Leases(after string, most int, into []mempool.LeaseStatus) (Page[mempool.LeaseStatus], error) {
 	svc := s.svc
 	may := func(l *Lease) bool { return s.owner() || s.sees(l.buffer.block.pool) } // the check of each entry's pool is slow
@@ -210,7 +211,7 @@ const (
 	maxEventText = 1000
 )
 
-// cut shortens a text to the number of bytes in most, if the text is longer.
+// cut shortens a text that has more than `most` bytes to at most `most` bytes.
 func cut(text string, most int) string {
 	const dots = "…"
 	if len(text) <= most {
@@ -240,9 +241,10 @@ func listByID[V, T any](s *Session, all *index[uint64, V], after string, most in
 // listPause is the number of entries after which list releases Service.mu for a moment.
 const listPause = 16
 
-// list makes a page of entries, in the order of their keys: the keys are greater than the argument after, and the function may returns
-// true for the entries. The argument most is the greatest number of entries in the page. list does not read the entries before the page,
-// and stops when the page is full. An entry keeps its key as long as it exists, so it appears only once in consecutive pages.
+// list makes a page of entries, in the order of their keys. The page has only entries whose key is greater than the argument `after` and
+// for which the function `may` returns true. The argument `most` is the greatest number of entries in the page. list does not read the
+// entries of earlier pages, and stops when the page is full. The key of an entry never changes, so an entry appears only once in
+// consecutive pages.
 func list[K cmp.Ordered, V, T any](s *Session, all *index[K, V], after K, most int, into []T, may func(V) bool, cursor func(K) string,
 	describe func(V) T) (page Page[T], err error) {
 	svc := s.svc

@@ -32,7 +32,7 @@ func open(t testing.TB, svc *Service) *Session {
 	return s
 }
 
-// client is a session of another process. The session maps memory and gets recalls.
+// client stands for a client in another process. The client's session maps memory and gets recalls.
 type client struct {
 	*Session
 	recalled []uint64 // guarded by Service.mu
@@ -56,7 +56,8 @@ func (c *client) asked() []uint64 {
 	return ids
 }
 
-// mapBlock maps the block of a lease as a client does: from now on, the client maps the block.
+// mapBlock asks for the export of a lease's block, as a client does that maps the block. From then on, the service counts the block as
+// mapped by the session.
 func mapBlock(t testing.TB, l *Lease) uint64 {
 	t.Helper()
 	_, _, err := l.Export()

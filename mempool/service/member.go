@@ -50,12 +50,12 @@ func (s *Session) member(channel, id uint64) (*member, error) {
 	return m, nil
 }
 
-// LeaveChannel removes a member from its channel. A consumer must have left in the shared memory before the call. When the last producer
-// of the session in this channel leaves, the service ends the session's write leases on buffers that the channel or its consumers still
-// need. The service keeps these buffers until nothing needs them.
+// LeaveChannel removes a member from its channel. Before a consumer calls LeaveChannel, the consumer must store in the channel's shared
+// memory that it has left. When the last producer of the session in this channel leaves, the service ends the session's write leases on
+// buffers that the channel or its consumers still need. The service keeps these buffers until nothing needs them.
 //
-// Errors: [mempool.ErrNotFound], [mempool.ErrClosed]; [mempool.ErrBusy] for a producer while the service does not know which buffers are
-// needed.
+// Errors: [mempool.ErrNotFound], [mempool.ErrClosed]; [mempool.ErrBusy] for a producer if a consumer takes or releases a frame at that
+// moment, because the service then does not know which buffers the channel needs.
 func (s *Session) LeaveChannel(channel, id uint64) error {
 	svc := s.svc
 	svc.mu.Lock()

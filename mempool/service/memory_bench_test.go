@@ -10,8 +10,8 @@ import (
 	"github.com/poolbridge/poolbridge/mempool"
 )
 
-// BenchmarkTakes measures how many bytes of the service's heap one lease, buffer, name or similar thing takes, if clients can make many
-// of these things. The section "Limits" in docs/protocol.md has the results. Run it with -benchtime=20000x.
+// BenchmarkTakes measures how many bytes of the service's heap one lease takes, one buffer, one name, and so on for each kind of thing of
+// which clients can make many. The section "Limits" in docs/protocol.md has the results. Run BenchmarkTakes with -benchtime=20000x.
 func BenchmarkTakes(b *testing.B) {
 	ctx := context.Background()
 	names := make([]string, b.N)
@@ -131,7 +131,7 @@ func BenchmarkTakes(b *testing.B) {
 			ch, err := s.MakeChannel(mempool.ChannelSpec{Name: "c", Pool: hostPool(b, s, 1).info.ID, Capacity: 16})
 			require.NoError(b, err)
 			return func(i int) {
-				if i%60 == 0 { // a session may have no more
+				if i%60 == 0 { // a session may have only mempool.MaxMembers members
 					s = connect(b, svc)
 				}
 				m, err := s.JoinChannel(ch.ID, MemberSpec{Role: role})

@@ -72,7 +72,7 @@ func TestWhatIsGoneTakesNoRoomInTheService(t *testing.T) {
 	}
 }
 
-// liveBytes returns the size of the heap after a collection.
+// liveBytes returns the size of the heap after a garbage collection.
 func liveBytes() uint64 {
 	runtime.GC()
 	runtime.GC() // the second collection frees objects that had a finaliser

@@ -38,13 +38,14 @@ type modelLease struct {
 	write  bool
 }
 
-// actor is a session with the blocks that it maps. After the session has ended, the actor stays as long as its process runs.
+// actor is a session, with the blocks that the session maps. After the session has ended, the actor stays as long as the session's process
+// runs.
 type actor struct {
 	*client
 	maps map[uint64]struct{}
 }
 
-// available returns the error that a lease on b should get.
+// available returns the error that the service should return for a new lease on b.
 func (m *model) available(b *modelBuffer, write bool) error {
 	if b.failed {
 		return mempool.ErrProducerDied
@@ -163,7 +164,8 @@ func (p *play) allocate(a *actor) {
 		require.ErrorIs(p, err, mempool.ErrLimit)
 		charged := p.charged(a)
 		full, mine := before.Leased+before.Held+size > 1<<16, charged+size > 1<<15
-		// The service cannot free mapped blocks at once, and it uses a larger block only if that block is at most twice as large.
+		// Otherwise, free blocks must fill the pool. An allocation can then fail for two reasons: the service cannot immediately free
+		// blocks that sessions map, and it does not use a free block that is more than twice as large as the allocation needs.
 		require.True(p, full || mine || before.Cached > 0, "%d bytes were refused: %v", size, err)
 		return
 	}
@@ -290,7 +292,7 @@ func (p *play) unpublish(a *actor) {
 	p.settle()
 }
 
-// answer drops the blocks that the service recalled, except those that the actor has leased meanwhile.
+// answer drops all blocks that the service has recalled from the actor.
 func (p *play) answer(a *actor) {
 	ids := a.asked()
 	for _, id := range ids {
@@ -300,7 +302,7 @@ func (p *play) answer(a *actor) {
 	require.NoError(p, a.Dropped(ids))
 }
 
-// leave ends a session at once, and ends the session's process now, later or never.
+// leave ends a session immediately, and ends the session's process immediately, later or never.
 func (p *play) leave(a *actor) {
 	p.actors = slices.DeleteFunc(p.actors, func(b *actor) bool { return a == b })
 	gone := make(chan struct{})

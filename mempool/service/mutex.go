@@ -2,8 +2,8 @@ package service
 
 import "sync"
 
-// mutex is the lock of a service. It wakes waiting goroutines only after it is unlocked: waking them takes longer than most changes of
-// the state, and the woken goroutines then need the lock.
+// mutex is the lock of a service. The method wake chooses goroutines, and Unlock wakes these goroutines only after it has unlocked the
+// mutex: to wake a goroutine takes longer than most changes of the service's state, and a woken goroutine needs the lock immediately.
 type mutex struct {
 	sync.Mutex
 	woken []chan struct{}
@@ -12,7 +12,7 @@ type mutex struct {
 // wake makes the next Unlock close ch. The caller holds the lock.
 func (b *mutex) wake(ch chan struct{}) { b.woken = append(b.woken, ch) }
 
-// Unlock unlocks the mutex, and then closes the channels that wake got.
+// Unlock unlocks the mutex, and then closes the channels that were passed to wake.
 func (b *mutex) Unlock() {
 	woken := b.woken
 	b.woken = nil

@@ -6,7 +6,8 @@ import (
 	"github.com/stretchr/testify/assert"
 )
 
-// A goroutine that is woken before the lock is free must wait for the lock at once, and that wait takes longer than the lock is held.
+// If a goroutine is woken while another goroutine holds the lock, the woken goroutine must sleep again until the lock is free. To sleep and
+// wake again takes longer than the other goroutine holds the lock.
 func TestAWaiterForRoomIsWokenWhenTheLockIsFree(t *testing.T) {
 	svc := newService(t)
 	s := open(t, svc)

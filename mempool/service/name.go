@@ -17,8 +17,8 @@ type name struct {
 	owner  *Session // the name is removed when this session ends; nil: the name stays
 }
 
-// eventOf returns the event of c for readers, or nil if c has no event. If no fence says that the event's work is done, the end of the
-// lease l says so.
+// eventOf returns the event of c for readers, or nil if c has no event. If c has an event and no fence, the end of the lease l tells
+// readers that the work before the event is done.
 func eventOf(c mempool.Completion, ready *mempool.Fence, l *Lease) *publishedEvent {
 	handle := c.Handle(ready)
 	switch {
@@ -30,8 +30,8 @@ func eventOf(c mempool.Completion, ready *mempool.Fence, l *Lease) *publishedEve
 	return &publishedEvent{handle: handle}
 }
 
-// Publish gives the buffer of a write lease a name, and makes the lease a read lease. The content is complete now, or when p's fence
-// is reached or p's event has happened. Publish does not wait until the content is complete: readers wait for that.
+// Publish gives the buffer of a write lease a name, and makes the lease a read lease. The content may become complete only later: when p's
+// fence is reached, or when p's event has happened. Publish does not wait until the content is complete, but readers of the buffer do.
 //
 // Errors: the errors of [Session.Release], [mempool.ErrInvalid] for a bad name, a tensor that does not fit, or a read lease,
 // [mempool.ErrExists], [mempool.ErrDenied] if the name belongs to another user, [mempool.ErrLimit], [mempool.ErrClosed] if the pool is
@@ -79,7 +79,7 @@ func (s *Session) Publish(lease uint64, p mempool.Publication) error {
 		}
 	}
 	n := &name{text: p.Name, buffer: b, uid: s.peer.UID}
-	b.names++ // before old.remove: perhaps only the old name holds the buffer
+	b.names++ // before old.remove, which could otherwise recycle the same buffer
 	if old != nil {
 		old.remove()
 	}
@@ -102,8 +102,8 @@ func (s *Session) Publish(lease uint64, p mempool.Publication) error {
 	return nil
 }
 
-// ready returns the fences at which the content of the lease's buffer is complete: the fence that at points to, and the fences of earlier
-// writers that are not reached yet. The caller holds Service.mu.
+// ready returns the fences at which the content of the lease's buffer is complete: the fence `*at`, and the fences of earlier writers that
+// are not reached yet. The caller holds Service.mu.
 func (l *Lease) ready(at *mempool.Fence) (fences, error) {
 	var now fences
 	if at != nil {
@@ -130,7 +130,7 @@ func (l *Lease) fits(t mempool.Tensor) error {
 	return nil
 }
 
-// remove removes the name, and recycles the buffer if nothing else holds it. The caller holds Service.mu.
+// remove removes the name, and recycles the name's buffer if nothing else holds the buffer. The caller holds Service.mu.
 func (n *name) remove() {
 	svc := n.buffer.block.pool.svc
 	svc.names.remove(n.text)
@@ -142,7 +142,7 @@ func (n *name) remove() {
 	n.buffer.recycleUnused()
 }
 
-// Unpublish removes a name. The buffer lives on as long as sessions have leases on it.
+// Unpublish removes a name. The buffer stays as long as sessions have leases on it.
 //
 // Errors: [mempool.ErrNotFound], [mempool.ErrDenied] if the name belongs to another user, [mempool.ErrClosed].
 func (s *Session) Unpublish(text string) error {

@@ -166,8 +166,8 @@ func TestNothingIsPublishedFromAPoolThatIsBeingDestroyed(t *testing.T) {
 	assert.Zero(t, svc.Stats().Names)
 }
 
-// The names of a session were removed with their pool, and another session has published the same names. When the first session ends,
-// these names must stay.
+// A session publishes a name, and the pool of the named buffer is destroyed, which removes the name. Then another session publishes the
+// same name. When the first session ends, the name of the other session must stay.
 func TestTheEndOfASessionLeavesTheNamesOfOthersAlone(t *testing.T) {
 	svc := newService(t)
 	s, other := open(t, svc), open(t, svc)

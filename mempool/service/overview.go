@@ -15,8 +15,8 @@ type Overview struct {
 	mempool.Stats
 	// Maps are the maps of the pools, in the order of Stats.Pools.
 	Maps []PoolMap
-	// Holders are the sessions, ordered by id. Behind them are the ended sessions whose processes still keep blocks, so that no other
-	// process can use these blocks.
+	// Holders has the sessions, ordered by id. At the end of Holders are the ended sessions whose processes still keep blocks. No other
+	// process can use the blocks that such a process keeps.
 	Holders []Holder
 	// Flows are the channels, ordered by id.
 	Flows []Flow
@@ -25,7 +25,7 @@ type Overview struct {
 // PoolMap says what the bytes of a pool are used for. It lists the largest blocks one by one, and the other blocks in groups, by use
 // and session. The bytes of all these blocks add up to the bytes that the pool has reserved.
 type PoolMap struct {
-	// Blocks are ordered by size, the largest first, then by id. A block keeps its place when its use changes.
+	// Blocks are ordered by size, the largest first, then by id. A block keeps its position in Blocks when its use changes.
 	Blocks []BlockInfo
 	// Rest has the groups of the other blocks, ordered by bytes, the largest group first.
 	Rest []BlockGroup
@@ -53,13 +53,13 @@ func (u BlockUse) String() string {
 type BlockInfo struct {
 	ID, Bytes uint64
 	Use       BlockUse
-	// Session is the id of the session that allocated the buffer, which may have ended. For BlockHeld, it is the id of an ended session
-	// whose process may still touch the block. It is 0 for the other uses without a buffer.
+	// Session is the id of the session that allocated the block's buffer; that session may have ended. If Use is BlockHeld, Session is the
+	// id of an ended session whose process may still touch the block. For other blocks without a buffer, Session is 0.
 	Session uint64
 	// Mapped is how many sessions map the block.
 	Mapped int
-	// Buffer is 0 if no buffer uses the block; the fields that follow are then not set. BufferBytes is the size that the client asked
-	// for.
+	// Buffer is the id of the buffer that uses the block. If no buffer uses the block, Buffer is 0, and BufferBytes and all fields below
+	// are not set. BufferBytes is the size that the client asked for.
 	Buffer, BufferBytes uint64
 	// Tensor describes the content. The caller must not change it.
 	Tensor *mempool.Tensor
@@ -74,7 +74,7 @@ type BlockInfo struct {
 	Failed bool
 }
 
-// BlockGroup counts blocks of a pool with the same use and session.
+// BlockGroup counts the blocks of a pool that have the same use and the same session.
 type BlockGroup struct {
 	Use     BlockUse
 	Session uint64 // as in [BlockInfo]
@@ -106,9 +106,10 @@ type FlowMember struct {
 	Behind  uint64
 }
 
-// view is an [Overview] that is not complete yet. It counts the blocks of buffers while the service serves requests. At the end, with
-// Service.mu held all the time, the view subtracts the blocks of buffers that have ended meanwhile, and adds the blocks of new buffers
-// and the blocks without a buffer. So each block counts once, but the use of a block may have changed since the view counted it.
+// view is an [Overview] that is not complete yet. The view counts the blocks of buffers while the service serves requests. Then recount
+// corrects the counts, and holds Service.mu all the time: it subtracts the blocks of buffers that have ended since they were counted, and
+// adds the blocks of new buffers and the blocks without a buffer. So each block counts once, but the use of a block may have changed since
+// the view counted it.
 type view struct {
 	*Service
 	mappers map[*Pool]*mapper
@@ -130,10 +131,10 @@ func (v *view) giveWay() {
 	}
 }
 
-// Overview describes the whole state of the service. The parameter most limits how many blocks the maps describe one by one; they
-// describe the largest blocks. If most is 0, Overview makes no maps. The service serves requests meanwhile, so the result may show
-// sessions, channels and blocks at different moments, but the bytes of each map add up to the pool's reserved bytes. The time of a call
-// grows with the number of blocks: the caller should pause between two calls.
+// Overview describes the whole state of the service. The maps describe only the largest blocks one by one; the parameter most is the
+// greatest number of these blocks, in all maps together. If most is 0, Overview makes no maps. The service serves requests during this
+// call, so the result may show sessions, channels and blocks at different moments, but the bytes of each map add up to the pool's reserved
+// bytes. The time of a call grows with the number of blocks: the caller should pause between two calls.
 func (s *Service) Overview(most int) Overview {
 	s.viewing.Lock()
 	defer s.viewing.Unlock()
@@ -156,8 +157,8 @@ func (s *Service) Overview(most int) Overview {
 	return o
 }
 
-// mapper returns the mapper of a pool. If the pool is new, mapper makes a mapper that lists as many blocks one by one as the other
-// mappers. The caller holds Service.mu.
+// mapper returns the mapper of a pool. If the pool has no mapper yet, mapper makes one. The new mapper lists at most as many blocks one by
+// one as each of the other mappers. The caller holds Service.mu.
 func (v *view) mapper(p *Pool) *mapper {
 	m := v.mappers[p]
 	if m == nil {
@@ -195,7 +196,8 @@ func (v *view) countBuffers(most int) {
 	}
 }
 
-// recount brings the counts up to date. The caller holds Service.mu, and recount does not release it.
+// recount corrects the counts of countBuffers, and adds the blocks without a buffer. The caller holds Service.mu, and recount does not
+// release the mutex.
 func (v *view) recount() {
 	v.view = nil
 	gone := make(map[*buffer]struct{}, len(v.ended))
@@ -229,7 +231,8 @@ func (v *view) findNames(shown map[uint64]*BlockInfo) {
 	}
 }
 
-// Flows lists all channels, ordered by id, including closed channels that still have consumers. The service serves requests meanwhile.
+// Flows lists all channels, ordered by id, including closed channels that still have consumers. The service serves requests during this
+// call.
 func (s *Service) Flows() []Flow {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -305,7 +308,7 @@ type drawn struct {
 }
 
 // largest keeps the largest blocks of all blocks that add gets; of blocks with the same size, it keeps the blocks with the smallest ids.
-// It is a heap with the smallest block on top.
+// Together with the package container/heap, it is a binary heap: all[0] is the smallest of these blocks.
 type largest struct {
 	most int
 	all  []drawn
@@ -339,7 +342,7 @@ type groupKey struct {
 	use     BlockUse
 }
 
-// mapper counts the blocks of a pool, and keeps the largest blocks.
+// mapper counts the blocks of a pool by use and session, and remembers the largest blocks.
 type mapper struct {
 	largest
 	pool   *Pool
@@ -370,7 +373,7 @@ func (m *mapper) count(b *block, of *buffer, use BlockUse, session uint64) {
 	m.add(drawn{b, g, of})
 }
 
-// lent counts the block of a buffer. moving has the ids of blocks in channels. The caller holds Service.mu.
+// lent counts the block of a buffer. The argument moving has the ids of blocks in channels. The caller holds Service.mu.
 func (m *mapper) lent(b *buffer, moving map[uint64]struct{}) {
 	b.counted = b.use(moving)
 	m.count(b.block, b, b.counted, b.account.session)

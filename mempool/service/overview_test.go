@@ -292,8 +292,9 @@ func crowd(tb testing.TB) *Service {
 	return svc
 }
 
-// BenchmarkOverview measures Overview for the service of crowd, while another goroutine takes the lock every 100 µs, as requests do.
-// wait-µs is the mean time that this goroutine waits for the lock, and wait-µs-of-100 is the 99th percentile.
+// BenchmarkOverview measures Overview with the service that crowd makes. Meanwhile, another goroutine stands for the requests of clients:
+// it locks Service.mu every 100 µs. wait-µs is the mean time that this goroutine waits for the lock, and wait-µs-of-100 is the 99th
+// percentile of that time.
 func BenchmarkOverview(b *testing.B) {
 	svc := crowd(b)
 	var waits []time.Duration

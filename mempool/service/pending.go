@@ -2,16 +2,16 @@ package service
 
 import "slices"
 
-// pending has the free blocks of one size on which work is under way, the oldest first. The removal of a block only reduces count. The
-// block's entries are stale from then on, and are dropped when a search finds them or when most entries are stale. So adding, removing
-// and finding a block take constant time, on average. Service.mu guards pending.
+// pending has the free blocks of one size on which work is under way, the oldest first. The removal of a block only reduces count, and the
+// block's entries stay in the lists as stale entries. A stale entry is dropped when a search finds it, or when most entries are stale. So
+// the time to add, remove or find a block does not grow with the number of blocks, on average. Service.mu guards pending.
 type pending struct {
 	all   []entry
 	of    map[*keeper][]entry // the entries that count for each keeper; only in a pool with limits for sessions or users
 	count int                 // how many blocks are pending
 }
 
-// entry is a block that became pending. If the block becomes pending again later, it gets a new entry.
+// entry is the entry of a block that became pending. If the block becomes pending again later, the block gets a new entry.
 type entry struct {
 	block *block
 	since uint64
@@ -25,7 +25,8 @@ func (e entry) of(k *keeper) bool { return !e.stale() && slices.Contains(e.block
 // pending says whether b is free and work on b was under way at the last check. The caller holds Service.mu.
 func (b *block) pending() bool { return b.kept != nil && b.kept.since > 0 }
 
-// pend adds a free block to the blocks on which work is under way. The block already counts for its keepers. The caller holds Service.mu.
+// pend adds a free block to the blocks on which work is under way. Before the call, charge has stored in b.kept.keepers the processes that
+// the block counts for. The caller holds Service.mu.
 func (p *Pool) pend(b *block) {
 	l := p.pending[b.size]
 	if l == nil {
@@ -79,8 +80,9 @@ func (p *Pool) shelve(b *block) {
 	}
 }
 
-// lookAgain updates the keepers that a free block counts for; the result fewer says that there are fewer keepers than before. If b is
-// pending and no work on b is under way any more, lookAgain shelves b. The caller holds Service.mu.
+// lookAgain updates b.kept.keepers, the processes that the free block b counts for. The result fewer says that b counts for fewer processes
+// than before. If b is pending and no work on b is under way any more, lookAgain moves b to the blocks without work under way. The caller
+// holds Service.mu.
 func (p *Pool) lookAgain(b *block) (fewer bool) {
 	fences := len(b.fences)
 	if b.pending() && !b.quiet() && len(b.fences) == fences {
@@ -94,8 +96,8 @@ func (p *Pool) lookAgain(b *block) (fewer bool) {
 	return fewer
 }
 
-// idle finds a free block of a size on which no work is under way. It chooses the block that was used last, because that block is most
-// likely still mapped and cached. The caller holds Service.mu.
+// idle finds a free block of a size on which no work is under way. It chooses the block that was used last, because sessions most likely
+// still map that block, and its bytes are most likely still in a cache of the processor. The caller holds Service.mu.
 func (p *Pool) idle(size uint64) *block {
 	if len(p.cache[size]) == 0 {
 		p.lookAtSome(size)
@@ -107,8 +109,9 @@ func (p *Pool) idle(size uint64) *block {
 	return list[len(list)-1]
 }
 
-// lookAtSome checks the newest and the oldest pending blocks of a size, and stops at the first block that is quiet now. It leaves the
-// other blocks to watchCharged, because all sessions wait during the check. The caller holds Service.mu.
+// lookAtSome checks a few of the newest and of the oldest pending blocks of a size. It stops at the first block whose work has ended, and
+// calls lookAgain for that block. It does not check the other blocks, because all sessions must wait for Service.mu during the check:
+// watchCharged checks them later. The caller holds Service.mu.
 func (p *Pool) lookAtSome(size uint64) {
 	const each = 16
 	l := p.pending[size]

@@ -13,9 +13,9 @@ import (
 	"github.com/poolbridge/poolbridge/mempool"
 )
 
-// BenchmarkOtherRequestsWhileBlocksArePending runs 8 goroutines that allocate and release blocks. The pool is full of free blocks, and
-// the work on these blocks never ends. The benchmark measures how long another request waits. If there are few blocks, this is mostly the
-// CPU time that the goroutines use.
+// BenchmarkOtherRequestsWhileBlocksArePending runs 8 goroutines that allocate and release blocks. The pool is full of free blocks, and the
+// work on these blocks never ends. The benchmark measures how long the request of another session waits. If there are few blocks, the
+// request waits mostly because the 8 goroutines use the CPUs.
 func BenchmarkOtherRequestsWhileBlocksArePending(b *testing.B) {
 	for _, blocks := range []int{100, 100_000} {
 		b.Run(strconv.Itoa(blocks), func(b *testing.B) { requestsBesidePending(b, blocks) })

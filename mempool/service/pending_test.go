@@ -78,7 +78,8 @@ func TestASessionAtItsLimitFindsItsOwnPendingBlocksBehindManyOfOthers(t *testing
 	checkBooks(t, svc)
 }
 
-// Blocks are allocated, released, finished and trimmed in a random order, and the lists of pending blocks lose no block.
+// In a random order, the test allocates and releases blocks, ends the work on blocks, and trims the pool. The lists of pending blocks must
+// lose no block.
 func TestRandomWorkOnFreeBlocksKeepsTheBooks(t *testing.T) {
 	for seed := range uint64(20) {
 		random := rand.New(rand.NewPCG(seed, 3))
@@ -114,7 +115,8 @@ func TestRandomWorkOnFreeBlocksKeepsTheBooks(t *testing.T) {
 					require.NoError(t, err)
 				}
 			}
-			// Blocks that drain in the background may be freed at any time, so the test compares the arena's count only when no block drains.
+			// A goroutine of the service may free blocks at any time, as soon as the work on the blocks has ended. So the test compares the
+			// arena's count only at the end, after svc.drains.Wait.
 			svc.mu.Lock()
 			assert.Equal(t, p.reserved, p.leased+p.cached+p.held)
 			svc.mu.Unlock()

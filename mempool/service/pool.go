@@ -16,8 +16,8 @@ import (
 	"github.com/poolbridge/poolbridge/mempool"
 )
 
-// Pool is a named, bounded arena of one kind of memory on one device, for one trust domain. Service.mu guards the fields that can change.
-// The file recycle.go handles blocks that no buffer uses any more.
+// Pool is the memory of one kind on one device that the users and groups of an access list share. A pool has a name and a size limit.
+// Service.mu guards the fields that can change. The file recycle.go handles blocks that no buffer uses any more.
 type Pool struct {
 	svc   *Service
 	info  mempool.PoolInfo
@@ -60,8 +60,8 @@ type Pool struct {
 // Info describes the pool.
 func (p *Pool) Info() mempool.PoolInfo { return p.info }
 
-// accessOf returns the access list of a pool that maker makes: a sorted copy of a, each id once. If a is empty, only maker's user gets
-// access.
+// accessOf returns the access list of a pool that maker makes. The list is a sorted copy of a that has each id only once. If a is empty,
+// only maker's user gets access.
 func accessOf(a mempool.Access, maker mempool.Peer) mempool.Access {
 	a = mempool.Access{UIDs: slices.Compact(slices.Sorted(slices.Values(a.UIDs))), GIDs: slices.Compact(slices.Sorted(slices.Values(a.GIDs)))}
 	if len(a.UIDs) == 0 && len(a.GIDs) == 0 {
@@ -72,7 +72,7 @@ func accessOf(a mempool.Access, maker mempool.Peer) mempool.Access {
 
 // alike returns nil if the pool equals the pool that the peer would make with spec.
 //
-// Errors: [mempool.ErrExists], which names what differs; [mempool.ErrUnavailable] and [mempool.ErrInvalid] if there is no such device.
+// Errors: [mempool.ErrExists], whose text says what differs; [mempool.ErrUnavailable] and [mempool.ErrInvalid] if there is no such device.
 func (p *Pool) alike(peer mempool.Peer, spec mempool.PoolSpec) error {
 	access, info := accessOf(spec.Access, peer), p.info
 	switch {
@@ -256,9 +256,9 @@ func (p *Pool) full(size uint64) error {
 	return err
 }
 
-// fits finds a cached block for size bytes. The function find returns a block of a given size. fits first calls find with the argument
-// size itself. If full says that the pool cannot grow, fits then calls find with larger sizes, up to twice that size, that the session
-// may use. The caller holds Service.mu.
+// fits finds a cached block for size bytes. The argument find is a function that returns a block of a given size. fits first calls find
+// with size. If find returns nil and full is true (the pool cannot grow), fits calls find with larger sizes: up to about twice size, and
+// only sizes that the session's limits allow. The caller holds Service.mu.
 func (p *Pool) fits(s *Session, size uint64, full bool, find func(size uint64) *block) *block {
 	if b := find(size); b != nil || !full {
 		return b
@@ -346,7 +346,8 @@ func (p *Pool) grow(ctx context.Context, s *Session, size uint64) (*block, error
 	return b, nil
 }
 
-// allocate calls the driver. The caller holds Service.mu; allocate releases the mutex during the call.
+// allocate calls the driver, which allocates the memory of a new block. The caller holds Service.mu; allocate releases the mutex during the
+// driver call.
 func (p *Pool) allocate(ctx context.Context, size uint64) (mempool.Allocation, error) {
 	p.svc.mu.Unlock()
 	defer p.svc.mu.Lock()
@@ -354,8 +355,8 @@ func (p *Pool) allocate(ctx context.Context, size uint64) (mempool.Allocation, e
 	return mem, p.svc.driver.called(allocateBlock, err)
 }
 
-// mayDestroy says whether a peer may destroy the pool. The pool's maker and the service's user always may. Every other peer must be a
-// creator, and must be allowed to use the pool.
+// mayDestroy says whether a peer may destroy the pool. The pool's maker and the service's user always may. Every other peer may destroy the
+// pool only if the peer may make pools (creator is true) and may use this pool.
 func (p *Pool) mayDestroy(peer mempool.Peer, creator bool) bool {
 	return peer.UID == p.uid || peer.UID == p.svc.uid || creator && p.access.Allows(peer)
 }

@@ -70,7 +70,7 @@ func TestASessionTakesUpToItsLimit(t *testing.T) {
 		`release some, or make a pool with a larger session_bytes`)
 	allocate(t, other, p, 1024)
 
-	// A published buffer still counts for the session that allocated it.
+	// A published buffer still counts for the session that allocated the buffer.
 	require.NoError(t, a.Publish(mempool.Publication{Name: "x"}))
 	release(t, a)
 	_, err = s.allocate(context.Background(), p.info.ID, mempool.Bytes(1), 0)
@@ -86,7 +86,8 @@ func TestALargerBlockFromTheCacheDoesNotPassTheSessionsLimit(t *testing.T) {
 	p := createPool(t, s, mempool.PoolSpec{Name: "p", Kind: fake, MaxBytes: 1536, SessionBytes: 1024})
 	first, second := allocate(t, s, p, 512), allocate(t, other, p, 1024)
 	release(t, second)
-	// A block of 1024 bytes is cached, and the pool cannot grow. That block would exceed the limit of this session.
+	// A block of 1024 bytes is free, but with that block the session would exceed its limit. The pool cannot grow, so the service must free
+	// that block and make a block of 512 bytes.
 	l := allocate(t, s, p, 512)
 	assert.EqualValues(t, 512, l.Info().BlockBytes)
 	checkBooks(t, svc)

@@ -79,8 +79,8 @@ func (s *Service) flush() error {
 	return errors.Join(errs...)
 }
 
-// free adds b to the reclaim queue once no work on b is under way. No session maps b, and b is counted as held. The caller holds
-// Service.mu.
+// free adds b to the reclaim queue as soon as no work on b is under way. At the time of the call, no session maps b, and b is counted as
+// held. The caller holds Service.mu.
 func (p *Pool) free(b *block) {
 	if !b.quiet() {
 		b.state = blockDraining
@@ -112,8 +112,8 @@ func (p *Pool) freed(b *block, err error) {
 	p.closeIfEmpty()
 }
 
-// closeIfEmpty adds a pool that is being destroyed to the reclaim queue once it has no blocks, except the blocks that could not be freed:
-// closing the arena frees those blocks. The caller holds Service.mu.
+// closeIfEmpty adds a pool that is being destroyed to the reclaim queue if the pool has no blocks any more, except blocks that the driver
+// failed to free. The close of the arena frees those blocks. The caller holds Service.mu.
 func (p *Pool) closeIfEmpty() {
 	svc := p.svc
 	if p.closing && !p.ending && p.blocks == len(p.stuck) {

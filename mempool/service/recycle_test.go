@@ -201,7 +201,7 @@ func TestAnAllocationDoesNotWaitBeyondItsLimitForWhatIsGivenBackLater(t *testing
 	})
 }
 
-// The service tries again to free stuck blocks, in addition to the blocks that it is to free now.
+// A block that the driver failed to free is stuck. When the service frees other blocks, it also tries again to free the stuck blocks.
 func TestMemoryThatCouldNotBeGivenBackKeepsNoOther(t *testing.T) {
 	svc := newService(t)
 	s := open(t, svc)

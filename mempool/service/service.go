@@ -22,9 +22,9 @@ type Config struct {
 	// user that the service runs as may make pools. That user may always destroy pools.
 	MayCreate func(mempool.Peer) bool
 	// Patience is the time after which the service notes an event about a session that waits for a lease or for room, or about a subscriber
-	// that leaves its channel no room for another frame; 0 stands for 10 seconds.
+	// that is so slow that its channel has no room for another frame; 0 stands for 10 seconds.
 	Patience time.Duration
-	// Limits has the limits of the state that clients can create.
+	// Limits says how many leases, names, channels and other things clients may have.
 	Limits Limits
 }
 
@@ -77,10 +77,10 @@ type Service struct {
 	closing    chan struct{}  // closed when Close begins
 	done       chan struct{}  // closed when Close has ended
 	background sync.WaitGroup // pools that are being made, ended sessions whose process is not gone
-	drains     sync.WaitGroup // goroutines that poll
+	drains     sync.WaitGroup // goroutines that check something again and again
 }
 
-// New makes a service, and so starts an epoch.
+// New makes a service. Each service has its own epoch.
 func New(c Config) *Service {
 	s := &Service{
 		began: time.Now(), log: c.Log, uid: mempool.Self().UID, mayCreate: c.MayCreate, limits: c.Limits.filled(), memory: hostmem.New(),
@@ -104,8 +104,9 @@ func New(c Config) *Service {
 // Epoch identifies the running service. A service that is started again has another epoch.
 func (s *Service) Epoch() mempool.Epoch { return s.epoch }
 
-// OpenSession makes a session for a peer. The service calls notify with the session's notices, with locks held: notify must neither block
-// nor call the service. If notify is nil, the session gets no notices, and must map nothing.
+// OpenSession makes a session for a peer. The service calls notify with each notice for the session. The service holds locks during this
+// call, so notify must neither wait nor call the service. If notify is nil, the session gets no notices, and the session's client must not
+// map any memory.
 //
 // Errors: [mempool.ErrClosed].
 func (s *Service) OpenSession(p mempool.Peer, notify func(Notice)) (*Session, error) {
@@ -123,8 +124,8 @@ func (s *Service) OpenSession(p mempool.Peer, notify func(Notice)) (*Session, er
 	return session, nil
 }
 
-// Close ends every session, frees all memory and returns. It does not wait until clients have unmapped the memory: the clients can still
-// read the memory, and no later allocation can reuse it.
+// Close ends every session and frees all memory. It does not wait until clients have unmapped the memory: a client can still read the
+// memory that it maps, and no later allocation can reuse that memory.
 func (s *Service) Close() {
 	s.mu.Lock()
 	if s.closed {

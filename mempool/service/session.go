@@ -163,10 +163,10 @@ func (s *Session) Allocate(ctx context.Context, pool uint64, t mempool.Tensor, w
 	return b.grant(s, true).granted(), nil
 }
 
-// findLease finds one of the session's own leases by its id. The caller holds Service.mu.
+// findLease finds one of the session's own leases by the lease's id. The caller holds Service.mu.
 //
-// Errors: [mempool.ErrNotFound] for an id that no lease ever had, [mempool.ErrReleased] for a lease that has ended or is another
-// session's.
+// Errors: [mempool.ErrNotFound] for an id that no lease ever had, [mempool.ErrReleased] for a lease that has ended or belongs to another
+// session.
 func (s *Session) findLease(id uint64) (*Lease, error) {
 	if l := s.leases[id]; l != nil {
 		return l, nil
@@ -177,13 +177,13 @@ func (s *Session) findLease(id uint64) (*Lease, error) {
 	return nil, situation.Of(mempool.ErrReleased, "session %d has no lease %d: it has ended, or it is another session's", s.id, id)
 }
 
-// Release ends leases of the session. It ends every lease that it can end, and returns the error of the first lease that it cannot
-// end. The fences say when the session's work on the memory is done. Release does not wait for the fences; the next user of the memory
-// waits for them. The argument incomplete says that the session did not complete the contents of its write leases: the buffers of these
-// leases then fail.
+// Release ends leases of the session. It ends every lease that it can end, and returns the error of the first lease that it cannot end. The
+// fences say when the session's work on the memory is done. Release does not wait for the fences; the next user of the memory waits for
+// them. The argument incomplete says that the session did not complete the contents of the buffers that it leased for writing. These
+// buffers then count as failed.
 //
-// Errors: [mempool.ErrNotFound] for an id that no lease ever had, [mempool.ErrReleased] for a lease that has ended or is another
-// session's, [mempool.ErrInvalid] for fences of a timeline that is not the session's own.
+// Errors: [mempool.ErrNotFound] for an id that no lease ever had, [mempool.ErrReleased] for a lease that has ended or belongs to another
+// session, [mempool.ErrInvalid] for fences of another session's timeline.
 func (s *Session) Release(incomplete bool, done []mempool.Fence, ids ...uint64) error {
 	s.svc.mu.Lock()
 	defer s.svc.unlock()
@@ -230,10 +230,10 @@ func (s *Session) Dropped(blocks []uint64) error {
 	return nil
 }
 
-// End ends the session: its leases end, its names are removed, the buffers that the session was writing fail, and its waiting requests
-// fail. The caller closes the channel gone when the session's process can no longer touch memory. If gone is nil, the process can no
-// longer touch memory. Until gone is closed, blocks that the session had leased are not used again, and blocks that it had mapped are not
-// freed. End returns a channel that is closed after all these blocks are reclaimed.
+// End ends the session: its leases end, its names are removed, its waiting requests fail, and the buffers that the session was writing
+// count as failed. The caller closes the channel gone when the session's process can no longer touch memory. If gone is nil, the process
+// can no longer touch memory at the time of the call. Until gone is closed, blocks that the session had leased are not used again, and
+// blocks that it had mapped are not freed. End returns a channel that is closed after all these blocks are reclaimed.
 //
 // The session's timeline ends when all its fences are reached, or when the process ends. If the process ends first, all waits for the
 // timeline's fences end, and buffers with incomplete content fail.
@@ -288,11 +288,12 @@ func (s *Session) EndAs(how mempool.SessionEnding, why string, gone <-chan struc
 	return s.reclaimed
 }
 
-// lingerRest is the longest pause between two checks of the timeline of an ended session while the session's process lives. It is also
-// the longest pause of tend.
+// lingerRest is the longest pause between two checks of the timeline of an ended session while the session's process lives. It is also the
+// longest pause in the function tend.
 const lingerRest = time.Second
 
-// linger calls reclaimAll for an ended session once the session's process is gone, or once the service holds nothing for that process.
+// linger calls reclaimAll for an ended session as soon as the session's process is gone, or as soon as the service holds nothing for that
+// process.
 func (s *Session) linger(gone, swept <-chan struct{}, held []*block) {
 	svc := s.svc
 	owed, over := true, false
@@ -323,8 +324,8 @@ func (s *Session) linger(gone, swept <-chan struct{}, held []*block) {
 	}
 }
 
-// reclaimAll reclaims the blocks that an ended session had leased or mapped. The caller holds Service.mu; reclaimAll releases the mutex
-// for driver calls.
+// reclaimAll takes back from an ended session the blocks that the session had leased or mapped. The caller holds Service.mu; reclaimAll
+// releases the mutex for driver calls.
 func (s *Session) reclaimAll(held []*block) {
 	switch t := s.timeline; {
 	case t.owed():

@@ -58,8 +58,9 @@ func (s *Session) noteEnd(how mempool.SessionEnding, why string) {
 	s.svc.note(e, nil)
 }
 
-// noteReclaimed counts how long the service held memory, a timeline or a slot for the process of an ended session. It also notes an event
-// if the session had leases on blocks in held. The caller holds Service.mu.
+// noteReclaimed counts how long the service held memory, a timeline or a slot for the process of an ended session. The argument held has
+// the blocks that the session had leased at its end. If there are such blocks, noteReclaimed also notes an event. The caller holds
+// Service.mu.
 func (s *Session) noteReclaimed(held []*block) {
 	e := s.about(mempool.MemoryReclaimed, "")
 	e.Ending, e.Took = s.ending.how, time.Since(s.ending.at)

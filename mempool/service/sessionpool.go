@@ -56,8 +56,9 @@ func (s *Session) CreatePool(spec mempool.PoolSpec) (*Pool, error) {
 	return p, nil
 }
 
-// EnsurePool makes a pool, or opens the existing pool of that name if its spec is equal, including its users and groups. If another
-// request is making the pool at this moment, EnsurePool waits for that request. A pool that is being destroyed counts as gone.
+// EnsurePool makes a pool. If a pool of that name exists and has the same settings, including the same users and groups, EnsurePool opens
+// that pool. If another request is making the pool at this moment, EnsurePool waits for that request. A pool that is being destroyed counts
+// as gone.
 //
 // Errors: the errors of [Session.CreatePool]; [mempool.ErrExists] says how the existing pool differs; [mempool.ErrDenied] if the session
 // may not use the existing pool; the context's error.
@@ -94,8 +95,8 @@ func (p *Pool) isClosing() bool {
 	return p.closing
 }
 
-// namedPool finds a pool by its name, and returns nil if there is no such pool. The session must be allowed to use the pool. If the pool
-// is being made, namedPool waits, and releases Service.mu meanwhile. The caller holds Service.mu.
+// namedPool finds a pool by its name, and returns nil if there is no such pool. The session must be allowed to use the pool. If the pool is
+// being made, namedPool waits, and releases Service.mu during the wait. The caller holds Service.mu.
 func (s *Session) namedPool(ctx context.Context, name string) (*Pool, error) {
 	svc := s.svc
 	for {
@@ -129,7 +130,8 @@ func (s *Session) namedPool(ctx context.Context, name string) (*Pool, error) {
 	}
 }
 
-// reserveName reserves the name of a pool that is being made. Service.Close waits until that pool is made.
+// reserveName reserves the name of a pool before the pool is made. From then on, Service.Close waits until the pool is made or could not be
+// made.
 func (s *Service) reserveName(session *Session, name string, p *Pool) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -220,8 +222,8 @@ func (p *Pool) denied(peer mempool.Peer) error {
 		"(uid=%[2]d or gid=%[3]d in --pool, uids and gids in Python)", p.info.Name, peer.UID, peer.GID)
 }
 
-// DestroyPool ends a pool: nothing new can be allocated in it, its names are removed at once, and its memory is freed when the last lease
-// and the last mapping have ended.
+// DestroyPool ends a pool: no session can allocate buffers in the pool any more, the service removes the names of its buffers immediately,
+// and frees its memory when the last lease and the last mapping have ended.
 //
 // The user who made a pool and the service's own user may always destroy the pool, even if its access list does not name them. Every
 // other user must be allowed to make pools and to use this pool.
@@ -273,8 +275,8 @@ func (s *Service) destroy(p *Pool, by *Session) {
 	p.closeIfEmpty()
 }
 
-// TrimPool frees unused blocks until at most keep bytes of them are cached, and returns how many bytes it freed at once. Blocks that
-// sessions still map are freed when these sessions have dropped the blocks.
+// TrimPool frees unused blocks until at most keep bytes of unused blocks are left, and returns how many bytes it has freed. It does not
+// count blocks that sessions still map: the service frees these blocks later, when the sessions have dropped them.
 //
 // Errors: [mempool.ErrNotFound], [mempool.ErrDenied], [mempool.ErrClosed]; the driver's error for blocks that could not be freed: the
 // next call tries again.

@@ -60,7 +60,8 @@ func TestOpenWaitsForThePool(t *testing.T) {
 	})
 }
 
-// underWay lets a new session make a pool. The creation waits until the test sends an outcome to the gate.
+// underWay opens a session that begins to make a pool, and returns a gate. The session waits inside CreatePool until the test sends to the
+// gate's channel outcome.
 func underWay(t *testing.T, svc *Service, spec mempool.PoolSpec) fakeGate {
 	t.Helper()
 	g := holdUp(t, spec.Name)
@@ -237,8 +238,7 @@ func TestOnlyWhoMayCreatesPools(t *testing.T) {
 	createPool(t, openClient(t, svc, mempool.Peer{UID: 7}).Session, mempool.PoolSpec{Name: "p", Kind: fake, MaxBytes: 512})
 }
 
-// trap is memory that calls a function while it is freed. The service does not hold its lock
-// meanwhile.
+// trap is an allocation whose method Free first calls the function spring. The service does not hold its lock during this call.
 type trap struct {
 	mempool.Allocation
 	spring func()

@@ -18,7 +18,8 @@ func (s *signal) broadcast() {
 	}
 }
 
-// countedSignal is a signal for callers that release the lock after they have read the state and before they wait.
+// countedSignal is a signal that also counts its broadcasts. A caller needs the count if it releases the lock after it has read the state
+// and before it waits: another goroutine may call broadcast in that time.
 type countedSignal struct {
 	signal
 	count uint64 // number of broadcasts
@@ -29,7 +30,7 @@ func (s *countedSignal) broadcast() {
 	s.signal.broadcast()
 }
 
-// after returns a channel that is closed once there were more than count broadcasts.
+// after returns a channel that is closed as soon as there were more than count broadcasts.
 func (s *countedSignal) after(count uint64) <-chan struct{} {
 	if s.count > count {
 		return past

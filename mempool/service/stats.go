@@ -7,18 +7,18 @@ import (
 	"github.com/poolbridge/poolbridge/mempool"
 )
 
-// Stats returns the accounting of the pools that the session may use or destroy.
+// Stats returns the counts of the service, and the counts of each pool that the session may use or destroy.
 func (s *Session) Stats() mempool.Stats {
 	return s.svc.stats(s)
 }
 
-// Stats returns the accounting of all pools.
+// Stats returns the counts of the service and of all pools.
 func (s *Service) Stats() mempool.Stats {
 	return s.stats(nil)
 }
 
-// stats returns the accounting of the pools that a session may use or destroy. If the session is nil, stats returns the accounting of all
-// pools.
+// stats returns the counts of the service and of pools. If the argument `to` is nil, these are all pools. Otherwise, these are the pools
+// that the session `to` may use or destroy.
 func (s *Service) stats(to *Session) mempool.Stats {
 	s.mu.Lock()
 	defer s.mu.Unlock()

@@ -97,7 +97,7 @@ func useOnce(t *testing.T, l *Lease, random *rand.Rand, mark byte, name string) 
 			_ = l.Publish(mempool.Publication{Name: name, Replace: true})
 		}
 	}
-	if random.IntN(8) > 0 { // else the end of the session releases it
+	if random.IntN(8) > 0 { // otherwise the end of the session releases the lease
 		assert.NoError(t, l.Release(random.IntN(8) == 0))
 	}
 }

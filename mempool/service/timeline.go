@@ -13,7 +13,8 @@ import (
 	"github.com/poolbridge/poolbridge/mempool"
 )
 
-// timeline is the service's state of the timeline of a session: a page of counter words. Service.mu guards every field that can change.
+// timeline has what the service knows about the timeline of a session. A timeline is a page of words that count. Service.mu guards every
+// field that can change.
 type timeline struct {
 	id      uint64
 	session *Session
@@ -28,7 +29,8 @@ type timeline struct {
 	shown    map[*Session]struct{} // sessions that got a fence of this timeline, or may find one in shared memory
 }
 
-// Forget tells a session that it will get no more fences of these timelines, so it may unmap the timelines' pages.
+// Forget tells a session that the service will send it no more fences of these timelines. The session's client may then unmap the
+// timelines' pages.
 type Forget struct{ Timelines []uint64 }
 
 // Failed tells a session that buffers which it has leased will never be complete: their writer died, or said that the content failed.
@@ -55,8 +57,8 @@ var timelinesWork = sync.OnceValue(func() error {
 // Errors: [mempool.ErrUnavailable], which names what is missing.
 func ProbeTimelines() error { return timelinesWork() }
 
-// UseTimelines notes that the session understands fences: the service sends the session each lease with the fences that the session must
-// wait for. For the leases of other sessions, the server calls [Lease.AwaitWork].
+// UseTimelines notes that the session understands fences. The service then sends each lease to the session together with the fences that
+// the session must wait for. If a session has not called UseTimelines, the server calls [Lease.AwaitWork] for the session's leases.
 func (s *Session) UseTimelines() {
 	s.svc.mu.Lock()
 	defer s.svc.mu.Unlock()
@@ -220,9 +222,9 @@ func (t *timeline) unshow() {
 	t.retire()
 }
 
-// die ends the timeline of a session that has ended. The argument last has the values of the timeline's words at the end of the
-// process: buffers whose content is complete only at greater values fail. If last is nil, every fence is reached. The caller holds
-// Service.mu.
+// die ends the timeline of a session that has ended. The argument last has the values that the timeline's words had when the session's
+// process ended. Buffers whose content is complete only at a greater value of a word count as failed. A nil last says that every fence of
+// the timeline is reached. The caller holds Service.mu.
 func (t *timeline) die(last *[mempool.TimelineWords]uint64) {
 	if t.dead {
 		return
@@ -236,15 +238,17 @@ func (t *timeline) die(last *[mempool.TimelineWords]uint64) {
 	t.retire()
 }
 
-// dieIfDone ends the timeline of an ended session if every fence of the timeline is reached. If the service does not know every fence,
-// the timeline lives as long as the service holds anything for the session's process. The caller holds Service.mu.
+// dieIfDone ends the timeline of an ended session if every fence of the timeline is reached. If there may be fences that the service does
+// not know, dieIfDone does nothing: the timeline then ends when the service holds nothing any more for the session's process. The caller
+// holds Service.mu.
 func (t *timeline) dieIfDone() {
 	if t != nil && !t.unknown && !t.owed() {
 		t.die(nil)
 	}
 }
 
-// anyFailed reports whether the session has said of some fence that its content failed. The caller holds Service.mu.
+// anyFailed reports whether the session has marked any fence as failed: the content at that fence will never be complete. The caller holds
+// Service.mu.
 func (t *timeline) anyFailed() bool {
 	for word, value := range t.promised {
 		if value > 0 && t.page.Failed(uint64(word), value) {
@@ -292,8 +296,8 @@ func (f failures) tell() {
 	}
 }
 
-// retire removes the timeline once no session can ask for it: the timeline is dead, and no lease and no member of a channel refers to it.
-// The caller holds Service.mu.
+// retire removes the timeline if no session can ask for the timeline any more: the timeline is dead, and no lease and no member of a
+// channel refers to it. The caller holds Service.mu.
 func (t *timeline) retire() {
 	svc := t.session.svc
 	if !t.dead || t.leases > 0 || svc.timelines[t.id] != t {

@@ -25,8 +25,8 @@ type refusal struct {
 
 func (r *refusal) Unwrap() error { return r.error }
 
-// Refused notes that a request of the session failed with [mempool.ErrLimit]. The server calls Refused only when it answers the request,
-// because after a failed attempt, the server may wait and try again.
+// Refused notes that a request of the session failed with [mempool.ErrLimit]. The server calls Refused only when it sends the error to the
+// client. It does not call Refused after every failed attempt, because the server may wait and try again.
 func (s *Session) Refused(err error) {
 	svc := s.svc
 	svc.mu.Lock()
@@ -138,7 +138,7 @@ type lag struct {
 	told  bool      // an event was noted
 }
 
-// watchChannels starts a goroutine that looks for slow subscribers while there are channels. The caller holds s.mu.
+// watchChannels starts a goroutine that looks for slow subscribers as long as there are channels. The caller holds s.mu.
 func (s *Service) watchChannels() {
 	if s.watching {
 		return
@@ -167,8 +167,9 @@ func (s *Service) watchChannels() {
 	})
 }
 
-// look reports whether the channel is full, and notes since when. A channel that was full still counts as full while it has room for only
-// one frame, because even a consumer that is slightly too slow releases a frame now and then.
+// look reports whether a channel is full. While the channel is full, l.since is the time at which the channel became full. A channel that
+// was full still counts as full while it has room for only one frame, because even a consumer that is slightly too slow releases a frame
+// now and then.
 func (l *lag) look(used, capacity uint64) bool {
 	full := used == capacity || !l.since.IsZero() && used > 0 && used+1 == capacity
 	switch {

@@ -8,7 +8,8 @@ import (
 	"github.com/poolbridge/poolbridge/internal/bytesize"
 )
 
-// waiter limits a wait of a session by a context and a time limit. Without a time limit, the session does not wait at all.
+// waiter limits how long a request of a session waits: until ctx ends or the deadline has passed. If the deadline is not set, the request
+// does not wait at all, except in outlast.
 type waiter struct {
 	ctx      context.Context
 	session  *Session
@@ -94,10 +95,11 @@ func (s *Session) newWaiter(ctx context.Context, limit time.Duration, p purpose)
 	return w
 }
 
-// patient says whether the waiter has a time limit. Without a time limit, the session does not wait.
+// patient says whether the request may wait: whether the deadline is set.
 func (w *waiter) patient() bool { return !w.deadline.IsZero() }
 
-// wait releases Service.mu until changed is closed or the session ends, and reports false if the time limit or the context ended first.
+// wait releases Service.mu and waits until the channel changed is closed or the session ends. It returns false if the deadline or the end
+// of ctx comes first.
 func (w *waiter) wait(changed <-chan struct{}) bool {
 	if !w.patient() || w.late {
 		return false
@@ -141,7 +143,7 @@ func (w *waiter) sleep(changed <-chan struct{}) bool {
 	}
 }
 
-// outlast does the same as wait, but has no time limit. It is for changes that always happen soon.
+// outlast does the same as wait, but waits without a deadline. Call outlast only for a change that always happens soon.
 func (w *waiter) outlast(changed <-chan struct{}) bool {
 	s := w.session
 	w.enter()

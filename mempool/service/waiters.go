@@ -2,8 +2,8 @@ package service
 
 import "slices"
 
-// waiters has the allocations that wait for room in a pool, in one queue for each block size. It wakes one allocation of a queue at a
-// time: if that allocation finds no room, the other allocations of the queue would find none either. Service.mu guards waiters.
+// waiters has the allocations that wait for room in a pool, in one queue for each block size. It wakes one allocation of a queue at a time:
+// if that allocation finds no room, the other allocations of the queue would not find room. Service.mu guards waiters.
 type waiters struct {
 	mutex   *mutex
 	changes uint64 // counts the broadcasts

@@ -14,7 +14,7 @@ const wantedRest = 200 * time.Millisecond
 // WantedTime is how long a caller that got [mempool.ErrWanted] waits for the sessions that were told to release memory.
 const WantedTime = 50 * time.Millisecond
 
-// producing is a pool's state of a session that has producers in channels.
+// producing has what a pool knows about a session that has producers in channels of the pool.
 type producing struct {
 	members int
 	asked   time.Time // when the last Wanted was sent
@@ -54,9 +54,9 @@ func (p *Pool) wantedByOthers(s *Session) bool {
 	return others > 0
 }
 
-// ask sends Wanted to the sessions with producers. It skips a session if no other session wants memory, because that session takes its
-// own buffers back without a notice. If all is true, ask sends Wanted to every session with producers, even if wantedRest has not passed.
-// The result told says that a session got Wanted within the last WantedTime. The caller holds Service.mu.
+// ask sends Wanted to the sessions with producers. ask skips a session if no other session wants memory: a session that wants memory itself
+// takes its own buffers back without a notice. It also skips a session that got Wanted less than wantedRest ago. If all is true, ask skips
+// no session. The result told says that a session got Wanted within the last WantedTime. The caller holds Service.mu.
 func (p *Pool) ask(all bool) (told bool) {
 	now := time.Now()
 	for s, have := range p.producers {
@@ -72,9 +72,9 @@ func (p *Pool) ask(all bool) (told bool) {
 	return told
 }
 
-// want tries to get memory for an allocation that finds no room: it asks sessions with producers, and frees buffers that channels keep
-// for producers that left. It also starts wantOn. The result more says that channels freed buffers. The result told has the same meaning
-// as in ask. The caller holds Service.mu.
+// want tries to get memory for an allocation that finds no room: it calls ask, and frees buffers of producers that left, which channels
+// have kept. It also starts the goroutine of wantOn, which calls want again after each wantedRest. The result more says that channels freed
+// buffers. The result told is the result of ask. The caller holds Service.mu.
 func (p *Pool) want() (more, told bool) {
 	if p.lent == nil { // the pool has never had a channel
 		return false, false
@@ -92,7 +92,7 @@ func (p *Pool) want() (more, told bool) {
 	return p.waiters.changes != changes, told
 }
 
-// wantOn calls want every wantedRest while an allocation finds no room.
+// As long as an allocation finds no room, wantOn calls want again after each pause of wantedRest.
 func (p *Pool) wantOn() {
 	for again := true; again; {
 		select {

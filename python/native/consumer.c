@@ -1,4 +1,4 @@
-// A consumer of a channel: taking frames and releasing them.
+// The work of a consumer of a channel: it takes frames and releases them.
 #include "shm.h"
 
 #include <stdlib.h>
@@ -40,7 +40,7 @@ enum pb_result pb_add_track(struct pb_consumer *c, uint32_t slot, uint64_t membe
     return PB_OK;
 }
 
-// Objects kept for blocks: a hash table that is at most half full
+// The Python objects that the consumer keeps for blocks: a hash table by block, which is at most half full
 
 static size_t kept_place(const struct pb_consumer *c, uint64_t block) {
     size_t at = (size_t)(block * UINT64_C(0x9E3779B97F4A7C15) >> 32) & (c->kept_room - 1);
@@ -74,7 +74,8 @@ void *pb_forget(struct pb_consumer *c, uint64_t block) {
     if (!object) return NULL;
     c->kept_count--;
     c->kept[hole].object = NULL;
-    // Entries after the hole, up to the next gap, may have to move.
+    // The removed entry leaves a hole. Entries between the hole and the next empty place may have to move, or kept_place would not find
+    // them.
     for (size_t at = (hole + 1) & (c->kept_room - 1); c->kept[at].object; at = (at + 1) & (c->kept_room - 1)) {
         struct pb_kept moved = c->kept[at];
         c->kept[at].object = NULL;
@@ -115,7 +116,7 @@ static void move_floor(struct pb_consumer *c) {
     if (c->ch.queue) return;
     uint64_t floor = c->next;
     for (size_t i = 0; i < c->in_hand; i++)
-        if (c->hands[i].hold < 0) { // frames with a hold do not need the floor
+        if (c->hands[i].hold < 0) { // a hold keeps its frame, even if the floor moves past the frame
             floor = c->hands[i].number;
             break;
         }
@@ -130,8 +131,8 @@ static void add_hand(struct pb_consumer *c, uint64_t number, uint64_t block, int
     if (hold >= 0) PB_STORE(own(c, PB_AT_HOLDS + 16 * (size_t)hold + 8), block);
 }
 
-// Finds a frame in hand. A frame that was requeued and taken again can be in hand twice: `settled` says which of the two
-// entries the caller prefers.
+// Finds the entry of a frame that this consumer has in hand. If the consumer has requeued the frame and taken it again, the frame has two
+// entries: the function then returns the entry whose field `settled` equals the argument `settled`.
 static struct pb_hand *find_hand(struct pb_consumer *c, uint64_t number, bool settled) {
     struct pb_hand *found = NULL;
     for (size_t i = 0; i < c->in_hand && c->hands[i].number <= number; i++)
@@ -139,7 +140,8 @@ static struct pb_hand *find_hand(struct pb_consumer *c, uint64_t number, bool se
     return found;
 }
 
-// Stores a frame in hand in a hold, so that the floor can move over the frame.
+// Stores the number and the block of a frame in a hold in shared memory. The hold keeps the frame, so this consumer's floor can then move
+// past the frame.
 static void hold_hand(struct pb_consumer *c, struct pb_hand *hand) {
     if (hand->hold >= 0) return;
     hand->hold = set_hold(c, hand->number);
@@ -148,8 +150,8 @@ static void hold_hand(struct pb_consumer *c, struct pb_hand *hand) {
 
 // The roster
 
-// Returns PB_OK if this member takes part in the channel. Before this call, the caller stores the number of the frame that it is about to
-// use, and then runs a full barrier.
+// Returns PB_OK if this member takes part in the channel. A caller that is about to use a frame first stores the frame's number in shared
+// memory, then runs a full barrier, and then calls this function.
 static enum pb_result takes_part(const struct pb_channel *ch) {
     size_t at = PB_AT_CONSUMERS + PB_SLOT * ch->slot;
     if (PB_LOAD(pb_at32(&ch->roster, at)) != PB_ACTIVE || PB_LOAD(pb_at(&ch->roster, at + PB_SLOT_MEMBER)) != ch->member)
@@ -258,8 +260,8 @@ static void copy_out(uint64_t *to, const pb_word *from, size_t size) {
     for (size_t i = 0; i < (size + 7) / 8; i++) to[i] = PB_PEEK(from + i);
 }
 
-// Reads the record of frame->number with its meta. Reads the description too if no object is kept for the block. PB_AGAIN:
-// the record has another number.
+// Reads the record and the meta of the frame `frame->number`. Reads the frame's description too, unless the consumer keeps an object for
+// the frame's block. PB_AGAIN: the record has the number of another frame.
 static enum pb_result read_record(struct pb_consumer *c, uint32_t slot, struct pb_frame *frame) {
     const struct pb_channel *ch = &c->ch;
     const struct pb_file *track = &c->tracks[slot].file;
@@ -306,7 +308,8 @@ static enum pb_result find_track(struct pb_consumer *c, uint32_t slot) {
 
 static enum pb_result take_from_broadcast(struct pb_consumer *c, struct pb_frame *frame) {
     struct pb_channel *ch = &c->ch;
-    // The tail that this consumer saw last is recent enough if the channel does not drop frames of this consumer.
+    // Use the tail that this consumer loaded last, if producers never drop frames of this consumer, and if that tail has a frame that this
+    // consumer has not taken yet. Otherwise load the tail again.
     uint64_t tail = !drops(c) && pb_tail_number(ch->seen_tail) >= c->next ? ch->seen_tail : pb_tail(ch);
     uint64_t last = pb_tail_number(tail), oldest = last >= ch->capacity ? last - ch->capacity + 1 : 1;
     ch->seen_tail = tail;
@@ -340,7 +343,7 @@ static enum pb_result take_from_broadcast(struct pb_consumer *c, struct pb_frame
         clear_hold(c, hold);
         if (hold >= 0) wake_producers(c);
         ch->seen_tail = 0;
-        // Did a producer drop the frame meanwhile?
+        // Has a producer dropped the frame since this function loaded the tail?
         if (r == PB_UNKNOWN || number + ch->capacity <= pb_tail_number(pb_tail(ch))) return r;
         if (!known) return pb_odd(ch, "a frame has no producer");
         r = PB_FAILED;
@@ -379,7 +382,8 @@ static enum pb_result take_from_queue(struct pb_consumer *c, struct pb_frame *fr
     if (c->in_hand == PB_HOLDS) return PB_HANDS;
     pb_help(ch, tail);
     uint64_t number = pb_oldest_standing(ch, last), found = UINT64_MAX, claim = 0, entry = 0;
-    // If the head is very old, any slot may have a waiting frame. Otherwise the slots are in the order of the numbers.
+    // If the head is smaller than `number`, the oldest waiting frame may be in any slot, so the loop reads every slot. Otherwise the frames
+    // in the slots are in the order of their numbers, so the loop stops at the first waiting frame.
     bool every = PB_LOAD(pb_at(&ch->sequencer, PB_AT_HEAD)) < number;
     for (; number <= last && (every || found > last); number++) {
         uint64_t e = PB_LOAD(pb_entry(ch, number)), k = PB_LOAD(pb_claim(ch, number));
@@ -438,7 +442,8 @@ enum pb_result pb_take(struct pb_consumer *c, struct pb_frame *frame) {
 
 // Releasing
 
-// Ends the claim of this consumer and stores `tag`. Returns false if the consumer does not have the claim any more.
+// Ends this consumer's claim of a frame: replaces the claim with `tag`. Does nothing in a broadcast, or if the claim has ended before.
+// Returns false if the service has taken the claim away from this consumer.
 static bool end_claim(struct pb_consumer *c, struct pb_hand *hand, uint64_t tag) {
     uint64_t mine = hand->number << 12 | (PB_CLAIMED + c->ch.slot);
     if (!c->ch.queue || hand->settled) return true;
@@ -446,7 +451,7 @@ static bool end_claim(struct pb_consumer *c, struct pb_hand *hand, uint64_t tag)
     return PB_CAS(pb_claim(&c->ch, hand->number), &mine, hand->number << 12 | tag);
 }
 
-// Wakes other members after a claim or a hold has ended.
+// Wakes other members after this consumer has ended a claim or a hold.
 static void tell(struct pb_consumer *c, bool given_back) {
     if (c->ch.queue) pb_advance_head(&c->ch, pb_tail(&c->ch));
     wake_producers(c);

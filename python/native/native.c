@@ -1,4 +1,4 @@
-// poolbridge._native: the module, words of shared memory, and what producers and consumers have in common.
+// The module poolbridge._native: its functions for words of shared memory, and the functions that producers and consumers both use.
 #include "native.h"
 
 #include <errno.h>
@@ -109,7 +109,8 @@ PyObject *close_member(Member *m, PyObject *ignored) {
     if (m->open && !m->closing) {
         m->closing = true;
         if (m->waiting && !pb_forked(m->ch->life)) {
-            // The waiting threads see that the member is closing. Waiting members in other processes find nothing and sleep again.
+            // Wake all threads that wait for this channel. A thread that waits in this member finds that the member is closing, and
+            // returns. Other members find no change, and sleep again.
             pb_arm(pb_published(m->ch));
             pb_wake(pb_published(m->ch));
             pb_arm(pb_freed(m->ch));
@@ -129,7 +130,8 @@ typedef struct {
     void *word;
 } Word;
 
-// Finds the word of `size` bytes at offset args[1] of the buffer args[0]. If the result is true, the caller must release to->view.
+// Finds the word of `size` bytes at the offset args[1] of the Python buffer args[0], and stores it in `to`. If the result is true, the
+// caller must release to->view.
 static bool find_word(PyObject *module, PyObject *const *args, size_t size, bool write, Word *to) {
     State *state = PyModule_GetState(module);
     uint64_t offset;
@@ -231,9 +233,10 @@ bool stream_is_captured(uint64_t function, uint64_t stream) {
     return result == CAPTURE_IMPLICIT || (!result && status);
 }
 
-// stream_words(function, capturing, stream, flags, address, value, …): calls the driver's cuStreamWriteValue64 or cuStreamWaitValue64 for
-// each address and value. Returns the first result that is not 0, else 0. If the driver's cuStreamIsCapturing says that the stream's work
-// is being captured, the function calls neither and returns CAPTURED.
+// stream_words(function, capturing, stream, flags, address, value, …): calls `function`, which is the driver's cuStreamWriteValue64 or
+// cuStreamWaitValue64, for each pair of address and value. Stops at the first result that is not 0 and returns that result, else 0. If
+// `capturing`, the driver's cuStreamIsCapturing, says that the stream's work is being captured, stream_words does not call `function` and
+// returns CAPTURED.
 static PyObject *stream_words(PyObject *module, PyObject *const *args, Py_ssize_t given) {
     typedef int StreamWord(void *stream, uint64_t address, uint64_t value, unsigned flags);
     enum { BEFORE = 4, MOST = BEFORE + 2 * STREAM_WORDS, CAPTURED = -1 };
@@ -247,7 +250,7 @@ static PyObject *stream_words(PyObject *module, PyObject *const *args, Py_ssize_
             return NULL;
     if (stream_is_captured(n[1], n[2])) return PyLong_FromLong(CAPTURED);
     int result = 0;
-    // The call waits while the stream's queue is full.
+    // The driver's function waits while the stream's queue is full.
     Py_BEGIN_ALLOW_THREADS for (Py_ssize_t i = BEFORE; !result && i < given; i += 2)
         result = ((StreamWord *)(uintptr_t)n[0])((void *)(uintptr_t)n[2], n[i], n[i + 1], (unsigned)n[3]);
     Py_END_ALLOW_THREADS return PyLong_FromLong(result);
@@ -264,7 +267,7 @@ static PyMethodDef functions[] = {
     {NULL, NULL, 0, NULL},
 };
 
-// Names in Python of the results that a call can return instead of a frame or a number. The index is the pb_result.
+// The names of the Python enum Condition: a method returns a Condition if it has no frame or number to return. The index is the pb_result.
 static const char *const CONDITIONS[] = {[PB_TIMEOUT] = "TIMEOUT", [PB_NO_ROOM] = "NO_ROOM", [PB_END] = "END",
                                          [PB_GONE] = "DESTROYED",  [PB_EVICTED] = "EVICTED", [PB_UNKNOWN] = "UNKNOWN_MEMBER",
                                          [PB_FAILED] = "FAILED",   [PB_HANDS] = "HANDS_FULL", [PB_FENCE] = "FENCE_PENDING"};
@@ -322,7 +325,7 @@ static PyTypeObject *add_type(PyObject *module, PyType_Spec *spec) {
 static int no_buffer(PyObject *self, Py_buffer *view, int flags) {
     (void)self, (void)flags;
     view->obj = NULL;
-    // NumPy first tries the buffer protocol and ignores the error. An interned text costs NumPy the least time.
+    // When NumPy makes an array of a lease, NumPy first calls this function and ignores its error. An interned text makes this error cheap.
     PyObject *text = PyUnicode_InternFromString("a lease has no buffer protocol: call its method memoryview() instead");
     if (text) PyErr_SetObject(PyExc_TypeError, text);
     Py_XDECREF(text);

@@ -1,4 +1,4 @@
-// What the files of the extension module share.
+// The declarations that several files of the extension module use.
 #ifndef POOLBRIDGE_NATIVE_H
 #define POOLBRIDGE_NATIVE_H
 
@@ -18,13 +18,13 @@ typedef struct {
     PyObject *protocol, *invalid, *memory, *forked, *closed, *released;
 } State;
 
-// The common beginning of a Producer and a Consumer.
+// The first fields of a Producer and of a Consumer.
 typedef struct Member {
     PyObject_HEAD
     struct pb_channel *ch;
     void (*unmap)(struct Member *);
     bool open;        // the member has mappings
-    bool closing;     // the last thread that waits unmaps the member's files
+    bool closing;     // the member is closing: the last thread that waits unmaps its files
     unsigned waiting; // number of threads that wait without the interpreter's lock
     // After a wait that spun without a result, the next `sleeps` waits do not spin; `left` is the number of these waits that remain.
     unsigned sleeps, left;

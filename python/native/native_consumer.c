@@ -97,7 +97,8 @@ static PyObject *take_next(Consumer *self, const Wait *how) {
     if (!wait_for(&self->member, try_take, NULL, how, &r)) return NULL;
     if (r) return result_of(&self->member, r);
     if (self->offered) return Py_NewRef(self->offered);
-    // Making the Frame may run finalisers, during which other threads may call `take`. A consumer cannot offer two frames.
+    // new_frame may run finalisers, and during a finaliser other threads may call `take`. If this consumer offers frames, such a call must
+    // not take a second frame before `offered` is set: `making` prevents that.
     self->making = self->again;
     PyObject *frame = new_frame(state_of(self), &self->core, &self->last);
     self->making = false;
@@ -112,7 +113,7 @@ static PyObject *take(Consumer *self, PyObject *const *args, Py_ssize_t given) {
     return take_next(self, &how);
 }
 
-// Reads the arguments `word`, `value` and `settled`.
+// Reads the arguments `word`, `value` and `settled` of a Python call from `args`; missing arguments are 0 and false.
 static bool fence_of(Consumer *self, PyObject *const *args, Py_ssize_t given, struct pb_fence *done, bool *settled) {
     if ((given > 0 && !number_of(self, args[0], PB_WORDS - 1, "a word", &done->word)) ||
         (given > 1 && !number_of(self, args[1], PB_VALUE_MAX, "the value of a fence", &done->value)))
@@ -235,8 +236,8 @@ static PyObject *failed(Consumer *self, void *closure) {
 
 static PyObject *in_hand(Consumer *self, void *closure) {
     (void)closure;
-    // Copy the numbers before this function makes any object. Making objects may run finalisers, during which other threads may
-    // take and release frames.
+    // First copy the numbers, then make Python objects. To make an object may run finalisers, and during a finaliser other threads may take
+    // and release frames.
     size_t count = self->core.in_hand;
     uint64_t *numbers = count ? malloc(count * sizeof *numbers) : NULL;
     if (count && !numbers) return PyErr_NoMemory();

@@ -1,7 +1,7 @@
 // The type Follower: checks whether the fences of a frame are reached, and makes a stream write a fence after its work on the frame.
 //
-// `poolbridge._order.order.Follower` is a subclass. In any unusual case a function of this file reports the case, and Python handles the
-// case.
+// `poolbridge._order.order.Follower` is a subclass. In any unusual case, a function of this file does nothing and tells its caller so;
+// Python code then handles the case.
 #include "native.h"
 
 #include <stddef.h>
@@ -51,7 +51,8 @@ static bool has_timeline(Follower *f) {
 
 // Fences
 
-// Reads the word of a fence. If a frame has a wrong word, this function returns UNKNOWN and Python raises the error.
+// Reads the word of a fence. Returns UNKNOWN if the word cannot be read, for example because a frame names a word that does not exist;
+// Python code then handles the case.
 static Reach look(Follower *f, const struct pb_fence *fence) {
     Reach reach = UNKNOWN;
     PyObject *pages = attribute(f, f->timelines, NAME_PAGES);
@@ -72,7 +73,8 @@ static Reach look(Follower *f, const struct pb_fence *fence) {
     return reach;
 }
 
-// Reads the word of a fence until the fence is reached or the time is `until`. Lets other threads run every TURN_NS.
+// Reads the word of a fence until the fence is reached or the time is `until`. Lets other Python threads run after every TURN_NS
+// nanoseconds.
 static Reach poll_word(Follower *f, const struct pb_fence *fence, int64_t until) {
     int64_t turn = pb_now();
     for (;;) {
@@ -115,8 +117,8 @@ static Reach poll_fence(Follower *f, const struct pb_fence *fence, uint64_t mine
     return poll_word(f, fence, *until);
 }
 
-// poll(fences, write): returns a list of the fences that are not reached soon, each as a tuple of timeline, word and value; None: the
-// caller needs a lease state. `fences` can also be a frame, which has at most one fence.
+// poll(fences, write): waits a short time for the fences. Returns a list of the fences that are still not reached, each as a tuple of
+// timeline, word and value; None: the caller needs a lease state. `fences` can also be a frame, which has at most one fence.
 static PyObject *poll(Follower *f, PyObject *const *args, Py_ssize_t given) {
     if (!count_is(given, 2, 2, "poll")) return NULL;
     int write = PyObject_IsTrue(args[1]);
@@ -185,7 +187,8 @@ bool follower_may_write(Follower *f, PyObject *fences, PyObject *after) {
 
 // Writing
 
-// Makes the stream write its next value; the caller has the lock. Sets the word and the value. False: Python must write the value.
+// Makes the stream write the next value of its word. Sets `*word` and `*value`. The caller has the lock. False: Python code must make the
+// stream write the value.
 static bool write_locked(Follower *f, uint64_t *word, uint64_t *value) {
     typedef int Write(void *stream, uint64_t address, uint64_t value, unsigned flags);
     PyObject *closed = attribute(f, f->own, NAME_CLOSED);
@@ -199,7 +202,7 @@ static bool write_locked(Follower *f, uint64_t *word, uint64_t *value) {
     PyObject *next = PyLong_FromUnsignedLongLong(*value);
     int result = -1;
     if (next) {
-        // The call waits while the stream's queue is full.
+        // The driver's function waits while the stream's queue is full.
         Py_BEGIN_ALLOW_THREADS
         result = ((Write *)(uintptr_t)f->function)((void *)(uintptr_t)f->stream, f->address + 8 * *word, *value, 0);
         Py_END_ALLOW_THREADS
@@ -210,7 +213,8 @@ static bool write_locked(Follower *f, uint64_t *word, uint64_t *value) {
     return wrote;
 }
 
-// Makes the stream write its next fence, and returns the fence. NULL without an exception: Python must make the stream write.
+// Makes the stream write its next fence, returns the fence, and sets `*word` and `*value`. NULL without an exception: Python code must make
+// the stream write the fence.
 PyObject *follower_write(Follower *f, uint64_t *word, uint64_t *value) {
     bool whole = f->function && f->capturing && f->own && f->is_owned && f->acquire && f->release && f->fence;
     if (!whole || !f->anywhere || !has_timeline(f)) return NULL;

@@ -10,8 +10,8 @@ typedef struct {
 } Frame;
 
 PyObject *new_frame(State *state, const struct pb_consumer *c, const struct pb_frame *frame) {
-    // First make the copies, which do not start the garbage collector. Making the Frame may run finalisers, during which other
-    // threads may call `take`.
+    // First copy the data of `frame` and `c`; these copies do not start the garbage collector. Then make the Frame object. To make the
+    // object may run finalisers, and during a finaliser other threads may call `take`, which overwrites the data.
     struct pb_frame taken = *frame;
     PyObject *object = Py_XNewRef((PyObject *)taken.kept), *details = NULL, *description = NULL;
     Py_ssize_t size = (Py_ssize_t)taken.meta_bytes + (taken.event ? PB_EVENT : 0);

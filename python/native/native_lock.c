@@ -63,18 +63,18 @@ static void do_first(Lock *self) {
     Py_XDECREF(error.type), Py_XDECREF(error.value), Py_XDECREF(error.trace);
 }
 
-// Does all the work that was left. The caller holds the lock. After an error, for example in a signal handler, this function
+// Does all the work that finalisers have left. The caller holds the lock. After an error, for example in a signal handler, this function
 // still does the rest of the work.
 static void do_left(Lock *self, Error *first) {
     while (PyList_Size(self->left) > 0) {
-        // Handle signals here, not in the middle of the work.
+        // Handle signals here, between two pieces of work, so that they do not interrupt a piece of work.
         if (PyErr_CheckSignals()) keep(first);
         do_first(self);
         keep(first);
     }
 }
 
-// Does the work that was left, if no thread holds the lock. A holder calls this function after it has released the lock.
+// Does the work that finalisers have left, if no thread holds the lock. A holder calls this function after it has released the lock.
 static void settle(Lock *self, Error *first) {
     while (PyList_Size(self->left) > 0 && try_take(self)) {
         do_left(self, first);
@@ -92,7 +92,8 @@ static PyObject *enter(Lock *self, PyObject *ignored) {
     (void)ignored;
     Error first = {NULL, NULL, NULL};
     if (!take(self, -1)) return NULL;
-    // Do the work that was left before the holder's own work, so that the service gets a release before a later request.
+    // First do the work that finalisers have left, then let the holder do its own work: the service must get a release of a finaliser
+    // before a later request of the holder.
     do_left(self, &first);
     if (first.type) return leave(self, &first);
     Py_RETURN_NONE;
@@ -142,7 +143,8 @@ static int traverse(Lock *self, visitproc visit, void *arg) {
     return 0;
 }
 
-// The garbage collector itself traverses and clears the list. The Lock keeps the list, because finalisers may still add work.
+// The type Lock has no function `clear`: the garbage collector can clear the list `left` itself. A Lock keeps its list until `dealloc`,
+// because finalisers may still add work.
 static void dealloc(Lock *self) {
     PyObject_GC_UnTrack(self);
     Py_CLEAR(self->left);

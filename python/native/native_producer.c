@@ -107,8 +107,8 @@ static enum pb_result try_reclaim(Member *m, void *with) {
     return pb_reclaim(&((Producer *)m)->core);
 }
 
-// Copies an array. Making objects may run finalisers, during which other threads may use or close the producer, so the caller
-// copies the data first. The copy of an empty array is NULL.
+// Copies an array. A caller copies data of the producer before the caller makes Python objects: to make an object may run finalisers, and
+// during a finaliser other threads may use or close the producer. The copy of an empty array is NULL.
 static void *copy_of(const void *from, size_t size, bool *fine) {
     void *copy = size ? malloc(size) : NULL;
     if (copy) memcpy(copy, from, size);

@@ -1,7 +1,7 @@
-// The types Lent and Shelf: the work of a publisher for each frame, when the publisher need not wait or call the service.
+// The types Lent and Shelf. They do a publisher's work for a frame if the publisher does not have to wait or to call the service.
 //
-// Each method here except `send_after` is one step for Python: no signal handler, finaliser or other thread runs during the method.
-// In any unusual case a method returns None or False, and leaves a state from which `poolbridge._session.spares` can continue.
+// Each method here except `send_after` is one step for Python: no signal handler, finaliser or other thread runs during the method. In any
+// unusual case a method returns None or False, and the Python code in `poolbridge._session.spares` does the rest of the work.
 #include "native.h"
 
 #include <stddef.h>
@@ -127,8 +127,9 @@ static Lent *lent_at(Shelf *self, PyObject *list, Py_ssize_t at) {
     return PyObject_TypeCheck(one, self->state->lent) ? (Lent *)one : NULL;
 }
 
-// Adds the lease of a frame's block to `free` if the publisher can reuse the block without a wait on the CPU. The function makes
-// no object that the garbage collector tracks, because a finaliser could change the list of blocks that came back.
+// Adds the lease of a frame's block to `free` if the publisher can reuse the block without a wait on the CPU. The function makes no object
+// that the garbage collector tracks: such an object could start the garbage collector, and a finaliser could change `core->back` while
+// `collect` reads it.
 static bool put_back(Shelf *self, const struct pb_producer *core, const struct pb_flight *flight) {
     PyObject *key = flight->fences && !self->on_streams ? NULL : PyLong_FromUnsignedLongLong(flight->block);
     PyObject *one = key ? PyDict_GetItemWithError(self->loans, key) : NULL;
@@ -157,7 +158,8 @@ static bool put_back(Shelf *self, const struct pb_producer *core, const struct p
     return fits;
 }
 
-// Takes the blocks that came back. Returns false if Python must handle some of these blocks.
+// Takes the blocks of frames that the channel and its consumers do not need any more. Returns false if Python code must handle some of
+// these blocks.
 static bool collect(Shelf *self, Member *m) {
     struct pb_producer *core = producer_core(m);
     if (pb_reclaim(core)) return true; // nothing has come back, or Python finds the error
@@ -172,7 +174,8 @@ static bool collect(Shelf *self, Member *m) {
     return false;
 }
 
-// take(): returns the array that is on loan, or an array whose memory came back; None: Python must handle the case.
+// take(): returns the array that is on loan, or an array whose memory the consumers do not need any more; None: Python code must handle the
+// case.
 static PyObject *take(Shelf *self, PyObject *ignored) {
     (void)ignored;
     Member *m = at_hand(self);
@@ -247,7 +250,7 @@ static PyObject *send(Shelf *self, PyObject *const *args, Py_ssize_t given) {
     return PyLong_FromUnsignedLongLong(number);
 }
 
-// Whether the stream that the user names is the stream that wrote a loan last.
+// Whether `stream`, which the program names, is `self->stream`, the stream that wrote an array of this shelf last.
 static bool is_last(Shelf *self, PyObject *stream) {
     if (stream == self->stream) return stream != Py_None;
     if (!PyLong_CheckExact(stream) || !PyLong_Check(self->stream)) return false;
@@ -256,7 +259,7 @@ static bool is_last(Shelf *self, PyObject *stream) {
     return same > 0;
 }
 
-// Whether streams other than the loan's follower may still write the loan, without a fence for their work yet.
+// Whether streams other than the stream of the loan's follower may still write the loan, and their work has no fence yet.
 static bool has_streams(Shelf *self, Lent *lent) {
     PyObject *lender = PyObject_GetAttr((PyObject *)lent, self->state->names[NAME_LENDER]);
     PyObject *streams = lender && lender != Py_None ? PyObject_GetAttr(lender, self->state->names[NAME_STREAMS]) : NULL;
@@ -266,7 +269,7 @@ static bool has_streams(Shelf *self, Lent *lent) {
     return !none;
 }
 
-// follow(stream): whether the stream may write the loan at once; False: Python must order the stream.
+// follow(stream): whether the stream may write the array on loan without a wait; False: Python code must make the stream wait first.
 static PyObject *follow(Shelf *self, PyObject *stream) {
     Lent *lent = at_hand(self) && PyList_Size(self->loan) == 1 ? lent_at(self, self->loan, 0) : NULL;
     if (!lent || !PyObject_TypeCheck(self->follower, self->state->follower) || !is_last(self, stream)) Py_RETURN_FALSE;
@@ -286,7 +289,7 @@ static PyObject *send_after(Shelf *self, PyObject *const *args, Py_ssize_t given
     Lent *lent = at_hand(self) && PyList_Size(self->loan) == 1 ? lent_at(self, self->loan, 0) : NULL;
     if (!lent || !lent->follower || !PyObject_TypeCheck(lent->follower, self->state->follower)) Py_RETURN_NONE;
     if (args[1] != Py_None && !(lent->follower == self->follower && is_last(self, args[1]))) Py_RETURN_NONE;
-    // Keep references, because other threads may run while the driver is called.
+    // Keep references to both objects: other threads run during the driver call, and they may replace these objects.
     PyObject *follower = Py_NewRef(lent->follower), *kept = Py_NewRef((PyObject *)lent);
     uint64_t word, value, number = 0;
     PyObject *fence = follower_write((Follower *)follower, &word, &value), *fences = fence ? PyTuple_Pack(1, fence) : NULL;

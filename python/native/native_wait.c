@@ -1,4 +1,4 @@
-// Waiting for other members: spinning, and sleeping, without the interpreter's lock.
+// How a member waits for other members: it spins, and then sleeps without the interpreter's lock.
 #include "native.h"
 
 #include <pthread.h>
@@ -27,7 +27,7 @@ void pb_init_spinning(void) {
 
 void pb_switch_spinning(bool on) { atomic_store(&off, !on); }
 
-// Returns whether a wait spins. If true, the caller calls end_spin when the caller stops spinning.
+// Returns whether a wait of this member spins first. If true, the caller must call end_spin when it stops spinning.
 static bool begin_spin(Member *m) {
     if (m->left) {
         m->left--;
@@ -62,8 +62,8 @@ static inline void relax(void) {
 #endif
 }
 
-// Spins for a limited time. A consumer spins until the tail moves: at most 1 ms in a broadcast, and at most 5 µs in a queue. A
-// producer spins for 1 µs. Returns false if another thread had the CPU meanwhile.
+// Spins for a limited time, but not after `until`. A consumer spins until the tail changes: at most 1 ms in a broadcast, and at most 5 µs
+// in a queue. A producer (`freed` is true) spins for 1 µs. Returns false if another thread used the CPU meanwhile.
 static bool spin(struct pb_channel *ch, bool freed, int64_t until) {
     int64_t now = pb_now(), moment = freed ? 1000 : ch->queue ? 5000 : PB_NS_MS, before;
     bool alone = true;
@@ -82,8 +82,9 @@ static bool spin(struct pb_channel *ch, bool freed, int64_t until) {
 
 static void doze(int64_t ns) { nanosleep(&(struct timespec){0, ns}, NULL); }
 
-// Tries, spins and sleeps until there is a result, and sets *r to the result. `*spins` is the time at which an adaptive wait stops
-// spinning; the function sets `*spins` to 0 after the wait has stopped spinning. Returns false if it has set an exception.
+// Calls `attempt`, spins and sleeps until `attempt` has a result or the time limit has passed, and sets `*r` to the result. `*spins` is the
+// time at which an adaptive wait stops spinning; the function sets `*spins` to 0 after the wait has stopped spinning. Returns false if this
+// function has set an exception.
 static bool wait_until(Member *m, Attempt attempt, void *with, const Wait *how, int64_t *spins, enum pb_result *r) {
     struct pb_channel *ch = m->ch;
     pb_futex *word = how->freed ? pb_freed(ch) : pb_published(ch);

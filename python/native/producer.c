@@ -1,4 +1,4 @@
-// A producer of a channel: publishing, waiting for room, and getting blocks back.
+// The work of a producer of a channel: it publishes frames, waits for room, and gets the blocks of its frames back.
 #include "shm.h"
 
 #include <stdlib.h>
@@ -59,8 +59,8 @@ enum pb_result pb_add_cursor(struct pb_producer *p, uint32_t slot, uint64_t memb
     return PB_OK;
 }
 
-// Reads the roster's slots, unless `live` is recent enough for `state` and `tail`. The caller loads `state` and `tail` before
-// this call.
+// Reads the consumers' slots of the roster into `live`. Does not read them if the roster has not changed since the last call, or if the
+// channel is open and the latest change is not in `tail` yet. The caller loads `state` and `tail` before this call.
 static enum pb_result look_at_roster(struct pb_producer *p, uint64_t state, uint64_t tail) {
     struct pb_channel *ch = &p->ch;
     uint64_t version = pb_version(ch);
@@ -96,7 +96,8 @@ static bool holds_up(const struct pb_cursor *cursor) {
     return cursor->state == PB_ACTIVE && (cursor->policy == PB_BLOCK || cursor->policy == PB_FAIL);
 }
 
-// Returns the smallest floor of the consumers that block the producer, or, with `all`, of all active consumers.
+// Returns the smallest floor of all consumers that can keep producers from publishing. If `all` is true, returns the smallest floor of all
+// active consumers.
 static uint64_t lowest_floor(const struct pb_producer *p, bool all) {
     uint64_t lowest = UINT64_MAX;
     for (size_t i = 0; i < p->lives; i++) {
@@ -137,7 +138,8 @@ static bool slot_in_use(const struct pb_channel *ch, uint64_t number) {
     return stands && !pb_claim_over(PB_LOAD(pb_claim(ch, number)), stands);
 }
 
-// Returns PB_AGAIN if the caller must check again: a frame was dropped, a number became void, or another member was faster.
+// Returns PB_OK if a queue has room for one more frame. PB_AGAIN: the caller must check again, because this function has dropped a frame or
+// made a number void, or because another member has changed the queue meanwhile.
 static enum pb_result room_in_queue(struct pb_producer *p, uint64_t tail) {
     struct pb_channel *ch = &p->ch;
     uint64_t last = pb_tail_number(tail), capacity = ch->policy == PB_LATEST ? 1 : ch->capacity;
@@ -305,7 +307,8 @@ static struct pb_flight *find_flight(struct pb_producer *p, uint64_t number) {
     return low < p->in_flight && p->flights[low].number == number ? &p->flights[low] : NULL;
 }
 
-// Marks the frames that the channel does not need any more as `back`. Returns the number of these frames.
+// Sets `back` to true for each frame in flight that the channel does not need any more, and to false for the other frames. Returns how many
+// frames have `back` true.
 static size_t find_passed(struct pb_producer *p, uint64_t tail, uint64_t state) {
     struct pb_channel *ch = &p->ch;
     uint64_t last = pb_tail_number(tail), end = UINT64_MAX;
@@ -326,8 +329,8 @@ static size_t find_passed(struct pb_producer *p, uint64_t tail, uint64_t state) 
     return passed;
 }
 
-// Unmarks frames that consumers have in hand. The function reads the floors first and the holds after them, because a
-// consumer stores a hold before the consumer moves its floor over the frame.
+// Sets `back` to false for frames that consumers still have in hand. The function reads all floors before it reads the holds, because a
+// consumer does the opposite: it stores a hold for a frame before it moves its floor past that frame.
 static void except_held(struct pb_producer *p, bool destroyed) {
     for (size_t k = 0; k < p->lives && !p->ch.queue; k++) {
         const struct pb_cursor *cursor = p->live[k];
@@ -348,15 +351,16 @@ static void except_held(struct pb_producer *p, bool destroyed) {
     }
 }
 
-// Adds the fence after which a consumer does not use a frame any more, if the consumer has stored a fence. Returns false if the consumer is
-// just writing the entry, or if there is no memory.
+// Reads the consumer's entry for a frame. If the entry has a fence, after which the consumer does not use the frame any more, adds that
+// fence to `p->fences`. Returns false if the consumer is just writing the entry, or if there is not enough memory; only then sets `*memory`
+// to false.
 static bool add_fence(struct pb_producer *p, const struct pb_cursor *cursor, uint64_t number, bool *memory) {
     pb_word *done = pb_at(&cursor->file, PB_AT_DONE + 32 * pb_ring(&p->ch, number));
     uint64_t before = PB_LOAD(done), value = PB_PEEK(done + 1), word = PB_PEEK(done + 2);
     atomic_thread_fence(memory_order_acquire);
     if (before != PB_PEEK(done)) return false;
-    // An entry of a later number in the same slot counts too, because the consumer has overwritten the earlier entry. An entry
-    // that was never written is all 0.
+    // Use the fence also if the entry is for a frame with a larger number: the consumer has then overwritten the entry of frame `number`.
+    // An entry that was never written has only zeros.
     if (!before && (value || word)) return false;
     if (before < number || !value || value > PB_VALUE_MAX || word >= PB_WORDS) return true;
     if (p->fence_count == p->fence_room) {

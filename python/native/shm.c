@@ -1,4 +1,4 @@
-// Files, words and waiting, for producers and consumers.
+// The code that producers and consumers both use: for files, for words of shared memory, and for waits.
 #include "shm.h"
 
 #include <errno.h>
@@ -76,7 +76,7 @@ enum pb_result pb_file_open(struct pb_channel *ch, struct pb_file *file, int fd,
 }
 
 void pb_file_close(struct pb_file *file, uint64_t life) {
-    // In a forked child, other memory may be mapped at the file's addresses.
+    // A forked child does not have the mapping, and may have other memory at the same addresses.
     if (file->base && !pb_forked(life)) munmap(file->base, file->size);
     *file = (struct pb_file){0};
 }
@@ -131,8 +131,8 @@ int pb_futex_wait(pb_futex *word, uint32_t seen, int64_t ns) {
 
 int pb_futex_wake(pb_futex *word, int most) { return (int)syscall(SYS_futex, word, FUTEX_WAKE, most, NULL, NULL, 0); }
 
-// Another member may change the word again and again on purpose. After TRIES attempts pb_arm returns, and the caller's sleep
-// ends at once.
+// A hostile member may change the word again and again. So pb_arm returns after at most TRIES attempts, although bit 0 may not be set; the
+// sleep that follows then ends immediately.
 enum { TRIES = 1000 };
 
 uint32_t pb_arm(pb_futex *word) {

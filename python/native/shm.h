@@ -1,7 +1,7 @@
 // The memory that the members of a channel share: docs/streams.md. Nothing here depends on Python.
 //
-// This code reads and writes every word of shared memory by atomic operations. It checks every value that another process
-// writes before it uses the value. Only pb_futex_wait sleeps. Two threads must not use the same object at the same time.
+// This code reads and writes shared memory only by atomic operations on words. It checks every value that another process writes before it
+// uses the value. Only pb_futex_wait sleeps. Two threads must not use the same object at the same time.
 #ifndef POOLBRIDGE_SHM_H
 #define POOLBRIDGE_SHM_H
 
@@ -22,7 +22,7 @@ enum {
     PB_WORDS = 512, // words of a timeline
     PB_DESCRIPTION = 576,
     PB_EVENT = 64,
-    PB_META = 8320, // most bytes of meta after the event
+    PB_META = 8320, // greatest number of bytes of meta, after the event
     PB_NDIM = 32,
     PB_PAGE = 4096,
     PB_ROSTER = 73728,
@@ -39,7 +39,7 @@ enum pb_membership { PB_FREE, PB_ACTIVE, PB_LEFT };
 enum pb_result {
     PB_OK,
     PB_NONE,      // not possible now: the caller waits
-    PB_AGAIN,     // another member was faster, or the memory contradicts itself: try again soon
+    PB_AGAIN,     // another member changed the memory first, or the memory contradicts itself: try again soon
     PB_TIMEOUT,   // the caller's time limit is reached
     PB_NO_ROOM,   // the channel is full, and its policy is to fail
     PB_END,       // a consumer gets no more frames, or a producer may not publish any more
@@ -62,7 +62,7 @@ struct pb_file {
     size_t size;
 };
 
-// The common part of producers and consumers.
+// The fields that a producer and a consumer both have.
 struct pb_channel {
     struct pb_file roster, sequencer, own;
     uint64_t capacity, slots; // number of frames that the channel keeps; slots of every ring
@@ -107,7 +107,7 @@ struct pb_producer {
     size_t in_flight, came_back, room;
     struct pb_fence *fences;
     size_t fence_count, fence_room;
-    // Fair waiting: docs/streams.md, "Waiting for room".
+    // The fields for fair waits of producers: see the section "Waiting for room" of docs/streams.md.
     uint64_t ticket; // ticket of this producer; 0: this producer does not wait
     uint64_t calm;   // value of the word at PB_AT_TICKETS when no other producer waited
     uint64_t before, passed;
@@ -260,7 +260,8 @@ enum {
     PB_RECORD_DESCRIPTION
 };
 
-// The parts of a tail: number of the newest frame, slot of that frame's producer, version of the roster.
+// A tail has three parts: the number of the newest frame, the slot of that frame's producer, and the lowest 10 bits of the roster's
+// version.
 static inline uint64_t pb_tail(const struct pb_channel *ch) { return PB_LOAD(pb_at(&ch->sequencer, 0)); }
 static inline uint64_t pb_tail_number(uint64_t tail) { return tail >> 16; }
 static inline uint32_t pb_tail_slot(uint64_t tail) { return (uint32_t)(tail >> 10) & 63; }
@@ -268,12 +269,13 @@ static inline uint64_t pb_version(const struct pb_channel *ch) { return PB_LOAD(
 static inline uint64_t pb_state(const struct pb_channel *ch) { return PB_LOAD(pb_at(&ch->roster, PB_AT_STATE)); }
 static inline uint64_t pb_ring(const struct pb_channel *ch, uint64_t number) { return number & (ch->slots - 1); }
 
-// The entry of a frame's number: the number, and the slot of the frame's producer.
+// Finds the word that says which producer published the frame `number`. The word has the number and the slot of that producer.
 static inline pb_word *pb_entry(const struct pb_channel *ch, uint64_t number) {
     return pb_at(&ch->sequencer, PB_AT_ORDER + 8 * pb_ring(ch, number));
 }
 
-// The claim of a number in a queue: the number, and a tag.
+// pb_claim finds the word that says what has happened to the frame `number` of a queue. The word has the number and a tag: one of these
+// values, or PB_CLAIMED plus the slot of the consumer that has taken the frame.
 enum { PB_GIVEN_BACK, PB_ACKNOWLEDGED, PB_CLAIMED };
 static inline pb_word *pb_claim(const struct pb_channel *ch, uint64_t number) {
     return pb_at(&ch->sequencer, PB_AT_ORDER + 8 * (ch->slots + pb_ring(ch, number)));
@@ -285,7 +287,7 @@ static inline bool pb_claim_over(uint64_t claim, uint64_t number) { // whether t
     return claim >> 12 > number || claim == (number << 12 | PB_ACKNOWLEDGED);
 }
 
-// Returns the number from which a search finds every frame of a queue that is not acknowledged.
+// Returns a number of a queue. A search that begins with this number finds every frame that is not acknowledged.
 static inline uint64_t pb_oldest_standing(const struct pb_channel *ch, uint64_t last) {
     uint64_t first = last >= ch->slots ? last - ch->slots + 1 : 1;
     uint64_t head = PB_LOAD(pb_at(&ch->sequencer, PB_AT_HEAD));

@@ -1,8 +1,8 @@
 """GPU memory that one process owns and many processes use, without a copy.
 
 The service, ``poolsvc serve``, owns pools of memory. `connect` gives a `Client`, which leases buffers from the pools. A
-`Lease` is an array: NumPy, CuPy, PyTorch, JAX and Numba use the lease's memory in place. One process writes a lease and
-publishes it::
+`Lease` is an array: NumPy, CuPy, PyTorch, JAX and Numba use the lease's memory without a copy. One process writes a
+lease and publishes it::
 
     import numpy as np
     import poolbridge

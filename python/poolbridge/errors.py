@@ -244,7 +244,7 @@ class SecondContextError(UnavailableError):
 
 
 class StreamCaptureError(PoolbridgeError, RuntimeError):
-    """The work of a stream is being captured into a CUDA graph, and the call cannot be made now. It had no effect.
+    """A stream's work is being captured into a CUDA graph, and the call is not possible now. The call had no effect.
 
     During the capture, the stream cannot signal when content is complete, or CUDA forbids the call. End the capture,
     and call again.

@@ -1,6 +1,7 @@
-"""Fixtures for pytest: a service for the tests, and a client of it. Every project that installs poolbridge has them.
+"""Fixtures for pytest: a service for the tests, and a client of it. Any project can use them.
 
-It is a package of its own, so that a test run that needs no service does not import poolbridge.
+pytest loads the fixtures wherever poolbridge is installed. This module is outside of the package poolbridge, so that
+pytest imports poolbridge only for a test that needs the service.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ _POOLS = "poolbridge_pools"
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """Register the setting with the pools that the service begins with."""
+    """Register the setting ``poolbridge_pools``: the pools that the service makes at its start."""
     parser.addini(
         _POOLS,
         "pools of the fixture poolbridge_service, one a line, as `poolbridge.serve(pools=…)` takes them",
@@ -30,7 +31,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def poolbridge_service(request: pytest.FixtureRequest) -> Iterator[poolbridge.Service]:
     """Run a `poolbridge.Service` for this test run, with the pools of the setting ``poolbridge_pools``.
 
-    Without that setting there is one of 64 MiB of memory of the CPU, ``tests``.
+    Without this setting, the service has one pool, named ``tests``, of 64 MiB of memory of the CPU.
     """
     import poolbridge
 
@@ -40,7 +41,7 @@ def poolbridge_service(request: pytest.FixtureRequest) -> Iterator[poolbridge.Se
 
 @pytest.fixture
 def poolbridge_client(poolbridge_service: poolbridge.Service) -> Iterator[poolbridge.Client]:
-    """Connect a `poolbridge.Client` to the service, for one test; it allocates from the service's first pool."""
+    """Connect a `poolbridge.Client` to the service, for one test. The client uses the service's first pool."""
     with poolbridge_service.connect() as client:
         for pool in client.pools()[:1]:
             client.open_pool(pool.name)

@@ -20,21 +20,21 @@ from poolbridge._cuda import cuda as _cuda, stream as _cuda_stream
 from poolbridge._memory.mappings import MAPPINGS
 from poolbridge._session.membership import NATIVE
 
-# Found examples are stored in the build folder, not in the source tree.
+# Hypothesis stores the examples that it finds in the build folder, not in the source tree.
 set_hypothesis_home_dir(Path(__file__).parents[2] / "build" / "hypothesis")
 
-# A test must not fail because the machine is busy.
+# A test must not fail because the machine is busy, so Hypothesis sets no deadline.
 settings.register_profile("patient", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("patient")
 
-# Without a driver, pytest skips the folder `oncuda`; `test_device` runs its tests on the simulated driver.
+# Without a driver, pytest skips the folder `oncuda`, and `test_device` runs the folder's tests on the simulated driver.
 collect_ignore = [] if has_driver() else ["oncuda"]
 
 # The results of `test_libraries`, by library, kind, element type and layout.
 OUTCOMES = pytest.StashKey[dict[tuple[str, ...], set[str]]]()
 
 
-# No further test begins after this time, in seconds since the start.
+# No further test begins after this time, in seconds since pytest has started.
 LIMIT = float(os.environ.get("POOLBRIDGE_TEST_SECONDS", "inf"))
 BEGIN = time.monotonic()
 
@@ -55,7 +55,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
-    """Run all tests of an engine in one process, so that its clusters run one at a time; spread the other tests.
+    """Run all tests of Ray, or of Dask, in one process, so that its clusters run one at a time; spread other tests.
 
     The groups of pytest-xdist 3.8 have no effect with pytest 9.2, whose node IDs pytest-xdist cannot change.
     """
@@ -75,7 +75,7 @@ def pytest_runtest_teardown(item: pytest.Item) -> None:
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
-    """Print each result of each library, with the element types and layouts that had this result; not with -q."""
+    """Print each result of each library, with the element types and layouts of this result. Print nothing with `-q`."""
     outcomes = config.stash.get(OUTCOMES, {}) if config.get_verbosity() >= 0 else {}
     for library, kind in dict.fromkeys(key[:2] for key in outcomes):
         by_outcome: dict[str, list[tuple[str, ...]]] = {}
@@ -89,8 +89,9 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: p
             terminalreporter.write_line(f"{outcome[:160]}\n    {len(where)} of: {dtypes}\n    as: {layouts}")
 
 
-# NVIDIA's driver shares this memory between processes for interprocess events. The driver opens the memory for the
-# first event of a process, and keeps it open until the process ends. Only the driver uses this name.
+# The names of memory that NVIDIA's driver shares between processes for interprocess events begin with this text. The
+# driver opens the memory for the first event of a process, and keeps it open until the process ends. Only the driver
+# uses such names.
 OF_THE_DRIVER = "/dev/shm/cuda.shm."
 
 

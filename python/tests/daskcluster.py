@@ -58,7 +58,7 @@ def service(tmp_path):
 
 
 class Process(distributed.Nanny):  # type: ignore[name-defined, misc]
-    """Runs a worker in its own process, and does not start a new worker after a kill."""
+    """Runs a worker in its own process, and does not start a new worker if the worker was killed."""
 
     started = False
 

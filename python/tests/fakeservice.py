@@ -73,7 +73,7 @@ class FakeLease:
 
 
 class Service:
-    """Listens at `path` until `close` is called."""
+    """The small service. It listens at `path` until `close` is called."""
 
     connection_type: type[Connection]
     features: tuple[str, ...] = ()
@@ -140,7 +140,7 @@ class Service:
         return sum(len(connection.leases) for connection in self.connections)
 
     def seen(self, kind: type) -> list[Any]:
-        """Return the requests of one type that have come, in order."""
+        """Return the requests of one type that clients have sent, in order."""
         with self.changed:
             return [request for request in self.log if isinstance(request, kind)]
 
@@ -399,7 +399,7 @@ Service.connection_type = Connection
 
 
 def working(client: Any, connection: Connection, request: Any, *, named: bool = True) -> None:
-    """Send `working`, and return when the client has reached its time limit and waits longer."""
+    """Send the message `Working`. Return when the client has reached its time limit and has begun to wait again."""
     call = client._session.core._calls[request.q]
     connection.send(m.Working(rq=request.q if named else 0))
     for expected in (True, False):

@@ -19,13 +19,13 @@ os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
 GPU_KINDS = ("device", "vmm", "legacy", "pinned")
 IN_PLACE = "in place"
 COPY = "copy"
-# The error of DLPack for a layout with negative strides, in every library but NumPy.
+# The error that every library except NumPy reports for a lease with negative strides.
 REVERSED = "BufferError: this lease has negative strides"
 
 
 @dataclass(frozen=True)
 class Layout:
-    """How elements lie in a buffer. The strides, and the offset of the first element, count elements."""
+    """How elements lie in a buffer. `strides` and `offset` are numbers of elements."""
 
     shape: tuple[int, ...]
     strides: tuple[int, ...] = ()
@@ -45,7 +45,7 @@ class Layout:
 
     @property
     def compact(self) -> bool:
-        """Whether the layout is C-contiguous if its axes are put into another order."""
+        """Whether an order of the axes exists in which the layout is C-contiguous."""
         return not self.strides or sorted(self.strides) == sorted(_tensor.c_strides(self.shape[::-1], 1))
 
 
@@ -111,7 +111,7 @@ class Library:
         return self.writes
 
     def expected(self, dtype: str, layout: Layout, kind: str) -> str:
-        """Return a pattern for the right result: `IN_PLACE`, `COPY`, or the name and the text of an error."""
+        """Return a regular expression for the right result: `IN_PLACE`, `COPY`, or the name and text of an error."""
         return IN_PLACE
 
 
@@ -162,8 +162,8 @@ class Torch(Library):
 
         bits = torch.view_as_real(array) if array.is_complex() else array
         bits = bits.view(getattr(torch, f"int{8 * bits.element_size()}"))
-        # `bitwise_or` makes the copy with a kernel. The driver refuses PyTorch's own copies for memory of a host pool,
-        # because they name a direction.
+        # `bitwise_or` makes the copy with a kernel. PyTorch's own copies name a direction, such as from GPU to CPU, and
+        # the driver refuses such copies for memory of a host pool.
         return bytes(torch.bitwise_or(bits, 0).cpu().contiguous().numpy().tobytes())
 
     def write_ones(self, array: Any) -> None:
@@ -207,7 +207,7 @@ class Jax(Library):
     @staticmethod
     @cache
     def _twice() -> Any:
-        """Return a kernel that copies. The driver refuses JAX's own copies for a host pool: they name a direction."""
+        """Return a kernel that copies. For a host pool, the driver refuses JAX's own copies, which name a direction."""
         import jax
 
         return jax.jit(lambda x: jax.numpy.stack([x, x]))
@@ -243,7 +243,7 @@ class CuPy(Library):
     @staticmethod
     @cache
     def _same() -> Any:
-        """Return a kernel that copies. The driver refuses CuPy's own copies for a host pool: they name a direction."""
+        """Return a kernel that copies. For a host pool, the driver refuses CuPy's copies, which name a direction."""
         import cupy
 
         return cupy.ElementwiseKernel("T x", "T y", "y = x", "same")
@@ -264,7 +264,7 @@ class CuPy(Library):
             return IN_PLACE
         import cupy
 
-        # CuPy has the element type bfloat16 from ml_dtypes.
+        # CuPy 14 and later take the element type bfloat16 from the package ml_dtypes.
         has = int(cupy.__version__.split(".")[0]) >= 14 and importlib.util.find_spec("ml_dtypes") is not None
         return IN_PLACE if has else ".*bfloat16"
 
@@ -294,7 +294,7 @@ class Numba(Library):
             return "UnsupportedError: .*has no bfloat16: use DLPack"
         if layout.reversed:
             return "NotImplementedError: .*negative strides"
-        # Numba takes memory of a host pool, but the driver refuses the copies of Numba, because they name a direction.
+        # Numba takes memory of a host pool, but Numba's copies name a direction, so the driver refuses these copies.
         return "CudaAPIError: .*INVALID_VALUE" if kind == "pinned" and layout.size else IN_PLACE
 
 

@@ -102,7 +102,7 @@ def numbers(consumer: Consumer) -> list[int]:
 
 
 def back(producer: Producer) -> list[int]:
-    """Return the blocks that came back to the producer."""
+    """Return the blocks that the producer gets back from the channel."""
     blocks = producer.reclaim()
     assert isinstance(blocks, list), blocks
     return [block for block, _ in blocks]
@@ -114,7 +114,7 @@ class Interrupted(Exception):
 
 @pytest.fixture
 def interrupt() -> Iterator[Callable[[Callable[[], object]], None]]:
-    """Give a function: when its condition becomes true, a signal handler raises `Interrupted` in this thread."""
+    """Give a function of a condition. When the condition becomes true, a signal raises `Interrupted` in this thread."""
     ready = threading.Event()  # is set at the end of the test: then the thread sends no signal
     threads: list[threading.Thread] = []
 

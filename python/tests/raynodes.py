@@ -1,4 +1,4 @@
-"""Two nodes of Ray on one machine, joined by a veth pair: each has its own network, `/dev/shm`, processes and service.
+"""Two nodes of Ray on one machine, joined by a veth pair. Each has its own network, `/dev/shm`, processes and service.
 
 ``python python/tests/raynodes.py`` passes arrays between actors, within the first node and to the second node, and
 prints the results as JSON. With ``--mib 64`` the program also measures arrays of 64 MiB. The program needs root. Each
@@ -197,7 +197,7 @@ def actors(ray: Any, transport: str, moved: str) -> Any:
 
 
 def measured(ray: Any, ways: dict[str, Callable[[], Any]], moves: int) -> dict[str, list[float]]:
-    """Run the ways in turn; return for each way the median, the least and the greatest time in seconds."""
+    """Call the functions `ways` in turn; return the median, least and greatest time of each function in seconds."""
     times: dict[str, list[float]] = {name: [] for name in ways}
     for turn in range(moves + 3):
         for name, way in ways.items():

@@ -48,7 +48,7 @@ def library_of(name: str) -> Any:
 
 
 def fill(library: str, lease: poolbridge.Lease, value: int) -> Any:
-    """Fill a lease with the library, on the device of its memory; return the array and do not wait for the kernel."""
+    """Fill a lease with the library, on the device of its memory. Return the array; do not wait for the kernel."""
     if library == "jax":
         raise SystemExit("JAX writes no memory that it was lent: --library numpy, cupy or torch")
     xp = library_of(library)
@@ -71,7 +71,7 @@ def outside(library: str, kind: str, count: int, value: int) -> Any:
 
 
 def send(library: str, kind: str) -> None:
-    """Share an array for each request ``(obj_id, count, value, pooled)``; an ``obj_id`` alone ends the object."""
+    """Share an array for each request ``(obj_id, count, value, pooled)``; for a lone ``obj_id``, end the object."""
     transport = made(library=library)
     while True:
         try:

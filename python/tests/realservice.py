@@ -18,7 +18,7 @@ POOLSVC = os.environ.get("POOLBRIDGE_TEST_POOLSVC", str(Path(__file__).parents[2
 
 
 class RealService:
-    """A process ``poolsvc serve`` with its socket at a path."""
+    """A process ``poolsvc serve`` that listens on a socket at a path."""
 
     def __init__(self, path: str, *options: str) -> None:
         if not os.access(POOLSVC, os.X_OK):
@@ -47,7 +47,7 @@ class RealService:
 
 
 def publish(client: poolbridge.Client, channel: poolbridge.Channel, value: int, **options: Any) -> int:
-    """Publish a frame of four numbers that are all equal to `value`, in memory of the channel's pool."""
+    """Publish a frame of four numbers, each equal to `value`, in memory of the channel's pool."""
     lease = client.allocate(4, "int32", pool=channel.pool, timeout=60)
     np.asarray(lease)[:] = value
     return channel.publish(lease, meta={"value": str(value)}, **options)

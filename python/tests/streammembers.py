@@ -25,7 +25,8 @@ class Board:
     Parameters
     ----------
     pid, fd
-        The process that made the board, and the descriptor of its file in that process; left out: a new board is made.
+        The process that made the board, and the descriptor of the board's file in that process. By default, make a new
+        board.
     """
 
     SIZE: Final = BLOCK * BLOCKS * 4
@@ -38,9 +39,9 @@ class Board:
         self.acknowledged = memoryview(self.memory)[self.SIZE : self.SIZE + self.NUMBERS]
         """For each frame number: how often consumers have released the frame, plus 64 if a consumer has requeued it."""
         self.ready = memoryview(self.memory)[self.SIZE + self.NUMBERS :]
-        """For each member id: 1 after the member has mapped its files, 2 after it has joined."""
+        """For each member id: 1 after the member has mapped its files, 2 after the member has joined."""
         self.files = self.ready[1024:].cast("q")
-        """Descriptors in the process that made the board: first of cursors, then of tracks."""
+        """Descriptors of the process that made the board: first descriptors of cursors, then descriptors of tracks."""
 
     def __reduce__(self) -> tuple[type[Board], tuple[int, int]]:
         return Board, (self.pid, self.fd)

@@ -38,7 +38,7 @@ def opened(pid: int, fd: int) -> int:
 
 
 class Seat(NamedTuple):
-    """What a member needs to join: the id of a process, and the descriptors in this process that the member opens."""
+    """What a member needs to join: its slot and id, and, in the process `pid`, the descriptors of the files to open."""
 
     pid: int
     roster: int
@@ -48,7 +48,7 @@ class Seat(NamedTuple):
     member: int
 
     def opened(self) -> Seat:
-        """Open the files in the process of the member, and return a seat with the new descriptors."""
+        """Open the files in the calling process, and return a seat with the new descriptors."""
         roster, sequencer, file = (opened(self.pid, fd) for fd in self[1:4])
         return Seat(os.getpid(), roster, sequencer, file, self.slot, self.member)
 
@@ -154,7 +154,7 @@ class Channel:
         self.wake()
 
     def part(self, slot: int, *, producer: bool, state: int = LEFT) -> None:
-        """Set the state of a member that ends: LEFT, or FREE, which also frees its slot."""
+        """Set the state of a member that ends. The state LEFT keeps the member's slot; FREE frees the slot."""
         at = self._at(slot, producer=producer)
         if state == FREE:
             _native.store_u64(self.roster, at + 8, 0)
@@ -179,7 +179,7 @@ class Channel:
         return _native.compare_exchange_u64(self.sequencer, 0, tail, tail & ~1023 | version & 1023)
 
     def wake(self) -> None:
-        """Change both futexes and wake all members that sleep on them."""
+        """Change both futex words of the channel, and wake all members that sleep on these words."""
         for at in (64, 128):
             while True:
                 seen = _native.load_u64(self.sequencer, at)

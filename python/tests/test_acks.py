@@ -38,7 +38,7 @@ def publish(channel, *values):
 
 
 def left(client):
-    """Take and acknowledge the frames that wait in the queue; return their numbers."""
+    """Take and acknowledge all frames in the queue; return their numbers."""
     found = []
     with client.subscribe("work") as frames:
         while True:

@@ -22,7 +22,7 @@ IN_NUMPY = [name for name, element in ELEMENT_TYPES.items() if element.in_numpy]
 
 @dataclass
 class Seen:
-    """The content of a DLPack capsule, as a consumer reads it. The object keeps the capsule."""
+    """The content of a DLPack capsule, as a consumer reads it. An object of this class keeps the capsule."""
 
     capsule: object
     data: int | None
@@ -264,7 +264,7 @@ def test_bfloat16_is_copied_by_its_values(client):
 
 def test_copy_from_page_locked_memory_of_another_library(client):
     class PageLocked:
-        """An array like those of PyTorch: it names its device, and refuses a stream for memory of the CPU."""
+        """An array like those of PyTorch. It names its device, and accepts no stream for memory of the CPU."""
 
         def __init__(self, array):
             self.array = array

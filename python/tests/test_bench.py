@@ -1,4 +1,4 @@
-"""Tests of the benchmark program. The tests check that the program measures, but check no speed."""
+"""Tests of the benchmark program. The tests check that the program measures. They check no speed."""
 
 from __future__ import annotations
 
@@ -176,7 +176,7 @@ def test_every_alternative_on_device_memory_runs_one_by_one_and_as_a_stream():
 
 @pytest.fixture(scope="module", autouse=True)
 def tracker():
-    """Start the resource tracker of multiprocessing before the tests; its process and pipe stay until the end."""
+    """Start the resource tracker of multiprocessing before the tests. Its process and pipe stay until the tests end."""
     resource_tracker.ensure_running()
 
 

@@ -1,4 +1,4 @@
-"""The blocking client with a service, without faults."""
+"""The blocking client with a service that works without faults."""
 
 from __future__ import annotations
 
@@ -360,7 +360,7 @@ def test_errors_have_a_public_module():
 
 
 def public_callables():
-    """Return the functions, and the methods and properties of classes, that `help` shows for public names."""
+    """Yield the public functions, and the methods and properties of public classes, that `help` shows."""
     for name in public_names():
         value = getattr(poolbridge, name)
         if inspect.isfunction(value):
@@ -377,7 +377,7 @@ def test_every_public_name_says_what_its_arguments_are():
     for name, function in public_callables():
         said = inspect.getdoc(function)
         assert said, name
-        # A docstring that refers to another docstring does not repeat the parameters.
+        # A docstring that refers to another docstring does not describe the parameters again.
         if not inspect.isfunction(function) or re.search(r"([Ss]ee|those of) `", said):
             continue
         arguments = set(inspect.signature(function).parameters) - {"self", "cls"}

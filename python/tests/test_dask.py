@@ -1,4 +1,4 @@
-"""Dask workers on one service: which arrays share memory, which arrays Dask moves, and what remains."""
+"""Dask workers on one service: which arrays share memory, and which arrays Dask moves."""
 
 # ruff: noqa: F401 - fixtures
 
@@ -48,7 +48,7 @@ EXAMPLES = Path(__file__).parents[2] / "examples" / "dask"
 
 @pytest.fixture(scope="module")
 def node(tmp_path_factory):
-    """Give Dask's client for two workers that share one service, and give the service."""
+    """Give Dask's client for two workers, and the service that the two workers share."""
     running = RealService(str(tmp_path_factory.mktemp("node") / "s.sock"), "--pool", POOL)
     try:
         with cluster(running.path, running.path) as client:

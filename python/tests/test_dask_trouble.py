@@ -42,7 +42,7 @@ pytestmark = MARKS
 
 
 def _connected():
-    """Return whether this worker is connected to a service; do not connect."""
+    """Return whether this worker is connected to a service. The function itself makes no connection."""
     return _plugin._here().link is not None
 
 
@@ -117,11 +117,11 @@ def test_a_task_connects_a_worker_that_began_without_a_service(tmp_path, request
         assert "memfd" in result(client.submit(lambda: mapping(poolbridge.dask.empty(8)), workers=[a]))
 
 
-# Kills: the victim dies when the sender or the receiver of an array is at a certain step
+# Kills: `victim` dies when the sender or the receiver of an array is at the step `step`
 
 
 def arrange(step, victim):
-    """Return a function that makes a worker kill a process once, before a step, and wait for the end of the process."""
+    """Return a function that makes a worker kill `victim` before its next `step`, and wait until `victim` has ended."""
 
     def kill(dask_worker):
         original = getattr(_link.Link, step)

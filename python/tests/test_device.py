@@ -1,4 +1,4 @@
-"""Device memory without a GPU: errors name what is missing, and everything works on the simulated driver."""
+"""Device memory without a GPU: errors name what is missing, and the tests in `oncuda` pass on the simulated driver."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def has_driver() -> bool:
     ids=lambda path: path.name,
 )
 def test_on_the_simulated_driver(tmp_path, path):
-    """Run the tests in another process, because a process finds its driver at the first use and then keeps it."""
+    """Run the tests of `oncuda` in another process, because a process keeps the driver that it has found first."""
     if importlib.util.find_spec("cuda") is None:
         pytest.skip("the packages of poolbridge[cuda] are not installed")
     if not (SIMULATION / "libcuda.so.1").exists():

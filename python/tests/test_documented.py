@@ -30,7 +30,7 @@ pytestmark = [
 
 
 def blocks(*languages):
-    """Return page and text of each block in these languages; without languages, page, language and text of all."""
+    """Return (page, text) of each block in `languages`. Without `languages`, return (page, language, text) of all."""
     every = [
         (page.name, language, text)
         for page in PAGES
@@ -42,7 +42,7 @@ def blocks(*languages):
 
 
 def test_every_block_is_of_a_language_that_has_a_test():
-    # TestEveryDocumentedBlockOfGoCompiles in tests/integration has the blocks of Go. Text blocks are program output.
+    # TestEveryDocumentedBlockOfGoCompiles in tests/integration checks the blocks of Go. Text blocks are program output.
     assert {language for _, language, _ in blocks()} == {"python", "go", "sh", "yaml", "text"}
 
 
@@ -97,7 +97,7 @@ lease: poolbridge.Lease
 
 
 def of(page, words):
-    """Return the only Python block of a page in which these words occur."""
+    """Return the only Python block of a page that contains the text `words`."""
     (found,) = [text for name, text in blocks("python") if name == page and words in text]
     return found
 
@@ -278,7 +278,7 @@ def sections():
 
 
 def wire_codes():
-    """Return for each code the error of Go and the error of Python, as docs/protocol.md lists them."""
+    """Return for each error code the error of Go and the error of Python, as docs/protocol.md lists them."""
     rows = re.findall(
         r"^\| `([\w-]+)` \|.*\| `(Err\w+|context\.\w+)` \| `(\w+)` \|$",
         (ROOT / "docs" / "protocol.md").read_text(),

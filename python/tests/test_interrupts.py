@@ -28,7 +28,8 @@ from poolbridge._wire.transport import Descriptors, Transport
 PACKAGE = str(Path(poolbridge.__file__).parent)
 
 
-# These functions take many steps. An interrupt between two steps may lose a packet, or leave a frame's block mapped.
+# The tests interrupt no step of these functions: an interrupt between two of their steps may lose a packet, or leave a
+# frame's block mapped.
 _SPARED = {Session.receive.__code__, Consumer._end.__code__}
 
 
@@ -38,7 +39,7 @@ class Interrupted(BaseException):
 
 @cache
 def steps(code):
-    """Return the offsets after which a handler may run, and a function that gives the ``try`` block of an offset."""
+    """Return the offsets after which a signal handler may run, and a function from an offset to its ``try`` block."""
     table = dis._parse_exception_table(code)  # type: ignore[attr-defined]
 
     def guard(offset):
@@ -54,7 +55,7 @@ def steps(code):
 
 
 class Interrupter:
-    """Raises `Interrupted` at one point where this thread may run a handler, in the package or in `functions`.
+    """Raises `Interrupted` at one point, in the package or in `functions`, where CPython may run a signal handler.
 
     The ``with`` statement catches `Interrupted`.
     """
@@ -324,7 +325,7 @@ def real(tmp_path):
 @pytest.mark.parametrize("mode", ["broadcast", "queue"])
 @pytest.mark.parametrize("take", ["iterate", "receive", "arrays"])
 def test_no_interrupt_loses_a_frame(real, mode, take):
-    """If a call is interrupted, the next call returns its frame, and the subscription keeps no earlier frame."""
+    """After an interrupted call, the next call returns that call's frame; the subscription keeps no older frame."""
     client, other = real
     channel = client.create_channel(f"{take} {mode}", mode=mode, capacity=4)
     publish = partial(channel.publish, np.zeros(4), timeout=60)

@@ -70,7 +70,7 @@ def no_leaks() -> Iterator[None]:
 
 
 def until(condition: Callable[[], bool]) -> bool:
-    """Wait for the condition, because threads of poolbridge or of a library may release memory late."""
+    """Wait until the condition is true, because threads of poolbridge or of a library may release memory late."""
     deadline = time.monotonic() + 60
     while not condition():
         if time.monotonic() > deadline:
@@ -329,7 +329,7 @@ def test_what_torch_has_is_copied_into_a_lease(client):
         assert lease.to_numpy().tolist() == np.arange(6).reshape(3, 2).T.astype(lease.to_numpy().dtype).tolist()
 
 
-# How libraries call a lease, according to their sources
+# The arguments with which libraries call `__dlpack__` of a lease, according to the libraries' sources
 
 STREAM = object()  # stands for the handle of a stream
 ASKED: dict[str, dict[str, Any]] = {
@@ -435,7 +435,7 @@ FAULTS = {"host": "ends this process", "vmm": "breaks the CUDA context"}
 
 @pytest.fixture
 def unwarned(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Set the state of a new process: no warning was given yet, and only NumPy is loaded."""
+    """Set the state of a new process: poolbridge has given no warning, and of the libraries only NumPy is loaded."""
     monkeypatch.setattr(_readonly, "_warned", False)
     for module in ("torch", "cupy", "numba"):
         monkeypatch.delitem(sys.modules, module, raising=False)

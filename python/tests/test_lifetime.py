@@ -26,7 +26,7 @@ def released(service):
 
 
 def settle(service, client):
-    """Wait until the client has received every packet that the service has sent before."""
+    """Wait until the client has received every packet that the service sent before this call."""
     client.stats()
 
 
@@ -308,7 +308,7 @@ def test_the_last_array_of_a_dropped_client_goes_after_the_service(tmp_path):
 
 
 def test_collection_inside_the_lock_does_not_deadlock(service, client):
-    """A finaliser may run in the very thread that holds the session's lock."""
+    """A garbage collection may run a finaliser in the thread that holds the session's lock."""
     leases = [client.allocate(4) for _ in range(10)]
     session = client._session
     with session.lock:

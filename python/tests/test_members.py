@@ -467,7 +467,7 @@ def test_a_block_that_another_member_has_asked_for_as_well_is_not_dropped():
 
 
 def liar(client, channel, replace):
-    """Publish a frame with a wrong record: `replace` changes the description."""
+    """Publish a frame with a wrong record. `replace` returns the changed description of the frame."""
     producer = client._session.producers[channel.id]
     described = producer.describe
     producer.describe = lambda description: replace(*described(description))

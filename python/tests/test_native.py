@@ -129,7 +129,7 @@ def test_a_track_of_another_member_is_refused(worlds: list[World]) -> None:
         w.consume().add_track(0, 77, w.channel.files[True, 0])
 
 
-# Garbage that is collected while an object is made
+# Garbage that Python collects while it makes an object
 
 
 class Garbage:
@@ -145,7 +145,7 @@ class Garbage:
 
 @pytest.fixture
 def collecting() -> Iterator[Callable[[Callable[[], object]], None]]:
-    """Give a function that makes the next new object run a finaliser; Python 3.12 runs it after the instruction."""
+    """Give a function of `work`: a finaliser calls `work` when Python makes the next object (3.12: shortly after)."""
     before = gc.get_threshold()
     gc.disable()
 

@@ -291,7 +291,7 @@ def test_releasing_a_frame_that_is_in_hand_twice_lets_go_of_the_settled_one_firs
 
 
 def asleep(here: World) -> Callable[[], bool]:
-    """Mark the word `freed` as if a member slept on it; the returned function says whether the member was woken."""
+    """Mark the futex word `freed` as if a member slept on it. Return a function that tells if the member was woken."""
     word = _native.load_u64(here.channel.sequencer, 128)
     _native.store_u64(here.channel.sequencer, 128, word | 1)
     return lambda: not _native.load_u64(here.channel.sequencer, 128) & 1
@@ -395,7 +395,7 @@ def test_a_fence_that_would_be_lost_is_waited_for(worlds: list[World]) -> None:
             consumer.release(number)
     blocks = producer.reclaim()
     assert isinstance(blocks, list)
-    # The entry of a later frame also counts for the frames before it.
+    # The done entry of a later frame also counts for earlier frames that have the same slot.
     assert [fences for _, fences in blocks if fences] == [((7, 6, 1),), ((7, 6, 1),)]
 
 
@@ -601,7 +601,8 @@ def test_a_record_that_a_dead_producer_did_not_publish_is_not_taken(worlds: list
     track = mmap.mmap(w.channel.files[True, 0], w.channel.track_size, prot=mmap.PROT_READ)
     w.publish(dead, 1)
     numbers(consumer)
-    # The producer dies after it has written the record of frame 2. In this test, a copy of its track has this record.
+    # The producer dies after it has written the record of frame 2, and before it publishes the frame. The test writes
+    # the record into a copy of the producer's track.
     size = w.channel.track_size
     copy = memfd("copy", size)
     content = bytearray(track)

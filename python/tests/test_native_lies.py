@@ -96,7 +96,7 @@ def test_a_tail_that_went_back_ends_a_consumer(worlds: list[World]) -> None:
 
 
 INPUTS = int(os.environ.get("POOLBRIDGE_TEST_FUZZ", "4000"))
-"""How many changes the hostile member makes in all cases together. More changes may find more errors."""
+"""How many changes the hostile member makes to its memory, in all cases together. More changes may find more errors."""
 
 
 @pytest.mark.parametrize("queue", [False, True])

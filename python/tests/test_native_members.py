@@ -19,7 +19,8 @@ import streamservice as service
 from streammembers import Board, consume, produce
 from streamservice import DROP_OLDEST, FAIL, LATEST, Channel
 
-# The fork server starts each member. The server has imported the modules, and has mapped no memory of the test.
+# The fork server starts each member. The server has imported the modules of the members, and has mapped no memory of
+# the test.
 CONTEXT = multiprocessing.get_context("forkserver")
 CONTEXT.set_forkserver_preload(["streammembers"])
 
@@ -81,7 +82,7 @@ class Crowd:
 
 @pytest.fixture(scope="module", autouse=True)
 def server() -> None:
-    """Start the fork server, which forks all members and stays until the end."""
+    """Start the fork server, which forks all members and runs until the tests end."""
     process = CONTEXT.Process(target=os.getpid)
     process.start()
     process.join()
@@ -120,7 +121,8 @@ def test_members_die_and_others_come_and_no_frame_is_lost_doubled_or_torn(
     crowd.finish()
     if queue and policies[0] in {service.BLOCK, FAIL}:
         counts = [count % 64 for count in crowd.board.acknowledged[: crowd.last + 1]]
-        # A frame is counted twice if a consumer counts the frame, and dies before it acknowledges the frame.
+        # Two consumers count the same frame if the first one dies after it has counted the frame and before it has
+        # acknowledged the frame.
         assert sum(count > 1 for count in counts) <= 2
         assert sum(count > 0 for count in counts) > 400
     crowd.board.close()

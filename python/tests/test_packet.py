@@ -87,7 +87,7 @@ def test_nor_of_a_damaged_packet(packet, data):
             message = _packet.decode(bytes(damaged), kind)
         except ProtocolError:
             continue
-        # A decoded message can be encoded again, and the checker accepts it.
+        # The checker accepts the packet, and the decoded message can be encoded and decoded again.
         _packet.check(bytes(damaged))
         assert _packet.decode(_packet.encode(message), kind) == message
 

@@ -27,7 +27,7 @@ def service(tmp_path):
 
 
 def promised(client):
-    """Return a lease, the array that writes its content, and its promise."""
+    """Return a lease, an array with which the test writes the content, and the promise of the lease."""
     lease = client.allocate(4, "int32")
     return lease, np.asarray(lease), lease.promise()
 
@@ -298,7 +298,7 @@ def test_a_promise_fails_once_and_not_after_it_is_completed(client, other):
 
 @pytest.fixture
 def after_seal(monkeypatch):
-    """Give a function; `LeaseState.seal` then calls its argument once, as if a signal handler ran there."""
+    """Give a function: the next `LeaseState.seal` calls the function's argument, as if a signal handler ran there."""
     handlers: list[Callable[[], object]] = []
     seal = LeaseState.seal
 
@@ -348,7 +348,7 @@ def test_a_thread_that_fails_a_promise_while_another_completes_it_is_told(client
 
 @pytest.fixture
 def closed_meanwhile(client, monkeypatch):
-    """Make another thread close the client after a promise was checked, and before its word is written."""
+    """Make another thread close the client after a promise was checked, and before its timeline is written."""
 
     def closing(work):
         def closed(*args):
@@ -408,7 +408,7 @@ def test_several_threads_fail_a_promise_once(client, other):
 
 
 class Mute(Exception):
-    """An exception that raises an error when it is converted to a text."""
+    """An exception that cannot be converted to a text: the conversion raises an error."""
 
     def __str__(self):
         raise RuntimeError("no text")

@@ -1,4 +1,4 @@
-"""Publishers: arrays that are made once for each block, and published as frames."""
+"""Publishers, which make one array for each block, and publish the arrays as frames."""
 
 from __future__ import annotations
 
@@ -140,7 +140,7 @@ def test_a_channel_that_is_to_fail_leaves_the_array_on_loan(client, other):
 
 
 class Native:
-    """Wraps a native producer: `waits` is set when a publish may wait, and `after` is called after each publish."""
+    """Wraps a native producer: `publish` sets `waits` before a call that may wait, and at its end calls `after`."""
 
     def __init__(self, native):
         self._native = native

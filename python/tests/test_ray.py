@@ -33,11 +33,11 @@ POOL = {"ray": {"kind": "host", "max_bytes": "96MiB"}}
 
 @pytest.fixture(autouse=True)
 def no_leaks():
-    """Leave out the check for leaks, because Ray opens descriptors at any time. `nothing_left` checks poolbridge."""
+    """Leave out the check for leaks, because Ray opens descriptors at any time. `nothing_left` finds lost leases."""
 
 
 def actors(transport, falling):
-    """Define the actors in a function: so Ray pickles them by value, because its processes lack this module."""
+    """Define the actors in a function, so that Ray pickles them by value. Ray's processes cannot import this module."""
 
     class Actor:
         def __init__(self):
@@ -97,7 +97,7 @@ def actors(transport, falling):
 
 
 def ray_processes(folder):
-    """Return the ids of processes whose environment or command line has the folder of this test."""
+    """Return the ids of processes whose environment or command line contains the path `folder`."""
     found = []
     for entry in Path("/proc").iterdir():
         try:
@@ -129,7 +129,7 @@ class Nodes:
         }
 
     def add(self, folder, name, attempts=4):
-        """Add a node, with several attempts: Ray gives up after 30 s, which can be too short on a busy machine."""
+        """Add a node, in up to `attempts` tries: Ray gives up after 30 s, which can be too short."""
         for left in reversed(range(attempts)):
             try:
                 self.cluster.add_node(
@@ -154,7 +154,7 @@ class Nodes:
 def nodes():
     folder = tempfile.mkdtemp(prefix="pbray")
     before = {name: os.environ.get(name) for name in ("POOLBRIDGE_SOCKET", "POOLBRIDGE_POOLSVC", "RAY_TMPDIR")}
-    # The driver is a process of the first node. Ray stores the address of the cluster in a file below RAY_TMPDIR.
+    # This process is Ray's driver, on the first node. Ray stores the address of the cluster in a file below RAY_TMPDIR.
     os.environ |= {"POOLBRIDGE_SOCKET": f"{folder}/near/s", "POOLBRIDGE_POOLSVC": POOLSVC, "RAY_TMPDIR": folder}
     made = None
     try:
@@ -201,7 +201,7 @@ def left(nodes, services, node="near"):
 
 
 def remaining(client):
-    """Wait up to a minute until a service has no leases, buffers and names; return those that are left."""
+    """Wait up to a minute until a service has no leases, buffers or names; return those that are left."""
     deadline = time.monotonic() + 60
     while any(found := (client.leases(), client.buffers(), client.names())) and time.monotonic() < deadline:
         time.sleep(0.05)
@@ -297,7 +297,8 @@ def test_a_thousand_objects_leave_nothing(pair, nothing_left):
 def test_an_actor_has_rays_manager_of_transports_before_an_array_comes(nodes, pair, nothing_left):
     receiver = nodes.actor()
     ray.get(receiver.pid.remote())
-    # This task runs after Ray has registered the transports, because the registration is the first task of this group.
+    # This task is in the same concurrency group as Ray's task that registers the transports. Ray's task is the first in
+    # the group, so this task runs after it.
     ask = receiver.__ray_call__.options(concurrency_group="_ray_system")
     assert ray.get(ask.remote(lambda _: ray._private.worker.global_worker._rdt_manager is not None))
 
@@ -334,7 +335,7 @@ def test_a_mover_that_dies_in_a_transfer_is_made_again(nodes, pair, far, nothing
 
 @pytest.fixture
 def stopped_mover(nodes):
-    """Stop the mover of the first node, so that transfers do not end, and give its process id."""
+    """Stop the mover of the first node, so that transfers do not end, and give the mover's process id."""
     pid = mover_pid(nodes, "near")
     os.kill(pid, signal.SIGSTOP)
     yield pid

@@ -355,7 +355,7 @@ def test_start_refuses_pools_that_cannot_be_made(settings):
 
 @pytest.fixture
 def services(socket):
-    """Give a function that starts services at the socket, one after the other, each with the pool."""
+    """Give a function that starts a service at the socket. Each service has a pool ``"ray"``."""
     running = []
 
     def start():

@@ -1,4 +1,4 @@
-"""Services that a program starts: a service of its own, and the shared service if no service runs."""
+"""Services that a program starts: a service only for itself, or the shared service if none runs."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def await_end(pid):
 
 
 def python(text, *arguments, **options):
-    """Start a Python program that talks through pipes."""
+    """Start a Python program whose input and output are pipes."""
     return subprocess.Popen(
         [sys.executable, "-c", text, *arguments], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, **options
     )
@@ -58,7 +58,7 @@ def python(text, *arguments, **options):
 
 @pytest.fixture
 def looking():
-    """Start a service for this test, and give a client of it, which stays connected."""
+    """Start a service for this test, and give a client that stays connected to it during the test."""
     with poolbridge.serve(pools=POOLS) as service, poolbridge.connect(service.path) as client:
         yield client
 

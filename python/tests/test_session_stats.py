@@ -49,7 +49,7 @@ def test_frames_and_bytes_of_both_directions_are_counted_whichever_way_they_go(c
     assert counts(client) == poolbridge.ChannelCounts("c", 53, 3 * 16 + 50 * 32, 0, 0, 0, NEVER, NEVER)
     received = counts(other)
     assert (received.published, received.published_bytes, received.dropped) == (0, 0, 0)
-    # The second subscription began with the newest frame. Its counts stay after the subscription has ended.
+    # The subscription `more` began with the newest frame. The client still has its counts after `more` has ended.
     assert received.received == 3 + 50 + 1 + 50
     assert received.received_bytes == 4 * 16 + 100 * 32
 
@@ -73,7 +73,7 @@ def test_a_wait_for_a_frame_is_counted_and_one_in_vain_has_only_its_time(client,
     assert waits.seconds > 0
 
     def waited():
-        """Publish a frame when a thread may wait for it, and return how many waits are counted."""
+        """Publish a frame while a thread probably waits for it, and return how many waits are counted."""
         thread = threading.Thread(target=frames.receive)
         thread.start()
         until(lambda: frames._consumer.busy)

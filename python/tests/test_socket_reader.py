@@ -107,7 +107,7 @@ def test_the_watcher_sleeps_while_the_socket_takes_nothing(monkeypatch: pytest.M
 
 def test_a_thread_that_waits_for_a_notice_may_give_up_while_it_comes() -> None:
     class GivenUp(Waiter):
-        """A waiter whose thread gives up after another thread has read `on_done` once."""
+        """A waiter whose own thread stops waiting after another thread has read `on_done` once."""
 
         def __init__(self) -> None:
             self.looked = self.called = 0

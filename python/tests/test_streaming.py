@@ -1,4 +1,4 @@
-"""The tasks for channels, in the worker of `poolsvc verify`."""
+"""The tasks that use channels, in the worker of `poolsvc verify`."""
 
 from __future__ import annotations
 

@@ -358,7 +358,7 @@ def test_a_stream_that_takes_no_work_is_waited_for_though_its_memory_is_mapped_n
 
 @pytest.fixture
 def following(page, monkeypatch):
-    """Give a follower whose stream has a word, the calls of its driver, and `answers`, which the driver returns."""
+    """Give a follower, a list of its driver calls, and the list `answers`, from which the driver takes its results."""
     if NATIVE is None:
         pytest.skip("followers are made for channels, which need the native module")
     calls: list[tuple[int, ...]] = []

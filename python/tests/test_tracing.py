@@ -27,7 +27,7 @@ from poolbridge._client import traced as _traced
 
 
 class Notes:
-    """A tracer that notes each operation at its end, with the exception that the operation raised."""
+    """A tracer that records each operation when it ends, with the exception that the operation raised."""
 
     def __init__(self):
         self.begun = []

@@ -325,7 +325,7 @@ class WaitingCall(threading.Thread):
 
 def test_a_call_that_sees_the_end_of_the_session_before_its_own_says_why(service, client):
     call = WaitingCall(service, client)
-    # The state while another thread is in the middle of `Session.lose`.
+    # Set the state that the session has while another thread is in the middle of `Session.lose`.
     client._session.ended = error = poolbridge.ClientClosedError("the client is closed")
     with service.changed:
         call.connection.send(msgspec.msgpack.encode({"n": "something"}))
@@ -580,12 +580,12 @@ def fork(service, what):
 
 
 def test_a_forked_child_does_not_get_the_memory(service):
-    """With the memory, a child could write after its parent has ended and another client has got the memory."""
+    """A child with the memory could write into it after the parent has ended and another client has the memory."""
     assert fork(service, "array[0] = 7") == -signal.SIGSEGV
 
 
 def test_nothing_of_a_forked_child_comes_to_lie_where_the_memory_was(service):
-    """Memory of the child at that address would be unmapped when the child drops its copies of the parent's objects."""
+    """When the child drops the parent's objects, it unmaps their address, so nothing else may lie at this address."""
     code = """
     own = [mmap.mmap(-1, page) for _ in range(1000)] + [mmap.mmap(-1, 1 << 20) for _ in range(10)]
     places = [np.frombuffer(memory, np.uint8).ctypes.data for memory in own]

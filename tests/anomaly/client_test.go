@@ -156,7 +156,8 @@ func (c *client) do(s step) (err error) {
 	return err
 }
 
-// promise publishes a buffer. The content of the buffer is complete when the client reaches the fence c.promised.
+// promise publishes a buffer. The content of the buffer is complete when the client's timeline reaches
+// the fence c.promised.
 func (c *client) promise(ctx context.Context, l *bridge.Lease, name string) error {
 	clock, err := c.Clock(ctx)
 	if err != nil {

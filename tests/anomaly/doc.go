@@ -10,9 +10,9 @@
 //   - After the client is closed and the service is shut down, no driver object, descriptor or goroutine is left in either
 //     process, and the detector of the simulated driver has reported no misuse.
 //
-// If the service could not free memory, it tries again later, and at the latest when it destroys the pool. There it tries
-// twice, so a single failure loses no memory. The tests expect one report of the detector: a service that shuts down frees
-// memory that clients still map.
+// If the service could not free memory, it tries again later, and at the latest when it destroys the pool. To destroy the
+// pool, it tries twice, so a single failure loses no memory. The tests expect one report of the detector: a service that
+// shuts down frees memory that clients still map.
 //
 // After a driver has begun to shut down, all its calls fail. The service logs the memory that the driver does not free. The
 // memory leaves the accounting when its pool is destroyed.

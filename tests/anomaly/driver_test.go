@@ -75,8 +75,8 @@ func (d *simulation) control(text string) error {
 	return os.Rename(next, d.path("control"))
 }
 
-// misuse returns the reports of the detector since the last call of misuse. It leaves out the reports that contain a
-// text of meant.
+// misuse returns the reports of the detector since the last call of misuse. It leaves out the reports that contain
+// one of the texts in meant.
 func (d *simulation) misuse(meant []string) (reports []string) {
 	text, err := os.ReadFile(d.path("misuse"))
 	if err != nil {
@@ -94,8 +94,8 @@ func (d *simulation) misuse(meant []string) (reports []string) {
 // tally has the number of calls by the name of the call, and the number of live objects by the sort of the object.
 type tally struct{ calls, live map[string]int64 }
 
-// tally reads the counts of a process. The file has a header of 64 bytes, and then entries of 64 bytes. An entry begins
-// with a name of 48 bytes.
+// tally reads the counts of a process from its file. The file has a header of 64 bytes, and then entries of 64 bytes. An
+// entry begins with a name of 48 bytes.
 func (d *simulation) tally(pid int) (tally, error) {
 	t := tally{make(map[string]int64), make(map[string]int64)}
 	file, err := os.ReadFile(d.path(fmt.Sprintf("%d.counts", pid)))

@@ -10,7 +10,7 @@ import (
 )
 
 // accounts returns an error if the numbers in the accounting contradict each other or the driver's numbers. If lost is
-// true, the driver may have more memory in use, because it could not free memory.
+// true, the driver may have more memory in use than the accounting says, because the driver could not free memory.
 func (s *stage) accounts(lost bool) error {
 	if s.down {
 		if st := s.svc.Stats(); st.Leases+st.Buffers+st.Names+st.Sessions+len(st.Pools) != 0 {

@@ -200,8 +200,8 @@ func (s *stage) play(o operation, pid int, f fault, n int) (calls []string, err 
 	return calls, s.strike()
 }
 
-// act does an operation. It returns how many steps of the client succeeded; -1: the local part failed before the first
-// step.
+// act does an operation. It returns how many steps of the client succeeded, or -1 if o.local failed, which runs before
+// the first step.
 func (s *stage) act(o operation) (int, error) {
 	if o.local != nil {
 		if err := o.local(s); err != nil {

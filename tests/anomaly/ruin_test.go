@@ -33,16 +33,16 @@ var ruins = []struct {
 	{name: "a driver that shuts down", rule: "call=* error=DEINITIALIZED after={n}", passes: true},
 }
 
-// ruinedDevices is how many GPUs a process can ruin, one after another. They do not include GPU 0, which the neighbour
-// uses.
+// ruinedDevices is how many GPUs a process can ruin, one after another. GPU 0 is not one of them, because the
+// neighbour uses it.
 const ruinedDevices = 7
 
 // ruinLimit is how long a run may take on a busy machine. A longer run shows that something waits for a GPU that is
 // gone.
 const ruinLimit = 25 * time.Second
 
-// ruinTask says how a process ruins GPUs. It ruins the first GPU at driver call N of an operation, and each next GPU at
-// a call with a number twice as high.
+// ruinTask says how a process ruins GPUs. The process runs an operation at most once for each GPU. It
+// ruins the first GPU at driver call N of the operation, the second GPU at call 2N, the third GPU at call 4N, and so on.
 type ruinTask struct {
 	Kind      mempool.Kind
 	Operation int

@@ -16,8 +16,8 @@ import (
 	"github.com/poolbridge/poolbridge/mempool/service"
 )
 
-// stage is a service in this process, with a client and two other clients, the neighbours. The neighbours must not
-// notice the failures of the client and of its pool.
+// stage is a service in this process, with three clients. The clients neighbour and guest must not notice the failures of
+// the third client and of its pool.
 type stage struct {
 	kind   mempool.Kind
 	svc    *service.Service
@@ -122,8 +122,8 @@ func (s *stage) pool() (mempool.PoolStats, bool) {
 	return mempool.PoolStats{}, false
 }
 
-// eventually calls the check wrong until it returns nil, for at most patience. A check may fail at first, because the
-// service does some work later.
+// eventually calls the function wrong until it returns nil, for at most the time patience. The function may return an
+// error at first, because the service does some work later.
 func eventually(wrong func() error) error {
 	for end := time.Now().Add(patience); ; runtime.Gosched() {
 		err := wrong()

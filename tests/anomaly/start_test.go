@@ -9,7 +9,7 @@ import (
 	"github.com/poolbridge/poolbridge/mempool"
 )
 
-// The test fails the calls that a process makes only once, when the process first needs the driver.
+// The test makes driver calls fail that a process makes only once: when it first needs the driver.
 func TestAStartThatFailsIsTriedAgain(t *testing.T) {
 	needSimulation(t)
 	for _, call := range []string{"cuInit", "cuDriverGetVersion", "cuGetProcAddress"} {

@@ -145,7 +145,7 @@ func init() {
 		return reply{}, p.kernels.Spin(p.busy, kernelTakes)
 	})
 	// This operation returns two times in nanoseconds: Value is the time of the call, and Size is the time of the work
-	// inside this process.
+	// that the worker does at the same time.
 	operations["time call"] = on(func(_ *worker, p *publisher, c call) (r reply, err error) {
 		inside := besides()[c.Size].inside
 		done := make(chan error, 1)
@@ -196,7 +196,7 @@ func newPublisher(w *worker, foreign cuda.IPCMemHandle) (p *publisher, err error
 			return errors.Join(err, unix.Close(fd))
 		},
 		func() (err error) { p.plain, err = w.ctx.Malloc(2 * mib); return err },
-		// The driver loads a kernel when the kernel first runs.
+		// The driver loads a kernel when the kernel first runs, so run each kernel before the measurement.
 		func() error {
 			return errors.Join(p.kernels.Spin(p.busy, 0), p.kernels.Spin(p.idle, 0), w.ctx.Synchronize())
 		},
@@ -246,7 +246,7 @@ func BenchmarkPublisherWhileAKernelRuns(b *testing.B) {
 	require.NoError(b, err)
 }
 
-// round measures one call once. It returns the time of the call, and the time of the work beside the call.
+// round measures one call once. It returns the time of the call, and the time of the work that runs at the same time.
 func round(b *testing.B, own, other *process, id, kind, which int) (took, along time.Duration) {
 	b.Helper()
 	beside := besides()[kind]

@@ -26,7 +26,7 @@ const (
 	mib = 1 << 20
 )
 
-// device returns the GPU with an ordinal. If there is no such GPU, device skips the test.
+// device returns the GPU with the given ordinal. If there is no such GPU, device skips the test.
 func device(t testing.TB, ordinal int) cuda.Device {
 	t.Helper()
 	if err := cuda.Init(); err != nil {

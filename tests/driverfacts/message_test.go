@@ -13,7 +13,7 @@ import (
 	"github.com/poolbridge/poolbridge/cuda"
 )
 
-// call is a request to a worker. Each operation defines the meaning of the other fields.
+// call is a request to a worker. Op names the operation, which defines the meaning of the other fields.
 type call struct {
 	Op    string
 	ID    int // number of an object, from an earlier reply

@@ -11,7 +11,7 @@ import (
 	"github.com/poolbridge/poolbridge/cuda/pattern"
 )
 
-// This operation of a worker uses a kernel, because the driver may fill and copy memory without kernels.
+// This operation of a worker fills memory with a kernel, because the driver's own fills and copies may use no kernel.
 func init() {
 	operations["kernel fill"] = with(func(w *worker, c call) (_ reply, err error) {
 		k, err := pattern.Load(w.ctx)

@@ -1,8 +1,8 @@
 """Measures on one machine the figures that docs/performance.md reports: `measure.py --poolsvc FILE`.
 
-The program runs `poolsvc bench` and Python streams. It also measures parts of the package that only some programs use,
-in turn with and without the part. It prints each result as a line as soon as the result is known. A step that has not
-begun before the time limit is left out.
+The program runs `poolsvc bench` and Python streams. It also measures each part of the package that only some programs
+use: in turn with and without this part. It prints each result as a line as soon as the result is known. It leaves out
+a step that has not begun before the time limit.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def show(row: dict[str, Any]) -> None:
 
 
 class Measurement:
-    """What all steps share: the program to measure, the times, and the results."""
+    """What all steps share: the path of poolsvc, how long and how often to measure, and the results."""
 
     def __init__(self, given: argparse.Namespace, folder: Path) -> None:
         self.poolsvc: str = given.poolsvc

@@ -1,4 +1,4 @@
-// Package gpus skips tests that the GPU of a machine cannot run.
+// Package gpus skips tests that the machine's GPU cannot run.
 package gpus
 
 import (

@@ -219,7 +219,7 @@ func TestAHangupReloadsWhatItCanAndNamesTheRest(t *testing.T) {
 	said(path + `:1: log.level: \"loud\" is no level`)
 	assert.Len(t, s.Stats(t).Pools, 2, "everything stays as it was")
 
-	// The rig sets --verbose, which overrides the file's level.
+	// Package rig starts the service with --verbose, which overrides the log level in the file.
 	reload(`
 socket: {mode: 0666}
 log: {format: json}

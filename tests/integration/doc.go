@@ -1,2 +1,2 @@
-// Package integration tests the built poolsvc with real Python workers: black box, over the socket.
+// Package integration tests the built poolsvc, in a separate process, with real Python workers. The tests use no code of the service.
 package integration

@@ -12,7 +12,7 @@ import (
 )
 
 // failer is a program that publishes a buffer and a frame with promises, and a second buffer whose promise has failed
-// before. When the test sends a line, failer reports that all promises have failed, and kills itself at once.
+// before. When the test sends a line, failer makes all promises fail, and kills itself at once.
 const failer = `
 import os, signal, sys, poolbridge
 client = poolbridge.connect(sys.argv[1])

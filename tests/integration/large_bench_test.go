@@ -23,7 +23,7 @@ import (
 )
 
 // neighborRole is an environment variable. If it is set, this program is a neighbor of the benchmark, and its value
-// names an entry of neighbors.
+// is a key of the map neighbors.
 const neighborRole = "POOLBRIDGE_TEST_NEIGHBOR"
 
 const holderSessions, buffersEach = 1000, 100
@@ -135,7 +135,7 @@ func serveLarge(b *testing.B) (s *rig.Service) {
 
 // BenchmarkTransferBesideThoseWhoLook measures a transfer of a service with 1,000 sessions and 100,000 buffers: first
 // alone, and then while one other process runs. The other process only computes, or lists the buffers of the service,
-// or has its page open, or lists the buffers of another service. A process that lists another service uses as much CPU
+// or has the page of the service open, or lists the buffers of another service. A process that lists another service uses as much CPU
 // time as one that lists the measured service, but sends no requests to the measured service.
 func BenchmarkTransferBesideThoseWhoLook(b *testing.B) {
 	s, another := serveLarge(b), serveLarge(b)

@@ -156,7 +156,7 @@ func TestThePageShowsWhoHoldsWhatWhileAPipelineRunsAndWhoDied(t *testing.T) {
 	camera.Say(t, "on")
 	page.shows(`document.querySelector("#channel-rows tr").children[5].textContent !== %q`, before)
 
-	// Select the block with the name weights, first with the mouse and then with the keyboard.
+	// Select the block with the name "weights", first with the mouse and then with the keyboard.
 	const weights = `[...document.querySelectorAll(".block")].find((e) => e.textContent.startsWith("weights"))`
 	const about = `document.querySelector(".about").textContent`
 	page.shows(weights + ` !== undefined`)
@@ -293,7 +293,7 @@ func TestTheCardsNameWhoMattersMost(t *testing.T) {
 	say("events", []m{})
 	shows("dead", "nobody", "had given back what it held")
 
-	// If two channels are equally full, the card shows the slower channel.
+	// If two channels are equally full, the card "slow" shows the slower channel.
 	look(1, []m{channel(1, 12, 3), channel(2, 10, 3, m{"session": 2, "behind": 3})}, readers...)
 	shows("slow", "stands", "behind in channel 2")
 
@@ -303,7 +303,7 @@ func TestTheCardsNameWhoMattersMost(t *testing.T) {
 	page.shows(`document.querySelector("#channel-rows").children[1].children[7].textContent === "4 / 4"`)
 	page.shows(`document.getElementById("graph").textContent.includes("4 of 4 wait")`)
 
-	// The card shows the newest session that died, as soon as its event comes. A session that used no memory and no
+	// The card "dead" shows the newest session that died, as soon as its event comes. A session that used no memory and no
 	// channel does not replace that session, even if it ended later.
 	events := []m{ended(1, 4, "looks", 0)}
 	happen := func(e m) {

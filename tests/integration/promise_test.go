@@ -14,7 +14,7 @@ import (
 	"github.com/poolbridge/poolbridge/tests/rig"
 )
 
-// promiser is a program that publishes two buffers and a frame. For each line that the test sends, it writes the
+// promiser is a program that publishes two buffers and a frame. For each line that the test sends, promiser writes the
 // content of one of the three.
 const promiser = `
 import sys, poolbridge

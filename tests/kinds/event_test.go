@@ -35,7 +35,7 @@ const (
 
 const nobody = 65534
 
-// read makes a stream wait for the content of the buffer named frame, and prints whether this succeeded. Then it waits
+// read makes a stream wait for the content of the buffer "frame", and prints whether this succeeded. Then it waits
 // for the content and prints the first and the last byte.
 func read(socket string) (err error) {
 	if os.Getenv(readerShm) != "" {

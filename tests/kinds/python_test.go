@@ -9,8 +9,8 @@ import (
 	"github.com/poolbridge/poolbridge/tests/rig"
 )
 
-// python runs a script with a client of a service, and returns the output. The service has a buffer of a kind,
-// published with the name frame.
+// python runs a script with a client of a service, and returns the output. The service has a buffer in memory
+// of the kind, published with the name "frame".
 func python(t *testing.T, kind mempool.Kind, script string) string {
 	t.Helper()
 	s, _ := published(t, kind)

@@ -16,8 +16,8 @@ import (
 	"github.com/poolbridge/poolbridge/tests/rig"
 )
 
-// client starts a service, and returns a client and its pool on the first GPU. The test is skipped if streams of this
-// GPU cannot wait for words.
+// client starts a service, and returns a client and its pool on the first GPU. If streams of this GPU cannot wait for
+// words, client skips the test.
 func client(t *testing.T) (*bridge.Client, *bridge.Pool) {
 	t.Helper()
 	gpus.NeedWords(t)

@@ -91,7 +91,7 @@ type imported struct {
 
 const mib = 1 << 20
 
-// start starts a service with two pools of a kind, p and q, and imports p. If the machine does not have the kind, start
+// start starts a service with two pools of a kind, "p" and "q", and imports "p". If the machine does not have the kind, start
 // skips the test.
 func start(t *testing.T, kind mempool.Kind) (*rig.Service, *imported) {
 	t.Helper()

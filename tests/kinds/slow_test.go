@@ -116,8 +116,8 @@ func TestAFrameIsHandedOverWhileAKernelIsYetToWriteIt(t *testing.T) {
 	reader.End(t)
 }
 
-// send publishes a frame whose content write queues in the stream. It returns how long the calls WaitOn, Pointer and
-// Publish took.
+// send publishes a frame. The function write queues the work that writes the frame's content. send returns how long the
+// calls WaitOn, Pointer and Publish took.
 func send(ctx context.Context, p *bridge.Pool, ch *bridge.Channel, n uint32, elements uint64, q mempool.Queue, write func(cuda.DevicePtr) error) (time.Duration, error) {
 	l, err := p.Allocate(ctx, mempool.Tensor{DType: mempool.Uint32, Shape: []uint64{elements}})
 	if err != nil {

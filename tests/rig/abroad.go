@@ -8,8 +8,8 @@ import (
 	"testing"
 )
 
-// settle is the code that each program of Abroad runs first. It imports the packages first, because the other user may
-// not be able to read their files. It mounts /proc, because the driver reads files about its own process there.
+// settle is the code that each program of Abroad runs first. It imports the packages before it changes the user, because
+// the other user may not be able to read their files. It mounts /proc, because the driver reads files about its own process there.
 const settle = `
 import ctypes, os, numpy, poolbridge
 try:

@@ -1,4 +1,5 @@
-// The work of streams on memory. A stream works in pieces, and each piece is pinned while the stream touches it.
+// The access of streams to memory. A stream accesses memory piece by piece. While the stream accesses a piece, the piece is pinned:
+// it stays mapped even if the program frees it.
 #include "access.h"
 
 #include <string.h>

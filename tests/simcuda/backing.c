@@ -24,7 +24,7 @@ static void set_internal(int fd, bool on) {
 
 bool backing_is_internal(int fd) { return fd < MAX_FD && (internal[fd / 8] >> fd % 8 & 1); }
 
-// The simulation's own descriptors have high numbers, so that programs that expect low numbers find low numbers free.
+// The simulation's own descriptors have high numbers, so that the low numbers stay free for programs that expect low numbers.
 int backing_keep(int fd) {
     int kept = fcntl(fd, F_DUPFD_CLOEXEC, LOWEST_FD);
     if (kept < 0) kept = fcntl(fd, F_DUPFD_CLOEXEC, 3);
@@ -115,8 +115,8 @@ CUresult backing_import(int given, enum memory_kind kind, struct backing **out) 
     return CUDA_SUCCESS;
 }
 
-// Makes a second mapping of shared memory of the program. A stream that waits for a word in this memory then survives if
-// the program unmaps its own mapping. A real device pins the pages. Returns NULL for memory that is not shared.
+// Makes a second mapping of shared memory of the program. So a stream that waits for a word in this memory can continue even
+// if the program unmaps its own mapping. (A real device pins the pages instead.) Returns NULL for memory that is not shared.
 struct backing *backing_of_host(uint64_t start, uint64_t size) {
     uint64_t page = start / 4096 * 4096, mapped = (start + size - page + 4095) / 4096 * 4096;
     void *at = mremap((void *)page, 0, mapped, MREMAP_MAYMOVE);

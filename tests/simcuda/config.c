@@ -51,7 +51,8 @@ static int visible_entry(const char *entry, int machine) {
     return found;
 }
 
-// Reads the entries in order, and stops like the driver: at the first entry that names no device, or that repeats a device.
+// Reads the entries in order, like the driver. Stops at the first entry that names no device. If an entry repeats a device, no device
+// is visible.
 static void load_visible(int machine) {
     const char *list = getenv("CUDA_VISIBLE_DEVICES");
     if (!list) {

@@ -82,7 +82,7 @@ void ctx_wait_idle(struct context *ctx) {
         all[n] = (struct dependency){s, s->queued};
         stream_ref(s);
     }
-    // The list of streams may change during the wait.
+    // The wait uses a copy of the list, because the list of streams may change during the wait.
     for (int i = 0; i < n; i++) {
         stream_wait(all[i].stream, all[i].seq);
         stream_unref(all[i].stream);
@@ -90,12 +90,12 @@ void ctx_wait_idle(struct context *ctx) {
     free(all);
 }
 
-// Like the driver, this function first waits for the work of the context.
+// Like the driver, this function first waits until the work of the context is done.
 void ctx_destroy(struct context *ctx) {
     ctx_wait_idle(ctx);
     ctx->alive = false;
     while (ctx->first) {
-        // Work that can never end (a wait for a word that nothing writes) ends with its context.
+        // Work that can never end, such as a wait for a word that nothing writes, ends when its context is destroyed.
         ctx->first->aborted = true;
         stream_close(ctx->first);
     }
@@ -145,7 +145,7 @@ SIM_API CUresult cuDevicePrimaryCtxReset_v2(CUdevice dev) {
     if (bad_device(dev)) return CUDA_ERROR_INVALID_DEVICE;
     LOCK();
     struct context *ctx = ctx_primary(dev);
-    // Measured: a process that retained the context has a destroyed context until the process retains it again.
+    // Measured: after this call, the context is destroyed even if the process has retained it, until the process retains it again.
     if (ctx->alive) ctx_destroy(ctx);
     ctx->refs = 0;
     UNLOCK();

@@ -105,7 +105,7 @@ SIM_API CUresult cuMemcpyDtoHAsync_v2(void *dst, CUdeviceptr src, size_t size, C
     return run(stream, (uint64_t)dst, src, size, DEVICE_TO_HOST, "cuMemcpyDtoHAsync", false);
 }
 
-// For a copy within a device, even the plain call does not wait: the copy is ordered with the default stream.
+// Within a device, this call does not wait for the copy, although it is not the asynchronous call. The copy runs in the default stream.
 SIM_API CUresult cuMemcpyDtoD_v2(CUdeviceptr dst, CUdeviceptr src, size_t size) {
     ENTER(cuMemcpyDtoD, NEED_CTX);
     return run(NULL, dst, src, size, DEVICE_TO_DEVICE, "cuMemcpyDtoD", false);

@@ -8,7 +8,7 @@
 #define DEVICE(dev) \
     if ((dev) < 0 || (dev) >= config.devices) return CUDA_ERROR_INVALID_DEVICE
 
-// The UUID spells "simulated" in bytes. SIMCUDA_UUID and the ordinal are last:
+// The first bytes of the UUID are the text "simulated". The last bytes are SIMCUDA_UUID (u) and the ordinal (n):
 // GPU-73696d75-6c61-7465-6400-uuuuuuuu00nn.
 void device_uuid(int ordinal, char uuid[16]) {
     memset(uuid, 0, 16);
@@ -99,8 +99,8 @@ SIM_API CUresult cuDeviceGetByPCIBusId(CUdevice *dev, const char *text) {
 
 struct attribute { int number, value; };
 
-// The attributes: each number of the driver's interface, and its value. The comments name the attributes. Any other
-// attribute returns 0 up to the last attribute of CUDA 13.0, and INVALID_VALUE after that.
+// The attributes of a device: the number of each attribute in the driver's interface, and its value. The comments name the attributes.
+// For any other number, the call returns the value 0 up to the last attribute of CUDA 13.0, and the error INVALID_VALUE after it.
 static const struct attribute attributes[] = {
     {1, 1024}, {2, 1024}, {3, 1024}, {4, 64}, // threads in a block, block dimensions
     {5, 2147483647}, {6, 65535}, {7, 65535}, // grid dimensions

@@ -55,7 +55,7 @@ SIM_API CUresult cuMemFreeHost(void *p) {
     return ours ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
 }
 
-// Returns the process's own access to the part: 0: none; 1: read; 3: read and write.
+// Returns what this process itself can do with the memory: 0: nothing; 1: read; 3: read and write.
 static int rights(uint64_t start, size_t size) {
     FILE *maps = fopen("/proc/self/maps", "re");
     if (!maps) return 3;

@@ -1,5 +1,5 @@
 // Events between processes. The state of an event is a file in /dev/shm that belongs to one user, because real events
-// have the same limit: another user, or a process with a private /dev/shm, cannot open them (CUDA_ERROR_MAP_FAILED).
+// have the same limit: another user, or a process with a private /dev/shm, cannot open an event (CUDA_ERROR_MAP_FAILED).
 #include "event.h"
 
 #include <dirent.h>
@@ -62,7 +62,7 @@ CUresult shared_event_create(struct event *e) {
     return CUDA_SUCCESS;
 }
 
-// The mapping stays: queued operations may still refer to it, and it is only one page long.
+// Does not unmap the state of the event: queued operations may still use it, and it is only one page long.
 void shared_event_close(struct event *e) {
     if (!e->shared) return;
     // Measured: while a process has the event open, other processes can open it, even after the process that made the
@@ -88,7 +88,7 @@ bool shared_event_reached(struct shared_event *shared, uint32_t count) {
 }
 
 void shared_event_wait(struct shared_event *shared, uint32_t count, bool (*stop)(void *arg), void *arg) {
-    // The pause limits only how late this wait notices a failed context or the end of this process.
+    // The completion of the recording ends a pause at once. Only the check with stop may be late by the time of a pause.
     const struct timespec pause = {.tv_nsec = 2000000};
     while (!shared_event_reached(shared, count) && !stop(arg)) {
         uint32_t seen = shared->completed;

@@ -5,14 +5,14 @@
 #include <string.h>
 #include <time.h>
 
-// Whether kernels of a context can access plain memory. Measured: memory that a process opened by its handle belongs to
-// the device whose context opened the memory, and peer access between contexts does not extend to this memory.
+// Returns whether kernels of a context can access plain memory. Measured: memory that a process opened with a legacy handle belongs to
+// the device whose context opened the handle, and peer access between contexts does not extend to this memory.
 static bool reaches(const struct context *ctx, const struct range *g) {
     if (g->kind == RANGE_IPC) return g->ctx->device == ctx->device;
     return g->kind != RANGE_LINEAR || g->device == ctx->device || ctx->peers >> g->device & 1;
 }
 
-// Memory as a kernel sees it. The driver refuses a copy that may not access its memory. The driver does not refuse a
+// The access of a kernel to memory. The driver refuses a copy that may not access its memory. The driver does not refuse a
 // kernel: the kernel and its context fail while the kernel runs.
 CUresult kernel_memory(const struct launch *l, uint64_t address, uint64_t size, enum access access,
                        void (*fn)(uint8_t *at, uint64_t size, void *arg), void *arg) {

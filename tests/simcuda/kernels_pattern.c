@@ -1,4 +1,4 @@
-// The kernels of package cuda/pattern, on the CPU. Names, parameters and results are the same, bit for bit.
+// The kernels of package cuda/pattern, on the CPU. Their names, parameters and results are equal to those of the real kernels.
 #include "kernel.h"
 
 #include <stdbool.h>

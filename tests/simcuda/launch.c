@@ -105,7 +105,7 @@ static void run(struct stream *s, struct op *op) {
 
 enum { PARAM_END = 0, PARAM_BUFFER_POINTER = 1, PARAM_BUFFER_SIZE = 2 };
 
-// Parameters come as an array of pointers to the values, or in one packed buffer.
+// A program passes the parameters as an array of pointers to the values, or in one packed buffer.
 static CUresult take_params(const struct kernel *k, void **params, void **extra, struct launch *l) {
     const char *buffer = NULL;
     size_t size = 0, at = 0;

@@ -161,7 +161,7 @@ SIM_API CUresult cuMemGetAddressRange_v2(CUdeviceptr *base, size_t *size, CUdevi
     LOCK();
     struct range *g = range_find(address);
     bool known = g && !g->freed;
-    // Measured: memory that was opened by its handle is found only in the context in which it was opened.
+    // Measured: this call finds memory that was opened with a legacy handle only in the context in which it was opened.
     if (known && g->kind == RANGE_IPC && g->ctx != ctx_current()) known = false;
     if (known && base) *base = g->start;
     if (known && size) *size = g->size;

@@ -1,4 +1,4 @@
-// Memory pools as objects: making, destroying, attributes, access.
+// Memory pools: how they are made and destroyed, their attributes, and the access of devices to them.
 #include "pool.h"
 
 #include <stdlib.h>
@@ -283,7 +283,7 @@ static CUresult set_access(struct pool *p, const CUmemAccessDesc *desc) {
     }
     if (desc->flags != CU_MEM_ACCESS_FLAGS_PROT_READWRITE) return CUDA_ERROR_INVALID_VALUE;
     if (p->device >= 0 && device != p->device && !config.peer) return CUDA_ERROR_INVALID_DEVICE;
-    // Measured: when a process maps memory of an imported host pool, one GPU gets access, and a second GPU does not.
+    // Measured: while a process maps memory of an imported host pool, the process can give access to one GPU, but not to a second GPU.
     if (p->device < 0 && p->imported && p->mapped_now && p->writable & ~(1u << device) && !(p->writable >> device & 1))
         return CUDA_ERROR_ALREADY_MAPPED;
     p->readable |= 1u << device;

@@ -85,8 +85,7 @@ void section_enter(enum section section, const char *call) {
     if (!on) return;
     char other[64] = "";
     pthread_mutex_lock(&sections_mu);
-    // Calls on a pool exclude each other, and they exclude calls on the pool's pointers. Calls on pointers may overlap
-    // each other.
+    // Calls on pools must not overlap each other or calls on pointers of pools. Calls on pointers may overlap each other.
     if (sections[SECTION_POOL].inside) snprintf(other, sizeof other, "%s", sections[SECTION_POOL].call);
     else if (section == SECTION_POOL && sections[SECTION_POINTER].inside) {
         snprintf(other, sizeof other, "%s", sections[SECTION_POINTER].call);
@@ -113,7 +112,7 @@ void importer_add(_Atomic int32_t *importers) {
     for (int i = 0; i < MAX_IMPORTERS; i++) {
         int32_t none = 0;
         if (atomic_compare_exchange_strong(&importers[i], &none, getpid())) return;
-        // A killed process leaves its entry behind.
+        // A killed process does not remove its entry. If the process is gone, this process takes the entry.
         if (kill(none, 0) != 0 && errno == ESRCH && atomic_compare_exchange_strong(&importers[i], &none, getpid())) {
             return;
         }
@@ -127,7 +126,7 @@ void importer_remove(_Atomic int32_t *importers) {
     }
 }
 
-// This process cannot see processes of another PID namespace, so it reports nothing about them.
+// Returns whether a process lives. Returns false for a process of another PID namespace, which this process cannot see.
 static bool alive(int32_t pid) {
     char file[64], state = 0;
     snprintf(file, sizeof file, "/proc/%d/stat", pid);

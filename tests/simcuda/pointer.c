@@ -23,8 +23,8 @@ static int access_flags(const struct range *g) {
 
 struct part { uint64_t start, size; };
 
-// Returns the range of an address. For virtual memory, the range is the whole reservation. For a host pool, the driver does not
-// report the begin (both measured).
+// Returns the range that the driver reports for an address. Measured: for virtual memory, this is the whole reservation; for a host
+// pool, the start is 0.
 static struct part extent(const struct range *g) {
     if (g->kind == RANGE_VMM) {
         struct part p = {g->start, g->size};
@@ -113,8 +113,8 @@ static size_t width(int attribute) {
     }
 }
 
-// If a program asks for several attributes of an address that the driver does not know, the driver returns nulls and
-// does not fail.
+// If a program asks for several attributes of an address that the driver does not know, the driver sets them to zero and
+// returns no error.
 SIM_API CUresult cuPointerGetAttributes(unsigned int count, int *attributes, void **out, CUdeviceptr address) {
     ENTER(cuPointerGetAttributes, NEED_INIT);
     if (!attributes || !out) return CUDA_ERROR_INVALID_VALUE;

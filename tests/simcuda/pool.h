@@ -6,8 +6,8 @@
 
 #define CHUNK (32 * MIB) // a pool takes memory from its device in pieces of this size (measured)
 
-// A part of the pool. The part is allocated, or it was freed in stream order: then it becomes free when the stream
-// freed_on reaches freed_at.
+// A part of the pool. The part is allocated, or it was freed in stream order. A part that was freed in stream order becomes free when
+// the stream freed_on reaches freed_at.
 struct span {
     struct span *next;
     uint64_t offset, size, asked;

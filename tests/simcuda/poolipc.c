@@ -108,7 +108,7 @@ static bool genuine(const struct blob *b, struct pool *p) {
     const struct shared_header *h = p->backing->header;
     if (b->pid != (uint64_t)h->exporter || b->pool != h->number || b->cookie != h->cookie) return false;
     if (!b->size || b->offset >= h->capacity || b->size > h->capacity - b->offset) return false;
-    // Measured: a process that has mapped memory once can map it again, even after the exporter has freed it.
+    // Measured: a process that has mapped an allocation once can map it again, even after the exporter has freed the allocation.
     uint64_t i = b->offset / CHUNK;
     return b->chunk && (b->chunk == h->tables->chunk_id[i] || b->chunk == p->mapped[i]);
 }
@@ -124,7 +124,7 @@ static CUresult import_pointer(CUdeviceptr *out, struct pool *p, const struct bl
         *out = known->start;
         return CUDA_SUCCESS;
     }
-    // The exporter has used the memory for another allocation, while this process still had the old allocation mapped.
+    // This process still has old allocations mapped whose memory the exporter has used again. Remove these allocations.
     for (struct range *old; (old = range_overlap(start, b->size)) != NULL;) {
         if (!old->freed) {
             claim_remove(p->backing->header->tables->claims, old->claim);

@@ -47,7 +47,7 @@ SIM_API CUresult cuGetProcAddress_v2(const char *symbol, void **out, int version
     ENTER(cuGetProcAddress, NEED_NOTHING);
     (void)flags;
     CUresult r = get(symbol, out, version, status);
-    // Measured: only the null pointer and the status say that a function is missing.
+    // Measured: if a function is missing, the call still succeeds. Only the null pointer and the status say that it is missing.
     return r == CUDA_ERROR_NOT_FOUND ? CUDA_SUCCESS : r;
 }
 

@@ -39,8 +39,8 @@ static bool is_instruction(const char *word, size_t n) {
     return false;
 }
 
-// Skips the rest of the statement: up to the semicolon or, if a directive ends there, up to the brace or the end of the
-// line.
+// Skips the rest of a statement. An instruction ends at a semicolon. A directive outside of functions ends at a semicolon, at a brace,
+// or at the end of a line.
 static const char *rest(const char *at, bool in_body, int *line) {
     int parentheses = 0;
     for (; *at; at++) {

@@ -8,7 +8,7 @@ static struct range **ranges;
 static size_t count, room;
 static uint64_t last_serial;
 
-// Returns the first range that ends after the address.
+// Returns the index of the first range that ends after the address.
 static size_t position(uint64_t address) {
     size_t low = 0, high = count;
     while (low < high) {
@@ -84,7 +84,7 @@ uint8_t *range_pin(uint64_t address, uint64_t want, uint64_t *got, struct backin
     return r->memory + skip;
 }
 
-// Succeeds if the part lies in one allocation, even if no device has access to it.
+// Succeeds if the `size` bytes at the address are in one allocation, even if no device has access to it.
 CUresult range_within(uint64_t address, uint64_t size) {
     struct range *r = range_find(address);
     return r && !r->freed && address + size <= r->start + r->size ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
@@ -101,8 +101,8 @@ CUresult range_check(uint64_t address, uint64_t size, enum access access, int de
     struct range *r = range_find(address);
     if (!r || r->freed) return CUDA_ERROR_INVALID_VALUE;
     if (r->kind == RANGE_LINEAR || r->kind == RANGE_IPC) {
-        // A kernel reaches the plain device memory of a peer through peer access of its context; copies are staged
-        // without peer access.
+        // A copy can access plain device memory of every device: without peer access, the driver stages the copy. For
+        // kernels, kernel_memory also checks peer access.
         return range_within(address, size);
     }
     for (;;) {

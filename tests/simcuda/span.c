@@ -48,7 +48,7 @@ static CUresult reserve(struct pool *p, uint64_t offset, uint64_t size) {
     return CUDA_SUCCESS;
 }
 
-// Finds the offset of the first gap of the size. with_pending: parts that are freed in stream order count as free.
+// Finds the first gap of at least `size` bytes. If with_pending is true, parts that were freed in stream order count as free.
 static bool find_gap(struct pool *p, uint64_t size, bool with_pending, uint64_t *offset) {
     uint64_t at = 0;
     for (struct span *s = p->spans; s; s = s->next) {

@@ -1,8 +1,8 @@
 """The packages cuda-core and cuda-bindings, unmodified, on the simulated driver.
 
-Each test spawns its own processes and forks none: an owner and a user of memory, which exchange descriptors over a Unix
-socket. Run the tests with any Python that has both packages and pytest. The tests need the built library
-(``make -C tests/simcuda``) and no GPU.
+Each test starts new Python processes, and does not fork: an owner and a user of memory, which exchange descriptors over
+a Unix socket, or only one process. Run the tests with any Python that has both packages and pytest. The tests need the
+built library (``make -C tests/simcuda``) and no GPU.
 """
 
 import importlib.util
@@ -26,7 +26,7 @@ MIB = 1 << 20
 
 
 def call(result):
-    """Return the values of a call of cuda.bindings, or raise its error."""
+    """Return the values in `result`, which a call of cuda.bindings has returned; or raise the error in it."""
     from cuda.bindings import driver
 
     error, *values = result
@@ -44,7 +44,7 @@ def device(ordinal=0):
 
 
 def close(stream, buffer, pool):
-    """Free a buffer and close its pool in the right order. A user calls this before the owner frees its memory."""
+    """Free a buffer and close its pool in the right order. A user must do this before the owner frees the memory."""
     buffer.close(stream)
     stream.sync()
     pool.close()
@@ -122,7 +122,7 @@ def user_buffer(sock):
 
 
 def register(fd, prot):
-    """Register a page of a memfd for streams; return the page, its device address and its address."""
+    """Register a page of a memfd with the driver; return the page, its address on the device and its address."""
     import ctypes
 
     from cuda.bindings import driver
@@ -379,7 +379,7 @@ def alone_kernel(sock):
 
 
 def alone_host_pool(sock):
-    """Test a host pool to which no device has access: copies to its memory still work."""
+    """Test that copies to memory of a host pool work even if no device has access to the pool."""
     from cuda.core import PinnedMemoryResource
 
     dev, stream = device()
@@ -478,7 +478,7 @@ def environment(folder, **more):
 
 
 def misuse(folder):
-    """Return the lines of the detector except leaks, because cuda.core does not free its context before the exit."""
+    """Return the detector's reports. Leave out leaks, because cuda.core does not free its context before the exit."""
     path = folder / "misuse"
     lines = path.read_text().splitlines() if path.exists() else []
     return [line for line in lines if "kind=leak" not in line and "kind=forgotten-fd" not in line]

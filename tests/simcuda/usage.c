@@ -2,7 +2,7 @@
 // object lives as long as a process has it, so the sum over all objects of all processes is exact, even after a
 // SIGKILL. The sum is computed from the file descriptors of the processes that this process may inspect. The
 // computation takes a millisecond or two, so only calls that ask for the sum, or that may fill the device, compute it. All
-// processes of a machine share a ledger, whose number is never too low.
+// processes of a simulated machine share a ledger: for each device, a number of used bytes that is never too low.
 #include "sim.h"
 
 #include <ctype.h>
@@ -27,7 +27,8 @@ static bool first_time(struct seen *seen, ino_t inode) {
     return true;
 }
 
-// Opens the memfd of a descriptor of a process, if this memfd has the name `wanted`. Otherwise returns -1.
+// Opens the file `name` in the folder /proc/PID/fd, if it is a memfd with the name `wanted` that was not opened before. Otherwise
+// returns -1.
 static int open_memfd(int dir, const char *name, const char *wanted, struct seen *seen, bool *hidden) {
     char link[96];
     ssize_t n = readlinkat(dir, name, link, sizeof link - 1);
@@ -90,7 +91,7 @@ static bool keep_it(int fd, void *found) {
 
 static struct ledger *ledger;
 
-// Finds the ledger that another process has, or makes the ledger.
+// Finds the ledger that another process has made. If no process has a ledger, makes the ledger.
 static void ledger_open(void) {
     char name[64] = "/memfd:";
     const size_t prefix = sizeof "/memfd:" - 1;

@@ -1,6 +1,6 @@
 // Device addresses. All of them are in one large part of the address space, which the CPU cannot touch. So a program that
 // dereferences a device pointer on the CPU crashes, as it would with a GPU (SIMCUDA_HOST_ACCESS=1 allows the access).
-// And host memory never gets an address that a device had.
+// The program's own memory never gets an address that device memory had.
 #include "sim.h"
 
 #include <stdlib.h>
@@ -27,7 +27,7 @@ static void open_arena(void) {
 
 bool va_is_device(uint64_t address) { return arena && address - arena < arena_size; }
 
-// Returns the first place from `from` on where the size fits, or 0.
+// Returns the first address, from `from` on, at which `size` bytes are free; 0: there is no such address.
 static uint64_t fit(uint64_t from, uint64_t size, uint64_t align) {
     uint64_t at = (from + align - 1) / align * align;
     for (struct taken *t = first; t; t = t->next) {
@@ -43,7 +43,7 @@ uint64_t va_reserve(uint64_t size, uint64_t align, uint64_t hint) {
     if (align < 2 * MIB) align = 2 * MIB;
     uint64_t at = 0;
     if (va_is_device(hint) && hint % align == 0 && fit(hint, size, align) == hint) at = hint;
-    // The search begins after the last address, so that a freed address is not used again soon.
+    // The search begins after the range that was reserved last, so that a freed address is not used again soon.
     if (!at) at = fit(cursor, size, align);
     if (!at) at = fit(arena, size, align);
     if (!at) return 0;
@@ -68,7 +68,7 @@ void va_release(uint64_t at, uint64_t size) {
     }
 }
 
-// The CPU reaches host memory at its device address, as on any machine with unified addressing.
+// Lets the CPU access host memory at its device address, as on any machine with unified addressing.
 bool va_expose(uint64_t at, struct backing *b, uint64_t offset, uint64_t size) {
     if (!b->host && !config.host_access) return true;
     off_t in_file = (off_t)(b->header->header_size + offset);

@@ -86,7 +86,7 @@ SIM_API CUresult cuMemMap(CUdeviceptr start, size_t size, size_t offset, CUmemGe
     return r;
 }
 
-// Returns whether whole mappings fill the part exactly.
+// Returns whether the `size` bytes at `start` consist of whole mappings, without gaps.
 static bool covered(uint64_t start, uint64_t size) {
     uint64_t at = start;
     while (at < start + size) {

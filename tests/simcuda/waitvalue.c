@@ -14,7 +14,7 @@ struct word {
     bool wide;
 };
 
-// Wakes the waiters, which sleep on the lower half of the word, in all processes of this simulated machine.
+// Wakes the streams that wait for the word, in all processes of this simulated machine. They sleep on the lower half of the word.
 static void announce(uint8_t *at) { syscall(SYS_futex, at, FUTEX_WAKE, INT_MAX, NULL, NULL, 0); }
 
 static uint64_t load(uint8_t *at, bool wide) {

@@ -125,7 +125,7 @@ func (m *model) after(a *consumer) pc {
 }
 
 // ring makes the consumer wake the members that sleep on the futex word. After these steps, the consumer continues with
-// the step in then.
+// the step that then names.
 func (m *model) ring(a *consumer, word futex, then pc) {
 	if m.mutant("nobody is woken for room") {
 		word &^= freed
@@ -190,8 +190,8 @@ func (m *model) oldestThatWaits(s *state, c int8, a *consumer) {
 	a.tail, a.survey = tail{}, survey{}
 }
 
-// own checks that the consumer still takes part in the channel. It runs after the consumer has stored its hold or, if
-// the consumer stores no holds, the number in next.
+// own checks that the consumer still takes part in the channel. It runs after the consumer has stored its hold. A
+// consumer without holds has stored next instead.
 func (m *model) own(s *state, c int8, a *consumer) {
 	part := s.slots[c] == active && s.state != destroyed || m.mutant("the own slot is not looked at again")
 	switch {

@@ -61,7 +61,8 @@ func (m *model) begins() state {
 	return s
 }
 
-// The actors: producers, consumers, their GPUs and the service. After them come the deaths of the members.
+// The numbers of the actors: producers, consumers, the consumers' GPUs, and the service. The numbers from firstDeath on stand for the
+// deaths of the members.
 const (
 	firstConsumer = mostProducers
 	firstGPU      = firstConsumer + mostConsumers
@@ -227,14 +228,15 @@ func (s *set) add(w uint64) bool {
 // difference. An actor has only a few such steps in a row, so every actor gets its turn. A death before such steps has
 // the same effect as a death after them. These are the steps:
 //
-//   - A producer writes into a block that it has back, or into the record of a number that is not published, and no consumer is about to
+//   - A producer writes into a free block, or into the record of a number that is not published, and no consumer is about to
 //     read an older number in the slot of the record. No other producer writes the records of this producer. (If a consumer still used the
 //     block, Explore would find the fault in any order: a consumer that begins after the write reads wrong content, and the producer's step
 //     detects a consumer that has begun before.)
 //   - A consumer reads from a frame that cannot be dropped: no member changes the frame until the consumer releases it. (If a member
-//     changed the frame, the previous step of the consumer would find that fault too. Explore does not take the previous step alone.)
-//   - A member reads the roster when the service has nothing left to do and no member can die or leave. Then a consumer may also store its
-//     next, because other members use next only when the consumer leaves.
+//     changed the frame, the previous step of the consumer would find that fault too. The previous step is not
+//     in this list.)
+//   - A member reads the roster when the service has nothing left to do and no member can die or leave. At such a moment, this list also
+//     includes the step in which a consumer stores next, because other members read next only when the consumer leaves.
 //   - A consumer reads a futex word before it wakes members, and no member will sleep on this word again.
 func (m *model) alone(s *state) (actor int, found bool) {
 	quiet := m.quiet(s)
@@ -289,8 +291,8 @@ func (m *model) hasBlock(a *producer) bool {
 	return false
 }
 
-// nobodyReads returns true if no consumer reads a record in the slot. Only consumers that drop frames count, because
-// producers do not wait for them.
+// nobodyReads returns true if no consumer reads a record in the slot. It checks only consumers that drop frames, because
+// producers wait for all other consumers.
 func (m *model) nobodyReads(s *state, slot int8) bool {
 	for c := range m.Consumers {
 		a := &s.cons[c]

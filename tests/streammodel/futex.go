@@ -15,8 +15,8 @@ func (m *model) lie(word int8, a *sleeper, on futex) {
 	}
 }
 
-// wake changes the next futex word if a member sleeps on the word, and then wakes all members that sleep on the word.
-// The waking member can die between these two steps.
+// wake takes the next of the futex words. If a member sleeps on the word, wake changes the value of the word, and then
+// wakes all members that sleep on the word. The member that runs wake can die between these two steps.
 func (m *model) wake(s *state, words *futex, loaded *int8, at, first, second pc) pc {
 	word := *words & -*words
 	w := m.word(s, word)

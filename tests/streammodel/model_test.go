@@ -8,8 +8,8 @@ import (
 	"time"
 )
 
-// configs returns the configurations to explore. Without a mutation, none of them has a fault. A mutation names its
-// configuration.
+// configs returns the configurations to explore. Without a mutation, Explore must find no fault in them. Each mutation
+// names the configuration in which Explore must find a fault.
 func configs() []Config {
 	one := Config{Capacity: 1, Slots: 2, Producers: 1, Consumers: 1, Blocks: 2, Versions: 32, Most: 5_000_000, Frames: [2]int{3}}
 	joins := []task{{join, 0}}
@@ -150,7 +150,8 @@ func skipUnderRaceDetector(t *testing.T) {
 	}
 }
 
-// TestEveryInterleavingHolds explores every configuration. POOLBRIDGE_MODEL_FRAMES is how many more frames the first producer publishes.
+// TestEveryInterleavingHolds explores every configuration. The environment variable
+// POOLBRIDGE_MODEL_FRAMES says how many more frames the first producer publishes.
 func TestEveryInterleavingHolds(t *testing.T) {
 	skipUnderRaceDetector(t)
 	more := 0

@@ -2,7 +2,7 @@ package streammodel
 
 import "testing"
 
-// A mutation is a fault in the protocol that the model must find.
+// A mutation is a change of the protocol that causes a fault. Explore must find the fault.
 type mutation struct{ name, config string }
 
 func mutations() []mutation {

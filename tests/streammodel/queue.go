@@ -67,7 +67,7 @@ func (m *model) stepQueue(s *state, p int8, a *producer) {
 }
 
 // resident returns the number of the frame in the slot of n, and the claim of the slot. Only the newest frame, which
-// the tail t names, may not have an entry yet.
+// the tail t names, can be without an entry.
 func (m *model) resident(s *state, n int8, t tail) (int8, claim) {
 	e := s.order[n%m.n()].number
 	if e < n && n == t.number && t.slot != void {
@@ -94,7 +94,7 @@ func (m *model) walk(s *state, t tail) survey {
 	return survey{head: s.head, n: max(s.head, t.number-m.n()+1, 1), open: t.number + 1}
 }
 
-// survey examines the next slot, and returns true if it must be called again. At the end of the survey, it moves the
+// survey examines the next slot, and returns true if the caller must call survey again. At the end of the survey, it moves the
 // head past the frames that are done.
 func (m *model) survey(s *state, v *survey, t tail, limit int8) bool {
 	if v.n <= t.number && v.count < limit {

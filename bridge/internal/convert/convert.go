@@ -78,7 +78,8 @@ func Fences(ts []wire.Fence) []mempool.Fence {
 	return out
 }
 
-// Completion returns what a publication says about its completion: a fence, an interprocess event of CUDA, or both. Either may be nil.
+// Completion returns what a publication says about the moment when the content is complete. `ready` is a fence, and `event` is an
+// interprocess event of CUDA. Either may be nil.
 func Completion(ready *wire.Fence, event []byte) (c mempool.Completion, err error) {
 	if ready != nil {
 		c.Ready = &Fences([]wire.Fence{*ready})[0]
@@ -95,7 +96,7 @@ func WireChannel(c mempool.ChannelInfo) wire.Channel {
 	return wire.Channel{ID: c.ID, Name: c.Name, Pool: c.Pool, Mode: string(c.Mode), Capacity: uint64(c.Capacity), Full: string(c.Full)}
 }
 
-// Channel returns the channel of a message.
+// Channel returns a channel that came in a message.
 func Channel(c wire.Channel) mempool.ChannelInfo {
 	return mempool.ChannelInfo{ID: c.ID, ChannelSpec: mempool.ChannelSpec{Name: c.Name, Pool: c.Pool, Mode: mempool.ChannelMode(c.Mode),
 		Capacity: int(min(c.Capacity, math.MaxInt32)), Full: mempool.FullPolicy(c.Full)}}
@@ -106,7 +107,7 @@ func WireExport(x mempool.Export) (*wire.Export, []*os.File) {
 	return &wire.Export{Data: x.Data, FDs: uint64(len(x.Files))}, x.Files
 }
 
-// Export returns the export of a message that came with files.
+// Export returns an export that came in a message. `files` came together with the message.
 func Export(x *wire.Export, files []*os.File) mempool.Export {
 	return mempool.Export{Data: x.Data, Files: files}
 }

@@ -9,7 +9,8 @@ import (
 	"github.com/poolbridge/poolbridge/mempool"
 )
 
-// The errors of the protocol itself. Package bridge has them under the same names. Package mempool has the errors of memory.
+// These are the errors of the protocol itself. Package bridge has variables of the same names for them. Package mempool has the errors
+// about memory.
 var (
 	ErrProtocol    = errors.New("protocol error")
 	ErrVersion     = errors.New("no common protocol version")
@@ -43,7 +44,7 @@ var codes = []struct {
 	{wire.CodeInternal, mempool.ErrInternal},
 }
 
-// Code returns the code of an error, or "" if there is none.
+// Code returns the code of an error, or "" if the error has no code.
 func Code(err error) wire.Code {
 	for _, c := range codes {
 		if errors.Is(err, c.sentinel) {

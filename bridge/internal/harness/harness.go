@@ -40,7 +40,7 @@ func OpenFDs(t testing.TB) int {
 	return len(entries)
 }
 
-// Eventually returns as soon as the function `so` returns true. It is for conditions without an event to wait for.
+// Eventually returns as soon as the function `so` returns true. Use Eventually if no event says when the condition becomes true.
 func Eventually(t testing.TB, so func() bool) {
 	t.Helper()
 	for !so() {

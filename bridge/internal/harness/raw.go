@@ -32,7 +32,7 @@ func DialRaw(t testing.TB, path string) *Raw {
 	return &Raw{t, conn, make([]byte, wire.MaxPacket)}
 }
 
-// Greeted returns a client whose session is open, without features.
+// Greeted returns a client whose session is open. The session uses no optional features of the protocol.
 func Greeted(t testing.TB, path string) *Raw {
 	t.Helper()
 	r := DialRaw(t, path)

@@ -12,8 +12,8 @@ import (
 // generated matches a place of the page that this program fills.
 var generated = regexp.MustCompile(`(?s)<!-- make generate: (\w+) -->\n.*?<!-- /make generate -->`)
 
-// page replaces the tables between the marks of the page. There is a table for each structure, a table of the requests and a table of the
-// notices.
+// page replaces the tables of docs/protocol.md. Each table is between two HTML comments, which name the table. There is a table for each
+// structure, a table of the requests and a table of the notices.
 func (s *schema) page(page []byte) ([]byte, error) {
 	tables := map[string]string{"Requests": s.requests(), "Notices": s.notices()}
 	for _, one := range s.with(part) {

@@ -54,7 +54,7 @@ func PrimaryRetain(dev int32) (uintptr, Status) {
 // PrimaryRelease calls cuDevicePrimaryCtxRelease.
 func PrimaryRelease(dev int32) Status { return Status(C.pb_primary_release(C.int(dev))) }
 
-// CtxCreate calls cuCtxCreate, and does not change the thread's current context.
+// CtxCreate calls cuCtxCreate. After CtxCreate, the thread has the same current context as before.
 func CtxCreate(dev int32) (uintptr, Status) {
 	var ctx C.uintptr_t
 	st := C.pb_ctx_create(&ctx, C.int(dev))

@@ -68,7 +68,7 @@ import "C"
 
 import "unsafe"
 
-// CopyHtoD calls cuMemcpyHtoD and waits until the data has arrived.
+// CopyHtoD calls cuMemcpyHtoD and waits until the copy is done.
 func CopyHtoD(ctx uintptr, dst uint64, src []byte) Status {
 	return Status(C.pb_copy_htod(C.uintptr_t(ctx), C.uint64_t(dst), unsafe.Pointer(unsafe.SliceData(src)), C.uint64_t(len(src))))
 }
@@ -83,12 +83,12 @@ func CopyDtoD(ctx uintptr, dst, src, n uint64) Status {
 	return Status(C.pb_copy_dtod(C.uintptr_t(ctx), C.uint64_t(dst), C.uint64_t(src), C.uint64_t(n)))
 }
 
-// CopyHtoDAsync calls cuMemcpyHtoDAsync from an address that Go does not own.
+// CopyHtoDAsync calls cuMemcpyHtoDAsync. The address src is not memory of the Go heap.
 func CopyHtoDAsync(ctx, s uintptr, dst uint64, src uintptr, n uint64) Status {
 	return Status(C.pb_copy_htod_async(C.uintptr_t(ctx), C.uint64_t(dst), C.uintptr_t(src), C.uint64_t(n), C.uintptr_t(s)))
 }
 
-// CopyDtoHAsync calls cuMemcpyDtoHAsync to an address that Go does not own.
+// CopyDtoHAsync calls cuMemcpyDtoHAsync. The address dst is not memory of the Go heap.
 func CopyDtoHAsync(ctx, s uintptr, dst uintptr, src, n uint64) Status {
 	return Status(C.pb_copy_dtoh_async(C.uintptr_t(ctx), C.uintptr_t(dst), C.uint64_t(src), C.uint64_t(n), C.uintptr_t(s)))
 }

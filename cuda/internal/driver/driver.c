@@ -19,7 +19,8 @@ static void *find(void *lib, get_proc_address get, const char *name, const char 
 }
 
 int pb_load(char *why, size_t size) {
-	// The library is never closed, because the driver starts threads.
+	// The process never closes the library, because the driver starts threads
+	// that run code of the library.
 	void *lib = dlopen("libcuda.so.1", RTLD_NOW | RTLD_LOCAL);
 	if (lib == NULL) {
 		const char *reason = dlerror();

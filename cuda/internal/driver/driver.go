@@ -20,8 +20,8 @@ import "C"
 
 import "unsafe"
 
-// Load opens libcuda.so.1 and finds its calls. If Load fails, the result why is the reason. Load
-// must not be called concurrently, nor again after a success.
+// Load opens libcuda.so.1 and looks up its functions. If Load fails, the result why is the reason.
+// Only one goroutine at a time may call Load, and no goroutine may call it after it has succeeded.
 func Load() (why string, ok bool) {
 	var buf [512]byte
 	if C.pb_load((*C.char)(unsafe.Pointer(&buf[0])), C.size_t(len(buf))) != 0 {
@@ -33,7 +33,7 @@ func Load() (why string, ok bool) {
 // Init calls cuInit.
 func Init() Status { return Status(C.pb_init()) }
 
-// Version returns the version of cuDriverGetVersion: 13000 for CUDA 13.0.
+// Version returns the result of cuDriverGetVersion, for example 13000 for CUDA 13.0.
 func Version() (int, Status) {
 	var v C.int
 	st := C.pb_version(&v)

@@ -1,9 +1,9 @@
-// Minimal declarations of the CUDA driver API: only the calls, types and values that package cuda
-// uses. No header of the toolkit is needed.
+// This file declares the calls, types and values of the CUDA driver API that package cuda uses. So
+// a build needs no header of the CUDA toolkit.
 //
-// The layouts of the types are the layouts of driver API 12.0. pb_load looks up each entry of the
-// call table with the API version that defined the layout (see PB_DRIVER_CALLS), so a newer driver
-// returns a function with that layout.
+// The layouts of the types are the layouts of driver API 12.0. When pb_load looks up a call, it
+// asks for the API version in which the call got this layout (see PB_DRIVER_CALLS). So a newer
+// driver also returns a function with this layout.
 
 #ifndef POOLBRIDGE_DRIVER_H
 #define POOLBRIDGE_DRIVER_H
@@ -104,8 +104,8 @@ enum {
 
 // PB_DRIVER_CALLS lists every driver call that this project makes:
 //   X(name, suffix, version, parameters)
-// pb_load calls cuGetProcAddress with name and version. If that call finds nothing, pb_load calls
-// dlsym with the symbol, which is name followed by suffix.
+// pb_load calls cuGetProcAddress with the name and the version. If cuGetProcAddress finds no
+// function, pb_load calls dlsym. The symbol for dlsym is the name followed by the suffix.
 #define PB_DRIVER_CALLS(X) \
 	X(cuInit, , 2000, (unsigned)) \
 	X(cuDriverGetVersion, , 2020, (int *)) \
@@ -189,8 +189,8 @@ enum {
 	X(cuLaunchKernel, , 4000, (CUfunction, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, CUstream, void **, void **)) \
 	X(cuPointerGetAttributes, , 7000, (unsigned, int *, void **, CUdeviceptr))
 
-// Each call has a number, from 1 on, and an entry in one table of function pointers. An entry is
-// NULL if the driver does not have the call.
+// Each driver call has a number, from 1 on, and an entry in the table of function pointers. An
+// entry is NULL if the driver does not have the call.
 enum {
 	PB_NO_CALL,
 #define X(name, suffix, version, params) PB_##name,
@@ -206,8 +206,8 @@ struct pb_table {
 
 extern struct pb_table pb_driver;
 
-// pb_load fills the table from libcuda.so.1 and returns 0. If it fails, it returns -1 and writes
-// the reason to why. pb_load is not safe for concurrent use.
+// pb_load opens libcuda.so.1, fills the table of function pointers and returns 0. If it fails, it
+// returns -1 and writes the reason to the buffer why. pb_load is not safe for concurrent use.
 int pb_load(char *why, size_t size);
 
 // pb_call_name returns the name of the call with a number, or "" if no call has that number.
@@ -217,7 +217,7 @@ const char *pb_call_name(int call);
 // 32 bits). So one C function can make several driver calls and report which of them failed.
 typedef int64_t pb_status;
 
-// PB_SYMBOL_NOT_FOUND is not a result of the driver: see ErrSymbolNotFound.
+// PB_SYMBOL_NOT_FOUND is a result of this package, not of the driver: see ErrSymbolNotFound.
 #define PB_SYMBOL_NOT_FOUND (-3)
 
 static inline pb_status pb_result(int call, CUresult r) {
@@ -229,8 +229,8 @@ static inline pb_status pb_result(int call, CUresult r) {
 	                        : pb_result(PB_##name, PB_SYMBOL_NOT_FOUND))
 
 // Each OS thread has its own current context, and goroutines move between threads. So every
-// function that needs a context begins with PB_ENTER and ends with pb_leave. So the thread's
-// current context is the same before and after the function.
+// function that needs a context begins with PB_ENTER and ends with pb_leave. With both, the thread
+// has the same current context before and after the function.
 #define PB_ENTER(ctx) \
 	CUcontext entered = (CUcontext)(ctx); \
 	do { \
@@ -240,8 +240,8 @@ static inline pb_status pb_result(int call, CUresult r) {
 	} while (0)
 #define pb_leave(st) pb_left(entered, st)
 
-// pb_left returns st even if the context cannot be popped. The work of the call is done, and with
-// an error, the caller would lose the result of the work.
+// pb_left returns st even if it cannot pop the context. The reason is that the function has already
+// done its work. If pb_left returned an error, the caller would lose the result of this work.
 static inline pb_status pb_left(CUcontext entered, pb_status st) {
 	CUcontext now = NULL;
 	if (PB_CALL(cuCtxPopCurrent, &now) != 0 && PB_CALL(cuCtxGetCurrent, &now) == 0 && now == entered)

@@ -53,8 +53,8 @@ static pb_status pb_host_unregister(uintptr_t ctx, uintptr_t mem) {
 */
 import "C"
 
-// HostAlloc calls cuMemHostAlloc (portable, mapped) and returns the addresses for the CPU and for
-// the GPU.
+// HostAlloc calls cuMemHostAlloc with the flags for portable and mapped memory. It returns the
+// address for the CPU (mem) and the address for the GPU (ptr).
 func HostAlloc(ctx uintptr, n uint64) (mem uintptr, ptr uint64, _ Status) {
 	var m C.uintptr_t
 	var p C.uint64_t
@@ -67,8 +67,8 @@ func HostFree(ctx, mem uintptr) Status {
 	return Status(C.pb_host_free(C.uintptr_t(ctx), C.uintptr_t(mem)))
 }
 
-// HostRegister calls cuMemHostRegister. The result ptr is the address for the GPU, if the flags ask
-// for such an address.
+// HostRegister calls cuMemHostRegister. If the flags ask for an address for the GPU, this address
+// is the result ptr.
 func HostRegister(ctx, mem uintptr, n uint64, flags uint32) (ptr uint64, _ Status) {
 	var p C.uint64_t
 	st := C.pb_host_register(C.uintptr_t(ctx), &p, C.uintptr_t(mem), C.uint64_t(n), C.uint(flags))

@@ -46,8 +46,8 @@ import "C"
 
 import "unsafe"
 
-// ModuleLoad calls cuModuleLoadDataEx for an image that ends with a zero byte. If it fails, log is
-// the text of the compiler.
+// ModuleLoad calls cuModuleLoadDataEx for an image that ends with a zero byte. If it fails, the
+// result log is the text of the compiler in the driver.
 func ModuleLoad(ctx uintptr, image []byte) (m uintptr, log string, _ Status) {
 	var mod C.uintptr_t
 	var buf [4096]byte
@@ -79,5 +79,6 @@ func Launch(ctx, s, f uintptr, dims *[6]uint32, shared uint32, args *[MaxLaunchA
 		(*C.uint)(unsafe.Pointer(dims)), C.uint(shared), (*C.uint64_t)(unsafe.Pointer(args)), C.int(n)))
 }
 
-// This line compiles only if the limits of Go and C are equal.
+// This line compiles only if the Go constant MaxLaunchArgs and the C constant PB_MAX_ARGS are
+// equal.
 var _ [MaxLaunchArgs]struct{} = [C.PB_MAX_ARGS]struct{}{}

@@ -2,8 +2,8 @@
 
 package driver
 
-// Without cgo, or on a system that is not Linux, there is no driver. Every function returns this
-// status.
+// This file is for builds without cgo and for systems that are not Linux. Such a build has no
+// driver, and every function of the package returns this status.
 const noDriver = Status(uint32(1<<32 + ResultNoDriver))
 
 func callName(int) string { return "" }

@@ -1,9 +1,10 @@
-// Package driver is the thin layer between package cuda and libcuda.so.1. Each Go function calls
-// one C function. The package takes and returns plain numbers, has no policy, and its only state is
-// the table of function pointers.
+// Package driver is a small layer between package cuda and libcuda.so.1. Each Go function calls one
+// C function. The parameters and results are plain numbers. The only state of the package is the
+// table of function pointers.
 //
-// Handles are uintptr, device addresses uint64, sizes bytes. A function that takes a ctx pushes
-// that context, does its work and pops the context within one cgo call.
+// A handle is a uintptr, an address of a device is a uint64, and a size is a number of bytes. A
+// function that takes a ctx pushes that context, does its work and pops the context within one cgo
+// call.
 package driver
 
 import "bytes"
@@ -16,8 +17,9 @@ const (
 	ResultClosed         = -4
 )
 
-// Status is the result of a function: 0 for success. Otherwise it has the failed driver call and
-// the CUresult of that call in one number.
+// Status is the result of a function of this package. It is 0 if the function succeeded. Otherwise
+// it contains two numbers: the number of the driver call that failed, and the CUresult of that
+// call.
 type Status int64
 
 // Result returns the CUresult, or one of the negative results of this package.
@@ -26,10 +28,10 @@ func (s Status) Result() int32 { return int32(uint32(uint64(s))) }
 // Call returns the name of the driver call that failed.
 func (s Status) Call() string { return callName(int(uint64(s) >> 32)) }
 
-// Location is a CUmemLocation: its type and its id.
+// Location is a CUmemLocation: the type and the id of a place that can have memory.
 type Location struct{ Type, ID int32 }
 
-// PoolProps describes a memory pool to create. Sizes are bytes.
+// PoolProps describes the memory pool that PoolCreate makes. Its sizes are numbers of bytes.
 type PoolProps struct {
 	Location         Location
 	MaxSize          uint64

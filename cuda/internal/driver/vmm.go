@@ -115,14 +115,15 @@ static pb_status pb_vmm_set_access(uintptr_t ctx, uint64_t ptr, uint64_t n, int 
 */
 import "C"
 
-// VMMGranularity calls cuMemGetAllocationGranularity (minimum).
+// VMMGranularity calls cuMemGetAllocationGranularity and returns the minimum granularity.
 func VMMGranularity(ctx uintptr, dev int32) (uint64, Status) {
 	var n C.uint64_t
 	st := C.pb_vmm_granularity(C.uintptr_t(ctx), &n, C.int(dev))
 	return uint64(n), Status(st)
 }
 
-// VMMCreate calls cuMemCreate for fd-exportable memory of a device.
+// VMMCreate calls cuMemCreate. The memory is memory of a device that can be exported as a file
+// descriptor.
 func VMMCreate(ctx uintptr, dev int32, n uint64) (uint64, Status) {
 	var h C.uint64_t
 	st := C.pb_vmm_create(C.uintptr_t(ctx), &h, C.int(dev), C.uint64_t(n))
@@ -134,7 +135,8 @@ func VMMRelease(ctx uintptr, h uint64) Status {
 	return Status(C.pb_vmm_release(C.uintptr_t(ctx), C.uint64_t(h)))
 }
 
-// VMMExport calls cuMemExportToShareableHandle. The descriptor is close-on-exec.
+// VMMExport calls cuMemExportToShareableHandle. The file descriptor that it returns is closed on
+// exec.
 func VMMExport(ctx uintptr, h uint64) (int, Status) {
 	var fd C.int
 	st := C.pb_vmm_export(C.uintptr_t(ctx), &fd, C.uint64_t(h))
@@ -148,7 +150,8 @@ func VMMImport(ctx uintptr, fd int) (uint64, Status) {
 	return uint64(h), Status(st)
 }
 
-// VMMMap reserves an address range, maps the handle there and grants access.
+// VMMMap reserves an address range, maps the memory of the handle h to this range, and gives the
+// device access.
 func VMMMap(ctx uintptr, h, n uint64, dev int32, flags int) (uint64, Status) {
 	var ptr C.uint64_t
 	st := C.pb_vmm_map(C.uintptr_t(ctx), &ptr, C.uint64_t(h), C.uint64_t(n), C.int(dev), C.int(flags))

@@ -1,5 +1,6 @@
-// Command godoc writes the reference of Go packages as Markdown pages for the documentation site: what their comments say, by the
-// standard library's own printer. A public name without a comment is an error, and so is a link in a comment to a name that there is not.
+// Command godoc writes a reference page in Markdown for each Go package, for the documentation site. A page has the comments of the
+// public names. The standard library (go/doc/comment) converts the comments to Markdown. If a public name has no comment, or if a comment
+// has a link to a name that does not exist, the command fails.
 package main
 
 import (

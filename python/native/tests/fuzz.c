@@ -1,5 +1,5 @@
-// Hostile memory: every shared word may get any value at any time. Nothing may crash, hang or read outside of the mapped memory. Usage:
-// `fuzz [SEED [INPUTS]]`. An input is a few changed words and one call.
+// This test gives any word of the shared memory any value at any time. The tested code must not crash, hang or read outside of the mapped
+// memory. Usage: `fuzz [SEED [INPUTS]]`. An input is a few changed words and one call.
 #include "world.h"
 
 #include <time.h>
@@ -145,7 +145,7 @@ static void one_world(uint64_t inputs) {
         }
         if (c.in_hand > PB_HOLDS || p.lives > PB_CONSUMERS) fatal("too many");
         if (r == PB_PROTOCOL && !chance(4)) break;
-        // Shorten the 100 ms that a contradiction may last.
+        // A contradiction in the shared memory becomes an error after 100 ms. Sometimes let that time end immediately.
         if (p.ch.odd_since && !chance(8)) p.ch.odd_since = 1;
         if (c.ch.odd_since && !chance(8)) c.ch.odd_since = 1;
     }
@@ -156,7 +156,7 @@ static void one_world(uint64_t inputs) {
     world_close(&w);
 }
 
-// Makes a mapping without other memory next to it.
+// Each mapping of the tested code gets 1 MiB before and after it that no code can access, so that an access outside of the mapping crashes.
 void *__real_mmap(void *, size_t, int, int, int, off_t);
 int __real_munmap(void *, size_t);
 enum { GUARD = 1 << 20 };

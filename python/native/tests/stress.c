@@ -20,7 +20,7 @@ enum { PRODUCERS = 3, CONSUMERS = 3, BLOCKS = 18, MEMBERS = 1 << 14, WORDS = 32 
 #define CONTENT volatile uint64_t
 #endif
 
-// Memory that all members share besides the channel.
+// The memory that all members of the test share, in addition to the memory of the channel.
 struct board {
     _Atomic uint64_t fds[2][PB_CONSUMERS];           // descriptors in the service's process, by role and slot
     _Atomic uint64_t published, dropped, ready[MEMBERS]; // ready: 1: the member has mapped its file, 2: it has joined
@@ -168,7 +168,7 @@ static void consume(struct world *w, uint32_t slot, uint64_t member, uint32_t po
         if (r == PB_UNKNOWN) {
             int fd = fd_of(1, c.ch.unknown_slot);
             if (fd >= 0) {
-                // By now the slot may belong to another member with another track.
+                // This call may fail without harm: by now, the slot may belong to another member, and `fd` may be the track of that member.
                 pb_add_track(&c, c.ch.unknown_slot, c.ch.unknown_member, fd);
                 close(fd);
             }
@@ -291,7 +291,7 @@ static void run(uint64_t seed, bool queue, uint32_t policy, uint64_t capacity, u
         nanosleep(&(struct timespec){0, (long)(1 + chance(5)) * 1000000}, NULL);
         struct member *m = death % 5 == 4 ? &producers[chance(PRODUCERS)] : &consumers[chance(CONSUMERS)];
         kill_member(m);
-        // A dead producer keeps its slot. Its successor gets another slot and other blocks.
+        // A dead producer keeps its slot. The producer that replaces it gets another slot and other blocks.
         if (m->producer) m->slot += PRODUCERS;
         else m->slot = (m->slot + CONSUMERS * (uint32_t)chance(2)) % 100;
         start(m, chance(2));
@@ -310,7 +310,8 @@ static void run(uint64_t seed, bool queue, uint32_t policy, uint64_t capacity, u
            (unsigned long long)capacity, deaths, (unsigned long long)published, (unsigned long long)last,
            (unsigned long long)acknowledged, (unsigned long long)dropped);
     fflush(stdout);
-    // If a member died after it had counted a frame in `taken` and before it acknowledged the frame, the frame is counted twice.
+    // If a member counts a frame in `taken` and then dies before it acknowledges the frame, another member takes the frame and counts it
+    // again.
     if (doubled > deaths * 8 || (queue && !deaths && (doubled || acknowledged + dropped != published))) {
         fprintf(stderr, "%llu were acknowledged more than once\n", (unsigned long long)doubled);
         exit(1);
@@ -319,7 +320,7 @@ static void run(uint64_t seed, bool queue, uint32_t policy, uint64_t capacity, u
 }
 
 #ifdef THREADS
-// A file is mapped once, for all threads.
+// All threads share one mapping of each file.
 void *__real_mmap(void *, size_t, int, int, int, off_t);
 int __real_munmap(void *, size_t);
 static struct {

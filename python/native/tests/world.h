@@ -1,4 +1,4 @@
-// The service's work for a channel, for tests: this code makes the files and changes the roster.
+// For tests without a service, this code does what the service does for a channel: it makes the files and changes the roster.
 #ifndef WORLD_H
 #define WORLD_H
 
@@ -90,7 +90,7 @@ static inline uint64_t prepare(struct world *w, bool producer, uint32_t slot, ui
     return w->members;
 }
 
-// Stores the roster's version in the tail. Returns false if the tail was not `tail` any more.
+// Stores the roster's version in the channel's tail, if that tail still equals the argument `tail`. Returns false if it does not.
 static inline bool new_version(struct world *w, uint64_t tail) {
     uint64_t version = PB_PEEK(roster_word(w, PB_AT_VERSION));
     return PB_CAS(pb_at(&w->ch.sequencer, 0), &tail, (tail & ~UINT64_C(1023)) | (version & 1023));

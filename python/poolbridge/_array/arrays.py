@@ -30,7 +30,7 @@ except ImportError:
 
 
 class ArrayExports(NoBuffer):
-    """The common part of leases and views: a tensor in memory that array libraries use without a copy.
+    """The base class of leases and views: a tensor in memory that array libraries can use without a copy.
 
     Attributes
     ----------
@@ -97,7 +97,7 @@ class ArrayExports(NoBuffer):
 
     @property
     def device(self) -> str:
-        """Where the memory is, as this process counts: ``"cpu"`` or ``"cuda:0"``."""
+        """Where the memory is: ``"cpu"``, or a GPU with its number in this process, such as ``"cuda:0"``."""
         return self._lease_state.memory.pool.device_name
 
     @property
@@ -113,7 +113,7 @@ class ArrayExports(NoBuffer):
     # DLPack
 
     def __dlpack_device__(self) -> tuple[int, int]:
-        """Return DLPack's device type (1: CPU, 2: CUDA) and device id, as this process counts."""
+        """Return DLPack's device type (1: CPU, 2: CUDA), and the device's number in this process."""
         return self._lease_state.memory.pool.device
 
     def __dlpack__(
@@ -129,17 +129,19 @@ class ArrayExports(NoBuffer):
         Parameters
         ----------
         stream
-            The consumer's stream, which waits until the data is ready. On CUDA: None or 1 is the legacy default stream,
-            2 the per-thread default stream, a larger number a stream handle, -1 asks for no ordering. On the CPU: None.
+            The consumer is the library that gets the capsule; its stream waits until the data is ready. On CUDA: None
+            or 1 is the legacy default stream, 2 the per-thread default stream, a larger number a stream handle, -1 asks
+            for no ordering. On the CPU: None.
         max_version
             The newest DLPack version that the consumer understands. From (1, 0) on the consumer gets a versioned
             capsule, which says whether the data is read-only; otherwise the consumer gets a legacy capsule.
         dl_device
             DLPack's device type and id where the consumer wants the data: the lease's own device, or the CPU, (1, 0).
-            For the CPU, memory of a GPU is copied. The default is the lease's own device. NumPy passes None for
-            `dl_device` and passes no stream. If the CPU reaches the memory, NumPy gets the memory in place.
+            If the memory is on a GPU and the consumer wants it on the CPU, this method copies the memory. None, the
+            default: the lease's own device. NumPy passes None and no stream, and gets the memory without a copy if the
+            CPU can reach the memory.
         copy
-            True: always copy. False: never copy. None: copy only if `dl_device` needs a copy.
+            True: always copy. False: never copy. None: copy only if the memory is not on the device `dl_device`.
 
         Returns
         -------
@@ -153,7 +155,7 @@ class ArrayExports(NoBuffer):
             copy; a copy is needed and `copy` is False; the lease is read-only and the consumer asks for a legacy
             capsule; or a stride is negative and the consumer is not NumPy.
         ValueError
-            The standard does not allow `stream`.
+            The array API standard does not allow this value of `stream`.
         WaitTimeoutError
             The CPU waited for the content longer than the client's ``timeout``.
         ContentFailedError
@@ -185,7 +187,7 @@ class ArrayExports(NoBuffer):
             _order.before_use(state, stream)
         else:
             # If the target is the CPU, None for `stream` does not mean the legacy default stream, so None needs no
-            # check. `before_cpu` waits until the data is complete, also for a CUDA stream.
+            # check. In that case `before_cpu` waits until the data is complete, even if `stream` is a CUDA stream.
             if target == device or stream is not None:
                 stream_key(own, stream)
             _order.before_cpu(state)
@@ -208,7 +210,7 @@ class ArrayExports(NoBuffer):
     # NumPy, on memory of the CPU
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray[Any, Any]:
-        """Make a NumPy array of the same memory, for `numpy.asarray`; memory of the CPU only.
+        """Make a NumPy array of the lease's memory, for `numpy.asarray`. The CPU must be able to reach the memory.
 
         Parameters
         ----------
@@ -220,7 +222,7 @@ class ArrayExports(NoBuffer):
         Returns
         -------
         numpy.ndarray
-            An array in place, which is read-only if the lease is read-only, or a copy.
+            An array that uses the lease's memory and is read-only if the lease is read-only; or a copy.
 
         Raises
         ------
@@ -250,7 +252,7 @@ class ArrayExports(NoBuffer):
         return array.astype(wanted)
 
     def memoryview(self) -> memoryview:
-        """Make a memoryview of the elements, in place; memory of the CPU only. ``bfloat16`` appears as ``uint16``.
+        """Make a memoryview of the lease's memory, without a copy. Elements of type ``bfloat16`` appear as ``uint16``.
 
         ``memoryview(lease)`` raises a `TypeError` that names this method. A lease has no buffer protocol, because NumPy
         would use the buffer protocol instead of ``__array__``. Only ``__array__`` supports every dtype, and only its
@@ -259,7 +261,7 @@ class ArrayExports(NoBuffer):
         Returns
         -------
         memoryview
-            A view of the lease's shape, which is read-only if the lease is read-only.
+            A memoryview with the lease's shape. It is read-only if the lease is read-only.
 
         Raises
         ------
@@ -315,7 +317,7 @@ def widen(bits: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
 
 
 def _given(state: LeaseState) -> np.ndarray[Any, Any]:
-    """Make the array that a user gets. If the array is writeable, the lease state notes it for `LeaseState.seal`."""
+    """Make an array for the program. If the array is writeable, store it in `state.written` for `LeaseState.seal`."""
     array = state.array()
     if state.write:
         state.written[id(array)] = ref(array)
@@ -323,7 +325,7 @@ def _given(state: LeaseState) -> np.ndarray[Any, Any]:
 
 
 def _pretend_writeable(state: LeaseState) -> np.ndarray[Any, Any]:
-    """Make an array of read-only memory that claims to be writeable, for a legacy capsule that the user asked for."""
+    """Make an array of read-only memory that says it is writeable, because a legacy capsule has no read-only mark."""
     return state.array(write=False, flagged=False)
 
 
@@ -363,7 +365,7 @@ def _interface(state: LeaseState, address: int) -> dict[str, Any]:
 
 
 class _Owned:
-    """Keeps a copy alive for the array that uses the copy."""
+    """The owner of a copy: the copy stays alive as long as an array keeps this object."""
 
     __slots__ = ("__array_interface__", "owner")
 

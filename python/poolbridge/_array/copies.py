@@ -20,8 +20,9 @@ from poolbridge.errors import (
 def copy_into(state: LeaseState, source: Any) -> None:
     """Copy an array into the leased memory. The copy is complete on return.
 
-    If source and lease are on devices, contiguous, and of the same shape and dtype, the device copies the source.
-    Otherwise the CPU broadcasts the source to the lease's shape and casts it to the lease's dtype (``same_kind``).
+    If the source and the lease are both on a GPU, contiguous, and of the same shape and dtype, the GPU copies the
+    source. Otherwise the CPU broadcasts the source to the lease's shape and casts it to the lease's dtype
+    (``same_kind``).
 
     Parameters
     ----------
@@ -63,7 +64,8 @@ def copy_into(state: LeaseState, source: Any) -> None:
         np.copyto(staged, host, casting="same_kind")
         state.memory.pool.write(address, staged.reshape(-1).view(np.uint8))
     else:
-        # The bytes between strided elements must not change: read all, set the elements, write all back.
+        # The bytes between strided elements must not change: read all bytes, set the elements, and write all bytes
+        # back.
         data = np.empty(last - first, np.uint8)
         state.memory.pool.read(address, data)
         strided: np.ndarray[Any, Any] = np.ndarray(
@@ -75,7 +77,7 @@ def copy_into(state: LeaseState, source: Any) -> None:
 
 
 def _on_host(state: LeaseState, source: Any) -> np.ndarray[Any, Any] | None:
-    """Return the source as an array on the CPU; or copy the source on the device and return None."""
+    """Return `source` as an array on the CPU; or let the GPU copy `source` into the lease, and return None."""
     if isinstance(source, np.ndarray):
         return source
     if _sources.on_device(source):
@@ -100,14 +102,14 @@ def _on_host(state: LeaseState, source: Any) -> np.ndarray[Any, Any] | None:
     try:
         return np.asarray(memoryview(source) if isinstance(source, bytes) else source)  # NumPy turns bytes into text
     except TypeError:
-        # NumPy may not know the element type, for example bfloat16.
+        # NumPy may not know the element type of `source`, for example bfloat16; DLPack may know it.
         if not hasattr(source, "__dlpack_device__"):
             raise
         return _sources.look(source).to_host()
 
 
 def _to_bfloat16(host: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-    """Round to ``bfloat16``, to nearest even, and return the bits. ``ml_dtypes.bfloat16`` needs no rounding."""
+    """Round each element to the nearest ``bfloat16`` (a tie: to the even one) and return the bits."""
     if host.dtype.name == "bfloat16":
         return host.view(np.uint16)
     if host.dtype.kind not in "fiub":

@@ -18,7 +18,7 @@ from poolbridge.errors import (
 
 
 class LeaseView(ArrayExports):
-    """A view of a lease. Each view counts as one array of the lease. `BaseLease.view` makes views.
+    """A view of a lease. `BaseLease.view` makes views. A lease counts each of its views as one of its arrays.
 
     A view has ``__cuda_array_interface__`` for memory that a GPU reaches, ``__array_interface__`` for memory of the
     CPU, and DLPack. An array that a library makes from the view keeps the view and the lease alive.
@@ -38,11 +38,11 @@ class LeaseView(ArrayExports):
 
     @property
     def device(self) -> str:
-        """The device that the view reports to libraries, as this process counts: ``"cpu"`` or ``"cuda:0"``."""
+        """The device that the view reports to libraries: ``"cpu"``, or a GPU with its number in this process."""
         return "cpu" if self._from_cpu else super().device
 
     def __dlpack_device__(self) -> tuple[int, int]:
-        """Return DLPack's device type (1: CPU, 2: CUDA) and device id, as this process counts."""
+        """Return DLPack's device type (1: CPU, 2: CUDA), and the device's number in this process."""
         return (_dlpack.CPU, 0) if self._from_cpu else super().__dlpack_device__()
 
     @property
@@ -97,7 +97,7 @@ def cuda_array_interface(state: LeaseState) -> dict[str, Any]:
     """Return version 3 of the CUDA array interface.
 
     The entry ``stream`` is a stream for which the consumer must wait. The entry is None if the consumer can use the
-    memory at once.
+    memory without a wait.
 
     Raises
     ------
@@ -111,7 +111,7 @@ def cuda_array_interface(state: LeaseState) -> dict[str, Any]:
     if state.memory.pool.device[0] != _dlpack.CUDA:
         raise AttributeError("__cuda_array_interface__ is for memory that a GPU reaches, and no GPU reaches this")
     if not description.element.in_numpy:
-        # An AttributeError would say that no GPU reaches the memory.
+        # Do not raise AttributeError here: it would say that no GPU reaches the memory.
         raise UnsupportedError(f"__cuda_array_interface__ has no {description.element.name}: use DLPack")
     if not state.write:
         _readonly.check_interface(state.memory.pool)

@@ -41,7 +41,7 @@ def owner(session: Session, array: Any, address: int) -> LeaseState | None:
 
 
 def offset_in(state: LeaseState, address: int) -> int | None:
-    """Return how many bytes an address lies behind the beginning of a lease's buffer; None: the address is outside."""
+    """Return the offset of `address` from the beginning of a lease's buffer; None: the address is not in the buffer."""
     for write in (False, True):
         offset = address - state.memory.address(write=write)
         if 0 <= offset < max(state.grant.n, 1):

@@ -1,4 +1,4 @@
-"""Warns that a library does not check whether memory is read-only: the program may write the memory by mistake.
+"""Warns if the program uses a library that does not check whether memory is read-only before it writes the memory.
 
 DLPack and ``__cuda_array_interface__`` say that memory is read-only, but some libraries ignore that mark. poolbridge
 cannot see which library makes a request, except for NumPy, which respects read-only memory. So poolbridge warns if a
@@ -29,13 +29,13 @@ _warned = False
 
 
 def check_consumer(pool: PoolMemory) -> None:
-    """Warn if the library that calls ``__dlpack__`` for read-only memory may write it. NumPy needs no such warning."""
+    """Warn if the library that calls ``__dlpack__`` may write read-only memory. Do not call this function for NumPy."""
     if not _warned and pool.write_fault:
         _warn_of_loaded(_ON_GPU if pool.device[0] == _dlpack.CUDA else _ON_CPU, pool)
 
 
 def check_interface(pool: PoolMemory) -> None:
-    """Warn if a library that reads ``__cuda_array_interface__`` of read-only memory may write it."""
+    """Warn if a library that reads ``__cuda_array_interface__`` of read-only memory may write the memory."""
     if not _warned and pool.write_fault:
         _warn_of_loaded(_BY_INTERFACE, pool)
 
@@ -63,5 +63,5 @@ def _warn(library: str, pool: PoolMemory) -> None:
 
 
 def _is_inside(frame: FrameType) -> bool:
-    """Whether a stack frame is of poolbridge or PyTorch. The warning names the program's line that called them."""
+    """Whether a stack frame runs code of poolbridge or PyTorch. The warning names the first line outside of both."""
     return str(frame.f_globals.get("__name__")).partition(".")[0] in {"poolbridge", "torch"}

@@ -42,7 +42,7 @@ class Source:
     element
         Element type.
     ordinal
-        The GPU that the memory is on, as this process counts; None: memory of the CPU.
+        The number in this process of the GPU that has the memory; None: the memory is on the CPU.
     stream
         The stream on which the data will be complete; None if the array names no stream.
     """
@@ -90,7 +90,8 @@ def look(array: Any) -> Source:
     """
     if isinstance(array, np.ndarray):
         return _interface(array, array.__array_interface__)
-    # Leases are read by DLPack, because a capsule counts as an array of its lease; the CUDA array interface does not.
+    # For a lease or a view, use DLPack: as long as the DLPack capsule lives, the lease counts it as one of its arrays.
+    # A dict of the CUDA array interface does not count.
     interface = None if isinstance(array, ArrayExports) else _cuda_array_interface(array)
     if interface is not None:
         source = _interface(array, interface)
@@ -110,7 +111,8 @@ def look(array: Any) -> Source:
 def _numpy_array(given: Any) -> np.ndarray[Any, Any]:
     """Make a NumPy array of an object that has an array or buffer protocol.
 
-    ``numpy.asarray`` alone would also accept sequences and scalars, which are usually mistakes here.
+    ``numpy.asarray`` alone would also accept sequences and scalars. A program that publishes them has usually made a
+    mistake.
     """
     if hasattr(given, "__array__") or hasattr(given, "__array_interface__"):
         return np.asarray(given)
@@ -124,7 +126,7 @@ def _numpy_array(given: Any) -> np.ndarray[Any, Any]:
 
 
 def order(source: Source, stream: int) -> None:
-    """Make a stream wait for an array's data by a DLPack export. For an array without DLPack, do nothing."""
+    """Call the array's ``__dlpack__``, which makes `stream` wait for the data. Without DLPack, do nothing."""
     if hasattr(source.array, "__dlpack_device__"):
         _capsule(source.array, stream)
 
@@ -162,7 +164,7 @@ def find(session: Session, pool: int, given: Any) -> tuple[LeaseState, Descripti
 
 
 def describe(state: LeaseState, source: Source, element: ElementType, offset: int) -> Description:
-    """Describe an array that lives in a lease, `offset` bytes behind the beginning of the lease's buffer.
+    """Describe an array in a lease's buffer. The array begins `offset` bytes after the beginning of the buffer.
 
     Raises
     ------

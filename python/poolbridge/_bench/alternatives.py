@@ -1,4 +1,4 @@
-"""Measures the links: single transfers of arrays, and streams of them."""
+"""Measures ways to send arrays between processes without poolbridge (links): single transfers and streams of arrays."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ LINKS: Final[tuple[type[Link], ...]] = (
 )
 
 MOST_COPIED: Final = 64 << 20
-"""The size in bytes of the largest array for links that copy. Larger arrays are measured with other links only."""
+"""The size in bytes of the largest array for links that copy. For larger arrays, only the other links are measured."""
 
 _WARM_UP = 30
 _MOST = 5_000
@@ -108,7 +108,8 @@ def hand_over(context: SpawnContext, kind: type[Link], nbytes: int, seconds: flo
         consumer.wait()
         end = time.perf_counter_ns()
         number += 1
-        # The warm-up of a slow system ends after a quarter of `seconds`, but not before its first array.
+        # The warm-up has `_WARM_UP` arrays. With a slow system, the warm-up ends after a quarter of `seconds`, but has
+        # at least one array.
         if number <= _WARM_UP and (number < 2 or end - begun < seconds * 1e9 / 4):
             first = time.perf_counter_ns()
             continue
@@ -182,7 +183,8 @@ def measure(
             skip(link.kind, link.name, why)
             continue
         streams = "stream" in workloads
-        # Measure single transfers of arrays of the stream's size too: if the stream is slower, its result is wrong.
+        # Also measure single transfers of arrays of the stream's size. A stream that is slower than single transfers
+        # was measured wrongly.
         for nbytes in sorted({*(sizes if "transfer" in workloads else ()), *((_STREAM_BYTES,) if streams else ())}):
             if not (link.copies and nbytes > MOST_COPIED):
                 yield hand_over(context, link, nbytes, seconds)

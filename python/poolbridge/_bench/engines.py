@@ -16,7 +16,8 @@ _Seconds = tuple[list[float], list[float]]
 def measure_engines(skip: Callable[[str, str, str], None], sizes: Sequence[int], *, seconds: float) -> Iterator[Result]:
     """Measure transfers on one node, from the call that makes an array to the result of the call that reads the array.
 
-    For Dask the time does not include making the array. Arrays go by the two ways of an engine alternately.
+    For Dask, the time does not include the call that makes the array. Each engine sends arrays in two ways, with
+    poolbridge and without, and this function measures the two ways alternately.
 
     Parameters
     ----------

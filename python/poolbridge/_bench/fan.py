@@ -1,4 +1,4 @@
-"""Fans: ways to send each frame of one Python process to several others."""
+"""Fans: ways to send frames from one Python process to several other processes."""
 
 from __future__ import annotations
 

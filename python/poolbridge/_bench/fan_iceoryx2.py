@@ -17,8 +17,9 @@ _LOOK = 0.1  # seconds after which a sleeping consumer checks for a frame, if no
 class IceoryxFan(Fan):
     """A publish-subscribe service of iceoryx2 whose publisher waits for slow subscribers, so that no frame is lost.
 
-    A consumer makes an array only once for each place in the shared memory, which is faster than a new view of each
-    sample. A sleeping consumer waits for an event, which the producer sends after each frame.
+    A consumer makes only one array for each place in the shared memory, and uses that array again for the next sample
+    in the place: this is faster than a new view of each sample. A consumer that sleeps waits for an event; the producer
+    sends an event after each frame.
     """
 
     name = "iceoryx2"

@@ -58,7 +58,7 @@ class ChannelFan(Fan):
         return send
 
     def _connect(self) -> poolbridge.Client:
-        # All fans that are measured at the same time wait in the same way.
+        # This setting is for the whole process. All fans that are measured at the same time wait in the same way.
         NATIVE.switch_spinning(self.waiting != "sleeping")
         client = self._client = poolbridge.connect(self.path, wait=_TIMEOUT)
         return client

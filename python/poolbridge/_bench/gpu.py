@@ -1,4 +1,4 @@
-"""The common part of measurements on a GPU."""
+"""Functions and classes that several measurements on a GPU use."""
 
 from __future__ import annotations
 

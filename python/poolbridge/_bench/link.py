@@ -79,11 +79,11 @@ class Link(ABC):
 
 
 class InTurn(Link):
-    """A link that makes its places in memory once and uses them in turn, as the systems' documentation recommends."""
+    """A link that makes its places in memory once, and then reuses them, as each system's documentation recommends."""
 
     def __init__(self, context: SpawnContext, nbytes: int, depth: int) -> None:
         super().__init__(context, nbytes, depth)
-        # One place more than `depth`: the consumer uses one array while the queue is full.
+        # One place more than `depth`: while `depth` arrays are in the queue, the consumer uses one more array.
         self.places = depth + 1
         self._spare = context.Semaphore(self.places)
 
@@ -103,5 +103,5 @@ def number_of(array: Any) -> int:
 
 
 def numbered(nbytes: int) -> np.ndarray[Any, Any]:
-    """Make the producer's data: an array on the CPU, all of whose pages are allocated."""
+    """Make an array on the CPU for the producer. The system has allocated all pages of the array."""
     return np.ones(max(nbytes, HEAD.itemsize), np.uint8)

@@ -106,7 +106,7 @@ class CudaCoreDescriptorLink(CudaCoreLink):
 
 
 class CudaCoreOnceLink(CudaCoreDescriptorLink, InTurn):
-    """Makes, sends and opens buffers once and uses them in turn. The queue then carries the index of a buffer."""
+    """Makes, sends and opens buffers once, and then reuses them. The queue then carries the index of a buffer."""
 
     name = "cuda.core buffers opened once, their numbers through multiprocessing.Queue"
 

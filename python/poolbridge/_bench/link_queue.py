@@ -42,7 +42,7 @@ class QueueLink(Link):
         self._queue.join_thread()
 
     def receive(self) -> tuple[int, Any] | None:
-        """Get the array and its number. The array may have a later number, which `send` wrote during the pickling."""
+        """Get the array and the number in it. `send` may write a later number while the queue pickles the array."""
         item = self._queue.get()
         if item is None:
             return None

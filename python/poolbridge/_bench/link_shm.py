@@ -18,7 +18,7 @@ def bytes_of(segment: SharedMemory) -> np.ndarray[Any, Any]:
 
 
 class SharedMemoryLink(InTurn):
-    """Makes segments once and uses them in turn. The producer copies into a segment; the consumer maps it once."""
+    """Makes segments once, and then reuses them. The producer copies into a segment. The consumer maps each once."""
 
     name = "multiprocessing.shared_memory"
     kind = "host"

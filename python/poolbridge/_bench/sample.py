@@ -21,7 +21,7 @@ def percentile(ordered: Sequence[int], share: float) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """One line of the table. The fields are the keys of ``poolsvc bench --json``.
+    """One line of the table that a benchmark prints. The fields are the keys of ``poolsvc bench --json``.
 
     Attributes
     ----------

@@ -1,4 +1,4 @@
-"""Measures frames from one Python process to several others, with each system in turn."""
+"""Measures how one Python process sends frames to several other processes, with one system after the other."""
 
 from __future__ import annotations
 
@@ -41,8 +41,8 @@ _CHECKED: Final = 16
 def consume(fan: Fan, pipe: Connection) -> None:
     """Run as a consumer: for each `count` from the pipe, take `count` frames, and answer with times and CPU time.
 
-    Consumers that share the frames take `count` frames together. Then each consumer takes one more frame, which marks
-    the end.
+    If each frame goes to only one consumer, all consumers together take `count` frames, and then each consumer takes
+    one more frame, which marks the end.
     """
     frames = fan.open_to_receive()
     pipe.send(True)

@@ -1,4 +1,4 @@
-"""The worker of ``poolsvc bench``: the Python end of measurements that Go makes.
+"""The worker of ``poolsvc bench``: the Python process in a measurement that the Go command makes.
 
 Tasks and answers are lines of JSON on standard input and output, as for ``poolbridge.worker``. An acknowledgement
 within a task is one byte on a socket that the worker inherits.

@@ -25,8 +25,8 @@ from poolbridge._sys.literals import AckMode, ChannelMode, FullPolicy, Kind, Lib
 
 _T = TypeVar("_T")
 
-# Threads wait for changes of shared memory on behalf of the event loop. `_NAP`: the longest wait of a thread, in
-# seconds. `_MOST_SLEEPERS`: the largest number of these threads.
+# The event loop cannot wait for changes of shared memory, so threads wait in its place. `_NAP`: the longest wait of a
+# thread, in seconds. `_MOST_SLEEPERS`: the largest number of these threads.
 _NAP = 0.1
 _MOST_SLEEPERS = 64
 
@@ -35,9 +35,9 @@ class AsyncClient(AsyncLists, ClientState):
     """A connection to the service for asyncio. `connect_async` makes it.
 
     An `AsyncClient` has the methods of `Client`. The program awaits these methods, except `subscribe`, `event` and
-    `session_stats`. If the program cancels a call that waits, the client cancels the request at the service, and
-    releases a lease that the service granted meanwhile. The client is an asynchronous context manager that closes
-    itself. Use the client from its own event loop only.
+    `session_stats`. If the program cancels a call that waits, the client cancels the request at the service. If the
+    service has already granted a lease, the client releases the lease. The client is an asynchronous context manager
+    that closes itself. Use the client from its own event loop only.
     """
 
     _lease_type: ClassVar = AsyncLease
@@ -278,7 +278,7 @@ class AsyncClient(AsyncLists, ClientState):
         return await asyncio.to_thread(step.work)
 
     async def _sleep(self, step: Sleep) -> Any:
-        """Run a long step in a thread, for `_NAP` seconds at most.
+        """Run a step that waits in a thread, for `_NAP` seconds at most.
 
         If the caller is cancelled, the thread continues for the rest of the `_NAP` seconds.
         """

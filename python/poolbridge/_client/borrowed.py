@@ -1,6 +1,6 @@
 """Arrays that are made once for each block and used again for every frame in that block.
 
-If the array of a frame exists already, the only Python object that is made for the frame is the native frame.
+If the array of a frame exists already, poolbridge makes only one Python object for the frame: the native frame.
 """
 
 from __future__ import annotations
@@ -32,10 +32,12 @@ if TYPE_CHECKING:
     from poolbridge._session.session import Session
     from poolbridge._wire.messages import Fence
 
-# How many arrays a block keeps at most: one for each `wrap` function and each description of a frame in the block.
+# How many arrays are kept for a block at most: one for each pair of a `wrap` function and a description of a frame in
+# the block.
 _MOST_KEPT = 8
 
-# Frames that come less than this number of seconds apart share a fence: the stream writes one word for several frames.
+# After a stream has written a fence, frames that end within this number of seconds share the next fence: the stream
+# then writes a word once for several frames.
 _TOGETHER_SECONDS: Final = 0.001
 
 
@@ -56,12 +58,12 @@ class BaseBorrowedArrays(ABC):
         self._stream = stream
         self._consumer: Consumer | None = None
         self._follower: _order.Follower | None = None
-        # The frame and the lease state of the array that was returned last. A frame whose array existed already has no
-        # lease state.
+        # The frame and the lease state of the array that was returned last. If the iterator used an array that existed
+        # already, the frame has no lease state: `_lease_state` is None.
         self._frame: _native.Frame | None = None
         self._lease_state: LeaseState | None = None
-        # Numbers of earlier frames whose fence the stream still has to write, and the monotonic time until which the
-        # iterator adds frames.
+        # `_unfenced`: numbers of earlier frames; the stream has not written their fence yet. `_together_until`: the
+        # monotonic time until which the iterator adds numbers to `_unfenced`.
         self._unfenced: list[int] = []
         self._together_until = 0.0
 
@@ -126,7 +128,7 @@ class BaseBorrowedArrays(ABC):
         return array
 
     def _prepare(self, frame: _native.Frame, state: LeaseState) -> Any:
-        """Order the use of a frame's memory after the producer's work. Find or make the frame's array and return it."""
+        """Let the stream or the CPU wait for the producer's work. Find or make the frame's array, and return it."""
         if state.memory.pool.device[0] == _dlpack.CPU:
             _order.before_cpu(state)
         elif self._stream is None:

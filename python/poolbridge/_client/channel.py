@@ -68,7 +68,7 @@ class BaseChannel:
 
 
 def info_of(channel: BaseChannel) -> _messages.Channel:
-    """Return the service's description of a channel, which is not public."""
+    """Return the service's description of a channel, for modules of this package only."""
     return channel._info  # noqa: SLF001 - of one family
 
 
@@ -109,9 +109,9 @@ class Channel(BaseChannel):
             Seconds to wait for a free place in the channel and, if the array is copied, for free memory in the pool; 0:
             do not wait; None, the default: no limit.
         stream
-            A stream that writes the content and for which no array was made by DLPack: a stream handle, or a stream
-            object of CuPy, PyTorch or cuda.core. For an array that is copied: the stream whose work completes the
-            array.
+            The stream that writes the content, as a stream handle, or a stream object of CuPy, PyTorch or cuda.core.
+            Pass it if DLPack has made no array of the lease for this stream. For an array that is copied: the stream
+            whose work completes the array.
         event
             An interprocess event that was recorded after all work on the content, for consumers that use such events;
             see `Lease.publish`. The frame has a fence too. An event is possible only for an array that is not copied.

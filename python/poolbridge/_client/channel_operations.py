@@ -151,7 +151,7 @@ def publish(
 
 
 def _copy(session: Session, channel: Channel, given: Any, stream: Any, timeout: float | None) -> Flow[LeaseState]:
-    """Allocate a buffer of an array's shape. A stream of the GPU, or the CPU, copies the array into the buffer."""
+    """Allocate a buffer of an array's shape. Then a stream of the GPU, or the CPU, copies the array into the buffer."""
     source = _sources.look(given)
     state = yield from allocate(
         session, _tensor.describe(source.shape, source.element.name), channel.pl, timeout=timeout
@@ -167,8 +167,8 @@ def _copy(session: Session, channel: Channel, given: Any, stream: Any, timeout: 
 def _copy_on_device(state: LeaseState, source: Source, stream: Any) -> None:
     ordinal = state.memory.pool.device[1]
     if stream is None:
-        # Use the stream that the array names. If the array names none, use poolbridge's own stream, and let the array's
-        # library make that stream wait for the array.
+        # Copy on the stream that the array names. If the array names no stream, copy on poolbridge's own stream, and
+        # let the array's library make that stream wait for the array's data.
         stream = source.stream if source.stream is not None else _cuda_stream.own_stream(ordinal)
         if source.stream is None:
             _sources.order(source, stream)

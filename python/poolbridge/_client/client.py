@@ -31,9 +31,9 @@ class Client(Lists, ClientState):
     for a spawned process: the process that unpickles the client connects to the same service, with the same default
     pool. A forked child cannot use its parent's client.
 
-    Every method that asks the service can also raise `ClosedError` (`ClientClosedError` if the client was closed,
-    `ConnectionLostError` if the service went away), `ServiceStalledError` if the service does not answer within the
-    client's ``timeout``, and `ForkError` in a forked child.
+    Every method that sends a request to the service can also raise `ClosedError` (`ClientClosedError` if the client was
+    closed, `ConnectionLostError` if the service went away), `ServiceStalledError` if the service does not answer within
+    the client's ``timeout``, and `ForkError` in a forked child.
     """
 
     _lease_type: ClassVar = Lease
@@ -179,7 +179,7 @@ class Client(Lists, ClientState):
         Returns
         -------
         int
-            Bytes that were freed at once. Blocks that clients still have mapped are freed later.
+            Bytes that the service freed during the call. Blocks that clients still have mapped are freed later.
 
         Raises
         ------
@@ -380,7 +380,7 @@ class Client(Lists, ClientState):
         library
             The library of the array: ``"numpy"``, ``"cupy"``, ``"torch"`` or ``"jax"``. With ``"numpy"``, the call
             copies memory that only a GPU reaches. The call also copies elements of type ``bfloat16``, which NumPy
-            lacks, as float32. All other arrays use the memory in place.
+            lacks, as float32. All other arrays use the lease's memory without a copy.
         write
             Lease the buffer for writing. A write lease excludes every other lease on the buffer. By default the buffer
             is leased for reading, and the program must not write the array.
@@ -391,7 +391,8 @@ class Client(Lists, ClientState):
         Returns
         -------
         array
-            An array of the library. The lease ends when the array, and all arrays made from it in place, are gone.
+            An array of the library. The lease ends when the array is gone, and all arrays that were made from it
+            without a copy are gone.
 
         Raises
         ------

@@ -1,4 +1,4 @@
-"""The common part of the blocking and the asyncio client."""
+"""The code that `Client` and `AsyncClient` share."""
 
 from __future__ import annotations
 
@@ -35,15 +35,15 @@ CLOSE_TIMEOUT = 1.0
 
 
 class ClientState:
-    """The common part of `Client` and `AsyncClient`.
+    """The attributes and methods that `Client` and `AsyncClient` share.
 
     Attributes
     ----------
     path
         Path of the service's socket.
     timeout
-        Seconds that the service may take to answer a request, in addition to the time that the program lets the request
-        wait.
+        How many seconds the service may take to answer a request. If the program allows the request to wait at the
+        service, the client adds the time that the program allows.
     """
 
     def __init__(self, session: Session, path: str, timeout: float) -> None:
@@ -70,14 +70,14 @@ class ClientState:
         return self._session.core.service_pid
 
     def session_stats(self) -> SessionStats:
-        """Return what this client has done since it was connected. The call sends no request, and is no coroutine.
+        """Return what this client has done since it was connected. This method sends no request and is not a coroutine.
 
         `stats` asks the service for the counts of all clients. `sessions` lists the clients that the service knows.
 
         Returns
         -------
         SessionStats
-            The counts at the time of the call, also after the client was closed.
+            The counts at the time of the call. The program can also call this method after the client was closed.
         """
         return session_stats(self._session)
 
@@ -122,7 +122,7 @@ class ClientState:
             self._default_pool = None
 
     def _find_pool(self, pool: Pool | str | None) -> Pool | str:
-        """Return the pool to use, or the name of a pool that has to be opened first."""
+        """Return the pool that `pool` means; return the pool's name if the client has not opened this pool yet."""
         if isinstance(pool, Pool):
             return pool
         if pool is not None:
@@ -152,7 +152,7 @@ def hello() -> Hello:
 
 @contextmanager
 def explained(path: str) -> Iterator[None]:
-    """Raise errors of the first request again, with texts that explain the errors."""
+    """If the first request in the ``with`` block fails, raise the error again with a text that explains the error."""
     try:
         yield
     except VersionError as error:

@@ -44,25 +44,25 @@ def connect(
     path
         Path of the service's socket; None: the path that `default_path` returns.
     timeout
-        Seconds that the service may take to answer a request, 10 by default. The time that a request may wait, such as
-        ``allocate(timeout=…)``, is added to this limit.
+        How many seconds the service may take to answer a request; 10 by default. If the program allows a request to
+        wait at the service, as with ``allocate(timeout=…)``, the client adds the time that the program allows.
     wait
         Seconds to wait for the service to appear; 0: do not wait.
     device
         The GPU on which this program works: an ordinal or a name in this process's numbering (``1`` or ``"cuda:1"``),
-        or a UUID. When the client maps memory of another GPU, the client gives this GPU access to the memory. If the
-        hardware does not allow this access, the call that maps the memory raises `PeerAccessError`. Name the streams of
-        this GPU by `Lease.used_on`. Memory of kind ``legacy`` is opened for this GPU alone: kernels of another GPU,
-        also of the GPU that has the memory, must not use the address of the memory. None: the program uses the memory
-        of each GPU on that GPU.
+        or a UUID. When the client maps memory that is on another GPU, the client gives the GPU `device` access to that
+        memory. If the hardware does not allow this access, the call that maps the memory raises `PeerAccessError`. The
+        program must then pass its streams on the GPU `device` to `Lease.used_on`. The client opens memory of kind
+        ``legacy`` for the GPU `device` only: kernels on any other GPU must not use the memory's address, even if the
+        memory is on that GPU. None: the program uses each memory on the GPU that has the memory.
     start
-        If no service listens at the path, start a service. The program is ``$POOLBRIDGE_POOLSVC``, else the ``poolsvc``
-        that was installed with this package, else the ``poolsvc`` of the ``PATH``. The service ends and frees its
-        memory when no client has been connected for two seconds. Programs that start a service at the same time share
-        one service. The service's log is the file ``<path>.log``.
+        If no service listens at the path, start a service. The service's program is ``$POOLBRIDGE_POOLSVC``, else the
+        ``poolsvc`` that was installed with this package, else the ``poolsvc`` that is found on the ``PATH``. The
+        service ends and frees its memory when no client has been connected for two seconds. Programs that start a
+        service at the same time share one service. The service's log is the file ``<path>.log``.
     tracer
         The object that the client calls around every allocation, publication, receipt and release: an
-        `OpenTelemetryTracer`, an `NvtxTracer`, or a `Tracer` of the program. None: the client calls no tracer, and
+        `OpenTelemetryTracer`, an `NvtxTracer`, or the program's own `Tracer`. None: the client calls no tracer, and
         tracing costs nothing.
 
     Returns
@@ -75,17 +75,17 @@ def connect(
     ServiceNotRunningError
         No service listens at the path. The error is `ServiceStartTimeoutError` if no service appeared within `wait`.
         With `start`, the error is `ServiceStartError` if the service could not be started: `ServiceProgramError` if
-        there is no ``poolsvc``, `SocketFolderError` if no socket can be made at the path.
+        there is no ``poolsvc``, `SocketFolderError` if the service cannot make a socket at the path.
     AccessDeniedError
-        This user may not connect.
+        The service does not allow this user to connect.
     PoolLimitError
         The service has reached its limit of sessions.
     VersionError
-        Client and service share no protocol version.
+        The service does not know the client's version of the protocol.
     ServiceStalledError
         The service accepted the connection and does not answer.
     InvalidArgumentError
-        `path` is no path of a socket, or `timeout`, `wait`, `device` or `tracer` is not as described above.
+        `path` cannot be the path of a socket, or `timeout`, `wait`, `device` or `tracer` is not as described above.
     """
     gpu = _operations.check_device(device)
     checked = None if tracer is None else check_tracer(tracer)
@@ -121,7 +121,7 @@ def _connect(where: str, timeout: float, wait: float, gpu: int | str | None, tra
 def _again(  # noqa: PLR0917 - pickles have positional arguments
     path: str, timeout: float, device: int | str | None, pool: str | None, epoch: str, tracer: Tracer | None
 ) -> Client:
-    """Make the client that ``pickle`` loads: connect to the service, and open the default pool."""
+    """Make the client again when ``pickle`` loads it: connect to the service, and open the client's default pool."""
     client = connect(path, timeout=timeout, device=device, tracer=tracer)
     if client.epoch != epoch:
         LOG.warning(
@@ -137,7 +137,7 @@ def _again(  # noqa: PLR0917 - pickles have positional arguments
 
 
 def _reduced(client: Client) -> tuple[Callable[..., Any], tuple[object, ...]]:
-    """Pickle a client as a call of `_again`: a new connection with the same default pool."""
+    """Tell ``pickle`` how to load the client: by a call of `_again`, which connects anew and opens the default pool."""
     session = session_of(client)
     session.check_usable()
     pool = client._default_pool  # noqa: SLF001

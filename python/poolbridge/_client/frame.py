@@ -25,34 +25,35 @@ _RELEASED: Final = "acknowledged before, by its release"
 class BaseFrame(BaseLease):
     """A read lease on a buffer that came through a channel. A frame is an array, as every lease is.
 
-    A program *acknowledges* a frame to say that it has processed the frame. After that, no other consumer of a queue
-    gets the frame, and no producer of a broadcast waits for the frame any more. `ack` and `release` acknowledge a
-    frame, and so does the end of the frame's ``with`` block. With ``ack="auto"``, the call for the next frame also
-    acknowledges the frame. In a queue, `requeue` gives the frame back to the queue instead, and an exception that
-    leaves the ``with`` block also gives the frame back.
+    A program *acknowledges* a frame to say that it has processed the frame. When a frame of a queue is acknowledged, no
+    other consumer gets the frame. When a frame of a broadcast is acknowledged, no producer waits for this consumer to
+    process the frame. `ack`, `release` and the end of the frame's ``with`` block acknowledge a frame. With
+    ``ack="auto"``, the call for the next frame also acknowledges the frame. For a frame of a queue, `requeue` gives the
+    frame back to the queue instead of acknowledging it. An exception that leaves the ``with`` block also gives the
+    frame back to the queue.
 
     When a frame is *released*, the producer may use the frame's memory again. `release` releases the frame at once.
     Otherwise the frame is released when the frame object and the last array made from the frame are gone. The frame
     object counts as gone at the end of its ``with`` block and, with ``ack="auto"``, when iteration moves to the next
-    frame. A lease from the property `lease` stays valid when the frame object counts as gone.
+    frame. The property `lease` returns a lease that stays valid even when the frame object counts as gone.
     """
 
     def __init__(self, state: LeaseState, consumer: Consumer, frame: _native.Frame) -> None:
         super().__init__(state)
         self._consumer = consumer
-        # This object does not keep the native frame, because the native frame may refer to an array that was made for
-        # other frames.
+        # This object copies these values and does not keep `frame`: the native frame may refer to an array that
+        # `Subscription.arrays` uses for other frames too.
         self._seq, self._time, self._meta, self._dropped = frame.number, frame.time, frame.meta, frame.missed
         self._kept = False
         self._settled = ""  # how this object settled the frame; "": not settled
 
     @property
     def _needed(self) -> bool:
-        """Whether arrays of the frame are alive, or may be alive."""
+        """Whether arrays that were made from the frame are alive, or may be alive."""
         return bool(self._lease_state.tokens) or self._lease_state.unaccounted
 
     def _pass(self) -> None:
-        """Release the frame because iteration continues or the block ends. The frame's arrays and leases stay valid."""
+        """Release the frame because iteration continues or its block ends. Its arrays and leases stay valid."""
         state = self._lease_state
         if state.released or state.unaccounted:
             return
@@ -85,7 +86,8 @@ class BaseFrame(BaseLease):
     def dropped(self) -> int:
         """How many frames this subscriber missed between the previous frame and this frame.
 
-        In a queue: how many frames all subscribers of the queue missed together.
+        In a queue, this is the number of frames that no subscriber got, since any subscriber of the queue last got a
+        frame.
         """
         return self._dropped
 
@@ -101,7 +103,7 @@ class BaseFrame(BaseLease):
         self._settled = "requeued before, by requeue()" if back else "acknowledged before, by ack()"
 
     def _before(self) -> str:
-        """Return the part of an error text that says how the frame was settled before, and what to do now."""
+        """Return the end of an error text: how the frame was acknowledged or requeued before, and what to do now."""
         if self._consumer.auto and not self._settled:
             return (
                 "acknowledged before, because the program asked for the next frame: to acknowledge or requeue frames "
@@ -111,7 +113,7 @@ class BaseFrame(BaseLease):
         return f"{how}: acknowledge or requeue each frame once, and leave out the second call"
 
     def _leave(self, error: BaseException | None) -> bool:
-        """Settle the frame at the end of its block. Return True if the caller has to release the lease."""
+        """Acknowledge or requeue the frame when its block ends. Return True if the caller has to release the lease."""
         state, back = self._lease_state, error is not None and self._consumer.queue
         self._settled = self._settled or f"{'requeued' if back else 'acknowledged'} before, by the end of its block"
         if not self._needed:
@@ -133,10 +135,11 @@ def pass_on(frame: BaseFrame) -> None:
 
 
 class Frame(BaseFrame):
-    """A frame of a blocking `Client`. As a context manager it acknowledges and releases itself at the end of the block.
+    """A frame of a blocking `Client`. The end of its ``with`` block acknowledges and releases the frame.
 
     If arrays made from the frame are alive at the end of the block, the frame is released when the last of these arrays
-    is gone. If an exception leaves the block, a frame of a queue goes back to the queue instead of being acknowledged.
+    is gone. If an exception leaves the block, the block does not acknowledge a frame of a queue but gives it back to
+    the queue.
     """
 
     _lease_type: ClassVar = Lease
@@ -156,7 +159,7 @@ class Frame(BaseFrame):
         self._run(_operations.wait(self._lease_state, timeout))
 
     def release(self, *, force: bool = False) -> None:
-        """End the lease now. The frame is acknowledged, unless it was acknowledged or requeued before.
+        """End the frame's lease now. Also acknowledge the frame, unless it was acknowledged or requeued before.
 
         Parameters
         ----------
@@ -173,21 +176,23 @@ class Frame(BaseFrame):
         self._settled = self._settled or _RELEASED
 
     def ack(self) -> None:
-        """Acknowledge the frame. After that, a queue gives the frame to no other consumer.
+        """Acknowledge the frame: say that the program has processed it. A queue then gives it to no other consumer.
 
-        The frame and its arrays stay usable. A frame can be acknowledged after its subscription was closed, too.
+        The frame and its arrays stay usable. The program can also acknowledge a frame after the subscription was
+        closed.
 
         Raises
         ------
         FrameSettledError
-            The frame was requeued or acknowledged before, perhaps by `release` or by the call for the next frame.
+            The frame was requeued or acknowledged before. `release` and, with ``ack="auto"``, the call for the next
+            frame also acknowledge a frame.
         ClosedError
             The session has ended. The end of the session requeued the frames that were not acknowledged.
         """
         self._settle(back=False)
 
     def requeue(self) -> None:
-        """Give the frame back to its queue, at its old place. Another consumer, or this consumer, gets the frame again.
+        """Give the frame back to its old place in the queue. Another consumer, or this consumer again, gets the frame.
 
         The frame and its arrays stay usable.
 
@@ -212,7 +217,7 @@ class Frame(BaseFrame):
 
 
 class AsyncFrame(BaseFrame):
-    """A frame of an `AsyncClient`. Its ``async with`` block ends as the ``with`` block of a `Frame` does."""
+    """A frame of an `AsyncClient`. Its ``async with`` block ends in the same way as the ``with`` block of a `Frame`."""
 
     _lease_type: ClassVar = AsyncLease
 
@@ -240,7 +245,7 @@ class AsyncFrame(BaseFrame):
         self._settle(back=False)
 
     async def requeue(self) -> None:
-        """Give the frame back to its queue, at its old place; see `Frame.requeue`."""
+        """Give the frame back to its old place in the queue; see `Frame.requeue`."""
         self._settle(back=True)
 
     async def __aenter__(self) -> Self:

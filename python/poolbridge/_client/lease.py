@@ -1,4 +1,4 @@
-"""Leases: the right of one client to use one buffer, as an object that is an array."""
+"""Leases: a lease is the right of one client to use one buffer, and is at the same time an array."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ if TYPE_CHECKING:
 
 
 class BaseLease(ArrayExports):
-    """The right to read or to write one buffer. A lease is also an array, which other libraries can use in place.
+    """The right to read or to write one buffer. A lease is also an array that libraries use without a copy.
 
-    Arrays that are made from a lease by DLPack, by NumPy or through `view` keep the lease alive. The lease ends by
-    `release`, or when the lease object and all its arrays are gone. A client makes leases; programs do not call the
-    class.
+    Arrays that are made from a lease by DLPack, by NumPy or through `view` keep the lease alive. The lease ends when
+    the program calls `release`, or when the lease object and all arrays that were made from the lease are gone.
+    Programs get leases from a client and do not call this class.
     """
 
     def __init__(self, state: LeaseState) -> None:
@@ -37,7 +37,7 @@ class BaseLease(ArrayExports):
 
     @property
     def name(self) -> str | None:
-        """The name under which this lease's buffer was published or found; None if no name was used."""
+        """The name under which this lease's buffer was published or found; None if the program used no name."""
         return self._lease_state.name
 
     @property
@@ -49,7 +49,7 @@ class BaseLease(ArrayExports):
     def generation(self) -> int:
         """The number of the buffer in its block: 1 for the block's first buffer, and 1 more for each later buffer.
 
-        For a frame, this is the number of the buffer that the block had when this client mapped the block.
+        A frame gives the number of the buffer that was in the block when this client mapped the block.
         """
         return self._lease_state.grant.ge
 
@@ -60,21 +60,21 @@ class BaseLease(ArrayExports):
 
     @property
     def arrays(self) -> int:
-        """How many arrays made from the lease are alive, without arrays made by ``__cuda_array_interface__``."""
+        """How many arrays made from the lease are alive; arrays made by ``__cuda_array_interface__`` do not count."""
         return len(self._lease_state.tokens)
 
     @property
     def __cuda_array_interface__(self) -> dict[str, Any]:
-        """Version 3 of the CUDA array interface, for memory that a GPU reaches.
+        """Version 3 of the CUDA array interface, for memory that a GPU can use.
 
         An array that is made by this interface keeps the lease object alive, but poolbridge cannot count the array.
-        After the first use of this interface, `release` needs ``force=True``. Arrays made from ``lease.view()`` are
-        counted.
+        After the first use of this interface, `release` needs ``force=True``. To have the arrays counted, make them
+        from ``lease.view()``.
 
         Raises
         ------
         AttributeError
-            No GPU reaches the memory.
+            No GPU can use the memory.
         UnsupportedError
             The interface lacks the element type (``bfloat16``).
         LeaseReleasedError
@@ -90,12 +90,12 @@ class BaseLease(ArrayExports):
         Parameters
         ----------
         legacy
-            Export a read-only lease to libraries that ask for legacy DLPack capsules, such as older versions of JAX. A
-            legacy capsule cannot say that the data is read-only, so the caller guarantees that the library does not
-            write the data.
+            True: the view also exports a read-only lease to libraries that ask for legacy DLPack capsules, such as
+            older versions of JAX. A legacy capsule cannot say that the data is read-only, so the caller guarantees that
+            the library does not write the data.
         device
             The device that the view reports. ``"cpu"`` reports memory of kind ``pinned`` as memory of the CPU, because
-            the CPU reaches it too. None: the lease's own device.
+            the CPU can use it too. None: the lease's own device.
 
         Returns
         -------
@@ -105,7 +105,7 @@ class BaseLease(ArrayExports):
         Raises
         ------
         InvalidArgumentError
-            `device` does not reach the memory in place.
+            The device that `device` names cannot use the memory without a copy.
         LeaseReleasedError
             The lease has ended.
         """
@@ -113,13 +113,13 @@ class BaseLease(ArrayExports):
         return LeaseView(self._lease_state, legacy=legacy, device=device)
 
     def used_on(self, stream: Any) -> None:
-        """Tell poolbridge that a stream uses the memory. The stream waits until the memory may be used.
+        """Tell poolbridge that a stream uses the memory. The stream waits until it may use the memory.
 
-        poolbridge knows the streams for which arrays were made by DLPack. Name every other stream that uses an array.
-        If an array was made by ``__cuda_array_interface__``, or by DLPack with ``stream=-1``, poolbridge does not know
-        the array's streams. If the program then names no stream, the lease's end and `Lease.publish` wait for all work
-        of the device. If the program names a stream, it must name all streams that use the memory: the next writer of
-        the memory does not wait for the work of other streams.
+        If DLPack makes an array for a stream, poolbridge knows the stream. Call this method for every other stream that
+        uses an array of the lease. If an array was made by ``__cuda_array_interface__``, or by DLPack with
+        ``stream=-1``, poolbridge does not know the array's streams. If the program then names no stream, the lease's
+        end and `Lease.publish` wait for all work of the device. If the program names a stream, it must name all streams
+        that use the memory: the next writer of the memory does not wait for the work of other streams.
 
         Parameters
         ----------
@@ -130,7 +130,7 @@ class BaseLease(ArrayExports):
         Raises
         ------
         ValueError
-            `stream` is no stream, or the memory is the CPU's, which has no streams.
+            `stream` is no stream, or the memory is memory of the CPU, which has no streams.
         ContentFailedError
             The content will never be complete.
         LeaseReleasedError
@@ -141,9 +141,10 @@ class BaseLease(ArrayExports):
 
     @property
     def ready_event(self) -> Event | None:
-        """The interprocess event that was published with the content, or None. The event stays open during the lease.
+        """The interprocess event that was published with the content, if any. It stays open until the lease ends.
 
-        A program need not use the event: the streams for which arrays are made wait for the content by themselves.
+        A program need not use the event: if the program makes an array for a stream, the stream waits for the content
+        by itself.
 
         Raises
         ------
@@ -191,7 +192,8 @@ class BaseLease(ArrayExports):
         """
         copy_into(self._lease_state, source)
 
-    # Indexing, for memory of the CPU. For memory of a GPU, these methods raise a TypeError that names the alternative.
+    # The methods below index the elements in memory of the CPU. For memory of a GPU, they raise a TypeError that says
+    # what to do instead.
 
     def __len__(self) -> int:
         if not self.shape:
@@ -199,11 +201,11 @@ class BaseLease(ArrayExports):
         return self.shape[0]
 
     def __bool__(self) -> bool:
-        """Return True, also for a lease of no elements."""
+        """Return True, even if the lease has no elements."""
         return True
 
     def __getitem__(self, index: Any) -> Any:
-        """Index the elements in place; memory of the CPU only. A returned array keeps the lease alive."""
+        """Return elements without a copy; only for memory of the CPU. A returned array keeps the lease alive."""
         return self.__array__()[index]
 
     def __setitem__(self, index: Any, value: Any) -> None:
@@ -214,7 +216,7 @@ class BaseLease(ArrayExports):
     __contains__: ClassVar[None] = None
 
     def __bytes__(self) -> bytes:
-        """Copy the bytes of the elements, in C order; memory of the CPU only."""
+        """Return a copy of the elements' bytes, in C order; only for memory of the CPU."""
         return self.memoryview().tobytes()
 
     def evidence(self) -> dict[str, Any]:
@@ -257,7 +259,7 @@ class BaseLease(ArrayExports):
 
 
 class Lease(BaseLease):
-    """A lease of a blocking `Client`. As a context manager it releases itself at the end of the block.
+    """A lease of a blocking `Client`. The end of its ``with`` block releases the lease.
 
     If arrays made from the lease are alive at the end of the block, the block raises `LeaseInUseError`. If an exception
     leaves the block, a write lease is released as failed; if arrays are alive at that time, the lease ends when the
@@ -293,16 +295,16 @@ class Lease(BaseLease):
             Keep the name after this client is closed. By default the service removes the name when the client is closed
             or the client's process ends.
         replace
-            If this user has published another buffer under the name, let the name refer to this buffer from now on.
+            If this user has published another buffer under the name, the name refers to this buffer from now on.
         stream
             A stream that writes the content and for which no array was made by DLPack: a stream handle, or a stream
             object of CuPy, PyTorch or cuda.core.
         event
-            An interprocess event that was recorded after all work on the content, for readers that use such events. The
-            event comes from ``client.event()``, cuda.core, CuPy or PyTorch. Keep the event until the readers have
-            opened it.
+            An interprocess event for readers that use such events. The program must have recorded the event after all
+            work on the content. The event comes from ``client.event()``, cuda.core, CuPy or PyTorch. Do not destroy the
+            event before the readers have opened it.
         fence
-            Publish a fence too, which says when the content is complete. With False, readers have to open the event:
+            True: also publish a fence, which says when the content is complete. False: readers have to open the event;
             only processes of this user that see the same ``/dev/shm`` can open the event, and only until this lease is
             released.
 
@@ -318,7 +320,7 @@ class Lease(BaseLease):
             The lease has ended.
         InvalidArgumentError
             The lease is a read lease, or the name is malformed. With an `event`: `event` is no interprocess event, the
-            content is promised, or the memory is the CPU's. Without an `event`: `fence` is False.
+            content is promised, or the memory is memory of the CPU. Without an `event`: `fence` is False.
         """
         flow = _operations.publish(
             self._lease_state, name, keep=keep, replace=replace, stream=stream, event=event, fence=fence
@@ -328,15 +330,16 @@ class Lease(BaseLease):
     def promise(self) -> Promise:
         """Promise the content, so that the buffer can be published before the content is complete.
 
-        Use a promise for content that the CPU writes, or for GPU work for which this process waits itself. First make
-        the arrays. Then publish the lease under a name or through a channel, write the arrays, and call
-        `Promise.complete`. Readers of the buffer wait for that call. If the content cannot be completed, call
-        `Promise.fail`.
+        Use a promise for content that the CPU writes. Also use a promise for content that a GPU writes if this process
+        itself waits until the GPU's work is done. First make the arrays. Then publish the lease under a name or through
+        a channel, write the arrays, and call `Promise.complete`. Readers of the buffer wait until the program calls
+        `Promise.complete`. If the content cannot be completed, call `Promise.fail`.
 
         Returns
         -------
         Promise
-            The promise, to be completed or failed. A promise that is dropped fails.
+            The promise. The program has to call `Promise.complete` or `Promise.fail`. If the program drops the promise
+            object before that, the promise fails.
 
         Raises
         ------
@@ -353,10 +356,10 @@ class Lease(BaseLease):
         return self._run(_operations.promise(self._lease_state))
 
     def wait(self, timeout: float | None = None) -> None:
-        """Wait on the CPU until the content is complete and the memory may be used.
+        """Wait on the CPU until the content is complete and this process may use the memory.
 
-        Streams of a GPU wait by themselves. A library that makes an array for the CPU also waits, for at most the
-        client's ``timeout``.
+        A program need not call this method for streams of a GPU, because these streams wait by themselves. A library
+        that makes an array for the CPU from the lease also waits, but at most for the client's ``timeout``.
 
         Parameters
         ----------
@@ -384,7 +387,7 @@ class Lease(BaseLease):
         Parameters
         ----------
         failed
-            Say that the content is incomplete. Readers that wait for the content get `ProducerDiedError`.
+            True: the content is incomplete. Readers that wait for the content get `ProducerDiedError`.
         force
             End the lease although arrays made from the lease are alive, or may be alive. The caller guarantees that no
             array is used any more.
@@ -392,8 +395,8 @@ class Lease(BaseLease):
         Raises
         ------
         LeaseInUseError
-            Arrays made from the lease are alive, or were made by ``__cuda_array_interface__`` and cannot be counted.
-            The lease stays valid.
+            Arrays made from the lease are alive, or may be alive because they were made by
+            ``__cuda_array_interface__``. The lease stays valid.
         LeaseReleasedError
             The lease has ended already.
         """
@@ -416,7 +419,7 @@ class Lease(BaseLease):
 
 
 class AsyncLease(BaseLease):
-    """A lease of an `AsyncClient`. As an asynchronous context manager it releases itself as a `Lease` does."""
+    """A lease of an `AsyncClient`. Its ``async with`` block ends in the same way as the ``with`` block of a `Lease`."""
 
     def __init__(self, run: AsyncRun, state: LeaseState) -> None:
         super().__init__(state)
@@ -443,7 +446,7 @@ class AsyncLease(BaseLease):
         return await self._run(_operations.promise(self._lease_state))
 
     async def wait(self, timeout: float | None = None) -> None:
-        """Wait until the content is complete and the memory may be used; see `Lease.wait`."""
+        """Wait until the content is complete and this process may use the memory; see `Lease.wait`."""
         await self._run(_operations.wait(self._lease_state, timeout))
 
     async def release(self, *, failed: bool = False, force: bool = False) -> None:

@@ -1,4 +1,4 @@
-"""Lists of the objects and of the events of a service. The service sends each list page by page."""
+"""Lists of what a service has, such as sessions and buffers, and of its events. Each list comes page by page."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class SessionInfo:
     leases
         Number of the session's leases.
     blocks
-        Number of blocks that the session may have mapped.
+        Number of blocks that the session has perhaps mapped.
     members
         Number of the session's producers and consumers in channels.
     nbytes
@@ -96,16 +96,16 @@ class ChannelInfo:
     published
         How many frames have been published.
     waiting
-        In a broadcast, how many frames the consumer that is furthest behind has not taken. In a queue, how many frames
-        are not acknowledged.
+        In a broadcast, how many frames the slowest consumer has not taken yet. In a queue, how many frames are not
+        acknowledged.
     slowest
-        In a broadcast, the id of the session of the consumer that is furthest behind; None if no consumer is behind.
+        In a broadcast, the id of the session of the slowest consumer; None if every consumer has taken all frames.
     used
-        How many places of the channel are taken by frames. If this number is `capacity`, the next frame waits, fails,
-        or drops another frame, as `full` says.
+        How many places of the channel have a frame. If this number is equal to `capacity`, the setting `full` says what
+        happens to the next frame: its publisher waits, its publication fails, or it replaces another frame.
     dropped
-        How many frames were dropped so far because consumers were behind: in a broadcast, the sum of the frames that
-        each consumer missed; in a queue, the frames that no consumer got.
+        How many frames were dropped so far because consumers were too slow: in a broadcast, the sum of the frames that
+        each consumer missed; in a queue, the number of frames that no consumer got.
     """
 
     id: int
@@ -180,7 +180,7 @@ class BufferInfo:
     names
         Number of names under which the buffer is published.
     in_channel
-        Whether a channel has the buffer and the buffer's producer has left.
+        Whether the buffer is in a channel and the producer that published the buffer has left the channel.
     """
 
     id: int
@@ -258,7 +258,7 @@ class HistoryEvent:
     ending
         How a session ended: ``left``, ``lost``, ``error``, ``closed``, ``shutdown``.
     took
-        Seconds that the event took or, if the event is not over, that it has lasted.
+        How many seconds the event took; if the event is not over, how many seconds it has lasted so far.
     count
         Number of similar events since the last reported event, including this event.
     text
@@ -436,9 +436,9 @@ class Lists:
         return self._run(_events(after))
 
     def end_session(self, session: int) -> None:
-        """End the session of another client and tell that client.
+        """End the session of another client. The service tells that client that its session has ended.
 
-        The service reuses the session's memory only after the client's process has ended.
+        The service uses the memory of that session again only after the process of that client has ended.
 
         Parameters
         ----------

@@ -1,4 +1,4 @@
-"""The operations of a client, written once for the blocking and for the asyncio client.
+"""The operations of a client. `Client` and `AsyncClient` use the same code.
 
 Each operation is a flow (see `poolbridge._session.flow`) that returns the operation's result.
 """
@@ -58,10 +58,11 @@ if TYPE_CHECKING:
     from poolbridge._session.spares import Shelf
     from poolbridge._sys.literals import Kind
 
-# Seconds for which an allocation waits until memory of its own client comes back from a channel. After that, the
-# allocation waits at the service.
+# How many seconds an allocation waits until readers give back memory that this client has published in a channel. When
+# this time has passed, the client asks the service for memory and waits for the answer.
 _OWN = 5e-3
-# The milliseconds in a request that has no time limit. The same time in nanoseconds also fits into 64 bits.
+# A request without a time limit contains this number of milliseconds. The number of nanoseconds in this time also fits
+# into 64 bits.
 _FOREVER_MS = 2**40
 _CONTROL = re.compile("[\x00-\x1f\x7f-\x9f]")
 
@@ -70,12 +71,12 @@ _CONTROL = re.compile("[\x00-\x1f\x7f-\x9f]")
 
 
 def check_name(name: str, what: str) -> str:
-    """Check the name of a pool, buffer or channel and return it; `what` is the kind of object for the error text.
+    """Check a name and return it. The error text calls the named object `what`: a pool, a buffer or a channel.
 
     Raises
     ------
     InvalidArgumentError
-        The name is not 1 to 255 bytes of UTF-8 without control characters.
+        The name has no bytes or more than 255 bytes in UTF-8, has a control character, or is no valid text.
     """
     try:
         size = len(name.encode())
@@ -115,7 +116,8 @@ def check_count(value: int, what: str, *, least: int = 0, most: int = U_MAX) -> 
     Raises
     ------
     InvalidArgumentError
-        The value is below `least` or above `most`, or no whole number. A bool is no number.
+        The value is less than `least`, is more than `most`, or is not a whole number. A bool is not a whole number
+        here.
     """
     try:
         number = _tensor.whole(value)
@@ -132,12 +134,12 @@ _UNITS = {None: 1, "B": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30, "TiB"
 
 
 def check_bytes(value: int | str, what: str, *, least: int = 0) -> int:
-    """Check a number of bytes, or read a size such as ``"1048576"`` or ``"1MiB"``; return the number of bytes.
+    """Check a size and return it as a number of bytes. The size is a number, or a text such as ``"1MiB"``.
 
     Raises
     ------
     InvalidArgumentError
-        The value is no size, or is below `least` or above 2**63 - 1.
+        The value is no size, is less than `least`, or is more than 2**63 - 1.
     """
     if not isinstance(value, str):
         return check_count(value, what, least=least)
@@ -150,7 +152,7 @@ def check_bytes(value: int | str, what: str, *, least: int = 0) -> int:
 
 
 def check_device(device: int | str | None) -> int | str | None:
-    """Check the name of a GPU: an ordinal, a text or None.
+    """Check the type of `device` and return it: a GPU's ordinal, a GPU's name or UUID as a text, or None.
 
     Raises
     ------
@@ -181,7 +183,7 @@ def create_pool(
     gids: Sequence[int],
     exist_ok: bool,
 ) -> Flow[Pool]:
-    """Create and open a pool, or with `exist_ok` open the existing pool with the same settings."""
+    """Create and open a pool. If `exist_ok` is true and the pool exists with the same settings, only open the pool."""
     request = Create(
         nm=check_name(name, "pool"),
         k=_check_kind(kind),
@@ -205,7 +207,7 @@ def open_pool(name: str, *, timeout: float | None) -> Flow[Pool]:
 
 
 def destroy_pool(pool: Pool | str) -> Flow[Pool]:
-    """Destroy a pool. If `pool` is a name, this user need not have the right to open the pool."""
+    """Destroy a pool. If the caller passes the pool's name, the user need not have the right to open the pool."""
     if isinstance(pool, str):
         name = check_name(pool, "pool")
         known = (yield from stats()).pools
@@ -236,7 +238,7 @@ def stats() -> Flow[ServiceStats]:
 def allocate(
     session: Session, description: _tensor.Description, pool: int, *, timeout: float | None, at_once: bool = False
 ) -> Flow[LeaseState]:
-    """Lease a buffer for writing: a buffer that came back from a channel, or a new buffer.
+    """Lease a buffer for writing: one that readers gave back after this client published it in a channel, or a new one.
 
     Parameters
     ----------
@@ -247,7 +249,7 @@ def allocate(
     timeout
         Seconds to wait for free memory; None: no limit.
     at_once
-        Take a buffer that came back from a channel only if the buffer can be written now.
+        True: take a buffer that came back from a channel only if the client can write the buffer without waiting.
     """
     if not session.producers:
         return _grant(session, description, pool, timeout)
@@ -257,7 +259,7 @@ def allocate(
 def _allocate(
     session: Session, description: _tensor.Description, pool: int, timeout: float | None, *, at_once: bool
 ) -> Flow[LeaseState]:
-    """Lease a buffer for a session that has producers."""
+    """Do the work of `allocate` for a session that has producers, whose buffers can come back from channels."""
     check_wait(timeout)
     came_back = partial(spare, session, description, pool, at_once=at_once)
     if (state := (yield from came_back())) is not None:
@@ -278,15 +280,15 @@ def _allocate(
 def new_or_back(
     session: Session, description: _tensor.Description, pool: int, timeout: float | None, shelf: Shelf | None = None
 ) -> Flow[LeaseState | None]:
-    """Lease a new buffer if the pool has room. If not, wait up to `_OWN` seconds until memory comes back.
+    """Lease a new buffer if the pool has room. Else wait up to `_OWN` seconds until memory comes back from a channel.
 
-    Memory usually comes back to this client sooner than other clients release memory. With `shelf`, only memory of the
-    publisher that has this shelf counts.
+    Memory that this client has published usually comes back before other clients release memory. With `shelf`, the
+    function waits only for memory of the publisher that has this shelf.
 
     Returns
     -------
     LeaseState or None
-        The lease of a new buffer; None if the caller has to look for memory that came back.
+        The lease of a new buffer; None if the caller has to look whether memory came back from a channel.
     """
     lender = session.lender(pool, description.nbytes, shelf)
     if lender is None or not session.spares.is_full(pool):
@@ -304,7 +306,7 @@ def new_or_back(
 def await_memory(
     session: Session, description: _tensor.Description, pool: int, deadline: float | None
 ) -> Flow[LeaseState]:
-    """Wait at the service for memory of any client. Meanwhile, release memory that comes back to this client."""
+    """Ask the service for a buffer and wait. Meanwhile, release memory that comes back to this client from channels."""
     asking = Asking(pool)
     try:
         session.asks(asking)
@@ -315,7 +317,7 @@ def await_memory(
 
 
 def _grant(session: Session, description: _tensor.Description, pool: int, timeout: float | None) -> Flow[LeaseState]:
-    """Ask the service for a buffer and make its lease state."""
+    """Ask the service for a new buffer, and make the lease state of this buffer."""
     request = Alloc(pl=pool, t=description.to_wire(), w=check_wait(timeout))
     began = time.monotonic()
     try:
@@ -323,8 +325,8 @@ def _grant(session: Session, description: _tensor.Description, pool: int, timeou
     except BaseException:
         session.tally.waited(began)
         raise
-    # No statement may stand between the reply and the next statement: if a signal handler raised an error there,
-    # nothing would release the lease.
+    # The next statement must directly follow the statement that gets the reply. If a signal handler raised an error
+    # between these two statements, nothing would release the lease.
     state = held(session, reply.l) or (yield from take(session, reply.l))
     state.allocated = True
     session.tally.waited(began)
@@ -333,7 +335,7 @@ def _grant(session: Session, description: _tensor.Description, pool: int, timeou
 
 
 def spare(session: Session, description: _tensor.Description, pool: int, *, at_once: bool) -> Flow[LeaseState | None]:
-    """Use a lease that came back from a channel and has as many bytes as `description`; None if no lease fits."""
+    """Use a lease that came back from a channel and whose buffer has the size of `description`; None: no lease fits."""
     found = session.take_spare(pool, description.nbytes, at_once=at_once)
     if found is None:
         return None
@@ -372,7 +374,7 @@ def lease(session: Session, buffer_id: int, generation: int, *, write: bool, tim
 def publish(
     state: LeaseState, name: str, *, keep: bool, replace: bool, stream: Any, event: Any = None, fence: bool = True
 ) -> Flow[None]:
-    """Publish a buffer under a name. The content is complete, or becomes complete when streams finish their work."""
+    """Publish a buffer under a name. If its content is not complete yet, a fence or an event says when it will be."""
     state.check_usable()
     check_name(name, "buffer")
     if not state.write:
@@ -380,14 +382,14 @@ def publish(
     if not fence and event is None:
         raise InvalidArgumentError("fence=False needs event=: readers have to know when the content is complete")
     mark = None if event is None else local_event(state, event)
-    # A service without timelines does not know events either. With such a service, `ready` waits for the work.
+    # A service without timelines has no events either. With such a service, `ready` waits until the GPU's work is done.
     alone = not fence and _timelines.FEATURE in state.session.core.features
     made = yield from ready(state, stream, mark, fence=not alone)
     handle = mark.ipc_handle if mark is not None and (alone or made is not None) else b""
     yield from ask(Publish(l=state.grant.id, nm=name, kp=keep, rp=replace, rt=made or UNSET, ev=handle), Reply)
     state.write = False
     if state.promise is not None:
-        # Work of this process on the buffer, through this lease, has to wait for the promise too.
+        # If this process uses the buffer through this lease, it has to wait for the promise too.
         state.fences = (*state.fences, state.promise)
     state.seal()
     state.name = name
@@ -396,12 +398,12 @@ def publish(
 
 
 def local_event(state: LeaseState, event: Any) -> Event:
-    """Check an event that was recorded after the work on a lease's memory, and return it as an `Event`.
+    """Return `event` as an `Event`. The program has recorded this event after its work on the memory of a lease.
 
     Raises
     ------
     InvalidArgumentError
-        The event is no interprocess event, the memory is the CPU's, or the buffer's content is promised.
+        The event is no interprocess event, the memory is memory of the CPU, or the buffer's content is promised.
     """
     if state.promise is not None:
         raise InvalidArgumentError(
@@ -423,9 +425,9 @@ def ready(state: LeaseState, stream: Any, event: Event | None = None, *, fence: 
     state
         The lease.
     stream
-        Another stream that writes the content, besides the streams that poolbridge knows; None: no other stream.
+        A stream that writes the content and that poolbridge may not know yet; None: poolbridge knows all such streams.
     event
-        An event that was recorded after all work on the content.
+        An event that the program has recorded after all work on the content; None: no event.
     fence
         False: make no fence, because `event` alone says when the content is complete.
     """
@@ -468,7 +470,7 @@ def release(state: LeaseState, *, failed: bool, force: bool) -> Flow[None]:
 
 
 def wait(state: LeaseState, timeout: float | None) -> Flow[None]:
-    """Wait on the CPU until the memory may be used."""
+    """Wait on the CPU until this process may use the memory of a lease."""
     state.check_usable()
     seconds = math.inf if timeout is None else check_wait(timeout) / 1000
     if state.fences or state.alone:

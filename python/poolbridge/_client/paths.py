@@ -1,4 +1,4 @@
-"""Where the service listens, and how a client reaches it."""
+"""Finds the path of the service's socket, and connects to the service."""
 
 from __future__ import annotations
 
@@ -40,14 +40,14 @@ def default_path() -> str:
 
 
 def _shared_path() -> str:
-    """Return the default path in the folder for temporary files, which all users share."""
+    """Return the default path in the folder for temporary files. All users share this folder."""
     # `tempfile.gettempdir` may choose another folder than the service does.
     folder = os.environ.get("TMPDIR") or "/tmp"  # noqa: S108 - as the service has it
     return str(Path(folder) / f"poolbridge-{os.getuid()}" / "poolsvc.sock")
 
 
 def _check_server(sock: socket.socket, path: str) -> None:
-    """Refuse a service of another user at this user's default path, except a service of root."""
+    """Raise if another user runs the service at this user's default path. Root may run the service at that path."""
     if path != _shared_path():
         return
     _, uid, _ = struct.unpack("3i", sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i")))
@@ -72,8 +72,8 @@ def dial(path: str) -> socket.socket | None:
     ServiceNotRunningError
         No service listens at the path.
     AccessDeniedError
-        This user may not connect; or the path is this user's default path below ``$TMPDIR`` or ``/tmp``, and another
-        user runs the service at that path.
+        The service does not allow this user to connect; or the path is this user's default path below ``$TMPDIR`` or
+        ``/tmp``, and another user runs the service at that path.
     InvalidArgumentError
         The path cannot be the path of a socket.
     """
@@ -120,7 +120,7 @@ def _not_running(path: str, error: OSError) -> str:
 
 
 class Patience:
-    """Repeated attempts to connect, with a time limit. The caller pauses between the attempts.
+    """Tries to connect again and again, within a time limit. The caller pauses between the attempts.
 
     Parameters
     ----------
@@ -129,9 +129,9 @@ class Patience:
     wait
         Seconds to wait for the service to appear.
     timeout
-        Seconds that a service that listens may take to accept the connection.
+        How many seconds the service may take to accept the connection, if the service already listens.
     now
-        Monotonic time at the start, in seconds.
+        The present time on the monotonic clock, in seconds. The time limit counts from this time.
     """
 
     def __init__(self, path: str, wait: float, timeout: float, now: float) -> None:
@@ -147,7 +147,7 @@ class Patience:
         self._pause = _FIRST_PAUSE
 
     def attempt(self, now: float) -> socket.socket | float:
-        """Try once to connect, at the monotonic time `now`.
+        """Try once to connect. `now` is the present time on the monotonic clock.
 
         Returns
         -------
@@ -157,7 +157,8 @@ class Patience:
         Raises
         ------
         ServiceNotRunningError
-            No service listens at the path, or the service does not accept the connection, and no time is left.
+            The time limit has passed, and no service listens at the path or the service has not accepted the
+            connection.
         """
         try:
             sock = dial(self._path)

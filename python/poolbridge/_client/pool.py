@@ -29,9 +29,10 @@ class Pool:
     device_ordinal
         The ordinal of this GPU in the service's numbering; None for ``"host"``.
     max_bytes
-        Most bytes that the pool's blocks may take together.
+        The largest number of bytes that all blocks of the pool together may have.
     session_bytes, user_bytes
-        Most bytes that may count for one session, and for one user, in the pool; 0: no limit besides `max_bytes`.
+        The largest numbers of bytes in the pool that may count for one session and for one user; 0: only the limit
+        `max_bytes` applies.
     """
 
     id: int
@@ -45,7 +46,7 @@ class Pool:
 
     @classmethod
     def from_wire(cls, pool: _messages.Pool) -> Self:
-        """Make the object from a message of the service."""
+        """Make an object of this class from a message of the service."""
         device = pool.do if pool.du else None
         return cls(pool.id, pool.nm, cast("Kind", pool.k), pool.du, device, pool.mx, pool.sx, pool.ux)
 
@@ -65,7 +66,7 @@ class PoolStats:
     used
         Bytes of the buffers in these blocks. A buffer can be smaller than its block.
     cached
-        Bytes of the blocks that are free and can be used at once.
+        Bytes of the blocks that are free and can be used without a wait.
     held
         Bytes of the blocks that are free but cannot be used yet: the service waits until clients unmap these blocks, or
         until a process ends.
@@ -114,7 +115,7 @@ class ServiceStats:
 
     @classmethod
     def from_wire(cls, stats: _messages.Stats) -> Self:
-        """Make the object from a message of the service."""
+        """Make an object of this class from a message of the service."""
         pools = tuple(
             PoolStats(Pool.from_wire(of.p), of.rs, of.ld, of.us, of.ca, of.rc, of.nb, of.cs, of.cu) for of in stats.p
         )

@@ -38,7 +38,7 @@ def find_program() -> str:
     -------
     str
         The program's path: ``$POOLBRIDGE_POOLSVC``; else the program that was installed with this package; else a
-        ``poolsvc`` beside the interpreter; else a ``poolsvc`` of the ``PATH``.
+        ``poolsvc`` in the folder of the Python interpreter; else a ``poolsvc`` that is found on the ``PATH``.
 
     Raises
     ------
@@ -71,7 +71,7 @@ def _runs(path: Path) -> bool:
 
 
 def _installed() -> Path | None:
-    """Return the path of the program that was installed with this package, also with --user, --target or --prefix."""
+    """Return the program that was installed with this package, even if pip used --user, --target or --prefix."""
     from importlib import metadata
 
     try:
@@ -96,9 +96,11 @@ class Process:
     options
         Options of ``poolsvc serve``.
     log
-        A file to which the service appends its log; None: the log is in memory, and only error texts show it.
+        A file to which the service appends its log; None: the log is in memory, and the user sees it only in error
+        texts.
     bounded
-        Drop the older half of the log when the log is longer than `_MOST_LOG`. A log in memory is always bounded.
+        True: the service drops the older half of the log when the log is longer than `_MOST_LOG`. A log in memory is
+        always bounded.
     timeout
         Seconds within which the service must be ready.
     """
@@ -111,7 +113,7 @@ class Process:
             options = [*options, "--log-bytes", _MOST_LOG]
         LOG.debug("starting %s serve %s", program, " ".join(options))
         # If the service does not become ready, the error text contains the service's output. The output goes to a file
-        # and not to a pipe, because a pipe that this process closes would end the service.
+        # and not to a pipe: if this process closed its end of the pipe, the next output would end the service.
         with _open_log(log) as said:
             before = _end(said)
             ready, ready_end = os.pipe()
@@ -142,11 +144,11 @@ class Process:
         LOG.info("started a service at %s, process %d", self.path, self.pid)
 
     def _await_ready(self, ready: int, timeout: float) -> str:
-        """Return the path that the service writes to the pipe when it listens; ``""`` if the service ends before."""
+        """Return the path that the service writes to the pipe when it listens; ``""``: the service has ended."""
         until = time.monotonic() + timeout
         line = b""
-        # A process that another thread forks meanwhile may keep the pipe open. So a pidfd says whether the service
-        # ended.
+        # If another thread forks a process now, that process may keep the pipe open after the service has ended. So
+        # this function also polls a pidfd, which says whether the service has ended.
         ended = os.pidfd_open(self.pid)
         try:
             poll = select.poll()
@@ -183,7 +185,7 @@ class Process:
             self._process.wait()
 
     def leave(self) -> None:
-        """Let the service continue without this object. To avoid a zombie process, a thread waits for the service."""
+        """Let the service run without this object. A thread waits for the service's end, so that no zombie stays."""
         threading.Thread(target=self._process.wait, name="poolbridge-service", daemon=True).start()
 
     @property

@@ -1,4 +1,4 @@
-"""Promises: the CPU completes the content of a buffer after the buffer was published."""
+"""Promises: with a promise, the CPU can complete the content of a buffer after the buffer was published."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ class Promise:
     """A promise to complete the content of a buffer after the buffer was published. `Lease.promise` returns it.
 
     Readers of the buffer wait until the promise is completed: streams of a GPU wait by themselves, and a thread that
-    waits on the CPU has a time limit. If the content cannot be completed, `fail` says why, and readers get
-    `ContentFailedError`. If this process ends before it has completed or failed the promise, readers get
+    waits on the CPU has a time limit. If the program cannot complete the content, it calls `fail` with the reason, and
+    readers get `ContentFailedError`. If this process ends before it has completed or failed the promise, readers get
     `ProducerDiedError`.
 
     The end of a ``with`` block completes the promise. If an exception leaves the block, the exception fails the
@@ -38,8 +38,8 @@ class Promise:
         self._timeline = timeline
         self._lease_state: LeaseState | None = state
         self._failed = False
-        # Held by a thread that completes or fails the promise. A signal handler may complete or fail the promise in the
-        # same thread.
+        # A thread holds this lock while it completes or fails the promise. The lock is an RLock, because a signal
+        # handler that runs in this thread at that time may also complete or fail the promise.
         self._deciding = RLock()
         state.promise = self._fence
 
@@ -63,7 +63,8 @@ class Promise:
         InvalidArgumentError
             The promise has failed.
         ClosedError
-            The client was closed or its connection was lost before. The content fails when this process ends.
+            The client was closed, or its connection was lost, before the promise was completed or failed. The content
+            fails when this process ends.
         """
         self._decide(self._complete)
         if self._failed:
@@ -72,7 +73,7 @@ class Promise:
             )
 
     def _decide(self, decision: Callable[[LeaseState], None]) -> None:
-        """Complete or fail the promise, unless the promise is completed or failed already."""
+        """Call `decision`, which completes or fails the promise, unless the promise is completed or failed already."""
         state = self._lease_state
         if state is None:
             return
@@ -100,22 +101,24 @@ class Promise:
     def fail(self, error: BaseException | str) -> None:
         """Say that the content will never be complete, and why. Idempotent: the first error counts.
 
-        Readers get `ContentFailedError` with the text. A reader that waits on the CPU gets the error at once. A reader
-        whose stream waits gets the error from `BaseLease.check`, because the stream itself continues. If the buffer is
-        published after `fail`, its readers get the error, too.
+        Readers get `ContentFailedError` with the text. A reader that waits on the CPU gets the error at once. If a
+        stream of a reader waits, the stream continues without an error, and the reader gets the error from
+        `BaseLease.check`. If the program publishes the buffer after `fail`, the buffer's readers also get the error.
 
         Parameters
         ----------
         error
-            The exception that prevented the content, or a text. Readers get one line of the text, at most 256 bytes of
-            UTF-8. If the exception's ``__str__`` raises an error, readers get the name of the exception's type.
+            The exception that prevented the program from completing the content, or a text that says why. Readers get
+            one line of the text, at most 256 bytes of UTF-8. If the exception's ``__str__`` raises an error, readers
+            get the name of the exception's type.
 
         Raises
         ------
         InvalidArgumentError
-            The promise is completed, or `error` is neither an exception nor a text.
+            The promise is already completed, or `error` is neither an exception nor a text.
         ClosedError
-            The client was closed or its connection was lost before. The content fails when this process ends.
+            The client was closed, or its connection was lost, before the promise was completed or failed. The content
+            fails when this process ends.
         """
         if isinstance(error, BaseException):
             reason = _text_of(error)
@@ -134,7 +137,8 @@ class Promise:
         if not state.write or state.sent:
             state.promise = None
             state.seal()
-        # Otherwise the lease keeps the fence, so that the buffer is published with that fence.
+        # If the buffer was not published yet, the lease keeps the fence of the promise. A later publication sends this
+        # fence.
 
     def __enter__(self) -> Self:
         return self

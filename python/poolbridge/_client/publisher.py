@@ -1,4 +1,4 @@
-"""Publishers: arrays that are made once for each block, written again and again, and published as frames."""
+"""Publishers: a publisher makes one array for each block, and publishes these arrays as frames again and again."""
 
 from __future__ import annotations
 
@@ -45,17 +45,17 @@ _T = TypeVar("_T")
 # A publisher of small frames (at most _SMALL bytes) has up to _MORE extra buffers. With extra buffers, the publisher
 # looks for returned buffers only once in several frames, which takes less time.
 _MORE: Final = 4
-# The number of extra buffers if streams write the arrays. With more buffers, the readers' streams are more often done
-# with a buffer before the publisher uses the buffer again.
+# The number of extra buffers if streams write the arrays. With more buffers, the readers' streams have more often
+# finished with a buffer before the publisher uses the buffer again.
 _MORE_ON_STREAMS: Final = 16
 _SMALL: Final = 256 << 10
 _NUMBERS: Final = (float, int)
-# Word and value that stand for no fence: the content is complete.
+# This word and this value mean that there is no fence, because the content is complete.
 _COMPLETE: Final = 0, 0
 
 
 class BasePublisher(ABC):
-    """The common part of `Publisher` and `AsyncPublisher`."""
+    """The code that `Publisher` and `AsyncPublisher` share."""
 
     def __init__(
         self,
@@ -77,7 +77,7 @@ class BasePublisher(ABC):
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Shape of every array: elements along each axis."""
+        """The shape of every array: the number of elements along each axis."""
         return self._description.shape
 
     @property
@@ -86,7 +86,7 @@ class BasePublisher(ABC):
         return self._description.element.name
 
     def _loaned(self, timeout: float | None) -> Any:
-        """Return the array on loan, or the array of a returned lease; None if the caller has to ask the service."""
+        """Return the array on loan, else the array of a lease that came back. None: the caller calls `_allocate`."""
         self._begin(timeout)
         shelf = self._shelf
         loan = tuple(shelf.loan)  # copied in one step: another thread may end the loan
@@ -97,7 +97,7 @@ class BasePublisher(ABC):
         return self._take()
 
     def _take(self) -> Any:
-        """Put a returned lease on loan and return the array of that lease; None if no lease came back."""
+        """Put a lease that came back from the channel on loan and return its array; None if no lease came back."""
         shelf = self._shelf
         try:
             spare = shelf.free.pop(0)
@@ -124,7 +124,7 @@ class BasePublisher(ABC):
             raise ClosedError(f"this publisher of channel {self._channel.nm!r} was closed")
 
     def _alone(self, flow: Flow[_T]) -> Flow[_T]:
-        """Run an operation while other calls of this publisher are refused."""
+        """Run an operation. Until the operation ends, other calls of this publisher raise `InvalidArgumentError`."""
         self._busy = self._shelf.busy = True
         try:
             return (yield from flow)
@@ -148,7 +148,7 @@ class BasePublisher(ABC):
         return LeaseReleasedError("there is no array to publish: call loan() first, once for each frame")
 
     def _follows(self, stream: Any) -> bool:
-        """Make a stream wait until the array on loan may be written; return False if `_follow` has to do that."""
+        """Make a stream wait until it may write the array on loan; return False if the caller has to call `_follow`."""
         spare, shelf = self._on_loan(), self._shelf
         follower = shelf.follower
         if follower is None or not (stream is shelf.stream or (type(stream) is int and stream == shelf.stream)):
@@ -161,7 +161,7 @@ class BasePublisher(ABC):
         return True
 
     def _follow(self, stream: Any) -> Flow[None]:
-        """Make a stream wait until the array on loan may be written, also when `_follows` returns False."""
+        """Make a stream wait until it may write the array on loan. Call this method if `_follows` returns False."""
         session, spare = self._session, self._on_loan()
         lender = spare.lender
         if lender is None:
@@ -188,7 +188,7 @@ class BasePublisher(ABC):
             spare.follower, lender.streams = follower, None
 
     def _fence_at_once(self, stream: Any) -> tuple[int, int] | None:
-        """Return word and value of the fence of the array on loan. None if `_fence` has to make the fence."""
+        """Make the fence of the array on loan; return its word and value. None: the caller has to call `_fence`."""
         spare = self._on_loan()
         follower = spare.follower
         if follower is None or (stream is not None and stream is not self._shelf.stream and not self._follows(stream)):
@@ -214,10 +214,10 @@ class BasePublisher(ABC):
         return (0, 0) if fence is None else (fence.wd, fence.v)
 
     def _send(self, texts: bytes, timeout: float | None, stream: Any) -> Any:
-        """Publish the array on loan and return the frame's number, if no wait is needed.
+        """Publish the array on loan and return the frame's number, if that needs no wait.
 
-        If a wait is needed, the array stays on loan. The result is then the word and the value of the array's fence, or
-        None if `_fence` has to make the fence.
+        If a wait is needed, the array stays on loan. The method then returns the word and the value of the array's
+        fence, or None if the caller has to call `_fence`.
         """
         shelf, valid = self._shelf, timeout is None or _is_time(timeout)
         if not self._written and stream is None:
@@ -231,7 +231,7 @@ class BasePublisher(ABC):
     # Leases
 
     def _allocate(self, timeout: float | None, stream: Any) -> Flow[Any]:
-        """Lease a buffer, put it on loan and return its array."""
+        """Lease a buffer, put the lease on loan and return its array."""
         session, channel, shelf = self._session, self._channel, self._shelf
         producer = yield from producer_of(session, channel)
         lease = partial(allocate, session, self._description, channel.pl, at_once=True)
@@ -277,7 +277,7 @@ class BasePublisher(ABC):
         return array
 
     def _on_streams(self, state: LeaseState, stream: Any) -> bool:
-        """Whether streams write the arrays, as the first call of `loan` says; if not, the CPU writes the arrays."""
+        """Whether streams write the arrays; if not, the CPU writes them. The first call of `loan` decides this."""
         pool = state.memory.pool
         key = None if stream is None else stream_key(pool.device, stream)
         if pool.on_cpu:
@@ -315,7 +315,7 @@ class BasePublisher(ABC):
         """Make the lease that is passed to `wrap`."""
 
     def _publish_at_once(self, texts: bytes, mark: tuple[int, int]) -> int:
-        """Publish the array on loan if the channel has room. Return the frame's number; 0: the array stays on loan."""
+        """Publish the array on loan if the channel has room, and return the frame's number. Else return 0."""
         spare, result = self._taken(), None
         try:
             result = _publish(self._shelf.producer, spare, self._described, texts, mark, 0.0)
@@ -330,7 +330,7 @@ class BasePublisher(ABC):
         return result
 
     def _taken(self) -> Spare:
-        """Take the lease that is on loan.
+        """End the loan and return the lease that was on loan.
 
         Raises
         ------
@@ -344,7 +344,7 @@ class BasePublisher(ABC):
         return spare
 
     def _deliver(self, texts: bytes, mark: tuple[int, int], timeout: float | None) -> Flow[int]:
-        """Wait for a free place in the channel, then publish the array on loan; on a timeout it stays on loan."""
+        """Wait for a free place in the channel and publish the array on loan. On a timeout, the array stays on loan."""
         if not self._shelf.loan:
             self._session.check_usable()
             raise ClosedError(f"channel {self._channel.nm!r} was closed")
@@ -395,7 +395,7 @@ def _publish(  # noqa: PLR0917 - as the native method
     mark: tuple[int, int],
     seconds: float | None,
 ) -> Any:
-    """Publish a publisher's lease; the result is that of `poolbridge._native.Producer.publish`."""
+    """Publish a publisher's lease, and return what `poolbridge._native.Producer.publish` returns."""
     grant, lender, follower = spare.grant, spare.lender, spare.follower
     streams = None if lender is None else lender.streams
     result: Any = None
@@ -407,7 +407,8 @@ def _publish(  # noqa: PLR0917 - as the native method
     try:
         result = producer.native.publish(grant.bl, grant.bf, grant.n, *described, texts, *mark, None, seconds)
     finally:
-        # A signal handler may have raised an error after the frame had entered the channel.
+        # An error does not always mean that the frame is not in the channel: a signal handler may have raised the error
+        # after the frame had entered the channel.
         if type(result) is not int and not (result is None and producer.has_in_flight(grant.bl)):
             spare.owned = producer.loans.pop(grant.bl, None) is spare
             if spare.owned and lender is not None:
@@ -416,7 +417,7 @@ def _publish(  # noqa: PLR0917 - as the native method
 
 
 class _LoanSending(Sending):
-    """A frame of a publisher that is being published."""
+    """One publication of an array on loan, which may have to wait for a free place in the channel."""
 
     def __init__(
         self, producer: Any, spare: Spare, described: tuple[int, bytes], texts: bytes, mark: tuple[int, int]
@@ -445,8 +446,8 @@ class Publisher(BasePublisher):
 
     `loan` returns an array to write, and `publish` publishes the array as the channel's next frame. Do not use the
     array after `publish`: the consumers have the array's memory, and a later `loan` returns the same array. One thread
-    at a time may use a publisher. A publisher is a context manager that closes itself. An array that is on loan when
-    the publisher is closed stays valid until the array is gone.
+    at a time may use a publisher. A publisher is a context manager: the end of the ``with`` block closes the publisher.
+    If an array is on loan when the publisher is closed, the array stays valid as long as the program keeps it.
     """
 
     _run: Run
@@ -460,7 +461,7 @@ class Publisher(BasePublisher):
         Parameters
         ----------
         timeout
-            Seconds to wait for free memory in the pool; 0: do not wait; None, the default: no limit.
+            How many seconds to wait for free memory in the pool; 0: do not wait; None, the default: no limit.
         stream
             The stream that writes the array, as in `BaseLease.used_on`; required for memory of a GPU. The stream waits
             until the readers' streams are done with the memory. The calling thread waits for the readers' streams only
@@ -478,10 +479,10 @@ class Publisher(BasePublisher):
         PoolLimitError, DeviceMemoryError
             The pool or the machine has not enough free memory.
         InvalidArgumentError
-            The pool's memory is a GPU's and there is no ``wrap`` or no `stream`, ``wrap`` returned no array of the
-            lease's memory, or another call of this publisher waits.
+            The pool has memory of a GPU, and the program passed no ``wrap`` or no `stream`. Or ``wrap`` did not return
+            an array in the lease's memory. Or another call of this publisher waits.
         ValueError
-            `stream` is no stream, or the memory is the CPU's.
+            `stream` is no stream, or the memory is memory of the CPU.
         TypeError
             NumPy lacks the element type (``bfloat16``): pass a ``wrap`` to `Channel.publisher`.
         ClosedError
@@ -501,8 +502,8 @@ class Publisher(BasePublisher):
     ) -> int:
         """Publish the array that `loan` returned last as the channel's next frame. Do not use the array after the call.
 
-        After an exception that is not listed below, such as `KeyboardInterrupt`, the frame may or may not be published.
-        After such an exception, call `loan` again.
+        If the call raises an exception that is not listed below, such as `KeyboardInterrupt`, the frame may be
+        published or not. Call `loan` again after such an exception.
 
         Parameters
         ----------
@@ -524,11 +525,12 @@ class Publisher(BasePublisher):
         LeaseReleasedError
             No array is on loan: call `loan` once for each frame.
         WaitTimeoutError
-            The channel stayed full. The array stays on loan.
+            The channel was full until `timeout` had passed. The array stays on loan.
         PoolLimitError
-            The channel is full and its policy is ``"fail"``. The array stays on loan.
+            The channel is full and has the setting ``full="fail"``. The array stays on loan.
         ClosedError
-            The channel was closed; the array stays on loan until the publisher is closed. Or the publisher was closed.
+            The channel was closed, or the publisher was closed. If only the channel was closed, the array stays on loan
+            until the publisher is closed.
         InvalidArgumentError
             `meta` is too large, `timeout` is no number of seconds, or another call of this publisher waits.
         """
@@ -541,7 +543,7 @@ class Publisher(BasePublisher):
         return self._publish_at_once(texts, mark) or self._run(self._alone(self._deliver(texts, mark, timeout)))
 
     def close(self) -> None:
-        """Close the publisher and release the buffers that are not in the channel. Idempotent."""
+        """Close the publisher and release its buffers that are not in the channel. Idempotent."""
         self._close()
 
     def __enter__(self) -> Self:
@@ -589,7 +591,7 @@ class AsyncPublisher(BasePublisher):
         return self._publish_at_once(texts, mark) or await self._run(self._alone(self._deliver(texts, mark, timeout)))
 
     async def close(self) -> None:
-        """Close the publisher and release the buffers that are not in the channel. Idempotent."""
+        """Close the publisher and release its buffers that are not in the channel. Idempotent."""
         self._close()
 
     async def __aenter__(self) -> Self:

@@ -31,9 +31,10 @@ if TYPE_CHECKING:
 class Service:
     """A service that this process runs for itself. `serve` returns it.
 
-    A `Service` is a context manager, also an asynchronous one: the service starts at the beginning of the block and
-    ends with the block. The service also ends when this process ends, even if the process is killed. The service
-    continues when the thread that started it ends. A forked child does not keep the service alive.
+    A `Service` is a context manager for ``with`` and for ``async with``: the service starts at the beginning of the
+    block and ends at the end of the block. The service also ends when this process ends, even if the process is killed.
+    The service continues when the thread that started it ends. If this process has forked a child and then ends, the
+    service ends although the child still runs.
     """
 
     def __init__(
@@ -103,7 +104,7 @@ class Service:
 
     @property
     def path(self) -> str:
-        """Path of the service's socket, for ``poolbridge.connect(path)``, ``--socket`` and ``$POOLBRIDGE_SOCKET``.
+        """Path of the service's socket, to pass to ``poolbridge.connect``, ``--socket`` or ``$POOLBRIDGE_SOCKET``.
 
         Raises
         ------
@@ -185,8 +186,8 @@ def serve(
 ) -> Service:
     """Run a service that ends with this process: ``with poolbridge.serve(…) as service: client = service.connect()``.
 
-    The program is ``$POOLBRIDGE_POOLSVC``, else the ``poolsvc`` that was installed with this package, else the
-    ``poolsvc`` of the ``PATH``.
+    The service's program is ``$POOLBRIDGE_POOLSVC``, else the ``poolsvc`` that was installed with this package, else
+    the ``poolsvc`` that is found on the ``PATH``.
 
     Parameters
     ----------
@@ -194,32 +195,32 @@ def serve(
         Pools that the service makes at its start, each in the form of the option ``poolsvc serve --pool``. The pool's
         name may come first, without ``name=``: ``"frames:kind=host,max=64MiB"``.
     path
-        Path of the service's socket, where other programs can find the service. None: a socket in a new private folder,
-        which is removed with the service.
+        Path of the service's socket. Other programs can connect to the service at this path. None: the socket is in a
+        new private folder, which is removed when the service ends.
     options
         More options of ``poolsvc serve``, such as ``["--limit", "sessions=100"]``.
     log
-        A file to append the service's log to. None: the log is in memory, and only the error for a failed start shows
-        it.
+        A file to which the service appends its log. None: the log is in memory, and the user sees it only if the start
+        fails: the error's text contains the log.
     timeout
         Seconds that the service may take until it is ready; 30 by default.
 
     Returns
     -------
     Service
-        A context manager, also an asynchronous one. The service starts when the program enters the block or calls
-        `Service.start`. `Service.start` lists the errors.
+        A context manager for ``with`` and for ``async with``. The service starts when the program enters the block or
+        calls `Service.start`. `Service.start` lists the errors.
 
     Raises
     ------
     InvalidArgumentError
-        `timeout` is not above 0.
+        `timeout` is not greater than 0.
     """
     return Service(pools=pools, path=path, options=options, log=log, timeout=timeout)
 
 
 def _named(pool: str) -> str:
-    """Return a pool in the form of ``--pool``: ``frames:kind=host`` becomes ``name=frames,kind=host``."""
+    """Return a pool's text in the form of ``--pool``: ``frames:kind=host`` becomes ``name=frames,kind=host``."""
     head, colon, rest = pool.partition(":")
     if colon and head and "=" not in head:
         return f"name={head},{rest}"

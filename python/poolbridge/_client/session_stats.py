@@ -17,8 +17,8 @@ class Waits:
     Attributes
     ----------
     count
-        How many waits succeeded; in `SessionStats.memory_waits`, how many waits succeeded or failed. One call of an
-        `AsyncClient` may count several times.
+        How many waits succeeded. `SessionStats.memory_waits` also counts waits that failed. One call of an
+        `AsyncClient` may count as several waits.
     seconds
         Total seconds of all waits that are over, including waits that failed.
     """
@@ -40,8 +40,8 @@ class ChannelCounts:
     received, received_bytes
         Frames that the subscriptions of this client have received, and the bytes of their buffers.
     dropped
-        Frames that these subscriptions missed; in a queue, frames that all subscribers of the queue missed together, as
-        far as this client knows. See `Frame.dropped`.
+        Frames that the subscriptions of this client missed. In a queue, this is the number of frames that no subscriber
+        got, as far as this client knows. See `Frame.dropped`.
     room_waits
         Waits of this client's producers for a free place in the channel.
     frame_waits
@@ -65,14 +65,14 @@ class SessionStats:
     Attributes
     ----------
     leases, lease_bytes
-        Leases that the program has now, including frames, and the bytes of their buffers. These counts do not include
-        buffers on loan from a `Publisher`, and frames whose array `Subscription.arrays` returned.
+        Leases that the program has now, including frames, and the bytes of their buffers. These counts include neither
+        buffers on loan from a `Publisher` nor frames whose array `Subscription.arrays` returned.
     allocated, allocated_bytes
-        Buffers that the service has granted to this client, and their bytes. A buffer that comes back from a channel
-        and is used again does not count again.
+        Buffers that the service has granted to this client, and their bytes. If a buffer comes back from a channel and
+        this client uses the buffer again, the buffer does not count again.
     memory_waits
-        Requests to the service for memory, and waits until memory of this client came back from a channel.
-        `Waits.count` includes waits that failed.
+        How often and how long this client waited for memory: for an answer of the service, or until memory of this
+        client came back from a channel. `Waits.count` includes waits that failed.
     channels
         The counts of each channel that this client has published in or subscribed to, in the order of the first use. If
         the client has used more than 1,024 channels, channels that the client has left may be missing.

@@ -1,4 +1,4 @@
-"""Starts the service that programs of this user share, if no such service runs."""
+"""Starts a service that the programs of this user share, if no service runs yet."""
 
 from __future__ import annotations
 
@@ -20,7 +20,8 @@ START_SECONDS = 30.0
 # The service ends when no client has been connected for this time. The time is long enough for programs that run one
 # after the other to share the service's pools.
 _UNUSED = "2s"
-# Seconds to wait for a service that another process starts, before this process tries to start one again.
+# If another process is starting the service, this process waits for this number of seconds. If no service listens then,
+# this process tries again to start a service.
 _OTHERS_SECONDS = 1.0
 
 
@@ -35,12 +36,12 @@ class Starter:
     path
         The socket's path.
     wait
-        The time limit in seconds. The limit is `START_SECONDS` if `wait` is less.
+        The time limit in seconds. If `wait` is less than `START_SECONDS`, the time limit is `START_SECONDS`.
 
     Attributes
     ----------
     wait
-        Seconds for which the next attempt to connect waits for the service to appear.
+        How many seconds the caller's next attempt to connect should wait for the service to appear.
     """
 
     def __init__(self, path: str, wait: float) -> None:
@@ -68,7 +69,7 @@ class Starter:
             options = ["--socket", self._path, "--end-unused", _UNUSED]
             process = Process(options, self._log(), left, bounded=True)
         except SocketInUseError:
-            # Another process is starting a service, or a service is about to end.
+            # Another process is starting a service at this socket, or the service at this socket is ending.
             LOG.debug("another process has the lock of %s", self._path)
             self.wait = min(_OTHERS_SECONDS, left)
             return
@@ -76,9 +77,9 @@ class Starter:
         self.wait = 0.0
 
     def _log(self) -> Path | None:
-        """Make the socket's folder and return the log's path in it.
+        """Make the folder of the socket, and return the path of the log in this folder.
 
-        Return None for a folder in which other users can create files. The service refuses such a folder and says why.
+        If other users can create files in the folder, return None: the service then refuses to start and says why.
         """
         log = Path(f"{self._path}.log")
         try:

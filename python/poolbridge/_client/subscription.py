@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 
 class BaseSubscription:
-    """The common part of the blocking and the asyncio subscription."""
+    """The code that `Subscription` and `AsyncSubscription` share."""
 
     def __init__(self, session: Session, consumer: Consumer | None, ack: str) -> None:
         self._session = session
@@ -38,7 +38,7 @@ class BaseSubscription:
         self._last: Callable[[], BaseFrame | None] = _none
 
     def _pass(self) -> None:
-        """Release the frame that the iteration returned last, unless the program acknowledges frames itself."""
+        """Release the frame that the iteration returned last. Do nothing if the subscription has ``ack="manual"``."""
         last = self._last()
         if last is not None and self._ack == "auto":
             self._last = _none
@@ -53,7 +53,7 @@ class BaseSubscription:
 
     @property
     def closed(self) -> bool:
-        """Whether the subscription was closed, or no frame will come any more."""
+        """Whether the subscription was closed, or will get no more frames for another reason."""
         return self._consumer is not None and self._consumer.ended
 
     def _close(self) -> None:
@@ -73,15 +73,16 @@ class Subscription(BaseSubscription):
     were made from these frames stay valid. With ``ack="manual"`` the program calls `Frame.ack`, `Frame.requeue` or
     `Frame.release` for each frame, or uses the frame's ``with`` block.
 
-    Iteration ends when the channel is closed and all frames of the channel are taken; in a queue, when all frames are
-    acknowledged. Iteration raises `ContentFailedError` at a frame whose content will never be complete, because the
-    producer died or reported a failure. Iterate again to get the next frame. Iteration raises `ClosedError` when no
-    frame can come any more for another reason, for example because the pool was destroyed.
+    When the channel is closed, iteration ends: in a broadcast, when this subscription has taken all frames; in a queue,
+    when all frames are acknowledged. Iteration raises `ContentFailedError` at a frame whose content will never be
+    complete, because the producer died or reported a failure. Iterate again to get the next frame. Iteration raises
+    `ClosedError` if the subscription can get no more frames for another reason, for example because the pool was
+    destroyed.
 
-    If a program takes a frame of a queue and never acknowledges the frame, the frame goes back to the queue in the end,
-    and another consumer gets the frame. An example is the frame at which the program left a loop. After `close`, the
-    frame goes back when the frame object and its arrays are gone. When the client is closed or the client's process
-    ends, all frames that are not acknowledged go back.
+    A program may take a frame of a queue and never acknowledge the frame, for example because it leaves a loop at this
+    frame. The frame then goes back to the queue at one of the following times, and another consumer gets the frame.
+    After `close`, the frame goes back when the frame object and its arrays are gone. When the client is closed or the
+    client's process ends, all frames that are not acknowledged go back.
 
     Attributes
     ----------
@@ -101,10 +102,10 @@ class Subscription(BaseSubscription):
 
     @property
     def spin(self) -> float | None:
-        """Seconds for which a wait for the next frame polls before the wait sleeps. Polling uses a whole CPU.
+        """How many seconds a thread that waits for a frame polls before it sleeps. Polling uses a whole CPU.
 
-        None, the default: 100 µs if recent frames came within 100 µs and no other program needed the CPU. 0: the wait
-        does not poll. A wait that polls notices a new frame sooner than a wait that sleeps.
+        None, the default: the thread polls for 100 µs if recent frames came within 100 µs and no other program needed
+        the CPU. 0: the thread does not poll. A thread that polls notices a new frame sooner than a thread that sleeps.
         """
         return self._consumer.spin
 
@@ -133,7 +134,7 @@ class Subscription(BaseSubscription):
         Parameters
         ----------
         timeout
-            Seconds to wait; 0: do not wait; None, the default: no limit.
+            How many seconds to wait; 0: do not wait; None, the default: no limit.
 
         Returns
         -------
@@ -143,7 +144,8 @@ class Subscription(BaseSubscription):
         Raises
         ------
         WaitTimeoutError
-            No frame came within `timeout`, or ``credit`` frames stayed unacknowledged during this time.
+            No frame came within `timeout`. Or this subscription held as many unacknowledged frames as its ``credit``
+            allows, during all this time.
         ContentFailedError
             The frame's content will never be complete. The next call takes the next frame.
         ProtocolError
@@ -151,7 +153,8 @@ class Subscription(BaseSubscription):
         PoolLimitError
             This subscription holds 256 frames, which is the limit: release some frames and their arrays.
         ClosedError
-            No frame will come any more: the pool was destroyed, the client was closed or the connection is lost.
+            The subscription will get no more frames: the pool was destroyed, the client was closed or the connection is
+            lost.
         """
         seconds = None if timeout is None else _operations.check_wait(timeout) / 1000
         frame = self._take(seconds)
@@ -169,7 +172,7 @@ class Subscription(BaseSubscription):
         return self._run(claim(self._consumer, frame))
 
     def _take(self, seconds: float | None) -> Frame | None:
-        """Take the next frame. The native consumer keeps the frame as `offered`, in case the call is interrupted."""
+        """Take the next frame. If an error interrupts the call, the native consumer still has it as `offered`."""
         frame = self._next(seconds)
         return None if frame is None else self._frame_type(self._run, self._claim(frame), self._consumer, frame)
 
@@ -178,8 +181,8 @@ class Subscription(BaseSubscription):
 
         poolbridge makes one array for each block of memory and uses that array for all frames in the block. Each array
         is valid until the program asks for the next array. Then the array's frame is released, and the producer may
-        write the memory again. Copy data that the program needs for longer, or iterate over the subscription itself,
-        which returns `Frame` objects.
+        write the memory again. If the program needs data for a longer time, copy the data, or iterate over the
+        subscription itself: this iteration returns `Frame` objects.
 
         Parameters
         ----------
@@ -188,23 +191,24 @@ class Subscription(BaseSubscription):
             of the CPU.
         stream
             The stream on which the program uses the arrays, as in `BaseLease.used_on`; required for memory of a GPU.
-            The stream waits until each frame is complete. The producer writes the memory again only after the work that
-            was queued on the stream when the program asked for the next array. In a broadcast that drops no frames,
-            poolbridge releases frames that come less than 1 ms apart together: up to an eighth of the channel's
-            capacity, and at most 16 frames, are released only with a later frame.
+            The stream waits until each frame is complete. When the program asks for the next array, poolbridge notes
+            the work that is queued on the stream. The producer writes the memory again only after this work is done. In
+            a broadcast that drops no frames, if frames come less than 1 ms apart, poolbridge releases several frames
+            together: a frame may stay unreleased until a later frame is released. At most an eighth of the channel's
+            capacity, and at most 16 frames, stay unreleased in this way.
 
         Returns
         -------
         BorrowedArrays
-            An iterator. Its attributes ``seq``, ``time``, ``time_ns``, ``meta`` and ``dropped`` are those of the frame
-            whose array the iterator returned last. The iterator ends, and raises errors, in the same cases as iteration
-            over the subscription.
+            An iterator. Its attributes ``seq``, ``time``, ``time_ns``, ``meta`` and ``dropped`` describe the frame
+            whose array the iterator returned last. The iterator ends in the same cases as iteration over the
+            subscription, and raises the same errors.
 
         Raises
         ------
         InvalidArgumentError
-            The subscription has ``ack="manual"``. Iteration raises this error if the memory is a GPU's and there is no
-            `stream`.
+            The subscription has ``ack="manual"``. The iterator raises this error if the memory is memory of a GPU and
+            the program passed no `stream`.
         """
         self._check_auto()
         self._pass()

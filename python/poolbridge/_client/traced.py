@@ -1,4 +1,4 @@
-"""The classes of a client with a tracer: subclasses of the usual classes, whose methods call the tracer.
+"""The classes that a client with a tracer uses: subclasses of the usual classes. Their methods call the tracer.
 
 A client without a tracer does not use this module's classes, so that tracing costs such a client nothing.
 """
@@ -35,11 +35,12 @@ def _traced(method: _F, begin: Callable[..., Operation], end: Callable[[Operatio
     Parameters
     ----------
     method
-        The method of a class without a tracer, which may be a coroutine.
+        The method of the usual class, which calls no tracer. The method may be a coroutine function.
     begin
-        Makes the operation, from the arguments of the call.
+        A function that makes the `Operation` from the arguments of the call.
     end
-        Notes the results in the operation, from the object and from the value that `method` returned.
+        A function that writes the results into the `Operation`. It gets the object and the value that `method`
+        returned.
     """
 
     def arguments(operation: Operation, given: dict[str, Any]) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Tracers, which a client calls around each operation if the program passes one; for OpenTelemetry and for NVTX."""
+"""Tracers for OpenTelemetry and for NVTX. If a program passes a tracer, the client calls it around each operation."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ if TYPE_CHECKING:
     from opentelemetry.trace import TracerProvider
 
 _SYSTEM: Final = "poolbridge"
-# The names of the operations on channels in OpenTelemetry's conventions for messaging.
+# The names that OpenTelemetry's conventions for messaging give to the operations on channels.
 _TYPES: Final = {"publish": "send", "receive": "receive", "release": "settle"}
 # The limits of a frame's meta; see `channel_operations.check_meta`.
 _MOST_ENTRIES: Final = 16
 _MOST_TEXT: Final = 256
-# How many titles an `NvtxTracer` keeps ready.
+# For how many titles an `NvtxTracer` keeps NVTX attributes in its cache.
 _MOST_TITLES: Final = 256
 
 
@@ -32,9 +32,10 @@ class Operation:
     Attributes
     ----------
     name
-        ``"allocate"``, also for `Publisher.loan`; ``"publish"``, in a channel or under a name, also for `Client.put`;
-        ``"receive"``, of a frame; ``"get"`` and ``"lease"``, of a buffer by its name or id; ``"release"``, of a lease
-        or a frame by a call or at the end of its ``with`` block.
+        ``"allocate"``: the client allocates a buffer, also by `Publisher.loan`. ``"publish"``: the client publishes in
+        a channel or under a name, also by `Client.put`. ``"receive"``: the client takes a frame. ``"get"``,
+        ``"lease"``: the client leases a buffer by its name or by its id. ``"release"``: the client releases a lease or
+        a frame, by a call or at the end of a ``with`` block.
     channel
         Name of the channel; None: the operation has no channel.
     pool
@@ -42,17 +43,18 @@ class Operation:
     buffer
         The name under which the buffer is published; None: the buffer has no name.
     nbytes
-        Bytes of the array; None: not known yet, or the array has no attribute ``nbytes``.
+        Number of bytes of the array; None: not known yet, or the array has no attribute ``nbytes``.
     seq
-        The frame's number in its channel; None: not known yet, or no frame.
+        The frame's number in its channel; None: not known yet, or the operation has no frame.
     dropped
-        For a frame that was received: how many frames were missed before this frame; see `Frame.dropped`.
+        If the client received a frame: how many frames the client missed directly before this frame; see
+        `Frame.dropped`.
     meta
-        The texts of the frame, by key; None: no frame. A tracer may add texts to a frame that is about to be published.
-        Together, the program and the tracer may give a frame at most 16 texts, with keys and values of at most 256
-        bytes of UTF-8.
+        The texts of the frame, by key; None: the operation has no frame. A tracer may add texts to a frame that is
+        about to be published. Together, the program and the tracer may give a frame at most 16 texts, with keys and
+        values of at most 256 bytes of UTF-8.
     concurrent
-        Whether the thread may do something else before the operation ends: True for an operation of an `AsyncClient`.
+        Whether the thread may do other work before the operation ends. This is True for operations of an `AsyncClient`.
     """
 
     name: Literal["allocate", "publish", "receive", "get", "lease", "release"]
@@ -76,7 +78,7 @@ class Tracer(Protocol):
     """The object that a client calls for each operation, if the client was connected with ``tracer=``."""
 
     def trace(self, operation: Operation, /) -> AbstractContextManager[object]:
-        """Return a context manager. The client does the operation inside its ``with`` block.
+        """Return a context manager. The client executes the operation in a ``with`` block of this context manager.
 
         The context manager sees the errors of the operation, also `KeyboardInterrupt` and `asyncio.CancelledError`, and
         must not suppress them. Several threads may call `trace` at the same time. A generator function with the
@@ -170,7 +172,7 @@ class OpenTelemetryTracer:
                         self._link(span, operation.meta)
 
     def _inject(self, meta: Any) -> None:
-        """Add the current span to the texts of a frame, unless the texts name a span already or are too many."""
+        """Add the current span's id to a frame's texts, if no text names a span yet and the texts are not too many."""
         carrier: dict[str, str] = {}
         self._context.inject(carrier)
         if "traceparent" in meta:
@@ -180,7 +182,7 @@ class OpenTelemetryTracer:
                 meta[key] = value
 
     def _link(self, span: Any, meta: dict[str, str] | None) -> None:
-        """Link a span to the span that came with a frame."""
+        """Add to `span` a link to the span that the frame's texts name, if they name a span."""
         if meta and "traceparent" in meta:
             came = self._api.get_current_span(self._context.extract(meta)).get_span_context()
             if came.is_valid and came != span.get_span_context():
@@ -200,7 +202,7 @@ def _class_of(error: BaseException) -> str:
 
 
 def _attributes(operation: Operation) -> dict[str, str | int]:
-    """Return the attributes of an operation's span, by the names of OpenTelemetry's conventions where these exist."""
+    """Return the attributes of an operation's span. If OpenTelemetry has a standard name for one, use this name."""
     found: dict[str, str | int | None] = {"poolbridge.pool.name": operation.pool}
     if operation.channel is None:
         found["poolbridge.operation.name"] = operation.name
@@ -221,9 +223,9 @@ class NvtxTracer:
     """Makes an NVTX range for each operation, for Nsight Systems. This class needs ``pip install 'poolbridge[nvtx]'``.
 
     A range has the name of the operation and of its channel or pool, such as ``publish camera``. The ranges of a
-    `Client` are nested in the thread's other ranges. The ranges of an `AsyncClient` are ranges of the process, because
-    the tasks of a thread take turns. If no tool collects NVTX events, a range costs a few function calls and has no
-    other effect.
+    `Client` are nested in the thread's other ranges. The ranges of an `AsyncClient` belong to the process and not to a
+    thread, because the tasks of one thread take turns. If no tool collects NVTX events, a range costs a few function
+    calls and has no other effect.
 
     Parameters
     ----------

@@ -1,4 +1,4 @@
-"""Whole arrays in one call: publish a copy of an array under a name, or get the array that has a name."""
+"""Calls for whole arrays: publish a copy of an array under a name, or get the array that is published under a name."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def check_library(library: str) -> str:
     Raises
     ------
     InvalidArgumentError
-        poolbridge makes no arrays of this library.
+        poolbridge cannot make arrays of this library.
     """
     if library not in _MAKERS:
         raise InvalidArgumentError(f"library {shown(library)} is none of {', '.join(_MAKERS)}")
@@ -57,7 +57,7 @@ def check_library(library: str) -> str:
 
 
 def array_of(lease: BaseLease, library: str) -> Any:
-    """Make a library's array of a lease, in place if the library reaches the memory.
+    """Make an array of the library `library` from a lease, without a copy if the library can use the memory.
 
     Raises
     ------

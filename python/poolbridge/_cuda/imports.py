@@ -1,7 +1,7 @@
-"""Imports the kinds of memory for which cuda.core has no public import; the module `pools` imports CUDA pools.
+"""Imports the kinds of memory that cuda.core's public functions cannot import. The module `pools` imports CUDA pools.
 
-This module calls ``cuda.bindings.driver``. cuda.core cannot import a single ``cuMemCreate`` allocation or a legacy
-handle, and cannot give a GPU access to an imported pool of the host.
+This module calls ``cuda.bindings.driver``. cuda.core can import neither a single ``cuMemCreate`` allocation nor a
+legacy handle, and it cannot give a GPU access to an imported pool of host memory.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def _fd_type() -> Any:
 
 
 class VirtualBlock:
-    """An imported ``cuMemCreate`` allocation. `address` maps the allocation on demand: once to read, once to write.
+    """An imported ``cuMemCreate`` allocation. `address` maps it when needed: once for reading and once for writing.
 
     Parameters
     ----------
@@ -48,9 +48,9 @@ class VirtualBlock:
     fd
         The allocation's descriptor. The caller keeps and closes the descriptor.
     size
-        Bytes of the allocation. The driver does not report this number.
+        Number of bytes of the allocation. The caller must pass it, because the driver does not report it.
     others
-        Other GPUs that get access.
+        Ordinals of other GPUs that get access to the allocation.
     """
 
     route = "cuda.bindings"
@@ -69,7 +69,7 @@ class VirtualBlock:
                 raise InvalidArgumentError(f"the descriptor is of no memory of a GPU: {error}") from error
 
     def address(self, *, write: bool) -> int:
-        """Return the address of the mapping to read, or to write. The first call for each makes the mapping."""
+        """Return the address of the mapping for reading or for writing. If this mapping does not exist, make it."""
         address = self._views.get(write)
         if address is not None:
             return address
@@ -96,7 +96,7 @@ class VirtualBlock:
         return address
 
     def grant(self, ordinal: int) -> None:
-        """Give another GPU the same access to the present mappings, to read or to write, and to later mappings."""
+        """Give another GPU access to the present and later mappings, for reading or writing as each mapping allows."""
         with self._lock, _cuda.current(self._ordinal):
             for write, address in self._views.items():
                 _cuda.call("cuMemSetAccess", address, self._size, [_access(ordinal, write=write)], 1)
@@ -118,12 +118,12 @@ class VirtualBlock:
 
 
 class PinnedPool:
-    """An imported memory pool of the host. Every GPU of the process gets access, if the driver allows it.
+    """An imported pool of host memory. Every GPU that the process sees gets access, if the driver allows it.
 
     Parameters
     ----------
     ordinal
-        The GPU that must get access.
+        The GPU that must get access; if it gets no access, the constructor raises an error.
     fd
         The pool's descriptor. The caller keeps and closes the descriptor.
     """
@@ -146,10 +146,11 @@ class PinnedPool:
                 raise
 
     def _let_in(self) -> dict[int, DriverError]:
-        """Give all GPUs access; return the errors of GPUs that did not get access, by ordinal.
+        """Give all GPUs access; for each GPU that the driver refused, return the driver's error, by the GPU's ordinal.
 
-        Each process must give its GPUs access. After the process has mapped a block, the driver refuses to give other
-        GPUs access to a pool of the host. So all GPUs get access before the first block is mapped.
+        Each process that imports the pool must give its own GPUs access. When the process has mapped a block of the
+        pool, the driver refuses to give more GPUs access to the pool. So all GPUs get access before the first block is
+        mapped.
         """
         refused: dict[int, DriverError] = {}
         for gpu in range(_cuda.call("cuDeviceGetCount")):
@@ -160,18 +161,18 @@ class PinnedPool:
         return refused
 
     def grant(self, ordinal: int) -> None:
-        """Raise if a GPU did not get access.
+        """Raise an error if the GPU did not get access when the pool was imported.
 
         Raises
         ------
         DriverError
-            The driver's error.
+            The error with which the driver refused the access.
         """
         if ordinal in self._refused:
             raise DriverError(str(self._refused[ordinal]))
 
     def import_block(self, blob: bytes) -> int:
-        """Import one allocation by the driver's 64 bytes; return its address, which CPU and GPU share."""
+        """Import one allocation by the driver's 64 bytes; return its address, which the CPU and the GPUs share."""
         data = _cuda.bindings().CUmemPoolPtrExportData()
         ctypes.memmove(int(data.getPtr()), blob, HANDLE_BYTES)
         with _cuda.current(self.ordinal):
@@ -190,19 +191,19 @@ class PinnedPool:
             self._freed.discard(address)
 
     def close(self) -> None:
-        """Close the import of the pool, after all its blocks."""
+        """Close the import of the pool. The caller must have released all blocks of the pool before."""
         with _cuda.current(self.ordinal):
             _cuda.call("cuMemPoolDestroy", self._pool)
 
 
 def grant_pool(ordinal: int, pool: Any, other: int) -> None:
-    """Give another GPU access to a memory pool, in this process."""
+    """Give the GPU `other`, in this process, access to a memory pool of the GPU `ordinal`."""
     with _cuda.current(ordinal):
         _cuda.call("cuMemPoolSetAccess", pool, [_access(other, write=True)], 1)
 
 
 class OpenedBlock:
-    """An allocation, opened by a legacy handle in one context. All methods of this class work in this context.
+    """An allocation that this process has opened by a legacy handle in one context. All methods work in this context.
 
     Parameters
     ----------
@@ -211,8 +212,8 @@ class OpenedBlock:
     handle
         The driver's 64 bytes.
     own_context
-        Whether to open the handle in the calling thread's current context, if the thread has one, and not in the
-        device's primary context.
+        True: open the handle in the calling thread's current context, if the thread has one. False: open the handle in
+        the device's primary context.
 
     Attributes
     ----------
@@ -226,11 +227,12 @@ class OpenedBlock:
     OwnerDiedError
         The process that owns the memory is gone.
     SecondContextError
-        The current context is not the primary context, and the driver does not open the handle in the current context.
+        The current context is not the primary context, and the driver does not open the handle in the current context,
+        because memory of the same allocation is open in the primary context.
     UnavailableError
         This process owns the memory.
     InvalidArgumentError
-        The bytes are no handle, or the current context belongs to another device.
+        The bytes are no handle. Or `own_context` is True and the current context belongs to another device.
     """
 
     def __init__(self, ordinal: int, handle: bytes, *, own_context: bool = False) -> None:
@@ -239,7 +241,8 @@ class OpenedBlock:
         self.address = _open_handle(ordinal, handle, self._own)
         try:
             with _cuda.current(ordinal, self._own):
-                # The bindings return the base and the size after the result.
+                # The call returns three values: the result code, the allocation's first address and the allocation's
+                # size.
                 result, _, size = _cuda.bindings().cuMemGetAddressRange(self.address)
             if result != _cuda.bindings().CUresult.CUDA_SUCCESS:
                 raise DriverError(f"cuMemGetAddressRange: {result.name}")
@@ -254,21 +257,21 @@ class OpenedBlock:
             _cuda.synchronize(self.ordinal, self._own)
 
     def copy_to_host(self, out: np.ndarray[Any, Any], address: int) -> None:
-        """Copy from an address in the allocation, after all work of the context. The copy is complete on return."""
+        """Copy from `address` to `out`, when all work of the context is done. The copy is complete on return."""
         _cuda.copy_to_host(self.ordinal, out, address, self._own)
 
     def copy_from_host(self, address: int, data: np.ndarray[Any, Any]) -> None:
-        """Copy to an address in the allocation, after all work of the context. The copy is complete on return."""
+        """Copy from `data` to `address`, when all work of the context is done. The copy is complete on return."""
         _cuda.copy_from_host(self.ordinal, address, data, self._own)
 
     def close(self) -> None:
-        """Close the allocation after the device's work on it. Do nothing if the program has destroyed the context."""
+        """Close the allocation. The device's work on it must be done. Do nothing if the context was destroyed."""
         if not self._is_gone():
             with _cuda.current(self.ordinal, self._own):
                 _cuda.call("cuIpcCloseMemHandle", self.address)
 
     def _is_gone(self) -> bool:
-        """Whether the program has destroyed the context, which closed the allocation."""
+        """Whether the program has destroyed the context. The driver has then closed the allocation."""
         if self._own is None:
             return False
         driver = _cuda.bindings()
@@ -281,7 +284,7 @@ class OpenedBlock:
 
 
 def _own_context(ordinal: int) -> Any:
-    """Return the calling thread's current context; None if there is none or the primary context is current."""
+    """Return the calling thread's current context; None if the thread has none, or if it is the primary context."""
     current = _cuda.call("cuCtxGetCurrent")
     if not int(current):
         return None
@@ -332,7 +335,7 @@ def _open_handle(ordinal: int, handle: bytes, own: Any) -> int:
 
 
 def _opens_in_primary(ordinal: int, handle: bytes) -> bool:
-    """Whether the handle opens in the primary context. A wrong context and a dead owner give the same driver error."""
+    """Whether the handle opens in the primary context. A wrong context gives the same driver error as a dead owner."""
     if not _has_primary(ordinal):
         return False
     try:

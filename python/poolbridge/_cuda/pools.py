@@ -1,8 +1,8 @@
 """Imports memory pools of other processes.
 
-There are two routes. The first is cuda.core's own import, which needs a private constructor of cuda.core that makes a
-descriptor from raw bytes. If cuda.core lacks this constructor, ``cuda.bindings.driver`` imports the pool and its
-allocations directly.
+There are two ways to import a pool. The first way is cuda.core's own import. It needs a private constructor of
+cuda.core, which makes a descriptor from raw bytes. If cuda.core lacks this constructor, this module imports the pool
+and its allocations through ``cuda.bindings.driver``.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class ImportedBlock(ABC):
 
     @abstractmethod
     def close(self) -> None:
-        """Free the import. The device's work on the memory must be complete."""
+        """Free the import. The device's work on the memory must be done before the call."""
 
     @property
     @abstractmethod
@@ -58,7 +58,7 @@ class ImportedPool(ABC):
         """The driver's handle of the pool."""
 
     def grant(self, ordinal: int) -> None:
-        """Give another GPU access to the pool, in this process."""
+        """Give the GPU `ordinal`, in this process, access to the pool."""
         grant_pool(self.ordinal, self.handle, ordinal)
 
     @abstractmethod
@@ -123,12 +123,13 @@ class _CoreBlock(ImportedBlock):
     def close(self) -> None:
         with current(self._ordinal):
             self._buffer.close(self._stream)
-            # Wait until the free is done: the service frees the block as soon as the service gets `dropped`.
+            # Wait until the driver has freed the import. When this client then sends the message `dropped`, the service
+            # frees the block.
             self._stream.sync()
 
 
 class _DriverPool(ImportedPool):
-    """The route through the driver's bindings alone."""
+    """A pool that was imported through ``cuda.bindings``, without cuda.core."""
 
     route = "cuda.bindings"
 
@@ -144,7 +145,8 @@ class _DriverPool(ImportedPool):
 
     def import_block(self, blob: bytes, size: int) -> ImportedBlock:  # noqa: ARG002
         data = bindings().CUmemPoolPtrExportData()
-        # Newer bindings have no attribute for the bytes of opaque structures.
+        # Copy the bytes to the structure's address: newer versions of ``cuda.bindings`` have no attribute for the
+        # bytes.
         ctypes.memmove(int(data.getPtr()), blob, BLOB_BYTES)
         with current(self.ordinal):
             try:
@@ -171,7 +173,7 @@ class _DriverBlock(ImportedBlock):
 
 
 def _core_descriptors() -> tuple[Any, Any] | None:
-    """Return cuda.core and its descriptor class; None if the class cannot be made from raw bytes."""
+    """Return cuda.core and its descriptor class; None if the class cannot make a descriptor from raw bytes."""
     try:
         import cuda.core
         from cuda.core._memory._ipc import IPCBufferDescriptor
@@ -181,7 +183,7 @@ def _core_descriptors() -> tuple[Any, Any] | None:
 
 
 def import_pool(ordinal: int, fd: int) -> ImportedPool:
-    """Import a memory pool. The caller keeps the descriptor and may close it afterwards.
+    """Import a memory pool. This function does not close the descriptor `fd`; the caller may close it after the call.
 
     Raises
     ------
@@ -196,6 +198,6 @@ def import_pool(ordinal: int, fd: int) -> ImportedPool:
         return _CorePool(*core, ordinal, fd)
     except PoolbridgeError:
         raise
-    # CUDAError has no public name. If a call is not supported, cuda.core raises a plain RuntimeError.
+    # CUDAError has no public name. If the driver does not support a call, cuda.core raises a plain RuntimeError.
     except (core[0]._utils.cuda_utils.CUDAError, RuntimeError) as error:  # noqa: SLF001
         raise DriverError(f"the pool cannot be imported: {error}") from error

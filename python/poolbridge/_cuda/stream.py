@@ -1,4 +1,4 @@
-"""Driver calls that queue work on streams: writes of words, waits for words and events, and copies."""
+"""Calls of the driver that make a stream do something: write a word, wait for a word or for an event, or copy."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _NON_BLOCKING: Final = 1
 _WRITE: Final = "cuStreamWriteValue64"
 _WAIT: Final = "cuStreamWaitValue64"
 _CAPTURING: Final = "cuStreamIsCapturing"
-# The version of CUDA whose functions this module calls, as 1000 * major + 10 * minor.
+# This module calls the functions of this version of CUDA. The number is 1000 * major + 10 * minor.
 _VERSION: Final = 12000
 
 _own_lock = threading.Lock()
@@ -33,7 +33,7 @@ _own: dict[int, Any] = {}
 
 
 def _load() -> Any:
-    """Return the native module's function that calls the driver; None if poolbridge has no native module."""
+    """Return the function `stream_words` of the native module; None if poolbridge has no native module."""
     try:
         return importlib.import_module("poolbridge._native").stream_words
     except ImportError:
@@ -49,7 +49,7 @@ _CAPTURED: Final = -1
 
 @cache
 def _address(name: str) -> int:
-    """Return the address of a function of the driver."""
+    """Return the address of the driver function with this name."""
     return int(call("cuGetProcAddress", name.encode(), _VERSION, 0))
 
 
@@ -61,7 +61,7 @@ def supported(ordinal: int) -> bool:
 
 
 def register(ordinal: int, address: int, nbytes: int, *, write: bool) -> int:
-    """Register memory of this process with the GPUs; return its address on the GPU."""
+    """Let the GPUs use memory of this process; return the address at which a GPU uses the memory."""
     flags = _PORTABLE | _DEVICEMAP | (0 if write else _READ_ONLY)
     with current(ordinal):
         call("cuMemHostRegister", address, nbytes, flags)
@@ -69,8 +69,9 @@ def register(ordinal: int, address: int, nbytes: int, *, write: bool) -> int:
 
 
 def unregister(ordinal: int, address: int) -> None:
-    """Wait for all work that this process has queued on the GPUs, and unregister memory."""
-    # The driver itself waits for one GPU only, and may block the calls of other threads during the wait.
+    """Wait for all work of this process on the GPUs, and unregister memory: the GPUs cannot use it after the call."""
+    # `cuMemHostUnregister` itself waits for one GPU only, and may block the driver calls of other threads during this
+    # wait.
     for known in list(contexts):
         synchronize(known)
     with current(ordinal):
@@ -78,28 +79,28 @@ def unregister(ordinal: int, address: int) -> None:
 
 
 def write(ordinal: int, stream: int, address: int, value: int) -> None:
-    """Make a stream write a word after the stream's present work. Raises the errors of `refuse_capture`."""
+    """Make a stream write a word when its work so far is done. Raises the errors of `refuse_capture`."""
     if not _words(_WRITE, stream, _DEFAULT, address, value):
         _on_stream(_WRITE, ordinal, stream, address, value, _DEFAULT)
 
 
 def write_functions(stream: int) -> tuple[int, int]:
-    """Return the addresses of two driver functions: to ask whether a stream is captured, and to make it write a word.
+    """Return the addresses of `cuStreamIsCapturing` and `cuStreamWriteValue64`, for calls of the native module.
 
-    The addresses are 0 if only Python can call the functions.
+    Both addresses are 0 if the native module cannot call these functions for this stream.
     """
     return (0, 0) if stream <= PER_THREAD or _stream_words is None else (_address(_CAPTURING), _address(_WRITE))
 
 
 def wait(ordinal: int, stream: int, address: int, value: int) -> None:
-    """Make a stream wait, before its further work, until a word is at least `value`. Raises the errors of `write`."""
+    """Make the later work of a stream wait until a word is at least `value`. Raises the errors of `write`."""
     wait_for_words(ordinal, stream, [address, value])
 
 
 def wait_for_words(ordinal: int, stream: int, words: list[int]) -> None:
-    """Make a stream wait, before its further work, until each word is at least its value.
+    """Make the later work of a stream wait until each word is at least the value that `words` gives for it.
 
-    `words` has the address of each word, followed by its value. Raises the errors of `refuse_capture`.
+    `words` contains, for each word, its address and then its value. Raises the errors of `refuse_capture`.
     """
     for start in range(0, len(words), 2 * _MOST):
         some = words[start : start + 2 * _MOST]
@@ -110,7 +111,7 @@ def wait_for_words(ordinal: int, stream: int, words: list[int]) -> None:
 
 
 def captured(ordinal: int, stream: int) -> bool:
-    """Whether a stream's work is being captured into a graph."""
+    """Whether the program is capturing the stream's work into a CUDA graph."""
     try:
         refuse_capture(ordinal, stream)
     except StreamCaptureError:
@@ -119,12 +120,12 @@ def captured(ordinal: int, stream: int) -> bool:
 
 
 def refuse_capture(ordinal: int, stream: int) -> None:
-    """Raise if a stream's work is being captured into a graph: the graph would write and wait again at each launch.
+    """Raise if the program is capturing a stream's work into a graph: each launch would repeat the write or the wait.
 
     Raises
     ------
     StreamCaptureError
-        The stream's work is being captured.
+        The program is capturing the stream's work into a CUDA graph.
     """
     if stream > PER_THREAD and _stream_words is not None:
         code = _stream_words(_address(_WRITE), _address(_CAPTURING), stream, _DEFAULT)
@@ -146,14 +147,14 @@ def _is_captured(stream: int) -> StreamCaptureError:
 
 
 def record(ordinal: int, stream: int, event: int) -> None:
-    """Record an event in a stream, after the stream's present work. Raises the errors of `refuse_capture`."""
+    """Record an event in a stream. The event covers the stream's work so far. Raises the errors of `refuse_capture`."""
     refuse_capture(ordinal, stream)
     with current(ordinal):
         call("cuEventRecord", event, stream)
 
 
 def wait_for_event(ordinal: int, stream: int, event: int) -> None:
-    """Make a stream wait, before its further work, for an event. Raises the errors of `refuse_capture`."""
+    """Make the later work of a stream wait for an event. Raises the errors of `refuse_capture`."""
     _on_stream("cuStreamWaitEvent", ordinal, stream, event, _DEFAULT)
 
 
@@ -164,10 +165,10 @@ def synchronize_stream(ordinal: int, stream: int) -> None:
 
 
 def _words(name: str, stream: int, flags: int, *words: int) -> bool:
-    """Call a driver function for words through the native module. False: the caller must use cuda.bindings."""
+    """Let the native module call the driver function `name`. Return False if the caller must use cuda.bindings."""
     if stream <= PER_THREAD or _stream_words is None:
         return False
-    # A stream handle determines its context, so no context has to be current.
+    # The driver finds the stream's context from the stream handle, so no context has to be current in this thread.
     code = _stream_words(_address(name), _address(_CAPTURING), stream, flags, *words)
     if not code:
         return True
@@ -190,7 +191,7 @@ def _on_stream(name: str, ordinal: int, stream: int, *arguments: Any) -> None:
 
 
 def _check(name: str, stream: int, result: Any) -> None:
-    """Raise the error of a failed call, unless the call may succeed while the stream's context is current."""
+    """Raise the error of a failed call. Return if the call may succeed when it is repeated with a current context."""
     known = bindings().CUresult
     if result.name.startswith("CUDA_ERROR_STREAM_CAPTURE"):  # the capture began after the check of the stream
         raise _is_captured(stream)
@@ -199,7 +200,7 @@ def _check(name: str, stream: int, result: Any) -> None:
 
 
 def own_stream(ordinal: int) -> int:
-    """Return poolbridge's own stream of a GPU, which does not synchronize with the legacy default stream."""
+    """Return poolbridge's own stream on a GPU. This stream does not synchronize with the legacy default stream."""
     stream = _own.get(ordinal)
     if stream is None:
         with _own_lock:
@@ -211,6 +212,6 @@ def own_stream(ordinal: int) -> int:
 
 
 def copy(ordinal: int, stream: int, destination: int, source: int, nbytes: int) -> None:
-    """Queue a copy from GPU to GPU on a stream. The source must stay allocated until the copy is done."""
+    """Queue a copy from GPU memory to GPU memory. The source must stay allocated until the copy is done."""
     with current(ordinal):
         call("cuMemcpyAsync", destination, source, nbytes, stream)

@@ -1,1 +1,1 @@
-"""Array libraries that use leases, and patterns to fill memory with, for `_verify` and `_bench`."""
+"""For `_verify` and `_bench`: code that uses leases through array libraries, and patterns that fill memory."""

@@ -1,4 +1,4 @@
-"""Array libraries as consumers of leases. Each library is imported only when it is used."""
+"""Classes that use leases through array libraries. Each library is imported only when it is used."""
 
 from __future__ import annotations
 
@@ -30,9 +30,9 @@ class Consumer(ABC):
     Attributes
     ----------
     name
-        The library's name in tasks, the same as the name of the library's module.
+        The library's name. The name of the library's Python module is the same.
     kinds
-        The kinds of memory that the library can use in place.
+        The kinds of memory that the library can use without a copy.
     """
 
     name: str
@@ -43,12 +43,12 @@ class Consumer(ABC):
         return str(getattr(importlib.import_module(self.name), "__version__", "?"))
 
     def lacks_gpu(self) -> bool:
-        """Whether the installed library cannot use the GPUs of this machine."""
+        """Return True if the installed library cannot use the GPUs of this machine."""
         return False
 
     @abstractmethod
     def take(self, lease: BaseLease, stream: Any = None) -> Any:
-        """Make an array of the lease's memory, in place, for a stream of the library; None: the current stream."""
+        """Make an array in the lease's memory, for use on `stream`; None: for use on the library's current stream."""
 
     def stream(self, ordinal: int) -> Any:
         """Make a stream of a GPU that does not synchronize with the legacy default stream.
@@ -207,8 +207,8 @@ class Torch(Consumer):
         flat = array.reshape(-1)
         for first, count in chunks(flat.numel()):
             part = self._plain(flat[first : first + count])
-            # A kernel writes the part. PyTorch's own copies tell the driver a direction, such as host to device, and
-            # the driver then refuses memory of a pool of the host.
+            # Let a kernel write the part, and do not use PyTorch's copies: they tell the driver a direction, such as
+            # host to device, and the driver then refuses memory of kind ``pinned``.
             torch.add(self._expected(part, pattern, first), 0, out=part)
         if flat.is_cuda:
             torch.cuda.synchronize(flat.device)
@@ -223,7 +223,7 @@ class Torch(Consumer):
 
     @staticmethod
     def _plain(part: Any) -> Any:
-        """View unsigned integers as signed integers with the same bits, because PyTorch has few unsigned operations."""
+        """Return signed integers that have the bits of unsigned ones: PyTorch has few operations on unsigned ones."""
         import torch
 
         signed = {torch.uint32: torch.int32, torch.uint64: torch.int64}
@@ -246,7 +246,7 @@ class Torch(Consumer):
 
 
 class OnHost(Consumer):
-    """A library that uses the memory in place. To compare its arrays, this class copies them to the CPU."""
+    """A library whose arrays use the lease's memory. This class copies the arrays to the CPU to compare them there."""
 
     def pointer(self, array: Any) -> int:
         """Return the address in the array's ``__cuda_array_interface__``."""
@@ -265,7 +265,7 @@ class OnHost(Consumer):
         lease.copy_from(_patterns.make(pattern, lease.size, lease.dtype).reshape(lease.shape))
 
     def transform(self, array: Any, lease: Lease, scale: float, offset: float) -> None:
-        """Compute on the CPU from the library's array, and copy the result into the lease."""
+        """Copy the library's array to the CPU, compute there, and copy the result into the lease."""
         lease.copy_from((self.copy(array) * scale + offset).astype(lease.dtype))
 
 
@@ -276,7 +276,7 @@ class CudaCore(OnHost):
     kinds = ON_GPU
 
     def take(self, lease: BaseLease, stream: Any = None) -> Any:
-        """Make the view by DLPack, for `stream` or else the legacy default stream."""
+        """Make the view by DLPack, for use on `stream`; None: for use on the legacy default stream."""
         from cuda.core.utils import StridedMemoryView
 
         return StridedMemoryView.from_dlpack(lease, stream_ptr=1 if stream is None else int(stream.handle))
@@ -294,7 +294,7 @@ class CudaCore(OnHost):
         return int(array.ptr)
 
     def copy(self, array: Any) -> np.ndarray[Any, Any]:
-        """Copy with the driver, from the view's address."""
+        """Copy the elements to the CPU: call the driver with the view's address."""
         out = np.empty(array.shape, array.dtype)
         if out.size:
             _cuda.copy_to_host(array.device_id, out, array.ptr)
@@ -302,11 +302,11 @@ class CudaCore(OnHost):
 
 
 class Numba(OnHost):
-    """Numba, on memory of a GPU, by the CUDA array interface."""
+    """Numba, on memory of a GPU. Numba makes its arrays by the CUDA array interface."""
 
     name = "numba"
-    # Numba's copies tell the driver a direction, such as device to host. The driver then refuses memory of a pool of
-    # the host.
+    # Kind ``pinned`` is missing: Numba's copies tell the driver a direction, such as device to host, and the driver
+    # then refuses memory of kind ``pinned``.
     kinds = ("device", "vmm", "legacy")
 
     def lacks_gpu(self) -> bool:
@@ -316,7 +316,7 @@ class Numba(OnHost):
         return not cuda.is_available()
 
     def take(self, lease: BaseLease, stream: Any = None) -> Any:  # noqa: ARG002
-        """Make a device array of a view of the lease."""
+        """Make a Numba device array from a view of the lease."""
         from numba import cuda
 
         return cuda.as_cuda_array(lease.view())
@@ -328,7 +328,7 @@ class Numba(OnHost):
 
 
 class Jax(OnHost):
-    """JAX, on memory of the CPU and of a GPU. JAX does not change arrays, so patterns are copied into the lease."""
+    """JAX, on memory of the CPU and of a GPU. JAX does not change arrays, so `fill` copies patterns into the lease."""
 
     name = "jax"
     kinds = (*ON_GPU, "host")
@@ -340,7 +340,7 @@ class Jax(OnHost):
         return all(device.platform == "cpu" for device in jax.devices())
 
     def take(self, lease: BaseLease, stream: Any = None) -> Any:  # noqa: ARG002
-        """Make the array by a legacy DLPack capsule, because JAX never writes."""
+        """Make the array by a legacy DLPack capsule. This is safe for read-only memory, because JAX never writes."""
         import jax
 
         return jax.dlpack.from_dlpack(lease.view(legacy=True))
@@ -350,24 +350,24 @@ class Jax(OnHost):
         return int(array.unsafe_buffer_pointer())
 
     def copy(self, array: Any) -> np.ndarray[Any, Any]:
-        """Copy by a kernel and then to the CPU: the driver refuses JAX's direct copies from a pool of the host."""
+        """Copy by a kernel and then to the CPU: from kind ``pinned``, the driver refuses JAX's direct copies."""
         import jax
 
         return np.array(jax.jit(lambda x: jax.numpy.stack([x, x]))(array)[0])
 
 
-# The libraries, the preferred library first.
+# The array libraries. The library that `_verify` prefers is the first.
 CONSUMERS: tuple[type[Consumer], ...] = (NumPy, CuPy, Torch, CudaCore, Jax, Numba)
 _PACKAGES = ("poolbridge", "numpy", "msgspec", "cuda-core", "cuda-bindings")
 
 
 def load(name: str) -> Consumer:
-    """Make the consumer with the name `name`.
+    """Make the consumer for the library `name`.
 
     Raises
     ------
     UnavailableError
-        The library is not installed, or not known.
+        The library is not installed, or this module has no consumer for the library.
     """
     for consumer in CONSUMERS:
         if consumer.name == name:
@@ -384,7 +384,7 @@ def preload(name: str) -> str:
     Raises
     ------
     UnavailableError
-        The library is not installed, or not known.
+        The library is not installed, or this module has no consumer for the library.
     """
     consumer = load(name)
     if "device" in consumer.kinds and _installed("cuda.core"):
@@ -415,9 +415,10 @@ def probe(only: str | None = None) -> dict[str, Any]:
     Returns
     -------
     dict
-        ``packages``: versions by name. ``native``: whether poolbridge has its native module. ``consumers``: names of
-        libraries by kind of memory, the preferred library first. ``missing``: by kind, why libraries are missing.
-        ``cuda``: whether this process sees a GPU. ``devices``: the GPUs that this process sees.
+        ``packages``: versions by name. ``native``: whether poolbridge has its native module. ``consumers``: for each
+        kind of memory, the names of the libraries that can use it, the preferred library first. ``missing``: for each
+        kind of memory, a text that says which libraries cannot use it, and why. ``cuda``: whether this process sees a
+        GPU. ``devices``: the GPUs that this process sees.
     """
     packages = {}
     for name in _PACKAGES:

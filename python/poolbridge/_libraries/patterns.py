@@ -23,13 +23,13 @@ class Pattern:
     scale, offset
         The two numbers of the formula.
     kind
-        ``"affine"``: the formula, computed in float64 and rounded to the element type. ``"masked"``: the formula in
-        whole numbers modulo 2**32, XOR `mask`. ``"fibonacci"``: the Fibonacci numbers modulo 2**64 from number `offset`
-        on.
+        ``"affine"``: the elements are the formula's values, computed in float64 and rounded to the element type.
+        ``"masked"``: the elements are the formula's values, computed in whole numbers modulo 2**32, XOR `mask`.
+        ``"fibonacci"``: the elements are the Fibonacci numbers modulo 2**64, from number `offset` on.
     tolerance
         The largest difference that an affine element may have.
     mask
-        The mask of ``"masked"``.
+        The number for the operation XOR, if `kind` is ``"masked"``.
     """
 
     scale: float
@@ -43,7 +43,7 @@ class Pattern:
             raise ValueError(f"unknown pattern {self.kind!r}: expected one of {', '.join(DTYPES)}")
 
     def expected(self, xp: Any, first: int, count: int, dtype: Any, **options: Any) -> Any:
-        """Make a part of the pattern with the array library `xp`, which may be NumPy or CuPy."""
+        """Make `count` elements of the pattern from element `first` on. `xp` is the array library: NumPy or CuPy."""
         if self.kind == "fibonacci":
             return xp.asarray(fibonacci(int(self.offset) + first, count), **options)
         if self.kind == "masked":
@@ -95,7 +95,7 @@ class Comparison:
     first: list[str] = field(default_factory=list)
 
     def add(self, count: int, indices: Any, expected: Any, got: Any) -> None:
-        """Add `count` mismatches of a part. The other arguments describe the part's first mismatches, one by one."""
+        """Add the `count` mismatches of a part. The other arguments have one entry for each of its first mismatches."""
         self.mismatches += count
         for index, want, have in zip(indices, expected, got, strict=True):
             if len(self.first) == _FIRST:
@@ -110,7 +110,7 @@ def chunks(size: int) -> Iterator[tuple[int, int]]:
 
 
 def compare(xp: Any, flat: Any, pattern: Pattern) -> Comparison:
-    """Compare a flat array of NumPy or CuPy with a pattern, on the array's device."""
+    """Compare a flat array with a pattern, on the array's device. `xp` is the array library: NumPy or CuPy."""
     result = Comparison()
     for first, count in chunks(flat.size):
         part = flat[first : first + count]
@@ -124,7 +124,7 @@ def compare(xp: Any, flat: Any, pattern: Pattern) -> Comparison:
 
 
 def fill(xp: Any, flat: Any, pattern: Pattern) -> None:
-    """Write a pattern into a flat array of NumPy or CuPy, on the array's device."""
+    """Write a pattern into a flat array, on the array's device. `xp` is the array library: NumPy or CuPy."""
     for first, count in chunks(flat.size):
         flat[first : first + count] = pattern.expected(xp, first, count, flat.dtype)
 

@@ -1,1 +1,1 @@
-"""Memory of each kind, which a process maps once, and descriptions of the tensors in it."""
+"""The kinds of memory, the mappings of memory in this process, and descriptions of tensors in the memory."""

@@ -1,8 +1,9 @@
-"""DLPack capsules for memory of GPUs and for element types that NumPy lacks.
+"""Makes DLPack capsules for memory of GPUs and for element types that NumPy lacks.
 
-NumPy makes the capsule from an array that has the memory's address and owns the lease's token. NumPy's deleter is C
-code and can free the array in any thread, also while the interpreter ends. NumPy cannot describe a GPU, ``bfloat16`` or
-a copy, so `make_capsule` afterwards writes these facts into the capsule's structure. NumPy never reads the memory.
+NumPy makes the capsule from an array that has the memory's address and refers to the lease's token. The capsule's
+deleter comes from NumPy. It is C code and can free the array in any thread, even while the interpreter ends. NumPy
+cannot say in a capsule that the memory is on a GPU, has the type ``bfloat16`` or is a copy. So `make_capsule` writes
+these facts into the structure of the finished capsule. NumPy never reads the memory.
 """
 
 from __future__ import annotations
@@ -64,7 +65,7 @@ class _Versioned(ctypes.Structure):
 
 
 class Seen(NamedTuple):
-    """The tensor of a capsule. Strides are in bytes, and `name` is the element type's name."""
+    """The tensor that a capsule describes. The strides are in bytes, and `name` is the name of the element type."""
 
     address: int
     shape: tuple[int, ...]
@@ -94,16 +95,16 @@ def make_capsule(
     Parameters
     ----------
     array
-        An array of the memory, which keeps the memory alive. The memory may be on a device. If the array is not
-        writeable, the capsule is read-only.
+        An array that has the memory's address and keeps the memory alive. The memory may be on a device. If the array
+        is not writeable, the capsule is read-only.
     element
-        The element type, which NumPy may lack.
+        The element type of the memory. NumPy may lack this type.
     device
         DLPack's device type and id.
     versioned
-        Whether to make a ``dltensor_versioned`` (DLPack 1.x), and not a legacy ``dltensor``.
+        True: make a ``dltensor_versioned`` (DLPack 1.x). False: make a legacy ``dltensor``.
     copied
-        Whether to set the flag "the data is a copy" in a versioned capsule.
+        True: set the flag "the data is a copy". Only a versioned capsule has this flag.
 
     Raises
     ------
@@ -128,11 +129,12 @@ def make_capsule(
 
 
 def check_reversed(shape: Iterable[int], strides: Iterable[int]) -> None:
-    """Raise if an axis of more than one element has a negative stride. NumPy needs no such check; see `by_cpu`.
+    """Raise if an axis of more than one element has a negative stride. Not needed for calls by NumPy; see `by_cpu`.
 
-    PyTorch and JAX have no negative strides. Many versions of PyTorch end the process when they get a capsule with
-    negative strides from any library, because a check in C++ throws where exceptions are not allowed. A call of
-    ``__dlpack__`` does not say which library makes the call.
+    PyTorch and JAX do not support negative strides. Many versions of PyTorch end the process when they get a capsule
+    with negative strides: a check in PyTorch's C++ code throws an exception in a function that must not throw.
+    `check_reversed` refuses such capsules for all libraries, because a call of ``__dlpack__`` does not say which
+    library makes the call.
 
     Raises
     ------
@@ -150,8 +152,8 @@ def check_reversed(shape: Iterable[int], strides: Iterable[int]) -> None:
 def by_cpu(dl_device: object, stream: object) -> bool:
     """Whether the library that calls ``__dlpack__`` uses memory of the CPU only, as NumPy does.
 
-    NumPy passes None as the device, and no stream. A library that uses a GPU passes its stream, or leaves out the
-    device; `dl_device` is then ``...``.
+    NumPy passes None as the device, and passes no stream. A library that uses a GPU passes its stream or passes no
+    device. If the library passes no device, `dl_device` is ``...``.
     """
     return dl_device is None and stream is None
 
@@ -162,7 +164,7 @@ def look(capsule: object) -> Seen:
     Raises
     ------
     InvalidArgumentError
-        The element type cannot be shared.
+        The protocol of poolbridge has no such element type.
     """
     name = _name(capsule)
     kind = _Versioned if name == b"dltensor_versioned" else _Managed

@@ -27,7 +27,7 @@ class DeviceBlock(BlockMemory):
         self._block = block
 
     def address(self, *, write: bool) -> int:  # noqa: ARG002
-        """Return the address, the same for reading and writing: CUDA pools cannot be mapped read-only."""
+        """Return the address. It is the same for reading and for writing: a CUDA pool cannot be mapped read-only."""
         return self._block.address
 
     def synchronize(self) -> None:
@@ -55,11 +55,11 @@ class DevicePool(GPUPool):
         self._pool = pool
 
     def grant(self, ordinal: int) -> None:
-        """Give another GPU access to the whole pool."""
+        """Give the GPU `ordinal` access to the whole pool."""
         self._pool.grant(ordinal)
 
     def map_block(self, size: int, export: bytes, descriptors: Descriptors) -> DeviceBlock:  # noqa: ARG002
-        """Import one allocation by its export, the driver's 64 bytes."""
+        """Import one block. Its `export` is 64 bytes that the driver of the service's process made."""
         if len(export) != _pools.BLOB_BYTES:
             raise ProtocolError(f"the export of a device block has {_pools.BLOB_BYTES} bytes, got {len(export)}")
         return DeviceBlock(self, self._pool.import_block(export, size))
@@ -75,8 +75,9 @@ class DeviceKind(Kind):
     name = "device"
 
     def map_pool(self, pool: Pool, export: bytes, descriptors: Descriptors) -> DevicePool:  # noqa: ARG002
-        """Import the pool on the GPU with the pool's UUID. Close the descriptor; the import keeps the memory."""
-        # Find the GPU first: if there is no driver, the descriptor stays for another attempt.
+        """Import the pool on the GPU that has the pool's memory. Close the descriptor; the import keeps the memory."""
+        # Find the GPU before `descriptors.one` takes out the descriptor. If there is no driver, the descriptor stays in
+        # `descriptors`, and a later attempt can use it.
         ordinal = _cuda.find_device(pool.du)
         fd = descriptors.one()
         try:

@@ -1,4 +1,4 @@
-"""The common part of the kinds of memory on a GPU."""
+"""The code that the kinds of memory on a GPU share."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class GPUPool(PoolMemory):
     kind
         The kind's name.
     ordinal
-        The GPU's ordinal, as this process counts.
+        The GPU's ordinal in this process.
 
     Attributes
     ----------
@@ -47,7 +47,7 @@ class GPUPool(PoolMemory):
         return (_dlpack.CUDA, self.ordinal)
 
     def reach(self, ordinal: int) -> None:
-        """Give another GPU access to the memory; see `PoolMemory.reach`."""
+        """Give the GPU `ordinal` access to the memory; see `PoolMemory.reach`."""
         if ordinal == self.ordinal or ordinal in self.others:
             return
         self.check_peer(ordinal)
@@ -58,26 +58,26 @@ class GPUPool(PoolMemory):
         self.others = (*self.others, ordinal)
 
     def check_peer(self, ordinal: int) -> None:
-        """Raise if the hardware does not let another GPU reach this memory.
+        """Raise if the hardware does not let the GPU `ordinal` use this memory.
 
         Raises
         ------
         PeerAccessError
-            The hardware does not let that GPU reach the memory; the message names both GPUs.
+            The hardware does not let the GPU `ordinal` use the memory; the message names both GPUs.
         """
         check_peer(ordinal, self.ordinal)
 
     @abstractmethod
     def grant(self, ordinal: int) -> None:
-        """Call the driver to give another GPU access to the memory, in this process."""
+        """Call the driver to give the GPU `ordinal` access to the memory. The access is for this process only."""
 
     def synchronize(self) -> None:
-        """Wait for the GPU, and for the other GPUs that have access."""
+        """Wait until the memory's GPU, and each other GPU that has access, have done their work so far."""
         for ordinal in (self.ordinal, *self.others):
             _cuda.synchronize(ordinal)
 
     def _await_others(self) -> None:
-        """Wait for other GPUs that may use the memory. Each copy itself waits for the memory's own GPU."""
+        """Wait until other GPUs have done their work on the memory: a copy itself waits only for the memory's GPU."""
         if self.others:
             self.synchronize()
 
@@ -92,7 +92,7 @@ class GPUPool(PoolMemory):
         _cuda.copy_from_host(self.device[1], address, data)
 
     def duplicate(self, address: int, nbytes: int) -> tuple[int, object]:
-        """Copy into memory of this process on the same GPU."""
+        """Copy into new memory of this process on the same GPU; see `PoolMemory.duplicate`."""
         self._await_others()
         copy = _cuda.Allocation(self.device[1], max(nbytes, 1))
         if nbytes:
@@ -101,12 +101,12 @@ class GPUPool(PoolMemory):
 
 
 def check_peer(ordinal: int, owner: int) -> None:
-    """Raise if the hardware does not let the GPU `ordinal` reach the memory of the GPU `owner`.
+    """Raise if the hardware does not let the GPU `ordinal` use the memory of the GPU `owner`.
 
     Raises
     ------
     PeerAccessError
-        The hardware does not let that GPU reach the memory; the message names both GPUs.
+        The hardware does not let the GPU `ordinal` use the memory; the message names both GPUs.
     """
     if not _cuda.can_access_peer(ordinal, owner):
         reason = "the hardware has no peer access between them; work on the memory's own GPU, or copy"
@@ -114,7 +114,7 @@ def check_peer(ordinal: int, owner: int) -> None:
 
 
 def peer_error(ordinal: int, owner: int, reason: str) -> PeerAccessError:
-    """Make the error for a GPU that cannot reach the memory of another GPU."""
+    """Make the error for the case that the GPU `ordinal` cannot use the memory of the GPU `owner`."""
     return PeerAccessError(
         f"GPU {_cuda.describe(ordinal)} does not reach the memory of GPU {_cuda.describe(owner)}: {reason}"
     )

@@ -1,4 +1,4 @@
-"""Kind ``host``: a memfd of the service, mapped twice: once writable and once read-only."""
+"""Kind ``host``: a memfd of the service. Each client maps it twice: once for writing and once read-only."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 class HostBlock(BlockMemory):
-    """A block: the same range in the pool's two mappings."""
+    """A block. It has the same place in each of the two mappings of the pool."""
 
     def __init__(self, pool: HostPool, offset: int, size: int) -> None:
         self.pool: HostPool = pool
@@ -36,10 +36,10 @@ class HostBlock(BlockMemory):
         """Do nothing: the CPU has no queued work."""
 
     def close(self) -> None:
-        """Do nothing: the pages belong to the pool's mappings."""
+        """Do nothing: a block has no mapping of its own, and the pool's mappings stay."""
 
     def evidence(self) -> dict[str, Any]:
-        """Say whether /proc/self/maps has the address in a shared mapping of a memfd, and the mapping's name."""
+        """Return whether /proc/self/maps has the address in a shared mapping of a memfd, and this mapping's name."""
         address = self.address(write=False)
         with open("/proc/self/maps", encoding="utf-8", errors="replace") as maps:
             for line in maps:

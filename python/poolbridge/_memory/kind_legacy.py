@@ -1,4 +1,4 @@
-"""Kind ``legacy``: memory shared by a handle of ``cuIpcGetMemHandle`` and an offset; valid while the service lives."""
+"""Kind ``legacy``: GPU memory that a client opens by a handle of ``cuIpcGetMemHandle``, while the service lives."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class LegacyBlock(BlockMemory):
         self._address = block.address + offset
 
     def address(self, *, write: bool) -> int:  # noqa: ARG002
-        """Return the address, the same for reading and writing: handles cannot be opened read-only."""
+        """Return the address. It is the same for reading and for writing: a handle cannot be opened read-only."""
         return self._address
 
     def synchronize(self) -> None:
@@ -47,10 +47,10 @@ class LegacyBlock(BlockMemory):
 
 
 class LegacyPool(GPUPool):
-    """A pool whose blocks are opened one by one, for the GPU that works on them; the pool itself has no export.
+    """A pool whose blocks are opened one by one, for the GPU that works on them. The pool itself has no export.
 
-    The driver maps the memory for one GPU only: the GPU of the context that opens the handle. Peer access between
-    contexts does not extend to this mapping.
+    The driver maps the memory for one GPU only: the GPU of the context that opens the handle. No other GPU can use this
+    mapping, even if the contexts of the two GPUs have peer access to each other.
     """
 
     def map_block(self, size: int, export: bytes, descriptors: Descriptors) -> LegacyBlock:  # noqa: ARG002
@@ -66,7 +66,7 @@ class LegacyPool(GPUPool):
         return LegacyBlock(self, block, handle.offset)
 
     def _opens(self, handle: LegacyHandle, size: int) -> bool:
-        """Whether the memory's own GPU can open a handle that another GPU could not open."""
+        """Whether the memory's own GPU can open the handle. The caller could not open it for another GPU."""
         try:
             block, _ = handle.map(self.ordinal, size)
         except PoolbridgeError:
@@ -75,14 +75,14 @@ class LegacyPool(GPUPool):
         return True
 
     def grant(self, ordinal: int) -> None:
-        """Make `map_block` open all blocks for another GPU. No block is open yet: the pool is mapped for that GPU only.
+        """Make `map_block` open all blocks for the GPU `ordinal`. No block is open yet: this pool is for that GPU only.
 
         See `LegacyKind.apart`.
         """
         self.device = (_dlpack.CUDA, ordinal)  # kernels of the GPU that has the memory would fault
 
     def synchronize(self) -> None:
-        """Wait for the GPU that works on the memory."""
+        """Wait until the GPU that works on the memory has done its work so far."""
         _cuda.synchronize(self.device[1])
 
     def close(self) -> None:
@@ -95,7 +95,7 @@ class LegacyKind(Kind):
     name = "legacy"
 
     def apart(self, pool: Pool, device: int | str | None) -> int | None:
-        """Return the GPU's ordinal, because each GPU needs its own mapping. Return None for the memory's own GPU."""
+        """Return the ordinal of `device`: each GPU needs its own mapping. Return None if `device` has the memory."""
         if device is None:
             return None
         ordinal = _cuda.ordinal_of(device)

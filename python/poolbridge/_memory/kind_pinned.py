@@ -1,4 +1,4 @@
-"""Kind ``pinned``: a CUDA memory pool of the host, which CPU and GPU reach at the same address."""
+"""Kind ``pinned``: a CUDA pool of host memory. The CPU and the GPUs use this memory at the same address."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class PinnedBlock(BlockMemory):
         self._address = address
 
     def address(self, *, write: bool) -> int:  # noqa: ARG002
-        """Return the address, the same for reading and writing: CUDA pools cannot be mapped read-only."""
+        """Return the address. It is the same for reading and for writing: a CUDA pool cannot be mapped read-only."""
         return self._address
 
     def synchronize(self) -> None:
@@ -47,10 +47,10 @@ class PinnedBlock(BlockMemory):
 
 
 class PinnedPool(GPUPool):
-    """An imported pool.
+    """An imported pool of kind ``pinned``.
 
-    Array libraries see the pool as memory of the GPU, because PyTorch and CuPy accept DLPack's ``kDLCUDA`` in place but
-    not ``kDLCUDAHost``. NumPy sees the pool as memory of the CPU.
+    For array libraries, DLPack reports the pool as memory of the GPU (``kDLCUDA``): PyTorch and CuPy use such memory
+    without a copy, but not memory of type ``kDLCUDAHost``. For NumPy, DLPack reports the pool as memory of the CPU.
     """
 
     @property
@@ -63,7 +63,7 @@ class PinnedPool(GPUPool):
         self.imported = imported
 
     def map_block(self, size: int, export: bytes, descriptors: Descriptors) -> PinnedBlock:  # noqa: ARG002
-        """Import one allocation by its export, the driver's 64 bytes."""
+        """Import one block. Its `export` is 64 bytes that the driver of the service's process made."""
         if len(export) != _cuda_imports.HANDLE_BYTES:
             raise ProtocolError(
                 f"the export of a pinned block has {_cuda_imports.HANDLE_BYTES} bytes, got {len(export)}"
@@ -71,10 +71,10 @@ class PinnedPool(GPUPool):
         return PinnedBlock(self, self.imported.import_block(export))
 
     def check_peer(self, ordinal: int) -> None:
-        """Do nothing: memory of the host needs no peer access."""
+        """Do nothing: a GPU needs no peer access to use host memory."""
 
     def grant(self, ordinal: int) -> None:
-        """Raise if another GPU did not get access when the pool was imported."""
+        """Raise if the GPU `ordinal` did not get access when the pool was imported."""
         self.imported.grant(ordinal)
 
     def close(self) -> None:
@@ -82,23 +82,23 @@ class PinnedPool(GPUPool):
         self.imported.close()
 
     def read(self, address: int, out: np.ndarray[Any, Any]) -> None:
-        """Copy by the CPU, after all work that is queued on the GPUs."""
+        """Wait until the GPUs have done their work so far, and let the CPU copy the bytes."""
         self.synchronize()
         ctypes.memmove(out.ctypes.data, address, out.nbytes)
 
     def write(self, address: int, data: np.ndarray[Any, Any]) -> None:
-        """Copy by the CPU, after all work that is queued on the GPUs."""
+        """Wait until the GPUs have done their work so far, and let the CPU copy the bytes."""
         self.synchronize()
         ctypes.memmove(address, data.ctypes.data, data.nbytes)
 
 
 class PinnedKind(Kind):
-    """Memory of the host for the CPU and for an NVIDIA GPU."""
+    """Host memory that the CPU and NVIDIA GPUs use."""
 
     name = "pinned"
 
     def map_pool(self, pool: Pool, export: bytes, descriptors: Descriptors) -> PinnedPool:  # noqa: ARG002
-        """Import the pool for the GPU with the pool's UUID. Close the descriptor; the import keeps the memory."""
+        """Import the pool for the GPU that the pool names. Close the descriptor; the import keeps the memory."""
         ordinal = _cuda.find_device(pool.du)
         fd = descriptors.one()
         try:

@@ -1,4 +1,4 @@
-"""Kind ``vmm``: memory of ``cuMemCreate``, with a descriptor for each block. Readers map the memory read-only."""
+"""Kind ``vmm``: blocks that ``cuMemCreate`` allocates. Each block has a descriptor. Readers map a block read-only."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ if TYPE_CHECKING:
 
 
 class VMMBlock(BlockMemory):
-    """One allocation: imported once, and mapped at most twice, once to read and once to write."""
+    """One imported allocation. It is mapped at most twice: once for reading and once for writing."""
 
     def __init__(self, pool: VMMPool, block: VirtualBlock) -> None:
         self.pool: VMMPool = pool
         self._block = block
 
     def address(self, *, write: bool) -> int:
-        """Return the address of the writable or of the read-only mapping."""
+        """Return the address of the mapping for writing, or of the read-only mapping."""
         return self._block.address(write=write)
 
     def synchronize(self) -> None:
@@ -46,7 +46,7 @@ class VMMBlock(BlockMemory):
 
 
 class VMMPool(GPUPool):
-    """A pool whose blocks are imported one by one; the pool itself has no export."""
+    """A pool whose blocks are imported one by one. The service exports the blocks, not the pool."""
 
     write_fault = "breaks the CUDA context, and every later CUDA call of this process fails"
 
@@ -67,7 +67,7 @@ class VMMPool(GPUPool):
         return VMMBlock(self, block)
 
     def grant(self, ordinal: int) -> None:
-        """Give another GPU access to the blocks that are mapped. Later blocks are mapped with this access."""
+        """Give the GPU `ordinal` access to the blocks that are mapped now. Later blocks also get this access."""
         for block in list(self._blocks):
             block.grant(ordinal)
 

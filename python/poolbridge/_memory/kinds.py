@@ -35,7 +35,7 @@ class BlockMemory(ABC):
 
     @abstractmethod
     def address(self, *, write: bool) -> int:
-        """Return the address of the block's first byte. The addresses for reading and for writing may differ."""
+        """Return the address of the block's first byte. The address for writing may differ from that for reading."""
 
     @abstractmethod
     def synchronize(self) -> None:
@@ -43,10 +43,10 @@ class BlockMemory(ABC):
 
     @abstractmethod
     def close(self) -> None:
-        """Unmap the block. Called when this process does not need the block any more; called again after an error."""
+        """Unmap the block, because this process does not need it any more. After an error, the caller tries again."""
 
     def evidence(self) -> dict[str, Any]:
-        """Return facts that show that the memory is mapped and is no copy; for diagnosis. May call the driver."""
+        """Return facts that show that the memory is mapped and is no copy; for diagnosis. It may call the driver."""
         return {}
 
 
@@ -58,8 +58,8 @@ class PoolMemory(ABC):
     kind
         The kind's name.
     device
-        DLPack's device type and id of the device that uses the memory, as this process counts. If both a GPU and the
-        CPU reach the memory, `device` is the GPU.
+        DLPack's device type and device id, in this process's numbering, of the device that uses the memory. If both a
+        GPU and the CPU can use the memory, `device` is the GPU.
     write_fault
         What happens when the program writes to a block that is mapped for reading; ``""`` if the kind has no read-only
         mappings.
@@ -71,7 +71,7 @@ class PoolMemory(ABC):
 
     @property
     def on_cpu(self) -> bool:
-        """Whether the CPU reaches the memory in place."""
+        """Whether the CPU can use the memory without a copy."""
         return self.device[0] == 1
 
     @property
@@ -81,11 +81,11 @@ class PoolMemory(ABC):
 
     @property
     def device_name(self) -> str:
-        """``"cpu"``, or ``"cuda:0"`` with the ordinal as this process counts."""
+        """``"cpu"``, or a name such as ``"cuda:0"`` with the GPU's ordinal in this process."""
         return "cpu" if self.device[0] == 1 else f"cuda:{self.device[1]}"
 
     def reach(self, ordinal: int) -> None:  # noqa: B027
-        """Give another GPU access to the pool's present and later blocks, in this process.
+        """Give the GPU `ordinal`, in this process, access to the pool's present and later blocks.
 
         Raises
         ------
@@ -96,11 +96,11 @@ class PoolMemory(ABC):
 
     @abstractmethod
     def map_block(self, size: int, export: bytes, descriptors: Descriptors) -> BlockMemory:
-        """Map a block of `size` bytes. The caller closes descriptors that this method leaves in `descriptors`."""
+        """Map a block of `size` bytes. If the method leaves a descriptor in `descriptors`, the caller closes it."""
 
     @abstractmethod
     def close(self) -> None:
-        """Unmap the pool. Called after all its blocks were closed; called again after an error."""
+        """Unmap the pool. The caller has closed all its blocks before. After an error, the caller tries again."""
 
     @abstractmethod
     def read(self, address: int, out: np.ndarray[Any, Any]) -> None:
@@ -112,7 +112,7 @@ class PoolMemory(ABC):
 
     @abstractmethod
     def duplicate(self, address: int, nbytes: int) -> tuple[int, object]:
-        """Copy bytes into new memory of the same device; return the new memory's address and its owner object."""
+        """Copy bytes into new memory of the same device. Return its address and the object that owns the new memory."""
 
 
 class Kind(ABC):
@@ -127,7 +127,7 @@ class Kind(ABC):
     name: _literals.Kind
 
     def apart(self, pool: Pool, device: int | str | None) -> int | None:  # noqa: ARG002
-        """Say whether a pool needs a separate mapping for a GPU.
+        """Return the GPU for which a pool needs a separate mapping, if it needs one.
 
         Parameters
         ----------
@@ -139,13 +139,14 @@ class Kind(ABC):
         Returns
         -------
         int or None
-            The GPU's ordinal if the GPU needs its own mapping; None: one mapping serves all GPUs.
+            The ordinal of `device` if this GPU needs its own mapping of the pool; None: the pool's common mapping is
+            enough.
         """
         return None
 
     @abstractmethod
     def map_pool(self, pool: Pool, export: bytes, descriptors: Descriptors) -> PoolMemory:
-        """Map a pool. The caller closes descriptors that this method leaves in `descriptors`."""
+        """Map a pool. If the method leaves a descriptor in `descriptors`, the caller closes it."""
 
 
 _MODULES: Final[dict[str, tuple[str, str]]] = {
@@ -156,13 +157,13 @@ _MODULES: Final[dict[str, tuple[str, str]]] = {
     "pinned": ("poolbridge._memory.kind_pinned", "PinnedKind"),
 }
 KINDS: Final[tuple[_literals.Kind, ...]] = get_args(_literals.Kind)
-# The kinds that the CPU reaches, and the kinds that a GPU reaches.
+# The kinds of memory that the CPU can use, and the kinds that a GPU can use.
 ON_CPU: Final[tuple[_literals.Kind, ...]] = ("host", "pinned")
 ON_GPU: Final[tuple[_literals.Kind, ...]] = ("device", "vmm", "legacy", "pinned")
 
 
 def load(name: str) -> Kind:
-    """Return the kind with a name on the wire. The kind's module is imported at the first use.
+    """Return the kind that the protocol calls `name`. The first call for a kind imports the kind's module.
 
     Raises
     ------

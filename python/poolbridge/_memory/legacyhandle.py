@@ -1,4 +1,4 @@
-"""Legacy handles: 64 bytes by which other processes open memory of a GPU. A program can send a handle in any way."""
+"""Legacy handles: 64 bytes by which another process opens memory of a GPU. A program can send them in any way."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class LegacyHandle:
     offset
         Bytes from the beginning of the allocation to the memory.
     device
-        UUID of the GPU; ``""``: not known.
+        UUID of the GPU that has the memory; ``""``: not known.
     nbytes
         Bytes of the memory; 0: all bytes from `offset` on.
     dtype
@@ -84,7 +84,8 @@ class LegacyHandle:
         data
             The 72 bytes that ``bytes(handle)`` gives, or only the driver's 64 bytes.
         device
-            UUID of the GPU; left out: `open` uses the first GPU, unless the caller passes a `device` to `open`.
+            UUID of the GPU that has the memory. If the caller leaves it out and passes no `device` to `open`, `open`
+            uses the first GPU.
         nbytes
             Bytes of the memory; 0: all bytes that the handle opens.
 
@@ -146,9 +147,9 @@ class LegacyHandle:
         Parameters
         ----------
         ordinal
-            The GPU that works on the memory, as this process counts.
+            The ordinal, in this process, of the GPU that works on the memory.
         nbytes
-            Least number of bytes that the allocation must have after the offset; 0: any number.
+            How many bytes the allocation must have, at least, from `offset` on; 0: any number.
         own_context
             See `open`.
 
@@ -156,7 +157,7 @@ class LegacyHandle:
         -------
         tuple
             The opened allocation, which the caller closes, and the size of the memory in bytes. The size is `nbytes`;
-            if `nbytes` is 0, the size is that of all bytes after the offset.
+            if `nbytes` is 0, the size is the number of all bytes from `offset` on.
 
         Raises
         ------
@@ -186,16 +187,16 @@ class LegacyHandle:
         Parameters
         ----------
         device
-            Ordinal or UUID of the GPU that works on the memory. This GPU's kernels can use the memory, also if the
+            Ordinal or UUID of the GPU that works on the memory. Kernels of this GPU can use the memory, even if the
             memory is on another GPU. None: the handle's GPU, or the first GPU if the handle names no GPU.
         shape, dtype
             Shape and element type of the memory; None: the handle's shape and dtype. If the handle has no dtype, the
             elements are bytes.
         own_context
-            Whether to open the handle in the calling thread's current context, if the thread has one, and not in the
-            device's primary context. Copies and `OpenedMemory.close` then always work in that context, even if another
-            context is current later. If the program destroys that context, the memory is gone. Array libraries use the
-            primary context.
+            True: open the handle in the calling thread's current context, if the thread has one. False: open the handle
+            in the device's primary context. Copies and `OpenedMemory.close` always work in the context in which the
+            handle was opened, even if another context is current later. If the program destroys that context, the
+            memory is not mapped any more. Array libraries use the primary context.
 
         Returns
         -------
@@ -210,7 +211,7 @@ class LegacyHandle:
             The current context is not the primary context, and the driver does not open the handle in the current
             context, because memory of the same allocation is open in the primary context.
         PeerAccessError
-            The hardware does not let this GPU reach the memory of the handle's GPU.
+            The hardware does not let the GPU `device` use the memory of the handle's GPU.
         UnavailableError
             There is no driver or GPU, this process cannot see the GPU, or this process owns the memory.
         InvalidArgumentError
@@ -230,22 +231,22 @@ class LegacyHandle:
         return OpenedMemory(block, self.offset, tuple(shape), element)
 
     def _check_peer(self, ordinal: int) -> None:
-        """Raise if a GPU cannot reach the memory and both GPUs are known."""
+        """Raise if the GPU `ordinal` cannot use the memory. Do nothing if the handle does not say which GPU has it."""
         own = next((d["ordinal"] for d in _cuda.devices() if d["uuid"] == self.device), ordinal)
         if own != ordinal:
             _kind_gpu.check_peer(ordinal, own)
 
 
 class OpenedMemory:
-    """Memory of another process, opened by a legacy handle. Array libraries can use this object as an array in place.
+    """Memory of another process, opened by a legacy handle. Array libraries use this object as an array without a copy.
 
-    `LegacyHandle.open` makes this object. A ``with`` statement closes the memory at its end. Without ``with``, the
-    memory is closed by ``close()``, or when this object and the last array of the memory are gone.
+    `LegacyHandle.open` makes this object. The end of a ``with`` block closes the memory. Without ``with``, the memory
+    is closed when the program calls ``close()``, or when this object and the last array made from it are gone.
 
     Attributes
     ----------
     device
-        The GPU that works on the memory, as this process counts: ``"cuda:0"``.
+        The GPU that works on the memory, with its ordinal in this process, such as ``"cuda:0"``.
     shape
         Elements along each axis.
     address
@@ -283,7 +284,7 @@ class OpenedMemory:
         return self.size * self._element.itemsize
 
     def view(self, *, legacy: bool = False) -> Self:  # noqa: ARG002
-        """Return this object, which can be used like a view of a lease. `legacy` makes no difference."""
+        """Return this object, which the caller can use like the view of a lease. `legacy` has no effect."""
         return self
 
     @property
@@ -313,7 +314,7 @@ class OpenedMemory:
         }
 
     def __dlpack_device__(self) -> tuple[int, int]:
-        """Return DLPack's device type (2: CUDA) and device id, as this process counts."""
+        """Return DLPack's device type (2: CUDA) and device id, which is the GPU's ordinal in this process."""
         return (_dlpack.CUDA, self._ordinal)
 
     def __dlpack__(
@@ -324,7 +325,7 @@ class OpenedMemory:
         dl_device: tuple[int, int] | EllipsisType | None = ...,
         copy: bool | None = None,
     ) -> CapsuleType:
-        """Export the memory as a DLPack capsule, in place. Libraries call this method in ``from_dlpack``.
+        """Export the memory as a DLPack capsule, without a copy. Libraries call this method in ``from_dlpack``.
 
         See `BaseLease.__dlpack__` for the parameters. This method makes no stream wait for work on the memory.
 
@@ -336,7 +337,8 @@ class OpenedMemory:
         Raises
         ------
         BufferError
-            The library asks for another device or for a copy, or the caller is NumPy, which cannot reach the memory.
+            The library asks for another device or for a copy, or the library is NumPy, which cannot use memory of a
+            GPU.
         LeaseReleasedError
             The memory was closed.
         """
@@ -371,8 +373,8 @@ class OpenedMemory:
     def copy_from(self, source: Any) -> None:
         """Copy `source` into the memory. The copy is complete on return.
 
-        `source` is a NumPy array or an object that NumPy converts. NumPy broadcasts `source` to the memory's shape and
-        casts `source` to the memory's dtype (``same_kind``).
+        `source` is a NumPy array or an object that NumPy converts. NumPy broadcasts `source` to the memory's shape, and
+        casts `source` to the memory's dtype by the rule ``same_kind``.
         """
         staged = np.empty(self.shape, self.dtype)
         np.copyto(staged, np.asarray(source), casting="same_kind")
@@ -381,7 +383,7 @@ class OpenedMemory:
             block.copy_from_host(self.address, staged)
 
     def close(self) -> None:
-        """Wait for the GPU's work and unmap the memory. Do not use arrays of the memory any more. Idempotent."""
+        """Wait for the GPU's work and unmap the memory. Do not use arrays of this memory after the call. Idempotent."""
         block, self._block = self._block, None
         if block is not None:
             block.synchronize()
@@ -406,7 +408,7 @@ class OpenedMemory:
 
 
 class _Pointing:
-    """Lets NumPy make an array of the memory, and keeps the memory alive."""
+    """An object from which NumPy makes an array of the memory. This object keeps the memory alive."""
 
     __slots__ = ("__array_interface__", "owner")
 

@@ -1,9 +1,9 @@
-"""The mappings of this process: one import for each pool and block, with a count of holders in all sessions.
+"""The mappings of this process. Each pool and block has one mapping, with a count of its holders in all sessions.
 
-Two imports of one allocation break each other: the driver returns the same address twice, and the first free ends both
-imports. A process can have several clients, so the register of mappings belongs to the process. A thread holds one lock
-during each import and each unmapping. The lock protects the register and the drivers' calls. Some kinds of memory can
-be imported for one GPU only; for these kinds, each GPU has its own import.
+A process must not import one allocation twice: the driver returns the same address for both imports, and the first free
+ends both imports. A process can have several clients, so all clients of the process share one register of mappings. A
+thread holds the register's lock during each import and each unmapping. The lock protects the register and the driver
+calls. A process can import memory of some kinds for one GPU only; for these kinds, each GPU has its own import.
 """
 
 from __future__ import annotations
@@ -64,15 +64,15 @@ class Mappings:
         return len(self._pools) + len(self._blocks)
 
     def pool(self, epoch: bytes, known: SessionPool, device: int | str | None = None) -> Mapping[PoolMemory]:
-        """Import a pool, or count one more holder of its mapping. May block; closes the export's descriptors.
+        """Import a pool, or count one more holder of its mapping. May block. Closes the descriptors of the export.
 
         Parameters
         ----------
         epoch, known
-            The service's epoch, and the pool.
+            The service's epoch, and the pool to import.
         device
-            The GPU that will work on the memory; None: the pool's own GPU. The caller gives this GPU access by a call
-            of `reach`.
+            The GPU that will work on the memory; None: the pool's own GPU. The caller has to call `reach` to give this
+            GPU access.
         """
         kind = _kinds.load(known.info.k)
         key = (epoch, known.info.id, kind.apart(known.info, device))
@@ -91,12 +91,12 @@ class Mappings:
             return mapping
 
     def reach(self, pool: Mapping[PoolMemory], ordinal: int) -> None:
-        """Give another GPU access to the memory of a mapped pool. May block."""
+        """Give the GPU `ordinal` access to the memory of a mapped pool. May block."""
         with self._lock:
             pool.memory.reach(ordinal)
 
     def block(self, epoch: bytes, pool: Mapping[PoolMemory], known: SessionBlock) -> Mapping[BlockMemory]:
-        """Import a block, or count one more holder of its mapping. May block; closes the export's descriptors."""
+        """Import a block, or count one more holder of its mapping. May block. Closes the descriptors of the export."""
         key = (epoch, known.id, pool.key[2])
         with self._lock:
             mapping = self._blocks.get(key)
@@ -113,20 +113,21 @@ class Mappings:
             return mapping
 
     def give_up(self, mapping: Mapping[PoolMemory] | Mapping[BlockMemory], then: Callable[[], None]) -> None:
-        """Count one holder less, unmap memory without holders, then call `then`. Never waits, as finalisers call it."""
+        """Subtract one holder, unmap memory that has no holder, and call `then`. Never waits, as finalisers call it."""
         self._lock.later(partial(self._give_up, mapping, then))
 
     def leave(self) -> None:
-        """Stop unmapping, and wait for a thread that is unmapping, because the interpreter is about to end.
+        """Stop unmapping when the interpreter is about to end, and wait for a thread that is unmapping now.
 
-        A thread that returned from cuda.core after the interpreter's end would end the process with SIGABRT.
+        If a thread were still in a call of cuda.core when the interpreter ends, its return would end the process with
+        SIGABRT.
         """
         if os.getpid() == self._pid:
             self._leaving = True
             self._lock.rest(_LAST_PATIENCE)
 
     def start_anew(self) -> None:
-        """Forget the parent's mappings in a forked child, where the memory is not mapped."""
+        """Forget, in a forked child, the mappings of the parent process: their memory is not mapped in the child."""
         self._inherited = self._inherited, self._pools, self._blocks  # a deleted mapping would unmap its address
         self._lock = DeferringLock()
         self._pools, self._blocks = {}, {}

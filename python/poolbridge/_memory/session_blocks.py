@@ -1,4 +1,4 @@
-"""A session's pools and blocks, with the exports by which this process maps them."""
+"""The pools and blocks that a session knows, with their exports. This process needs an export to map memory."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from poolbridge._wire.transport import Descriptors
 
 
 class SessionPool(Struct, eq=False, gc=True):
-    """A pool that this session has opened: its description, and its export."""
+    """A pool that this session has opened: the pool's description, its export, and the export's descriptors."""
 
     info: Pool
     export: bytes
@@ -24,22 +24,22 @@ class SessionBlock(Struct, eq=False, gc=True):
     Attributes
     ----------
     id, pool, size
-        The block's id, its pool's id, and its bytes.
+        The block's id, the id of its pool, and the block's number of bytes.
     export, descriptors
-        The export, and its descriptors until the block is mapped.
+        The export, and the export's descriptors. The descriptors are closed when the block is mapped.
     leases
-        How many leases of this session are on the block. An array in ``arrays`` counts as one lease while the array is
-        alive.
+        How many leases this session has on buffers in the block. Each array in ``arrays`` counts as one more lease
+        while the array is alive.
     recalled
         Whether the service has recalled the block.
     mapped
         The mapping; None while the block is not mapped.
     uses
-        The fences of the session's streams on the block. The keys are words of the session's own timeline, and the
-        values are the fences' values.
+        The fences that the session's streams write after their work on the block. The keys are words of the session's
+        own timeline, and the values are the fences' values.
     arrays
-        The arrays that the session made once and uses for all frames in the block. Each entry has the tensor, the
-        function that made the array, and the array.
+        The arrays that the session made once and uses for all frames in the block. Each entry has the tensor's
+        description, the function that made the array, and the array.
     generation
         The block's generation when the service sent the export to this session.
     """
@@ -57,5 +57,5 @@ class SessionBlock(Struct, eq=False, gc=True):
     generation: int = 0
 
     def used(self, fence: Fence) -> None:
-        """Note the fence of a stream's work on the block. Calls may come in any order of the fences' values."""
+        """Note the fence of a stream's work on the block. A smaller value may come after a larger value of a word."""
         self.uses[fence.wd] = max(fence.v, self.uses.get(fence.wd, 0))

@@ -1,4 +1,4 @@
-"""Tensor descriptions: element types, shapes, strides, and the bytes that the elements take."""
+"""Tensor descriptions: element types, shapes, strides, and the range of bytes that the elements need."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ class ElementType:
     Attributes
     ----------
     name
-        The type's name on the wire.
+        The type's name in the protocol.
     itemsize
         Bytes of one element.
     typestr
-        NumPy's type string. NumPy lacks ``bfloat16``, which therefore has the type string of ``uint16``.
+        NumPy's type string. NumPy lacks ``bfloat16``; for this type, `typestr` is that of ``uint16``.
     code, bits
-        DLPack's type code, and the bits of one element.
+        DLPack's type code, and the number of bits of one element.
     """
 
     name: str
@@ -139,7 +139,7 @@ class Description:
         return span_of(self.shape, self.strides, self.offset, self.element.itemsize)
 
     def to_wire(self) -> Tensor:
-        """Return the message: strides are in elements, and left out for a C-contiguous tensor."""
+        """Return the message. Its strides are in elements. A C-contiguous tensor has no strides in the message."""
         itemsize = self.element.itemsize
         strides = () if self.contiguous else tuple(stride // itemsize for stride in self.strides)
         return Tensor(dt=self.element.name, sh=self.shape, st=strides, of=self.offset)
@@ -156,7 +156,7 @@ def c_strides(shape: Sequence[int], itemsize: int) -> tuple[int, ...]:
 
 
 def is_contiguous(shape: Sequence[int], strides: Sequence[int], itemsize: int) -> bool:
-    """Whether elements with these strides, in bytes, lie without gaps in C order."""
+    """Whether elements with this shape and these strides, in bytes, lie in C order without gaps."""
     if 0 in shape:
         return True
     step = itemsize
@@ -188,7 +188,7 @@ def whole(value: Any) -> int:
     Raises
     ------
     TypeError
-        The value is no whole number, or it is a bool, which is probably a mistake of the caller.
+        The value is no whole number, or it is a bool. A bool is refused because it is probably a mistake of the caller.
     """
     if isinstance(value, bool):
         raise TypeError
@@ -201,14 +201,14 @@ def describe(shape: int | Iterable[int], dtype: Any) -> Description:
     Parameters
     ----------
     shape
-        Elements along each axis; a plain number makes one axis, ``()`` a scalar.
+        Number of elements along each axis. A plain number means one axis; ``()`` means a scalar.
     dtype
         See `element_type`.
 
     Raises
     ------
     InvalidArgumentError
-        The shape has a negative or huge extent or more than 32 axes, or the dtype is unknown.
+        The shape has a negative number, a number that is too large, or more than 32 axes; or the dtype is unknown.
     """
     element = element_type(dtype)
     if type(shape) is tuple and set(map(type, shape)) <= {int}:
@@ -223,7 +223,7 @@ def describe(shape: int | Iterable[int], dtype: Any) -> Description:
 
 @lru_cache(maxsize=256)
 def _described(element: ElementType, shape: tuple[int, ...]) -> Description:
-    """Describe a C-contiguous tensor. The result is cached: a stream's allocations have few different shapes."""
+    """Describe a C-contiguous tensor. The results are cached, because a program uses few different shapes."""
     if len(shape) > MAX_NDIM:
         raise InvalidArgumentError(f"{len(shape)} axes; at most {MAX_NDIM} can be shared")
     if any(extent < 0 for extent in shape):
@@ -241,7 +241,7 @@ def from_wire(tensor: Tensor, nbytes: int) -> Description:
     tensor
         The description.
     nbytes
-        Bytes of the buffer. Every element must lie inside.
+        Number of bytes of the buffer. Every element must lie inside the buffer.
 
     Raises
     ------
@@ -253,7 +253,7 @@ def from_wire(tensor: Tensor, nbytes: int) -> Description:
 
 @lru_cache(maxsize=256)
 def _checked(dt: str, shape: tuple[int, ...], st: tuple[int, ...], offset: int, nbytes: int) -> Description:
-    """Check a description. The result is cached, because the buffers of a stream have few different descriptions."""
+    """Check a description. The results are cached, because the frames of a channel have few different descriptions."""
     element = ELEMENT_TYPES.get(dt)
     if element is None:
         raise ProtocolError(f"the service describes elements of unknown type {dt!r}")

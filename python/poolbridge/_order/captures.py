@@ -1,4 +1,4 @@
-"""Repeats work that failed because a stream's work was being captured into a graph; see `StreamCaptureError`."""
+"""Repeats calls that failed because the program was capturing a stream into a graph; see `StreamCaptureError`."""
 
 from __future__ import annotations
 
@@ -17,30 +17,31 @@ from poolbridge.errors import (
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-# The driver does not say when a capture into a graph ends, so the thread tries its work at this interval, in seconds.
+# The driver does not say when a capture into a graph ends. So the thread of `Captures` tries its work again after each
+# interval of this length, in seconds.
 _LOOK: Final = 0.005
 
 
 class Captures:
-    """Work that one thread tries again until the work raises no `StreamCaptureError`. Thread-safe."""
+    """Functions that one thread calls again and again until they raise no `StreamCaptureError`. Thread-safe."""
 
     def __init__(self) -> None:
         self.start_anew()
 
     def start_anew(self) -> None:
-        """Forget the parent's work in a forked child, because the child has no thread for the work."""
+        """Forget all work. A forked child calls this method, because it has the parent's work but no thread for it."""
         self._work: deque[Callable[[], object]] = deque()
         self._running = False
 
     def run(self, work: Callable[[], object]) -> None:
-        """Do `work` now. If a graph captures the stream, leave `work` to the thread."""
+        """Call `work` now. If `work` raises `StreamCaptureError`, let the thread call it again later."""
         try:
             work()
         except StreamCaptureError:
             self.add(work)
 
     def add(self, work: Callable[[], object]) -> None:
-        """Leave `work` to the thread. Never waits, never raises; finalisers call `add`."""
+        """Let the thread call `work`. This method never waits and never raises, because finalisers call it."""
         self._work.append(work)
         if self._running:
             return
@@ -65,7 +66,7 @@ class Captures:
                     LOG.exception("work of a stream failed after the stream's capture")
 
     def _rested(self) -> bool:
-        """End the thread. Return False if `add` got work at the same time and started no thread for the work."""
+        """Note that the thread ends. Return False if the thread must continue, because `add` has just got new work."""
         self._running = False
         if not self._work:
             return True
@@ -74,5 +75,5 @@ class Captures:
 
 
 CAPTURES: Final = Captures()
-"""The work of this process that waits for the end of a capture."""
+"""The work of this process that has to wait until a capture ends."""
 os.register_at_fork(after_in_child=CAPTURES.start_anew)

@@ -1,4 +1,4 @@
-"""Interprocess events of CUDA, for programs that use such events already. Other programs should use fences.
+"""Interprocess events of CUDA, for programs that already use such events. Other programs should use fences.
 
 This module makes and opens events through ``cuda.bindings``, because cuda.core has no public function that opens an
 event from a 64-byte handle. This module also accepts events that a program made with cuda.core, CuPy or PyTorch.
@@ -50,7 +50,7 @@ class Event:
 
     @property
     def device(self) -> str:
-        """The GPU with its number in this process, for example ``"cuda:0"``."""
+        """The event's GPU, with its ordinal in this process, for example ``"cuda:0"``."""
         return f"cuda:{self._ordinal}"
 
     @property
@@ -68,9 +68,9 @@ class Event:
         return number
 
     def record(self, stream: Any = None) -> None:
-        """Record the event in a stream. The event is done when the stream has done its work so far.
+        """Record the event in a stream. The event is done when the stream has done the work queued before this call.
 
-        Streams that wait for the event already keep waiting for the earlier record.
+        If a stream already waits for an earlier record of this event, it continues to wait for that earlier record.
 
         Parameters
         ----------
@@ -90,7 +90,7 @@ class Event:
         _cuda_stream.record(self._ordinal, self._stream(stream), self.handle)
 
     def wait(self, stream: Any = None) -> None:
-        """Make a stream wait for the event before its further work. An event that was never recorded is done.
+        """Make the later work of a stream wait until the event is done. An event that was never recorded is done.
 
         Parameters
         ----------
@@ -106,7 +106,7 @@ class Event:
 
     @property
     def is_done(self) -> bool:
-        """Whether the work before the event is done; True if the event was never recorded.
+        """Whether the event is done: the stream has done its work before the last record. True if there was no record.
 
         Raises
         ------
@@ -123,7 +123,7 @@ class Event:
         return bool(result == driver.CUresult.CUDA_SUCCESS)
 
     def sync(self, timeout: float | None = None) -> None:
-        """Wait on the CPU until the work before the event is done.
+        """Wait on the CPU until the event is done; see `is_done`.
 
         Parameters
         ----------
@@ -133,7 +133,7 @@ class Event:
         Raises
         ------
         WaitTimeoutError
-            The work was not done in time. The process that recorded the event is still working, or has died.
+            The event was not done within `timeout`. The process that recorded the event is still working, or has died.
         InvalidArgumentError, DriverError
             See `is_done`.
         """
@@ -145,7 +145,7 @@ class Event:
             pause = min(2 * pause, _LONGEST_SLEEP)
 
     def close(self) -> None:
-        """Destroy the event, unless another library owns the event. Streams that wait keep waiting. Idempotent."""
+        """Destroy the event, unless another library owns it. Streams that already wait continue to wait. Idempotent."""
         number, self._number = self._number, 0
         if number:
             with _cuda.current(self._ordinal):
@@ -168,7 +168,7 @@ class Event:
 
 
 _own: WeakValueDictionary[bytes, Event] = WeakValueDictionary()
-"""The events that this process made, by their 64-byte handles: the driver lets only other processes open them."""
+"""This process's own events, by handle: the driver does not let a process open a handle of its own event."""
 
 
 def make(ordinal: int) -> Event:
@@ -198,7 +198,7 @@ def adopt(ordinal: int, given: Any) -> Event:
     Parameters
     ----------
     ordinal
-        The GPU that has the memory. The event covers work on this memory.
+        The ordinal of the GPU that has the memory. The program has recorded the event after work on this memory.
     given
         An `Event`, an event of cuda.core, CuPy or PyTorch, or the driver's handle.
 
@@ -221,7 +221,7 @@ def adopt(ordinal: int, given: Any) -> Event:
 
 
 def _number_of(given: Any) -> int:
-    """Return the driver's handle of a library's event; 0 if the event has no handle."""
+    """Return the driver's handle of an event that a library made; 0 if the event has no handle yet or any more."""
     if isinstance(given, int):
         return given
     for name in _RIVALS:
@@ -248,12 +248,13 @@ def _export(ordinal: int, number: int) -> bytes:
 
 
 def open_event(ordinal: int, handle: bytes) -> Event:
-    """Open an event on a GPU. If this process made the event, return the same object.
+    """Open an event on a GPU by its handle. If this process made the event, return the existing `Event` object.
 
     Raises
     ------
     EventUnavailableError
-        The process that made the event is gone, or this process cannot open events of that process.
+        The process that made the event is gone, this process cannot open events of that process, or this process made
+        the event and has destroyed it.
     InvalidArgumentError
         `handle` does not have 64 bytes.
     """

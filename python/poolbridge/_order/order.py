@@ -1,16 +1,18 @@
 """Orders the work of several processes on the same memory.
 
-A buffer comes with fences: a fence is a word of a timeline, and a value that the word must reach before the memory is
-used. A stream of a GPU waits for the fences by itself. The CPU waits for the fences with a time limit. When a session
-gives a buffer away, the streams that used the buffer write words of the session's own timeline, and the session sends
-the fences for these words with the buffer.
+A buffer comes with fences. A fence names a word of a timeline and a value: a process may use the memory only when the
+word has reached this value. A stream of a GPU waits for the fences by itself. The CPU waits for the fences with a time
+limit. When a session publishes or releases a buffer, the streams that used the buffer write words of the session's own
+timeline, and the session sends the fences for these words with the buffer.
 
-Sometimes streams cannot write words: the service has no timelines, the GPU does not support such writes, a stream
-belongs to another thread, or the user named no stream. Then `_fall_back` waits for the device instead.
+Sometimes streams cannot write words: the service has no timelines, the GPU does not support such writes, a stream is
+the per-thread default stream of another thread, or the user named no stream. Then `_fall_back` waits for the device
+instead.
 
-While a stream's work is captured into a CUDA graph, the stream neither writes nor waits, because the graph would repeat
-the write or the wait at each launch. The CPU waits for fences instead. The session ends the lease of a released buffer
-only after the capture. An operation that cannot wait for the end of the capture raises `StreamCaptureError`.
+While the program captures a stream's work into a CUDA graph, this module queues neither writes nor waits on the stream,
+because the graph would repeat them at each launch. The CPU waits for the fences instead. If the program releases a
+buffer during the capture, the session ends the buffer's lease only after the capture. An operation that cannot wait for
+the end of the capture raises `StreamCaptureError`.
 """
 
 from __future__ import annotations
@@ -51,14 +53,14 @@ else:
         _NativeFollower = object
 
 MOST_FENCES = 16
-# The CPU polls a fence before it makes a stream wait for the fence. The first poll takes at most `_POLL_SECONDS`. After
-# a poll without success, the stream waits, and the next poll may take twice as long, up to `_LONGEST_POLL_SECONDS`.
-# During a longer poll, the GPU can finish its queued waits.
+# The CPU polls a fence before it makes a stream wait for the fence. The first poll takes at most `_POLL_SECONDS`. If a
+# poll ends before the fence is reached, the stream waits for the fence, and the next poll may take twice as long, up to
+# `_LONGEST_POLL_SECONDS`. A longer poll gives the GPU time to finish the waits that are already in its queue.
 _POLL_SECONDS: Final = 20e-6
 _LONGEST_POLL_SECONDS: Final = 100e-6
 
 Say: TypeAlias = "Callable[[tuple[Fence, ...]], None]"
-"""A function that ends a lease and gets the lease's fences. The function neither waits nor raises."""
+"""A function that ends a lease. Its argument is the lease's fences. The function neither waits nor raises."""
 
 
 class Owner(Protocol):
@@ -92,14 +94,14 @@ class Held(Protocol):
 
     @property
     def single(self) -> bool:
-        """Whether one single fence must cover all work on the memory."""
+        """Whether the release can send only one fence, which must cover all work on the memory. True for frames."""
 
 
 # Before the memory is used
 
 
 def before_use(state: Held, stream: Any) -> None:
-    """Make a stream wait until the memory may be used, and note that the stream uses the memory.
+    """Make a stream wait until it may use the memory, and note that the stream uses the memory.
 
     Parameters
     ----------
@@ -117,7 +119,7 @@ def before_use(state: Held, stream: Any) -> None:
     WaitTimeoutError
         The CPU waited for the content, and the content was not complete within the session's time limit.
     EventUnavailableError
-        Only an event says when the content is complete, and this process cannot open the event.
+        An event alone, without a fence, says when the content is complete, and this process cannot open the event.
     """
     device = state.memory.pool.device
     key = stream_key(device, stream)
@@ -136,19 +138,19 @@ def before_use(state: Held, stream: Any) -> None:
 
 
 def before_cpu(state: Held) -> None:
-    """Make the CPU wait until the memory may be used. Raises the errors of `wait`."""
+    """Wait until the CPU may use the memory. Raises the errors of `wait`."""
     if state.fences or state.alone:
         wait(state)
 
 
 def name_stream(state: Held, stream: Any) -> None:
-    """Call `before_use` for a stream that the user named: the user thereby says that no unknown stream is in use."""
+    """Call `before_use` for a stream that the user named, and note that no unknown stream uses the memory."""
     before_use(state, stream)
     state.named = True
 
 
 def name_event(state: Held, event: Event) -> None:
-    """Order the next user of the memory after an event. The user says that the event covers work of unknown streams."""
+    """Make later fences cover `event`. The user says that `event` covers the work of streams that are not known."""
     ordinal = state.memory.pool.device[1]
     key = next((key for key in reversed(_streams(state)) if key.reachable), None)
     if key is None:
@@ -159,7 +161,7 @@ def name_event(state: Held, event: Event) -> None:
 
 
 def ready_event(state: Held) -> Event | None:
-    """Open the event that came with the content and return the event; None if no event came.
+    """Return the event that was published with the content, opened in this process; None if there is no such event.
 
     Raises
     ------
@@ -172,7 +174,7 @@ def ready_event(state: Held) -> Event | None:
 
 
 def _lone_event(state: Held) -> Event | None:
-    """Return the event to wait for if the content came without a fence; else None."""
+    """Return the event that a user of the memory must wait for, if the content came without a fence; else None."""
     if not state.alone:
         return None
     check(state)
@@ -180,7 +182,7 @@ def _lone_event(state: Held) -> Event | None:
 
 
 def stream_to_follow(state: Held) -> int | None:
-    """Return a stream that an array consumer with an unknown stream must wait for; None if no wait is needed."""
+    """Return a stream that a library must wait for if it does not name its own stream; None if no wait is needed."""
     state.unordered = True
     if not _unreached(state) and not state.alone:
         return None
@@ -191,7 +193,7 @@ def stream_to_follow(state: Held) -> int | None:
 
 
 def wait(state: Held, seconds: float | None = None) -> None:
-    """Wait on the CPU until the memory may be used.
+    """Wait on the CPU until this process may use the memory.
 
     Raises
     ------
@@ -248,16 +250,16 @@ def lost(state: Held) -> bool:
 
 
 def _reason(state: Held, fence: Fence) -> str:
-    """Return the reason that the fence's process gave for failed content; "" if that process gave no reason."""
+    """Return why the content failed, as the process that must write the fence says; "" if it gave no reason."""
     page = state.session.timelines.page(fence.tl)
     return page.reason(fence.wd) if page is not None and page.died(fence.wd, fence.v) else ""
 
 
 def _unreached(state: Held) -> tuple[Fence, ...]:
-    """Return the fences that are not reached, and forget the reached fences.
+    """Return the fences of a lease that are not reached yet. The lease forgets the fences that are reached.
 
-    A fence also counts as reached when the process that must write the fence died. A writer may then use the memory,
-    because the dead process does not use the memory any more. For a reader, `check` raises.
+    A fence also counts as reached when the process that must write the fence has died. The holder of a write lease may
+    then use the memory, because the dead process does not use it any more. For a read lease, `check` raises an error.
     """
     if state.fences:
         timelines = state.session.timelines
@@ -265,8 +267,8 @@ def _unreached(state: Held) -> tuple[Fence, ...]:
         for fence in state.fences:
             page = timelines.page(fence.tl)
             if page is None and state.single and not state.grant.wr:
-                # The service has forgotten the timeline, because the service does not know the readers of frames. So
-                # this process cannot know whether the content is complete.
+                # This lease is a frame. The service does not know the readers of a frame, and has therefore forgotten
+                # the frame's timeline. So this process cannot know whether the content is complete.
                 state.session.check_usable()
                 state.lost = True
             elif page is not None and not page.reached(fence.wd, fence.v):
@@ -277,7 +279,7 @@ def _unreached(state: Held) -> tuple[Fence, ...]:
 
 
 def _make_wait(state: Held, key: StreamKey) -> None:
-    """Make a stream wait for the event of a lease and for its fences that are not reached yet."""
+    """Make a stream wait for the lease's event, if any, and for the lease's fences that are not reached yet."""
     if (state.alone or _unreached(state)) and _cuda_stream.captured(key.ordinal, key.handle):
         wait(state)
         return
@@ -306,11 +308,11 @@ def _make_wait(state: Held, key: StreamKey) -> None:
 
 
 class Follower(_NativeFollower):
-    """Orders a stream that uses the frames of a channel one after the other, without a lease state per frame.
+    """Orders the work of one stream that uses a channel's frames one after the other. Frames need no lease states here.
 
-    While a stream waits for a fence, the GPU switches to the work of another process, and later back. With several
-    processes, these switches take much longer than most waits for a fence. So the CPU polls the fence first: if the
-    fence is reached within `_POLL_SECONDS`, the stream need not wait.
+    While a stream waits for a fence, the GPU switches to the work of another process, and later switches back. If
+    several processes use the GPU, these switches take much longer than most waits for a fence. So the CPU polls the
+    fence first. If the fence is reached during the poll, the stream need not wait.
 
     Parameters
     ----------
@@ -321,7 +323,7 @@ class Follower(_NativeFollower):
     timelines
         The timelines of the session whose frames the stream uses.
     stream
-        The user's stream object. The follower keeps this object, because a destroyed stream takes no more work.
+        The user's stream object. The follower keeps a reference to this object, so that the stream is not destroyed.
 
     Attributes
     ----------
@@ -348,8 +350,8 @@ class Follower(_NativeFollower):
         self.fence = Fence
         self.patience = self.shortest = _POLL_SECONDS
         self.longest = _LONGEST_POLL_SECONDS
-        # `_synchronize` waits for the whole GPU of the stream. It needs no memory object of a block, because the block
-        # may be unmapped before the call.
+        # `_synchronize` waits for the whole GPU of the stream. It does not use the memory object of a block, because
+        # the block may be unmapped before `_synchronize` is called.
         self._synchronize = partial(_cuda.synchronize, key.ordinal)
 
     def before(
@@ -359,15 +361,16 @@ class Follower(_NativeFollower):
         write: bool = False,
         waiting: Callable[[], None] | None = None,
     ) -> bool:
-        """Make the stream wait until a frame's memory may be used. Return False if the caller needs a lease state.
+        """Make the stream wait until it may use a frame's memory. False: this is not possible without a lease state.
 
         Parameters
         ----------
         fences
-            Timeline, word and value of each fence; or a frame, which has one fence or no fence.
+            A sequence with the timeline, the word and the value of each fence; or a frame, which has one fence or no
+            fence.
         write
-            Whether the stream writes the memory. For a writer, a fence also counts as reached when the process that
-            must write the fence died.
+            Whether the stream writes the memory. If so, a fence also counts as reached when the process that must write
+            the fence has died.
         waiting
             If the stream must wait, `before` calls this function first and then queues the wait.
         """
@@ -381,7 +384,7 @@ class Follower(_NativeFollower):
         return self._await(behind)
 
     def _await(self, fences: list[tuple[int, int, int]]) -> bool:
-        """Make the stream wait for fences. Return False if the caller needs a lease state."""
+        """Make the stream wait for fences. Return False if this is not possible without a lease state."""
         timelines, key, words = self.timelines, self.key, []
         if _cuda_stream.captured(key.ordinal, key.handle):
             return False
@@ -397,7 +400,7 @@ class Follower(_NativeFollower):
         return True
 
     def write(self) -> Fence | None:
-        """Make the stream write its next fence, and return the fence. Return None if the caller needs a lease state."""
+        """Make the stream write its next fence, and return the fence. None: this needs a lease state."""
         if self.timelines.own is not self.own or not (self.anywhere or self.key.reachable):
             return None
         fence: Fence | None = self.queue()
@@ -415,7 +418,7 @@ class Follower(_NativeFollower):
 
 
 def follower(state: Held, stream: Any) -> Follower | None:
-    """Make a `Follower` for a lease's only stream; None if several streams use the lease or one cannot write fences."""
+    """Make a `Follower` for a lease's stream; None if the lease has not exactly one, or it cannot write fences."""
     own = _own(state)
     if own is None or state.streams is None or len(state.streams) != 1:
         return None
@@ -434,20 +437,22 @@ def must_wait(state: Held) -> bool:
 
 
 def done(state: Held, say: Say) -> None:
-    """Call `say` with the fences that are reached when this process's work on the memory is done.
+    """Make fences that are reached when this process's work on the memory is done, and pass the fences to `say`.
 
     Parameters
     ----------
     state
         The lease.
     say
-        Called exactly once, unless `done` raises `StreamCaptureError`. `say` gets no fences if the work is done already
-        or `done` has waited for the device. `say` must neither wait nor raise.
+        The function that gets the fences. `done` calls `say` exactly once, unless `done` raises `StreamCaptureError`.
+        `say` gets no fences if the work is already done, or if `done` has waited for the device. `say` must neither
+        wait nor raise.
 
     Raises
     ------
     StreamCaptureError
-        The work of a stream is being captured into a graph. `say` was not called: call `done` again later.
+        The program is capturing the work of a stream into a graph. `done` has not called `say`: call `done` again
+        later.
     """
     if state.streams is None and not state.unordered:
         say(())
@@ -473,7 +478,7 @@ def done(state: Held, say: Say) -> None:
 
 
 def _tell(own: Timeline, key: StreamKey, say: Say, synchronize: Callable[[], None]) -> bool:
-    """Call `say` with a stream's next fence, and make the stream write the fence. False if `say` was not called."""
+    """Pass a stream's next fence to `say`, and make the stream write it. Return False if `say` was not called."""
     try:
         return key.reachable and own.tell(key, say, synchronize)
     except PoolLimitError:
@@ -481,7 +486,7 @@ def _tell(own: Timeline, key: StreamKey, say: Say, synchronize: Callable[[], Non
 
 
 def _after(synchronize: Callable[[], None], say: Say) -> None:
-    """Call `say` when the device has done its work. Raises the errors of `done`."""
+    """Wait until the device has done its work, and call `say` without fences. Raises the errors of `done`."""
     captured = False
     try:
         synchronize()
@@ -504,7 +509,7 @@ def _written(own: Timeline, streams: Iterable[StreamKey], *, wait: bool = True) 
 
 
 def _single(state: Held, own: Timeline) -> tuple[Fence, ...]:
-    """Make one stream write a fence for all streams, and return the fence; return an empty tuple on failure."""
+    """Return one fence that covers the work of all the lease's streams; return an empty tuple if this fails."""
     try:
         fence = _joined(state, own)
     except (DriverError, PoolLimitError):
@@ -513,7 +518,7 @@ def _single(state: Held, own: Timeline) -> tuple[Fence, ...]:
 
 
 def done_at_once(state: Held) -> tuple[Fence, ...] | None:
-    """Do the work of `done` without waiting, for finalisers. Return the fences; None if a wait is needed."""
+    """Make the fences as `done` does, but never wait: finalisers call this function. None: a wait is needed."""
     if state.streams is None and not state.unordered:
         return ()
     own, streams = _own(state), _streams(state)
@@ -526,16 +531,19 @@ def done_at_once(state: Held) -> tuple[Fence, ...] | None:
 
 
 def ready(state: Held) -> Fence | None:
-    """Return the fence that is reached when the content is complete, or None if the content is complete now.
+    """Return a fence that is reached when the content is complete; None if the content is complete now.
 
-    `ready` may wait: for fences if the memory is memory of the CPU, else for the device.
+    If the memory is memory of the CPU, `ready` may wait for fences. For memory of a GPU, `ready` may wait for the
+    device.
     """
     device, promise = state.memory.pool.device, state.promise
     if device[0] == _dlpack.CPU:
         before_cpu(state)
         return promise
     if promise is not None:
-        # The promise is the only fence. No stream may wait for a promise, because this process may never keep it.
+        # The fence of the promise is the only fence for the content, so it must cover the work of the streams too. A
+        # stream of this process must not wait for it, because this process may never complete the promise. So the CPU
+        # waits.
         if state.streams is not None or state.unordered:
             _fall_back(state)
         return promise
@@ -559,7 +567,7 @@ def ready(state: Held) -> Fence | None:
 
 
 def _joined(state: Held, own: Timeline) -> Fence | None:
-    """Make one stream wait for all other streams and then write one fence; None if the timeline is closed."""
+    """Make the lease's last stream wait for its other streams and then write a fence. None: the timeline is closed."""
     *others, last = _streams(state)
     for key in others:
         fence = own.write(key)
@@ -587,7 +595,7 @@ def _streams(state: Held) -> list[StreamKey]:
 def _fall_back(state: Held) -> tuple[Fence, ...]:
     """Wait until the device has done all work of this process, and return no fences.
 
-    This function does not check streams for captures, because a stream that the program named may not exist any more.
+    This function does not ask whether a stream is being captured, because the stream may not exist any more.
     """
     state.memory.synchronize()
     return ()

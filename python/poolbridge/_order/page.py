@@ -1,4 +1,4 @@
-"""Pages of timelines: memfds of 64-bit words that count the work of streams, mapped into this process."""
+"""Maps the pages of timelines: memfds of 64-bit words. In each word, one stream counts the work that it has done."""
 
 from __future__ import annotations
 
@@ -22,13 +22,14 @@ from poolbridge.errors import (
 
 WORDS: Final = 512
 BYTES: Final = 8 * WORDS
-"""The size of all words in bytes. After the words, the file has a text for each word: why the word's content failed."""
+"""The size of all words in bytes. After the words, the file has a text for each word: why the word has failed."""
 REASON_BYTES: Final = 256
 FILE_BYTES: Final = BYTES + WORDS * REASON_BYTES
 TOMBSTONE: Final = 1 << 62
 
-# A GPU subtracts the fence's value from the word. As a signed integer, a difference of `_BEHIND` or more is negative,
-# and then the word has not reached the value.
+# A GPU subtracts the fence's value from the word, and takes the difference as a signed 64-bit integer. If this
+# difference is negative, the word has not reached the value. As an unsigned integer, a negative difference is
+# `_BEHIND` or more.
 _BEHIND: Final = 1 << 63
 
 # A waiting thread polls the word for `_SPIN_SECONDS`, because a CPU may write the word soon. Then the thread sleeps.
@@ -40,12 +41,12 @@ _LONGEST_SLEEP: Final = 1e-3
 
 
 def one_line(text: str) -> str:
-    """Return a text with a space for each character that is not printable."""
+    """Return `text`, but replace each character that is not printable by a space."""
     return "".join(c if c.isprintable() else " " for c in text)
 
 
 class Page:
-    """A page of 64-bit words in a memfd, and for each word the reason why its content failed.
+    """A page of 64-bit words in a memfd. For each failed word, the page also has a text: why the word's promise failed.
 
     Parameters
     ----------
@@ -57,8 +58,8 @@ class Page:
     Attributes
     ----------
     telling
-        A lock. A thread takes this lock before it sends a fence to other processes, and holds the lock until the write
-        of the fence's value is queued on its stream.
+        A lock. A thread takes this lock before it sends a fence to other processes. The thread releases the lock after
+        it has queued the write of the fence's value on a stream.
     """
 
     def __init__(self, fd: int, *, write: bool) -> None:
@@ -79,14 +80,14 @@ class Page:
     # The CPU
 
     def now(self, word: int) -> int:
-        """Return the value of a word. For an unmapped page, return the highest value, which reaches every fence."""
+        """Return a word's value. If the page is unmapped, return the highest value, so that all fences are reached."""
         try:
             return self.words[word]
         except ValueError:
             return TOMBSTONE - 1
 
     def reached(self, word: int, value: int) -> bool:
-        """Whether a word is at least `value`. Also true if the word will never reach the value; see `died`."""
+        """Whether a word is at least `value`. Also true if the word has failed, and will never reach `value`."""
         return 0 <= self.now(word) - value < _BEHIND
 
     def died(self, word: int, value: int) -> bool:
@@ -95,7 +96,7 @@ class Page:
         return 0 <= now - value < _BEHIND and now % TOMBSTONE < value
 
     def poll(self, word: int, value: int, until: float) -> bool:
-        """Poll a word until it is at least `value`; return False at `until`, a time of `time.monotonic`."""
+        """Poll a word until it is at least `value`; return False after `until`, a time of `time.monotonic`."""
         while not self.reached(word, value):
             if time.monotonic() > until:
                 return False
@@ -106,7 +107,7 @@ class Page:
         begin = time.monotonic()
         if self.poll(word, value, begin + _SPIN_SECONDS):
             return True
-        # The futex is the lower half of the word. The lower half is at the word's address: words are little-endian.
+        # A futex has 32 bits: here the lower half of the word. Words are little-endian: the lower half is at `address`.
         address, pause = self.address + 8 * word, _SHORTEST_SLEEP
         while not 0 <= (now := self.now(word)) - value < _BEHIND:
             left = begin + seconds - time.monotonic()
@@ -117,16 +118,16 @@ class Page:
         return True
 
     def store(self, word: int, value: int) -> None:
-        """Write a word by the CPU, unless the word has failed, and wake the threads that wait for the word."""
-        # The test and the assignment have no call between them: no signal handler and no other thread runs in between.
+        """Let the CPU write `value` to a word, unless the word has failed. Wake the threads that wait for the word."""
+        # No call stands between the test and the assignment: so no signal handler or other thread runs between them.
         if self.words[word] < TOMBSTONE:
             self.words[word] = value
         _futex.wake(self.address + 8 * word)
 
     def fail(self, word: int, value: int, reason: str) -> bool:
-        """End all waits for a value that a word has not reached, and store the reason. The word is not used again.
+        """Mark a word as failed, store the reason, and end all waits for `value`. No other promise gets the word.
 
-        If the word has reached the value or has failed, do nothing and return False.
+        If the word has reached `value` or has failed already, do nothing and return False.
         """
         text = one_line(reason[:REASON_BYTES]).encode() or b"no reason given"
         text = text[:REASON_BYTES].decode(errors="ignore").encode()  # cut no character in half
@@ -142,7 +143,7 @@ class Page:
         return True
 
     def reason(self, word: int) -> str:
-        """Return the reason that a word's process gave for failed content; "" if that process gave no reason."""
+        """Return the reason why a word failed; "" if the process that writes the word gave no reason."""
         start = word * REASON_BYTES
         try:
             text = bytes(self._reasons[start : start + REASON_BYTES])
@@ -153,11 +154,11 @@ class Page:
     # The GPU
 
     def await_writers(self) -> None:
-        """Wait until the writes of all fences that this process has sent are queued on their streams.
+        """Wait until this process has queued the write of each fence that it has sent to other processes.
 
-        Only then may this process make a stream wait for one of these fences. Otherwise the wait could be queued before
-        the write. A wait that is queued first never ends if the writing stream itself waits, or if the writing stream
-        must wait for the waiting stream (the legacy default stream waits for other streams).
+        The caller then makes a stream wait for such a fence. Without `await_writers`, the wait could be queued before
+        the write. Such a wait never ends if the same stream waits and writes. Such a wait also never ends if the stream
+        that writes must itself wait for the stream that waits: the legacy default stream waits for other streams.
         """
         if self.write:
             with self.telling:
@@ -166,7 +167,8 @@ class Page:
     def on_device(self, ordinal: int) -> int:
         """Return the page's address for streams; 0 if no GPU can reach the page. The first call registers the page.
 
-        Registering may wait. While a graph captures work, CUDA may forbid registering; the result is then also 0.
+        To register the page with CUDA, the call may wait. While the work of a stream is captured into a graph,
+        CUDA may refuse to register the page. Then the result is also 0.
         """
         address = self._on_device
         if address is None:
@@ -199,7 +201,7 @@ class Page:
 
 
 class Pages:
-    """The pages of this process. Each page is mapped once and counts its holders in all sessions. Thread-safe."""
+    """The pages of this process. Each page is mapped once, and counts its holders in all sessions. Thread-safe."""
 
     def __init__(self) -> None:
         self._lock = DeferringLock()
@@ -247,7 +249,7 @@ class Pages:
             return
         del self._pages[key]
         if page.registered:
-            # Before the driver unregisters memory, it waits for all work of the context. So a thread closes the page.
+            # The driver waits for all work of the context before it unregisters memory. So use a new thread for this.
             threading.Thread(target=CAPTURES.run, args=(page.close,), name="poolbridge-unmap", daemon=True).start()
         else:
             page.close()

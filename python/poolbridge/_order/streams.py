@@ -22,19 +22,21 @@ def stream_key(device: tuple[int, int], stream: Any) -> StreamKey | None:
     device
         DLPack's device type and id.
     stream
-        On the CPU: None. On CUDA, a number of the array API standard: None or 1 is the legacy default stream, 2 is the
-        per-thread default stream, a larger number is a stream handle, and -1 asks for no ordering. Or a stream object
-        with ``__cuda_stream__``, ``ptr`` or ``cuda_stream``: a stream of CuPy, PyTorch or cuda.core.
+        For memory of the CPU: None. For memory of a GPU: a number as in the array API standard, None, or a stream
+        object. None and 1 are the legacy default stream, 2 is the per-thread default stream, and a larger number is a
+        stream handle. With -1, poolbridge does not order the caller's work. A stream object is an object of CuPy,
+        PyTorch or cuda.core with the attribute ``__cuda_stream__``, ``ptr`` or ``cuda_stream``.
 
     Returns
     -------
     StreamKey or None
-        The key; None on the CPU and for -1, where no ordering is needed.
+        The key. None for memory of the CPU and for -1, because then no stream must wait.
 
     Raises
     ------
     ValueError
-        `stream` is 0 (ambiguous) or another number without a meaning; or `stream` is not None on the CPU.
+        `stream` is 0, which is ambiguous, or another number that has no meaning. Or the memory is of the CPU, and
+        `stream` is not None.
     """
     if device[0] == _dlpack.CPU:
         if stream is not None:
@@ -55,7 +57,7 @@ def stream_key(device: tuple[int, int], stream: Any) -> StreamKey | None:
 
 
 def _handle(stream: Any) -> int:
-    """Return the handle of a library's stream object. An object for the null stream gives the legacy default stream."""
+    """Return the handle of a library's stream object. For the handle 0, return the legacy default stream."""
     protocol = getattr(stream, "__cuda_stream__", None)
     if protocol is not None:
         found = protocol() if callable(protocol) else protocol

@@ -17,11 +17,11 @@ from poolbridge.errors import (
     StreamCaptureError,
 )
 
-# The ordinal in the key of a promise. A promise has a word of the timeline, like a stream.
+# The ordinal in the `StreamKey` of a promise. Like a stream, a promise has a word of the timeline and a key.
 _NO_DEVICE: Final = -1
 
-# A word whose promise has failed is not used again, because readers check the word later, too. At most `_MOST_FAILED`
-# promises may fail, so that streams and other promises have words left.
+# If a promise has failed, no other promise or stream gets its word, because a reader may check the word at any later
+# time. At most `_MOST_FAILED` promises may fail, so that streams and other promises have words left.
 _MOST_FAILED: Final = WORDS // 2
 
 
@@ -49,7 +49,7 @@ class StreamKey(NamedTuple):
 
 
 class Word:
-    """A word of a timeline and the stream that writes it; `value` is the last value that the stream must write."""
+    """A word of a timeline and the stream that writes it; `value` is the last value that the stream has to write."""
 
     __slots__ = ("index", "key", "value")
 
@@ -76,7 +76,7 @@ class Timeline:
     words
         The words that streams and promises have. Only the lock's holder changes this dict.
     closed
-        Whether no value is written any more.
+        Whether the timeline was closed, so that no stream may write values any more.
     """
 
     def __init__(self, id_: int, page: Page) -> None:
@@ -109,17 +109,18 @@ class Timeline:
         Returns
         -------
         Fence or None
-            The fence that is reached when the stream has done its work so far. None if the timeline is closed, if this
-            thread holds the lock already, or if another thread holds the lock and `wait` is False.
+            The fence that is reached when the stream has done all work that was queued before this call. None if the
+            timeline is closed, if this thread holds the lock already, or if `wait` is False and another thread holds
+            the lock.
 
         Raises
         ------
         DriverError
-            The stream takes no work.
+            The driver refuses to queue work on the stream.
         StreamCaptureError
             The stream's work is being captured into a graph.
         PoolLimitError
-            More streams and promises are at work than a timeline has words.
+            Every word of the timeline has a stream that still works, or a promise that is open or has failed.
         """
         if not self.lock.take(-1 if wait else 0):
             return None
@@ -136,7 +137,7 @@ class Timeline:
     def tell(self, key: StreamKey, say: Callable[[tuple[Fence, ...]], None], finish: Callable[[], None]) -> bool:
         """Call `say` with a stream's next fence, and then make the stream write the fence's value.
 
-        Because `say` comes first, the receiver of the fence need not wait for the driver's call.
+        `tell` calls `say` first. So the receiver of the fence need not wait for the driver call that queues the write.
 
         Parameters
         ----------
@@ -145,19 +146,20 @@ class Timeline:
         say
             Called with the fence. `say` must neither wait nor raise, because the timeline's lock is held.
         finish
-            Called if the stream takes no more work. `finish` waits until the stream has done its work. The CPU then
-            writes the word, because other processes may wait for the fence.
+            Called if the driver refuses to queue the write. `finish` waits until the stream has done its work. The CPU
+            then writes the word, because other processes may wait for the fence.
 
         Returns
         -------
         bool
-            False if the timeline is closed, or if `tell` runs in a finaliser whose thread holds the lock. `say` was not
-            called.
+            False if the timeline is closed, or if `tell` runs in a finaliser whose thread holds the lock. In both cases
+            `say` was not called.
 
         Raises
         ------
         PoolLimitError
-            More streams and promises are at work than a timeline has words. `say` was not called.
+            Every word of the timeline has a stream that still works, or a promise that is open or has failed. `say` was
+            not called.
         StreamCaptureError
             The stream's work is being captured into a graph. `say` was not called.
         DriverError
@@ -187,7 +189,8 @@ class Timeline:
         except DriverError:
             raise
         except BaseException:
-            # A signal handler raised before or after the driver's call. Writing the value twice does no harm.
+            # A signal handler raised an error before or after the driver call that queues the write. So queue the write
+            # again: a second write of the same value does no harm.
             try:
                 self._write(key, word, word.value)
             except (DriverError, StreamCaptureError):
@@ -195,13 +198,13 @@ class Timeline:
             raise
 
     def _write_late(self, key: StreamKey, word: Word, value: int, finish: Callable[[], None]) -> None:
-        """Write the value of a fence that `say` got before a capture, unless the word has reached the value already."""
+        """After a capture, write the value of a fence that `say` got before, unless the word has reached this value."""
         with self.lock:
             if not self.closed and not self.page.reached(word.index, value):
                 self._write_or_store(key, word, finish)
 
     def _write_or_store(self, key: StreamKey, word: Word, finish: Callable[[], None]) -> None:
-        """Make a stream write the last value of its word, or let the CPU write it if the stream takes no more work."""
+        """Make a stream write the last value of its word, or let the CPU write the value if the driver refuses."""
         try:
             self._write(key, word, word.value)
         except DriverError:
@@ -229,7 +232,8 @@ class Timeline:
         Raises
         ------
         PoolLimitError
-            More streams and promises are at work than a timeline has words, or too many promises have failed.
+            Every word of the timeline has a stream that still works, or a promise that is open or has failed. Or too
+            many promises have failed.
         """
         with self.lock:
             if self._failed >= _MOST_FAILED:
@@ -243,7 +247,7 @@ class Timeline:
             return Fence(self.id, word.index, word.value)
 
     def fail(self, fence: Fence, reason: str) -> bool:
-        """Say why the fence of a promise will never be reached. Return False if the fence is reached already."""
+        """Mark the fence of a promise as failed. Return False if the fence is reached, or has failed already."""
         failed = self.page.fail(fence.wd, fence.v, reason)
         self._failed += failed
         return failed
@@ -255,7 +259,7 @@ class Timeline:
             return word.index, word.value + 1
 
     def _take(self, key: StreamKey) -> Word:
-        """Assign a word to a stream or a promise: a new word, or a word whose last value was written."""
+        """Assign a word to a stream or a promise: a new word, or a word whose last owner has done its work."""
         if len(self.words) < WORDS:
             word = self.words[key] = Word(len(self.words), key)
             return word

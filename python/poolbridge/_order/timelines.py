@@ -46,11 +46,11 @@ class Timelines:
         return True
 
     def add_gone(self, timeline: int) -> None:
-        """Note that the service has forgotten a timeline: all fences of the timeline are reached."""
+        """Note that the service has forgotten a timeline. From now on, all fences of the timeline count as reached."""
         self.pages.setdefault(timeline, None)
 
     def unknown(self, epoch: bytes, fences: Iterable[Fence]) -> list[int]:
-        """Return ids of timelines of `fences` whose pages must be requested from the service."""
+        """Return the ids of those timelines of `fences` whose pages this session must request from the service."""
         found = []
         for fence in fences:
             if fence.tl in self.pages or fence.tl in found:
@@ -68,20 +68,20 @@ class Timelines:
         return self.pages.get(timeline)
 
     def streams_of(self, ordinal: int) -> Timeline | None:
-        """Return the session's timeline if streams of a GPU can write its words and wait for words; else None."""
+        """Return the session's own timeline if streams of the GPU `ordinal` can use its words; else None."""
         own = self.own
         if own is None or not _cuda_stream.supported(ordinal) or not own.page.on_device(ordinal):
             return None
         return own
 
     def waits(self, own: Timeline, key: StreamKey, timelines: Iterable[int]) -> None:
-        """Note that a stream will wait for words of timelines, and keep the pages mapped until the waits are over."""
+        """Note that a stream will wait for words of `timelines`, whose pages stay mapped until these waits end."""
         word, value = own.upcoming(key)
         for timeline in timelines:
             self._waits.setdefault(timeline, {})[word] = value
 
     def pin(self, fences: Iterable[Fence]) -> None:
-        """Keep the pages of fences mapped until `unpin`. The caller holds the session's lock."""
+        """Keep the pages of `fences` mapped until `unpin` is called for them. The caller holds the session's lock."""
         for fence in fences:
             self._pins[fence.tl] = self._pins.get(fence.tl, 0) + 1
 
@@ -118,7 +118,7 @@ class Timelines:
                 PAGES.give_up(self._epoch, id_)
 
     def close(self) -> None:
-        """Give up all pages. A page that a GPU may still use is unmapped when the GPU has done its work."""
+        """Give up all pages. If a GPU may still use a page, the page is unmapped after the GPU has done its work."""
         pages, self.pages = self.pages, {}
         self._forgotten.clear()
         self._pins.clear()

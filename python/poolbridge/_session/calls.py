@@ -1,4 +1,4 @@
-"""Waits of a session: calls, which wait for a reply, and waiters, which wait for a notice."""
+"""What a session waits for: a `Call` waits for a reply, and a `Waiter` waits for a notice."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Call:
     Attributes
     ----------
     working
-        Whether the service has said that it is carrying the request out.
+        Whether the service has said that it is working on the request.
     """
 
     __slots__ = ("abandoned", "error", "number", "on_done", "reply", "reply_type", "request", "working")
@@ -80,7 +80,7 @@ class Waiter:
         return self.ready()
 
     def tell(self) -> None:
-        """Wake the thread that waits, so that it checks the condition again."""
+        """Wake the thread that waits, so that the thread checks the condition again."""
         on_done = self.on_done  # read `on_done` once: the thread may stop waiting at any moment
         if on_done is not None:
             on_done()

@@ -33,17 +33,17 @@ if TYPE_CHECKING:
     from poolbridge._session.session import Session
 
 _LEAST_SLOTS: Final = 64
-# Frames that share a fence: at most one for each _PLACES places of the channel, and at most _MOST_UNFENCED.
+# How many frames may share a fence: one for each `_PLACES` places of the channel, but at most `_MOST_UNFENCED`.
 _PLACES: Final = 8
 _MOST_UNFENCED: Final = 16
-# How many seconds a consumer polls for another frame that may share a fence with earlier frames.
+# How many seconds a consumer polls for another frame. If the frame comes, it can share a fence with earlier frames.
 _SOON: Final = 20e-6
-# Ids of the grants that a consumer makes itself, because the service grants no lease for a frame.
+# The service grants no lease for a frame, so the consumer makes a grant itself. These are the ids of such grants.
 _ids = count(-1, -1)
 
 
 class Kept:
-    """An array that serves all frames of a producer in one block, with its tensor and its `wrap` function."""
+    """An array that the consumer uses for every frame of one producer in one block, with its tensor and `wrap`."""
 
     __slots__ = ("array", "tensor", "wrap")
 
@@ -69,7 +69,7 @@ class Consumer(Membership):
     credit
         How many frames may be unsettled at a time.
     full
-        What happens when this consumer is behind; with "", the channel's setting applies.
+        What the channel does when it is full because this consumer is behind. "" stands for the channel's own setting.
     auto
         Whether the call for the next frame acknowledges the earlier frames.
 
@@ -90,9 +90,9 @@ class Consumer(Membership):
     spin
         See `Subscription.spin`.
     early
-        Results of the native `take` that are no frames and that no call has used yet, in order. A cancelled call leaves
-        its result here. A frame that no call has used yet is in the native consumer's `offered`. The frame stays in
-        `offered` until the program gets the frame, even if a signal handler raises an error meanwhile.
+        Results of the native `take`, in order, that are not frames and that no call has used yet. A cancelled call
+        leaves its result here. A frame that no call has used yet is in `offered` of the native consumer. The frame
+        stays in `offered` until the program gets the frame, even if a signal handler raises an error meanwhile.
     """
 
     native: _native.Consumer
@@ -112,8 +112,8 @@ class Consumer(Membership):
         self.credit = credit
         self.auto = auto
         self.queue = channel.md == "queue"
-        # Frames share a fence only in a broadcast that drops no frames: the frames of a queue are acknowledged one by
-        # one, and if frames may be dropped, each frame in hand takes more memory.
+        # Frames share a fence only if the channel is a broadcast that drops no frames. The frames of a queue are
+        # acknowledged one by one. If the channel may drop frames, each frame in hand takes more memory.
         keeps = not self.queue and (full or channel.fl) in {"block", "fail"}
         self.most_unfenced = min(channel.cp // _PLACES, _MOST_UNFENCED) if keeps else 0
         self.unsettled: set[int] = set()
@@ -144,11 +144,11 @@ class Consumer(Membership):
 
     @property
     def busy(self) -> bool:
-        """Whether `early` has a result, or a thread takes a result. If so, the caller must call `receive`."""
+        """Whether `early` has a result, or a thread waits in `look`. If so, the caller must call `receive`."""
         return bool(self.early) or self._looking.locked()
 
     def accept(self) -> None:
-        """Let the next call take the next frame: the program has the offered frame, or the offered frame has failed."""
+        """Let the next call take a new frame: the program has the offered frame, or the offered frame has failed."""
         self.native.offered = None
 
     def await_credit(self, seconds: float | None) -> None:
@@ -189,9 +189,9 @@ class Consumer(Membership):
         return None
 
     def swap(self, number: int) -> _native.Frame | None:
-        """Release a frame that has no grant, and wait for the next frame; None if the caller must call `receive`.
+        """Release the frame `number`, wait for the next frame and return it; None if the caller must call `receive`.
 
-        Only the thread of a blocking subscription calls this method.
+        The released frame has no grant. Only the thread of a blocking subscription calls this method.
         """
         if self._undecided or number in self._given:
             self.end_lone(number, back=False)
@@ -262,7 +262,7 @@ class Consumer(Membership):
         return True
 
     def learn(self, grant: Grant) -> Flow[None]:
-        """Count a frame as a lease of its block. If this session does not know the block, it asks the service first."""
+        """Count a frame as a lease of its block. If this session does not know the block, ask the service first."""
         while not self.count(grant):
             yield Ask(Map(ch=self.channel.id, bl=grant.bl), MapReply)
 
@@ -281,7 +281,7 @@ class Consumer(Membership):
             pass  # the native consumer is closed: closing has dropped all arrays
 
     def doubt(self, grant: Grant, error: PoolbridgeError) -> ProtocolError:
-        """Release a frame that is inconsistent, report the frame to the service, and return the error to raise."""
+        """Release an inconsistent frame, report it to the service, and return the error that the caller must raise."""
         frame = self._frames.get(grant.id)
         number = frame.number if frame is not None else 0
         self.accept()
@@ -290,14 +290,14 @@ class Consumer(Membership):
         return self.report(number, error)
 
     def report(self, number: int, why: object) -> ProtocolError:
-        """Tell the service which frame is inconsistent, and return the error to raise."""
+        """Tell the service which frame is inconsistent, and return the error that the caller must raise."""
         self.session.tell(Doubt(ch=self.channel.id, mb=self.member, sq=number))
         return ProtocolError(f"frame {number} of channel {self.channel.nm!r} has failed: {why}")
 
     # Settling
 
     def asks(self) -> None:
-        """Acknowledge all taken frames, because the program asks for the next frame; not with ``ack="manual"``."""
+        """Acknowledge all taken frames, except with ``ack="manual"``, because the program asks for the next frame."""
         if self.native.offered is not None:
             self._retract()
         if not self.auto or not (self.unsettled or self._undecided):
@@ -321,7 +321,7 @@ class Consumer(Membership):
         return frame is not None and frame is self.native.offered and not self.left
 
     def settle(self, grant: Grant, *, back: bool) -> bool:
-        """Acknowledge or requeue a frame, which stays in hand. Return False if the frame was settled before."""
+        """Acknowledge a frame, or requeue it if `back`. The frame stays in hand. Return False if already settled."""
         if _process.pid != self.session.pid:
             self.session.check_usable()
         with self.session.lock:
@@ -348,7 +348,7 @@ class Consumer(Membership):
             pass  # the frame is not in hand any more, or the consumer has ended
 
     def goes_back(self, grant: Grant) -> bool:
-        """Whether a dropped frame goes back to its queue: the channel is a queue, and the frame is not settled."""
+        """Whether a frame goes back to its queue if dropped: the channel is a queue, and the frame is not settled."""
         return self.queue and grant.id in self.unsettled
 
     def decide(self, *, back: bool) -> None:
@@ -364,7 +364,7 @@ class Consumer(Membership):
 
         `alone` says that the program has dropped the frame. If the frame is of a queue and not settled, it goes back to
         the queue: at once or, with ``ack="auto"``, when the subscription ends. If the program asks for another frame
-        before that end, the dropped frame is acknowledged instead.
+        before the subscription ends, the dropped frame is acknowledged instead.
         """
         if alone and self.goes_back(grant) and not self._is_offered(grant):
             if self.auto and not self.left and self.session.ended is None:
@@ -374,7 +374,7 @@ class Consumer(Membership):
         self._end(grant, fences, back=back)
 
     def _end(self, grant: Grant, fences: tuple[Fence, ...], *, back: bool) -> None:
-        # A signal handler may raise in here, and then this method runs again: so each record is removed after its use.
+        # If a signal handler raises in this method, the method runs again. So it removes a record only after its use.
         settled, frame = grant.id not in self.unsettled, self._frames.get(grant.id)
         if frame is not None:
             if not self._is_offered(grant):  # otherwise the next call takes the frame, and makes another grant
@@ -421,7 +421,7 @@ class Consumer(Membership):
         return result
 
     def _end_after(self, number: int, word: int, value: int, *, back: bool) -> None:
-        """Release a frame when the earlier fence is reached, because the frame's fence overwrites the earlier fence."""
+        """Wait for the earlier fence that the frame's fence replaces in shared memory, and then release the frame."""
         before, own = self._fences.get(number & (self._slots - 1)), self.session.timelines.own
         while before is not None and own is not None and not own.page.wait(*before, 1.0):
             pass
@@ -451,7 +451,7 @@ class Consumer(Membership):
         self.native.leave()
         for block in self.session.core.blocks:
             self.native.forget(block)
-        # From here on, the thread that releases the last frame closes the native consumer.
+        # If `left` is true, the thread that releases the last frame in hand closes the native consumer.
         self.left = True
         self._drop_offered()
         if not self.native.in_hand:

@@ -55,7 +55,7 @@ from poolbridge.errors import (
 )
 
 _LAST_NUMBER: Final = 2**32 - 1
-# How many requests the core remembers after their replies, in case a second reply comes.
+# How many answered requests the core remembers, in case the service sends a second reply to one of them.
 _REMEMBERED: Final = 64
 # Notices that the core passes to the session.
 _NEWS: Final[dict[str, type[Failed | Forget | Wanted]]] = {
@@ -71,7 +71,7 @@ class Core:
     Attributes
     ----------
     epoch
-        The id of this run of the service, 16 bytes; empty before the reply to the hello.
+        The id of this run of the service, 16 bytes; empty until the service has replied to the first request, `Hello`.
     session_id, service_pid
         The session's id and the service's process id. The service sends both.
     features
@@ -134,7 +134,7 @@ class Core:
         self.outbox.append(encode(request))
 
     def abandon(self, call: Call) -> None:
-        """Stop waiting for a reply. If the reply still comes, end the lease or membership that it grants."""
+        """Stop waiting for a reply. If the reply still comes, end the lease or membership that the reply grants."""
         if not call.done and not call.abandoned:
             call.abandoned = True
             self.tell(Cancel(rq=call.number))
@@ -145,7 +145,7 @@ class Core:
             self._unjoin(call)
 
     def _unjoin(self, call: Call) -> None:
-        """Leave a channel, because the membership came after the caller stopped waiting."""
+        """Leave a channel, because the service granted the membership after the caller had stopped waiting."""
         descriptors = self.seats.pop(call.number, None)
         if descriptors is not None and isinstance(call.reply, JoinReply):
             descriptors.close()
@@ -169,7 +169,7 @@ class Core:
         return self.forget(grant, fences)
 
     def forget(self, grant: Grant, fences: tuple[Fence, ...] = ()) -> SessionBlock | None:
-        """Note that a lease has ended, and the fences of the work on its block. Returns the same as `release`."""
+        """Note that a lease has ended, and which fences cover the work on its block. Returns the same as `release`."""
         block = self.blocks.get(grant.bl)
         if block is None:
             return None
@@ -230,7 +230,7 @@ class Core:
         return True
 
     def _look(self, data: bytes, descriptors: Descriptors) -> list[SessionBlock]:
-        # Decode only the envelope's keys. A later typed decoding checks the whole packet.
+        # Decode only the keys of `Envelope` here. Later code decodes and checks the packet as its own message type.
         envelope = decode(data, Envelope, checked=True)
         idle: list[SessionBlock] = []
         if envelope.q:
@@ -303,7 +303,7 @@ class Core:
             self._answer(call, decode(data, call.reply_type), descriptors)
 
     def _take_unawaited(self, envelope: Envelope, data: bytes, descriptors: Descriptors) -> None:
-        """Process a reply for which no call waits. If sending was interrupted, a request may have been sent twice."""
+        """Process a reply that no call awaits, for example a second reply. End what the reply grants."""
         asked = next((one for one in self._answered if one[0].q == envelope.q), None)
         if asked is None or not isinstance(envelope.e, UnsetType):
             decode(data, Reply)
@@ -363,7 +363,7 @@ class Core:
             self.seats[reply.q] = own
             return
         id_ = call.request.bl
-        # Another member may still wait for this block: if the session dropped the block now, the member would fail.
+        # Another member of this session may wait for this block, and would fail if the session dropped the block now.
         channels = {
             one.request.ch for one in self._calls.values() if isinstance(one.request, Map) and one.request.bl == id_
         }

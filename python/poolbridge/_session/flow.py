@@ -1,7 +1,8 @@
 """Flows: operations as generators, written once for the blocking and for the asyncio client.
 
-A flow never waits itself. A flow yields a step that may wait, such as an `Ask` (the service) or a `Do` (this process).
-The client runs the step and resumes the flow with the step's result or error. The flow returns the operation's result.
+A flow never waits itself. For each step that may wait, the flow yields an object. For example, an `Ask` waits for the
+service, and a `Do` works in this process. The client runs the step, and resumes the flow with the step's result or
+error. The flow returns the operation's result.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ class Do:
 
 @dataclass(frozen=True, slots=True)
 class Hear:
-    """Receive packets until `waiter` is done or `seconds` pass (None: no limit); the result is `waiter.done`."""
+    """Receive packets until `waiter` is done or `seconds` have passed (None: no limit). The result is `waiter.done`."""
 
     waiter: Waiter
     seconds: float | None

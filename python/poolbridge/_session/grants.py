@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 def held(session: Session, grant: Grant, consumer: Consumer | None = None) -> LeaseState | None:
-    """Make the lease state for a grant whose pool is open and whose block and timelines are mapped; else None.
+    """Make the lease state if the grant's pool is open and its block and timelines are mapped; else return None.
 
     The pool, the block and the timelines are usually known. If this function returns None, the caller uses `take`.
 
@@ -77,7 +77,7 @@ def take(session: Session, grant: Grant, consumer: Consumer | None = None) -> Fl
 
 
 def know_timeline(session: Session, timeline: int) -> Flow[None]:
-    """Ask the service for a timeline's page and map it; 0 stands for the session's own timeline."""
+    """Ask the service for a timeline's page, and map the page. `timeline` 0 stands for the session's own timeline."""
     try:
         reply = yield from ask(Timeline(tl=timeline), TimelineReply)
     except (NotFoundError, StaleError):

@@ -128,7 +128,7 @@ class LeaseState:
         return self.memory.address(write=write) + self.description.offset
 
     def array(self, *, write: bool | None = None, flagged: bool = True) -> np.ndarray[Any, Any]:
-        """Make a NumPy array of the elements, which keeps the lease state alive. Do not read an array of device memory.
+        """Make a NumPy array of the elements, which keeps the lease state alive. The CPU cannot read device memory.
 
         Parameters
         ----------
@@ -151,7 +151,7 @@ class LeaseState:
         return np.asarray(token)
 
     def seal(self) -> None:
-        """Make the lease's NumPy arrays read-only, because the content is complete. Do nothing during a promise."""
+        """Make the lease's NumPy arrays read-only, because the content is complete. Do nothing for promised content."""
         if self.promise is not None:
             return
         written, self.written = self.written, {}
@@ -178,7 +178,8 @@ class LeaseState:
         self.check_usable()
         if self.sent:
             raise LeaseInUseError(f"{self.title} is only for the array that wrap= makes, and ends by itself")
-        # First mark, then count: if another thread makes an array now, the array is counted or its constructor fails.
+        # Set `released` first. If another thread makes an array now, the array is counted below, or its constructor
+        # raises an error.
         self.released = True
         if force:
             return
@@ -203,13 +204,13 @@ class LeaseState:
         try:
             self.session.let_go(self, failed=self.failed)
         except BaseException:
-            # A signal handler raised an error, before or after the lease ended. A frame may be ended twice, so the
-            # finaliser may end a frame again.
+            # A signal handler raised an error, before or after the lease ended. The finaliser may end the lease of a
+            # frame again, because ending it twice does no harm. The finaliser must not end another lease twice.
             self.released = self.consumer is None
             raise
 
     def ended_twin(self) -> LeaseState:
-        """Make an ended copy for a frame object that was passed on. Arrays and leases keep this state alive."""
+        """Make an ended copy for a frame object that iteration has passed. Arrays and leases keep this state alive."""
         twin = self._twin()
         twin.released = True
         return twin
@@ -261,7 +262,7 @@ class Token:
         self.__array_interface__: dict[str, Any] = {}
         self.lease_state = state
         self.owner = owner
-        # First count, then check: see LeaseState.begin_release.
+        # Count this array before the check: see `LeaseState.begin_release`.
         state.tokens.add(id(self))
         state.check_usable()
 

@@ -73,7 +73,7 @@ class Membership(ABC):
         self.native = native
 
     def meet(self, slot: int, member: int, fd: int) -> None:
-        """Map the file of the other role's member, unless this or a newer file is mapped. The caller holds the lock."""
+        """Map the file of a member of the other role, unless `slot` has a newer file. The caller holds the lock."""
         if member <= self.known.get(slot, 0):
             return
         try:
@@ -91,19 +91,19 @@ class Membership(ABC):
 
     @abstractmethod
     def leave(self) -> None:
-        """Leave the channel in shared memory. The caller tells the service, and holds the session's lock."""
+        """Leave the channel in shared memory. The caller holds the session's lock, and tells the service."""
 
     def end(self) -> None:
         """Leave the channel, because the session has ended, and wake the threads that wait."""
         self.leave()
 
     def knows(self) -> Callable[[], bool]:
-        """Return a function that says whether this member has now mapped the file that was missing last."""
+        """Return a function that says whether this member has mapped the file that the native call missed last."""
         slot, member = self.native.unknown
         return lambda: self.known.get(slot, 0) >= member
 
     def evicted(self) -> Flow[None]:
-        """Raise the error for an evicted member. The service evicts the members of a session that ends."""
+        """Raise the error for an evicted member. If the session ends within a second, raise the session's error."""
         yield from hear(self.session, lambda: False, _END_SECONDS)
         self.session.check_usable()
         raise ConnectionLostError(f"the service has removed this client from channel {self.channel.nm!r}")

@@ -58,7 +58,7 @@ class Producer(Membership):
         self.native.add_cursor(slot, member, fd)
 
     def describe(self, description: Description) -> tuple[int, bytes]:
-        """Return the id of a description and the description in the format of the track."""
+        """Return the id of a description, and the description packed as in the track, the producer's shared file."""
         last = self._last
         if last[0] is description:
             return last[1]
@@ -75,7 +75,10 @@ class Producer(Membership):
         self.take_back(self._reclaim(0.0))
 
     def await_back(self, seconds: float | None) -> None:
-        """Wait at most `seconds` until a block comes back, and take the block. The caller does not hold the lock."""
+        """Wait at most `seconds` until a block comes back from the channel, and take the block.
+
+        The caller does not hold the session's lock.
+        """
         came = self._reclaim(seconds)
         with self.session.lock:
             self.take_back(came)
@@ -100,7 +103,7 @@ class Producer(Membership):
             self.session.spares.came_back(spare)
 
     def has_in_flight(self, block: int) -> bool:
-        """Whether the channel still has a block: the block has not come back."""
+        """Whether the channel still has a block, because the block has not come back from the consumers."""
         try:
             return any(one == block for _, one in self.native.in_flight)
         except (ClosedError, ForkError):
@@ -205,8 +208,8 @@ class _LeaseSending(Sending):
         fences = () if fence is None else (fence,)
         # Add the loan before publishing, because another thread may see the block come back at once.
         producer.loans[grant.bl] = Spare(state, fences)
-        # The lease counts once as a lease of its block, and now counts for the channel. If arrays of the lease keep the
-        # block mapped too, the block needs one more count.
+        # `leases` of the block has one count for this lease. From now on, this count belongs to the channel. If arrays
+        # of the lease need the mapped block too, `own` adds one more count.
         self._apart = bool(state.tokens) or state.unaccounted or state.promise is not None
         if self._apart:
             state.session.own(grant)
@@ -329,7 +332,7 @@ def _pack_description(description: Description) -> bytes:
 
 
 def pack_meta(texts: Mapping[str, str]) -> bytes:
-    """Pack the texts of a frame, which are sorted by the bytes of their keys."""
+    """Pack the texts of a frame. The caller has sorted the texts by the bytes of their keys."""
     if not texts:
         return b""
     parts = []

@@ -1,6 +1,6 @@
 """A session: the protocol's state of one connection, its mappings, and its leases.
 
-The blocking and the asyncio client each drive a session. The session never waits for the network itself.
+The blocking client and the asyncio client both use a session. The session itself never waits for the network.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class Driver(Protocol):
     """Sends and receives a session's packets: `SocketReader` with threads, `LoopReader` in an event loop."""
 
     def want_write(self) -> None:
-        """Arrange a call of `Session.flush` as soon as the socket accepts packets again. Never waits."""
+        """Make sure that `Session.flush` is called as soon as the socket accepts packets again. Never waits."""
 
     def background(self, work: Callable[[], None]) -> None:
         """Run `work`, which may wait for a device, soon in another thread. Never waits, never raises."""
@@ -143,7 +143,7 @@ class Session(SessionMembers):
                 if self._driver is not None:
                     self._driver.want_write()
         except ConnectionLostError:
-            # Earlier replies may still be in the socket. The reader reads them, and then finds the connection's end.
+            # Earlier replies may still be in the socket. The reader reads them, and then finds the connection closed.
             outbox.clear()
             if self._driver is None:
                 raise
@@ -263,9 +263,10 @@ class Session(SessionMembers):
             self._released(self.core.release(grant, fences, failed=failed))
 
     def later(self, work: Callable[[], None]) -> None:
-        """Run `work`, which may wait for streams, in the background. Never waits, never raises; for finalisers, too.
+        """Run `work`, which may wait for streams, in the background.
 
-        While a graph captures the work of a stream, `work` fails and is tried again.
+        `later` never waits and never raises, so finalisers may call `later`. `work` fails while the work of a
+        stream is captured into a graph. Then `work` is called again later.
         """
         if _process.pid == self.pid and self._driver is not None:
             self._driver.background(partial(CAPTURES.run, work))
@@ -319,7 +320,7 @@ class Session(SessionMembers):
                     self.disown(state.grant)
 
     def unsend(self, state: LeaseState, fence: Fence | None = None) -> None:
-        """Release a lease that may or may not be published. `fence` is the fence of the work on the lease's memory."""
+        """Release the lease of a frame that was given up. `fence` is reached when the work on its memory is done."""
         with self.lock:
             self.lease_states.pop(state.grant.id, None)
             self.spares.published(state.grant)
@@ -405,7 +406,7 @@ class Session(SessionMembers):
         self.transport.shutdown()
 
     def begin_close(self) -> Waiter | None:
-        """Release every lease that no array uses, unmap the blocks without leases, and tell the service bye.
+        """Release every lease that no array uses, unmap the blocks without leases, and send `Bye` to the service.
 
         Returns
         -------

@@ -36,7 +36,7 @@ class SessionMembers(SessionMemory):
     producers
         The session's producers, by channel id.
     joining
-        By channel id, for each channel that the session is joining as a producer: an event, set when joining ends.
+        Events by channel id. A channel has an event while the session joins it as a producer. Then the event is set.
     spares
         The leases that came back from channels.
     tally
@@ -72,7 +72,7 @@ class SessionMembers(SessionMemory):
     # Members
 
     def take_seat(self, number: int) -> Descriptors:
-        """Return the descriptors that came with the reply to request `number`, a `Join`. The caller closes them."""
+        """Return the descriptors of the reply to the `Join` request `number`. The caller closes the descriptors."""
         with self.lock:
             descriptors = self.core.seats.pop(number, None)
         if descriptors is None:
@@ -124,7 +124,7 @@ class SessionMembers(SessionMemory):
     # Leases that channels have
 
     def own(self, grant: Grant) -> None:
-        """Keep a block mapped for the channel that gets its lease."""
+        """Keep a block mapped for the channel, because the channel gets the block's lease."""
         with self.lock:
             block = self.core.blocks.get(grant.bl)
             if block is not None:
@@ -136,7 +136,7 @@ class SessionMembers(SessionMemory):
             self.disown(grant)
 
     def disown(self, grant: Grant, fences: tuple[Fence, ...] = ()) -> None:
-        """Note that a lease needs its block only until `fences` are reached. The caller holds the lock."""
+        """Count one lease less on a block, whose unmapping waits for `fences`. The caller holds the lock."""
         self._released(self.core.forget(grant, fences))
 
     def take_spare(self, pool: int, nbytes: int, *, at_once: bool = False) -> Spare | None:
@@ -150,7 +150,7 @@ class SessionMembers(SessionMemory):
             return self.spares.lender(pool, nbytes, shelf)
 
     def asks(self, asking: Asking) -> None:
-        """Release leases of a pool that come back, while an allocation waits at the service; see `Spares.ask`."""
+        """While the allocation `asking` waits at the service, release leases that come back; see `Spares.ask`."""
         with self.lock:
             if self.ended is None:
                 self.spares.ask(asking)
@@ -195,7 +195,7 @@ class SessionMembers(SessionMemory):
         self._released(self.core.release(grant, (), failed=False))
 
     def release_spares(self) -> bool:
-        """Release all spares, because the session ends. Return False if streams still work on some spares."""
+        """Release the spares, because the client closes. Return False if streams still work on some spares."""
         with self.lock:
             return self.ended is not None or self.spares.release_all()
 
@@ -213,7 +213,7 @@ class SessionMembers(SessionMemory):
         self._flush()
 
     def _learned(self, timeline: int, made: list[Call], then: Callable[[int], None]) -> None:
-        # The thread that received the reply holds the lock.
+        # The thread that received the reply calls `_learned`, and holds the session's lock.
         call = made[0]
         if call.error is None:
             self._adopt(timeline, own=False)

@@ -41,7 +41,7 @@ class SessionMemory(ABC):
     lock
         Guards the session's state.
     device
-        The GPU that gets access when the session maps memory of other GPUs; None: no GPU gets access.
+        The GPU that gets access to memory of other GPUs when the session maps such memory; None: no GPU.
     """
 
     def __init__(self) -> None:
@@ -110,8 +110,8 @@ class SessionMemory(ABC):
             if self.ended is None and pool_id not in self._pools:
                 self._pools[pool_id] = mapping
                 return mapping
-        # Another thread has stored the same mapping, or the session has ended. A session counts as one holder of a
-        # mapping.
+        # Another thread has stored the same mapping, or the session has ended. A session counts as only one holder of a
+        # mapping, so give up the second count.
         MAPPINGS.give_up(mapping, _nothing)
         if self.ended is not None:
             raise ClientClosedError("the client was closed while it mapped memory")
@@ -133,7 +133,7 @@ class SessionMemory(ABC):
     def _unmap_after(
         self, own: Timeline, uses: dict[int, int], mapping: Mapping[BlockMemory], block: SessionBlock
     ) -> None:
-        """Wait until this session's streams are done with a block, and unmap the block."""
+        """Wait until this session's streams have done their work on a block, and then unmap the block."""
         for use in uses.items():
             while not own.page.wait(*use, 1.0):
                 pass
@@ -159,9 +159,9 @@ class SessionMemory(ABC):
 
 
 def _done(own: Timeline, word: int, value: int) -> bool:
-    """Whether a stream has written a value; False if the service wrote the value for a dead process.
+    """Whether a stream itself has written `value`; False if the service has marked the word as dead.
 
-    When the service shuts down, it marks all words as words of a dead process. The stream may still be working then.
+    When the service shuts down, it marks all words like words of a dead process. The stream may then still be working.
     """
     return own.reached(word, value) and not own.page.died(word, value)
 

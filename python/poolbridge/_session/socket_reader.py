@@ -1,7 +1,7 @@
 """Sends and receives the packets of a blocking client.
 
 A thread that waits for a reply reads the socket itself. This saves a switch between threads for each reply. While no
-thread waits, a watcher thread reads, so that an idle client still answers when the service recalls memory.
+thread waits for a reply, a watcher thread reads. So an idle client also answers when the service recalls memory.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ if TYPE_CHECKING:
 
 _ReplyT = TypeVar("_ReplyT", bound=Reply)
 
-# How many packets a thread may still read after its time limit. A full socket buffer holds fewer packets.
+# How many packets a thread reads at most after its time limit. A full socket buffer holds fewer packets.
 _MOST_LATE = 1024
 
 
 class _Bell:
-    """Wakes the watcher. Any thread and any finaliser may ring the bell. After `close` the bell does nothing."""
+    """Wakes the watcher. Threads and finalisers may call `ring`. After `close`, `ring` does nothing."""
 
     def __init__(self) -> None:
         self.fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
@@ -172,8 +172,8 @@ class SocketReader:
     def _begin_reading(self) -> bool:
         """Begin to read, unless another thread reads.
 
-        Each caller repeats the code that ends reading, because a signal handler could raise at the start of a common
-        function for this code.
+        Each caller repeats the code that ends reading. If this code were a function, a signal handler could raise at
+        the start of the function, and reading would never end.
         """
         if not self._reading.take(0):
             return False
@@ -196,7 +196,7 @@ class SocketReader:
         self._pass_on()
 
     def _pass_on(self) -> None:
-        """If no thread reads, let a waiting thread read, so that the watcher need not wake that thread."""
+        """If no thread reads, let a waiting thread read, so that the watcher need not read for that thread."""
         if self._waiting and not self._read:
             for turn in self._waiting[:1]:
                 turn.set()
@@ -215,13 +215,13 @@ class SocketReader:
             except PoolbridgeError:
                 return  # the call has failed with this error
             if left == 0:
-                # Read the packets that arrived before the deadline, but do not read later packets for ever.
+                # Read the packets that arrived before the deadline, but not an endless series of later packets.
                 late += 1
                 if not received or late > _MOST_LATE:
                     return
 
     def _wait_for(self, waited: Call | Waiter, turn: threading.Event, deadline: float | None) -> None:
-        """Wait until another thread has read the awaited packet, or has stopped reading; then read in this thread.
+        """Wait until another thread has read the awaited packet. If it stops reading first, read in this thread.
 
         `turn` is set when the packet has arrived, or when this thread may read.
         """
@@ -277,7 +277,7 @@ class SocketReader:
                 self._want_write = False  # if the socket is still full, the session calls `want_write` again
                 self._session.flush()
                 self._arm()
-            # If another thread reads while waiting for a reply, the watcher does not wait for that thread.
+            # If another thread reads already, because it waits for a reply, the watcher does not read.
             if self._reading.take(0):
                 try:
                     self._read = True

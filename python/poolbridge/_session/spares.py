@@ -29,21 +29,21 @@ if TYPE_CHECKING:
     from poolbridge._session.session import Session
     from poolbridge._session.session_members import SessionMembers
 
-# The native module's form of a fence: timeline, word, value.
+# How the native module packs a fence: timeline, word, value.
 _FENCE: Final = struct.Struct("<QQQ")
 
-# All times are in seconds.
+# The times in these constants are in seconds.
 # The session releases the spares of a pool when nothing was allocated in the pool for `_IDLE` seconds.
 _IDLE: Final = 1.0
 # When the service asks for memory of a pool, leases that come back in the next `_WANTED` seconds are released.
 _WANTED: Final = 1.0
 # A pool keeps at most one spare for each place of its channels, and `_MORE` more.
 _MORE: Final = 2
-# The first and the longest pause between two checks for blocks that came back, while nothing is allocated.
+# While nothing is allocated, a thread checks for blocks that came back: the first and the longest pause between checks.
 _REST: Final = 0.5
 _LONGEST_REST: Final = 1.0
-# The longest sleep in one check for blocks that come back, and the pause between two checks of fences. The thread must
-# check, because a GPU does not wake threads.
+# How long one check waits for blocks that come back, and the pause between two checks of fences. The thread must check
+# fences again and again, because a GPU does not wake threads.
 _LOOK: Final = 10e-3
 # When an allocation has found no room in a pool, an allocation in the next `_FULL` seconds first waits for a block that
 # a channel of this client has. The allocation asks the service only if no channel has such a block.
@@ -65,7 +65,7 @@ class Spare(_Lent):
     Parameters
     ----------
     state
-        The lease's state at its last use.
+        The state of the lease when it was last used.
     fences
         Fences that must be reached before the memory is written again or the lease is released.
 
@@ -74,15 +74,15 @@ class Spare(_Lent):
     reusable
         Whether the lease can be kept for the next frame: its buffer can have no other lease and no name.
     owned
-        Whether this client, not a channel, has the lease. Publishers set this attribute.
+        Whether this client, not a channel, has the lease. A publisher sets this attribute.
     shelf, lender, array
         For a publisher's lease: the publisher's shelf, the lease state that keeps the array's memory mapped, and the
         array. None for any other lease.
     follower
-        If one stream writes the array on loan: the `Follower` that orders the stream; else None. If several streams
-        write the array, `lender` has the streams.
+        If one stream writes the array that the publisher has lent to the user: the `Follower` that orders this stream;
+        else None. If several streams write the array, `lender` has the streams.
     after
-        For a publisher's lease that came back: the readers' fences, packed as the native module packs fences.
+        For a publisher's lease that came back: the fences of the readers, packed as in `_FENCE`.
     """
 
     __slots__ = ("_description", "_memory", "_pool", "grant", "lender", "reusable")
@@ -104,8 +104,8 @@ class Spare(_Lent):
 
     @while_running
     def __del__(self) -> None:
-        # A signal handler raised between two steps of the publisher, so no object refers to the publisher's lease any
-        # more.
+        # A publisher's lease that the client still has: a signal handler raised between two steps of the publisher. No
+        # other object refers to the lease, so put the lease back.
         if (
             self.owned
             and self.shelf is not None
@@ -119,7 +119,7 @@ class Spare(_Lent):
 
     @property
     def written(self) -> bool:
-        """Whether streams may be writing the array now without a fence for this work."""
+        """Whether streams may be writing the array now. No fence covers this work yet."""
         return self.follower is not None or (self.lender is not None and self.lender.streams is not None)
 
     def _merge(self) -> None:
@@ -127,11 +127,11 @@ class Spare(_Lent):
         self.fences = (*self.fences, *(Fence(*fence) for fence in _FENCE.iter_unpack(after)))
 
     def all_fences(self) -> list[tuple[int, int, int]]:
-        """Return timeline, word and value of each fence that must be reached before the memory is written."""
+        """Return timeline, word and value of each fence that must be reached before the next write to the memory."""
         return [(fence.tl, fence.wd, fence.v) for fence in self.fences] + list(_FENCE.iter_unpack(self.after))
 
     def order(self) -> None:
-        """Give the lender the fences that must be reached before the next use, and the stream that writes the array."""
+        """Give `lender` the fences that must be reached before the next use, and the stream that writes the array."""
         self._merge()
         lender, follower = self.lender, self.follower
         if lender is not None:
@@ -175,7 +175,7 @@ class Asking:
 
 
 class Shelf(_NativeShelf):
-    """The leases of one publisher. The session's lock guards the leases; each native method runs as one step.
+    """The leases of one publisher. The session's lock guards the leases. No other thread interrupts a native method.
 
     Attributes
     ----------
@@ -189,9 +189,9 @@ class Shelf(_NativeShelf):
     producer
         The producer of the publisher's channel; None before the first lease.
     most
-        How many leases `free` keeps, besides `extra` more leases.
+        How many leases `free` may have, not counting `extra`.
     extra
-        How many leases the publisher has beyond its need, so that several leases come back together.
+        How many leases the publisher has in addition to its need, so that several leases come back together.
     wanting
         Whether the publisher may allocate more extra leases.
     closed
@@ -233,7 +233,7 @@ class Shelf(_NativeShelf):
 
 
 def _drained(spares: list[Spare]) -> list[Spare]:
-    """Empty a list and return its elements. Meanwhile a publisher may take elements without the session's lock."""
+    """Empty a list and return its elements. At the same time, a publisher may take elements without the lock."""
     taken = []
     with suppress(IndexError):
         while True:
@@ -256,7 +256,7 @@ class Spares:
         self._shelves: set[Shelf] = set()
         self._over = False  # whether the session has ended or is ending
         self._leaving: list[Spare] = []  # spares to release when their fences are reached
-        # By lease id: spares that allocations got before the spares' fences were reached, and these fences.
+        # By lease id: each spare that an allocation got before the spare's fences were reached, and these fences.
         self._granted: dict[int, tuple[Spare, tuple[Fence, ...]]] = {}
         self._used: dict[int, float] = {}  # by pool: the monotonic time of the last allocation in the pool
         self._wanted: dict[int, float] = {}  # by pool: the time until which leases that come back are released
@@ -286,7 +286,7 @@ class Spares:
         self._end_loan(shelf, self.put)
 
     def _end_loan(self, shelf: Shelf, put: Callable[[Spare], None]) -> None:
-        """Pass a publisher's loan to `put`. If the loan's array is still used, the lease ends with the array."""
+        """Pass the lease in `loan` to `put`. If the lease's array is still used, the lease ends with the array."""
         for spare in _drained(shelf.loan):
             if self._end_written(spare):
                 continue
@@ -311,7 +311,7 @@ class Spares:
         return True
 
     def disown(self, spare: Spare) -> None:
-        """Note that this session needs a lease's block only until its own streams have done their work on the block."""
+        """Give up a lease: the session keeps the block only until its own streams have done their work on the block."""
         spare.leave_shelf()
         own = self._session.timelines.own
         fences = tuple([fence for fence in spare.fences if own is not None and fence.tl == own.id])
@@ -343,7 +343,7 @@ class Spares:
         return len(shelf.free)
 
     def came_back(self, spare: Spare) -> None:
-        """Put a lease that came back on its publisher's shelf, or to the spares of the pool."""
+        """Put a lease on its publisher's shelf, or pass the lease to `put`, because the lease came back."""
         shelf = spare.shelf
         if (
             shelf is None
@@ -408,11 +408,11 @@ class Spares:
         self._full[pool] = time.monotonic() + _FULL
 
     def lender(self, pool: int, nbytes: int, shelf: Shelf | None) -> Producer | None:
-        """Return the one producer whose blocks an allocation may wait for.
+        """Return the only producer whose blocks an allocation may wait for.
 
-        The producer's channel has leases of exactly `nbytes` bytes that are kept when they come back. These leases
-        belong to the publisher of `shelf`, or to no publisher if `shelf` is None. Return None if no producer or several
-        producers fit, or if memory of the pool is wanted.
+        A producer fits if its channel has a lease of exactly `nbytes` bytes that is reusable. The lease must belong to
+        the publisher of `shelf`, or to no publisher if `shelf` is None. Return None if no producer or several producers
+        fit, or if memory of the pool is wanted.
         """
         if self._is_wanted(pool):
             return None
@@ -428,7 +428,7 @@ class Spares:
         return lenders[0] if len(lenders) == 1 else None
 
     def ask(self, asking: Asking) -> None:
-        """Release the spares of a pool, and leases that come back, while an allocation waits at the service."""
+        """While an allocation waits at the service, release the spares of its pool, and leases that come back."""
         self._asking.add(asking)
         self._set_aside(asking.pool)
         self.collect(asking.pool)
@@ -442,7 +442,7 @@ class Spares:
         self._asking.discard(asking)
 
     def put(self, spare: Spare) -> None:
-        """Keep a lease that came back as a spare; release the lease if it cannot be kept."""
+        """Keep a lease as a spare, because the lease came back. Release the lease if it cannot be kept."""
         self.published(spare.grant)
         spare.leave_shelf()
         pool, now = spare.grant.pl, time.monotonic()
@@ -459,7 +459,7 @@ class Spares:
         self.watch()
 
     def take_back(self, grant: Grant, fences: tuple[Fence, ...]) -> bool:
-        """Take back a lease that the user releases unpublished. Return False if the lease can be released at once."""
+        """Take back a lease that the user released and did not publish. Return False if no fence delays the release."""
         spare, _ = self._granted.get(grant.id, (None, ()))
         self.published(grant)
         if spare is None:
@@ -474,20 +474,20 @@ class Spares:
         return True
 
     def published(self, grant: Grant) -> None:
-        """Note that a lease was published again. The new content's fence covers the fences of the lease."""
+        """Forget the old fences of a lease in `_granted`. After the lease is published, its new fence covers them."""
         granted = self._granted.pop(grant.id, None)
         if granted is not None:
             self._session.timelines.unpin(granted[1])
 
     def want(self, pool: int) -> None:
-        """Release the pool's spares and, for a second, leases that come back: the service wants memory of the pool."""
+        """Release a pool's spares and, for `_WANTED` seconds, leases that come back: the service wants memory."""
         self._wanted[pool] = time.monotonic() + _WANTED
         self._set_aside(pool)
         self._bell.set()
         self.watch()
 
     def _set_aside(self, pool: int) -> None:
-        """Make the publishers of a pool check whether memory is wanted before these publishers reuse leases."""
+        """Make the publishers of a pool check, before they reuse a lease, whether memory of the pool is wanted."""
         for shelf in self._shelves:
             if shelf.pool == pool:
                 shelf.aside = True
@@ -538,7 +538,7 @@ class Spares:
         return _MORE + sum(one.channel.cp for one in list(self._session.producers.values()) if one.channel.pl == pool)
 
     def _narrow(self, spare: Spare) -> None:
-        """Remove the fences of a spare that are reached."""
+        """Remove those fences of a spare that are reached."""
         if spare.fences:
             spare.fences = tuple([fence for fence in spare.fences if not self._reached(fence)])
 
@@ -560,7 +560,7 @@ class Spares:
         self._bell.set()
 
     def _tidy(self, now: float) -> None:
-        """Stop keeping spares of idle pools, and release the leaving spares whose fences are reached."""
+        """Move the spares of idle pools to `_leaving`. Release the spares in `_leaving` whose fences are reached."""
         for pool, kept in self._kept.items():
             if kept and not self._is_used(pool, now):
                 self._leaving.extend(kept)
@@ -586,7 +586,7 @@ class Spares:
     def _soon(self, now: float) -> float | None:
         """Return after how many seconds the thread has work to do; None if the thread has no work.
 
-        The thread stays while pools are in use. It would cost more to end the thread whenever no spare is left.
+        The thread stays alive while pools are in use. To end it whenever no spare is left would cost more.
         """
         if self._leaving or self._asking or any(until > now for until in self._wanted.values()):
             return _LOOK
@@ -599,7 +599,7 @@ class Spares:
         return rest
 
     def _lending(self) -> set[int]:
-        """Return the pools from which the channels of this session's producers have blocks."""
+        """Return the ids of the pools whose blocks are in channels of this session's producers."""
         return {producer.channel.pl for producer in list(self._session.producers.values()) if producer.loans}
 
     def _run(self) -> None:
@@ -629,7 +629,7 @@ class Spares:
             return seconds
 
     def _wanting(self) -> list[Producer]:
-        """Return the producers that have blocks in flight in a pool whose memory is wanted."""
+        """Return the producers whose channels have blocks of a pool whose memory is wanted."""
         return [
             producer
             for producer in list(self._session.producers.values())

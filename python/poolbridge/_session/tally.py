@@ -1,4 +1,4 @@
-"""What a session has done: members of channels count frames and waits, and this module counts allocations."""
+"""Counts of what a session has done: native members count frames and waits, and this module counts allocations."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 if TYPE_CHECKING:
     from poolbridge._session.membership import Membership
 
-# When a session has counts of this many channels, it drops counts of channels without members.
+# When a session has counts of `_MOST` channels, it drops counts of channels in which it has no member.
 _MOST: Final = 1024
 
 
 class Counts(NamedTuple):
-    """Frames, their bytes and waits of members of a channel; see `poolbridge.ChannelCounts`."""
+    """How many frames, bytes and waits the members of a channel had; see `poolbridge.ChannelCounts`."""
 
     published: int = 0
     published_bytes: int = 0
@@ -26,12 +26,12 @@ class Counts(NamedTuple):
     frame_seconds: float = 0.0
 
     def plus(self, other: Counts) -> Counts:
-        """Return the sums of the counts of both objects."""
+        """Return a `Counts` with the sum of each count of both objects."""
         return Counts._make(a + b for a, b in zip(self, other, strict=True))
 
 
 class ChannelTally:
-    """The counts of one channel: of its present members, and of members that have left."""
+    """The counts of one channel, for the session's present members and for members that have left."""
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -66,7 +66,7 @@ class SessionTally:
     channels
         Channel tallies by channel id, in the order in which the session first joined the channels.
     allocated, allocated_bytes
-        Buffers that the service has granted, and their bytes.
+        How many buffers the service has granted, and how many bytes they have.
     memory_waits, memory_seconds
         See `poolbridge.SessionStats.memory_waits`.
     """

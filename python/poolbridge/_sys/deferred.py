@@ -19,8 +19,8 @@ from operator import call
 class OwnedLock(RLock):  # type: ignore[misc] # for type checkers nobody inherits from it
     """A lock whose `take` returns False, instead of waiting for ever, if this thread holds the lock already.
 
-    In a finaliser that runs in the thread that holds the lock, `take` returns False and a ``with`` statement does not
-    wait.
+    A finaliser may run in the thread that holds the lock. In such a finaliser, `take` returns False, and a ``with``
+    statement does not wait.
     """
 
     # Whether this thread holds the lock.
@@ -47,7 +47,7 @@ class OwnedLock(RLock):  # type: ignore[misc] # for type checkers nobody inherit
         try:
             return self.acquire(timeout=timeout)
         except BaseException:
-            # A signal handler raised, before or after this thread took the lock. Without the lock, `release` raises.
+            # A signal handler raised. If this thread did not take the lock before that, `release` raises RuntimeError.
             try:
                 self.release()
             except RuntimeError:
@@ -114,6 +114,6 @@ except ImportError:
 
 The garbage collector may run a finaliser at any point, even in the thread that holds the lock. A finaliser that waited
 for the lock could then wait for ever, so a finaliser calls `later`. If the lock is free, `later` does the work at once.
-Otherwise the thread that holds the lock does the work when it unlocks. The next thread that locks the lock finds all
-deferred work done.
+Otherwise the thread that holds the lock does the work when this thread unlocks the lock. The next thread that takes the
+lock finds all deferred work done.
 """

@@ -3,8 +3,8 @@
 When a process ends, the service gives the memory of this process to other processes. A child that this process forked
 could still read and write that memory. So the kernel leaves these mappings out of children (``MADV_DONTFORK``). A child
 that Python forks gets the mappings at first and then replaces them by reservations of the same addresses. Without
-reservations, the kernel could use these addresses for the child's own allocations, and the child's copies of these
-objects would later unmap the allocations.
+reservations, the kernel could use these addresses for the child's own allocations, and the child's copies of the
+`FileMapping` objects would later unmap the allocations.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Finalisers that raise no errors at the end of the interpreter."""
+"""Finalisers that raise no errors while the interpreter ends."""
 
 from __future__ import annotations
 

@@ -18,7 +18,7 @@ os.register_at_fork(after_in_child=_forked)
 
 
 class _Thread(threading.local):
-    """The number of a thread. Python reuses the identity of an ended thread; a number is never used again.
+    """The number of a thread. Python reuses the identity of an ended thread, but never reuses a number.
 
     A new thread gets a new number, because the per-thread default stream of an ended thread may still have work.
     """

@@ -7,7 +7,7 @@ from functools import cache
 
 @cache
 def version() -> str:
-    """Return the version of the installed package, or ``"unknown"`` if it is not installed."""
+    """Return the version of the installed package, or ``"unknown"`` if the package is not installed."""
     from importlib import metadata  # slow to import, and seldom needed
 
     try:

@@ -1,4 +1,4 @@
-"""Errors of the worker, in the form of its answers."""
+"""Describes errors in the form that the worker's answers have."""
 
 from __future__ import annotations
 

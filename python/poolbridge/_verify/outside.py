@@ -47,7 +47,7 @@ class Imported:
         self._address = self._block.address(write=True)
 
     def compare(self, task: dict[str, Any]) -> dict[str, Any]:
-        """Compare a copy of the memory with the task's pattern. If the task has a ``then``, write this pattern."""
+        """Compare a copy of the memory with the task's pattern. If the task has a ``then``, write that pattern."""
         pattern = Pattern(**task["pattern"])
         seen = np.empty(task["elements"], np.uint32)
         _cuda.copy_to_host(self._ordinal, seen, self._address)
@@ -68,7 +68,7 @@ class Imported:
 
 
 def descriptor(worker: Worker, task: dict[str, Any]) -> dict[str, Any]:
-    """Map memory by a descriptor from a socket, compare and change the memory. ``descriptor-close`` unmaps it."""
+    """Map memory by a descriptor from a socket, compare the memory, and change it. ``descriptor-close`` unmaps it."""
     worker.imported = Imported(_cuda.find_device(task["device"]), task["path"])
     return worker.imported.compare(task)
 
@@ -85,7 +85,7 @@ def descriptor_close(worker: Worker, task: dict[str, Any]) -> dict[str, Any]:
 
 
 def refused(worker: Worker, task: dict[str, Any]) -> dict[str, Any]:  # noqa: ARG001
-    """Ask the driver for handles of memory that cannot have handles, and report the error of each request."""
+    """Ask the driver for legacy handles of memory that cannot have such handles. Report the error of each request."""
     ordinal = _cuda.find_device(task["device"])
     pageable = np.zeros(1, np.uint64)
     found: dict[str, Any] = {}
@@ -180,7 +180,7 @@ def _pickled_in_child(
 def fork(worker: Worker, task: dict[str, Any]) -> dict[str, Any]:
     """Fork while there is a lease, and report the errors that the child gets for uses of the client and the lease.
 
-    On memory of the CPU a second child reads the array; the answer has the signal that ends this child.
+    If the memory is of the CPU, a second child reads the array. The answer has the signal that ends the second child.
     """
     client = worker.client(task)
     with client.get(task["name"], timeout=task.get("timeout", _TIMEOUT)) as lease:

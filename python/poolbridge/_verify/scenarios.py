@@ -121,7 +121,7 @@ def context_life(worker: Worker, task: dict[str, Any]) -> dict[str, Any]:
 
 
 def both(worker: Worker, task: dict[str, Any]) -> dict[str, Any]:
-    """Write a pattern with the library and compare on the CPU. Then write on the CPU and compare with the library."""
+    """Write a pattern by the library and compare on the CPU; then write on the CPU and compare by the library."""
     first, second = Pattern(**task["pattern"]), Pattern(**task["then"])
     with _get(worker, task, write=True) as lease:
         consumer = _consumers.load(task["consumer"])
@@ -154,7 +154,7 @@ def open_file(worker: Worker, task: dict[str, Any]) -> dict[str, Any]:  # noqa: 
 
 
 def wait_by(worker: Worker, task: dict[str, Any]) -> dict[str, Any]:
-    """Make a stream wait for a buffer's content and the CPU wait for the stream, and then compare the buffer."""
+    """Make a stream wait for a buffer's content, make the CPU wait for the stream, and then compare the buffer."""
     ordinal = _cuda.find_device(task["device"])
     with _get(worker, task) as lease:
         if (lease.ready_event is not None) != (task["what"] == "event"):

@@ -1,4 +1,4 @@
-"""Tasks that release a buffer while a held kernel still uses the buffer. Only streams wait for the kernel."""
+"""Tasks that release a buffer before a stream has read it: a held kernel delays the stream. Only streams wait."""
 
 from __future__ import annotations
 
@@ -22,13 +22,14 @@ if TYPE_CHECKING:
     from poolbridge._client.lease import Lease
     from poolbridge._verify.worker import Worker
 
-# A held kernel ends by itself after `_MOST_HELD_NS` nanoseconds, if `Reading.finish` is not called.
+# A held kernel runs until `Reading.finish` is called, but for at most `_MOST_HELD_NS` nanoseconds.
 _MOST_HELD_NS: Final = 60 * 10**9
 
 _PAGE: Final = 4096  # the page's first word is the gate: the held kernel ends when this word is set
 _THREADS: Final = 256
 _BLOCKS: Final = 64
-# The comparing kernel's result: a count, a lock, and an index and a value for each of the first mismatches.
+# The result of the kernel that compares begins at this word of the page. The result has a count, a lock, and an index
+# and a value for each of the first mismatches.
 _RESULT: Final = 8
 _RESULT_WORDS: Final = 2 + 2 * 8
 
@@ -61,7 +62,7 @@ class Reading:
         self._words = np.frombuffer(self._mapping, np.uint64)
         self._address = int(self._words.ctypes.data)
         self._page = _cuda_stream.register(ordinal, self._address, _PAGE, write=True)
-        # Run each kernel once: the driver loads a kernel at its first run, and the load may wait for held kernels.
+        # Run each kernel once: the driver loads a kernel at its first run, and then may wait for held kernels.
         self._hold(0)
         self._spin(0)
         self.compare(self._page, 2, Pattern(0, 0, "masked"))
@@ -119,7 +120,7 @@ def _load(ordinal: int, path: str) -> dict[str, Any]:
 
 
 def begin(worker: Worker, task: dict[str, Any]) -> dict[str, Any]:
-    """Queue a comparison of a buffer on a stream and release the buffer, without waiting for writer or stream."""
+    """Queue a comparison of a buffer on a stream, and release the buffer. Do not wait for writer or stream."""
     ordinal = _cuda.find_device(task["device"])
     consumer = _consumers.load(task["consumer"])
     stream = consumer.stream(ordinal)

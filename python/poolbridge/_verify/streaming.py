@@ -61,7 +61,7 @@ def _intake(worker: Worker, task: dict[str, Any]) -> Intake:
 
 
 def _compare(frame: Frame, task: dict[str, Any], found: _Findings) -> None:
-    """Compare a frame with the content that its number determines."""
+    """Compare a frame's content with the content that belongs to the frame's number."""
     consumer = _consumers.load(task.get("consumer", "numpy"))
     number = int(frame.meta[_NUMBER])
     evidence = frame.evidence()
@@ -76,7 +76,7 @@ def _compare(frame: Frame, task: dict[str, Any], found: _Findings) -> None:
 
 
 def _next(intake: Intake, task: dict[str, Any], found: _Findings) -> Frame | None:
-    """Take a frame and compare it; None if the channel was closed."""
+    """Take a frame, compare it and return it; return None if the channel was closed."""
     frame = intake.subscription.receive(_TIMEOUT)
     if frame is None:
         found.ended = True
@@ -91,7 +91,7 @@ def _counted(task: dict[str, Any]) -> Iterable[int]:
 
 
 def take(worker: Worker, task: dict[str, Any]) -> dict[str, Any]:
-    """Take frames, as many as the task says or until the channel is closed. Release or keep each frame."""
+    """Take as many frames as the task says, or all frames until the channel is closed. Release or keep each frame."""
     intake, found = _intake(worker, task), _Findings()
     for _ in _counted(task):
         frame = _next(intake, task, found)
@@ -153,7 +153,7 @@ def close(worker: Worker, task: dict[str, Any]) -> dict[str, Any]:
 
 
 def relay(worker: Worker, task: dict[str, Any]) -> dict[str, Any]:
-    """Work as a pipeline stage: compare each frame, publish an equal frame in another channel, release the input."""
+    """Work as a pipeline stage: compare a frame, publish an equal frame in another channel, release the old frame."""
     intake, found = _intake(worker, task), _Findings()
     to = worker.client(task).open_channel(task["to"], timeout=_TIMEOUT)
     for _ in _counted(task):

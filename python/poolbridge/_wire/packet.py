@@ -1,8 +1,8 @@
 """Encodes and decodes packets, which are MessagePack maps, and checks them against the limits of the protocol.
 
 If a decoded message encodes to the same bytes again, the packet is canonical: the packet has no duplicate or unknown
-keys and no extension types, and is not nested deeper than the message type. Nearly all packets are small and canonical,
-and for them `decode` only compares these bytes. `decode` checks any other packet value by value.
+keys and no extension types, and is not nested deeper than the message type. Nearly all packets are small and canonical.
+For such a packet, `decode` only compares the bytes. `decode` checks any other packet value by value.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ def decode(data: bytes, kind: type[_T], *, checked: bool = False) -> _T:
     kind
         The message type. Keys that this type does not have are ignored.
     checked
-        Whether `check` has accepted this packet already.
+        Whether `decode` skips `check`, because the caller has called `check` or decodes the packet again later.
 
     Raises
     ------
@@ -110,12 +110,12 @@ def check(data: bytes) -> None:
         raise ProtocolError(f"{len(data) - end} bytes follow the packet's map at byte {end}")
 
 
-# The length in bytes, by first byte, of nil, booleans and numbers. The first byte alone determines the length.
+# The size in bytes of a nil, boolean or number, by its first byte. The first byte alone determines the size.
 _FIXED = {
     0xC0: 1, 0xC2: 1, 0xC3: 1, 0xCA: 5, 0xCB: 9,
     0xCC: 2, 0xCD: 3, 0xCE: 5, 0xCF: 9, 0xD0: 2, 0xD1: 3, 0xD2: 5, 0xD3: 9,
 }  # fmt: skip
-# For longer values, by first byte: how many of the next bytes hold the value's length.
+# For strings, binaries, arrays and maps, by first byte: how many of the next bytes hold the length.
 _STRING = {0xD9: 1, 0xDA: 2, 0xDB: 4}
 _BINARY = {0xC4: 1, 0xC5: 2, 0xC6: 4}
 _ARRAY = {0xDC: 2, 0xDD: 4}

@@ -109,7 +109,7 @@ class Transport:
     def _send_first(self, packets: deque[bytes]) -> bool:
         """Send the first packet and remove it. Return False if the socket's buffer is full."""
         packet = packets[0]
-        # One call in C removes and sends the packet. So if a signal handler raises, no later call sends it again.
+        # One call in C removes and sends the packet. So no packet is sent twice, even if a signal handler raises.
         sending = map(self._sock.send, iter(packets.popleft, None), (_SEND_FLAGS,))
         try:
             next(sending)
@@ -157,7 +157,7 @@ class Transport:
         return bytes(self._buffer[:length]), descriptors
 
     def end_sending(self) -> None:
-        """End sending. The service reads the packets sent before, ends the session and closes its end. Idempotent."""
+        """End sending. The service reads all packets, then ends the session and closes the connection. Idempotent."""
         self._shutdown(socket.SHUT_WR)
 
     def shutdown(self) -> None:

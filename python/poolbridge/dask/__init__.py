@@ -1,11 +1,11 @@
-"""Dask workers that hand arrays on in place if the workers share a service.
+"""Lets Dask workers pass arrays to each other in place, without copies, if the workers use the same service.
 
 `PoolbridgePlugin` connects every worker of a Dask cluster to the poolbridge service of its machine. A task makes its
 result in the worker's pool by `empty` or `asarray`. When another worker needs the result and has the same service, Dask
 carries a description of the buffer, and the other worker gets a read-only NumPy array of the same memory. A task can
 also return a lease, even of memory of a GPU, and arrays of PyTorch, CuPy and JAX that live in leases. Between workers
-of different services Dask moves the bytes, as without poolbridge. `stats` returns how many arrays went in place and how
-many did not, with the reasons::
+of different services Dask moves the bytes, as without poolbridge. `stats` returns how many arrays went in place, how
+many did not, and the reasons::
 
     import dask.array
     import distributed

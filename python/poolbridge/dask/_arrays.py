@@ -1,8 +1,9 @@
-"""Dask's serializers of arrays and leases, which describe the buffer if the receiver has the same service.
+"""Serializers of arrays and leases for Dask. They send a buffer's description if the receiver has the same service.
 
-Dask first tries its family ``"dask"``, in which it chooses a serializer by the class of an object. Every worker, client
-and scheduler would have to know the name of a new family, and a process without the new family would fail. So arrays
-keep the family ``"dask"``. A process that names no service or another service gets the bytes, as without poolbridge.
+Dask has families of serializers. Dask tries the family ``"dask"`` first, and chooses a serializer of this family by the
+class of the object. If poolbridge added a family, each worker, client and scheduler would have to know this family. A
+process that does not know the family would fail. So poolbridge adds its serializers to the family ``"dask"``. If a
+receiver names no service or another service, Dask sends the bytes to the receiver, as without poolbridge.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ class Sending:
     Attributes
     ----------
     link
-        The connection of the worker that sends.
+        The `Link` of the worker that sends: its connection to its service.
     sender
         The worker's address.
     recipient
@@ -54,11 +55,11 @@ class Sending:
 
 
 SENDING: Final[ContextVar[Sending | None]] = ContextVar("poolbridge_sending", default=None)
-"""The answer that is being written. The variable is also set in the thread in which Dask serializes large objects."""
+"""The answer that Dask is serializing now. The variable also has a value in the thread in which Dask does this work."""
 
 
 def _put_before(cls: type, library: str, dump_bytes: _Dump | None, load_bytes: _Load | None) -> None:
-    """Make Dask describe objects of a class where possible, and serialize other objects of the class as before."""
+    """Make Dask send the description of an object of `cls` where possible, and else serialize the object as before."""
 
     def dump(given: Any, context: dict[str, Any] | None = None) -> tuple[dict[str, Any], list[Any]]:
         sending = SENDING.get()
@@ -130,7 +131,7 @@ class _Library:
     serializer: str | None  # the module of Dask that registers its own serializer; None: Dask pickles the arrays
 
     def put_before(self) -> None:
-        """Describe arrays of the library from now on."""
+        """From now on, make Dask send descriptions of the library's arrays where possible."""
         cls = self.class_of()
         if cls in _PUT:
             return
@@ -155,7 +156,7 @@ _LIBRARIES: Final = (
 
 
 def register() -> None:
-    """Replace Dask's own serializers. The new serializers call the old ones for objects that are not described."""
+    """Replace Dask's own serializers. For objects that cannot be described, the new serializers call Dask's own."""
     _put_before(np.ndarray, "numpy", serialize_numpy_ndarray, deserialize_numpy_ndarray)
     for library in _LIBRARIES:
         for dispatch in (dask_serialize, dask_deserialize):

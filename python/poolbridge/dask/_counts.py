@@ -67,12 +67,12 @@ class Stats:
 
 
 class Counts:
-    """The counts of one worker, which logs each reason when the reason comes up first. Thread-safe.
+    """The counts of one worker. Each reason is logged when it comes up for the first time. Thread-safe.
 
     Parameters
     ----------
     announce
-        Called with the log sentence of each new reason. The function writes the sentence to Dask's own log of events.
+        Called with the log text of each new reason. `announce` writes the text to Dask's own log of events.
     """
 
     def __init__(self, announce: Callable[[str], object]) -> None:
@@ -83,14 +83,14 @@ class Counts:
         self._reasons: Counter[str] = Counter()
 
     def add(self, path: Path, nbytes: int, reason: str = "", detail: object = "", *, loud: bool = False) -> None:
-        """Count one array and write a log line. The first array of each reason gets a higher log level."""
+        """Count one array and write a log line. The first log line with a reason has a higher log level."""
         with self._lock:
             self._arrays[path] += 1
             self._nbytes[path] += nbytes
         self._say(f"array {path.replace('_', ' ')}, {nbytes} bytes", reason, detail, loud=loud)
 
     def degraded(self, reason: str, detail: object = "") -> None:
-        """Count an array that was made in ordinary memory, because the program allows ordinary memory."""
+        """Count the reason why an array is in ordinary memory: poolbridge could not make the array in the pool."""
         self._say("made in ordinary memory", f"not in the pool: {reason}", detail, loud=True)
 
     def _say(self, what: str, reason: str, detail: object, *, loud: bool) -> None:

@@ -31,7 +31,7 @@ from poolbridge.dask._counts import Counts, Path
 from poolbridge.errors import InvalidArgumentError, NotFoundError, PoolbridgeError, ServiceStalledError
 
 LEASE: Final = "lease"
-"""The value that replaces the library's name when a worker sends a lease."""
+"""If a worker sends a lease, the description has this value in place of the name of a library."""
 
 ELSEWHERE: Final = "the receiver has another service"
 WITHOUT: Final = "the receiver names no service"
@@ -47,12 +47,12 @@ Array = np.ndarray[Any, Any]
 
 
 class TransferFailedError(ConnectionError):
-    """A buffer that another worker described could not be leased. Dask fetches the data once more, as bytes."""
+    """Raised if this worker cannot lease a buffer that another worker described. Dask then fetches the bytes."""
 
 
 @dataclass(frozen=True)
 class Options:
-    """The arguments of `PoolbridgePlugin`, which describes them."""
+    """The arguments of `PoolbridgePlugin`; see the docstring of that class."""
 
     pool: str
     path: str | None
@@ -65,7 +65,7 @@ class Options:
 
 
 class Link:
-    """The connection of one worker. Thread-safe.
+    """The connection of one worker to its service. Thread-safe.
 
     Parameters
     ----------
@@ -77,7 +77,7 @@ class Link:
         Called from any thread when `service` has changed. `changed` must not wait.
     drop
         Called from any thread with the address of a worker whose description this worker could not use. That worker
-        still waits for a confirmation, so `drop` must close the connection. `drop` must not wait.
+        still waits for a confirmation, so `drop` must close the connection to that worker. `drop` must not wait.
     """
 
     def __init__(
@@ -141,7 +141,7 @@ class Link:
         return self._client.closed and not self._ended
 
     def renew(self) -> None:
-        """Connect again if the service is gone. If the service did not answer, send a request. May take a long time.
+        """Connect again if the service is gone. If a request got no answer, send another. May take a long time.
 
         Raises
         ------
@@ -177,7 +177,8 @@ class Link:
         Returns
         -------
         dict or str
-            The description; or a text that says why Dask must carry the bytes. `describe` counts both cases.
+            The description; or a text that says why Dask must carry the bytes. In both cases, `describe` counts the
+            array.
         """
         path: Path = "sent_by_dask"
         detail = reason = ""
@@ -196,7 +197,7 @@ class Link:
         return described
 
     def _described(self, given: Any, library: str, recipient: object) -> tuple[dict[str, Any] | str, bool]:
-        """Describe `given`, or say why not. The second value says whether `given` was copied first."""
+        """Describe `given`, or say why not. The second value says whether `given` was copied into the pool."""
         service, copied = self.service, False
         if service is None:
             return SERVICE_LOST, copied
@@ -260,7 +261,7 @@ class Link:
         return None if state is None or state.released else state
 
     def _complete(self, state: LeaseState) -> None:
-        """Make a write lease a read lease, so that other workers can lease the buffer too."""
+        """Turn a write lease into a read lease, so that other workers can lease the buffer, too."""
         name = f"dask-{uuid.uuid4().hex}"
         client = self._client
         Lease(client._run, state).publish(name)  # noqa: SLF001
@@ -333,13 +334,13 @@ class Link:
         return taken
 
     def adopt(self, elements: Array, dtype: str, pool: str) -> Any:
-        """Make a lease of elements that came through Dask, because the elements were in a lease at the sender.
+        """Copy elements that Dask carried into a new lease, because the elements were in a lease at the sender.
 
         Returns
         -------
         Lease or numpy.ndarray
             A read lease in the pool `pool`, or in the plugin's pool if there is no pool `pool`. If the pool has no
-            free memory, or there is another error: the elements.
+            free memory, or there is another error: `elements` itself.
         """
         client = self._client
         try:
@@ -359,7 +360,7 @@ _LINKS: WeakSet[Link] = WeakSet()
 
 
 def take(description: dict[str, Any], sender: str) -> Any:
-    """Make the array that another worker described. A worker of this process with the same service leases the buffer.
+    """Make the array that another worker described. A worker of this process with that service leases the buffer.
 
     Raises
     ------
@@ -384,7 +385,7 @@ def adopt(elements: Array, dtype: str, pool: str) -> Any:
     Returns
     -------
     Lease or numpy.ndarray
-        The lease; in a process that is no worker with a service, the elements themselves.
+        The lease. If no worker in this process has a service: `elements` itself.
     """
     for link in list(_LINKS)[:1]:
         return link.adopt(elements, dtype, pool)
@@ -398,7 +399,7 @@ def count_moved(nbytes: int, reason: str) -> None:
 
 
 def _is_element(dtype: np.dtype[Any]) -> bool:
-    """Whether poolbridge has the element type. If not, a buffer of bytes holds the elements."""
+    """Whether poolbridge has an element type for `dtype`. If not, the elements are in a buffer of bytes."""
     try:
         _tensor.element_type(dtype)
     except InvalidArgumentError:

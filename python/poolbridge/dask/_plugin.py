@@ -216,7 +216,7 @@ class _Attached:
         return link
 
     async def _look(self) -> None:
-        """If this worker has no service (any more), try to connect. Transfers of arrays do not wait for this."""
+        """If this worker has no service, or lost it, try to connect. Transfers of arrays do not wait for `_look`."""
         link = self.link
         if link is not None and link.service is not None:
             return
@@ -230,7 +230,7 @@ class _Attached:
         self.worker.loop.add_callback(self._announce)
 
     def _announce(self) -> None:
-        """From now on, tell each worker to which this worker connects what `Link.says` returns now."""
+        """When this worker connects to another worker from now on, send the present value of `Link.says`."""
         says = None if self.link is None else self.link.says
         rpc: Any = self.worker.rpc
         arguments: dict[str, Any] = dict(rpc.connection_args)
@@ -250,7 +250,7 @@ class _Attached:
 
 
 def _forget(error: BaseException | None) -> None:
-    """Clear the local variables in an error's traceback: Dask's log keeps the error, and they would keep the data."""
+    """Clear the local variables in an error's traceback. Dask's log keeps the error, and would keep the data, too."""
     while error is not None:
         traceback.clear_frames(error.__traceback__)
         error = error.__cause__ or error.__context__
@@ -349,7 +349,7 @@ def asarray(array: Any, *, timeout: float | None = 10.0) -> np.ndarray[Any, np.d
     Parameters
     ----------
     array
-        Anything that `numpy.asarray` accepts, or a lease. A lease of memory of a GPU is copied. NumPy has no
+        Anything that `numpy.asarray` accepts, or a lease. A lease of memory of a GPU is copied to the CPU. NumPy has no
         ``bfloat16``, so a lease of ``bfloat16`` is copied as float32.
     timeout
         Seconds to wait for free memory in the pool; 0: do not wait; None: no limit.
@@ -379,10 +379,10 @@ def asarray(array: Any, *, timeout: float | None = 10.0) -> np.ndarray[Any, np.d
 
 
 def stats(client: DaskClient, workers: Iterable[str] | None = None) -> dict[str, Stats]:
-    """Ask the workers of a cluster for the counts of their arrays, and for the reasons.
+    """Ask the workers of a cluster for the counts of their arrays, and why arrays did not go in place.
 
-    The scheduler has the same numbers, as of the last heartbeat, in the metric ``poolbridge`` of each worker. When a
-    reason first comes up in a worker, the topic ``poolbridge`` of ``client.get_events`` gets an event.
+    With each heartbeat, each worker sends the same numbers to the scheduler, in the metric ``poolbridge``. When a
+    worker counts a reason for the first time, it logs an event in the topic ``poolbridge``; see ``client.get_events``.
 
     Parameters
     ----------

@@ -10,7 +10,7 @@ _INSTALL: Final = "pip install 'poolbridge[dask]'"
 
 
 def check(installed: str | None) -> None:
-    """Check the installed version of distributed. None: distributed is not installed.
+    """Check `installed`, the installed version of distributed; None: distributed is not installed.
 
     Raises
     ------

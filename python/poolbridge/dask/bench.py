@@ -1,4 +1,4 @@
-"""Measures Dask from worker to worker, beside poolbridge: ``python -m poolbridge.dask.bench``.
+"""Measures how fast Dask passes arrays between workers, alone and with poolbridge: ``python -m poolbridge.dask.bench``.
 
 A task on one worker makes an array; a task on the other worker reads the array's first and last element. The measured
 time is the time of the second task, from ``submit`` to the result. It includes the work of Dask's scheduler and the
@@ -24,7 +24,7 @@ from poolbridge.dask._plugin import PoolbridgePlugin, empty, stats
 def measure(
     client: distributed.Client, sender: str, receiver: str, nbytes: int, *, times: int
 ) -> tuple[list[float], list[float]]:
-    """Send arrays from one worker to another, one after the other: alternately by Dask alone and in place.
+    """Send arrays from one worker to another, one after the other: alternately by Dask alone and in the pool.
 
     Parameters
     ----------
@@ -87,7 +87,7 @@ def cluster(max_bytes: int) -> Iterator[tuple[distributed.Client, str, str]]:
 
 
 def main() -> None:
-    """Print the medians of both ways for each size."""
+    """Measure both ways for each size, and print the medians."""
     parser = argparse.ArgumentParser(prog="python -m poolbridge.dask.bench", description=__doc__)
     parser.add_argument("--mib", type=int, nargs="+", default=[1, 64], help="sizes of the arrays in MiB (1 and 64)")
     parser.add_argument("--times", type=int, default=30, help="how many arrays of each size go each way (30)")

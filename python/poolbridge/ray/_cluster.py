@@ -28,7 +28,7 @@ OLDEST: Final = (2, 59)
 
 # A transfer may take at most `_MOST_SECONDS`. Ray itself ends a transfer after a minute and calls `abort_transport`.
 _MOST_SECONDS: Final = 300.0
-# How many movers a receiver asks for one array, one after the other, when movers are gone.
+# How many times a receiver tries to get one array, because a mover may be gone, or NIXL may fail.
 _ATTEMPTS: Final = 3
 # A mover ends when no call has come for `_IDLE_SECONDS`.
 _IDLE_SECONDS: Final = 600.0
@@ -53,7 +53,7 @@ def import_ray() -> Any:
 
 
 def check_version(version: str) -> None:
-    """Check that a version of Ray has transports that drivers can use, and that lose no objects.
+    """Check that a version of Ray has transports that lose no objects, and that Ray's drivers can use.
 
     Raises
     ------
@@ -116,7 +116,7 @@ def service_path() -> str:
 
 
 def call(reference: Any) -> Any:
-    """Return the result of a call of an actor of poolbridge. Raise an error of poolbridge that the actor raised."""
+    """Return the result of a call to an actor of poolbridge, or raise the poolbridge error that the actor raised."""
     ray = import_ray()
     try:
         return ray.get(reference)
@@ -130,7 +130,7 @@ def call(reference: Any) -> Any:
 
 
 class Mover:
-    """Reads buffers of its node for receivers on other nodes. A mover is an actor, which the first receiver makes."""
+    """Reads buffers of its node for receivers on other nodes. A mover is an actor. Its first user makes the mover."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -145,7 +145,7 @@ class Mover:
         return np.ascontiguousarray(state_of(self._lease(one)).array())
 
     def offer(self, one: Shared) -> _nixl.Offer | str:
-        """Lease the buffer of an array for a receiver that reads it through NIXL; or say why this node has no NIXL.
+        """Lease the buffer of an array for a receiver that reads through NIXL; or say why this node has no NIXL.
 
         The receiver ends the lease by `done`. If the receiver dies first, the lease ends after `_MOST_SECONDS`.
         """
@@ -190,7 +190,7 @@ class Mover:
             self._kept.setdefault(token, {})[index] = references[0]
 
     def kept(self, token: str, index: int) -> list[Any]:
-        """Return a reference that `keep` has stored, in a list."""
+        """Return a list with the reference that `keep` has stored for an array."""
         self._used = time.monotonic()
         with self._lock:
             try:
@@ -250,7 +250,7 @@ class Transfer:
             self._changed.notify_all()
 
     def wait(self, reference: Any) -> Any:
-        """Wait for a reference, and return the object that the reference stands for.
+        """Wait until the object of a reference is ready, and return the object.
 
         Raises
         ------

@@ -37,7 +37,7 @@ def connect(path: str) -> poolbridge.Client:
 
 
 class Connection:
-    """Connects at the first use, and again after the service was lost. Thread-safe."""
+    """Connects this process to its node's service at the first use, and again if the service was lost. Thread-safe."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -75,7 +75,7 @@ class Connection:
         return client, client.allocate(shape, dtype, pool=known, timeout=timeout)
 
     def pool(self, name: str) -> tuple[poolbridge.Client, poolbridge.Pool]:
-        """Return the client, and a pool of its service. Each pool is opened only once.
+        """Return the client, and the pool `name` of its service. The client opens each pool only once.
 
         Raises
         ------
@@ -135,7 +135,7 @@ def empty(
     dtype
         A NumPy dtype.
     pool
-        The name of a pool that the CPU reaches.
+        The name of a pool whose memory the CPU can reach.
     timeout
         Seconds to wait for free memory in the pool; 0: do not wait; None: no limit.
 

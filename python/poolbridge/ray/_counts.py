@@ -82,7 +82,7 @@ class Counts:
         self._reasons: Counter[str] = Counter()
 
     def add(self, path: Path, nbytes: int, what: object, reason: str = "", *, loud: bool = False) -> None:
-        """Count one array and write a log line. The first array of each reason gets a higher log level."""
+        """Count one array and write a log line. The first log line with a reason has a higher log level."""
         with self._lock:
             self._arrays[path] += 1
             self._nbytes[path] += nbytes

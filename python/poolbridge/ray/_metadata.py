@@ -44,7 +44,7 @@ class Kept:
     Attributes
     ----------
     token, index
-        The object that the array belongs to, and the array's index in that object.
+        The token of the object that the array belongs to, and the array's index in that object.
     dtype
         The element type, as the array's library names it.
     reason
@@ -72,7 +72,7 @@ class Metadata:
     library
         The library of the arrays.
     arrays
-        The place of each array.
+        Where each array is: in a buffer (`Shared`), or in Ray's object store (`Kept`).
     """
 
     tensor_meta: list[tuple[Any, Any]]

@@ -1,4 +1,6 @@
-"""Reads buffers of another node through NIXL: one-sided, from a host pool of that node into a host pool of this node.
+"""Reads buffers of another node through NIXL, from a host pool of that node into a host pool of this node.
+
+Only the receiver's process makes calls of NIXL to read a buffer; the sender's process only offers the buffer.
 
 An agent registers a pool's memory when the agent first gets a buffer of the pool. NIXL does not report the end of a
 transfer, so the agent asks NIXL again and again.
@@ -20,7 +22,7 @@ from poolbridge._sys.log import LOG
 if TYPE_CHECKING:
     from poolbridge._memory.kind_host import HostPool
 
-# The package `nixl` chooses one of the other two packages. Each of them can also be installed alone.
+# The package `nixl` chooses one of the other two packages. Each of these two can also be installed without `nixl`.
 _MODULES: Final = ("nixl", "nixl_cu12", "nixl_cu13")
 _LEAST_PAUSE: Final = 20e-6
 _MOST_PAUSE: Final = 1e-3
@@ -35,9 +37,10 @@ class Offer:
     ticket
         A text that names the offer. After reading the bytes, the receiver sends the text to the mover.
     agent, version, metadata
-        The mover's agent, the number of pools that this agent has registered, and NIXL's description of the agent.
+        The name of the mover's agent, the number of pools that this agent has registered, and NIXL's description of
+        the agent.
     address, nbytes
-        The bytes in the mover's process.
+        The address of the bytes in the mover's process, and the number of bytes.
     offset
         Bytes from `address` to the array's element [0, …, 0].
     """
@@ -88,7 +91,7 @@ class Agent:
         self._stuck: list[Any] = []
 
     def offer(self, state: LeaseState, ticket: str, low: int, high: int, offset: int) -> Offer:
-        """Offer bytes of a leased buffer to other nodes. The caller keeps the lease until a receiver has read them."""
+        """Offer bytes of a leased buffer to other nodes. The caller keeps the lease until a receiver has the bytes."""
         with self._lock:
             agent = self._registered(state)
             address = state.memory.address(write=True) + low
@@ -149,7 +152,8 @@ class Agent:
         if any(pool is one for one in self._pools):
             return self._agent
         if self._agent is None or any(_overlap(pool, one) for one in self._pools):
-            # An old pool's memory was unmapped: an agent with the old registration would read pages that are gone.
+            # If an agent exists, it has registered an older pool at these addresses. The pages of that pool are gone,
+            # so make a new agent.
             api = _api()
             config = api.nixl_agent_config(backends=["UCX"], sync_mode=api.nixl_thread_sync_t.NIXL_THREAD_SYNC_STRICT)
             self._agent = api.nixl_agent(f"poolbridge-{uuid.uuid4()}", config)

@@ -37,13 +37,14 @@ def register(
         The transport's name in Ray, which changes the name to capital letters; None: ``"POOLBRIDGE"`` for NumPy, and
         ``"POOLBRIDGE_TORCH"`` and so on for the other libraries.
     pool
-        The pool, of each node's service, into which a sender copies arrays that live in no pool.
+        The name of a pool, which each node's service has. A sender copies an array that lives in no pool into this
+        pool.
     fallback
         True: if the sender cannot share an array, or the receiver cannot lease the array, Ray's object store carries
         the array, and poolbridge logs and counts the array. False: raise the error. Arrays on a GPU have no fallback.
     timeout
-        Seconds for which a sender waits for free memory in the pool. A receiver that reads through NIXL waits at most
-        as long for free memory in the pool of its own node.
+        The seconds that a sender waits at most for free memory in the pool. A receiver that reads through NIXL waits at
+        most this time for free memory in the pool of its own node.
     nixl
         Whether a receiver on another node reads through NIXL, into the pool of its own node. None: NIXL is used if both
         nodes have NIXL and the receiver's node has a service; if not, Ray's object store carries the bytes. True: raise

@@ -38,7 +38,7 @@ class Keeper:
         self._made: set[str] = set()
 
     def path(self, pools: Pools | None = None) -> str:
-        """Return the socket path of the node's service, after making its pools and the given `pools`."""
+        """Make the keeper's pools and the given `pools` in the node's service, and return the service's socket path."""
         with self._lock:
             if pools is not None:
                 self._pools |= {name: dict(settings) for name, settings in pools.items()}
@@ -100,7 +100,10 @@ class Services:
         self._keepers = list(keepers)
 
     def stop(self) -> None:
-        """End the services that `start` has started. In other services, destroy the pools from `start`. Idempotent."""
+        """End the services that `start` has started. Idempotent.
+
+        In a service that another program has started, destroy only the pools that `start` has made.
+        """
         keepers, self._keepers = self._keepers, []
         _stop(keepers)
 
@@ -137,7 +140,7 @@ def start(
     path
         Path of the socket on each node; None: the path that `poolbridge.default_path` returns on the node.
     options
-        More options of ``poolsvc serve``, for the services that the actors start.
+        Further options of ``poolsvc serve``, for the services that the actors start.
     nodes
         The nodes by id. Each node can have its own `pools`, `path` and `options`, which replace the arguments above.
         None: all nodes that are alive.
@@ -204,7 +207,7 @@ def _check_pools(pools: Pools) -> None:
 
 
 def _keeper(ray: Any, node: str, *, pools: Pools, path: str | None, options: Sequence[str]) -> tuple[Any, bool]:
-    """Return the keeper of a node, and whether the keeper is new."""
+    """Return the keeper of a node, and whether this call has made the keeper."""
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
     name = _cluster.keeper_name(node)

@@ -18,7 +18,7 @@ _T = TypeVar("_T")
 
 
 def again(work: Callable[[], _T]) -> _T:
-    """Run `work`. If `work` finds that the service was lost, run it once more: there may be a new service."""
+    """Run `work`. If `work` loses the connection to the service, run `work` once more: a new service may run now."""
     try:
         return work()
     except poolbridge.ConnectionLostError as error:
@@ -27,7 +27,7 @@ def again(work: Callable[[], _T]) -> _T:
 
 
 def lost(one: Shared) -> poolbridge.StaleError:
-    """Make the error for an array that was lost with its service."""
+    """Make the error for an array that is lost because its service has ended."""
     return poolbridge.StaleError(
         f"{one} is lost: the service at {one.path} that had it has ended since it was sent. Have its sender make the "
         "object again"
@@ -61,14 +61,14 @@ def span(lease: poolbridge.Lease) -> tuple[int, int, int]:
 
 
 def place(lease: poolbridge.Lease, one: Shared, offset: int) -> None:
-    """Make a lease describe the array `one`, whose bytes are in the buffer. Element [0, …, 0] is at `offset`."""
+    """Make a lease describe the array `one`, whose bytes are in the buffer. Element [0, …, 0] is at byte `offset`."""
     state = state_of(lease)
     tensor = Tensor(dt=one.dtype, sh=one.shape, st=one.strides, of=offset)
     state.description = _tensor.from_wire(tensor, state.grant.n)
 
 
 def describe(client: poolbridge.Client, state: LeaseState, description: _tensor.Description) -> Shared:
-    """Describe an array in a lease for other processes."""
+    """Return what other processes need to lease the buffer of an array and to find the array in the buffer."""
     wire = description.to_wire()
     return Shared(
         epoch=client.epoch,
@@ -85,7 +85,7 @@ def describe(client: poolbridge.Client, state: LeaseState, description: _tensor.
 
 
 def find(client: poolbridge.Client, source: _sources.Source) -> tuple[LeaseState, _tensor.Description] | str:
-    """Find the lease that an array lives in, and describe the array; or say why the array must be copied."""
+    """Return the lease that an array lives in and the array's description; or a text: why the array must be copied."""
     session = session_of(client)
     state = _owners.owner(session, source.array, source.address)
     if state is None:
@@ -111,7 +111,7 @@ def find(client: poolbridge.Client, source: _sources.Source) -> tuple[LeaseState
 
 
 def stream_of(array: Any, library: str) -> Any:
-    """Return the current stream of the library if an array is on a GPU; None: there is no stream to name."""
+    """Return the current stream of the library if an array is on a GPU; None for JAX and for an array on the CPU."""
     if array is None or not _sources.on_device(array):
         return None
     if library == "torch":

@@ -23,7 +23,8 @@ from poolbridge.ray._counts import COUNTS
 from poolbridge.ray._metadata import Kept, Metadata, Shared
 from poolbridge.ray._sharing import again
 
-# The errors for which `fallback=True` helps: an array cannot be shared, or this process cannot lease a buffer.
+# With `fallback=True`, Ray's object store carries an array if one of these errors occurs: the sender cannot share the
+# array, or the receiver cannot lease the array's buffer.
 _CANNOT: Final = (
     poolbridge.InvalidArgumentError,
     poolbridge.NotFoundError,
@@ -48,7 +49,7 @@ class Options:
 
 
 class Transport:
-    """Passes arrays of one library between processes. Ray makes one object in each process that uses the transport.
+    """Passes arrays of one library between processes. Each process that uses the transport has one such object.
 
     The class has the methods of ``ray.experimental.TensorTransportManager``. Ray's documentation of that class says
     when Ray calls each method.
@@ -66,9 +67,10 @@ class Transport:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        # By object id: the object's metadata, and the functions to call at its end. The functions keep its buffers.
+        # By object id: the object's metadata, and the functions that `garbage_collect` calls. The functions keep the
+        # object's buffers.
         self._sent: dict[str, tuple[Metadata, list[Callable[[], None]]]] = {}
-        # The transfers that this process is receiving, by the object's id.
+        # The transfers that this process is receiving, by the id of the object that they transfer.
         self._receiving: dict[str, list[_cluster.Transfer]] = {}
 
     # What Ray asks
@@ -88,7 +90,7 @@ class Transport:
         return True
 
     def actor_has_tensor_transport(self, actor: Any) -> bool:  # noqa: ARG002
-        """Return True. An actor on a node without a service gets the error when it sends or receives."""
+        """Return True. An actor on a node without a service gets an error when it sends or receives."""
         return True
 
     def get_communicator_metadata(self, src_actor: Any, dst_actor: Any, backend: str | None = None) -> Any:  # noqa: ARG002
@@ -195,7 +197,7 @@ class Transport:
         communicator_metadata: Any,  # noqa: ARG002
         target_buffers: Sequence[Any] | None = None,
     ) -> list[Any]:
-        """Return the arrays of an object: in place if the sender and the receiver have the same service.
+        """Return the arrays of an object. They use the sender's memory if sender and receiver have the same service.
 
         Raises
         ------
@@ -313,7 +315,7 @@ class Transport:
 
 
 def _let_go(state: LeaseState) -> None:
-    """Give up an object's reference to a lease. The lease ends at once, or later with the last array of the lease."""
+    """Drop the reference of one of Ray's objects to a lease. The lease ends when no array uses the lease any more."""
     del state
 
 

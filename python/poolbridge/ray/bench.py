@@ -1,8 +1,9 @@
 """Measures what a transfer between two actors of Ray costs: ``python -m poolbridge.ray.bench``.
 
-The same program runs with poolbridge and with Ray's object store, as Ray's documentation recommends: an actor returns
-an array, another actor gets the array and reads one element, and the program waits for this element. So each measured
-time includes two calls of actors and the time to fill a new array. The rows with 8 bytes show the cost of the calls.
+The same program runs with poolbridge and with Ray's object store. It does what Ray's documentation recommends: an actor
+returns an array, another actor gets the array and reads one element, and the program waits for this element. So each
+measured time includes two calls of actors and the time to fill a new array. The rows with 8 bytes show the cost of the
+calls.
 """
 
 from __future__ import annotations
@@ -74,7 +75,7 @@ def _actors(ray: Any, transport: str) -> Any:
 
 
 def _gpu_actors(ray: Any, transport: str) -> Any:
-    """Define the actor that sends and receives tensors of PyTorch in memory of a GPU."""
+    """Define the class of actors that send and receive tensors of PyTorch in memory of a GPU."""
 
     class Actor:
         def new(self, nbytes: int) -> Any:
@@ -107,7 +108,7 @@ def _gpu_actors(ray: Any, transport: str) -> Any:
 
 
 def measure_gpu(ray: Any, transport: str, *, mib: list[int], moves: int) -> None:
-    """Measure new tensors in memory of a GPU from actor to actor. Each round sends one tensor by each way.
+    """Measure transfers of new tensors, in memory of a GPU, from actor to actor. Each round uses each way once.
 
     Parameters
     ----------
@@ -145,7 +146,7 @@ def _say(line: str) -> None:
 
 
 def _share(pid: int) -> int:
-    """Return the memory of a process in bytes: its private pages, and its share of the shared pages."""
+    """Return the memory of a process in bytes. A page that n processes share counts as one n-th of a page."""
     for line in Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines():
         if line.startswith("Pss:"):
             return int(line.split()[1]) << 10
@@ -170,7 +171,7 @@ def _row(what: str, seconds: float, against: float | None = None) -> float:
 
 
 def _one_node(ray: Any, actors: tuple[Any, Any, Any], nbytes: int, moves: int) -> None:
-    """Measure arrays of a size on one node. One actor sends by the object store, another actor by the transport."""
+    """Measure transfers of arrays on one node. One actor sends by the object store, another actor by the transport."""
     stored, sender, receiver = actors
     ray.get([stored.prepare.remote(nbytes, pooled=False), sender.prepare.remote(nbytes, pooled=True)])
 
@@ -186,7 +187,7 @@ def _one_node(ray: Any, actors: tuple[Any, Any, Any], nbytes: int, moves: int) -
 
 
 def _two_nodes(ray: Any, actors: tuple[Any, Any, Any], nbytes: int, moves: int) -> None:
-    """Measure arrays of a size between two nodes."""
+    """Measure transfers of arrays of `nbytes` bytes between two nodes."""
     stored, sender, receiver = actors
     _say(f"two nodes, {nbytes:,} bytes")
     store = _median(lambda: ray.get(receiver.read.remote(stored.by_store.remote(nbytes))), moves)
@@ -196,7 +197,7 @@ def _two_nodes(ray: Any, actors: tuple[Any, Any, Any], nbytes: int, moves: int) 
 
 
 def _memory(ray: Any, actors: list[Any], nbytes: int) -> None:
-    """Measure the memory of two senders and of the readers of one array. Each reader touches every page."""
+    """Measure how much memory two senders and the readers of one array use. Each reader touches every page."""
     stored, sender, *readers = actors
 
     def total() -> int:
@@ -242,7 +243,7 @@ def compare(ray: Any, transport: str, nbytes: int, moves: int) -> tuple[list[flo
 
 
 def measure(ray: Any, transport: str, *, mib: list[int], moves: int, readers: int, big: int) -> None:
-    """Measure on a cluster of two nodes with the resources ``near`` and ``far``. Each node has a service.
+    """Measure transfers on a cluster of two nodes, which have the resources ``near`` and ``far`` and a service each.
 
     Parameters
     ----------

@@ -17,7 +17,7 @@ from poolbridge._cuda.cuda import call, current
 
 
 class Gate:
-    """A word in memory of this process; a held stream waits until the test writes the word."""
+    """A word in memory of this process. A stream for which `hold` was called waits until `open` writes the word."""
 
     def __init__(self) -> None:
         self._mapping = mmap.mmap(-1, 4096)

@@ -1,4 +1,4 @@
-"""Kernels of Go's package ``pattern`` that write and compare memory, on any GPU."""
+"""Kernels of the Go package ``pattern`` that write and compare memory, on any GPU."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def write(ordinal: int, address: int, words: int, pattern: Pattern = MASKED) -> 
 
 
 def differ(ordinal: int, address: int, words: int, pattern: Pattern = MASKED) -> int:
-    """Compare words with a pattern in a kernel of a GPU; return how many words differ."""
+    """Make a kernel of a GPU compare words with a pattern; return how many words differ from the pattern."""
     reading = Reading(ordinal, str(PTX), _cuda_stream.own_stream(ordinal))
     reading.compare(address, words, pattern)
     return reading.finish()

@@ -32,7 +32,7 @@ CHANNELS = pytest.mark.skipif(
 
 
 def service_command(path: str, *options: str) -> list[str]:
-    """Return the command for the built poolsvc, or for the small service with options or without a built poolsvc."""
+    """Return the command of poolsvc, or of the small service if there are `options` or poolsvc is not built."""
     if not options and has_poolsvc():
         return [POOLSVC, "serve", "--socket", path]
     return [sys.executable, str(HERE / "deviceservice.py"), path, *options]

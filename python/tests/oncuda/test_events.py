@@ -43,7 +43,7 @@ pytestmark = pytest.mark.skipif(not has_poolsvc(), reason="poolsvc is not built,
 
 
 def slow(client, gate, byte, event, **options):
-    """Publish a buffer that a stream has not written yet; the event tells when the stream has written the buffer."""
+    """Publish a buffer that a stream has not written yet; `event` becomes complete when the stream has written it."""
     lease = client.allocate(N, "uint8")
     stream = new_stream()
     at = address(lease)
@@ -73,7 +73,7 @@ def line(process: subprocess.Popen[str]) -> str:
     return process.stdout.readline().strip()
 
 
-# This program makes a stream wait for frame 7. The program prints whether the stream waits, then the content or error.
+# This program makes a stream wait for frame 7. The program prints whether the stream waits, and the content or error.
 CONSUMER = """
 import poolbridge
 from gates import finish, idle, new_stream, read
@@ -413,8 +413,8 @@ def open_to(uid: int) -> Iterator[str]:
 
 NOBODY = 65534
 
-# Code that changes the user or the /dev/shm of a process. Before the user changes, the code imports modules: the new
-# user may not have the right to read their files.
+# Code that changes the user or the folder /dev/shm of a process. The code imports modules before it changes the user,
+# because the new user may not have the right to read the files of the modules.
 ELSEWHERE = {
     "another user": f"""
 import ctypes, os

@@ -23,7 +23,7 @@ ELSEWHERE = {"service": "another", "refused": []}
 
 @pytest.fixture
 def links(device_service, client, monkeypatch):
-    """Give two connections: of a worker that sends arrays, and of a worker that receives them."""
+    """Give the connections of two workers: the first worker sends arrays, and the second worker receives them."""
     options = _link.Options("gpu", device_service, False, None, "host", None, 60.0)
     pair = [_link.Link(options, Counts(lambda text: None), lambda: None, lambda sender: None) for _ in range(2)]
     monkeypatch.setattr(_link, "_LINKS", {pair[1]})

@@ -1,4 +1,4 @@
-"""Order on a GPU without CPU waits: fences of streams. These tests run in `test_device` or, with a GPU, by hand."""
+"""Order on a GPU: fences make streams wait, not the CPU. These tests run in `test_device` or, with a GPU, by hand."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ STEADY_POOL = pytest.mark.parametrize("client", [STEADY * N], indirect=True)
 
 
 def all_blocks(client):
-    """Lease every block of the pool of `STEADY_POOL`, so that the work for the first lease of a block is done."""
+    """Lease every block of the pool once, because a client does extra work for the first lease of a block."""
     return [client.allocate(N, "uint8") for _ in range(STEADY)]
 
 
 def slow_frame(client, gate, byte, stream, channel=None):
-    """Publish a buffer that a stream has not written yet."""
+    """Publish a buffer that `stream` will write when the gate opens."""
     lease = client.allocate(N, "uint8")
     at = use(lease, stream)
     gate.hold(stream)

@@ -35,7 +35,7 @@ def wrap(lease):
 
 
 def send(publisher, byte, stream, **options):
-    """Publish a frame of bytes that a stream writes."""
+    """Publish a frame that a stream fills with `byte`."""
     fill(publisher.loan(60, stream=stream).ptr, N, byte, stream)
     return publisher.publish(**options)
 
@@ -159,12 +159,12 @@ def test_a_frame_costs_each_side_one_write_of_a_word_and_no_wait_for_what_is_kno
 
 @pytest.fixture
 def together(monkeypatch):
-    """Let frames share a fence, even if much time passes between them."""
+    """Make frames share a fence even if they end at very different times."""
     monkeypatch.setattr(borrowed, "_TOGETHER_SECONDS", 3600.0)
 
 
 def ready_to_share(client, other, consumer, *, capacity=32, frames=0):
-    """Make a publisher and a subscription; publish until every block has an array, and then `frames` more frames."""
+    """Make a publisher and a subscription; publish until each block has an array, then publish `frames` more frames."""
     channel = client.create_channel("c", capacity=capacity)
     subscription = other.subscribe("c")
     arrays = subscription.arrays(wrap, stream=consumer)

@@ -1,8 +1,8 @@
 """Arrays of GPU memory that the transport of `poolbridge.ray` moves between processes, without Ray.
 
 `test_device` runs these tests on the simulated driver, with arrays of the class `Bytes`, which need no library and no
-kernels. With a GPU, the tests also run with arrays of PyTorch, CuPy and JAX. If this module is started as a program, it
-is one of the processes.
+kernels. With a GPU, the tests also run with arrays of PyTorch, CuPy and JAX. The tests start this module as a program:
+each such program is one of the processes that share or receive arrays.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ class Worker:
         self.consumer = None if library == BYTES else _consumers.load(library)
         if self.consumer is None:
             _whole._MAKERS[library] = self.take
-        # The first use of a pool or a library may wait for the whole GPU. So make it before a stream waits.
+        # The first use of a pool or a library may wait for all streams of the GPU, so use both before a stream waits.
         self.take(poolbridge.ray.client().allocate(N, "uint8", pool="gpu"))
 
     def on_stream(self) -> Any:
@@ -110,7 +110,7 @@ class Worker:
         return idle(self.stream)
 
     def share(self, name: str, value: int) -> bytes:
-        """Write into a lease and share its array. The metadata are pickled, because the test may lack the library."""
+        """Fill a new lease and share its array. Return pickled metadata, because the test may lack the library."""
         lease = poolbridge.ray.client().allocate(N, "uint8", pool="gpu")
         fill(use(lease, self.stream), N, value, self.stream)
         with self.on_stream():
@@ -140,7 +140,7 @@ class Worker:
         return self.share_again(name, name)
 
     def share_part(self, name: str, of: str) -> tuple[bytes, int]:
-        """Share every second element of the second half; return metadata and byte offset in the array."""
+        """Share every second element of an array's second half; return the metadata and the part's offset in bytes."""
         first = self.address(of)
         self.arrays[name] = self.arrays[of][N // 2 :: 2]
         return self.share_again(name, name), self.address(name) - first
@@ -194,7 +194,7 @@ class Worker:
         self.transport.abort_transport(name, None)
 
     def counts(self) -> dict[str, int]:
-        """Return the counts of arrays by way and by reason since the last `clear`, without zeros."""
+        """Return how many arrays each way has carried, and how often each reason came, since `clear`. Omit zeros."""
         stats = poolbridge.ray.stats()
         found = {way: getattr(stats, way).arrays for way in WAYS} | stats.reasons
         return {way: more for way, count in found.items() if (more := count - self.before[way])}
@@ -210,7 +210,7 @@ class Worker:
 
 
 def work(library: str) -> None:
-    """Answer the calls of the test process, until it closes the pipe."""
+    """Answer the calls of the test process until the test process closes the pipe."""
     worker = Worker(library)
     say(sys.stdout.buffer, None)
     while True:
@@ -276,7 +276,7 @@ ALL = libraries(BYTES, "torch", "cupy", "jax")
 
 
 def lacks(library: str) -> str:
-    """Return why this machine cannot test a library, or an empty text if it can."""
+    """Return why this machine cannot test a library, or an empty text if the machine can."""
     if library == BYTES:
         return ""
     if library not in _consumers.installed():
@@ -307,7 +307,7 @@ def client(socket: str) -> Iterator[poolbridge.Client]:
 
 @pytest.fixture(scope="module")
 def workers(client: poolbridge.Client, library: str) -> Iterator[list[Process]]:
-    """Give three processes that have imported a library, for all tests of it, because the import takes seconds."""
+    """Give three processes that have imported a library. All tests share them, because an import takes seconds."""
     if reason := lacks(library):
         pytest.skip(reason)
     found: list[Process] = []
@@ -321,7 +321,7 @@ def workers(client: poolbridge.Client, library: str) -> Iterator[list[Process]]:
 
 @pytest.fixture
 def three(client: poolbridge.Client, workers: list[Process]) -> Iterator[list[Process]]:
-    """Give the three processes; afterwards, release their arrays and check that the service has no leases left."""
+    """Give the three processes. After the test, release their arrays and check that the service has no leases."""
     for worker in workers:
         worker("clear")
     yield workers

@@ -1,4 +1,4 @@
-"""Kinds of GPU memory: invalid exports are refused, and CUDA still works. `test_device` runs these tests."""
+"""Kinds of GPU memory: clients refuse invalid exports, and CUDA still works. `test_device` runs these tests."""
 
 from __future__ import annotations
 
@@ -35,7 +35,8 @@ UUID = _cuda.devices()[0]["uuid"]
 SIMULATED = "simulated" in _cuda.devices()[0]["name"]
 T = TypeVar("T")
 
-# This program makes memory, and sends its handle or the descriptor of its pool. The program ends when its input ends.
+# This program allocates memory, and sends the memory's handle or the descriptor of the memory's pool. The program ends
+# when its input ends.
 OWNER = """
 import ctypes, socket, sys
 import numpy as np

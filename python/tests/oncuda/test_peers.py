@@ -127,7 +127,8 @@ def consume(service: str, *, device: int | str | None, ordinal: int = 1, **envir
 @pytest.mark.parametrize("device", [1, "cuda:1", DEVICES[-1]["uuid"]])
 def test_another_gpu_reads_memory_of_every_kind(service, client, device):
     kept = [published(client, kind) for kind in KINDS]
-    # Memory of a legacy handle belongs to the GPU that has opened the handle: kernels of the other GPU would fail.
+    # A consumer opens a legacy handle on its own GPU, `cuda:1`: only the GPU that opens the handle can run kernels on
+    # the memory.
     named = {kind: "cuda:1" if kind == "legacy" else "cuda:0" for kind in KINDS}
     assert consume(service, device=device) == [f"{kind} {named[kind]} True 0" for kind in KINDS for _ in range(2)]
     assert len(kept) == len(KINDS)

@@ -33,7 +33,8 @@ CUmemoryPool make_pool(size_t max);
 CUdeviceptr take(CUmemoryPool pool, size_t size);
 double seconds(void);
 
-// Another process, forked before the driver is used. The child runs fn and exits. put and get send bytes in both directions.
+// Another process, forked before the driver is used. The child runs fn and exits. put sends bytes to the other process,
+// and get receives bytes from it.
 struct child { int pid, in, out; };
 struct child child_start(void (*fn)(struct child *parent));
 void put(struct child *c, const void *bytes, size_t size);

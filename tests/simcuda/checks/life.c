@@ -160,7 +160,7 @@ static void device_is_full(void) {
     OK(cuMemAllocFromPoolAsync(&q, 40 * MB, pool, NULL));
 }
 
-// Fills the device and frees the memory in turn. The child does each step when the parent sends a byte.
+// Runs in the child: alternately fills the device and frees the memory. Before each further step, it waits for a byte from the parent.
 static void fill_in_turn(struct child *parent) {
     CUdeviceptr p;
     char turn;
@@ -243,7 +243,8 @@ static void no_pools(void) {
     RESULT(cuMemPoolCreate(&pool, &props), CUDA_ERROR_NOT_SUPPORTED);
 }
 
-// NVIDIA's libraries ask for tables of unnamed functions. The answer must be an error, because there are no tables.
+// NVIDIA's libraries ask for tables of unnamed functions. The answer must be an error, because the
+// simulation has no such tables.
 static void no_unnamed_functions(void) {
     static const CUuuid id = {"a table"};
     const void *table = &id;

@@ -142,7 +142,7 @@ static bool look(const struct check *c) {
     return good;
 }
 
-// Executes this program again for the case, because the library reads its environment when it is loaded.
+// Executes this program again for the case, because the simulated driver reads the environment only when it is loaded.
 static int run(const char *program, const struct check *c) {
     char dir[] = "/tmp/simcuda-check-XXXXXX";
     folder = mkdtemp(dir);

@@ -18,11 +18,11 @@ import (
 // measuredInPython are the workloads in which the alternatives are measured.
 var measuredInPython = []string{"transfer", "stream"}
 
-// alternativeSizes are the default buffer sizes of the alternatives. They are few, because each size needs a new process.
+// alternativeSizes are the default buffer sizes of the alternatives. There are only a few sizes, because each size needs a new process.
 var alternativeSizes = []uint64{4 << 10, 1 << 20, 64 << 20}
 
-// alternatives measures what users have without poolbridge. It measures transfers between two Python processes, so Python code does the
-// work.
+// alternatives measures the other systems that a user can use instead of poolbridge. It runs a Python program, because these transfers are
+// between two Python processes.
 func alternatives(ctx context.Context, s *scene) error {
 	args := []string{"--depth", strconv.Itoa(streamCapacity)} // as many frames at the same time as a channel has
 	sizes := s.Sizes
@@ -61,8 +61,8 @@ func pythonStreams(ctx context.Context, s *scene) error {
 	})
 }
 
-// engines measures workload (h): arrays between the processes of Ray and of Dask with poolbridge, and with the means of Ray and Dask alone.
-// Both measurements start services of their own.
+// engines measures workload (h): transfers of arrays between processes of Ray, and between processes of Dask. It measures these transfers
+// with poolbridge and without poolbridge. Both measurements start their own services.
 func engines(ctx context.Context, s *scene) error {
 	if s.kind != mempool.Host {
 		return nil

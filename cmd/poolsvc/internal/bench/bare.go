@@ -20,22 +20,22 @@ const BareCommand = "bench-bare"
 
 // bareTask says which memory Bare must have made when Bare answers the task.
 type bareTask struct {
-	// Pool is the pool to make; nil: Bare makes no pool and does not use CUDA.
+	// Pool is the pool to make. If Pool is nil, Bare makes no pool and does not use CUDA.
 	Pool *mempool.PoolSpec `json:"pool"`
-	// Bytes is the size of each block, rounded up to a size that the kind can allocate.
+	// Bytes is the size of each block. Bare rounds Bytes up to a size that a pool of this kind can allocate.
 	Bytes uint64 `json:"bytes"`
 	// Blocks is the number of blocks. It must not be less than in an earlier task.
 	Blocks int `json:"blocks"`
 }
 
 // Bare does with CUDA what a service with this number of buffers does, and nothing else. It makes the memory of one pool, allocates blocks
-// in the pool and exports each block. It uses the code of the kind, through a [mempool.Arena], so that it calls the driver as a service
-// does. It has none of a service's state for buffers. Bare reads tasks, one JSON object on each line, and answers each task with a line,
-// until the input ends.
+// in the pool and exports each block. Bare allocates through the [mempool.Arena] of the pool's kind, so it makes the same calls of the
+// driver as a service. But unlike a service, Bare keeps no data about buffers. Bare reads tasks, one JSON object on each line, and answers
+// each task with a line, until the input ends.
 //
-// Bare keeps no Go memory for a block. Nothing in mempool or cuda frees a forgotten block, so the driver still has every block. Before each
-// answer, Bare returns garbage to the system. For the kind vmm, the garbage collector closes the descriptors of exports, which use none of
-// the process's memory.
+// Bare keeps no Go value of a block. But the driver keeps every block, because packages mempool and cuda do not free a block that the
+// program has forgotten. Before each answer, Bare runs the garbage collector and returns free Go memory to the system. For the kind vmm,
+// the garbage collector closes the descriptors of exports; these descriptors use no memory of the process.
 func Bare(ctx context.Context, in io.Reader, out io.Writer) error {
 	var (
 		b     bare
@@ -155,9 +155,9 @@ func (p *bareProcess) stop() error {
 	return err
 }
 
-// driverBytes measures how much of a service's physical memory belongs to CUDA, for each number of blocks in the
-// service's pool. To do so, it starts a process that has not used CUDA, and measures how much this process grows when
-// it makes the pool and the blocks. This process ends before the service starts. Memory of the CPU needs no driver.
+// driverBytes measures how much of a service's physical memory belongs to CUDA, for each number of blocks in the service's pool. To do so,
+// it starts a process that has not used CUDA, and measures how much this process grows when it makes the pool and the blocks. This process
+// ends before the service starts. If the pool has memory of the CPU, driverBytes returns nil, because such a pool does not use CUDA.
 func (s *scene) driverBytes(ctx context.Context, pool mempool.PoolSpec, blocks []int) (_ map[int]uint64, err error) {
 	if s.kind == mempool.Host {
 		return nil, nil

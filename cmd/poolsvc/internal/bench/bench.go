@@ -18,8 +18,8 @@ import (
 type workload struct {
 	name string
 	run  func(context.Context, *scene) error
-	// named says that the workload runs only if Options.Only names it. It starts clusters of other programs, or it is useful only to people
-	// who work on this project.
+	// named says that the workload runs only if Options.Only names it. Such a workload starts clusters of other programs, or is useful only to
+	// people who work on this project.
 	named bool
 }
 

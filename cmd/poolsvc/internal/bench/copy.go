@@ -12,7 +12,7 @@ import (
 	"github.com/poolbridge/poolbridge/mempool"
 )
 
-// The size of the frames in workload (c), and the capacity of their channel.
+// These are the size of the frames in workload (c), and the capacity of their channel.
 const (
 	copyBytes    = 16 << 20
 	copyCapacity = 4

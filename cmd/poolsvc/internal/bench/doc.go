@@ -1,2 +1,3 @@
-// Package bench is `poolsvc bench`. It measures what poolbridge costs and, in the same run, what users have without it.
+// Package bench is `poolsvc bench`. It measures the time and the memory that poolbridge uses. In the same run, it also measures other
+// systems that a user can use instead of poolbridge.
 package bench

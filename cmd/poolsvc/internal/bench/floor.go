@@ -15,7 +15,8 @@ type bytesTask struct {
 	Count int    `json:"count"`
 }
 
-// streamOfBytes measures how long a byte takes to a sleeping worker. A frame to a sleeping consumer cannot be faster than that byte.
+// streamOfBytes measures how long it takes until a sleeping worker has read one byte from a socket. A frame cannot reach a sleeping
+// consumer faster than such a byte reaches the worker.
 func (s *scene) streamOfBytes(ctx context.Context, src *source) (err error) {
 	w, err := startWorker(ctx, s.Python, src.socket)
 	if err != nil {

@@ -13,7 +13,7 @@ import (
 	"github.com/poolbridge/poolbridge/mempool"
 )
 
-// The size of the transfers in workload (e), and the size of the other buffers that live at the same time.
+// These are the size of the transferred buffers in workload (e), and the size of the other buffers that exist during the transfers.
 const (
 	growthBytes  = 1 << 20
 	ballastBytes = 4 << 10

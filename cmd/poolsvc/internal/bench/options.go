@@ -18,25 +18,25 @@ type Options struct {
 	Poolsvc string
 	// Device is the GPU to use, an ordinal or a UUID.
 	Device string
-	// Kinds are the kinds of memory to measure; empty for host and device.
+	// Kinds are the kinds of memory to measure. If Kinds is empty, Run measures the kinds host and device.
 	Kinds []mempool.Kind
-	// Only has the names of the workloads to run; empty: all workloads except those that run only when Only names them.
+	// Only has the names of the workloads to run. If Only is empty, Run runs all workloads, except workloads that run only if Only names them.
 	Only []string
-	// Sizes are the sizes of transferred buffers, in bytes; empty for 4 KiB to 1 GiB.
+	// Sizes are the sizes of the transferred buffers in bytes. If Sizes is empty, Run uses sizes from 4 KiB to 1 GiB.
 	Sizes []uint64
-	// Time is about how long one measurement takes.
+	// Time is the approximate duration of one measurement.
 	Time time.Duration
-	// MaxBuffers and MaxSessions limit the live buffers and sessions in workload growth.
+	// MaxBuffers and MaxSessions limit how many buffers and sessions exist at the same time in the workload `growth`.
 	MaxBuffers, MaxSessions int
-	// MaxConsumers limits the consumers of a stream.
+	// MaxConsumers limits how many consumers a stream has.
 	MaxConsumers int
-	// Alternatives says whether to measure also what users have without poolbridge.
+	// If Alternatives is true, Run also measures the systems that a user can use instead of poolbridge.
 	Alternatives bool
-	// Progress gets each result as soon as the result is measured; nil: Run shows no progress.
+	// Progress gets each result as soon as the result is measured. If Progress is nil, Run shows no progress.
 	Progress *display.Progress
 }
 
-// Workloads returns the names that Only may contain.
+// Workloads returns the names that the field Only of Options may contain.
 func Workloads() []string {
 	names := make([]string, len(workloads))
 	for i, w := range workloads {

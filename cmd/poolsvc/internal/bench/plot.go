@@ -35,7 +35,7 @@ const (
 
 var plotColours = []string{"#0b6e4f", "#c1292e", "#235789", "#e0a100", "#7b4b94", "#4a4e4d", "#d0662c", "#3aa0a8"}
 
-// WritePlots writes a plot for each kind into a folder. A plot shows the medians of transfers by size.
+// WritePlots writes a plot for each kind of memory into a folder. A plot shows the median time of a transfer for each buffer size.
 func (r *Report) WritePlots(folder string) error {
 	if err := os.MkdirAll(folder, 0o755); err != nil {
 		return err

@@ -14,14 +14,14 @@ type framesTask struct {
 	Channel  string `json:"channel"`
 	Consumer string `json:"consumer"`
 	Credit   int    `json:"credit"`
-	// Each lets the worker read the number of each frame. Only frames on the CPU have a number.
+	// If Each is true, the worker reads the number of each frame from the frame's memory. Only frames in memory of the CPU have a number.
 	Each bool `json:"each"`
-	// Spin is how long, in seconds, the worker spins when it waits for a frame. If Spin is 0, the worker spins adaptively if Spins is true.
+	// Spin is how long, in seconds, the worker spins when it waits for a frame. If Spin is 0 and Spins is true, the worker spins adaptively.
 	Spin  float64 `json:"spin"`
 	Spins bool    `json:"spins"`
-	// Leases lets the worker make a new array of each frame, instead of one array for each block.
+	// If Leases is true, the worker makes a new array for each frame. Otherwise the worker makes one array for each block.
 	Leases bool `json:"leases"`
-	// OnDevice says whether a stream uses the arrays.
+	// OnDevice says whether the arrays are in GPU memory, so that a CUDA stream uses them.
 	OnDevice bool `json:"on_device"`
 }
 

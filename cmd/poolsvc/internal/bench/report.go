@@ -10,17 +10,18 @@ import (
 
 // Result is one line of the results table.
 type Result struct {
-	// Workload, Kind and Bytes say what was measured. System is what passed the memory on: poolbridge, or a system that poolbridge is
-	// compared with.
+	// Workload, Kind and Bytes say what was measured. System is the system that carried the data: poolbridge, or another system with which the
+	// report compares poolbridge.
 	Workload string `json:"workload"`
 	Kind     string `json:"kind"`
 	Bytes    uint64 `json:"bytes"`
 	System   string `json:"system"`
-	// P50, P99 and P999 are in microseconds. They are nil if there were too few measurements; P999 needs 1,000 of them.
+	// P50, P99 and P999 are percentiles of the time of one operation, in microseconds. They are nil if there were too few measurements; P999
+	// needs 1,000 measurements.
 	P50  *float64 `json:"p50_us"`
 	P99  *float64 `json:"p99_us"`
 	P999 *float64 `json:"p999_us,omitempty"`
-	// PerSecond is the number of operations per second. The time between operations counts too.
+	// PerSecond is the number of operations per second. To compute it, the bench also counts the time between operations.
 	PerSecond float64 `json:"per_second"`
 	Samples   int     `json:"samples"`
 	// CPU is the CPU time in microseconds that one frame of a stream took in all processes together. ServiceShare is the share of one CPU
@@ -45,8 +46,8 @@ type Ratio struct {
 	Met      bool    `json:"met"`
 }
 
-// Doubt is about a stream that was slower than single transfers of the same system, one after another. Users of that system can get a
-// faster stream, so nothing is compared with the doubtful stream.
+// Doubt names a stream that was slower than single transfers of the same system, one after another. A user of that system gets more frames
+// per second with single transfers. So the report does not compare this stream with streams of other systems.
 type Doubt struct {
 	Workload string `json:"workload"`
 	Kind     string `json:"kind"`
@@ -57,7 +58,7 @@ type Doubt struct {
 	OneByOne  float64 `json:"one_by_one"`
 }
 
-// Footprint is what a service in a separate process used.
+// Footprint says how much memory and CPU time a service in a separate process used.
 type Footprint struct {
 	Kind     string `json:"kind"`
 	State    string `json:"state"` // idle or busy
@@ -70,7 +71,7 @@ type Footprint struct {
 	RSSBytes    uint64 `json:"rss_bytes"`
 	DriverBytes uint64 `json:"driver_bytes"`
 	OwnBytes    uint64 `json:"own_bytes"`
-	// CPUSeconds is the CPU time that the service used in Seconds.
+	// CPUSeconds is the CPU time that the service used during the time Seconds.
 	CPUSeconds float64 `json:"cpu_seconds"`
 	Seconds    float64 `json:"seconds"`
 }
@@ -86,7 +87,7 @@ type Skipped struct {
 // Report has all results of a run.
 type Report struct {
 	Machine verify.Machine `json:"machine"`
-	// Load is the kernel's average of runnable programs over one minute, at the beginning of the measurements.
+	// Load is the load average of the machine over one minute, as the kernel reported it when the measurements began.
 	Load    float64     `json:"load"`
 	Results []Result    `json:"results"`
 	Doubts  []Doubt     `json:"doubts"`
@@ -127,7 +128,7 @@ func (r *Report) empty() error {
 	return fmt.Errorf("nothing was measured: %s", strings.Join(why, "; "))
 }
 
-// find returns the result of one line. It returns false if the line was not measured.
+// find returns the result for these four values. It returns false if the report has no such result.
 func (r *Report) find(workload, kind string, bytes uint64, system string) (Result, bool) {
 	for _, one := range r.Results {
 		if one.Workload == workload && one.Kind == kind && one.Bytes == bytes && one.System == system {

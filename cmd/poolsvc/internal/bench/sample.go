@@ -17,7 +17,8 @@ type Durations struct {
 // enoughForP999 is the least number of measurements for which the 99.9th percentile is meaningful.
 const enoughForP999 = 1000
 
-// Percentile returns the smallest measurement that is not shorter than the given share of all measurements; 0: there are none.
+// Percentile returns the shortest measurement m with this property: at least the given share of all measurements is not longer than m. If
+// there are no measurements, Percentile returns 0.
 func (d Durations) Percentile(share float64) time.Duration {
 	if len(d.Each) == 0 {
 		return 0
@@ -55,7 +56,7 @@ type stopwatch struct {
 	taken   Durations
 }
 
-// The limits for the rounds of a stopwatch.
+// These limit how many rounds a stopwatch measures.
 const (
 	warmUpRounds = 100
 	leastSamples = 5

@@ -10,7 +10,7 @@ import (
 // startUpBytes is the size of the buffer in workload (f).
 const startUpBytes = 1 << 20
 
-// How many times workload (f) measures each case.
+// These are the numbers of measurements of each case of workload (f).
 const (
 	freshProcesses = 5
 	reconnections  = 50

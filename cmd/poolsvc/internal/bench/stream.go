@@ -14,12 +14,12 @@ import (
 	"github.com/poolbridge/poolbridge/mempool"
 )
 
-// The settings of the streams of workload (b).
+// These are the settings of the streams of workload (b).
 const (
 	streamBytes    = 64 << 10
 	streamCapacity = 64
-	// streamPause is the pause between frames in the latency measurement: all members wait for the next frame. With 4 CPUs or more, the
-	// producer spins in the pause, like a producer that computes its frames.
+	// streamPause is the pause between frames in the latency measurement. The pause is so long that all consumers wait for the next frame when
+	// the producer publishes it. With 4 CPUs or more, the producer spins in the pause, like a producer that computes its frames.
 	streamPause = time.Millisecond
 	// mostPaced is the greatest number of frames in a measurement with pauses.
 	mostPaced = 2000
@@ -28,8 +28,9 @@ const (
 // streamConsumers are the numbers of consumers that a stream is measured with.
 var streamConsumers = []int{1, 2, 4, 8}
 
-// started is when this process began. startedAt is the same moment on the clock that all processes of the machine share. Another program
-// may run between the two readings. So the process reads the two clocks several times, and uses the pair that it read fastest.
+// started is when this process began. startedAt is the same moment on the clock that all processes of the machine share. This process reads
+// one clock after the other, and another program may run between these readings. So the process reads the two clocks several times, and
+// uses the pair that it read fastest.
 var started, startedAt = func() (begun time.Time, at time.Duration) {
 	least := time.Duration(math.MaxInt64)
 	for range 20 {
@@ -169,7 +170,8 @@ func (s *scene) openStream(ctx context.Context, src *source, consumers []consume
 	return ch, name, err
 }
 
-// streamOnce sends frames with a pause between them. It returns how long each frame took to each consumer, and how long all frames took.
+// streamOnce sends frames with a pause between them. It returns how long each frame took to reach each consumer, and how long all frames
+// took together.
 func (s *scene) streamOnce(ctx context.Context, src *source, consumers []consumer, pause time.Duration) (d Durations, err error) {
 	ch, _, err := s.openStream(ctx, src, consumers)
 	if err != nil {
@@ -234,7 +236,7 @@ func (s *scene) sendFrames(ctx context.Context, src *source, ch *bridge.Channel,
 	return sent, nil
 }
 
-// waitFor waits for the time pause. With 4 CPUs or more, waitFor spins and does not sleep.
+// waitFor waits as long as `pause` says. With 4 CPUs or more, waitFor spins and does not sleep.
 func waitFor(pause time.Duration) {
 	if runtime.NumCPU() < 4 {
 		time.Sleep(pause)

@@ -74,7 +74,7 @@ func (d Doubt) print(w io.Writer) {
 		"or the stream is not measured as it is used: it is compared with nothing.\n", d.System, d.PerSecond, sizeOf(d.Bytes), d.OneByOne, d.Kind)
 }
 
-// print writes the ratio as one line for a person. If goals is true, the line also contains the target.
+// print writes the ratio as one line of text for people. If goals is true, the line also contains the target.
 func (r Ratio) print(w io.Writer, goals bool) {
 	goal := ""
 	if goals {
@@ -94,8 +94,8 @@ func (r Ratio) goal() string {
 	return fmt.Sprintf("at least %g MISSED", r.Target)
 }
 
-// PrintRatios writes, for a person, how poolbridge compares with the other measured systems, and which results are doubtful. If goals is
-// true, it also writes the targets of this project and whether they are met.
+// PrintRatios writes text for people. The text says how poolbridge compares with the other measured systems, and which results are
+// doubtful. If goals is true, it also writes the targets of this project and whether they are met.
 func (r *Report) PrintRatios(w io.Writer, goals bool) {
 	if r.Machine.Simulated {
 		fmt.Fprintln(w, "SIMULATED: no real GPU was used, and times on memory of kind device mean nothing.")

@@ -37,7 +37,7 @@ const serviceBytes = 128 << 20
 // growthFactor limits how many times longer a transfer may take in a service with many buffers and sessions.
 const growthFactor = 1.5
 
-// The targets of a stream to one Python consumer that makes an array of each frame.
+// These are the targets for a stream to one Python consumer that makes an array of each frame.
 const (
 	framesPerSecond = 100_000
 	sleepingMicros  = 25
@@ -53,7 +53,7 @@ const iceoryx = "iceoryx2"
 // iceoryxFactor says how many times more frames per second than iceoryx2 a Python stream should reach.
 const iceoryxFactor = 2
 
-// idleShare is the share of a CPU that counts as idle. It is not 0, because the Go runtime still wakes up at times
+// idleShare is the greatest share of one CPU that an idle service should use. It is not 0, because the Go runtime still wakes up at times
 // after the program was busy.
 const idleShare = 1e-3
 

@@ -14,14 +14,14 @@ import (
 // separately.
 const transferCredit = 8
 
-// The transfers that are measured with one buffer size only, because the size makes no difference to them. In the first, the consumer takes
-// a lease and makes a new array for each buffer. In the second, the consumer asks for each buffer by its name.
+// The bench measures these two transfers with one buffer size only, because the size does not change their time. In the first transfer, the
+// consumer takes a lease and makes a new array for each buffer. In the second transfer, the consumer asks for each buffer by its name.
 const (
 	leasing = "transfer/a lease each"
 	byName  = "transfer/by name"
 )
 
-// consumeTask lets a worker make an array of each buffer whose name begins with a prefix. The worker acknowledges each buffer. A buffer
+// consumeTask tells a worker to make an array of each buffer whose name begins with a prefix. The worker acknowledges each buffer. A buffer
 // without elements is the last buffer.
 type consumeTask struct {
 	Task     string `json:"task"`

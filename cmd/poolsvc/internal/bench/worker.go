@@ -15,8 +15,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// worker is a Python process that does tasks. Tasks and answers are JSON objects, one on each line. During a task, the worker sends a byte
-// through a socket to acknowledge each step.
+// worker is a Python process that does tasks. Tasks and answers are JSON objects, one on each line. After each step of a task, the worker
+// sends one byte through a socket.
 type worker struct {
 	cmd    *exec.Cmd
 	in     io.WriteCloser

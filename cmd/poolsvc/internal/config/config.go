@@ -1,4 +1,5 @@
-// Package config reads the configuration file of a service: the values and their lines. It does not interpret the values.
+// Package config reads the configuration file of a service. It returns each value and the number of its line. It does not interpret the
+// values.
 package config
 
 import (
@@ -68,7 +69,8 @@ type Value struct {
 	Key   string
 	Line  int
 	Texts []string
-	// Broken says that the value is neither a text nor a list of texts. There is a [Problem] about the value, and Texts is empty.
+	// Broken says that the value is neither a text nor a list of texts. In this case, Texts is empty, and a [Problem] describes the
+	// mistake.
 	Broken bool
 }
 
@@ -86,10 +88,11 @@ type File struct {
 	Pools  []Item
 }
 
-// Read reads a YAML file: sections of keys with texts or lists of texts, and the list pools, whose elements have keys too.
+// Read reads a YAML file. The file has sections, and a section has keys. The value of a key is a text or a list of texts. The file may
+// also have the list "pools". Each element of this list has keys, like a section.
 //
-// Errors: [Problems], together with the values that Read could read; a [Problem] if other users may change the file; errors of the file
-// system.
+// Errors: [Problems] if the content has mistakes (Read then also returns the values that it could read); a [Problem] if load refuses the
+// file, for example because other users may change it; errors of the file system.
 func Read(path string) (*File, error) {
 	text, err := load(path)
 	if err != nil {
@@ -118,8 +121,8 @@ func Read(path string) (*File, error) {
 	return f, r.problems.Err()
 }
 
-// load opens the file. Only the owner may be able to change the file, and the owner must be this user or root. The reason is that the file
-// says which users may use memory.
+// load reads the file. It refuses a file that other users can change, and a file whose owner is neither this user nor root. The reason is
+// that the file says which users may use memory.
 func load(path string) (io.Reader, error) {
 	file, err := os.OpenFile(path, os.O_RDONLY|syscall.O_NONBLOCK, 0) // with O_NONBLOCK, opening a FIFO does not wait
 	if err != nil {
@@ -197,7 +200,8 @@ func (r *reader) pools(list *yaml.Node) {
 	}
 }
 
-// pairs calls tell for each key of a node, with the value. It returns false if the node has no keys.
+// pairs calls the function tell for each key of the node, with the key and its value. It returns false if the node is not a list of keys
+// and values.
 func (r *reader) pairs(node *yaml.Node, what string, tell func(name string, key, value *yaml.Node)) bool {
 	if node.Kind != yaml.MappingNode {
 		r.wrong(node, "%s: expected keys with values (key: value), not %s", what, said(node))

@@ -8,7 +8,8 @@ import (
 	"unicode"
 )
 
-// Printable returns a text that a client chose, without its control characters. It returns "-" if the text is empty.
+// Printable replaces each character of the text that cannot be printed with "?". The reason is that a client chose the text. If the text
+// is empty, Printable returns "-".
 func Printable(text string) string {
 	if text == "" {
 		return "-"
@@ -21,7 +22,7 @@ func Printable(text string) string {
 	}, text)
 }
 
-// Size formats a number of bytes with about three digits.
+// Size formats a number of bytes with a unit, for example "1.5MiB". The text has about three digits.
 func Size(n uint64) string {
 	value, unit := float64(n), "B"
 	for _, next := range []string{"KiB", "MiB", "GiB", "TiB"} {
@@ -36,7 +37,7 @@ func Size(n uint64) string {
 	return strings.TrimSuffix(fmt.Sprintf("%.1f", value), ".0") + unit
 }
 
-// Age formats a time span with at most two units.
+// Age formats a time span with one unit or two units, for example "5m30s".
 func Age(d time.Duration) string {
 	switch {
 	case d < time.Minute:

@@ -19,7 +19,7 @@ var (
 	Neutral = lipgloss.NewStyle().Foreground(lipgloss.Yellow)
 )
 
-// Coloured returns a writer to w that removes colours if w is no terminal, or if $NO_COLOR is set.
+// Coloured returns a writer that passes all text on to w. The writer removes the colours if w is not a terminal, or if $NO_COLOR is set.
 func Coloured(w io.Writer) io.Writer { return coloured(w, os.Environ()) }
 
 func coloured(w io.Writer, environ []string) *colorprofile.Writer {
@@ -30,8 +30,8 @@ func coloured(w io.Writer, environ []string) *colorprofile.Writer {
 	return c
 }
 
-// Progress shows a person the progress of a command: lines, and, on a terminal, a bar below the lines. A nil *Progress shows nothing.
-// Several goroutines may use the same Progress.
+// Progress prints lines about the progress of a command. On a terminal, it also shows a progress bar below the lines. A nil *Progress
+// shows nothing. Several goroutines may use the same Progress.
 type Progress struct {
 	w    io.Writer
 	live bool // w is a terminal, so Progress can erase a line
@@ -50,7 +50,8 @@ func NewProgress(w io.Writer) *Progress {
 // eraseLine erases the current line of a terminal.
 const eraseLine = "\r\x1b[K"
 
-// Step shows in the bar how many of all steps are done, and which step comes next.
+// Step updates the bar. The parameter done is the number of finished steps, total is the number of all steps, and what names the next
+// step.
 func (p *Progress) Step(done, total int, what string) {
 	if p == nil || !p.live {
 		return

@@ -14,8 +14,8 @@ import (
 // packages are the names under which pip installs the packages that a worker can use.
 var packages = []string{"poolbridge", "numpy", "msgspec", "cuda-core", "cuda-bindings", "cupy", "torch", "jax", "numba"}
 
-// listPackages is a program that prints, as JSON, the versions of the packages in its arguments. The name of a CuPy wheel contains the CUDA
-// version.
+// listPackages is a Python program. Its arguments are names of packages. It prints the versions of these packages as JSON. The package of
+// CuPy has several names, because its name contains the CUDA version.
 const listPackages = `
 import importlib.machinery, importlib.metadata as m, importlib.util, json, sys
 found = {d.metadata["Name"].lower(): d.version for d in m.distributions()}
@@ -93,7 +93,8 @@ func (c *chart) python(ctx context.Context, interpreter string) {
 	c.warn("packages", "install one of them to work on GPU memory in Python", "none of cupy, torch, jax and numba is installed")
 }
 
-// simulated reports whether the driver is the simulated driver of the tests. Array libraries do not work with the simulated driver.
+// simulated reports whether the driver is the simulated driver of the tests. The array libraries (such as CuPy) do not work with the
+// simulated driver.
 func (c *chart) simulated() bool {
 	return slices.ContainsFunc(c.findings, func(f Finding) bool { return strings.Contains(f.Detail, "SIMULATED") })
 }

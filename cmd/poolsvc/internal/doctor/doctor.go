@@ -12,7 +12,7 @@ type Options struct {
 	Socket string
 }
 
-// Examine examines everything and changes nothing.
+// Examine examines the machine, the interpreter and the socket, and returns what it finds. It changes nothing.
 func Examine(ctx context.Context, o Options) []Finding {
 	var c chart
 	c.visible()

@@ -17,7 +17,7 @@ type Finding struct {
 	Topic  string `json:"topic"`
 	Status Status `json:"status"`
 	Detail string `json:"detail"`
-	// Advice says what the user can do, or is empty.
+	// Advice says what the user can do about the finding. It is empty if there is no advice.
 	Advice string `json:"advice,omitempty"`
 }
 

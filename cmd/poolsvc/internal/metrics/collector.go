@@ -28,8 +28,8 @@ func describe(name, help string, labels ...string) *prometheus.Desc {
 	return prometheus.NewDesc("poolbridge_"+name, help, labels, nil)
 }
 
-// The labels gpu and UUID are the labels of DCGM's exporter, so that users can join the series of DCGM with the series
-// of poolbridge.
+// The labels gpu and UUID have the same names as in NVIDIA's DCGM exporter. So a Prometheus query can join the series
+// of DCGM with the series of poolbridge.
 var poolLabels = []string{"pool", "kind", "gpu", "UUID"}
 
 func poolBytes(name, help string, of func(mempool.PoolStats) uint64) gauge[mempool.PoolStats] {
@@ -70,14 +70,14 @@ var channels = []gauge[mempool.ChannelStatus]{
 	ofChannel("consumers", "Consumers that take part.", prometheus.GaugeValue, func(ch mempool.ChannelStatus) float64 { return float64(ch.Consumers) }),
 }
 
-// lag has a series for each consumer of a broadcast whose slot is below maxSubscribers. Consumers use slots again, so there are at most
-// maxSubscribers series for each channel.
+// lag has one series for each consumer of a broadcast channel, if the slot number of the consumer is less than maxSubscribers. A new
+// consumer gets the slot of a consumer that has left, so each channel has at most maxSubscribers series.
 var lag = describe("channel_subscriber_lag_frames", "Frames that a consumer of a broadcast has not taken; subscriber is its slot in the channel.",
 	"channel", "pool", "subscriber")
 
 const maxSubscribers = 64
 
-// The counters since the start of the service.
+// The series about the whole service. All except waiting count from the start of the service.
 var (
 	events   = describe("events_total", "Events, by kind, including those that the history does not have one by one.", "kind")
 	endings  = describe("sessions_ended_total", "Sessions that ended, by how they ended: left, lost, error, closed, shutdown.", "how")
@@ -111,7 +111,7 @@ func each[K ~string, N int | uint64](to chan<- prometheus.Metric, desc *promethe
 // Collector reads the values from a service at each scrape. It stores no values between scrapes.
 type Collector struct{ Source Source }
 
-// Describe sends the descriptions of the series.
+// Describe sends the descriptions of all series to the channel.
 func (c Collector) Describe(to chan<- *prometheus.Desc) {
 	for _, g := range pools {
 		to <- g.desc
@@ -127,7 +127,7 @@ func (c Collector) Describe(to chan<- *prometheus.Desc) {
 	}
 }
 
-// Collect reads the values from the service.
+// Collect reads the values from the service, and sends them to the channel.
 func (c Collector) Collect(to chan<- prometheus.Metric) {
 	collectCounts(c.Source.Counts(), to)
 	stats := c.Source.Stats()

@@ -19,7 +19,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// ErrRemote refuses an address that other machines can reach.
+// ErrRemote is the error for an address that other machines can reach.
 var ErrRemote = errors.New("other machines can reach this address")
 
 // patience is how long the service may take to answer a health check.
@@ -29,18 +29,18 @@ const patience = 5 * time.Second
 type Config struct {
 	// Address is HOST:PORT, or unix:PATH for a socket that only the user of this process may open.
 	Address string
-	// AllowRemote allows an address that other machines can reach.
+	// AllowRemote says whether Address may be an address that other machines can reach.
 	AllowRemote bool
 	// Profile adds /debug/pprof/.
 	Profile bool
-	// Ready is the check behind /readyz. It returns nil if the service answers clients.
+	// Ready is the function behind /readyz. It returns nil if the service answers clients.
 	Ready func(context.Context) error
-	// Page is a page that the server also serves; nil: no page.
+	// Page is the web page that the server also serves. If Page is nil, the server serves no web page.
 	Page Page
 	Log  *slog.Logger
 }
 
-// Page is a page that people open in a browser.
+// Page is a web page that people open in a browser.
 type Page interface {
 	// Register adds the handlers of the page.
 	Register(*http.ServeMux)
@@ -48,14 +48,15 @@ type Page interface {
 	Close()
 }
 
-// Server serves /metrics, /healthz, /readyz and a page. It answers only GET and HEAD requests.
+// Server serves /metrics, /healthz, /readyz and, if there is one, a web page. It answers only GET and HEAD requests.
 type Server struct {
 	http     *http.Server
 	listener net.Listener
 	done     chan struct{}
 }
 
-// Serve begins to listen. healthy is the check behind /healthz. It returns nil if the service is healthy.
+// Serve starts a server that listens at the address in c. The function healthy is the check behind /healthz. It returns nil if the
+// service is healthy.
 //
 // Errors: [ErrRemote]; the error of the system if the address is in use.
 func Serve(c Config, from prometheus.Gatherer, healthy func(context.Context) error) (*Server, error) {
@@ -66,7 +67,7 @@ func Serve(c Config, from prometheus.Gatherer, healthy func(context.Context) err
 	return s, err
 }
 
-// newServer begins to listen. The server does not accept connections before run.
+// newServer makes a server that listens at the address in c. The server does not accept connections before a call of its method run.
 func newServer(c Config, from prometheus.Gatherer, healthy func(context.Context) error) (*Server, error) {
 	l, err := listen(c)
 	if err != nil {
@@ -144,7 +145,7 @@ func listen(c Config) (net.Listener, error) {
 	return l, nil
 }
 
-// CheckAddress returns an error if a server cannot listen at address.
+// CheckAddress returns an error if the form of the address is wrong or if [Serve] would refuse the address. It does not try to listen.
 //
 // Errors: [ErrRemote].
 func CheckAddress(address string, allowRemote bool) error {

@@ -12,7 +12,8 @@ type Requests struct {
 	took     *prometheus.HistogramVec
 }
 
-// NewRequests makes the series for requests and registers them.
+// NewRequests makes the series about requests, and registers them with the
+// registry.
 func NewRequests(with prometheus.Registerer) *Requests {
 	r := &Requests{
 		answered: prometheus.NewCounterVec(prometheus.CounterOpts{Name: "poolbridge_requests_total",

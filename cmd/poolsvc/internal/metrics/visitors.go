@@ -8,14 +8,17 @@ import (
 	"sync"
 )
 
-// maxConnections limits how many connections are open at the same time. Every user of the machine can reach a loopback address, and must
-// not use up the descriptors that sessions need. maxFromOne limits the connections of one other machine.
+// maxConnections limits how many connections are open at the same time. Every user of the machine can open connections to a loopback
+// address. Without this limit, one user could use up the file descriptors that sessions need. maxFromOne limits the connections of one
+// other machine.
 const maxConnections, maxFromOne = 96, 32
 
-// visitors is a listener that accepts every connection. If too many connections are then open, in all or from one
-// machine, it closes one of them: the connection that has waited longest for a request. A connection waits if it is
-// new, if it is idle, or if it has sent only a part of a request's header. If no connection waits, visitors closes the
-// connection whose answer has taken longest.
+// visitors is a listener that accepts every connection. At most maxConnections connections are open, and at most
+// maxFromOne of them are from the same other machine. If a new connection exceeds one of these limits, visitors closes
+// an older connection. If the limit is maxFromOne, it is a connection from the same machine. visitors closes the
+// connection that has waited longest for a request. A connection waits if it is new, if it is idle, or if it has sent
+// only a part of a request's header. If no connection waits, visitors closes the connection whose answer has taken
+// longest.
 type visitors struct {
 	net.Listener
 
@@ -52,7 +55,8 @@ func (v *visitors) Accept() (net.Conn, error) {
 	return c, nil
 }
 
-// admit adds c. It removes and returns a connection that the caller must close, or returns nil.
+// admit adds the connection c. If c exceeds a limit, admit removes an older connection and returns it, and the caller must close it.
+// Otherwise admit returns nil.
 func (v *visitors) admit(c *visitor) (excess *visitor) {
 	v.mu.Lock()
 	defer v.mu.Unlock()
@@ -85,7 +89,7 @@ func (c *visitor) before(other *visitor) bool {
 	return c.since < other.since
 }
 
-// Close closes the connection and removes it from the connections of the listener.
+// Close closes the connection and removes it from the set of open connections of the listener.
 func (c *visitor) Close() error {
 	c.of.mu.Lock()
 	delete(c.of.here, c)

@@ -72,9 +72,10 @@ func (c *caller) Close() error {
 	return nil
 }
 
-// crowd opens n connections from each address, one address after another in turn. It returns all connections, and how
-// many connections of each address are open at the end. The first connections, as many as answering says, have a
-// request as soon as they are accepted.
+// crowd opens n connections from each address. The addresses take turns: one connection from the first address, one
+// from the second address, and so on. The first connections that crowd opens have a request at once; the parameter
+// answering is the number of these connections. crowd returns all connections, and how many connections of each address
+// are still open at the end.
 func crowd(t *testing.T, n, answering int, addresses ...string) (all []*caller, open map[string]int) {
 	t.Helper()
 	for i := range n * len(addresses) {

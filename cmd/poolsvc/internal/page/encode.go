@@ -19,8 +19,8 @@ const maxSessions = 2000
 // maxEvents is how many events the page shows.
 const maxEvents = 200
 
-// look has everything that the page shows, except the maps and the events. Numbers of bytes count the bytes of blocks.
-// Times are in seconds.
+// look has everything that the page shows, except the maps of the pools and the events. All numbers of bytes are sums
+// of the sizes of blocks. Times are in seconds.
 type look struct {
 	At       int64     `json:"at"` // milliseconds since 1970
 	Version  string    `json:"version"`
@@ -140,8 +140,8 @@ type encoder struct {
 	version string
 }
 
-// encode describes the service. All maps together show at most as many blocks one by one as most says; 0: encode makes
-// no maps. took is how long the service worked on the description.
+// encode describes the service. The parameter most limits how many blocks all maps together show one by one. If most is
+// 0, encode makes no maps. The result took is how long the service worked on the description.
 func (e encoder) encode(most int) (out [messages][]byte, took time.Duration) {
 	now := time.Now()
 	o := e.of.Overview(most)

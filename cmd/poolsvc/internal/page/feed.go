@@ -10,8 +10,9 @@ import (
 const (
 	// interval is the time between two descriptions of the service while a page is open.
 	interval = time.Second
-	// rest limits the share of the time that descriptions take, because a description takes CPU time away from
-	// requests. If a description took the time T, the next description of the same kind begins at least rest × T later.
+	// rest limits how much CPU time the service uses for descriptions, because requests need this CPU time. If a
+	// description took the time T, the next description of the same kind begins at least rest × T after the beginning
+	// of the first.
 	rest = 200
 	// maxBlocks is how many blocks of all pools together a map shows one by one.
 	maxBlocks = 1200
@@ -21,7 +22,7 @@ const (
 
 var errFull = errors.New("too many pages are open")
 
-// The messages of a feed. A slow reader gets only the newest message of each kind.
+// The kinds of messages of a feed. A slow reader gets only the newest message of each kind.
 const (
 	lookMessage   = iota // the look: pools, sessions and channels, which change all the time
 	mapMessage           // the maps of the pools
@@ -31,8 +32,9 @@ const (
 
 // feed describes a service for all open pages together. It works while at least one page is open.
 type feed struct {
-	// source describes the service. most is the parameter of encode. took is how long the service worked on the
-	// description. A message that the description does not have is nil.
+	// source returns the messages that describe the service. most limits how many blocks the maps show one by one, and
+	// took is how long the service worked on the description. If a kind of message is missing, its element of made is
+	// nil.
 	source   func(most int) (made [messages][]byte, took time.Duration)
 	interval time.Duration
 
@@ -48,7 +50,8 @@ type feed struct {
 	due     [messages]time.Time
 }
 
-// message is a message for the pages. Its number counts the messages of the same kind; 0: there is no message yet.
+// message is a message for the pages. The field number counts the messages of one kind, from 1. The number 0 means that there is no
+// message of this kind yet.
 type message struct {
 	number uint64
 	data   []byte

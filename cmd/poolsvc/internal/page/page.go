@@ -1,4 +1,4 @@
-// Package page serves a page that shows pools, sessions and channels of a service live in a browser.
+// Package page serves a web page that shows the pools, sessions and channels of a service, and keeps them up to date.
 package page
 
 import (
@@ -20,15 +20,15 @@ import (
 //go:embed assets
 var assets embed.FS
 
-// patience is how long a reader may take to read a message. If the reader takes longer, the page ends the reader's
-// stream.
+// patience is how long a browser may take to read a message. If the browser takes longer, the server ends the stream to
+// this browser.
 const patience = 10 * time.Second
 
 // policy makes the browser load only files from this server.
 const policy = "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; base-uri 'none'; form-action 'none'; " +
 	"frame-ancestors 'none'"
 
-// Page serves the web page, its files, and the stream of its data.
+// Page serves the web page: its files, and a stream with the data that it shows.
 type Page struct {
 	feed     *feed
 	patience time.Duration
@@ -42,12 +42,12 @@ type Source interface {
 	LastEvent() uint64
 }
 
-// New makes the page of a service. The page shows version as the version of the service.
+// New makes the page of a service. The page shows the parameter version as the version of the service.
 func New(of Source, version string) *Page {
 	return &Page{feed: newFeed(encoder{of, version}.encode), patience: patience}
 }
 
-// Register adds the page to a server. The page answers only GET and HEAD requests.
+// Register adds the addresses of the page to mux. The page answers only GET and HEAD requests.
 func (p *Page) Register(mux *http.ServeMux) {
 	files, _ := fs.Sub(assets, "assets") // never fails: the folder is embedded
 	static := http.FileServerFS(files)
@@ -59,8 +59,8 @@ func (p *Page) Register(mux *http.ServeMux) {
 // Close ends the open streams.
 func (p *Page) Close() { p.feed.close() }
 
-// local refuses requests from other machines, and requests that name another host. The reason is that the page, unlike
-// the metrics, shows processes and users.
+// local refuses requests from other machines, and requests whose Host header does not name this machine. The reason is
+// that the page, unlike the metrics, shows processes and users.
 func local(next http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		at, _ := r.Context().Value(http.LocalAddrContextKey).(net.Addr)
@@ -98,8 +98,8 @@ func port(at net.Addr) string {
 	return port
 }
 
-// stream sends each message of the feed as a server-sent event whenever the message has changed. If the reader does not
-// read, stream ends.
+// stream sends each message of the feed as a server-sent event. When a message has changed, stream sends it again. If
+// the browser does not read for the time patience, stream ends.
 func (p *Page) stream(w http.ResponseWriter, r *http.Request) {
 	if r.Method == http.MethodHead {
 		return

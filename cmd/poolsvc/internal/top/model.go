@@ -46,7 +46,7 @@ const (
 // maxEvents is the greatest number of events that the screen keeps.
 const maxEvents = 200
 
-// New makes the screen for a source. The screen asks the source again after each interval.
+// New makes the screen for a source. The screen reads a new snapshot from the source after each interval.
 func New(ctx context.Context, source *Source, interval time.Duration) *Model {
 	return &Model{ctx: ctx, source: source, interval: interval, width: 80, height: 24}
 }
@@ -159,7 +159,8 @@ func (m *Model) typeFilter(key tea.KeyPressMsg) {
 	}
 }
 
-// openDetails shows details of the session or the event under the cursor. For a channel, it shows the session that is furthest behind.
+// openDetails shows details of the session or the event under the cursor. If a channel is under the cursor, it shows the session of the
+// consumer that is furthest behind. If details are already open, openDetails closes them.
 func (m *Model) openDetails() {
 	if m.now == nil || m.details != 0 || m.event != nil {
 		m.details, m.event = 0, nil
@@ -210,8 +211,8 @@ func (m *Model) cursor(pane, n int) int {
 	return m.row[pane]
 }
 
-// columns are the columns by which the user can sort each pane. Texts and session ids are in ascending order; other values are in
-// descending order.
+// columns are the columns by which the user can sort each pane. A pane sorts texts and session ids in ascending order, and other values
+// in descending order.
 var columns = [panes][]string{
 	sessionsPane: {"BYTES", "LEASES", "AGE", "SESSION", "PROGRAM"},
 	channelsPane: {"FRAMES/S", "WAITING", "CHANNEL"},

@@ -42,7 +42,8 @@ func (s *Source) Close() error {
 	return s.client.Close()
 }
 
-// read reads a snapshot. It also reads the buffers of the session with the id of; 0: read reads no buffers.
+// read reads a snapshot. The parameter of is the id of a session: read also reads the buffers of this session. If of is 0, read reads no
+// buffers.
 func (s *Source) read(ctx context.Context, of uint64) (now snapshot, err error) {
 	if s.client == nil {
 		if s.client, err = bridge.TryDial(ctx, s.Socket); err != nil {

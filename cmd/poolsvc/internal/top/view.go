@@ -33,7 +33,7 @@ func (m *Model) View() tea.View {
 	return v
 }
 
-// draw returns the lines of the screen. There are at most as many lines as the screen has rows.
+// draw returns the lines of the screen. It returns at most as many lines as the screen has rows.
 func (m *Model) draw() string {
 	lines := []string{m.title()}
 	switch {
@@ -229,7 +229,7 @@ func (m *Model) drawChannels() []string {
 	return m.mark(channelsPane, rows, table(rows, "lLLLrRrrrRl", m.width))
 }
 
-// head returns the head of a pane. An arrow marks the column by which the pane is sorted.
+// head returns the heads of the columns of a pane. An arrow marks the column by which the pane is sorted.
 func (m *Model) head(pane int, names ...string) []string {
 	by := columns[pane][m.order[pane]]
 	arrow := "▼"
@@ -315,8 +315,9 @@ func (m *Model) drawDetails() []string {
 	return append(lines, table(rows, "rlLlrlR", m.width)...)
 }
 
-// table aligns columns: l and L align to the left, r and R align to the right. If a table is too wide, it first makes columns of text
-// narrower, and then drops columns with a capital letter, from the right.
+// table aligns columns. The string align has one letter for each column: l and L align to the left, r and R align to the right. If the
+// rows are wider than width, table first makes columns of text narrower. If this is not enough, table removes columns with a capital
+// letter, and begins with the rightmost of these columns.
 func table(rows [][]string, align string, width int) []string {
 	widths := make([]int, len(align))
 	for _, row := range rows {

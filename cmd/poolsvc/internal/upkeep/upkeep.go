@@ -11,13 +11,13 @@ import (
 	"github.com/poolbridge/poolbridge/mempool/service"
 )
 
-// Rest is the time between two checks of the memory. Go's own collector runs only when something is allocated, or after two minutes, and
-// returns freed memory slowly.
+// Rest is the time between two checks of the memory. Package upkeep makes these checks because Go's own garbage collector runs only when
+// the program allocates memory, or after two minutes, and returns freed memory slowly.
 const Rest = 20 * time.Second
 
 // Run collects garbage when the process uses at least moreBytes more memory than after the last collection. Run also
-// collects garbage when the number of things has fallen by at least fewerThings and to at most half of the number after
-// the last collection.
+// collects garbage if the number of goroutines, leases, buffers and names is at least fewerThings lower than after the
+// last collection, and at most half of that number.
 const (
 	moreBytes   = 16 << 20
 	fewerThings = 1000
@@ -36,8 +36,8 @@ func look(svc *service.Service) state {
 	return state{sizes[0].Value.Uint64() - sizes[1].Value.Uint64(), runtime.NumGoroutine() + s.Leases + s.Buffers + s.Names}
 }
 
-// Run returns unused memory to the system until ctx ends. At each tick, it checks whether the process has grown, or whether most of the
-// things that used memory are gone.
+// Run returns unused memory to the system until ctx ends. At each tick, it checks whether the process uses much more memory, or whether
+// most of the goroutines, leases, buffers and names are gone.
 func Run(ctx context.Context, svc *service.Service, ticks <-chan time.Time) {
 	last := look(svc)
 	for {

@@ -39,8 +39,8 @@ func (s *scene) pool(ctx context.Context, name string, bytes uint64) (p *bridge.
 
 // quiet waits until the service has freed the memory of earlier checks. The service frees a block when no process maps
 // the block any more. This process may be the last process that maps the block, and it may unmap the block after the
-// check has ended. Unmapping and freeing wait for running kernels, and other calls of the same process may then wait
-// too.
+// check has ended. Unmapping and freeing wait for running kernels, and meanwhile other calls of the same process may
+// wait too.
 func (s *stage) quiet(ctx context.Context) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -94,7 +94,8 @@ func (s *scene) publish(ctx context.Context, name string, n uint64, p *work.Patt
 	return undo, nil
 }
 
-// look compares the buffer with the name to the pattern p. If then is not nil, look writes the pattern then.
+// look compares the content of the named buffer with the pattern p. If the parameter then is not nil, look afterwards writes this second
+// pattern.
 func (s *scene) look(ctx context.Context, name string, n uint64, p, then *work.Pattern) error {
 	l, err := s.client.Get(ctx, name, bridge.LeaseOptions{Write: then != nil})
 	if err != nil {

@@ -9,7 +9,7 @@ import (
 	"github.com/poolbridge/poolbridge/mempool"
 )
 
-// The sizes of the segments that a worker opens in each context, in bytes.
+// segments are the sizes, in bytes, of the buffers that a worker opens in each context.
 var segments = []uint64{146_064, 226_656, 154_909_264}
 
 // contextRounds is how many times a worker opens the segments.

@@ -17,7 +17,7 @@ type role struct {
 }
 
 // crew starts workers before the checks that need them, because a worker spends most of its starting time on imports. The crew also keeps
-// shared workers while no check uses them.
+// each shared worker alive while no check uses it.
 type crew struct {
 	start   func(role) (*worker, error)
 	prepare func(*worker, role) error
@@ -118,8 +118,8 @@ func (c *crew) take(b booking) (*worker, error) {
 	return u.worker, u.err
 }
 
-// hire returns an idle worker with the name, or else a worker that uses the library. No other check gets the worker until the caller calls
-// dismiss.
+// hire returns an idle worker with this name. If there is none, it returns a new worker for the library (the parameter consumer). No
+// other check gets the worker until the caller calls dismiss.
 func (c *crew) hire(name, consumer string) (*worker, error) {
 	c.mu.Lock()
 	if n := len(c.idle[name]); n > 0 {

@@ -11,7 +11,8 @@ import (
 	"github.com/poolbridge/poolbridge/mempool"
 )
 
-// crewOf returns a crew whose workers are shells. The channel started receives the role of each started worker.
+// crewOf returns a crew whose worker processes run only a shell. The crew sends the role of each worker that it starts to the channel
+// started.
 func crewOf(t *testing.T, limit int) (c *crew, started chan role) {
 	t.Helper()
 	started = make(chan role, 100)

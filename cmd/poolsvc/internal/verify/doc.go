@@ -1,8 +1,10 @@
-// Package verify proves that memory can be shared on this machine. It runs a service. Workers in other processes check what Go wrote, and
-// write what Go checks. The package reports each check by name.
+// Package verify proves that processes can share memory on this machine. It starts a service, and workers in other processes. A worker
+// checks the memory that this process wrote, or writes memory that this process checks. The package reports the result of each check with
+// its name.
 //
-// Files with the names of scenarios contain the checks; the variable families (check.go) lists their functions. A check gets a scene, with
-// its own names, pools and workers. The stage (scene.go) has what all checks share. The roster lists the consumers. The crew (crew.go)
-// starts workers before the checks need them; a role says how to start a worker. turns.go decides which check begins next. ledger.go
-// reports results in the order of the checks.
+// The checks of a scenario are in files named after the scenario or the group of checks. The variable families (check.go) lists the
+// functions that return the checks. Each check gets a scene, which has names, pools and workers for this check only. The stage (scene.go)
+// has what all checks share. The roster lists the consumers: this program and the Python libraries. The crew (crew.go) starts workers
+// before the checks need them; a role says how to start a worker. turns.go decides which check begins next. ledger.go reports results in
+// the order of the checks.
 package verify

@@ -51,7 +51,8 @@ func (s *scene) save(ctx context.Context, name string) (path string, x mempool.S
 	return path, x, lease.Release, nil
 }
 
-// handleInAFile saves a handle to a file. Consumers that start later and have no service open the handle, compare the memory and change it.
+// handleInAFile saves the handle of a buffer to a file. Then it starts a worker that does not use the service. The worker opens the
+// handle from the file, compares the memory with a pattern, and changes the memory.
 func handleInAFile(ctx context.Context, s *scene, consumer string) (err error) {
 	name := s.uniqueName("file")
 	first, second := work.Affine(0.001, 42).Within(1e-4), work.Affine(1, 100)
@@ -79,7 +80,8 @@ func handleInAFile(ctx context.Context, s *scene, consumer string) (err error) {
 	return s.look(ctx, name, legacyElements, work.Affine(2, 200), nil)
 }
 
-// deadOwner lets a consumer open the handle of a killed process. The consumer must report an error, and must still work afterwards.
+// deadOwner lets a worker open a handle whose owner process was killed. The worker must report an error. After the error, the worker must
+// still be able to use other memory.
 func deadOwner(ctx context.Context, s *scene, consumer string) error {
 	device, err := s.uuid()
 	if err != nil {

@@ -72,8 +72,9 @@ func (m *shared) close() error {
 	return errors.Join(m.mapping.Close(), m.physical.Close(), unix.Close(m.fd))
 }
 
-// descriptor sends a worker the descriptor of an allocation, over a separate socket. In the first run, the worker unmaps the memory before
-// the owner does. In the second run, the worker unmaps the memory after the owner does: the worker's mapping must keep the memory.
+// descriptor sends a worker the file descriptor of an allocation through a separate socket, not through the service. In the first run,
+// the worker unmaps the memory before this process does. In the second run, the worker unmaps the memory after this process does: the
+// memory must exist as long as the worker maps it.
 func descriptor(ctx context.Context, s *scene, consumer string) error {
 	for _, ownerFirst := range []bool{false, true} {
 		if err := passDescriptor(ctx, s, consumer, ownerFirst); err != nil {
@@ -162,7 +163,8 @@ func (m *shared) send(ctx context.Context, path string, receive func(context.Con
 	return <-sent
 }
 
-// zeros lets a worker open a handle of 64 zero bytes. The worker must report a clear error, and must still work afterwards.
+// zeros lets a worker open a handle that consists of 64 zero bytes. The worker must report a clear error. After the error, the worker
+// must still be able to use other memory.
 func zeros(ctx context.Context, s *scene, consumer string) (err error) {
 	device, err := s.uuid()
 	if err != nil {
@@ -230,7 +232,8 @@ func refusedByDriver(ctx context.Context, s *scene, consumer string) error {
 	return nil
 }
 
-// uniqueHandles saves the handles of several segments. The handles must differ, and each handle must open its own segment.
+// uniqueHandles saves the handles of several buffers. All handles must be different, and each handle must open the buffer to which it
+// belongs.
 func uniqueHandles(ctx context.Context, s *scene, consumer string) (err error) {
 	w, err := s.worker(consumer)
 	if err != nil {
@@ -291,7 +294,8 @@ func pickled(ctx context.Context, s *scene, consumer string) error {
 	return err
 }
 
-// fork lets a worker fork without exec. The child must get errors and must not get memory. The worker must still work afterwards.
+// fork lets a worker call fork without exec. Each call of the library in the child process must return an error and must not give the
+// child memory. After the fork, the worker itself must still be able to use memory.
 func fork(ctx context.Context, s *scene, consumer string) (err error) {
 	name := s.uniqueName("fork")
 	undo, err := s.publish(ctx, name, maskedElements, masked(0))

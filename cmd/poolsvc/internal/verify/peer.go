@@ -49,8 +49,8 @@ func uuids(devices ...cuda.Device) (list []string, err error) {
 	return list, nil
 }
 
-// peer lets a worker on another GPU compare and write the memory. If the other GPU cannot access the memory, the worker must get a clear
-// error.
+// peer lets a worker compare and write memory of one GPU with a kernel on another GPU. If the other GPU cannot access the memory, the
+// worker must get a clear error.
 func peer(ctx context.Context, s *scene, consumer string) (err error) {
 	own, other, err := s.other()
 	if err != nil {

@@ -20,8 +20,8 @@ type Progress struct {
 // NewProgress returns a Progress that writes to w.
 func NewProgress(w io.Writer) *Progress { return &Progress{display: display.NewProgress(w)} }
 
-// lack prints, once for each reason, the kinds of memory that this machine lacks. Progress then prints no lines for the checks of these
-// kinds.
+// lack prints which kinds of memory this machine lacks, and why. It prints one line for each reason. After that, Progress prints no lines
+// for the checks of these kinds.
 func (p *Progress) lack(unavailable map[mempool.Kind]error) {
 	if p == nil {
 		return

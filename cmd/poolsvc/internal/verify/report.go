@@ -26,8 +26,8 @@ type Result struct {
 	Name     string `json:"name"`
 	Kind     string `json:"kind"`
 	Scenario string `json:"scenario"`
-	// Consumer is the library, or "go". Direction says in which direction the data goes first, seen from the service: "to-consumer" or
-	// "from-consumer".
+	// Consumer is the Python library of the worker, or "go". Direction is "to-consumer" if this process writes the data first, or
+	// "from-consumer" if the worker writes the data first.
 	Consumer  string `json:"consumer"`
 	Direction string `json:"direction"`
 	Status    Status `json:"status"`
@@ -44,7 +44,8 @@ type Report struct {
 	Passed  int      `json:"passed"`
 	Failed  int      `json:"failed"`
 	Skipped int      `json:"skipped"`
-	// Seconds is how long the whole run took. The sum of the times of the checks is greater, because checks run at the same time.
+	// Seconds is how long the whole run took. The sum of the times of the checks can be greater, because several checks run at the same
+	// time.
 	Seconds float64 `json:"seconds"`
 }
 

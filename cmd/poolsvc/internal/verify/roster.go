@@ -23,8 +23,9 @@ const missingOnes = "python"
 // roster lists the consumers: this program in another process, and the libraries of the Python interpreter.
 type roster struct{ work.Probe }
 
-// audition starts a worker for each library of the Python interpreter, all at the same time, and asks each worker what its library can use.
-// The checks use these workers later. If a library makes its worker end, only this library is missing.
+// audition starts one worker for each library that the Python interpreter has. The workers run at the same time. audition asks each
+// worker which kinds of memory its library can use. The checks use these workers later. If a worker ends because its library crashes,
+// only this library is missing in the checks.
 func (s *stage) audition() (*roster, error) {
 	first, err := s.start(role{})
 	if err != nil {

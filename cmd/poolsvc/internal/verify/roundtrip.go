@@ -62,8 +62,8 @@ func roundTrip(ctx context.Context, s *scene, consumer string, n uint64) (err er
 	return s.look(ctx, name, n, back, nil)
 }
 
-// produced checks the other direction. A worker allocates a buffer, writes a pattern and publishes the buffer. Go compares it and writes
-// another pattern. Then the worker checks Go's pattern.
+// produced checks the direction from a worker to Go. A worker allocates a buffer, writes a pattern and publishes the buffer. Go compares
+// the buffer with the pattern and writes another pattern. Then the worker checks Go's pattern.
 func produced(ctx context.Context, s *scene, consumer string, n uint64) (err error) {
 	name := s.uniqueName("produced")
 	_, undo, err := s.pool(ctx, name, n*work.ElementBytes)
@@ -135,7 +135,8 @@ func manyWorkers(ctx context.Context, s *scene, consumer string, n uint64, worke
 	return g.Wait()
 }
 
-// crowdOf returns the name of the workers that check one buffer at the same time. A Python worker in this crowd can use any library.
+// crowdOf returns the common name of the workers that check one buffer at the same time. All Python workers have one name, because each
+// of them can use any library.
 func crowdOf(consumer string) string {
 	if consumer == goConsumer {
 		return "many in Go"

@@ -11,7 +11,8 @@ import (
 	"github.com/poolbridge/poolbridge/mempool"
 )
 
-// slowChecks returns checks that transfer buffers while a kernel is held. Only streams may wait for the kernel; no call may wait.
+// slowChecks returns checks that transfer buffers while a kernel is held. A stream may wait for the kernel, but no call of the library
+// may wait for it.
 func slowChecks(kind mempool.Kind, consumers []string, _ Options) []check {
 	if !onGPU(kind) {
 		return nil
@@ -37,9 +38,9 @@ type handing struct {
 	takes  time.Duration // how long the slow kernel runs after the gate is open
 }
 
-// slowly returns a check that rehearses once, and then calls run twice. In the first call, the transfers in run may
-// still map new memory. In the second call, the kernel works for some time after the gate is open. The times that the
-// check reports are those of the second call.
+// slowly returns a check that calls rehearse once, and then calls the function run twice. During the first call, run
+// may still map new memory. During the second call, the kernel runs for some time after the gate is open. The check
+// reports the times of the second call.
 func slowly(run func(context.Context, *handing) error) func(context.Context, *scene, string) error {
 	return func(ctx context.Context, s *scene, consumer string) (err error) {
 		d, err := mempool.FindDevice(s.options.Device)
@@ -82,8 +83,9 @@ func slowly(run func(context.Context, *handing) error) func(context.Context, *sc
 	}
 }
 
-// rehearse lets the buffer go to the worker and back once. The reason is that a process does some things only once, for
-// example registering a timeline with the driver, and these things may wait for running kernels.
+// rehearse transfers the buffer to the worker once, without a held kernel. The reason is that a process does some
+// things only at the first transfer, for example it registers a timeline with the driver. These calls may wait for
+// running kernels.
 func (h *handing) rehearse(ctx context.Context) error {
 	h.second = masked(0)
 	if _, err := h.write(ctx, func() error { return nil }); err != nil {
@@ -97,8 +99,9 @@ func (h *handing) rehearse(ctx context.Context) error {
 	return h.end(ctx)
 }
 
-// slowProducer publishes a buffer before a kernel has written the content. The gate holds the kernel until the worker has its array and has
-// queued its work that reads the array. Then the kernel takes some time, and the worker must see the complete content.
+// slowProducer publishes a buffer before a kernel has written the content. The gate holds the kernel until the worker has the array and
+// has queued a comparison of the array. Then the gate opens and the kernel runs for some time. The comparison must find the complete new
+// content.
 func slowProducer(ctx context.Context, h *handing) (err error) {
 	gate, err := h.gpu.NewGate()
 	if err != nil {
@@ -121,8 +124,8 @@ func slowProducer(ctx context.Context, h *handing) (err error) {
 	return h.end(ctx)
 }
 
-// slowConsumer writes a buffer before a kernel of the worker has read it. The worker's kernel is held until this process has published the
-// new content. The worker must see the complete old content, and other readers must see the new content.
+// slowConsumer writes a buffer before a kernel of the worker has read the buffer. The worker's kernel is held until this process has
+// published the new content. The worker must read the complete old content, and later readers must read the new content.
 func slowConsumer(ctx context.Context, h *handing) error {
 	h.task.Hold, h.task.Slow = true, h.takes.Seconds()
 	read, err := h.begin(ctx, h.first)
@@ -143,8 +146,8 @@ func slowConsumer(ctx context.Context, h *handing) error {
 	return h.look(ctx, h.task.Name, maskedElements, h.second, nil)
 }
 
-// write calls earlier, which queues work in this process's stream. Then it queues a kernel that writes the new content,
-// and publishes the buffer. It returns how long the calls Get, WaitOn and Publish took.
+// write calls the function earlier, which queues work in this process's stream. Then write queues a kernel that writes
+// the new content, and publishes the buffer. It returns how long the calls of Get, WaitOn and Publish took.
 func (h *handing) write(ctx context.Context, earlier func() error) (took time.Duration, err error) {
 	g := h.gpu
 	start := time.Now()
@@ -165,7 +168,8 @@ func (h *handing) write(ctx context.Context, earlier func() error) (took time.Du
 	return (took + time.Since(start)).Round(time.Microsecond), err
 }
 
-// begin lets the worker queue a comparison of the buffer in its stream. It returns how long the calls took in the worker.
+// begin lets the worker queue a comparison of the buffer in the worker's stream. It returns how long the worker's calls of the library
+// took.
 func (h *handing) begin(ctx context.Context, p *work.Pattern) (took time.Duration, err error) {
 	t := h.task
 	t.Pattern = p

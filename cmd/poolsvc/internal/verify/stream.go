@@ -22,8 +22,8 @@ const (
 	fullAfter     = 0.1 // how many seconds a producer waits at a full channel before the publish fails
 )
 
-// streamChecks returns checks of channels. The ring check runs with each library once as the consumer and, except for Go, once as the
-// producer. The other checks run only with the preferred libraries: see preferred.
+// streamChecks returns checks of channels. The ring check runs with each library as the consumer. It also runs with each library except
+// Go as the producer. The other checks run only with the libraries that the function preferred returns.
 func streamChecks(_ mempool.Kind, consumers []string, _ Options) []check {
 	able := streamers(consumers)
 	best := preferred(able)
@@ -93,8 +93,8 @@ type player struct {
 	consumer string
 }
 
-// flowing returns a check with a channel. Later checks use the workers of the check again. After an error, flowing kills the workers,
-// because they may still wait for frames.
+// flowing returns a check that makes a channel and calls the function run. If run succeeds, later checks use the same workers. If run
+// fails, the check kills the workers, because they may still wait for frames.
 func flowing(mode mempool.ChannelMode, full mempool.FullPolicy, run func(context.Context, *flow) error) func(context.Context, *scene, string) error {
 	return func(ctx context.Context, s *scene, consumer string) (err error) {
 		f := &flow{scene: s}
@@ -170,9 +170,9 @@ func (f *flow) tryPublish(ctx context.Context, p player, first, last uint64, wai
 	return a.Rounds, a.Stopped, nil
 }
 
-// fill publishes frames from number 2 on until the channel is full. Then one more publish must fail with the code. The
-// caller has let a consumer take frame 1 and keep it. The channel must take ringSlots frames in all, even if a publish
-// takes long, and no more.
+// fill publishes frames until the channel is full. It begins with frame 2, because the caller has published frame 1,
+// and a consumer has taken and kept it. The channel must accept ringSlots frames in all, even if a publish takes long.
+// The next publish must fail with the error code of the parameter code.
 func (f *flow) fill(ctx context.Context, p player, code string) error {
 	if err := f.publish(ctx, p, 2, ringSlots); err != nil {
 		return err
@@ -222,7 +222,7 @@ func (f *flow) frames(ctx context.Context, p player, t work.Task) (*work.Answer,
 	return a, nil
 }
 
-// take lets a player take frames. The frames must have the numbers first to last, in this order.
+// take lets a player take frames. If the frames do not have the numbers from first to last, in this order, take returns an error.
 func (f *flow) take(ctx context.Context, p player, t work.Task, first, last uint64) (*work.Answer, error) {
 	t.Task, t.Count = "stream-take", int(last-first+1)
 	a, err := f.frames(ctx, p, t)
@@ -282,8 +282,8 @@ func together(ctx context.Context, parts ...func(context.Context) error) error {
 	return g.Wait()
 }
 
-// ring lets a producer publish until the ring is full. Then the consumer takes frames, and the producer publishes again. While the ring is
-// full, the producer must not overwrite the frame that the consumer keeps.
+// ring lets a producer publish frames until the channel is full. Then the consumer takes frames, and the producer publishes again. While
+// the channel is full, the producer must not overwrite the frame that the consumer keeps.
 func (f *flow) ring(ctx context.Context, producer, one player) error {
 	if err := f.publish(ctx, producer, 1, 1); err != nil {
 		return err
@@ -387,8 +387,8 @@ func fullFail(ctx context.Context, f *flow) error {
 	return err
 }
 
-// dropping checks that a slow consumer misses old frames and gets the newest frames. The producer must not wait, and must not overwrite the
-// frames that the consumer keeps.
+// dropping returns a check: a slow consumer must miss old frames and get the newest frames. The producer must not wait, and must not
+// overwrite the frames that the consumer keeps.
 func dropping(newest uint64) func(context.Context, *flow) error {
 	return func(ctx context.Context, f *flow) error {
 		const last = 5 * ringSlots
@@ -412,8 +412,8 @@ func dropping(newest uint64) func(context.Context, *flow) error {
 	}
 }
 
-// lateSubscriber lets a consumer subscribe late. The consumer must begin with the newest frame or, with the option Oldest, with the oldest
-// frame in the channel.
+// lateSubscriber lets a consumer subscribe after the producer has published frames. The consumer must begin with the newest frame or,
+// with the option Oldest, with the oldest frame in the channel.
 func lateSubscriber(ctx context.Context, f *flow) error {
 	const last = 3 * ringSlots
 	if err := f.publish(ctx, f.producer, 1, last); err != nil {

@@ -8,7 +8,8 @@ import (
 	"github.com/poolbridge/poolbridge/mempool"
 )
 
-// withVictim gives a check a worker to kill. The worker uses the library of the check.
+// withVictim starts a worker that uses the library of the check, and passes it to the function run as victim. The function run kills this
+// worker.
 func withVictim(run func(ctx context.Context, f *flow, victim player) error) func(context.Context, *flow) error {
 	return func(ctx context.Context, f *flow) error {
 		w, err := f.fresh(role{consumer: f.one.consumer})
@@ -20,8 +21,8 @@ func withVictim(run func(ctx context.Context, f *flow, victim player) error) fun
 	}
 }
 
-// consumerKilled kills a consumer that blocks a broadcast and has frames of a queue. The broadcast must continue, and another consumer must
-// get the frames of the queue.
+// consumerKilled kills a consumer that keeps a frame of a broadcast, so that the broadcast is blocked, and that also keeps frames of a
+// queue. The broadcast must continue, and another consumer must get the frames of the queue that the killed consumer kept.
 func consumerKilled(ctx context.Context, f *flow, victim player) error {
 	q, err := f.another(ctx, mempool.WorkQueue, mempool.Block)
 	if err != nil {
@@ -60,10 +61,11 @@ func consumerKilled(ctx context.Context, f *flow, victim player) error {
 	return eachOnce(got, 1, 2)
 }
 
-// producerKilled kills a producer. The frames that the producer had completed must arrive, and another producer must be able to publish.
+// producerKilled kills a producer. The consumers must get the frames that the producer had completed, and another producer must be able
+// to publish.
 //
-// When a process is killed, the GPU drops its queued work. A frame is lost if its content is part of this work. So another consumer first
-// reads the frames, which shows that their content is complete.
+// When a process is killed, the GPU drops the work that the process has queued. If this work would have written the content of a frame,
+// the frame is lost. So another consumer first reads the frames. This shows that their content is complete before the producer is killed.
 func producerKilled(ctx context.Context, f *flow, victim player) error {
 	if err := f.publish(ctx, victim, 1, 1); err != nil {
 		return err
@@ -89,8 +91,8 @@ func producerKilled(ctx context.Context, f *flow, victim player) error {
 	return together(ctx, f.publishing(f.producer, ringSlots+1, streamFrames), f.taking(f.one, ringSlots+1, streamFrames))
 }
 
-// stageReplaced kills the stage between a queue and a broadcast while the stage has a frame, and starts another stage. Every frame must
-// arrive at the end of the pipeline.
+// stageReplaced kills the worker that copies frames from a queue to a broadcast, while this worker keeps a frame. Then it lets another
+// worker do the copying. The last consumer must get every frame.
 func stageReplaced(ctx context.Context, in *flow, victim player) error {
 	out, err := in.another(ctx, mempool.Broadcast, mempool.Block)
 	if err != nil {

@@ -11,8 +11,8 @@ import (
 
 var marks = map[Status]string{Passed: "ok", Failed: "FAILED", Skipped: "skip", "": "·"}
 
-// Table writes the results as a matrix. Each row has a thing that was tried and its consumer; each column has a kind of memory. Table
-// leaves out a kind of which every check was skipped, unless there is no other kind.
+// Table writes the results as a matrix. Each row stands for a check and its consumer. Each column stands for a kind of memory. If every
+// check of a kind was skipped, Table leaves out the column of this kind, unless all checks of all kinds were skipped.
 func (r *Report) Table(w io.Writer) error {
 	tried := make(map[string]bool)
 	for _, c := range r.Checks {

@@ -6,8 +6,8 @@ import (
 	"sync"
 )
 
-// turns decides which check begins next, for several goroutines that run checks. Checks begin in their order. If all workers of a check are
-// in use, a later check may begin first.
+// turns decides which check begins next. Several goroutines run checks and ask turns for the next one. Checks begin in the order of the
+// list. If all workers of a check are in use, a later check may begin first.
 type turns struct {
 	room map[string]int // how many checks may use the workers of a name at the same time; it has an entry for every name
 
@@ -29,8 +29,8 @@ func newTurns(room map[string]int, left []turn) *turns {
 	return t
 }
 
-// next returns the next check, if there is one left. If the workers of all remaining checks are in use, next waits. The caller must pass
-// each returned check to done.
+// next returns the next check. If no check is left, ok is false. If the workers of all remaining checks are in use, next waits. The
+// caller must pass each returned check to done.
 func (t *turns) next(ctx context.Context) (next turn, ok bool) {
 	t.mu.Lock()
 	defer t.mu.Unlock()

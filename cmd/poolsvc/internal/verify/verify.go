@@ -24,15 +24,15 @@ const (
 	mostAhead = 10
 	// gpuBytesBeside is the free memory of the GPU that each check needs if checks run at the same time.
 	gpuBytesBeside = 2 << 30
-	// mostByDefault is the greatest number of checks that run at the same time if the user names no number. With more checks, the driver's
-	// locks slow down all of them.
+	// mostByDefault is the greatest number of checks that run at the same time if the user names no number. If more checks run, they wait
+	// for each other's locks in the driver, and all checks become slower.
 	mostByDefault = 4
 	// perWorker is a number of checks: for each perWorker checks of a library, the crew gets one more worker. A worker takes seconds to
 	// start.
 	perWorker = 32
 )
 
-// Options says which checks to run, and with which settings.
+// Options says which checks Run runs, and with which settings.
 type Options struct {
 	// Self is the path of the program that contains the service and the Go workers. If Self is empty, Run uses the
 	// running program.
@@ -41,28 +41,31 @@ type Options struct {
 	Python string
 	// Elements is the number of float32 elements of a buffer.
 	Elements uint64
-	// Device is the GPU to use, an ordinal or a UUID.
+	// Device names the GPU that the checks use: the ordinal or the UUID of the GPU.
 	Device string
-	// Go writes the pattern i + Seed. A worker writes the pattern WorkerSeed − i.
+	// The process that writes a buffer first writes the pattern i + Seed. The process that answers in the same buffer writes the pattern
+	// WorkerSeed − i.
 	Seed, WorkerSeed int64
 	// Workers is how many workers check one buffer at the same time.
 	Workers int
-	// Parallel is how many checks may run at the same time. 0 stands for one check for each four CPUs, but at most 4. The checks of the
-	// scenario order never run at the same time. If several checks run at the same time, each needs 2 GiB of free memory of the GPU.
+	// Parallel is how many checks may run at the same time. If Parallel is 0, one check runs for each four CPUs, but at least 1 and at
+	// most 4 checks. The checks of the scenario order never run at the same time. If several checks run at the same time, each check
+	// needs 2 GiB of free memory of the GPU.
 	Parallel int
-	// LargeBytes is the size of the buffer in the large check on a GPU. If LargeBytes is 0, the large check does not run.
+	// LargeBytes is the size of the buffer in the check "large", for memory of a GPU. If LargeBytes is 0, this check does not run.
 	LargeBytes uint64
-	// Kinds are the kinds of memory to check; empty for all.
+	// Kinds are the kinds of memory that Run checks. If Kinds is empty, Run checks all kinds.
 	Kinds []mempool.Kind
-	// Only has globs of the checks to run, in the form kind/scenario/check/consumer; empty for all.
+	// Only has patterns for the names of the checks that Run runs, in the form kind/scenario/check/consumer. A pattern may contain *. If
+	// Only is empty, Run runs all checks.
 	Only []string
 	// Timeout is the time limit of one check.
 	Timeout time.Duration
-	// Progress gets each result as soon as the check ends; nil: Run shows no progress.
+	// Progress gets each result as soon as the check ends. If Progress is nil, Run shows no progress.
 	Progress *Progress
 }
 
-// Validate returns an error if the options are not valid.
+// Validate returns an error if an option has a value that is not allowed.
 func (o Options) Validate() error {
 	switch {
 	case o.Elements == 0 || o.Elements > math.MaxInt64/16:
@@ -143,7 +146,8 @@ func lastly(c chosen) int {
 	return 0
 }
 
-// Run runs every check that can run here. The report has the results of the checks that ran. The error says what failed outside the checks.
+// Run runs every check that can run here. The report has the result (passed, failed or skipped) of each check that has ended. The error
+// is nil unless something outside the checks failed, for example the start of the service.
 func Run(ctx context.Context, o Options) (report *Report, err error) {
 	report = new(Report)
 	if err := o.Validate(); err != nil {
@@ -208,8 +212,8 @@ func onStage(ctx context.Context, o Options, play func(*stage) error) (err error
 	return play(s)
 }
 
-// runAll runs the checks. The checks of the scenario order run last and one after another. They measure times, and a held kernel may block
-// any call of its process. All other checks run at the same time.
+// runAll runs the checks. Checks of all scenarios except order run first, several at the same time. Then the checks of the scenario order
+// run, one after another. They run alone because they measure times, and because a held kernel may block any call of its process.
 func (s *stage) runAll(checks []chosen, unavailable map[mempool.Kind]error, report *Report) error {
 	s.options.Progress.lack(wanted(checks, unavailable))
 	defer s.options.Progress.end()
@@ -253,7 +257,7 @@ func (s *stage) runAll(checks []chosen, unavailable map[mempool.Kind]error, repo
 	return context.Cause(s.ctx)
 }
 
-// each runs the checks of t. At most hands checks run at the same time.
+// each calls the function run for each check of t. The parameter hands limits how many checks run at the same time.
 func (s *stage) each(t *turns, hands int, run func(turn)) {
 	var all sync.WaitGroup
 	for range hands {
@@ -279,7 +283,8 @@ func (s *stage) uses(c chosen) string {
 	return c.consumer
 }
 
-// hands returns how many checks may run at the same time. A check uses up to four processes, and each has a context on the GPU.
+// hands returns how many checks may run at the same time. Free memory of the GPU limits this number, because a check uses up to four
+// processes and each process has a context on the GPU.
 func (s *stage) hands(unavailable map[mempool.Kind]error) int {
 	wanted := s.options.Parallel
 	if wanted == 0 {
@@ -299,7 +304,8 @@ func (s *stage) hands(unavailable map[mempool.Kind]error) int {
 	return max(1, min(wanted, int(free/gpuBytesBeside)))
 }
 
-// wanted returns the kinds of the checks. The error of a kind says why its checks cannot run; nil: they can run.
+// wanted returns the kinds of memory that the checks use. The value of a kind in the result is the error that prevents its checks, or nil
+// if they can run.
 func wanted(checks []chosen, unavailable map[mempool.Kind]error) map[mempool.Kind]error {
 	kinds := make(map[mempool.Kind]error)
 	for _, c := range checks {

@@ -123,8 +123,8 @@ func readOnly(ctx context.Context, s *scene, consumer string) (err error) {
 	return s.look(ctx, name, maskedElements, masked(0), nil)
 }
 
-// kernelFault lets a kernel of a worker write read-only memory. After this fault, the worker must not be able to use the GPU, and no other
-// process may notice the fault.
+// kernelFault lets a kernel of a worker write read-only memory. This is a fault: afterwards, the worker cannot use the GPU. All other
+// processes must still be able to use the GPU.
 func kernelFault(ctx context.Context, s *scene, consumer string) (err error) {
 	name := s.uniqueName("kernel-fault")
 	undo, err := s.publish(ctx, name, maskedElements, masked(0))

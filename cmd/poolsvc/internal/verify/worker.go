@@ -27,7 +27,8 @@ type worker struct {
 // startWorker starts a worker process. env is added to the environment if it is not empty. The worker is killed when ctx ends.
 func startWorker(ctx context.Context, env string, program string, args ...string) (*worker, error) {
 	w := &worker{cmd: exec.CommandContext(ctx, program, args...)}
-	// Without this variable, JAX would take most of the GPU's memory and leave none for the other workers.
+	// Without this variable, JAX would allocate most of the memory of the GPU when it starts, and the other workers would have too
+	// little.
 	w.cmd.Env = append(os.Environ(), "XLA_PYTHON_CLIENT_PREALLOCATE=false")
 	if env != "" {
 		w.cmd.Env = append(w.cmd.Env, env)
@@ -46,7 +47,8 @@ func startWorker(ctx context.Context, env string, program string, args ...string
 	return w, w.cmd.Start()
 }
 
-// do lets the worker do a task. The error is a [*work.Failure] from the task, or says what happened to the worker.
+// do lets the worker do a task. If the task failed, the error is a [*work.Failure]. If the worker did not answer, the error says what
+// happened to the worker.
 func (w *worker) do(ctx context.Context, t work.Task) (*work.Answer, error) {
 	var a work.Answer
 	if err := w.exchange(ctx, t, &a); err != nil {
@@ -92,8 +94,8 @@ func (w *worker) end() error {
 	return w.cmd.Wait()
 }
 
-// stop ends the worker and waits until it has ended. If the worker had already ended, stop returns nil, because the
-// error was reported at that time.
+// stop ends the worker and waits until it has ended. If another call (such as kill) has already ended the worker, stop
+// does nothing and returns nil.
 func (w *worker) stop() error {
 	if w.gone {
 		return nil

@@ -10,9 +10,9 @@ import (
 	"github.com/poolbridge/poolbridge/mempool"
 )
 
-// Bench writes and checks patterns in memory of any kind: with kernels on a GPU, or else with the CPU.
+// Bench writes patterns to memory of any kind, and checks them. It uses kernels if a GPU has the memory, and the CPU otherwise.
 type Bench struct {
-	// Device is the GPU to work on, an ordinal or a UUID; empty: the GPU that has the memory.
+	// Device names the GPU that the bench uses: its ordinal or its UUID. If Device is empty, the bench uses the GPU that has the memory.
 	Device string
 
 	mu   sync.Mutex
@@ -27,7 +27,7 @@ type GPU struct {
 	Kernels *pattern.Kernels
 }
 
-// Memory is memory that the bench can work on: a lease, or memory of this process.
+// Memory is memory that the bench can write and check: a lease, or memory that this process allocated.
 type Memory interface {
 	Info() mempool.LeaseInfo
 	Bytes(ctx context.Context) ([]byte, error)
@@ -121,7 +121,7 @@ func (b *Bench) GPUOf(ptr cuda.DevicePtr) (*GPU, error) {
 	return b.gpu(d)
 }
 
-// OnDevice returns the GPU with an ordinal or a UUID.
+// OnDevice returns the GPU whose ordinal or UUID is the parameter name.
 func (b *Bench) OnDevice(name string) (*GPU, error) {
 	d, err := mempool.FindDevice(name)
 	if err != nil {
@@ -168,7 +168,7 @@ func (b *Bench) Close() error {
 	return errors.Join(errs...)
 }
 
-// Queue queues a kernel that writes a pattern. A pool of a GPU can have memory on the CPU, and the GPU can access this memory too.
+// Queue queues a kernel that writes a pattern. The memory is memory of a GPU, or memory of the CPU that the GPU can access.
 func (b *Bench) Queue(ctx context.Context, g *GPU, m Memory, n uint64, p *Pattern) error {
 	want, err := p.pattern()
 	if err != nil {

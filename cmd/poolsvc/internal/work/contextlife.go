@@ -50,8 +50,8 @@ func (w *Worker) contextLife(ctx context.Context, t *Task) (a *Answer, err error
 	return a, nil
 }
 
-// secondContext reads a buffer in a second context, beside the primary context. If the task has a legacy handle,
-// secondContext opens this handle in the second context.
+// secondContext reads a buffer in a second context of the GPU, while the process also has the primary context. If the
+// task has a legacy handle, secondContext opens this handle in the second context.
 func (w *Worker) secondContext(ctx context.Context, t *Task) (a *Answer, err error) {
 	d, err := mempool.FindDevice(t.Device)
 	if err != nil {
@@ -97,9 +97,9 @@ func (w *Worker) secondContext(ctx context.Context, t *Task) (a *Answer, err err
 	return a, nil
 }
 
-// handleInSecond opens a legacy handle in a second context, twice. At the first time, the handle is also open in the
-// primary context, and the driver refuses the second context: Driver has the driver's error. At the second time, the
-// primary context has closed the handle, and the second context can open the handle.
+// handleInSecond tries twice to open a legacy handle in a second context. At the first try, the handle is still open in
+// the primary context, so the driver must refuse: the field Driver of the answer has the driver's error. Then the
+// primary context closes the handle. The second try must succeed.
 func handleInSecond(primary, second *cuda.Context, t *Task, p pattern.Pattern) (a *Answer, err error) {
 	h, err := mempool.ParseLegacyHandle(t.Handle)
 	if err != nil {
@@ -129,8 +129,8 @@ func handleInSecond(primary, second *cuda.Context, t *Task, p pattern.Pattern) (
 	return a, err
 }
 
-// verifyIn compares memory with a pattern, with a kernel in the context. It uses a kernel because the driver copies memory of the host only
-// by the address that the CPU uses.
+// verifyIn runs a kernel in the context c that compares memory with a pattern. A copy would not work, because the driver copies memory of
+// the host only if it gets the address that the CPU uses.
 func verifyIn(c *cuda.Context, ptr cuda.DevicePtr, n uint64, p pattern.Pattern) (seen pattern.Report, err error) {
 	kernels, err := pattern.Load(c)
 	if err != nil {

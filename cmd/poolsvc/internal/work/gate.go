@@ -9,8 +9,8 @@ import (
 	"github.com/poolbridge/poolbridge/cuda/pattern"
 )
 
-// mostHeld is the longest time that a gate holds work. After this time the work continues. A call that still waits for
-// the work has then failed the check.
+// mostHeld is the longest time that a gate holds work. After this time, the work continues although the gate is closed.
+// If a call waited for all this time, the check fails.
 const mostHeld = time.Minute
 
 // Gate holds work in a GPU's stream until the gate is opened.
@@ -19,8 +19,8 @@ type Gate struct {
 	word *cuda.Pinned // 0: closed
 }
 
-// NewGate makes a closed gate. It also runs each kernel of a slow check once: the driver loads a kernel at its first run, and loading may
-// wait for held kernels.
+// NewGate makes a closed gate. NewGate also runs each kernel of a slow check once. The reason is that the driver loads a kernel at its
+// first run, and that this loading may wait for held kernels.
 func (g *GPU) NewGate() (*Gate, error) {
 	word, err := g.Context.NewPinned(8)
 	if err != nil {
@@ -35,8 +35,8 @@ func (g *GPU) NewGate() (*Gate, error) {
 	return &Gate{g, word}, nil
 }
 
-// Hold queues a kernel that waits until the gate is open, for at most mostHeld. Then it queues a kernel that runs for
-// the time takes.
+// Hold queues a kernel that waits until the gate is open, for at most mostHeld. Then it queues a second kernel that
+// runs for the time of the parameter takes.
 func (g *Gate) Hold(takes time.Duration) error {
 	k, s := g.gpu.Kernels, g.gpu.Stream
 	return errors.Join(k.Hold(s, g.word.DevicePtr(), mostHeld), k.Spin(s, takes))

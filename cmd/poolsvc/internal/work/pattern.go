@@ -7,7 +7,7 @@ import (
 	"github.com/poolbridge/poolbridge/mempool"
 )
 
-// Pattern is a pattern of package pattern in a form for JSON.
+// Pattern describes a pattern of package pattern in a form that JSON can encode.
 type Pattern struct {
 	// Kind is "affine" (float32), "masked" (uint32) or "fibonacci" (uint64).
 	Kind      string  `json:"kind,omitempty"`
@@ -28,21 +28,21 @@ func Affine(scale, offset float64) *Pattern {
 	return &Pattern{Kind: "affine", Scale: scale, Offset: offset}
 }
 
-// Within returns a copy of p that has a tolerance.
+// Within returns a copy of p that has this tolerance.
 func (p Pattern) Within(tolerance float64) *Pattern {
 	p.Tolerance = tolerance
 	return &p
 }
 
-// Masked returns the pattern (scale·i + offset) XOR mask, of uint32.
+// Masked returns the pattern (scale·i + offset) XOR mask. Its elements have the type uint32.
 func Masked(scale, offset, mask uint32) *Pattern {
 	return &Pattern{Kind: "masked", Scale: float64(scale), Offset: float64(offset), Mask: mask}
 }
 
-// Fibonacci returns the pattern of the Fibonacci numbers from F(first) on, of uint64.
+// Fibonacci returns the pattern of the Fibonacci numbers from F(first) on. Its elements have the type uint64.
 func Fibonacci(first uint64) *Pattern { return &Pattern{Kind: "fibonacci", Offset: float64(first)} }
 
-// ElementBytes is the element size of every pattern except Fibonacci.
+// ElementBytes is the size of an element in bytes, for every pattern except Fibonacci.
 const ElementBytes = 4
 
 // DType returns the element type.

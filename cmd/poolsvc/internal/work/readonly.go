@@ -33,7 +33,8 @@ func (w *Worker) forbidden(ctx context.Context, t *Task) (a *Answer, err error) 
 	return a, w.compare(ctx, a, l, a.Elements, t)
 }
 
-// fault takes a read lease on a buffer and lets a kernel write the buffer. After this fault, the process cannot use the GPU any more.
+// fault takes a read lease on a buffer, and lets a kernel write the buffer. The driver refuses the write, and after that the process
+// cannot use the GPU any more.
 func (w *Worker) fault(ctx context.Context, t *Task) (*Answer, error) {
 	l, err := w.lease(ctx, t, t.Name, false)
 	if err != nil {
@@ -63,7 +64,7 @@ func (w *Worker) twice(ctx context.Context, t *Task) (a *Answer, err error) {
 	if err := a.pointer(ctx, l); err != nil {
 		return nil, err
 	}
-	// After Publish, the lease reads the published buffer through its read-only mapping.
+	// After Publish, the lease uses a second mapping of the buffer. This mapping is read-only.
 	if err := l.Publish(ctx, mempool.Publication{Name: t.Name, Replace: true, Keep: true}); err != nil {
 		return nil, err
 	}

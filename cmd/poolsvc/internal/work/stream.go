@@ -11,7 +11,8 @@ import (
 	"github.com/poolbridge/poolbridge/mempool"
 )
 
-// numberKey is the key of the frame's number in the frame's map. The frame contains the Fibonacci numbers from this number on.
+// numberKey is the key of a frame's number in the metadata of the frame. The content of the frame is the Fibonacci numbers from this
+// number on.
 const numberKey = "number"
 
 // intake is a subscription that several tasks use.
@@ -21,7 +22,8 @@ type intake struct {
 	kept []*bridge.Frame
 }
 
-// subscribed returns the worker's subscription to the channel of the task. The first task of a channel makes the subscription.
+// subscribed returns the worker's subscription to the channel of the task. The first task that names a channel makes the subscription to
+// this channel.
 func (w *Worker) subscribed(ctx context.Context, t *Task) (*intake, error) {
 	if in := w.intakes[t.Name]; in != nil {
 		return in, nil
@@ -39,8 +41,8 @@ func (w *Worker) subscribed(ctx context.Context, t *Task) (*intake, error) {
 	return in, nil
 }
 
-// streamTake takes and compares frames: as many frames as the task says, or all frames until the channel is closed. It releases each frame,
-// unless the task keeps the frames until streamRelease.
+// streamTake takes and compares frames: as many frames as the task says, or all frames until the channel is closed. It releases each
+// frame after the comparison. If the task says Keep, it keeps the frames until the task streamRelease.
 func (w *Worker) streamTake(ctx context.Context, t *Task) (*Answer, error) {
 	in, err := w.subscribed(ctx, t)
 	if err != nil {
@@ -134,7 +136,7 @@ func (w *Worker) streamLeave(context.Context, *Task) (*Answer, error) {
 }
 
 // streamPublish publishes frames, and returns how many frames it has published. If the channel cannot take a frame,
-// streamPublish stops, and Stopped has the error.
+// streamPublish stops, and the field Stopped of the answer has the error.
 func (w *Worker) streamPublish(ctx context.Context, t *Task) (*Answer, error) {
 	ch, err := w.channel(ctx, t.Name, patience)
 	if err != nil {
@@ -220,8 +222,8 @@ func (w *Worker) streamRelay(ctx context.Context, t *Task) (*Answer, error) {
 	return a, w.sync(ctx)
 }
 
-// sync returns when the service has handled the releases. The service does not answer a release, so sync asks for an answer to another
-// request.
+// sync returns when the service has handled all releases that the worker has sent. The service does not answer a release, so sync sends
+// another request and waits for its answer.
 func (w *Worker) sync(ctx context.Context) error {
 	_, err := w.client.Stats(ctx)
 	return err

@@ -16,11 +16,12 @@ import (
 	"github.com/poolbridge/poolbridge/mempool"
 )
 
-// Worker does tasks. It uses one connection, and it connects when a task first needs the service.
+// Worker does tasks. It uses one connection to the service, and opens this connection when a task first needs the service.
 type Worker struct {
 	// Socket is the path of the service's socket.
 	Socket string
-	// Device is the GPU to work on, an ordinal or a UUID; empty: the GPU that has the memory.
+	// Device names the GPU that the worker uses: its ordinal or its UUID. If Device is empty, the worker uses the GPU that has the
+	// memory.
 	Device string
 
 	client   *bridge.Client
@@ -64,7 +65,8 @@ var tasks = map[string]func(*Worker, context.Context, *Task) (*Answer, error){
 	"stream-close":     (*Worker).streamClose,
 }
 
-// Serve reads tasks from in, does them and writes the answers to out, until in ends.
+// Serve reads tasks from the reader in, does the tasks and writes the answers to the writer out. It returns when the reader in has no
+// more data.
 func (w *Worker) Serve(ctx context.Context, in io.Reader, out io.Writer) error {
 	defer func() { _ = w.Close() }()
 	w.bench.Device = w.Device
@@ -131,7 +133,8 @@ func (t *Task) timeout() time.Duration {
 
 func seconds(s float64) time.Duration { return time.Duration(s * float64(time.Second)) }
 
-// within calls f with the worker's session. Connecting and f together may take no longer than limit.
+// within calls the function f with the worker's session. The parameter limit is the time limit for opening the session and for f
+// together.
 func within[T any](ctx context.Context, w *Worker, limit time.Duration, f func(context.Context, *bridge.Client) (T, error)) (T, error) {
 	ctx, cancel := context.WithTimeout(ctx, limit)
 	defer cancel()
@@ -165,8 +168,8 @@ func (w *Worker) allocate(ctx context.Context, p *bridge.Pool, t mempool.Tensor,
 // prepare does nothing, because a Go worker has nothing to load.
 func (w *Worker) prepare(context.Context, *Task) (*Answer, error) { return &Answer{}, nil }
 
-// check compares a buffer with a pattern. Then it writes another pattern, applies a transform, or does not change the
-// buffer.
+// check compares a buffer with the pattern of the task. If they are equal, check writes another pattern or applies a
+// transform, if the task has one of them.
 func (w *Worker) check(ctx context.Context, t *Task) (a *Answer, err error) {
 	changes := t.Then != nil || t.Transform != nil
 	l, err := w.lease(ctx, t, t.Name, t.Write || changes)
@@ -186,7 +189,8 @@ func (w *Worker) check(ctx context.Context, t *Task) (a *Answer, err error) {
 	return a, w.compare(ctx, a, l, n, t)
 }
 
-// compare compares memory with the task's pattern. If they are equal, compare writes Then or applies Transform, if the task has one.
+// compare compares memory with the task's pattern. If they are equal, compare writes the pattern Then or applies Transform, if the task
+// has one of them.
 func (w *Worker) compare(ctx context.Context, a *Answer, m Memory, n uint64, t *Task) error {
 	r, err := w.bench.Verify(ctx, m, n, t.Pattern)
 	if err != nil {
@@ -225,8 +229,8 @@ func (w *Worker) mapped(ctx context.Context, l *bridge.Lease) (bool, error) {
 	return about.MemoryType == cuda.MemoryDevice, err
 }
 
-// produce allocates a buffer, writes a pattern to the buffer and publishes the buffer. The name of the buffer stays
-// when the session ends.
+// produce allocates a buffer, writes a pattern to the buffer and publishes the buffer. The published buffer keeps its
+// name after the session has ended.
 func (w *Worker) produce(ctx context.Context, t *Task) (a *Answer, err error) {
 	p, err := w.pool(ctx, t.Pool, t.timeout())
 	if err != nil {
@@ -263,7 +267,7 @@ func (w *Worker) release(context.Context, *Task) (*Answer, error) {
 	return &Answer{}, errors.Join(errs...)
 }
 
-// disconnect ends the session. The end of the session unmaps all memory.
+// disconnect ends the session, and the session unmaps all its memory.
 func (w *Worker) disconnect() error {
 	_, err := w.release(context.Background(), nil)
 	_, left := w.streamLeave(context.Background(), nil)
@@ -275,7 +279,7 @@ func (w *Worker) disconnect() error {
 	return err
 }
 
-// Close ends the session and releases everything that the worker keeps.
+// Close ends the session, and releases all other memory and all GPU streams that the worker keeps.
 func (w *Worker) Close() error {
 	errs := []error{w.disconnect()}
 	for _, end := range w.kept {
