@@ -36,9 +36,10 @@ CUresult sim_enter(enum fn fn, enum need need) {
     if (fault != CUDA_SUCCESS) return fault;
     if (need == NEED_NOTHING) return CUDA_SUCCESS;
     if (!initialised) return CUDA_ERROR_NOT_INITIALIZED;
-    if (need == NEED_INIT) return CUDA_SUCCESS;
+    CUresult r = capture_check(fn);
+    if (r != CUDA_SUCCESS || need == NEED_INIT) return r;
     struct context *ctx;
-    CUresult r = ctx_need(&ctx);
+    r = ctx_need(&ctx);
     if (r == CUDA_ERROR_INVALID_CONTEXT) misuse_missing_context(fn);
     return r;
 }

@@ -177,7 +177,11 @@ struct stream {
     struct stream *next;
     unsigned flags;
     int priority, refs;
-    bool legacy, closing, running, capturing, spoiled; // spoiled: the program made a call that CUDA forbids during a capture
+    bool legacy, closing, running;
+    bool capturing, spoiled; // spoiled: the program made a call that CUDA forbids during the capture
+    int capture_mode;
+    pthread_t capturer; // the thread that began the capture
+    struct stream *next_capturing;
     _Atomic bool aborted; // the context is gone, so the queued operations are dropped
     pthread_t owner; // the thread, if this is a per-thread default stream
     bool per_thread;
@@ -198,7 +202,18 @@ struct op {
 };
 struct op *op_new(size_t body, void (*run)(struct stream *, struct op *));
 bool stream_failed(struct stream *s); // true: no operation of the stream runs any more
+CUresult stream_find(CUstream handle, struct stream **out); // the caller holds sim_mu
 CUresult stream_get(CUstream handle, struct stream **out); // the caller holds sim_mu; fails while the stream is captured
+// Begins the function `call`, which puts `expression`, a property of stream s, in *out.
+#define ASK(call, out, expression)                     \
+    ENTER(call, NEED_INIT);                            \
+    if (!(out)) return CUDA_ERROR_INVALID_VALUE;       \
+    LOCK();                                            \
+    struct stream *s;                                  \
+    CUresult r = stream_find(handle, &s);              \
+    if (r == CUDA_SUCCESS) *(out) = (expression);      \
+    UNLOCK();                                          \
+    return r
 struct stream *stream_make(struct context *ctx, unsigned flags, int priority);
 void stream_ref(struct stream *s);
 void stream_unref(struct stream *s);
@@ -208,6 +223,10 @@ void stream_wait(struct stream *s, uint64_t seq); // the caller holds sim_mu
 void stream_close(struct stream *s);
 void streams_stop(void);
 void nap(unsigned *round); // a pause that grows each round, for words that are written without a notification
+
+// ---- captures ----
+CUresult capture_check(enum fn fn); // the error of a call that CUDA forbids now because of a capture
+void capture_drop(struct stream *s); // ends the capture of a stream that closes; the caller holds sim_mu
 
 // ---- pools ----
 CUresult pool_free_pointer(struct range *r, struct stream *s);

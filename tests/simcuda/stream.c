@@ -55,6 +55,7 @@ void stream_close(struct stream *s) {
         break;
     }
     s->next = NULL;
+    capture_drop(s);
     if (s->handle) {
         handle_drop(s->handle);
         counts_live(LIVE_STREAM, -1);

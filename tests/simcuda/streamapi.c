@@ -13,7 +13,7 @@ static struct stream *per_thread_stream(struct context *ctx) {
     return s;
 }
 
-static CUresult stream_find(CUstream handle, struct stream **out) {
+CUresult stream_find(CUstream handle, struct stream **out) {
     *out = NULL;
     if (handle == NULL || handle == CU_STREAM_LEGACY || handle == CU_STREAM_PER_THREAD) {
         struct context *ctx = ctx_current();
@@ -62,6 +62,13 @@ SIM_API CUresult cuStreamDestroy_v2(CUstream handle) {
     return r;
 }
 
+// Finds a stream whose work is to be done or asked for. Asking this of a stream that is captured spoils the capture.
+static CUresult stream_ask(CUstream handle, struct stream **out) {
+    CUresult r = stream_get(handle, out);
+    if (r == CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED) (*out)->spoiled = true;
+    return r;
+}
+
 static void nothing(struct stream *s, struct op *op) { (void)s, (void)op; }
 
 // The legacy default stream is idle only when every blocking stream of its context is idle.
@@ -81,7 +88,7 @@ SIM_API CUresult cuStreamSynchronize(CUstream handle) {
     ENTER(cuStreamSynchronize, handle == NULL || handle == CU_STREAM_LEGACY ? NEED_CTX : NEED_INIT);
     LOCK();
     struct stream *s;
-    CUresult r = stream_get(handle, &s);
+    CUresult r = stream_ask(handle, &s);
     if (r == CUDA_SUCCESS) {
         struct context *ctx = s->ctx;
         wait_all(s);
@@ -95,7 +102,7 @@ SIM_API CUresult cuStreamQuery(CUstream handle) {
     ENTER(cuStreamQuery, NEED_INIT);
     LOCK();
     struct stream *s;
-    CUresult r = stream_get(handle, &s);
+    CUresult r = stream_ask(handle, &s);
     if (r == CUDA_SUCCESS) {
         bool idle = s->done == s->queued;
         for (struct stream *o = s->ctx->first; s->legacy && o; o = o->next) {
@@ -106,16 +113,6 @@ SIM_API CUresult cuStreamQuery(CUstream handle) {
     UNLOCK();
     return r;
 }
-
-#define ASK(call, out, expression)                     \
-    ENTER(call, NEED_INIT);                            \
-    if (!(out)) return CUDA_ERROR_INVALID_VALUE;       \
-    LOCK();                                            \
-    struct stream *s;                                  \
-    CUresult r = stream_find(handle, &s);              \
-    if (r == CUDA_SUCCESS) *(out) = (expression);      \
-    UNLOCK();                                          \
-    return r
 
 SIM_API CUresult cuStreamGetPriority(CUstream handle, int *out) { ASK(cuStreamGetPriority, out, s->priority); }
 SIM_API CUresult cuStreamGetFlags(CUstream handle, unsigned int *out) { ASK(cuStreamGetFlags, out, s->flags); }
@@ -160,53 +157,4 @@ SIM_API CUresult cuStreamAddCallback(CUstream handle, CUstreamCallback fn, void 
     ENTER(cuStreamAddCallback, NEED_INIT);
     if (!fn || flags) return CUDA_ERROR_INVALID_VALUE;
     return submit_callback(handle, (struct callback){.with_status = fn, .stream = handle, .data = data});
-}
-
-// Graphs are not simulated. A capture can begin and end, and queries report it. During a capture the stream takes no
-// work. A wait for the whole context is refused and spoils the capture.
-static CUresult capture(CUstream handle, bool on) {
-    LOCK();
-    struct stream *s;
-    CUresult r = stream_find(handle, &s);
-    if (r == CUDA_SUCCESS && (s->legacy || s->capturing == on)) r = CUDA_ERROR_ILLEGAL_STATE;
-    if (r == CUDA_SUCCESS) s->capturing = on;
-    bool spoiled = r == CUDA_SUCCESS && s->spoiled;
-    if (spoiled) s->spoiled = false;
-    UNLOCK();
-    return spoiled ? CUDA_ERROR_STREAM_CAPTURE_INVALIDATED : r;
-}
-
-SIM_API CUresult cuStreamBeginCapture_v2(CUstream handle, int mode) {
-    ENTER(cuStreamBeginCapture, NEED_CTX);
-    return mode < 0 || mode > 2 ? CUDA_ERROR_INVALID_VALUE : capture(handle, true);
-}
-
-SIM_API CUresult cuStreamEndCapture(CUstream handle, void **graph) {
-    ENTER(cuStreamEndCapture, NEED_CTX);
-    if (graph) *graph = NULL;
-    return capture(handle, false);
-}
-
-SIM_API CUresult cuStreamIsCapturing(CUstream handle, int *out) { ASK(cuStreamIsCapturing, out, s->capturing); }
-
-SIM_API CUresult cuStreamGetCaptureInfo_v2(CUstream handle, int *out, uint64_t *id, void **graph, void ***nodes,
-                                           size_t *count) {
-    (void)id, (void)graph, (void)nodes, (void)count;
-    ASK(cuStreamGetCaptureInfo, out, s->capturing);
-}
-
-SIM_API CUresult cuStreamGetCaptureInfo_v3(CUstream handle, int *out, uint64_t *id, void **graph, void ***nodes,
-                                           void ***edges, size_t *count) {
-    (void)id, (void)graph, (void)nodes, (void)edges, (void)count;
-    ASK(cuStreamGetCaptureInfo, out, s->capturing);
-}
-
-SIM_API CUresult cuThreadExchangeStreamCaptureMode(int *mode) {
-    ENTER(cuThreadExchangeStreamCaptureMode, NEED_INIT);
-    static _Thread_local int current;
-    if (!mode || *mode < 0 || *mode > 2) return CUDA_ERROR_INVALID_VALUE;
-    int before = current;
-    current = *mode;
-    *mode = before;
-    return CUDA_SUCCESS;
 }

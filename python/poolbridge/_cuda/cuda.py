@@ -86,7 +86,11 @@ def call(name: str, *arguments: Any) -> Any:
 
 @contextmanager
 def current(ordinal: int, own: Any = None) -> Iterator[None]:
-    """Make a context current during the block: the device's primary context, or `own`, a context of the program."""
+    """Make a context current in a ``with`` block: the device's primary context, or the program's context `own`.
+
+    In the block, calls such as `cuMemHostRegister` do not invalidate a capture into a CUDA graph, which another thread
+    or another library may have begun.
+    """
     context = contexts.get(ordinal) if own is None else own
     if context is None:
         with _contexts_lock:
@@ -95,13 +99,17 @@ def current(ordinal: int, own: Any = None) -> Iterator[None]:
                 context = contexts[ordinal] = call("cuDevicePrimaryCtxRetain", call("cuDeviceGet", ordinal))
     call("cuCtxPushCurrent", context)
     try:
-        yield
+        mode = call("cuThreadExchangeStreamCaptureMode", bindings().CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_RELAXED)
+        try:
+            yield
+        finally:
+            call("cuThreadExchangeStreamCaptureMode", mode)
     finally:
         pop(context)
 
 
 def pop(context: Any) -> None:
-    """Pop a context from the thread's stack. Errors are ignored: an exception would lose the result of the block."""
+    """Pop a context from the thread's stack. Ignore errors: an exception would discard the caller's result."""
     driver = bindings()
     if driver.cuCtxPopCurrent()[0] == driver.CUresult.CUDA_SUCCESS:
         return
@@ -200,7 +208,7 @@ def copy_to_host(ordinal: int, out: np.ndarray[Any, Any], address: int, own: Any
     """Copy from the device, after all work queued on the device. The copy is complete on return."""
     with current(ordinal, own):
         call("cuCtxSynchronize")
-        # cuMemcpyDtoH refuses memory of a host pool, although it has a device address.
+        # cuMemcpyDtoH refuses memory of a pool of the host, although such memory has a device address.
         call("cuMemcpy", int(out.ctypes.data), address, out.nbytes)
 
 
@@ -214,7 +222,7 @@ def copy_from_host(ordinal: int, address: int, data: np.ndarray[Any, Any], own: 
 
 
 def copy_on_device(ordinal: int, destination: int, source: int, nbytes: int) -> None:
-    """Copy between two addresses on devices, after all work queued on them. The copy is complete on return."""
+    """Copy between addresses on devices, after all work queued on GPU `ordinal`. The copy is complete on return."""
     with current(ordinal):
         call("cuCtxSynchronize")
         call("cuMemcpy", destination, source, nbytes)

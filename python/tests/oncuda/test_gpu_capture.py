@@ -8,6 +8,7 @@ from contextlib import contextmanager
 
 import pytest
 from gates import fill, finish, new_stream, read
+from realservice import until
 from rig import CHANNELS, N, client, device_service, gate, other, use
 
 import poolbridge
@@ -29,7 +30,12 @@ def wrap(lease):
 
 @contextmanager
 def capture(stream):
-    """Capture the work of a stream into a graph, and check that the graph is intact and empty at the end."""
+    """Capture the work of a stream into a graph, and check that the graph is intact and empty at the end.
+
+    First, wait for poolbridge's thread that writes fences after an earlier capture: a fence that the thread writes at
+    the moment at which this capture begins would be in the graph.
+    """
+    until(lambda: all(thread.name != "poolbridge-capture" for thread in threading.enumerate()))
     with current(0):
         call("cuStreamBeginCapture", stream, 0)
     try:
@@ -65,6 +71,23 @@ def test_a_lease_goes_back_after_the_capture(client, streams, dropped):
             with pytest.raises(poolbridge.PoolLimitError):
                 client.allocate(ALL, "uint8", timeout=0.1)
     client.allocate(ALL, "uint8", timeout=60)
+
+
+def test_other_threads_use_poolbridge_during_a_capture(client, streams):
+    def work():
+        client.create_pool("more", kind="device", max_bytes=ALL)
+        lease = client.allocate(N, "uint8", pool="more")
+        use(lease, streams[1])
+        lease.release()
+        finish(streams[1])
+        done.append(client.allocate(ALL, "uint8", pool="more", timeout=60).pool)
+
+    done: list[str] = []
+    with capture(streams[0]):
+        thread = threading.Thread(target=work)
+        thread.start()
+        thread.join(60)
+    assert done == ["more"]
 
 
 def test_a_capture_that_begins_while_a_lease_is_released_does_not_release_it_twice(client, other, streams, monkeypatch):
