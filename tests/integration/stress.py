@@ -5,7 +5,7 @@ each frame. On a GPU, the producer publishes a frame before its stream has writt
 tries again while the channel is full.
 
 The consumer checks every element of every frame. It prints ``got NUMBER SEQ DROPPED`` for a correct frame,
-``failed SEQ`` for a frame whose producer had died, and ``ended`` at the end of the channel.
+``failed SEQ: WHY`` for a frame whose producer had died, and ``ended`` at the end of the channel.
 """
 
 import re
@@ -109,7 +109,7 @@ def consume(client, memory, credit):
             break
         except poolbridge.ProducerDiedError as error:
             seq = re.match(r"frame (\d+):", str(error))
-            print(f"failed {seq[1] if seq else frame.seq}")
+            print(f"failed {seq[1] if seq else frame.seq}: {error}")
     print("ended")
 
 

@@ -66,6 +66,7 @@ type stress struct {
 	got     map[int]bool // the numbers that arrived
 	excused map[int]bool // numbers that may be lost: the producer was killed, and its GPU work may not have been complete
 	killed  int          // producers
+	failed  []string     // what consumers said of frames whose content is not complete
 	dropped uint64       // frames that the service says were dropped
 }
 
@@ -141,7 +142,9 @@ func (l *life) line(line string) (ended bool) {
 	}
 	_, err := fmt.Sscanf(line, "failed %d", &seq)
 	failed := err == nil
-	if !failed {
+	if failed {
+		l.failed = append(l.failed, line)
+	} else {
 		_, err = fmt.Sscanf(line, "got %d %d %d", &n, &seq, &dropped)
 		assert.NoError(l, err, line)
 		l.got[n] = true
@@ -193,6 +196,9 @@ func (s *stress) send(round func(first, last int)) {
 
 // complete asserts that every frame of a queue arrived or was dropped, and that all blocks of the pool are free.
 func (s *stress) complete() {
+	if s.killed == 0 {
+		assert.Empty(s, s.failed, "frames that failed, although their producer lived")
+	}
 	lost := []int{}
 	for n := 1; n <= s.frames && s.queue; n++ {
 		if !s.got[n] && !s.excused[n] {
