@@ -98,8 +98,11 @@ func (s *stress) consume(random *rand.Rand) {
 		for !ended && left > 0 {
 			ended = l.line(c.Line(s))
 			s.with(func() {
-				if left--; left == 0 && s.last {
+				switch left--; {
+				case left == 0 && s.last:
 					left = 1
+				case left == 0: // the last round must begin with consumers that are not about to be killed
+					s.ready--
 				}
 			})
 		}
@@ -110,19 +113,13 @@ func (s *stress) consume(random *rand.Rand) {
 		for _, line := range c.Kill(s) {
 			ended = l.line(line)
 		}
-		s.with(func() {
-			if l.ready {
-				s.ready--
-			}
-		})
 	}
 }
 
 // life checks the lines that one consumer prints.
 type life struct {
 	*stress
-	ready bool
-	seq   int // sequence number of the last frame
+	seq int // sequence number of the last frame
 }
 
 // line checks a line of a consumer, and returns true if the line says that the channel has ended. Frames must come in
@@ -135,8 +132,7 @@ func (l *life) line(line string) (ended bool) {
 	case "ended":
 		return true
 	case "ready":
-		l.ready = true
-		l.stress.ready++
+		l.ready++
 		l.change.Broadcast()
 		return false
 	}
