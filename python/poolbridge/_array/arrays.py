@@ -1,4 +1,4 @@
-"""Exports leases to array libraries: DLPack, NumPy's array protocol, and copies."""
+"""Exports leases to array libraries: through DLPack, through NumPy's array protocol, or as copies."""
 
 from __future__ import annotations
 
@@ -129,17 +129,17 @@ class ArrayExports(NoBuffer):
         Parameters
         ----------
         stream
-            The consumer is the library that gets the capsule; its stream waits until the data is ready. On CUDA: None
-            or 1 is the legacy default stream, 2 the per-thread default stream, a larger number a stream handle, -1 asks
-            for no ordering. On the CPU: None.
+            The stream of the consumer, which is the library that gets the capsule. This stream waits until the data is
+            ready. For CUDA: None or 1 means the legacy default stream, 2 means the per-thread default stream, and a
+            larger number is a stream handle; -1 means that no stream waits. For the CPU: None.
         max_version
-            The newest DLPack version that the consumer understands. From (1, 0) on the consumer gets a versioned
-            capsule, which says whether the data is read-only; otherwise the consumer gets a legacy capsule.
+            The newest DLPack version that the consumer understands. With (1, 0) or a newer version, the consumer gets a
+            versioned capsule, which says whether the data is read-only; otherwise the consumer gets a legacy capsule.
         dl_device
             DLPack's device type and id where the consumer wants the data: the lease's own device, or the CPU, (1, 0).
             If the memory is on a GPU and the consumer wants it on the CPU, this method copies the memory. None, the
-            default: the lease's own device. NumPy passes None and no stream, and gets the memory without a copy if the
-            CPU can reach the memory.
+            default: the lease's own device. NumPy passes None here and no `stream`; NumPy gets the memory without a
+            copy if the CPU can reach the memory.
         copy
             True: always copy. False: never copy. None: copy only if the memory is not on the device `dl_device`.
 
@@ -153,7 +153,7 @@ class ArrayExports(NoBuffer):
         BufferError
             The tensor cannot be exported this way: `dl_device` is another GPU; NumPy asks for memory of a GPU without a
             copy; a copy is needed and `copy` is False; the lease is read-only and the consumer asks for a legacy
-            capsule; or a stride is negative and the consumer is not NumPy.
+            capsule (a view with ``legacy=True`` allows this); or a stride is negative and the consumer is not NumPy.
         ValueError
             The array API standard does not allow this value of `stream`.
         WaitTimeoutError
@@ -317,7 +317,7 @@ def widen(bits: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
 
 
 def _given(state: LeaseState) -> np.ndarray[Any, Any]:
-    """Make an array for the program. If the array is writeable, store it in `state.written` for `LeaseState.seal`."""
+    """Make a NumPy array of the lease. If the array is writeable, store it in `state.written` for `LeaseState.seal`."""
     array = state.array()
     if state.write:
         state.written[id(array)] = ref(array)
@@ -325,7 +325,7 @@ def _given(state: LeaseState) -> np.ndarray[Any, Any]:
 
 
 def _pretend_writeable(state: LeaseState) -> np.ndarray[Any, Any]:
-    """Make an array of read-only memory that says it is writeable, because a legacy capsule has no read-only mark."""
+    """Make an array of read-only memory, but do not mark the array read-only: a legacy capsule has no such mark."""
     return state.array(write=False, flagged=False)
 
 
@@ -365,7 +365,7 @@ def _interface(state: LeaseState, address: int) -> dict[str, Any]:
 
 
 class _Owned:
-    """The owner of a copy: the copy stays alive as long as an array keeps this object."""
+    """Owns a copy of a tensor. The copy stays alive as long as an array refers to this object."""
 
     __slots__ = ("__array_interface__", "owner")
 

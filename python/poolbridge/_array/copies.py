@@ -21,23 +21,23 @@ def copy_into(state: LeaseState, source: Any) -> None:
     """Copy an array into the leased memory. The copy is complete on return.
 
     If the source and the lease are both on a GPU, contiguous, and of the same shape and dtype, the GPU copies the
-    source. Otherwise the CPU broadcasts the source to the lease's shape and casts it to the lease's dtype
-    (``same_kind``).
+    source. Otherwise the CPU broadcasts the source to the lease's shape and casts it to the lease's dtype, by NumPy's
+    casting rule ``same_kind``.
 
     Parameters
     ----------
     state
         The state of a write lease.
     source
-        Anything that NumPy turns into an array, or an array on a device that has ``__cuda_array_interface__`` or
+        Anything that NumPy turns into an array, or an array that is on a GPU and has ``__cuda_array_interface__`` or
         DLPack.
 
     Raises
     ------
     InvalidArgumentError
-        The lease is read-only, or the shapes do not match.
+        The lease is read-only, or the source cannot be broadcast to the lease's shape.
     TypeError
-        The dtypes do not match.
+        The source's dtype cannot be cast to the lease's dtype.
     """
     state.check_usable()
     if not state.write:
@@ -109,7 +109,7 @@ def _on_host(state: LeaseState, source: Any) -> np.ndarray[Any, Any] | None:
 
 
 def _to_bfloat16(host: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-    """Round each element to the nearest ``bfloat16`` (a tie: to the even one) and return the bits."""
+    """Round each element to ``bfloat16`` and return the bits. If two values are equally near, choose the even value."""
     if host.dtype.name == "bfloat16":
         return host.view(np.uint16)
     if host.dtype.kind not in "fiub":

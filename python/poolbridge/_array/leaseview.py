@@ -1,4 +1,4 @@
-"""Views of leases, and the array interfaces for libraries that do not use DLPack."""
+"""Defines views of leases, and exports leases to libraries that do not use DLPack, through array interfaces."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class LeaseView(ArrayExports):
         Raises
         ------
         AttributeError
-            No GPU reaches the memory, or the view reports the CPU.
+            No GPU reaches the memory, or the view's `device` is ``"cpu"``.
         UnsupportedError
             The interface lacks the element type (``bfloat16``).
         LeaseReleasedError
@@ -111,7 +111,7 @@ def cuda_array_interface(state: LeaseState) -> dict[str, Any]:
     if state.memory.pool.device[0] != _dlpack.CUDA:
         raise AttributeError("__cuda_array_interface__ is for memory that a GPU reaches, and no GPU reaches this")
     if not description.element.in_numpy:
-        # Do not raise AttributeError here: it would say that no GPU reaches the memory.
+        # Do not raise AttributeError here: to a library, an AttributeError means that no GPU reaches the memory.
         raise UnsupportedError(f"__cuda_array_interface__ has no {description.element.name}: use DLPack")
     if not state.write:
         _readonly.check_interface(state.memory.pool)

@@ -1,8 +1,8 @@
 """Warns if the program uses a library that does not check whether memory is read-only before it writes the memory.
 
 DLPack and ``__cuda_array_interface__`` say that memory is read-only, but some libraries ignore that mark. poolbridge
-cannot see which library makes a request, except for NumPy, which respects read-only memory. So poolbridge warns if a
-library that ignores the mark is loaded.
+cannot see which library asks for the memory, except for NumPy, which respects read-only memory. So poolbridge warns if
+the program has loaded a library that ignores the mark.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def check_interface(pool: PoolMemory) -> None:
 
 
 def _warn_of_loaded(libraries: Mapping[str, str], pool: PoolMemory) -> None:
-    """Warn of each library in `libraries` that is loaded."""
+    """Warn of the libraries in `libraries` that the program has loaded."""
     loaded = [name for module, name in libraries.items() if module in sys.modules]
     if loaded:
         _warn(" and ".join(loaded), pool)
@@ -63,5 +63,5 @@ def _warn(library: str, pool: PoolMemory) -> None:
 
 
 def _is_inside(frame: FrameType) -> bool:
-    """Whether a stack frame runs code of poolbridge or PyTorch. The warning names the first line outside of both."""
+    """Whether `frame` runs code of poolbridge or PyTorch. The warning names the first frame that runs other code."""
     return str(frame.f_globals.get("__name__")).partition(".")[0] in {"poolbridge", "torch"}

@@ -91,7 +91,7 @@ def look(array: Any) -> Source:
     if isinstance(array, np.ndarray):
         return _interface(array, array.__array_interface__)
     # For a lease or a view, use DLPack: as long as the DLPack capsule lives, the lease counts it as one of its arrays.
-    # A dict of the CUDA array interface does not count.
+    # The lease does not count a dict of the CUDA array interface.
     interface = None if isinstance(array, ArrayExports) else _cuda_array_interface(array)
     if interface is not None:
         source = _interface(array, interface)
@@ -126,13 +126,13 @@ def _numpy_array(given: Any) -> np.ndarray[Any, Any]:
 
 
 def order(source: Source, stream: int) -> None:
-    """Call the array's ``__dlpack__``, which makes `stream` wait for the data. Without DLPack, do nothing."""
+    """Let the array's ``__dlpack__`` make `stream` wait for the data. Without ``__dlpack__``, do nothing."""
     if hasattr(source.array, "__dlpack_device__"):
         _capsule(source.array, stream)
 
 
 def find(session: Session, pool: int, given: Any) -> tuple[LeaseState, Description] | None:
-    """Find the write lease of a pool to which `given` belongs: `given` is the lease or an array in its memory.
+    """Find a write lease in the pool with the id `pool`: `given` is this lease, or an array in this lease's memory.
 
     Returns
     -------

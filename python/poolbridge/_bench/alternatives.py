@@ -1,4 +1,4 @@
-"""Measures ways to send arrays between processes without poolbridge (links): single transfers and streams of arrays."""
+"""Measures links: ways to send single arrays, and streams of arrays, between processes without poolbridge."""
 
 from __future__ import annotations
 
@@ -44,10 +44,10 @@ _ACK = b"\1"
 
 
 def consume(link: Link, answers: socket.socket, warm_up: int | None) -> None:
-    """Run as the consumer: check the number of every array, and acknowledge every array.
+    """Run as the consumer: acknowledge that the link is open, check every array's number, and acknowledge every array.
 
-    For a stream, `warm_up` is the number of arrays in the warm-up. The consumer then acknowledges only the end of the
-    warm-up and the end of the stream.
+    For single transfers, `warm_up` is None. For a stream, `warm_up` is the number of arrays in the warm-up: then the
+    consumer acknowledges only that the link is open, the end of the warm-up, and the end of the stream.
     """
     link.open_to_receive()
     answers.sendall(_ACK)
@@ -108,7 +108,7 @@ def hand_over(context: SpawnContext, kind: type[Link], nbytes: int, seconds: flo
         consumer.wait()
         end = time.perf_counter_ns()
         number += 1
-        # The warm-up has `_WARM_UP` arrays. With a slow system, the warm-up ends after a quarter of `seconds`, but has
+        # The warm-up has `_WARM_UP` arrays. With a slow link, the warm-up ends after a quarter of `seconds`, but has
         # at least one array.
         if number <= _WARM_UP and (number < 2 or end - begun < seconds * 1e9 / 4):
             first = time.perf_counter_ns()
@@ -126,8 +126,8 @@ def hand_over(context: SpawnContext, kind: type[Link], nbytes: int, seconds: flo
 def stream(context: SpawnContext, kind: type[Link], nbytes: int, depth: int, seconds: float) -> Result:
     """Measure a stream of arrays without pauses, with up to `depth` arrays under way.
 
-    The first ``2 * (depth + 1)`` arrays are the warm-up, which is not measured: the consumer loads libraries, starts
-    CUDA and maps memory.
+    The first ``2 * (depth + 1)`` arrays are the warm-up, which this function does not measure: during the warm-up,
+    the consumer loads libraries, starts CUDA and maps memory.
     """
     link = kind(context, nbytes, depth)
     link.open_to_send()
@@ -183,8 +183,8 @@ def measure(
             skip(link.kind, link.name, why)
             continue
         streams = "stream" in workloads
-        # Also measure single transfers of arrays of the stream's size. A stream that is slower than single transfers
-        # was measured wrongly.
+        # For a stream, also measure single transfers of arrays of the stream's size. If the stream is slower than the
+        # single transfers, the measurement of the stream is wrong.
         for nbytes in sorted({*(sizes if "transfer" in workloads else ()), *((_STREAM_BYTES,) if streams else ())}):
             if not (link.copies and nbytes > MOST_COPIED):
                 yield hand_over(context, link, nbytes, seconds)

@@ -16,7 +16,7 @@ Waiting: TypeAlias = Literal["python", "spinning", "sleeping"]
 
 
 class Fan(ABC):
-    """One way of sending frames. The producer makes the fan, and each consumer's process gets the fan at its start.
+    """One way of sending frames. The producer makes the fan, and then starts each consumer process with the fan.
 
     Parameters
     ----------
@@ -27,7 +27,7 @@ class Fan(ABC):
     consumers
         The number of consumers.
     name
-        A name that is unique on this machine.
+        The name of the channel or service that carries the frames. The name is unique on this machine.
     waiting
         How a consumer waits for the next frame.
     """
@@ -37,7 +37,7 @@ class Fan(ABC):
     ways: ClassVar[tuple[Waiting, ...]] = ("python", "spinning")
     """The ways of waiting that the system has."""
     shared: ClassVar[bool] = False
-    """Whether each frame goes to one of the consumers, not to all."""
+    """Whether each frame goes to only one of the consumers, and not to all consumers."""
 
     def __init__(self, nbytes: int, depth: int, consumers: int, name: str, *, waiting: Waiting) -> None:
         self.nbytes = nbytes
@@ -55,7 +55,7 @@ class Fan(ABC):
 
     @abstractmethod
     def open_to_send(self) -> Callable[[int], None]:
-        """Open the producer's end. Return a function that sends a frame with a number in its first bytes."""
+        """Open the producer's end. Return a function that takes a number and sends a frame that holds this number."""
 
     def service(self) -> int | None:
         """Return the id of the service's process; None if the system has no service."""
@@ -63,13 +63,13 @@ class Fan(ABC):
 
     @abstractmethod
     def close(self) -> None:
-        """Free everything. Called once, when the consumers have ended."""
+        """Free all resources of the fan. The producer calls this method once, when the consumers have ended."""
 
     # A consumer's end
 
     @abstractmethod
     def open_to_receive(self) -> Iterator[np.ndarray[Any, Any]]:
-        """Open a consumer's end. Return an iterator over the arrays. Use each array only until the next step."""
+        """Open a consumer's end. Return an iterator of arrays. Use each array only before the iterator's next step."""
 
     @abstractmethod
     def leave(self) -> None:

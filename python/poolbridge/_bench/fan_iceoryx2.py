@@ -1,4 +1,4 @@
-"""Frames through iceoryx2: its publish-subscribe service, with slices of bytes."""
+"""Sends frames, as slices of bytes, through a publish-subscribe service of iceoryx2."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ class IceoryxFan(Fan):
     """A publish-subscribe service of iceoryx2 whose publisher waits for slow subscribers, so that no frame is lost.
 
     A consumer makes only one array for each place in the shared memory, and uses that array again for the next sample
-    in the place: this is faster than a new view of each sample. A consumer that sleeps waits for an event; the producer
-    sends an event after each frame.
+    in the place: this is faster than a new view of each sample. Unless the consumers only poll, the producer sends an
+    event after each frame, and a consumer that finds no frame waits for an event.
     """
 
     name = "iceoryx2"

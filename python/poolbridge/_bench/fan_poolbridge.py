@@ -20,7 +20,7 @@ _SPIN = 10.0  # seconds: longer than the time between two frames
 
 
 class ChannelFan(Fan):
-    """A broadcast channel of a service that is running, in memory of the CPU.
+    """Sends frames through a broadcast channel in memory of the CPU. The service must be running.
 
     Parameters
     ----------
@@ -100,14 +100,14 @@ class ChannelFan(Fan):
 
 
 class QueueFan(ChannelFan):
-    """A channel that sends each frame to one of the consumers."""
+    """Uses a queue, a channel that sends each frame to only one of the consumers."""
 
     mode = "queue"
     shared = True
 
 
 class DeviceFan(ChannelFan):
-    """A broadcast channel in memory of a GPU. Each end makes an array of each frame, and uses its own stream."""
+    """Uses a broadcast channel in memory of a GPU. Each end gets the frames as arrays, and uses its own stream."""
 
     kind = "device"
 

@@ -18,7 +18,7 @@ def missing_gpu() -> str:
 
 
 def preferred_consumer() -> str:
-    """Return the name of the preferred array library for device memory."""
+    """Return the name of the array library that the benchmarks prefer for device memory."""
     return str(probe()["consumers"]["device"][0])
 
 

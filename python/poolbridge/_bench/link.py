@@ -13,7 +13,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 HEAD = np.dtype("<u8")
-"""The first bytes of an array on the CPU hold its number, which the consumer checks."""
+"""The type of an array's number. The first bytes of an array on the CPU hold the number. The consumer checks it."""
 
 
 class Link(ABC):
@@ -48,7 +48,7 @@ class Link(ABC):
 
     @abstractmethod
     def open_to_send(self) -> None:
-        """Make the data and the resources of the producer's end. Called once, before the consumer starts."""
+        """Make the data and resources of the producer's end. The producer calls this before it starts the consumer."""
 
     @abstractmethod
     def send(self, number: int) -> None:
@@ -60,7 +60,7 @@ class Link(ABC):
 
     @abstractmethod
     def close(self) -> None:
-        """Free everything. Called once, when the consumer has ended."""
+        """Free all resources of the link. The producer calls this method once, when the consumer has ended."""
 
     # The consumer's end
 
@@ -69,7 +69,7 @@ class Link(ABC):
 
     @abstractmethod
     def receive(self) -> tuple[int, Any] | None:
-        """Wait for an array; return its number and the array, or None at the end."""
+        """Wait for an array; return its number and the array. After the last array, return None."""
 
     def received(self) -> None:  # noqa: B027 - most keep nothing
         """Free the resources of the last array, after its use. The time of a transfer does not include this call."""
@@ -79,7 +79,7 @@ class Link(ABC):
 
 
 class InTurn(Link):
-    """A link that makes its places in memory once, and then reuses them, as each system's documentation recommends."""
+    """A link that makes places for arrays once, and then reuses them, as the documentation of its system recommends."""
 
     def __init__(self, context: SpawnContext, nbytes: int, depth: int) -> None:
         super().__init__(context, nbytes, depth)
@@ -103,5 +103,5 @@ def number_of(array: Any) -> int:
 
 
 def numbered(nbytes: int) -> np.ndarray[Any, Any]:
-    """Make an array on the CPU for the producer. The system has allocated all pages of the array."""
+    """Make an array on the CPU for the producer, and fill it: the kernel allocates all pages of the array now."""
     return np.ones(max(nbytes, HEAD.itemsize), np.uint8)

@@ -1,4 +1,4 @@
-"""``cuda.core`` buffers through ``multiprocessing.Queue``."""
+"""Sends buffers of ``cuda.core`` through ``multiprocessing.Queue``."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from poolbridge._libraries.consumers import load
 
 
 class CudaCoreLink(Link):
-    """Puts the buffer itself into the queue. With each buffer, the queue sends the buffer's pool, too."""
+    """Puts each buffer of ``cuda.core`` into the queue. With each buffer, the queue also sends the buffer's pool."""
 
     name = "cuda.core buffers through multiprocessing.Queue"
     kind = "device"
@@ -88,7 +88,7 @@ class CudaCoreLink(Link):
 
 
 class CudaCoreDescriptorLink(CudaCoreLink):
-    """Sends the pool to the consumer once, when the consumer's process starts, and then only buffers' descriptors."""
+    """Sends the pool once, when the consumer's process starts. After that, sends only a descriptor of each buffer."""
 
     name = "cuda.core descriptors through multiprocessing.Queue"
 
@@ -106,7 +106,7 @@ class CudaCoreDescriptorLink(CudaCoreLink):
 
 
 class CudaCoreOnceLink(CudaCoreDescriptorLink, InTurn):
-    """Makes, sends and opens buffers once, and then reuses them. The queue then carries the index of a buffer."""
+    """Makes, sends and opens buffers once, and then reuses them: the queue carries only the index of each buffer."""
 
     name = "cuda.core buffers opened once, their numbers through multiprocessing.Queue"
 

@@ -1,4 +1,4 @@
-"""Copies of device memory through ``multiprocessing.shared_memory``; the names of segments go through a queue."""
+"""Sends device memory as copies in ``multiprocessing.shared_memory``. A queue carries the names of the segments."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class DeviceSharedMemoryLink(InTurn):
         return {**self.__dict__, "_segments": [], "_allocator": None, "_buffer": None}
 
     def _open(self) -> None:
-        # Each end has one buffer, so that no copy has to allocate memory.
+        # Each end allocates one GPU buffer here and uses it for every array, so no transfer allocates GPU memory.
         self._allocator = Allocator(0, ipc=False)
         self._buffer = self._allocator.new(self.nbytes)
 
@@ -59,7 +59,7 @@ class DeviceSharedMemoryLink(InTurn):
         return address
 
     def send(self, number: int) -> None:
-        """Copy into the next segment and put the segment's name into the queue."""
+        """Copy the array into the next segment and put the segment's name into the queue."""
         at = self.free_place(number)
         call("cuMemcpyDtoH", self._addresses[at], int(self._buffer.handle), self.nbytes)
         self._queue.put((number, self._segments[at].name))
@@ -106,7 +106,7 @@ class DeviceSharedMemoryLink(InTurn):
 
 
 class PageLockedSharedMemoryLink(DeviceSharedMemoryLink):
-    """As `DeviceSharedMemoryLink`, with segments that both processes page-lock once, which makes copies faster."""
+    """As `DeviceSharedMemoryLink`, but both processes page-lock each segment once, so that copies are faster."""
 
     name = "multiprocessing.shared_memory, page-locked"
     page_locked = True

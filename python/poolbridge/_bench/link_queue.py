@@ -1,4 +1,4 @@
-"""NumPy arrays through ``multiprocessing.Queue``."""
+"""Sends NumPy arrays through ``multiprocessing.Queue``."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from poolbridge._bench.link import HEAD, Link, number_of, numbered
 
 
 class QueueLink(Link):
-    """Puts the array itself into the queue. The queue pickles the array, writes it to a pipe and reads the pipe."""
+    """Puts each array into the queue. The queue pickles the array, writes it to a pipe, and reads it from the pipe."""
 
     name = "multiprocessing.Queue"
     kind = "host"

@@ -1,4 +1,4 @@
-"""Arrays through ``multiprocessing.shared_memory``; the names of segments go through a queue."""
+"""Sends arrays through ``multiprocessing.shared_memory``. A queue carries the names of the segments."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def bytes_of(segment: SharedMemory) -> np.ndarray[Any, Any]:
 
 
 class SharedMemoryLink(InTurn):
-    """Makes segments once, and then reuses them. The producer copies into a segment. The consumer maps each once."""
+    """Reuses segments. The producer makes them once and copies arrays into them. The consumer maps them once."""
 
     name = "multiprocessing.shared_memory"
     kind = "host"
@@ -42,7 +42,7 @@ class SharedMemoryLink(InTurn):
             self._segments.append(segment)
 
     def send(self, number: int) -> None:
-        """Copy into the next segment and put the segment's name into the queue."""
+        """Copy the array into the next segment and put the segment's name into the queue."""
         segment = self._segments[self.free_place(number)]
         self._array[: HEAD.itemsize].view(HEAD)[0] = number
         np.copyto(bytes_of(segment), self._array)
@@ -61,7 +61,7 @@ class SharedMemoryLink(InTurn):
             segment.unlink()
 
     def receive(self) -> tuple[int, Any] | None:
-        """Get a segment's name and return the segment's array. The first call for a segment maps the segment."""
+        """Get a segment's name from the queue and return the segment's array. The first call for a segment maps it."""
         name = self._queue.get()
         if name is None:
             return None
@@ -80,7 +80,7 @@ class SharedMemoryLink(InTurn):
 
 
 class NewSharedMemoryLink(Link):
-    """A new segment for each array, which the consumer maps, unmaps and removes."""
+    """Makes a new segment for each array. The consumer maps, unmaps and removes the segment."""
 
     name = "multiprocessing.shared_memory (a new segment each)"
     kind = "host"
@@ -99,7 +99,7 @@ class NewSharedMemoryLink(Link):
         self._array = numbered(self.nbytes)
 
     def send(self, number: int) -> None:
-        """Make a segment, copy into the segment and put the segment's name into the queue."""
+        """Make a segment, copy the array into it, and put the segment's name into the queue."""
         self._array[: HEAD.itemsize].view(HEAD)[0] = number
         segment = SharedMemory(create=True, size=len(self._array))
         np.copyto(bytes_of(segment), self._array)
@@ -116,7 +116,7 @@ class NewSharedMemoryLink(Link):
         self._queue.join_thread()
 
     def receive(self) -> tuple[int, Any] | None:
-        """Get a segment's name and map the segment."""
+        """Get a segment's name from the queue and map the segment."""
         name = self._queue.get()
         if name is None:
             return None

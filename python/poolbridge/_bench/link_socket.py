@@ -1,4 +1,4 @@
-"""Pickled arrays through a Unix socket."""
+"""Sends pickled arrays through a Unix socket."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _SOCKET_BUFFER = 1 << 20
 
 
 class SocketLink(Link):
-    """Uses pickle protocol 5: sends the bytes after the pickled description, without another copy."""
+    """Sends each array by pickle protocol 5: a pickled description, and then the bytes, which pickle does not copy."""
 
     name = "pickle through a Unix socket"
     kind = "host"
@@ -35,7 +35,7 @@ class SocketLink(Link):
         self._array = numbered(self.nbytes)
 
     def send(self, number: int) -> None:
-        """Send the lengths, the description and the bytes."""
+        """Send the lengths of the array's description and bytes, and then the description and the bytes."""
         self._array[: HEAD.itemsize].view(HEAD)[0] = number
         buffers: list[pickle.PickleBuffer] = []
         text = pickle.dumps(self._array, protocol=5, buffer_callback=buffers.append)

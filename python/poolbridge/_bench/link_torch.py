@@ -1,4 +1,4 @@
-"""Tensors through ``torch.multiprocessing``."""
+"""Sends tensors through ``torch.multiprocessing``."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from poolbridge._bench.link import HEAD, InTurn, number_of
 class TorchLink(InTurn):
     """Sends tensors on the CPU as file descriptors of shared memory.
 
-    Tensors are made once and sent again and again, as PyTorch's notes on multiprocessing recommend: a new tensor would
-    have to be copied into shared memory.
+    The producer makes the tensors once and sends them again and again, as PyTorch's notes on multiprocessing recommend:
+    PyTorch would have to copy a new tensor into shared memory.
     """
 
     name = "torch.multiprocessing"
@@ -25,7 +25,7 @@ class TorchLink(InTurn):
 
     def __init__(self, context: SpawnContext, nbytes: int, depth: int) -> None:
         super().__init__(context, nbytes, depth)
-        # The import of torch.multiprocessing makes the queues of multiprocessing share tensors.
+        # When Python imports torch.multiprocessing, queues of multiprocessing begin to share tensors without a copy.
         import torch.multiprocessing
 
         self._queue: Any = torch.multiprocessing.get_context("spawn").Queue(depth)
@@ -97,7 +97,7 @@ class TorchFileLink(TorchLink):
 
 
 class TorchDeviceLink(TorchLink):
-    """Sends tensors on a GPU as legacy handles of their allocations, which torch caches."""
+    """Sends tensors on a GPU as legacy CUDA handles of the tensors' memory. PyTorch caches the handles."""
 
     kind = "device"
     device = "cuda"

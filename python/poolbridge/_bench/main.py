@@ -1,4 +1,4 @@
-"""The command line of ``python -m poolbridge.bench``."""
+"""Runs the command line of ``python -m poolbridge.bench``."""
 
 from __future__ import annotations
 

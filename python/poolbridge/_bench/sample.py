@@ -30,7 +30,7 @@ class Result:
     p50_us, p99_us, p999_us
         Percentiles in microseconds; None if there are not enough measurements.
     per_second
-        Arrays per second, including the time between two arrays.
+        Arrays per second. The time between two arrays counts, too.
     samples
         The number of measurements.
     cpu_us
@@ -84,7 +84,7 @@ def summarize(
     elapsed_ns
         The total time in nanoseconds.
     count
-        The number of arrays sent in `elapsed_ns`; 0: the number of measurements.
+        The number of arrays sent in `elapsed_ns`; 0: as many arrays as there are measurements.
     """
     ordered = sorted(samples)
     at = {share: percentile(ordered, share) / 1e3 if ordered else None for share in (0.5, 0.99, 0.999)}

@@ -23,7 +23,7 @@ from poolbridge._bench.link import number_of
 from poolbridge._bench.sample import Result, summarize
 
 CONSUMERS: Final = (1, 2, 4, 8, 16)
-"""The numbers of consumers to measure. Numbers above the number of CPUs are left out."""
+"""The numbers of consumers to measure. `measure_streams` leaves out numbers above the number of CPUs."""
 
 ROUNDS: Final = 5
 """The number of measurements of each stream. The result is the median."""
@@ -39,7 +39,7 @@ _CHECKED: Final = 16
 
 
 def consume(fan: Fan, pipe: Connection) -> None:
-    """Run as a consumer: for each `count` from the pipe, take `count` frames, and answer with times and CPU time.
+    """Run as a consumer: for each `count` from the pipe, take `count` frames, and answer with their times and CPU time.
 
     If each frame goes to only one consumer, all consumers together take `count` frames, and then each consumer takes
     one more frame, which marks the end.
@@ -228,7 +228,7 @@ def _systems(path: str | None, *, others: bool) -> Iterator[tuple[type[Fan], Cal
 def _here(
     kind: str, path: str | None, skip: Callable[[str, str, str], None], *, others: bool
 ) -> list[tuple[type[Fan], Callable[..., Fan]]]:
-    """Return the systems that this machine has for a kind of memory."""
+    """Return the systems that can send frames in a kind of memory on this machine."""
     here = []
     for system, make in _systems(path, others=others):
         if system.kind != kind:

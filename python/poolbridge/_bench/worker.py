@@ -61,9 +61,10 @@ class BenchWorker:
         return {"python": sys.version.split()[0], **_consumers.probe()}
 
     def consume(self, task: dict[str, Any]) -> dict[str, Any]:
-        """Make an array of each buffer ``prefix0``, ``prefix1``, … and acknowledge each buffer.
+        """Make an array of each buffer, and acknowledge each buffer.
 
-        A buffer without elements is the last buffer. The first bytes of an array on the CPU hold the array's number.
+        The buffers' names are the task's prefix followed by 0, 1, and so on. A buffer without elements is the last
+        buffer. The first bytes of an array on the CPU hold the array's number, which the worker checks.
         """
         client, take, acknowledge = self._connected, _consumers.load(task["consumer"]).take, self._acknowledge.send
         prefix, count = task["prefix"], 0
@@ -82,10 +83,11 @@ class BenchWorker:
         return {"count": count}
 
     def frames(self, task: dict[str, Any]) -> dict[str, Any]:
-        """Make an array of each frame of a channel until the channel is closed; answer with the time of each frame.
+        """Make an array of each frame of a channel until the channel is closed; answer with the times of the frames.
 
-        The worker acknowledges the first frame, which tells the producer that this consumer is ready. With ``each`` the
-        worker checks the number of every frame. Frames on a GPU have no number.
+        The worker acknowledges the first frame, which tells the producer that this consumer is ready. The answer has no
+        time of the first frame. If the task's ``each`` is true, the worker checks the number of every frame. Frames on
+        a GPU have no number.
         """
         client, acknowledge, each, clock = self._connected, self._acknowledge.send, task["each"], time.monotonic_ns
         consumer = _consumers.load(task["consumer"])
@@ -110,7 +112,7 @@ class BenchWorker:
         return {"samples": stamps[1:]}
 
     def bytes(self, task: dict[str, Any]) -> dict[str, Any]:
-        """Receive single bytes on the socket for acknowledgements; answer with the time of each byte."""
+        """Receive single bytes on the socket for acknowledgements; answer with the time at which each byte came."""
         receive, clock = self._acknowledge.recv, time.monotonic_ns
         stamps: list[int] = []
         self._acknowledge.send(_ACK)
@@ -165,7 +167,7 @@ class BenchWorker:
         return {"samples": samples, "elapsed": time.perf_counter_ns() - begun}
 
     def carry_out(self, line: str) -> dict[str, Any]:
-        """Carry out one task and return its answer; an exception becomes an answer, too."""
+        """Carry out one task and return its answer. If the task raises an error, the answer reports the error."""
         try:
             task = json.loads(line)
             if task["task"] not in _TASKS:

@@ -202,10 +202,10 @@ class AsyncClient(AsyncLists, ClientState):
         ack: AckMode = "auto",
         timeout: float | None = 0.0,
     ) -> AsyncSubscription:
-        """Return a subscription. It joins the channel when the program enters its block or iterates over it.
+        """Return a subscription. It joins the channel when the program enters it by ``async with`` or iterates over it.
 
-        This method is no coroutine. Its parameters and errors are those of `Client.subscribe`. The errors are raised
-        when the subscription joins the channel.
+        This method is no coroutine. Its parameters and errors are those of `Client.subscribe`. The subscription raises
+        the errors when it joins the channel.
         """
         return self._subscription_type(
             self._session,
@@ -278,9 +278,9 @@ class AsyncClient(AsyncLists, ClientState):
         return await asyncio.to_thread(step.work)
 
     async def _sleep(self, step: Sleep) -> Any:
-        """Run a step that waits in a thread, for `_NAP` seconds at most.
+        """Run a waiting step in another thread. The step waits for at most `_NAP` seconds.
 
-        If the caller is cancelled, the thread continues for the rest of the `_NAP` seconds.
+        If the caller is cancelled, the thread waits for the rest of the `_NAP` seconds.
         """
         if self._sleepers is None:
             self._sleepers = ThreadPoolExecutor(_MOST_SLEEPERS, thread_name_prefix="poolbridge-sleeper")
@@ -288,7 +288,7 @@ class AsyncClient(AsyncLists, ClientState):
         return await self._reader.loop.run_in_executor(self._sleepers, step.work, seconds)
 
     async def _run(self, flow: Flow[_T]) -> _T:
-        """Run an operation to its end and return its result."""
+        """Carry out all steps of the operation `flow` and return its result."""
         self._session.check_usable()
         try:
             step = next(flow)

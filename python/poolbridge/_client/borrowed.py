@@ -1,4 +1,4 @@
-"""Arrays that are made once for each block and used again for every frame in that block.
+"""Iterates over a channel's frames as arrays. A block's array is made once and used again for later frames there.
 
 If the array of a frame exists already, poolbridge makes only one Python object for the frame: the native frame.
 """
@@ -32,24 +32,24 @@ if TYPE_CHECKING:
     from poolbridge._session.session import Session
     from poolbridge._wire.messages import Fence
 
-# How many arrays are kept for a block at most: one for each pair of a `wrap` function and a description of a frame in
-# the block.
+# The greatest number of arrays that the session keeps for one block. Each pair of a `wrap` function and a frame's
+# description has its own array.
 _MOST_KEPT = 8
 
-# After a stream has written a fence, frames that end within this number of seconds share the next fence: the stream
-# then writes a word once for several frames.
+# For this number of seconds after a stream's fence, the iterator collects the frames that end, and the stream writes no
+# fence. The collected frames share the stream's next fence, so the stream writes one word for several frames.
 _TOGETHER_SECONDS: Final = 0.001
 
 
 class BaseBorrowedArrays(ABC):
     """The common part of `BorrowedArrays` and `AsyncBorrowedArrays`.
 
-    The attributes below raise `InvalidArgumentError` before the first array, and after `release`.
+    The attributes below raise `InvalidArgumentError` before the program has the first array, and after `release`.
 
     Attributes
     ----------
     seq, time, time_ns, meta, dropped
-        The attributes of the frame whose array was returned last; see `Frame`.
+        The attributes of the frame whose array the iterator returned last; see `Frame`.
     """
 
     def __init__(self, session: Session, wrap: Callable[[Any], Any] | None, stream: Any) -> None:
@@ -58,8 +58,8 @@ class BaseBorrowedArrays(ABC):
         self._stream = stream
         self._consumer: Consumer | None = None
         self._follower: _order.Follower | None = None
-        # The frame and the lease state of the array that was returned last. If the iterator used an array that existed
-        # already, the frame has no lease state: `_lease_state` is None.
+        # The frame and the lease state of the array that the iterator returned last. If that array existed already,
+        # the frame has no lease state: `_lease_state` is None.
         self._frame: _native.Frame | None = None
         self._lease_state: LeaseState | None = None
         # `_unfenced`: numbers of earlier frames; the stream has not written their fence yet. `_together_until`: the
@@ -70,7 +70,7 @@ class BaseBorrowedArrays(ABC):
     # Taking
 
     def _swap(self) -> _native.Frame | None:
-        """Release the last array's frame and take the next frame in one step; None if this is not possible."""
+        """Release the last array's frame and take the next frame in one step. If this is not possible, return None."""
         frame, consumer = self._frame, self._consumer
         if frame is None or consumer is None or self._lease_state is not None:
             return None
@@ -89,7 +89,7 @@ class BaseBorrowedArrays(ABC):
         return taken
 
     def _existing(self, frame: _native.Frame) -> Any:
-        """Return the array of a frame if the array exists and no wait is needed; otherwise return None."""
+        """Return the array of a frame if the array exists and the program can use it at once; otherwise return None."""
         kept, follower, consumer = frame.object, self._follower, self._consumer
         if kept is None or kept.wrap is not self._wrap or self._session.lost or consumer is None:
             return None
@@ -109,7 +109,7 @@ class BaseBorrowedArrays(ABC):
         return array
 
     def _complete(self, fences: tuple[Fence, ...]) -> bool:
-        """Whether all `fences` are reached, so that the CPU can use a frame now."""
+        """Whether all `fences` of a frame are reached, so that the CPU can use the frame now."""
         for fence in fences:
             page = self._session.timelines.page(fence.tl)
             if page is None or not page.reached(fence.wd, fence.v) or page.died(fence.wd, fence.v):
@@ -117,7 +117,7 @@ class BaseBorrowedArrays(ABC):
         return True
 
     def _claimed(self, frame: _native.Frame, state: LeaseState) -> Any:
-        """Return the array of a frame that has a lease state. After an error, the next call takes another frame."""
+        """Return the array of a frame that has a lease state. After an error, the next step takes another frame."""
         native = cast("Consumer", self._consumer).native
         try:
             array = self._prepare(frame, state)
@@ -172,14 +172,14 @@ class BaseBorrowedArrays(ABC):
     # Letting go
 
     def release(self) -> None:
-        """Release the frame whose array was returned last, before the program asks for the next array. Idempotent."""
+        """Release the frame of the last array now, and not only at the request for the next array. Idempotent."""
         if _process.pid != self._session.pid:
             self._session.check_usable()
         self._let_go()
 
     def _let_go(self) -> None:
-        # Release the frame first, then forget it: after an interrupt in between, the next call releases the frame
-        # again, which does no harm.
+        # First release the frame, then clear the attributes. If an interrupt (KeyboardInterrupt) comes between the two,
+        # the next call of `_let_go` releases the frame again, which does no harm.
         frame, state = self._frame, self._lease_state
         if state is not None:
             state.end()
@@ -189,7 +189,7 @@ class BaseBorrowedArrays(ABC):
         self._frame = self._lease_state = None
 
     def _fence(self) -> None:
-        """Release the frames in `_unfenced`. If a stream uses these frames, they get one common fence."""
+        """Release the frames in `_unfenced`. If a stream uses these frames, it writes one common fence for them."""
         consumer = self._consumer
         if not self._unfenced or consumer is None:
             return
@@ -208,7 +208,8 @@ class BaseBorrowedArrays(ABC):
             numbers.append(frame.number)
         if not numbers or consumer is None:
             return
-        # The program did not ask for the next frame, so a frame of a queue goes back to the queue.
+        # A request for the next array acknowledges the last frame. The program made no such request, so a frame of a
+        # queue goes back to the queue.
         end = partial(consumer.end_lones, numbers, back=consumer.queue)
         if self._follower is None:
             end()

@@ -96,8 +96,9 @@ class Channel(BaseChannel):
         If `array` is a write lease of the channel's pool, or an array in the memory of such a lease, the call transfers
         the buffer to the channel without a copy. The transfer ends the lease, and the program must not use the lease's
         arrays any more; `Lease.publish` says which arrays become read-only. Any other array is copied once, on the GPU
-        if the array is on the GPU. The call does not wait for work that is queued on the GPU, except for work of
-        unknown streams (see `BaseLease.used_on`): the consumers' streams wait for the work.
+        if the array is on the GPU. The call does not wait for work that is queued on the GPU: the consumers' streams
+        wait for this work. Only for work of streams that poolbridge does not know, the call itself waits; see
+        `BaseLease.used_on`.
 
         Parameters
         ----------
@@ -156,8 +157,8 @@ class Channel(BaseChannel):
         """Make a publisher of frames of one shape and dtype. A publisher is the fastest way to publish.
 
         The publisher makes one array for each block of memory and uses that array for all frames in the block. If the
-        memory is on a GPU, streams write the arrays. A consumer can use `Subscription.arrays`, which also makes one
-        array for each block.
+        memory is on a GPU, streams of the GPU write the arrays. A consumer can use `Subscription.arrays`, which also
+        makes one array for each block.
 
         Parameters
         ----------

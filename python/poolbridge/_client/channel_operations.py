@@ -124,7 +124,7 @@ def publish(
     stream: Any,
     event: Any,
 ) -> Flow[int]:
-    """Publish a frame; return its number in the channel."""
+    """Publish `given` as a frame of the channel, and return the frame's number in the channel."""
     texts = check_meta(meta)
     check_wait(timeout)
     found = _sources.find(session, channel.pl, given)
@@ -151,7 +151,7 @@ def publish(
 
 
 def _copy(session: Session, channel: Channel, given: Any, stream: Any, timeout: float | None) -> Flow[LeaseState]:
-    """Allocate a buffer of an array's shape. Then a stream of the GPU, or the CPU, copies the array into the buffer."""
+    """Allocate a buffer with the shape of `given`, and let a stream of the GPU, or the CPU, copy `given` into it."""
     source = _sources.look(given)
     state = yield from allocate(
         session, _tensor.describe(source.shape, source.element.name), channel.pl, timeout=timeout

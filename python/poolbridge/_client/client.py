@@ -563,7 +563,7 @@ class Client(Lists, ClientState):
         AccessDeniedError, UnavailableError
             See `open_channel`.
         PoolLimitError
-            The channel or the session has too many members.
+            The channel or the session has too many producers and consumers.
         InvalidArgumentError
             An argument is not as described above.
         """
@@ -625,7 +625,7 @@ class Client(Lists, ClientState):
         return step.work(step.seconds) if isinstance(step, Sleep) else step.work()
 
     def _run(self, flow: Flow[_T]) -> _T:
-        """Run an operation to its end and return its result."""
+        """Carry out all steps of the operation `flow` and return its result."""
         self._session.check_usable()
         try:
             step = next(flow)

@@ -1,4 +1,4 @@
-"""The code that `Client` and `AsyncClient` share."""
+"""Holds what `Client` and `AsyncClient` share: their common base class and the first request of a session."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ class ClientState:
         return self._session.core.service_pid
 
     def session_stats(self) -> SessionStats:
-        """Return what this client has done since it was connected. This method sends no request and is not a coroutine.
+        """Return counts of what this client has done so far. This method sends no request and is no coroutine.
 
         `stats` asks the service for the counts of all clients. `sessions` lists the clients that the service knows.
 
@@ -122,7 +122,7 @@ class ClientState:
             self._default_pool = None
 
     def _find_pool(self, pool: Pool | str | None) -> Pool | str:
-        """Return the pool that `pool` means; return the pool's name if the client has not opened this pool yet."""
+        """Return the pool that `pool` means. If the client has not opened this pool yet, return the pool's name."""
         if isinstance(pool, Pool):
             return pool
         if pool is not None:
@@ -132,7 +132,7 @@ class ClientState:
         return self._default_pool
 
     def _channel_pool(self, info: _messages.Channel) -> str:
-        """Return the name of the pool whose buffers a channel carries."""
+        """Return the name of the pool whose buffers a channel carries; empty if the client does not know the pool."""
         known = self._session.pool_info(info.pl)
         return known.nm if known is not None else ""
 
@@ -152,7 +152,7 @@ def hello() -> Hello:
 
 @contextmanager
 def explained(path: str) -> Iterator[None]:
-    """If the first request in the ``with`` block fails, raise the error again with a text that explains the error."""
+    """If the first request to the service at `path` fails in the ``with`` block, raise an error that explains why."""
     try:
         yield
     except VersionError as error:

@@ -53,7 +53,7 @@ class BaseFrame(BaseLease):
         return bool(self._lease_state.tokens) or self._lease_state.unaccounted
 
     def _pass(self) -> None:
-        """Release the frame because iteration continues or its block ends. Its arrays and leases stay valid."""
+        """End this object: iteration continues, or the frame's block ends. The frame's arrays and leases stay valid."""
         state = self._lease_state
         if state.released or state.unaccounted:
             return
@@ -86,8 +86,8 @@ class BaseFrame(BaseLease):
     def dropped(self) -> int:
         """How many frames this subscriber missed between the previous frame and this frame.
 
-        In a queue, this is the number of frames that no subscriber got, since any subscriber of the queue last got a
-        frame.
+        In a queue, this is the number of frames that the channel dropped between the previous frame that any subscriber
+        took and this frame. No subscriber got the dropped frames.
         """
         return self._dropped
 
@@ -130,7 +130,7 @@ class BaseFrame(BaseLease):
 
 
 def pass_on(frame: BaseFrame) -> None:
-    """Release a frame because its subscription moves to the next frame."""
+    """End a frame object, because its subscription moves to the next frame. The frame's arrays stay valid."""
     frame._pass()  # noqa: SLF001 - of one family
 
 

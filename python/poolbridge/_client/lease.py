@@ -49,7 +49,7 @@ class BaseLease(ArrayExports):
     def generation(self) -> int:
         """The number of the buffer in its block: 1 for the block's first buffer, and 1 more for each later buffer.
 
-        A frame gives the number of the buffer that was in the block when this client mapped the block.
+        For a frame, this is the number of the buffer that was in the block when this client mapped the block.
         """
         return self._lease_state.grant.ge
 
@@ -178,22 +178,22 @@ class BaseLease(ArrayExports):
         Parameters
         ----------
         source
-            Anything that NumPy turns into an array, or an array on a device. The values are broadcast to the lease's
+            Anything that NumPy turns into an array, or an array on a GPU. The values are broadcast to the lease's
             shape and cast to the lease's dtype by NumPy's rule ``same_kind``.
 
         Raises
         ------
         InvalidArgumentError
-            The lease is a read lease, or the shapes do not match.
+            The lease is a read lease, or the source cannot be broadcast to the lease's shape.
         TypeError
-            The dtypes do not match.
+            The source's dtype cannot be cast to the lease's dtype.
         LeaseReleasedError
             The lease has ended.
         """
         copy_into(self._lease_state, source)
 
-    # The methods below index the elements in memory of the CPU. For memory of a GPU, they raise a TypeError that says
-    # what to do instead.
+    # With the methods below, the program uses a lease as a sequence. Methods that read or write elements need memory of
+    # the CPU: for memory of a GPU, they raise a TypeError that says what to do instead.
 
     def __len__(self) -> int:
         if not self.shape:
@@ -262,8 +262,8 @@ class Lease(BaseLease):
     """A lease of a blocking `Client`. The end of its ``with`` block releases the lease.
 
     If arrays made from the lease are alive at the end of the block, the block raises `LeaseInUseError`. If an exception
-    leaves the block, a write lease is released as failed; if arrays are alive at that time, the lease ends when the
-    last of these arrays is gone.
+    leaves the block, the block releases a write lease with ``failed=True``. If arrays are alive when the exception
+    leaves the block, the lease ends when the last of these arrays is gone.
     """
 
     def __init__(self, run: Run, state: LeaseState) -> None:
@@ -282,15 +282,15 @@ class Lease(BaseLease):
     ) -> None:
         """Publish the buffer under a name. The write lease becomes a read lease.
 
-        The call does not wait for GPU work, except for work of unknown streams; see `used_on`. Readers wait, on their
-        streams, for the work that this process has queued so far on the streams that used the buffer. Arrays that were
-        made before the call stay valid, but the program must not write them any more. Arrays from `numpy.asarray`
-        become read-only; slices of these arrays, and arrays made by DLPack, cannot become read-only.
+        The call waits for GPU work only if poolbridge does not know the streams of the work; see `used_on`. Readers
+        wait, on their streams, for the work that this process has queued so far on the streams that used the buffer.
+        Arrays that were made before the call stay valid, but the program must not write them any more. Arrays from
+        `numpy.asarray` become read-only; slices of these arrays, and arrays made by DLPack, cannot become read-only.
 
         Parameters
         ----------
         name
-            1 to 255 bytes of UTF-8 without control characters.
+            The name: 1 to 255 bytes of UTF-8 without control characters.
         keep
             Keep the name after this client is closed. By default the service removes the name when the client is closed
             or the client's process ends.

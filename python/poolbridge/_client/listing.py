@@ -1,4 +1,4 @@
-"""Lists of what a service has, such as sessions and buffers, and of its events. Each list comes page by page."""
+"""Asks the service for lists: of its sessions, channels, names, buffers, leases and events. Also ends sessions."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class SessionInfo:
     leases
         Number of the session's leases.
     blocks
-        Number of blocks that the session has perhaps mapped.
+        Number of blocks that the session may have mapped.
     members
         Number of the session's producers and consumers in channels.
     nbytes
@@ -142,7 +142,8 @@ class NameInfo:
     uid
         Id of the user who published the name.
     session
-        Id of the session whose end removes the name; None if the name is kept (``keep=True``).
+        Id of a session: when this session ends, the service removes the name. None: the service keeps the name, because
+        it was published with ``keep=True``.
     """
 
     name: str
@@ -256,7 +257,7 @@ class HistoryEvent:
     nbytes
         Bytes of memory that the event concerns.
     ending
-        How a session ended: ``left``, ``lost``, ``error``, ``closed``, ``shutdown``.
+        How the session ended: ``left``, ``lost``, ``error``, ``closed`` or ``shutdown``; see ``docs/operating.md``.
     took
         How many seconds the event took; if the event is not over, how many seconds it has lasted so far.
     count
@@ -367,7 +368,7 @@ _leases = partial(_pages, "leases", "ls", _lease)
 
 
 class Lists:
-    """The methods of `Client` that return lists."""
+    """The methods of `Client` that return lists, and `end_session`."""
 
     @abstractmethod
     def _run(self, flow: Flow[_T]) -> _T: ...
@@ -454,7 +455,7 @@ class Lists:
 
 
 class AsyncLists:
-    """The methods of `AsyncClient` that return lists."""
+    """The methods of `AsyncClient` that return lists, and `end_session`."""
 
     @abstractmethod
     async def _run(self, flow: Flow[_T]) -> _T: ...

@@ -1,4 +1,4 @@
-"""The operations of a client. `Client` and `AsyncClient` use the same code.
+"""Does the work of a client's operations, such as `allocate` and `publish`, for `Client` and for `AsyncClient`.
 
 Each operation is a flow (see `poolbridge._session.flow`) that returns the operation's result.
 """
@@ -58,11 +58,11 @@ if TYPE_CHECKING:
     from poolbridge._session.spares import Shelf
     from poolbridge._sys.literals import Kind
 
-# How many seconds an allocation waits until readers give back memory that this client has published in a channel. When
-# this time has passed, the client asks the service for memory and waits for the answer.
+# If a pool is full, an allocation waits at most this number of seconds for readers to give back memory that this client
+# has published in a channel. Then the client asks the service for memory and waits for the service's reply.
 _OWN = 5e-3
-# A request without a time limit contains this number of milliseconds. The number of nanoseconds in this time also fits
-# into 64 bits.
+# If the caller gives no time limit, the client sends this number of milliseconds as the time limit of the request. The
+# same time in nanoseconds also fits into 64 bits.
 _FOREVER_MS = 2**40
 _CONTROL = re.compile("[\x00-\x1f\x7f-\x9f]")
 
@@ -71,12 +71,12 @@ _CONTROL = re.compile("[\x00-\x1f\x7f-\x9f]")
 
 
 def check_name(name: str, what: str) -> str:
-    """Check a name and return it. The error text calls the named object `what`: a pool, a buffer or a channel.
+    """Check a name and return it. In the error text, `what` is the word for the named thing, such as ``"pool"``.
 
     Raises
     ------
     InvalidArgumentError
-        The name has no bytes or more than 255 bytes in UTF-8, has a control character, or is no valid text.
+        The name is empty, has more than 255 bytes in UTF-8, has a control character, or is no valid text.
     """
     try:
         size = len(name.encode())
@@ -92,12 +92,12 @@ def check_name(name: str, what: str) -> str:
 
 
 def check_wait(timeout: float | None) -> int:
-    """Return a time limit in whole milliseconds, rounded up.
+    """Convert `timeout` from seconds to whole milliseconds, rounded up; None becomes `_FOREVER_MS`.
 
     Raises
     ------
     InvalidArgumentError
-        The time limit is negative or no number.
+        `timeout` is negative or no number.
     """
     if timeout is None:
         return _FOREVER_MS
@@ -221,13 +221,13 @@ def destroy_pool(pool: Pool | str) -> Flow[Pool]:
 
 
 def trim(pool: Pool, *, keep_bytes: int | str) -> Flow[int]:
-    """Free unused blocks of a pool; return the number of freed bytes."""
+    """Let the service free unused blocks of a pool; return the number of freed bytes."""
     reply = yield from ask(Trim(pl=pool.id, n=check_bytes(keep_bytes, "keep_bytes")), TrimReply)
     return reply.n
 
 
 def stats() -> Flow[ServiceStats]:
-    """Ask for the counts of the service and of its pools."""
+    """Ask the service for its counts and for the counts of its pools."""
     reply = yield from ask(StatsRequest(), StatsReply)
     return ServiceStats.from_wire(reply.s)
 
@@ -238,7 +238,7 @@ def stats() -> Flow[ServiceStats]:
 def allocate(
     session: Session, description: _tensor.Description, pool: int, *, timeout: float | None, at_once: bool = False
 ) -> Flow[LeaseState]:
-    """Lease a buffer for writing: one that readers gave back after this client published it in a channel, or a new one.
+    """Lease a buffer for writing: a new one, or one that this client published and that came back from a channel.
 
     Parameters
     ----------
@@ -249,7 +249,7 @@ def allocate(
     timeout
         Seconds to wait for free memory; None: no limit.
     at_once
-        True: take a buffer that came back from a channel only if the client can write the buffer without waiting.
+        True: if a buffer came back from a channel, take it only if the client can write the buffer without waiting.
     """
     if not session.producers:
         return _grant(session, description, pool, timeout)
@@ -282,13 +282,13 @@ def new_or_back(
 ) -> Flow[LeaseState | None]:
     """Lease a new buffer if the pool has room. Else wait up to `_OWN` seconds until memory comes back from a channel.
 
-    Memory that this client has published usually comes back before other clients release memory. With `shelf`, the
-    function waits only for memory of the publisher that has this shelf.
+    Memory that this client has published usually comes back before other clients release memory. If the caller passes
+    `shelf`, the function waits only for memory of the publisher that has this shelf.
 
     Returns
     -------
     LeaseState or None
-        The lease of a new buffer; None if the caller has to look whether memory came back from a channel.
+        The lease of a new buffer; None if the caller has to check whether memory came back from a channel.
     """
     lender = session.lender(pool, description.nbytes, shelf)
     if lender is None or not session.spares.is_full(pool):
@@ -306,7 +306,7 @@ def new_or_back(
 def await_memory(
     session: Session, description: _tensor.Description, pool: int, deadline: float | None
 ) -> Flow[LeaseState]:
-    """Ask the service for a buffer and wait. Meanwhile, release memory that comes back to this client from channels."""
+    """Ask the service for a buffer and wait. Meanwhile, this client releases memory that readers give back."""
     asking = Asking(pool)
     try:
         session.asks(asking)
@@ -317,7 +317,7 @@ def await_memory(
 
 
 def _grant(session: Session, description: _tensor.Description, pool: int, timeout: float | None) -> Flow[LeaseState]:
-    """Ask the service for a new buffer, and make the lease state of this buffer."""
+    """Ask the service for a new buffer, and make a `LeaseState` for the lease that the service grants."""
     request = Alloc(pl=pool, t=description.to_wire(), w=check_wait(timeout))
     began = time.monotonic()
     try:
@@ -335,7 +335,7 @@ def _grant(session: Session, description: _tensor.Description, pool: int, timeou
 
 
 def spare(session: Session, description: _tensor.Description, pool: int, *, at_once: bool) -> Flow[LeaseState | None]:
-    """Use a lease that came back from a channel and whose buffer has the size of `description`; None: no lease fits."""
+    """Take a lease that came back from a channel, if its buffer has the size that `description` needs; else None."""
     found = session.take_spare(pool, description.nbytes, at_once=at_once)
     if found is None:
         return None
@@ -374,7 +374,10 @@ def lease(session: Session, buffer_id: int, generation: int, *, write: bool, tim
 def publish(
     state: LeaseState, name: str, *, keep: bool, replace: bool, stream: Any, event: Any = None, fence: bool = True
 ) -> Flow[None]:
-    """Publish a buffer under a name. If its content is not complete yet, a fence or an event says when it will be."""
+    """Publish a buffer under a name.
+
+    If the buffer's content is not complete yet, a fence or an event tells readers when it is complete.
+    """
     state.check_usable()
     check_name(name, "buffer")
     if not state.write:
@@ -382,14 +385,15 @@ def publish(
     if not fence and event is None:
         raise InvalidArgumentError("fence=False needs event=: readers have to know when the content is complete")
     mark = None if event is None else local_event(state, event)
-    # A service without timelines has no events either. With such a service, `ready` waits until the GPU's work is done.
+    # A service that does not support timelines does not support events either. With such a service, `ready` waits until
+    # the GPU's work is done.
     alone = not fence and _timelines.FEATURE in state.session.core.features
     made = yield from ready(state, stream, mark, fence=not alone)
     handle = mark.ipc_handle if mark is not None and (alone or made is not None) else b""
     yield from ask(Publish(l=state.grant.id, nm=name, kp=keep, rp=replace, rt=made or UNSET, ev=handle), Reply)
     state.write = False
     if state.promise is not None:
-        # If this process uses the buffer through this lease, it has to wait for the promise too.
+        # If this process uses the buffer through this lease, this process also has to wait for the promise.
         state.fences = (*state.fences, state.promise)
     state.seal()
     state.name = name
@@ -398,12 +402,12 @@ def publish(
 
 
 def local_event(state: LeaseState, event: Any) -> Event:
-    """Return `event` as an `Event`. The program has recorded this event after its work on the memory of a lease.
+    """Make an `Event` from `event`, which the program has recorded after its work on the memory of a lease.
 
     Raises
     ------
     InvalidArgumentError
-        The event is no interprocess event, the memory is memory of the CPU, or the buffer's content is promised.
+        The event is no interprocess event, the lease has memory of the CPU, or the program has promised the content.
     """
     if state.promise is not None:
         raise InvalidArgumentError(
@@ -444,7 +448,7 @@ def ready(state: LeaseState, stream: Any, event: Event | None = None, *, fence: 
 
 
 def promise(state: LeaseState) -> Flow[Promise]:
-    """Promise the content of a buffer that is not published yet."""
+    """Make a `Promise` for the content of a buffer that is not published yet."""
     state.check_usable()
     if not state.write or state.promise is not None:
         why = "is promised already" if state.write else "is complete"
@@ -479,5 +483,5 @@ def wait(state: LeaseState, timeout: float | None) -> Flow[None]:
 
 
 def unpublish(name: str) -> Flow[None]:
-    """Remove a published name."""
+    """End the publication of a buffer under the name `name`."""
     yield from ask(Unpublish(nm=check_name(name, "buffer")), Reply)

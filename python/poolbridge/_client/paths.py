@@ -27,8 +27,8 @@ def default_path() -> str:
     -------
     str
         The value of ``$POOLBRIDGE_SOCKET``. If this variable is not set: ``$XDG_RUNTIME_DIR/poolbridge/poolsvc.sock``.
-        If ``$XDG_RUNTIME_DIR`` is not set either: ``$TMPDIR/poolbridge-<uid>/poolsvc.sock``, where ``/tmp`` replaces an
-        unset ``$TMPDIR``.
+        If ``$XDG_RUNTIME_DIR`` is not set either: ``$TMPDIR/poolbridge-<uid>/poolsvc.sock``. If ``$TMPDIR`` is not set:
+        ``/tmp/poolbridge-<uid>/poolsvc.sock``.
     """
     given = os.environ.get("POOLBRIDGE_SOCKET")
     if given:
@@ -41,13 +41,13 @@ def default_path() -> str:
 
 def _shared_path() -> str:
     """Return the default path in the folder for temporary files. All users share this folder."""
-    # `tempfile.gettempdir` may choose another folder than the service does.
+    # Do not call `tempfile.gettempdir`: it may choose another folder than the service does.
     folder = os.environ.get("TMPDIR") or "/tmp"  # noqa: S108 - as the service has it
     return str(Path(folder) / f"poolbridge-{os.getuid()}" / "poolsvc.sock")
 
 
 def _check_server(sock: socket.socket, path: str) -> None:
-    """Raise if another user runs the service at this user's default path. Root may run the service at that path."""
+    """Raise an error if another user, except root, runs the service at this user's default path."""
     if path != _shared_path():
         return
     _, uid, _ = struct.unpack("3i", sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i")))
@@ -131,7 +131,7 @@ class Patience:
     timeout
         How many seconds the service may take to accept the connection, if the service already listens.
     now
-        The present time on the monotonic clock, in seconds. The time limit counts from this time.
+        The present time on the monotonic clock, in seconds. Both time limits begin at this time.
     """
 
     def __init__(self, path: str, wait: float, timeout: float, now: float) -> None:
@@ -157,7 +157,7 @@ class Patience:
         Raises
         ------
         ServiceNotRunningError
-            The time limit has passed, and no service listens at the path or the service has not accepted the
+            The time limit has passed. Either no service listens at the path, or the service has not accepted the
             connection.
         """
         try:

@@ -31,8 +31,8 @@ class Pool:
     max_bytes
         The largest number of bytes that all blocks of the pool together may have.
     session_bytes, user_bytes
-        The largest numbers of bytes in the pool that may count for one session and for one user; 0: only the limit
-        `max_bytes` applies.
+        `session_bytes` is the largest number of bytes of the pool that may count for one session, and `user_bytes` for
+        one user. 0: only the limit `max_bytes` applies.
     """
 
     id: int
@@ -73,9 +73,9 @@ class PoolStats:
     blocks
         Number of blocks.
     session, user
-        Bytes that count for this client's session, and for the session's user: blocks of buffers that the session or
-        the user allocated, and free blocks that other processes cannot use yet. `Client.create_pool` says which free
-        blocks count.
+        `session` is the number of bytes that count for this client's session, and `user` for the session's user. These
+        are the bytes of blocks with buffers that the session or the user allocated, and of free blocks that other
+        processes cannot use yet. `Client.create_pool` says which free blocks count.
     """
 
     pool: Pool

@@ -71,7 +71,7 @@ def _runs(path: Path) -> bool:
 
 
 def _installed() -> Path | None:
-    """Return the program that was installed with this package, even if pip used --user, --target or --prefix."""
+    """Return the path of the ``poolsvc`` of this package, also if pip used --user, --target or --prefix."""
     from importlib import metadata
 
     try:
@@ -96,8 +96,7 @@ class Process:
     options
         Options of ``poolsvc serve``.
     log
-        A file to which the service appends its log; None: the log is in memory, and the user sees it only in error
-        texts.
+        A file to which the service appends its log; None: the log is in memory, and only the text of an error shows it.
     bounded
         True: the service drops the older half of the log when the log is longer than `_MOST_LOG`. A log in memory is
         always bounded.
@@ -112,8 +111,9 @@ class Process:
         if bounded or log is None:
             options = [*options, "--log-bytes", _MOST_LOG]
         LOG.debug("starting %s serve %s", program, " ".join(options))
-        # If the service does not become ready, the error text contains the service's output. The output goes to a file
-        # and not to a pipe: if this process closed its end of the pipe, the next output would end the service.
+        # If the service does not become ready, the error text contains the service's output. The service writes its
+        # output to a file and not to a pipe: if this process closed its end of a pipe, the next output would end the
+        # service.
         with _open_log(log) as said:
             before = _end(said)
             ready, ready_end = os.pipe()
@@ -125,7 +125,7 @@ class Process:
                         stdout=subprocess.DEVNULL,
                         stderr=said,
                         pass_fds=[ready_end, *_descriptors(options)],
-                        start_new_session=True,  # ctrl-C goes to this process only, which ends the service
+                        start_new_session=True,  # ctrl-C interrupts this process only; this process ends the service
                     )
                 except OSError as error:
                     raise ServiceStartError(f"{program!r} cannot be started: {error}") from error
@@ -144,11 +144,14 @@ class Process:
         LOG.info("started a service at %s, process %d", self.path, self.pid)
 
     def _await_ready(self, ready: int, timeout: float) -> str:
-        """Return the path that the service writes to the pipe when it listens; ``""``: the service has ended."""
+        """Wait until the service listens and writes its path to the pipe `ready`. Return the path.
+
+        If the service ends before it listens, return ``""``.
+        """
         until = time.monotonic() + timeout
         line = b""
-        # If another thread forks a process now, that process may keep the pipe open after the service has ended. So
-        # this function also polls a pidfd, which says whether the service has ended.
+        # If another thread forked a process at this time, that process may keep the pipe open after the service has
+        # ended. The pipe then does not show the end of the service. So this function also polls the service's pidfd.
         ended = os.pidfd_open(self.pid)
         try:
             poll = select.poll()
@@ -185,7 +188,7 @@ class Process:
             self._process.wait()
 
     def leave(self) -> None:
-        """Let the service run without this object. A thread waits for the service's end, so that no zombie stays."""
+        """Let the service run on without this object. A thread waits for the service's end, so that no zombie stays."""
         threading.Thread(target=self._process.wait, name="poolbridge-service", daemon=True).start()
 
     @property
@@ -195,7 +198,7 @@ class Process:
 
 
 def _open_log(path: str | os.PathLike[str] | None) -> IO[bytes]:
-    """Open the file that the service writes its log to; without a path, the file is a memfd."""
+    """Open the file that the service writes its log to. If `path` is None, the file is in memory."""
     if path is None:
         return os.fdopen(os.memfd_create("poolsvc.log"), "w+b")
     try:

@@ -1,4 +1,4 @@
-"""Promises: with a promise, the CPU can complete the content of a buffer after the buffer was published."""
+"""Defines promises: with a promise, the CPU completes the content of a buffer after the buffer was published."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class Promise:
         self._lease_state: LeaseState | None = state
         self._failed = False
         # A thread holds this lock while it completes or fails the promise. The lock is an RLock, because a signal
-        # handler that runs in this thread at that time may also complete or fail the promise.
+        # handler may interrupt this thread at that time, and may also complete or fail the promise.
         self._deciding = RLock()
         state.promise = self._fence
 
@@ -63,8 +63,8 @@ class Promise:
         InvalidArgumentError
             The promise has failed.
         ClosedError
-            The client was closed, or its connection was lost, before the promise was completed or failed. The content
-            fails when this process ends.
+            The client was closed, or its connection was lost, before the promise was completed or failed. When this
+            process ends, the content counts as failed.
         """
         self._decide(self._complete)
         if self._failed:
@@ -99,10 +99,10 @@ class Promise:
             state.promise = self._fence
 
     def fail(self, error: BaseException | str) -> None:
-        """Say that the content will never be complete, and why. Idempotent: the first error counts.
+        """Say that the content will never be complete, and why. Idempotent: a second call does not change the error.
 
-        Readers get `ContentFailedError` with the text. A reader that waits on the CPU gets the error at once. If a
-        stream of a reader waits, the stream continues without an error, and the reader gets the error from
+        Readers get `ContentFailedError` with the text of `error`. A reader that waits on the CPU gets the error at
+        once. If a stream of a reader waits, the stream continues without an error, and the reader gets the error from
         `BaseLease.check`. If the program publishes the buffer after `fail`, the buffer's readers also get the error.
 
         Parameters
@@ -117,8 +117,8 @@ class Promise:
         InvalidArgumentError
             The promise is already completed, or `error` is neither an exception nor a text.
         ClosedError
-            The client was closed, or its connection was lost, before the promise was completed or failed. The content
-            fails when this process ends.
+            The client was closed, or its connection was lost, before the promise was completed or failed. When this
+            process ends, the content counts as failed.
         """
         if isinstance(error, BaseException):
             reason = _text_of(error)
@@ -137,8 +137,8 @@ class Promise:
         if not state.write or state.sent:
             state.promise = None
             state.seal()
-        # If the buffer was not published yet, the lease keeps the fence of the promise. A later publication sends this
-        # fence.
+        # If the buffer was not published yet, the lease keeps the fence of the promise. If the program publishes the
+        # buffer later, the client sends this fence with the buffer.
 
     def __enter__(self) -> Self:
         return self
@@ -162,7 +162,7 @@ class Promise:
         state = getattr(self, "_lease_state", None)
         if state is None or state.session.ended is not None:
             return
-        if _process.pid != state.session.pid:  # a forked child: the promise is its parent's
+        if _process.pid != state.session.pid:  # this process is a forked child: the promise belongs to the parent
             return
         try:
             self._fail(state, "the promise was dropped before it was completed")

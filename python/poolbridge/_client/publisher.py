@@ -1,4 +1,4 @@
-"""Publishers: a publisher makes one array for each block, and publishes these arrays as frames again and again."""
+"""Publishes arrays as frames. A publisher makes one array for each block of memory, and uses the array many times."""
 
 from __future__ import annotations
 
@@ -43,19 +43,22 @@ if TYPE_CHECKING:
 _T = TypeVar("_T")
 
 # A publisher of small frames (at most _SMALL bytes) has up to _MORE extra buffers. With extra buffers, the publisher
-# looks for returned buffers only once in several frames, which takes less time.
+# looks only once in several frames for buffers that readers gave back, which takes less time.
 _MORE: Final = 4
 # The number of extra buffers if streams write the arrays. With more buffers, the readers' streams have more often
 # finished with a buffer before the publisher uses the buffer again.
 _MORE_ON_STREAMS: Final = 16
 _SMALL: Final = 256 << 10
 _NUMBERS: Final = (float, int)
-# This word and this value mean that there is no fence, because the content is complete.
+# A fence has a word and a value. The word 0 and the value 0 mean: there is no fence, because the content is complete.
 _COMPLETE: Final = 0, 0
 
 
 class BasePublisher(ABC):
-    """The code that `Publisher` and `AsyncPublisher` share."""
+    """The code that `Publisher` and `AsyncPublisher` share.
+
+    The array on loan is the array that `loan` returned last and that the program has not published yet.
+    """
 
     def __init__(
         self,
@@ -86,7 +89,10 @@ class BasePublisher(ABC):
         return self._description.element.name
 
     def _loaned(self, timeout: float | None) -> Any:
-        """Return the array on loan, else the array of a lease that came back. None: the caller calls `_allocate`."""
+        """Return the array on loan. If there is none, return the array of a lease that came back from the channel.
+
+        None: the caller has to call `_allocate`.
+        """
         self._begin(timeout)
         shelf = self._shelf
         loan = tuple(shelf.loan)  # copied in one step: another thread may end the loan
@@ -97,7 +103,7 @@ class BasePublisher(ABC):
         return self._take()
 
     def _take(self) -> Any:
-        """Put a lease that came back from the channel on loan and return its array; None if no lease came back."""
+        """Lend the array of a lease that came back from the channel, and return the array; None: no lease came back."""
         shelf = self._shelf
         try:
             spare = shelf.free.pop(0)
@@ -124,7 +130,7 @@ class BasePublisher(ABC):
             raise ClosedError(f"this publisher of channel {self._channel.nm!r} was closed")
 
     def _alone(self, flow: Flow[_T]) -> Flow[_T]:
-        """Run an operation. Until the operation ends, other calls of this publisher raise `InvalidArgumentError`."""
+        """Run `flow`. Until `flow` ends, other calls of this publisher raise `InvalidArgumentError`."""
         self._busy = self._shelf.busy = True
         try:
             return (yield from flow)
@@ -134,7 +140,7 @@ class BasePublisher(ABC):
     # Order on streams
 
     def _on_loan(self) -> Spare:
-        """Return the lease that is on loan; raise the errors of `_taken`."""
+        """Return the lease of the array on loan. Raise an error if no array is on loan or the publisher was closed."""
         loan = tuple(self._shelf.loan)  # copied in one step: another thread may end the loan
         if self._shelf.closed or _process.pid != self._session.pid:
             self._check_open()
@@ -148,7 +154,7 @@ class BasePublisher(ABC):
         return LeaseReleasedError("there is no array to publish: call loan() first, once for each frame")
 
     def _follows(self, stream: Any) -> bool:
-        """Make a stream wait until it may write the array on loan; return False if the caller has to call `_follow`."""
+        """Make `stream` wait until it may write the array on loan. False: the caller has to call `_follow`."""
         spare, shelf = self._on_loan(), self._shelf
         follower = shelf.follower
         if follower is None or not (stream is shelf.stream or (type(stream) is int and stream == shelf.stream)):
@@ -161,7 +167,7 @@ class BasePublisher(ABC):
         return True
 
     def _follow(self, stream: Any) -> Flow[None]:
-        """Make a stream wait until it may write the array on loan. Call this method if `_follows` returns False."""
+        """Do what `_follows` cannot do at once: make `stream` wait until it may write the array on loan."""
         session, spare = self._session, self._on_loan()
         lender = spare.lender
         if lender is None:
@@ -188,7 +194,10 @@ class BasePublisher(ABC):
             spare.follower, lender.streams = follower, None
 
     def _fence_at_once(self, stream: Any) -> tuple[int, int] | None:
-        """Make the fence of the array on loan; return its word and value. None: the caller has to call `_fence`."""
+        """Make the fence that is reached when the array on loan is complete, and return the fence's word and value.
+
+        None: the caller has to call `_fence`.
+        """
         spare = self._on_loan()
         follower = spare.follower
         if follower is None or (stream is not None and stream is not self._shelf.stream and not self._follows(stream)):
@@ -200,7 +209,10 @@ class BasePublisher(ABC):
         return fence.wd, fence.v
 
     def _fence(self, stream: Any) -> Flow[tuple[int, int]]:
-        """Make the fence of the array on loan; return its word and value, or 0 and 0 if the content is complete."""
+        """Make the fence that is reached when the array on loan is complete, and return the fence's word and value.
+
+        If the array is complete already, make no fence and return 0 and 0.
+        """
         spare = self._on_loan()
         if stream is not None or not spare.written:
             yield from self._follow(stream)
@@ -214,7 +226,7 @@ class BasePublisher(ABC):
         return (0, 0) if fence is None else (fence.wd, fence.v)
 
     def _send(self, texts: bytes, timeout: float | None, stream: Any) -> Any:
-        """Publish the array on loan and return the frame's number, if that needs no wait.
+        """If no wait is needed, publish the array on loan and return the frame's number.
 
         If a wait is needed, the array stays on loan. The method then returns the word and the value of the array's
         fence, or None if the caller has to call `_fence`.
@@ -231,7 +243,7 @@ class BasePublisher(ABC):
     # Leases
 
     def _allocate(self, timeout: float | None, stream: Any) -> Flow[Any]:
-        """Lease a buffer, put the lease on loan and return its array."""
+        """Lend the program an array in a new buffer, or an array that came back from the channel; return the array."""
         session, channel, shelf = self._session, self._channel, self._shelf
         producer = yield from producer_of(session, channel)
         lease = partial(allocate, session, self._description, channel.pl, at_once=True)
@@ -312,7 +324,7 @@ class BasePublisher(ABC):
 
     @abstractmethod
     def _lease(self, twin: LeaseState) -> Any:
-        """Make the lease that is passed to `wrap`."""
+        """Make the lease that the publisher passes to `wrap`."""
 
     def _publish_at_once(self, texts: bytes, mark: tuple[int, int]) -> int:
         """Publish the array on loan if the channel has room, and return the frame's number. Else return 0."""
@@ -320,7 +332,7 @@ class BasePublisher(ABC):
         try:
             result = _publish(self._shelf.producer, spare, self._described, texts, mark, 0.0)
         except (ClosedError, ForkError):
-            pass  # the caller calls `_deliver` next, which raises the error that says why
+            pass  # the caller then calls `_deliver`, which raises an error with the reason
         finally:
             if type(result) is not int and spare.owned:
                 self._session.lend_to(self._shelf, spare)
@@ -330,12 +342,12 @@ class BasePublisher(ABC):
         return result
 
     def _taken(self) -> Spare:
-        """End the loan and return the lease that was on loan.
+        """End the loan of the array, and return the array's lease.
 
         Raises
         ------
         LeaseReleasedError
-            No lease is on loan.
+            No array is on loan.
         """
         try:
             spare: Spare = self._shelf.loan.pop(0)
@@ -379,7 +391,7 @@ class BasePublisher(ABC):
 
 
 def _is_time(timeout: float) -> bool:
-    """Whether `timeout` is surely a valid time limit. A later check raises a clear error for an invalid time limit."""
+    """Whether `timeout` is certainly a valid time limit. If False, `_begin` checks `timeout` and may raise an error."""
     return type(timeout) in _NUMBERS and timeout >= 0
 
 
@@ -395,11 +407,11 @@ def _publish(  # noqa: PLR0917 - as the native method
     mark: tuple[int, int],
     seconds: float | None,
 ) -> Any:
-    """Publish a publisher's lease, and return what `poolbridge._native.Producer.publish` returns."""
+    """Publish the array of a publisher's lease; return the value that `poolbridge._native.Producer.publish` returns."""
     grant, lender, follower = spare.grant, spare.lender, spare.follower
     streams = None if lender is None else lender.streams
     result: Any = None
-    spare.follower = None  # set before publishing, like `owned`
+    spare.follower = None  # before the publication, for the same reason as `loans` below
     if lender is not None:
         lender.streams = None
     spare.owned = False
@@ -445,7 +457,7 @@ class Publisher(BasePublisher):
     """Publishes frames of one shape from arrays that are made once and used again. `Channel.publisher` returns it.
 
     `loan` returns an array to write, and `publish` publishes the array as the channel's next frame. Do not use the
-    array after `publish`: the consumers have the array's memory, and a later `loan` returns the same array. One thread
+    array after `publish`: the consumers read the array's memory, and a later `loan` returns the same array. One thread
     at a time may use a publisher. A publisher is a context manager: the end of the ``with`` block closes the publisher.
     If an array is on loan when the publisher is closed, the array stays valid as long as the program keeps it.
     """

@@ -1,4 +1,4 @@
-"""A service that one process runs for itself: for scripts, notebooks and tests."""
+"""Runs a service that ends when this process ends, for scripts, notebooks and tests."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 
 class Service:
-    """A service that this process runs for itself. `serve` returns it.
+    """A service that this process starts and that ends when this process ends. `serve` returns it.
 
     A `Service` is a context manager for ``with`` and for ``async with``: the service starts at the beginning of the
     block and ends at the end of the block. The service also ends when this process ends, even if the process is killed.
@@ -68,7 +68,7 @@ class Service:
         Raises
         ------
         ServiceProgramError
-            There is no ``poolsvc``.
+            The program ``poolsvc`` was not found.
         SocketInUseError, SocketFolderError
             The service cannot listen at the path, or cannot write its log.
         ServiceStartError
@@ -81,7 +81,7 @@ class Service:
         with self._lock:
             if self._process is not None:
                 raise InvalidArgumentError("this service was started already: make another one by poolbridge.serve()")
-            # The service polls this pidfd. The pidfd becomes readable when this process ends.
+            # The service polls this pidfd, which becomes readable when this process ends. The service then ends too.
             end = os.pidfd_open(os.getpid())
             try:
                 self._process = Process(["--end-fd", str(end), *self._options], self._log, self._timeout)
@@ -186,8 +186,8 @@ def serve(
 ) -> Service:
     """Run a service that ends with this process: ``with poolbridge.serve(…) as service: client = service.connect()``.
 
-    The service's program is ``$POOLBRIDGE_POOLSVC``, else the ``poolsvc`` that was installed with this package, else
-    the ``poolsvc`` that is found on the ``PATH``.
+    The service's program is ``$POOLBRIDGE_POOLSVC``; else the ``poolsvc`` that was installed with this package; else a
+    ``poolsvc`` in the folder of the Python interpreter; else a ``poolsvc`` that is found on the ``PATH``.
 
     Parameters
     ----------

@@ -1,4 +1,4 @@
-"""What a client has done since it was connected."""
+"""Counts what a client has done since it was connected."""
 
 from __future__ import annotations
 

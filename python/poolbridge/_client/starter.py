@@ -15,10 +15,10 @@ from poolbridge.errors import (
 )
 
 START_SECONDS = 30.0
-"""Seconds that a service may take to start."""
+"""Seconds that a new service may take until it is ready."""
 
-# The service ends when no client has been connected for this time. The time is long enough for programs that run one
-# after the other to share the service's pools.
+# The service ends when no client has been connected for this time. If programs run one after the other, with shorter
+# pauses than this time, they share the service and its pools.
 _UNUSED = "2s"
 # If another process is starting the service, this process waits for this number of seconds. If no service listens then,
 # this process tries again to start a service.

@@ -1,4 +1,4 @@
-"""Subscriptions: iterators over the frames of a channel."""
+"""Defines subscriptions, which are iterators over the frames of a channel."""
 
 from __future__ import annotations
 
@@ -104,8 +104,9 @@ class Subscription(BaseSubscription):
     def spin(self) -> float | None:
         """How many seconds a thread that waits for a frame polls before it sleeps. Polling uses a whole CPU.
 
-        None, the default: the thread polls for 100 µs if recent frames came within 100 µs and no other program needed
-        the CPU. 0: the thread does not poll. A thread that polls notices a new frame sooner than a thread that sleeps.
+        None, the default: the thread polls for 100 µs if frames came during recent polls, and if no other program
+        needed the CPU at that time. 0: the thread does not poll. A thread that polls notices a new frame sooner than a
+        thread that sleeps.
         """
         return self._consumer.spin
 
@@ -168,11 +169,11 @@ class Subscription(BaseSubscription):
         return consumer.at_once() or self._run(receive(consumer, seconds, self.spin))
 
     def _claim(self, frame: _native.Frame) -> LeaseState:
-        """Make the lease state for a frame."""
+        """Make a `LeaseState` for the lease of a frame."""
         return self._run(claim(self._consumer, frame))
 
     def _take(self, seconds: float | None) -> Frame | None:
-        """Take the next frame. If an error interrupts the call, the native consumer still has it as `offered`."""
+        """Take the next frame. If an error interrupts the call, the native consumer keeps the frame in `offered`."""
         frame = self._next(seconds)
         return None if frame is None else self._frame_type(self._run, self._claim(frame), self._consumer, frame)
 
@@ -180,9 +181,9 @@ class Subscription(BaseSubscription):
         """Iterate over the frames as arrays. This is the fastest way to receive frames.
 
         poolbridge makes one array for each block of memory and uses that array for all frames in the block. Each array
-        is valid until the program asks for the next array. Then the array's frame is released, and the producer may
-        write the memory again. If the program needs data for a longer time, copy the data, or iterate over the
-        subscription itself: this iteration returns `Frame` objects.
+        is valid until the program asks for the next array. Then poolbridge releases the array's frame, and the producer
+        may write the memory again. If the program needs the data for a longer time, copy the data, or iterate over the
+        subscription itself, which returns `Frame` objects.
 
         Parameters
         ----------
@@ -217,7 +218,7 @@ class Subscription(BaseSubscription):
         )
 
     def close(self) -> None:
-        """End the subscription. Frames that were taken stay usable. Idempotent."""
+        """End the subscription. Frames that the program has taken stay usable. Idempotent."""
         self._close()
 
     def __enter__(self) -> Self:
@@ -316,7 +317,7 @@ class AsyncSubscription(BaseSubscription):
         return consumer.at_once() or await self._run(receive(consumer, seconds, 0.0))
 
     async def _claim(self, frame: _native.Frame) -> LeaseState:
-        """Make the lease state for a frame."""
+        """Make a `LeaseState` for the lease of a frame."""
         return await self._run(claim(await self._start(), frame))
 
     def arrays(self, wrap: Callable[[Any], Any] | None = None, *, stream: Any = None) -> AsyncBorrowedArrays:
@@ -334,7 +335,7 @@ class AsyncSubscription(BaseSubscription):
         )
 
     async def close(self) -> None:
-        """End the subscription. Frames that were taken stay usable. Idempotent."""
+        """End the subscription. Frames that the program has taken stay usable. Idempotent."""
         self._close()
 
     async def __aenter__(self) -> Self:

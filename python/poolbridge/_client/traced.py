@@ -1,4 +1,4 @@
-"""The classes that a client with a tracer uses: subclasses of the usual classes. Their methods call the tracer.
+"""Contains the classes that a client with a tracer uses: subclasses of the usual classes, which call the tracer.
 
 A client without a tracer does not use this module's classes, so that tracing costs such a client nothing.
 """
@@ -26,11 +26,11 @@ _F = TypeVar("_F", bound=Callable[..., Any])
 
 
 def _nothing(_operation: Operation, _of: Any, _result: Any) -> None:
-    """Note no results."""
+    """Do nothing, for operations that have no results to write into the `Operation`."""
 
 
 def _traced(method: _F, begin: Callable[..., Operation], end: Callable[[Operation, Any, Any], None] = _nothing) -> _F:
-    """Return a method that calls the session's tracer around `method`.
+    """Return a method that calls `method` in a ``with`` block of the session's tracer.
 
     Parameters
     ----------
@@ -39,8 +39,8 @@ def _traced(method: _F, begin: Callable[..., Operation], end: Callable[[Operatio
     begin
         A function that makes the `Operation` from the arguments of the call.
     end
-        A function that writes the results into the `Operation`. It gets the object and the value that `method`
-        returned.
+        A function that writes the results into the `Operation`. The other arguments are the object whose method was
+        called, and the value that `method` returned.
     """
 
     def arguments(operation: Operation, given: dict[str, Any]) -> dict[str, Any]:

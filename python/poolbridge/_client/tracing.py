@@ -1,4 +1,4 @@
-"""Tracers for OpenTelemetry and for NVTX. If a program passes a tracer, the client calls it around each operation."""
+"""Traces the operations of a client by OpenTelemetry or NVTX, or by a tracer that the program defines."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _TYPES: Final = {"publish": "send", "receive": "receive", "release": "settle"}
 # The limits of a frame's meta; see `channel_operations.check_meta`.
 _MOST_ENTRIES: Final = 16
 _MOST_TEXT: Final = 256
-# For how many titles an `NvtxTracer` keeps NVTX attributes in its cache.
+# An `NvtxTracer` keeps the NVTX attributes of at most this number of operation titles in its cache.
 _MOST_TITLES: Final = 256
 
 
@@ -114,20 +114,20 @@ def check_tracer(tracer: Any) -> Any:
 class OpenTelemetryTracer:
     """Makes an OpenTelemetry span for each operation. This class needs ``pip install 'poolbridge[otel]'``.
 
-    Spans follow the semantic conventions for messaging: ``publish camera`` is the name of a span of channel ``camera``,
-    and ``messaging.destination.name``, ``messaging.operation.type``, ``messaging.message.id`` (the frame's number) and
-    ``messaging.message.body.size`` (bytes) are attributes. Operations without a channel have ``poolbridge.pool.name``,
-    ``poolbridge.buffer.name`` and ``poolbridge.buffer.size`` instead. A span is a child of the current span. If the
-    operation raises an exception, the span records the exception, and the attribute ``error.type`` names the
-    exception's class.
+    Spans follow OpenTelemetry's semantic conventions for messaging. A span of channel ``camera`` has a name such as
+    ``publish camera``, and the attributes ``messaging.destination.name``, ``messaging.operation.type``,
+    ``messaging.message.id`` (the frame's number) and ``messaging.message.body.size`` (bytes). Operations without a
+    channel have the attributes ``poolbridge.pool.name``, ``poolbridge.buffer.name`` and ``poolbridge.buffer.size``
+    instead. A span is a child of the current span. If the operation raises an exception, the span records the
+    exception, and the attribute ``error.type`` names the exception's class.
 
     Parameters
     ----------
     tracer_provider
         The provider that makes the spans; None: the program's global provider.
     propagate
-        Send the identity of each ``publish`` span with the frame: the frame's meta gets the text ``traceparent`` and,
-        if the span has a trace state, the text ``tracestate``. All subscribers see these texts. The span of a
+        True: send the identity of each ``publish`` span with the frame. The frame's meta gets the text ``traceparent``
+        and, if the span has a trace state, the text ``tracestate``. All subscribers see these texts. The span of a
         ``receive`` has a link to the ``publish`` span of the received frame.
 
     Raises
@@ -172,7 +172,7 @@ class OpenTelemetryTracer:
                         self._link(span, operation.meta)
 
     def _inject(self, meta: Any) -> None:
-        """Add the current span's id to a frame's texts, if no text names a span yet and the texts are not too many."""
+        """Add the current span's id to a frame's texts, if no text names a span yet and the limits allow more texts."""
         carrier: dict[str, str] = {}
         self._context.inject(carrier)
         if "traceparent" in meta:
@@ -202,7 +202,7 @@ def _class_of(error: BaseException) -> str:
 
 
 def _attributes(operation: Operation) -> dict[str, str | int]:
-    """Return the attributes of an operation's span. If OpenTelemetry has a standard name for one, use this name."""
+    """Return the attributes of an operation's span, under OpenTelemetry's standard names where such names exist."""
     found: dict[str, str | int | None] = {"poolbridge.pool.name": operation.pool}
     if operation.channel is None:
         found["poolbridge.operation.name"] = operation.name

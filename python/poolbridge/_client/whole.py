@@ -1,4 +1,4 @@
-"""Calls for whole arrays: publish a copy of an array under a name, or get the array that is published under a name."""
+"""Publishes a copy of an array under a name, and makes an array of a chosen library from a lease."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def _numpy(lease: BaseLease) -> Any:
     on_cpu = state_of(lease).memory.pool.on_cpu
     if not on_cpu or not state_of(lease).description.element.in_numpy:
         return lease.to_numpy()
-    source: Any = lease  # NumPy's type stubs do not accept all objects that the standard allows
+    source: Any = lease  # NumPy's type stubs do not accept all objects that DLPack allows
     return np.from_dlpack(source)
 
 

@@ -1,6 +1,6 @@
-"""Calls of the driver through ``cuda.bindings``, which is loaded when device memory is first used.
+"""Calls the CUDA driver through the package ``cuda.bindings``, which is loaded when device memory is first used.
 
-No function changes the calling thread's current context.
+The functions that copy, wait or allocate leave the calling thread's current context as it was before the call.
 """
 
 from __future__ import annotations
@@ -37,12 +37,12 @@ contexts: dict[int, Any] = {}
 
 @cache
 def bindings() -> Any:
-    """Load and initialise the driver's bindings.
+    """Load ``cuda.bindings``, and initialise the CUDA driver.
 
     Raises
     ------
     UnavailableError
-        Bindings, driver or GPU are missing; the message says which of them, and what to install.
+        The bindings, the driver or a GPU is missing, or the driver does not start. The message says what is wrong.
     """
     try:
         from cuda.bindings import driver
@@ -60,7 +60,7 @@ def bindings() -> Any:
 
 
 def call(name: str, *arguments: Any) -> Any:
-    """Call a function of the driver and return its value.
+    """Call the driver function `name` and return the value that it gives.
 
     Raises
     ------
@@ -88,8 +88,8 @@ def call(name: str, *arguments: Any) -> Any:
 def current(ordinal: int, own: Any = None) -> Iterator[None]:
     """Make a context current in a ``with`` block: the device's primary context, or the program's context `own`.
 
-    In the block, calls such as `cuMemHostRegister` do not invalidate a capture into a CUDA graph, which another thread
-    or another library may have begun.
+    Another thread or another library may be capturing work into a CUDA graph. In the block, calls such as
+    `cuMemHostRegister` do not invalidate this capture.
     """
     context = contexts.get(ordinal) if own is None else own
     if context is None:
@@ -109,7 +109,7 @@ def current(ordinal: int, own: Any = None) -> Iterator[None]:
 
 
 def pop(context: Any) -> None:
-    """Pop a context from the thread's stack. Ignore errors: an exception would discard the caller's result."""
+    """Pop `context` from the thread's stack. Ignore errors: an exception would discard the caller's result."""
     driver = bindings()
     if driver.cuCtxPopCurrent()[0] == driver.CUresult.CUDA_SUCCESS:
         return
@@ -128,12 +128,12 @@ def _uuid(ordinal: int) -> str:
 
 
 def devices() -> list[dict[str, Any]]:
-    """List the GPUs that this process sees: ordinal, name and UUID.
+    """Return the ordinal, the name and the UUID of each GPU that this process sees.
 
     Raises
     ------
     UnavailableError
-        There is no driver, or the packages are missing.
+        There is no driver or no GPU, or ``cuda.bindings`` is not installed.
     """
     found = []
     for ordinal in range(call("cuDeviceGetCount")):
@@ -144,7 +144,7 @@ def devices() -> list[dict[str, Any]]:
 
 
 def find_device(device_uuid: str) -> int:
-    """Return the ordinal of the GPU with a UUID, as this process counts.
+    """Return the ordinal that the GPU with the UUID `device_uuid` has in this process.
 
     Raises
     ------
@@ -165,7 +165,7 @@ def find_device(device_uuid: str) -> int:
 
 
 def ordinal_of(device: int | str | None) -> int:
-    """Return the ordinal of a GPU that the user names by ordinal, as ``"cuda:0"`` or by UUID; None is the first GPU.
+    """Return a GPU's ordinal. `device` is an ordinal, a text such as ``"cuda:0"``, a UUID, or None for the first GPU.
 
     Raises
     ------
@@ -185,13 +185,13 @@ def ordinal_of(device: int | str | None) -> int:
 
 
 def describe(ordinal: int) -> str:
-    """Return a GPU's ordinal, name and UUID as a text."""
+    """Return one text that contains the GPU's ordinal, name and UUID."""
     device = devices()[ordinal]
     return f"{ordinal} ({device['name']}, {device['uuid']})"
 
 
 def can_access_peer(ordinal: int, owner: int) -> bool:
-    """Whether the GPU `ordinal` can reach the memory of the GPU `owner`."""
+    """Whether the GPU `ordinal` can directly use the memory of the GPU `owner`."""
     return bool(call("cuDeviceCanAccessPeer", call("cuDeviceGet", ordinal), call("cuDeviceGet", owner)))
 
 
@@ -199,30 +199,30 @@ def can_access_peer(ordinal: int, owner: int) -> bool:
 
 
 def synchronize(ordinal: int, own: Any = None) -> None:
-    """Wait until the device has done all work of this process's primary context, or of the context `own`."""
+    """Wait until the device has done all work of its primary context in this process, or of the context `own`."""
     with current(ordinal, own):
         call("cuCtxSynchronize")
 
 
 def copy_to_host(ordinal: int, out: np.ndarray[Any, Any], address: int, own: Any = None) -> None:
-    """Copy from the device, after all work queued on the device. The copy is complete on return."""
+    """Wait until the context's work is done, and copy from `address` on the device to `out`. Return after the copy."""
     with current(ordinal, own):
         call("cuCtxSynchronize")
-        # cuMemcpyDtoH refuses memory of a pool of the host, although such memory has a device address.
+        # `cuMemcpyDtoH` refuses memory of a pool of host memory, although such memory has a device address.
         call("cuMemcpy", int(out.ctypes.data), address, out.nbytes)
 
 
 def copy_from_host(ordinal: int, address: int, data: np.ndarray[Any, Any], own: Any = None) -> None:
-    """Copy to the device, after all work queued on the device. The copy is complete on return."""
+    """Wait until the context's work is done, and copy `data` to `address` on the device. Return after the copy."""
     with current(ordinal, own):
         call("cuCtxSynchronize")
         call("cuMemcpy", address, int(data.ctypes.data), data.nbytes)
-        # A copy from pageable memory may return before the device has the last bytes.
+        # If `data` is in pageable memory, `cuMemcpy` may return before the device has the last bytes.
         call("cuCtxSynchronize")
 
 
 def copy_on_device(ordinal: int, destination: int, source: int, nbytes: int) -> None:
-    """Copy between addresses on devices, after all work queued on GPU `ordinal`. The copy is complete on return."""
+    """Wait until the primary context's work is done, and copy between device addresses. Return after the copy."""
     with current(ordinal):
         call("cuCtxSynchronize")
         call("cuMemcpy", destination, source, nbytes)
@@ -230,7 +230,7 @@ def copy_on_device(ordinal: int, destination: int, source: int, nbytes: int) -> 
 
 
 class Allocation:
-    """Device memory of this process, which is freed with the object.
+    """Device memory of this process. When Python destroys this object, the object frees the memory.
 
     Parameters
     ----------
@@ -254,7 +254,7 @@ class Allocation:
 
 
 def pointer_facts(address: int) -> dict[str, Any]:
-    """Return what the driver knows about an address: ``memory_type`` and ``ordinal`` of the device."""
+    """Return what the driver knows about `address`: the type of the memory, and the ordinal of the memory's device."""
     attribute = bindings().CUpointer_attribute
     kind = call("cuPointerGetAttribute", attribute.CU_POINTER_ATTRIBUTE_MEMORY_TYPE, address)
     ordinal = call("cuPointerGetAttribute", attribute.CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL, address)

@@ -1,4 +1,4 @@
-"""Imports the kinds of memory that cuda.core's public functions cannot import. The module `pools` imports CUDA pools.
+"""Imports the kinds of memory that cuda.core cannot import by public functions. `pools` imports CUDA device pools.
 
 This module calls ``cuda.bindings.driver``. cuda.core can import neither a single ``cuMemCreate`` allocation nor a
 legacy handle, and it cannot give a GPU access to an imported pool of host memory.
@@ -39,7 +39,7 @@ def _fd_type() -> Any:
 
 
 class VirtualBlock:
-    """An imported ``cuMemCreate`` allocation. `address` maps it when needed: once for reading and once for writing.
+    """An imported ``cuMemCreate`` allocation. `address` maps the allocation at most twice: for reading and for writing.
 
     Parameters
     ----------
@@ -48,7 +48,7 @@ class VirtualBlock:
     fd
         The allocation's descriptor. The caller keeps and closes the descriptor.
     size
-        Number of bytes of the allocation. The caller must pass it, because the driver does not report it.
+        Number of bytes of the allocation. The caller must pass this number, because the driver does not report it.
     others
         Ordinals of other GPUs that get access to the allocation.
     """
@@ -96,14 +96,14 @@ class VirtualBlock:
         return address
 
     def grant(self, ordinal: int) -> None:
-        """Give another GPU access to the present and later mappings, for reading or writing as each mapping allows."""
+        """Give the GPU `ordinal` access to all present and later mappings, for reading or writing like each mapping."""
         with self._lock, _cuda.current(self._ordinal):
             for write, address in self._views.items():
                 _cuda.call("cuMemSetAccess", address, self._size, [_access(ordinal, write=write)], 1)
             self._others = (*self._others, ordinal)
 
     def close(self) -> None:
-        """Unmap and release the allocation. After a failure, another call continues."""
+        """Unmap and release the allocation. If a call fails, another call does the steps that are left."""
         with self._lock, _cuda.current(self._ordinal):
             for write, address in list(self._views.items()):
                 _cuda.call("cuMemUnmap", address, self._size)
@@ -148,9 +148,9 @@ class PinnedPool:
     def _let_in(self) -> dict[int, DriverError]:
         """Give all GPUs access; for each GPU that the driver refused, return the driver's error, by the GPU's ordinal.
 
-        Each process that imports the pool must give its own GPUs access. When the process has mapped a block of the
-        pool, the driver refuses to give more GPUs access to the pool. So all GPUs get access before the first block is
-        mapped.
+        Each process that imports the pool must give its own GPUs access. After the process has mapped a block of the
+        pool, the driver refuses to give more GPUs access to the pool. So this method gives all GPUs access before the
+        process maps the first block.
         """
         refused: dict[int, DriverError] = {}
         for gpu in range(_cuda.call("cuDeviceGetCount")):
@@ -161,7 +161,7 @@ class PinnedPool:
         return refused
 
     def grant(self, ordinal: int) -> None:
-        """Raise an error if the GPU did not get access when the pool was imported.
+        """Raise an error if the GPU `ordinal` did not get access when this process imported the pool.
 
         Raises
         ------
@@ -172,7 +172,10 @@ class PinnedPool:
             raise DriverError(str(self._refused[ordinal]))
 
     def import_block(self, blob: bytes) -> int:
-        """Import one allocation by the driver's 64 bytes; return its address, which the CPU and the GPUs share."""
+        """Import the allocation that `blob` describes. Return its address, which is the same for the CPU and the GPUs.
+
+        `blob` is 64 bytes that the driver made in the process that owns the allocation.
+        """
         data = _cuda.bindings().CUmemPoolPtrExportData()
         ctypes.memmove(int(data.getPtr()), blob, HANDLE_BYTES)
         with _cuda.current(self.ordinal):
@@ -182,7 +185,7 @@ class PinnedPool:
                 raise InvalidArgumentError(f"the export is of no block of this pool: {error}") from error
 
     def release_block(self, address: int) -> None:
-        """Free an import. The free is complete on return."""
+        """Free the imported allocation at `address`, and return when the driver has freed it."""
         with _cuda.current(self.ordinal):
             if address not in self._freed:
                 _cuda.call("cuMemFreeAsync", address, 0)
@@ -191,7 +194,7 @@ class PinnedPool:
             self._freed.discard(address)
 
     def close(self) -> None:
-        """Close the import of the pool. The caller must have released all blocks of the pool before."""
+        """Close the imported pool. Before this call, the caller must release all blocks of the pool."""
         with _cuda.current(self.ordinal):
             _cuda.call("cuMemPoolDestroy", self._pool)
 
@@ -210,7 +213,7 @@ class OpenedBlock:
     ordinal
         The device.
     handle
-        The driver's 64 bytes.
+        The legacy handle: 64 bytes that the driver made.
     own_context
         True: open the handle in the calling thread's current context, if the thread has one. False: open the handle in
         the device's primary context.
@@ -232,7 +235,7 @@ class OpenedBlock:
     UnavailableError
         This process owns the memory.
     InvalidArgumentError
-        The bytes are no handle. Or `own_context` is True and the current context belongs to another device.
+        `handle` is no legacy handle. Or `own_context` is True and the current context belongs to another device.
     """
 
     def __init__(self, ordinal: int, handle: bytes, *, own_context: bool = False) -> None:
@@ -241,7 +244,7 @@ class OpenedBlock:
         self.address = _open_handle(ordinal, handle, self._own)
         try:
             with _cuda.current(ordinal, self._own):
-                # The call returns three values: the result code, the allocation's first address and the allocation's
+                # `cuMemGetAddressRange` returns the result code, the allocation's first address and the allocation's
                 # size.
                 result, _, size = _cuda.bindings().cuMemGetAddressRange(self.address)
             if result != _cuda.bindings().CUresult.CUDA_SUCCESS:
@@ -252,20 +255,20 @@ class OpenedBlock:
         self.nbytes = int(size)
 
     def synchronize(self) -> None:
-        """Wait for all work of the context."""
+        """Wait until the device has done all work of the context."""
         if not self._is_gone():
             _cuda.synchronize(self.ordinal, self._own)
 
     def copy_to_host(self, out: np.ndarray[Any, Any], address: int) -> None:
-        """Copy from `address` to `out`, when all work of the context is done. The copy is complete on return."""
+        """Wait until the context's work is done, and copy from `address` to `out`. Return after the copy."""
         _cuda.copy_to_host(self.ordinal, out, address, self._own)
 
     def copy_from_host(self, address: int, data: np.ndarray[Any, Any]) -> None:
-        """Copy from `data` to `address`, when all work of the context is done. The copy is complete on return."""
+        """Wait until the context's work is done, and copy `data` to `address`. Return after the copy."""
         _cuda.copy_from_host(self.ordinal, address, data, self._own)
 
     def close(self) -> None:
-        """Close the allocation. The device's work on it must be done. Do nothing if the context was destroyed."""
+        """Close the allocation, after the device has done its work on it. Do nothing if the context was destroyed."""
         if not self._is_gone():
             with _cuda.current(self.ordinal, self._own):
                 _cuda.call("cuIpcCloseMemHandle", self.address)
@@ -284,7 +287,7 @@ class OpenedBlock:
 
 
 def _own_context(ordinal: int) -> Any:
-    """Return the calling thread's current context; None if the thread has none, or if it is the primary context."""
+    """Return the calling thread's current context; None: there is none, or it is the device's primary context."""
     current = _cuda.call("cuCtxGetCurrent")
     if not int(current):
         return None
@@ -302,7 +305,7 @@ def _own_context(ordinal: int) -> Any:
 
 
 def _has_primary(ordinal: int) -> bool:
-    """Whether the device's primary context exists in this process. The call does not create a context."""
+    """Whether the device's primary context exists in this process. This function does not create the context."""
     driver = _cuda.bindings()
     result, _, active = driver.cuDevicePrimaryCtxGetState(_cuda.call("cuDeviceGet", ordinal))
     return bool(result == driver.CUresult.CUDA_SUCCESS and active)
@@ -335,7 +338,10 @@ def _open_handle(ordinal: int, handle: bytes, own: Any) -> int:
 
 
 def _opens_in_primary(ordinal: int, handle: bytes) -> bool:
-    """Whether the handle opens in the primary context. A wrong context gives the same driver error as a dead owner."""
+    """Whether the driver opens the handle in the primary context. If so, the process that owns the memory is alive.
+
+    If the driver does not open the handle in another context, its error is the same as for a dead owner.
+    """
     if not _has_primary(ordinal):
         return False
     try:

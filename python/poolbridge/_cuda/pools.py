@@ -38,12 +38,12 @@ class ImportedBlock(ABC):
 
     @abstractmethod
     def close(self) -> None:
-        """Free the import. The device's work on the memory must be done before the call."""
+        """Free this process's import of the allocation. Before the call, the device must have done its work on it."""
 
     @property
     @abstractmethod
     def is_mapped(self) -> bool:
-        """Whether the memory belongs to another process."""
+        """Whether this process has mapped memory that belongs to another process."""
 
 
 class ImportedPool(ABC):
@@ -63,15 +63,15 @@ class ImportedPool(ABC):
 
     @abstractmethod
     def import_block(self, blob: bytes, size: int) -> ImportedBlock:
-        """Import one allocation of the pool by the driver's 64 bytes."""
+        """Import one allocation of the pool by `blob`: 64 bytes that the driver made in the pool owner's process."""
 
     @abstractmethod
     def close(self) -> None:
-        """Close the import, after all its blocks."""
+        """Close the imported pool. The caller has closed all blocks of the pool before."""
 
 
 class _CorePool(ImportedPool):
-    """The route through cuda.core."""
+    """A pool that was imported through cuda.core."""
 
     route = "cuda.core"
 
@@ -123,8 +123,8 @@ class _CoreBlock(ImportedBlock):
     def close(self) -> None:
         with current(self._ordinal):
             self._buffer.close(self._stream)
-            # Wait until the driver has freed the import. When this client then sends the message `dropped`, the service
-            # frees the block.
+            # Wait until the driver has freed this import. Then this client sends the message `dropped`, after which the
+            # service may free the block.
             self._stream.sync()
 
 
@@ -145,8 +145,8 @@ class _DriverPool(ImportedPool):
 
     def import_block(self, blob: bytes, size: int) -> ImportedBlock:  # noqa: ARG002
         data = bindings().CUmemPoolPtrExportData()
-        # Copy the bytes to the structure's address: newer versions of ``cuda.bindings`` have no attribute for the
-        # bytes.
+        # Copy `blob` to the address of the structure `data`: in newer versions of ``cuda.bindings``, `data` has no
+        # attribute for these bytes.
         ctypes.memmove(int(data.getPtr()), blob, BLOB_BYTES)
         with current(self.ordinal):
             try:

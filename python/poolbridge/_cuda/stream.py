@@ -1,4 +1,4 @@
-"""Calls of the driver that make a stream do something: write a word, wait for a word or for an event, or copy."""
+"""Makes streams write a word, wait for a word or for an event, and copy memory, by calls of the CUDA driver."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _NON_BLOCKING: Final = 1
 _WRITE: Final = "cuStreamWriteValue64"
 _WAIT: Final = "cuStreamWaitValue64"
 _CAPTURING: Final = "cuStreamIsCapturing"
-# This module calls the functions of this version of CUDA. The number is 1000 * major + 10 * minor.
+# This module calls driver functions in the form of this CUDA version. The number is 1000 * major + 10 * minor.
 _VERSION: Final = 12000
 
 _own_lock = threading.Lock()
@@ -49,7 +49,7 @@ _CAPTURED: Final = -1
 
 @cache
 def _address(name: str) -> int:
-    """Return the address of the driver function with this name."""
+    """Return the address of the driver function `name`."""
     return int(call("cuGetProcAddress", name.encode(), _VERSION, 0))
 
 
@@ -61,7 +61,7 @@ def supported(ordinal: int) -> bool:
 
 
 def register(ordinal: int, address: int, nbytes: int, *, write: bool) -> int:
-    """Let the GPUs use memory of this process; return the address at which a GPU uses the memory."""
+    """Let the GPUs use memory of this process. Return the memory's address for the GPU `ordinal`."""
     flags = _PORTABLE | _DEVICEMAP | (0 if write else _READ_ONLY)
     with current(ordinal):
         call("cuMemHostRegister", address, nbytes, flags)
@@ -69,7 +69,7 @@ def register(ordinal: int, address: int, nbytes: int, *, write: bool) -> int:
 
 
 def unregister(ordinal: int, address: int) -> None:
-    """Wait for all work of this process on the GPUs, and unregister memory: the GPUs cannot use it after the call."""
+    """Wait until the GPUs have done all work of this process. Then end the GPUs' access to the memory at `address`."""
     # `cuMemHostUnregister` itself waits for one GPU only, and may block the driver calls of other threads during this
     # wait.
     for known in list(contexts):
@@ -79,7 +79,7 @@ def unregister(ordinal: int, address: int) -> None:
 
 
 def write(ordinal: int, stream: int, address: int, value: int) -> None:
-    """Make a stream write a word when its work so far is done. Raises the errors of `refuse_capture`."""
+    """Make `stream` write `value` at `address` when its work so far is done. Raises the errors of `refuse_capture`."""
     if not _words(_WRITE, stream, _DEFAULT, address, value):
         _on_stream(_WRITE, ordinal, stream, address, value, _DEFAULT)
 
@@ -93,12 +93,15 @@ def write_functions(stream: int) -> tuple[int, int]:
 
 
 def wait(ordinal: int, stream: int, address: int, value: int) -> None:
-    """Make the later work of a stream wait until a word is at least `value`. Raises the errors of `write`."""
+    """Make the later work of `stream` wait until the word at `address` is at least `value`.
+
+    Raises the errors of `refuse_capture`.
+    """
     wait_for_words(ordinal, stream, [address, value])
 
 
 def wait_for_words(ordinal: int, stream: int, words: list[int]) -> None:
-    """Make the later work of a stream wait until each word is at least the value that `words` gives for it.
+    """Make the later work of `stream` wait until each word in `words` is at least its value.
 
     `words` contains, for each word, its address and then its value. Raises the errors of `refuse_capture`.
     """
@@ -120,7 +123,9 @@ def captured(ordinal: int, stream: int) -> bool:
 
 
 def refuse_capture(ordinal: int, stream: int) -> None:
-    """Raise if the program is capturing a stream's work into a graph: each launch would repeat the write or the wait.
+    """Raise an error if the program is capturing the stream's work into a CUDA graph.
+
+    Each launch of the graph would repeat the write or the wait of the stream.
 
     Raises
     ------
@@ -147,14 +152,14 @@ def _is_captured(stream: int) -> StreamCaptureError:
 
 
 def record(ordinal: int, stream: int, event: int) -> None:
-    """Record an event in a stream. The event covers the stream's work so far. Raises the errors of `refuse_capture`."""
+    """Record `event` in `stream`, after the stream's work so far. Raises the errors of `refuse_capture`."""
     refuse_capture(ordinal, stream)
     with current(ordinal):
         call("cuEventRecord", event, stream)
 
 
 def wait_for_event(ordinal: int, stream: int, event: int) -> None:
-    """Make the later work of a stream wait for an event. Raises the errors of `refuse_capture`."""
+    """Make the later work of `stream` wait for `event`. Raises the errors of `refuse_capture`."""
     _on_stream("cuStreamWaitEvent", ordinal, stream, event, _DEFAULT)
 
 
@@ -191,7 +196,10 @@ def _on_stream(name: str, ordinal: int, stream: int, *arguments: Any) -> None:
 
 
 def _check(name: str, stream: int, result: Any) -> None:
-    """Raise the error of a failed call. Return if the call may succeed when it is repeated with a current context."""
+    """Raise the error of a failed call of `name`.
+
+    If the call may succeed after the caller has made a context current, return without an error.
+    """
     known = bindings().CUresult
     if result.name.startswith("CUDA_ERROR_STREAM_CAPTURE"):  # the capture began after the check of the stream
         raise _is_captured(stream)
@@ -212,6 +220,6 @@ def own_stream(ordinal: int) -> int:
 
 
 def copy(ordinal: int, stream: int, destination: int, source: int, nbytes: int) -> None:
-    """Queue a copy from GPU memory to GPU memory. The source must stay allocated until the copy is done."""
+    """Queue on `stream` a copy from `source` to `destination`. `source` must stay allocated until the copy is done."""
     with current(ordinal):
         call("cuMemcpyAsync", destination, source, nbytes, stream)

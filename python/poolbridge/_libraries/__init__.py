@@ -1,1 +1,1 @@
-"""For `_verify` and `_bench`: code that uses leases through array libraries, and patterns that fill memory."""
+"""Uses leases through array libraries, and fills memory with patterns, for the packages `_verify` and `_bench`."""

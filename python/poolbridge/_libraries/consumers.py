@@ -1,4 +1,4 @@
-"""Classes that use leases through array libraries. Each library is imported only when it is used."""
+"""Uses leases through array libraries, with one class for each library. A library is imported when it is first used."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ class Consumer(ABC):
         Raises
         ------
         UnavailableError
-            The library has no streams that a user can name.
+            The library offers no streams, or this class cannot make them.
         """
         raise UnavailableError(f"{self.name} makes no streams on GPU {ordinal}")
 
@@ -66,15 +66,15 @@ class Consumer(ABC):
 
     @abstractmethod
     def compare(self, array: Any, pattern: Pattern) -> Comparison:
-        """Compare every element with a pattern."""
+        """Compare every element of `array` with `pattern`."""
 
     @abstractmethod
     def fill(self, array: Any, lease: Lease, pattern: Pattern) -> None:
-        """Write a pattern. The pattern is complete on return."""
+        """Write `pattern` into `array`. The pattern is complete on return."""
 
     @abstractmethod
     def transform(self, array: Any, lease: Lease, scale: float, offset: float) -> None:
-        """Replace every element x by ``scale * x + offset``. The work is complete on return."""
+        """Replace every element x of `array` by ``scale * x + offset``. The result is complete on return."""
 
 
 class NumPy(Consumer):
@@ -89,7 +89,7 @@ class NumPy(Consumer):
         return np.from_dlpack(source)
 
     def pointer(self, array: Any) -> int:
-        """Return the address that the array reports."""
+        """Return the memory address that the array reports."""
         return int(array.ctypes.data)
 
     def compare(self, array: Any, pattern: Pattern) -> Comparison:
@@ -127,7 +127,7 @@ class CuPy(Consumer):
             return cupy.cuda.Stream(non_blocking=True)
 
     def pointer(self, array: Any) -> int:
-        """Return the address that the array reports."""
+        """Return the memory address that the array reports."""
         return int(array.data.ptr)
 
     def compare(self, array: Any, pattern: Pattern) -> Comparison:
@@ -181,7 +181,7 @@ class Torch(Consumer):
         return torch.cuda.Stream(ordinal)
 
     def pointer(self, array: Any) -> int:
-        """Return the address that the tensor reports."""
+        """Return the memory address that the tensor reports."""
         return int(array.data_ptr())
 
     def compare(self, array: Any, pattern: Pattern) -> Comparison:
@@ -207,8 +207,8 @@ class Torch(Consumer):
         flat = array.reshape(-1)
         for first, count in chunks(flat.numel()):
             part = self._plain(flat[first : first + count])
-            # Let a kernel write the part, and do not use PyTorch's copies: they tell the driver a direction, such as
-            # host to device, and the driver then refuses memory of kind ``pinned``.
+            # Let a kernel write the part, and do not use PyTorch's copies: PyTorch tells the driver the direction of a
+            # copy, such as host to device, and the driver then refuses memory of kind ``pinned``.
             torch.add(self._expected(part, pattern, first), 0, out=part)
         if flat.is_cuda:
             torch.cuda.synchronize(flat.device)
@@ -254,7 +254,7 @@ class OnHost(Consumer):
 
     @abstractmethod
     def copy(self, array: Any) -> np.ndarray[Any, Any]:
-        """Copy the elements to the CPU through the library's array."""
+        """Return a copy of the array's elements on the CPU."""
 
     def compare(self, array: Any, pattern: Pattern) -> Comparison:
         """Compare a copy on the CPU."""
@@ -276,7 +276,7 @@ class CudaCore(OnHost):
     kinds = ON_GPU
 
     def take(self, lease: BaseLease, stream: Any = None) -> Any:
-        """Make the view by DLPack, for use on `stream`; None: for use on the legacy default stream."""
+        """Make a `StridedMemoryView` by DLPack, for use on `stream`; None: for use on the legacy default stream."""
         from cuda.core.utils import StridedMemoryView
 
         return StridedMemoryView.from_dlpack(lease, stream_ptr=1 if stream is None else int(stream.handle))
@@ -290,11 +290,11 @@ class CudaCore(OnHost):
         return device.create_stream()
 
     def pointer(self, array: Any) -> int:
-        """Return the address that the view reports."""
+        """Return the memory address that the view reports."""
         return int(array.ptr)
 
     def copy(self, array: Any) -> np.ndarray[Any, Any]:
-        """Copy the elements to the CPU: call the driver with the view's address."""
+        """Copy the view's elements to the CPU, by a driver call with the view's address."""
         out = np.empty(array.shape, array.dtype)
         if out.size:
             _cuda.copy_to_host(array.device_id, out, array.ptr)
@@ -305,7 +305,7 @@ class Numba(OnHost):
     """Numba, on memory of a GPU. Numba makes its arrays by the CUDA array interface."""
 
     name = "numba"
-    # Kind ``pinned`` is missing: Numba's copies tell the driver a direction, such as device to host, and the driver
+    # Kind ``pinned`` is missing: Numba tells the driver the direction of a copy, such as device to host, and the driver
     # then refuses memory of kind ``pinned``.
     kinds = ("device", "vmm", "legacy")
 
@@ -322,7 +322,7 @@ class Numba(OnHost):
         return cuda.as_cuda_array(lease.view())
 
     def copy(self, array: Any) -> np.ndarray[Any, Any]:
-        """Copy with Numba."""
+        """Copy the elements to the CPU by Numba's own copy."""
         out: np.ndarray[Any, Any] = array.copy_to_host()
         return out
 
@@ -346,17 +346,20 @@ class Jax(OnHost):
         return jax.dlpack.from_dlpack(lease.view(legacy=True))
 
     def pointer(self, array: Any) -> int:
-        """Return the address that the array reports."""
+        """Return the memory address that the array reports."""
         return int(array.unsafe_buffer_pointer())
 
     def copy(self, array: Any) -> np.ndarray[Any, Any]:
-        """Copy by a kernel and then to the CPU: from kind ``pinned``, the driver refuses JAX's direct copies."""
+        """Let a kernel copy the array on its device, and copy the result to the CPU.
+
+        If the array has memory of kind ``pinned``, the driver refuses a direct copy by JAX.
+        """
         import jax
 
         return np.array(jax.jit(lambda x: jax.numpy.stack([x, x]))(array)[0])
 
 
-# The array libraries. The library that `_verify` prefers is the first.
+# The consumers of all array libraries. `_verify` prefers the first library that it can use.
 CONSUMERS: tuple[type[Consumer], ...] = (NumPy, CuPy, Torch, CudaCore, Jax, Numba)
 _PACKAGES = ("poolbridge", "numpy", "msgspec", "cuda-core", "cuda-bindings")
 
@@ -415,10 +418,10 @@ def probe(only: str | None = None) -> dict[str, Any]:
     Returns
     -------
     dict
-        ``packages``: versions by name. ``native``: whether poolbridge has its native module. ``consumers``: for each
-        kind of memory, the names of the libraries that can use it, the preferred library first. ``missing``: for each
-        kind of memory, a text that says which libraries cannot use it, and why. ``cuda``: whether this process sees a
-        GPU. ``devices``: the GPUs that this process sees.
+        ``packages``: the version of each installed package. ``native``: whether poolbridge has its native module.
+        ``consumers``: for each kind of memory, the names of the libraries that can use it, the preferred library first.
+        ``missing``: for each kind of memory, a text that says which libraries cannot use it, and why. ``cuda``: whether
+        this process sees a GPU. ``devices``: the GPUs that this process sees.
     """
     packages = {}
     for name in _PACKAGES:

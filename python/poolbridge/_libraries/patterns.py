@@ -1,4 +1,4 @@
-"""Patterns: one process writes a pattern into memory, and another process checks the memory."""
+"""Writes patterns of numbers into memory, and checks in another process that the memory contains the pattern."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Pattern:
         ``"masked"``: the elements are the formula's values, computed in whole numbers modulo 2**32, XOR `mask`.
         ``"fibonacci"``: the elements are the Fibonacci numbers modulo 2**64, from number `offset` on.
     tolerance
-        The largest difference that an affine element may have.
+        The largest permitted difference between an element and its expected value, if `kind` is ``"affine"``.
     mask
         The number for the operation XOR, if `kind` is ``"masked"``.
     """
@@ -58,7 +58,7 @@ class Pattern:
         return values.astype(dtype)
 
     def wrong(self, xp: Any, part: Any, expected: Any) -> Any:
-        """Return an array that says for each element whether it differs. `xp` is the array library, NumPy or CuPy."""
+        """Say for each element of `part` whether it differs from `expected`. `xp` is the library: NumPy or CuPy."""
         if self.tolerance:
             return ~(xp.abs(part.astype(xp.float64) - expected.astype(xp.float64)) <= self.tolerance)
         return part != expected
@@ -95,7 +95,7 @@ class Comparison:
     first: list[str] = field(default_factory=list)
 
     def add(self, count: int, indices: Any, expected: Any, got: Any) -> None:
-        """Add the `count` mismatches of a part. The other arguments have one entry for each of its first mismatches."""
+        """Add the `count` mismatches in one part of the array. The other arguments describe the first few of them."""
         self.mismatches += count
         for index, want, have in zip(indices, expected, got, strict=True):
             if len(self.first) == _FIRST:
@@ -104,7 +104,7 @@ class Comparison:
 
 
 def chunks(size: int) -> Iterator[tuple[int, int]]:
-    """Split `size` elements into parts. Yield the first element and the count of each part."""
+    """Split `size` elements into parts. Yield, for each part, its first element's index and its number of elements."""
     for first in range(0, size, CHUNK):
         yield first, min(CHUNK, size - first)
 

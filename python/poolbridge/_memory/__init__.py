@@ -1,1 +1,1 @@
-"""The kinds of memory, the mappings of memory in this process, and descriptions of tensors in the memory."""
+"""Maps memory of each kind into this process, and describes the tensors in this memory."""

@@ -90,7 +90,7 @@ def make_capsule(
     versioned: bool,
     copied: bool = False,
 ) -> CapsuleType:
-    """Make a capsule of an array.
+    """Make a DLPack capsule of `array`.
 
     Parameters
     ----------
@@ -129,12 +129,12 @@ def make_capsule(
 
 
 def check_reversed(shape: Iterable[int], strides: Iterable[int]) -> None:
-    """Raise if an axis of more than one element has a negative stride. Not needed for calls by NumPy; see `by_cpu`.
+    """Raise an error if an axis of more than one element has a negative stride.
 
     PyTorch and JAX do not support negative strides. Many versions of PyTorch end the process when they get a capsule
     with negative strides: a check in PyTorch's C++ code throws an exception in a function that must not throw.
-    `check_reversed` refuses such capsules for all libraries, because a call of ``__dlpack__`` does not say which
-    library makes the call.
+    `check_reversed` refuses such capsules for these libraries and all others, because a call of ``__dlpack__`` does
+    not say which library makes the call. If `by_cpu` returns True, the caller need not call `check_reversed`.
 
     Raises
     ------
@@ -152,8 +152,8 @@ def check_reversed(shape: Iterable[int], strides: Iterable[int]) -> None:
 def by_cpu(dl_device: object, stream: object) -> bool:
     """Whether the library that calls ``__dlpack__`` uses memory of the CPU only, as NumPy does.
 
-    NumPy passes None as the device, and passes no stream. A library that uses a GPU passes its stream or passes no
-    device. If the library passes no device, `dl_device` is ``...``.
+    NumPy passes None as `dl_device`, and passes no stream. A library that uses a GPU passes its stream, or does not
+    pass `dl_device`. If the library does not pass `dl_device`, its value is ``...``.
     """
     return dl_device is None and stream is None
 
@@ -164,7 +164,7 @@ def look(capsule: object) -> Seen:
     Raises
     ------
     InvalidArgumentError
-        The protocol of poolbridge has no such element type.
+        poolbridge's protocol does not have the element type of the capsule.
     """
     name = _name(capsule)
     kind = _Versioned if name == b"dltensor_versioned" else _Managed

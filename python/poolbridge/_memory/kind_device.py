@@ -1,4 +1,4 @@
-"""Kind ``device``: a CUDA memory pool of the service, imported by its file descriptor."""
+"""Implements the kind ``device``: imports a CUDA memory pool of the service by the pool's file descriptor."""
 
 from __future__ import annotations
 
@@ -27,19 +27,19 @@ class DeviceBlock(BlockMemory):
         self._block = block
 
     def address(self, *, write: bool) -> int:  # noqa: ARG002
-        """Return the address. It is the same for reading and for writing: a CUDA pool cannot be mapped read-only."""
+        """Return the block's address for reading and for writing: CUDA cannot map a block of a pool read-only."""
         return self._block.address
 
     def synchronize(self) -> None:
-        """Wait for the device."""
+        """Wait until the device has done its work."""
         self.pool.synchronize()
 
     def close(self) -> None:
-        """Free the import."""
+        """Free this process's import of the block."""
         self._block.close()
 
     def evidence(self) -> dict[str, Any]:
-        """Return what cuda.core and the driver know about the address."""
+        """Return what the package that imported the block, and the driver, know about the block's address."""
         return {
             "mapped": self._block.is_mapped,
             "route": self._block.route,
@@ -48,7 +48,7 @@ class DeviceBlock(BlockMemory):
 
 
 class DevicePool(GPUPool):
-    """An imported pool."""
+    """A pool that this process has imported."""
 
     def __init__(self, kind: KindName, ordinal: int, pool: ImportedPool) -> None:
         super().__init__(kind, ordinal)
@@ -59,13 +59,13 @@ class DevicePool(GPUPool):
         self._pool.grant(ordinal)
 
     def map_block(self, size: int, export: bytes, descriptors: Descriptors) -> DeviceBlock:  # noqa: ARG002
-        """Import one block. Its `export` is 64 bytes that the driver of the service's process made."""
+        """Import one block by `export`: 64 bytes that the CUDA driver made for this block in the service's process."""
         if len(export) != _pools.BLOB_BYTES:
             raise ProtocolError(f"the export of a device block has {_pools.BLOB_BYTES} bytes, got {len(export)}")
         return DeviceBlock(self, self._pool.import_block(export, size))
 
     def close(self) -> None:
-        """Close the import."""
+        """Close this process's import of the pool."""
         self._pool.close()
 
 
@@ -75,7 +75,7 @@ class DeviceKind(Kind):
     name = "device"
 
     def map_pool(self, pool: Pool, export: bytes, descriptors: Descriptors) -> DevicePool:  # noqa: ARG002
-        """Import the pool on the GPU that has the pool's memory. Close the descriptor; the import keeps the memory."""
+        """Import the pool on the GPU that has its memory. Close the descriptor: the import itself keeps the memory."""
         # Find the GPU before `descriptors.one` takes out the descriptor. If there is no driver, the descriptor stays in
         # `descriptors`, and a later attempt can use it.
         ordinal = _cuda.find_device(pool.du)

@@ -1,4 +1,4 @@
-"""The code that the kinds of memory on a GPU share."""
+"""Contains the code that all kinds of GPU memory share."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 class GPUPool(PoolMemory):
-    """A pool of memory on one GPU. The GPU does the copies.
+    """A pool of memory on one GPU. The methods `read`, `write` and `duplicate` let this GPU copy.
 
     Parameters
     ----------
@@ -32,7 +32,7 @@ class GPUPool(PoolMemory):
     Attributes
     ----------
     others
-        The other GPUs that have access to the memory.
+        The ordinals of the other GPUs that have access to the memory.
     """
 
     def __init__(self, kind: Kind, ordinal: int) -> None:
@@ -58,12 +58,12 @@ class GPUPool(PoolMemory):
         self.others = (*self.others, ordinal)
 
     def check_peer(self, ordinal: int) -> None:
-        """Raise if the hardware does not let the GPU `ordinal` use this memory.
+        """Raise an error if the hardware does not let the GPU `ordinal` use this memory.
 
         Raises
         ------
         PeerAccessError
-            The hardware does not let the GPU `ordinal` use the memory; the message names both GPUs.
+            The hardware does not let the GPU `ordinal` use the memory. The error's text names both GPUs.
         """
         check_peer(ordinal, self.ordinal)
 
@@ -72,27 +72,27 @@ class GPUPool(PoolMemory):
         """Call the driver to give the GPU `ordinal` access to the memory. The access is for this process only."""
 
     def synchronize(self) -> None:
-        """Wait until the memory's GPU, and each other GPU that has access, have done their work so far."""
+        """Wait until the pool's GPU, and all other GPUs with access, have done this process's work so far."""
         for ordinal in (self.ordinal, *self.others):
             _cuda.synchronize(ordinal)
 
     def _await_others(self) -> None:
-        """Wait until other GPUs have done their work on the memory: a copy itself waits only for the memory's GPU."""
+        """Wait until other GPUs have done their work on the memory: the next copy waits only for the pool's GPU."""
         if self.others:
             self.synchronize()
 
     def read(self, address: int, out: np.ndarray[Any, Any]) -> None:
-        """Copy from the GPU."""
+        """Copy from `address` in the memory to `out` on the CPU."""
         self._await_others()
         _cuda.copy_to_host(self.device[1], out, address)
 
     def write(self, address: int, data: np.ndarray[Any, Any]) -> None:
-        """Copy to the GPU."""
+        """Copy `data` on the CPU to `address` in the memory."""
         self._await_others()
         _cuda.copy_from_host(self.device[1], address, data)
 
     def duplicate(self, address: int, nbytes: int) -> tuple[int, object]:
-        """Copy into new memory of this process on the same GPU; see `PoolMemory.duplicate`."""
+        """Copy the bytes at `address` into new memory of this process on the same GPU; see `PoolMemory.duplicate`."""
         self._await_others()
         copy = _cuda.Allocation(self.device[1], max(nbytes, 1))
         if nbytes:
@@ -101,12 +101,12 @@ class GPUPool(PoolMemory):
 
 
 def check_peer(ordinal: int, owner: int) -> None:
-    """Raise if the hardware does not let the GPU `ordinal` use the memory of the GPU `owner`.
+    """Raise an error if the hardware does not let the GPU `ordinal` use the memory of the GPU `owner`.
 
     Raises
     ------
     PeerAccessError
-        The hardware does not let the GPU `ordinal` use the memory; the message names both GPUs.
+        The hardware does not let the GPU `ordinal` use the memory. The error's text names both GPUs.
     """
     if not _cuda.can_access_peer(ordinal, owner):
         reason = "the hardware has no peer access between them; work on the memory's own GPU, or copy"

@@ -1,4 +1,4 @@
-"""Kind ``host``: a memfd of the service. Each client maps it twice: once for writing and once read-only."""
+"""Implements the kind ``host``: maps a memfd of the service twice, once for writing and once read-only."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 class HostBlock(BlockMemory):
-    """A block. It has the same place in each of the two mappings of the pool."""
+    """A block of a pool. The block has the same offset in both mappings of the pool."""
 
     def __init__(self, pool: HostPool, offset: int, size: int) -> None:
         self.pool: HostPool = pool
@@ -29,17 +29,17 @@ class HostBlock(BlockMemory):
         self.size = size
 
     def address(self, *, write: bool) -> int:
-        """Return the address in the writable or in the read-only mapping."""
+        """Return the block's address: in the writable mapping if `write` is True, else in the read-only mapping."""
         return (self.pool.writable if write else self.pool.readable) + self.offset
 
     def synchronize(self) -> None:
         """Do nothing: the CPU has no queued work."""
 
     def close(self) -> None:
-        """Do nothing: a block has no mapping of its own, and the pool's mappings stay."""
+        """Do nothing: the block has no mapping of its own, and the pool keeps its mappings."""
 
     def evidence(self) -> dict[str, Any]:
-        """Return whether /proc/self/maps has the address in a shared mapping of a memfd, and this mapping's name."""
+        """Find the block's mapping in /proc/self/maps; return its name, and whether it shares the memory of a memfd."""
         address = self.address(write=False)
         with open("/proc/self/maps", encoding="utf-8", errors="replace") as maps:
             for line in maps:
@@ -75,7 +75,7 @@ class HostPool(PoolMemory):
         return mapping.address
 
     def map_block(self, size: int, export: bytes, descriptors: Descriptors) -> HostBlock:  # noqa: ARG002
-        """Check that the block lies inside the pool. The block's export is its offset in the pool, as 8 bytes."""
+        """Make the block at the offset that `export` contains as 8 bytes. Check that the block lies inside the pool."""
         if len(export) != 8:
             raise ProtocolError(f"the export of a host block has 8 bytes, got {len(export)}")
         offset = int.from_bytes(export, "little")
@@ -110,7 +110,7 @@ class HostKind(Kind):
     name = "host"
 
     def map_pool(self, pool: Pool, export: bytes, descriptors: Descriptors) -> HostPool:  # noqa: ARG002
-        """Map the pool's memfd. Close the descriptor; the mappings keep the memory."""
+        """Map the pool's memfd. Close the memfd's descriptor: the mappings themselves keep the memory."""
         fd = descriptors.one()
         try:
             return HostPool(fd, pool.mx)

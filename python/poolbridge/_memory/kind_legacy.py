@@ -1,4 +1,4 @@
-"""Kind ``legacy``: GPU memory that a client opens by a handle of ``cuIpcGetMemHandle``, while the service lives."""
+"""Implements the kind ``legacy``: opens GPU memory of a living service by a handle of ``cuIpcGetMemHandle``."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 class LegacyBlock(BlockMemory):
-    """A block that was opened by its handle."""
+    """A block that this process has opened by the block's handle."""
 
     def __init__(self, pool: LegacyPool, block: _cuda_imports.OpenedBlock, offset: int) -> None:
         self.pool: LegacyPool = pool
@@ -29,11 +29,11 @@ class LegacyBlock(BlockMemory):
         self._address = block.address + offset
 
     def address(self, *, write: bool) -> int:  # noqa: ARG002
-        """Return the address. It is the same for reading and for writing: a handle cannot be opened read-only."""
+        """Return the block's address for reading and for writing: CUDA cannot open a legacy handle read-only."""
         return self._address
 
     def synchronize(self) -> None:
-        """Wait for the device."""
+        """Wait until the device has done its work."""
         self.pool.synchronize()
 
     def close(self) -> None:
@@ -41,13 +41,13 @@ class LegacyBlock(BlockMemory):
         self._block.close()
 
     def evidence(self) -> dict[str, Any]:
-        """Return what the driver knows about the address."""
+        """Return what the driver knows about the block's address."""
         facts = _cuda.pointer_facts(self._block.address)
         return {"mapped": facts["memory_type"] == "CU_MEMORYTYPE_DEVICE", "route": "cuda.bindings", **facts}
 
 
 class LegacyPool(GPUPool):
-    """A pool whose blocks are opened one by one, for the GPU that works on them. The pool itself has no export.
+    """A pool whose blocks a client opens one by one, for the GPU that works on them. The pool itself has no handle.
 
     The driver maps the memory for one GPU only: the GPU of the context that opens the handle. No other GPU can use this
     mapping, even if the contexts of the two GPUs have peer access to each other.
@@ -66,7 +66,7 @@ class LegacyPool(GPUPool):
         return LegacyBlock(self, block, handle.offset)
 
     def _opens(self, handle: LegacyHandle, size: int) -> bool:
-        """Whether the memory's own GPU can open the handle. The caller could not open it for another GPU."""
+        """Whether the driver opens `handle` for the GPU that has the memory, although it refused another GPU."""
         try:
             block, _ = handle.map(self.ordinal, size)
         except PoolbridgeError:
@@ -75,18 +75,18 @@ class LegacyPool(GPUPool):
         return True
 
     def grant(self, ordinal: int) -> None:
-        """Make `map_block` open all blocks for the GPU `ordinal`. No block is open yet: this pool is for that GPU only.
+        """Make `map_block` open all blocks for the GPU `ordinal`.
 
-        See `LegacyKind.apart`.
+        No block is open yet: this `LegacyPool` is for that GPU only. See `LegacyKind.apart`.
         """
         self.device = (_dlpack.CUDA, ordinal)  # kernels of the GPU that has the memory would fault
 
     def synchronize(self) -> None:
-        """Wait until the GPU that works on the memory has done its work so far."""
+        """Wait until the GPU that works on the memory has done this process's work so far."""
         _cuda.synchronize(self.device[1])
 
     def close(self) -> None:
-        """Do nothing: blocks are opened and closed one by one."""
+        """Do nothing: the client opens and closes each block by itself, and the pool has no mapping."""
 
 
 class LegacyKind(Kind):
@@ -95,12 +95,12 @@ class LegacyKind(Kind):
     name = "legacy"
 
     def apart(self, pool: Pool, device: int | str | None) -> int | None:
-        """Return the ordinal of `device`: each GPU needs its own mapping. Return None if `device` has the memory."""
+        """Return the ordinal of the GPU `device`, which needs its own mapping; None if this GPU has the memory."""
         if device is None:
             return None
         ordinal = _cuda.ordinal_of(device)
         return None if ordinal == _cuda.find_device(pool.du) else ordinal
 
     def map_pool(self, pool: Pool, export: bytes, descriptors: Descriptors) -> LegacyPool:  # noqa: ARG002
-        """Find the GPU with the pool's UUID."""
+        """Find the GPU that has the pool's memory, by its UUID. There is no mapping of the whole pool."""
         return LegacyPool(self.name, _cuda.find_device(pool.du))

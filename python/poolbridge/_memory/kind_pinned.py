@@ -1,4 +1,4 @@
-"""Kind ``pinned``: a CUDA pool of host memory. The CPU and the GPUs use this memory at the same address."""
+"""Implements the kind ``pinned``: imports a CUDA pool of host memory, which the CPU and the GPUs use."""
 
 from __future__ import annotations
 
@@ -29,19 +29,19 @@ class PinnedBlock(BlockMemory):
         self._address = address
 
     def address(self, *, write: bool) -> int:  # noqa: ARG002
-        """Return the address. It is the same for reading and for writing: a CUDA pool cannot be mapped read-only."""
+        """Return the block's address for reading and for writing: CUDA cannot map a block of a pool read-only."""
         return self._address
 
     def synchronize(self) -> None:
-        """Wait for the device."""
+        """Wait until the device has done its work."""
         self.pool.synchronize()
 
     def close(self) -> None:
-        """Free the import."""
+        """Free this process's import of the block."""
         self.pool.imported.release_block(self._address)
 
     def evidence(self) -> dict[str, Any]:
-        """Return what the driver knows about the address."""
+        """Return what the driver knows about the block's address."""
         facts = _cuda.pointer_facts(self._address)
         return {"mapped": facts["memory_type"] != "0", "route": self.pool.imported.route, **facts}
 
@@ -49,8 +49,9 @@ class PinnedBlock(BlockMemory):
 class PinnedPool(GPUPool):
     """An imported pool of kind ``pinned``.
 
-    For array libraries, DLPack reports the pool as memory of the GPU (``kDLCUDA``): PyTorch and CuPy use such memory
-    without a copy, but not memory of type ``kDLCUDAHost``. For NumPy, DLPack reports the pool as memory of the CPU.
+    For NumPy, poolbridge's DLPack capsules say that the memory is the CPU's. For other array libraries, the capsules
+    say that the memory is the GPU's (``kDLCUDA``): PyTorch and CuPy use such memory without a copy, but they do not use
+    memory of the type ``kDLCUDAHost`` without a copy.
     """
 
     @property
@@ -63,7 +64,7 @@ class PinnedPool(GPUPool):
         self.imported = imported
 
     def map_block(self, size: int, export: bytes, descriptors: Descriptors) -> PinnedBlock:  # noqa: ARG002
-        """Import one block. Its `export` is 64 bytes that the driver of the service's process made."""
+        """Import one block by `export`: 64 bytes that the CUDA driver made for this block in the service's process."""
         if len(export) != _cuda_imports.HANDLE_BYTES:
             raise ProtocolError(
                 f"the export of a pinned block has {_cuda_imports.HANDLE_BYTES} bytes, got {len(export)}"
@@ -74,20 +75,20 @@ class PinnedPool(GPUPool):
         """Do nothing: a GPU needs no peer access to use host memory."""
 
     def grant(self, ordinal: int) -> None:
-        """Raise if the GPU `ordinal` did not get access when the pool was imported."""
+        """Raise an error if the GPU `ordinal` did not get access when this process imported the pool."""
         self.imported.grant(ordinal)
 
     def close(self) -> None:
-        """Close the import."""
+        """Close this process's import of the pool."""
         self.imported.close()
 
     def read(self, address: int, out: np.ndarray[Any, Any]) -> None:
-        """Wait until the GPUs have done their work so far, and let the CPU copy the bytes."""
+        """Wait until the GPUs have done this process's work so far. Then copy from `address` to `out` on the CPU."""
         self.synchronize()
         ctypes.memmove(out.ctypes.data, address, out.nbytes)
 
     def write(self, address: int, data: np.ndarray[Any, Any]) -> None:
-        """Wait until the GPUs have done their work so far, and let the CPU copy the bytes."""
+        """Wait until the GPUs have done this process's work so far. Then copy `data` to `address` on the CPU."""
         self.synchronize()
         ctypes.memmove(address, data.ctypes.data, data.nbytes)
 
@@ -98,7 +99,7 @@ class PinnedKind(Kind):
     name = "pinned"
 
     def map_pool(self, pool: Pool, export: bytes, descriptors: Descriptors) -> PinnedPool:  # noqa: ARG002
-        """Import the pool for the GPU that the pool names. Close the descriptor; the import keeps the memory."""
+        """Import the pool for the GPU that `pool` names. Close the descriptor: the import itself keeps the memory."""
         ordinal = _cuda.find_device(pool.du)
         fd = descriptors.one()
         try:

@@ -1,4 +1,4 @@
-"""Kind ``vmm``: blocks that ``cuMemCreate`` allocates. Each block has a descriptor. Readers map a block read-only."""
+"""Implements the kind ``vmm``: imports blocks of ``cuMemCreate`` by their descriptors. Readers map them read-only."""
 
 from __future__ import annotations
 
@@ -21,18 +21,18 @@ if TYPE_CHECKING:
 
 
 class VMMBlock(BlockMemory):
-    """One imported allocation. It is mapped at most twice: once for reading and once for writing."""
+    """One imported block. This process maps the block at most twice: once for reading and once for writing."""
 
     def __init__(self, pool: VMMPool, block: VirtualBlock) -> None:
         self.pool: VMMPool = pool
         self._block = block
 
     def address(self, *, write: bool) -> int:
-        """Return the address of the mapping for writing, or of the read-only mapping."""
+        """Return the block's address: in the mapping for writing if `write` is True, else in the read-only mapping."""
         return self._block.address(write=write)
 
     def synchronize(self) -> None:
-        """Wait for the device."""
+        """Wait until the device has done its work."""
         self.pool.synchronize()
 
     def close(self) -> None:
@@ -40,13 +40,13 @@ class VMMBlock(BlockMemory):
         self._block.close()
 
     def evidence(self) -> dict[str, Any]:
-        """Return what the driver knows about the address."""
+        """Return what the driver knows about the block's read-only address."""
         facts = _cuda.pointer_facts(self._block.address(write=False))
         return {"mapped": facts["memory_type"] == "CU_MEMORYTYPE_DEVICE", "route": self._block.route, **facts}
 
 
 class VMMPool(GPUPool):
-    """A pool whose blocks are imported one by one. The service exports the blocks, not the pool."""
+    """A pool whose blocks a client imports one by one. The service exports each block, and does not export the pool."""
 
     write_fault = "breaks the CUDA context, and every later CUDA call of this process fails"
 
@@ -55,7 +55,7 @@ class VMMPool(GPUPool):
         self._blocks: WeakSet[VirtualBlock] = WeakSet()
 
     def map_block(self, size: int, export: bytes, descriptors: Descriptors) -> VMMBlock:
-        """Import a block by its descriptor and close the descriptor."""
+        """Import a block by its descriptor in `descriptors`, and close the descriptor."""
         if export:
             raise ProtocolError(f"the export of a vmm block has no bytes, got {len(export)}")
         fd = descriptors.one()
@@ -67,12 +67,12 @@ class VMMPool(GPUPool):
         return VMMBlock(self, block)
 
     def grant(self, ordinal: int) -> None:
-        """Give the GPU `ordinal` access to the blocks that are mapped now. Later blocks also get this access."""
+        """Give the GPU `ordinal` access to all blocks that are imported now. Later blocks also get this access."""
         for block in list(self._blocks):
             block.grant(ordinal)
 
     def close(self) -> None:
-        """Do nothing: blocks are imported and closed one by one."""
+        """Do nothing: the client imports and closes each block by itself, and the pool has no mapping."""
 
 
 class VMMKind(Kind):
@@ -81,5 +81,5 @@ class VMMKind(Kind):
     name = "vmm"
 
     def map_pool(self, pool: Pool, export: bytes, descriptors: Descriptors) -> VMMPool:  # noqa: ARG002
-        """Find the GPU with the pool's UUID."""
+        """Find the GPU that has the pool's memory, by its UUID. There is no mapping of the whole pool."""
         return VMMPool(self.name, _cuda.find_device(pool.du))

@@ -1,6 +1,7 @@
-"""Kinds of memory: the interface of a kind, and the list of kinds.
+"""Defines the interface that each kind of memory implements, and loads a kind by its name.
 
-Each kind is a module with one subclass of `Kind`, listed in `_MODULES`. No other module names a kind's classes.
+Each kind has its own module with one subclass of `Kind`. `_MODULES` lists these modules. No other module names a
+kind's classes.
 CONTRIBUTING.md lists all places in the code where a new kind must be added.
 """
 
@@ -35,7 +36,7 @@ class BlockMemory(ABC):
 
     @abstractmethod
     def address(self, *, write: bool) -> int:
-        """Return the address of the block's first byte. The address for writing may differ from that for reading."""
+        """Return the address of the block's first byte. The addresses for writing and for reading may be different."""
 
     @abstractmethod
     def synchronize(self) -> None:
@@ -46,7 +47,7 @@ class BlockMemory(ABC):
         """Unmap the block, because this process does not need it any more. After an error, the caller tries again."""
 
     def evidence(self) -> dict[str, Any]:
-        """Return facts that show that the memory is mapped and is no copy; for diagnosis. It may call the driver."""
+        """Return facts for diagnosis: they show that the memory is mapped and is no copy. May call the driver."""
         return {}
 
 
@@ -90,17 +91,17 @@ class PoolMemory(ABC):
         Raises
         ------
         PeerAccessError
-            The hardware does not allow this access; the message names both GPUs.
+            The hardware does not allow this access. The error's text names both GPUs.
         """
-        # Nothing to do for memory of the CPU.
+        # Do nothing for memory of the CPU.
 
     @abstractmethod
     def map_block(self, size: int, export: bytes, descriptors: Descriptors) -> BlockMemory:
-        """Map a block of `size` bytes. If the method leaves a descriptor in `descriptors`, the caller closes it."""
+        """Map a block of `size` bytes. If this succeeds, the caller closes the rest of `descriptors`."""
 
     @abstractmethod
     def close(self) -> None:
-        """Unmap the pool. The caller has closed all its blocks before. After an error, the caller tries again."""
+        """Unmap the pool, whose blocks the caller has closed before. After an error, the caller tries again."""
 
     @abstractmethod
     def read(self, address: int, out: np.ndarray[Any, Any]) -> None:
@@ -112,7 +113,10 @@ class PoolMemory(ABC):
 
     @abstractmethod
     def duplicate(self, address: int, nbytes: int) -> tuple[int, object]:
-        """Copy bytes into new memory of the same device. Return its address and the object that owns the new memory."""
+        """Copy `nbytes` bytes at `address` into new memory of the same device.
+
+        Return the address of the new memory, and the object that owns the new memory.
+        """
 
 
 class Kind(ABC):
@@ -121,7 +125,7 @@ class Kind(ABC):
     Attributes
     ----------
     name
-        The kind's name on the wire.
+        The kind's name in the messages of the protocol.
     """
 
     name: _literals.Kind
@@ -146,7 +150,7 @@ class Kind(ABC):
 
     @abstractmethod
     def map_pool(self, pool: Pool, export: bytes, descriptors: Descriptors) -> PoolMemory:
-        """Map a pool. If the method leaves a descriptor in `descriptors`, the caller closes it."""
+        """Map a pool. If this succeeds, the caller closes the rest of `descriptors`."""
 
 
 _MODULES: Final[dict[str, tuple[str, str]]] = {
@@ -157,7 +161,7 @@ _MODULES: Final[dict[str, tuple[str, str]]] = {
     "pinned": ("poolbridge._memory.kind_pinned", "PinnedKind"),
 }
 KINDS: Final[tuple[_literals.Kind, ...]] = get_args(_literals.Kind)
-# The kinds of memory that the CPU can use, and the kinds that a GPU can use.
+# `ON_CPU`: the kinds of memory that the CPU can use. `ON_GPU`: the kinds that a GPU can use.
 ON_CPU: Final[tuple[_literals.Kind, ...]] = ("host", "pinned")
 ON_GPU: Final[tuple[_literals.Kind, ...]] = ("device", "vmm", "legacy", "pinned")
 

@@ -1,4 +1,8 @@
-"""Legacy handles: 64 bytes by which another process opens memory of a GPU. A program can send them in any way."""
+"""Makes legacy handles from bytes and files, and opens them.
+
+A legacy handle of CUDA is 64 bytes. Another process opens memory of a GPU by these bytes. A program can send the bytes
+to the other process by any means, for example in a file.
+"""
 
 from __future__ import annotations
 
@@ -33,24 +37,25 @@ SAVED_VERSION: Final = 1
 
 @dataclass(frozen=True, slots=True)
 class LegacyHandle:
-    """A legacy handle of CUDA (``cuIpcGetMemHandle``), and the memory's place in the allocation that the handle opens.
+    """A legacy handle of CUDA (``cuIpcGetMemHandle``), by which another process opens memory of a GPU.
 
-    The handle is valid while the process that made it lives. That process itself cannot open the handle.
+    The handle opens a whole allocation. `offset` and `nbytes` say which bytes of the allocation are the memory. The
+    handle is valid while the process that made it lives. That process itself cannot open the handle.
 
     Attributes
     ----------
     handle
-        The driver's 64 bytes.
+        The 64 bytes that the driver made.
     offset
         Bytes from the beginning of the allocation to the memory.
     device
         UUID of the GPU that has the memory; ``""``: not known.
     nbytes
-        Bytes of the memory; 0: all bytes from `offset` on.
+        Number of bytes of the memory; 0: all bytes of the allocation from `offset` on.
     dtype
         Element type of the memory, such as ``"float32"``; None: not known.
     shape
-        Elements along each axis, if `dtype` is known.
+        Number of elements along each axis. If `dtype` is None, `shape` has no meaning.
 
     Raises
     ------
@@ -72,7 +77,7 @@ class LegacyHandle:
             raise InvalidArgumentError(f"an offset is from 0 to 2**64-1, got {self.offset}")
 
     def __bytes__(self) -> bytes:
-        """Return 72 bytes: the driver's 64, and the offset as 8 bytes, little-endian."""
+        """Return 72 bytes: first the driver's 64 bytes, then `offset` as 8 bytes in little-endian order."""
         return self.handle + self.offset.to_bytes(OFFSET_BYTES, "little")
 
     @classmethod
@@ -84,10 +89,10 @@ class LegacyHandle:
         data
             The 72 bytes that ``bytes(handle)`` gives, or only the driver's 64 bytes.
         device
-            UUID of the GPU that has the memory. If the caller leaves it out and passes no `device` to `open`, `open`
+            UUID of the GPU that has the memory. If the caller passes no UUID here and no `device` to `open`, `open`
             uses the first GPU.
         nbytes
-            Bytes of the memory; 0: all bytes that the handle opens.
+            Number of bytes of the memory; 0: all bytes of the allocation from the offset on.
 
         Raises
         ------
@@ -104,7 +109,7 @@ class LegacyHandle:
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Self:
-        """Read a file.
+        """Read a legacy handle from a file.
 
         Parameters
         ----------
@@ -114,7 +119,7 @@ class LegacyHandle:
         Raises
         ------
         InvalidArgumentError
-            The file is malformed, or describes memory of another kind.
+            The file is malformed, or describes memory of a kind that has no legacy handles.
         OSError
             The file cannot be read.
         """
@@ -142,14 +147,14 @@ class LegacyHandle:
             raise InvalidArgumentError(f"{path} is no saved buffer: {error}") from error
 
     def map(self, ordinal: int, nbytes: int, *, own_context: bool = False) -> tuple[_cuda_imports.OpenedBlock, int]:
-        """Open the handle without making an array of the memory. Programs use `open` instead.
+        """Open the handle without making an `OpenedMemory`. Programs use `open` instead.
 
         Parameters
         ----------
         ordinal
             The ordinal, in this process, of the GPU that works on the memory.
         nbytes
-            How many bytes the allocation must have, at least, from `offset` on; 0: any number.
+            The smallest number of bytes that the allocation may have from `offset` on; 0: any number.
         own_context
             See `open`.
 
@@ -157,7 +162,7 @@ class LegacyHandle:
         -------
         tuple
             The opened allocation, which the caller closes, and the size of the memory in bytes. The size is `nbytes`;
-            if `nbytes` is 0, the size is the number of all bytes from `offset` on.
+            if `nbytes` is 0, the size is the number of all bytes of the allocation from `offset` on.
 
         Raises
         ------
@@ -248,7 +253,7 @@ class OpenedMemory:
     device
         The GPU that works on the memory, with its ordinal in this process, such as ``"cuda:0"``.
     shape
-        Elements along each axis.
+        Number of elements along each axis.
     address
         Address of the first element.
     """
@@ -280,7 +285,7 @@ class OpenedMemory:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of all elements: ``size * dtype.itemsize``."""
+        """Number of bytes of all elements: ``size * dtype.itemsize``."""
         return self.size * self._element.itemsize
 
     def view(self, *, legacy: bool = False) -> Self:  # noqa: ARG002
@@ -289,7 +294,7 @@ class OpenedMemory:
 
     @property
     def __cuda_array_interface__(self) -> dict[str, Any]:
-        """Version 3 of the CUDA array interface.
+        """The description of the memory in version 3 of the CUDA array interface.
 
         Raises
         ------
@@ -371,10 +376,10 @@ class OpenedMemory:
         return out
 
     def copy_from(self, source: Any) -> None:
-        """Copy `source` into the memory. The copy is complete on return.
+        """Copy `source` into the memory. The copy is complete when this method returns.
 
-        `source` is a NumPy array or an object that NumPy converts. NumPy broadcasts `source` to the memory's shape, and
-        casts `source` to the memory's dtype by the rule ``same_kind``.
+        `source` is a NumPy array or an object that NumPy can convert to an array. NumPy broadcasts `source` to the
+        memory's shape, and casts `source` to the memory's dtype by NumPy's casting rule ``same_kind``.
         """
         staged = np.empty(self.shape, self.dtype)
         np.copyto(staged, np.asarray(source), casting="same_kind")
@@ -383,7 +388,7 @@ class OpenedMemory:
             block.copy_from_host(self.address, staged)
 
     def close(self) -> None:
-        """Wait for the GPU's work and unmap the memory. Do not use arrays of this memory after the call. Idempotent."""
+        """Wait until the GPU is idle, and unmap the memory. Do not use its arrays after the call. Idempotent."""
         block, self._block = self._block, None
         if block is not None:
             block.synchronize()
@@ -408,7 +413,7 @@ class OpenedMemory:
 
 
 class _Pointing:
-    """An object from which NumPy makes an array of the memory. This object keeps the memory alive."""
+    """An object from which NumPy makes an array of the memory. This object keeps `owner`, and so the memory, alive."""
 
     __slots__ = ("__array_interface__", "owner")
 

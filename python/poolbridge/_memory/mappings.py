@@ -1,9 +1,12 @@
-"""The mappings of this process. Each pool and block has one mapping, with a count of its holders in all sessions.
+"""Maps pools and blocks into this process. Each pool and block has one mapping for all sessions of the process.
 
-A process must not import one allocation twice: the driver returns the same address for both imports, and the first free
-ends both imports. A process can have several clients, so all clients of the process share one register of mappings. A
-thread holds the register's lock during each import and each unmapping. The lock protects the register and the driver
-calls. A process can import memory of some kinds for one GPU only; for these kinds, each GPU has its own import.
+A mapping counts its holders. The process unmaps the memory when no holder is left.
+
+A process must not import one allocation twice: the driver returns the same address for both imports, and ends both
+imports when the process frees one of them. A process can have several clients, so all clients of the process share one
+register of mappings. A thread holds the register's lock during each import and each unmapping. The lock protects the
+register and the driver calls. For some kinds of memory, only one GPU can use an import. A process imports such memory
+once for each GPU that uses it.
 """
 
 from __future__ import annotations
@@ -64,7 +67,7 @@ class Mappings:
         return len(self._pools) + len(self._blocks)
 
     def pool(self, epoch: bytes, known: SessionPool, device: int | str | None = None) -> Mapping[PoolMemory]:
-        """Import a pool, or count one more holder of its mapping. May block. Closes the descriptors of the export.
+        """Import a pool, or count one more holder if it is mapped. May block. Closes the export's descriptors.
 
         Parameters
         ----------
@@ -96,7 +99,7 @@ class Mappings:
             pool.memory.reach(ordinal)
 
     def block(self, epoch: bytes, pool: Mapping[PoolMemory], known: SessionBlock) -> Mapping[BlockMemory]:
-        """Import a block, or count one more holder of its mapping. May block. Closes the descriptors of the export."""
+        """Import a block, or count one more holder if it is mapped. May block. Closes the export's descriptors."""
         key = (epoch, known.id, pool.key[2])
         with self._lock:
             mapping = self._blocks.get(key)
@@ -113,14 +116,17 @@ class Mappings:
             return mapping
 
     def give_up(self, mapping: Mapping[PoolMemory] | Mapping[BlockMemory], then: Callable[[], None]) -> None:
-        """Subtract one holder, unmap memory that has no holder, and call `then`. Never waits, as finalisers call it."""
+        """Subtract one holder of `mapping`. If no holder is left, unmap the memory.
+
+        Call `then` afterwards, unless the unmapping failed. This method never waits, because finalisers call it.
+        """
         self._lock.later(partial(self._give_up, mapping, then))
 
     def leave(self) -> None:
         """Stop unmapping when the interpreter is about to end, and wait for a thread that is unmapping now.
 
-        If a thread were still in a call of cuda.core when the interpreter ends, its return would end the process with
-        SIGABRT.
+        If a thread is still in a function of cuda.core when the interpreter ends, the process ends with SIGABRT as soon
+        as that function returns.
         """
         if os.getpid() == self._pid:
             self._leaving = True

@@ -1,4 +1,4 @@
-"""The pools and blocks that a session knows, with their exports. This process needs an export to map memory."""
+"""Describes the pools and blocks that a session knows. Each has an export, by which this process maps the memory."""
 
 from __future__ import annotations
 
@@ -57,5 +57,5 @@ class SessionBlock(Struct, eq=False, gc=True):
     generation: int = 0
 
     def used(self, fence: Fence) -> None:
-        """Note the fence of a stream's work on the block. A smaller value may come after a larger value of a word."""
+        """Note the fence of a stream's work on the block. If a word has several fences, keep only the largest value."""
         self.uses[fence.wd] = max(fence.v, self.uses.get(fence.wd, 0))

@@ -1,4 +1,4 @@
-"""Tensor descriptions: element types, shapes, strides, and the range of bytes that the elements need."""
+"""Describes tensors in buffers by element type, shape, strides and offset, and checks descriptions from the service."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class ElementType:
     name
         The type's name in the protocol.
     itemsize
-        Bytes of one element.
+        Number of bytes of one element.
     typestr
         NumPy's type string. NumPy lacks ``bfloat16``; for this type, `typestr` is that of ``uint16``.
     code, bits
@@ -78,12 +78,12 @@ def element_type(dtype: Any) -> ElementType:
     Parameters
     ----------
     dtype
-        A name of the protocol (``"bfloat16"``), or anything that NumPy takes as a dtype.
+        A name in `ELEMENT_TYPES`, such as ``"bfloat16"``, or anything that NumPy accepts as a dtype.
 
     Raises
     ------
     InvalidArgumentError
-        The protocol has no such element type.
+        `dtype` is no dtype, is not in native byte order, or has no name in `ELEMENT_TYPES`.
     """
     if isinstance(dtype, str) and dtype in ELEMENT_TYPES:
         return ELEMENT_TYPES[dtype]
@@ -108,9 +108,9 @@ class Description:
     element
         The element type.
     shape
-        Elements along each axis.
+        Number of elements along each axis.
     strides
-        Bytes between neighbouring elements along each axis.
+        Number of bytes from an element to the next element along each axis.
     offset
         Bytes from the start of the buffer to element [0, …, 0].
     contiguous
@@ -130,16 +130,16 @@ class Description:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the elements alone: ``size * itemsize``."""
+        """Number of bytes of all elements, without the gaps between them: ``size * itemsize``."""
         return self.size * self.element.itemsize
 
     @property
     def span(self) -> tuple[int, int]:
-        """The first byte of the elements and the byte after their last byte, counted from the buffer's start."""
+        """The positions in the buffer of the elements' first byte and of the byte after their last byte."""
         return span_of(self.shape, self.strides, self.offset, self.element.itemsize)
 
     def to_wire(self) -> Tensor:
-        """Return the message. Its strides are in elements. A C-contiguous tensor has no strides in the message."""
+        """Return the protocol's message. Its strides count elements. A C-contiguous tensor has no strides in it."""
         itemsize = self.element.itemsize
         strides = () if self.contiguous else tuple(stride // itemsize for stride in self.strides)
         return Tensor(dt=self.element.name, sh=self.shape, st=strides, of=self.offset)
@@ -169,7 +169,7 @@ def is_contiguous(shape: Sequence[int], strides: Sequence[int], itemsize: int) -
 
 
 def span_of(shape: Sequence[int], strides: Sequence[int], offset: int, itemsize: int) -> tuple[int, int]:
-    """Return the first byte of the elements and the byte after their last byte. Element [0, …, 0] is at `offset`."""
+    """Return where the elements' first byte is and where their last byte ends. Element [0, …, 0] is at `offset`."""
     if 0 in shape:
         return offset, offset
     first = last = offset
@@ -208,7 +208,8 @@ def describe(shape: int | Iterable[int], dtype: Any) -> Description:
     Raises
     ------
     InvalidArgumentError
-        The shape has a negative number, a number that is too large, or more than 32 axes; or the dtype is unknown.
+        A number in `shape` is negative or not whole, the shape has more than 32 axes, the tensor would have more than
+        2**63 - 1 bytes, or `element_type` does not know the dtype.
     """
     element = element_type(dtype)
     if type(shape) is tuple and set(map(type, shape)) <= {int}:
@@ -234,12 +235,12 @@ def _described(element: ElementType, shape: tuple[int, ...]) -> Description:
 
 
 def from_wire(tensor: Tensor, nbytes: int) -> Description:
-    """Check a description that the service or a producer sent.
+    """Check a description that the service or a producer sent, and return it as a `Description`.
 
     Parameters
     ----------
     tensor
-        The description.
+        The message with the description.
     nbytes
         Number of bytes of the buffer. Every element must lie inside the buffer.
 

@@ -1,1 +1,1 @@
-"""Orders the work of processes on shared memory: timelines, fences, promises and events."""
+"""Orders the work of several processes on shared memory, by means of timelines, fences, promises and events."""

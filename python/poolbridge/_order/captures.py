@@ -17,8 +17,8 @@ from poolbridge.errors import (
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-# The driver does not say when a capture into a graph ends. So the thread of `Captures` tries its work again after each
-# interval of this length, in seconds.
+# The driver does not say when a capture into a graph ends. So the thread of `Captures` sleeps for `_LOOK` seconds,
+# calls the functions that still wait, and sleeps again.
 _LOOK: Final = 0.005
 
 
@@ -29,7 +29,7 @@ class Captures:
         self.start_anew()
 
     def start_anew(self) -> None:
-        """Forget all work. A forked child calls this method, because it has the parent's work but no thread for it."""
+        """Forget all functions. A forked child calls this method: it has no thread for the parent's functions."""
         self._work: deque[Callable[[], object]] = deque()
         self._running = False
 
@@ -66,7 +66,7 @@ class Captures:
                     LOG.exception("work of a stream failed after the stream's capture")
 
     def _rested(self) -> bool:
-        """Note that the thread ends. Return False if the thread must continue, because `add` has just got new work."""
+        """Note that the thread ends. Return False if the thread must continue, because `add` just added a function."""
         self._running = False
         if not self._work:
             return True
@@ -75,5 +75,5 @@ class Captures:
 
 
 CAPTURES: Final = Captures()
-"""The work of this process that has to wait until a capture ends."""
+"""The functions that this process must call again after a capture has ended."""
 os.register_at_fork(after_in_child=CAPTURES.start_anew)

@@ -31,10 +31,10 @@ _RIVALS: Final = ("handle", "ptr", "cuda_event")
 
 
 class Event:
-    """An interprocess event of CUDA: a mark in a stream of one process, for which streams of other processes can wait.
+    """An interprocess event of CUDA. One process records it in a stream; streams of other processes can wait for it.
 
-    An event works between processes of one user that see the same ``/dev/shm``. ``client.event()`` makes an event;
-    `BaseLease.ready_event` opens the event that came with a buffer.
+    An event works only between processes of one user that see the same ``/dev/shm``. ``client.event()`` makes an event.
+    `BaseLease.ready_event` opens the event that a producer published with a buffer.
 
     Attributes
     ----------
@@ -106,7 +106,7 @@ class Event:
 
     @property
     def is_done(self) -> bool:
-        """Whether the event is done: the stream has done its work before the last record. True if there was no record.
+        """Whether the stream has done all work queued before the last `record`. True if the event was never recorded.
 
         Raises
         ------
@@ -133,7 +133,8 @@ class Event:
         Raises
         ------
         WaitTimeoutError
-            The event was not done within `timeout`. The process that recorded the event is still working, or has died.
+            The event was not done within `timeout`. The stream has not done the work yet, or the process that recorded
+            the event has died.
         InvalidArgumentError, DriverError
             See `is_done`.
         """
@@ -145,7 +146,7 @@ class Event:
             pause = min(2 * pause, _LONGEST_SLEEP)
 
     def close(self) -> None:
-        """Destroy the event, unless another library owns it. Streams that already wait continue to wait. Idempotent."""
+        """Destroy the event, unless another library owns it. Streams that wait for it continue to wait. Idempotent."""
         number, self._number = self._number, 0
         if number:
             with _cuda.current(self._ordinal):
@@ -168,7 +169,7 @@ class Event:
 
 
 _own: WeakValueDictionary[bytes, Event] = WeakValueDictionary()
-"""This process's own events, by handle: the driver does not let a process open a handle of its own event."""
+"""The events that this process made, by handle. The driver does not let a process open events that it made itself."""
 
 
 def make(ordinal: int) -> Event:
@@ -177,7 +178,7 @@ def make(ordinal: int) -> Event:
     Raises
     ------
     EventUnavailableError
-        The GPU has no interprocess events.
+        The GPU does not support interprocess events.
     """
     driver = _cuda.bindings()
     with _cuda.current(ordinal):
@@ -193,12 +194,12 @@ def make(ordinal: int) -> Event:
 
 
 def adopt(ordinal: int, given: Any) -> Event:
-    """Return an `Event` for an event of this process.
+    """Return an `Event` for an event that this process made.
 
     Parameters
     ----------
     ordinal
-        The ordinal of the GPU that has the memory. The program has recorded the event after work on this memory.
+        The ordinal of the GPU of a buffer. The program has recorded the event after its work on this buffer.
     given
         An `Event`, an event of cuda.core, CuPy or PyTorch, or the driver's handle.
 
@@ -221,7 +222,7 @@ def adopt(ordinal: int, given: Any) -> Event:
 
 
 def _number_of(given: Any) -> int:
-    """Return the driver's handle of an event that a library made; 0 if the event has no handle yet or any more."""
+    """Return the driver's handle of a library's event; 0 if the event is closed, or was not recorded yet."""
     if isinstance(given, int):
         return given
     for name in _RIVALS:

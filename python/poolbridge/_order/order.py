@@ -1,9 +1,9 @@
 """Orders the work of several processes on the same memory.
 
-A buffer comes with fences. A fence names a word of a timeline and a value: a process may use the memory only when the
-word has reached this value. A stream of a GPU waits for the fences by itself. The CPU waits for the fences with a time
-limit. When a session publishes or releases a buffer, the streams that used the buffer write words of the session's own
-timeline, and the session sends the fences for these words with the buffer.
+A process gets each buffer together with fences. A fence names a word of a timeline and a value: the process may use the
+memory only when the word has reached this value. A stream of a GPU waits for the fences by itself. The CPU waits for
+the fences with a time limit. When a session publishes or releases a buffer, the streams that used the buffer write
+words of the session's own timeline, and the session sends the fences for these words with the buffer.
 
 Sometimes streams cannot write words: the service has no timelines, the GPU does not support such writes, a stream is
 the per-thread default stream of another thread, or the user named no stream. Then `_fall_back` waits for the device
@@ -150,7 +150,10 @@ def name_stream(state: Held, stream: Any) -> None:
 
 
 def name_event(state: Held, event: Event) -> None:
-    """Make later fences cover `event`. The user says that `event` covers the work of streams that are not known."""
+    """Make the fences that the lease writes later cover the work before `event`.
+
+    This session does not know all streams that use the memory. The user says that `event` covers the other streams.
+    """
     ordinal = state.memory.pool.device[1]
     key = next((key for key in reversed(_streams(state)) if key.reachable), None)
     if key is None:
@@ -161,7 +164,7 @@ def name_event(state: Held, event: Event) -> None:
 
 
 def ready_event(state: Held) -> Event | None:
-    """Return the event that was published with the content, opened in this process; None if there is no such event.
+    """Return the event that the producer published with the content; None if there is none. Opens the event if needed.
 
     Raises
     ------
@@ -267,8 +270,8 @@ def _unreached(state: Held) -> tuple[Fence, ...]:
         for fence in state.fences:
             page = timelines.page(fence.tl)
             if page is None and state.single and not state.grant.wr:
-                # This lease is a frame. The service does not know the readers of a frame, and has therefore forgotten
-                # the frame's timeline. So this process cannot know whether the content is complete.
+                # This lease is of a frame. The service does not know which processes read a frame, so it has forgotten
+                # the timeline of this frame's fence. So this process cannot know whether the content is complete.
                 state.session.check_usable()
                 state.lost = True
             elif page is not None and not page.reached(fence.wd, fence.v):
@@ -308,7 +311,7 @@ def _make_wait(state: Held, key: StreamKey) -> None:
 
 
 class Follower(_NativeFollower):
-    """Orders the work of one stream that uses a channel's frames one after the other. Frames need no lease states here.
+    """Orders the work of one stream that uses a channel's frames one after the other, without a `LeaseState` for each.
 
     While a stream waits for a fence, the GPU switches to the work of another process, and later switches back. If
     several processes use the GPU, these switches take much longer than most waits for a fence. So the CPU polls the
@@ -361,7 +364,7 @@ class Follower(_NativeFollower):
         write: bool = False,
         waiting: Callable[[], None] | None = None,
     ) -> bool:
-        """Make the stream wait until it may use a frame's memory. False: this is not possible without a lease state.
+        """Make the stream wait until it may use a frame's memory. Return False if this needs a `LeaseState`.
 
         Parameters
         ----------
@@ -384,7 +387,7 @@ class Follower(_NativeFollower):
         return self._await(behind)
 
     def _await(self, fences: list[tuple[int, int, int]]) -> bool:
-        """Make the stream wait for fences. Return False if this is not possible without a lease state."""
+        """Make the stream wait for fences. Return False if this needs a `LeaseState`."""
         timelines, key, words = self.timelines, self.key, []
         if _cuda_stream.captured(key.ordinal, key.handle):
             return False
@@ -400,7 +403,7 @@ class Follower(_NativeFollower):
         return True
 
     def write(self) -> Fence | None:
-        """Make the stream write its next fence, and return the fence. None: this needs a lease state."""
+        """Make the stream write its next fence, and return the fence. Return None if this needs a `LeaseState`."""
         if self.timelines.own is not self.own or not (self.anywhere or self.key.reachable):
             return None
         fence: Fence | None = self.queue()
@@ -412,13 +415,20 @@ class Follower(_NativeFollower):
             return None
 
     def done(self, say: Say) -> None:
-        """Call `say` with a fence for the stream's work so far. Raises the errors of `poolbridge._order.order.done`."""
+        """Call `say` with a fence that covers the stream's work so far.
+
+        If the stream cannot write a fence, wait for the device and call `say` without fences. Raises the errors of
+        `poolbridge._order.order.done`.
+        """
         if self.timelines.own is not self.own or not _tell(self.own, self.key, say, self._synchronize):
             _after(self._synchronize, say)
 
 
 def follower(state: Held, stream: Any) -> Follower | None:
-    """Make a `Follower` for a lease's stream; None if the lease has not exactly one, or it cannot write fences."""
+    """Make a `Follower` for the stream of a lease. Return None if several streams or none use the lease's memory.
+
+    Also return None if the stream cannot write fences.
+    """
     own = _own(state)
     if own is None or state.streams is None or len(state.streams) != 1:
         return None
@@ -518,7 +528,7 @@ def _single(state: Held, own: Timeline) -> tuple[Fence, ...]:
 
 
 def done_at_once(state: Held) -> tuple[Fence, ...] | None:
-    """Make the fences as `done` does, but never wait: finalisers call this function. None: a wait is needed."""
+    """Make and return the fences as `done` does, but never wait: finalisers call this function. None: use `done`."""
     if state.streams is None and not state.unordered:
         return ()
     own, streams = _own(state), _streams(state)
@@ -533,17 +543,16 @@ def done_at_once(state: Held) -> tuple[Fence, ...] | None:
 def ready(state: Held) -> Fence | None:
     """Return a fence that is reached when the content is complete; None if the content is complete now.
 
-    If the memory is memory of the CPU, `ready` may wait for fences. For memory of a GPU, `ready` may wait for the
-    device.
+    For memory of the CPU, `ready` may wait for fences. For memory of a GPU, `ready` may wait for the device.
     """
     device, promise = state.memory.pool.device, state.promise
     if device[0] == _dlpack.CPU:
         before_cpu(state)
         return promise
     if promise is not None:
-        # The fence of the promise is the only fence for the content, so it must cover the work of the streams too. A
-        # stream of this process must not wait for it, because this process may never complete the promise. So the CPU
-        # waits.
+        # The fence of the promise is the only fence for the content, so this fence must cover the work of the streams
+        # too. A stream of this process must not wait for this fence, because this process may never complete the
+        # promise. So the CPU waits until the streams have done their work.
         if state.streams is not None or state.unordered:
             _fall_back(state)
         return promise
@@ -567,7 +576,7 @@ def ready(state: Held) -> Fence | None:
 
 
 def _joined(state: Held, own: Timeline) -> Fence | None:
-    """Make the lease's last stream wait for its other streams and then write a fence. None: the timeline is closed."""
+    """Make the last stream wait for the others and write a fence. Return the fence; None if the timeline is closed."""
     *others, last = _streams(state)
     for key in others:
         fence = own.write(key)

@@ -1,4 +1,4 @@
-"""Maps the pages of timelines: memfds of 64-bit words. In each word, one stream counts the work that it has done."""
+"""Maps the pages of timelines. A page is a memfd of 64-bit words; in each word, one stream counts its finished work."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from poolbridge.errors import (
 
 WORDS: Final = 512
 BYTES: Final = 8 * WORDS
-"""The size of all words in bytes. After the words, the file has a text for each word: why the word has failed."""
+"""The size of all words in bytes. After the words, the memfd has one text for each word: why the word has failed."""
 REASON_BYTES: Final = 256
 FILE_BYTES: Final = BYTES + WORDS * REASON_BYTES
 TOMBSTONE: Final = 1 << 62
@@ -107,7 +107,7 @@ class Page:
         begin = time.monotonic()
         if self.poll(word, value, begin + _SPIN_SECONDS):
             return True
-        # A futex has 32 bits: here the lower half of the word. Words are little-endian: the lower half is at `address`.
+        # A futex has 32 bits. `_futex.wait` uses the lower half of the word, which is at `address` (little-endian).
         address, pause = self.address + 8 * word, _SHORTEST_SLEEP
         while not 0 <= (now := self.now(word)) - value < _BEHIND:
             left = begin + seconds - time.monotonic()
@@ -119,7 +119,8 @@ class Page:
 
     def store(self, word: int, value: int) -> None:
         """Let the CPU write `value` to a word, unless the word has failed. Wake the threads that wait for the word."""
-        # No call stands between the test and the assignment: so no signal handler or other thread runs between them.
+        # Python calls no function between the test and the assignment. So no signal handler and no other thread can run
+        # between them.
         if self.words[word] < TOMBSTONE:
             self.words[word] = value
         _futex.wake(self.address + 8 * word)
@@ -133,7 +134,7 @@ class Page:
         text = text[:REASON_BYTES].decode(errors="ignore").encode()  # cut no character in half
         start = word * REASON_BYTES
         end, words, reasons = start + len(text), self.words, self._reasons
-        # There is no call from here to the last assignment: see `store`.
+        # Python calls no function from here to the last assignment; see `store` for the reason.
         now = words[word]
         if now >= value:
             return False
@@ -143,7 +144,7 @@ class Page:
         return True
 
     def reason(self, word: int) -> str:
-        """Return the reason why a word failed; "" if the process that writes the word gave no reason."""
+        """Return the reason that `fail` stored for a word; "" if there is none."""
         start = word * REASON_BYTES
         try:
             text = bytes(self._reasons[start : start + REASON_BYTES])
@@ -167,8 +168,8 @@ class Page:
     def on_device(self, ordinal: int) -> int:
         """Return the page's address for streams; 0 if no GPU can reach the page. The first call registers the page.
 
-        To register the page with CUDA, the call may wait. While the work of a stream is captured into a graph,
-        CUDA may refuse to register the page. Then the result is also 0.
+        The call that registers the page with CUDA may wait. While the program captures the work of a stream into a
+        graph, CUDA may refuse to register the page. Then the result is also 0, but a later call tries again.
         """
         address = self._on_device
         if address is None:
@@ -190,7 +191,7 @@ class Page:
         return bool(self._on_device)
 
     def close(self) -> None:
-        """Unmap the page. Waits for the GPU if the page is registered. No stream or thread may still use the words."""
+        """Unmap the page. Waits for the GPU if the page is registered. No stream or thread may use it any more."""
         with self._lock:
             if self._on_device:
                 _cuda_stream.unregister(self._ordinal, self.address)
@@ -249,7 +250,7 @@ class Pages:
             return
         del self._pages[key]
         if page.registered:
-            # The driver waits for all work of the context before it unregisters memory. So use a new thread for this.
+            # Before the driver unregisters the page, it waits for all work of the context. So a new thread does this.
             threading.Thread(target=CAPTURES.run, args=(page.close,), name="poolbridge-unmap", daemon=True).start()
         else:
             page.close()

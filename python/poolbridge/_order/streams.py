@@ -1,4 +1,4 @@
-"""Reads the stream arguments of users and array libraries."""
+"""Converts the `stream` arguments of users and array libraries into stream keys."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A session's own timeline: which stream writes which word, and the values that each stream will write."""
+"""Assigns the words of a session's own timeline to streams and promises, and makes the streams write fences."""
 
 from __future__ import annotations
 
@@ -31,9 +31,10 @@ class StreamKey(NamedTuple):
     Attributes
     ----------
     ordinal
-        The number of the GPU in this process.
+        The GPU's ordinal in this process; `_NO_DEVICE` for a promise.
     handle
-        1 for the legacy default stream, 2 for the per-thread default stream, else a handle of the driver.
+        1 for the legacy default stream, 2 for the per-thread default stream, else the driver's handle of the stream.
+        For a promise, the promise's number.
     thread
         For a per-thread default stream: the number of the stream's thread, from `this_thread`. 0 for any other stream.
     """
@@ -74,7 +75,7 @@ class Timeline:
     lock
         A thread holds this lock while it writes values of words, so that all values are written in order.
     words
-        The words that streams and promises have. Only the lock's holder changes this dict.
+        The word of each stream and promise. A thread changes this dict only while it holds `lock`.
     closed
         Whether the timeline was closed, so that no stream may write values any more.
     """
@@ -93,7 +94,7 @@ class Timeline:
         return self.words.get(key)
 
     def reached(self, word: int, value: int) -> bool:
-        """Whether the stream of a word has written this value or a greater one."""
+        """Whether the word has at least this value, because its stream has written the value or a greater one."""
         return self.page.reached(word, value)
 
     def write(self, key: StreamKey, *, wait: bool = True) -> Fence | None:
@@ -118,7 +119,7 @@ class Timeline:
         DriverError
             The driver refuses to queue work on the stream.
         StreamCaptureError
-            The stream's work is being captured into a graph.
+            The program is capturing the stream's work into a graph.
         PoolLimitError
             Every word of the timeline has a stream that still works, or a promise that is open or has failed.
         """
@@ -144,10 +145,10 @@ class Timeline:
         key
             The stream.
         say
-            Called with the fence. `say` must neither wait nor raise, because the timeline's lock is held.
+            A function that gets the fence. `say` must neither wait nor raise, because `tell` holds the timeline's lock.
         finish
-            Called if the driver refuses to queue the write. `finish` waits until the stream has done its work. The CPU
-            then writes the word, because other processes may wait for the fence.
+            A function that waits until the stream has done its work. `tell` calls `finish` if the driver refuses to
+            queue the write. The CPU then writes the word, because other processes may wait for the fence.
 
         Returns
         -------
@@ -161,7 +162,7 @@ class Timeline:
             Every word of the timeline has a stream that still works, or a promise that is open or has failed. `say` was
             not called.
         StreamCaptureError
-            The stream's work is being captured into a graph. `say` was not called.
+            The program is capturing the stream's work into a graph. `say` was not called.
         DriverError
             `finish` raised this error. The word is written nevertheless.
         """
@@ -189,8 +190,8 @@ class Timeline:
         except DriverError:
             raise
         except BaseException:
-            # A signal handler raised an error before or after the driver call that queues the write. So queue the write
-            # again: a second write of the same value does no harm.
+            # A signal handler raised an error, maybe before the driver call that queues the write, maybe after it. So
+            # queue the write again: a second write of the same value does no harm.
             try:
                 self._write(key, word, word.value)
             except (DriverError, StreamCaptureError):
@@ -227,7 +228,7 @@ class Timeline:
             self.closed = True
 
     def promise(self) -> Fence:
-        """Return the fence of a new promise, on a word that no stream writes.
+        """Make a promise and return its fence. The CPU, not a stream, writes the word of this fence.
 
         Raises
         ------
@@ -259,7 +260,7 @@ class Timeline:
             return word.index, word.value + 1
 
     def _take(self, key: StreamKey) -> Word:
-        """Assign a word to a stream or a promise: a new word, or a word whose last owner has done its work."""
+        """Assign a word to a stream or a promise: an unused word, or a word whose last stream or promise is done."""
         if len(self.words) < WORDS:
             word = self.words[key] = Word(len(self.words), key)
             return word

@@ -1,4 +1,4 @@
-"""The timelines of a session: its own timeline, and the timelines of fences that the session received."""
+"""Keeps the timelines of a session: its own timeline, and the timelines of the fences that the session received."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Timelines:
         self._pins: dict[int, int] = {}  # by timeline: how many `pin` calls have no `unpin` yet
 
     def add(self, epoch: bytes, timeline: int, fd: int, *, own: bool) -> bool:
-        """Map a timeline's page; return False if the page is mapped already. The caller closes the descriptor."""
+        """Map a timeline's page; return False if this session has it already. The caller closes the descriptor."""
         self._epoch = epoch
         if timeline in self.pages:
             return False
@@ -75,7 +75,7 @@ class Timelines:
         return own
 
     def waits(self, own: Timeline, key: StreamKey, timelines: Iterable[int]) -> None:
-        """Note that a stream will wait for words of `timelines`, whose pages stay mapped until these waits end."""
+        """Note that a stream will wait for words of `timelines`. Their pages stay mapped until these waits end."""
         word, value = own.upcoming(key)
         for timeline in timelines:
             self._waits.setdefault(timeline, {})[word] = value
