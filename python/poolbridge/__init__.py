@@ -25,9 +25,8 @@ A `Channel` carries a stream of buffers from producers to consumers::
     for frame in client.subscribe("camera"):  # in each consumer
         print(np.asarray(frame).mean())
 
-`serve` runs a service for one script, notebook or test. `connect_async` gives an `AsyncClient` for asyncio. Errors that
-poolbridge defines are subclasses of `PoolbridgeError`. ``help(poolbridge.connect)``, ``help(poolbridge.Client)`` and so
-on show the documentation of one name.
+`serve` runs a service for one script, notebook or test. `connect_async` gives an `AsyncClient` for asyncio. Errors of
+poolbridge are subclasses of `PoolbridgeError`. ``help(poolbridge.Client)`` shows the documentation of one name.
 """
 
 import typing as _typing
