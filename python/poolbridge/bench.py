@@ -1,4 +1,4 @@
-"""The program ``python -m poolbridge.bench``: the parts of ``poolsvc bench`` that are written in Python."""
+"""The program ``python -m poolbridge.bench``, which runs the parts of ``poolsvc bench`` that are written in Python."""
 
 from __future__ import annotations
 

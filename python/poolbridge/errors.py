@@ -44,8 +44,7 @@ poolbridge::
     ├── ForkError (RuntimeError)                   a forked child used an object of its parent
     └── InternalError (RuntimeError)               the service reports a fault of its own
 
-The class attribute ``code`` is the error code of the protocol. The code is ``""`` for errors that only the client
-finds.
+The class attribute ``code`` of an error is its code in the protocol; ``""`` for an error that only the client finds.
 
 `ReadOnlyWarning` is a warning, not an error.
 """
@@ -134,7 +133,7 @@ class BusyError(PoolbridgeError, TimeoutError):
 
 
 class RequestCancelledError(PoolbridgeError, RuntimeError):
-    """The request was cancelled by this client while the request waited at the service."""
+    """The client cancelled the request while the request waited at the service."""
 
     code = "cancelled"
 
@@ -192,7 +191,7 @@ class ServiceNotRunningError(PoolbridgeError, ConnectionError):
 
 
 class ServiceStartTimeoutError(ServiceNotRunningError, WaitTimeoutError):
-    """The service did not appear within the time that ``connect(wait=…)`` or ``serve(timeout=…)`` allows."""
+    """No service listened at the socket within the time that ``connect(wait=…)`` or ``serve(timeout=…)`` allows."""
 
     code = "timeout"
 
@@ -240,14 +239,14 @@ class PeerAccessError(UnavailableError):
 
 
 class SecondContextError(UnavailableError):
-    """The driver does not open a legacy handle in the current context, which is not the device's primary context."""
+    """The driver cannot open a legacy handle: the current CUDA context is not the device's primary context."""
 
 
 class StreamCaptureError(PoolbridgeError, RuntimeError):
-    """A stream's work is being captured into a CUDA graph, and the call is not possible now. The call had no effect.
+    """The program captures a stream's work into a CUDA graph, and the call is not possible now. It had no effect.
 
-    During the capture, the stream cannot signal when content is complete, or CUDA forbids the call. End the capture,
-    and call again.
+    CUDA forbids the call during the capture, or the stream cannot signal during the capture when content is complete.
+    End the capture, and call again.
     """
 
 
@@ -256,7 +255,7 @@ class DriverError(PoolbridgeError, RuntimeError):
 
 
 class ForkError(PoolbridgeError, RuntimeError):
-    """A forked child used a client or lease of its parent; the child has to connect again."""
+    """A forked child used a client or lease of its parent; the child must connect to the service itself."""
 
 
 class InternalError(PoolbridgeError, RuntimeError):
@@ -266,4 +265,4 @@ class InternalError(PoolbridgeError, RuntimeError):
 
 
 class ReadOnlyWarning(UserWarning):
-    """A library that may write its arrays got memory that is mapped read-only; issued once in each process."""
+    """Warns once in each process that an array library got read-only memory, and may try to write this memory."""

@@ -1,4 +1,4 @@
-"""The program ``python -m poolbridge.worker``, the Python side of ``poolsvc verify``."""
+"""The program ``python -m poolbridge.worker``, which does tasks for ``poolsvc verify`` in Python."""
 
 from __future__ import annotations
 

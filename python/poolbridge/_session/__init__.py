@@ -1,1 +1,1 @@
-"""One connection: its protocol, its leases, and its producers and consumers in channels."""
+"""Implements a session: its connection to the service, its leases, and its producers and consumers in channels."""

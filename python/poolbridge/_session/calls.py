@@ -1,4 +1,4 @@
-"""What a session waits for: a `Call` waits for a reply, and a `Waiter` waits for a notice."""
+"""Describes what a thread of a session waits for: a `Call` for a reply, and a `Waiter` for a notice of the service."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Call:
     reply_type
         The message type of the reply.
     on_done
-        Called without arguments when the reply or an error has arrived.
+        A function without parameters. The session calls it when the reply or an error has arrived.
 
     Attributes
     ----------
@@ -60,12 +60,13 @@ class Waiter:
     Parameters
     ----------
     ready
-        Returns whether the condition is true.
+        A function that returns whether the condition is true.
 
     Attributes
     ----------
     on_done
-        Called after each notice that may have made the condition true; None while no thread waits.
+        A function that the session calls after each notice that may have made the condition true; None while no thread
+        waits.
     """
 
     __slots__ = ("on_done", "ready")

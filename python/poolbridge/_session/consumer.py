@@ -1,4 +1,4 @@
-"""Consumers of channels: take frames, settle them (acknowledge or requeue), and release their memory."""
+"""Implements consumers. A consumer takes frames of a channel, acknowledges or requeues them, and releases them."""
 
 from __future__ import annotations
 
@@ -33,17 +33,17 @@ if TYPE_CHECKING:
     from poolbridge._session.session import Session
 
 _LEAST_SLOTS: Final = 64
-# How many frames may share a fence: one for each `_PLACES` places of the channel, but at most `_MOST_UNFENCED`.
+# How many frames may share a fence: the channel's capacity divided by `_PLACES`, but at most `_MOST_UNFENCED`.
 _PLACES: Final = 8
 _MOST_UNFENCED: Final = 16
-# How many seconds a consumer polls for another frame. If the frame comes, it can share a fence with earlier frames.
+# How many seconds `soon` polls for another frame. If the frame comes, it can share a fence with earlier frames.
 _SOON: Final = 20e-6
-# The service grants no lease for a frame, so the consumer makes a grant itself. These are the ids of such grants.
+# The service makes no grant for a frame, so the consumer makes a grant itself. The ids of such grants are negative.
 _ids = count(-1, -1)
 
 
 class Kept:
-    """An array that the consumer uses for every frame of one producer in one block, with its tensor and `wrap`."""
+    """An array that the consumer uses for each frame of one producer in one block. The function `wrap` made it."""
 
     __slots__ = ("array", "tensor", "wrap")
 
@@ -54,7 +54,7 @@ class Kept:
 
 
 def fences_of(frame: _native.Frame) -> tuple[Fence, ...]:
-    """Return the fences that must be reached before a frame is used: one fence or no fence."""
+    """Return the fences that must be reached before the program uses a frame: one fence or no fence."""
     value, timeline = frame.value, frame.timeline
     return (Fence(timeline, frame.word, value),) if value and timeline else ()
 
@@ -67,18 +67,18 @@ class Consumer(Membership):
     session, channel, native, member
         See `Membership`.
     credit
-        How many frames may be unsettled at a time.
+        How many taken frames may be neither acknowledged nor requeued at a time.
     full
         What the channel does when it is full because this consumer is behind. "" stands for the channel's own setting.
     auto
-        Whether the call for the next frame acknowledges the earlier frames.
+        Whether the consumer acknowledges all taken frames when the program asks for the next frame.
 
     Attributes
     ----------
     queue
         Whether the channel is a queue.
     most_unfenced
-        How many frames the consumer may keep in hand until one fence is made for all these frames.
+        How many used frames the consumer may keep before it makes one fence for all of them and releases them.
     unsettled
         Ids of the grants whose frames are neither acknowledged nor requeued. The session's lock guards this set.
     ended
@@ -90,9 +90,9 @@ class Consumer(Membership):
     spin
         See `Subscription.spin`.
     early
-        Results of the native `take`, in order, that are not frames and that no call has used yet. A cancelled call
-        leaves its result here. A frame that no call has used yet is in `offered` of the native consumer. The frame
-        stays in `offered` until the program gets the frame, even if a signal handler raises an error meanwhile.
+        Results of the native `take`, in order, that are not frames and that `receive` has not used yet. A cancelled
+        `receive` leaves its result here. If the result is a frame, it is in `offered` of the native consumer instead.
+        The frame stays in `offered` until the program has the frame, even if a signal handler raises an error before.
     """
 
     native: _native.Consumer
@@ -113,7 +113,7 @@ class Consumer(Membership):
         self.auto = auto
         self.queue = channel.md == "queue"
         # Frames share a fence only if the channel is a broadcast that drops no frames. The frames of a queue are
-        # acknowledged one by one. If the channel may drop frames, each frame in hand takes more memory.
+        # acknowledged one by one. If the channel may drop frames, each frame that a consumer keeps costs extra memory.
         keeps = not self.queue and (full or channel.fl) in {"block", "fail"}
         self.most_unfenced = min(channel.cp // _PLACES, _MOST_UNFENCED) if keeps else 0
         self.unsettled: set[int] = set()
@@ -129,7 +129,7 @@ class Consumer(Membership):
         self._frames: dict[int, _native.Frame] = {}  # by grant id
         self._granted: Grant | None = None  # the grant that was made last
         self._counted: set[int] = set()  # ids of the grants that are counted as leases of their blocks
-        self._given: set[int] = set()  # numbers of frames that were requeued and are still in hand
+        self._given: set[int] = set()  # numbers of frames that were requeued but not released yet
         self._fences: dict[int, tuple[int, int]] = {}  # word and value of the last fence, by slot of the frame's number
 
     def _add(self, slot: int, member: int, fd: int) -> None:
@@ -148,11 +148,11 @@ class Consumer(Membership):
         return bool(self.early) or self._looking.locked()
 
     def accept(self) -> None:
-        """Let the next call take a new frame: the program has the offered frame, or the offered frame has failed."""
+        """Empty `offered` for the next frame: the program has the offered frame, or the offered frame has failed."""
         self.native.offered = None
 
     def await_credit(self, seconds: float | None) -> None:
-        """Wait until another frame may be taken, or no frame will come any more."""
+        """Wait until `has_credit` or `ended` is true, but at most `seconds` (None: no limit)."""
         self._credited = credited = threading.Event()
         if not self.has_credit and not self.ended:
             credited.wait(seconds)
@@ -180,7 +180,7 @@ class Consumer(Membership):
             return None
 
     def _taken(self, got: Any) -> _native.Frame | None:
-        """Return a result of `take` if the result is a frame. Keep other results, except a timeout, for `receive`."""
+        """Return `got`, a result of `take`, if it is a frame. Keep other results, except a timeout, for `receive`."""
         if type(got) is NATIVE.Frame:
             frame: _native.Frame = got
             return frame
@@ -191,7 +191,7 @@ class Consumer(Membership):
     def swap(self, number: int) -> _native.Frame | None:
         """Release the frame `number`, wait for the next frame and return it; None if the caller must call `receive`.
 
-        The released frame has no grant. Only the thread of a blocking subscription calls this method.
+        The frame `number` has no grant. Only the thread of a blocking subscription calls this method.
         """
         if self._undecided or number in self._given:
             self.end_lone(number, back=False)
@@ -215,7 +215,7 @@ class Consumer(Membership):
                 self._drop_offered()
 
     def grant(self, frame: _native.Frame) -> Grant:
-        """Make a grant for a frame, because the service makes none. The frame counts as unsettled from now on."""
+        """Make the grant of a frame, because the service makes none for frames. The frame is unsettled from now on."""
         kept = frame.object
         if kept is not None:
             tensor = kept.tensor
@@ -262,12 +262,12 @@ class Consumer(Membership):
         return True
 
     def learn(self, grant: Grant) -> Flow[None]:
-        """Count a frame as a lease of its block. If this session does not know the block, ask the service first."""
+        """Count a frame as a lease of its block. If this session does not know the block, ask for the block first."""
         while not self.count(grant):
             yield Ask(Map(ch=self.channel.id, bl=grant.bl), MapReply)
 
     def keep(self, frame: _native.Frame, kept: Kept) -> None:
-        """Keep an array for later frames of the same producer, block and description."""
+        """Keep the array of a frame for later frames with the same producer, block and description."""
         with self.session.lock:
             block = self.session.core.blocks.get(frame.block)
             if block is not None and not block.recalled and not self.left:
@@ -297,7 +297,7 @@ class Consumer(Membership):
     # Settling
 
     def asks(self) -> None:
-        """Acknowledge all taken frames, except with ``ack="manual"``, because the program asks for the next frame."""
+        """Note that the program asks for the next frame. Acknowledge all taken frames, except with ``ack="manual"``."""
         if self.native.offered is not None:
             self._retract()
         if not self.auto or not (self.unsettled or self._undecided):
@@ -316,12 +316,12 @@ class Consumer(Membership):
                 self._end(granted, (), back=False)
 
     def _is_offered(self, grant: Grant) -> bool:
-        """Whether a grant's frame is offered, so that the program does not have the frame yet."""
+        """Whether a grant's frame is still in `offered`, so that the program does not have the frame yet."""
         frame = self._frames.get(grant.id)
         return frame is not None and frame is self.native.offered and not self.left
 
     def settle(self, grant: Grant, *, back: bool) -> bool:
-        """Acknowledge a frame, or requeue it if `back`. The frame stays in hand. Return False if already settled."""
+        """Acknowledge a frame, or requeue it if `back`, without releasing it. Return False if it was settled before."""
         if _process.pid != self.session.pid:
             self.session.check_usable()
         with self.session.lock:
@@ -345,14 +345,14 @@ class Consumer(Membership):
             else:
                 self.native.ack(number)
         except (ClosedError, LeaseReleasedError):
-            pass  # the frame is not in hand any more, or the consumer has ended
+            pass  # the frame was released already, or the consumer has ended
 
     def goes_back(self, grant: Grant) -> bool:
-        """Whether a frame goes back to its queue if dropped: the channel is a queue, and the frame is not settled."""
+        """Whether a frame that the program drops goes back to its queue: it is of a queue and not settled."""
         return self.queue and grant.id in self.unsettled
 
     def decide(self, *, back: bool) -> None:
-        """Release the frames that the program dropped without settling them. The caller holds the session's lock."""
+        """Release the frames that the program dropped; requeue them if `back`. The caller holds the session's lock."""
         while self._undecided:
             self._end(*self._undecided[0], back=back)
             del self._undecided[0]
@@ -362,9 +362,10 @@ class Consumer(Membership):
     def end_frame(self, grant: Grant, fences: tuple[Fence, ...], *, back: bool, alone: bool) -> None:
         """Release a frame. `fences` has one unreached fence or none. The caller holds the session's lock.
 
-        `alone` says that the program has dropped the frame. If the frame is of a queue and not settled, it goes back to
-        the queue: at once or, with ``ack="auto"``, when the subscription ends. If the program asks for another frame
-        before the subscription ends, the dropped frame is acknowledged instead.
+        `back` says that an unsettled frame goes back to its queue. `alone` says that the program has dropped the frame
+        without releasing it. If such a frame is of a queue and not settled, the frame goes back to the queue: at once
+        or, with ``ack="auto"``, when the subscription ends. If the program asks for another frame before the
+        subscription ends, the dropped frame is acknowledged instead.
         """
         if alone and self.goes_back(grant) and not self._is_offered(grant):
             if self.auto and not self.left and self.session.ended is None:
@@ -374,13 +375,14 @@ class Consumer(Membership):
         self._end(grant, fences, back=back)
 
     def _end(self, grant: Grant, fences: tuple[Fence, ...], *, back: bool) -> None:
-        # If a signal handler raises in this method, the method runs again. So it removes a record only after its use.
+        # If a signal handler raises an error in this method, the caller calls the method again. So this method removes
+        # an entry from a set or dict only after it has done the work that needs the entry.
         settled, frame = grant.id not in self.unsettled, self._frames.get(grant.id)
         if frame is not None:
             if not self._is_offered(grant):  # otherwise the next call takes the frame, and makes another grant
                 number = frame.number
                 if not settled and number in self._given:
-                    self._settle(number, back=back)  # the frame is in hand twice: settle the copy that ends
+                    self._settle(number, back=back)  # the program took the frame twice: settle the copy that ends
                 self._let_go(number, fences, back=back and self.queue)
                 if number in self._given and sum(other.number == number for other in self._frames.values()) < 2:
                     self._given.discard(number)
@@ -421,14 +423,14 @@ class Consumer(Membership):
         return result
 
     def _end_after(self, number: int, word: int, value: int, *, back: bool) -> None:
-        """Wait for the earlier fence that the frame's fence replaces in shared memory, and then release the frame."""
+        """Wait for the fence that an earlier frame stored in the frame's slot, and then release the frame."""
         before, own = self._fences.get(number & (self._slots - 1)), self.session.timelines.own
         while before is not None and own is not None and not own.page.wait(*before, 1.0):
             pass
         self._end_native(number, word, value, back=back, settled=True)
 
     def _drop_offered(self) -> None:
-        """Release the offered frame, because no call will take it. The caller holds the session's lock."""
+        """Release the offered frame, because the program will not get it. The caller holds the session's lock."""
         frame = self.native.offered
         if frame is not None and frame not in self._frames.values():  # otherwise the frame ends with its grant
             self.accept()
@@ -444,14 +446,14 @@ class Consumer(Membership):
         self._tell()
 
     def leave(self) -> None:
-        """Take no more frames. Frames in hand stay usable. The caller holds the session's lock."""
+        """Take no more frames. Frames that the program has stay usable. The caller holds the session's lock."""
         if self.left:
             return
         self.lose(None)
         self.native.leave()
         for block in self.session.core.blocks:
             self.native.forget(block)
-        # If `left` is true, the thread that releases the last frame in hand closes the native consumer.
+        # From now on, the thread that releases the last taken frame closes the native consumer.
         self.left = True
         self._drop_offered()
         if not self.native.in_hand:
@@ -487,7 +489,7 @@ def consume(session: Session, channel: Channel, *, credit: int, oldest: bool, fu
 
 
 def receive(consumer: Consumer, seconds: float | None, spin: float | None) -> Flow[_native.Frame | None]:
-    """Wait for the next frame and take it; None if no frame will come any more."""
+    """Wait for the next frame, take it and return it; return None if no frame will come any more."""
     session, condition = consumer.session, NATIVE.Condition
     deadline = None if seconds is None else time.monotonic() + seconds
     while True:
@@ -541,12 +543,12 @@ def _end_or_fail(consumer: Consumer, got: Any) -> Flow[None]:
 
 
 def claim(consumer: Consumer, frame: _native.Frame) -> Flow[LeaseState]:
-    """Make the lease state for a taken frame. The caller calls `accept` when the program has the frame.
+    """Make the `LeaseState` for a taken frame. The caller calls `accept` when the program has the frame.
 
     Raises
     ------
     ContentFailedError
-        The content will never be complete. The program's next call takes the next frame.
+        The content will never be complete. When the program asks again, it gets the next frame.
     """
     session, grant = consumer.session, consumer.grant(frame)
     state = held(session, grant, consumer) or (yield from take(session, grant, consumer))

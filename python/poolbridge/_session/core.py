@@ -1,8 +1,8 @@
-"""The protocol without I/O: encodes requests into packets, and decodes packets into replies and notices.
+"""Implements the protocol without I/O: encodes requests as packets, and decodes packets as replies and notices.
 
-A `Core` has the protocol's state of one session: requests that wait, pools, blocks and their exports. A `Core` does no
-I/O: the blocking and the asyncio client send and receive the packets. A `Core` is not thread-safe: the session calls it
-with the session's lock held.
+A `Core` has the protocol's state of one session: requests that wait for replies, pools, blocks and exports. A `Core`
+does no I/O: the blocking and the asyncio client send and receive the packets. A `Core` is not thread-safe: the session
+holds its lock when it calls a method of the `Core`.
 """
 
 from __future__ import annotations
@@ -57,11 +57,11 @@ from poolbridge.errors import (
 _LAST_NUMBER: Final = 2**32 - 1
 # How many answered requests the core remembers, in case the service sends a second reply to one of them.
 _REMEMBERED: Final = 64
-# Notices that the core passes to the session.
+# The message types of the notices that the core passes to the session, by the name of the notice.
 _NEWS: Final[dict[str, type[Failed | Forget | Wanted]]] = {
     "failed": Failed, "forget": Forget, "wanted": Wanted,
 }  # fmt: skip
-# How many descriptors a new member of a channel gets: for the roster, the sequencer and the member's own file.
+# How many descriptors the reply to `Join` brings: for the roster, the sequencer and the new member's own file.
 _SEAT_FILES: Final = 3
 
 
@@ -87,11 +87,11 @@ class Core:
     seats
         Descriptors for members that have joined but are not set up yet, by the number of the request to join.
     members
-        This session's members of channels.
+        The producers and consumers of this session.
     waiters
-        Waits for conditions that a notice can make true.
+        The `Waiter` of each thread that waits for a notice.
     news
-        Notices for the session. The session removes them.
+        Notices that the session still has to process. The session removes them.
     """
 
     def __init__(self) -> None:
@@ -116,7 +116,7 @@ class Core:
     # Sending
 
     def start(self, request: Request, reply_type: type[Reply], on_done: Callable[[], object]) -> Call:
-        """Put a request that has a reply into the outbox.
+        """Put a request to which the service replies into the outbox.
 
         Raises
         ------
@@ -130,7 +130,7 @@ class Core:
         return call
 
     def tell(self, request: Request) -> None:
-        """Put a request without a reply into the outbox."""
+        """Put a request to which the service does not reply into the outbox."""
         self.outbox.append(encode(request))
 
     def abandon(self, call: Call) -> None:
@@ -145,7 +145,7 @@ class Core:
             self._unjoin(call)
 
     def _unjoin(self, call: Call) -> None:
-        """Leave a channel, because the service granted the membership after the caller had stopped waiting."""
+        """Leave a channel: the service has granted the membership, but the caller does not wait for it any more."""
         descriptors = self.seats.pop(call.number, None)
         if descriptors is not None and isinstance(call.reply, JoinReply):
             descriptors.close()
@@ -195,7 +195,7 @@ class Core:
     # Receiving
 
     def receive(self, data: bytes, descriptors: Descriptors) -> list[SessionBlock]:
-        """Process one packet from the service. Descriptors that are not needed are closed.
+        """Process one packet from the service. Close the descriptors that this session does not need.
 
         Returns
         -------
@@ -241,7 +241,7 @@ class Core:
             check(data)
             if isinstance(envelope.e, UnsetType):
                 raise ProtocolError("a packet is neither a reply nor a notice")
-            # An error without a request: the service sends such an error before the service closes the connection.
+            # The error belongs to no request: the service sends such an error before it closes the connection.
             raise _received_errors.exception(envelope.e.c, envelope.e.m)
         return idle
 
@@ -303,7 +303,7 @@ class Core:
             self._answer(call, decode(data, call.reply_type), descriptors)
 
     def _take_unawaited(self, envelope: Envelope, data: bytes, descriptors: Descriptors) -> None:
-        """Process a reply that no call awaits, for example a second reply. End what the reply grants."""
+        """Process a reply that no call awaits, such as a second reply. End the lease or membership that it grants."""
         asked = next((one for one in self._answered if one[0].q == envelope.q), None)
         if asked is None or not isinstance(envelope.e, UnsetType):
             decode(data, Reply)
@@ -363,7 +363,8 @@ class Core:
             self.seats[reply.q] = own
             return
         id_ = call.request.bl
-        # Another member of this session may wait for this block, and would fail if the session dropped the block now.
+        # Look at every request that waits for this block: another member of this session may need the block, and would
+        # fail if the session dropped the block now.
         channels = {
             one.request.ch for one in self._calls.values() if isinstance(one.request, Map) and one.request.bl == id_
         }
@@ -403,7 +404,7 @@ class Core:
         self.tell_waiters()
 
     def close_descriptors(self) -> None:
-        """Close the descriptors of exports that were not mapped."""
+        """Close the descriptors that the session has received and not used."""
         for pool in self.pools.values():
             pool.descriptors.close()
         for block in self.blocks.values():
@@ -415,7 +416,7 @@ class Core:
 
 
 def _first_number(data: bytes) -> int:
-    """Return the request number at the beginning of a canonical reply; 0 if the reply begins otherwise."""
+    """Return the request number if a packet begins with the key ``q`` and a number; else return 0."""
     if data[1:3] != b"\xa1q" or len(data) < 8:
         return 0
     first = data[3]

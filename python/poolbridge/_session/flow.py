@@ -1,4 +1,4 @@
-"""Flows: operations as generators, written once for the blocking and for the asyncio client.
+"""Defines flows. A flow is an operation in the form of a generator, for the blocking and for the asyncio client.
 
 A flow never waits itself. For each step that may wait, the flow yields an object. For example, an `Ask` waits for the
 service, and a `Do` works in this process. The client runs the step, and resumes the flow with the step's result or
@@ -52,7 +52,7 @@ class Hear:
 class Sleep:
     """Call `work` in this process with the number of seconds that `work` may wait; None: no limit.
 
-    The client may pass fewer seconds; the flow then yields the step again.
+    The client may call `work` with fewer seconds. If they are not enough, the flow yields a `Sleep` again.
     """
 
     work: Callable[[float | None], Any]
@@ -63,14 +63,14 @@ Flow = Generator[Ask | Do | Hear | Sleep, Any, _T]
 
 
 class Run(Protocol):
-    """Runs a flow to its end. A `Run` is a method of a client, and keeps that client alive."""
+    """A function that runs a flow to its end: a method of a client. The method keeps the client alive."""
 
     def __call__(self, flow: Flow[_T], /) -> _T:
         """Return the flow's result."""
 
 
 class AsyncRun(Protocol):
-    """Runs a flow to its end in an event loop; see `Run`."""
+    """A coroutine function that runs a flow to its end in an event loop; see `Run`."""
 
     async def __call__(self, flow: Flow[_T], /) -> _T:
         """Return the flow's result."""

@@ -1,4 +1,4 @@
-"""Makes the lease state for a grant of the service: opens the pool, and maps the block and the fences' timelines."""
+"""Makes the `LeaseState` for a grant: opens the pool, and maps the block and the timelines of the fences."""
 
 from __future__ import annotations
 
@@ -23,9 +23,10 @@ if TYPE_CHECKING:
 
 
 def held(session: Session, grant: Grant, consumer: Consumer | None = None) -> LeaseState | None:
-    """Make the lease state if the grant's pool is open and its block and timelines are mapped; else return None.
+    """Make the `LeaseState` if the grant's pool is open and its block and timelines are mapped; else return None.
 
-    The pool, the block and the timelines are usually known. If this function returns None, the caller uses `take`.
+    Usually the pool is open, and the block and the timelines are mapped. If this function returns None, the caller
+    calls `take`.
 
     Parameters
     ----------
@@ -34,7 +35,7 @@ def held(session: Session, grant: Grant, consumer: Consumer | None = None) -> Le
     grant
         The grant of the service, or the grant that the consumer made for a frame.
     consumer
-        The consumer of the frame; None if the lease belongs to no frame.
+        The consumer that took the frame; None if the grant is not of a frame.
     """
     try:
         if consumer is not None and not consumer.count(grant):
@@ -51,7 +52,7 @@ def held(session: Session, grant: Grant, consumer: Consumer | None = None) -> Le
 
 
 def take(session: Session, grant: Grant, consumer: Consumer | None = None) -> Flow[LeaseState]:
-    """Make the lease state for a grant: open its pool, and map its block and the timelines of its fences."""
+    """Make the `LeaseState` for a grant: open its pool, and map its block and the timelines of its fences."""
     try:
         if consumer is not None:
             yield from consumer.learn(grant)

@@ -1,4 +1,4 @@
-"""The state of a lease. The state lives as long as the lease object or any array made from the lease."""
+"""Keeps the state of a lease as long as the lease object or an array made from the lease is alive."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ if TYPE_CHECKING:
 class LeaseState:
     """The state of a session's lease on one buffer.
 
-    Each array refers to the state through a `Token`. The user refers to the state through a lease object. When the
-    arrays and the lease object are gone, the lease ends by itself.
+    Each array made from the lease refers to this state through a `Token`. The lease object of the program refers to
+    this state, too. When the arrays and the lease object are gone, the lease ends by itself.
 
     Parameters
     ----------
@@ -46,7 +46,7 @@ class LeaseState:
     description
         The tensor in the buffer.
     consumer
-        The consumer of the frame; None if the lease belongs to no frame.
+        The consumer that took the frame; None if the lease is not of a frame.
     """
 
     released = True  # the constructor sets False at its end
@@ -75,7 +75,8 @@ class LeaseState:
         self.failed = False
         # The fences that must be reached before the memory is used.
         self.fences = grant.wt
-        # The event that came with the content. `alone`: no fence came, so a user of the memory must wait for the event.
+        # The event that the producer published with the content. `alone`: the producer published no fence, so a user of
+        # the memory must wait for the event.
         self.event: Event | None = None
         self.alone = grant.eo
         # The streams that used the memory. `unordered`: unknown streams may have used the memory, too. `named`: the
@@ -85,7 +86,7 @@ class LeaseState:
         self.named = False
         # The fence of the promise, if this process has promised the content.
         self.promise: Fence | None = None
-        # Whether this process knows that the writer died before the content was complete.
+        # Whether this process knows that the content will never be complete.
         self.lost = bool(session.lost) and grant.bf in session.lost
         # Whether the lease came from an allocation. If so, the buffer can have no other lease and no name.
         self.allocated = False
@@ -95,12 +96,12 @@ class LeaseState:
 
     @property
     def title(self) -> str:
-        """The lease's name in error texts. The service grants no lease for a frame, so a frame has no lease id."""
+        """The lease's name in error texts. The service makes no grant for a frame, so a frame has no lease id."""
         return f"lease {self.grant.id}" if self.grant.id > 0 else "the lease of this frame"
 
     @property
     def single(self) -> bool:
-        """Whether one single fence must cover all work on the memory, as for frames."""
+        """Whether the release can send only one fence, which must cover all work on the memory. True for frames."""
         return self.consumer is not None
 
     def check_usable(self) -> None:
@@ -119,7 +120,7 @@ class LeaseState:
             self.session.check_usable()
 
     def is_released(self) -> LeaseReleasedError:
-        """Return the error for a use of the lease after the lease has ended."""
+        """Return the error to raise when the program uses the lease after its end."""
         what = f"{self.description.element.name}{list(self.description.shape)}"
         return LeaseReleasedError(f"the lease of {what} in pool {self.pool.nm!r} has been released")
 
@@ -128,14 +129,14 @@ class LeaseState:
         return self.memory.address(write=write) + self.description.offset
 
     def array(self, *, write: bool | None = None, flagged: bool = True) -> np.ndarray[Any, Any]:
-        """Make a NumPy array of the elements, which keeps the lease state alive. The CPU cannot read device memory.
+        """Make a NumPy array of the elements. The array keeps this state alive. The CPU cannot read memory of a GPU.
 
         Parameters
         ----------
         write
             Whether the array uses the writeable mapping; None: only if the lease is a write lease.
         flagged
-            Whether an array that uses the read-only mapping is flagged as read-only.
+            Whether NumPy refuses writes to an array that uses the read-only mapping.
         """
         if write is None:
             write = self.write
@@ -204,13 +205,18 @@ class LeaseState:
         try:
             self.session.let_go(self, failed=self.failed)
         except BaseException:
-            # A signal handler raised an error, before or after the lease ended. The finaliser may end the lease of a
-            # frame again, because ending it twice does no harm. The finaliser must not end another lease twice.
+            # A signal handler raised an error, maybe before the lease ended, maybe after it. If the lease is of a
+            # frame, the finaliser ends the lease again, because a second end does no harm. Another lease must not end
+            # twice.
             self.released = self.consumer is None
             raise
 
     def ended_twin(self) -> LeaseState:
-        """Make an ended copy for a frame object that iteration has passed. Arrays and leases keep this state alive."""
+        """Make a copy that is released.
+
+        A frame object uses the copy after the program has iterated to the next frame. The frame's arrays and leases
+        continue to use this state.
+        """
         twin = self._twin()
         twin.released = True
         return twin
@@ -227,9 +233,10 @@ class LeaseState:
         return twin
 
     def unused_after(self, error: BaseException, *, failed: bool) -> bool:
-        """Whether the lease can end while `error` is raised: the stack of `error` may still refer to arrays.
+        """Whether no array made from the lease is alive: the stack frames of `error` may refer to such arrays.
 
-        If the lease cannot end now, it ends when the arrays are gone. `failed` says whether the content has failed.
+        If this method returns True, the caller may end the lease now. If this method returns False, the lease ends when
+        the arrays are gone. `failed` says whether the content has failed.
         """
         if self.tokens or self.unaccounted:
             error.add_note(f"{self.title} ends when the arrays made from it are gone")

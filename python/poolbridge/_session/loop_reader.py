@@ -1,4 +1,4 @@
-"""Sends and receives the packets of an asyncio client, on its event loop."""
+"""Sends and receives the packets of an asyncio client, on the event loop of the client."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Members of channels: the common part of producers and consumers, and how a session joins a channel."""
+"""Implements the common part of producers and consumers, and makes a session join a channel."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from poolbridge._wire.transport import Descriptors
 
 FEATURE = "channels"
-# How many seconds a member that the service has evicted waits for its session to end.
+# After the service has evicted a member, `Membership.evicted` waits this many seconds for the session to end.
 _END_SECONDS = 1.0
 
 
@@ -59,7 +59,7 @@ class Membership(ABC):
     Attributes
     ----------
     known
-        The members of the other role whose files this member has mapped: member ids by slot.
+        The ids of the members of the other role, by slot. This member has mapped the files of these members.
     """
 
     def __init__(
@@ -73,7 +73,10 @@ class Membership(ABC):
         self.native = native
 
     def meet(self, slot: int, member: int, fd: int) -> None:
-        """Map the file of a member of the other role, unless `slot` has a newer file. The caller holds the lock."""
+        """Map the file of a member of the other role. If `slot` has a newer file, do nothing.
+
+        The caller holds the session's lock.
+        """
         if member <= self.known.get(slot, 0):
             return
         try:
@@ -91,25 +94,25 @@ class Membership(ABC):
 
     @abstractmethod
     def leave(self) -> None:
-        """Leave the channel in shared memory. The caller holds the session's lock, and tells the service."""
+        """Note in shared memory that this member leaves. The caller holds the session's lock, and tells the service."""
 
     def end(self) -> None:
         """Leave the channel, because the session has ended, and wake the threads that wait."""
         self.leave()
 
     def knows(self) -> Callable[[], bool]:
-        """Return a function that says whether this member has mapped the file that the native call missed last."""
+        """Return a function that says whether this member has now mapped the file that the last native call lacked."""
         slot, member = self.native.unknown
         return lambda: self.known.get(slot, 0) >= member
 
     def evicted(self) -> Flow[None]:
-        """Raise the error for an evicted member. If the session ends within a second, raise the session's error."""
+        """Wait a second. Then raise the session's error if the session has ended, else a `ConnectionLostError`."""
         yield from hear(self.session, lambda: False, _END_SECONDS)
         self.session.check_usable()
         raise ConnectionLostError(f"the service has removed this client from channel {self.channel.nm!r}")
 
     def destroyed(self) -> ClosedError:
-        """Return the error for a channel that is gone."""
+        """Return the error to raise when the channel is gone."""
         return ClosedError(f"channel {self.channel.nm!r} is gone: it was closed, or its pool was destroyed")
 
 
@@ -167,7 +170,7 @@ def join(
     role
         ``"producer"`` or ``"consumer"``.
     make
-        Makes the member from the native producer or consumer and the member's id.
+        A function that makes the member from two arguments: the native producer or consumer, and the member's id.
     oldest, full
         For a consumer; see `poolbridge._wire.messages.Join`.
     """

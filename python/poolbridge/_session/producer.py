@@ -1,4 +1,4 @@
-"""Producers of channels: publish frames, and take back the blocks that consumers have released."""
+"""Implements producers. A producer publishes frames in a channel, and takes back blocks that consumers released."""
 
 from __future__ import annotations
 
@@ -39,9 +39,10 @@ class Producer(Membership):
     Attributes
     ----------
     loans
-        The leases that the channel has, by block id. Each lease has the fences that its next writer must wait for.
+        The leases of published blocks that have not come back yet, by block id. Each lease has the fences that its next
+        writer must wait for.
     over
-        Whether the channel was closed. The producer leaves when all its leases have come back.
+        Whether the channel was closed. If so, the producer leaves when all blocks in `loans` have come back.
     """
 
     native: _native.Producer
@@ -58,7 +59,7 @@ class Producer(Membership):
         self.native.add_cursor(slot, member, fd)
 
     def describe(self, description: Description) -> tuple[int, bytes]:
-        """Return the id of a description, and the description packed as in the track, the producer's shared file."""
+        """Return a description's id, and its bytes as they stand in the producer's shared file, the track."""
         last = self._last
         if last[0] is description:
             return last[1]
@@ -75,7 +76,7 @@ class Producer(Membership):
         self.take_back(self._reclaim(0.0))
 
     def await_back(self, seconds: float | None) -> None:
-        """Wait at most `seconds` until a block comes back from the channel, and take the block.
+        """Wait at most `seconds` until blocks come back from the consumers, and take these blocks.
 
         The caller does not hold the session's lock.
         """
@@ -90,7 +91,7 @@ class Producer(Membership):
             return None
 
     def take_back(self, came: Any) -> None:
-        """Keep the leases of the blocks that the native `reclaim` returned. The caller holds the session's lock."""
+        """Make spares of the blocks that the native `reclaim` returned. The caller holds the session's lock."""
         if not isinstance(came, list):
             return  # the cursor of a consumer is not mapped yet, or this member has left
         for block, fences in came:
@@ -103,7 +104,7 @@ class Producer(Membership):
             self.session.spares.came_back(spare)
 
     def has_in_flight(self, block: int) -> bool:
-        """Whether the channel still has a block, because the block has not come back from the consumers."""
+        """Whether this producer has published the block `block`, and the block has not come back from the consumers."""
         try:
             return any(one == block for _, one in self.native.in_flight)
         except (ClosedError, ForkError):
@@ -118,7 +119,7 @@ class Producer(Membership):
 
 
 class Sending(ABC):
-    """One frame that is being published. The thread that publishes it may continue after the caller was cancelled."""
+    """One frame that is being published. If the caller is cancelled, the thread that publishes may still continue."""
 
     def __init__(self, producer: Producer) -> None:
         self.producer = producer
@@ -139,7 +140,7 @@ class Sending(ABC):
         return result
 
     def wait(self, seconds: float | None) -> Any:
-        """Call `attempt`, unless the frame was given up. Another thread may call `give_up` meanwhile."""
+        """Call `attempt`, unless `give_up` was called before. Another thread may call `give_up` during this call."""
         if not self._begin():
             return None
         try:
@@ -160,7 +161,7 @@ class Sending(ABC):
             self._end()
 
     def give_up(self) -> None:
-        """Give up the frame, and release its lease unless the frame was published."""
+        """Stop publishing the frame, and release its lease unless the frame was published."""
         with self._lock:
             self._given_up = True
             ends = not self._running and not self._sent
@@ -180,7 +181,7 @@ class Sending(ABC):
 
 
 class _LeaseSending(Sending):
-    """One frame that is being published from a user's lease."""
+    """One frame that is being published, in the buffer of a lease that the user passed."""
 
     def __init__(
         self,
@@ -206,7 +207,7 @@ class _LeaseSending(Sending):
         id_, packed = self._described
         word, value = (0, 0) if fence is None else (fence.wd, fence.v)
         fences = () if fence is None else (fence,)
-        # Add the loan before publishing, because another thread may see the block come back at once.
+        # Add the loan before the frame is published, because another thread may get the block back at once.
         producer.loans[grant.bl] = Spare(state, fences)
         # `leases` of the block has one count for this lease. From now on, this count belongs to the channel. If arrays
         # of the lease need the mapped block too, `own` adds one more count.
@@ -332,7 +333,7 @@ def _pack_description(description: Description) -> bytes:
 
 
 def pack_meta(texts: Mapping[str, str]) -> bytes:
-    """Pack the texts of a frame. The caller has sorted the texts by the bytes of their keys."""
+    """Return the texts of a frame as bytes. The caller has sorted the texts by the bytes of their keys."""
     if not texts:
         return b""
     parts = []

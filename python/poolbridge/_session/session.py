@@ -1,4 +1,4 @@
-"""A session: the protocol's state of one connection, its mappings, and its leases.
+"""Implements a session, which connects a client to the service and keeps the connection's mappings and leases.
 
 The blocking client and the asyncio client both use a session. The session itself never waits for the network.
 """
@@ -40,17 +40,17 @@ _PATIENCE = 10.0
 
 
 class Driver(Protocol):
-    """Sends and receives a session's packets: `SocketReader` with threads, `LoopReader` in an event loop."""
+    """Sends and receives a session's packets. `SocketReader` does so in threads, `LoopReader` in an event loop."""
 
     def want_write(self) -> None:
         """Make sure that `Session.flush` is called as soon as the socket accepts packets again. Never waits."""
 
     def background(self, work: Callable[[], None]) -> None:
-        """Run `work`, which may wait for a device, soon in another thread. Never waits, never raises."""
+        """Let another thread run `work`, which may wait for a device. This method never waits and never raises."""
 
 
 class Session(SessionMembers):
-    """One connection, with its mappings and leases. Thread-safe.
+    """One connection to the service, with its mappings and leases. Thread-safe.
 
     Parameters
     ----------
@@ -102,7 +102,7 @@ class Session(SessionMembers):
         self.check_usable()
         try:
             with self.lock:
-                # Check again under the lock: a request started after the session's end would wait for ever.
+                # Check again under the lock: a request that starts after the session's end would wait for ever.
                 self.check_usable()
                 call = self.core.start(request, reply_type, on_done)
                 self._flush()
@@ -143,13 +143,13 @@ class Session(SessionMembers):
                 if self._driver is not None:
                     self._driver.want_write()
         except ConnectionLostError:
-            # Earlier replies may still be in the socket. The reader reads them, and then finds the connection closed.
+            # Replies may still be in the socket. The driver reads these replies, and then finds the connection closed.
             outbox.clear()
             if self._driver is None:
                 raise
         except ProtocolError as error:
-            # Do not call `lose` here, because `lose` takes the lock. The reader will find the end of the connection and
-            # raise `_fault`.
+            # Do not call `lose` here, because `lose` takes the lock. The driver will find the connection closed, call
+            # `receive`, and get an error with the text of `_fault`.
             outbox.clear()
             self._fault = ProtocolError(*error.args)
             self.transport.shutdown()
@@ -165,7 +165,7 @@ class Session(SessionMembers):
         Raises
         ------
         ClosedError, ProtocolError
-            The session has ended. Every request that waited fails with the same error.
+            The session has ended. Every request that waits for its reply fails with the same error.
         """
         try:
             came = self.transport.receive()
@@ -188,14 +188,15 @@ class Session(SessionMembers):
     def _reason(self, error: PoolbridgeError) -> PoolbridgeError:
         """Return the error that explains why the session ends: `error`, or an error with the real reason."""
         if self._closing:
-            # While the client drops its blocks, a grant on a dropped block may still arrive.
+            # While the client closes, it drops its blocks. A grant on a dropped block may still arrive, and leads to a
+            # wrong `ProtocolError`.
             return ClientClosedError("the client is closed")
         if self._fault is not None:
             return ProtocolError(*self._fault.args)
         goodbye = self.core.goodbye
         if not isinstance(error, ConnectionLostError) or goodbye is None:
             return error
-        if not self.core.epoch:  # the session had not begun
+        if not self.core.epoch:  # the service has not accepted the session
             return _received_errors.exception(goodbye.c, goodbye.m)
         return ConnectionLostError(
             f"the service said goodbye ({goodbye.c}): {goodbye.m}. So {_error_texts.SESSION_LOST}"
@@ -213,20 +214,20 @@ class Session(SessionMembers):
         return found
 
     def release_grant(self, grant: Grant, consumer: Consumer | None = None) -> None:
-        """Release a lease that has no lease state. Never waits, never raises; finalisers may call `release_grant`.
+        """Release a lease that has no `LeaseState`. Never waits, never raises; finalisers may call `release_grant`.
 
         Parameters
         ----------
         grant
             The lease's grant, or the grant that the consumer made for a frame.
         consumer
-            The consumer of the frame; None if the lease belongs to no frame.
+            The consumer that took the frame; None if the lease is not of a frame.
         """
         if _process.pid == self.pid:
             self.lock.later(partial(self._release, grant, (), failed=False, consumer=consumer, alone=True))
 
     def let_go(self, state: LeaseState, *, failed: bool, alone: bool = False) -> None:
-        """Release the lease of a state. Never waits, never raises.
+        """Release the lease that `state` describes. Never waits, never raises.
 
         If the release must wait for the device, a background thread waits. `alone` says that no object refers to the
         state any more; see `Consumer.end_frame`.
@@ -265,14 +266,14 @@ class Session(SessionMembers):
     def later(self, work: Callable[[], None]) -> None:
         """Run `work`, which may wait for streams, in the background.
 
-        `later` never waits and never raises, so finalisers may call `later`. `work` fails while the work of a
-        stream is captured into a graph. Then `work` is called again later.
+        `later` never waits and never raises, so finalisers may call `later`. While the program captures a stream's work
+        into a graph, `work` raises `StreamCaptureError`. Then `CAPTURES` calls `work` again later.
         """
         if _process.pid == self.pid and self._driver is not None:
             self._driver.background(partial(CAPTURES.run, work))
 
     def lend(self, state: LeaseState) -> LeaseState:
-        """Make a lease state for an array that outlives the lease. The new state keeps the block mapped."""
+        """Make a `LeaseState` for an array that outlives the lease. The new state keeps the block mapped."""
         lender = state.lender()
         with self.lock:
             block = self.core.blocks.get(state.grant.bl)
@@ -282,13 +283,13 @@ class Session(SessionMembers):
         return lender
 
     def leave_to_arrays(self, lender: LeaseState) -> None:
-        """Let the lease end when the arrays of `lender` are gone. The caller holds the lock."""
+        """Let the lease of `lender` end when the arrays made from `lender` are gone. The caller holds the lock."""
         self.lease_states[lender.grant.id] = ref(lender)
         lender.sent = lender.released = False
         self.disown(lender.grant)
 
     def keep_array(self, grant: Grant, array: tuple[Any, Any, Any], most: int) -> None:
-        """Keep an array with its block for later frames. A block keeps at most `most` arrays."""
+        """Keep an array in `arrays` of its block, for later frames. A block keeps at most `most` arrays."""
         with self.lock:
             block = self.core.blocks.get(grant.bl)
             if block is None or block.recalled:
@@ -300,8 +301,8 @@ class Session(SessionMembers):
     def lent(self, state: LeaseState, fence: Fence | None, *, apart: bool) -> None:
         """Note that a channel has a lease now.
 
-        `apart` says that arrays of the user's lease may keep the block mapped besides the channel. `fence` is reached
-        when this session's work on the block is done.
+        `apart` says that arrays made from the user's lease may need the mapped block, and not only the channel. `fence`
+        is reached when this session's work on the block is done.
         """
         self.spares.published(state.grant)
         self.spares.watch()
@@ -320,7 +321,7 @@ class Session(SessionMembers):
                     self.disown(state.grant)
 
     def unsend(self, state: LeaseState, fence: Fence | None = None) -> None:
-        """Release the lease of a frame that was given up. `fence` is reached when the work on its memory is done."""
+        """Release the lease of an unpublished frame. `fence` is reached when the work on the frame's memory is done."""
         with self.lock:
             self.lease_states.pop(state.grant.id, None)
             self.spares.published(state.grant)
@@ -340,7 +341,8 @@ class Session(SessionMembers):
     def adopt(self, timeline: int, *, own: bool) -> None:
         """Map the page of a timeline that the service has sent, unless another thread has mapped the page."""
         with self.lock:
-            # Raise if the session has ended: without the page, the timeline's fences would count as reached.
+            # If the session has ended, the page cannot be mapped, and the timeline's fences would count as reached. So
+            # raise an error.
             self.check_usable()
             self._adopt(timeline, own=own)
 
@@ -357,7 +359,7 @@ class Session(SessionMembers):
             os.close(fd)
 
     def keep(self, source: object, fence: Fence) -> None:
-        """Keep an array from which a stream copies, until `fence` of this session's timeline is reached."""
+        """Keep the array `source` alive, from which a stream copies, until `fence` of this session is reached."""
         self._kept.append((fence.wd, fence.v, source))
         self._drop_kept()
 
@@ -392,11 +394,11 @@ class Session(SessionMembers):
     def lose(self, error: PoolbridgeError) -> None:
         """End the session because the connection failed. Leases that are alive keep their memory mapped.
 
-        The session shuts the socket down. The driver closes the socket when no thread waits for the socket any more.
+        The session shuts the socket down. The driver closes the socket later, when no thread waits for packets.
         """
         with self.lock:
             if self.ended is None:
-                # Keep a copy of the error: the traceback of the raised error would keep the arrays of its stack frames
+                # Keep a copy of `error`, because the traceback of `error` would keep the arrays in its stack frames
                 # alive.
                 self.ended = type(error)(*error.args)
                 self._drop_kept()
@@ -425,7 +427,7 @@ class Session(SessionMembers):
             for block in [block for block in self.core.blocks.values() if not block.leases]:
                 self._unmap(block)
         waiter = Waiter(lambda: self.ended is not None)
-        with self.lock:  # lock again: packets that were deferred while the lock was held are sent before the bye
+        with self.lock:  # lock again: packets that were deferred while the lock was held are sent before `Bye`
             self.core.waiters.append(waiter)
             self._say_bye()
         return waiter
@@ -449,7 +451,7 @@ class Session(SessionMembers):
         self.lose(ClientClosedError("the client is closed"))
 
     def close_when_unused(self) -> None:
-        """End the session, because the program dropped the client: now, or when the last lease has ended."""
+        """End the session now, or when its last lease has ended, because the program has dropped the client."""
         if self.lease_states:
             self.orphaned = True
         else:

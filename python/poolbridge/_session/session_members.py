@@ -1,4 +1,4 @@
-"""A session's producers and consumers, and the session's leases that channels have."""
+"""Keeps a session's producers and consumers, and the session's leases that it has passed to channels."""
 
 from __future__ import annotations
 
@@ -36,7 +36,8 @@ class SessionMembers(SessionMemory):
     producers
         The session's producers, by channel id.
     joining
-        Events by channel id. A channel has an event while the session joins it as a producer. Then the event is set.
+        Events by channel id. While a thread makes the session join a channel as a producer, other threads wait for the
+        channel's event. The thread sets the event after the join.
     spares
         The leases that came back from channels.
     tally
@@ -60,10 +61,10 @@ class SessionMembers(SessionMemory):
 
     @abstractmethod
     def leave_to_arrays(self, lender: LeaseState) -> None:
-        """Let the lease end when the arrays of `lender` are gone. The caller holds the lock."""
+        """Let the lease of `lender` end when the arrays made from `lender` are gone. The caller holds the lock."""
 
     def tell(self, request: Request) -> None:
-        """Send a request without a reply."""
+        """Send a request to which the service does not reply."""
         with self.lock:
             if self.ended is None:
                 self.core.tell(request)
@@ -81,7 +82,7 @@ class SessionMembers(SessionMemory):
         return descriptors
 
     def add_member(self, member: Any) -> None:
-        """Add a member. The member then gets the files of the members of the other role."""
+        """Add a member. From now on, the core passes the files of members of the other role to this member."""
         with self.lock:
             self.check_usable()
             self.core.members.append(member)
@@ -93,7 +94,7 @@ class SessionMembers(SessionMemory):
             self._leave(member)
 
     def retire(self, producer: Producer) -> None:
-        """Make a producer leave its closed channel. The caller holds the lock."""
+        """Make a producer leave its channel, because the channel is closed. The caller holds the lock."""
         if self.producers.get(producer.channel.id) is producer:
             del self.producers[producer.channel.id]
         self._leave(producer)
@@ -124,7 +125,7 @@ class SessionMembers(SessionMemory):
     # Leases that channels have
 
     def own(self, grant: Grant) -> None:
-        """Keep a block mapped for the channel, because the channel gets the block's lease."""
+        """Count one more lease on a block, because the channel and arrays of the user both need the mapped block."""
         with self.lock:
             block = self.core.blocks.get(grant.bl)
             if block is not None:
@@ -136,7 +137,7 @@ class SessionMembers(SessionMemory):
             self.disown(grant)
 
     def disown(self, grant: Grant, fences: tuple[Fence, ...] = ()) -> None:
-        """Count one lease less on a block, whose unmapping waits for `fences`. The caller holds the lock."""
+        """Count one lease less on a block. An unmapping of the block waits for `fences`. The caller holds the lock."""
         self._released(self.core.forget(grant, fences))
 
     def take_spare(self, pool: int, nbytes: int, *, at_once: bool = False) -> Spare | None:
@@ -145,12 +146,12 @@ class SessionMembers(SessionMemory):
             return self.spares.take(pool, nbytes, at_once=at_once)
 
     def lender(self, pool: int, nbytes: int, shelf: Shelf | None = None) -> Producer | None:
-        """Return the producer whose blocks an allocation may wait for; see `Spares.lender`."""
+        """Return the producer that has published the blocks that an allocation may wait for; see `Spares.lender`."""
         with self.lock:
             return self.spares.lender(pool, nbytes, shelf)
 
     def asks(self, asking: Asking) -> None:
-        """While the allocation `asking` waits at the service, release leases that come back; see `Spares.ask`."""
+        """Release leases that come back, because the allocation `asking` waits for the service; see `Spares.ask`."""
         with self.lock:
             if self.ended is None:
                 self.spares.ask(asking)
@@ -164,7 +165,7 @@ class SessionMembers(SessionMemory):
                 self.disown(spare.grant)
 
     def lend_to(self, shelf: Shelf, spare: Spare) -> None:
-        """Put a lease on loan to a publisher."""
+        """Put a lease into `loan` of a publisher's shelf."""
         with self.lock:
             self.spares.lend_to(shelf, spare)
 
@@ -181,7 +182,7 @@ class SessionMembers(SessionMemory):
         self.spares.drop_shelf(shelf)
 
     def lose_spare(self, spare: Spare) -> None:
-        """Put back a publisher's lease that no object refers to any more. Never waits, never raises."""
+        """Put a publisher's lease, to which no object refers any more, into the spares. Never waits, never raises."""
         self.lock.later(partial(self._lose_spare, spare))
 
     def _lose_spare(self, spare: Spare) -> None:
@@ -202,9 +203,10 @@ class SessionMembers(SessionMemory):
     # Timelines
 
     def learn_timeline(self, timeline: int, then: Callable[[int], None]) -> None:
-        """Ask for a timeline's page without waiting; `then` is called when the page is mapped or refused.
+        """Ask the service for a timeline's page, without waiting for the reply.
 
-        The caller holds the lock.
+        After the reply, this session maps the page, unless the service refuses the page, and calls `then`. The caller
+        holds the lock.
         """
         if self.ended is not None:
             return
@@ -213,7 +215,7 @@ class SessionMembers(SessionMemory):
         self._flush()
 
     def _learned(self, timeline: int, made: list[Call], then: Callable[[int], None]) -> None:
-        # The thread that received the reply calls `_learned`, and holds the session's lock.
+        # The thread that has received the reply calls `_learned`. It holds the session's lock.
         call = made[0]
         if call.error is None:
             self._adopt(timeline, own=False)

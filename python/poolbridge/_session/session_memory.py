@@ -1,4 +1,4 @@
-"""The memory of a session: maps pools and blocks, and unmaps pools and blocks that nothing uses."""
+"""Maps the pools and blocks of a session, and unmaps the pools and blocks that no lease uses any more."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class SessionMemory(ABC):
     Attributes
     ----------
     core
-        The protocol's state.
+        The state of the protocol for this session.
     timelines
         The session's timelines.
     ended
@@ -110,8 +110,8 @@ class SessionMemory(ABC):
             if self.ended is None and pool_id not in self._pools:
                 self._pools[pool_id] = mapping
                 return mapping
-        # Another thread has stored the same mapping, or the session has ended. A session counts as only one holder of a
-        # mapping, so give up the second count.
+        # Another thread has stored the same mapping, or the session has ended. `MAPPINGS.pool` has counted this session
+        # as one more holder, so undo this count.
         MAPPINGS.give_up(mapping, _nothing)
         if self.ended is not None:
             raise ClientClosedError("the client was closed while it mapped memory")
@@ -159,9 +159,9 @@ class SessionMemory(ABC):
 
 
 def _done(own: Timeline, word: int, value: int) -> bool:
-    """Whether a stream itself has written `value`; False if the service has marked the word as dead.
+    """Whether the word's stream has written `value` itself. False if the service has marked the word as dead.
 
-    When the service shuts down, it marks all words like words of a dead process. The stream may then still be working.
+    When the service shuts down, it marks all words as words of dead processes. The stream may still be working then.
     """
     return own.reached(word, value) and not own.page.died(word, value)
 

@@ -1,7 +1,8 @@
 """Sends and receives the packets of a blocking client.
 
 A thread that waits for a reply reads the socket itself. This saves a switch between threads for each reply. While no
-thread waits for a reply, a watcher thread reads. So an idle client also answers when the service recalls memory.
+thread waits for a reply, a watcher thread reads the socket. So the client also drops recalled blocks while the program
+makes no calls.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
 
 _ReplyT = TypeVar("_ReplyT", bound=Reply)
 
-# How many packets a thread reads at most after its time limit. A full socket buffer holds fewer packets.
+# How many packets a thread may read after its time limit. A full socket buffer holds fewer packets.
 _MOST_LATE = 1024
 
 
@@ -172,8 +173,8 @@ class SocketReader:
     def _begin_reading(self) -> bool:
         """Begin to read, unless another thread reads.
 
-        Each caller repeats the code that ends reading. If this code were a function, a signal handler could raise at
-        the start of the function, and reading would never end.
+        Each caller repeats the code that ends reading, in a ``finally`` block. If this code were a function, a signal
+        handler could raise an error at the start of the function, and reading would never end.
         """
         if not self._reading.take(0):
             return False
@@ -196,19 +197,19 @@ class SocketReader:
         self._pass_on()
 
     def _pass_on(self) -> None:
-        """If no thread reads, let a waiting thread read, so that the watcher need not read for that thread."""
+        """If no thread reads the socket, wake one of the threads that wait for packets, so that this thread reads."""
         if self._waiting and not self._read:
             for turn in self._waiting[:1]:
                 turn.set()
 
     def _read_for(self, call: Call | Waiter, deadline: float | None) -> None:
-        """Read until the call is done or its deadline has passed."""
+        """Read packets until `call` is done, `deadline` has passed or the session has ended."""
         late = 0
         while not call.done:
             if self._session.ended is not None:
                 return
             left = None if deadline is None else max(deadline - time.monotonic(), 0)
-            # Poll first: the reply has almost never arrived yet, and a read would be a wasted system call.
+            # Poll before the read: the reply has almost never arrived yet, and a read would be a wasted system call.
             self._poll.poll(None if left is None else left and left * 1000 + 1)
             try:
                 received = self._session.receive()
@@ -221,9 +222,9 @@ class SocketReader:
                     return
 
     def _wait_for(self, waited: Call | Waiter, turn: threading.Event, deadline: float | None) -> None:
-        """Wait until another thread has read the awaited packet. If it stops reading first, read in this thread.
+        """Wait until another thread has read the awaited packet. If that thread stops reading first, read here.
 
-        `turn` is set when the packet has arrived, or when this thread may read.
+        Other threads set `turn` when the packet has arrived, or when this thread may read.
         """
         self._waiting.append(turn)
         try:
@@ -244,7 +245,7 @@ class SocketReader:
             self._pass_on()
 
     def _arm(self) -> None:
-        """Tell the watcher's epoll whether to wait for packets and for room to send. Never waits."""
+        """Set whether packets, and room for packets to send, wake the watcher. Never waits."""
         self._arming.later(self._tell_epoll)
 
     def _tell_epoll(self) -> None:
@@ -277,7 +278,7 @@ class SocketReader:
                 self._want_write = False  # if the socket is still full, the session calls `want_write` again
                 self._session.flush()
                 self._arm()
-            # If another thread reads already, because it waits for a reply, the watcher does not read.
+            # If another thread waits for a reply and so reads the socket, the watcher does not read.
             if self._reading.take(0):
                 try:
                     self._read = True

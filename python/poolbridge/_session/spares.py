@@ -1,4 +1,4 @@
-"""Spares: leases that came back from channels. The session keeps spares for later frames and releases unused ones."""
+"""Keeps leases that came back from channels, called spares, for later frames, and releases unused spares."""
 
 from __future__ import annotations
 
@@ -29,26 +29,28 @@ if TYPE_CHECKING:
     from poolbridge._session.session import Session
     from poolbridge._session.session_members import SessionMembers
 
-# How the native module packs a fence: timeline, word, value.
+# How the native module stores a fence as bytes: its timeline, word and value.
 _FENCE: Final = struct.Struct("<QQQ")
 
-# The times in these constants are in seconds.
-# The session releases the spares of a pool when nothing was allocated in the pool for `_IDLE` seconds.
+# The constants below are numbers of seconds, except `_MORE`.
+# The session releases the spares of a pool when the program has allocated nothing in the pool for `_IDLE` seconds.
 _IDLE: Final = 1.0
-# When the service asks for memory of a pool, leases that come back in the next `_WANTED` seconds are released.
+# When the service asks for memory of a pool, the session releases leases that come back in the next `_WANTED` seconds.
 _WANTED: Final = 1.0
-# A pool keeps at most one spare for each place of its channels, and `_MORE` more.
+# A pool keeps at most one spare for each place of the channels in which the session publishes, and `_MORE` more.
 _MORE: Final = 2
-# While nothing is allocated, a thread checks for blocks that came back: the first and the longest pause between checks.
+# While the program allocates nothing, a thread checks again and again whether blocks came back. The pauses between the
+# checks grow from `_REST` to `_LONGEST_REST`.
 _REST: Final = 0.5
 _LONGEST_REST: Final = 1.0
-# How long one check waits for blocks that come back, and the pause between two checks of fences. The thread must check
-# fences again and again, because a GPU does not wake threads.
+# `_LOOK` is how long the thread waits for blocks to come back, while memory is wanted. It is also the pause between two
+# checks of fences: the thread must check fences again and again, because a GPU does not wake threads.
 _LOOK: Final = 10e-3
-# When an allocation has found no room in a pool, an allocation in the next `_FULL` seconds first waits for a block that
-# a channel of this client has. The allocation asks the service only if no channel has such a block.
+# When an allocation has found no room in a pool, each allocation in the next `_FULL` seconds first waits for a block to
+# come back from a channel. The allocation asks the service only if no channel has a block that fits.
 _FULL: Final = 5.0
-# The pause between two checks of fences while the client closes, and between two waits for blocks of wanted memory.
+# The pause between two checks of fences while the client closes, and between two waits for blocks while memory is
+# wanted.
 _GLANCE: Final = 1e-3
 
 
@@ -65,18 +67,18 @@ class Spare(_Lent):
     Parameters
     ----------
     state
-        The state of the lease when it was last used.
+        The lease's state from the lease's last use.
     fences
         Fences that must be reached before the memory is written again or the lease is released.
 
     Attributes
     ----------
     reusable
-        Whether the lease can be kept for the next frame: its buffer can have no other lease and no name.
+        Whether the session can keep the lease for the next frame: the buffer can have no other lease and no name.
     owned
-        Whether this client, not a channel, has the lease. A publisher sets this attribute.
+        Whether this client has the lease; False while a channel has it. A publisher sets this attribute.
     shelf, lender, array
-        For a publisher's lease: the publisher's shelf, the lease state that keeps the array's memory mapped, and the
+        For a publisher's lease: the publisher's `Shelf`, the `LeaseState` that keeps the array's memory mapped, and the
         array. None for any other lease.
     follower
         If one stream writes the array that the publisher has lent to the user: the `Follower` that orders this stream;
@@ -104,8 +106,8 @@ class Spare(_Lent):
 
     @while_running
     def __del__(self) -> None:
-        # A publisher's lease that the client still has: a signal handler raised between two steps of the publisher. No
-        # other object refers to the lease, so put the lease back.
+        # This is a publisher's lease that the client still has, because a signal handler raised an error between two
+        # steps of the publisher. No other object refers to the lease, so put the lease back into the spares.
         if (
             self.owned
             and self.shelf is not None
@@ -119,7 +121,7 @@ class Spare(_Lent):
 
     @property
     def written(self) -> bool:
-        """Whether streams may be writing the array now. No fence covers this work yet."""
+        """Whether streams may be writing the array now, and no fence covers their work yet."""
         return self.follower is not None or (self.lender is not None and self.lender.streams is not None)
 
     def _merge(self) -> None:
@@ -127,7 +129,7 @@ class Spare(_Lent):
         self.fences = (*self.fences, *(Fence(*fence) for fence in _FENCE.iter_unpack(after)))
 
     def all_fences(self) -> list[tuple[int, int, int]]:
-        """Return timeline, word and value of each fence that must be reached before the next write to the memory."""
+        """Return timeline, word and value of each fence that must be reached before the memory is written again."""
         return [(fence.tl, fence.wd, fence.v) for fence in self.fences] + list(_FENCE.iter_unpack(self.after))
 
     def order(self) -> None:
@@ -141,7 +143,7 @@ class Spare(_Lent):
         self.follower = None
 
     def take_off(self) -> bool:
-        """Separate the lease from its publisher. Return False if the publisher's array of the lease is still used."""
+        """Separate the lease from its publisher. Return False if the program still uses the array of the lease."""
         self.array = None
         lender = self.lender
         if lender is not None and (lender.tokens or lender.unaccounted):
@@ -150,12 +152,12 @@ class Spare(_Lent):
         return True
 
     def leave_shelf(self) -> None:
-        """Separate the lease from its publisher. The publisher's array of the lease must not be used any more."""
+        """Separate the lease from its publisher. From now on, the publisher must not use its array of the lease."""
         self._merge()
         self.shelf = self.lender = self.array = self.follower = None
 
     def hold(self, session: Session, description: Description) -> LeaseState:
-        """Make a lease state, as if the service had granted the lease now."""
+        """Make a `LeaseState`, as if the service had granted the lease now."""
         grant = self.grant
         if description is not self._description or self.fences != grant.wt or grant.ev:
             tensor = description.to_wire()
@@ -166,7 +168,7 @@ class Spare(_Lent):
 
 
 class Asking:
-    """An allocation that waits at the service. Meanwhile, the session releases leases that come back to `pool`."""
+    """An allocation that waits for the service. Meanwhile, the session releases leases that come back to `pool`."""
 
     __slots__ = ("__weakref__", "pool")
 
@@ -175,7 +177,9 @@ class Asking:
 
 
 class Shelf(_NativeShelf):
-    """The leases of one publisher. The session's lock guards the leases. No other thread interrupts a native method.
+    """The leases of one publisher. The session's lock guards the leases.
+
+    Native methods, except `send_after`, need no lock, because no other Python thread runs during such a method.
 
     Attributes
     ----------
@@ -183,7 +187,7 @@ class Shelf(_NativeShelf):
         The leases that came back, the oldest first.
     loan
         A list with the lease whose array the user writes, or an empty list. The publisher, or the thread that ends the
-        loan, removes the lease in one step.
+        loan, removes the lease in one step, so that only one of them gets the lease.
     used
         The monotonic time at which the publisher last took a lease.
     producer
@@ -191,15 +195,16 @@ class Shelf(_NativeShelf):
     most
         How many leases `free` may have, not counting `extra`.
     extra
-        How many leases the publisher has in addition to its need, so that several leases come back together.
+        How many leases more than it needs the publisher has, so that it can take back several leases at once.
     wanting
         Whether the publisher may allocate more extra leases.
     closed
         Whether the publisher was closed.
     aside
-        Whether memory of the pool is wanted. Then the publisher lets the session collect leases that come back.
+        Whether the service wants memory of the pool. If so, the session, not the publisher, collects the leases that
+        come back.
     busy
-        Whether a call of the publisher waits.
+        Whether a method of the publisher is waiting.
     on_streams
         Whether streams write the arrays. These streams wait for the fences of leases that came back.
     """
@@ -219,13 +224,13 @@ class Shelf(_NativeShelf):
         self.description_id, self.described = described
 
     def take_strays(self) -> None:
-        """Take back the blocks in `strays`, which this shelf cannot keep. The caller holds the session's lock."""
+        """Let the producer take the blocks that this shelf cannot keep. The caller holds the session's lock."""
         while self.strays and self.producer is not None:
             self.producer.take_back(self.strays[:1])
             del self.strays[:1]
 
     def take_free(self) -> list[Spare]:
-        """Take out all leases that came back, and separate them from the publisher."""
+        """Remove all leases from `free`, separate them from the publisher, and return them."""
         spares = _drained(self.free)
         for spare in spares:
             spare.leave_shelf()
@@ -233,7 +238,7 @@ class Shelf(_NativeShelf):
 
 
 def _drained(spares: list[Spare]) -> list[Spare]:
-    """Empty a list and return its elements. At the same time, a publisher may take elements without the lock."""
+    """Empty a list and return its elements. During this call, a publisher may remove elements without the lock."""
     taken = []
     with suppress(IndexError):
         while True:
@@ -256,7 +261,7 @@ class Spares:
         self._shelves: set[Shelf] = set()
         self._over = False  # whether the session has ended or is ending
         self._leaving: list[Spare] = []  # spares to release when their fences are reached
-        # By lease id: each spare that an allocation got before the spare's fences were reached, and these fences.
+        # The spares that allocations got before the spares' fences were reached, with these fences; by lease id.
         self._granted: dict[int, tuple[Spare, tuple[Fence, ...]]] = {}
         self._used: dict[int, float] = {}  # by pool: the monotonic time of the last allocation in the pool
         self._wanted: dict[int, float] = {}  # by pool: the time until which leases that come back are released
@@ -273,7 +278,7 @@ class Spares:
     # Publishers
 
     def drop_shelf(self, shelf: Shelf) -> None:
-        """Release a publisher's leases. Leases that a channel still has are released when they come back."""
+        """Release a publisher's leases. The session releases leases that a channel still has when they come back."""
         shelf.closed = True
         if self._over:
             for spare in (*shelf.take_free(), *_drained(shelf.loan)):
@@ -286,7 +291,7 @@ class Spares:
         self._end_loan(shelf, self.put)
 
     def _end_loan(self, shelf: Shelf, put: Callable[[Spare], None]) -> None:
-        """Pass the lease in `loan` to `put`. If the lease's array is still used, the lease ends with the array."""
+        """Pass the lease in `shelf.loan` to `put`. If its array is still used, let the lease end with the array."""
         for spare in _drained(shelf.loan):
             if self._end_written(spare):
                 continue
@@ -311,14 +316,14 @@ class Spares:
         return True
 
     def disown(self, spare: Spare) -> None:
-        """Give up a lease: the session keeps the block only until its own streams have done their work on the block."""
+        """Give up a lease. The block stays mapped until this session's streams have done their work on the block."""
         spare.leave_shelf()
         own = self._session.timelines.own
         fences = tuple([fence for fence in spare.fences if own is not None and fence.tl == own.id])
         self._session.disown(spare.grant, fences)
 
     def lend_to(self, shelf: Shelf, spare: Spare) -> None:
-        """Put a lease on loan to a publisher."""
+        """Put a lease into `loan` of a publisher's shelf."""
         if self._over:
             self.disown(spare)
             return
@@ -343,7 +348,7 @@ class Spares:
         return len(shelf.free)
 
     def came_back(self, spare: Spare) -> None:
-        """Put a lease on its publisher's shelf, or pass the lease to `put`, because the lease came back."""
+        """Put a lease that came back on its publisher's shelf; if this is not possible, pass the lease to `put`."""
         shelf = spare.shelf
         if (
             shelf is None
@@ -359,9 +364,9 @@ class Spares:
     # The spares of pools
 
     def take(self, pool: int, nbytes: int, *, at_once: bool = False) -> Spare | None:
-        """Take out a spare of exactly `nbytes` bytes from a pool; return None if the pool has no such spare.
+        """Remove a spare of exactly `nbytes` bytes of a pool and return it; return None if there is no such spare.
 
-        With `at_once`, take only a spare whose memory can be written now.
+        If `at_once` is true, take only a spare whose fences are reached, so that its memory can be written now.
         """
         self._used[pool] = time.monotonic()
         self._rest = _REST
@@ -400,7 +405,7 @@ class Spares:
                     self._session.retire(producer)
 
     def is_full(self, pool: int) -> bool:
-        """Whether a pool had no room a short while ago."""
+        """Whether an allocation has found no room in a pool within the last `_FULL` seconds."""
         return self._full.get(pool, 0) > time.monotonic()
 
     def note_full(self, pool: int) -> None:
@@ -408,10 +413,10 @@ class Spares:
         self._full[pool] = time.monotonic() + _FULL
 
     def lender(self, pool: int, nbytes: int, shelf: Shelf | None) -> Producer | None:
-        """Return the only producer whose blocks an allocation may wait for.
+        """Return the producer that has published the blocks that an allocation may wait for.
 
-        A producer fits if its channel has a lease of exactly `nbytes` bytes that is reusable. The lease must belong to
-        the publisher of `shelf`, or to no publisher if `shelf` is None. Return None if no producer or several producers
+        A producer fits if its channel has a reusable lease of exactly `nbytes` bytes. The lease must belong to the
+        publisher of `shelf`, or to no publisher if `shelf` is None. Return None if no producer or several producers
         fit, or if memory of the pool is wanted.
         """
         if self._is_wanted(pool):
@@ -428,7 +433,10 @@ class Spares:
         return lenders[0] if len(lenders) == 1 else None
 
     def ask(self, asking: Asking) -> None:
-        """While an allocation waits at the service, release the spares of its pool, and leases that come back."""
+        """Release the spares of a pool, and leases that come back, until `asked` is called.
+
+        An allocation waits until the service has memory for it.
+        """
         self._asking.add(asking)
         self._set_aside(asking.pool)
         self.collect(asking.pool)
@@ -442,7 +450,7 @@ class Spares:
         self._asking.discard(asking)
 
     def put(self, spare: Spare) -> None:
-        """Keep a lease as a spare, because the lease came back. Release the lease if it cannot be kept."""
+        """Keep a lease that came back as a spare. If the session cannot keep the lease, release it."""
         self.published(spare.grant)
         spare.leave_shelf()
         pool, now = spare.grant.pl, time.monotonic()
@@ -459,7 +467,10 @@ class Spares:
         self.watch()
 
     def take_back(self, grant: Grant, fences: tuple[Fence, ...]) -> bool:
-        """Take back a lease that the user released and did not publish. Return False if no fence delays the release."""
+        """Take back a spare that the user got and released without publishing. Release it when its fences are reached.
+
+        Return False if the lease was no spare, or if its fences are reached already. Then the caller releases it.
+        """
         spare, _ = self._granted.get(grant.id, (None, ()))
         self.published(grant)
         if spare is None:
@@ -487,13 +498,13 @@ class Spares:
         self.watch()
 
     def _set_aside(self, pool: int) -> None:
-        """Make the publishers of a pool check, before they reuse a lease, whether memory of the pool is wanted."""
+        """Make the publishers of a pool check, before they reuse a lease, whether the service wants memory."""
         for shelf in self._shelves:
             if shelf.pool == pool:
                 shelf.aside = True
 
     def release_within(self, seconds: float) -> None:
-        """Release all spares, because the client closes. Wait up to `seconds` for work of GPUs on the spares."""
+        """Release all spares, because the client closes. Wait at most `seconds` for the work of GPUs on the spares."""
         deadline = time.monotonic() + seconds
         while not self._session.release_spares() and time.monotonic() < deadline:
             time.sleep(_GLANCE)  # a GPU does not wake threads
@@ -512,7 +523,7 @@ class Spares:
         return not self._leaving
 
     def end(self) -> None:
-        """Drop all spares, because the session has ended."""
+        """Give up all spares, because the session has ended or ends now."""
         for kept in (*self._kept.values(), self._leaving):
             for spare in kept:
                 self.disown(spare)
@@ -560,7 +571,7 @@ class Spares:
         self._bell.set()
 
     def _tidy(self, now: float) -> None:
-        """Move the spares of idle pools to `_leaving`. Release the spares in `_leaving` whose fences are reached."""
+        """Move the spares of unused pools to `_leaving`. Release the spares in `_leaving` whose fences are reached."""
         for pool, kept in self._kept.items():
             if kept and not self._is_used(pool, now):
                 self._leaving.extend(kept)
@@ -578,7 +589,7 @@ class Spares:
         self._leaving = stay
 
     def watch(self) -> None:
-        """Start the thread that releases spares, unless this thread runs already."""
+        """Start the thread that collects and releases spares, unless this thread runs already."""
         if self._thread is None and self._session.ended is None:
             self._thread = threading.Thread(target=self._run, name="poolbridge-spares", daemon=True)
             self._thread.start()
@@ -586,7 +597,8 @@ class Spares:
     def _soon(self, now: float) -> float | None:
         """Return after how many seconds the thread has work to do; None if the thread has no work.
 
-        The thread stays alive while pools are in use. To end it whenever no spare is left would cost more.
+        The thread stays alive while the program allocates in pools, even if no spare is left: to start the thread again
+        and again would cost more.
         """
         if self._leaving or self._asking or any(until > now for until in self._wanted.values()):
             return _LOOK
@@ -599,7 +611,7 @@ class Spares:
         return rest
 
     def _lending(self) -> set[int]:
-        """Return the ids of the pools whose blocks are in channels of this session's producers."""
+        """Return the ids of the pools of the blocks that this session has published and not got back."""
         return {producer.channel.pl for producer in list(self._session.producers.values()) if producer.loans}
 
     def _run(self) -> None:
@@ -629,7 +641,7 @@ class Spares:
             return seconds
 
     def _wanting(self) -> list[Producer]:
-        """Return the producers whose channels have blocks of a pool whose memory is wanted."""
+        """Return the producers that wait for blocks to come back, if the service wants memory of the blocks' pool."""
         return [
             producer
             for producer in list(self._session.producers.values())

@@ -1,4 +1,4 @@
-"""Counts of what a session has done: native members count frames and waits, and this module counts allocations."""
+"""Counts what a session does: the frames and waits of its channels, its allocations, and its waits for memory."""
 
 from __future__ import annotations
 
@@ -8,12 +8,13 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 if TYPE_CHECKING:
     from poolbridge._session.membership import Membership
 
-# When a session has counts of `_MOST` channels, it drops counts of channels in which it has no member.
+# A session that has the counts of `_MOST` channels drops the oldest counts before it adds another channel. It drops
+# only counts of channels in which it has no member, and at most `_MOST // 2` at a time.
 _MOST: Final = 1024
 
 
 class Counts(NamedTuple):
-    """How many frames, bytes and waits the members of a channel had; see `poolbridge.ChannelCounts`."""
+    """Counts of frames, bytes and waits of members of one channel; `poolbridge.ChannelCounts` explains each count."""
 
     published: int = 0
     published_bytes: int = 0
@@ -26,12 +27,12 @@ class Counts(NamedTuple):
     frame_seconds: float = 0.0
 
     def plus(self, other: Counts) -> Counts:
-        """Return a `Counts` with the sum of each count of both objects."""
+        """Return a `Counts` in which each count is the sum of this object's count and the count of `other`."""
         return Counts._make(a + b for a, b in zip(self, other, strict=True))
 
 
 class ChannelTally:
-    """The counts of one channel, for the session's present members and for members that have left."""
+    """The counts of one channel: of the session's present members, and of its members that have left."""
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -39,7 +40,7 @@ class ChannelTally:
         self._left = Counts()
 
     def leaves(self, member: Membership) -> None:
-        """Keep the counts of a member that has left."""
+        """Keep the counts of `member`, which leaves the channel."""
         native = self.members.pop(member, None)
         if native is not None:
             self._left = self._left.plus(_counts(member.role, native))
@@ -59,14 +60,14 @@ def _counts(role: str, native: Any) -> Counts:
 
 
 class SessionTally:
-    """The counts of a session. The session's lock guards the counts of channels.
+    """The counts of a session. A thread that uses `channels` holds the session's lock.
 
     Attributes
     ----------
     channels
-        Channel tallies by channel id, in the order in which the session first joined the channels.
+        A `ChannelTally` for each channel id, in the order in which the session first joined the channels.
     allocated, allocated_bytes
-        How many buffers the service has granted, and how many bytes they have.
+        How many buffers the service has granted to the session, and how many bytes these buffers have in all.
     memory_waits, memory_seconds
         See `poolbridge.SessionStats.memory_waits`.
     """
@@ -79,7 +80,7 @@ class SessionTally:
         self.memory_seconds = 0.0
 
     def joins(self, member: Membership) -> None:
-        """Include the counts of a new member of a channel."""
+        """Include the counts of `member`, which has joined a channel."""
         channel = member.channel
         tally = self.channels.get(channel.id)
         if tally is None:
@@ -90,17 +91,17 @@ class SessionTally:
         tally.members[member] = member.native
 
     def leaves(self, member: Membership) -> None:
-        """Keep the counts of a member that has left."""
+        """Keep the counts of `member`, which leaves its channel."""
         tally = self.channels.get(member.channel.id)
         if tally is not None:
             tally.leaves(member)
 
     def waited(self, began: float) -> None:
-        """Count a wait for memory that began at `began`, a time of `time.monotonic`."""
+        """Count a wait for memory that ends now, and that began when `time.monotonic` returned `began`."""
         self.memory_waits += 1
         self.memory_seconds += time.monotonic() - began
 
     def granted(self, nbytes: int) -> None:
-        """Count a buffer that the service has granted."""
+        """Count a buffer of `nbytes` bytes that the service has granted."""
         self.allocated += 1
         self.allocated_bytes += nbytes

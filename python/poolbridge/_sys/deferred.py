@@ -1,10 +1,11 @@
 """Locks that let finalisers defer work, because finalisers must not wait.
 
-A signal handler can raise, as the handler of ctrl-C does. The exception must not leave a lock locked. CPython runs
-handlers between steps of Python code: at the beginning of a function, and after a call. CPython 3.11 to 3.13 run no
-handler between a ``with`` statement and the methods of a context manager that is written in C. So the methods that a
-``with`` statement calls to lock and unlock are in C. CPython 3.14 may run a handler just after a thread took the lock,
-so the lock can stay locked.
+A signal handler can raise an exception, as the handler of ctrl-C does. This exception must not leave a lock locked.
+CPython runs signal handlers between steps of Python code: at the beginning of a function, and after a call. CPython
+3.11 to 3.13 run no handler between a ``with`` statement and the methods of a context manager that is written in C. So a
+``with`` statement locks and unlocks `OwnedLock` and the native `DeferringLock` by methods that are written in C.
+CPython 3.14 may run a handler just after the ``with`` statement has taken the lock. If the handler raises then, the
+lock stays locked.
 """
 
 from __future__ import annotations
@@ -17,10 +18,10 @@ from operator import call
 
 
 class OwnedLock(RLock):  # type: ignore[misc] # for type checkers nobody inherits from it
-    """A lock whose `take` returns False, instead of waiting for ever, if this thread holds the lock already.
+    """A lock whose `take` returns False if this thread holds the lock already.
 
     A finaliser may run in the thread that holds the lock. In such a finaliser, `take` returns False, and a ``with``
-    statement does not wait.
+    statement locks the lock once more without waiting.
     """
 
     # Whether this thread holds the lock.
@@ -29,25 +30,27 @@ class OwnedLock(RLock):  # type: ignore[misc] # for type checkers nobody inherit
     def take(self, timeout: float = -1) -> bool:
         """Take the lock.
 
-        The caller calls `release` in the ``finally`` of a ``try`` that follows at once. No signal handler runs between
-        `take` and ``try`` if there is no other call between them.
+        If `take` returns True, the caller enters a ``try`` at once, and calls `release` in its ``finally``. No signal
+        handler runs between `take` and the ``try``, because the caller calls no other function in between.
 
         Parameters
         ----------
         timeout
-            Seconds to wait for another thread; below 0: no limit.
+            Seconds to wait while another thread holds the lock; below 0: no limit.
 
         Returns
         -------
         bool
-            False if this thread holds the lock already, or another thread held it until the time limit.
+            True if `take` has taken the lock. False if this thread holds the lock already, or if another thread held
+            the lock until the time limit.
         """
         if self.owned():
             return False
         try:
             return self.acquire(timeout=timeout)
         except BaseException:
-            # A signal handler raised. If this thread did not take the lock before that, `release` raises RuntimeError.
+            # A signal handler raised an exception, before or after `acquire` took the lock. If `acquire` had not taken
+            # the lock, `release` raises RuntimeError.
             try:
                 self.release()
             except RuntimeError:
@@ -58,8 +61,8 @@ class OwnedLock(RLock):  # type: ignore[misc] # for type checkers nobody inherit
 class PlainDeferringLock(OwnedLock):  # type: ignore[misc]
     """The substitute for `DeferringLock` where the native module is missing.
 
-    The method that unlocks the lock is in C and does not do the deferred work. If the lock is not free, `later` starts
-    a thread, which does the work as soon as the lock is free.
+    The method that unlocks this lock is written in C, and does not do the deferred work. So if the lock is not free,
+    `later` starts a thread, which does the work as soon as the lock is free.
     """
 
     def __init__(self) -> None:
@@ -100,7 +103,8 @@ class PlainDeferringLock(OwnedLock):  # type: ignore[misc]
     def _do_left(self) -> None:
         while self._left:
             try:
-                # One call in C takes each piece of work out and calls it: no signal handler runs in between.
+                # `next` is a C function. It removes one piece of work from `_left` and does this work. No signal
+                # handler runs between the two steps, so no work is lost.
                 next(map(call, iter(self._left.popleft, None)))
             except Exception as error:  # noqa: BLE001 - a finaliser's work warns, it never raises
                 warnings.warn(f"poolbridge: {error!r} while giving memory back", ResourceWarning, stacklevel=2)
@@ -113,7 +117,7 @@ except ImportError:
 """A lock whose holder also does work that other threads and finalisers have deferred.
 
 The garbage collector may run a finaliser at any point, even in the thread that holds the lock. A finaliser that waited
-for the lock could then wait for ever, so a finaliser calls `later`. If the lock is free, `later` does the work at once.
-Otherwise the thread that holds the lock does the work when this thread unlocks the lock. The next thread that takes the
-lock finds all deferred work done.
+for the lock could then wait for ever, so a finaliser passes its work to `later`. If the lock is free, `later` does the
+work at once. Otherwise the thread that holds the lock does the work when it unlocks the lock. The next thread that
+takes the lock finds all deferred work done.
 """

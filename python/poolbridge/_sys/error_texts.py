@@ -9,13 +9,16 @@ SESSION_LOST = (
 """The part of an error text that says what a lost connection means for the program, and what the user can do."""
 
 USE_ONE_VERSION = "use one version of poolbridge on both sides, and start the service again"
-"""The advice of an error text when client and service have different versions."""
+"""The advice that an error text gives if client and service have different versions."""
 
 _SHOWN = 80
 
 
 def shown(value: object) -> str:
-    """Return the repr of an argument for an error text. Cut a long repr, and replace a repr that raises."""
+    """Return the repr of an argument for an error text.
+
+    Cut a long repr. If the repr raises an error, return a text with the type of the argument and the type of the error.
+    """
     try:
         text = repr(value)
     except Exception as error:  # noqa: BLE001 - the error that is about to be raised says more

@@ -1,10 +1,10 @@
 """Mappings of files that a forked child does not inherit.
 
-When a process ends, the service gives the memory of this process to other processes. A child that this process forked
-could still read and write that memory. So the kernel leaves these mappings out of children (``MADV_DONTFORK``). A child
-that Python forks gets the mappings at first and then replaces them by reservations of the same addresses. Without
-reservations, the kernel could use these addresses for the child's own allocations, and the child's copies of the
-`FileMapping` objects would later unmap the allocations.
+When a process ends, the service gives the memory that this process used to other processes. A child that this process
+forked could still read and write that memory. So if C code forks, the kernel leaves these mappings out of the child
+(``MADV_DONTFORK``). If Python forks, the child gets the mappings, and at once replaces each mapping by a reservation of
+the same addresses, which no code can read or write. Without a reservation, the kernel could use the addresses for
+another allocation of the child, and the child's copy of the `FileMapping` object would later unmap this allocation.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _F_SEAL_SHRINK: Final = 0x0002
 def check_sealed(fd: int, size: int, what: str) -> None:
     """Check that a memfd has at least `size` bytes and is sealed against shrinking.
 
-    If a mapped file shrinks, reading a lost page ends the process with SIGBUS.
+    If another process could shrink the file, SIGBUS would end this process when it uses a mapped page that is gone.
 
     Raises
     ------
@@ -54,12 +54,12 @@ def check_sealed(fd: int, size: int, what: str) -> None:
 
 
 class FileMapping:
-    """A shared mapping of a file from its start.
+    """A shared mapping of the first `size` bytes of a file.
 
     Parameters
     ----------
     fd
-        The file's descriptor. The caller keeps the descriptor and may close it.
+        The file's descriptor. The caller closes the descriptor, and may do so while the mapping exists.
     size
         Bytes to map.
     write

@@ -1,4 +1,4 @@
-"""Finalisers that raise no errors while the interpreter ends."""
+"""Makes finalisers that do nothing, and so raise no errors, while the interpreter ends."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ _T = TypeVar("_T")
 def while_running(finalise: Callable[[_T], None]) -> Callable[[_T], None]:
     """Make a ``__del__`` that does nothing while the interpreter ends.
 
-    While the interpreter ends, Python may have set the names in modules to None, even `sys`. So the returned function
-    uses no global name.
+    While the interpreter ends, Python may have set the global names of modules to None, even the name `sys`. So the
+    returned function uses no global name.
     """
     ending = sys.is_finalizing
 

@@ -1,4 +1,4 @@
-"""Futexes: threads sleep on a word of shared memory until another thread or process wakes them."""
+"""Lets threads sleep on a word of shared memory until a thread of any process wakes them (futexes of Linux)."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ _syscall.restype = ctypes.c_long
 def wait(address: int, seen: int, seconds: float) -> None:
     """Sleep until `wake` is called, for at most `seconds`. Return at once if the 32 bits at `address` are not `seen`.
 
-    `wait` may return early without a reason. The caller reads the word again.
+    `wait` may return early without a reason. So the caller reads the 32 bits again after each `wait`.
     """
     if _NUMBER is None:
         time.sleep(min(seconds, 0.0005))
         return
     whole = int(seconds)
     limit = _Timespec(whole, int((seconds - whole) * 1e9))
-    # The result and any error are ignored: the caller reads the word again in any case.
+    # This call ignores the result and any error: the caller of `wait` reads the 32 bits again in any case.
     _syscall(
         ctypes.c_long(_NUMBER),
         ctypes.c_void_p(address),

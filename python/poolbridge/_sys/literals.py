@@ -1,4 +1,4 @@
-"""Types of the arguments that accept a fixed set of strings."""
+"""Defines the types of arguments that accept only a fixed set of strings."""
 
 from __future__ import annotations
 
@@ -15,14 +15,17 @@ ChannelMode: TypeAlias = Literal["broadcast", "queue"]
 """Which subscribers of a channel get a frame: all of them (``"broadcast"``), or one of them (``"queue"``)."""
 
 FullPolicy: TypeAlias = Literal["block", "drop-oldest", "latest", "fail"]
-"""What a channel does when it is full because a subscriber is behind.
+"""What happens when a producer publishes and the channel is full, because a subscriber is too slow.
 
-``"block"``: the producer waits. ``"fail"``: publishing raises `PoolLimitError`. ``"drop-oldest"``: the subscriber
+``"block"``: the producer waits. ``"fail"``: the producer gets `PoolLimitError`. ``"drop-oldest"``: the subscriber
 misses the oldest frames. ``"latest"``: the subscriber misses frames too, and gets only the newest frame.
 """
 
 AckMode: TypeAlias = Literal["auto", "manual"]
-"""When a frame is acknowledged: when the consumer takes the next frame (``"auto"``), or by a call (``"manual"``)."""
+"""When a frame is acknowledged: when the subscriber takes the next frame, or when the program acknowledges the frame.
+
+The first is ``"auto"``, the second is ``"manual"``.
+"""
 
 Library = Literal["numpy", "cupy", "torch", "jax"]
-"""The library whose arrays `Client.get_array` returns."""
+"""The name of an array library; for example, `Client.get_array` returns an array of this library."""

@@ -1,4 +1,4 @@
-"""The logger ``poolbridge``, to which the client writes."""
+"""Makes the logger ``poolbridge``, to which the client writes its log lines."""
 
 from __future__ import annotations
 

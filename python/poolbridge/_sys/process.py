@@ -1,4 +1,4 @@
-"""The id of this process and the number of this thread, without a system call for each query."""
+"""Keeps the id of this process, and numbers its threads. Reading the id or a number needs no system call."""
 
 from __future__ import annotations
 
@@ -18,9 +18,10 @@ os.register_at_fork(after_in_child=_forked)
 
 
 class _Thread(threading.local):
-    """The number of a thread. Python reuses the identity of an ended thread, but never reuses a number.
+    """The number of a thread. This class gives each number to one thread only.
 
-    A new thread gets a new number, because the per-thread default stream of an ended thread may still have work.
+    The identity that Python gives to a thread is not enough: Python gives the identity of an ended thread to a new
+    thread. But CUDA's per-thread default stream of the ended thread is another stream, which may still have work.
     """
 
     _numbers = itertools.count(1)
@@ -33,5 +34,5 @@ _thread = _Thread()
 
 
 def this_thread() -> int:
-    """Return the number of this thread, which no other thread of this process ever has."""
+    """Return the number of this thread. No other thread of this process ever has the same number."""
     return _thread.number

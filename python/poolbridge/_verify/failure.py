@@ -1,4 +1,4 @@
-"""Describes errors in the form that the worker's answers have."""
+"""Describes an error as the worker of ``poolsvc verify`` reports it in an answer."""
 
 from __future__ import annotations
 

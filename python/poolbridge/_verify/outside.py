@@ -1,4 +1,7 @@
-"""Tasks of the worker that do not go through the service: descriptors, handles, ``multiprocessing`` and ``fork``."""
+"""Tasks of the worker of ``poolsvc verify`` about ways to share memory without the service, and about ``fork``.
+
+These ways are file descriptors, legacy handles of the driver, and ``multiprocessing``.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +35,7 @@ _ATTACH_GLOBAL: Final = 1
 
 
 class Imported:
-    """Memory of a GPU. The constructor imports the memory by a descriptor that arrives over the socket at `path`."""
+    """Memory of a GPU that this process imports by a file descriptor. The socket at `path` sends the descriptor."""
 
     def __init__(self, ordinal: int, path: str) -> None:
         with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as peer:
@@ -47,7 +50,7 @@ class Imported:
         self._address = self._block.address(write=True)
 
     def compare(self, task: dict[str, Any]) -> dict[str, Any]:
-        """Compare a copy of the memory with the task's pattern. If the task has a ``then``, write that pattern."""
+        """Compare the memory with the task's ``pattern``. If the task has a ``then``, write this second pattern."""
         pattern = Pattern(**task["pattern"])
         seen = np.empty(task["elements"], np.uint32)
         _cuda.copy_to_host(self._ordinal, seen, self._address)
@@ -68,13 +71,16 @@ class Imported:
 
 
 def descriptor(worker: Worker, task: dict[str, Any]) -> dict[str, Any]:
-    """Map memory by a descriptor from a socket, compare the memory, and change it. ``descriptor-close`` unmaps it."""
+    """Do the task ``descriptor``: map memory by a file descriptor from a socket, and compare the memory with a pattern.
+
+    The memory stays mapped until the task ``descriptor-close``.
+    """
     worker.imported = Imported(_cuda.find_device(task["device"]), task["path"])
     return worker.imported.compare(task)
 
 
 def descriptor_close(worker: Worker, task: dict[str, Any]) -> dict[str, Any]:
-    """Compare the memory of the task ``descriptor`` once more, and unmap the memory."""
+    """Compare once more the memory that the task ``descriptor`` has mapped. Then unmap the memory."""
     imported, worker.imported = worker.imported, None
     if imported is None:
         raise ValueError("no descriptor was opened: expected descriptor before descriptor-close")
@@ -85,7 +91,7 @@ def descriptor_close(worker: Worker, task: dict[str, Any]) -> dict[str, Any]:
 
 
 def refused(worker: Worker, task: dict[str, Any]) -> dict[str, Any]:  # noqa: ARG001
-    """Ask the driver for legacy handles of memory that cannot have such handles. Report the error of each request."""
+    """Ask the driver for legacy handles of memory that cannot have legacy handles. Report the error of each request."""
     ordinal = _cuda.find_device(task["device"])
     pageable = np.zeros(1, np.uint64)
     found: dict[str, Any] = {}
@@ -154,7 +160,7 @@ def pickled(worker: Worker, task: dict[str, Any]) -> dict[str, Any]:  # noqa: AR
 def _pickled_in_child(
     ordinal: int, pattern: dict[str, Any], then: dict[str, Any], there: Queue[Any], back: Queue[Any]
 ) -> None:
-    """Receive the buffer, compare it, write another pattern and answer; runs in the spawned process."""
+    """Receive the buffer in the spawned process, compare it, write another pattern, and answer the parent process."""
     from cuda.core import Device
 
     device = Device(ordinal)
@@ -178,9 +184,10 @@ def _pickled_in_child(
 
 
 def fork(worker: Worker, task: dict[str, Any]) -> dict[str, Any]:
-    """Fork while there is a lease, and report the errors that the child gets for uses of the client and the lease.
+    """Fork while this process has a lease. Report the errors that the child gets when it uses the client or the lease.
 
-    If the memory is of the CPU, a second child reads the array. The answer has the signal that ends the second child.
+    If the buffer is in memory of the CPU, fork a second child, which reads the array. The answer has the number of the
+    signal that ends the second child.
     """
     client = worker.client(task)
     with client.get(task["name"], timeout=task.get("timeout", _TIMEOUT)) as lease:
@@ -201,7 +208,10 @@ def fork(worker: Worker, task: dict[str, Any]) -> dict[str, Any]:
 
 
 def _in_child(actions: dict[str, Callable[[], Any]]) -> tuple[dict[str, str], int]:
-    """Run actions in a forked child. Return exception types by action, and the exit status or the negative signal."""
+    """Run `actions` in a forked child. Return the type of each action's exception, and how the child ended.
+
+    The second value is the child's exit status. If a signal ended the child, it is the negative number of this signal.
+    """
     reader, writer = os.pipe()
     child = os.fork()
     if not child:

@@ -14,7 +14,10 @@ if TYPE_CHECKING:
 
 
 def compare(worker: Worker, task: dict[str, Any]) -> dict[str, Any]:
-    """Compare a buffer on a stream of the task's GPU. The stream first waits until the buffer's content is complete."""
+    """Compare a buffer with a pattern on a stream of the task's GPU.
+
+    The stream first waits until the buffer's content is complete.
+    """
     ordinal = _cuda.find_device(task["device"])
     stream = _cuda_stream.own_stream(ordinal)
     lease: Lease = worker.client(task).get(task["name"], timeout=task["timeout"])

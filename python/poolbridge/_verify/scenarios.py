@@ -1,4 +1,4 @@
-"""Tasks of the worker beyond `check`: typical uses of shared memory, one function for each."""
+"""More tasks of the worker of ``poolsvc verify``. Each function does one task, a typical use of shared memory."""
 
 from __future__ import annotations
 
@@ -24,7 +24,10 @@ _TIMEOUT: Final = 60.0
 
 
 def _compare(lease: Any, task: dict[str, Any]) -> dict[str, Any]:
-    """Compare a lease with the task's pattern. After a match, write what the task's ``then`` or ``transform`` says."""
+    """Compare a lease's elements with the task's pattern. If they are equal, do the task's ``then`` or ``transform``.
+
+    ``then`` is a pattern to write. ``transform`` is a scale and an offset to apply to each element.
+    """
     consumer = _consumers.load(task.get("consumer", "numpy"))
     array = consumer.take(lease)
     result = consumer.compare(array, Pattern(**task["pattern"]))
@@ -43,7 +46,7 @@ def _get(worker: Worker, task: dict[str, Any], *, write: bool = False) -> Lease:
 
 
 def produce(worker: Worker, task: dict[str, Any]) -> dict[str, Any]:
-    """Allocate a buffer, write a pattern and publish the buffer under a name. The service keeps the name."""
+    """Allocate a buffer, write a pattern and publish the buffer under a name. The name stays when the worker ends."""
     pattern = Pattern(**task["pattern"])
     client = worker.client(task)
     client.open_pool(task["pool"], timeout=task.get("timeout", _TIMEOUT))
@@ -59,7 +62,7 @@ def produce(worker: Worker, task: dict[str, Any]) -> dict[str, Any]:
 
 
 def wait(worker: Worker, task: dict[str, Any]) -> dict[str, Any]:
-    """Wait for the service, a pool, a channel or a name to appear."""
+    """Wait until the service runs, or until a pool, a channel or a name exists."""
     started = time.monotonic()
     limit = task.get("timeout", _TIMEOUT)
     client = worker.client(task)
@@ -121,7 +124,10 @@ def context_life(worker: Worker, task: dict[str, Any]) -> dict[str, Any]:
 
 
 def both(worker: Worker, task: dict[str, Any]) -> dict[str, Any]:
-    """Write a pattern by the library and compare on the CPU; then write on the CPU and compare by the library."""
+    """Write a pattern by the task's library, and compare it on the CPU. Then write and compare the other way round.
+
+    The other way round, NumPy writes the second pattern on the CPU, and the library compares.
+    """
     first, second = Pattern(**task["pattern"]), Pattern(**task["then"])
     with _get(worker, task, write=True) as lease:
         consumer = _consumers.load(task["consumer"])
@@ -145,7 +151,7 @@ def both(worker: Worker, task: dict[str, Any]) -> dict[str, Any]:
 
 
 def open_file(worker: Worker, task: dict[str, Any]) -> dict[str, Any]:  # noqa: ARG001
-    """Open a legacy handle from a file, without the service, and compare the memory."""
+    """Load a legacy handle from a file, open it without the service, and compare the memory with a pattern."""
     handle = LegacyHandle.load(task["path"])
     device = handle.device or task.get("device") or None
     dtype = _patterns.DTYPES[task["pattern"].get("kind", "affine")]

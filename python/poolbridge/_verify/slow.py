@@ -1,4 +1,8 @@
-"""Tasks that release a buffer before a stream has read it: a held kernel delays the stream. Only streams wait."""
+"""Tasks of the worker that release a buffer before a stream has read the buffer.
+
+A held kernel, which runs until the task ``slow-end``, delays the stream. The task ``slow-begin`` releases the buffer
+without waiting for the stream.
+"""
 
 from __future__ import annotations
 
@@ -22,14 +26,14 @@ if TYPE_CHECKING:
     from poolbridge._client.lease import Lease
     from poolbridge._verify.worker import Worker
 
-# A held kernel runs until `Reading.finish` is called, but for at most `_MOST_HELD_NS` nanoseconds.
+# The held kernel runs until the worker calls `Reading.finish`, but for at most `_MOST_HELD_NS` nanoseconds.
 _MOST_HELD_NS: Final = 60 * 10**9
 
 _PAGE: Final = 4096  # the page's first word is the gate: the held kernel ends when this word is set
 _THREADS: Final = 256
 _BLOCKS: Final = 64
-# The result of the kernel that compares begins at this word of the page. The result has a count, a lock, and an index
-# and a value for each of the first mismatches.
+# The kernel `_COMPARE` writes its result to this word of the page and to the words after it. The result has the number
+# of mismatches, a lock, and an index and a value for each of the first 8 mismatches.
 _RESULT: Final = 8
 _RESULT_WORDS: Final = 2 + 2 * 8
 
@@ -47,9 +51,9 @@ class Reading:
     ordinal
         The GPU.
     path
-        A file with the PTX of the Go package ``pattern``.
+        Path of a file with the kernels of the Go package ``pattern``, as PTX code.
     stream
-        The stream, as a stream object of a library or a handle.
+        The stream: a stream object of an array library, or a handle of CUDA.
     """
 
     def __init__(self, ordinal: int, path: str, stream: Any) -> None:
@@ -62,7 +66,8 @@ class Reading:
         self._words = np.frombuffer(self._mapping, np.uint64)
         self._address = int(self._words.ctypes.data)
         self._page = _cuda_stream.register(ordinal, self._address, _PAGE, write=True)
-        # Run each kernel once: the driver loads a kernel at its first run, and then may wait for held kernels.
+        # Run each kernel once now. When a kernel first runs, the driver loads the kernel, and may wait until a kernel
+        # that is running has ended. Later, this could be the held kernel.
         self._hold(0)
         self._spin(0)
         self.compare(self._page, 2, Pattern(0, 0, "masked"))
@@ -75,7 +80,7 @@ class Reading:
         self._spin(int(seconds * 1e9))
 
     def compare(self, pointer: int, elements: int, pattern: Pattern) -> None:
-        """Queue a kernel that compares elements with a masked pattern."""
+        """Queue a kernel that compares the elements at `pointer` with `pattern`, a masked pattern."""
         scale, offset, result = int(pattern.scale), int(pattern.offset), self._page + 8 * _RESULT
         values = (pointer, 0, elements, scale, offset, pattern.mask, result)
         self._launch(_COMPARE, _BLOCKS, _THREADS, values, (_ADDRESS, _U64, _U64, _U32, _U32, _U32, _ADDRESS))
@@ -89,7 +94,7 @@ class Reading:
         return bool(result == driver.CUresult.CUDA_ERROR_NOT_READY)
 
     def finish(self) -> int:
-        """End the held kernel, wait for the stream, and return how many elements differed."""
+        """End the held kernel, wait for the stream, and return how many elements differed from the pattern."""
         self._words[0] = 1
         self._synchronize()
         found = int(self._words[_RESULT])
@@ -120,7 +125,10 @@ def _load(ordinal: int, path: str) -> dict[str, Any]:
 
 
 def begin(worker: Worker, task: dict[str, Any]) -> dict[str, Any]:
-    """Queue a comparison of a buffer on a stream, and release the buffer. Do not wait for writer or stream."""
+    """Queue a comparison of a buffer on a stream, and release the buffer.
+
+    The CPU waits neither for the writer of the buffer nor for the stream.
+    """
     ordinal = _cuda.find_device(task["device"])
     consumer = _consumers.load(task["consumer"])
     stream = consumer.stream(ordinal)

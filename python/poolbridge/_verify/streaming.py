@@ -1,4 +1,4 @@
-"""Tasks of the worker about channels. The frame with number n holds the Fibonacci numbers from F(n) on."""
+"""Tasks of the worker that publish and take frames. Frame number n holds the Fibonacci numbers from F(n) on."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def _intake(worker: Worker, task: dict[str, Any]) -> Intake:
 
 
 def _compare(frame: Frame, task: dict[str, Any], found: _Findings) -> None:
-    """Compare a frame's content with the content that belongs to the frame's number."""
+    """Compare a frame's content with the content that belongs to the frame's number. Add the result to `found`."""
     consumer = _consumers.load(task.get("consumer", "numpy"))
     number = int(frame.meta[_NUMBER])
     evidence = frame.evidence()
@@ -86,7 +86,7 @@ def _next(intake: Intake, task: dict[str, Any], found: _Findings) -> Frame | Non
 
 
 def _counted(task: dict[str, Any]) -> Iterable[int]:
-    """Count up to the task's ``count``; without a ``count``, count without end."""
+    """Return as many numbers as the task's ``count`` says; without a ``count``, return numbers without end."""
     return range(task["count"]) if task.get("count") else itertools.count()
 
 
@@ -125,7 +125,10 @@ def leave(worker: Worker, task: dict[str, Any]) -> dict[str, Any]:  # noqa: ARG0
 
 
 def publish(worker: Worker, task: dict[str, Any]) -> dict[str, Any]:
-    """Publish frames, and report their number. If the pool or the channel is full, ``stopped`` has the error."""
+    """Publish frames, and report how many.
+
+    If the pool or the channel is full, the answer has the error in ``stopped``.
+    """
     channel = worker.client(task).open_channel(task["name"], timeout=_TIMEOUT)
     done = 0
     for number in range(task["number"], task["number"] + task["count"]):
@@ -153,7 +156,7 @@ def close(worker: Worker, task: dict[str, Any]) -> dict[str, Any]:
 
 
 def relay(worker: Worker, task: dict[str, Any]) -> dict[str, Any]:
-    """Work as a pipeline stage: compare a frame, publish an equal frame in another channel, release the old frame."""
+    """Work as a stage of a pipeline: compare each frame, and publish an equal frame in the channel ``to``."""
     intake, found = _intake(worker, task), _Findings()
     to = worker.client(task).open_channel(task["to"], timeout=_TIMEOUT)
     for _ in _counted(task):

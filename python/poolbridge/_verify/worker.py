@@ -3,17 +3,19 @@
 ``{"task": "libraries"}``
     List the installed array libraries.
 ``{"task": "probe", "consumer": …}``
-    Report which kinds of memory the consumer can use. Without ``consumer``, report this for every installed library.
+    Report which kinds of memory the consumer, an array library, can use. Without ``consumer``, report this for every
+    installed library.
 ``{"task": "prepare", "consumer": …}``
-    Import the libraries that the consumer needs.
+    Import the Python packages that the consumer needs.
 ``{"task": "check", "name": …, "pattern": {…}, "then": {…}, "consumer": …, "write": …, "timeout": …}``
-    Lease a buffer, compare every element with a pattern through the consumer's zero-copy array, and write another
-    pattern if there is a ``then``.
+    Lease a buffer. Make an array of the consumer's library in the buffer, without a copy, and compare every element of
+    the array with ``pattern``. If all are equal and the task has a ``then``, write the pattern ``then``.
 ``{"task": "hold", "name": …, "write": …, "timeout": …}``
     Lease a buffer and keep it until ``{"task": "release"}``, or until the worker is killed.
 
-`scenarios` has more tasks. An answer has ``"ok": true``, or ``"ok": false`` with ``"error": {"type": …, "code": …,
-"message": …}``. The worker ends at the end of its input. Libraries are imported when a task first needs them.
+The module `scenarios` has more tasks. An answer has ``"ok": true``, or ``"ok": false`` with ``"error": {"type": …,
+"code": …, "message": …}``. The worker ends at the end of its input. The worker imports an array library when a task
+first needs it.
 """
 
 from __future__ import annotations
@@ -51,7 +53,7 @@ class Worker:
     socket
         Path of the service's socket; None: the default path.
     device
-        The GPU to work on; None: the GPU that has the memory.
+        The GPU to work on; None: the GPU that has the buffer's memory.
     """
 
     def __init__(self, socket: str | None, device: str | None = None) -> None:
@@ -68,7 +70,7 @@ class Worker:
         return self.client({})
 
     def client(self, task: dict[str, Any]) -> Client:
-        """Return the connection. The first call connects, and waits for the service up to the task's time limit."""
+        """Return the client. The first call connects, and waits until the service runs, up to the task's time limit."""
         if self._client is None:
             self._client = poolbridge.connect(self._socket, wait=task.get("timeout", _TIMEOUT), device=self._device)
         return self._client
@@ -81,7 +83,7 @@ class Worker:
             client.close()
 
     def libraries(self, task: dict[str, Any]) -> dict[str, Any]:  # noqa: ARG002
-        """List the installed libraries, the preferred library first."""
+        """List the installed array libraries, the preferred library first."""
         return {"libraries": _consumers.installed()}
 
     def probe(self, task: dict[str, Any]) -> dict[str, Any]:
@@ -90,11 +92,11 @@ class Worker:
         return {"python": sys.version.split()[0], "executable": sys.executable, **found}
 
     def prepare(self, task: dict[str, Any]) -> dict[str, Any]:
-        """Import the libraries that a consumer needs."""
+        """Import the Python packages that the task's consumer needs."""
         return {"version": _consumers.preload(task["consumer"])}
 
     def check(self, task: dict[str, Any]) -> dict[str, Any]:
-        """Compare a buffer with a pattern. If the buffer matches, write the task's other pattern, if any."""
+        """Compare a buffer with a pattern. If they are equal, write the pattern ``then``, if the task has one."""
         started = time.monotonic()
         then = Pattern(**task["then"]) if task.get("then") else None
         write = bool(task.get("write", then is not None))
@@ -138,11 +140,14 @@ class Worker:
         return {"released": len(held)}
 
     def settle(self) -> None:
-        """Wait until the service has processed the releases, which have no reply of their own."""
+        """Wait until the service has processed the releases that this worker sent. A release has no reply.
+
+        The service processes a release before later requests. So this method waits for the reply to a later request.
+        """
         self._connected.stats()
 
     def carry_out(self, line: str) -> dict[str, Any]:
-        """Carry out one task and return its answer; an exception becomes an answer, too."""
+        """Carry out one task and return its answer. If the task raises an exception, the answer describes it."""
         try:
             task = json.loads(line)
             name = task.get("task") if isinstance(task, dict) else None
@@ -182,7 +187,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     worker = Worker(options.socket, options.device)
     warnings.simplefilter("ignore", poolbridge.ReadOnlyWarning)  # the tasks write only what they lease for writing
-    # Only answers may go to standard output. Libraries may print there, so their output goes to standard error.
+    # Only answers may go to standard output. Array libraries may print to it, so their output goes to standard error.
     answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)
     try:

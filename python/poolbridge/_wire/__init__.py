@@ -1,1 +1,1 @@
-"""Packets and messages of the protocol, and the socket."""
+"""Encodes and decodes the messages of the protocol, and sends and receives them as packets over the socket."""

@@ -2,7 +2,8 @@
 
 If a decoded message encodes to the same bytes again, the packet is canonical: the packet has no duplicate or unknown
 keys and no extension types, and is not nested deeper than the message type. Nearly all packets are small and canonical.
-For such a packet, `decode` only compares the bytes. `decode` checks any other packet value by value.
+For such a packet, `decode` only encodes the message again and compares the bytes. In any other packet, `decode` checks
+each value.
 """
 
 from __future__ import annotations
@@ -60,7 +61,8 @@ def decode(data: bytes, kind: type[_T], *, checked: bool = False) -> _T:
     kind
         The message type. Keys that this type does not have are ignored.
     checked
-        Whether `decode` skips `check`, because the caller has called `check` or decodes the packet again later.
+        True: `decode` does not call `check`. The caller has called `check` already, or decodes the same packet once
+        more without `checked`.
 
     Raises
     ------
@@ -80,9 +82,9 @@ def decode(data: bytes, kind: type[_T], *, checked: bool = False) -> _T:
 
 
 def _make_decoder(kind: type[msgspec.Struct]) -> msgspec.msgpack.Decoder[Any]:
-    # msgspec collects facts about a type while it makes a decoder. If two threads make decoders at the same time, and
-    # both message types contain the same type, one thread uses incomplete facts of the other thread and crashes. So
-    # only one thread at a time makes a decoder.
+    # While msgspec makes a decoder, it collects facts about each type in the message type. If two threads make decoders
+    # of message types that contain the same type, one thread may use facts that the other thread has not completed.
+    # Then the process crashes. So only one thread at a time makes a decoder.
     with _making:
         decoder = _decoders.get(kind)
         if decoder is None:
@@ -110,12 +112,12 @@ def check(data: bytes) -> None:
         raise ProtocolError(f"{len(data) - end} bytes follow the packet's map at byte {end}")
 
 
-# The size in bytes of a nil, boolean or number, by its first byte. The first byte alone determines the size.
+# For a nil, boolean or number, by its first byte: how many bytes the value has, including the first byte.
 _FIXED = {
     0xC0: 1, 0xC2: 1, 0xC3: 1, 0xCA: 5, 0xCB: 9,
     0xCC: 2, 0xCD: 3, 0xCE: 5, 0xCF: 9, 0xD0: 2, 0xD1: 3, 0xD2: 5, 0xD3: 9,
 }  # fmt: skip
-# For strings, binaries, arrays and maps, by first byte: how many of the next bytes hold the length.
+# For a string, binary, array or map, by its first byte: how many bytes after the first byte hold the length.
 _STRING = {0xD9: 1, 0xDA: 2, 0xDB: 4}
 _BINARY = {0xC4: 1, 0xC5: 2, 0xC6: 4}
 _ARRAY = {0xDC: 2, 0xDD: 4}
@@ -129,7 +131,7 @@ def _length(data: bytes, at: int, size: int) -> int:
 
 
 def _value(data: bytes, at: int, depth: int) -> int:
-    """Check the value at byte `at`, and return the position after it."""
+    """Check the value that begins at byte `at`, and return the position after the value."""
     first = data[at]
     if first < 0x80 or first >= 0xE0:
         return at + 1

@@ -1,4 +1,4 @@
-"""Errors that the service sends: the exception for each code."""
+"""Makes exceptions from the errors that the service sends: the code of an error determines the class."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The socket: sends packets, and receives packets with file descriptors."""
+"""Sends packets to the service over the socket, and receives packets with file descriptors from the service."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class Descriptors:
         Raises
         ------
         ProtocolError
-            This object does not have exactly one descriptor. All descriptors of this object are closed.
+            This object does not have exactly one descriptor. `one` has closed all descriptors of this object.
         """
         if len(self._fds) != 1:
             count = len(self._fds)
@@ -133,7 +133,7 @@ class Transport:
         ConnectionLostError
             The service closed the connection.
         ProtocolError
-            Data or descriptors were truncated, or too many descriptors came. All descriptors are closed.
+            The packet or its list of descriptors was too long. `receive` has closed all descriptors of the packet.
         """
         try:
             length, control, flags, _ = self._sock.recvmsg_into([self._buffer], _CONTROL, _RECEIVE_FLAGS)
@@ -157,11 +157,14 @@ class Transport:
         return bytes(self._buffer[:length]), descriptors
 
     def end_sending(self) -> None:
-        """End sending. The service reads all packets, then ends the session and closes the connection. Idempotent."""
+        """End sending. Idempotent.
+
+        The service reads all packets that were sent, then ends the session and closes the connection.
+        """
         self._shutdown(socket.SHUT_WR)
 
     def shutdown(self) -> None:
-        """Shut down the connection, but do not close the socket. Wakes threads that wait for the socket. Idempotent."""
+        """Shut down the connection, but do not close the socket. Threads that wait for it wake up. Idempotent."""
         self._shutdown(socket.SHUT_RDWR)
 
     def _shutdown(self, how: int) -> None:
@@ -171,7 +174,7 @@ class Transport:
             pass  # the service has closed the connection, or the socket is closed
 
     def close(self) -> None:
-        """Close the socket. No thread may wait for the socket any more. Idempotent."""
+        """Close the socket. The caller makes sure that no thread waits for the socket any more. Idempotent."""
         self._sock.close()
 
 

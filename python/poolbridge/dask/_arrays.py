@@ -1,9 +1,11 @@
-"""Serializers of arrays and leases for Dask. They send a buffer's description if the receiver has the same service.
+"""Has the serializers by which Dask sends arrays and leases from one worker to another.
+
+If the receiver has the same service as the sender, a serializer sends a description of the buffer and no bytes. If the
+receiver names no service or another service, Dask sends the bytes, as without poolbridge.
 
 Dask has families of serializers. Dask tries the family ``"dask"`` first, and chooses a serializer of this family by the
 class of the object. If poolbridge added a family, each worker, client and scheduler would have to know this family. A
-process that does not know the family would fail. So poolbridge adds its serializers to the family ``"dask"``. If a
-receiver names no service or another service, Dask sends the bytes to the receiver, as without poolbridge.
+process that does not know the family would fail. So poolbridge adds its serializers to the family ``"dask"``.
 """
 
 from __future__ import annotations
@@ -34,17 +36,17 @@ _Load = Callable[[dict[str, Any], list[Any]], Any]
 
 @dataclass(frozen=True, slots=True)
 class Sending:
-    """A worker's answer to another process that asks for data.
+    """A worker's answer to another process that asks for results of tasks.
 
-    The worker keeps the data until the other process confirms the receipt. So an array whose buffer is described lives
-    until the receiver has its own lease, or until the connection has ended.
+    The worker keeps the results until the other process confirms the receipt. So if the answer describes the buffer of
+    an array, this array lives until the receiver has its own lease, or until the connection to the receiver has ended.
 
     Attributes
     ----------
     link
-        The `Link` of the worker that sends: its connection to its service.
+        The `Link` of the worker that sends: this worker's connection to its service.
     sender
-        The worker's address.
+        The address of the worker that sends.
     recipient
         What the receiver says about its service; see `Link.says`.
     """
@@ -55,11 +57,18 @@ class Sending:
 
 
 SENDING: Final[ContextVar[Sending | None]] = ContextVar("poolbridge_sending", default=None)
-"""The answer that Dask is serializing now. The variable also has a value in the thread in which Dask does this work."""
+"""The answer that Dask is serializing now; None: no answer.
+
+Dask may serialize in another thread. In that thread, the variable has the same value.
+"""
 
 
 def _put_before(cls: type, library: str, dump_bytes: _Dump | None, load_bytes: _Load | None) -> None:
-    """Make Dask send the description of an object of `cls` where possible, and else serialize the object as before."""
+    """Make Dask send descriptions of the objects of `cls`, and bytes only if a description is not possible.
+
+    `dump_bytes` and `load_bytes` are the functions by which Dask serializes and deserializes the bytes of such an
+    object; None: Dask uses its next family of serializers.
+    """
 
     def dump(given: Any, context: dict[str, Any] | None = None) -> tuple[dict[str, Any], list[Any]]:
         sending = SENDING.get()
@@ -102,7 +111,8 @@ _put_before(BaseLease, LEASE, _dump_lease, _load_lease)
 sizeof.register(BaseLease, lambda lease: lease.nbytes)  # type: ignore[no-untyped-call]
 
 
-# Arrays of libraries. This module does not import the libraries: Dask calls `put_before` for the first such array
+# Arrays of PyTorch, CuPy and JAX. This module does not import these libraries: Dask calls `put_before` of a library
+# when it first handles an array of the library.
 
 
 def _torch() -> type:
@@ -131,7 +141,7 @@ class _Library:
     serializer: str | None  # the module of Dask that registers its own serializer; None: Dask pickles the arrays
 
     def put_before(self) -> None:
-        """From now on, make Dask send descriptions of the library's arrays where possible."""
+        """From now on, make Dask send descriptions of this library's arrays where possible."""
         cls = self.class_of()
         if cls in _PUT:
             return
@@ -156,7 +166,7 @@ _LIBRARIES: Final = (
 
 
 def register() -> None:
-    """Replace Dask's own serializers. For objects that cannot be described, the new serializers call Dask's own."""
+    """Replace Dask's serializers of arrays. If a new serializer cannot describe an array, it calls the replaced one."""
     _put_before(np.ndarray, "numpy", serialize_numpy_ndarray, deserialize_numpy_ndarray)
     for library in _LIBRARIES:
         for dispatch in (dask_serialize, dask_deserialize):

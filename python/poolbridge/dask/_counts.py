@@ -1,4 +1,4 @@
-"""Counts the arrays that a worker sent and received, and the reasons why arrays did not go in place."""
+"""Counts the arrays that a worker sent and received, and the reasons why some arrays were copied."""
 
 from __future__ import annotations
 
@@ -30,25 +30,29 @@ class Count:
 
 @dataclass(frozen=True, slots=True)
 class Stats:
-    """How arrays went from and to one worker since the setup of its plugin. `stats` returns a `Stats` for each worker.
+    """How many arrays one worker sent and received, and in which way, since Dask set up the worker's plugin.
+
+    `stats` returns a `Stats` for each worker. An array goes in place if the receiver uses the sender's memory, without
+    a copy.
 
     Attributes
     ----------
     sent_in_place
         Arrays that were already in a lease, and were not copied.
     sent_copied
-        Arrays that were copied once, into the pool, because of ``copy_from``. An array that is sent again is not copied
-        again, and counts as sent in place.
+        Arrays that were copied once, into the pool, because of the option ``copy_from``. An array that is sent again is
+        not copied again, and counts as sent in place.
     sent_by_dask
         Arrays whose bytes Dask carried.
     received_in_place
         Arrays that use the sender's memory.
     received_by_dask
-        Arrays that came from workers with the plugin, and whose bytes Dask carried.
+        Arrays whose bytes Dask carried from workers with the plugin.
     failed
-        Arrays whose buffers other workers described, but this worker could not lease. Dask then fetched the bytes.
+        Arrays in buffers that other workers described and that this worker could not lease. Dask then fetched the
+        bytes.
     reasons
-        The reasons why arrays did not go in place, each with the number of arrays.
+        The number of arrays for each reason why arrays did not go in place.
     """
 
     sent_in_place: Count = Count()
@@ -61,18 +65,19 @@ class Stats:
 
     @classmethod
     def of(cls, snapshot: dict[str, Any]) -> Stats:
-        """Make a `Stats` from the result of `Counts.snapshot` in a worker."""
+        """Make a `Stats` from `snapshot`, which `Counts.snapshot` returned in a worker."""
         of = {path: Count(**count) for path, count in snapshot.items() if path != "reasons"}
         return cls(**of, reasons=dict(snapshot["reasons"]))
 
 
 class Counts:
-    """The counts of one worker. Each reason is logged when it comes up for the first time. Thread-safe.
+    """The counts of one worker, and the reasons why arrays did not go in place. Thread-safe.
 
     Parameters
     ----------
     announce
-        Called with the log text of each new reason. `announce` writes the text to Dask's own log of events.
+        `Counts` calls this function with a text for each new reason. The function writes the text to Dask's log of
+        events.
     """
 
     def __init__(self, announce: Callable[[str], object]) -> None:
@@ -83,14 +88,14 @@ class Counts:
         self._reasons: Counter[str] = Counter()
 
     def add(self, path: Path, nbytes: int, reason: str = "", detail: object = "", *, loud: bool = False) -> None:
-        """Count one array and write a log line. The first log line with a reason has a higher log level."""
+        """Count one array that went by `path`, and write a log line. If `reason` is new, the log level is higher."""
         with self._lock:
             self._arrays[path] += 1
             self._nbytes[path] += nbytes
         self._say(f"array {path.replace('_', ' ')}, {nbytes} bytes", reason, detail, loud=loud)
 
     def degraded(self, reason: str, detail: object = "") -> None:
-        """Count the reason why an array is in ordinary memory: poolbridge could not make the array in the pool."""
+        """Count the reason why poolbridge could not make an array in the pool and made it in ordinary memory."""
         self._say("made in ordinary memory", f"not in the pool: {reason}", detail, loud=True)
 
     def _say(self, what: str, reason: str, detail: object, *, loud: bool) -> None:

@@ -1,4 +1,4 @@
-"""A worker's connection to its machine's service, and descriptions of the buffers that workers send to each other."""
+"""Connects a worker to its machine's service, describes buffers for other workers, and leases described buffers."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from poolbridge.dask._counts import Counts, Path
 from poolbridge.errors import InvalidArgumentError, NotFoundError, PoolbridgeError, ServiceStalledError
 
 LEASE: Final = "lease"
-"""If a worker sends a lease, the description has this value in place of the name of a library."""
+"""The value of the key ``library`` in the description of a lease. For an array, this value is the library's name."""
 
 ELSEWHERE: Final = "the receiver has another service"
 WITHOUT: Final = "the receiver names no service"
@@ -47,7 +47,7 @@ Array = np.ndarray[Any, Any]
 
 
 class TransferFailedError(ConnectionError):
-    """Raised if this worker cannot lease a buffer that another worker described. Dask then fetches the bytes."""
+    """The worker cannot lease a buffer that another worker described. Dask then fetches the bytes."""
 
 
 @dataclass(frozen=True)
@@ -74,10 +74,11 @@ class Link:
     counts
         The counts of this worker's arrays.
     changed
-        Called from any thread when `service` has changed. `changed` must not wait.
+        `Link` calls this function, from any thread, when `says` has changed. The function must not wait.
     drop
-        Called from any thread with the address of a worker whose description this worker could not use. That worker
-        still waits for a confirmation, so `drop` must close the connection to that worker. `drop` must not wait.
+        `take` calls this function, from any thread, if this worker could not use a description. The argument is the
+        address of the worker that sent the description. That worker still waits for a confirmation, so the function
+        must close the connection to that worker. The function must not wait.
     """
 
     def __init__(
@@ -114,17 +115,17 @@ class Link:
 
     @property
     def service(self) -> str | None:
-        """The id of the service whose buffers this worker can lease; None: there is no such service."""
+        """The epoch of the service whose buffers this worker can lease; None: it is gone or does not answer."""
         return None if self._stalled or self._client.closed else self._client.epoch
 
     @property
     def says(self) -> dict[str, Any] | None:
-        """What this worker tells sending workers: the id of its service, and the buffers that it could not lease."""
+        """What this worker tells sending workers: its service's epoch, and the buffers that it could not lease."""
         service = self.service
         return None if service is None else {"service": service, "refused": list(self._refused)}
 
     def client(self) -> Client:
-        """Return the client. If the client's service is gone, connect to the service that listens now."""
+        """Return the client. If the client's service is gone, first connect to the service that listens now."""
         if not self._lost():
             return self._client
         with self._connecting:
@@ -141,7 +142,9 @@ class Link:
         return self._client.closed and not self._ended
 
     def renew(self) -> None:
-        """Connect again if the service is gone. If a request got no answer, send another. May take a long time.
+        """Connect again if the service is gone. If the service did not answer a request, send a new request.
+
+        This may take a long time.
 
         Raises
         ------
@@ -165,14 +168,14 @@ class Link:
     # Sending
 
     def describe(self, given: Any, library: str, recipient: object) -> dict[str, Any] | str:
-        """Describe an array or a lease for a worker whose `says` is `recipient`.
+        """Describe an array or a lease for the worker that receives it.
 
         Parameters
         ----------
         given, library
-            An array of NumPy, PyTorch, CuPy or JAX, and the name of its library; or a lease, and `LEASE`.
+            The array and the name of its library, which is NumPy, PyTorch, CuPy or JAX; or a lease and `LEASE`.
         recipient
-            What the receiver tells this worker; see `says`.
+            The receiver's `says`; None: the receiver has no service, or is no worker with the plugin.
 
         Returns
         -------
@@ -197,7 +200,7 @@ class Link:
         return described
 
     def _described(self, given: Any, library: str, recipient: object) -> tuple[dict[str, Any] | str, bool]:
-        """Describe `given`, or say why not. The second value says whether `given` was copied into the pool."""
+        """Return the description of `given`, or the reason why there is none; and whether `given` was copied for it."""
         service, copied = self.service, False
         if service is None:
             return SERVICE_LOST, copied
@@ -225,7 +228,10 @@ class Link:
             return layout | buffer | {"service": service, "library": library, "nbytes": given.nbytes}, copied
 
     def _find(self, given: Any, library: str) -> tuple[LeaseState, dict[str, Any]] | str:
-        """Find the lease of an array, and the array's place in the buffer; or say why the array cannot be described."""
+        """Return the lease that `given` lives in, and the place of `given` in the buffer.
+
+        If `given` cannot be described, return a text that says why.
+        """
         if library == LEASE:
             state = state_of(given)
             state.check_usable()
@@ -256,7 +262,7 @@ class Link:
             return state is not None and state.session.ended is None and state.session.core.epoch.hex() == self.service
 
     def _state(self, array: Array) -> LeaseState | None:
-        """Find the lease that an array lives in; None if there is no lease, or the lease has ended."""
+        """Return the lease that an array lives in; None if the array lives in no lease, or the lease has ended."""
         state = _owners.owner(session_of(self._client), array, _address(array))
         return None if state is None or state.released else state
 
@@ -275,7 +281,7 @@ class Link:
         return wanted is not None and array.nbytes >= wanted and 0 not in array.strides
 
     def _copy(self, array: Array) -> tuple[Array, bool]:
-        """Return an array's copy in the pool, and whether the copy is new. The copy lives as long as the array."""
+        """Return a copy of `array` in the pool, and whether this call made it. The copy lives as long as `array`."""
         known = self._copies.get(id(array))
         if known is not None and known[0]() is array:
             return known[1], False
@@ -291,7 +297,7 @@ class Link:
             del self._copies[key]
 
     def empty(self, shape: tuple[int, ...], dtype: np.dtype[Any], *, timeout: float | None = 0.0) -> Array:
-        """Make an array in a new buffer of the pool. The content is undefined.
+        """Make an array in a new buffer of the pool. The content of the array is undefined.
 
         Raises
         ------
@@ -313,12 +319,13 @@ class Link:
     # Receiving
 
     def take(self, description: dict[str, Any]) -> Any:
-        """Lease the buffer that another worker described, and make the array in the buffer. The array keeps the lease.
+        """Lease the buffer that another worker described, and return the array in it. The array keeps the lease.
 
         Raises
         ------
         TransferFailedError
-            This worker cannot lease the buffer. From now on, `says` names the buffer to sending workers.
+            This worker cannot lease the buffer. From now on, `says` has the buffer, so other workers do not describe
+            it any more.
         """
         nbytes = description["nbytes"]
         try:
@@ -334,13 +341,13 @@ class Link:
         return taken
 
     def adopt(self, elements: Array, dtype: str, pool: str) -> Any:
-        """Copy elements that Dask carried into a new lease, because the elements were in a lease at the sender.
+        """Make a lease of `elements`, which Dask carried to this worker. At the sender, they were in a lease.
 
         Returns
         -------
         Lease or numpy.ndarray
-            A read lease in the pool `pool`, or in the plugin's pool if there is no pool `pool`. If the pool has no
-            free memory, or there is another error: `elements` itself.
+            A read lease of a copy in the pool `pool`, or in the plugin's pool if there is no pool `pool`. `elements`
+            itself if the pool has no free memory, or if there is another error of poolbridge.
         """
         client = self._client
         try:
@@ -360,7 +367,9 @@ _LINKS: WeakSet[Link] = WeakSet()
 
 
 def take(description: dict[str, Any], sender: str) -> Any:
-    """Make the array that another worker described. A worker of this process with that service leases the buffer.
+    """Return the array that another worker described.
+
+    A worker of this process that has the same service leases the buffer.
 
     Raises
     ------
@@ -380,7 +389,7 @@ def take(description: dict[str, Any], sender: str) -> Any:
 
 
 def adopt(elements: Array, dtype: str, pool: str) -> Any:
-    """Make a lease in this worker from a lease's elements that Dask carried; see `Link.adopt`.
+    """Make a lease of `elements`, which Dask carried from a lease of another worker; see `Link.adopt`.
 
     Returns
     -------
@@ -393,13 +402,13 @@ def adopt(elements: Array, dtype: str, pool: str) -> Any:
 
 
 def count_moved(nbytes: int, reason: str) -> None:
-    """Count an array that a worker with the plugin has sent, and whose bytes Dask carried to this process."""
+    """Count an array whose bytes Dask carried to this process from a worker with the plugin."""
     for link in list(_LINKS)[:1]:
         link.counts.add("received_by_dask", nbytes, reason)
 
 
 def _is_element(dtype: np.dtype[Any]) -> bool:
-    """Whether poolbridge has an element type for `dtype`. If not, the elements are in a buffer of bytes."""
+    """Whether poolbridge has an element type for `dtype`. If not, `Link` puts the elements into a buffer of bytes."""
     try:
         _tensor.element_type(dtype)
     except InvalidArgumentError:

@@ -1,4 +1,4 @@
-"""The plugin that attaches workers to services, and the functions that tasks and programs call."""
+"""Attaches Dask's workers to services by a plugin, and has the functions that tasks and programs call."""
 
 from __future__ import annotations
 
@@ -52,14 +52,15 @@ class PoolbridgePlugin(WorkerPlugin):
     pool
         Name of the pool in which `empty` and `asarray` make arrays.
     path
-        Path of the service's socket on each machine; None: `poolbridge.default_path` of each worker, which uses
-        ``$POOLBRIDGE_SOCKET`` of the worker's environment.
+        Path of the service's socket on each machine; None: each worker calls `poolbridge.default_path`, which reads
+        ``$POOLBRIDGE_SOCKET`` in the worker's environment.
     start
-        Start a service if none listens, as ``poolbridge.connect(start=True)`` does. The workers of a machine share this
-        service, and the service ends with the last of these workers.
+        True: a worker starts a service if none listens, as ``poolbridge.connect(start=True)`` does. The workers of a
+        machine share this service, and the service ends with the last of these workers.
     max_bytes, kind
-        If `max_bytes` is given, make the pool with this limit, or open the existing pool, which must have the same
-        settings. None: open the pool, which must exist. ``kind`` is ``"host"`` or ``"pinned"``.
+        The limit of the pool, and its kind, ``"host"`` or ``"pinned"``. A worker makes the pool if the pool does not
+        exist; an existing pool must have the same limit and kind. If `max_bytes` is None, the pool must exist, and
+        `kind` has no effect.
     copy_from
         A number of bytes, or a text such as ``"1MiB"``. If an array lives in no lease, has at least this size, and goes
         to a worker with the same service, the sending worker copies the array into the pool. The copy lives as long as
@@ -112,14 +113,14 @@ class PoolbridgePlugin(WorkerPlugin):
         )
 
     async def setup(self, worker: Worker) -> None:
-        """Attach a worker. Dask calls this method.
+        """Attach a worker to the service of its machine. Dask calls this method.
 
         Raises
         ------
         ServiceNotRunningError, NotFoundError
             The machine has no service, or the service has no such pool, and `missing` is ``"error"``.
         AlreadyExistsError
-            The pool has other settings than `max_bytes` and `kind`; the message names the settings.
+            The pool exists with another limit or kind; the message names the difference.
         PoolbridgeError
             The service cannot be used for another reason.
         UnavailableError
@@ -163,12 +164,12 @@ class _Attached:
         self._detached = False
 
     def connected(self) -> Link:
-        """Return the connection to the service. If the worker began without a connection, connect now; this may wait.
+        """Return the connection to the service. If the worker has no connection yet, connect now, which may take time.
 
         Raises
         ------
         ServiceNotRunningError, NotFoundError
-            The machine still has no service, or the service has no such pool.
+            The machine has no service, or the service has no such pool.
         """
         with self._connecting:
             link = self.link
@@ -182,7 +183,7 @@ class _Attached:
             return link
 
     def attach(self) -> None:
-        """From now on, send and receive descriptions of buffers. Call `attach` in the worker's event loop."""
+        """From now on, make the worker send and receive descriptions of buffers. Call this in its event loop."""
         original = self._get_data
 
         @wraps(original)
@@ -216,7 +217,7 @@ class _Attached:
         return link
 
     async def _look(self) -> None:
-        """If this worker has no service, or lost it, try to connect. Transfers of arrays do not wait for `_look`."""
+        """If this worker has no service, or its service is gone, try to connect. Transfers do not wait for this."""
         link = self.link
         if link is not None and link.service is not None:
             return
@@ -230,7 +231,7 @@ class _Attached:
         self.worker.loop.add_callback(self._announce)
 
     def _announce(self) -> None:
-        """When this worker connects to another worker from now on, send the present value of `Link.says`."""
+        """Make this worker send the present value of `Link.says` to each worker to which it connects from now on."""
         says = None if self.link is None else self.link.says
         rpc: Any = self.worker.rpc
         arguments: dict[str, Any] = dict(rpc.connection_args)
@@ -250,7 +251,10 @@ class _Attached:
 
 
 def _forget(error: BaseException | None) -> None:
-    """Clear the local variables in an error's traceback. Dask's log keeps the error, and would keep the data, too."""
+    """Clear the local variables in an error's traceback.
+
+    Dask's log keeps the error. Without this call, the local variables would keep the data in memory.
+    """
     while error is not None:
         traceback.clear_frames(error.__traceback__)
         error = error.__cause__ or error.__context__
@@ -276,7 +280,7 @@ def _here() -> _Attached:
 def pool_client() -> Client:
     """Return the client that connects this worker to its service. Call this in a task, and do not close the client.
 
-    If there was no service, or the service is gone, the call connects to the service that listens now.
+    If the worker has no service, or its service is gone, this call connects to the service that listens now.
 
     Returns
     -------
@@ -305,7 +309,7 @@ def empty(
     shape
         Elements along each axis.
     dtype
-        A NumPy dtype of a fixed size, without objects.
+        A NumPy dtype of a fixed size, without Python objects.
     timeout
         Seconds to wait for free memory in the pool; 0: do not wait; None: no limit.
 
@@ -344,7 +348,9 @@ def empty(
 
 
 def asarray(array: Any, *, timeout: float | None = 10.0) -> np.ndarray[Any, np.dtype[Any]]:
-    """Copy an array into this worker's pool, unless the array is already in the pool. Call `asarray` in a task.
+    """Copy an array into this worker's pool. Call `asarray` in a task.
+
+    If the array already lives in a lease of the worker's service, return the array itself, without a copy.
 
     Parameters
     ----------
@@ -357,7 +363,7 @@ def asarray(array: Any, *, timeout: float | None = 10.0) -> np.ndarray[Any, np.d
     Returns
     -------
     numpy.ndarray
-        The array in the pool.
+        The copy in the pool, or the array in its lease.
 
     Raises
     ------
@@ -379,7 +385,7 @@ def asarray(array: Any, *, timeout: float | None = 10.0) -> np.ndarray[Any, np.d
 
 
 def stats(client: DaskClient, workers: Iterable[str] | None = None) -> dict[str, Stats]:
-    """Ask the workers of a cluster for the counts of their arrays, and why arrays did not go in place.
+    """Ask the workers of a cluster how many arrays went in place, how many did not, and the reasons.
 
     With each heartbeat, each worker sends the same numbers to the scheduler, in the metric ``poolbridge``. When a
     worker counts a reason for the first time, it logs an event in the topic ``poolbridge``; see ``client.get_events``.

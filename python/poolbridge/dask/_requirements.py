@@ -1,4 +1,4 @@
-"""Checks that distributed is installed and new enough, before any module imports from it."""
+"""Checks that ``distributed`` is installed and new enough, before another module of this package imports it."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ _INSTALL: Final = "pip install 'poolbridge[dask]'"
 
 
 def check(installed: str | None) -> None:
-    """Check `installed`, the installed version of distributed; None: distributed is not installed.
+    """Check that `installed`, the installed version of ``distributed``, is new enough; None: it is not installed.
 
     Raises
     ------
     ImportError
-        distributed is too old. If distributed is not installed, the error is a `ModuleNotFoundError`.
+        ``distributed`` is too old. If ``distributed`` is not installed, the error is a `ModuleNotFoundError`.
     """
     oldest = ".".join(map(str, OLDEST))
     if installed is None:

@@ -1,8 +1,8 @@
-"""Measures how fast Dask passes arrays between workers, alone and with poolbridge: ``python -m poolbridge.dask.bench``.
+"""Measures how fast Dask passes arrays, without and with poolbridge: ``python -m poolbridge.dask.bench``.
 
 A task on one worker makes an array; a task on the other worker reads the array's first and last element. The measured
-time is the time of the second task, from ``submit`` to the result. It includes the work of Dask's scheduler and the
-transfer of the array.
+time is the time of the second task, from ``submit`` to the result. This time includes the work of Dask's scheduler and
+the transfer of the array.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from poolbridge.dask._plugin import PoolbridgePlugin, empty, stats
 def measure(
     client: distributed.Client, sender: str, receiver: str, nbytes: int, *, times: int
 ) -> tuple[list[float], list[float]]:
-    """Send arrays from one worker to another, one after the other: alternately by Dask alone and in the pool.
+    """Send arrays from one worker to another, one at a time: alternately by Dask alone and by poolbridge.
 
     Parameters
     ----------
@@ -35,12 +35,12 @@ def measure(
     nbytes
         Bytes of each array.
     times
-        Number of arrays that go each way.
+        Number of arrays for each of the two ways.
 
     Returns
     -------
     tuple of list of float
-        Seconds of each array by Dask alone, and of each array in the pool.
+        The seconds for each array by Dask alone, and the seconds for each array by poolbridge.
 
     Raises
     ------
@@ -77,7 +77,7 @@ def cluster(max_bytes: int) -> Iterator[tuple[distributed.Client, str, str]]:
     Parameters
     ----------
     max_bytes
-        The limit of the pool.
+        The limit of the pool, in bytes.
     """
     start: Any = distributed.Client
     with start(n_workers=2, threads_per_worker=1, memory_limit=0, dashboard_address=":0") as client:
@@ -87,7 +87,7 @@ def cluster(max_bytes: int) -> Iterator[tuple[distributed.Client, str, str]]:
 
 
 def main() -> None:
-    """Measure both ways for each size, and print the medians."""
+    """Measure both ways, Dask alone and poolbridge, for each size of arrays, and print the medians."""
     parser = argparse.ArgumentParser(prog="python -m poolbridge.dask.bench", description=__doc__)
     parser.add_argument("--mib", type=int, nargs="+", default=[1, 64], help="sizes of the arrays in MiB (1 and 64)")
     parser.add_argument("--times", type=int, default=30, help="how many arrays of each size go each way (30)")

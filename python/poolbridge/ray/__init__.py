@@ -1,4 +1,4 @@
-"""Passes arrays in memory of poolbridge between the actors of Ray, without a copy between actors on one node.
+"""Passes arrays between the actors of Ray in memory of poolbridge. Actors on one node share this memory.
 
 `register` makes a transport known to Ray, and `start` makes sure that every node has a service::
 
@@ -28,7 +28,8 @@
     with poolbridge.ray.start():
         print(ray.get(Model.remote().mean.remote(Camera.remote().frame.remote())))
 
-Ray's interface for transports is alpha. ``docs/engines.md`` lists the tested versions, and the arrays that go in place.
+Ray's interface for transports is alpha. ``docs/engines.md`` lists the tested versions, and says which arrays go
+without a copy.
 """
 
 from poolbridge.ray._connection import DEFAULT_POOL, client, close, empty

@@ -1,6 +1,6 @@
 """Calls Ray to find out the node of this process and the node's service, and to move arrays between nodes.
 
-Without Ray, or before ``ray.init``, this process is a node of its own, and there are no other nodes.
+Without Ray, or before ``ray.init``, this module treats the machine as the only node.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ OLDEST: Final = (2, 59)
 
 # A transfer may take at most `_MOST_SECONDS`. Ray itself ends a transfer after a minute and calls `abort_transport`.
 _MOST_SECONDS: Final = 300.0
-# How many times a receiver tries to get one array, because a mover may be gone, or NIXL may fail.
+# A receiver tries at most `_ATTEMPTS` times to get an array, because a mover may be gone, or NIXL may fail.
 _ATTEMPTS: Final = 3
-# A mover ends when no call has come for `_IDLE_SECONDS`.
+# A mover ends when it has got no call for `_IDLE_SECONDS`, and keeps no reference and no lease for a receiver.
 _IDLE_SECONDS: Final = 600.0
 
 
@@ -53,12 +53,12 @@ def import_ray() -> Any:
 
 
 def check_version(version: str) -> None:
-    """Check that a version of Ray has transports that lose no objects, and that Ray's drivers can use.
+    """Check that the transports of a version of Ray lose no objects, and that a program can use them outside actors.
 
     Raises
     ------
     UnavailableError
-        This version of Ray has no such transports.
+        This version of Ray is too old.
     """
     found = re.match(r"(\d+)\.(\d+)", version)
     if found is None or tuple(map(int, found.groups())) < OLDEST:
@@ -69,7 +69,7 @@ def check_version(version: str) -> None:
 
 
 def _running() -> Any:
-    """Return Ray if this process takes part in a cluster; else None."""
+    """Return the module ``ray`` if this process takes part in a cluster; else None."""
     ray = sys.modules.get("ray")
     return ray if ray is not None and ray.is_initialized() else None
 
@@ -77,7 +77,7 @@ def _running() -> Any:
 def make_manager() -> None:
     """Make Ray create this process's manager of transports now.
 
-    Ray makes the manager for the first thread that asks for it, without a lock. In an actor two threads ask: one
+    Ray makes the manager when a thread first asks for it, without a lock. In an actor, two threads ask: one
     receives an array, and the other waits for the array. If both ask at the same time, each gets its own manager, and
     the array is lost.
     """
@@ -87,7 +87,7 @@ def make_manager() -> None:
 
 
 def node_id() -> str:
-    """Return the id of this process's node; without Ray the name of the machine."""
+    """Return the id of this process's node; without Ray, the name of the machine."""
     ray = _running()
     return str(ray.get_runtime_context().get_node_id()) if ray is not None else socket.gethostname()
 
@@ -101,7 +101,7 @@ def keeper_name(node: str) -> str:
 
 
 def service_path() -> str:
-    """Return the socket path of this node's service: the path from `start`, or else `poolbridge.default_path`."""
+    """Return the socket path of this node's service: the path of the actor from `start`, or else the default path."""
     ray = _running()
     if ray is not None:
         try:
@@ -116,7 +116,7 @@ def service_path() -> str:
 
 
 def call(reference: Any) -> Any:
-    """Return the result of a call to an actor of poolbridge, or raise the poolbridge error that the actor raised."""
+    """Return the result of a call to an actor of this package, or raise the poolbridge error that the actor raised."""
     ray = import_ray()
     try:
         return ray.get(reference)
@@ -130,7 +130,10 @@ def call(reference: Any) -> Any:
 
 
 class Mover:
-    """Reads buffers of its node for receivers on other nodes. A mover is an actor. Its first user makes the mover."""
+    """An actor that reads buffers of its node for receivers on other nodes.
+
+    It also keeps references to arrays in Ray's object store. The first process that needs a node's mover makes it.
+    """
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -141,13 +144,14 @@ class Mover:
         threading.Thread(target=self._end_unused, name="poolbridge-mover", daemon=True).start()
 
     def read(self, one: Shared) -> np.ndarray[Any, Any]:
-        """Return the elements of an array. Ray carries the elements to the receiver through its object store."""
+        """Return the elements of an array. Ray's object store carries them to the receiver."""
         return np.ascontiguousarray(state_of(self._lease(one)).array())
 
     def offer(self, one: Shared) -> _nixl.Offer | str:
-        """Lease the buffer of an array for a receiver that reads through NIXL; or say why this node has no NIXL.
+        """Lease the buffer of an array for a receiver that reads through NIXL, and return the offer.
 
-        The receiver ends the lease by `done`. If the receiver dies first, the lease ends after `_MOST_SECONDS`.
+        If this node has no NIXL, return a text that says why. The receiver ends the lease by `done`. If the receiver
+        dies first, the lease ends after `_MOST_SECONDS`.
         """
         if reason := _nixl.missing():
             return reason
@@ -190,7 +194,7 @@ class Mover:
             self._kept.setdefault(token, {})[index] = references[0]
 
     def kept(self, token: str, index: int) -> list[Any]:
-        """Return a list with the reference that `keep` has stored for an array."""
+        """Return a list of one element: the reference that `keep` has stored for an array."""
         self._used = time.monotonic()
         with self._lock:
             try:
@@ -257,7 +261,7 @@ class Transfer:
         RequestCancelledError
             The transfer was aborted.
         WaitTimeoutError
-            The transfer has taken more than five minutes.
+            The transfer has taken more than `_MOST_SECONDS`.
         """
         future = reference.future()
         future.add_done_callback(self._notify)
@@ -267,7 +271,7 @@ class Transfer:
         return call(reference)
 
     def pause(self, seconds: float) -> None:
-        """Wait for a number of seconds.
+        """Wait for `seconds`, or for a shorter time.
 
         Raises
         ------
@@ -292,7 +296,7 @@ class Transfer:
 
 
 def fetch(node: str, one: Shared | Kept, transfer: Transfer) -> np.ndarray[Any, Any]:
-    """Get an array from the mover of another node, or from Ray's object store.
+    """Get an array from another node: by its mover (`Shared`), or from Ray's object store (`Kept`).
 
     Raises
     ------
@@ -316,7 +320,9 @@ def fetch(node: str, one: Shared | Kept, transfer: Transfer) -> np.ndarray[Any, 
 def read_remote(
     node: str, one: Shared, transfer: Transfer, allocate: Callable[[int], poolbridge.Lease]
 ) -> poolbridge.Lease | str:
-    """Read another node's array through NIXL into a buffer from `allocate`; or say why that node has no NIXL.
+    """Read another node's array through NIXL into a buffer from `allocate`, and return the buffer's lease.
+
+    If the other node has no NIXL, return a text that says why.
 
     Raises
     ------
@@ -352,7 +358,7 @@ def read_remote(
 
 
 def _ask(node: str, question: Callable[[Any], Any], transfer: Transfer) -> Any:
-    """Call the mover of a node. If the mover has died, make a new mover and call the new mover."""
+    """Make the call `question` to the mover of a node. If the mover has died, make a new mover and call it."""
     gone = import_ray().exceptions.RayActorError
     for attempt in itertools.count(1):
         try:
@@ -381,6 +387,6 @@ def keep(token: str, index: int, array: Any) -> None:
 
 
 def drop(token: str) -> None:
-    """Tell the mover of this node to forget the references that `keep` has stored for an object."""
+    """Tell the mover of this node to forget the references that `keep` has stored for the object `token`."""
     if _running() is not None:
         mover(node_id()).drop.remote(token)

@@ -1,4 +1,4 @@
-"""The connection of this process to the service of its node."""
+"""Connects this process to the service of its node, and makes arrays in the service's pools."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def connect(path: str) -> poolbridge.Client:
 
 
 class Connection:
-    """Connects this process to its node's service at the first use, and again if the service was lost. Thread-safe."""
+    """Connects this process to its node's service at the first use, and again if the service is gone. Thread-safe."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -106,12 +106,12 @@ CONNECTION: Final = Connection()
 
 
 def client() -> poolbridge.Client:
-    """Return the client that connects this process to its node's service. All transports of the process use the client.
+    """Return the client that connects this process to its node's service. All transports of the process use it.
 
     Returns
     -------
     Client
-        The client. The first call connects, and a call after the service was lost connects again.
+        The client. The first call connects. If the service is gone, the next call connects again.
 
     Raises
     ------
@@ -131,7 +131,7 @@ def empty(
     Parameters
     ----------
     shape
-        Elements along each axis. A number makes one axis, ``()`` a scalar.
+        Elements along each axis. A number: one axis with this number of elements. ``()``: no axis and one element.
     dtype
         A NumPy dtype.
     pool
@@ -153,7 +153,8 @@ def empty(
     PoolLimitError
         The pool had no free memory for the array within `timeout`.
     TypeError
-        The pool's memory is on a GPU. Allocate in such a pool by ``client().allocate``, and use the lease by DLPack.
+        The pool's memory is on a GPU. Allocate in such a pool by ``client().allocate``, and pass the lease to a
+        library by DLPack.
     """
     _, lease = again(lambda: CONNECTION.allocate(shape, dtype, pool, timeout))
     return np.asarray(lease)
@@ -162,7 +163,7 @@ def empty(
 def close() -> None:
     """Close this process's connection. Idempotent.
 
-    Other processes cannot lease this process's buffers any more. Arrays that are alive can still be read. A process
-    that ends does not need this call.
+    The leases of this process end, so other processes cannot lease its buffers any more. Arrays that are alive can
+    still be read. A process does not need to call `close` before it ends.
     """
     CONNECTION.close()

@@ -1,4 +1,4 @@
-"""Counts the arrays that this process sent and received, and the reasons why arrays did not go in place."""
+"""Counts the arrays that this process sent and received, and the reasons why some arrays were copied."""
 
 from __future__ import annotations
 
@@ -37,7 +37,9 @@ class Count:
 
 @dataclass(frozen=True, slots=True)
 class Stats:
-    """How arrays went from and to this process since the process started; the result of `stats`.
+    """How many arrays this process sent and received since it started, and in which way; the result of `stats`.
+
+    An array goes in place if the receiver uses the sender's memory, without a copy.
 
     Attributes
     ----------
@@ -50,13 +52,13 @@ class Stats:
     received_in_place
         Arrays that use the sender's memory.
     received_by_nixl
-        Arrays that NIXL has read from the sender's node into the pool of this node.
+        Arrays that NIXL has copied from the sender's node into the pool of this node.
     received_moved
-        Arrays that a mover on the sender's node read, and Ray's object store carried.
+        Arrays that a mover on the sender's node read, and that Ray's object store carried to this process.
     received_by_ray
         Arrays that the sender had put into Ray's object store.
     reasons
-        The reasons why arrays did not go in place, each with the number of arrays.
+        The number of arrays for each reason why arrays did not go in place.
     """
 
     sent_in_place: Count = Count()
@@ -82,7 +84,7 @@ class Counts:
         self._reasons: Counter[str] = Counter()
 
     def add(self, path: Path, nbytes: int, what: object, reason: str = "", *, loud: bool = False) -> None:
-        """Count one array and write a log line. The first log line with a reason has a higher log level."""
+        """Count one array that went by `path`, and write a log line. If `reason` is new, the log level is higher."""
         with self._lock:
             self._arrays[path] += 1
             self._nbytes[path] += nbytes
@@ -103,7 +105,9 @@ COUNTS: Final = Counts()
 
 
 def stats() -> Stats:
-    """Return how arrays went from and to this process since the process started. Each actor has its own counts.
+    """Return how many arrays this process sent and received since it started, and in which way.
+
+    Each actor is a process of its own, so it has its own counts.
 
     Returns
     -------

@@ -1,4 +1,4 @@
-"""What a sender tells receivers about its arrays. Ray pickles this data and carries it with the object."""
+"""Describes the arrays of one of Ray's objects for receivers. Ray pickles the description and carries it to them."""
 
 from __future__ import annotations
 
@@ -8,18 +8,19 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True)
 class Shared:
-    """An array in a buffer of a service.
+    """Where an array is that lives in a buffer of a service.
 
     Attributes
     ----------
     epoch, path
         The epoch of the service, and the path of its socket on the sender's node.
     pool, kind
-        The pool, and the kind of its memory.
+        The name of the buffer's pool, and the kind of the pool's memory.
     buffer, generation
-        The buffer; see `BaseLease.buffer_id`.
+        The id and the generation of the buffer; see `BaseLease.buffer_id`.
     dtype, shape, strides, offset
-        The array in the buffer. Strides are in elements, and empty for a C-contiguous array; the offset is in bytes.
+        The layout of the array in the buffer. Strides are in elements, and empty for a C-contiguous array; the offset
+        is in bytes.
     """
 
     epoch: str
@@ -39,16 +40,18 @@ class Shared:
 
 @dataclass(frozen=True, slots=True)
 class Kept:
-    """An array in Ray's object store, because it could not be shared. The mover of the sender's node keeps a reference.
+    """Where an array is that the sender could not share: in Ray's object store.
+
+    The mover of the sender's node keeps a reference to the array.
 
     Attributes
     ----------
     token, index
-        The token of the object that the array belongs to, and the array's index in that object.
+        The id of the object to which the array belongs, and the array's index in this object.
     dtype
         The element type, as the array's library names it.
     reason
-        Why the array could not be shared.
+        Why the sender could not share the array.
     """
 
     token: str
@@ -59,18 +62,18 @@ class Kept:
 
 @dataclass(slots=True)
 class Metadata:
-    """The data that Ray keeps for an object. Ray itself reads only `tensor_meta` and `tensor_device`.
+    """The description of an object's arrays, which Ray keeps. Ray itself reads only `tensor_meta` and `tensor_device`.
 
     Attributes
     ----------
     tensor_meta
-        Shape and dtype of each array.
+        The shape and dtype of each array.
     tensor_device
         ``"cpu"`` or ``"cuda"``; None if there is no array.
     node
-        Id of the sender's node.
+        The id of the sender's node.
     library
-        The library of the arrays.
+        The name of the library of the arrays.
     arrays
         Where each array is: in a buffer (`Shared`), or in Ray's object store (`Kept`).
     """

@@ -1,9 +1,9 @@
-"""Reads buffers of another node through NIXL, from a host pool of that node into a host pool of this node.
+"""Copies buffers from a host pool of another node into a host pool of this node, through the library NIXL.
 
-Only the receiver's process makes calls of NIXL to read a buffer; the sender's process only offers the buffer.
+The mover on the sender's node offers a buffer. The receiver's process starts the transfer and waits for its end.
 
-An agent registers a pool's memory when the agent first gets a buffer of the pool. NIXL does not report the end of a
-transfer, so the agent asks NIXL again and again.
+`Agent` registers the memory of a pool with NIXL before it first offers or reads a buffer of the pool. NIXL does not
+report the end of a transfer, so `Agent.read` asks NIXL for the state of the transfer again and again.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from poolbridge._sys.log import LOG
 if TYPE_CHECKING:
     from poolbridge._memory.kind_host import HostPool
 
-# The package `nixl` chooses one of the other two packages. Each of these two can also be installed without `nixl`.
+# The package ``nixl`` chooses one of the other two packages. A user can also install one of these two without ``nixl``.
 _MODULES: Final = ("nixl", "nixl_cu12", "nixl_cu13")
 _LEAST_PAUSE: Final = 20e-6
 _MOST_PAUSE: Final = 1e-3
@@ -30,17 +30,17 @@ _MOST_PAUSE: Final = 1e-3
 
 @dataclass(frozen=True, slots=True)
 class Offer:
-    """What a receiver needs to read a buffer. The sender's mover keeps the buffer until the receiver returns `ticket`.
+    """What a receiver needs to read a buffer. The sender's mover keeps a lease until the receiver returns `ticket`.
 
     Attributes
     ----------
     ticket
-        A text that names the offer. After reading the bytes, the receiver sends the text to the mover.
+        A text that names the offer. After the receiver has read the bytes, it sends this text to the mover.
     agent, version, metadata
         The name of the mover's agent, the number of pools that this agent has registered, and NIXL's description of
         the agent.
     address, nbytes
-        The address of the bytes in the mover's process, and the number of bytes.
+        The address of the offered bytes in the mover's process, and their number.
     offset
         Bytes from `address` to the array's element [0, …, 0].
     """
@@ -62,7 +62,7 @@ class Pausing(Protocol):
 
 
 def missing() -> str:
-    """Return why this process has no NIXL; an empty text if this process has NIXL."""
+    """Return a text that says why this process cannot import NIXL; an empty text if it can."""
     try:
         _api()
     except poolbridge.UnavailableError as error:
@@ -91,7 +91,10 @@ class Agent:
         self._stuck: list[Any] = []
 
     def offer(self, state: LeaseState, ticket: str, low: int, high: int, offset: int) -> Offer:
-        """Offer bytes of a leased buffer to other nodes. The caller keeps the lease until a receiver has the bytes."""
+        """Offer the bytes from `low` to `high` of a leased buffer to other nodes. `offset` is `Offer.offset`.
+
+        The caller keeps the lease until a receiver has the bytes.
+        """
         with self._lock:
             agent = self._registered(state)
             address = state.memory.address(write=True) + low
@@ -99,7 +102,7 @@ class Agent:
             return Offer(ticket, agent.name, len(self._pools), metadata, address, high - low, offset)
 
     def read(self, offer: Offer, state: LeaseState, transfer: Pausing) -> None:
-        """Read the offered bytes into a leased buffer, from the buffer's beginning.
+        """Copy the offered bytes to the beginning of a leased buffer.
 
         Raises
         ------
@@ -142,18 +145,18 @@ class Agent:
             with self._lock:
                 agent.release_xfer_handle(handle)
         except Exception as error:  # noqa: BLE001
-            # NIXL may still write to the buffer, so the buffer must not be used again while this process lives.
+            # NIXL may still write to the buffer. So `_stuck` keeps the buffer's lease as long as this process lives.
             self._stuck.append((state, handle))
             LOG.warning("ray: NIXL does not end a transfer, and its buffer is kept: %s", error)
 
     def _registered(self, state: LeaseState) -> Any:
-        """Register the pool of a buffer if it is not registered yet, and return the agent."""
+        """Register the memory of a buffer's pool with NIXL, if it is not registered yet, and return NIXL's agent."""
         pool = cast("HostPool", state.memory.pool)
         if any(pool is one for one in self._pools):
             return self._agent
         if self._agent is None or any(_overlap(pool, one) for one in self._pools):
-            # If an agent exists, it has registered an older pool at these addresses. The pages of that pool are gone,
-            # so make a new agent.
+            # If an agent exists, it has registered an older pool at addresses of this pool. The older pool is unmapped,
+            # and its pages are gone. So make a new agent.
             api = _api()
             config = api.nixl_agent_config(backends=["UCX"], sync_mode=api.nixl_thread_sync_t.NIXL_THREAD_SYNC_STRICT)
             self._agent = api.nixl_agent(f"poolbridge-{uuid.uuid4()}", config)

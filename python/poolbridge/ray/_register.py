@@ -24,18 +24,19 @@ def register(
     timeout: float = 10.0,
     nixl: bool | None = None,
 ) -> str:
-    """Register a transport with Ray, for arrays of one library. Then define and make the actors that use the transport.
+    """Register a transport with Ray for the arrays of one library. After that, define and make the actors that use it.
 
-    Pass the returned name as the ``tensor_transport`` of ``ray.method``, or the ``_tensor_transport`` of ``ray.put``.
-    Ray makes the transport known to the actors that this process makes.
+    Pass the returned name as the argument ``tensor_transport`` of ``ray.method``, or as the argument
+    ``_tensor_transport`` of ``ray.put``. Ray makes the transport known to the actors that this process makes after this
+    call.
 
     Parameters
     ----------
     library
         ``"numpy"``, ``"torch"``, ``"jax"`` or ``"cupy"``.
     name
-        The transport's name in Ray, which changes the name to capital letters; None: ``"POOLBRIDGE"`` for NumPy, and
-        ``"POOLBRIDGE_TORCH"`` and so on for the other libraries.
+        The transport's name in Ray. `register` changes the name to capital letters. None: ``"POOLBRIDGE"`` for NumPy,
+        and ``"POOLBRIDGE_TORCH"`` and so on for the other libraries.
     pool
         The name of a pool, which each node's service has. A sender copies an array that lives in no pool into this
         pool.
@@ -43,8 +44,8 @@ def register(
         True: if the sender cannot share an array, or the receiver cannot lease the array, Ray's object store carries
         the array, and poolbridge logs and counts the array. False: raise the error. Arrays on a GPU have no fallback.
     timeout
-        The seconds that a sender waits at most for free memory in the pool. A receiver that reads through NIXL waits at
-        most this time for free memory in the pool of its own node.
+        The longest time, in seconds, that a sender waits for free memory in the pool. A receiver that reads through
+        NIXL waits at most as long for free memory in the pool of its own node.
     nixl
         Whether a receiver on another node reads through NIXL, into the pool of its own node. None: NIXL is used if both
         nodes have NIXL and the receiver's node has a service; if not, Ray's object store carries the bytes. True: raise
@@ -72,7 +73,7 @@ def register(
     known_as = check_name(_NAMES[library] if name is None else name, "transport").upper()
     if _registered.get(known_as) == options:
         return known_as
-    # The class is in no module, so Ray pickles the class by value, together with its options.
+    # No module contains this class, so Ray pickles the class by value, together with its options.
     made: Any = type("PoolbridgeTransport", (Transport, ray.experimental.TensorTransportManager), {"options": options})
     data_type, devices = _described(library)
     try:

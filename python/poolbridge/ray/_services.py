@@ -38,7 +38,7 @@ class Keeper:
         self._made: set[str] = set()
 
     def path(self, pools: Pools | None = None) -> str:
-        """Make the keeper's pools and the given `pools` in the node's service, and return the service's socket path."""
+        """Make the keeper's pools and `pools` in the node's service, if they are missing. Return the socket path."""
         with self._lock:
             if pools is not None:
                 self._pools |= {name: dict(settings) for name, settings in pools.items()}
@@ -87,7 +87,7 @@ class Keeper:
 
 
 class Services:
-    """The services of a cluster's nodes, made by `start`. A ``with`` statement calls `stop` at its end.
+    """The services of a cluster's nodes. `start` makes this object. A ``with`` statement calls `stop` at its end.
 
     Attributes
     ----------
@@ -129,7 +129,7 @@ def start(
     """Make sure that each node of the cluster has a service with the pools `pools`.
 
     An actor on each node starts a service if none listens on the node, and starts a new service if the service ends.
-    The processes of a node find the service through the actor. The actors end with this process, and the services that
+    The processes of a node find the service through this actor. The actors end with this process, and the services that
     the actors have started end with the actors.
 
     Parameters
@@ -148,14 +148,14 @@ def start(
     Returns
     -------
     Services
-        The services, as a context manager that stops the started services.
+        A context manager. At its end, it stops the services that the actors have started.
 
     Raises
     ------
     UnavailableError
         Ray is missing or too old, or this process is in no cluster.
     NotFoundError
-        The cluster has no such node.
+        An id in `nodes` is not the id of a node that is alive.
     AlreadyExistsError
         A service has a pool of the same name with other settings; the message says which settings differ.
     ServiceStartError
@@ -207,7 +207,7 @@ def _check_pools(pools: Pools) -> None:
 
 
 def _keeper(ray: Any, node: str, *, pools: Pools, path: str | None, options: Sequence[str]) -> tuple[Any, bool]:
-    """Return the keeper of a node, and whether this call has made the keeper."""
+    """Return the actor `Keeper` of a node, and whether this call has made the actor."""
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
     name = _cluster.keeper_name(node)

@@ -1,4 +1,4 @@
-"""Finds the lease that an array lives in, and leases the arrays that other processes share."""
+"""Finds the lease that an array lives in, and leases the buffers of arrays that other processes share."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def again(work: Callable[[], _T]) -> _T:
 
 
 def lost(one: Shared) -> poolbridge.StaleError:
-    """Make the error for an array that is lost because its service has ended."""
+    """Make the error that says that an array is lost because its service has ended."""
     return poolbridge.StaleError(
         f"{one} is lost: the service at {one.path} that had it has ended since it was sent. Have its sender make the "
         "object again"
@@ -52,8 +52,8 @@ def lease(client: poolbridge.Client, one: Shared) -> poolbridge.Lease:
 def span(lease: poolbridge.Lease) -> tuple[int, int, int]:
     """Return where a lease's array is in the buffer.
 
-    The result is the array's first byte, the byte after the array's last byte, and the number of bytes from the first
-    byte to element [0, …, 0].
+    The result is the position of the array's first byte in the buffer, the position after its last byte, and the number
+    of bytes from the first byte to element [0, …, 0].
     """
     of = state_of(lease).description
     low, high = _tensor.span_of(of.shape, of.strides, of.offset, of.element.itemsize)
@@ -61,7 +61,7 @@ def span(lease: poolbridge.Lease) -> tuple[int, int, int]:
 
 
 def place(lease: poolbridge.Lease, one: Shared, offset: int) -> None:
-    """Make a lease describe the array `one`, whose bytes are in the buffer. Element [0, …, 0] is at byte `offset`."""
+    """Make a lease describe the array `one`. Its element [0, …, 0] is at byte `offset` of the lease's buffer."""
     state = state_of(lease)
     tensor = Tensor(dt=one.dtype, sh=one.shape, st=one.strides, of=offset)
     state.description = _tensor.from_wire(tensor, state.grant.n)
@@ -85,7 +85,7 @@ def describe(client: poolbridge.Client, state: LeaseState, description: _tensor.
 
 
 def find(client: poolbridge.Client, source: _sources.Source) -> tuple[LeaseState, _tensor.Description] | str:
-    """Return the lease that an array lives in and the array's description; or a text: why the array must be copied."""
+    """Return an array's lease and description; or a text that says why the sender must copy the array."""
     session = session_of(client)
     state = _owners.owner(session, source.array, source.address)
     if state is None:
@@ -111,7 +111,7 @@ def find(client: poolbridge.Client, source: _sources.Source) -> tuple[LeaseState
 
 
 def stream_of(array: Any, library: str) -> Any:
-    """Return the current stream of the library if an array is on a GPU; None for JAX and for an array on the CPU."""
+    """Return the library's current stream if an array is on a GPU; None for JAX and for an array on the CPU."""
     if array is None or not _sources.on_device(array):
         return None
     if library == "torch":

@@ -1,4 +1,4 @@
-"""The methods that Ray calls to hand arrays from process to process. This module does not import Ray."""
+"""Has the class whose methods Ray calls to pass arrays from process to process. This module does not import Ray."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ from poolbridge.ray._counts import COUNTS
 from poolbridge.ray._metadata import Kept, Metadata, Shared
 from poolbridge.ray._sharing import again
 
-# With `fallback=True`, Ray's object store carries an array if one of these errors occurs: the sender cannot share the
-# array, or the receiver cannot lease the array's buffer.
+# One of these errors is raised if a sender cannot share an array, or if a receiver cannot lease the array's buffer.
+# Then with ``fallback=True``, Ray's object store carries the array.
 _CANNOT: Final = (
     poolbridge.InvalidArgumentError,
     poolbridge.NotFoundError,
@@ -60,15 +60,15 @@ class Transport:
     def __init_subclass__(cls, **given: Any) -> None:
         """Make Ray's manager of transports in this process, before an array arrives.
 
-        In each actor, Ray first unpickles the subclass, and Python then calls this method.
+        In each actor, Ray unpickles the subclass before an array arrives, and Python then calls this method.
         """
         super().__init_subclass__(**given)
         _cluster.make_manager()
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        # By object id: the object's metadata, and the functions that `garbage_collect` calls. The functions keep the
-        # object's buffers.
+        # For each object that this process has sent, by the object's id: the object's metadata, and the functions that
+        # `garbage_collect` calls. As long as these functions exist, they keep the object's leases.
         self._sent: dict[str, tuple[Metadata, list[Callable[[], None]]]] = {}
         # The transfers that this process is receiving, by the id of the object that they transfer.
         self._receiving: dict[str, list[_cluster.Transfer]] = {}
@@ -76,21 +76,21 @@ class Transport:
     # What Ray asks
 
     def tensor_transport_backend(self) -> str:
-        """Return the transport's name for Ray's messages."""
+        """Return the name that Ray uses for the transport in its messages."""
         return "POOLBRIDGE"
 
     @staticmethod
     def is_one_sided() -> bool:
-        """Return True: a receiver leases the sender's buffer by itself."""
+        """Return True: a receiver leases the sender's buffer without any action of the sender."""
         return True
 
     @staticmethod
     def can_abort_transport() -> bool:
-        """Return True: `abort_transport` ends every wait of a transfer."""
+        """Return True: Ray can abort a transfer by `abort_transport`, which ends every wait of the transfer."""
         return True
 
     def actor_has_tensor_transport(self, actor: Any) -> bool:  # noqa: ARG002
-        """Return True. An actor on a node without a service gets an error when it sends or receives."""
+        """Return True for every actor. An actor on a node without a service gets an error when it sends or receives."""
         return True
 
     def get_communicator_metadata(self, src_actor: Any, dst_actor: Any, backend: str | None = None) -> Any:  # noqa: ARG002
@@ -100,7 +100,7 @@ class Transport:
     # Sending
 
     def extract_tensor_transport_metadata(self, obj_id: str, rdt_object: Sequence[Any]) -> Metadata:
-        """Share the arrays of an object, and keep their buffers until `garbage_collect`.
+        """Share the arrays of an object, and keep their buffers until Ray calls `garbage_collect`.
 
         Raises
         ------
@@ -174,7 +174,7 @@ class Transport:
         return _sharing.describe(client, state, description)
 
     def garbage_collect(self, obj_id: str, tensor_transport_meta: Any, tensors: Any) -> None:  # noqa: ARG002 - Ray's
-        """Release the buffers of an object. A buffer is freed when no receiver uses it any more."""
+        """Release the buffers of an object. The service frees a buffer when no receiver uses it any more."""
         with self._lock:
             _, ends = self._sent.pop(obj_id, (None, []))
         _end(ends)
@@ -185,7 +185,7 @@ class Transport:
         tensor_transport_metadata: Any,  # noqa: ARG002
         communicator_metadata: Any,  # noqa: ARG002
     ) -> None:
-        """Raise `UnsupportedError`: each receiver leases the sender's buffer by itself."""
+        """Raise `UnsupportedError`: each receiver leases the sender's buffer without any action of the sender."""
         raise poolbridge.UnsupportedError("a sender has nothing to do: receivers lease its buffers")
 
     # Receiving
@@ -197,7 +197,7 @@ class Transport:
         communicator_metadata: Any,  # noqa: ARG002
         target_buffers: Sequence[Any] | None = None,
     ) -> list[Any]:
-        """Return the arrays of an object. They use the sender's memory if sender and receiver have the same service.
+        """Return the arrays of an object. They use the sender's memory if both processes have the same service.
 
         Raises
         ------
@@ -263,7 +263,7 @@ class Transport:
         return _adopt(bits, one.dtype, library)
 
     def _lease(self, one: Shared, *, here: bool) -> poolbridge.Lease | str:
-        """Lease the buffer of an array; return a text if the buffer's service is not the service of this process."""
+        """Lease the buffer of an array. If it is a buffer of another service, return a text that says so."""
         try:
             client = CONNECTION.client()
         except poolbridge.ServiceNotRunningError as error:
@@ -279,7 +279,7 @@ class Transport:
         return f"the service at {client.path} is another one than the sender's at {one.path}"
 
     def _read(self, one: Shared, meta: Metadata, transfer: _cluster.Transfer) -> poolbridge.Lease | str:
-        """Read an array of another node through NIXL; or say why Ray's object store must carry the array."""
+        """Read an array of another node through NIXL; or return a text that says why the object store must carry it."""
         if self.options.nixl is False:
             return "the transport was registered with nixl=False"
         if one.kind != "host":
@@ -292,7 +292,7 @@ class Transport:
         return read
 
     def _no_pool(self) -> str:
-        """Return why this node has no pool into which NIXL could read; an empty text if the node has such a pool."""
+        """Return a text that says why NIXL cannot read into a pool of this node; an empty text if it can."""
         try:
             _, pool = again(lambda: CONNECTION.pool(self.options.pool))
         except (poolbridge.ServiceNotRunningError, poolbridge.NotFoundError) as error:
@@ -304,7 +304,7 @@ class Transport:
         return lease
 
     def abort_transport(self, obj_id: str, communicator_metadata: Any) -> None:  # noqa: ARG002
-        """End the waits of an object's transfers in this process; the transfers raise `RequestCancelledError`."""
+        """Abort the transfers of an object in this process: each transfer raises `RequestCancelledError`."""
         with self._lock:
             transfers = list(self._receiving.get(obj_id, ()))
         for transfer in transfers:
@@ -315,7 +315,7 @@ class Transport:
 
 
 def _let_go(state: LeaseState) -> None:
-    """Drop the reference of one of Ray's objects to a lease. The lease ends when no array uses the lease any more."""
+    """Drop the reference that one of Ray's objects has to a lease. The lease ends when no array uses it any more."""
     del state
 
 
@@ -345,9 +345,10 @@ def _array(lease: poolbridge.Lease, library: poolbridge.Library) -> Any:
 
 
 def _adopt(bits: np.ndarray[Any, Any], dtype: str, library: str) -> Any:
-    """Make an array of a library from an array of Ray's object store. Only NumPy uses the store's memory in place.
+    """Make an array of `library` from `bits`, an array from Ray's object store.
 
-    NumPy has no ``bfloat16``, so an array of ``bfloat16`` arrives as ``uint16`` with the same bits, or as float32.
+    An array of NumPy uses the memory of the object store, without a copy. NumPy has no ``bfloat16``, so `bits` of an
+    array of ``bfloat16`` is an array of ``uint16`` with the same bits, or of ``float32`` with the same values.
     """
     if library == "numpy":
         return bits

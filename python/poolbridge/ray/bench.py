@@ -1,9 +1,9 @@
 """Measures what a transfer between two actors of Ray costs: ``python -m poolbridge.ray.bench``.
 
-The same program runs with poolbridge and with Ray's object store. It does what Ray's documentation recommends: an actor
-returns an array, another actor gets the array and reads one element, and the program waits for this element. So each
-measured time includes two calls of actors and the time to fill a new array. The rows with 8 bytes show the cost of the
-calls.
+The program passes arrays by poolbridge and by Ray's object store, in the way that Ray's documentation recommends: an
+actor returns an array, another actor gets the array and reads one element, and the program waits for this element. So
+each measured time includes two calls of actors and the time to fill a new array. The rows for arrays of 8 bytes show
+how long the calls alone take.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _POOL = "2GiB"
 
 
 def _actors(ray: Any, transport: str) -> Any:
-    """Define the actor class. Some of its actors send and some receive."""
+    """Define the class of the actors that send and receive arrays of NumPy."""
 
     class Actor:
         def __init__(self) -> None:
@@ -108,7 +108,9 @@ def _gpu_actors(ray: Any, transport: str) -> Any:
 
 
 def measure_gpu(ray: Any, transport: str, *, mib: list[int], moves: int) -> None:
-    """Measure transfers of new tensors, in memory of a GPU, from actor to actor. Each round uses each way once.
+    """Measure transfers of new tensors, in memory of a GPU, from actor to actor.
+
+    A round sends one tensor by each way: Ray's object store, Ray's CUDA_IPC, and poolbridge with and without a copy.
 
     Parameters
     ----------
@@ -146,7 +148,7 @@ def _say(line: str) -> None:
 
 
 def _share(pid: int) -> int:
-    """Return the memory of a process in bytes. A page that n processes share counts as one n-th of a page."""
+    """Return how many bytes of memory a process uses. A page that n processes share counts as one n-th of a page."""
     for line in Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines():
         if line.startswith("Pss:"):
             return int(line.split()[1]) << 10
@@ -171,7 +173,7 @@ def _row(what: str, seconds: float, against: float | None = None) -> float:
 
 
 def _one_node(ray: Any, actors: tuple[Any, Any, Any], nbytes: int, moves: int) -> None:
-    """Measure transfers of arrays on one node. One actor sends by the object store, another actor by the transport."""
+    """Measure transfers on one node. One actor sends by Ray's object store, another actor sends by the transport."""
     stored, sender, receiver = actors
     ray.get([stored.prepare.remote(nbytes, pooled=False), sender.prepare.remote(nbytes, pooled=True)])
 
@@ -197,7 +199,7 @@ def _two_nodes(ray: Any, actors: tuple[Any, Any, Any], nbytes: int, moves: int) 
 
 
 def _memory(ray: Any, actors: list[Any], nbytes: int) -> None:
-    """Measure how much memory two senders and the readers of one array use. Each reader touches every page."""
+    """Measure how much memory two senders and the readers need for one array. Each reader reads every page of it."""
     stored, sender, *readers = actors
 
     def total() -> int:
@@ -214,19 +216,19 @@ def _memory(ray: Any, actors: list[Any], nbytes: int) -> None:
 
 
 def compare(ray: Any, transport: str, nbytes: int, moves: int) -> tuple[list[float], list[float]]:
-    """Send new arrays from one actor to another actor of a node: alternately by Ray's object store and in the pool.
+    """Send new arrays between actors on one node, alternately by Ray's object store and by poolbridge.
 
     Parameters
     ----------
     ray, transport
         Ray, and the name of the registered transport.
     nbytes, moves
-        Bytes of an array, and the number of arrays that go each way.
+        Bytes of an array, and the number of arrays for each of the two ways.
 
     Returns
     -------
     tuple of list of float
-        Seconds of each array by Ray's object store, and of each array in the pool.
+        The seconds for each array by Ray's object store, and the seconds for each array by poolbridge.
     """
     kind = _actors(ray, transport)
     stored, sender, receiver = actors = [kind.options(resources={"near": 1}).remote() for _ in range(3)]
@@ -243,7 +245,7 @@ def compare(ray: Any, transport: str, nbytes: int, moves: int) -> tuple[list[flo
 
 
 def measure(ray: Any, transport: str, *, mib: list[int], moves: int, readers: int, big: int) -> None:
-    """Measure transfers on a cluster of two nodes, which have the resources ``near`` and ``far`` and a service each.
+    """Measure transfers on a cluster of two nodes. One node has the resource ``near``, the other has ``far``.
 
     Parameters
     ----------
@@ -252,7 +254,8 @@ def measure(ray: Any, transport: str, *, mib: list[int], moves: int, readers: in
     mib, moves
         The sizes of the arrays in MiB, and the number of measurements of each size.
     readers, big
-        The number of readers of an array of `big` MiB. If `big` is 0, this measurement is left out.
+        The number of readers of an array of `big` MiB, for the measurement of memory; 0 for `big`: leave this
+        measurement out.
     """
     kind = _actors(ray, transport)
     stored, sender, receiver = (kind.options(resources={"near": 1}).remote() for _ in range(3))
@@ -278,7 +281,7 @@ def cluster(*nodes: str, gpu: bool = False) -> Iterator[tuple[Any, str]]:
     nodes
         Names of the nodes. Each node has a resource of the same name.
     gpu
-        Whether the nodes have a GPU. Then the pools are in memory of the GPU, and the transport is for PyTorch.
+        Whether each node gets a GPU. If so, the pools are in memory of the GPU, and the transport is for PyTorch.
 
     Raises
     ------
@@ -316,7 +319,7 @@ def cluster(*nodes: str, gpu: bool = False) -> Iterator[tuple[Any, str]]:
 
 
 def main() -> None:
-    """Start a cluster of two nodes on this machine, or of one node with `--gpu`, and measure."""
+    """Start a cluster on this machine, of two nodes, or of one node with ``--gpu``; and measure transfers."""
     parser = argparse.ArgumentParser(prog="python -m poolbridge.ray.bench", description=__doc__)
     parser.add_argument("--mib", type=int, nargs="+", default=[1, 64], help="sizes of the arrays in MiB")
     parser.add_argument("--moves", type=int, default=30, help="how often each is measured, after 5 that are not")
