@@ -260,6 +260,9 @@ func TestWhatAFullChannelDoes(t *testing.T) {
 				_, err := s.from.Publish(ctx, lease, mempool.FrameOptions{Meta: map[string]string{"n": "3"}})
 				require.ErrorIs(t, err, want)
 				assert.Equal(t, policy == mempool.Block, errors.Is(err, context.DeadlineExceeded))
+				if want != nil {
+					require.ErrorContains(t, err, `channel "c" is full: it keeps 2 frames, and `)
+				}
 				first := map[mempool.FullPolicy]uint64{mempool.Block: 0, mempool.Fail: 0, mempool.DropOldest: 2, mempool.Latest: 3}[policy]
 				f, err := from.next(t.Context())
 				require.NoError(t, err)
@@ -269,6 +272,12 @@ func TestWhatAFullChannelDoes(t *testing.T) {
 			})
 		}
 	}
+}
+
+func TestAChannelWithoutACapacityKeepsTheDefault(t *testing.T) {
+	s := pair(t, hostPool("p", 1<<20), mempool.ChannelSpec{})
+	assert.Equal(t, mempool.DefaultCapacity, s.from.Info().Capacity)
+	assert.Equal(t, mempool.DefaultCapacity, s.to.Info().Capacity)
 }
 
 func TestAFrameThatIsAcknowledgedNeedsNoPlaceAndKeepsItsMemory(t *testing.T) {

@@ -23,6 +23,9 @@ type Channel struct {
 // Errors: [ErrInvalid], [ErrExists] if a channel of that name has another spec, [ErrNotFound] and [ErrDenied] for the pool, [ErrLimit],
 // [ErrUnsupported] if the service has no channels.
 func (c *Client) CreateChannel(ctx context.Context, spec ChannelSpec) (*Channel, error) {
+	if spec.Capacity == 0 {
+		spec.Capacity = mempool.DefaultCapacity
+	}
 	if err := spec.Validate(); err != nil {
 		return nil, err
 	}

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"time"
 
+	"github.com/poolbridge/poolbridge/internal/count"
 	"github.com/poolbridge/poolbridge/internal/shmchannel"
 	"github.com/poolbridge/poolbridge/internal/situation"
 	"github.com/poolbridge/poolbridge/mempool"
@@ -176,9 +177,10 @@ func (p *producing) behind(full *shmchannel.FullError) error {
 	case full.Consumer.ID != 0:
 		why = fmt.Sprintf("consumer %d (pid %d) has not released frame %d", full.Consumer.ID, full.Consumer.PID, full.Floor)
 	case full.Waiting > 0:
-		why = fmt.Sprintf("%d frames wait for a consumer", full.Waiting)
+		why = count.Of(full.Waiting, "frame") + " wait for a consumer"
 	case p.channel.Mode == mempool.WorkQueue:
-		why = "its consumers have not acknowledged what they took"
+		why = "its consumers have not acknowledged the frames that they took"
 	}
-	return situation.Of(ErrLimit, "channel %q has no room for frame %d: %s", p.channel.Name, full.Number, why)
+	return situation.Of(ErrLimit, "channel %q is full: it keeps %s, and %s; release frames sooner, or make a channel with a larger Capacity or with a Full that drops frames",
+		p.channel.Name, count.Of(p.channel.Capacity, "frame"), why)
 }

@@ -42,11 +42,12 @@ func (p FullPolicy) Validate() error {
 
 // Limits of channels.
 const (
-	MaxCapacity  = 1024 // frames of a channel
-	MaxChannels  = 256  // channels of a pool
-	MaxMembers   = 256  // members that a session has in channels
-	MaxMeta      = 16   // entries of a frame's map
-	MaxMetaBytes = 256  // bytes of each key and value
+	MaxCapacity     = 1024 // frames of a channel
+	DefaultCapacity = 8    // frames of a channel whose spec names no capacity
+	MaxChannels     = 256  // channels of a pool
+	MaxMembers      = 256  // members that a session has in channels
+	MaxMeta         = 16   // entries of a frame's map
+	MaxMetaBytes    = 256  // bytes of each key and value
 )
 
 // ChannelSpec describes a channel that a client wants to make. It is plain data.
@@ -56,7 +57,8 @@ type ChannelSpec struct {
 	Pool uint64
 	// Mode is the mode of the channel. An empty Mode means Broadcast.
 	Mode ChannelMode
-	// Capacity is the greatest number of frames that the channel keeps. It is a number from 1 to MaxCapacity.
+	// Capacity is the greatest number of frames that the channel keeps. It is a number from 1 to MaxCapacity. If a client leaves it 0, the
+	// channel keeps DefaultCapacity frames.
 	Capacity int
 	// Full says what happens when the channel is full. An empty Full means Block.
 	Full FullPolicy

@@ -4,6 +4,7 @@ import (
 	"context"
 	"time"
 
+	"github.com/poolbridge/poolbridge/internal/count"
 	"github.com/poolbridge/poolbridge/internal/situation"
 	"github.com/poolbridge/poolbridge/mempool"
 )
@@ -83,9 +84,10 @@ func (b *buffer) available(write bool) error {
 	case b.writer != nil:
 		return situation.Of(mempool.ErrBusy, "buffer %d is being written by session %d (pid %d)", b.id, b.writer.session.id, b.writer.session.peer.PID)
 	case write && b.readers.len() > 0:
-		return situation.Of(mempool.ErrBusy, "buffer %d has %d read leases, and a write lease excludes all others", b.id, b.readers.len())
+		return situation.Of(mempool.ErrBusy, "buffer %d has %s, which a write lease excludes: release them first, or write another buffer", b.id,
+			count.Of(b.readers.len(), "read lease"))
 	case write && b.frames > 0:
-		return situation.Of(mempool.ErrBusy, "buffer %d is in a channel, and a write lease excludes all others", b.id)
+		return situation.Of(mempool.ErrBusy, "buffer %d is in a channel, whose consumers a write lease excludes: write another buffer", b.id)
 	}
 	return nil
 }

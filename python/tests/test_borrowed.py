@@ -57,6 +57,14 @@ def test_every_frame_is_seen_and_known(client, other):
     assert seen == [(number + 1, 0) for number in range(10)]
 
 
+def test_a_wrap_that_is_no_function_is_refused_at_once(client):
+    channel = client.create_channel("video")
+    with pytest.raises(poolbridge.InvalidArgumentError, match="wrap must be a function .*, not 3"):
+        client.subscribe("video").arrays(3)
+    with pytest.raises(poolbridge.InvalidArgumentError, match="wrap must be a function .*, not 3"):
+        channel.publisher(4, "uint8", wrap=3)
+
+
 def test_an_array_is_made_once_for_a_block_and_a_shape(client, other):
     channel = client.create_channel("video", capacity=2)
     made = []

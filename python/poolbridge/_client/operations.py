@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 import re
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -108,6 +108,19 @@ def check_wait(timeout: float | None) -> int:
     if milliseconds < 0:
         raise InvalidArgumentError(f"timeout {shown(timeout)} is no time: expected seconds, or None for no limit")
     return min(milliseconds, _FOREVER_MS)
+
+
+def check_wrap(wrap: Callable[[Any], Any] | None) -> Callable[[Any], Any] | None:
+    """Return `wrap`, a function that makes an array from a lease, or None.
+
+    Raises
+    ------
+    InvalidArgumentError
+        `wrap` is something else.
+    """
+    if wrap is not None and not callable(wrap):
+        raise InvalidArgumentError(f"wrap must be a function that makes an array from a lease, not {shown(wrap)}")
+    return wrap
 
 
 def check_count(value: int, what: str, *, least: int = 0, most: int = U_MAX) -> int:

@@ -13,7 +13,7 @@ import numpy as np
 
 from poolbridge._client.channel_operations import check_meta
 from poolbridge._client.lease import AsyncLease, Lease
-from poolbridge._client.operations import allocate, await_memory, check_wait, new_or_back, ready, spare
+from poolbridge._client.operations import allocate, await_memory, check_wait, check_wrap, new_or_back, ready, spare
 from poolbridge._order import order as _order
 from poolbridge._order.streams import stream_key
 from poolbridge._session.flow import Do, Flow
@@ -72,7 +72,7 @@ class BasePublisher(ABC):
         self._run = run
         self._channel = channel
         self._description = description
-        self._wrap = wrap
+        self._wrap = check_wrap(wrap)
         self._shelf = Shelf(channel.pl, most=channel.cp + 2)
         self._described = 0, b""
         self._busy = False  # whether a call of this publisher waits

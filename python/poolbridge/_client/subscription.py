@@ -208,13 +208,18 @@ class Subscription(BaseSubscription):
         Raises
         ------
         InvalidArgumentError
-            The subscription has ``ack="manual"``. The iterator raises this error if the memory is memory of a GPU and
-            the program passed no `stream`.
+            The subscription has ``ack="manual"``, or `wrap` is not a function. The iterator raises this error if the
+            memory is memory of a GPU and the program passed no `stream`.
         """
         self._check_auto()
         self._pass()
         return self._arrays_type(
-            self._consumer, run=self._run, take=self._next, claim=self._claim, wrap=wrap, stream=stream
+            self._consumer,
+            run=self._run,
+            take=self._next,
+            claim=self._claim,
+            wrap=_operations.check_wrap(wrap),
+            stream=stream,
         )
 
     def close(self) -> None:
@@ -330,7 +335,7 @@ class AsyncSubscription(BaseSubscription):
             start=self._start,
             take=self._next,
             claim=self._claim,
-            wrap=wrap,
+            wrap=_operations.check_wrap(wrap),
             stream=stream,
         )
 

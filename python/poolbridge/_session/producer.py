@@ -292,7 +292,9 @@ def deliver(sending: Sending, timeout: float | None) -> Flow[int]:
                 if not (yield from hear(session, producer.knows(), left)):
                     raise _too_slow(producer, timeout or 0.0)
             elif result is condition.NO_ROOM:
-                raise PoolLimitError(f"channel {channel.nm!r} is full: it keeps {channel.cp} frames{_who(producer)}")
+                raise PoolLimitError(
+                    f"channel {channel.nm!r} is full: it keeps {channel.cp} frames{_who(producer)}{_ADVICE}"
+                )
             elif result is condition.END:
                 producer.over = True
                 raise ClosedError(f"channel {channel.nm!r} was closed")
@@ -310,9 +312,12 @@ def deliver(sending: Sending, timeout: float | None) -> Flow[int]:
     return result
 
 
+_ADVICE: Final = "; release frames sooner, or make a channel with a larger capacity, or with a `full` that drops frames"
+
+
 def _too_slow(producer: Producer, timeout: float) -> WaitTimeoutError:
     channel = producer.channel
-    return WaitTimeoutError(f"channel {channel.nm!r} stayed full for {timeout:g} s{_who(producer)}")
+    return WaitTimeoutError(f"channel {channel.nm!r} stayed full for {timeout:g} s{_who(producer)}{_ADVICE}")
 
 
 def _who(producer: Producer) -> str:
