@@ -91,6 +91,28 @@ def current(ordinal: int, own: Any = None) -> Iterator[None]:
     Another thread or another library may be capturing work into a CUDA graph. In the block, calls such as
     `cuMemHostRegister` do not invalidate this capture.
     """
+    mode = _exchange(bindings().CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_RELAXED)
+    try:
+        with pushed(ordinal, own):
+            yield
+    finally:
+        if mode is not None:
+            _exchange(mode)
+
+
+def _exchange(mode: Any) -> Any:
+    """Set this thread's capture mode. Return the mode before, or None if the driver refuses.
+
+    Errors are ignored: an exception would discard the result of the block in `current`, or prevent its cleanup.
+    """
+    driver = bindings()
+    result, before = driver.cuThreadExchangeStreamCaptureMode(mode)
+    return before if result == driver.CUresult.CUDA_SUCCESS else None
+
+
+@contextmanager
+def pushed(ordinal: int, own: Any = None) -> Iterator[None]:
+    """Make a context current, like `current`, for calls that CUDA never forbids because of a capture."""
     context = contexts.get(ordinal) if own is None else own
     if context is None:
         with _contexts_lock:
@@ -99,11 +121,7 @@ def current(ordinal: int, own: Any = None) -> Iterator[None]:
                 context = contexts[ordinal] = call("cuDevicePrimaryCtxRetain", call("cuDeviceGet", ordinal))
     call("cuCtxPushCurrent", context)
     try:
-        mode = call("cuThreadExchangeStreamCaptureMode", bindings().CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_RELAXED)
-        try:
-            yield
-        finally:
-            call("cuThreadExchangeStreamCaptureMode", mode)
+        yield
     finally:
         pop(context)
 

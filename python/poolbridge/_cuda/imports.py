@@ -13,6 +13,7 @@ from typing import Any, Final
 import numpy as np
 
 from poolbridge._cuda import cuda as _cuda
+from poolbridge._cuda.stream import own_stream
 from poolbridge.errors import (
     DriverError,
     InvalidArgumentError,
@@ -187,10 +188,12 @@ class PinnedPool:
     def release_block(self, address: int) -> None:
         """Free the imported allocation at `address`, and return when the driver has freed it."""
         with _cuda.current(self.ordinal):
+            # The driver forbids calls on the legacy default stream while a blocking stream is captured.
+            stream = own_stream(self.ordinal)
             if address not in self._freed:
-                _cuda.call("cuMemFreeAsync", address, 0)
+                _cuda.call("cuMemFreeAsync", address, stream)
                 self._freed.add(address)
-            _cuda.call("cuStreamSynchronize", 0)
+            _cuda.call("cuStreamSynchronize", stream)
             self._freed.discard(address)
 
     def close(self) -> None:

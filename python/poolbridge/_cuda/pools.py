@@ -84,7 +84,11 @@ class _CorePool(ImportedPool):
             device = core.Device(ordinal)
             device.set_current()
             self._resource = core.DeviceMemoryResource.from_allocation_handle(device, fd)
-            self._stream = device.create_stream()
+            try:
+                self._stream = device.create_stream()
+            except BaseException:
+                self._resource.close()  # in this block, so that it cannot invalidate a capture later
+                raise
 
     @property
     def handle(self) -> Any:

@@ -7,7 +7,7 @@ import threading
 from functools import cache
 from typing import Any, Final
 
-from poolbridge._cuda.cuda import bindings, call, contexts, current, synchronize
+from poolbridge._cuda.cuda import bindings, call, contexts, current, pushed, synchronize
 from poolbridge.errors import (
     DriverError,
     StreamCaptureError,
@@ -68,11 +68,18 @@ def register(ordinal: int, address: int, nbytes: int, *, write: bool) -> int:
         return int(call("cuMemHostGetDevicePointer", address, 0))
 
 
-def unregister(ordinal: int, address: int) -> None:
-    """Wait until the GPUs have done all work of this process. Then end the GPUs' access to the memory at `address`."""
+def unregister(ordinal: int, address: int, *, wait: bool) -> None:
+    """End the GPUs' access to the memory at `address`.
+
+    Parameters
+    ----------
+    wait
+        Whether the GPUs may still use the memory. Then `unregister` first waits until the GPUs have done all work of
+        this process, which invalidates every capture into a CUDA graph.
+    """
     # `cuMemHostUnregister` itself waits for one GPU only, and may block the driver calls of other threads during this
     # wait.
-    for known in list(contexts):
+    for known in list(contexts) if wait else ():
         synchronize(known)
     with current(ordinal):
         call("cuMemHostUnregister", address)
@@ -136,7 +143,7 @@ def refuse_capture(ordinal: int, stream: int) -> None:
         code = _stream_words(_address(_WRITE), _address(_CAPTURING), stream, _DEFAULT)
     else:
         driver = bindings()
-        with current(ordinal):
+        with pushed(ordinal):
             result, status = driver.cuStreamIsCapturing(stream)
         implicit = result == driver.CUresult.CUDA_ERROR_STREAM_CAPTURE_IMPLICIT
         code = _CAPTURED if implicit or (result == driver.CUresult.CUDA_SUCCESS and int(status)) else 0
@@ -191,7 +198,7 @@ def _on_stream(name: str, ordinal: int, stream: int, *arguments: Any) -> None:
         if result == driver.CUresult.CUDA_SUCCESS:
             return
         _check(name, stream, result)
-    with current(ordinal):
+    with pushed(ordinal):
         call(name, stream, *arguments)
 
 
@@ -220,6 +227,10 @@ def own_stream(ordinal: int) -> int:
 
 
 def copy(ordinal: int, stream: int, destination: int, source: int, nbytes: int) -> None:
-    """Queue on `stream` a copy from `source` to `destination`. `source` must stay allocated until the copy is done."""
+    """Queue on `stream` a copy from `source` to `destination`. `source` must stay allocated until the copy is done.
+
+    Raises the errors of `refuse_capture`: a graph would copy again at each launch.
+    """
+    refuse_capture(ordinal, stream)
     with current(ordinal):
         call("cuMemcpyAsync", destination, source, nbytes, stream)

@@ -24,6 +24,7 @@ from poolbridge.errors import (
     DeviceMemoryError,
     DriverError,
     ProtocolError,
+    StreamCaptureError,
 )
 
 if TYPE_CHECKING:
@@ -153,7 +154,7 @@ class Mappings:
         try:
             try:
                 mapping.memory.close()
-            except (DriverError, DeviceMemoryError):
+            except (DriverError, DeviceMemoryError, StreamCaptureError):
                 mapping.memory.close()  # try again: memory that stays mapped is lost until the process ends
         finally:
             if mapping.parent is not None:

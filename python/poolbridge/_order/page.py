@@ -67,6 +67,7 @@ class Page:
         self._mapping = FileMapping(fd, FILE_BYTES, write=write)
         self.write = write
         self.count = 1
+        self.idle = True  # no holder that gave the page up said that its streams may still use the page
         self.address = self._mapping.address
         memory = memoryview(self._mapping.memory)
         self.words = memory[:BYTES].cast("Q")
@@ -191,10 +192,10 @@ class Page:
         return bool(self._on_device)
 
     def close(self) -> None:
-        """Unmap the page. Waits for the GPU if the page is registered. No stream or thread may use it any more."""
+        """Unmap the page. Waits for the GPUs if streams may still use the page. No thread may use it any more."""
         with self._lock:
             if self._on_device:
-                _cuda_stream.unregister(self._ordinal, self.address)
+                _cuda_stream.unregister(self._ordinal, self.address, wait=not self.idle)
                 self._on_device = 0
         self.words.release()
         self._reasons.release()
@@ -239,13 +240,20 @@ class Pages:
                 page.count += 1
         return page
 
-    def give_up(self, epoch: bytes, timeline: int) -> None:
-        """Count one holder less, and unmap a page without holders. Never waits: finalisers may call `give_up`."""
-        self._lock.later(partial(self._give_up, (epoch, timeline)))
+    def give_up(self, epoch: bytes, timeline: int, *, idle: bool) -> None:
+        """Count one holder less, and unmap a page without holders. Never waits: finalisers may call `give_up`.
 
-    def _give_up(self, key: tuple[bytes, int]) -> None:
+        Parameters
+        ----------
+        idle
+            Whether no stream of the holder uses the page any more.
+        """
+        self._lock.later(partial(self._give_up, (epoch, timeline), idle))
+
+    def _give_up(self, key: tuple[bytes, int], idle: bool) -> None:
         page = self._pages[key]
         page.count -= 1
+        page.idle = page.idle and idle
         if page.count:
             return
         del self._pages[key]

@@ -115,7 +115,7 @@ class Timelines:
                 del self._waits[id_]
             self._forgotten.discard(id_)
             if self.pages.pop(id_) is not None:
-                PAGES.give_up(self._epoch, id_)
+                PAGES.give_up(self._epoch, id_, idle=id_ not in self._waits)
 
     def close(self) -> None:
         """Give up all pages. If a GPU may still use a page, the page is unmapped after the GPU has done its work."""
@@ -127,4 +127,4 @@ class Timelines:
             own.close()
         for id_, page in pages.items():
             if page is not None:
-                PAGES.give_up(self._epoch, id_)
+                PAGES.give_up(self._epoch, id_, idle=False)

@@ -98,7 +98,7 @@ class Reading:
         self._words[0] = 1
         self._synchronize()
         found = int(self._words[_RESULT])
-        _cuda_stream.unregister(self._ordinal, self._address)
+        _cuda_stream.unregister(self._ordinal, self._address, wait=True)
         return found
 
     def _hold(self, nanoseconds: int) -> None:

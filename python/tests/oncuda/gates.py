@@ -34,7 +34,7 @@ class Gate:
 
     def close(self) -> None:
         self.open()
-        _cuda_stream.unregister(0, self._address)
+        _cuda_stream.unregister(0, self._address, wait=True)
 
 
 def new_stream() -> int:

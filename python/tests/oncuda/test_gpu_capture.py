@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import gc
+import os
+import subprocess
+import sys
 import threading
 from contextlib import contextmanager
 
 import pytest
 from gates import fill, finish, new_stream, read
 from realservice import until
-from rig import CHANNELS, N, client, device_service, gate, other, use
+from rig import CHANNELS, ENVIRONMENT, N, client, device_service, gate, other, use
 
 import poolbridge
 from poolbridge._cuda import cuda as _cuda, stream as _cuda_stream
-from poolbridge._cuda.cuda import call, current
+from poolbridge._cuda.cuda import Allocation, call, current
 from poolbridge._wire.messages import Fence
 
 pytestmark = CHANNELS
@@ -88,6 +91,83 @@ def test_other_threads_use_poolbridge_during_a_capture(client, streams):
         thread.start()
         thread.join(60)
     assert done == ["more"]
+
+
+PEER = """
+import sys
+import poolbridge
+from gates import Gate, fill, finish, new_stream
+from rig import N, use
+gate, stream = Gate(), new_stream()
+with poolbridge.connect(sys.argv[1], timeout=60) as client:
+    lease = client.allocate(N, "uint8", pool="gpu")
+    at = use(lease, stream)
+    gate.hold(stream)
+    fill(at, N, 5, stream)
+    lease.publish("x")
+    print("published", flush=True)
+    sys.stdin.readline()
+    gate.open()
+    finish(stream)
+    print("written", flush=True)
+    sys.stdin.readline()
+"""
+
+
+def test_a_peer_that_ends_does_not_harm_a_capture(client, device_service, streams):
+    with subprocess.Popen(
+        [sys.executable, "-c", PEER, device_service],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        env={**ENVIRONMENT, "PYTHONPATH": f"{ENVIRONMENT['PYTHONPATH']}:{os.path.dirname(__file__)}"},
+    ) as peer:
+        assert peer.stdin is not None
+        assert peer.stdout is not None
+        assert peer.stdout.readline() == "published\n"
+        got = client.get("x")
+        use(got, streams[1])  # the stream waits for the peer's page
+        peer.stdin.write("\n")
+        peer.stdin.flush()
+        assert peer.stdout.readline() == "written\n"
+        finish(streams[1])
+        got.release()
+        client.stats()
+        pages = client._session.timelines.pages
+        (page,) = (page for page in pages.values() if not page.write)
+        assert page.registered
+        with capture(streams[0]):
+            peer.stdin.close()
+            assert peer.wait(60) == 0
+            until(lambda: client.stats() and page not in pages.values())
+            until(lambda: not page.registered)
+
+
+class Outside:
+    """An array of GPU memory that belongs to no pool."""
+
+    def __init__(self, memory):
+        self.memory = memory
+        self.__cuda_array_interface__ = {
+            "shape": (N,),
+            "typestr": "|u1",
+            "data": (memory.address, False),
+            "version": 3,
+            "strides": None,
+        }
+
+
+def test_no_copy_of_an_array_that_is_published_is_captured(client, streams, monkeypatch):
+    made = []
+    real = _cuda_stream.call
+    monkeypatch.setattr(_cuda_stream, "call", lambda name, *rest: (made.append(name), real(name, *rest))[1])
+    channel = client.create_channel("c", capacity=4)
+    given = Outside(Allocation(0, N))
+    with capture(streams[0]), pytest.raises(poolbridge.StreamCaptureError):
+        channel.publish(given, stream=streams[0])
+    assert "cuMemcpyAsync" not in made
+    assert channel.publish(given, stream=streams[0]) == 1
+    assert "cuMemcpyAsync" in made
 
 
 def test_a_capture_that_begins_while_a_lease_is_released_does_not_release_it_twice(client, other, streams, monkeypatch):
