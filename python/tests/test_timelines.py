@@ -57,7 +57,7 @@ def make_page():
 def page(monkeypatch):
     """Give a page whose address for GPUs is 4096."""
     monkeypatch.setattr(_cuda_stream, "register", lambda *arguments, write: 4096)
-    monkeypatch.setattr(_cuda_stream, "unregister", lambda *arguments: None)
+    monkeypatch.setattr(_cuda_stream, "unregister", lambda *arguments, wait: None)
     made = make_page()
     yield made
     made.close()
@@ -426,7 +426,7 @@ def test_a_page_that_could_not_be_registered_in_a_capture_is_registered_later(mo
         return answer
 
     monkeypatch.setattr(_cuda_stream, "register", register)
-    monkeypatch.setattr(_cuda_stream, "unregister", lambda *arguments: None)
+    monkeypatch.setattr(_cuda_stream, "unregister", lambda *arguments, wait: None)
     made = make_page()
     assert [made.on_device(0) for _ in range(3)] == [0, 4096, 4096]
     made.close()

@@ -158,9 +158,13 @@ class Outside:
 
 
 def test_no_copy_of_an_array_that_is_published_is_captured(client, streams, monkeypatch):
-    made = []
-    real = _cuda_stream.call
-    monkeypatch.setattr(_cuda_stream, "call", lambda name, *rest: (made.append(name), real(name, *rest))[1])
+    made: list[str] = []
+
+    def spy(name, *arguments):
+        made.append(name)
+        return call(name, *arguments)
+
+    monkeypatch.setattr(_cuda_stream, "call", spy)
     channel = client.create_channel("c", capacity=4)
     given = Outside(Allocation(0, N))
     with capture(streams[0]), pytest.raises(poolbridge.StreamCaptureError):
