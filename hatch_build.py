@@ -163,7 +163,11 @@ class BuildHook(BuildHookInterface[Any]):
         build_data["tag"] = f"{interpreter}-{system.replace('-', '_').replace('.', '_')}"
 
     def _service(self, root: Path, folder: Path, target: str) -> Path:
-        """Build `poolsvc` and its manual. If `target` is another processor, a second `poolsvc` writes the manual."""
+        """Build `poolsvc` and its manual.
+
+        If `target` is another processor, this machine cannot run the new `poolsvc`. So the method then builds a second
+        `poolsvc` for this machine, and the second one writes the manual.
+        """
         program = build_service(root, folder, self.metadata.version, target)
         runs = program
         if target and _machine(target) != platform.machine():

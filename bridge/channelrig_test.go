@@ -16,7 +16,8 @@ import (
 	"github.com/poolbridge/poolbridge/mempool"
 )
 
-// partner is a raw client. Its session has the features for channels and timelines, and its own timeline is sealed.
+// partner is a raw client. Its session has the features for channels and timelines. The client has sealed its own timeline: no client can
+// map the timeline's page for writing any more.
 type partner struct {
 	*raw
 	q        uint32
@@ -210,7 +211,8 @@ func (s *source) alloc(bytes uint64) wire.Lease {
 	return l.Lease
 }
 
-// publish writes n into a free block and publishes the block. If the file of a consumer is missing, publish waits for the file.
+// publish writes n into a free block and publishes the block. publish needs the file of each consumer. If p does not have the file of a
+// consumer yet, publish receives packets until the file comes.
 func (s *source) publish(n uint64, ready shmchannel.Fence) (number, block uint64) {
 	s.p.Helper()
 	require.NotEmpty(s.p, s.free)

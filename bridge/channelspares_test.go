@@ -105,8 +105,8 @@ func TestAnIdleProducerReleasesWhatItKeeps(t *testing.T) {
 	assert.ErrorIs(t, err, ErrClosed)
 }
 
-// unfinished makes a consumer release a frame before the consumer's work on the frame has ended. When unfinished returns, the frame's block
-// has come back, and the channel has another frame.
+// unfinished makes a consumer release a frame before the consumer's work on the frame has ended. When unfinished returns, the consumer has
+// given the frame's block back to the producer, and the channel has another frame. The function `finish` ends the consumer's work.
 func unfinished(t *testing.T, blocks uint64) (s *channelPair, finish func()) {
 	s = pair(t, hostPool("p", blocks<<16), mempool.ChannelSpec{Capacity: 1})
 	from := s.follow(t, mempool.SubscribeOptions{})

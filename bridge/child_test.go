@@ -22,8 +22,8 @@ import (
 	"github.com/poolbridge/poolbridge/mempool/service"
 )
 
-// children has the roles that the test binary can play as a child. A child prints a line when it has done something, and continues when it
-// reads a line.
+// children has, for each role, the function that a child with this role runs. A child is a process that a test starts from the test binary.
+// A child prints a line after each step of its work, and waits for a line from the test before the next step.
 var children = map[string]func() error{
 	"hold":     hold,
 	"server":   crowdedServer,
@@ -90,8 +90,8 @@ func (c *child) kill() {
 	_ = c.cmd.Wait()
 }
 
-// hold leases two buffers of the pool "p": the buffer "torn", which hold is writing, and a buffer that hold does not use. When hold reads a
-// line, it closes its connection without `bye`, and its process still runs.
+// hold allocates two buffers of the pool "p" and leases the buffer "torn" for writing. When hold reads a line, it closes its connection
+// without the request `bye`, but its process continues to run.
 func hold() error {
 	ctx := context.Background()
 	c, err := Dial(ctx, DefaultSocket())
@@ -190,8 +190,8 @@ func readOnce() error {
 	return c.Close()
 }
 
-// crowdedServer serves while this process has no free descriptor. When crowdedServer reads the line "one", it frees one descriptor. For
-// other lines it frees all descriptors that it has opened, and the line "quit" ends it.
+// crowdedServer serves while this process has no free descriptor. When crowdedServer reads the line "one", it closes one of the files that
+// it has opened. When it reads the line "quit", it ends. When it reads any other line, it closes all these files.
 func crowdedServer() error {
 	svc := service.New(service.Config{})
 	defer svc.Close()

@@ -265,8 +265,8 @@ func (c *Client) idle() {
 	}
 }
 
-// quieten closes the channel c.quiet. This tells Close that no caller is busy. A later call of quieten does nothing: Close itself makes
-// calls, and they end too. The caller holds c.mu.
+// quieten closes the channel c.quiet. This tells Close that no caller is busy. If c.quiet is closed already, quieten does nothing: the
+// requests that Close itself makes later also call quieten when they end. The caller holds c.mu.
 func (c *Client) quieten() {
 	select {
 	case <-c.quiet:
@@ -283,8 +283,8 @@ const (
 )
 
 // Close makes waiting calls fail, ends all leases (the content of write leases counts as incomplete), unmaps all memory and ends the
-// session. When Close returns, the service has ended the leases and removed the names that the session did not keep, unless the service
-// does not answer. A second call of Close only waits until the connection is gone.
+// session. When Close returns, the service has ended the leases and removed the names that the session published without Keep, unless the
+// service does not answer. A second call of Close only waits until the connection is gone.
 func (c *Client) Close() error {
 	c.mu.Lock()
 	first := !c.closing

@@ -45,7 +45,8 @@ func TestACancelledCallDoesNotWaitForTheService(t *testing.T) {
 	c.mu.Unlock()
 }
 
-// Replies reach their callers in any order, but only the first reply has the export of the block.
+// Several goroutines lease the same buffer at the same time. Only the service's first reply has the export of the block, and a goroutine
+// with a later reply may be the first that maps the block.
 func TestLeasesOnOneBlockAtATime(t *testing.T) {
 	r := start(t, server.Config{}, unhurried)
 	producer := dial(t, r.path)

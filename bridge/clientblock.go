@@ -11,8 +11,8 @@ import (
 	"github.com/poolbridge/poolbridge/mempool"
 )
 
-// block is what a client knows about a block of the service. A block stays after its leases have ended, so that the next lease on it needs
-// no new mapping. Client.mu guards it.
+// block is what a client knows about a block of the service. A block stays mapped after its leases have ended, so that the next lease on
+// the block needs no new mapping. Client.mu guards the fields.
 type block struct {
 	export   *mempool.Export // came with the first lease; its files are closed when the block is mapped
 	data     []byte          // Data of the export
@@ -55,7 +55,8 @@ func (b *block) forgetExport() {
 	}
 }
 
-// mapped returns the block of a lease and its memory. A read lease may get a read-only mapping.
+// mapped maps the block of a lease, unless the block is mapped already. It returns the mapped block and the block's memory. For a read
+// lease, the memory may be read-only.
 func (c *Client) mapped(p *Pool, l wire.Lease) (*mempool.ImportedBlock, mempool.Memory, error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -170,8 +171,9 @@ func (c *Client) dropped(ids []uint64) error {
 	return nil
 }
 
-// recall drops the blocks that the service asks for. The client drops a block with leases when the last lease on it ends. If recall cannot
-// unmap a block, recall does not report the block as dropped, so that the service does not free the block before this process has ended.
+// recall unmaps the blocks that the service wants to free. If a block has leases, the client unmaps the block when the last of these leases
+// ends. If this client's work on a block is still running, the client unmaps the block when the work has ended. If recall cannot unmap a
+// block, recall does not report the block as dropped, so that the service does not free the block before this process has ended.
 func (c *Client) recall(ids []uint64) {
 	var dropped []uint64
 	c.mu.Lock()

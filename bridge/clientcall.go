@@ -27,7 +27,7 @@ type call struct {
 }
 
 // call sends a request, waits for the reply and decodes the reply into pending.into. If ctx ends before the reply comes, call cancels the
-// request, and the client gives back what the service granted.
+// request. If the service has granted something to the request nevertheless, the client gives it back to the service.
 func (c *Client) call(ctx context.Context, r wire.Request, pending *call) error {
 	pending.op, pending.done = r.Op(), make(chan error, 1)
 	if ctx.Err() != nil {
@@ -126,7 +126,7 @@ func (c *Client) abandon(q uint32) bool {
 	return true
 }
 
-// abandonAll makes all waiting calls fail. The goroutine that waits for a call then cancels the request of the call.
+// abandonAll makes all waiting calls fail with err. The goroutine that made a call then cancels the request of this call.
 func (c *Client) abandonAll(err error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -161,7 +161,8 @@ func (c *Client) answered(pending *call, fds *seqpacket.FDs, err error) error {
 
 var outgoing = sync.Pool{New: func() any { return new([]byte) }}
 
-// send sends a request. The receiving goroutine must not call send, because send may wait.
+// send sends a request. The goroutine that receives the service's packets must not call send: send may wait until the service reads, and
+// the service may be waiting until this goroutine reads.
 func (c *Client) send(q uint32, r wire.Request) error {
 	buf := outgoing.Get().(*[]byte)
 	defer outgoing.Put(buf)

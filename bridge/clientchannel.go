@@ -20,8 +20,8 @@ type Channel struct {
 // CreateChannel makes a channel, or opens an existing channel with the same spec. The frames go through memory that the clients of the
 // channel share.
 //
-// Errors: [ErrInvalid], [ErrExists] if a channel of that name has another spec, [ErrNotFound] and [ErrDenied] for the pool, [ErrLimit],
-// [ErrUnsupported] if the service has no channels.
+// Errors: [ErrInvalid], [ErrExists] if a channel of that name has another spec, [ErrNotFound] if the pool does not exist, [ErrDenied] if
+// this client may not use the pool, [ErrLimit], [ErrUnsupported] if the service has no channels.
 func (c *Client) CreateChannel(ctx context.Context, spec ChannelSpec) (*Channel, error) {
 	if spec.Capacity == 0 {
 		spec.Capacity = mempool.DefaultCapacity
@@ -65,8 +65,8 @@ func (ch *Channel) Info() ChannelInfo { return ch.info }
 
 // Publish publishes the buffer of a write lease as a frame and ends the lease. Publish returns the frame's number. It waits for room, but
 // not for work on the memory: a fence makes readers wait for that work. If Publish fails, for example at the deadline, the lease stays
-// valid, and the caller can publish the buffer again. But if ctx was cancelled, the lease has ended, and the memory can be used again after
-// the work that o.Completion names.
+// valid, and the caller can publish the buffer again. But if ctx was cancelled, the lease has ended, and the service can reuse the memory
+// when the work that o.Completion names has ended.
 //
 // Errors: [ErrLimit] if the channel is full, at the deadline or, with the policy [Fail], at once; the error names the consumer that is
 // behind. [ErrInvalid], [ErrReleased], [ErrDenied], [ErrClosed].
@@ -74,7 +74,8 @@ func (ch *Channel) Publish(ctx context.Context, l *Lease, o FrameOptions) (uint6
 	return ch.send(ctx, waiting, l, o)
 }
 
-// TryPublish is like [Channel.Publish], but does not wait for room. The first call joins the channel, and ctx limits the time for joining.
+// TryPublish is like [Channel.Publish], but does not wait for room. A client's first call of Publish or TryPublish for a channel joins the
+// channel. TryPublish waits for this joining until ctx ends.
 //
 // Errors: those of Publish; [ErrLimit] with every policy.
 func (ch *Channel) TryPublish(ctx context.Context, l *Lease, o FrameOptions) (uint64, error) {

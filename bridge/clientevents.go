@@ -57,7 +57,7 @@ func (c *Client) EndSession(ctx context.Context, session uint64) error {
 	return c.call(ctx, &wire.EndSession{Session: session}, &call{into: &wire.EmptyReply{}})
 }
 
-// bye tells the service that the client closes the connection. If bye would have to wait, bye does not send the packet.
+// bye tells the service that the client closes the connection. If sending would have to wait, bye sends nothing.
 func (c *Client) bye() {
 	packet, err := wire.AppendRequest(nil, 0, &wire.Bye{})
 	if err != nil || !c.sending.TryLock() {

@@ -20,15 +20,15 @@ type Exported struct {
 	ended  bool
 }
 
-// Export leases the buffer that is published under a name. Export waits for the name, and for the content. Export maps no memory, so Export
-// needs no GPU.
+// Export leases the buffer that is published under a name. Export waits until the name exists and the buffer's content is complete. Export
+// maps no memory, so Export needs no GPU.
 //
 // Errors: those of [Client.Get].
 func (c *Client) Export(ctx context.Context, name string) (*Exported, error) {
 	return c.export(ctx, waiting, name)
 }
 
-// TryExport is like [Client.Export], but does not wait for the name. TryExport still waits for the content.
+// TryExport is like [Client.Export], but does not wait until the name exists. TryExport still waits until the buffer's content is complete.
 //
 // Errors: those of [Client.TryGet].
 func (c *Client) TryExport(ctx context.Context, name string) (*Exported, error) {
@@ -89,7 +89,7 @@ func (x *Exported) Info() LeaseInfo { return *x.info }
 // Pool returns the description of the buffer's pool.
 func (x *Exported) Pool() PoolInfo { return x.pool }
 
-// Saved returns the place of the buffer in a form that a file can hold. name is the name of the buffer. socket is the path at which the
+// Saved returns the place of the buffer in a form that a file can hold. `name` is the name of the buffer. `socket` is the path at which the
 // service listens.
 func (x *Exported) Saved(name, socket string) Saved {
 	t := x.info.Tensor

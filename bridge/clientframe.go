@@ -31,15 +31,16 @@ type Frame struct {
 }
 
 // Frames subscribes to the channel and yields its frames. The caller releases each frame, which ends the frame's lease. When the loop asks
-// for the next frame, Frames acknowledges the previous frame, even if the caller has not released it. With o.ManualAck, the caller
-// acknowledges each frame.
+// for the next frame, Frames acknowledges the previous frame, even if the caller has not released it. If o.ManualAck is true, Frames does
+// not do this, and the caller acknowledges or releases each frame.
 //
 // A frame whose content will never be complete comes with [ErrProducerDied] and without a lease. A frame that this process cannot map
 // comes with an error that says why. After such an error the loop goes on with the next frame. An error without a frame is the last result.
 // When the channel is closed, the loop ends without an error; in a queue it ends after all frames are acknowledged.
 //
-// If the caller leaves the loop at a frame of a queue, the caller can still settle that frame. If the caller does not settle it, another
-// subscriber gets the frame when the session ends, or at once if this process could not map the frame.
+// If the caller leaves the loop and its last frame is a frame of a queue, the caller can still settle this frame. If the caller does not
+// settle the frame, another subscriber gets it when the session ends. If this process could not map the frame, another subscriber gets the
+// frame at once.
 func (ch *Channel) Frames(ctx context.Context, o SubscribeOptions) iter.Seq2[*Frame, error] {
 	return func(yield func(*Frame, error) bool) {
 		s, err := ch.consume(ctx, o)
@@ -88,9 +89,9 @@ func (s *consuming) deliver(ctx context.Context, manual bool, yield func(*Frame,
 // Errors: [ErrReleased] if the frame was released before.
 func (f *Frame) Release() error { return f.ReleaseAfter(unasked) }
 
-// ReleaseAfter releases the frame while work in the caller's queues still uses the memory. The sender can use the memory again only after
-// the work that is in these queues now. If there are several queues, the first queue waits for the other queues. If the first queue cannot
-// wait, ReleaseAfter itself waits, until ctx ends.
+// ReleaseAfter releases the frame while work in the caller's queues still uses the memory. The sender can use the memory again only when
+// the work that is in these queues now has ended. If there are several queues, the first queue waits for the other queues. If the first
+// queue cannot wait, ReleaseAfter itself waits, until ctx ends.
 //
 // Errors: those of Release; the context's error if ReleaseAfter had to wait.
 func (f *Frame) ReleaseAfter(ctx context.Context, queues ...Queue) error {

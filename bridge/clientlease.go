@@ -146,7 +146,7 @@ func (c *Client) adopt(ctx context.Context, came wire.Lease) (*Lease, error) {
 	return l, nil
 }
 
-// enter counts one more caller that makes a lease. Close waits until this caller calls Client.leave.
+// A caller that is going to make a lease calls enter. Close then waits until the caller calls Client.leave.
 func (c *Client) enter() error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -184,8 +184,8 @@ func (c *Client) hasEnded(info *mempool.LeaseInfo) error {
 	return err
 }
 
-// with passes the buffer's memory to the function f. The memory stays mapped during the call of f. If n is not 0, the method with first
-// waits until the memory may be used.
+// with passes the buffer's memory to the function f. The memory stays mapped during the call of f. If n is not 0, the method `with` first
+// waits until the memory may be used, or makes the memory's own stream wait.
 func (l *Lease) with(ctx context.Context, off, n uint64, write bool, f func(mempool.Memory) error) error {
 	l.mu.RLock()
 	defer l.mu.RUnlock()
@@ -247,8 +247,9 @@ func (l *Lease) endOrder() error {
 	return nil
 }
 
-// CopyFrom copies src into the buffer, beginning at byte off. On a GPU, CopyFrom queues the copy behind the work that must happen first,
-// and does not wait. On the CPU, CopyFrom waits for this work and then copies. The end of ctx does not interrupt a copy that has begun.
+// CopyFrom copies src into the buffer, beginning at byte off. On a GPU, CopyFrom queues the copy behind the earlier work that must end
+// before the memory is written, and does not wait. On the CPU, CopyFrom waits for this earlier work and then copies. The end of ctx does
+// not interrupt a copy that has begun.
 //
 // Errors: [ErrReleased], [ErrInvalid] if src does not fit or the lease is a read lease; the context's error if CopyFrom had to wait.
 func (l *Lease) CopyFrom(ctx context.Context, off uint64, src []byte) error {
@@ -307,8 +308,8 @@ func (l *Lease) Pointer(ctx context.Context) (p uintptr, err error) {
 }
 
 // WaitOn makes later work in the queue wait for everything that must happen before the memory is used, and for this package's own work on
-// the memory. With the queue [mempool.CPU], WaitOn itself waits. If the queue uses the memory, the caller must pass the queue when it ends
-// or publishes the lease: see [Lease.ReleaseAfter] and [mempool.Completion].
+// the memory. With the queue [mempool.CPU], WaitOn itself waits. If the caller's work in the queue uses the memory, the caller must pass
+// the queue when the caller ends or publishes the lease: see [Lease.ReleaseAfter] and [mempool.Completion].
 //
 // Errors: [ErrReleased]; if WaitOn itself waits, [ErrProducerDied] or the context's error.
 func (l *Lease) WaitOn(ctx context.Context, q Queue) error {

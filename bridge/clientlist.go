@@ -23,7 +23,8 @@ func (c *Client) Sessions(ctx context.Context) iter.Seq2[SessionInfo, error] {
 	})
 }
 
-// Channels lists the channels that this client may use, including closed channels that still have consumers. See [Client.Sessions].
+// Channels lists the channels that this client may use, including closed channels that still have consumers. Changes and errors during the
+// loop have the same effect as in [Client.Sessions].
 func (c *Client) Channels(ctx context.Context) iter.Seq2[ChannelStatus, error] {
 	return pages(ctx, c, wire.ListChannels, func(r *wire.ListReply) []wire.ChannelEntry { return r.Channels }, func(e wire.ChannelEntry) mempool.ChannelStatus {
 		return mempool.ChannelStatus{ChannelInfo: convert.Channel(e.Channel), UID: uint32(min(e.UID, math.MaxUint32)), Producers: intOf(e.Producers),
@@ -32,7 +33,8 @@ func (c *Client) Channels(ctx context.Context) iter.Seq2[ChannelStatus, error] {
 	})
 }
 
-// Names lists the names of buffers that this client may lease. See [Client.Sessions].
+// Names lists the names of buffers that this client may lease. Changes and errors during the loop have the same effect as in
+// [Client.Sessions].
 func (c *Client) Names(ctx context.Context) iter.Seq2[NameInfo, error] {
 	return pages(ctx, c, wire.ListNames, func(r *wire.ListReply) []wire.NameEntry { return r.Names }, func(e wire.NameEntry) mempool.NameInfo {
 		return mempool.NameInfo{Name: e.Name, Buffer: e.Buffer, Pool: e.Pool, Bytes: e.Bytes, Tensor: convert.Tensor(e.Tensor),
@@ -40,8 +42,8 @@ func (c *Client) Names(ctx context.Context) iter.Seq2[NameInfo, error] {
 	})
 }
 
-// Buffers lists the buffers of the pools that this client may use, with the sessions that have leases on the buffers. See
-// [Client.Sessions].
+// Buffers lists the buffers of the pools that this client may use, with the sessions that have leases on the buffers. Changes and errors
+// during the loop have the same effect as in [Client.Sessions].
 func (c *Client) Buffers(ctx context.Context) iter.Seq2[BufferInfo, error] {
 	return pages(ctx, c, wire.ListBuffers, func(r *wire.ListReply) []wire.BufferEntry { return r.Buffers }, func(e wire.BufferEntry) mempool.BufferInfo {
 		return mempool.BufferInfo{ID: e.ID, Generation: e.Generation, Pool: e.Pool, Bytes: e.Bytes, BlockBytes: e.BlockBytes, Tensor: convert.Tensor(e.Tensor),
@@ -49,7 +51,8 @@ func (c *Client) Buffers(ctx context.Context) iter.Seq2[BufferInfo, error] {
 	})
 }
 
-// Leases lists the leases on buffers of the pools that this client may use, with the sessions that have them. See [Client.Sessions].
+// Leases lists the leases on buffers of the pools that this client may use, with the sessions that have these leases. Changes and errors
+// during the loop have the same effect as in [Client.Sessions].
 func (c *Client) Leases(ctx context.Context) iter.Seq2[LeaseStatus, error] {
 	return pages(ctx, c, wire.ListLeases, func(r *wire.ListReply) []wire.LeaseEntry { return r.Leases }, func(e wire.LeaseEntry) mempool.LeaseStatus {
 		return mempool.LeaseStatus{ID: e.ID, Session: e.Session, UID: uint32(min(e.UID, math.MaxUint32)), PID: int32(min(e.PID, math.MaxInt32)), Program: e.Program,
@@ -67,7 +70,7 @@ func timeOf(n uint64) time.Time {
 
 func intOf(n uint64) int { return int(min(n, math.MaxInt)) }
 
-// pages yields the entries of a list. It asks the service for one page after the other.
+// pages yields the entries of the service's list `what`. It asks the service for one page of the list after the other.
 func pages[W, T any](ctx context.Context, c *Client, what string, entries func(*wire.ListReply) []W, describe func(W) T) iter.Seq2[T, error] {
 	return func(yield func(T, error) bool) {
 		for after, more := "", true; more; {

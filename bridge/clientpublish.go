@@ -86,7 +86,8 @@ func (l *Lease) abort(ready *mempool.Fence) error {
 	return l.end(true, *ready)
 }
 
-// fits checks whether the lease's buffer can go into the channel. It returns the description of the content.
+// fits checks whether the lease's buffer can go into the channel. It returns the description of the content: `t`, or the lease's own
+// description if `t` is nil.
 func (ch *Channel) fits(l *Lease, t *mempool.Tensor) (*mempool.Tensor, error) {
 	switch {
 	case !l.info.Write:

@@ -11,8 +11,8 @@ import (
 )
 
 // Release ends the lease. If incomplete is true, the content of a write lease is not complete, and the buffer has failed. Release does not
-// wait for an answer of the service. If the streams of the GPU can write words, Release does not wait for GPU work: the next user of the
-// memory waits for this package's work. Release waits for other running calls on the lease.
+// wait for an answer of the service. If the streams of the GPU can write words of a timeline, Release does not wait for GPU work: the next
+// user of the memory waits for this package's work instead. Release waits for other running calls on the lease.
 //
 // Errors: [ErrReleased] if the lease had ended before.
 func (l *Lease) Release(incomplete bool) error { return l.release(unasked, incomplete) }

@@ -56,7 +56,7 @@ func newMembership(ch *Channel, role shmchannel.Role) membership {
 }
 
 // join makes the client a member of the channel. The function `open` opens the member with the files that the service sent, and sets m.add.
-// If joining fails, the member leaves the channel again.
+// If a step after the service's reply fails, the client removes the member from the channel again.
 func (m *membership) join(ctx context.Context, r *wire.Join, open func(shmchannel.MemberConfig) error) error {
 	c := m.client
 	clock, err := c.Clock(ctx) // a member's fences must be of a timeline that was sealed before the member joins
@@ -230,8 +230,9 @@ func (m *membership) failure(ctx context.Context, err error) error {
 // errOwnLate is the error of a wait for the client's own memory if the wait has reached its time limit.
 var errOwnLate = errors.New("the client's own memory has not come back in time")
 
-// patient is the context of a call that waits. It ends when the caller's context ends, when the client ends, or at the time `until`. The
-// Done channel of patient does not close when the client ends. So code that starts when the context Client.working ends must wake the call.
+// patient is the context of a call that waits. Its Err method returns an error when the caller's context has ended, when the client has
+// ended, or after the time `until`. The Done channel of patient does not close when the client ends. So the member wakes the waiting call
+// when the context Client.working ends.
 type patient struct {
 	context.Context
 	client *Client
@@ -277,9 +278,9 @@ func (c *Client) inBackground(f func()) error {
 	return nil
 }
 
-// leaveShared removes the client's members from all channels. Before Close calls leaveShared, Close ends the client's leases. A goroutine
-// of giveUp releases a lease only when the consumers' work on its memory has ended. leaveShared waits for these goroutines, but at most for
-// the time closeGrace.
+// leaveShared removes the client's members from all channels. Before Close calls leaveShared, Close ends the client's leases. The method
+// giveUp has started goroutines, each of which releases a lease when the consumers' work on the lease's memory has ended. leaveShared waits
+// for these goroutines, but at most for the time closeGrace.
 func (c *Client) leaveShared() {
 	s := &c.shared
 	s.mu.Lock()

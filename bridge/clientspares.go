@@ -43,7 +43,8 @@ const (
 	// sparesLook is the time between two sweeps while the client allocates or publishes. If the client did neither since the previous sweep,
 	// the sweep releases all spares. So an unused spare stays at least for sparesLook, and at most for twice this time.
 	sparesLook = 500 * time.Millisecond
-	// sparesRest is the longest time between two checks in which an idle client looks for memory that has come back.
+	// sparesRest is the longest time between two sweeps. While a client neither allocates nor publishes, each sweep looks for memory that has
+	// come back from channels, and the time between two sweeps grows to sparesRest.
 	sparesRest = time.Second
 	// wantedFor is how long after a notice `wanted` the client releases memory that comes back.
 	wantedFor = time.Second
@@ -88,8 +89,8 @@ func (sp *spares) members() []*producing {
 	return sp.producers
 }
 
-// allocate does what Allocate does, for a pool with spares. Like the service, allocate prefers memory without running work, then new
-// memory, and then memory with running work. n is the size of the tensor in bytes.
+// allocate does what Allocate does, for a pool with spares. Like the service, allocate first looks for memory on which no work is running,
+// then asks for new memory, and then takes memory on which work is running. n is the size of the tensor in bytes.
 func (sp *spares) allocate(ctx context.Context, try attempt, p *Pool, t mempool.Tensor, n uint64) (*Lease, error) {
 	sp.look()
 	l, others, busy := sp.take(n, false)
@@ -198,8 +199,8 @@ func (sp *spares) awaitOwn(caller context.Context, from *producing, n uint64) (l
 	return l
 }
 
-// release releases all spares. It also starts goroutines that release all memory that comes back until the caller calls the method keep. An
-// allocation of this client calls release before it waits at the service.
+// release releases all spares. It also starts goroutines. Until the caller calls the method `keep`, these goroutines release all memory
+// that comes back from channels. An allocation of this client calls release before it waits at the service.
 func (sp *spares) release() {
 	sp.asking.Add(1)
 	sp.empty()
@@ -228,8 +229,8 @@ func (sp *spares) reclaim() {
 }
 
 // take removes a spare of n bytes from the list: the newest spare without running work. If every spare of n bytes has running work and
-// `any` is true, take removes the oldest of these spares. `busy` means that the spare has running work and new memory would be better.
-// `others` means that the list has spares of other sizes.
+// `any` is true, take removes the oldest of these spares. `busy` means that work on the spare is running, so that the caller should ask the
+// service for new memory first. `others` means that the list has spares of other sizes.
 func (sp *spares) take(n uint64, any bool) (l *loan, others, busy bool) {
 	sp.mu.Lock()
 	defer sp.mu.Unlock()

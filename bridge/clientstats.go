@@ -47,7 +47,7 @@ type Waits struct {
 }
 
 // SessionStats returns what this client has done. SessionStats does not ask the service, and can be called after Close. [Client.Stats] asks
-// the service for the accounting of its pools, and [Client.Sessions] asks the service for a list of sessions.
+// the service for its counts and for the memory use of pools, and [Client.Sessions] asks the service for a list of sessions.
 func (c *Client) SessionStats() SessionStats {
 	st := SessionStats{Allocated: c.allocated.Load(), AllocatedBytes: c.allocatedBytes.Load(), MemoryWaits: c.memoryWaits.total()}
 	c.mu.Lock()

@@ -32,8 +32,8 @@ type sharedFrame struct {
 	taken taken
 }
 
-// frame makes the Frame for a frame that the consumer has taken from the channel, and maps the frame's memory. If mapping fails, it returns
-// an error and a Frame without a mapping.
+// frame makes the Frame for a frame that the consumer has taken from the channel, and maps the frame's memory. If mapping fails, `frame`
+// returns an error and a Frame without a lease.
 func (s *consuming) frame(ctx context.Context, came *shmchannel.Frame) (*Frame, error) {
 	b := &sharedFrame{Frame: Frame{Seq: came.Number, Time: time.Unix(0, int64(came.Time)), Dropped: came.Missed, channel: &s.channel}}
 	b.taken.by, b.taken.hand = s, came.Hand
@@ -216,8 +216,9 @@ func (t *taken) decide(again bool) error {
 	return t.settle(again)
 }
 
-// settle does what decide does, for a caller that holds t.mu. But in a broadcast, settle gives up the frame's place in the channel, so that
-// the frame does not block producers any more.
+// settle requeues a frame of a queue if `again` is true, and acknowledges it otherwise. In a broadcast, settle instead gives up the frame's
+// place in the channel, so that the frame does not block producers any more. If the frame is settled already, settle does nothing. The
+// caller holds t.mu.
 func (t *taken) settle(again bool) error {
 	if t.decided {
 		return nil

@@ -73,7 +73,8 @@ func (t *timelines) own() *mempool.Clock {
 	return t.clock
 }
 
-// mapTimeline maps the page of a timeline. For the id 0, the client's own timeline, it maps the page for writing.
+// mapTimeline maps the page of a timeline. The id 0 means the client's own timeline: mapTimeline maps the page of this timeline for
+// writing.
 func (c *Client) mapTimeline(ctx context.Context, id uint64) (uint64, *mempool.Page, error) {
 	var reply wire.TimelineReply
 	var files []*os.File
@@ -206,7 +207,7 @@ func (t *timelines) past(own mempool.Fence) bool {
 	return clock != nil && clock.Past(own)
 }
 
-// await waits for a fence of the client's own timeline. It returns false if done is closed before the fence is reached.
+// await waits for a fence of the client's own timeline. It returns false if the channel `done` is closed before the fence is reached.
 func (t *timelines) await(done <-chan struct{}, own mempool.Fence) bool {
 	clock := t.own()
 	if clock == nil {

@@ -7,9 +7,10 @@ import (
 	"github.com/poolbridge/poolbridge/mempool"
 )
 
-// Tracer gets the operations of a client. The field Tracer of [Dialer] sets the tracer of a client. Package oteltrace, which is a separate
-// module, makes OpenTelemetry spans of the operations. Several goroutines may call the methods of a tracer. A tracer must not call methods
-// of the client's leases: some operations hold the lock of their lease while they call the tracer.
+// Tracer has the methods that a client calls when one of its operations begins or ends. The field Tracer of [Dialer] sets the tracer of a
+// client. Package oteltrace, which is a separate module, makes OpenTelemetry spans of the operations. Several goroutines may call the
+// methods of a tracer. A tracer must not call methods of the client's leases: some operations hold the lock of their lease while they call
+// the tracer.
 type Tracer interface {
 	// The client calls TraceStart when an operation begins. ctx is the caller's context. The operation continues with the context that
 	// TraceStart returns. TraceStart must derive this context from ctx.

@@ -16,8 +16,8 @@ const (
 	// longestWait is how long the protocol allows one request to wait at the service. If a call may wait longer, the client sends the request
 	// again after this time.
 	longestWait = 24 * time.Hour
-	// When the deadline of its context has passed, a call waits at most deadlineGrace longer for the answer of the service. This answer says
-	// what was missing.
+	// deadlineGrace is how long a call still waits for the service's answer after the deadline of the call's context. This answer says what
+	// the call waited for.
 	deadlineGrace = 250 * time.Millisecond
 )
 
@@ -31,7 +31,7 @@ const (
 
 // wait sends a request that may wait at the service. `limit` points to the request's field for its time limit: wait sets this field to the
 // time until the deadline of ctx. If the deadline passes, the error wraps the error of ctx and the error that a request without waiting
-// would get. If try is `once`, the request does not wait, and wait does not use `limit`.
+// would get. If `try` is `once`, the request does not wait, and the method wait does not use `limit`.
 func (c *Client) wait(ctx context.Context, try attempt, r wire.Request, limit *uint64, pending call) error {
 	for {
 		next, left, last := pending, c.longestWait, false
@@ -63,8 +63,8 @@ func (e *RemoteError) temporary() bool {
 	return slices.Contains([]error{ErrTimeout, ErrNotFound, ErrBusy, ErrLimit, ErrOutOfMemory}, e.situation)
 }
 
-// late returns the error of a request that waited until the deadline of ctx. If the thing that the request names did not appear, the error
-// wraps [ErrNotFound].
+// late returns the error of a request that waited until the deadline of ctx. If the request waited for a name that did not appear, the
+// service answers with ErrTimeout, and the returned error wraps [ErrNotFound] instead.
 func (e *RemoteError) late(ctx context.Context) error {
 	if errors.Is(e, ErrTimeout) {
 		e.situation, e.Message = ErrNotFound, strings.TrimPrefix(e.Message, ErrTimeout.Error()+": ")

@@ -8,8 +8,8 @@ import (
 	"github.com/poolbridge/poolbridge/internal/shmchannel"
 )
 
-// wanted releases the memory that a pool's channels have given back. For the time wantedFor, it also releases all memory that these
-// channels give back later. wanted runs as a task.
+// wanted handles a notice that another session wants memory of a pool. It releases the memory that the pool's channels have given back. For
+// the time wantedFor, it also releases all memory that these channels give back later. wanted runs as a task.
 func (c *Client) wanted(pool uint64) {
 	sp := c.shared.spares(pool)
 	if sp == nil {

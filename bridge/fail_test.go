@@ -21,7 +21,7 @@ import (
 
 func init() { children["fail and die"] = failAndDie }
 
-// promised publishes a buffer as "x". The buffer's content is complete when the returned fence is reached.
+// promised publishes a buffer under the name "x". The buffer's content is complete when the returned fence is reached.
 func promised(t testing.TB, c *Client, p *Pool) (*Lease, *mempool.Clock, mempool.Fence) {
 	t.Helper()
 	clock, ready := unreached(t, c)
@@ -191,7 +191,7 @@ func TestContentFailsOnceAndNotAfterItIsComplete(t *testing.T) {
 	assert.ErrorIs(t, clock.Fail(mempool.Fence{Timeline: clock.Timeline()}, "no fence"), ErrInvalid)
 }
 
-// Two contents use the same word of a timeline. If the later content fails, the earlier content stays complete.
+// The fences of two contents use the same word of a timeline. If the later content fails, the earlier content stays complete.
 func TestWhatWasCompleteStaysCompleteWhenLaterContentFails(t *testing.T) {
 	_, path := serve(t, server.Config{})
 	c := dial(t, path)
@@ -213,7 +213,8 @@ func TestWhatWasCompleteStaysCompleteWhenLaterContentFails(t *testing.T) {
 	gaveUp(t, err, "no light")
 }
 
-// failAndDie publishes the buffer "kept". When it reads a line, it says that the content has failed, and at once kills its own process.
+// failAndDie publishes the buffer "kept". When failAndDie reads a line, it reports with Clock.Fail that the content has failed, and at once
+// kills its own process.
 func failAndDie() error {
 	ctx := context.Background()
 	c, err := Dial(ctx, DefaultSocket())

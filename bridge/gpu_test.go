@@ -108,7 +108,7 @@ func TestNothingOfATransferOnAGPUWaits(t *testing.T) {
 	release(t, next)
 }
 
-// Bytes must not ask the driver whether the CPU can access the memory: this question would take as long as the rest of a transfer.
+// If the CPU cannot access the memory, Bytes returns nil, and must not make the memory's stream wait for earlier readers of the memory.
 func TestNoStreamWaitsForWhoAsksForBytesThatTheCPUCannotReach(t *testing.T) {
 	_, path := serve(t, server.Config{})
 	c, reader := dial(t, path), dial(t, path)

@@ -58,8 +58,9 @@ func within(path string, folders ...string) bool {
 	})
 }
 
-// Each package imports only packages to the right of it in this list: cmd → bridge, bridge/server → mempool/service (only bridge/server) →
-// mempool → cuda.
+// The packages form layers. From the top, the layers are: cmd; bridge and bridge/server; mempool; cuda. No package imports a package of a
+// higher layer. The packages of folder bridge and package mempool/service do not import cuda directly. Of the packages below cmd, only
+// bridge/server imports mempool/service.
 func TestTheWallsBetweenThePackages(t *testing.T) {
 	for _, p := range goList(t, "./...") {
 		for _, i := range p.Imports {

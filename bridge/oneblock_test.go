@@ -11,8 +11,9 @@ import (
 	"github.com/poolbridge/poolbridge/mempool"
 )
 
-// lockstep returns a pair with a pool of the given number of blocks. The consumer has the frame inHand, which uses one of the blocks. The
-// producer's allocations wait for this block, because lockstep makes the limit ownFor very long.
+// lockstep makes a producer and a consumer with a pool of the given number of blocks. The consumer has the frame inHand, which uses one of
+// the blocks. ownFor is how long an allocation waits for the producer's own blocks before it waits at the service. lockstep makes ownFor
+// very long, so the producer's allocations wait for the block of inHand.
 func lockstep(t *testing.T, blocks uint64) (s *channelPair, from *consuming, inHand *Frame) {
 	t.Helper()
 	s = pair(t, hostPool("p", blocks<<16), mempool.ChannelSpec{Mode: mempool.WorkQueue, Capacity: 2})

@@ -23,7 +23,7 @@ const (
 	benchCapacity = 64
 )
 
-// benchStream is a channel with frames of 64 KiB. The first word of a frame is the frame's number.
+// benchStream is a channel with frames of 64 KiB. The first 8 bytes of a frame contain the frame's number.
 type benchStream struct {
 	path     string
 	producer *Client

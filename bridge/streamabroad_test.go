@@ -26,11 +26,12 @@ func init() {
 	children["consume abroad"] = abroad(consume)
 }
 
-// userVariable is the name of an environment variable. Its value is the user that a child becomes; 0 means that the child keeps its user.
+// userVariable is the name of an environment variable. Its value is the id of the user that a child changes to; 0 means that the child
+// keeps its user.
 const userVariable = "POOLBRIDGE_TEST_USER"
 
-// as makes a child run as another user, with its own PID, mount and IPC namespaces. If this process is not root, the child
-// runs as the same user.
+// The function `as` returns a function that changes the command of a child: the child runs as the user with the id `user`, with its own
+// PID, mount and IPC namespaces. If this process is not root, the child keeps the user of this process.
 func as(user int) func(*exec.Cmd) {
 	attr := &syscall.SysProcAttr{Cloneflags: syscall.CLONE_NEWPID | syscall.CLONE_NEWNS | syscall.CLONE_NEWIPC}
 	if os.Geteuid() != 0 {
@@ -56,7 +57,8 @@ func abroad(do func() error) func() error {
 		err = errors.Join(
 			os.NewSyscallError("mount /", unix.Mount("", "/", "", unix.MS_PRIVATE|unix.MS_REC, "")),
 			os.NewSyscallError("mount /dev/shm", unix.Mount("tmpfs", "/dev/shm", "tmpfs", 0, "")),
-			// The driver reads its own process's files in /proc. The driver does not start if /proc belongs to another PID namespace.
+			// The driver reads the files of its own process in /proc. It does not start if /proc belongs to another PID namespace, so mount /proc
+			// again.
 			os.NewSyscallError("mount /proc", unix.Mount("proc", "/proc", "proc", 0, "")))
 		if err == nil && user != 0 {
 			err = errors.Join(syscall.Setgroups(nil), syscall.Setgid(user), syscall.Setuid(user))

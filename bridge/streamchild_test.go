@@ -25,8 +25,8 @@ func init() {
 	children["steady consumer"] = steadyConsumer
 }
 
-// simulation makes a child use the simulated driver, which counts the child's calls. It skips the test if the simulated driver is not
-// built.
+// simulation returns a function that makes a child use the simulated driver. The driver counts the child's calls and writes the counts to
+// the folder `counts`. If the simulated driver is not built, simulation skips the test.
 func simulation(t testing.TB, counts string) func(*exec.Cmd) {
 	t.Helper()
 	dir, err := filepath.Abs("../build/simcuda")
@@ -113,9 +113,9 @@ func promiseFrame(ctx context.Context, p *Pool, ch *Channel, n uint64, size int,
 	}, err
 }
 
-// consume prints the content of each frame of the channel: "got N SEQ DROPPED", or "failed SEQ". If the environment variable HOLD is set,
-// consume releases a frame only when it reads a line. consume also prints a line when the channel has ended, and when a signal stops this
-// process.
+// consume prints a line for each frame of the channel: "got N SEQ DROPPED" if the content is complete, where N is the number in the
+// content, or "failed SEQ". If the environment variable HOLD is set, consume releases a frame only when it reads a line. consume also
+// prints a line when the channel has ended, and when a signal stops this process.
 func consume() error {
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM)
 	defer stop()

@@ -113,8 +113,8 @@ func take(t testing.TB, ch *Channel, o mempool.SubscribeOptions, want int) (numb
 	return numbers
 }
 
-// inAnyOrder receives packets until the requests are answered and the given number of notices of type N has come. It returns the notices
-// and the codes of the answers.
+// inAnyOrder receives packets until all `requests` are answered and at least `notices` notices of type N have come. It returns these
+// notices, and the error code of each answer: "" means success.
 func inAnyOrder[N wire.Notice](r *raw, notices int, requests ...uint32) (came []N, codes map[uint32]wire.Code) {
 	r.Helper()
 	codes = make(map[uint32]wire.Code)

@@ -75,8 +75,8 @@ func stressed(t *testing.T, mode mempool.ChannelMode, f func(s *stress, c *Clien
 	})
 }
 
-// publish publishes a frame. If Publish fails because the channel is full, publish tries again. Publish fails in this case only if the
-// channel has the policy Fail.
+// publish sends a frame with [Channel.Publish]. If the channel has the policy Fail and is full, [Channel.Publish] fails, and publish tries
+// again.
 func (s *stress) publish(ctx context.Context, l *Lease, o mempool.FrameOptions) (uint64, error) {
 	for {
 		seq, err := s.ch.Publish(ctx, l, o)
@@ -87,8 +87,8 @@ func (s *stress) publish(ctx context.Context, l *Lease, o mempool.FrameOptions) 
 	}
 }
 
-// life runs one consumer, and kills it after a random number of frames, or lets it run to the end. The consumer's frames must come in
-// order. In a broadcast, only frames that were reported as dropped may be missing.
+// life runs one consumer, and kills it after a random number of frames. If the channel ends before, or if `immortal` is true, the consumer
+// runs to the end. The consumer's frames must come in order. In a broadcast, only frames that were reported as dropped may be missing.
 func (s *stress) life(random *rand.Rand, broadcast, immortal bool) (ended bool) {
 	c := spawn(s, "consume", s.path, nil)
 	defer func() { _ = c.cmd.Wait() }()

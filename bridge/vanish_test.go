@@ -10,7 +10,8 @@ import (
 	"github.com/poolbridge/poolbridge/bridge/wire"
 )
 
-// A client vanishes in the middle of any operation. Other clients do not notice this, and the service keeps nothing of the client.
+// For each kind of operation, a client closes its connection in the middle of the operation. Other clients do not notice this, and the
+// service keeps no state of the client.
 func TestAClientMayVanishInTheMiddleOfAnyExchange(t *testing.T) {
 	r := start(t, server.Config{}, unhurried)
 	witness := dial(t, r.path)

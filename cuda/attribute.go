@@ -28,7 +28,7 @@ const (
 	AttrHostNUMAMemoryPoolsSupported     DeviceAttribute = 142
 )
 
-// Attribute returns the value of the attribute a of the device.
+// Attribute returns the value of the attribute `a` of the device.
 //
 // Errors: ErrInvalidValue for an attribute that the driver does not know.
 func (d Device) Attribute(a DeviceAttribute) (int, error) {

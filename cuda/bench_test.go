@@ -9,8 +9,8 @@ import (
 	"github.com/poolbridge/poolbridge/cuda"
 )
 
-// BenchmarkStreamQuery measures how long a call takes for which the driver has
-// almost nothing to do.
+// BenchmarkStreamQuery measures the time of a driver call in which the driver
+// has almost nothing to do.
 func BenchmarkStreamQuery(b *testing.B) {
 	s := stream(b, context(b))
 	for b.Loop() {

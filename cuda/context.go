@@ -5,9 +5,9 @@ import (
 )
 
 // Context is a CUDA context of a device. [Device.Retain] returns the primary
-// context, and [Device.NewContext] makes a separate context. The driver keeps
-// the primary context until all code in the process that retained it has
-// released it. A Context is safe for concurrent use.
+// context, and [Device.NewContext] makes a separate context. Several parts of a
+// process can retain the primary context. The driver keeps it until each of
+// them has released it. A Context is safe for concurrent use.
 type Context struct {
 	device Device
 	handle uintptr
@@ -32,9 +32,9 @@ func (d Device) Retain() (*Context, error) {
 }
 
 // NewContext makes a separate context in addition to the primary context.
-// Programs rarely need a separate context. It has two limits: Other libraries
-// do not use it. A program cannot open a legacy handle in it while memory of
-// the same block is open in the primary context.
+// Programs rarely need a separate context. It has two disadvantages: Other
+// libraries do not use it. A program cannot open the legacy handle of a block
+// in it while memory of the same block is open in the primary context.
 func (d Device) NewContext() (*Context, error) {
 	if err := Init(); err != nil {
 		return nil, err
@@ -52,8 +52,9 @@ func (d Device) NewContext() (*Context, error) {
 func (c *Context) Primary() bool { return !c.second }
 
 // Close releases the context. Objects that were made from the context still
-// work: Close releases the driver's context only after the last of these
-// objects is closed. If Close fails, the caller can call it again.
+// work: Close returns at once, and the driver's context is released when the
+// last of these objects is closed. If Close fails, the caller can call Close
+// again.
 func (c *Context) Close() error {
 	if c.uses.close() {
 		return c.release()

@@ -3,7 +3,7 @@ package cuda
 import "github.com/poolbridge/poolbridge/cuda/internal/driver"
 
 // CopyHtoD copies from host memory to the device, and returns when the copy is
-// done. It does not wait for the work of streams.
+// done. It does not wait for work that is queued in streams.
 func (c *Context) CopyHtoD(dst DevicePtr, src []byte) error {
 	const op = "Context.CopyHtoD"
 	if err := c.enter(op); err != nil {
@@ -14,7 +14,7 @@ func (c *Context) CopyHtoD(dst DevicePtr, src []byte) error {
 }
 
 // CopyDtoH copies from the device to host memory, and returns when the copy is
-// done. It does not wait for the work of streams.
+// done. It does not wait for work that is queued in streams.
 func (c *Context) CopyDtoH(dst []byte, src DevicePtr) error {
 	const op = "Context.CopyDtoH"
 	if err := c.enter(op); err != nil {
@@ -36,8 +36,8 @@ func (c *Context) CopyDtoD(dst, src DevicePtr, bytes uint64) error {
 }
 
 // CopyHtoDAsync queues a copy of a range of src to dst. The range begins at
-// offset and has the size bytes. Until the copy is done, the caller must not
-// write src.
+// `offset` and is `bytes` bytes long. Until the copy is done, the caller must
+// not write src.
 //
 // Errors: ErrInvalidValue if the range does not lie within src.
 func (s *Stream) CopyHtoDAsync(dst DevicePtr, src *Pinned, offset, bytes uint64) error {
@@ -55,8 +55,8 @@ func (s *Stream) CopyHtoDAsync(dst DevicePtr, src *Pinned, offset, bytes uint64)
 }
 
 // CopyDtoHAsync queues a copy from src to a range of dst. The range begins at
-// offset and has the size bytes. Until the copy is done, the caller must not
-// read dst.
+// `offset` and is `bytes` bytes long. Until the copy is done, the caller must
+// not read dst.
 //
 // Errors: ErrInvalidValue if the range does not lie within dst.
 func (s *Stream) CopyDtoHAsync(dst *Pinned, offset uint64, src DevicePtr, bytes uint64) error {
@@ -85,7 +85,7 @@ func (s *Stream) CopyDtoDAsync(dst, src DevicePtr, bytes uint64) error {
 }
 
 // Memset8 queues work that sets every byte of a range to v. The range begins at
-// dst and has the size bytes.
+// `dst` and is `bytes` bytes long.
 func (s *Stream) Memset8(dst DevicePtr, v uint8, bytes uint64) error {
 	const op = "Stream.Memset8"
 	if err := s.enter(op); err != nil {
@@ -95,8 +95,8 @@ func (s *Stream) Memset8(dst DevicePtr, v uint8, bytes uint64) error {
 	return s.fail(driver.Memset8(s.ctx.handle, s.handle, uint64(dst), v, bytes), op)
 }
 
-// Memset32 queues work that sets count words of four bytes, beginning at dst,
-// to v. The address dst must be a multiple of 4.
+// Memset32 queues work that sets `count` words to `v`. A word has four bytes,
+// and the first word is at `dst`. The address `dst` must be a multiple of 4.
 func (s *Stream) Memset32(dst DevicePtr, v uint32, count uint64) error {
 	const op = "Stream.Memset32"
 	if err := s.enter(op); err != nil {

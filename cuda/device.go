@@ -118,8 +118,8 @@ func (d Device) PCIBusID() (string, error) {
 	return id, failure(st, "PCIBusID", d.ordinal)
 }
 
-// CanAccessPeer reports whether d can access the memory of the device peer. The
-// result is false if peer is d itself.
+// CanAccessPeer reports whether `d` can access the memory of `peer`. The result
+// is false if `peer` is `d` itself.
 func (d Device) CanAccessPeer(peer Device) (bool, error) {
 	if err := Init(); err != nil {
 		return false, err

@@ -110,9 +110,10 @@ func (e *Event) Synchronize() error {
 	return e.fail(driver.EventSynchronize(e.ctx.handle, e.handle), op)
 }
 
-// ElapsedTime returns the time between the event start and the event e. Both
-// events must have been made with the option Timing, and the work that they
-// recorded must be done. The resolution is about half a microsecond.
+// ElapsedTime returns how much later the event `e` happened on the GPU than the
+// event `start`. Both events must have been made with the option Timing, and
+// the work that they recorded must be done. The resolution is about half a
+// microsecond.
 //
 // Errors: ErrNotReady, ErrInvalidHandle.
 func (e *Event) ElapsedTime(start *Event) (time.Duration, error) {

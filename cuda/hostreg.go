@@ -16,9 +16,9 @@ const (
 	HostPortable  HostRegisterFlags = 1 // registered for the contexts of all devices
 	HostDeviceMap HostRegisterFlags = 2 // the GPU gets an address for the memory
 	// The GPU only reads the memory. If the memory is mapped read-only, the
-	// driver can register it only with this flag. The driver accepts work that
-	// writes the memory, but when the work runs, it fails with ErrLaunchFailed
-	// and the context is broken.
+	// driver can register it only with this flag. If the program queues work
+	// that writes the memory, the driver accepts the work. But when the work
+	// runs, it fails with ErrLaunchFailed and the context is broken.
 	HostReadOnly HostRegisterFlags = 8
 )
 
@@ -29,7 +29,7 @@ type HostRegistration struct {
 	ptr DevicePtr
 }
 
-// RegisterHost page-locks the memory mem, so that the GPU can use it. The
+// RegisterHost page-locks the memory `mem`, so that the GPU can use it. The
 // memory must be whole pages from mmap. It must not be memory of the Go heap,
 // because the garbage collector could free that memory while the GPU uses it.
 //
@@ -59,8 +59,8 @@ func (c *Context) RegisterHost(mem []byte, flags HostRegisterFlags) (*HostRegist
 // Close.
 func (r *HostRegistration) Close() error { return r.close() }
 
-// DevicePtr returns the address that the GPU uses. If the memory was registered
-// without HostDeviceMap, it returns 0.
+// DevicePtr returns the address that the GPU uses for the memory. If the memory
+// was registered without HostDeviceMap, it returns 0.
 func (r *HostRegistration) DevicePtr() DevicePtr { return r.ptr }
 
 // Bytes returns the registered memory.

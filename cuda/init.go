@@ -22,7 +22,8 @@ var (
 // Init opens the driver library and initialises the driver. Every function of
 // this package that needs the driver calls Init, so a program calls Init itself
 // only to find out early whether there is a driver. A program may call Init any
-// number of times. After a failure, the next call tries again.
+// number of times. If Init fails, the program can call it again, and Init tries
+// again.
 //
 // Errors: ErrNoDriver, ErrDriverTooOld, and the errors of cuInit, most often
 // ErrNoDevice and ErrSystemNotReady.

@@ -15,9 +15,9 @@ import (
 	"github.com/poolbridge/poolbridge/cuda"
 )
 
-// A process opens the driver library only once. So each of these tests starts
-// the test program again as a child process, which has another driver library
-// or none.
+// A process opens the driver library only once. So each test of this file
+// starts the test program again as a child process, which finds another driver
+// library, or none.
 
 const roleVariable = "POOLBRIDGE_TEST_ROLE"
 

@@ -6,9 +6,10 @@ import "github.com/poolbridge/poolbridge/cuda/internal/driver"
 // [Context.Malloc].
 type IPCMemHandle [64]byte
 
-// Malloc allocates device memory outside of all pools. Legacy IPC and stream
-// memory operations need such memory. Malloc may wait until the device has done
-// all its work.
+// Malloc allocates device memory outside of all pools. Legacy IPC
+// ([Context.IPCMemHandle]) needs such memory. Stream memory operations on
+// device memory need it too. Malloc may wait until the device has done all its
+// work.
 //
 // Errors: ErrOutOfMemory.
 func (c *Context) Malloc(size uint64) (DevicePtr, error) {

@@ -32,9 +32,9 @@ func (l *life) enter() bool {
 func (l *life) leave() (last bool) { return l.state.Add(-1) == lifeClosed }
 
 // close closes the object, so that no further use can begin. If last is true,
-// nothing uses the object, and the caller must destroy it. Otherwise the call
-// of leave that ends the last use destroys the object, or the object is
-// destroyed already.
+// nothing uses the object, and the caller must destroy it. If last is false,
+// either the object is already destroyed, or the goroutine that ends the last
+// use destroys it.
 func (l *life) close() (last bool) {
 	for {
 		n := l.state.Load()
@@ -50,8 +50,8 @@ func (l *life) close() (last bool) {
 // reopen undoes a close that returned true.
 func (l *life) reopen() { l.state.Store(0) }
 
-// owned is the part that all objects have in common that were made from a
-// context. The context stays in use until the object is destroyed.
+// owned is the common part of all objects that a method of a context makes. The
+// context stays in use until the object is destroyed.
 type owned struct {
 	ctx     *Context
 	uses    life

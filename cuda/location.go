@@ -6,8 +6,8 @@ import (
 	"github.com/poolbridge/poolbridge/cuda/internal/driver"
 )
 
-// DevicePtr is a CUdeviceptr: an address that the GPU uses. If the address is
-// an address of host memory, the CPU uses the same address.
+// DevicePtr is a CUdeviceptr: an address that the GPU uses. If the memory
+// belongs to a pool on the host, the CPU uses the same address.
 type DevicePtr uint64
 
 // String returns the address in hex.
@@ -22,8 +22,8 @@ const (
 	LocationHostNUMA LocationKind = 3 // a NUMA node of the host
 )
 
-// Location says where memory is: on a GPU or on a NUMA node. If a method of a
-// context gets the zero Location, it stands for the device of this context.
+// Location says where memory is: on a GPU or on a NUMA node. For the methods of
+// a [Context], the zero Location means the device of the context.
 type Location struct {
 	Kind LocationKind
 	ID   int // ordinal or node

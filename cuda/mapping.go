@@ -12,10 +12,10 @@ type Mapping struct {
 }
 
 // MapPhysical maps the whole memory p at a new address. The device of the
-// context and the devices in others get the access that flags describes. The
-// driver enforces AccessReadOnly: a driver call that would write the memory
-// fails with ErrInvalidValue. A kernel that writes the memory fails with
-// ErrIllegalAddress and breaks the context of its process.
+// context gets the access that flags describes, and so do the devices in the
+// parameter `others`. The driver enforces AccessReadOnly: a driver call that
+// would write the memory fails with ErrInvalidValue. A kernel that writes the
+// memory fails with ErrIllegalAddress and breaks the context of its process.
 func (c *Context) MapPhysical(p *Physical, flags AccessFlags, others ...Device) (*Mapping, error) {
 	const op = "Context.MapPhysical"
 	if err := p.enter(op); err != nil {

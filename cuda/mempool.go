@@ -40,7 +40,7 @@ type MemPool struct {
 
 // NewMemPool creates a memory pool.
 //
-// Errors: ErrNotSupported if the device has no such pools.
+// Errors: ErrNotSupported if the device does not support memory pools.
 func (c *Context) NewMemPool(spec MemPoolSpec) (*MemPool, error) {
 	const op = "Context.NewMemPool"
 	if err := spec.Validate(); err != nil {
@@ -90,13 +90,13 @@ func (p *MemPool) Handle() uintptr { return p.handle }
 // Imported reports whether the pool belongs to another process.
 func (p *MemPool) Imported() bool { return p.imported }
 
-// Alloc allocates size bytes. The allocation is work in the stream s. Other
-// work may use the memory if it comes later in the stream s, or if it waits
-// until the stream s has done the allocation.
+// Alloc allocates size bytes. The allocation is work in the stream s. Later
+// work in the stream s may use the memory at once. Work in another stream must
+// first wait until the stream s has done the allocation.
 //
 // Errors: ErrOutOfMemory if the device has no free memory or the pool has
-// reached its limit; ErrInvalidValue if size is 0 or the pool is imported,
-// because an imported pool cannot allocate.
+// reached its limit; ErrInvalidValue if size is 0, or if the pool is imported:
+// an imported pool cannot allocate memory.
 func (p *MemPool) Alloc(size uint64, s *Stream) (DevicePtr, error) {
 	const op = "MemPool.Alloc"
 	if size == 0 { // the driver would return success
@@ -115,13 +115,13 @@ func (p *MemPool) Alloc(size uint64, s *Stream) (DevicePtr, error) {
 	return DevicePtr(ptr), p.fail(st, op)
 }
 
-// Free frees memory from Alloc, or ends the import of memory from ImportPtr. It
-// does this when all earlier work in the stream s is done. The address ptr must
-// be a result of Alloc or ImportPtr.
+// Free frees memory from Alloc, or ends the import of memory from ImportPtr.
+// Free is work in the stream s: the stream does it after all earlier work. The
+// address ptr must be a result of Alloc or ImportPtr.
 //
-// Do not free memory from Alloc while other processes still use their imports
-// of it. The driver could allocate the memory again, and the other processes
-// would then see the new data.
+// Do not free memory from Alloc while another process still uses its import of
+// this memory. The driver could allocate the memory again, and the other
+// process would then see the new data.
 func (p *MemPool) Free(ptr DevicePtr, s *Stream) error {
 	const op = "MemPool.Free"
 	if err := p.enter(op); err != nil {
@@ -141,7 +141,7 @@ func (p *MemPool) Free(ptr DevicePtr, s *Stream) error {
 }
 
 // TrimTo gives unused memory of the pool back to the device. It stops when the
-// pool has at most keep bytes of memory, or has no unused memory.
+// pool has at most `keep` bytes of memory, or has no unused memory.
 func (p *MemPool) TrimTo(keep uint64) error {
 	const op = "MemPool.TrimTo"
 	if err := p.enter(op); err != nil {

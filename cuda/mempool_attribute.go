@@ -17,27 +17,25 @@ const (
 // UsedMem returns how many bytes are allocated from the pool.
 func (p *MemPool) UsedMem() (uint64, error) { return p.attribute("MemPool.UsedMem", poolUsedMem) }
 
-// UsedMemHigh returns the greatest number of bytes that were ever allocated at
-// the same time.
+// UsedMemHigh returns the greatest value that UsedMem has ever had.
 func (p *MemPool) UsedMemHigh() (uint64, error) {
 	return p.attribute("MemPool.UsedMemHigh", poolUsedMemHigh)
 }
 
-// ReservedMem returns how many bytes the pool got from the device: allocated
-// and unused bytes together.
+// ReservedMem returns how many bytes of memory the pool has now: allocated and
+// unused bytes together.
 func (p *MemPool) ReservedMem() (uint64, error) {
 	return p.attribute("MemPool.ReservedMem", poolReservedMem)
 }
 
-// ReservedMemHigh returns the greatest number of bytes that the pool ever had
-// at one time.
+// ReservedMemHigh returns the greatest value that ReservedMem has ever had.
 func (p *MemPool) ReservedMemHigh() (uint64, error) {
 	return p.attribute("MemPool.ReservedMemHigh", poolReservedMemHigh)
 }
 
-// ReleaseThreshold returns how many bytes the pool keeps when a stream, an
-// event or the context is synchronised. The driver may free unused memory above
-// this threshold.
+// ReleaseThreshold returns a number of bytes. If the pool has more bytes of
+// memory than this number when a stream, an event or the context is
+// synchronised, the driver may free unused memory of the pool.
 func (p *MemPool) ReleaseThreshold() (uint64, error) {
 	return p.attribute("MemPool.ReleaseThreshold", poolReleaseThreshold)
 }

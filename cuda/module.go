@@ -21,9 +21,9 @@ type Function struct {
 
 // LoadModule compiles PTX code and loads the result.
 //
-// Errors: ErrInvalidPTX or another error of the compiler, whose text is in the
-// field Detail of the [*Error]; ErrUnsupportedPTXVersion if the driver is too
-// old for the version of the PTX.
+// Errors: ErrInvalidPTX or another error of the compiler (the field Detail of
+// the [*Error] has the compiler's text); ErrUnsupportedPTXVersion if the driver
+// is too old for the version of the PTX.
 func (c *Context) LoadModule(ptx []byte) (*Module, error) {
 	const op = "Context.LoadModule"
 	if err := c.enter(op); err != nil {
@@ -70,9 +70,10 @@ type Dim3 struct{ X, Y, Z uint32 }
 // float of 4 or 8 bytes. It must have exactly the size of the parameter in the
 // kernel.
 //
-// Errors: ErrInvalidValue if the driver refuses the launch or an argument has
-// another type. If the kernel fails while it runs, a later call returns the
-// error.
+// Errors: ErrInvalidValue if the driver refuses the launch, if an argument has
+// another type, or if there are more than 32 arguments. If the kernel fails
+// while it runs, Launch does not return this error: a later call does, for
+// example [Stream.Synchronize].
 func (s *Stream) Launch(f *Function, grid, block Dim3, sharedBytes uint32, args ...any) error {
 	const op = "Stream.Launch"
 	if err := s.enter(op); err != nil {

@@ -44,7 +44,7 @@ done:
 `
 
 // kernels loads the PTX code ptx. It skips the test if the driver cannot run
-// kernels. The simulated driver cannot.
+// kernels. The simulated driver cannot run kernels.
 func kernels(t *testing.T, c *cuda.Context, ptx string) *cuda.Module {
 	t.Helper()
 	m, err := c.LoadModule([]byte(ptx))

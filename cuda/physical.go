@@ -6,10 +6,10 @@ import (
 	"github.com/poolbridge/poolbridge/cuda/internal/driver"
 )
 
-// Physical is memory of a device that does not have an address yet
-// (cuMemCreate). [Context.MapPhysical] maps the memory at an address. A program
-// can map the same memory several times. Another process can import the memory
-// with a file descriptor.
+// Physical is device memory that does not have an address yet (cuMemCreate).
+// [Context.MapPhysical] maps the memory at an address. A program can map the
+// same memory several times. Another process can import the memory with a file
+// descriptor.
 type Physical struct {
 	owned
 	handle uint64

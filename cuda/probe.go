@@ -25,7 +25,8 @@ func (d Device) SupportsVMM() (bool, error) {
 // SupportsLegacyIPC reports whether processes can share memory of the device
 // with [Context.IPCMemHandle]. The driver has no attribute for legacy IPC.
 // NVIDIA's guide says that legacy IPC needs unified addressing, and that
-// integrated GPUs do not support it.
+// integrated GPUs do not support legacy IPC. SupportsLegacyIPC checks these two
+// conditions.
 func (d Device) SupportsLegacyIPC() (bool, error) {
 	integrated, err := d.has(AttrIntegrated)
 	if err != nil || integrated {
@@ -40,8 +41,8 @@ func (d Device) SupportsLegacyIPC() (bool, error) {
 // ErrMapFailed.
 func (d Device) SupportsIPCEvents() (bool, error) { return d.has(AttrIPCEventSupported) }
 
-// SupportsHostNUMAPools reports whether a memory pool can be on the NUMA node
-// of the host that is closest to the device.
+// SupportsHostNUMAPools reports whether a memory pool can be on a NUMA node of
+// the host: on the node that is closest to the device.
 func (d Device) SupportsHostNUMAPools() (bool, error) {
 	node, err := d.HostNUMANode()
 	if errors.Is(err, ErrInvalidValue) {
@@ -52,7 +53,8 @@ func (d Device) SupportsHostNUMAPools() (bool, error) {
 	}
 	v, err := d.Attribute(AttrHostNUMAMemoryPoolsSupported)
 	if errors.Is(err, ErrInvalidValue) {
-		// Drivers of CUDA 12 have such pools, but do not know this attribute.
+		// Drivers of CUDA 12 have pools on NUMA nodes, but do not know
+		// AttrHostNUMAMemoryPoolsSupported.
 		return d.SupportsMemPools()
 	}
 	return v != 0, err
@@ -63,8 +65,8 @@ func (d Device) SupportsHostNUMAPools() (bool, error) {
 func (d Device) SupportsStreamMemOps() (bool, error) { return d.has(AttrCanUse64BitStreamMemOps) }
 
 // SupportsHostRegister reports whether [Context.RegisterHost] can register host
-// memory for the device. The result readOnly reports whether it can also
-// register memory that is mapped read-only.
+// memory for the device. The result readOnly reports whether RegisterHost can
+// also register memory that is mapped read-only.
 func (d Device) SupportsHostRegister() (ok, readOnly bool, err error) {
 	if ok, err = d.has(AttrHostRegisterSupported); err != nil {
 		return false, false, err

@@ -89,8 +89,9 @@ func (s *Stream) Query() (bool, error) {
 	return finished(s.fail(driver.StreamQuery(s.ctx.handle, s.handle), op))
 }
 
-// WaitEvent makes later work in the stream wait for the work that the event
-// recorded last.
+// WaitEvent makes later work in the stream wait until the work that the event
+// recorded is done. Only the last call of [Event.Record] before WaitEvent
+// counts.
 func (s *Stream) WaitEvent(e *Event) error {
 	const op = "Stream.WaitEvent"
 	if err := s.enter(op); err != nil {

@@ -128,15 +128,16 @@ func (o FrameOptions) Validate() error {
 	return nil
 }
 
-// SubscribeOptions says which frames a subscriber gets, and how.
+// SubscribeOptions says with which frame a subscription begins, what happens when the subscriber is too slow, and how the subscriber
+// acknowledges frames.
 type SubscribeOptions struct {
 	// If Oldest is set, the subscription begins with the oldest frame that the channel keeps. Otherwise the subscription begins with the
 	// newest frame.
 	Oldest bool
 	// Full says what happens when the channel is full because of this subscriber. An empty Full means that the policy of the channel applies.
 	Full FullPolicy
-	// If ManualAck is true, only the methods Ack, Requeue and Release settle frames. If ManualAck is false, each call that takes the next
-	// frame acknowledges all earlier frames that are not settled.
+	// If ManualAck is true, a frame is settled only when the subscriber calls the frame's method Ack, Requeue or Release. If ManualAck is
+	// false, each call that takes the next frame acknowledges all earlier frames that are not settled.
 	ManualAck bool
 }
 

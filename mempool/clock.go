@@ -112,7 +112,7 @@ func (c *Clock) Reach(t Fence) error {
 
 // Fail marks fence t as failed: the content that should be complete at this fence will never be complete. The caller must have reserved the
 // fence's word with [Clock.Word]. All waits for the fence end. A wait on the CPU returns [ErrContentFailed] with the reason. A wait on a
-// GPU returns no error, but a later call of [Order.Check] does. The parameter reason is a text for this error; Fail keeps at most
+// GPU returns no error, but a later call of [Order.Check] does. The parameter `reason` is a text for this error; Fail keeps at most
 // [MaxReasonBytes] bytes of the text. If Fail is called again for the same word, the first reason stays.
 //
 // After Fail, all fences of the word that were not reached have failed. All later fences of the word have failed too, so the caller must
@@ -195,7 +195,7 @@ func (c *Clock) owns(t Fence, q Queue) bool {
 	return ok && word == t.Word
 }
 
-// Forget waits until the work of a queue is done and frees the queue's word. The caller must not use the queue afterwards.
+// Forget waits until the work of a queue is done, and then frees the word of the queue. The caller must not use the queue afterwards.
 func (c *Clock) Forget(ctx context.Context, q Queue) error {
 	if err := c.use(); err != nil {
 		return err

@@ -20,7 +20,7 @@ const manyCores = 4
 
 // copiers are goroutines that share the work of a copy. After a copy, each goroutine spins for the time copying.vigil and then sleeps. It
 // spins because the next copy often comes soon, and waking a core takes as long as copying a mebibyte. A copy never waits for a goroutine
-// that is still waking up: the goroutines that are awake do the work.
+// that is still waking up: the goroutines that are already awake copy all the bytes.
 type copiers struct {
 	how  copying
 	open atomic.Int64 // len(jobs), for readers that do not hold mu
@@ -66,8 +66,8 @@ func (c *copiers) copy(dst, src []byte) int {
 	return n
 }
 
-// begin adds job j to the list of jobs. The parameter helpers is a number of goroutines. If fewer goroutines exist, begin starts the
-// missing goroutines. Then begin wakes sleeping goroutines, but not more than this number.
+// begin adds job j to the list of jobs. The parameter `helpers` says how many goroutines should work on the job. If fewer goroutines exist,
+// begin starts the missing goroutines. Then begin wakes sleeping goroutines, but at most `helpers` of them.
 func (c *copiers) begin(j *copyJob, helpers int) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -143,8 +143,8 @@ func (c *copiers) nextJob() *copyJob {
 	}
 }
 
-// job returns a job with a stripe that no goroutine has begun. If there is no such job, the result sleep is true, and the calling goroutine
-// must sleep until the method rouse wakes it. But if the copiers are closed, job returns nil and false.
+// job returns a job with a stripe that no goroutine has begun. If there is no such job, the result `sleep` is true, and the calling
+// goroutine must sleep until the method `rouse` wakes it. But if the copiers are closed, job returns nil and false.
 func (c *copiers) job() (j *copyJob, sleep bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()

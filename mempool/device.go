@@ -26,7 +26,7 @@ const poolGranularity = 2 << 20
 // blockGranularity is the alignment of blocks in bytes. CUDA aligns its own allocations in the same way.
 const blockGranularity = 512
 
-// FindDevice returns a GPU. The parameter name is the GPU's ordinal or its UUID; "" means the first GPU. An ordinal is valid in this
+// FindDevice returns a GPU. The parameter `name` is the GPU's ordinal or its UUID; "" means the first GPU. An ordinal is valid in this
 // process only: in a process with a different CUDA_VISIBLE_DEVICES, the same GPU may have a different ordinal. The UUID of a GPU is the
 // same in every process.
 //
@@ -60,7 +60,7 @@ func FindDevice(name string) (cuda.Device, error) {
 	return d, nil
 }
 
-// DeviceUUID returns the UUID of a GPU. The parameter name is the GPU's ordinal or its UUID; "" means the first GPU.
+// DeviceUUID returns the UUID of a GPU. The parameter `name` is the GPU's ordinal or its UUID; "" means the first GPU.
 //
 // Errors: as [FindDevice].
 func DeviceUUID(name string) (string, error) {

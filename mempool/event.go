@@ -55,7 +55,7 @@ func NewEvent(ctx *cuda.Context) (*Event, error) {
 	return e, nil
 }
 
-// OpenEvent opens the event with the given handle, for queues of one GPU. The parameter device is the GPU's ordinal or its UUID. If this
+// OpenEvent opens the event with the given handle, for queues of one GPU. The parameter `device` is the GPU's ordinal or its UUID. If this
 // process has made the event, OpenEvent returns the existing Event.
 //
 // Errors: [ErrUnavailable] if this process cannot open events of the process that made the event, or if that process is gone; [ErrInvalid]
@@ -114,7 +114,7 @@ func EventOf(handle []byte) (*Event, error) {
 func (e *Event) Handle() []byte { return e.handle[:] }
 
 // Record makes the event mark all work that is now in queue q. After a second call of Record, the event marks the work of the second call.
-// Queues that already wait for the event still wait for the work of the first call.
+// But a queue that has begun to wait for the event before the second call waits for the work of the first call.
 //
 // Errors: [ErrInvalid] if the queue is not a queue of a GPU.
 func (e *Event) Record(q Queue) error {
@@ -155,7 +155,7 @@ func (e *Event) Before(ctx context.Context, q Queue) error {
 	}
 }
 
-// Close destroys the event. Queues that already wait for the event still wait for the work that the event marked.
+// Close destroys the event. Queues that already wait for the event continue to wait until the work that the event marked is done.
 func (e *Event) Close() error {
 	if e.event == nil {
 		return nil

@@ -13,8 +13,9 @@ const (
 	// MaxFenceValue is the greatest value of a fence.
 	MaxFenceValue = letGo - 1
 
-	// letGo is added to a word of a timeline if the process that writes the word is gone, or has said that the content failed. The word is
-	// then so great that every wait for the word ends. The word modulo letGo is the last value that the word reached before.
+	// If the process that writes a timeline is gone, the service adds letGo to each word of the timeline. If that process says that the
+	// content of a word's fence failed, it adds letGo to this word. The word is then so great that every wait for the word ends. The word
+	// modulo letGo is the last value that the word had before.
 	letGo = 1 << 62
 )
 

@@ -86,7 +86,7 @@ func (g *gpu) letGo() error {
 	return errors.Join(g.stream.Close(), g.ctx.Close())
 }
 
-// peer returns a GPU that can access the memory of g. The parameter name is the GPU's ordinal or its UUID.
+// peer finds a GPU and checks that this GPU can access the memory of g. The parameter `name` is the ordinal or the UUID of the GPU to find.
 //
 // Errors: [ErrUnavailable] if the hardware does not let the GPU access the memory; the text of the error names both GPUs.
 func (g *gpu) peer(name string) (cuda.Device, error) {
@@ -122,7 +122,7 @@ func describeGPU(d cuda.Device) string {
 }
 
 // importError wraps an error that the driver returned for an import. If the export has the wrong kind or size, the driver returns one of
-// several results.
+// the results in the list below, and importError then adds [ErrInvalid].
 func importError(op string, err error) error {
 	for _, result := range []cuda.Result{cuda.ErrUnknown, cuda.ErrInvalidDevice, cuda.ErrOperatingSystem, cuda.ErrMapFailed, cuda.ErrNotSupported} {
 		if errors.Is(err, result) {

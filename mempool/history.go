@@ -10,8 +10,8 @@ type HistoryEvent struct {
 	Number uint64
 	At     time.Time
 	Kind   EventKind
-	// Session is the session that the event concerns, or 0 if the event concerns no session. PID is the session's process, UID its user,
-	// and Program the name that the client gave itself. If Session is 0, PID, UID and Program have no meaning.
+	// Session is the session that the event concerns, or 0 if the event concerns no session. PID is the process of the session, UID is the
+	// user of the session, and Program is the name that the client gave itself. If Session is 0, PID, UID and Program have no meaning.
 	Session uint64
 	PID     int32
 	UID     uint32
@@ -21,10 +21,11 @@ type HistoryEvent struct {
 	Buffer        uint64
 	// Bytes is the amount of memory that the event concerns.
 	Bytes uint64
-	// Ending says how the session ended. Only [SessionEnded] and [MemoryReclaimed] have an Ending.
+	// Ending says how the session ended. Only events of the kinds [SessionEnded] and [MemoryReclaimed] have an Ending.
 	Ending SessionEnding
-	// Took is a duration that ends at this event. [MemoryReclaimed]: the time since the session ended. [LeaseLong]: how long the other session
-	// has waited. [SubscriberSlow]: how long the consumer has been too slow. Took is 0 for other kinds.
+	// Took is a duration that ends at this event. [MemoryReclaimed]: the time since the session ended. [LeaseLong]: how long another session
+	// has waited for the buffer that this session has leased. [SubscriberSlow]: how long the consumer has been too slow. Took is 0 for other
+	// kinds.
 	Took time.Duration
 	// Count is the number of events that this event stands for. The service reports frequent events of the same sort together, as one
 	// event.
@@ -55,7 +56,7 @@ const (
 	SubscriberSlow  EventKind = "subscriber-slow" // frames that one consumer has not taken or not released have filled the channel for long
 )
 
-// EventKinds returns all kinds of events, in the same order as the documentation.
+// EventKinds returns all kinds of events, in the order in which the documentation lists them.
 func EventKinds() []EventKind {
 	return []EventKind{PoolMade, PoolDestroyed, PoolFull, LimitMet, SessionBegan, SessionEnded, MemoryReclaimed, LeaseLong, WriterDied, DriverError,
 		ChannelMade, ChannelClosed, ChannelFailed, FrameDoubted, SubscriberSlow}

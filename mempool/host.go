@@ -252,7 +252,7 @@ func (h *hostAllocation) Export() (Export, error) {
 }
 
 // Free gives the pages back to the kernel, so that the next owner of the range reads zeros. After a call of Last, the range has no next
-// owner, and the pages stay until the last process unmaps the file.
+// owner, so Free keeps the pages: the kernel frees them when the last process has unmapped and closed the file.
 func (h *hostAllocation) Free() error {
 	size := uint64(len(h.mem))
 	if h.arena.lasts.Load() {

@@ -8,10 +8,10 @@ import (
 	"github.com/poolbridge/poolbridge/internal/situation"
 )
 
-// imports has the pools and blocks of services that this process maps. The driver does not count imports: a second import of a block
-// returns the same address, and the first free unmaps the block for the whole process. So this process imports each pool and each block
-// once, for all its sessions, and counts the users of each import. For some kinds of memory, an import works for one GPU only. For these
-// kinds, this process has one import for each GPU.
+// imports has the pools and blocks that this process has imported from services. The driver does not count imports: a second import of a
+// block returns the same address, and the first free unmaps the block for the whole process. So this process imports each pool and each
+// block once, for all its sessions, and counts the users of each import. For some kinds of memory, an import works for one GPU only. For
+// these kinds, this process has one import for each GPU.
 var imports = struct {
 	mu    sync.Mutex
 	pools map[importKey]*ImportedPool
@@ -23,7 +23,8 @@ type importKey struct {
 	other string // UUID of the GPU that the import serves; empty if the import serves the pool's own GPU or any GPU
 }
 
-// ImportedPool is a pool of a service. This process has opened the pool. All sessions of this process share an ImportedPool.
+// ImportedPool is a pool that a service owns and that this process has opened. All sessions of this process that use the pool on the same
+// GPU share one ImportedPool.
 type ImportedPool struct {
 	key    importKey
 	info   PoolInfo
@@ -41,9 +42,9 @@ type ImportedBlock struct {
 	users   int // guarded by imports.mu
 }
 
-// ImportPool opens a pool of the service with epoch e, for work on one GPU. The parameter device is the GPU's ordinal or its UUID; "" means
-// the pool's own GPU. If device is not the pool's own GPU, device can access the pool's memory in this process until the pool is closed.
-// The caller may close the files of x afterwards.
+// ImportPool opens a pool of the service with epoch e, for work on one GPU. The parameter `device` is the GPU's ordinal or its UUID; ""
+// means the pool's own GPU. If `device` is another GPU, this GPU can access the pool's memory in this process until this process closes the
+// pool. The caller may close the files of x afterwards.
 //
 // Errors: [ErrUnavailable] if this process cannot use the pool's device, or if the hardware does not let device access the pool's memory
 // (the text then names both GPUs); [ErrInvalid] if x is not the export of the pool that info describes.
@@ -90,8 +91,8 @@ func importPool(e Epoch, info PoolInfo, x Export, device string) (*ImportedPool,
 	return p, nil
 }
 
-// apart returns the UUID of device if the pool needs a separate import for device. It returns "" if the import for the pool's own GPU can
-// also serve device.
+// apart returns the UUID of the GPU `device` if the pool needs a separate import for this GPU. It returns "" if the import for the pool's
+// own GPU can also serve `device`.
 func (b Backend) apart(info PoolInfo, device string) (string, error) {
 	if b.OpenFor == nil || device == "" {
 		return "", nil

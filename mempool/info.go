@@ -2,9 +2,9 @@ package mempool
 
 import "encoding/hex"
 
-// This file has the plain data that clients and the service exchange.
+// This file has the types of the plain data that clients and the service exchange.
 
-// Epoch identifies one life of a service. Every id is valid within one epoch only.
+// Epoch identifies one run of a service: each time the service starts, a new epoch begins. Every id is valid within one epoch only.
 type Epoch [16]byte
 
 func (e Epoch) String() string { return hex.EncodeToString(e[:]) }

@@ -31,20 +31,22 @@ type Backend struct {
 	// Probe returns an error if pools of this kind are not possible on the device. The error wraps ErrUnavailable. Its text says what is
 	// missing.
 	Probe func(device string) error
-	// Create makes the memory of a new pool. If Create needs memory of the host, it must ask its second argument for this memory.
+	// Create makes the memory of a new pool. If Create needs memory of the host, it must ask its second argument whether the host has enough
+	// memory left.
 	Create func(PoolSpec, *hostmem.Memory) (Arena, error)
 	// Open maps a pool that another process created.
 	Open func(PoolInfo, Export) (ImportedArena, error)
-	// OpenFor maps a pool of another process for a GPU that is not the pool's own GPU, with a separate import. The argument other is the UUID
-	// of that other GPU. OpenFor is nil if an import of this kind can also serve other GPUs: see [ImportedArena].Reach.
+	// OpenFor maps a pool of another process for a GPU that is not the pool's own GPU, with a separate import. The argument `other` is the
+	// UUID of the GPU for which OpenFor maps the pool. OpenFor is nil if an import of this kind can also serve other GPUs: see
+	// [ImportedArena].Reach.
 	OpenFor func(p PoolInfo, x Export, other string) (ImportedArena, error)
 }
 
 // backends is the registry of kinds. A new kind needs one source file and one entry in this list.
 var backends = []Backend{deviceBackend, vmmBackend, legacyBackend, pinnedBackend, hostBackend}
 
-// Register adds a kind of memory. Tests call it, and programs that have their own kinds. Call Register before any other use of this
-// package, for example in an init function.
+// Register adds a kind of memory. Tests and programs that have their own kinds call it. Call Register before any other use of this package,
+// for example in an init function.
 func Register(b Backend) { backends = append(backends, b) }
 
 func (k Kind) backend() (Backend, error) {
@@ -64,8 +66,8 @@ func Kinds() []Kind {
 	return kinds
 }
 
-// Probe returns an error if this process cannot make pools of kind k on a device. The parameter device is the GPU's ordinal or its UUID; ""
-// means the first GPU.
+// Probe returns an error if this process cannot make pools of kind k on a device. The parameter `device` is the GPU's ordinal or its UUID;
+// "" means the first GPU.
 //
 // Errors: [ErrUnavailable] with a text that names what is missing; [ErrInvalid] for an unknown kind.
 func (k Kind) Probe(device string) error {
@@ -94,7 +96,8 @@ type Arena interface {
 	Close() error
 }
 
-// Lasting is an [Arena] that clears memory when the owner frees it. Another process that still maps this memory then reads zeros.
+// Lasting is an [Arena] that clears the memory of an allocation when the allocation's owner frees it. Another process that still maps this
+// memory then reads zeros.
 type Lasting interface {
 	// Last tells the arena that no caller will allocate any more. After this call, the arena does not clear memory when the owner frees it.
 	Last()
@@ -102,7 +105,7 @@ type Lasting interface {
 
 // NewArena makes an arena. Only a service should call NewArena. A program that calls NewArena itself has no service that counts the
 // allocations, shares them with other processes, or uses freed memory again; it should do so only to measure the cost of a kind. If the
-// arena needs memory of the host, it asks the parameter memory for it.
+// arena needs memory of the host, it must ask the parameter `memory` whether the host has enough memory left.
 //
 // Errors: [ErrInvalid], [ErrUnavailable] if this machine does not support the kind, [ErrOutOfMemory].
 func NewArena(spec PoolSpec, memory *hostmem.Memory) (Arena, error) {
@@ -146,7 +149,7 @@ type Allocation interface {
 type ImportedArena interface {
 	// Import imports one allocation of size bytes. Errors: ErrInvalid if x is not the export of an allocation of size bytes.
 	Import(x Export, size uint64) (Mapping, error)
-	// Reach lets another GPU access all present and future mappings of this arena in this process. The parameter device is the GPU's ordinal
+	// Reach lets another GPU access all present and future mappings of this arena in this process. The parameter `device` is the GPU's ordinal
 	// or its UUID. For a kind with [Backend.OpenFor], Reach does nothing: such a kind has a separate import for each GPU. Errors:
 	// ErrUnavailable if the hardware does not let the GPU access the memory; the text of the error names both GPUs.
 	Reach(device string) error
@@ -166,14 +169,14 @@ type Mapping interface {
 // Memory is memory that this process can access. Each offset is a number of bytes from the beginning of the memory. The caller must check
 // that the offset and the length are inside the memory.
 type Memory interface {
-	// CopyFrom copies src to the memory at off. The caller may change src after CopyFrom has returned. Later work in the memory's queue
-	// sees the data.
+	// CopyFrom copies `src` to the memory at the offset `off`. The caller may change `src` after CopyFrom has returned. Later work in the
+	// memory's queue sees the data.
 	CopyFrom(off uint64, src []byte) error
-	// CopyTo waits for the work in the memory's queue, copies the memory at off to dst, and returns when dst has all bytes.
+	// CopyTo waits for the work in the memory's queue, copies the memory at the offset `off` to `dst`, and returns when `dst` has all bytes.
 	CopyTo(dst []byte, off uint64) error
-	// Fill sets n bytes at off to b. Later work in the memory's queue sees the new bytes.
+	// Fill sets n bytes at the offset `off` to b. Later work in the memory's queue sees the new bytes.
 	Fill(off, n uint64, b byte) error
-	// Bytes returns the memory for the CPU, or nil if the CPU cannot access the memory.
+	// Bytes returns the memory as a slice that the CPU can access, or nil if the CPU cannot access the memory.
 	Bytes() []byte
 	// Pointer returns the memory's address. For memory on a GPU, the address is a CUDA device pointer.
 	Pointer() uintptr

@@ -13,7 +13,7 @@ import (
 )
 
 // Legacy is memory of a GPU that processes share by a handle of 64 bytes (see cuIpcGetMemHandle). Programs can send the handle to each
-// other like any other bytes. The memory lives only as long as the service.
+// other like any other bytes. The memory exists only as long as the process of the service.
 const Legacy Kind = "legacy"
 
 var legacyBackend = Backend{Kind: Legacy, Probe: probeLegacy, Create: newLegacyArena, Open: openLegacyArena,

@@ -54,8 +54,8 @@ func ParseLegacyHandle(b []byte) (h LegacyHandle, err error) {
 	return h, nil
 }
 
-// Open maps size bytes of the memory that the handle identifies. If size is 0, Open maps the block from the offset to the end. The driver
-// counts how often this process has opened a block.
+// Open maps size bytes of the memory that the handle identifies. If size is 0, Open maps the block from the offset to the end. This process
+// can open memory of the same block several times: the driver counts these calls.
 //
 // Errors: [ErrUnavailable] with [ErrOwnerDead] or [ErrSecondContext], and [ErrUnavailable] alone if this process owns the memory;
 // [ErrInvalid] for bytes that are not a handle, and if the memory would lie outside of the block.
@@ -81,8 +81,8 @@ func (h LegacyHandle) Open(ctx *cuda.Context, size uint64) (*OpenedHandle, error
 	return o, nil
 }
 
-// openError returns the error for a handle that the driver did not open. The driver returns the same result if the owner is dead and if ctx
-// is a second context, so openError finds out which of these is the case.
+// openError returns the error for a handle that the driver did not open. The driver returns the same result in two cases: the owner is
+// dead, or the block is already open in the primary context and ctx is another context. openError finds out which case it is.
 func (h LegacyHandle) openError(ctx *cuda.Context, err error) error {
 	if errors.Is(err, cuda.ErrInvalidHandle) && !ctx.Primary() {
 		if opens, failed := h.opensInPrimary(ctx.Device()); opens {
@@ -99,8 +99,8 @@ func (h LegacyHandle) openError(ctx *cuda.Context, err error) error {
 	return importError("open a legacy handle", err)
 }
 
-// opensInPrimary reports whether the device's primary context opens a handle that another context did not open. If opens is true, the owner
-// is alive. An error means that opensInPrimary opened the handle, but could not close it.
+// opensInPrimary reports whether the device's primary context can open a handle that another context could not open. If `opens` is true,
+// the owner is alive. An error means that opensInPrimary could not close the handle or the primary context afterwards.
 func (h LegacyHandle) opensInPrimary(d cuda.Device) (opens bool, err error) {
 	primary, err := d.Retain()
 	if err != nil {
@@ -115,7 +115,7 @@ func (h LegacyHandle) opensInPrimary(d cuda.Device) (opens bool, err error) {
 }
 
 // OpenedHandle is memory of another process that this process has opened by a legacy handle. If a program drops its last pointer to an
-// OpenedHandle without a call of Close, the garbage collector closes it.
+// OpenedHandle without a call of Close, the garbage collector closes the OpenedHandle.
 type OpenedHandle struct {
 	ptr       cuda.DevicePtr
 	size      uint64

@@ -2,12 +2,13 @@ package mempool
 
 import "time"
 
-// This file has the plain data with which a service describes its state.
+// This file has the types of the plain data with which a service describes its state.
 
 // SessionInfo describes a session.
 type SessionInfo struct {
 	ID uint64
-	// UID is the user, PID the process, and Program the name that the client gave itself. PID and Program serve only to inform people.
+	// UID is the session's user, PID is the session's process, and Program is the name that the client gave itself. PID and Program serve only
+	// to inform people.
 	UID     uint32
 	PID     int32
 	Program string
@@ -17,8 +18,8 @@ type SessionInfo struct {
 	Leases, Blocks, Members int
 	// Bytes is the number of bytes that count for the session, in all pools together.
 	Bytes uint64
-	// Waits is the number of the session's requests that wait now. WaitsFor is a text for people: it says what the request that has waited
-	// longest waits for. Since is the time when this request began to wait.
+	// Waits is the number of the session's requests that wait now. WaitsFor and Since describe one of these requests, which began to wait
+	// first: WaitsFor is a text for people that says what this request waits for, and Since is the time when it began to wait.
 	Waits    int
 	WaitsFor string
 	Since    time.Time
@@ -41,7 +42,8 @@ type ChannelStatus struct {
 	Slowest uint64
 	// Used is how many places of the channel are taken up. In a broadcast, Used counts the frames that the slowest consumer has not taken. If
 	// producers must wait for this consumer, Used also counts the frames that the consumer has not released. In a queue, Used counts the
-	// frames that wait for a consumer. If Used is the capacity, the next call that publishes waits, fails, or drops a frame.
+	// frames that wait for a consumer. If Used equals the channel's capacity, the next call that publishes a frame waits, fails, or makes the
+	// channel drop a frame.
 	Used uint64
 	// Dropped is the number of frames that the channel has dropped so far because consumers were too slow. In a broadcast, Dropped is the sum
 	// of the frames that each consumer missed. In a queue, Dropped is the number of frames that the channel dropped before a consumer got
@@ -90,8 +92,9 @@ type LeaseStatus struct {
 	Write             bool
 	// Began is when the service granted the lease, with a precision of one second.
 	Began time.Time
-	// WaitsFor is a text for people: it says what the session's request that has waited longest waits for. Since is the time when this request
-	// began to wait. WaitsFor is empty if no request of the session waits.
+	// Of the session's requests that wait now, WaitsFor and Since describe the request that began to wait first: WaitsFor is a text for people
+	// that says what this request waits for, and Since is the time when it began to wait. WaitsFor is empty if no request of the session
+	// waits.
 	WaitsFor string
 	Since    time.Time
 }

@@ -8,7 +8,7 @@ import (
 )
 
 // Order keeps the work on a lease's memory in order. It knows what must happen before this process uses the memory, and which work of this
-// process uses the memory. With the zero value, nothing must happen before.
+// process uses the memory. For the zero value of an Order, nothing must happen before this process uses the memory.
 type Order struct {
 	// Pages returns the page of a timeline.
 	Pages func(ctx context.Context, timeline uint64) (*Page, error)
@@ -26,8 +26,8 @@ type Order struct {
 	given   map[any]struct{} // keys of the queues that wait for this work
 }
 
-// Begin sets the fences that must be reached before this process uses the memory. For a lease for reading, strict must be true, because a
-// reader needs complete content.
+// Begin sets the fences that must be reached before this process uses the memory. If `strict` is true, a fence that will never be reached
+// is an error. Otherwise it counts as reached. For a lease for reading, `strict` must be true, because a reader needs complete content.
 func (o *Order) Begin(wait []Fence, strict bool) { o.wait, o.strict = wait, strict }
 
 // Before makes later work in queue q wait for everything that must happen before this process uses the memory.
@@ -75,7 +75,7 @@ func (o *Order) Before(ctx context.Context, q Queue) error {
 	return nil
 }
 
-// one makes queue q wait for fence t. The result over is true if no other queue needs to wait for t any more.
+// one makes queue q wait for fence t. The result `over` is true if no queue needs to wait for t any more.
 func (o *Order) one(ctx context.Context, q Queue, t Fence) (over bool, err error) {
 	page, err := o.Pages(ctx, t.Timeline)
 	if err != nil {
@@ -95,8 +95,8 @@ func (o *Order) one(ctx context.Context, q Queue, t Fence) (over bool, err error
 	return over, err
 }
 
-// Check returns an error if the content for which queues were made to wait will never be complete. If the writer of the content dies or
-// fails, a stream that waits for the content continues without an error, so only Check finds the failure.
+// Check returns an error if the memory must have complete content before this process uses it, and this content will never be complete. If
+// the writer of the content dies or fails, a stream that waits for the content continues without an error, so only Check finds the failure.
 //
 // Errors: [ErrContentFailed], [ErrProducerDied].
 func (o *Order) Check(ctx context.Context) error {
@@ -118,7 +118,7 @@ func (o *Order) Check(ctx context.Context) error {
 }
 
 // Give makes later work in the caller's queue q wait for everything that must happen before this process uses the memory, and for the work
-// that this package has begun on the memory. own is the memory's own queue.
+// that this package has begun on the memory. The parameter `own` is the memory's own queue.
 //
 // Errors: as [Order.Before].
 func (o *Order) Give(ctx context.Context, own, q Queue) error {
@@ -151,8 +151,8 @@ func (o *Order) Give(ctx context.Context, own, q Queue) error {
 	return err
 }
 
-// AwaitAccess waits until the caller may access the memory by its address. If a queue was already made to wait for something by Before or
-// Give, AwaitAccess does not wait for it again.
+// AwaitAccess waits until the caller may access the memory by its address. If a call of [Order.Before] or [Order.Give] has already made a
+// queue wait for something, AwaitAccess does not wait for the same thing.
 //
 // Errors: as [Order.Before].
 func (o *Order) AwaitAccess(ctx context.Context, m Memory) error {
@@ -263,7 +263,7 @@ func (o *Order) queues(own Queue, named []Queue) (queues []Queue) {
 }
 
 // Ended notes that the caller has transferred the memory with the completion c. After this call, this process only reads the memory, and
-// only when the fence `ready` is reached.
+// only after the fence `ready` is reached.
 func (o *Order) Ended(ready *Fence, c Completion) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
@@ -277,7 +277,7 @@ func (o *Order) Ended(ready *Fence, c Completion) {
 }
 
 // After makes fences: when all of them are reached, this process does not use the memory any more. It makes one fence for this package's
-// work in the memory's own queue, and one fence for each queue in others.
+// work in the memory's own queue, and one fence for each queue in `others`.
 func (o *Order) After(ctx context.Context, own Queue, others ...Queue) ([]Fence, error) {
 	queues := o.queues(own, others)
 	if len(queues) == 0 {

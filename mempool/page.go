@@ -246,7 +246,7 @@ func unmapped(timeline uint64) error {
 	return situation.Of(ErrStale, "timeline %d is not needed any more and was unmapped", timeline)
 }
 
-// Await returns when the fence of this timeline is reached.
+// Await returns when fence t is reached. The fence must belong to the timeline of this page.
 //
 // Errors: [ErrContentFailed] or [ErrProducerDied] if the fence will never be reached, [ErrStale] if the page is closed; the context's
 // error, with [ErrBusy] at the context's deadline.
@@ -284,7 +284,7 @@ func busy(ctx context.Context, format string, args ...any) error {
 	return err
 }
 
-// lost returns the error that says why fence t will never be reached. The parameter now is the present value of the fence's word.
+// lost returns the error that says why fence t will never be reached. The parameter `now` is the present value of the fence's word.
 func (p *Page) lost(t Fence, now uint64) error {
 	if reason := p.Reason(t.Word); reason != "" {
 		return situation.Of(ErrContentFailed, "its producer says: %s", reason)
@@ -311,7 +311,7 @@ func (p *Page) seen(t Fence) (bool, error) {
 }
 
 // Over returns true if no wait for fence t is needed any more: the fence is reached or will never be reached, or the page is closed. If the
-// fence will never be reached, the result failed is ErrContentFailed or ErrProducerDied.
+// fence will never be reached, the result `failed` is ErrContentFailed or ErrProducerDied.
 func (p *Page) Over(t Fence) (over bool, failed error) {
 	over, err := p.seen(t)
 	if errors.Is(err, ErrContentFailed) {
@@ -324,7 +324,7 @@ func (p *Page) Over(t Fence) (over bool, failed error) {
 func (p *Page) Idle() bool { return p.gpu.idle() }
 
 // Close first ends all calls of Await for this page with an error. Then it waits until the queues that use words of the page have done
-// their work. At last it unmaps the page, unless the driver fails to unregister the page.
+// their work. Then it unmaps the page, unless the driver fails to unregister the page.
 func (p *Page) Close() error {
 	p.closing.Store(true)
 	p.life.Lock()

@@ -9,7 +9,8 @@ type Publication struct {
 	Tensor *Tensor
 	// If Keep is true, the service keeps the name when the session ends.
 	Keep bool
-	// If Replace is true and the same user has already published another buffer under this name, this buffer gets the name.
+	// If Replace is true and the same user has already published another buffer under this name, the name now belongs to the new buffer. If
+	// Replace is false, the call fails in this case.
 	Replace bool
 	Completion
 }
@@ -19,7 +20,7 @@ type Publication struct {
 type Completion struct {
 	// After has the queues in which the caller's work writes the content. The work of this package counts without being in After.
 	After []Queue
-	// Ready is a fence of the session's own timeline that the caller reaches when the content is complete.
+	// Ready is a fence of the session's own timeline. The caller marks it as reached when the content is complete.
 	Ready *Fence
 	// Event is an interprocess event. The caller must have recorded it after all the work that writes the content, and must keep it open until
 	// the readers have opened it. If EventOnly is false, the transfer also makes a fence that is reached after the event. If EventOnly is
@@ -39,8 +40,8 @@ func (c Completion) possible() error {
 	return c.Event.sendable()
 }
 
-// Handle returns the handle of the event that is sent with the content. It returns nil if c has no event, or if the content is complete
-// already.
+// Handle returns the handle of the event of c. The session sends this handle with the content. Handle returns nil if c has no event, or if
+// the content is complete already. The parameter `ready` is the result of [Order.Ready] for c.
 func (c Completion) Handle(ready *Fence) []byte {
 	if c.Event == nil || (ready == nil && !c.EventOnly) {
 		return nil

@@ -2,8 +2,8 @@ package mempool
 
 import "context"
 
-// Queue is a stream of a GPU, or the CPU. A Queue does its work in order. When a session transfers memory, it does not wait for the work in
-// queues: instead, this package makes the queues wait for words of timelines and write words of timelines.
+// Queue is a stream of a GPU, or the CPU. A Queue does its work in order. A session can transfer memory while queues still work on the
+// memory. To keep the work in order, this package makes these queues write words of timelines, and makes later queues wait for these words.
 type Queue interface {
 	// wait makes later work in the queue wait for fence t of page. If the queue is the CPU, the call itself waits, and can return the
 	// context's error, ErrContentFailed or ErrProducerDied.

@@ -10,8 +10,8 @@ type readyEvent struct {
 	event  *Event // nil if the event is not opened yet
 }
 
-// Expect notes that an interprocess event came with the content of memory on a GPU. The parameter handle is the event's handle. If alone is
-// true, no fence says that the event's work is done.
+// Expect notes that an interprocess event came with the content of memory on a GPU. The parameter `handle` is the event's handle. If
+// `alone` is true, no fence says that the event's work is done.
 func (o *Order) Expect(handle []byte, alone bool, device string) {
 	o.ready = readyEvent{handle: handle, alone: alone, device: device}
 }

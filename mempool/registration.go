@@ -40,8 +40,9 @@ func (r *registration) address(p *Page, q *streamQueue, word uint64) (cuda.Devic
 	return r.host.DevicePtr() + cuda.DevicePtr(word*8), nil
 }
 
-// idle reports whether the method close can end the registration without a wait. The driver ends a registration only when the whole device
-// is idle. So idle returns true only if the streams that use the page, and all device streams, have finished their work.
+// idle reports whether the method `close` can end the registration without a wait. The driver ends a registration only when the whole GPU
+// has no work. So idle returns true only if the streams that use the page, and all device streams of this process, have finished their
+// work.
 func (r *registration) idle() bool {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -57,7 +58,7 @@ func (r *registration) idle() bool {
 }
 
 // close waits until the streams that use the page have finished their work, and then ends the registration. The caller must not unmap the
-// page while a stream uses it. The result free is true if the page is not registered any more.
+// page while a stream uses it. The result `free` is true if the page is not registered any more.
 func (r *registration) close() (free bool, err error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()

@@ -12,7 +12,7 @@ import (
 // MaxNameBytes is the greatest length, in bytes, of the name of a pool, a buffer or a channel.
 const MaxNameBytes = 255
 
-// PoolSpec describes a pool that a client wants to make. It is plain data.
+// PoolSpec describes a pool that a client wants to make.
 type PoolSpec struct {
 	Name string
 	Kind Kind
@@ -63,7 +63,8 @@ func (s PoolSpec) Validate() error {
 	return nil
 }
 
-// ValidateName checks a name. The parameter what says what has this name, for example "pool"; the text of the error contains it.
+// ValidateName checks the name of a pool, a buffer or a channel. The parameter `what` says which of these has the name, for example "pool";
+// the text of the error contains `what`.
 //
 // Errors: [ErrInvalid].
 func ValidateName(what, name string) error {

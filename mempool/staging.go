@@ -27,11 +27,11 @@ type stagingPlan struct {
 	copying
 }
 
-// plan is the staging plan of device streams that are opened from now on. With this plan, on a host with an H200, copies of frames of 16
-// MiB reached 0.95 to 0.99 of the rate of copies without staging. The processor of this host has fast string copies (FSRM). Go uses these
-// copies, which write into the caches. On many other processors, a Go copy of one mebibyte or more bypasses the caches. On the measured
-// host, other settings reached less of that rate: 0.82 with copies that bypass the caches, 0.86 with two streams that were used
-// alternately, 0.87 with pieces of 4 MiB, and 0.94 with 12 goroutines instead of 8.
+// plan is the staging plan that each new device stream gets. With this plan, on a host with an H200, copies of frames of 16 MiB reached
+// 0.95 to 0.99 of the rate of copies without staging. The processor of this host has fast string copies (FSRM). Go uses these copies, which
+// write into the caches. On many other processors, a Go copy of one mebibyte or more bypasses the caches. On the measured host, other
+// settings reached less of that rate: 0.82 with copies that bypass the caches, 0.86 with two streams that were used alternately, 0.87 with
+// pieces of 4 MiB, and 0.94 with 12 goroutines instead of 8.
 var plan = stagingPlan{
 	piece: largePiece, pieces: largePieces,
 	copying: copying{stripe: 1 << 20, together: 8, vigil: 100 * time.Microsecond},
@@ -72,7 +72,7 @@ func (s *staging) open(l *deviceStream) {
 }
 
 // take takes a piece that no caller holds. If the GPU still copies to or from this piece, take makes another piece, or waits for the GPU if
-// no more pieces may be made. If callers hold all pieces, take waits for a piece if wait is true, and returns nil if wait is false: a
+// no more pieces may be made. If callers hold all pieces, take waits for a piece if `wait` is true, and returns nil if `wait` is false: a
 // caller that holds a piece must not wait for another piece.
 func (ps *pieces) take(ctx *cuda.Context, wait bool) (*piece, error) {
 	ps.mu.Lock()
@@ -152,7 +152,8 @@ func (ps *pieces) close() error {
 }
 
 // mark records the piece's event in the stream, after the copy that the caller has queued. If the driver fails to record the event, mark
-// waits for the copy. If the wait fails too, mark never uses the piece again: the queued copy may still use the piece.
+// waits for the copy. If the wait fails too, mark does not return the piece to `ps`, so no later copy uses the piece: the queued copy may
+// still use it.
 func (s *staging) mark(ps *pieces, p *piece) error {
 	err := p.done.Record(s.deviceStream.stream)
 	if err == nil {

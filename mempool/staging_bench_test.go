@@ -17,8 +17,8 @@ const stagedFrame = 16 << 20
 // plainCopies is the name of the measurement with which the other measurements are compared.
 const plainCopies = "16MiB"
 
-// planOf returns a plan with pieces of mib MiB. All pieces together have 64 MiB. The parameter together is the number of goroutines that
-// copy.
+// planOf returns a plan with pieces of `mib` MiB. All pieces together have 64 MiB. The parameter `together` is the number of goroutines
+// that copy at the same time.
 func planOf(mib, together int) stagingPlan {
 	p := plan
 	p.piece, p.pieces, p.together = uint64(mib)<<20, 64/mib, together

@@ -17,8 +17,8 @@ type streamQueue struct {
 }
 
 // StreamQueue returns a [Queue] for a stream of the caller. Call StreamQueue only once for a stream, because each Queue needs its own word
-// of a timeline. When the caller does not use the stream any more, [Clock.Forget] frees the word. The caller must not destroy the stream
-// before the stream's work is done.
+// of a timeline. When the caller does not use the stream any more, the caller must call [Clock.Forget], which frees the word. The caller
+// must not destroy the stream before the stream's work is done.
 func StreamQueue(ctx *cuda.Context, s *cuda.Stream) Queue {
 	q := newStreamQueue(ctx, s, nil)
 	q.key = q

@@ -1,7 +1,8 @@
-"""The version of poolbridge. The Python package, its wheels and `poolsvc` have the same version.
+"""Finds the version of poolbridge. The Python package, its wheels and `poolsvc` have the same version.
 
-The version comes from the git tag, for example v0.2.0. After a tag, and before the first tag, the version also has the
-number of commits since then and the current commit. A source package has its version in the file PKG-INFO.
+The version comes from the git tag, for example v0.2.0. If the current commit has no tag, the version also contains the
+current commit and the number of commits after the last tag. If there is no tag, all commits count. A source package has
+its version in the file PKG-INFO.
 
 `python release/version.py` prints the version; pyproject.toml and the Makefile take the version from this program.
 """
@@ -13,7 +14,7 @@ import subprocess
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
-# The next version, as long as there is no tag.
+# While the repository has no tag, the version of a build begins with this text.
 FIRST = "0.2.0"
 
 

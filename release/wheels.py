@@ -10,7 +10,7 @@ from pathlib import Path
 MACHINES = {62: "x86_64", 183: "aarch64"}  # the key is e_machine of ELF
 
 
-# Files that each wheel must have, below the folder `share` of the environment into which it is installed.
+# Files that each wheel must have. An installation puts them below the folder `share` of the environment.
 MANUAL = (
     "man/man1/poolsvc.1",
     "bash-completion/completions/poolsvc",

@@ -1,4 +1,4 @@
-// Package oteltrace makes an OpenTelemetry span of each operation of a client of poolbridge:
+// Package oteltrace makes an OpenTelemetry span for each operation of a client of poolbridge:
 //
 //	client, err := bridge.Dialer{Tracer: oteltrace.New(oteltrace.Config{})}.Dial(ctx, bridge.DefaultSocket())
 //
@@ -33,9 +33,9 @@ const (
 type Config struct {
 	// Provider makes the spans. If Provider is nil, the tracer uses the program's global provider.
 	Provider trace.TracerProvider
-	// Propagate sends the span of a publication with the frame, as "traceparent" in the frame's Meta, and as "tracestate" if the span has
-	// a trace state. All subscribers see these entries. When a client receives the frame, the span of the receipt has a link to the span
-	// of the publication.
+	// If Propagate is true, the tracer sends the ids of a publication's span with the frame, as the entry "traceparent" of the frame's Meta.
+	// If the span has a trace state, the tracer also adds the entry "tracestate". All subscribers see these entries. When a client receives
+	// the frame, the span of the receipt has a link to the span of the publication.
 	Propagate bool
 }
 
@@ -69,8 +69,8 @@ func (t *Tracer) TraceStart(ctx context.Context, o *bridge.Operation) context.Co
 	return ctx
 }
 
-// TraceEnd ends the span. If the operation failed, the span has the error. Its error.type is the error's code (see [bridge.Code]), or the
-// error's Go type if the error has no code.
+// TraceEnd ends the span. If the operation failed, the span has the error. The span's attribute error.type is the error's code (see
+// [bridge.Code]), or the error's Go type if the error has no code.
 func (t *Tracer) TraceEnd(ctx context.Context, o *bridge.Operation, err error) {
 	span := trace.SpanFromContext(ctx)
 	defer span.End()

@@ -2,10 +2,10 @@ package seqpacket
 
 import "sync"
 
-// Buffers is a set of receive buffers that many connections share. A connection takes a buffer only when a packet has arrived.
+// Buffers is a set of receive buffers that many connections share. A connection that waits for a packet needs no buffer.
 type Buffers struct{ free sync.Pool }
 
-// NewBuffers makes buffers of size bytes. A packet must not be longer than a buffer.
+// NewBuffers makes a set of buffers of `size` bytes each. A packet must not be longer than a buffer.
 func NewBuffers(size int) *Buffers {
 	b := new(Buffers)
 	b.free.New = func() any { return &Packet{Data: make([]byte, size), from: b} }
@@ -28,8 +28,8 @@ func (p *Packet) Free() {
 	p.from.free.Put(p)
 }
 
-// RecvInto is like Recv, but takes a buffer only when a packet has arrived. The caller must call Free of the packet. If RecvInto returns an
-// error, the packet is nil.
+// RecvInto is like Recv, but receives into a buffer of `buffers`, and needs no buffer while it waits. The caller must call Free of the
+// packet. If RecvInto returns an error, the packet is nil.
 func (c *Conn) RecvInto(buffers *Buffers) (*Packet, *FDs, error) {
 	c.receiving.Lock()
 	defer c.receiving.Unlock()
@@ -47,7 +47,8 @@ func (c *Conn) RecvInto(buffers *Buffers) (*Packet, *FDs, error) {
 	return p, fds, nil
 }
 
-// receiveInto tries to receive one packet into a buffer. If no packet has arrived, it frees the buffer. The caller holds c.receiving.
+// receiveInto tries to receive one packet into a buffer. If no packet has arrived, receiveInto gives the buffer back. The caller holds
+// c.receiving.
 func (c *Conn) receiveInto(fd uintptr) (done bool) {
 	p := c.in.buffers.Take()
 	c.in.data = p.Data

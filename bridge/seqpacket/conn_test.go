@@ -117,8 +117,8 @@ func TestWhoSaysNothingMoreStillReads(t *testing.T) {
 	require.ErrorIs(t, a.CloseWrite(), os.ErrClosed)
 }
 
-// The kernel reports ECONNRESET before it delivers the packets that the peer sent before it closed. The last of these packets says why the
-// peer closed.
+// A peer sends packets and then closes its end. The kernel reports ECONNRESET first, and delivers these packets afterwards. The last packet
+// says why the peer closed its end, so Recv must return it.
 func TestPeerThatClosesWithoutReadingStillGetsItsLastWordIn(t *testing.T) {
 	a, b := pair(t)
 	require.NoError(t, b.Send([]byte("never read"), nil))

@@ -8,7 +8,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// FD owns a file descriptor. Exactly one holder must close the FD or take the descriptor. An FD that is neither closed nor taken is a leak:
+// FD owns a file descriptor. The owner of an FD must close the FD or take the descriptor. An FD that is neither closed nor taken is a leak:
 // see [TraceFDs].
 //
 // The caller must not use the result of Raw while another goroutine may close the FD.

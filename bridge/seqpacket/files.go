@@ -5,9 +5,9 @@ import (
 	"os"
 )
 
-// WithFiles calls f with the descriptors of files, for [Conn.Send] or [Conn.TrySend]. WithFiles makes sure that no file is closed during
-// the call, because after a close the descriptor's number could belong to another file. WithFiles fails with os.ErrClosed if a file was
-// closed before.
+// WithFiles calls `f` with the descriptors of `files`, so that `f` can pass them to [Conn.Send] or [Conn.TrySend]. WithFiles makes sure
+// that no file is closed during the call, because after a close the descriptor's number could belong to another file. WithFiles fails with
+// os.ErrClosed if a file was closed before.
 func WithFiles(files []*os.File, f func(fds []int) error) error {
 	return withFiles(files, nil, f)
 }

@@ -12,7 +12,7 @@ import (
 // unit). The program that made the socket owns the file at the socket's path: Close does not remove that file, and the listener takes no
 // lock. ListenFile closes `file`, even if ListenFile fails.
 //
-// Errors: [ErrNotListening] if file is not a listening Unix socket of type SOCK_SEQPACKET with a path.
+// Errors: [ErrNotListening] if `file` is not a listening Unix socket of type SOCK_SEQPACKET with a path.
 func ListenFile(file *os.File, config ListenConfig) (_ *Listener, err error) {
 	defer file.Close()
 	var fd int

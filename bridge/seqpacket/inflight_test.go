@@ -12,7 +12,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// If the environment variable flightEnv is set, the test binary sends descriptors that nobody receives.
+// flightEnv is the name of an environment variable. If the variable is set, the test binary runs no tests, but sends descriptors that
+// nobody receives.
 const flightEnv = "SEQPACKET_TEST_FLIGHT"
 
 // A descriptor is in flight if a process has sent it and no process has received it. The kernel allows a user at most RLIMIT_NOFILE such

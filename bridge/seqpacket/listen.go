@@ -75,8 +75,8 @@ func (c ListenConfig) mode() fs.FileMode {
 	return c.Mode.Perm()
 }
 
-// bind makes the socket file and listens. The file never has more permissions than mode: bind makes it with mode, but the umask removes
-// some permissions. Then chmod adds these permissions again.
+// bind makes the socket file and listens. The file never has more permissions than `mode`: bind(2) makes the file with the permissions of
+// `mode`, without those that the umask removes. Then chmod(2) adds the removed permissions.
 func bind(fd int, path string, addr *unix.SockaddrUnix, mode fs.FileMode) error {
 	if err := unix.Fchmod(fd, uint32(mode)); err != nil {
 		return os.NewSyscallError("fchmod", err)
@@ -108,7 +108,7 @@ func takeOver(path string, addr *unix.SockaddrUnix) error {
 	case info.Mode().Type() != fs.ModeSocket:
 		return ErrNotSocket
 	}
-	// A service of another program perhaps does not use the lock, but it accepts connections. So try to connect.
+	// A service of another kind of program may listen at path without holding the lock. Such a service accepts connections, so try to connect.
 	c, err := connect(addr)
 	switch {
 	case err == nil:

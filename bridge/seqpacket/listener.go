@@ -26,7 +26,7 @@ type Listener struct {
 	after func(time.Duration) <-chan time.Time // time.After, or a test's replacement
 }
 
-// newListener makes a Listener that owns fd. If newListener succeeds, the Listener also owns lock.
+// newListener makes a Listener that owns `fd` and `lock`. If newListener fails, it closes `fd`, but not `lock`.
 func newListener(fd int, path string, lock *FD, config ListenConfig) (*Listener, error) {
 	file := os.NewFile(uintptr(fd), path)
 	raw, err := file.SyscallConn()
@@ -116,7 +116,7 @@ func (l *Listener) conn(fd int) (*Conn, error) {
 func (l *Listener) Close() error {
 	l.once.Do(func() {
 		close(l.closed)
-		// While this process holds the lock, the file at the path belongs to this listener.
+		// While this listener holds the lock, the file at the path belongs to this listener. So remove the file before the lock is released.
 		var err error
 		if l.lock != nil {
 			err = os.Remove(l.path)

@@ -6,8 +6,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// lockFile locks the file at path until the descriptor is closed or this process ends. No service removes the lock file: otherwise another
-// service that has just opened the file would lock a file that no other service sees.
+// lockFile locks the file at path. The lock lasts until the returned FD is closed or this process ends. No service removes the lock file:
+// otherwise a service that has just opened the file could lock the removed file, and another service could make and lock a new file.
 func lockFile(path string) (*FD, error) {
 	raw, err := unix.Open(path, unix.O_RDWR|unix.O_CREAT|unix.O_CLOEXEC|unix.O_NOFOLLOW, 0o600)
 	if err != nil {

@@ -11,8 +11,8 @@ import (
 	"go.uber.org/goleak"
 )
 
-// If the environment variable childEnv is set, the test binary is a client: it connects to the path in childEnv, sends one packet and waits
-// until the test kills it.
+// childEnv is the name of an environment variable. If the variable is set, the test binary runs no tests, but is a client: it connects to
+// the path in the variable, sends one packet and waits until the test kills it.
 const childEnv = "SEQPACKET_TEST_CHILD"
 
 func TestMain(m *testing.M) {

@@ -7,9 +7,9 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Peer is the process that made the other end of a connection. The kernel records a client when the client calls connect, and it records a
-// service when the service calls listen. UID, GID and Groups decide access. PID is only for display, because another process may have the
-// same PID by now.
+// Peer describes the process at the other end of a connection. The kernel records these values for a client when the client calls connect,
+// and for a service when the service calls listen. UID, GID and Groups decide access. PID is only for display, because another process may
+// have the same PID by now.
 type Peer struct {
 	PID    int
 	UID    uint32

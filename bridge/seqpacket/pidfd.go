@@ -9,7 +9,8 @@ import (
 // PeerPIDFD returns a pidfd of the peer's process, close-on-exec. On a kernel without SO_PEERPIDFD (before Linux 6.5) PeerPIDFD opens the
 // pidfd by the peer's PID. This PID belongs to the peer only while the peer lives, so call PeerPIDFD right after accept.
 //
-// PeerPIDFD fails with ErrPeerGone if the process has ended and its parent has waited for it, and with ErrNotSupported before Linux 5.3.
+// PeerPIDFD fails with ErrPeerGone if the process has ended and its parent has called wait for it, and with ErrNotSupported before Linux
+// 5.3.
 func (c *Conn) PeerPIDFD() (*FD, error) {
 	var pidfd *FD
 	err := c.do(func(fd int) (err error) {

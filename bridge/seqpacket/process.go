@@ -8,8 +8,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Process stands for a process. A program can wait for the end of the process without being its parent. A Process stays usable after its
-// connection has ended: a process may close its connection and continue to run.
+// Process stands for a process. A program can wait for the end of the process without being its parent. A Process stays usable after the
+// connection to the process has ended, because the process may close its connection and continue to run.
 type Process struct {
 	id    uint64
 	gone  chan struct{}
@@ -71,8 +71,8 @@ func identity(pidfd int) (uint64, error) {
 	return st.Ino, os.NewSyscallError("fstat", err)
 }
 
-// ID returns a number that no other process has at the same time. ID returns 0 if the kernel gives no number: this happens if the peer had
-// ended before the call of PeerProcess. Before Linux 6.9, it also happens if the peer is outside of this process's PID namespace.
+// ID returns a number that no other process has at the same time. ID returns 0 if the peer had ended before the call of PeerProcess. Before
+// Linux 6.9, the number is the peer's PID, or 0 if the peer is outside of this process's PID namespace.
 func (p *Process) ID() uint64 { return p.id }
 
 // ended reports whether the process of a pidfd has ended.

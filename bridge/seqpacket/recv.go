@@ -10,10 +10,10 @@ import (
 // Recv reads one packet into buf. It returns the packet's length and the packet's descriptors; fds is nil if the packet has no descriptors.
 // The descriptors are close-on-exec, and the caller closes them. Recv waits for a packet until the read deadline.
 //
-// At the end of the connection, Recv returns io.EOF, or ErrPeerClosed if the peer closed without reading everything. In both cases Recv
-// first returns the packets that the peer had sent. If a packet has arrived incomplete, or is not allowed, Recv returns ErrDataTruncated,
-// ErrControlTruncated, ErrSurplusFDs or ErrEmptyPacket. Recv then closes the packet's descriptors, and the next Recv returns the next
-// packet. After Close the error is os.ErrClosed.
+// At the end of the connection, Recv returns io.EOF, or ErrPeerClosed if the peer closed its end before it had read all packets. In both
+// cases Recv first returns the packets that the peer had sent. If a packet has arrived incomplete, or is not allowed, Recv returns
+// ErrDataTruncated, ErrControlTruncated, ErrSurplusFDs or ErrEmptyPacket. Recv then closes the packet's descriptors, and the next Recv
+// returns the next packet. After Close the error is os.ErrClosed.
 func (c *Conn) Recv(buf []byte) (n int, fds *FDs, err error) {
 	if len(buf) == 0 {
 		return 0, nil, ErrDataTruncated

@@ -126,7 +126,7 @@ func TestEmptyPacketLeavesNoDescriptor(t *testing.T) {
 	requireNoWriter(t, r)
 }
 
-// The kernel aligns the buffer for n descriptors, so n+1 descriptors may fit.
+// The size of the buffer for n descriptors is rounded up, so n+1 descriptors may fit.
 func TestSurplusDescriptorsAreClosed(t *testing.T) {
 	a, _ := pair(t)
 	r, w := pipe(t)

@@ -8,9 +8,9 @@ import (
 	"syscall"
 )
 
-// safeDir makes dir if it does not exist. It makes sure that only this user and root can rename or remove files in dir. If other users can
-// write to dir, the sticky bit of dir is not enough: another user could make a file with the socket's name before the service makes its
-// socket.
+// safeDir makes dir if it does not exist. It makes sure that only root and the user of this process can make, rename or remove files in
+// dir. If other users can write to dir, the sticky bit of dir is not enough protection: another user could make a file with the socket's
+// name before the service makes its socket.
 func safeDir(dir string) error {
 	info, err := os.Stat(dir)
 	if errors.Is(err, fs.ErrNotExist) {

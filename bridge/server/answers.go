@@ -8,8 +8,8 @@ type asked struct {
 	at        time.Time
 }
 
-// begins records for [Config.Answered] that the server carries out request q. After the handler has returned, the caller calls the function
-// `returned`.
+// begins records that the server carries out request q, so that the server can call [Config.Answered] later. When the handler of the
+// request has returned, the caller calls the function `returned`.
 func (c *connection) begins(q uint32, operation string) (returned func()) {
 	begun := asked{operation, time.Now()}
 	if q == 0 {

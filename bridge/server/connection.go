@@ -187,8 +187,8 @@ func breach(err error) error {
 	return err
 }
 
-// readingEnded returns why the session ends, or nil if the client has left. If the client has not left, readingEnded sends a goodbye to the
-// client.
+// The server calls readingEnded when it receives no more packets of the client; err is the error of the last receive. readingEnded returns
+// why the session ends, or nil if the client has left. If the server ends the session, readingEnded sends a goodbye to the client.
 func (c *connection) readingEnded(err error) error {
 	switch {
 	case errors.Is(err, io.EOF), errors.Is(err, seqpacket.ErrPeerClosed): // ErrPeerClosed: the client did not read all packets before it left

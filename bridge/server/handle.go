@@ -152,8 +152,8 @@ func (c *connection) alloc(q uint32, r *wire.Alloc) {
 	})
 }
 
-// tellWorking tells the client at intervals that request q still runs, until the caller calls the function `stop`. If q is 0, the notice
-// tells the client that its later requests wait for the running request. A client that does not read gets no notice.
+// tellWorking tells the client at intervals that request q still runs, until the caller calls the function `stop`. If q is 0, the notices
+// tell the client that its later requests wait for the running request. A client that does not read gets no notices.
 func (c *connection) tellWorking(q uint32) (stop func()) {
 	over, stopped := make(chan struct{}), make(chan struct{})
 	go func() {
@@ -228,8 +228,8 @@ func (c *connection) another(g service.Grant, err error, wait uint64) (limit tim
 	return 0, nil
 }
 
-// insist calls `get` a second time, if the method another says that a second attempt makes sense. If the client cannot wait for the work on
-// the buffer, insist waits for that work.
+// insist calls `get` a second time if the method `another` says that a second attempt makes sense. A client without timelines cannot wait
+// for work on the buffer itself, so insist waits for this work.
 func (c *connection) insist(ctx context.Context, g service.Grant, err error, wait uint64, get getLease) (service.Grant, error) {
 	limit, again := c.another(g, err, wait)
 	if again != nil && err != nil {

@@ -23,7 +23,8 @@ func (c *connection) join(q uint32, r *wire.Join) {
 	c.reply(q, &wire.JoinReply{Slot: uint64(m.Slot), Member: m.ID, Export: *x}, files)
 }
 
-// enter lets a member take part in its channel. Before the reply, enter sends the files of the other members that the new member must know.
+// enter lets a member take part in its channel. Before the reply, enter sends the new member the files of those other members that it must
+// know.
 func (c *connection) enter(q uint32, r *wire.Enter) {
 	others, err := c.session.EnterChannel(r.Channel, r.Member)
 	for _, other := range others {
@@ -38,8 +39,8 @@ func (c *connection) sendMember(n service.MemberCame) {
 	_ = c.send([]*os.File{n.File}, func(dst []byte) ([]byte, error) { return wire.AppendNotice(dst, out) })
 }
 
-// mapBlock answers with the export of a block. As soon as the export is made, the service may recall the block. mapBlock holds c.sending,
-// so that the client gets the export before the recall.
+// mapBlock answers with the export of a block. As soon as the export is made, the service may recall the block. mapBlock holds c.sending
+// until it has sent the export, so that the client gets the export before a recall.
 func (c *connection) mapBlock(q uint32, r *wire.Map) {
 	if q == 0 {
 		return // the client wants no reply, so it would not get the export

@@ -8,14 +8,14 @@ type ClientLimits struct {
 	Hello time.Duration
 	// Send is how long a client may leave its socket's buffer full. After that time the client's session ends.
 	Send time.Duration
-	// Recall is the least time that an allocation waits for blocks that the service has recalled.
+	// Recall is how long an allocation may wait for blocks that the service has recalled, even if the allocation's own time limit is shorter.
 	Recall time.Duration
 	// Waiting is how many requests of a session may wait at a time.
 	Waiting int
 	// Notices is how many notices may wait until a client reads. If more notices wait, the client's session ends.
 	Notices int
-	// Denied is a number of clients that may not have a session. The server reads the hello of at most this number of such clients at a time,
-	// and answers with an error. It disconnects further such clients at once.
+	// Some clients may not have a session: see Config.MayConnect. The server reads the hello of at most Denied such clients at a time, and
+	// answers it with an error. It sends a goodbye to further such clients at once, and disconnects them.
 	Denied int
 	// Large is a size in bytes. An allocation of this size or more does not block the other requests of its session.
 	Large uint64

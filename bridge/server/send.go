@@ -22,7 +22,7 @@ import (
 func (c *connection) notify(n service.Notice) {
 	if limit := c.server.limits.Notices; !c.notices.add(n, limit) {
 		// The client does not read its notices, so it does not unmap the blocks that the service recalled. The service gets these blocks back
-		// only if it ends the session.
+		// only if the server ends the session.
 		c.cancel(situation.Of(mempool.ErrLimit, "%d notices wait for a client that reads none", limit))
 	}
 }
@@ -66,12 +66,12 @@ func (c *connection) tell(n wire.Notice) {
 	_ = c.send(nil, func(dst []byte) ([]byte, error) { return wire.AppendNotice(dst, n) })
 }
 
-// mentionRoom is a number of bytes. If the client has more unread bytes than this, mention drops its notice. Some notices fit into this
-// limit, and the limit is much smaller than a socket's buffer.
+// mentionRoom is a number of bytes. If more than mentionRoom bytes wait in the socket's buffer until the client reads them, mention does
+// not send its notice. A few notices fit into mentionRoom, which is much smaller than a socket's buffer.
 const mentionRoom = 16 << 10
 
-// mention sends a notice that the client can do without. It drops the notice if the client does not read, or if another goroutine is
-// sending a packet. So mention never waits, and keeps the socket's buffer free for packets that must arrive.
+// mention sends a notice that the client does not need. It drops the notice if the client does not read, or if another goroutine is sending
+// a packet. So mention never waits, and keeps the socket's buffer free for packets that must arrive.
 func (c *connection) mention(n wire.Notice) {
 	if !c.sending.TryLock() {
 		return

@@ -30,9 +30,9 @@ type Config struct {
 	// Unused is a time: if no client was connected for this time, the server closes the channel of [Server.Unused]. The time begins when the
 	// server starts, and again when the last client leaves. If Unused is 0, the server never closes the channel.
 	Unused time.Duration
-	// The server calls Answered after each request that the server has carried out, from several goroutines at a time. operation is the name
-	// of the request. result is "ok", the code of the error, or "unanswered" if the client wanted no answer. took is the time since the server
-	// read the request. If Answered is nil, the server calls nothing.
+	// The server calls Answered after each request that the server has carried out, from several goroutines at a time. `operation` is the name
+	// of the request. `result` is "ok", the code of the error, or "unanswered" if the client wanted no answer. `took` is the time since the
+	// server read the request. If Answered is nil, the server calls nothing.
 	Answered func(operation, result string, took time.Duration)
 	// Limits are the limits for each client; nil means [DefaultLimits].
 	Limits *ClientLimits
@@ -81,7 +81,7 @@ func Listen(path string, svc *service.Service, c Config) (*Server, error) {
 }
 
 // ListenFile serves svc until Close on a socket that listens already, for example a socket that systemd passes to a service. The socket
-// keeps its mode, and Close does not remove the socket's file. ListenFile closes file.
+// keeps its mode, and Close does not remove the socket's file. ListenFile closes `file`.
 //
 // Errors: [seqpacket.ErrNotListening].
 func ListenFile(file *os.File, svc *service.Service, c Config) (*Server, error) {
@@ -116,8 +116,9 @@ func begin(svc *service.Service, c Config, listen func(seqpacket.ListenConfig) (
 	return s, nil
 }
 
-// SetLimits changes MaxSessions and MaxWaits of [Config]. SetLimits ends no existing session or request. SetLimits raises the process's
-// limit of file descriptors to what the server and its service need with these limits.
+// SetLimits changes MaxSessions and MaxWaits of [Config]. SetLimits ends no existing session or request. SetLimits also makes the process's
+// table of file descriptors large enough for the server and its service with these limits, but not larger than the process's own limit of
+// descriptors.
 func (s *Server) SetLimits(sessions, waits int) error {
 	if sessions == 0 {
 		sessions = defaultSessions
@@ -142,8 +143,8 @@ func (s *Server) SetLimits(sessions, waits int) error {
 // Path returns the path of the server's socket.
 func (s *Server) Path() string { return s.listener.Path() }
 
-// Check returns an error that says why the server cannot accept sessions, or nil if the server can. If the server hangs, Check does not
-// return.
+// Check returns an error that says why the server cannot accept sessions, or nil if the server can accept them. If the server hangs, Check
+// does not return.
 func (s *Server) Check() error {
 	s.mu.Lock() // every session locks mu, so Check finds out whether mu can be locked
 	defer s.mu.Unlock()
@@ -239,7 +240,8 @@ func (s *Server) startIdle() {
 	}
 }
 
-// noteUnused runs when the timer has fired, and closes s.unused. If a client has connected at the same moment, noteUnused does nothing.
+// noteUnused runs when the timer of [Config.Unused] has fired, and closes s.unused. If a client has connected at the same moment,
+// noteUnused does nothing.
 func (s *Server) noteUnused() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -256,8 +258,8 @@ func (s *Server) noteUnused() {
 // not count as connected, even if its process lives. A client that connects later is still served, until Close.
 func (s *Server) Unused() <-chan struct{} { return s.unused }
 
-// lingers records that the session of c has ended, but that the session's process may still use memory. The session counts as one of the
-// sessions until the caller calls Server.reclaimed.
+// lingers records that the session of c has ended, but that the session's process may still use memory. The session counts for the limit
+// MaxSessions until the caller calls Server.reclaimed.
 func (s *Server) lingers(c *connection) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -272,7 +274,8 @@ func (s *Server) reclaimed() {
 	s.lingering--
 }
 
-// turnAway answers the hello of a peer that may not have a session. The connection does not count as a session during this time.
+// turnAway answers the hello of a peer that may not have a session. From the beginning of turnAway, the connection does not count as a
+// session any more.
 func (s *Server) turnAway(c *connection, peer mempool.Peer) {
 	s.dismiss(c)
 	s.mu.Lock()

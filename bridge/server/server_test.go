@@ -177,8 +177,8 @@ func TestEndedSessionsOfALivingProcessCountTowardsTheLimit(t *testing.T) {
 		raw.Ask(4, &wire.Alloc{Pool: 1, Tensor: bytesTensor(10)}, &wire.LeaseReply{})
 		require.NoError(t, raw.Conn.Close()) // the process lives, so it may still write to the memory
 	}
-	// For each session, the server keeps one descriptor, which watches the process. The server has closed the descriptors of the connection
-	// and the timeline.
+	// For each of the 7 ended sessions, the server keeps one descriptor, with which it watches the client's process. The server has closed the
+	// descriptors of the session's connection and timeline.
 	eventually(t, func() bool { return r.svc.Stats().Sessions == 1 && openFDs(t) <= before+7 })
 	_, err := bridge.TryDial(t.Context(), r.path)
 	require.ErrorIs(t, err, bridge.ErrLimit)

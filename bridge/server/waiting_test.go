@@ -110,7 +110,7 @@ func TestOnlyTheRequestThatIsNamedIsCancelled(t *testing.T) {
 	assert.ErrorIs(t, c.Reply(last, &wire.LeaseReply{}), wire.CodeCancelled)
 }
 
-// A client cancels a request and uses the request's number again at once. The service then cancels only the first request.
+// A client cancels a request, gets the answer and then uses the request's number again. The first cancel must not end the second request.
 func TestACancelledRequestDoesNotTakeItsSuccessorAlong(t *testing.T) {
 	_, path := serve(t, Config{})
 	c := greeted(t, path)

@@ -7,7 +7,7 @@ import (
 	"unicode/utf8"
 )
 
-// Header is what the envelope of a checked packet says.
+// Header has the values of the envelope of a checked packet: the kind of the packet, its name and its request number.
 type Header struct {
 	Op     string // operation of a request; empty in a packet from the service
 	Notice string // name of a notice; empty in requests and replies
@@ -18,9 +18,9 @@ type Header struct {
 	fault  int // position of the error in a reply
 }
 
-// Check checks a packet and returns what its envelope says. Check allocates no memory, and never reads past the packet's end, even if the
-// packet states greater lengths. A packet that Check accepts is exactly one map with string keys. It keeps every limit of the protocol, and
-// has no duplicate keys, no trailing bytes, no extension types and no invalid UTF-8.
+// Check checks a packet and returns the values of its envelope. Check allocates no memory, and never reads past the packet's end, even if
+// the packet states greater lengths. A packet that Check accepts is exactly one map with string keys. It keeps every limit of the protocol,
+// and has no duplicate keys, no trailing bytes, no extension types and no invalid UTF-8.
 //
 // For every other packet, Check returns a *PacketError, or a *FieldError if a value of the envelope is wrong. Both errors wrap ErrProtocol.
 // The header then has the values that Check read before the error, so that a service can answer the packet.

@@ -19,7 +19,7 @@ func TestCheckAllocatesNothing(t *testing.T) {
 }
 
 func TestDeclaredLengthsAreNotBelieved(t *testing.T) {
-	// The byte 0xc6 declares a binary of 1.5 GiB. Without Check, the library would allocate this size.
+	// The byte 0xc6 declares a binary of 1.5 GiB. Without Check, package msgpack would allocate 1.5 GiB.
 	packet := []byte("\x82\xa1o\xa3get\xa2nm\xc6\x60\x00\x00\x00")
 	var before, after runtime.MemStats
 	runtime.ReadMemStats(&before)

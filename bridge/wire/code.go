@@ -1,7 +1,7 @@
 package wire
 
-// Code is a stable error code. A Code is itself an error, so that errors.Is(err, wire.CodeNotFound) works on every error that wraps the
-// code.
+// Code is an error code of the protocol. Later versions of the protocol do not change its text. A Code is itself an error, so
+// errors.Is(err, wire.CodeNotFound) works on every error that wraps the code.
 type Code string
 
 // The error codes of protocol version 1. A peer of a later version may send other codes.

@@ -1,6 +1,7 @@
 package wire
 
-// NewRequest and NewNotice are maps. Each name of an operation or of a notice has a function that makes an empty message.
+// NewRequest and NewNotice are maps. The key is the name of an operation or of a notice, and the value is a function that makes an empty
+// message with this name.
 var (
 	NewRequest = newRequest
 	NewNotice  = newNotice

@@ -1,6 +1,7 @@
 package wire
 
-// field describes one key of a structure, for encoding and decoding. A field of the struct T has the key's value.
+// field says how to encode and decode one key of a structure of the protocol. The Go struct T represents this structure, and one field of T
+// has the value of the key.
 type field[T any] struct {
 	key      string
 	optional bool
@@ -48,7 +49,7 @@ func stringField[T any](key string, at func(*T) *string) field[T] {
 	return value(key, at, zero, (*encoder).string, (*decoder).string)
 }
 
-// textField is a string for people. The encoder cuts the string if it is too long.
+// textField makes a field whose value is a string for people. The encoder cuts the string if it is too long.
 func textField[T any](key string, at func(*T) *string) field[T] {
 	return value(key, at, zero, (*encoder).text, (*decoder).string)
 }
@@ -87,7 +88,8 @@ func structField[T, V any](key string, at func(*T) *V, fields record[V]) field[T
 	}
 }
 
-// pointerField is an optional structure. If the pointer is nil, the structure is not sent.
+// pointerField makes a field whose value is an optional structure. If the pointer to the structure is nil, the encoder leaves out the
+// field.
 func pointerField[T, V any](key string, at func(*T) **V, fields record[V]) field[T] {
 	return field[T]{
 		key:      key,

@@ -32,8 +32,8 @@ func allocated() uint64 {
 // slack is how many bytes the fuzzer's own goroutines may allocate while a packet is decoded.
 const slack = 4 << 20
 
-// FuzzCheckAgainstDecoder compares Check with the library. If Check accepts a packet, the library decodes the whole packet without large
-// allocations, and Check refuses the same packet with one byte less or more.
+// FuzzCheckAgainstDecoder compares Check with package msgpack. If Check accepts a packet, msgpack must decode the whole packet without
+// large allocations. Check must refuse the same packet if its last byte is missing or if it has one more byte.
 func FuzzCheckAgainstDecoder(f *testing.F) {
 	seed(f)
 	f.Fuzz(func(t *testing.T, packet []byte) {
@@ -78,7 +78,8 @@ func depth(v any) int {
 	return 1 + deepest
 }
 
-// FuzzCheckAcceptsPlainMaps tests that Check accepts what the library writes for a message within the limits.
+// FuzzCheckAcceptsPlainMaps tests that Check accepts every packet that package msgpack writes, if the packet is within the limits of the
+// protocol.
 func FuzzCheckAcceptsPlainMaps(f *testing.F) {
 	f.Add("nm", "camera/0", []byte("d"), uint64(1), int64(-1), true, uint8(3))
 	f.Fuzz(func(t *testing.T, key, text string, data []byte, u uint64, i int64, b bool, nest uint8) {

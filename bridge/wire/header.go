@@ -1,7 +1,7 @@
 package wire
 
-// note reads a value of the envelope: the value of a one-letter key of the packet's outermost map. Check has already checked the form of
-// the value.
+// note reads one value of the envelope and stores it in h. The value belongs to a one-letter key of the packet's outermost map. Check has
+// already checked the form of the value.
 func (h *Header) note(key byte, at int, value []byte) error {
 	kind := kindOf(value[0])
 	switch key {
@@ -30,7 +30,7 @@ func (h *Header) note(key byte, at int, value []byte) error {
 	return nil
 }
 
-// name returns the string that is encoded in value. If the map `known` has the string, name allocates no memory.
+// name returns the string that is encoded in value. If the map `known` has the string as a key, the function allocates no memory.
 func name(known map[string]string, value []byte) string {
 	text := value[1+codes[value[0]].width:]
 	if s, ok := known[string(text)]; ok {

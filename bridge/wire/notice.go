@@ -1,6 +1,6 @@
 package wire
 
-// Notice is a message of the service that answers no request.
+// Notice is a message that the service sends to a client, but not as the answer to a request.
 type Notice interface {
 	message
 	Notice() string // the notice's name, as it stands in a packet

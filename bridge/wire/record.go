@@ -38,7 +38,8 @@ func (r record[T]) encode(e *encoder, m *T) error {
 	return r.body(e, m)
 }
 
-// decode reads a map into m, and sets every field of m. decode ignores unknown keys. If a required key is missing, decode returns an error.
+// decode reads a map of the packet, and sets every field of m to the value of its key, or to the zero value. decode ignores unknown keys.
+// If a required key is missing, decode returns an error.
 func (r record[T]) decode(d *decoder, m *T) error {
 	*m = *new(T)
 	n, err := d.mapLen()

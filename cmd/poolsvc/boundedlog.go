@@ -23,8 +23,8 @@ type boundedLog struct {
 	failed bool // the log already says that the file could not be shortened
 }
 
-// bound limits what a command writes to standard error to l.logBytes, if standard error is a file. If bound cannot limit this file, it sets
-// l.unbounded to the error that says why.
+// bound limits the size of the file to which a command writes its standard error. The limit is l.logBytes. If l.logBytes is 0, or if
+// standard error is not a regular file, bound does nothing. If bound cannot limit the file, it sets l.unbounded to the error that says why.
 func (l *life) bound(c *cobra.Command, _ []string) error {
 	if l.logBytes == 0 {
 		return nil
@@ -39,8 +39,9 @@ func (l *life) bound(c *cobra.Command, _ []string) error {
 	return nil
 }
 
-// newBoundedLog makes a boundedLog that uses file. It makes the descriptor readable, and sets O_APPEND for all processes that share the
-// descriptor.
+// newBoundedLog makes a boundedLog that uses file. A boundedLog needs a descriptor that is readable and has O_APPEND. If the descriptor of
+// file is readable, newBoundedLog sets O_APPEND on it, and so for all processes that share it. Otherwise newBoundedLog opens the file
+// again, and replaces the descriptor of this process.
 //
 // Errors: an error of the system if file was opened for writing only and this process may not read it.
 func newBoundedLog(file *os.File, most int64) (*boundedLog, error) {
@@ -134,8 +135,9 @@ func (b *boundedLog) keepLate(end, kept int64) (int64, error) {
 	}
 }
 
-// overwrite writes text at a place in a file that is open for appending. During this time, another process may write with the same
-// descriptor. The text of that process still goes to the end of the file, because the offset of the descriptor is at the end.
+// overwrite writes text at the offset `at` of a file whose descriptor has O_APPEND. While it writes, it removes O_APPEND from the
+// descriptor. During this time, another process may write with the same descriptor. The text of that process still goes to the end of the
+// file, because the file offset of the descriptor is at the end, and overwrite does not move it.
 func overwrite(fd int, text []byte, at int64) error {
 	flags, err := unix.FcntlInt(uintptr(fd), unix.F_GETFL, 0)
 	if err == nil {

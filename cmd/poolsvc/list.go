@@ -34,8 +34,8 @@ type listing[T any] struct {
 	// compare orders the entries; nil: the entries keep the order of the service.
 	compare func(a, b T) int
 
-	// Each of these functions returns the value of an entry that a flag of the command compares, for example --pool. If a function is
-	// nil, the command does not have the flag.
+	// Some flags, for example --pool, select entries by a value of the entry. Each of these functions returns the value of an entry for one
+	// flag. If a function is nil, the command does not have the flag.
 	ofPool     func(T) uint64
 	ofSessions func(T) []uint64
 	ofUser     func(T) uint32
@@ -50,8 +50,8 @@ type listed struct {
 	commands map[int32]string // command lines, by process
 }
 
-// command returns the command line of the process pid if this program can read the command line and the process belongs
-// to the user uid. Otherwise it returns program, the name that the client has given itself.
+// command returns the command line of the process `pid` if this program can read the command line and the process belongs to the user
+// `uid`. Otherwise it returns `program`, the name that the client has given itself.
 func (l *listed) command(pid int32, uid uint32, program string) string {
 	text, known := l.commands[pid]
 	if !known {
@@ -361,8 +361,7 @@ func state(ch mempool.ChannelStatus) string {
 	return "open"
 }
 
-// shownState returns a word for the state of a channel that people can read. If the channel is open and cannot take another frame, the
-// word is "full".
+// shownState returns the state of a channel as a word for people. If the channel is open and cannot take another frame, the word is "full".
 func shownState(ch mempool.ChannelStatus) string {
 	if !ch.Closed && ch.Used >= uint64(ch.Capacity) {
 		return "full"

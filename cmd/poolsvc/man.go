@@ -66,7 +66,7 @@ func writeManPage(c *cobra.Command, header doc.GenManHeader, folder string) erro
 // valueWord is the value of a flag that has no default. A man page shows a word for this value.
 type valueWord struct{ pflag.Value }
 
-// Type returns "". If it returned the name of a type that cobra knows, cobra would put quotation marks around the word.
+// Type returns "". If it returned the name of a type that cobra knows, cobra would put quotation marks around the value on the man page.
 func (valueWord) Type() string { return "" }
 
 // plain escapes the texts of a command and its subcommands, because cobra reads the texts as Markdown.

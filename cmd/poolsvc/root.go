@@ -62,8 +62,8 @@ The exit status is 2 if the command line is wrong.`,
 	return root
 }
 
-// arguments returns a function that checks the number of arguments of a command. The parameters least and most are the
-// limits of this number. The error says how many arguments the command expects.
+// arguments returns a function that checks the number of arguments of a command. This number must be from `least` to `most`. The error says
+// how many arguments the command expects.
 func arguments(least, most int) cobra.PositionalArgs {
 	return func(c *cobra.Command, args []string) error {
 		if len(args) >= least && len(args) <= most {

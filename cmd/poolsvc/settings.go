@@ -87,7 +87,7 @@ type setting struct {
 	set func(p *plan, text string) error
 	// reset removes the values from places with a lower priority; nil: set replaces the value, and there is nothing to remove.
 	reset func(p *plan)
-	// show returns the value of the setting in a plan as text. It is nil for pools and limits, because other code shows each pool and
+	// show returns, as text, the value that a plan has for the setting. It is nil for pools and limits, because other code shows each pool and
 	// each limit.
 	show func(p *plan) string
 	// fixed says that the setting cannot change while the service runs.
@@ -309,8 +309,8 @@ func (p *plan) check() error {
 	return p.problems.Err()
 }
 
-// say adds to the plan all values that one place (such as a flag) gives for a setting. If the setting refuses a value,
-// say adds a problem whose text begins with the parameter what.
+// say adds to the plan all values that one place (such as a flag) gives for a setting. If the setting refuses a value, say adds a problem
+// whose text begins with `what`.
 func (p *plan) say(s setting, at place, what string, texts ...string) {
 	if s.reset != nil {
 		s.reset(p)
@@ -424,8 +424,8 @@ func (p *plan) pool(at place, item config.Item) {
 	}
 }
 
-// mistakes calls the function wrong for each wrong value of the pool. It begins with a valid pool and puts the values
-// into this pool one by one. If a value makes the pool invalid, mistakes calls wrong and removes the value again.
+// mistakes calls the function `wrong` for each wrong value of the pool `said`. It begins with another pool, which is valid, and puts the
+// values of `said` into this pool one by one. If a value makes this pool invalid, mistakes calls `wrong` and removes the value again.
 func mistakes(said mempool.PoolSpec, refused map[string]bool, wrong func(key, format string, args ...any)) {
 	right := mempool.PoolSpec{Name: "?", Kind: mempool.Host, MaxBytes: math.MaxInt64}
 	for _, value := range []struct {

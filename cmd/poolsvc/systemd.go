@@ -15,7 +15,7 @@ import (
 )
 
 // listen starts the server on the socket that systemd passed to this process. If systemd passed no socket, listen makes a socket at the
-// path of the parameter socket.
+// path `socket`.
 func listen(socket string, p *plan, l life, svc *service.Service, serving server.Config) (*server.Server, error) {
 	files := activation.Files(true)
 	switch {
@@ -56,8 +56,8 @@ func startWatchdog(ctx context.Context, log *slog.Logger, ready func(context.Con
 	return nil
 }
 
-// At each tick, watch checks whether the service answers within the time of the parameter patience. If the service
-// answers, watch notifies systemd's watchdog.
+// At each tick, watch checks whether the service answers within the time `patience`. If the service answers, watch notifies systemd's
+// watchdog.
 func watch(ctx context.Context, log *slog.Logger, ticks <-chan time.Time, patience time.Duration, ready func(context.Context) error) {
 	for {
 		select {

@@ -20,7 +20,8 @@ type web struct {
 	server          *metrics.Server // nil: the service has no HTTP server
 }
 
-// serve starts the HTTP server. It also sets serving.Answered, so that the bridge's server counts its requests for the metrics.
+// serve starts the HTTP server, if w has an address. It also sets serving.Answered, so that the metrics count the requests that the service
+// answers.
 func (w web) serve(svc *service.Service, serving *server.Config, healthy, ready func(context.Context) error) (web, error) {
 	if w.address == "" {
 		return w, nil
@@ -50,8 +51,8 @@ func (w web) close(log *slog.Logger) {
 	}
 }
 
-// bounded returns a function that calls the function ask. If the context ends while ask still runs, the returned
-// function does not wait for ask. Only one call of ask runs at a time.
+// bounded returns a function that calls the function `ask`. If the context ends while `ask` still runs, the returned function does not wait
+// for `ask`. Only one call of `ask` runs at a time.
 func bounded(ask func() error) func(context.Context) error {
 	looking := make(chan struct{}, 1)
 	return func(ctx context.Context) error {

@@ -43,8 +43,8 @@ func (l *Library) DriverVersion() (string, error) {
 	return v, failure("nvmlSystemGetDriverVersion", r)
 }
 
-// Devices returns all GPUs of the machine that this process may see, in the order of the PCI bus.
-// The variable CUDA_VISIBLE_DEVICES has no effect on this list.
+// Devices returns all GPUs that this process may see, in the order of the PCI bus. The variable
+// CUDA_VISIBLE_DEVICES has no effect on this list.
 func (l *Library) Devices() ([]Device, error) {
 	n, r := l.api.DeviceGetCount()
 	if r != nvml.SUCCESS {
@@ -72,8 +72,9 @@ func (l *Library) DeviceByUUID(uuid cuda.UUID) (Device, error) {
 	return device{l.api, d}, nil
 }
 
-// has returns an error if the library lacks the function symbol. A method calls has before it calls
-// a function that may be missing, because a call of a missing function ends the process.
+// has returns an error if the library has no function with the name in the parameter `symbol`. A
+// method calls has before it calls a function that may be missing, because a call of a missing
+// function ends the process.
 func has(api nvml.Interface, symbol string) error {
 	if err := api.Extensions().LookupSymbol(symbol); err != nil {
 		return &Error{Op: symbol, Detail: err.Error(), kind: ErrNotSupported}
@@ -99,8 +100,8 @@ func failure(op string, r nvml.Return) error {
 	return e
 }
 
-// words returns the text of a return code. It does not call the library, because the library may
-// not be loaded.
+// words returns the text of a return code. It does not call the library, because perhaps the
+// library is not loaded.
 func words(r nvml.Return) string {
 	if r == nvml.ERROR_LIBRARY_NOT_FOUND {
 		return "libnvidia-ml.so.1 cannot be opened"

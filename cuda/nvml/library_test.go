@@ -14,8 +14,8 @@ import (
 	"github.com/poolbridge/poolbridge/cuda"
 )
 
-// oneGPU returns a simulated management library of a machine with one GPU. This library lacks the
-// functions in missing.
+// oneGPU returns a simulated management library of a machine with one GPU. This library does not
+// have the functions that the parameter `missing` names.
 func oneGPU(missing ...string) *mock.Interface {
 	gpu := &mock.Device{
 		GetUUIDFunc: func() (string, nvml.Return) { return "GPU-00112233-4455-6677-8899-aabbccddeeff", nvml.SUCCESS },

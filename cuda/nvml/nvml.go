@@ -1,8 +1,9 @@
 // Package nvml asks NVIDIA's management library (NVML) for facts that the driver API does not know:
 // which processes use a GPU, and how the GPU is configured.
 //
-// This package is separate from package cuda, so that a program can leave it out. A build with the
-// tag nonvml or without cgo has the same API, but every call of Open returns [ErrUnavailable].
+// This package is separate from package cuda, so that a program can use package cuda without NVML.
+// A build with the tag nonvml or without cgo has the same API, but every call of Open returns
+// [ErrUnavailable].
 //
 // This package uses the Go module go-nvml. That module resolves a symbol of the library only when a
 // program first uses the symbol. So a program that contains this package must be linked with

@@ -20,8 +20,8 @@ type Affine struct {
 func (p Affine) At(i uint64) float32 { return affine(p.Scale, float64(i), p.Offset) }
 
 // affine returns scale·x + offset. The conversion to float64 makes the compiler round after the
-// multiplication. Without it, the compiler may use one fused operation, which rounds only once and
-// can give another result.
+// multiplication. Without the conversion, the compiler may use one fused operation, which rounds
+// only once and can give another result.
 func affine(scale, x, offset float64) float32 { return float32(float64(scale*x) + offset) }
 
 func (p Affine) String() string {

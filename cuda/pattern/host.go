@@ -8,8 +8,8 @@ import (
 )
 
 // partBytes is how many bytes of host memory one core processes in one task. The number is a
-// multiple of every element size. It is so large that the start of a task takes little time in
-// comparison.
+// multiple of every element size. The number is so large that the work of a task takes much more
+// time than its start.
 const partBytes = 4 << 20
 
 // Fill writes the pattern into mem. It uses all cores of the CPU. The CPU must be able to access
@@ -49,8 +49,8 @@ func Verify(mem []byte, p Pattern) (Report, error) {
 	return r, nil
 }
 
-// split divides mem, which has n elements, into parts, and calls f for each part. The argument
-// first of f is the index of the first element of the part.
+// split divides mem, which has n elements, into parts, and calls f for each part. In each call of
+// f, the argument `first` is the index of the first element of the part.
 func split(mem []byte, n, elementBytes uint64, f func(part []byte, first uint64)) {
 	if len(mem) <= partBytes {
 		f(mem, 0)

@@ -18,7 +18,7 @@ var ptx []byte
 func PTX() []byte { return bytes.Clone(ptx) }
 
 // Names of kernels in the PTX. The first two constants are prefixes: the name of a kernel is such a
-// prefix and the name of a pattern.
+// prefix, followed by the name of a pattern.
 const (
 	fillPrefix    = "poolbridge_fill_"
 	verifyPrefix  = "poolbridge_verify_"

@@ -107,8 +107,8 @@ func TestTheGPUAndTheCPUAgree(t *testing.T) {
 	}
 }
 
-// This test needs more blocks than the GPU can run at once, so each block of
-// its kernels processes memory in a loop.
+// The memory of this test has more parts than the GPU can run blocks at once. So a block processes
+// several parts in a loop.
 func TestTheGPUAndTheCPUAgreeOnMuch(t *testing.T) {
 	g := onGPU(t)
 	n := g.blocks*threads*threadBytes/4*2 + 12_345

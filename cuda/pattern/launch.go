@@ -6,7 +6,8 @@ import (
 	"github.com/poolbridge/poolbridge/cuda"
 )
 
-// These constants describe the blocks of a launch. kernels.cu must have the same value of threads.
+// These constants describe the blocks of a launch. The file kernels.cu must have the same value for
+// `threads`.
 const (
 	threads     = 256            // threads of a block
 	threadBytes = 4 * 16         // most bytes that a thread handles at a time
@@ -50,9 +51,9 @@ func (k *Kernels) Spin(s *cuda.Stream, d time.Duration) error {
 	return k.stream(s).Launch(k.functions[spinName], cuda.Dim3{}, cuda.Dim3{}, 0, uint64(max(d, 0)))
 }
 
-// Hold queues a kernel that runs until the eight-byte word at the address gate is not 0. The kernel
-// runs at most for the duration most. Tests use Hold to keep a stream busy. The word must be in
-// memory that the CPU can write: pinned or registered memory.
+// Hold queues a kernel that runs until the eight-byte word at the address `gate` is not 0. The
+// kernel runs at most for the duration `most`. Tests use Hold to keep a stream busy. The word must
+// be in memory that the CPU can write: pinned or registered memory.
 func (k *Kernels) Hold(s *cuda.Stream, gate cuda.DevicePtr, most time.Duration) error {
 	return k.stream(s).Launch(k.functions[holdName], cuda.Dim3{}, cuda.Dim3{}, 0, gate, uint64(max(most, 0)))
 }
@@ -68,8 +69,9 @@ func (k *Kernels) admit(op string, ptr cuda.DevicePtr, n uint64, p Pattern) erro
 	return inRange(p, n)
 }
 
-// launch queues a kernel for the pattern p. The name of the kernel begins with prefix. The
-// arguments in more are the last arguments of the kernel, after the arguments for the pattern.
+// launch queues a kernel for the pattern p. The name of the kernel begins with `prefix`. The
+// arguments in `more` are the last arguments of the kernel: they come after the arguments for the
+// pattern.
 func (k *Kernels) launch(s *cuda.Stream, prefix string, ptr cuda.DevicePtr, n uint64, p Pattern, more ...any) error {
 	name, first, params := p.kernel()
 	args := append([]any{ptr, first, n}, params...)

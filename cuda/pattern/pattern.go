@@ -16,7 +16,8 @@ type Pattern interface {
 	ElementBytes() uint64
 	// Bits returns the bytes that element i has in memory. They are the low bytes of the result.
 	Bits(i uint64) uint64
-	// Format returns a text for an element that has these bytes, for error messages.
+	// Format returns the value of an element as a text, for error messages. The parameter bits has
+	// the bytes of the element, as in the result of Bits.
 	Format(bits uint64) string
 
 	// fill writes elements, beginning with index first. mem holds whole elements.

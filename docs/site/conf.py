@@ -54,7 +54,7 @@ for name in PUBLIC:  # so that types in signatures lead to the page of the name 
 
 
 def undocumented() -> list[str]:
-    """Return the public names of the package that have no docstring."""
+    """Return those public names of the package `poolbridge` that have no docstring."""
     found = []
     public = {name: getattr(poolbridge, name) for name in PUBLIC}
     for module in (poolbridge.dask, poolbridge.ray):
@@ -81,7 +81,7 @@ def check(app: Any) -> None:
 
 
 def signature(_app: Any, what: str, _name: str, value: Any, *_more: Any) -> tuple[str, str] | None:
-    """Hide the parameters of all classes except `LegacyHandle`, because programs get the objects from functions."""
+    """Hide the parameters of each class except `LegacyHandle`: programs do not call the other classes themselves."""
     return ("", "") if what == "class" and value is not poolbridge.LegacyHandle else None
 
 

@@ -34,7 +34,7 @@ def pages() -> dict[Path, str]:
 
 
 def relinked(text: str, file: Path, site: dict[Path, str]) -> str:
-    """Return the text of a page in which all links work on the site."""
+    """Return the text of a page, with its links changed so that they work on the site."""
 
     def lead(match: re.Match[str]) -> str:
         to = (file.parent / match[1]).resolve()
@@ -54,7 +54,8 @@ def relinked(text: str, file: Path, site: dict[Path, str]) -> str:
 def contents(text: str, site: dict[Path, str], apart: dict[str, list[str]]) -> str:
     """Make the menu of the site: for each heading of the index page, a toctree of the pages that are linked below it.
 
-    If the index page has no link to a page, this page goes into the toctree of the heading Guide.
+    If the index page does not link to some page, that page goes into the toctree of the heading Guide. `apart` maps a
+    heading to more pages for its toctree.
     """
     menu: dict[str, list[str]] = {}
     for heading, body in re.findall(r"^## (.*?)\n(.*?)(?=^## |\Z)", text, flags=re.MULTILINE | re.DOTALL):
@@ -73,7 +74,7 @@ def contents(text: str, site: dict[Path, str], apart: dict[str, list[str]]) -> s
 
 
 def literals() -> str:
-    """Make the page that lists, for each type of `_sys/literals.py`, the words that an argument can have."""
+    """Make the page that lists, for each type of `_sys/literals.py`, the words that are its values."""
     lines = ["# Words that arguments take", ""]
     body = ast.parse((ROOT / "python/poolbridge/_sys/literals.py").read_text()).body
     for statement, following in zip(body, [*body[1:], None], strict=True):

@@ -8,7 +8,10 @@ import poolbridge.dask
 
 
 def block(block_info: dict) -> np.ndarray:
-    """Make one block of the array in the pool of this task's worker. A real program would read a file."""
+    """Make one block of the array in the pool of this task's worker.
+
+    A real program would read the block from a file.
+    """
     rows, columns = block_info[None]["array-location"]
     made = poolbridge.dask.empty((rows[1] - rows[0], columns[1] - columns[0]))
     made[:] = np.arange(*rows)[:, None] + np.arange(*columns)

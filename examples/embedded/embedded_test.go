@@ -16,8 +16,9 @@ import (
 	"github.com/poolbridge/poolbridge/mempool"
 )
 
-// TestMain runs the tests. In the process that a test starts with
-// POOLBRIDGE_EXAMPLE_READER, it runs the client instead.
+// TestMain runs the tests. A test also starts this program as a child process,
+// with the environment variable POOLBRIDGE_EXAMPLE_READER. In the child
+// process, TestMain runs the client instead of the tests.
 func TestMain(m *testing.M) {
 	if os.Getenv("POOLBRIDGE_EXAMPLE_READER") == "" {
 		goleak.VerifyTestMain(m)

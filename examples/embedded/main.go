@@ -28,7 +28,7 @@ func main() {
 }
 
 // serve publishes the buffer "reading.txt", and runs the service until ctx ends. When clients can use the buffer, it calls the function
-// published.
+// `published`.
 func serve(ctx context.Context, socket string, kind bridge.Kind, published func()) (err error) {
 	svc := service.New(service.Config{})
 	defer svc.Close()

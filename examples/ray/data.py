@@ -23,8 +23,8 @@ class Decode:
         lease = self.client.allocate((480, 640), "uint8", pool="ray", timeout=60)  # waits if the pool is full
         np.asarray(lease)[:] = row["id"]  # a real program would decode a picture here
         name = f"{run}/{row['id']}"
-        # With keep, the frame stays published after this actor has ended. Ray Data may run this task again for the same
-        # row. With replace, the second run then replaces the frame of the first run.
+        # With `keep`, the frame stays published after this actor has ended. Ray Data may run this task twice for the
+        # same row. With `replace`, the second run replaces the frame of the first run.
         lease.publish(name, keep=True, replace=True)
         return {"id": row["id"], "frame": name, "buffer": lease.buffer_id}
 

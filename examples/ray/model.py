@@ -1,4 +1,4 @@
-"""Serve a model with Ray: one actor has the model, and replicas read it in place. Requests are arrays of the pool."""
+"""Serve a model with Ray: one actor has the model, and replicas read it in place. Requests are arrays in the pool."""
 
 # Ray has the argument enable_tensor_transport, but its type hints do not have it.
 # pyright: reportCallIssue=false, reportAttributeAccessIssue=false

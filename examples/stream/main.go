@@ -57,7 +57,7 @@ func open(ctx context.Context, kind bridge.Kind) (*camera, error) {
 	return &camera{client, pool, channel}, nil
 }
 
-// Send sends frames and then closes the channel. Every byte of a frame is the number of the frame.
+// send sends frames and then closes the channel. Every byte of a frame is the number of the frame.
 func (c *camera) send(ctx context.Context, frames int, pause time.Duration) error {
 	image := bridge.Tensor{DType: bridge.Uint8, Shape: []uint64{240, 320, 3}}
 	for n := range frames {
@@ -69,7 +69,7 @@ func (c *camera) send(ctx context.Context, frames int, pause time.Duration) erro
 	return c.channel.Close(ctx)
 }
 
-// Frame sends one frame. If there is no free memory, or if the channel is full, it waits at most a minute.
+// frame sends one frame. If there is no free memory, or if the channel is full, frame waits at most a minute.
 func (c *camera) frame(ctx context.Context, image bridge.Tensor, n int) error {
 	ctx, cancel := context.WithTimeout(ctx, time.Minute)
 	defer cancel()

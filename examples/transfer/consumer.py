@@ -1,4 +1,7 @@
-"""Use the array of main.go in place. Start `consumer.py cupy` or `consumer.py torch`, or numpy for the kind host."""
+"""Use the array of main.go in place.
+
+Start `consumer.py cupy` or `consumer.py torch`. If main.go runs with ``-kind host``, start `consumer.py numpy`.
+"""
 
 import importlib
 import sys

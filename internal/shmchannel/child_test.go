@@ -239,8 +239,8 @@ func (c *child) produce(p *Producer) error {
 	}
 }
 
-// consume takes frames until the channel has ended. In a broadcast, it may have several frames in hand, that is, taken and not released
-// yet.
+// consume takes frames until the channel has ended. In a broadcast, the consumer may have several frames in hand: frames that it has taken
+// and not released yet.
 func (c *child) consume(consumer *Consumer) error {
 	ctx, cancel := context.WithTimeout(context.Background(), 2*time.Minute)
 	defer cancel()

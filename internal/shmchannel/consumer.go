@@ -22,8 +22,9 @@ type InHand interface{ hand() *Hand }
 // Frame is a frame that a consumer has taken.
 type Frame struct {
 	Hand
-	// In a broadcast, Missed is the number of frames that this consumer did not get between the last frame that it took and this frame.
-	// In a queue, Missed is the number of frames that the channel has dropped since any consumer last took a frame.
+	// In a broadcast, Missed is the number of frames that this consumer did not get between the last frame that it took and this frame. In
+	// a queue, Missed is the number of frames that the channel has dropped since a consumer of the queue (this one or another) last took a
+	// frame.
 	Missed   uint64
 	Producer Peer
 	// Record is what the producer published. The caller must not change the slices or the description in the Record. If the caller passes
@@ -240,8 +241,8 @@ func (c *Consumer) trackOf(number uint64, slot int) (*track, Peer, error) {
 	return t, peer, nil
 }
 
-// Close unmaps the files of the channel. Calls that wait return [ErrLeft]. Close does not tell the host that the consumer leaves: see
-// [Consumer.Leave].
+// Close unmaps the files of the channel. Calls of Take that are waiting return [ErrLeft]. Close does not tell the host that the consumer
+// leaves: see [Consumer.Leave].
 func (c *Consumer) Close() error {
 	c.mu.Lock()
 	defer c.mu.Unlock()

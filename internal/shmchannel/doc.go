@@ -10,8 +10,8 @@
 //
 // # Trust
 //
-// A member can write anything into the memory that it shares. The package checks every number from shared memory before it uses the
-// number. A member that writes wrong numbers can damage frames. If another member finds that the numbers contradict each other, it
+// A member can write anything into the memory that it shares. The package checks every number from shared memory before it uses the number.
+// A member that writes wrong numbers can damage frames. If another member finds that the numbers contradict each other, this other member
 // returns [ErrCorrupt] and can take or publish no more frames. But a member that writes wrong numbers cannot crash another member, and
 // cannot make another member wait for ever.
 //

@@ -9,8 +9,8 @@ import (
 var (
 	// ErrInvalid means that an argument or a call is not allowed.
 	ErrInvalid = errors.New("shmchannel: invalid argument")
-	// ErrFile means that the caller passed a wrong file: the file belongs to another channel, or is a different file of this channel than the
-	// call needs.
+	// ErrFile means that the caller passed a wrong file: the file belongs to another channel, or the file belongs to this channel but is
+	// not the file that the call needs.
 	ErrFile = errors.New("shmchannel: not a file of this channel")
 	// ErrCorrupt means that numbers in the shared memory contradict each other. The member that returns this error cannot work any more.
 	ErrCorrupt = errors.New("shmchannel: the shared memory is corrupt")
@@ -57,7 +57,7 @@ func (e *FullError) Error() string {
 func (e *FullError) Unwrap() error { return ErrFull }
 
 // UnknownMemberError names the member whose file is missing. It wraps [ErrUnknownMember]. The caller waits for the file, passes it to
-// AddTrack or AddCursor, and repeats the call.
+// AddTrack or AddCursor, and repeats the call that failed.
 type UnknownMemberError struct {
 	Role Role
 	Slot int

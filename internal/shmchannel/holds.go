@@ -29,8 +29,8 @@ func (h *holds) find(number uint64) int {
 	return -1
 }
 
-// hold stores the number of a frame in hold i, so that the frame's block does not go back to its producer. After this call, the caller
-// checks that the channel still keeps the frame and that the consumer still takes part.
+// hold stores the number of a frame in hold i, so that the frame's block does not go back to its producer. After this call, the caller must
+// check that the channel still keeps the frame and that the consumer still takes part in the channel.
 func (c *Consumer) hold(i int, number uint64) {
 	if used := uint64(i) + 1; used > c.holds.used {
 		c.holds.used = used
@@ -41,8 +41,8 @@ func (c *Consumer) hold(i int, number uint64) {
 	c.cursor.holds[i].number.Store(number)
 }
 
-// unhold clears hold i and wakes all producers that sleep. A producer may sleep until the block comes back, even if the consumer held the
-// block only for a moment.
+// unhold clears hold i and wakes all producers that sleep. unhold always wakes them: even if the consumer held the block only for a moment,
+// a producer may already sleep until the block comes back.
 func (c *Consumer) unhold(i int) {
 	c.holds.busy[i/64] &^= 1 << (i % 64)
 	c.holds.numbers[i] = 0

@@ -223,8 +223,8 @@ func (h *Host) change() (tail, error) {
 }
 
 // announce does the same as change, but does not wake consumers. announce is enough when other consumers need not know of the change, for
-// example when a consumer joined. If prepare is not nil, announce calls prepare before each try to change the tail, and passes the tail
-// that it has just loaded.
+// example when a consumer joined. If prepare is not nil, announce calls prepare before each try to change the tail, and passes to prepare
+// the tail that announce has just loaded.
 func (h *Host) announce(prepare func(tail)) (tail, error) {
 	defer h.sequencer.freed.advance()
 	v := h.roster.version.Load() + 1

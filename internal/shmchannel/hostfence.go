@@ -2,8 +2,9 @@ package shmchannel
 
 // Fences appends the fences in a member's file to the slice `to`: for each word of the member's timeline, the fence with the greatest
 // value. The fences of a consumer say when the consumer's work on frames is done. The fences of a producer say when the producer's frames
-// are complete. If the consumer writes a fence at this moment, ok is false, and the caller calls Fences again later. A member whose process
-// is gone has no fences. A member can write anything into its file, so Fences ignores values that are out of range.
+// are complete. If the member is a consumer that writes a fence at this moment, ok is false, and the caller calls Fences again later. If
+// the member's process is gone, Fences appends nothing. A member can write anything into its file, so Fences ignores values that are out of
+// range.
 func (h *Host) Fences(to []Fence, m *Member) (fences []Fence, ok bool) {
 	if m.Timeline == 0 || m.gone {
 		return to, true

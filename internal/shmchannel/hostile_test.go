@@ -45,7 +45,7 @@ func newHostile(t testing.TB, spec Spec) *hostile {
 	return h
 }
 
-// lie overwrites a word of a file. A member may believe that the new value is a valid value.
+// lie overwrites a word of a channel's file with the given value. To a member, this value can look valid.
 func (h *hostile) lie(file, place, value uint64) {
 	mem := h.regions[file%uint64(len(h.regions))]
 	l := h.rig.host.layout
@@ -316,8 +316,8 @@ func (c *testConsumer) acknowledgeOrRelease(f *Frame) {
 	c.release(f)
 }
 
-// Each number below the tail's number must have an entry. If an entry is missing, a consumer first tries again, because a producer may
-// store the entry a moment later. If the entry does not appear, Take returns an error.
+// The sequencer must have an entry for each frame number that is less than the number in the tail. If an entry is missing, a consumer first
+// tries again, because perhaps a producer stores the entry a moment later. If the entry does not appear, Take returns an error.
 func TestAContradictionThatLastsEndsTheStream(t *testing.T) {
 	h := newHostile(t, Spec{Capacity: 4})
 	for range 2 {

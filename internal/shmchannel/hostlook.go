@@ -2,7 +2,7 @@ package shmchannel
 
 // Look is the result of [Host.Look]. It says which blocks of some producers the channel still needs. The channel needs a block if it keeps
 // the block's frame or if a consumer has this frame in hand. The block numbers in a Look come from memory that members write, so the caller
-// asks only about blocks that it lent to the producer.
+// must ask only about blocks that it has lent to the producer.
 type Look struct {
 	held map[uint64]struct{} // blocks in the holds of consumers, of all producers
 	all  bool                // the look could not read everything, so any block may be in use
@@ -102,8 +102,8 @@ func (h *Host) newSpans(t tail, l *Look, in *[MaxProducers]*Member) *lookSpans {
 	return &lookSpans{Host: h, tail: t, look: l, in: in, seen: make([]uint64, h.slots)}
 }
 
-// add adds the frames that one consumer has taken and not released. It returns false if the consumer has released all frames that it has
-// taken.
+// add adds to s.look the frames that one consumer has taken and not released. It returns false if the consumer has released all frames that
+// it has taken.
 func (s *lookSpans) add(c *cursor) bool {
 	floor, next := c.floor.Load(), min(c.next.Load(), s.tail.number()+1)
 	if floor >= next {

@@ -51,8 +51,8 @@ func (h *Host) Join(m *Member) error {
 	return err
 }
 
-// Leave removes a member that has told the service that it leaves. The member keeps the frames that it has in hand while its process runs.
-// The member's slot stays taken until [Host.Sweep] finds that nothing needs the slot any more.
+// Leave removes a member that has told the service that it leaves. As long as the member's process runs, the member keeps the frames that
+// it has in hand. The member's slot stays taken until [Host.Sweep] finds that nothing needs the slot any more.
 //
 // Errors: [ErrCorrupt].
 func (h *Host) Leave(m *Member) error {
@@ -100,11 +100,11 @@ func (h *Host) Gone(m *Member) error {
 	return err
 }
 
-// Sweep frees the slots of members that left, if nothing needs these slots any more. Sweep appends the members without a slot to the slice
-// `to`, and the caller can forget their files. A consumer's slot is needed while the consumer's process runs. But the slot is not needed if
-// [Host.Leave] was called for the consumer, the consumer has no holds and no claims, and all fences of its work are reached. Sweep calls
-// the function `reached` to find out whether a fence is reached. A producer's slot is needed while the channel keeps a frame of the
-// producer; see [Host.GiveUp].
+// Sweep frees the slots of members that left, if nothing needs these slots any more. Sweep appends the members whose slots it frees to the
+// slice `to`, and the caller can forget the files of these members. A consumer's slot is needed until the caller calls [Host.Gone]. If the
+// caller has called [Host.Leave] for the consumer, the slot is needed only until the consumer has no frame in hand and no claim, and all
+// fences of its work are reached. Sweep calls the function `reached` to find out whether a fence is reached. A producer's slot is needed
+// while the channel keeps a frame of the producer; see [Host.GiveUp].
 //
 // Errors: [ErrCorrupt]; errors of the system.
 func (h *Host) Sweep(to []*Member, reached func(Fence) bool) ([]*Member, error) {
@@ -217,9 +217,9 @@ func (h *Host) frames() iter.Seq2[uint64, int] {
 	}
 }
 
-// GiveUp makes a broadcast stop keeping its oldest frames, so that [Host.Sweep] can free the slot of a producer that left. The broadcast
-// stops keeping only as many frames as necessary, and no frame that an active consumer has not released. A consumer that joins later does
-// not get these frames. GiveUp returns true if the broadcast stopped keeping a frame.
+// GiveUp makes a broadcast stop keeping its oldest frames, so that [Host.Sweep] can free the slot of a producer that left. GiveUp gives up
+// as few frames as possible, and never a frame that an active consumer has not released. A consumer that joins later does not get the
+// frames that were given up. GiveUp returns true if it gave up a frame.
 func (h *Host) GiveUp() bool {
 	if h.mode == Queue {
 		return false

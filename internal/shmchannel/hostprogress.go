@@ -33,7 +33,7 @@ func (h *Host) queued() (waiting, open uint64) {
 	return waiting, open
 }
 
-// Behind returns how many frames of a broadcast are newer than the last frame that a consumer took. Frames that the channel has already
+// Behind returns how many frames of a broadcast are newer than the last frame that the consumer m took. Frames that the channel has already
 // dropped count too.
 func (h *Host) Behind(m *Member) uint64 {
 	if !h.follows(m) {
@@ -42,9 +42,9 @@ func (h *Host) Behind(m *Member) uint64 {
 	return h.since(m, m.cursor.next.Load())
 }
 
-// Needs returns how many places of a broadcast a consumer takes up. A frame that the consumer has not taken takes up a place. If producers
-// wait for this consumer, a frame that the consumer has not released takes up a place too. If Needs returns the capacity, the next call of
-// Publish waits, fails, or drops a frame that the consumer has not taken.
+// Needs returns how many places of a broadcast the consumer m takes up. Each frame that the consumer has not taken takes up a place. If the
+// consumer's policy is Block or Fail, each frame that the consumer has taken and not released takes up a place too. If Needs returns the
+// capacity, the next call of Publish waits, fails, or drops a frame that the consumer has not taken.
 func (h *Host) Needs(m *Member) uint64 {
 	n := h.Behind(m)
 	if h.follows(m) && m.policy.blocks() {
@@ -106,8 +106,8 @@ func (h *Host) Dropped() uint64 {
 	return h.dropped
 }
 
-// countMissed adds to h.dropped the frames of a broadcast that a consumer has missed since the last call. Frames before the consumer's
-// first frame do not count.
+// countMissed adds to h.dropped the frames of a broadcast that the consumer m has missed since the last call of countMissed for m. Frames
+// before the consumer's first frame do not count.
 func (h *Host) countMissed(m *Member) {
 	if h.mode != Broadcast || m.cursor == nil || !m.joined || m.policy.blocks() {
 		return

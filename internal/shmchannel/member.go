@@ -57,8 +57,8 @@ type member struct {
 
 // Counts says how many frames a member has published, taken or missed since the caller opened it.
 type Counts struct {
-	// Frames is the number of frames that a producer has published or a consumer has taken. Bytes is the sum of the bytes of the frames'
-	// buffers.
+	// Frames is the number of frames that a producer has published or a consumer has taken. Bytes is the sum of the sizes of the frames'
+	// buffers, in bytes.
 	Frames, Bytes uint64
 	// Missed is the sum of [Frame.Missed].
 	Missed uint64
@@ -154,8 +154,8 @@ func (m *member) found(p *pause, something bool) {
 	}
 }
 
-// watch arranges that the calls that sleep wake up when the context ends. Most calls of a member have the same context, so watch does
-// nothing if the context is the same as in the last call.
+// watch makes the calls that sleep wake up when the context ends. Most calls of a member's methods get the same context, so watch does
+// nothing if the context is the same as in the last call of watch.
 func (m *member) watch(ctx context.Context) {
 	if ctx.Done() == nil || ctx.Done() == m.ctxDone {
 		return

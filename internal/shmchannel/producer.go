@@ -71,8 +71,8 @@ func (p *Producer) AddCursor(slot int, id uint64, f *os.File) error {
 }
 
 // Publish publishes a frame and returns its number. If the channel has no room for the frame, Publish waits for room until the context
-// ends. Publish does not wait if the policy Fail applies. In a queue, this is the policy of the channel. In a broadcast, this is the policy
-// of a consumer that has not released enough frames. Publish then returns a [FullError] at once.
+// ends. But Publish returns a [FullError] at once if a queue has the policy Fail. In a broadcast, Publish does so if a consumer with the
+// policy Fail has not released enough frames.
 //
 // The block of a published frame belongs to the channel, until [Producer.Reclaim] returns the block. If Publish fails, the block still
 // belongs to the caller.
@@ -183,7 +183,7 @@ func (p *Producer) mayPublish(t tail) error {
 	return nil
 }
 
-// write writes the record of frame n. Consumers use the record only after the number in the tail is n.
+// write writes the record of frame n. Consumers use the record only when the number in the tail is at least n.
 func (p *Producer) write(n uint64, r *Record) {
 	when := r.Time
 	if when == 0 {
@@ -206,7 +206,8 @@ func (p *Producer) Destroyed() bool {
 	return p.closed || p.roster.state.Load() == channelDestroyed
 }
 
-// Close unmaps the channel. Calls that wait return [ErrLeft]. Close does not tell the host that the producer leaves.
+// Close unmaps the channel. Calls of this producer that are waiting return [ErrLeft]. Close does not tell the host that the producer
+// leaves.
 func (p *Producer) Close() error {
 	p.mu.Lock()
 	defer p.mu.Unlock()

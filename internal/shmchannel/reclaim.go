@@ -158,12 +158,13 @@ type fate int
 
 const (
 	kept   fate = iota // the channel keeps this frame and all later frames
-	taken              // a consumer of a queue has this frame; the channel may not need later frames any more
+	taken              // a consumer of a queue has this frame; perhaps the channel does not need later frames any more
 	leaves             // the channel does not need this frame any more
 )
 
-// sortOut sorts the frames in p.pending and p.stuck. If the channel does not need a frame any more, sortOut moves the frame to p.leaving.
-// If a consumer of a queue still has a frame, sortOut moves the frame to p.stuck, because the channel may not need later frames any more.
+// sortOut checks the frames in p.pending and p.stuck. If the channel does not need a frame any more, sortOut moves the frame to p.leaving.
+// If a consumer of a queue still has a frame, sortOut moves the frame from p.pending to p.stuck, and goes on with later frames: perhaps the
+// channel does not need them any more. At the first frame of p.pending that the channel keeps, sortOut stops.
 func (p *Producer) sortOut(t tail) {
 	limit := p.left(t)
 	p.leaving = p.leaving[:0]
@@ -196,7 +197,8 @@ func (p *Producer) sortOut(t tail) {
 }
 
 // left returns the number of the newest frame of a broadcast that the channel does not need any more. The channel does not need older
-// frames either. In a queue, the channel decides for each frame separately, so left returns the greatest uint64.
+// frames either. If the channel is destroyed, it needs no frame, and left returns the greatest uint64. For a queue, left returns the same
+// number, because the method fate decides for each frame separately.
 func (p *Producer) left(t tail) uint64 {
 	if p.state == channelDestroyed || p.mode == Queue {
 		return math.MaxUint64
@@ -245,8 +247,9 @@ func (p *Producer) readHolds() {
 	slices.Sort(p.held)
 }
 
-// readSpans collects the frames of a broadcast that consumers may have taken and not released. It reads consumers with the policy Block or
-// Fail: only those that left, or all of them if the channel is destroyed. The method `left` does not use the floors of these consumers.
+// readSpans collects the frames of a broadcast that consumers may have taken and not released. It reads the files of consumers with the
+// policy Block or Fail: only of those that left, or of all of them if the channel is destroyed. These are the consumers whose floors the
+// method `left` does not use.
 func (p *Producer) readSpans() {
 	p.spans = p.spans[:0]
 	if p.mode == Queue {
@@ -281,7 +284,8 @@ func (p *Producer) gather(number uint64) (ok bool) {
 		if r.peer.Timeline == 0 {
 			continue
 		}
-		// The entry may have the fence of a later frame. In this case, the fence of this frame is already reached, or the later fence implies it.
+		// The consumer's entry may have the fence of a later frame. If so, the fence of this frame is already reached, or it is reached no
+		// later than the fence in the entry.
 		n, t, ok := r.doneAt(number).load()
 		if !ok {
 			return false

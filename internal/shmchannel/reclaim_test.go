@@ -104,7 +104,8 @@ func TestABlockComesBackWithTheFencesOfItsConsumers(t *testing.T) {
 	require.ErrorIs(t, a.Release(a.take(), Fence{Word: MaxWord + 1, Value: 1}), ErrInvalid)
 }
 
-// The numbers of this test's frames lead to the same slot, so the fences of the frames are stored in the same entry.
+// This test releases two frames whose numbers differ by the number of slots. So both frames have the same slot, and the consumer stores
+// both fences in the same entry.
 func TestAFenceIsOverwrittenOnlyByOneThatImpliesIt(t *testing.T) {
 	reached := false
 	r := newRig(t, Spec{Capacity: 1})
@@ -131,8 +132,8 @@ func TestAFenceIsOverwrittenOnlyByOneThatImpliesIt(t *testing.T) {
 	require.Len(t, back, 1)
 	assert.Equal(t, []Fence{{1, 1, 6}}, back[0].Fences, "which implies its own")
 
-	// The consumer now releases the younger frame first. The older frame's fence has another word, and replaces the younger frame's fence,
-	// which is reached.
+	// Now the consumer releases the younger of two such frames first. The fence of the younger frame is reached, so the fence of the older
+	// frame may replace it, although the two fences have different words.
 	busy.publish()
 	old := c.take()
 	for range r.host.slots - 1 {
@@ -236,8 +237,8 @@ func TestADestroyedChannelGivesBackWhatIsNotInHand(t *testing.T) {
 	}
 }
 
-// asleep sets the bit of the futex that says that a member sleeps. The returned function `woken` reports whether a member has called wake
-// or advance on the futex since asleep was called.
+// asleep sets bit 0 of the futex `freed`, as a member does before it sleeps. The returned function `woken` reports whether a member has
+// called wake or advance on this futex after the call of asleep.
 func asleep(r *rig) (woken func() bool) {
 	f := &r.host.sequencer.freed
 	v := f.arm()
@@ -267,7 +268,7 @@ func TestAFrameThatPushesOutAnothersWakesItsProducer(t *testing.T) {
 	assert.True(t, woken())
 }
 
-// The version in the tail of a closed channel does not change, so the producer must read the version in the roster.
+// After a channel is closed, the version in its tail does not change any more. So a producer must read the version in the roster.
 func TestAfterTheEndEveryChangeOfTheRosterCounts(t *testing.T) {
 	r := newRig(t, Spec{Capacity: 2})
 	p, c := r.producer(8), r.consumer(MemberSpec{})

@@ -5,7 +5,8 @@ import (
 	"sync/atomic"
 )
 
-// Fence is a value that a word of a timeline reaches when some work is done. If the Value of a Fence is 0, there is no work to wait for.
+// Fence identifies a value of a word of a timeline. The word reaches this value when some work is done. If the Value of a Fence is 0, there
+// is no work to wait for.
 type Fence struct {
 	Timeline uint64
 	Word     uint64
@@ -29,11 +30,11 @@ type Record struct {
 	Ready Fence
 	// Event is the handle of an interprocess event (64 bytes), or is empty.
 	Event []byte
-	// Meta is the map of texts that the producer adds to the frame. [AppendMeta] encodes it.
+	// Meta is the encoded map of texts that the producer adds to the frame. [AppendMeta] encodes such a map.
 	Meta        []byte
 	Description *Description
-	// Owner is any value that the caller chooses. When the block comes back, [Returned] contains the same value. The channel does not store
-	// Owner in shared memory.
+	// Owner is any value that the caller chooses. When the channel gives the block back to the producer, the field Owner of [Returned] has the
+	// same value. The channel does not store Owner in shared memory.
 	Owner any
 }
 

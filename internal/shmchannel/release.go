@@ -2,13 +2,15 @@ package shmchannel
 
 import "fmt"
 
-// Release releases a frame. The consumer's work on the frame is done when the fence is reached. A fence whose Value is 0 means that the
-// work is done now. Frames can be released in any order. The fence must belong to the consumer's own timeline; the channel does not store
-// the fence's Timeline.
+// Release releases a frame. The consumer's work on the frame is done when the fence `done` is reached. If the Value of this fence is 0, the
+// work is done now. The consumer can release its frames in any order. The fence must belong to the consumer's own timeline; the channel
+// does not store the fence's Timeline.
 //
-// Each slot stores only one fence, and may still have the fence of an older frame. The new fence replaces the old fence if the old fence is
-// reached, or if the new fence has the same word and its value is not smaller. Otherwise Release releases nothing and returns
-// [ErrUnfinished]: the caller must wait for the old fence and then call Release again.
+// Several frames have the same slot, and the consumer stores only one fence for each slot. So the slot may already have the fence of
+// another frame. The new fence replaces this stored fence if the stored fence is reached, or if both fences have the same word and the new
+// value is not smaller. If the stored fence belongs to a younger frame and has the same word and a greater value, Release keeps the stored
+// fence: when it is reached, the new fence is reached too. In all other cases, Release releases nothing and returns [ErrUnfinished]: the
+// caller must wait for the stored fence and then call Release again.
 //
 // Errors: [ErrReleased], [ErrInvalid], [ErrUnfinished], [ErrLeft] if the consumer is closed.
 func (c *Consumer) Release(in InHand, done Fence) error {
@@ -62,8 +64,9 @@ func (c *Consumer) Pass(in InHand) error {
 	return nil
 }
 
-// keep stores a frame in hand in a hold, so that the consumer's floor can move past the frame. At least one hold is always free: a consumer
-// may have at most [MaxInHand] frames in hand, and has MaxInHand holds.
+// keep stores frame n, which is in hand, in a hold of the consumer's cursor. Then the consumer's floor can move past the frame. At least
+// one hold is free: there are [MaxInHand] holds, the consumer has at most MaxInHand frames in hand, and frame n is one of them and has no
+// hold yet.
 func (c *Consumer) keep(n uint64) (h int) {
 	h = c.holds.free()
 	c.hold(h, n)
@@ -85,8 +88,8 @@ func (c *Consumer) holdOf(f *Hand) int {
 	return -1
 }
 
-// storeFence stores fence t: when t is reached, the consumer's work on the frame is done. The frame's slot may still have the fence of
-// another frame.
+// storeFence stores fence t for the frame with this number. When t is reached, the consumer's work on the frame is done. [Consumer.Release]
+// says what storeFence does if the frame's slot already has the fence of another frame.
 func (c *Consumer) storeFence(number uint64, t Fence) error {
 	if t.Value > MaxValue || t.Word > MaxWord {
 		return invalid("a fence has a word up to %d and a value up to %d, not %d and %d", MaxWord, uint64(MaxValue), t.Word, t.Value)

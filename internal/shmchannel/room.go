@@ -44,7 +44,8 @@ func (p *Producer) room(t tail, n uint64) (full, error) {
 }
 
 // roomInBroadcast does what room does, for a broadcast. When a producer publishes frame n, the broadcast stops keeping frame n − capacity.
-// So there is room for frame n if every consumer with the policy Block or Fail has released frame n − capacity.
+// So there is room for frame n if every consumer with the policy Block or Fail has released or passed frame n − capacity and all older
+// frames.
 func (p *Producer) roomInBroadcast(n uint64) full {
 	if n <= p.capacity || p.floor > n-p.capacity {
 		return full{}
@@ -110,9 +111,9 @@ func (p *Producer) drop(b backlog) error {
 	return errMoved
 }
 
-// skip is for a number n whose slot still has another frame. If any other slot is free, skip makes n a void number: no frame gets this
-// number. If no slot is free and the policy is DropOldest or Latest, skip drops a frame that waits. Otherwise skip returns that the channel
-// is full.
+// The caller calls skip if the slot of number n still has another frame. If any other slot is free, skip makes n a void number: no frame
+// gets this number. If no slot is free and the policy is DropOldest or Latest, skip drops the frame that has waited longest, if a frame
+// waits. In both cases, skip returns errMoved. Otherwise the result says that the channel is full.
 func (p *Producer) skip(t tail, n uint64) (full, error) {
 	s := &p.sequencer
 	for i := range p.slots {

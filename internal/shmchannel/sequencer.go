@@ -89,8 +89,9 @@ func (s *sequencer) entry(number uint64) *atomic.Uint64 { return &s.order[number
 func (s *sequencer) claim(number uint64) *atomic.Uint64 { return &s.claims[number&s.mask()] }
 
 // enter stores the entry of the number in tail t, unless another member has already stored the entry. Every producer calls enter before it
-// moves the tail to the next number, so each number below the number of the tail has an entry. A void number has no entry, because its slot
-// may still hold the entry of an older frame.
+// moves the tail to the next number. So when the tail moves past the number of a frame, the entry of this number is stored. enter stores no
+// entry for a void number, because the slot of the void number may still have the entry of an older frame, and the queue still needs that
+// entry.
 func (s *sequencer) enter(t tail) {
 	if t.slot() == voidSlot || t.number() == 0 {
 		return
@@ -164,8 +165,8 @@ type backlog struct {
 	first   resident
 }
 
-// survey counts the frames of a queue that wait for a consumer, up to a limit, and finds the oldest of these frames. survey also moves the
-// head past frames that are done.
+// survey counts the frames of a queue that wait for a consumer, and finds the oldest of the frames that it has counted. It stops when it
+// has counted `limit` frames. survey also moves the head past frames that are done.
 //
 // Errors: [ErrCorrupt]; errMoved if the caller must load the tail again.
 func (s *sequencer) survey(t tail, limit int) (backlog, error) {

@@ -82,7 +82,8 @@ func (s Spec) Validate() error {
 	return nil
 }
 
-// Peer identifies another member of the channel. It is for the caller of this package and for texts that people read.
+// Peer identifies another member of the channel. This package returns Peers to its caller, for example in a [Frame] or in an error. The
+// caller can use a Peer to find the member, or to name the member in a text.
 type Peer struct {
 	Slot     int
 	ID       uint64

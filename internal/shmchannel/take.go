@@ -5,7 +5,8 @@ import (
 	"fmt"
 )
 
-// takeFromBroadcast takes the next frame of a broadcast. It returns false if there is no frame to take. The caller holds c.mu.
+// takeFromBroadcast takes the next frame of a broadcast and stores it in f. It returns false if there is no frame to take. The caller holds
+// c.mu.
 //
 // Errors: those of Take; errMoved and errDoubt.
 func (c *Consumer) takeFromBroadcast(t tail, f *Frame) (bool, error) {
@@ -108,7 +109,8 @@ func (c *Consumer) read(n uint64, t tail, f *Frame) error {
 	return nil
 }
 
-// takeFromQueue takes the frame of a queue that has waited longest. It returns false if no frame waits. The caller holds c.mu.
+// takeFromQueue takes the frame that has waited longest in a queue, and stores it in f. It returns false if no frame waits. The caller
+// holds c.mu.
 //
 // Errors: those of Take; errMoved and errDoubt.
 func (c *Consumer) takeFromQueue(t tail, f *Frame) (bool, error) {

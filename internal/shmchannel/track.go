@@ -17,8 +17,8 @@ type track struct {
 	descriptions []rawDescription
 	meta         []rawMeta
 
-	// The field known has the descriptions that this consumer has read, by id. The field lastID is the id of the description that it read
-	// last.
+	// Only a consumer uses these fields. `known` maps ids to the descriptions that the consumer has read from this track. `last` is the
+	// description that the consumer read last, and `lastID` is its id.
 	known  map[uint64]*Description
 	lastID uint64
 	last   *Description
@@ -58,8 +58,8 @@ func newTrack(mem region, l layout, id uint64) *track {
 	}
 }
 
-// begin marks the record of frame `number` as incomplete, because the caller is about to write it. The caller then stores the frame's
-// description if the slot has a different description.
+// begin marks the record of frame `number` as incomplete, because the caller is about to write the record. After begin, the caller also
+// stores the frame's description, if the slot of the frame has a different description.
 func (t *track) begin(number uint64) *rawRecord {
 	r := &t.records[number&t.mask()]
 	r.seq.Store(0)

@@ -21,9 +21,9 @@ type reader struct {
 func (r *reader) blocks() bool { return r.active && r.policy.blocks() }
 
 // look reads the roster again if the roster has changed since the last call. The caller has loaded tail t before. A change of the roster
-// takes effect when the tail has the roster's new version. The service may stop before it stores the new version in the tail. So look does
-// not wait for this, and ignores the change until then. After the channel is closed, the version in the tail does not change any more, and
-// look uses only the version in the roster.
+// takes effect when the tail has the roster's new version. look does not wait until the tail has the new version, because the service may
+// stop before it stores this version there. Until the tail has the new version, look ignores the change. After the channel is closed, the
+// version in the tail does not change any more, and look uses only the version in the roster.
 //
 // Errors: [UnknownMemberError]; [ErrCorrupt].
 func (p *Producer) look(t tail) error {

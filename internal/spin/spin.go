@@ -28,8 +28,8 @@ func Switch(on bool) { off.Store(!on) }
 // On reports whether the waiters of this process may spin. See [Switch].
 func On() bool { return !off.Load() }
 
-// Begin reports whether one more waiter of this process may spin. If Begin returns true, the caller must call [End] when the waiter stops
-// spinning.
+// Begin reports whether one more waiter of this process may spin. If Begin returns true, it counts the waiter as one that spins, and the
+// caller must call [End] when the waiter stops spinning.
 func Begin() bool {
 	if off.Load() {
 		return false
@@ -45,9 +45,9 @@ func Begin() bool {
 func End() { spinning.Add(-1) }
 
 // Adaptive tells one waiter whether to spin. If the waiter spins but its condition does not come true, Adaptive tells the waiter not to
-// spin in its next waits. The first time, this is 1 wait; the second time, 3 waits; then 7 waits and so on, up to mostSleeps waits. If the
-// CPUs are busy, a waiter that spins only takes a CPU from the work that the waiter waits for. The zero value tells the waiter to spin in
-// the first wait.
+// spin in its next waits. The number of these waits is 1 the first time, 3 the second time, then 7 and so on, up to mostSleeps. The reason:
+// if the CPUs are busy, a waiter that spins takes a CPU from the work that it waits for, and so waits longer. The zero value tells the
+// waiter to spin in the first wait.
 type Adaptive struct{ sleeps, left int }
 
 // Worth reports whether the waiter should spin in the wait that begins now.

@@ -65,8 +65,8 @@ func unescape(path string) string {
 	return strings.NewReplacer(`\040`, " ", `\011`, "\t", `\012`, "\n", `\134`, `\`).Replace(path)
 }
 
-// groups returns the limits of the control groups of this process, and of all groups above them. If no mount shows a group, this process
-// cannot read its limits, and groups ignores the group.
+// groups returns the limits of the control groups of this process, and of all groups above them. If no mount shows a control group, this
+// process cannot read the limit of this group, and groups ignores it.
 func (s system) groups() (bounds []Bound, err error) {
 	mounts, err := s.mounts()
 	if err != nil {

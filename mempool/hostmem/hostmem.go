@@ -37,7 +37,7 @@ var ErrUnknown = errors.New("the amount of memory that is left is unknown")
 
 // Shortage means that there is less memory than a caller asked for.
 type Shortage struct {
-	// Asked is the number of bytes that the caller asked for. Available is the number of bytes that the limit leaves, less the reserve.
+	// Asked is the number of bytes that the caller asked for. Available is the number of bytes that the limit leaves, minus the reserve.
 	Asked, Available uint64
 	// Limit is the limit that leaves the fewest bytes.
 	Limit Bound

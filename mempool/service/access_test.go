@@ -50,8 +50,8 @@ func TestAUserOfAPoolMayNotDestroyIt(t *testing.T) {
 	assert.Len(t, user.Stats().Pools, 1)
 }
 
-// The maker of a pool and the service's user may destroy the pool even if they may not use it. Otherwise, if no user may use a pool, no
-// user could destroy it, and its name would never be free.
+// The maker of a pool and the service's user may destroy the pool even if they may not use it. Without this rule, no user could destroy a
+// pool that no user may use, and the name of the pool would never be free.
 func TestAPoolsMakerAndTheServicesUserMayAlwaysDestroyIt(t *testing.T) {
 	maker, listed, creator := mempool.Peer{UID: 7}, mempool.Peer{UID: 8}, mempool.Peer{UID: 9}
 	svc := New(Config{MayCreate: func(p mempool.Peer) bool { return p.UID == maker.UID || p.UID == creator.UID }})

@@ -19,8 +19,8 @@ import (
 // A process keeps a free block in three cases: a session of the process ended while it had a lease on the block, and the process still
 // runs; work of the process on the block is not done; the service has asked the process to unmap the block, and the process still maps it.
 
-// account counts the bytes of the blocks that the buffers of a session use in a pool. A buffer can outlive its session, and has a pointer
-// to the account even then.
+// account counts the bytes of the blocks that the buffers of a session use in a pool. A buffer can exist longer than its session, and keeps
+// its pointer to the account after the session has ended.
 type account struct {
 	pool    *Pool
 	session uint64
@@ -39,7 +39,8 @@ func (a *account) remove(size uint64) {
 	a.pool.users.add(a.uid, -int(size))
 }
 
-// keeper is a process of a user. The process may keep free blocks: other processes cannot use these blocks. Service.mu guards the keeper.
+// keeper is a process of a user. The process may keep free blocks. Other processes cannot use a free block while a process keeps it.
+// Service.mu guards the keeper.
 type keeper struct {
 	uid      uint32
 	process  uint64           // 0: the process is not known, and the keeper belongs to one session alone
@@ -89,7 +90,7 @@ func (b *block) keeping() *keeping {
 	return b.kept
 }
 
-// charge finds out which processes keep b now, and makes b count for exactly these processes. The result fewer is true if fewer processes
+// charge finds out which processes keep b now, and makes b count for exactly these processes. The result `fewer` is true if fewer processes
 // keep b than before. The caller holds Service.mu.
 func (p *Pool) charge(b *block) (fewer bool) {
 	if b.kept == nil && len(b.fences) == 0 && b.state != blockRecalling {
@@ -177,7 +178,7 @@ func (p *Pool) recharge() {
 
 // watchCharged starts a goroutine that calls recharge again and again, with a pause of drainRest before each call. After each call, the
 // goroutine goes on only if some blocks count for a process, and if an allocation waits for room or has skipped pending blocks since the
-// call before. The caller holds Service.mu.
+// previous call of recharge. The caller holds Service.mu.
 func (p *Pool) watchCharged() {
 	if p.watched || len(p.charged) == 0 {
 		return

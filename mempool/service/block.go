@@ -24,8 +24,8 @@ type block struct {
 	state    blockState
 	exported bool     // the mutex exporting guards exported and export
 	kept     *keeping // nil until a process keeps the block for the first time
-	// fences say when the work of earlier users on the block is done. The block's next user must wait for these fences, and the service must
-	// not free the block before they are reached.
+	// fences say when earlier users of the block have finished their work on it. The next user of the block must wait for these fences, and
+	// the service must not free the block before they are reached.
 	fences fences
 
 	exporting sync.Mutex

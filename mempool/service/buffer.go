@@ -37,8 +37,8 @@ type publishedEvent struct {
 	voucher *Lease // the end of this lease says that the event's work is done; nil: a fence says so
 }
 
-// told returns the handle of the event that came with the content. The result alone is true if only the event, and no fence, says when the
-// content is complete.
+// told returns the handle of the event that came with the content. The result `alone` is true if only the event, and no fence, says when
+// the content is complete.
 func (e *publishedEvent) told() (handle []byte, alone bool) {
 	if e == nil {
 		return nil, false
@@ -55,7 +55,7 @@ func (b *buffer) checkContent() {
 	}
 }
 
-// failWith marks the buffer as failed. The argument reason is the reason that the buffer's producer gave, or "" if the producer died. The
+// failWith marks the buffer as failed. The argument `reason` is the reason that the buffer's producer gave, or "" if the producer died. The
 // caller holds Service.mu.
 func (b *buffer) failWith(reason string) {
 	b.failed = true
@@ -154,7 +154,7 @@ func (b *buffer) recycleUnused() {
 }
 
 // lease leases the buffer that the function `find` returns. It waits until the session can lease the buffer, but not longer than the time
-// `wait`. The argument text is the name that `find` searches for, or empty. lease calls `find` with Service.mu held. If `find` returns
+// `wait`. The argument `text` is the name that `find` searches for, or empty. lease calls `find` with Service.mu held. If `find` returns
 // ErrNotFound, it may also return a signal. After this signal, lease calls `find` again.
 func (s *Session) lease(ctx context.Context, text string, write bool, wait time.Duration, find func() (*buffer, *signal, error)) (g Grant, err error) {
 	w := s.newWaiter(ctx, wait, purpose{what: forName, name: text})

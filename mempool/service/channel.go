@@ -23,8 +23,8 @@ type channel struct {
 	host    *shmchannel.Host
 	members map[uint64]*member // members that have a slot, by id
 	last    uint64             // the greatest id of a member
-	// kept has buffers of producers that left: the buffers that the channel or a consumer may still need. The value of each buffer is a list
-	// of the producers that may have published this buffer.
+	// The keys of `kept` are buffers of producers that have left: the buffers that the channel or a consumer may still need. The value of each
+	// key is a list of the producers that may have published this buffer.
 	kept   map[*buffer][]*member
 	tended bool      // the goroutine of tend runs
 	rests  time.Time // the goroutine of tend does not call tidy before this time
@@ -135,7 +135,7 @@ func (s *Session) channel(id uint64) (*channel, error) {
 	return ch, nil
 }
 
-// newChannel makes a channel for buffers of pool p. The parameter uid is the user who makes the channel. The caller holds Service.mu.
+// newChannel makes a channel for buffers of pool p. The parameter `uid` is the user who makes the channel. The caller holds Service.mu.
 //
 // Errors: [mempool.ErrUnavailable], [mempool.ErrLimit] if no file descriptor is left, [mempool.ErrOutOfMemory].
 func (p *Pool) newChannel(spec mempool.ChannelSpec, uid uint32) (*channel, error) {
@@ -165,8 +165,8 @@ func (s *Session) anyChannel(id uint64) (*channel, error) {
 	return s.channel(id)
 }
 
-// CloseChannel closes a channel: no producer can publish any more, and the channel's name is free. The members read in the channel's shared
-// memory that the channel is closed. Consumers can still take the frames that were published before.
+// CloseChannel closes a channel: no producer can publish any more, and the channel's name is free. The members learn from the channel's
+// shared memory that the channel is closed. Consumers can still take the frames that were published before.
 //
 // Errors: [mempool.ErrNotFound], [mempool.ErrDenied] for all users except the user who made the channel, [mempool.ErrClosed] if the
 // channel is closed already.

@@ -141,7 +141,7 @@ func TestABlockOfAProducerThatLeftWaitsForItsOwnWork(t *testing.T) {
 }
 
 // The channel gives a block back to its producer before the consumers' work on the block is done. A living producer waits for this work. If
-// the producer dies, the next user of the block must wait for it.
+// the producer dies, the next user of the block must wait for this work.
 func TestABlockThatCameBackToAProducerThatDiedWaitsForTheConsumersWork(t *testing.T) {
 	for name, leaves := range map[string]bool{"that left": true, "that did not": false} {
 		t.Run(name, func(t *testing.T) {
@@ -224,8 +224,7 @@ func TestAProducerCannotLeaveWhileItCannotBeToldWhatIsNeeded(t *testing.T) {
 	require.Nil(t, p.Session.leases[l.id])
 }
 
-// The producer's session ends while a consumer is taking a frame. At this moment, the service cannot know which block the consumer is
-// taking.
+// The producer's session ends while a consumer is taking a frame. At this moment, the service cannot know which block the frame has.
 func TestABufferOfWhichItCannotBeToldIsNotCompleteBeforeItCan(t *testing.T) {
 	for name, published := range map[string]bool{"published": true, "half written": false} {
 		t.Run(name, func(t *testing.T) {

@@ -65,8 +65,8 @@ func (ch *channel) consumed() bool {
 	return false
 }
 
-// free frees the memory of a channel that is closed and has no consumers. Producers that have mapped the memory read there that the channel
-// is destroyed, and take back all their blocks. The caller holds Service.mu.
+// free frees the memory of a channel that is closed and has no consumers. A producer that still maps the memory finds in it that the
+// channel is destroyed. The producer then takes back all its blocks. The caller holds Service.mu.
 func (ch *channel) free() {
 	ch.host.Destroy()
 	ch.sweep()
@@ -85,8 +85,8 @@ func (ch *channel) free() {
 // longer, up to lingerRest.
 const tendPause = time.Millisecond
 
-// lookRest limits how much of the service's time tidy takes. After each call of tidy, the goroutine of tend pauses for at least lookRest
-// times the duration of the call. During a call of tidy, the service serves no session, because tidy needs Service.mu.
+// lookRest limits which part of the service's time the calls of tidy take. After each call of tidy, the goroutine of tend pauses for at
+// least lookRest times the duration of the call. During a call of tidy, the service serves no session, because tidy needs Service.mu.
 const lookRest = 10
 
 // untidy counts the buffers that the channel keeps, and the members that left and whose slots tidy can free without another request.

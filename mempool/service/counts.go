@@ -36,7 +36,7 @@ func newEventCounts() eventCounts {
 	return c
 }
 
-// countEnding counts a session that has ended, even if the service notes no event for this end. The parameter how says how the session
+// countEnding counts a session that has ended, even if the service notes no event for this end. The parameter `how` says how the session
 // ended.
 func (h *history) countEnding(how mempool.SessionEnding) {
 	h.mu.Lock()

@@ -14,8 +14,8 @@ func (t fence) over() bool {
 	return t.timeline.dead || t.timeline.page.Passed(t.word, t.value)
 }
 
-// failed says whether the session that writes t has said that the content at t failed. If the timeline has ended, failed returns false,
-// because timeline.die has already marked the buffers as failed.
+// failed says whether the session that writes the timeline of t has said that the content of t failed. If the timeline is dead, failed
+// returns false: timeline.die has already marked the buffers with incomplete content as failed.
 func (t fence) failed() bool { return !t.timeline.dead && t.timeline.page.Failed(t.word, t.value) }
 
 func (t fence) plain() mempool.Fence {
@@ -25,7 +25,7 @@ func (t fence) plain() mempool.Fence {
 // fences has at most one fence for each word of each timeline.
 type fences []fence
 
-// add adds t. If ts already has a fence of the same word, add keeps only the greater value.
+// add adds t. If ts already has a fence of the same word, the result has only the fence with the greater value.
 func (ts fences) add(t fence) fences {
 	for i := range ts {
 		if ts[i].timeline == t.timeline && ts[i].word == t.word {
@@ -79,8 +79,8 @@ func (ts fences) union(more fences) fences {
 	return sum
 }
 
-// more returns the fences of ts and of done, without the fences that are over. It drops these, because otherwise a buffer that lives long
-// would collect one fence for each reader.
+// more returns the fences of ts and of `done`, without the fences that are over. If more kept the fences that are over, a buffer with many
+// readers, one after the other, would collect a fence for each reader.
 func (ts fences) more(done fences) fences {
 	if len(done) == 0 {
 		return ts

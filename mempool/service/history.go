@@ -28,8 +28,8 @@ type history struct {
 	counts eventCounts
 }
 
-// watcher stands for a call that waits for the next event that its session may see. A service may have many watchers, so an event wakes
-// only the watchers whose function `may` returns true for the event.
+// watcher stands for a call that waits for the next event that its caller may see. There may be many watchers, so an event wakes only the
+// watchers whose function `may` returns true for the event.
 type watcher struct {
 	may  func(*happening) bool
 	told chan struct{} // closed when there is an event that the caller may see
@@ -41,15 +41,16 @@ type happening struct {
 	pool *poolAccess // nil: the event concerns no pool
 }
 
-// poolAccess says which users may use a pool, and which user made the pool. An event has a pointer to the poolAccess, even after the pool
-// is destroyed.
+// poolAccess says which users may use a pool, and which user made the pool. Each event of the pool has a pointer to the pool's poolAccess,
+// and keeps this pointer after the pool is destroyed.
 type poolAccess struct {
 	uid    uint32         // the user who made the pool
 	access mempool.Access // the users and groups that may use the pool, sorted; never empty
 }
 
 // note adds an event to the history and logs the event. If [mempool.EventKind].Trouble returns true for the event's kind, note logs the
-// event as a warning. If the event has no time, note sets its time to now. The parameter pool is the pool that the event concerns, or nil.
+// event as a warning. If the event has no time, note sets its time to now. The parameter `pool` is the pool that the event concerns, or
+// nil.
 func (s *Service) note(e mempool.HistoryEvent, pool *Pool) {
 	if e.At.IsZero() {
 		e.At = time.Now()
@@ -176,7 +177,7 @@ func (h *history) unwatch(w *watcher) {
 }
 
 // await does the same as read. But if read would return no event, await waits for the next event. It stops waiting when it receives from
-// the channel `late` or from the channel `ended`. The result over is true if await has received from `ended`.
+// the channel `late` or from the channel `ended`. The result `over` is true if await has received from `ended`.
 //
 // Errors: the context's error.
 func (h *history) await(ctx context.Context, after uint64, most int, may func(*happening) bool, late <-chan time.Time,
@@ -221,9 +222,9 @@ func (s *Service) LastEvent() uint64 {
 	return s.history.last
 }
 
-// Events does the same as [Service.Events], but returns only events that the session may see. A session of the service's own user may see
-// all events. Every other session may see the events of its own user's sessions, and the events of pools that its user may use or has made.
-// Events waits for an event, but not longer than the time `wait`. After that time, it returns a page without events.
+// Events does the same as [Service.Events], but returns only events that the session may see. A session of the user that the service runs
+// as may see all events. Every other session may see the events of its own user's sessions, and the events of pools that its user may use
+// or has made. Events waits for an event, but not longer than the time `wait`. After that time, it returns a page without events.
 //
 // Errors: [mempool.ErrInvalid] if `after` is greater than the number of the newest event, [mempool.ErrLimit] if [MaxEventWaits] calls of
 // the session wait already, [mempool.ErrClosed], the context's error.
@@ -268,8 +269,8 @@ type gap struct {
 // gapRest is the shortest time between two notes of a frequent event.
 const gapRest = 10 * time.Second
 
-// tell counts one event. If the result now is true, the caller must note the event at once; the result count is then the number of events
-// since the last note. If the result now is false, the caller must not note the event.
+// tell counts one event. If the result `now` is true, the caller must note the event immediately; the result `count` is then the number of
+// events since the last note. If the result `now` is false, the caller must not note the event.
 func (g *gap) tell() (count int, now bool) {
 	g.count++
 	if !g.told.IsZero() && time.Since(g.told) < gapRest {

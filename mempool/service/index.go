@@ -8,8 +8,9 @@ import (
 )
 
 // index maps keys to values, and keeps them in the order of the keys. So when the service reads one page of a list, it begins at the page's
-// first entry, not at the start of the list. If each new key is greater than all other keys, as with ids, the chunks become full. An index
-// keeps no pointers to removed values; the B-trees of common libraries do. The zero value of K cannot be a key.
+// first entry, not at the start of the list. The entries are in chunks. If each new key is greater than all other keys, as with ids, the
+// chunks become full. An index keeps no pointers to removed values, but the B-trees of common libraries keep such pointers. The zero value
+// of K cannot be a key.
 type index[K cmp.Ordered, V any] struct {
 	chunks  [][]indexed[K, V] // each chunk is sorted and not empty; its keys are less than the keys of the next chunk
 	length  int
@@ -95,8 +96,8 @@ func (x *index[K, V]) remove(key K) {
 	}
 }
 
-// after yields the entries whose keys are greater than key, in the order of the keys. During the loop, the caller may add entries to the
-// index and remove entries from it.
+// after yields the entries whose keys are greater than the argument `key`, in the order of the keys. During the loop, the caller may add
+// entries to the index and remove entries from it.
 func (x *index[K, V]) after(key K) iter.Seq2[K, V] {
 	return func(yield func(K, V) bool) {
 		chunk, at, found := x.find(key)

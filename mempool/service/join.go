@@ -10,7 +10,7 @@ import (
 	"github.com/poolbridge/poolbridge/mempool"
 )
 
-// MemberRole says what a member of a channel does.
+// MemberRole says whether a member of a channel is a producer or a consumer.
 type MemberRole string
 
 // The roles of members.
@@ -19,10 +19,10 @@ const (
 	Consumer MemberRole = "consumer"
 )
 
-// MemberSpec says how a session takes part in a channel. It is plain data.
+// MemberSpec says how a new member of a channel takes part in the channel.
 type MemberSpec struct {
 	Role MemberRole
-	// Oldest makes a consumer of a broadcast begin with the oldest frame that the channel keeps, not with the newest frame.
+	// If Oldest is true, a new consumer of a broadcast begins with the oldest frame that the channel keeps, not with the newest frame.
 	Oldest bool
 	// Full says what happens when the broadcast is full because of this consumer. If Full is empty, the policy of the channel applies.
 	Full mempool.FullPolicy
@@ -38,8 +38,9 @@ type Member struct {
 	Export mempool.Export
 }
 
-// MemberCame gives a session the file of a new member of a channel. The session's own members that have the other role need this file. The
-// service closes the file when it frees the new member's slot.
+// MemberCame gives a session the file of a new member of a channel. If the new member is a producer, the session's consumers in the channel
+// need this file. If the new member is a consumer, the session's producers need it. The service closes the file when it frees the new
+// member's slot.
 type MemberCame struct {
 	Channel uint64
 	Role    MemberRole
@@ -120,8 +121,9 @@ func (s *Session) mayJoin(ch *channel, spec MemberSpec) (shmchannel.MemberSpec, 
 }
 
 // EnterChannel activates a member. The member's process must have mapped the member's files before. EnterChannel first announces the new
-// member to all sessions that have members of the other role. It returns the members of the other role, including members that left but
-// whose frames are still needed. The caller must send the files of the returned members to the session before it answers the request.
+// member to all sessions that have members of the other role. It then returns the members of the other role, including producers that left
+// but whose frames consumers still need. The caller must send the files of the returned members to the session before it answers the
+// request.
 //
 // Errors: [mempool.ErrNotFound], [mempool.ErrInvalid] if the member has entered before, or if the client itself has sealed the member's
 // file, [mempool.ErrClosed].

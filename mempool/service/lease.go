@@ -48,9 +48,9 @@ func (l *Lease) describe() mempool.LeaseInfo {
 	}
 }
 
-// Export returns what the lease's session needs to map the buffer's block. The result first is false if the session already got the export
-// and has not called [Session.Dropped] for the block since then. In this case, the caller need not send the export again. The service
-// closes the files of the export, so the caller must not close them.
+// Export returns what the lease's session needs to map the buffer's block. The result `first` is false if the session already got the
+// export and has not called [Session.Dropped] for the block since then. In this case, the caller need not send the export again. The
+// service closes the files of the export, so the caller must not close them.
 func (l *Lease) Export() (x mempool.Export, first bool, err error) {
 	b := l.buffer.block
 	if x, err = b.exportOnce(); err != nil {
@@ -74,8 +74,8 @@ func (l *Lease) Export() (x mempool.Export, first bool, err error) {
 	return x, true, nil
 }
 
-// Undo ends a lease. The caller calls it if it could not send the grant of the lease to the session. The argument exported is true if
-// [Lease.Export] returned true as its result first, and the caller could not send the export either.
+// Undo ends a lease. The caller calls it if it could not send the grant of the lease to the session. The argument `exported` is true if the
+// result `first` of [Lease.Export] was true, and the caller could not send the export either.
 //
 // Errors: [mempool.ErrReleased] if the lease has already ended.
 func (l *Lease) Undo(exported bool) error {
@@ -88,7 +88,7 @@ func (l *Lease) Undo(exported bool) error {
 	return l.endAt(false, nil)
 }
 
-// endAt ends the lease. The fences in done say when the session's work on the memory is done. The caller holds Service.mu.
+// endAt ends the lease. The fences in `done` say when the session's work on the memory is done. The caller holds Service.mu.
 func (l *Lease) endAt(incomplete bool, done []mempool.Fence) error {
 	if l.ended {
 		return l.released()
@@ -105,8 +105,8 @@ func (l *Lease) released() error {
 	return situation.Of(mempool.ErrReleased, "lease %d of session %d has ended", l.id, l.session.id)
 }
 
-// end ends the lease. The argument incomplete says that the content will never be complete. The next user of the memory must wait for the
-// fences in done. The caller holds Service.mu.
+// end ends the lease. If the argument `incomplete` is true, the content will never be complete. The next user of the memory must wait for
+// the fences in `done`. The caller holds Service.mu.
 func (l *Lease) end(incomplete bool, done fences) {
 	b := l.buffer
 	l.ended = true
@@ -141,10 +141,10 @@ func (l *Lease) end(incomplete bool, done fences) {
 	b.recycleUnused()
 }
 
-// AwaitWork waits until all fences are reached for which a user of the lease's memory must wait. It is for sessions that do not understand
-// fences.
+// AwaitWork waits until all fences are reached that a user of the lease's memory must wait for. The server calls AwaitWork for sessions
+// that do not understand fences.
 //
-// Errors: [mempool.ErrBusy] if the wait takes longer than limit, [mempool.ErrReleased], [mempool.ErrContentFailed],
+// Errors: [mempool.ErrBusy] if the wait takes longer than `limit`, [mempool.ErrReleased], [mempool.ErrContentFailed],
 // [mempool.ErrProducerDied], the context's error.
 func (l *Lease) AwaitWork(ctx context.Context, limit time.Duration) error {
 	svc := l.session.svc

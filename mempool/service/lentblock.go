@@ -9,19 +9,19 @@ import (
 	"github.com/poolbridge/poolbridge/mempool"
 )
 
-// This file handles blocks that producers have published as frames in channels. Consumers map these blocks. If a producer leaves, the
-// service keeps those of its blocks that the channel or a consumer still needs.
+// This file handles blocks that producers have published as frames in channels. Consumers map these blocks. If a producer leaves a channel,
+// the service keeps the producer's blocks that the channel or its consumers still need.
 
 // MappedBlock is what a consumer needs to map a block.
 type MappedBlock struct {
 	// Generation says how many buffers have used the block so far, including the present one. Bytes is the block's size.
 	Generation, Bytes uint64
-	// Export is the export of the block. The service closes its files, so the caller must not close them.
+	// Export is the export of the block. The service closes the files of the export, so the caller must not close them.
 	Export mempool.Export
 }
 
-// MapBlock returns what a session needs to map a block. The session is a consumer of the channel, and has found the block's id in a frame.
-// Until the session calls [Session.Dropped], the service treats the block as mapped by the session.
+// MapBlock returns what a session needs to map a block. The session has a consumer in the channel, and this consumer has found the block's
+// id in a frame. Until the session calls [Session.Dropped], the service treats the block as mapped by the session.
 //
 // Errors: [mempool.ErrNotFound] if no buffer of the pool uses the block, [mempool.ErrDenied] if the session has no consumer in the channel,
 // [mempool.ErrLimit], [mempool.ErrClosed]; the driver's errors.
@@ -99,8 +99,8 @@ func (p *Pool) lend(b *block) {
 	}
 }
 
-// lending is for producers that leave their channels. It has one glance for each of these channels. The glance says which blocks of the
-// producers the channel still needs.
+// lending is for producers that leave their channels. It has one glance for each of these channels. The glance says which of these
+// producers' blocks the channel still needs.
 type lending map[*channel]*glance
 
 // glance is the result of one reading of a channel's memory, for some producers of the channel.
@@ -144,9 +144,9 @@ func (of lending) needs(b *block) bool {
 }
 
 // keep is for a write lease that is about to end. It adds the lease's buffer to the map `kept` of each channel that the session's producers
-// leave. The result is true if a channel needs the buffer or may need it. keep also keeps a buffer that no channel needs any more, because
-// work of consumers on it may not be done: later, releaseKept reads the fences of this work. If it is not certain that a channel needs the
-// buffer, keep marks the buffer as doubted. The caller holds Service.mu.
+// leave. The result is true if a channel needs the buffer or may need it. keep also adds a buffer that no channel needs any more, because
+// consumers' work on the buffer may still run: later, releaseKept reads the fences of this work. If it is not certain that a channel needs
+// the buffer, keep marks the buffer as doubted. The caller holds Service.mu.
 func (of lending) keep(l *Lease) (needed bool) {
 	b := l.buffer
 	named := false
@@ -221,7 +221,7 @@ func (ch *channel) releaseKept() {
 }
 
 // consumersDone returns the fences of the consumers' work on frames, without the fences that are already reached. If a consumer is writing
-// a fence at this moment, the result ok is false. The caller holds Service.mu.
+// a fence at this moment, the result `ok` is false. The caller holds Service.mu.
 func (ch *channel) consumersDone() (done fences, ok bool) {
 	var found []shmchannel.Fence
 	at := make(map[mempool.Fence]int) // the index of each fence in done, by timeline and word

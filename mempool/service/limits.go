@@ -68,7 +68,7 @@ func (l *Limits) Set(name string, n int) error {
 	return nil
 }
 
-// List returns the limits that are not 0 in l, each as a text NAME=N.
+// List returns the limits of `l` that are not 0, each as a text NAME=N.
 func (l *Limits) List() (set []string) {
 	for _, one := range l.all() {
 		if *one.value > 0 {
@@ -93,8 +93,8 @@ type LimitError struct {
 	// Limit is the name of the limit. Max is the limit's value.
 	Limit string
 	Max   int
-	// What says what the limit counts, for example "leases". Who names the session, the user or the service that has these leases or other
-	// things. Have is the number of these things.
+	// What says what the limit counts, for example "leases". Who says which session or user has these things, or that the whole service has
+	// them. Have is the present number of these things.
 	Who, What string
 	Have      int
 	// Advice says what the user can do.

@@ -13,9 +13,9 @@ import (
 	"github.com/poolbridge/poolbridge/mempool"
 )
 
-// This file lists the sessions, channels, buffers, names and leases of the service, page by page. A session of the service's own user sees
-// all entries. Every other session sees the entries that its user may use. The argument `into` may be nil, or a slice in whose memory the
-// page stores its entries. Entries may share tensors, so the caller must not change the tensors.
+// The methods in this file list the sessions, channels, buffers, names and leases of the service, page by page. A session of the user that
+// the service runs as sees all entries. Every other session sees the entries that its user may use. If the argument `into` is not nil, the
+// page uses the memory of this slice for its entries. Entries may share tensors, so the caller must not change the tensors.
 
 // Page is one page of a list.
 type Page[T any] struct {
@@ -24,8 +24,8 @@ type Page[T any] struct {
 	Next string
 }
 
-// Introduce stores the name of the client's program; lists of sessions show this name. Introduce cuts the name to [mempool.MaxNameBytes],
-// so that the name fits into a page of a list. The server calls Introduce once.
+// Introduce stores the name of the client's program. [Session.Sessions] returns this name. Introduce cuts the name to
+// [mempool.MaxNameBytes], so that the name fits into a page of a list. The server calls Introduce once.
 func (s *Session) Introduce(program string) {
 	if len(program) > mempool.MaxNameBytes {
 		program = strings.ToValidUTF8(program[:mempool.MaxNameBytes], "")
@@ -35,8 +35,8 @@ func (s *Session) Introduce(program string) {
 	s.program = program
 }
 
-// Sessions lists the sessions of the asking session's user, ordered by id. If the asking session is a session of the service's own user,
-// Sessions lists the sessions of all users.
+// Sessions lists the sessions of the asking session's user, ordered by id. If the user of the asking session is the user that the service
+// runs as, Sessions lists the sessions of all users.
 //
 // Errors: [mempool.ErrInvalid] if the argument `after` is not the Next of a page, [mempool.ErrClosed].
 func (s *Session) Sessions(after string, most int, into []mempool.SessionInfo) (Page[mempool.SessionInfo], error) {
@@ -162,8 +162,9 @@ func (s *Session) Leases(after string, most int, into []mempool.LeaseStatus) (Pa
 	})
 }
 
-// waitsFor returns what the session has waited for longest, and since when. A producer sends no request when it waits for room in a full
-// channel, so waitsFor checks the session's channels. The caller holds Service.mu.
+// waitsFor returns what the session waits for, and since when. If the session waits for several things, waitsFor returns the wait that
+// began first. A producer sends no request when it waits for room in a full channel, so waitsFor checks the session's channels. The caller
+// holds Service.mu.
 func (s *Session) waitsFor() (what string, since time.Time) {
 	if w := s.longest(); w != nil {
 		what, since = w.String(), w.since
@@ -220,7 +221,7 @@ func cut(text string, most int) string {
 	return strings.ToValidUTF8(text[:most-len(dots)], "") + dots
 }
 
-// owner says whether the session belongs to the service's own user.
+// owner says whether the session's user is the user that the service runs as.
 func (s *Session) owner() bool { return s.peer.UID == s.svc.uid }
 
 // sees says whether the session may see the buffers, names, leases and channels of a pool.

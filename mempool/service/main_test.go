@@ -56,8 +56,8 @@ func (c *client) asked() []uint64 {
 	return ids
 }
 
-// mapBlock asks for the export of a lease's block, as a client does that maps the block. From then on, the service counts the block as
-// mapped by the session.
+// mapBlock asks for the export of a lease's block. A client does the same when it maps the block. From then on, the service counts the
+// block as mapped by the session.
 func mapBlock(t testing.TB, l *Lease) uint64 {
 	t.Helper()
 	_, _, err := l.Export()
@@ -102,7 +102,7 @@ func (s *Session) leaseOf(ctx context.Context, buffer, generation uint64, write 
 	return g.Lease, err
 }
 
-// These methods of a lease call the lease's session with the lease's id.
+// The following methods are for tests that have a lease. Most of them call a method of the lease's session, and pass the lease's id.
 
 func (l *Lease) ID() uint64 { return l.id }
 

@@ -109,7 +109,7 @@ func (m *member) leaveProducer() error {
 	return nil
 }
 
-// leave removes the member. The argument said is true if the member itself asked to leave. The caller holds Service.mu.
+// leave removes the member. The argument `said` is true if the member itself asked to leave. The caller holds Service.mu.
 func (m *member) leave(said bool) {
 	if m.left {
 		return

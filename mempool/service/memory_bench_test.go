@@ -10,8 +10,9 @@ import (
 	"github.com/poolbridge/poolbridge/mempool"
 )
 
-// BenchmarkTakes measures how many bytes of the service's heap one lease takes, one buffer, one name, and so on for each kind of thing of
-// which clients can make many. The section "Limits" in docs/protocol.md has the results. Run BenchmarkTakes with -benchtime=20000x.
+// BenchmarkTakes measures how many bytes of the service's heap one lease takes, how many bytes one buffer takes, and so on: it measures
+// each kind of thing of which clients can make many. The section "Limits" in docs/protocol.md has the results. Run BenchmarkTakes with
+// -benchtime=20000x.
 func BenchmarkTakes(b *testing.B) {
 	ctx := context.Background()
 	names := make([]string, b.N)

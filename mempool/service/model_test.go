@@ -14,7 +14,7 @@ import (
 	"github.com/poolbridge/poolbridge/mempool"
 )
 
-// model is a simple model of a service. It has no memory and no waits, and does one operation after the other.
+// model is a simple model of a service. It allocates no memory for buffers, never waits, and does one operation after the other.
 type model struct {
 	buffers map[uint64]*modelBuffer
 	names   map[string]*modelName
@@ -164,8 +164,9 @@ func (p *play) allocate(a *actor) {
 		require.ErrorIs(p, err, mempool.ErrLimit)
 		charged := p.charged(a)
 		full, mine := before.Leased+before.Held+size > 1<<16, charged+size > 1<<15
-		// Otherwise, free blocks must fill the pool. An allocation can then fail for two reasons: the service cannot immediately free
-		// blocks that sessions map, and it does not use a free block that is more than twice as large as the allocation needs.
+		// If no limit is exceeded (full and mine are false), the pool must have free blocks. An allocation can then fail for two reasons:
+		// the service cannot immediately free blocks that sessions map, and it does not use a free block that is more than twice as large
+		// as the allocation needs.
 		require.True(p, full || mine || before.Cached > 0, "%d bytes were refused: %v", size, err)
 		return
 	}

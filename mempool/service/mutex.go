@@ -2,8 +2,9 @@ package service
 
 import "sync"
 
-// mutex is the lock of a service. The method wake chooses goroutines, and Unlock wakes these goroutines only after it has unlocked the
-// mutex: to wake a goroutine takes longer than most changes of the service's state, and a woken goroutine needs the lock immediately.
+// mutex is the lock of a service. The method wake only notes which goroutines are to wake up. Unlock wakes these goroutines after it has
+// unlocked the mutex: to wake a goroutine takes longer than most changes of the service's state, and a woken goroutine needs the lock
+// immediately.
 type mutex struct {
 	sync.Mutex
 	woken []chan struct{}

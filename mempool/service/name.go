@@ -17,8 +17,8 @@ type name struct {
 	owner  *Session // the name is removed when this session ends; nil: the name stays
 }
 
-// eventOf returns the event of c for readers, or nil if c has no event. If c has an event and no fence, the end of the lease l tells
-// readers that the work before the event is done.
+// eventOf returns the event of `c`, for which readers must wait, or nil if `c` has no event. If `c` has an event and no fence, the end of
+// the lease `l` tells readers that the work before the event is done.
 func eventOf(c mempool.Completion, ready *mempool.Fence, l *Lease) *publishedEvent {
 	handle := c.Handle(ready)
 	switch {
@@ -164,7 +164,7 @@ func (s *Session) Unpublish(text string) error {
 }
 
 // Get leases the buffer that is published under a name. It waits until the name exists and until leases that exclude the new lease have
-// ended; the argument wait limits this time.
+// ended; the argument `wait` limits this time.
 //
 // Errors: [mempool.ErrNotFound] (with wait 0) or [mempool.ErrTimeout] if nothing is published under the name, [mempool.ErrBusy],
 // [mempool.ErrContentFailed], [mempool.ErrProducerDied], [mempool.ErrDenied], the context's error.

@@ -106,10 +106,10 @@ type FlowMember struct {
 	Behind  uint64
 }
 
-// view is an [Overview] that is not complete yet. The view counts the blocks of buffers while the service serves requests. Then recount
-// corrects the counts, and holds Service.mu all the time: it subtracts the blocks of buffers that have ended since they were counted, and
-// adds the blocks of new buffers and the blocks without a buffer. So each block counts once, but the use of a block may have changed since
-// the view counted it.
+// view is an [Overview] that is not complete yet. The view counts the blocks of buffers while the service serves requests. Then the method
+// recount corrects the counts, and holds Service.mu during this whole work: it subtracts the blocks of buffers that have ended since they
+// were counted, and adds the blocks of new buffers and the blocks without a buffer. So each block counts once, but the use of a block may
+// have changed since the view counted it.
 type view struct {
 	*Service
 	mappers map[*Pool]*mapper
@@ -131,8 +131,8 @@ func (v *view) giveWay() {
 	}
 }
 
-// Overview describes the whole state of the service. The maps describe only the largest blocks one by one; the parameter most is the
-// greatest number of these blocks, in all maps together. If most is 0, Overview makes no maps. The service serves requests during this
+// Overview describes the whole state of the service. The maps describe only the largest blocks one by one; the parameter `most` is the
+// greatest number of these blocks, in all maps together. If `most` is 0, Overview makes no maps. The service serves requests during this
 // call, so the result may show sessions, channels and blocks at different moments, but the bytes of each map add up to the pool's reserved
 // bytes. The time of a call grows with the number of blocks: the caller should pause between two calls.
 func (s *Service) Overview(most int) Overview {
@@ -172,7 +172,7 @@ func (v *view) mapper(p *Pool) *mapper {
 	return m
 }
 
-// countBuffers counts the blocks of all buffers that exist now. The parameter most limits how many blocks of each pool the map lists one
+// countBuffers counts the blocks of all buffers that exist now. The parameter `most` limits how many blocks the map of each pool lists one
 // by one. The caller holds Service.mu.
 func (v *view) countBuffers(most int) {
 	for _, p := range v.poolByID {
@@ -307,8 +307,9 @@ type drawn struct {
 	buffer *buffer     // the buffer that uses the block; nil: none
 }
 
-// largest keeps the largest blocks of all blocks that add gets; of blocks with the same size, it keeps the blocks with the smallest ids.
-// Together with the package container/heap, it is a binary heap: all[0] is the smallest of these blocks.
+// largest keeps the largest of the blocks that callers pass to its method `add`, at most `most` blocks. Of blocks with the same size, it
+// keeps the blocks with the smallest ids. Together with the package container/heap, it is a binary heap: all[0] is the smallest of the
+// blocks that it keeps.
 type largest struct {
 	most int
 	all  []drawn
@@ -373,7 +374,7 @@ func (m *mapper) count(b *block, of *buffer, use BlockUse, session uint64) {
 	m.add(drawn{b, g, of})
 }
 
-// lent counts the block of a buffer. The argument moving has the ids of blocks in channels. The caller holds Service.mu.
+// lent counts the block of a buffer. The argument `moving` has the ids of blocks in channels. The caller holds Service.mu.
 func (m *mapper) lent(b *buffer, moving map[uint64]struct{}) {
 	b.counted = b.use(moving)
 	m.count(b.block, b, b.counted, b.account.session)

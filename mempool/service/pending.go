@@ -2,9 +2,9 @@ package service
 
 import "slices"
 
-// pending has the free blocks of one size on which work is under way, the oldest first. The removal of a block only reduces count, and the
-// block's entries stay in the lists as stale entries. A stale entry is dropped when a search finds it, or when most entries are stale. So
-// the time to add, remove or find a block does not grow with the number of blocks, on average. Service.mu guards pending.
+// pending has the free blocks of one size on which work is under way, the oldest first. The removal of a block only reduces the field
+// `count`. The block's entries stay in the lists as stale entries. A stale entry is dropped when a search finds it, or when most entries
+// are stale. So the time to add, remove or find a block does not grow with the number of blocks, on average. Service.mu guards pending.
 type pending struct {
 	all   []entry
 	of    map[*keeper][]entry // the entries that count for each keeper; only in a pool with limits for sessions or users
@@ -25,8 +25,8 @@ func (e entry) of(k *keeper) bool { return !e.stale() && slices.Contains(e.block
 // pending says whether b is free and work on b was under way at the last check. The caller holds Service.mu.
 func (b *block) pending() bool { return b.kept != nil && b.kept.since > 0 }
 
-// pend adds a free block to the blocks on which work is under way. Before the call, charge has stored in b.kept.keepers the processes that
-// the block counts for. The caller holds Service.mu.
+// pend adds a free block to the blocks on which work is under way. Before the call, the method charge has stored in b.kept.keepers the
+// processes that the block counts for. The caller holds Service.mu.
 func (p *Pool) pend(b *block) {
 	l := p.pending[b.size]
 	if l == nil {
@@ -80,9 +80,9 @@ func (p *Pool) shelve(b *block) {
 	}
 }
 
-// lookAgain updates b.kept.keepers, the processes that the free block b counts for. The result fewer says that b counts for fewer processes
-// than before. If b is pending and no work on b is under way any more, lookAgain moves b to the blocks without work under way. The caller
-// holds Service.mu.
+// lookAgain updates b.kept.keepers, the processes that the free block b counts for. The result `fewer` is true if b counts for fewer
+// processes than before. If b is pending and no work on b is under way any more, lookAgain moves b to the blocks without work under way.
+// The caller holds Service.mu.
 func (p *Pool) lookAgain(b *block) (fewer bool) {
 	fences := len(b.fences)
 	if b.pending() && !b.quiet() && len(b.fences) == fences {
@@ -96,8 +96,9 @@ func (p *Pool) lookAgain(b *block) (fewer bool) {
 	return fewer
 }
 
-// idle finds a free block of a size on which no work is under way. It chooses the block that was used last, because sessions most likely
-// still map that block, and its bytes are most likely still in a cache of the processor. The caller holds Service.mu.
+// idle finds a free block that has the given size and on which no work is under way. Of several such blocks, it chooses the block that was
+// used last, because sessions most likely still map that block, and its bytes are most likely still in a cache of the processor. The caller
+// holds Service.mu.
 func (p *Pool) idle(size uint64) *block {
 	if len(p.cache[size]) == 0 {
 		p.lookAtSome(size)

@@ -16,8 +16,8 @@ import (
 	"github.com/poolbridge/poolbridge/mempool"
 )
 
-// Pool is the memory of one kind on one device that the users and groups of an access list share. A pool has a name and a size limit.
-// Service.mu guards the fields that can change. The file recycle.go handles blocks that no buffer uses any more.
+// Pool is memory of one kind on one device. The users and groups of the pool's access list share this memory. A pool has a name and a size
+// limit. Service.mu guards the fields that can change. The file recycle.go handles blocks that no buffer uses any more.
 type Pool struct {
 	svc   *Service
 	info  mempool.PoolInfo
@@ -60,8 +60,8 @@ type Pool struct {
 // Info describes the pool.
 func (p *Pool) Info() mempool.PoolInfo { return p.info }
 
-// accessOf returns the access list of a pool that maker makes. The list is a sorted copy of a that has each id only once. If a is empty,
-// only maker's user gets access.
+// accessOf returns the access list of a pool that the peer `maker` makes. The list is a sorted copy of the argument `a`, without duplicate
+// ids. If `a` is empty, only the user of `maker` gets access.
 func accessOf(a mempool.Access, maker mempool.Peer) mempool.Access {
 	a = mempool.Access{UIDs: slices.Compact(slices.Sorted(slices.Values(a.UIDs))), GIDs: slices.Compact(slices.Sorted(slices.Values(a.GIDs)))}
 	if len(a.UIDs) == 0 && len(a.GIDs) == 0 {
@@ -70,7 +70,7 @@ func accessOf(a mempool.Access, maker mempool.Peer) mempool.Access {
 	return a
 }
 
-// alike returns nil if the pool equals the pool that the peer would make with spec.
+// alike returns nil if the pool has the same settings and the same access list as a pool that `peer` would make with `spec`.
 //
 // Errors: [mempool.ErrExists], whose text says what differs; [mempool.ErrUnavailable] and [mempool.ErrInvalid] if there is no such device.
 func (p *Pool) alike(peer mempool.Peer, spec mempool.PoolSpec) error {
@@ -256,9 +256,9 @@ func (p *Pool) full(size uint64) error {
 	return err
 }
 
-// fits finds a cached block for size bytes. The argument find is a function that returns a block of a given size. fits first calls find
-// with size. If find returns nil and full is true (the pool cannot grow), fits calls find with larger sizes: up to about twice size, and
-// only sizes that the session's limits allow. The caller holds Service.mu.
+// fits finds a cached block for `size` bytes. The argument `find` is a function that returns a block of a given size. fits first calls
+// `find` with `size`. If `find` returns nil and `full` is true (the pool cannot grow), fits calls `find` with larger sizes: up to about
+// 2·`size`, and only sizes that the session's limits allow. The caller holds Service.mu.
 func (p *Pool) fits(s *Session, size uint64, full bool, find func(size uint64) *block) *block {
 	if b := find(size); b != nil || !full {
 		return b
@@ -273,7 +273,8 @@ func (p *Pool) fits(s *Session, size uint64, full bool, find func(size uint64) *
 	return nil
 }
 
-// any finds a free block of a size. It returns a pending block only if there is no other block. The caller holds Service.mu.
+// any finds a free block of the given size. It returns a block on which work is under way only if there is no other free block of this
+// size. The caller holds Service.mu.
 func (p *Pool) any(size uint64) *block {
 	if b := p.idle(size); b != nil {
 		return b

@@ -112,8 +112,9 @@ func (p *Pool) freed(b *block, err error) {
 	p.closeIfEmpty()
 }
 
-// closeIfEmpty adds a pool that is being destroyed to the reclaim queue if the pool has no blocks any more, except blocks that the driver
-// failed to free. The close of the arena frees those blocks. The caller holds Service.mu.
+// closeIfEmpty is for a pool that is being destroyed. If the pool has no blocks any more, closeIfEmpty adds the pool to the reclaim queue.
+// It does not count blocks that the driver failed to free: the arena frees these blocks when the service closes the arena. The caller holds
+// Service.mu.
 func (p *Pool) closeIfEmpty() {
 	svc := p.svc
 	if p.closing && !p.ending && p.blocks == len(p.stuck) {

@@ -54,8 +54,8 @@ func (p *Pool) unhold(b *block) {
 	p.keep(b)
 }
 
-// evict frees cached blocks without work under way, of at least n bytes together. The result says whether any bytes were freed before evict
-// returns. The caller holds Service.mu; evict releases the mutex for driver calls.
+// evict frees cached blocks that together have at least n bytes. It does not free blocks on which work is under way. The result says
+// whether any bytes were freed before evict returns. The caller holds Service.mu; evict releases the mutex for driver calls.
 func (p *Pool) evict(n uint64) bool {
 	if p.cached == 0 && len(p.stuck) == 0 {
 		return false
@@ -67,9 +67,9 @@ func (p *Pool) evict(n uint64) bool {
 	return given > 0
 }
 
-// freeCached frees cached blocks of at least n bytes together. given is how many bytes were freed before freeCached returns; err is the
-// error of blocks that the driver failed to free. If quiet is set, freeCached does not free blocks with work under way. The caller holds
-// Service.mu; freeCached releases the mutex for driver calls.
+// freeCached frees cached blocks that together have at least n bytes. The result `given` is how many bytes were freed before freeCached
+// returns; `err` is the error of blocks that the driver failed to free. If `quiet` is true, freeCached does not free blocks with work under
+// way. The caller holds Service.mu; freeCached releases the mutex for driver calls.
 func (p *Pool) freeCached(n uint64, quiet bool) (given uint64, err error) {
 	idle := p.retire(n, quiet)
 	err = p.svc.flush()
@@ -81,10 +81,10 @@ func (p *Pool) freeCached(n uint64, quiet bool) (given uint64, err error) {
 	return given, err
 }
 
-// retire chooses cached blocks that are to be freed, of at least n bytes together. It queues and returns the chosen blocks that no session
-// maps. It recalls the chosen blocks that sessions map; these blocks are queued when the sessions have unmapped them. It also queues and
-// returns the blocks that the driver failed to free before. If quiet is set, retire does not choose blocks with work under way. The caller
-// holds Service.mu.
+// retire chooses cached blocks that are to be freed and that together have at least n bytes. It queues and returns the chosen blocks that
+// no session maps. It recalls the chosen blocks that sessions map; these blocks are queued when the sessions have unmapped them. It also
+// queues and returns the blocks that the driver failed to free before. If `quiet` is true, retire does not choose blocks with work under
+// way. The caller holds Service.mu.
 func (p *Pool) retire(n uint64, quiet bool) (idle []*block) {
 	var chosen uint64
 	idle, p.stuck = p.stuck, nil
@@ -106,7 +106,7 @@ func (p *Pool) retire(n uint64, quiet bool) (idle []*block) {
 	return idle
 }
 
-// choose takes cached blocks until n bytes are chosen, and counts these blocks as held. If mapped is set, choose takes only blocks that
+// choose takes cached blocks until n bytes are chosen, and counts these blocks as held. If `mapped` is true, choose takes only blocks that
 // sessions map, otherwise only blocks that no session maps. It does not read the rest of the blocks after it has chosen n bytes, because
 // there may be very many blocks. The caller holds Service.mu.
 func (p *Pool) choose(chosen *uint64, n uint64, mapped, quiet bool) (blocks []*block) {

@@ -101,7 +101,7 @@ func New(c Config) *Service {
 	return s
 }
 
-// Epoch identifies the running service. A service that is started again has another epoch.
+// Epoch returns the epoch of the service. After a restart, the service has another epoch.
 func (s *Service) Epoch() mempool.Epoch { return s.epoch }
 
 // OpenSession makes a session for a peer. The service calls notify with each notice for the session. The service holds locks during this

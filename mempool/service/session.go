@@ -55,10 +55,10 @@ type Session struct {
 	tensor   *mempool.Tensor    // the last tensor that the session described
 }
 
-// ID identifies the session within the epoch.
+// ID returns the session's id. No other session of the epoch has this id.
 func (s *Session) ID() uint64 { return s.id }
 
-// Peer identifies the process behind the session.
+// Peer returns the user, the groups and the process of the session's client.
 func (s *Session) Peer() mempool.Peer { return s.peer }
 
 func (s *Session) String() string { return fmt.Sprintf("session %d (pid %d)", s.id, s.peer.PID) }
@@ -74,7 +74,7 @@ func (s *Session) alive() error {
 // Over returns a channel that is closed when the session has ended.
 func (s *Session) Over() <-chan struct{} { return s.over }
 
-// MayEnd finds a session that the asking session may end. Only sessions of the service's own user may end sessions.
+// MayEnd finds a session that the asking session may end. Only sessions of the user that the service runs as may end sessions.
 //
 // Errors: [mempool.ErrDenied], [mempool.ErrNotFound], [mempool.ErrInvalid] for the asking session itself, [mempool.ErrClosed].
 func (s *Session) MayEnd(id uint64) (*Session, error) {
@@ -121,8 +121,8 @@ func (s *Session) describe(t mempool.Tensor) *mempool.Tensor {
 	return s.tensor
 }
 
-// Allocate makes a buffer in a pool for the tensor t, and grants the session a write lease on the buffer. If the pool has no room,
-// Allocate waits; the argument wait limits this time.
+// Allocate makes a buffer in a pool for the tensor t, and grants the session a write lease on the buffer. If the pool has no room, Allocate
+// waits; the argument `wait` limits this time.
 //
 // Errors: [mempool.ErrInvalid], [mempool.ErrNotFound], [mempool.ErrDenied], [mempool.ErrLimit], [mempool.ErrOutOfMemory],
 // [mempool.ErrClosed], and the context's error. [mempool.ErrLimit] and [mempool.ErrOutOfMemory] also wrap [mempool.ErrRecalling] if a
@@ -178,9 +178,9 @@ func (s *Session) findLease(id uint64) (*Lease, error) {
 }
 
 // Release ends leases of the session. It ends every lease that it can end, and returns the error of the first lease that it cannot end. The
-// fences say when the session's work on the memory is done. Release does not wait for the fences; the next user of the memory waits for
-// them. The argument incomplete says that the session did not complete the contents of the buffers that it leased for writing. These
-// buffers then count as failed.
+// fences in `done` say when the session's work on the memory is done. Release does not wait for the fences; the next user of the memory
+// waits for them. If the argument `incomplete` is true, the session did not complete the contents of the buffers that it leased for
+// writing. These buffers then count as failed.
 //
 // Errors: [mempool.ErrNotFound] for an id that no lease ever had, [mempool.ErrReleased] for a lease that has ended or belongs to another
 // session, [mempool.ErrInvalid] for fences of another session's timeline.
@@ -231,9 +231,9 @@ func (s *Session) Dropped(blocks []uint64) error {
 }
 
 // End ends the session: its leases end, its names are removed, its waiting requests fail, and the buffers that the session was writing
-// count as failed. The caller closes the channel gone when the session's process can no longer touch memory. If gone is nil, the process
-// can no longer touch memory at the time of the call. Until gone is closed, blocks that the session had leased are not used again, and
-// blocks that it had mapped are not freed. End returns a channel that is closed after all these blocks are reclaimed.
+// count as failed. The caller closes the channel `gone` when the session's process can no longer touch memory. If `gone` is nil, the
+// process can no longer touch memory at the time of the call. Until `gone` is closed, blocks that the session had leased are not used
+// again, and blocks that it had mapped are not freed. End returns a channel that is closed after all these blocks are reclaimed.
 //
 // The session's timeline ends when all its fences are reached, or when the process ends. If the process ends first, all waits for the
 // timeline's fences end, and buffers with incomplete content fail.
@@ -289,7 +289,7 @@ func (s *Session) EndAs(how mempool.SessionEnding, why string, gone <-chan struc
 }
 
 // lingerRest is the longest pause between two checks of the timeline of an ended session while the session's process lives. It is also the
-// longest pause in the function tend.
+// longest pause in the method tend of a channel.
 const lingerRest = time.Second
 
 // linger calls reclaimAll for an ended session as soon as the session's process is gone, or as soon as the service holds nothing for that

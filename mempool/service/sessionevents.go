@@ -18,8 +18,8 @@ type ending struct {
 	lingers bool // after the end, the service still held something for the session's process
 }
 
-// noteUse notes an event that the session began, when the session uses memory or a channel for the first time. Sessions that only ask for
-// lists or statistics cause no event. The caller holds Service.mu.
+// noteUse is called when the session uses memory or a channel. On the first call, noteUse notes an event that says that the session began.
+// Sessions that only ask for lists or statistics cause no event. The caller holds Service.mu.
 func (s *Session) noteUse() {
 	if s.told || s.ended {
 		return
@@ -58,8 +58,8 @@ func (s *Session) noteEnd(how mempool.SessionEnding, why string) {
 	s.svc.note(e, nil)
 }
 
-// noteReclaimed counts how long the service held memory, a timeline or a slot for the process of an ended session. The argument held has
-// the blocks that the session had leased at its end. If there are such blocks, noteReclaimed also notes an event. The caller holds
+// noteReclaimed counts how long the service held memory, a timeline or a slot for the process of an ended session. The argument `held` has
+// the blocks that the session had leased when it ended. If there are such blocks, noteReclaimed also notes an event. The caller holds
 // Service.mu.
 func (s *Session) noteReclaimed(held []*block) {
 	e := s.about(mempool.MemoryReclaimed, "")

@@ -154,7 +154,7 @@ func (s *Service) reserveName(session *Session, name string, p *Pool) error {
 	return nil
 }
 
-// OpenPool finds a pool by name. The session must be allowed to use the pool. OpenPool waits until the pool exists; the argument wait
+// OpenPool finds a pool by name. The session must be allowed to use the pool. OpenPool waits until the pool exists; the argument `wait`
 // limits this time. If another request is making the pool, OpenPool waits until the pool is made, without a time limit.
 //
 // Errors: [mempool.ErrNotFound] (with wait 0) or [mempool.ErrTimeout], [mempool.ErrDenied], the context's error.
@@ -225,8 +225,8 @@ func (p *Pool) denied(peer mempool.Peer) error {
 // DestroyPool ends a pool: no session can allocate buffers in the pool any more, the service removes the names of its buffers immediately,
 // and frees its memory when the last lease and the last mapping have ended.
 //
-// The user who made a pool and the service's own user may always destroy the pool, even if its access list does not name them. Every
-// other user must be allowed to make pools and to use this pool.
+// The user who made a pool and the user that the service runs as may always destroy the pool, even if its access list does not name them.
+// Every other user must be allowed to make pools and to use this pool.
 //
 // Errors: [mempool.ErrNotFound], [mempool.ErrDenied], [mempool.ErrClosed]; the driver's error if memory could not be freed: the pool ends
 // in this case too.
@@ -247,7 +247,7 @@ func (s *Session) DestroyPool(id uint64) error {
 	return svc.flush()
 }
 
-// destroy ends a pool. The argument by is the session that asked to destroy the pool, or nil for the service itself. The caller holds
+// destroy ends a pool. The argument `by` is the session that asked to destroy the pool, or nil for the service itself. The caller holds
 // s.mu.
 func (s *Service) destroy(p *Pool, by *Session) {
 	if p.closing {
@@ -275,8 +275,9 @@ func (s *Service) destroy(p *Pool, by *Session) {
 	p.closeIfEmpty()
 }
 
-// TrimPool frees unused blocks until at most keep bytes of unused blocks are left, and returns how many bytes it has freed. It does not
-// count blocks that sessions still map: the service frees these blocks later, when the sessions have dropped them.
+// TrimPool frees unused blocks until at most `keep` bytes of unused blocks are left, and returns how many bytes it has freed. If sessions
+// still map some of the blocks that TrimPool chooses, the service frees these blocks later, when the sessions have dropped them. The result
+// does not count these blocks.
 //
 // Errors: [mempool.ErrNotFound], [mempool.ErrDenied], [mempool.ErrClosed]; the driver's error for blocks that could not be freed: the
 // next call tries again.

@@ -61,7 +61,7 @@ func TestOpenWaitsForThePool(t *testing.T) {
 }
 
 // underWay opens a session that begins to make a pool, and returns a gate. The session waits inside CreatePool until the test sends to the
-// gate's channel outcome.
+// gate's channel `outcome`.
 func underWay(t *testing.T, svc *Service, spec mempool.PoolSpec) fakeGate {
 	t.Helper()
 	g := holdUp(t, spec.Name)

@@ -3,8 +3,8 @@ package service
 import "maps"
 
 // remove deletes a key from a map. If the map was large and now has less than a quarter of its greatest length, remove replaces it with a
-// new map, because a Go map never frees the memory of removed entries. The caller stores the map's greatest length, and passes its address
-// as most.
+// new map, because a Go map never frees the memory of removed entries. The caller has a variable for the map's greatest length, and passes
+// the variable's address as `most`.
 func remove[K comparable, V any](m *map[K]V, most *int, key K) {
 	const small = 1024
 	*most = max(*most, len(*m))

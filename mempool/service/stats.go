@@ -17,8 +17,8 @@ func (s *Service) Stats() mempool.Stats {
 	return s.stats(nil)
 }
 
-// stats returns the counts of the service and of pools. If the argument `to` is nil, these are all pools. Otherwise, these are the pools
-// that the session `to` may use or destroy.
+// stats returns the counts of the service and of pools. If the argument `to` is nil, stats describes all pools. Otherwise, it describes the
+// pools that the session `to` may use or destroy.
 func (s *Service) stats(to *Session) mempool.Stats {
 	s.mu.Lock()
 	defer s.mu.Unlock()

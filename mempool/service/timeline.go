@@ -13,8 +13,8 @@ import (
 	"github.com/poolbridge/poolbridge/mempool"
 )
 
-// timeline has what the service knows about the timeline of a session. A timeline is a page of words that count. Service.mu guards every
-// field that can change.
+// timeline has what the service knows about the timeline of a session. A timeline is a page of words whose values only grow. Service.mu
+// guards every field that can change.
 type timeline struct {
 	id      uint64
 	session *Session
@@ -29,8 +29,8 @@ type timeline struct {
 	shown    map[*Session]struct{} // sessions that got a fence of this timeline, or may find one in shared memory
 }
 
-// Forget tells a session that the service will send it no more fences of these timelines. The session's client may then unmap the
-// timelines' pages.
+// Forget tells a session that the service will send it no more fences of some timelines. The session's client may then unmap the timelines'
+// pages.
 type Forget struct{ Timelines []uint64 }
 
 // Failed tells a session that buffers which it has leased will never be complete: their writer died, or said that the content failed.
@@ -222,9 +222,9 @@ func (t *timeline) unshow() {
 	t.retire()
 }
 
-// die ends the timeline of a session that has ended. The argument last has the values that the timeline's words had when the session's
-// process ended. Buffers whose content is complete only at a greater value of a word count as failed. A nil last says that every fence of
-// the timeline is reached. The caller holds Service.mu.
+// die ends the timeline of a session that has ended. The argument `last` has the values that the timeline's words had when the session's
+// process ended. Buffers whose content is complete only at a greater value of a word count as failed. If `last` is nil, every fence of the
+// timeline is reached. The caller holds Service.mu.
 func (t *timeline) die(last *[mempool.TimelineWords]uint64) {
 	if t.dead {
 		return

@@ -25,8 +25,8 @@ type refusal struct {
 
 func (r *refusal) Unwrap() error { return r.error }
 
-// Refused notes that a request of the session failed with [mempool.ErrLimit]. The server calls Refused only when it sends the error to the
-// client. It does not call Refused after every failed attempt, because the server may wait and try again.
+// Refused notes that a request of the session failed with [mempool.ErrLimit]. After a failed attempt, the server may wait and try the
+// request again. So the server calls Refused only when it sends the error to the client.
 func (s *Session) Refused(err error) {
 	svc := s.svc
 	svc.mu.Lock()

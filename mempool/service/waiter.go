@@ -98,7 +98,7 @@ func (s *Session) newWaiter(ctx context.Context, limit time.Duration, p purpose)
 // patient says whether the request may wait: whether the deadline is set.
 func (w *waiter) patient() bool { return !w.deadline.IsZero() }
 
-// wait releases Service.mu and waits until the channel changed is closed or the session ends. It returns false if the deadline or the end
+// wait releases Service.mu and waits until the channel `changed` is closed or the session ends. It returns false if the deadline or the end
 // of ctx comes first.
 func (w *waiter) wait(changed <-chan struct{}) bool {
 	if !w.patient() || w.late {

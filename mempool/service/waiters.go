@@ -51,8 +51,8 @@ func (r *waiters) next(size uint64) {
 	}
 }
 
-// wait returns a channel that is closed when the allocation is to try again. The argument seen is the value of waiters.changes when the
-// allocation last tried. The argument alone says that other allocations of the queue may succeed although this allocation failed.
+// wait returns a channel that is closed when the allocation is to try again. The argument `seen` is the value of waiters.changes when the
+// allocation last tried. If the argument `alone` is true, other allocations of the queue may succeed although this allocation failed.
 func (pl *place) wait(seen uint64, alone bool) <-chan struct{} {
 	r := pl.room
 	if r.changes > seen {

@@ -55,8 +55,8 @@ func (p *Pool) wantedByOthers(s *Session) bool {
 }
 
 // ask sends Wanted to the sessions with producers. ask skips a session if no other session wants memory: a session that wants memory itself
-// takes its own buffers back without a notice. It also skips a session that got Wanted less than wantedRest ago. If all is true, ask skips
-// no session. The result told says that a session got Wanted within the last WantedTime. The caller holds Service.mu.
+// takes its own buffers back without a notice. It also skips a session that got Wanted less than wantedRest ago. If `all` is true, ask
+// skips no session. The result `told` is true if a session got Wanted within the last WantedTime. The caller holds Service.mu.
 func (p *Pool) ask(all bool) (told bool) {
 	now := time.Now()
 	for s, have := range p.producers {
@@ -72,9 +72,9 @@ func (p *Pool) ask(all bool) (told bool) {
 	return told
 }
 
-// want tries to get memory for an allocation that finds no room: it calls ask, and frees buffers of producers that left, which channels
-// have kept. It also starts the goroutine of wantOn, which calls want again after each wantedRest. The result more says that channels freed
-// buffers. The result told is the result of ask. The caller holds Service.mu.
+// want tries to get memory for an allocation that finds no room: it calls ask, and frees buffers that channels have kept after the
+// producers left. It also starts a goroutine that runs wantOn, which calls want again after each wantedRest. The result `more` is true if
+// channels freed buffers. The result `told` is the result of ask. The caller holds Service.mu.
 func (p *Pool) want() (more, told bool) {
 	if p.lent == nil { // the pool has never had a channel
 		return false, false

@@ -40,7 +40,7 @@ enum pb_result pb_add_track(struct pb_consumer *c, uint32_t slot, uint64_t membe
     return PB_OK;
 }
 
-// The Python objects that the consumer keeps for blocks: a hash table by block, which is at most half full
+// The consumer keeps Python objects for blocks in a hash table. The key is the block's id. At most half of the table's places are used.
 
 static size_t kept_place(const struct pb_consumer *c, uint64_t block) {
     size_t at = (size_t)(block * UINT64_C(0x9E3779B97F4A7C15) >> 32) & (c->kept_room - 1);
@@ -308,8 +308,8 @@ static enum pb_result find_track(struct pb_consumer *c, uint32_t slot) {
 
 static enum pb_result take_from_broadcast(struct pb_consumer *c, struct pb_frame *frame) {
     struct pb_channel *ch = &c->ch;
-    // Use the tail that this consumer loaded last, if producers never drop frames of this consumer, and if that tail has a frame that this
-    // consumer has not taken yet. Otherwise load the tail again.
+    // Use the tail that this consumer loaded last, if producers never drop frames of this consumer, and if this consumer has not taken the
+    // newest frame of that tail yet. Otherwise load the tail again.
     uint64_t tail = !drops(c) && pb_tail_number(ch->seen_tail) >= c->next ? ch->seen_tail : pb_tail(ch);
     uint64_t last = pb_tail_number(tail), oldest = last >= ch->capacity ? last - ch->capacity + 1 : 1;
     ch->seen_tail = tail;
@@ -382,8 +382,9 @@ static enum pb_result take_from_queue(struct pb_consumer *c, struct pb_frame *fr
     if (c->in_hand == PB_HOLDS) return PB_HANDS;
     pb_help(ch, tail);
     uint64_t number = pb_oldest_standing(ch, last), found = UINT64_MAX, claim = 0, entry = 0;
-    // If the head is smaller than `number`, the oldest waiting frame may be in any slot, so the loop reads every slot. Otherwise the frames
-    // in the slots are in the order of their numbers, so the loop stops at the first waiting frame.
+    // `number` is the number at which the search begins. If the head in shared memory is smaller, the oldest waiting frame may be in any
+    // slot, so the loop reads every slot. Otherwise the frames in the slots are in the order of their numbers, so the loop stops at the
+    // first waiting frame.
     bool every = PB_LOAD(pb_at(&ch->sequencer, PB_AT_HEAD)) < number;
     for (; number <= last && (every || found > last); number++) {
         uint64_t e = PB_LOAD(pb_entry(ch, number)), k = PB_LOAD(pb_claim(ch, number));
@@ -442,8 +443,8 @@ enum pb_result pb_take(struct pb_consumer *c, struct pb_frame *frame) {
 
 // Releasing
 
-// Ends this consumer's claim of a frame: replaces the claim with `tag`. Does nothing in a broadcast, or if the claim has ended before.
-// Returns false if the service has taken the claim away from this consumer.
+// Ends this consumer's claim of a frame: replaces the claim with `tag`. Does nothing and returns true in a broadcast, or if the claim has
+// ended before. Returns false if the service has taken the claim away from this consumer.
 static bool end_claim(struct pb_consumer *c, struct pb_hand *hand, uint64_t tag) {
     uint64_t mine = hand->number << 12 | (PB_CLAIMED + c->ch.slot);
     if (!c->ch.queue || hand->settled) return true;
@@ -451,7 +452,7 @@ static bool end_claim(struct pb_consumer *c, struct pb_hand *hand, uint64_t tag)
     return PB_CAS(pb_claim(&c->ch, hand->number), &mine, hand->number << 12 | tag);
 }
 
-// Wakes other members after this consumer has ended a claim or a hold.
+// Wakes other members after this consumer has ended a claim or a hold. `given_back`: the consumer has requeued the frame.
 static void tell(struct pb_consumer *c, bool given_back) {
     if (c->ch.queue) pb_advance_head(&c->ch, pb_tail(&c->ch));
     wake_producers(c);

@@ -250,7 +250,7 @@ static PyObject *stream_words(PyObject *module, PyObject *const *args, Py_ssize_
             return NULL;
     if (stream_is_captured(n[1], n[2])) return PyLong_FromLong(CAPTURED);
     int result = 0;
-    // The driver's function waits while the stream's queue is full.
+    // If the stream's queue is full, the driver's function waits, so let other Python threads run.
     Py_BEGIN_ALLOW_THREADS for (Py_ssize_t i = BEFORE; !result && i < given; i += 2)
         result = ((StreamWord *)(uintptr_t)n[0])((void *)(uintptr_t)n[2], n[i], n[i + 1], (unsigned)n[3]);
     Py_END_ALLOW_THREADS return PyLong_FromLong(result);

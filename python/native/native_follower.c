@@ -31,7 +31,8 @@ typedef enum { REACHED, DIED, PENDING, UNKNOWN, RAISED } Reach;
 
 // Attributes
 
-// Returns NULL without an exception if `of` is NULL: Python code has deleted that attribute of the follower.
+// Returns the attribute `name` of the object `of`. Returns NULL without an exception if `of` is NULL: Python code has then deleted the
+// follower's attribute that held this object.
 static PyObject *attribute(Follower *f, PyObject *of, enum name name) { return of ? PyObject_GetAttr(of, f->state->names[name]) : NULL; }
 
 static bool number_in(Follower *f, PyObject *of, enum name name, uint64_t *to) {
@@ -42,7 +43,7 @@ static bool number_in(Follower *f, PyObject *of, enum name name, uint64_t *to) {
     return read;
 }
 
-// Whether the session still has the timeline. False without an exception: the timeline was closed.
+// Whether `own` is still the timeline of the session. False without an exception: the timeline `own` was closed.
 static bool has_timeline(Follower *f) {
     PyObject *own = attribute(f, f->timelines, NAME_OWN);
     Py_XDECREF(own);
@@ -108,7 +109,8 @@ static bool fence_from(PyObject *one, struct pb_fence *to) {
     return true;
 }
 
-// Polls a fence until the fence is reached or the time is `*until`. At the first fence that is not reached, the function sets `*until`.
+// Polls a fence until the fence is reached or the time is `*until`. If `*until` is 0 and the fence is not reached, the function first sets
+// `*until` to now plus `patience`.
 static Reach poll_fence(Follower *f, const struct pb_fence *fence, uint64_t mine, int64_t *until) {
     if (fence->timeline == f->id && fence->word == mine) return REACHED; // the fence is of the stream's own earlier work
     Reach reach = look(f, fence);
@@ -118,7 +120,8 @@ static Reach poll_fence(Follower *f, const struct pb_fence *fence, uint64_t mine
 }
 
 // poll(fences, write): waits a short time for the fences. Returns a list of the fences that are still not reached, each as a tuple of
-// timeline, word and value; None: the caller needs a lease state. `fences` can also be a frame, which has at most one fence.
+// timeline, word and value; None: the caller must handle the fences with a `LeaseState`. `fences` can also be a frame, which has at most
+// one fence.
 static PyObject *poll(Follower *f, PyObject *const *args, Py_ssize_t given) {
     if (!count_is(given, 2, 2, "poll")) return NULL;
     int write = PyObject_IsTrue(args[1]);
@@ -157,7 +160,7 @@ static PyObject *poll(Follower *f, PyObject *const *args, Py_ssize_t given) {
 
 bool follower_is_anywhere(const Follower *f) { return f->anywhere; }
 
-// Whether a stream may write the memory of a loan now. Never waits. False: Python must check the fences.
+// Whether the follower's stream may write the memory of a loan now. Never waits. False: Python code must check the fences.
 bool follower_may_write(Follower *f, PyObject *fences, PyObject *after) {
     if (!f->anywhere || !f->timelines || !f->own || !has_timeline(f)) {
         PyErr_Clear();
@@ -187,8 +190,8 @@ bool follower_may_write(Follower *f, PyObject *fences, PyObject *after) {
 
 // Writing
 
-// Makes the stream write the next value of its word. Sets `*word` and `*value`. The caller has the lock. False: Python code must make the
-// stream write the value.
+// Makes the stream write the next value of its word. Sets `*word` and `*value`. The caller holds the lock that `is_owned` checks. False:
+// Python code must make the stream write the value.
 static bool write_locked(Follower *f, uint64_t *word, uint64_t *value) {
     typedef int Write(void *stream, uint64_t address, uint64_t value, unsigned flags);
     PyObject *closed = attribute(f, f->own, NAME_CLOSED);
@@ -202,7 +205,7 @@ static bool write_locked(Follower *f, uint64_t *word, uint64_t *value) {
     PyObject *next = PyLong_FromUnsignedLongLong(*value);
     int result = -1;
     if (next) {
-        // The driver's function waits while the stream's queue is full.
+        // If the stream's queue is full, the driver's function waits, so let other Python threads run.
         Py_BEGIN_ALLOW_THREADS
         result = ((Write *)(uintptr_t)f->function)((void *)(uintptr_t)f->stream, f->address + 8 * *word, *value, 0);
         Py_END_ALLOW_THREADS

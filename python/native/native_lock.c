@@ -1,8 +1,8 @@
 // A lock whose holder also does the work that finalisers have left for the holder; see `poolbridge._sys.deferred`.
 //
-// The lock is written in C because CPython handles signals between the steps of Python code: a handler that raises would end
-// `acquire` or `release` written in Python halfway. CPython 3.11 to 3.13 handle no signals between a `with` statement and a
-// context manager in C.
+// The lock is written in C because CPython handles signals between the steps of Python code. If `acquire` or `release` were Python code, an
+// exception of a signal handler could end them halfway. If a context manager is written in C, CPython 3.11 to 3.13 handle no signals while
+// a `with` statement enters or leaves it.
 #include "native.h"
 
 typedef struct {
@@ -16,7 +16,7 @@ typedef struct {
     PyObject *type, *value, *trace;
 } Error;
 
-// Keeps the current exception, unless an earlier exception is kept. Drops later exceptions.
+// Moves the current exception into `first`. If `first` already has an exception, drops the current exception.
 static void keep(Error *first) {
     if (!PyErr_Occurred()) return;
     if (first->type) PyErr_Clear();
@@ -67,7 +67,8 @@ static void do_first(Lock *self) {
 // still does the rest of the work.
 static void do_left(Lock *self, Error *first) {
     while (PyList_Size(self->left) > 0) {
-        // Handle signals here, between two pieces of work, so that they do not interrupt a piece of work.
+        // Handle the signals that have arrived. Otherwise the next piece of work would handle them, and an exception of a signal handler
+        // would end this piece of work halfway.
         if (PyErr_CheckSignals()) keep(first);
         do_first(self);
         keep(first);
@@ -92,8 +93,8 @@ static PyObject *enter(Lock *self, PyObject *ignored) {
     (void)ignored;
     Error first = {NULL, NULL, NULL};
     if (!take(self, -1)) return NULL;
-    // First do the work that finalisers have left, then let the holder do its own work: the service must get a release of a finaliser
-    // before a later request of the holder.
+    // First do the work that finalisers have left, then let the holder do its own work: if a finaliser has left the release of a lease, the
+    // service must get this release before the holder's next request.
     do_left(self, &first);
     if (first.type) return leave(self, &first);
     Py_RETURN_NONE;

@@ -127,7 +127,7 @@ static Lent *lent_at(Shelf *self, PyObject *list, Py_ssize_t at) {
     return PyObject_TypeCheck(one, self->state->lent) ? (Lent *)one : NULL;
 }
 
-// Adds the lease of a frame's block to `free` if the publisher can reuse the block without a wait on the CPU. The function makes no object
+// Adds the lease of a frame's block to `free` if the publisher can reuse the block and the CPU need not wait. The function makes no object
 // that the garbage collector tracks: such an object could start the garbage collector, and a finaliser could change `core->back` while
 // `collect` reads it.
 static bool put_back(Shelf *self, const struct pb_producer *core, const struct pb_flight *flight) {

@@ -1,12 +1,13 @@
-// How a member waits for other members: it spins, and then sleeps without the interpreter's lock.
+// The functions with which a member waits for other members: the member spins, and then sleeps without the interpreter's lock.
 #include "native.h"
 
 #include <pthread.h>
 #include <sched.h>
 #include <time.h>
 
-// Adaptive spinning. A wait spins before it sleeps, unless recent spins had no result. After a wait that spun without a result, the next 1,
-// 3, 7 and so on up to MOST_SLEEPS waits of the same member do not spin.
+// Adaptive spinning. A wait spins before it sleeps, unless recent spins had no result. If a wait spun without a result, the member's next
+// wait does not spin. If the wait after that spins without a result too, the next 3 waits do not spin, then the next 7, and so on up to
+// MOST_SLEEPS.
 #define SPIN INT64_C(100000) // nanoseconds; the kernel needs about the same time to wake a thread
 // If more than LOST nanoseconds pass between two clock reads of a spinning thread, another thread used the CPU: there are too few CPUs.
 #define LOST INT64_C(20000)

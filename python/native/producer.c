@@ -138,8 +138,8 @@ static bool slot_in_use(const struct pb_channel *ch, uint64_t number) {
     return stands && !pb_claim_over(PB_LOAD(pb_claim(ch, number)), stands);
 }
 
-// Returns PB_OK if a queue has room for one more frame. PB_AGAIN: the caller must check again, because this function has dropped a frame or
-// made a number void, or because another member has changed the queue meanwhile.
+// Returns PB_OK if the queue has room for one more frame. PB_AGAIN: the caller must check again, because this function has dropped a frame
+// or made a number void, or because another member has changed the queue meanwhile.
 static enum pb_result room_in_queue(struct pb_producer *p, uint64_t tail) {
     struct pb_channel *ch = &p->ch;
     uint64_t last = pb_tail_number(tail), capacity = ch->policy == PB_LATEST ? 1 : ch->capacity;
@@ -359,8 +359,8 @@ static bool add_fence(struct pb_producer *p, const struct pb_cursor *cursor, uin
     uint64_t before = PB_LOAD(done), value = PB_PEEK(done + 1), word = PB_PEEK(done + 2);
     atomic_thread_fence(memory_order_acquire);
     if (before != PB_PEEK(done)) return false;
-    // Use the fence also if the entry is for a frame with a larger number: the consumer has then overwritten the entry of frame `number`.
-    // An entry that was never written has only zeros.
+    // Use the fence also if the entry is for a frame with a number larger than `number`: the consumer has then overwritten the entry of
+    // frame `number`. An entry that was never written has only zeros.
     if (!before && (value || word)) return false;
     if (before < number || !value || value > PB_VALUE_MAX || word >= PB_WORDS) return true;
     if (p->fence_count == p->fence_room) {

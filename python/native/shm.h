@@ -287,7 +287,7 @@ static inline bool pb_claim_over(uint64_t claim, uint64_t number) { // whether t
     return claim >> 12 > number || claim == (number << 12 | PB_ACKNOWLEDGED);
 }
 
-// Returns a number of a queue. A search that begins with this number finds every frame that is not acknowledged.
+// Returns a frame number of a queue. A search from this number to `last` finds every frame that is not acknowledged.
 static inline uint64_t pb_oldest_standing(const struct pb_channel *ch, uint64_t last) {
     uint64_t first = last >= ch->slots ? last - ch->slots + 1 : 1;
     uint64_t head = PB_LOAD(pb_at(&ch->sequencer, PB_AT_HEAD));

@@ -1,4 +1,4 @@
-"""Fixtures for pytest: a service for the tests, and a client of it. Any project can use them.
+"""Provide fixtures for pytest: a service for the tests, and a client of this service. Any project can use them.
 
 pytest loads the fixtures wherever poolbridge is installed. This module is outside of the package poolbridge, so that
 pytest imports poolbridge only for a test that needs the service.

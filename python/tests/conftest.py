@@ -1,4 +1,4 @@
-"""Fixtures and settings of all tests, and a check that no test leaks descriptors or mappings."""
+"""Define fixtures and settings for all tests, and check that no test leaks descriptors or mappings."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from poolbridge._cuda import cuda as _cuda, stream as _cuda_stream
 from poolbridge._memory.mappings import MAPPINGS
 from poolbridge._session.membership import NATIVE
 
-# Hypothesis stores the examples that it finds in the build folder, not in the source tree.
+# Hypothesis finds examples, and stores them in the build folder, not in the source tree.
 set_hypothesis_home_dir(Path(__file__).parents[2] / "build" / "hypothesis")
 
 # A test must not fail because the machine is busy, so Hypothesis sets no deadline.
@@ -30,7 +30,7 @@ settings.load_profile("patient")
 # Without a driver, pytest skips the folder `oncuda`, and `test_device` runs the folder's tests on the simulated driver.
 collect_ignore = [] if has_driver() else ["oncuda"]
 
-# The results of `test_libraries`, by library, kind, element type and layout.
+# The results of `test_libraries`, for each library, kind of memory, element type and layout.
 OUTCOMES = pytest.StashKey[dict[tuple[str, ...], set[str]]]()
 
 
@@ -55,9 +55,10 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
-    """Run all tests of Ray, or of Dask, in one process, so that its clusters run one at a time; spread other tests.
+    """Run all tests of Ray in one process, and all tests of Dask in one process; spread other tests over processes.
 
-    The groups of pytest-xdist 3.8 have no effect with pytest 9.2, whose node IDs pytest-xdist cannot change.
+    So only one cluster of Ray, and only one cluster of Dask, runs at a time. The groups of pytest-xdist 3.8 cannot do
+    this with pytest 9.2, because pytest-xdist cannot change the node IDs of this pytest.
     """
     from xdist.scheduler import LoadScopeScheduling
 

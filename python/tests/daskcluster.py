@@ -1,4 +1,4 @@
-"""Clusters of Dask for tests: each worker runs in its own process, and has the socket of a service."""
+"""Make clusters of Dask for tests: each worker runs in its own process, and uses the socket of a service."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ SECONDS = 200.0
 
 @pytest.fixture(autouse=True)
 def no_leaks():
-    """Leave out the check for leaks: Dask's scheduler runs in this process, and may close connections late."""
+    """Check nothing, unlike the fixture of `conftest`: Dask's scheduler in this process may close connections late."""
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -95,7 +95,7 @@ def on(client, name):
 
 
 def workers(client):
-    """Ask the scheduler for its workers, because `scheduler_info` may return an older answer without workers."""
+    """Ask the scheduler for its workers. The client's `scheduler_info` may return an older answer without workers."""
     return client.sync(client.scheduler.identity, n_workers=-1)["workers"]
 
 

@@ -373,7 +373,7 @@ class Connection(threading.Thread):
         pass
 
     def bye(self, request: m.Bye, fds: list[int]) -> None:
-        """Accept the goodbye of a client; the small service does nothing."""
+        """Accept the message `Bye` of a client, and do nothing."""
 
     def dropped(self, request: m.Dropped, fds: list[int]) -> None:
         self.exported.difference_update(request.bl)

@@ -54,7 +54,7 @@ class TimelineService(Service):
         return tuple(m.Fence(tl, wd, v) for (tl, wd), v in highest.items())
 
     def bury(self, connection: Connection) -> None:
-        """Do what the service does after a session and its process have ended."""
+        """End the timelines of a connection, as the service does after a session and its process have ended."""
         for timeline, page in list(self.pages.items()):
             if page.owner is not connection:
                 continue

@@ -1,4 +1,4 @@
-"""The array libraries of the tests: how each library takes, reads and writes a lease, and what it refuses."""
+"""Describe the array libraries to the tests: how each library takes, reads and writes a lease, and what it refuses."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class Layout:
 
     @property
     def compact(self) -> bool:
-        """Whether an order of the axes exists in which the layout is C-contiguous."""
+        """Whether the layout is C-contiguous, or becomes C-contiguous with its axes in another order."""
         return not self.strides or sorted(self.strides) == sorted(_tensor.c_strides(self.shape[::-1], 1))
 
 
@@ -66,7 +66,7 @@ LAYOUTS = {
 
 
 class Library:
-    """One array library. The methods of this class are right for most libraries.
+    """One array library. Subclasses replace the methods that do not fit their library.
 
     Attributes
     ----------
@@ -111,7 +111,7 @@ class Library:
         return self.writes
 
     def expected(self, dtype: str, layout: Layout, kind: str) -> str:
-        """Return a regular expression for the right result: `IN_PLACE`, `COPY`, or the name and text of an error."""
+        """Return a pattern for `re` that the right result matches: `IN_PLACE`, `COPY`, or an error's name and text."""
         return IN_PLACE
 
 
@@ -162,8 +162,8 @@ class Torch(Library):
 
         bits = torch.view_as_real(array) if array.is_complex() else array
         bits = bits.view(getattr(torch, f"int{8 * bits.element_size()}"))
-        # `bitwise_or` makes the copy with a kernel. PyTorch's own copies name a direction, such as from GPU to CPU, and
-        # the driver refuses such copies for memory of a host pool.
+        # `bitwise_or` copies the elements with a kernel. PyTorch's own copies tell the driver a direction, such as from
+        # GPU to CPU. For memory of a host pool, the driver refuses such copies.
         return bytes(torch.bitwise_or(bits, 0).cpu().contiguous().numpy().tobytes())
 
     def write_ones(self, array: Any) -> None:
@@ -192,7 +192,7 @@ class Jax(Library):
         return "" if kind == "host" or on_gpu else "this jax sees no GPU: install its plugin for CUDA"
 
     def take(self, lease: poolbridge.Lease) -> Any:
-        """Take the lease with 64-bit types enabled; without them, JAX makes a copy with 32-bit elements."""
+        """Make a JAX array of the lease. Enable 64-bit types first, or JAX would make a copy with 32-bit elements."""
         import jax
 
         jax.config.update("jax_enable_x64", True)
@@ -207,7 +207,11 @@ class Jax(Library):
     @staticmethod
     @cache
     def _twice() -> Any:
-        """Return a kernel that copies. For a host pool, the driver refuses JAX's own copies, which name a direction."""
+        """Return a kernel that copies an array twice.
+
+        JAX's own copies tell the driver a direction, such as from GPU to CPU. For memory of a host pool, the driver
+        refuses such copies.
+        """
         import jax
 
         return jax.jit(lambda x: jax.numpy.stack([x, x]))
@@ -243,7 +247,11 @@ class CuPy(Library):
     @staticmethod
     @cache
     def _same() -> Any:
-        """Return a kernel that copies. For a host pool, the driver refuses CuPy's copies, which name a direction."""
+        """Return a kernel that copies an array.
+
+        CuPy's own copies tell the driver a direction, such as from GPU to CPU. For memory of a host pool, the driver
+        refuses such copies.
+        """
         import cupy
 
         return cupy.ElementwiseKernel("T x", "T y", "y = x", "same")
@@ -294,7 +302,8 @@ class Numba(Library):
             return "UnsupportedError: .*has no bfloat16: use DLPack"
         if layout.reversed:
             return "NotImplementedError: .*negative strides"
-        # Numba takes memory of a host pool, but Numba's copies name a direction, so the driver refuses these copies.
+        # Numba takes memory of a host pool. But Numba's copies tell the driver a direction, such as from GPU to CPU,
+        # and the driver refuses such copies.
         return "CudaAPIError: .*INVALID_VALUE" if kind == "pinned" and layout.size else IN_PLACE
 
 

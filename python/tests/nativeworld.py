@@ -1,4 +1,4 @@
-"""A channel whose members are all in this process, for tests of the native module."""
+"""Make channels whose members are all in this process, for tests of the native module."""
 
 from __future__ import annotations
 
@@ -114,7 +114,7 @@ class Interrupted(Exception):
 
 @pytest.fixture
 def interrupt() -> Iterator[Callable[[Callable[[], object]], None]]:
-    """Give a function of a condition. When the condition becomes true, a signal raises `Interrupted` in this thread."""
+    """Give a function that takes a condition; when the condition is true, a signal raises `Interrupted` in the test."""
     ready = threading.Event()  # is set at the end of the test: then the thread sends no signal
     threads: list[threading.Thread] = []
 

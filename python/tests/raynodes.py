@@ -1,8 +1,9 @@
-"""Two nodes of Ray on one machine, joined by a veth pair. Each has its own network, `/dev/shm`, processes and service.
+"""Runs two nodes of Ray on one machine. Each node has its own network, `/dev/shm`, processes and service.
 
-``python python/tests/raynodes.py`` passes arrays between actors, within the first node and to the second node, and
-prints the results as JSON. With ``--mib 64`` the program also measures arrays of 64 MiB. The program needs root. Each
-node ends when its standard input closes, so a killed run leaves no processes.
+A veth pair connects the two networks. ``python python/tests/raynodes.py`` passes arrays from one actor to another actor
+of the first node, and to an actor of the second node. The program prints the results as JSON. With ``--mib 64``, the
+program also measures how long it takes to pass arrays of 64 MiB. The program needs root. Each node ends when its
+standard input closes, so a killed run leaves no processes.
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ read end
 
 
 def missing() -> str:
-    """Return what this machine lacks for two nodes, or an empty text if it lacks nothing."""
+    """Return what this machine lacks to run two nodes, or an empty text if it lacks nothing."""
     programs = [name for name in ("ip", "unshare", "nsenter", "mount") if shutil.which(name) is None]
     if programs:
         return f"{', '.join(programs)} not found: install iproute2 and util-linux"
@@ -135,7 +136,7 @@ def on_two_nodes(*arguments: str, seconds: float = 250) -> str:
 
 
 def actors(ray: Any, transport: str, moved: str) -> Any:
-    """Define the actor class inside a function, so that Ray pickles it by value."""
+    """Return the actor class. Ray pickles the class by value, because it is defined inside a function."""
 
     class Actor:
         @ray.method(tensor_transport=transport)  # type: ignore[untyped-decorator]

@@ -1,7 +1,7 @@
-"""The transport of `poolbridge.ray` between two processes, without Ray's scheduler: for machines that have no Ray.
+"""Passes arrays between two processes by the transport of `poolbridge.ray`, on machines that have no Ray.
 
-``python python/tests/raytransport.py --library torch --kind device`` uses memory of a GPU. A sender shares arrays, a
-receiver gets them in place and checks them, and the program prints how long each call takes. The receiver's stream
+``python python/tests/raytransport.py --library torch --kind device`` uses memory of a GPU. A sender shares arrays. A
+receiver gets them without a copy and checks them. The program prints how long each call takes. The receiver's stream
 waits for the fence that comes with the buffer, so the sender does not wait for its kernels.
 """
 
@@ -48,7 +48,7 @@ def library_of(name: str) -> Any:
 
 
 def fill(library: str, lease: poolbridge.Lease, value: int) -> Any:
-    """Fill a lease with the library, on the device of its memory. Return the array; do not wait for the kernel."""
+    """Fill a lease by the library, on the device of the memory; return the array, which a kernel may still write."""
     if library == "jax":
         raise SystemExit("JAX writes no memory that it was lent: --library numpy, cupy or torch")
     xp = library_of(library)
@@ -71,7 +71,7 @@ def outside(library: str, kind: str, count: int, value: int) -> Any:
 
 
 def send(library: str, kind: str) -> None:
-    """Share an array for each request ``(obj_id, count, value, pooled)``; for a lone ``obj_id``, end the object."""
+    """Share an array for each request ``(obj_id, count, value, pooled)``; free the object for a request ``obj_id``."""
     transport = made(library=library)
     while True:
         try:
@@ -125,7 +125,7 @@ def receive(library: str, kind: str, sizes: list[int], moves: int) -> None:
                         (array,) = transport.recv_multiple_tensors(name, metadata, None)
                         takes.append(time.perf_counter() - begin)
                         shares.append(share)
-                        # On the GPU, the kernels that read this array wait for the kernels that have written it.
+                        # On the GPU, the kernels that read this array wait for the kernels that write it.
                         assert float(array.min()) == value == float(array.max()), (name, float(array.min()))
                         device = getattr(array, "device", "cpu")
                         del array

@@ -1,4 +1,4 @@
-"""The real service in another process, for tests that need more than the small service in Python."""
+"""Runs the real service in another process, for tests for which the small service in Python is not enough."""
 
 from __future__ import annotations
 

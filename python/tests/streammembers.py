@@ -1,4 +1,4 @@
-"""Members of a channel in separate processes, for tests."""
+"""Runs producers and consumers for tests, as members of a channel in separate processes."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class Board:
         self.ready = memoryview(self.memory)[self.SIZE + self.NUMBERS :]
         """For each member id: 1 after the member has mapped its files, 2 after the member has joined."""
         self.files = self.ready[1024:].cast("q")
-        """Descriptors of the process that made the board: first descriptors of cursors, then descriptors of tracks."""
+        """Descriptors of files, in the process that made the board: first all cursors, then all tracks."""
 
     def __reduce__(self) -> tuple[type[Board], tuple[int, int]]:
         return Board, (self.pid, self.fd)

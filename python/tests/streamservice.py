@@ -154,7 +154,7 @@ class Channel:
         self.wake()
 
     def part(self, slot: int, *, producer: bool, state: int = LEFT) -> None:
-        """Set the state of a member that ends. The state LEFT keeps the member's slot; FREE frees the slot."""
+        """Set the state of a member that leaves or died. LEFT keeps the slot in use; FREE makes it free."""
         at = self._at(slot, producer=producer)
         if state == FREE:
             _native.store_u64(self.roster, at + 8, 0)

@@ -1,4 +1,4 @@
-"""What acknowledges a frame, what requeues a frame, and what keeps the memory of a frame."""
+"""Tests what acknowledges a frame, what requeues a frame, and what keeps the memory of a frame."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The details of DLPack, NumPy's protocols and copies, on memory of the CPU."""
+"""Tests DLPack, NumPy's protocols and copies in detail, with memory of the CPU."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ IN_NUMPY = [name for name, element in ELEMENT_TYPES.items() if element.in_numpy]
 
 @dataclass
 class Seen:
-    """The content of a DLPack capsule, as a consumer reads it. An object of this class keeps the capsule."""
+    """The content of a DLPack capsule, as a consumer reads it. The object keeps the capsule alive."""
 
     capsule: object
     data: int | None
@@ -61,7 +61,7 @@ def look(capsule: object) -> Seen:
 
 
 def strided(client, tensor, service):
-    """Return a lease whose description is `tensor`. The service sets the description, because a client cannot."""
+    """Return a lease with the description `tensor`. The test sets it in the service, because a client cannot set it."""
     lease = client.allocate(64, "uint8")
     lease.publish("strided", replace=True)
     buffer = service.buffers[lease.buffer_id]
@@ -264,7 +264,7 @@ def test_bfloat16_is_copied_by_its_values(client):
 
 def test_copy_from_page_locked_memory_of_another_library(client):
     class PageLocked:
-        """An array like those of PyTorch. It names its device, and accepts no stream for memory of the CPU."""
+        """An array that behaves like an array of PyTorch: it names its device, and accepts no stream for CPU memory."""
 
         def __init__(self, array):
             self.array = array

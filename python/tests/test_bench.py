@@ -1,4 +1,4 @@
-"""Tests of the benchmark program. The tests check that the program measures. They check no speed."""
+"""Tests the benchmark program: that it measures what it should, and not how fast anything is."""
 
 from __future__ import annotations
 
@@ -131,7 +131,7 @@ def test_a_consumer_acknowledges_each_array_or_the_warm_up_and_the_end(monkeypat
 
 
 def alternatives(kind, **environment):
-    """Measure every alternative for a kind of memory as briefly as possible; return the lines of the output."""
+    """Measure each alternative to poolbridge for a kind of memory, as briefly as possible; return the results."""
     command = [sys.executable, "-m", "poolbridge.bench", "--json", "--bytes", "4096", "--seconds", "0.01"]
     done = subprocess.run(
         [*command, "--kind", kind, "--depth", "4"],
@@ -176,7 +176,7 @@ def test_every_alternative_on_device_memory_runs_one_by_one_and_as_a_stream():
 
 @pytest.fixture(scope="module", autouse=True)
 def tracker():
-    """Start the resource tracker of multiprocessing before the tests. Its process and pipe stay until the tests end."""
+    """Start multiprocessing's resource tracker before the tests: its process and pipe stay until the tests end."""
     resource_tracker.ensure_running()
 
 

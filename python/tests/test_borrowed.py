@@ -1,4 +1,4 @@
-"""Arrays that a client makes once for each block, and uses again for every frame in the block."""
+"""Tests arrays that a client makes once for each block, and uses again for every frame in the block."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def publish(client, channel, value, shape=(4,)):
 
 
 def reserved(client, channel):
-    """Close a channel, wait until all leases have ended, and return how many bytes its pool then still reserves."""
+    """Close a channel, wait until all leases have ended, and return how many bytes the pool still reserves."""
     channel.close()
     until(lambda: client.stats().leases == 0)
     client.trim()

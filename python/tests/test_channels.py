@@ -1,4 +1,4 @@
-"""Channels of the blocking client: frames in order, modes, limits and ends."""
+"""Tests channels of the blocking client: the order of frames, modes, limits, and how channels end."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The blocking client with a service that works without faults."""
+"""Tests the blocking client with a service that works without faults."""
 
 from __future__ import annotations
 
@@ -377,7 +377,7 @@ def test_every_public_name_says_what_its_arguments_are():
     for name, function in public_callables():
         said = inspect.getdoc(function)
         assert said, name
-        # A docstring that refers to another docstring does not describe the parameters again.
+        # Skip a docstring that refers to another docstring: it does not describe the parameters again.
         if not inspect.isfunction(function) or re.search(r"([Ss]ee|those of) `", said):
             continue
         arguments = set(inspect.signature(function).parameters) - {"self", "cls"}

@@ -1,4 +1,4 @@
-"""Arrays that one call puts or gets, leases that NumPy reads, lists of pools, and clients in other processes."""
+"""Tests arrays that one call puts or gets, leases that NumPy reads, lists of pools, and clients in other processes."""
 
 from __future__ import annotations
 

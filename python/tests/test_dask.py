@@ -1,4 +1,4 @@
-"""Dask workers on one service: which arrays share memory, and which arrays Dask moves."""
+"""Tests which arrays Dask workers of one service share in memory, and which arrays Dask moves."""
 
 # ruff: noqa: F401 - fixtures
 

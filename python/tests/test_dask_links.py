@@ -1,4 +1,4 @@
-"""Arrays that go from one connection to another in the same process, without Dask's scheduler."""
+"""Tests arrays that go from one connection to another in the same process, without Dask's scheduler."""
 
 # ruff: noqa: F401, F811 - fixtures
 

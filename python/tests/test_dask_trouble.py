@@ -1,4 +1,4 @@
-"""Dask workers on two services or without a service, and what remains after a worker or a service dies."""
+"""Tests Dask workers on two services or without a service, and what remains after a worker or a service dies."""
 
 # ruff: noqa: F401, F811 - fixtures
 
@@ -117,11 +117,14 @@ def test_a_task_connects_a_worker_that_began_without_a_service(tmp_path, request
         assert "memfd" in result(client.submit(lambda: mapping(poolbridge.dask.empty(8)), workers=[a]))
 
 
-# Kills: `victim` dies when the sender or the receiver of an array is at the step `step`
+# Kills: a worker that sends or receives an array kills the process `victim` just before it does the step `step`
 
 
 def arrange(step, victim):
-    """Return a function that makes a worker kill `victim` before its next `step`, and wait until `victim` has ended."""
+    """Return a function that changes a worker: the worker kills `victim` before the next call of the method `step`.
+
+    The worker then waits until `victim` has ended. `step` names a method of the worker's link, `victim` a process id.
+    """
 
     def kill(dask_worker):
         original = getattr(_link.Link, step)

@@ -1,4 +1,7 @@
-"""Device memory without a GPU: errors name what is missing, and the tests in `oncuda` pass on the simulated driver."""
+"""Tests device memory without a GPU.
+
+Errors name what is missing. The tests in `oncuda` pass on the simulated driver.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +35,7 @@ def has_driver() -> bool:
     ids=lambda path: path.name,
 )
 def test_on_the_simulated_driver(tmp_path, path):
-    """Run the tests of `oncuda` in another process, because a process keeps the driver that it has found first."""
+    """Run the tests in the file `path` in another process, because a process keeps the driver that it finds first."""
     if importlib.util.find_spec("cuda") is None:
         pytest.skip("the packages of poolbridge[cuda] are not installed")
     if not (SIMULATION / "libcuda.so.1").exists():

@@ -1,4 +1,4 @@
-"""Every code block of README and of the guide runs or is checked, and every error has a section."""
+"""Tests that every code block of README and of the guide runs or is checked, and that every error has a section."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ pytestmark = [
 
 
 def blocks(*languages):
-    """Return (page, text) of each block in `languages`. Without `languages`, return (page, language, text) of all."""
+    """Return (page, text) of each code block in these languages; without languages, (page, language, text) of all."""
     every = [
         (page.name, language, text)
         for page in PAGES
@@ -278,7 +278,7 @@ def sections():
 
 
 def wire_codes():
-    """Return for each error code the error of Go and the error of Python, as docs/protocol.md lists them."""
+    """Return (code, error of Go, error of Python) for each error code, as docs/protocol.md lists them."""
     rows = re.findall(
         r"^\| `([\w-]+)` \|.*\| `(Err\w+|context\.\w+)` \| `(\w+)` \|$",
         (ROOT / "docs" / "protocol.md").read_text(),

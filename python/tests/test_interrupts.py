@@ -1,4 +1,4 @@
-"""Signal handlers that raise an exception, at every point where CPython may run a handler."""
+"""Tests signal handlers that raise an exception, at every point where CPython may run a handler."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ from poolbridge._wire.transport import Descriptors, Transport
 PACKAGE = str(Path(poolbridge.__file__).parent)
 
 
-# The tests interrupt no step of these functions: an interrupt between two of their steps may lose a packet, or leave a
-# frame's block mapped.
+# The tests do not interrupt these functions: an interrupt inside them may lose a packet, or leave a frame's block
+# mapped.
 _SPARED = {Session.receive.__code__, Consumer._end.__code__}
 
 
@@ -39,7 +39,7 @@ class Interrupted(BaseException):
 
 @cache
 def steps(code):
-    """Return the offsets after which a signal handler may run, and a function from an offset to its ``try`` block."""
+    """Return the offsets after which a signal handler may run, and a function that finds the ``try`` of an offset."""
     table = dis._parse_exception_table(code)  # type: ignore[attr-defined]
 
     def guard(offset):
@@ -55,9 +55,10 @@ def steps(code):
 
 
 class Interrupter:
-    """Raises `Interrupted` at one point, in the package or in `functions`, where CPython may run a signal handler.
+    """Raises `Interrupted` inside a ``with`` statement, once, where CPython may run a signal handler.
 
-    The ``with`` statement catches `Interrupted`.
+    The exception comes in the package or in one of the `functions`, after `at` other such places. The ``with``
+    statement catches the exception.
     """
 
     def __init__(self, at, *functions):
@@ -79,7 +80,7 @@ class Interrupter:
         return kind is Interrupted
 
     def _call(self, frame, event, arg):
-        # CPython runs no handler when a Python function returns.
+        # The last instruction of the caller has called a Python function. CPython runs no handler after such a call.
         self._last.pop(frame.f_back, None)
         if frame.f_code not in self._functions and not frame.f_code.co_filename.startswith(PACKAGE):
             return None
@@ -325,7 +326,7 @@ def real(tmp_path):
 @pytest.mark.parametrize("mode", ["broadcast", "queue"])
 @pytest.mark.parametrize("take", ["iterate", "receive", "arrays"])
 def test_no_interrupt_loses_a_frame(real, mode, take):
-    """After an interrupted call, the next call returns that call's frame; the subscription keeps no older frame."""
+    """The call after an interrupted call returns the frame of that call; the subscription keeps no older frame."""
     client, other = real
     channel = client.create_channel(f"{take} {mode}", mode=mode, capacity=4)
     publish = partial(channel.publish, np.zeros(4), timeout=60)

@@ -1,4 +1,7 @@
-"""The layers of the package: a module imports only from its own layer and from lower rows of `ROWS`, also for types."""
+"""Tests the layers of the package.
+
+A module imports only from its own layer and from lower rows of `ROWS`, even if only types need the import.
+"""
 
 import ast
 from collections.abc import Iterator
@@ -41,7 +44,7 @@ def modules(package: Path) -> dict[str, Path]:
 
 
 def imports(tree: ast.AST, known: dict[str, Path], *, types: bool = False) -> Iterator[tuple[str, bool]]:
-    """Yield each import of `poolbridge` in a module or its functions, and whether the import is only for types."""
+    """Yield each imported module of `poolbridge`, and whether only types need the import; look into functions too."""
     for node in ast.iter_child_nodes(tree):
         if isinstance(node, ast.Import):
             yield from ((alias.name, types) for alias in node.names if alias.name.partition(".")[0] == "poolbridge")
@@ -81,7 +84,7 @@ def upward(package: Path) -> list[str]:
 
 
 def circles(package: Path) -> list[list[str]]:
-    """Return circular imports. Ignore imports for types, because two classes of one folder may name each other."""
+    """Return circular imports. Ignore imports for types: two classes of one folder may use each other as types."""
     known = modules(package)
     graph = {
         module: {other for other, types in imports(ast.parse(path.read_text()), known) if not types}

@@ -1,4 +1,4 @@
-"""Legacy handles as bytes and in files; these tests need no driver."""
+"""Tests legacy handles as bytes and in files; these tests need no driver."""
 
 from __future__ import annotations
 

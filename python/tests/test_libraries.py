@@ -1,4 +1,4 @@
-"""How every array library takes leases: each kind of memory, element type and layout, for reading and writing.
+"""Tests how every array library takes leases: each kind of memory, element type and layout, to read and to write.
 
 Every machine has memory of the CPU. On a machine with a GPU, `poolsvc` provides the other kinds of memory.
 """
@@ -70,7 +70,7 @@ def no_leaks() -> Iterator[None]:
 
 
 def until(condition: Callable[[], bool]) -> bool:
-    """Wait until the condition is true, because threads of poolbridge or of a library may release memory late."""
+    """Wait up to a minute for the condition: threads of poolbridge or of a library may release memory late."""
     deadline = time.monotonic() + 60
     while not condition():
         if time.monotonic() > deadline:
@@ -435,7 +435,7 @@ FAULTS = {"host": "ends this process", "vmm": "breaks the CUDA context"}
 
 @pytest.fixture
 def unwarned(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Set the state of a new process: poolbridge has given no warning, and of the libraries only NumPy is loaded."""
+    """Make this process look new: poolbridge has given no warning, and NumPy is the only library that is loaded."""
     monkeypatch.setattr(_readonly, "_warned", False)
     for module in ("torch", "cupy", "numba"):
         monkeypatch.delitem(sys.modules, module, raising=False)

@@ -1,4 +1,4 @@
-"""Arrays keep leases alive, leases keep memory, and no memory is kept longer than needed."""
+"""Tests that arrays keep leases alive, that leases keep memory, and that nothing keeps memory longer than needed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Members of channels: they join, leave, settle frames, and read wrong data of other members."""
+"""Tests members of channels: they join, leave, settle frames, and read wrong data that other members wrote."""
 
 from __future__ import annotations
 
@@ -517,7 +517,7 @@ def test_a_block_that_the_pool_does_not_have_fails_its_frame(client, other):
     del producer.loans[999]
 
 
-# Without the native module, or with a service that has no channels
+# Clients without the native module, and clients of a service that has no channels
 
 
 def without_channels(client, match):

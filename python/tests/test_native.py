@@ -1,4 +1,4 @@
-"""The native module: words in memory, files, garbage collection and forks; see ``docs/streams.md``."""
+"""Tests the native module: words in memory, files, garbage collection and forks; see ``docs/streams.md``."""
 
 from __future__ import annotations
 
@@ -129,7 +129,7 @@ def test_a_track_of_another_member_is_refused(worlds: list[World]) -> None:
         w.consume().add_track(0, 77, w.channel.files[True, 0])
 
 
-# Garbage that Python collects while it makes an object
+# Garbage collections that run while Python makes an object
 
 
 class Garbage:
@@ -145,7 +145,10 @@ class Garbage:
 
 @pytest.fixture
 def collecting() -> Iterator[Callable[[Callable[[], object]], None]]:
-    """Give a function of `work`: a finaliser calls `work` when Python makes the next object (3.12: shortly after)."""
+    """Give a function ``begin(work)``: after the call, a finaliser runs `work` when Python makes the next object.
+
+    In Python 3.12, the finaliser runs shortly after that.
+    """
     before = gc.get_threshold()
     gc.disable()
 

@@ -1,4 +1,7 @@
-"""Frames between producers and consumers of the native module, in broadcasts and queues; see ``docs/streams.md``."""
+"""Tests frames between producers and consumers of the native module, in broadcasts and in queues.
+
+See ``docs/streams.md``.
+"""
 
 from __future__ import annotations
 
@@ -291,7 +294,7 @@ def test_releasing_a_frame_that_is_in_hand_twice_lets_go_of_the_settled_one_firs
 
 
 def asleep(here: World) -> Callable[[], bool]:
-    """Mark the futex word `freed` as if a member slept on it. Return a function that tells if the member was woken."""
+    """Mark the futex word `freed` as if a member slept on it. Return a function that says if a call woke the member."""
     word = _native.load_u64(here.channel.sequencer, 128)
     _native.store_u64(here.channel.sequencer, 128, word | 1)
     return lambda: not _native.load_u64(here.channel.sequencer, 128) & 1

@@ -1,4 +1,4 @@
-"""Members whose memory breaks the rules of ``docs/streams.md``, and other members that read this memory."""
+"""Tests members that read the memory of a member that breaks the rules of ``docs/streams.md``."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ def test_a_tail_that_went_back_ends_a_consumer(worlds: list[World]) -> None:
 
 
 INPUTS = int(os.environ.get("POOLBRIDGE_TEST_FUZZ", "4000"))
-"""How many changes the hostile member makes to its memory, in all cases together. More changes may find more errors."""
+"""How many times the hostile member changes its memory, in all tests together. More changes may find more errors."""
 
 
 @pytest.mark.parametrize("queue", [False, True])

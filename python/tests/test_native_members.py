@@ -1,4 +1,4 @@
-"""Members of a channel in separate processes, which may die at any moment; see ``test_native_frames``."""
+"""Tests members of a channel in separate processes that may die at any moment; see also ``test_native_frames``."""
 
 from __future__ import annotations
 
@@ -19,8 +19,7 @@ import streamservice as service
 from streammembers import Board, consume, produce
 from streamservice import DROP_OLDEST, FAIL, LATEST, Channel
 
-# The fork server starts each member. The server has imported the modules of the members, and has mapped no memory of
-# the test.
+# The fork server starts each member. The server has imported `streammembers`, and has mapped no memory of the test.
 CONTEXT = multiprocessing.get_context("forkserver")
 CONTEXT.set_forkserver_preload(["streammembers"])
 

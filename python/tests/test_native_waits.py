@@ -1,4 +1,4 @@
-"""Waits of the native module: for frames, and for space in a channel; see ``docs/streams.md``."""
+"""Tests waits of the native module: for frames, and for space in a channel; see ``docs/streams.md``."""
 
 from __future__ import annotations
 

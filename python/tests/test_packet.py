@@ -1,4 +1,4 @@
-"""The packet checker and the decoder, compared with each other and fed with random bytes."""
+"""Tests the packet checker and the decoder: compares them with each other, and gives them random bytes."""
 
 from __future__ import annotations
 
@@ -87,7 +87,8 @@ def test_nor_of_a_damaged_packet(packet, data):
             message = _packet.decode(bytes(damaged), kind)
         except ProtocolError:
             continue
-        # The checker accepts the packet, and the decoded message can be encoded and decoded again.
+        # The decoder accepts the packet. So the checker must accept it too, and the message must stay equal when it is
+        # encoded and decoded again.
         _packet.check(bytes(damaged))
         assert _packet.decode(_packet.encode(message), kind) == message
 
@@ -123,7 +124,7 @@ def test_a_packet_that_would_be_too_large_is_not_sent():
         _packet.encode(m.Dropped(bl=tuple([2**40] * 10_000)))
 
 
-# This program makes new types again and again. Each time, several threads decode packets of these types at once.
+# This program makes new types again and again. For each set of types, several threads decode packets at the same time.
 TOGETHER = """
 import sys, threading, types
 from poolbridge._wire.packet import decode, encode

@@ -1,4 +1,4 @@
-"""Promises: buffers that are published before their content is complete."""
+"""Tests promises: buffers that are published before their content is complete."""
 
 from __future__ import annotations
 
@@ -298,7 +298,10 @@ def test_a_promise_fails_once_and_not_after_it_is_completed(client, other):
 
 @pytest.fixture
 def after_seal(monkeypatch):
-    """Give a function: the next `LeaseState.seal` calls the function's argument, as if a signal handler ran there."""
+    """Give a function that takes a handler: the next call of `LeaseState.seal` ends with a call of the handler.
+
+    So the handler runs like a signal handler at this point.
+    """
     handlers: list[Callable[[], object]] = []
     seal = LeaseState.seal
 
@@ -348,7 +351,7 @@ def test_a_thread_that_fails_a_promise_while_another_completes_it_is_told(client
 
 @pytest.fixture
 def closed_meanwhile(client, monkeypatch):
-    """Make another thread close the client after a promise was checked, and before its timeline is written."""
+    """Make another thread close the client after a call has checked a promise, before the call writes the timeline."""
 
     def closing(work):
         def closed(*args):

@@ -1,4 +1,4 @@
-"""Publishers, which make one array for each block, and publish the arrays as frames."""
+"""Tests publishers, which make one array for each block, and publish the arrays as frames."""
 
 from __future__ import annotations
 
@@ -140,7 +140,7 @@ def test_a_channel_that_is_to_fail_leaves_the_array_on_loan(client, other):
 
 
 class Native:
-    """Wraps a native producer: `publish` sets `waits` before a call that may wait, and at its end calls `after`."""
+    """Wraps a native producer: `publish` sets `waits` if the call may wait, and calls `after` when it has published."""
 
     def __init__(self, native):
         self._native = native

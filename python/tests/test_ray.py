@@ -33,11 +33,11 @@ POOL = {"ray": {"kind": "host", "max_bytes": "96MiB"}}
 
 @pytest.fixture(autouse=True)
 def no_leaks():
-    """Leave out the check for leaks, because Ray opens descriptors at any time. `nothing_left` finds lost leases."""
+    """Replace the usual check for leaks: Ray opens descriptors at any time. `nothing_left` finds lost leases."""
 
 
 def actors(transport, falling):
-    """Define the actors in a function, so that Ray pickles them by value. Ray's processes cannot import this module."""
+    """Return the actor class. It is local, so Ray pickles it by value: Ray's processes cannot import this module."""
 
     class Actor:
         def __init__(self):
@@ -129,7 +129,7 @@ class Nodes:
         }
 
     def add(self, folder, name, attempts=4):
-        """Add a node, in up to `attempts` tries: Ray gives up after 30 s, which can be too short."""
+        """Add a node. Try up to `attempts` times, because Ray ends a try after 30 s, which can be too short."""
         for left in reversed(range(attempts)):
             try:
                 self.cluster.add_node(
@@ -335,7 +335,7 @@ def test_a_mover_that_dies_in_a_transfer_is_made_again(nodes, pair, far, nothing
 
 @pytest.fixture
 def stopped_mover(nodes):
-    """Stop the mover of the first node, so that transfers do not end, and give the mover's process id."""
+    """Stop the process that sends arrays of the first node to other nodes, so that transfers hang; give its id."""
     pid = mover_pid(nodes, "near")
     os.kill(pid, signal.SIGSTOP)
     yield pid
@@ -343,7 +343,7 @@ def stopped_mover(nodes):
 
 
 def receiving(actor):
-    """Start a task that counts the transfers which an actor waits for. The task runs even if another task waits."""
+    """Start a task that counts the transfers for which an actor waits. The task runs even while another task runs."""
 
     def transfers(actor):
         from ray.experimental.rdt.util import get_tensor_transport_manager

@@ -1,4 +1,4 @@
-"""The methods of the transport of `poolbridge.ray` that Ray calls, in two processes without Ray."""
+"""Tests the methods of the transport of `poolbridge.ray` that Ray calls, in two processes without Ray."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The version of a build from a tag, from later commits and from a source package; the metadata of wheels."""
+"""Tests the version of a build from a tag, from later commits and from a source package; the metadata of wheels."""
 
 from __future__ import annotations
 

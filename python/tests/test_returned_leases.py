@@ -1,4 +1,4 @@
-"""Leases that a producer gets back when consumers release the frames, and uses again or releases."""
+"""Tests leases that a producer gets back when consumers release the frames, and then uses again or releases."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Services that a program starts: a service only for itself, or the shared service if none runs."""
+"""Tests services that a program starts: a service only for itself, or the shared service if no service runs."""
 
 from __future__ import annotations
 

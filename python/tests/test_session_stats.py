@@ -1,4 +1,4 @@
-"""What a client reports about itself: frames, bytes, drops, waits and leases."""
+"""Tests what a client reports about itself: frames, bytes, drops, waits and leases."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def test_frames_and_bytes_of_both_directions_are_counted_whichever_way_they_go(c
     assert counts(client) == poolbridge.ChannelCounts("c", 53, 3 * 16 + 50 * 32, 0, 0, 0, NEVER, NEVER)
     received = counts(other)
     assert (received.published, received.published_bytes, received.dropped) == (0, 0, 0)
-    # The subscription `more` began with the newest frame. The client still has its counts after `more` has ended.
+    # The subscription `more` began with the newest frame. The client keeps the counts of `more` after `more` has ended.
     assert received.received == 3 + 50 + 1 + 50
     assert received.received_bytes == 4 * 16 + 100 * 32
 

@@ -1,4 +1,4 @@
-"""The reader: threads that read the socket of a blocking client in turn."""
+"""Tests the reader: the threads of a blocking client read its socket in turn."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The tasks that use channels, in the worker of `poolsvc verify`."""
+"""Tests the tasks that use channels, in the worker of `poolsvc verify`."""
 
 from __future__ import annotations
 

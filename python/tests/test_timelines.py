@@ -1,4 +1,4 @@
-"""Timelines and fences on the CPU: waiting, time limits, deaths."""
+"""Tests timelines and fences on the CPU: waits, time limits and deaths."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def make_page():
 
 @pytest.fixture
 def page(monkeypatch):
-    """Give a page whose address for GPUs is 4096."""
+    """Give a page of a timeline, which GPUs use at the address 4096."""
     monkeypatch.setattr(_cuda_stream, "register", lambda *arguments, write: 4096)
     monkeypatch.setattr(_cuda_stream, "unregister", lambda *arguments, wait: None)
     made = make_page()

@@ -1,4 +1,4 @@
-"""Tracers: the data that they get for each operation, spans of OpenTelemetry, and ranges of NVTX."""
+"""Tests tracers: the data that they get for each operation, spans of OpenTelemetry, and ranges of NVTX."""
 
 from __future__ import annotations
 

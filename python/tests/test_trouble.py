@@ -1,4 +1,4 @@
-"""Services that are missing, slow, dead or wrong, and clients that are used in a wrong way."""
+"""Tests services that are missing, slow, dead or wrong, and clients that are used in a wrong way."""
 
 from __future__ import annotations
 
@@ -580,12 +580,12 @@ def fork(service, what):
 
 
 def test_a_forked_child_does_not_get_the_memory(service):
-    """A child with the memory could write into it after the parent has ended and another client has the memory."""
+    """A child that has the memory could still write into it after the parent has ended and another client has it."""
     assert fork(service, "array[0] = 7") == -signal.SIGSEGV
 
 
 def test_nothing_of_a_forked_child_comes_to_lie_where_the_memory_was(service):
-    """When the child drops the parent's objects, it unmaps their address, so nothing else may lie at this address."""
+    """A child that drops the parent's objects unmaps their addresses, so the child's own memory must not be there."""
     code = """
     own = [mmap.mmap(-1, page) for _ in range(1000)] + [mmap.mmap(-1, 1 << 20) for _ in range(10)]
     places = [np.frombuffer(memory, np.uint8).ctypes.data for memory in own]

@@ -1,4 +1,4 @@
-"""The worker of `poolsvc verify`, run as a process."""
+"""Tests the worker of `poolsvc verify`, which runs as a process."""
 
 from __future__ import annotations
 
@@ -105,7 +105,7 @@ def test_probe_says_what_is_there():
 
 
 def test_probe_says_that_there_is_no_native_module(tmp_path):
-    # Python imports `sitecustomize` when it starts. After this one, each import of the native module fails.
+    # Python imports `sitecustomize` when it starts. After that, each import of the native module fails.
     (tmp_path / "sitecustomize.py").write_text("import sys\nsys.modules['poolbridge._native'] = None\n")
     process = Process(path=tmp_path)
     assert process.do(task="probe")["native"] is False

@@ -54,8 +54,8 @@ type failure struct{ code, text string }
 
 func (f *failure) Error() string { return f.code + ": " + f.text }
 
-// beClient does the work of a client process. It reads lists of steps from in until in ends. It does the steps of a
-// list until a step fails, and writes the outcome to out.
+// beClient does the work of a client process. It reads lists of steps from the stream in, until the stream ends. For each
+// list, it does the steps until a step fails, and writes the outcome to the stream out.
 func beClient(in io.Reader, out io.Writer) int {
 	c := &client{pools: make(map[string]*bridge.Pool), leases: make(map[string]*bridge.Lease)}
 	steps, outcomes := json.NewDecoder(in), json.NewEncoder(out)

@@ -1,7 +1,7 @@
 // Package anomaly tests what happens if driver calls fail, one call at a time. The tests run each operation of the service
 // on each kind of memory that comes from CUDA. In the first run, the first driver call of the operation fails, in the next
 // run the second call, and so on, until the operation makes no further call. The calls fail in the service's process or in
-// the client's process, with several results of the driver. After each failure, the tests check the following:
+// the client's process, with one of several error codes. After each failure, the tests check the following:
 //
 //   - The client got an error with an expected code, or no error.
 //   - The accounting is exact, and agrees with the allocated memory that the driver reports.

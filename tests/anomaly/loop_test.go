@@ -50,7 +50,7 @@ func TestEveryDriverCallMayFail(t *testing.T) {
 	t.Logf("%d runs failed each of %d driver calls", loop.runs, len(loop.failed))
 }
 
-// seldom is a call that a process makes only if it unmaps a page while a stream may still use the page. This depends on
+// seldom is a driver call that a process makes only if it unmaps a page while a stream may still use the page. This depends on
 // timing: the process may make the call before or after the part of a run in which calls fail.
 const seldom = "cuStreamQuery"
 
@@ -135,7 +135,7 @@ type runError struct {
 
 func (r runError) Error() string { return fmt.Sprintf("%v: %v", r.calls, r.err) }
 
-// run makes a stage and does an operation once. The nth driver call of the process pid fails; pid 0: no call fails.
+// run makes a stage and does an operation once. Driver call number n of the process pid fails; pid 0: no call fails.
 func (l *loop) run(k mempool.Kind, o operation, pid int, f fault, n int) error {
 	l.runs++
 	s, err := set(l.dir, k, l.client, l.neighbour)

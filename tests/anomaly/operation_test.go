@@ -15,8 +15,8 @@ type operation struct {
 	prepare, local, after func(*stage) error
 	// free says that the operation makes no driver call.
 	free bool
-	// abrupt says that the service frees memory that clients still map. The service may do so, because it will not
-	// allocate other memory at the same place.
+	// abrupt says that the service frees memory that clients still map. The service may do so, because it does not use
+	// the freed memory again.
 	abrupt bool
 	// calm says that a ruined GPU affects another operation in the same way, so the tests with ruined GPUs leave out
 	// this operation.

@@ -122,8 +122,8 @@ func (s *stage) pool() (mempool.PoolStats, bool) {
 	return mempool.PoolStats{}, false
 }
 
-// eventually calls the function wrong until it returns nil, for at most the time patience. The function may return an
-// error at first, because the service does some work later.
+// eventually calls its parameter wrong, a function, until the function returns nil, for at most the time patience. The
+// function may return an error at first, because the service does some work later.
 func eventually(wrong func() error) error {
 	for end := time.Now().Add(patience); ; runtime.Gosched() {
 		err := wrong()

@@ -11,7 +11,7 @@ import (
 	"github.com/poolbridge/poolbridge/cuda/pattern"
 )
 
-// This operation of a worker fills memory with a kernel, because the driver's own fills and copies may use no kernel.
+// This operation of a worker fills memory with a kernel. The driver's own fills and copies may run without a kernel.
 func init() {
 	operations["kernel fill"] = with(func(w *worker, c call) (_ reply, err error) {
 		k, err := pattern.Load(w.ctx)
@@ -69,8 +69,8 @@ func TestALegacyHandleThatAnotherDeviceOpensIsForItsKernels(t *testing.T) {
 	user.must(call{Op: "close opened", Ptr: opened})
 }
 
-// Even with peer access between the contexts, kernels of the other device cannot use the memory: `legacy_peer` in
-// tests/simcuda/facts checks that.
+// Peer access between the contexts changes nothing: still, only kernels of the device that opened the handle can use the
+// memory. `legacy_peer` in tests/simcuda/facts checks that.
 func TestALegacyHandleThatTheOwnersDeviceOpensIsNotForKernelsOfAnother(t *testing.T) {
 	needLegacy(t)
 	needPeers(t)

@@ -88,8 +88,8 @@ func settle() error {
 	if uid == 0 {
 		return nil
 	}
-	// This call loads the library of the driver now, because the process may not be able to read the file as another
-	// user.
+	// This call loads the library of the driver before the process changes its user, because the other user may not be
+	// able to read the file.
 	_, _ = cuda.DriverVersion()
 	return errors.Join(syscall.Setgroups(nil), syscall.Setgid(uid), syscall.Setuid(uid))
 }

@@ -1,8 +1,8 @@
 """Measures on one machine the figures that docs/performance.md reports: `measure.py --poolsvc FILE`.
 
-The program runs `poolsvc bench` and Python streams. It also measures each part of the package that only some programs
-use: in turn with and without this part. It prints each result as a line as soon as the result is known. It leaves out
-a step that has not begun before the time limit.
+The program runs `poolsvc bench` and Python streams. Some parts of the package are used only by some programs: for each
+such part, the program measures the same work in turn with and without the part. It prints each result as a line as soon
+as it knows the result. It leaves out a step that has not begun before the time limit.
 """
 
 from __future__ import annotations
@@ -112,7 +112,7 @@ class Measurement:
                 raise subprocess.CalledProcessError(process.returncode, command)
 
     def in_turn(self, workload: str, ways: dict[str, Callable[[], float]], kind: str = "device") -> None:
-        """Measure several ways to do the same work, in turn. Each way does the work once and returns its seconds."""
+        """Measure several ways to do the same work, in turn. A way does the work once and returns its seconds."""
         took: dict[str, list[list[float]]] = {name: [] for name in ways}
         for way in ways.values():
             way()  # the first call loads modules and kernels, and is not measured
@@ -142,7 +142,7 @@ class Measurement:
 
 
 def get_names(path: str, pipe: Any) -> None:
-    """Run as a reader: for each name from the pipe, make a stream wait for the buffer, and answer."""
+    """Run as a reader: for each name from the pipe, make a stream wait for the buffer's content, and answer."""
     stream = stream_of(load(preferred_consumer()))
     with poolbridge.connect(path, wait=_PATIENCE) as client:
         while name := pipe.recv():
@@ -204,7 +204,7 @@ def publish_one(path: str, pipe: Any) -> None:
 
 
 def contexts(m: Measurement) -> None:
-    """Measure how long a legacy handle takes to open and close, in the primary context and in a second context."""
+    """Measure how long it takes to open and close a legacy handle, in the primary context and in a second context."""
     context = multiprocessing.get_context("spawn")
     ours, theirs = context.Pipe()
     with m.service() as path:

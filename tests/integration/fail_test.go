@@ -11,8 +11,8 @@ import (
 	"github.com/poolbridge/poolbridge/tests/rig"
 )
 
-// failer is a program that publishes a buffer and a frame with promises, and a second buffer whose promise has failed
-// before. When the test sends a line, failer makes all promises fail, and kills itself at once.
+// failer is a program that publishes a buffer and a frame with promises. It also publishes a second buffer, whose promise
+// has failed before the publication. When the test sends a line, failer makes all promises fail, and kills itself at once.
 const failer = `
 import os, signal, sys, poolbridge
 client = poolbridge.connect(sys.argv[1])

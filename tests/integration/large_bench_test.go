@@ -28,8 +28,8 @@ const neighborRole = "POOLBRIDGE_TEST_NEIGHBOR"
 
 const holderSessions, buffersEach = 1000, 100
 
-// neighbors are functions that other processes run while the benchmark measures transfers. Each function calls began
-// when its preparation is done.
+// neighbors are functions that other processes run while the benchmark measures transfers. When a function has finished
+// its preparation, it calls its parameter began.
 var neighbors = map[string]func(ctx context.Context, socket string, began func()) error{
 	"holds": func(ctx context.Context, socket string, began func()) error {
 		for range holderSessions {
@@ -133,10 +133,10 @@ func serveLarge(b *testing.B) (s *rig.Service) {
 	return s
 }
 
-// BenchmarkTransferBesideThoseWhoLook measures a transfer of a service with 1,000 sessions and 100,000 buffers: first
+// BenchmarkTransferBesideThoseWhoLook measures a transfer through a service with 1,000 sessions and 100,000 buffers: first
 // alone, and then while one other process runs. The other process only computes, or lists the buffers of the service,
-// or has the page of the service open, or lists the buffers of another service. A process that lists another service uses as much CPU
-// time as one that lists the measured service, but sends no requests to the measured service.
+// or has the page of the service open, or lists the buffers of another service. A process that lists the buffers of another
+// service uses as much CPU time as one that lists the buffers of the measured service, but sends no requests to the measured service.
 func BenchmarkTransferBesideThoseWhoLook(b *testing.B) {
 	s, another := serveLarge(b), serveLarge(b)
 	var pools []*bridge.Pool

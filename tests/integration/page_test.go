@@ -285,7 +285,7 @@ func TestTheCardsNameWhoMattersMost(t *testing.T) {
 	}
 	readers := []m{session(1, "flows", 0), session(2, "stands", 0), session(3, "borrows", 1), session(4, "looks", 0)}
 
-	// Before there are events, the page does not say whether a session died.
+	// Before the page receives events, it does not say whether a session died.
 	look(0, []m{channel(1, 10, 3), channel(2, 10, 3)}, readers...)
 	shows("slow", "flows", "3 of 4 frames behind")
 	assert.Equal(t, "–", page.text(`document.getElementById("card-dead").textContent`))

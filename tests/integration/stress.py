@@ -1,4 +1,4 @@
-"""One side of the stress tests: ``produce SOCKET KIND FULL`` or ``consume SOCKET KIND CREDIT``.
+"""Runs one side of the stress tests: ``produce SOCKET KIND FULL`` or ``consume SOCKET KIND CREDIT``.
 
 The producer reads lines ``FIRST LAST``. It publishes the frames with these numbers, and prints ``sent NUMBER SEQ`` for
 each frame. On a GPU, the producer publishes a frame before its stream has written it. If FULL is ``fail``, the producer
@@ -29,7 +29,7 @@ class Host:
 
 
 class Device:
-    """A stream of cuda.core, and page-locked memory for its copies."""
+    """A stream of cuda.core, and page-locked memory for the copies in this stream."""
 
     most = 1 << 16
 

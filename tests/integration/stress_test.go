@@ -202,7 +202,7 @@ func (s *stress) complete() {
 		}
 	}
 	if s.drops() {
-		// A killed producer may have dropped one frame that it did not count.
+		// A producer that the test killed may have dropped one frame without counting it.
 		assert.LessOrEqual(s, len(lost), int(s.dropped)+s.killed, "numbers that no consumer got")
 	} else {
 		assert.Empty(s, lost, "numbers that no consumer got")

@@ -69,7 +69,7 @@ func (l *lockedBuffer) String() string {
 	return l.b.String()
 }
 
-// Serve starts `poolsvc serve` with args on a socket of its own. It stops the service when the test ends.
+// Serve starts `poolsvc serve` with args, on a new socket that no other service uses. It stops the service when the test ends.
 func Serve(t testing.TB, args ...string) *Service {
 	t.Helper()
 	dir, err := os.MkdirTemp("", "pb") // the path of t.TempDir may be too long for a socket
@@ -149,8 +149,8 @@ func (s *Service) Stats(t testing.TB) (stats mempool.Stats) {
 	return stats
 }
 
-// StatsWhen waits until settled accepts the accounting of the service, and returns it. Requests on another connection and the end of a
-// process change the accounting only after a delay.
+// StatsWhen waits until the function settled accepts the accounting of the service, and returns the accounting. Requests on another
+// connection and the end of a process change the accounting only after a delay.
 func (s *Service) StatsWhen(t testing.TB, settled func(mempool.Stats) bool) (stats mempool.Stats) {
 	t.Helper()
 	s.with(t, func(c *bridge.Client, ctx context.Context) {

@@ -9,7 +9,7 @@
 struct side { uint64_t address; bool host; };
 
 CUresult copy_now(struct side dst, struct side src, uint64_t size); // ILLEGAL_ADDRESS if the memory of a side is gone
-// Calls fn on each piece of a range. Every element lies in one piece, because ranges are aligned.
+// Calls fn on each piece of the `size` bytes at `address`. No number is split between two pieces, because ranges are aligned.
 CUresult touch(uint64_t address, uint64_t size, void (*fn)(uint8_t *at, uint64_t size, void *arg), void *arg);
 void illegal_address(struct stream *s, const char *what, uint64_t address);
 

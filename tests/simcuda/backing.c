@@ -84,7 +84,7 @@ CUresult backing_create(enum memory_kind kind, int device, bool host, uint64_t c
     return CUDA_SUCCESS;
 }
 
-// Returns the visible ordinal of a device of the machine, or -1 if this process does not see the device.
+// Returns the ordinal that this process uses for a device of the machine, or -1 if this process does not see the device.
 static int visible(int ordinal) {
     for (int i = 0; i < config.devices; i++) {
         if (config.ordinal[i] == ordinal) return i;

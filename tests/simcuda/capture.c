@@ -1,5 +1,6 @@
 // Captures of a stream's work into a graph. Graphs are not simulated: a capture begins and ends, queries report it, and its
-// stream takes no work. Calls that CUDA forbids during a capture fail and spoil the capture, as facts/captures.c asks.
+// stream takes no work. Calls that CUDA forbids during a capture fail and spoil the capture. facts/captures.c finds
+// out which calls these are.
 #include "sim.h"
 
 enum { GLOBAL, THREAD_LOCAL, RELAXED };
@@ -7,7 +8,7 @@ static struct stream *capturing;
 static atomic_int captures; // the length of the list
 static _Thread_local int thread_mode;
 
-// Whether a thread whose mode is not RELAXED may not make unsafe calls during the capture of s.
+// Returns whether the capture of s forbids unsafe calls to this thread. The mode of this thread must not be RELAXED.
 static bool binds(const struct stream *s) {
     if (pthread_equal(s->capturer, pthread_self())) return s->capture_mode != RELAXED;
     return s->capture_mode == GLOBAL && thread_mode == GLOBAL;

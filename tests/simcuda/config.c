@@ -28,8 +28,8 @@ static bool flag(const char *name, bool otherwise) {
     return strcmp(text, "0") != 0;
 }
 
-// Returns the machine's ordinal for one entry of CUDA_VISIBLE_DEVICES, or -1. As in the driver, a UUID may be shortened
-// if it still names only one device.
+// Returns the ordinal, in the machine, of the device that an entry of CUDA_VISIBLE_DEVICES names; -1: the entry names no device. As in
+// the driver, a UUID may be shortened if it still names only one device.
 static int visible_entry(const char *entry, int machine) {
     if (isdigit((unsigned char)*entry)) {
         char *end;

@@ -95,7 +95,7 @@ void ctx_destroy(struct context *ctx) {
     ctx_wait_idle(ctx);
     ctx->alive = false;
     while (ctx->first) {
-        // Work that can never end, such as a wait for a word that nothing writes, ends when its context is destroyed.
+        // Another thread may have queued more work since the wait above. This work ends here, even a wait for a word that nothing writes.
         ctx->first->aborted = true;
         stream_close(ctx->first);
     }

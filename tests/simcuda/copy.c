@@ -1,5 +1,5 @@
-// Copies. Like the driver, the simulation stages a copy from pageable host memory during the call, and completes a copy
-// to pageable host memory before the call returns.
+// Copies. Like the driver, the simulation no longer uses pageable host memory after the call has returned, even if the call is
+// asynchronous.
 #include "access.h"
 
 #include <stdlib.h>
@@ -22,8 +22,9 @@ static void copy(struct stream *s, struct op *op) {
 
 static void copy_over(struct op *op) { free(((struct copying *)op->body)->staged); }
 
-// Checks one side of a copy, and sets *out. Fails in two cases: the call needs memory of a device and the `size` bytes at
-// `address` are other memory, or the device cannot reach all of the bytes.
+// Checks one side of a copy, the `size` bytes at `address`, and sets *out. Fails if the call needs memory of a device
+// (must_be_known) and these bytes are other memory, if the device cannot access all of them, or if they are at a device address
+// without memory.
 static CUresult look_at(uint64_t address, uint64_t size, enum access access, bool must_be_known, int device,
                         const char *call, struct side *out) {
     *out = (struct side){address, !range_is_known(address)};
@@ -105,7 +106,8 @@ SIM_API CUresult cuMemcpyDtoHAsync_v2(void *dst, CUdeviceptr src, size_t size, C
     return run(stream, (uint64_t)dst, src, size, DEVICE_TO_HOST, "cuMemcpyDtoHAsync", false);
 }
 
-// Within a device, this call does not wait for the copy, although it is not the asynchronous call. The copy runs in the default stream.
+// Although this is not the asynchronous call, it does not wait for the copy, like the driver's call for a copy within a device. The copy
+// runs in the default stream.
 SIM_API CUresult cuMemcpyDtoD_v2(CUdeviceptr dst, CUdeviceptr src, size_t size) {
     ENTER(cuMemcpyDtoD, NEED_CTX);
     return run(NULL, dst, src, size, DEVICE_TO_DEVICE, "cuMemcpyDtoD", false);

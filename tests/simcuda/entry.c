@@ -1,4 +1,4 @@
-// The begin and the end: code that every call runs, and code that runs when the process forks or exits.
+// Code that runs at the beginning of every call, and when the process starts, forks or exits.
 #include "sim.h"
 
 static atomic_bool initialised, forked;

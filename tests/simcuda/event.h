@@ -4,8 +4,8 @@
 
 #include "sim.h"
 
-// One recording of an event. A stream that waits holds the recording, so a later recording does not change what the
-// stream waits for.
+// One recording of an event. A stream that waits for an event keeps a reference to the recording. So a later recording of the
+// event does not change what the stream waits for.
 struct fence {
     int refs;
     bool done;
@@ -36,7 +36,7 @@ CUresult shared_event_create(struct event *e);
 void shared_event_close(struct event *e);
 void shared_event_complete(struct shared_event *shared, uint32_t count);
 bool shared_event_reached(struct shared_event *shared, uint32_t count);
-// Waits until the recording with the number count is completed, or until stop returns true. The caller does not hold sim_mu.
+// Waits until the recording with the number count is completed, or until stop returns true. The caller must not hold sim_mu.
 void shared_event_wait(struct shared_event *shared, uint32_t count, bool (*stop)(void *arg), void *arg);
 
 #endif

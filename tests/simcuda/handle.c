@@ -1,4 +1,4 @@
-// Handles for callers: a slot and a generation, so that a destroyed handle never names another object.
+// Handles for callers. A handle consists of a slot and a generation, so that a destroyed handle never names another object.
 #include "sim.h"
 
 #include <stdlib.h>

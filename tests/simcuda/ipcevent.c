@@ -88,7 +88,7 @@ bool shared_event_reached(struct shared_event *shared, uint32_t count) {
 }
 
 void shared_event_wait(struct shared_event *shared, uint32_t count, bool (*stop)(void *arg), void *arg) {
-    // The completion of the recording ends a pause at once. Only the check with stop may be late by the time of a pause.
+    // The completion of the recording ends a pause at once. Only the call of stop may come late, by at most one pause.
     const struct timespec pause = {.tv_nsec = 2000000};
     while (!shared_event_reached(shared, count) && !stop(arg)) {
         uint32_t seen = shared->completed;

@@ -12,8 +12,8 @@ static bool reaches(const struct context *ctx, const struct range *g) {
     return g->kind != RANGE_LINEAR || g->device == ctx->device || ctx->peers >> g->device & 1;
 }
 
-// The access of a kernel to memory. The driver refuses a copy that may not access its memory. The driver does not refuse a
-// kernel: the kernel and its context fail while the kernel runs.
+// Lets a kernel access memory. The driver refuses a copy that has no access to the memory. The driver does not refuse a kernel
+// without access: the kernel and its context fail while the kernel runs.
 CUresult kernel_memory(const struct launch *l, uint64_t address, uint64_t size, enum access access,
                        void (*fn)(uint8_t *at, uint64_t size, void *arg), void *arg) {
     LOCK();

@@ -1,4 +1,4 @@
-// What a process leaves behind: objects that it did not free, and descriptors of shared memory that it did not close.
+// Reports what a process leaves behind: objects that it did not free, and descriptors of shared memory that it did not close.
 #include "sim.h"
 
 #include <ctype.h>
@@ -32,6 +32,6 @@ void leaks_report(void) {
     report_descriptors();
 }
 
-// A program that ends without running destructors, for example a Go program, calls this function.
+// A program that ends without running destructors, for example a Go program, calls this function before it ends.
 SIM_API void simcuda_report_leaks(void);
 SIM_API void simcuda_report_leaks(void) { leaks_report(); }

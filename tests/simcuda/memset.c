@@ -42,7 +42,7 @@ static CUresult submit(CUstream stream, struct filling f, const char *call) {
     return r;
 }
 
-// No fill waits until the memory is filled. A fill whose name does not end with Async runs in the default stream.
+// A call of a fill does not wait until the memory is filled. A fill whose name does not end with Async runs in the default stream.
 #define FILL(name, async_name, symbol, async_symbol, type, bytes)                                             \
     SIM_API CUresult symbol(CUdeviceptr address, type value, size_t n) {                                      \
         ENTER(name, NEED_CTX);                                                                                \

@@ -1,5 +1,5 @@
-// The detector of misuse. It reports a mistake at once. With the real driver, the effect of the mistake comes late or
-// rarely, or the program gets data of another process.
+// The detector of misuse. It reports a mistake of the program at once. With the real driver, a mistake shows late or rarely, or
+// makes the program read data of another process.
 #include "sim.h"
 
 #include <errno.h>

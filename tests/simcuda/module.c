@@ -1,5 +1,5 @@
 // Modules: PTX text that names kernels of the simulation. Nothing is compiled. A program cannot find kernels that are
-// not in the table.
+// not in the table in kernel.c.
 #include "kernel.h"
 #include "module.h"
 
@@ -17,7 +17,7 @@ struct module {
     bool library;
 };
 
-// PTX begins with comments and directives. Any other content (ELF, fat binaries) is for real devices.
+// PTX begins with a comment or with the directive .version. Any other content (ELF, fat binaries) is for real devices.
 static bool is_ptx(const char *image) {
     while (isspace((unsigned char)*image)) image++;
     return (image[0] == '/' && (image[1] == '/' || image[1] == '*')) || strncmp(image, ".version", 8) == 0;

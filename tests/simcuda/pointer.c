@@ -23,7 +23,7 @@ static int access_flags(const struct range *g) {
 
 struct part { uint64_t start, size; };
 
-// Returns the range that the driver reports for an address. Measured: for virtual memory, this is the whole reservation; for a host
+// Returns the range that the driver reports for an address in g. Measured: for virtual memory, this is the whole reservation; for a host
 // pool, the start is 0.
 static struct part extent(const struct range *g) {
     if (g->kind == RANGE_VMM) {
@@ -35,7 +35,7 @@ static struct part extent(const struct range *g) {
     return (struct part){g->start, g->size};
 }
 
-// Returns the mapping that contains an address.
+// Returns the mapping that contains g.
 static struct part mapping(const struct range *g) {
     uint64_t piece = g->kind == RANGE_POOL ? CHUNK : g->kind == RANGE_HOST_REGISTERED ? 4096 : 2 * MIB;
     uint64_t base = g->kind == RANGE_POOL ? g->pool->va : g->kind == RANGE_HOST_REGISTERED ? 0 : g->start;

@@ -1,4 +1,4 @@
-// Memory pools, for the files that make them, allocate from them and share them.
+// Memory pools: the interface of the files that make pools, allocate from them and share them.
 #ifndef SIMCUDA_POOL_H
 #define SIMCUDA_POOL_H
 

@@ -55,7 +55,7 @@ struct freeing { uint64_t start, serial; struct pool *pool; struct stream *strea
 static void free_over(struct op *op) {
     struct freeing *f = (struct freeing *)op->body;
     struct range *r = range_find(f->start);
-    // A newer allocation, in a stream that waits for this stream, may already have the memory. Then its range stays.
+    // A newer allocation, in a stream that waits for this stream, may already have the memory. Then the range of the newer one stays.
     if (r && r->freed && r->serial == f->serial && r->pool == f->pool) range_remove(r);
     if (!f->pool->imported) span_settle(f->pool, f->stream, op->seq);
     pool_unref_pointer(f->pool);

@@ -92,7 +92,7 @@ SIM_API CUresult cuMemPoolExportPointer(CUmemPoolPtrExportData *out, CUdeviceptr
     if (!g || g->freed) {
         misuse_address("cuMemPoolExportPointer", address);
     } else if (g->start == address && g->kind == RANGE_POOL && g->pool->exported) {
-        // Measured: the export of a pointer fails before the pool itself was exported.
+        // Measured: the export of a pointer fails if the pool itself has not been exported.
         const struct shared_header *h = g->backing->header;
         struct blob b = {(uint64_t)h->exporter, h->number, h->cookie, g->offset, g->size,
                          h->tables->chunk_id[g->offset / CHUNK]};

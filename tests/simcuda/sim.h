@@ -204,7 +204,7 @@ struct op *op_new(size_t body, void (*run)(struct stream *, struct op *));
 bool stream_failed(struct stream *s); // true: no operation of the stream runs any more
 CUresult stream_find(CUstream handle, struct stream **out); // the caller holds sim_mu
 CUresult stream_get(CUstream handle, struct stream **out); // the caller holds sim_mu; fails while the stream is captured
-// Begins the function `call`, which puts `expression`, a property of stream s, in *out.
+// The body of the function `call`, which puts `expression`, a property of stream s, in *out.
 #define ASK(call, out, expression)                     \
     ENTER(call, NEED_INIT);                            \
     if (!(out)) return CUDA_ERROR_INVALID_VALUE;       \

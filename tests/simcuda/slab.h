@@ -1,4 +1,4 @@
-// The blocks of plain device memory, for memory.c and ipcmem.c.
+// The blocks of plain device memory: the interface between memory.c and ipcmem.c.
 #ifndef SIMCUDA_SLAB_H
 #define SIMCUDA_SLAB_H
 

@@ -67,8 +67,8 @@ static void drop(struct span **link) {
     free(s);
 }
 
-// Takes the part out of every pending span that overlaps it. The returned operation waits for the streams that free
-// these spans, like the dependencies that the driver inserts.
+// Takes the `size` bytes at `offset` out of every pending span that contains some of them. Sets *wait to an operation that waits
+// for the streams that free these spans, like the dependencies that the driver inserts.
 static void claim(struct pool *p, uint64_t offset, uint64_t size, struct op **wait) {
     uint64_t end = offset + size;
     for (struct span **link = &p->spans; *link;) {

@@ -62,7 +62,7 @@ SIM_API CUresult cuStreamDestroy_v2(CUstream handle) {
     return r;
 }
 
-// Finds a stream whose work is to be done or asked for. Asking this of a stream that is captured spoils the capture.
+// Finds the stream of a call that waits for the stream's work, or asks if the work is done. Such a call spoils a capture of the stream.
 static CUresult stream_ask(CUstream handle, struct stream **out) {
     CUresult r = stream_get(handle, out);
     if (r == CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED) (*out)->spoiled = true;
@@ -71,10 +71,10 @@ static CUresult stream_ask(CUstream handle, struct stream **out) {
 
 static void nothing(struct stream *s, struct op *op) { (void)s, (void)op; }
 
-// The legacy default stream is idle only when every blocking stream of its context is idle.
+// Waits until s is idle. The legacy default stream is idle only when every blocking stream of its context is idle.
 static void wait_all(struct stream *s) {
     if (s->legacy) {
-        // An empty operation, which the default stream orders after the work of all blocking streams.
+        // Submit an empty operation, which the default stream runs after the work of all blocking streams.
         for (struct stream *other = s->ctx->first; other; other = other->next) {
             if (other->flags & CU_STREAM_NON_BLOCKING || other->done == other->queued) continue;
             stream_submit(s, op_new(0, nothing));

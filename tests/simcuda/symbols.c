@@ -1,5 +1,5 @@
-// The table of exported symbols. The table has its own file, because this file declares the symbols without their
-// parameters: it uses only their addresses.
+// The table of exported symbols. The table uses only the addresses of the symbols, so this file declares the symbols without their
+// parameters. No other file can have these declarations, because they contradict the real ones.
 #include "symbols.h"
 
 #define B(base)

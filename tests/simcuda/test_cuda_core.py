@@ -1,8 +1,8 @@
-"""The packages cuda-core and cuda-bindings, unmodified, on the simulated driver.
+"""Tests the unmodified packages cuda-core and cuda-bindings on the simulated driver.
 
-Each test starts new Python processes, and does not fork: an owner and a user of memory, which exchange descriptors over
-a Unix socket, or only one process. Run the tests with any Python that has both packages and pytest. The tests need the
-built library (``make -C tests/simcuda``) and no GPU.
+Each test starts one or two new Python processes, and does not fork. Two processes are an owner and a user of memory,
+which exchange descriptors over a Unix socket. Run the tests with any Python that has both packages and pytest. The
+tests need the built library (``make -C tests/simcuda``) and no GPU.
 """
 
 import importlib.util

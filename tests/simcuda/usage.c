@@ -27,7 +27,7 @@ static bool first_time(struct seen *seen, ino_t inode) {
     return true;
 }
 
-// Opens the file `name` in the folder /proc/PID/fd, if it is a memfd with the name `wanted` that was not opened before. Otherwise
+// Opens the file `name` in dir, a folder /proc/PID/fd, if it is a memfd with the name `wanted` that was not opened before. Otherwise
 // returns -1.
 static int open_memfd(int dir, const char *name, const char *wanted, struct seen *seen, bool *hidden) {
     char link[96];

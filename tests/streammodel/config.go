@@ -15,7 +15,7 @@ type Config struct {
 	Policies  [mostConsumers]policy
 	Oldest    bool                // a consumer that joins begins with the oldest frame that the channel keeps
 	Leave     [mostConsumers]bool // consumers that may leave: with a frame in hand, or without
-	Passes    bool                // a consumer that blocks the channel passes a frame before it releases the frame
+	Passes    bool                // a consumer that blocks the channel moves its floor past a frame before it releases the frame
 	Requeue   int                 // how many times each consumer may requeue a frame
 	Fails     int                 // how many times each consumer may find that a frame has failed
 	GPU       bool                // consumers release frames while their work on the frames still runs

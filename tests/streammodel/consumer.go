@@ -1,6 +1,6 @@
 package streammodel
 
-// stepConsumer takes the next step of a consumer. It returns false if the consumer has no step or has no such choice.
+// stepConsumer takes the next step of a consumer. It returns false if the consumer has no step, or if the step does not have this choice.
 func (m *model) stepConsumer(s *state, c int8, choice int) bool {
 	a := &s.cons[c]
 	if choice > 0 && a.pc != cUse && a.pc != cState && a.pc != cEntry {
@@ -124,8 +124,8 @@ func (m *model) after(a *consumer) pc {
 	return cTail
 }
 
-// ring makes the consumer wake the members that sleep on the futex word. After these steps, the consumer continues with
-// the step that then names.
+// ring makes the consumer wake the members that sleep on the futex words in word. After these steps, the consumer
+// continues with the step in the parameter then.
 func (m *model) ring(a *consumer, word futex, then pc) {
 	if m.mutant("nobody is woken for room") {
 		word &^= freed
@@ -191,7 +191,7 @@ func (m *model) oldestThatWaits(s *state, c int8, a *consumer) {
 }
 
 // own checks that the consumer still takes part in the channel. It runs after the consumer has stored its hold. A
-// consumer without holds has stored next instead.
+// consumer that stores no holds has stored the number that it takes next instead.
 func (m *model) own(s *state, c int8, a *consumer) {
 	part := s.slots[c] == active && s.state != destroyed || m.mutant("the own slot is not looked at again")
 	switch {

@@ -71,7 +71,7 @@ const (
 	actors        = firstDeath + mostProducers + mostConsumers
 )
 
-// step takes a step of an actor. It returns false if the actor has no step or has no such choice.
+// step takes the next step of an actor. It returns false if the actor has no step, or if the step does not have this choice.
 func (m *model) step(s *state, actor, choice int) bool {
 	switch {
 	case actor < firstConsumer:
@@ -128,8 +128,8 @@ type turn struct {
 	alone         bool // Explore tries only the steps of this actor
 }
 
-// Explore explores every path of the configuration, and stops at the first fault. It stores 64 bits for every state. The probability that
-// two of ten million states have the same bits is less than one in 100,000.
+// Explore explores every path of the configuration, and stops at the first fault. It remembers a visited state by a hash of
+// 64 bits. The probability that two of ten million states have the same hash is less than one in 100,000.
 func Explore(c Config) Result {
 	m := &model{Config: c}
 	seen := set{words: make([]uint64, 1<<10)}
@@ -236,7 +236,8 @@ func (s *set) add(w uint64) bool {
 //     changed the frame, the previous step of the consumer would find that fault too. The previous step is not
 //     in this list.)
 //   - A member reads the roster when the service has nothing left to do and no member can die or leave. At such a moment, this list also
-//     includes the step in which a consumer stores next, because other members read next only when the consumer leaves.
+//     includes the step in which a consumer stores the number that it takes next, because other members read this number only when the
+//     consumer leaves.
 //   - A consumer reads a futex word before it wakes members, and no member will sleep on this word again.
 func (m *model) alone(s *state) (actor int, found bool) {
 	quiet := m.quiet(s)

@@ -1,6 +1,6 @@
 package streammodel
 
-// stepProducer takes the next step of a producer. It returns false if the producer has no step or has no such choice.
+// stepProducer takes the next step of a producer. It returns false if the producer has no step, or if the step does not have this choice.
 func (m *model) stepProducer(s *state, p int8, choice int) bool {
 	a := &s.producers[p]
 	if choice > 1 || choice > 0 && a.pc != pTurn {
@@ -301,8 +301,8 @@ func (m *model) rest(a *producer) {
 	a.gone, a.busy = [mostBlocks]bool{}, [mostBlocks]bool{}
 }
 
-// look makes the producer check again for a free place in the channel. A producer without a block checks for a free
-// block.
+// look makes the producer check again for a free place in the channel. A producer that has no block first checks for a
+// free block.
 func (m *model) look(a *producer) {
 	a.pc = pTail
 	if a.block < 0 {

@@ -89,7 +89,7 @@ func (m *model) nextFlying(s *state, p int8, a *producer) {
 }
 
 // nextHold moves to the next consumer whose hold the producer must read. A consumer that blocks the channel stores a
-// hold only when it passes a frame or leaves with a frame.
+// hold only when it moves its floor past a frame that it still has, or leaves with a frame.
 func (m *model) nextHold(s *state, p int8, a *producer) {
 	if a.gone == [mostBlocks]bool{} && !m.mutant("holds are looked at before floors") {
 		m.rest(a)
@@ -124,7 +124,7 @@ func (m *model) decide(s *state, p int8, a *producer) {
 	}
 }
 
-// back makes the blocks free. From then on, a block may have any content.
+// back makes the blocks in a.gone free. From then on, such a block may have any content.
 func (m *model) back(s *state, p int8, a *producer) {
 	for b := range a.flying {
 		if a.gone[b] {

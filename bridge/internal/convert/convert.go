@@ -78,8 +78,8 @@ func Fences(ts []wire.Fence) []mempool.Fence {
 	return out
 }
 
-// Completion returns what a publication says about the moment when the content is complete. `ready` is a fence, and `event` is an
-// interprocess event of CUDA. Either may be nil.
+// Completion returns the Completion of a publication that came in a message. The content is complete when the fence `ready` is reached and
+// the interprocess event `event` of CUDA has happened. Either may be nil.
 func Completion(ready *wire.Fence, event []byte) (c mempool.Completion, err error) {
 	if ready != nil {
 		c.Ready = &Fences([]wire.Fence{*ready})[0]
@@ -96,7 +96,7 @@ func WireChannel(c mempool.ChannelInfo) wire.Channel {
 	return wire.Channel{ID: c.ID, Name: c.Name, Pool: c.Pool, Mode: string(c.Mode), Capacity: uint64(c.Capacity), Full: string(c.Full)}
 }
 
-// Channel returns a channel that came in a message.
+// Channel returns the description of a channel that came in a message, in the form of package mempool.
 func Channel(c wire.Channel) mempool.ChannelInfo {
 	return mempool.ChannelInfo{ID: c.ID, ChannelSpec: mempool.ChannelSpec{Name: c.Name, Pool: c.Pool, Mode: mempool.ChannelMode(c.Mode),
 		Capacity: int(min(c.Capacity, math.MaxInt32)), Full: mempool.FullPolicy(c.Full)}}
@@ -107,12 +107,12 @@ func WireExport(x mempool.Export) (*wire.Export, []*os.File) {
 	return &wire.Export{Data: x.Data, FDs: uint64(len(x.Files))}, x.Files
 }
 
-// Export returns an export that came in a message. `files` came together with the message.
+// Export returns an export that came in a message, in the form of package mempool. `files` are the files that came with the message.
 func Export(x *wire.Export, files []*os.File) mempool.Export {
 	return mempool.Export{Data: x.Data, Files: files}
 }
 
-// WireStats returns the numbers of a service in the form of package wire.
+// WireStats returns the counts of a service, and the memory use of its pools, in the form of package wire.
 func WireStats(s mempool.Stats) wire.Stats {
 	out := wire.Stats{Sessions: uint64(s.Sessions), Leases: uint64(s.Leases), Buffers: uint64(s.Buffers), Names: uint64(s.Names)}
 	for _, p := range s.Pools {
@@ -122,7 +122,7 @@ func WireStats(s mempool.Stats) wire.Stats {
 	return out
 }
 
-// Stats returns the numbers of a service from a message.
+// Stats returns the counts of a service, and the memory use of its pools, which came in a message.
 func Stats(s wire.Stats) mempool.Stats {
 	out := mempool.Stats{Sessions: int(s.Sessions), Leases: int(s.Leases), Buffers: int(s.Buffers), Names: int(s.Names)}
 	for _, p := range s.Pools {

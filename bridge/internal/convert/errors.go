@@ -64,7 +64,7 @@ func Sentinel(code wire.Code) error {
 	return nil
 }
 
-// WireError returns an error in the form of package wire. An error without a code has [wire.CodeInternal].
+// WireError returns an error in the form of package wire. An error without a code gets the code [wire.CodeInternal].
 func WireError(err error) *wire.Error {
 	if e := wire.AsError(err); e.Code != wire.CodeInternal {
 		return e

@@ -40,7 +40,8 @@ func Greeted(t testing.TB, path string) *Raw {
 	return r
 }
 
-// Streaming returns a client whose session is open and has all features, and the id of its timeline, which is sealed.
+// Streaming returns a client with an open session, and the id of the session's timeline. The session has all features. The timeline is
+// sealed: no client can map its page for writing any more.
 func Streaming(t testing.TB, path string) (*Raw, uint64) {
 	t.Helper()
 	r := DialRaw(t, path)

@@ -94,8 +94,8 @@ func (s *structure) bases() string {
 	return options
 }
 
-// keywordsOnly says whether callers must name the fields. They must do so if a field without a default follows a field with a default, or
-// if the structure has many fields.
+// keywordsOnly says whether callers of the generated Python class must pass all fields by name. They must do so if a field without a
+// default follows a field with a default, or if the structure has many fields.
 func (s *structure) keywordsOnly() bool {
 	defaulted := false
 	for _, f := range s.shown() {
@@ -135,7 +135,8 @@ func (s *structure) docstring(out *strings.Builder) {
 	out.WriteString("    \"\"\"\n")
 }
 
-// python writes a field. The field's meaning is in a comment behind the field, or above the field if the line would be too long.
+// python writes the line of the Python class that declares the field f. The field's meaning is in a comment behind the field, or above the
+// field if the line would be too long.
 func (f *field) python(out *strings.Builder) {
 	name := f.scalar.python
 	none := f.scalar.zero

@@ -83,12 +83,12 @@ func CopyDtoD(ctx uintptr, dst, src, n uint64) Status {
 	return Status(C.pb_copy_dtod(C.uintptr_t(ctx), C.uint64_t(dst), C.uint64_t(src), C.uint64_t(n)))
 }
 
-// CopyHtoDAsync calls cuMemcpyHtoDAsync. The address src is not memory of the Go heap.
+// CopyHtoDAsync calls cuMemcpyHtoDAsync. The memory at src must be outside the Go heap.
 func CopyHtoDAsync(ctx, s uintptr, dst uint64, src uintptr, n uint64) Status {
 	return Status(C.pb_copy_htod_async(C.uintptr_t(ctx), C.uint64_t(dst), C.uintptr_t(src), C.uint64_t(n), C.uintptr_t(s)))
 }
 
-// CopyDtoHAsync calls cuMemcpyDtoHAsync. The address dst is not memory of the Go heap.
+// CopyDtoHAsync calls cuMemcpyDtoHAsync. The memory at dst must be outside the Go heap.
 func CopyDtoHAsync(ctx, s uintptr, dst uintptr, src, n uint64) Status {
 	return Status(C.pb_copy_dtoh_async(C.uintptr_t(ctx), C.uintptr_t(dst), C.uint64_t(src), C.uint64_t(n), C.uintptr_t(s)))
 }

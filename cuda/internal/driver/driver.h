@@ -1,9 +1,9 @@
 // This file declares the calls, types and values of the CUDA driver API that package cuda uses. So
 // a build needs no header of the CUDA toolkit.
 //
-// The layouts of the types are the layouts of driver API 12.0. When pb_load looks up a call, it
-// asks for the API version in which the call got this layout (see PB_DRIVER_CALLS). So a newer
-// driver also returns a function with this layout.
+// The types have the layouts that they have in driver API 12.0. When pb_load looks up a function,
+// it asks for the version of the function that uses these layouts (see PB_DRIVER_CALLS). So a newer
+// driver also returns this version of the function.
 
 #ifndef POOLBRIDGE_DRIVER_H
 #define POOLBRIDGE_DRIVER_H
@@ -189,8 +189,8 @@ enum {
 	X(cuLaunchKernel, , 4000, (CUfunction, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, CUstream, void **, void **)) \
 	X(cuPointerGetAttributes, , 7000, (unsigned, int *, void **, CUdeviceptr))
 
-// Each driver call has a number, from 1 on, and an entry in the table of function pointers. An
-// entry is NULL if the driver does not have the call.
+// Each driver call has a number, which is at least 1, and an entry in the table of function
+// pointers. An entry is NULL if the driver does not have the call.
 enum {
 	PB_NO_CALL,
 #define X(name, suffix, version, params) PB_##name,
@@ -206,8 +206,8 @@ struct pb_table {
 
 extern struct pb_table pb_driver;
 
-// pb_load opens libcuda.so.1, fills the table of function pointers and returns 0. If it fails, it
-// returns -1 and writes the reason to the buffer why. pb_load is not safe for concurrent use.
+// pb_load opens libcuda.so.1, fills the table of function pointers and returns 0. If pb_load fails,
+// it returns -1 and writes the reason to the buffer `why`. pb_load is not safe for concurrent use.
 int pb_load(char *why, size_t size);
 
 // pb_call_name returns the name of the call with a number, or "" if no call has that number.
@@ -240,8 +240,8 @@ static inline pb_status pb_result(int call, CUresult r) {
 	} while (0)
 #define pb_leave(st) pb_left(entered, st)
 
-// pb_left returns st even if it cannot pop the context. The reason is that the function has already
-// done its work. If pb_left returned an error, the caller would lose the result of this work.
+// pb_left returns st even if it cannot pop the context, because the function that calls pb_left has
+// already done its work. If pb_left returned another error, the result of this work would be lost.
 static inline pb_status pb_left(CUcontext entered, pb_status st) {
 	CUcontext now = NULL;
 	if (PB_CALL(cuCtxPopCurrent, &now) != 0 && PB_CALL(cuCtxGetCurrent, &now) == 0 && now == entered)

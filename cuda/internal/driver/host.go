@@ -67,8 +67,8 @@ func HostFree(ctx, mem uintptr) Status {
 	return Status(C.pb_host_free(C.uintptr_t(ctx), C.uintptr_t(mem)))
 }
 
-// HostRegister calls cuMemHostRegister. If the flags ask for an address for the GPU, this address
-// is the result ptr.
+// HostRegister calls cuMemHostRegister. If flags contain CU_MEMHOSTREGISTER_DEVICEMAP, the result
+// ptr is the address that the GPU uses. Otherwise ptr is 0.
 func HostRegister(ctx, mem uintptr, n uint64, flags uint32) (ptr uint64, _ Status) {
 	var p C.uint64_t
 	st := C.pb_host_register(C.uintptr_t(ctx), &p, C.uintptr_t(mem), C.uint64_t(n), C.uint(flags))

@@ -46,8 +46,8 @@ import "C"
 
 import "unsafe"
 
-// ModuleLoad calls cuModuleLoadDataEx for an image that ends with a zero byte. If it fails, the
-// result log is the text of the compiler in the driver.
+// ModuleLoad calls cuModuleLoadDataEx. The image must end with a zero byte. If the call fails, the
+// result `log` is the error text of the driver's compiler.
 func ModuleLoad(ctx uintptr, image []byte) (m uintptr, log string, _ Status) {
 	var mod C.uintptr_t
 	var buf [4096]byte

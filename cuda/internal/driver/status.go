@@ -31,7 +31,7 @@ func (s Status) Call() string { return callName(int(uint64(s) >> 32)) }
 // Location is a CUmemLocation: the type and the id of a place that can have memory.
 type Location struct{ Type, ID int32 }
 
-// PoolProps describes the memory pool that PoolCreate makes. Its sizes are numbers of bytes.
+// PoolProps describes the memory pool that PoolCreate makes. The sizes are in bytes.
 type PoolProps struct {
 	Location         Location
 	MaxSize          uint64

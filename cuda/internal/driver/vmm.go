@@ -122,8 +122,8 @@ func VMMGranularity(ctx uintptr, dev int32) (uint64, Status) {
 	return uint64(n), Status(st)
 }
 
-// VMMCreate calls cuMemCreate. The memory is memory of a device that can be exported as a file
-// descriptor.
+// VMMCreate calls cuMemCreate. The memory is on the device dev, and VMMExport can export this
+// memory.
 func VMMCreate(ctx uintptr, dev int32, n uint64) (uint64, Status) {
 	var h C.uint64_t
 	st := C.pb_vmm_create(C.uintptr_t(ctx), &h, C.int(dev), C.uint64_t(n))

@@ -145,7 +145,7 @@ static void one_world(uint64_t inputs) {
         }
         if (c.in_hand > PB_HOLDS || p.lives > PB_CONSUMERS) fatal("too many");
         if (r == PB_PROTOCOL && !chance(4)) break;
-        // A contradiction in the shared memory becomes an error after 100 ms. Sometimes let that time end immediately.
+        // The tested code reports a contradiction in the shared memory as an error after 100 ms. Sometimes let that time end immediately.
         if (p.ch.odd_since && !chance(8)) p.ch.odd_since = 1;
         if (c.ch.odd_since && !chance(8)) c.ch.odd_since = 1;
     }
@@ -156,7 +156,8 @@ static void one_world(uint64_t inputs) {
     world_close(&w);
 }
 
-// Each mapping of the tested code gets 1 MiB before and after it that no code can access, so that an access outside of the mapping crashes.
+// Each mapping of the tested code has 1 MiB of inaccessible addresses before it and after it, so that an access outside of the mapping
+// crashes.
 void *__real_mmap(void *, size_t, int, int, int, off_t);
 int __real_munmap(void *, size_t);
 enum { GUARD = 1 << 20 };

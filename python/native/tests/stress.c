@@ -1,7 +1,8 @@
-// Producers and consumers run, and the test kills and replaces some of them at any moment. No frame may be lost, doubled, torn or out of
-// order. Usage: `stress [SEED [FRAMES [RUNS]]]`. With -DPB_STUMBLE, a member is delayed at random before about one step in 300. Each member
-// is a process. With -DTHREADS each member is a thread, the test kills no member, and with the linker's --wrap=mmap all threads share one
-// mapping of each file, so that the thread sanitizer sees all accesses.
+// Producers and consumers run, and the test kills and replaces some of them at any moment. Only the channel's policy may drop frames.
+// Consumers must get all other frames complete, in order, and only once. Usage: `stress [SEED [FRAMES [RUNS]]]`. With -DPB_STUMBLE, a
+// member is delayed at random before about one step in 300. Each member is a process. With -DTHREADS each member is a thread, the test
+// kills no member, and with the linker's --wrap=mmap all threads share one mapping of each file, so that the thread sanitizer sees all
+// accesses.
 
 #include "world.h"
 

@@ -127,7 +127,7 @@ static inline void end_member(struct world *w, bool producer, uint32_t slot, uin
     wake_everybody(w);
 }
 
-// Does what the service does when the process of a consumer of a queue is gone.
+// Ends the claims of a queue's consumer, as the service does when the consumer's process is gone.
 static inline void give_claims_back(struct world *w, uint32_t slot) {
     for (uint64_t i = 0; i < w->ch.slots; i++) {
         uint64_t claim = PB_LOAD(pb_claim(&w->ch, i));

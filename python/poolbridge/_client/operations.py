@@ -111,7 +111,7 @@ def check_wait(timeout: float | None) -> int:
 
 
 def check_wrap(wrap: Callable[[Any], Any] | None) -> Callable[[Any], Any] | None:
-    """Return `wrap`, a function that makes an array from a lease, or None.
+    """Return `wrap`, if it is a function or None. The function makes an array from a lease.
 
     Raises
     ------

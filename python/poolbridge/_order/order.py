@@ -576,7 +576,10 @@ def ready(state: Held) -> Fence | None:
 
 
 def _joined(state: Held, own: Timeline) -> Fence | None:
-    """Make the last stream wait for the others and write a fence. Return the fence; None if the timeline is closed."""
+    """Make the last of the streams wait for the others and then write a fence. Return the fence, or None.
+
+    The result is None if the timeline is closed.
+    """
     *others, last = _streams(state)
     for key in others:
         fence = own.write(key)

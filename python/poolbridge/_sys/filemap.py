@@ -1,7 +1,7 @@
 """Mappings of files that a forked child does not inherit.
 
-When a process ends, the service gives the memory that this process used to other processes. A child that this process
-forked could still read and write that memory. So if C code forks, the kernel leaves these mappings out of the child
+When a process ends, the service lets other processes use the memory that the process has mapped. A child of the ended
+process could still read and write that memory. So if C code forks, the kernel leaves these mappings out of the child
 (``MADV_DONTFORK``). If Python forks, the child gets the mappings, and at once replaces each mapping by a reservation of
 the same addresses, which no code can read or write. Without a reservation, the kernel could use the addresses for
 another allocation of the child, and the child's copy of the `FileMapping` object would later unmap this allocation.

@@ -1,9 +1,9 @@
 """The small service with pools of kind ``device``, as a program: ``deviceservice.py SOCKET [plain]``.
 
-The program reads the path of a socket from each line of its input. It then closes its service and starts a new one at
-this path, so that tests share one process: a process that uses a GPU takes seconds to start. The service has timelines,
-unless the program has the argument ``plain``. The service exports memory through cuda.core. When a client asks for
-``trim``, the service recalls every free block.
+Each line of the program's input is the path of a socket. For each line, the program closes its service and starts a
+new one at this path. So tests share one process: a process that uses a GPU takes seconds to start. The service has
+timelines, unless the program has the argument ``plain``. The service exports memory through cuda.core. When a client
+asks for ``trim``, the service recalls every free block.
 """
 
 from __future__ import annotations
@@ -76,5 +76,5 @@ if __name__ == "__main__":
         running.close()
         running = DeviceService(line.strip())
         print("ready", flush=True)
-    # The end of the process frees the memory that the tests have left.
+    # When the process ends, the driver frees the memory that the tests have left.
     os._exit(0)

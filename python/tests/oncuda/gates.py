@@ -1,4 +1,4 @@
-"""Streams that wait until a test opens a gate, so the test decides how long their work takes."""
+"""Make streams wait until a test opens a gate, so that the test decides how long their work takes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Kernels of the Go package ``pattern`` that write and compare memory, on any GPU."""
+"""Run the kernels of the Go package ``pattern``, which write and compare memory, on any GPU."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A service in another process, which has a pool on a GPU; clients of this service, and helpers for leases."""
+"""Start a service with a pool on a GPU in another process; make clients of this service, and use their leases."""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Kind ``device``: imports, arrays, copies and order. These tests run in `test_device` or, with a GPU, by hand."""
+"""Test leases of kind ``device``: how clients import the memory, make arrays of it, and copy it.
+
+`test_device` runs these tests on the simulated driver. On a machine with a GPU, pytest also runs them directly.
+"""
 
 from __future__ import annotations
 

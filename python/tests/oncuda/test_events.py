@@ -1,4 +1,7 @@
-"""Interprocess events, with and without fences. These tests run in `test_device` or, with a GPU, by hand."""
+"""Test leases with interprocess events, with and without fences.
+
+`test_device` runs these tests on the simulated driver. On a machine with a GPU, pytest also runs them directly.
+"""
 
 from __future__ import annotations
 
@@ -73,7 +76,8 @@ def line(process: subprocess.Popen[str]) -> str:
     return process.stdout.readline().strip()
 
 
-# This program makes a stream wait for frame 7. The program prints whether the stream waits, and the content or error.
+# This program makes a stream wait for frame 7. The program prints whether the stream waits, and then the content of the
+# frame, or the error.
 CONSUMER = """
 import poolbridge
 from gates import finish, idle, new_stream, read

@@ -1,4 +1,7 @@
-"""Streams whose work is being captured into a CUDA graph. These tests run in `test_device` or, with a GPU, by hand."""
+"""Test streams whose work is being captured into a CUDA graph.
+
+`test_device` runs these tests on the simulated driver. On a machine with a GPU, pytest also runs them directly.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Channels on a GPU: the fences of their members. These tests run in `test_device` or, with a GPU, by hand."""
+"""Test channels on a GPU: members wait for the fences of other members.
+
+`test_device` runs these tests on the simulated driver. On a machine with a GPU, pytest also runs them directly.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Leases of GPU memory between Dask workers. These tests run in `test_device` or, with a GPU, by hand."""
+"""Test how Dask workers send leases of GPU memory to each other.
+
+`test_device` runs these tests on the simulated driver. On a machine with a GPU, pytest also runs them directly.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Blocks, processes and services that end during GPU work. These tests run in `test_device` or, with a GPU, by hand."""
+"""Test what happens when a block, a process or a service ends while a GPU still works on its memory.
+
+`test_device` runs these tests on the simulated driver. On a machine with a GPU, pytest also runs them directly.
+"""
 
 from __future__ import annotations
 

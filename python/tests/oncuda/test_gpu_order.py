@@ -1,4 +1,7 @@
-"""Order on a GPU: fences make streams wait, not the CPU. These tests run in `test_device` or, with a GPU, by hand."""
+"""Test the order of work on a GPU: fences make streams wait, not the CPU.
+
+`test_device` runs these tests on the simulated driver. On a machine with a GPU, pytest also runs them directly.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Publishers with arrays that GPU streams write. These tests run in `test_device` or, with a GPU, by hand."""
+"""Test publishers with arrays that GPU streams write.
+
+`test_device` runs these tests on the simulated driver. On a machine with a GPU, pytest also runs them directly.
+"""
 
 from __future__ import annotations
 
@@ -160,7 +163,7 @@ def test_a_frame_costs_each_side_one_write_of_a_word_and_no_wait_for_what_is_kno
 
 @pytest.fixture
 def together(monkeypatch):
-    """Make frames share a fence even if they end at very different times."""
+    """Make frames share a fence even if the consumer releases them at very different times."""
     monkeypatch.setattr(borrowed, "_TOGETHER_SECONDS", 3600.0)
 
 

@@ -1,4 +1,4 @@
-"""Arrays of GPU memory that the transport of `poolbridge.ray` moves between processes, without Ray.
+"""Test how the transport of `poolbridge.ray` moves arrays of GPU memory between processes, without Ray.
 
 `test_device` runs these tests on the simulated driver, with arrays of the class `Bytes`, which need no library and no
 kernels. With a GPU, the tests also run with arrays of PyTorch, CuPy and JAX. The tests start this module as a program:
@@ -157,7 +157,7 @@ class Worker:
             (self.arrays[name],) = self.transport.recv_multiple_tensors(name, found, talk)
 
     def begin_reading(self, name: str) -> None:
-        """Make the stream read the array; `finished` waits for the stream."""
+        """Queue a read of the array in the stream; `finished` waits for the stream."""
         self.seen[name] = read(self.address(name), N, self.stream)
 
     def finished(self, name: str) -> list[int]:
@@ -194,7 +194,7 @@ class Worker:
         self.transport.abort_transport(name, None)
 
     def counts(self) -> dict[str, int]:
-        """Return how many arrays each way has carried, and how often each reason came, since `clear`. Omit zeros."""
+        """Return, since `clear`, the number of arrays for each way, and how often each reason was noted. Omit zeros."""
         stats = poolbridge.ray.stats()
         found = {way: getattr(stats, way).arrays for way in WAYS} | stats.reasons
         return {way: more for way, count in found.items() if (more := count - self.before[way])}

@@ -1,4 +1,7 @@
-"""Kinds of GPU memory: clients refuse invalid exports, and CUDA still works. `test_device` runs these tests."""
+"""Test the kinds of GPU memory: a client refuses an invalid export, and can still use CUDA after that.
+
+`test_device` runs these tests on the simulated driver. On a machine with a GPU, pytest also runs them directly.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Consumers on a GPU that does not have the memory. These tests run in `test_device` or, with two GPUs, by hand."""
+"""Tests consumers on a GPU that does not have the memory.
+
+`test_device` runs these tests on the simulated driver. On a machine with two GPUs, pytest also runs them directly.
+"""
 
 from __future__ import annotations
 
@@ -60,7 +63,8 @@ def published(client: poolbridge.Client, kind: str) -> poolbridge.Lease:
     return lease
 
 
-# This program reads every buffer with the second GPU, by a copy and by a kernel, and prints both results or the error.
+# This program reads every buffer with the second GPU: first by a copy, then by a kernel. For each buffer, it prints
+# both results or the error.
 CONSUMER = """
 import sys, poolbridge
 sys.path[:0] = [{here!r}]

@@ -1,4 +1,4 @@
-// Counts, processes that start and die, and settings in the environment.
+// Checks of counts, of processes that start and die, and of settings in the environment.
 #include "checks.h"
 
 #include <signal.h>

@@ -1,4 +1,4 @@
-// Programs with misuse, which the detector must report, and correct programs, about which it must report nothing.
+// Checks with programs that misuse the driver, which the detector must report, and correct programs, about which it must report nothing.
 #include "checks.h"
 
 #include <pthread.h>

@@ -1,4 +1,4 @@
-// Which calls CUDA forbids while the work of a stream is captured into a graph. A call that is forbidden spoils the capture.
+// Asks which calls CUDA forbids while the work of a stream is captured into a graph. A call that is forbidden spoils the capture.
 #include "facts.h"
 
 #include <pthread.h>

@@ -1,4 +1,4 @@
-// Host memory, and attributes of addresses.
+// Questions about host memory, and about attributes of addresses.
 #include "facts.h"
 
 #include <stdlib.h>

@@ -1,5 +1,5 @@
-// Legacy memory of one device, used by another device. If a kernel has no access to the memory, its process cannot use CUDA
-// any more.
+// Questions about legacy memory of one device that another device uses. If a kernel uses memory to which it has no access, the process
+// of the kernel can no longer use CUDA.
 #include "facts.h"
 
 #include <string.h>

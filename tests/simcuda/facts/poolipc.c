@@ -1,4 +1,4 @@
-// Pools and pointers between two processes.
+// Questions about pools, and pointers of pools, that two processes share.
 #include "facts.h"
 
 #include <fcntl.h>
@@ -9,7 +9,7 @@
 
 enum { MB = 1 << 20 };
 
-// Prints the bytes only for a human reader, because they differ from run to run.
+// Prints the bytes of the data if FACTS_BYTES is set. By default, it prints nothing, because the bytes differ from run to run.
 static void show(const char *what, const CUmemPoolPtrExportData *blob) {
     if (!getenv("FACTS_BYTES")) return;
     char text[129];

@@ -1,4 +1,4 @@
-// Looking up functions, initialising the driver, contexts.
+// Questions about looking up functions, about initialising the driver, and about contexts.
 #include "facts.h"
 
 static void find(const char *symbol, int version, uint64_t flags) {

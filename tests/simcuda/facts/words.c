@@ -1,4 +1,4 @@
-// Words in memory for which streams wait, and calls that wait behind a waiting stream.
+// Questions about words in memory for which streams wait, and about which calls wait while a stream waits.
 #include "facts.h"
 
 #include <dirent.h>

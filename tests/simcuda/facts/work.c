@@ -1,4 +1,4 @@
-// Modules, copies, stale handles, and sticky errors.
+// Questions about modules, copies, handles of destroyed objects, and sticky errors.
 #include "facts.h"
 
 #include <string.h>
@@ -88,7 +88,7 @@ void section_stale(void) {
     CUdeviceptr p;
     ask("allocate from a destroyed pool", cuMemAllocFromPoolAsync(&p, 4096, pool, NULL));
     ask("destroy a destroyed pool", cuMemPoolDestroy(pool));
-    // This section asks no question about a destroyed stream or event, because the real driver crashes.
+    // This section passes no destroyed stream or event to a call, because the real driver would crash.
 }
 
 void section_sticky(void) {

@@ -18,11 +18,12 @@ import (
 // measuredInPython are the workloads in which the alternatives are measured.
 var measuredInPython = []string{"transfer", "stream"}
 
-// alternativeSizes are the default buffer sizes of the alternatives. There are only a few sizes, because each size needs a new process.
+// alternativeSizes are the default buffer sizes of the alternatives. There are only a few sizes, because the bench starts a new Python
+// process for each size.
 var alternativeSizes = []uint64{4 << 10, 1 << 20, 64 << 20}
 
-// alternatives measures the other systems that a user can use instead of poolbridge. It runs a Python program, because these transfers are
-// between two Python processes.
+// alternatives measures the other systems that a user can use instead of poolbridge. It runs a Python program, because the bench measures
+// these systems with transfers between two Python processes.
 func alternatives(ctx context.Context, s *scene) error {
 	args := []string{"--depth", strconv.Itoa(streamCapacity)} // as many frames at the same time as a channel has
 	sizes := s.Sizes
@@ -62,7 +63,7 @@ func pythonStreams(ctx context.Context, s *scene) error {
 }
 
 // engines measures workload (h): transfers of arrays between processes of Ray, and between processes of Dask. It measures these transfers
-// with poolbridge and without poolbridge. Both measurements start their own services.
+// with poolbridge and without poolbridge. The Python program that measures them starts all services that it needs.
 func engines(ctx context.Context, s *scene) error {
 	if s.kind != mempool.Host {
 		return nil

@@ -22,16 +22,16 @@ const BareCommand = "bench-bare"
 type bareTask struct {
 	// Pool is the pool to make. If Pool is nil, Bare makes no pool and does not use CUDA.
 	Pool *mempool.PoolSpec `json:"pool"`
-	// Bytes is the size of each block. Bare rounds Bytes up to a size that a pool of this kind can allocate.
+	// Bytes is the size of each block. Bare rounds Bytes up to a size that Pool can allocate.
 	Bytes uint64 `json:"bytes"`
-	// Blocks is the number of blocks. It must not be less than in an earlier task.
+	// Blocks is the number of blocks. It must not be less than in an earlier task, because Bare frees no blocks.
 	Blocks int `json:"blocks"`
 }
 
-// Bare does with CUDA what a service with this number of buffers does, and nothing else. It makes the memory of one pool, allocates blocks
-// in the pool and exports each block. Bare allocates through the [mempool.Arena] of the pool's kind, so it makes the same calls of the
-// driver as a service. But unlike a service, Bare keeps no data about buffers. Bare reads tasks, one JSON object on each line, and answers
-// each task with a line, until the input ends.
+// Bare makes the same calls of CUDA as a service that has one buffer for each block of the task, and does nothing else. It makes the memory
+// of one pool, allocates blocks in the pool and exports each block. Bare allocates through the [mempool.Arena] of the pool's kind, as a
+// service does. But unlike a service, Bare keeps no data about buffers. Bare reads tasks, one JSON object on each line, and answers each
+// task with a line, until the input ends.
 //
 // Bare keeps no Go value of a block. But the driver keeps every block, because packages mempool and cuda do not free a block that the
 // program has forgotten. Before each answer, Bare runs the garbage collector and returns free Go memory to the system. For the kind vmm,
@@ -155,9 +155,10 @@ func (p *bareProcess) stop() error {
 	return err
 }
 
-// driverBytes measures how much of a service's physical memory belongs to CUDA, for each number of blocks in the service's pool. To do so,
-// it starts a process that has not used CUDA, and measures how much this process grows when it makes the pool and the blocks. This process
-// ends before the service starts. If the pool has memory of the CPU, driverBytes returns nil, because such a pool does not use CUDA.
+// driverBytes measures how much of a service's physical memory belongs to CUDA, for each number of blocks in the list `blocks`. To do so,
+// it starts a separate process that has not used CUDA, and measures how much the separate process grows when it makes the pool and the
+// blocks. The separate process ends before the service starts. If the pool has memory of the CPU, driverBytes returns nil, because such a
+// pool does not use CUDA.
 func (s *scene) driverBytes(ctx context.Context, pool mempool.PoolSpec, blocks []int) (_ map[int]uint64, err error) {
 	if s.kind == mempool.Host {
 		return nil, nil

@@ -49,7 +49,7 @@ func copies(ctx context.Context, s *scene) error {
 	})
 }
 
-// copyFrames sends frames to a consumer in another process. It copies them from a Go program's own memory.
+// copyFrames sends frames to a consumer in another process. It copies the bytes of each frame from a Go slice into a buffer of the pool.
 func (s *scene) copyFrames(ctx context.Context, src *source) (d Durations, err error) {
 	const name = "copies"
 	ch, err := src.makeChannel(ctx, mempool.ChannelSpec{Name: name, Capacity: copyCapacity})

@@ -20,9 +20,9 @@ import (
 // ConsumeCommand is the name of the hidden command that runs Consume.
 const ConsumeCommand = "bench-consumer"
 
-// Consume takes the frames of a channel until the channel is closed. It writes the line "ready" after the first frame.
-// At the end, it writes the times at which it took the other frames, as JSON. spins says whether Consume may spin while
-// it waits for a frame.
+// Consume takes the frames of a channel until the channel is closed. It writes the line "ready" after the first frame. At the end, it
+// writes a JSON list of the times at which it took the later frames. The parameter `spins` says whether Consume may spin while it waits for
+// a frame.
 func Consume(ctx context.Context, socket, channel string, spins bool, out io.Writer) (err error) {
 	spin.Switch(spins)
 	c, err := bridge.TryDial(ctx, socket)

@@ -19,9 +19,10 @@ type framesTask struct {
 	// Spin is how long, in seconds, the worker spins when it waits for a frame. If Spin is 0 and Spins is true, the worker spins adaptively.
 	Spin  float64 `json:"spin"`
 	Spins bool    `json:"spins"`
-	// If Leases is true, the worker makes a new array for each frame. Otherwise the worker makes one array for each block.
+	// If Leases is true, the worker makes a new array for each frame. Otherwise the worker makes one array for each block of memory, and uses
+	// it for all frames in this block.
 	Leases bool `json:"leases"`
-	// OnDevice says whether the arrays are in GPU memory, so that a CUDA stream uses them.
+	// If OnDevice is true, the arrays are in GPU memory, and the worker uses them in a CUDA stream.
 	OnDevice bool `json:"on_device"`
 }
 

@@ -69,7 +69,7 @@ func newStopwatch(limit time.Duration) *stopwatch {
 }
 
 // more reports whether to measure another round. The warm-up of a slow operation is one round. The warm-up of a fast operation ends after a
-// quarter of the time or after warmUpRounds rounds.
+// quarter of s.limit or after warmUpRounds rounds.
 func (s *stopwatch) more() bool {
 	now := time.Now()
 	if s.rounds <= warmUpRounds && (s.rounds <= 1 || now.Sub(s.begun) < s.limit/4) {

@@ -63,8 +63,8 @@ func (s *scene) inTurn(workload string, bytes uint64, measure func(round int) (D
 	return nil
 }
 
-// spinTransfer transfers buffers to a worker. The pool can hold only one buffer, so the producer waits until each
-// buffer has come back.
+// spinTransfer transfers buffers to a worker. The pool can hold only one buffer, so the producer can allocate the next buffer only after
+// the worker has released the previous buffer.
 func (s *scene) spinTransfer(ctx context.Context, src *source) (err error) {
 	w, err := startWorker(ctx, s.Python, src.socket)
 	if err != nil {

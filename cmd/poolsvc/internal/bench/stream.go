@@ -217,7 +217,8 @@ func (s *scene) mostFrames(pause time.Duration) int {
 	return 1 << 20
 }
 
-// sendFrames sends frames until the time is over. It returns the time just before each publish.
+// sendFrames sends frames for the time s.Time, but at most as many frames as mostFrames returns. It returns the time just before each
+// publish.
 func (s *scene) sendFrames(ctx context.Context, src *source, ch *bridge.Channel, pause time.Duration) (sent []time.Duration, err error) {
 	most := s.mostFrames(pause)
 	sent = make([]time.Duration, 0, most)

@@ -53,8 +53,8 @@ const iceoryx = "iceoryx2"
 // iceoryxFactor says how many times more frames per second than iceoryx2 a Python stream should reach.
 const iceoryxFactor = 2
 
-// idleShare is the greatest share of one CPU that an idle service should use. It is not 0, because the Go runtime still wakes up at times
-// after the program was busy.
+// idleShare is the greatest share of one CPU that an idle service should use. It is not 0, because the Go runtime still wakes up sometimes
+// when the program is idle after a busy time.
 const idleShare = 1e-3
 
 // ratios compares the results with the targets.

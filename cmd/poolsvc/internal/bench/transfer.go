@@ -29,8 +29,9 @@ type consumeTask struct {
 	Consumer string `json:"consumer"`
 }
 
-// transfer measures workload (a): a new buffer goes from Go to an array in Python, and its memory comes back. The pool
-// can hold only one buffer, so an allocation succeeds only after the memory of the last buffer has come back.
+// transfer measures workload (a): a Go program sends a new buffer, a Python worker makes an array of the buffer, and the memory of the
+// buffer goes back to the pool. The pool can hold only one buffer, so an allocation succeeds only after the memory of the previous buffer
+// is back in the pool.
 func transfer(ctx context.Context, s *scene) error {
 	return s.withService(ctx, func(svc *service) error {
 		src, err := dial(ctx, svc.socket)

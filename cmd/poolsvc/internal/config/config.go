@@ -200,7 +200,7 @@ func (r *reader) pools(list *yaml.Node) {
 	}
 }
 
-// pairs calls the function tell for each key of the node, with the key and its value. It returns false if the node is not a list of keys
+// pairs calls the function `tell` for each key of the node, with the key and its value. It returns false if the node is not a list of keys
 // and values.
 func (r *reader) pairs(node *yaml.Node, what string, tell func(name string, key, value *yaml.Node)) bool {
 	if node.Kind != yaml.MappingNode {

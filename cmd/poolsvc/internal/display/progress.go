@@ -50,7 +50,7 @@ func NewProgress(w io.Writer) *Progress {
 // eraseLine erases the current line of a terminal.
 const eraseLine = "\r\x1b[K"
 
-// Step updates the bar. The parameter done is the number of finished steps, total is the number of all steps, and what names the next
+// Step updates the bar. `done` is the number of finished steps, `total` is the number of all steps, and `what` is the name of the next
 // step.
 func (p *Progress) Step(done, total int, what string) {
 	if p == nil || !p.live {

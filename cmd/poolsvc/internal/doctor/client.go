@@ -15,7 +15,7 @@ import (
 var packages = []string{"poolbridge", "numpy", "msgspec", "cuda-core", "cuda-bindings", "cupy", "torch", "jax", "numba"}
 
 // listPackages is a Python program. Its arguments are names of packages. It prints the versions of these packages as JSON. The package of
-// CuPy has several names, because its name contains the CUDA version.
+// CuPy has a different name for each CUDA version, so the program finds this package by the beginning of its name.
 const listPackages = `
 import importlib.machinery, importlib.metadata as m, importlib.util, json, sys
 found = {d.metadata["Name"].lower(): d.version for d in m.distributions()}
@@ -93,8 +93,8 @@ func (c *chart) python(ctx context.Context, interpreter string) {
 	c.warn("packages", "install one of them to work on GPU memory in Python", "none of cupy, torch, jax and numba is installed")
 }
 
-// simulated reports whether the driver is the simulated driver of the tests. The array libraries (such as CuPy) do not work with the
-// simulated driver.
+// simulated reports whether the CUDA driver of this machine is the simulated driver of the tests. The array libraries (such as CuPy) do not
+// work with the simulated driver.
 func (c *chart) simulated() bool {
 	return slices.ContainsFunc(c.findings, func(f Finding) bool { return strings.Contains(f.Detail, "SIMULATED") })
 }

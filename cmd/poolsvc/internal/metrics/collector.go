@@ -77,7 +77,7 @@ var lag = describe("channel_subscriber_lag_frames", "Frames that a consumer of a
 
 const maxSubscribers = 64
 
-// The series about the whole service. All except waiting count from the start of the service.
+// These are the Prometheus series about the whole service. `waiting` has present values. All others count from the start of the service.
 var (
 	events   = describe("events_total", "Events, by kind, including those that the history does not have one by one.", "kind")
 	endings  = describe("sessions_ended_total", "Sessions that ended, by how they ended: left, lost, error, closed, shutdown.", "how")
@@ -111,7 +111,7 @@ func each[K ~string, N int | uint64](to chan<- prometheus.Metric, desc *promethe
 // Collector reads the values from a service at each scrape. It stores no values between scrapes.
 type Collector struct{ Source Source }
 
-// Describe sends the descriptions of all series to the channel.
+// Describe sends the descriptions of all series to the Go channel `to`.
 func (c Collector) Describe(to chan<- *prometheus.Desc) {
 	for _, g := range pools {
 		to <- g.desc
@@ -127,7 +127,7 @@ func (c Collector) Describe(to chan<- *prometheus.Desc) {
 	}
 }
 
-// Collect reads the values from the service, and sends them to the channel.
+// Collect reads the values from the service, and sends them to the Go channel `to`.
 func (c Collector) Collect(to chan<- prometheus.Metric) {
 	collectCounts(c.Source.Counts(), to)
 	stats := c.Source.Stats()

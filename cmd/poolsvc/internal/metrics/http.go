@@ -29,7 +29,7 @@ const patience = 5 * time.Second
 type Config struct {
 	// Address is HOST:PORT, or unix:PATH for a socket that only the user of this process may open.
 	Address string
-	// AllowRemote says whether Address may be an address that other machines can reach.
+	// If AllowRemote is true, Address may be an address that other machines can reach.
 	AllowRemote bool
 	// Profile adds /debug/pprof/.
 	Profile bool

@@ -9,16 +9,15 @@ import (
 )
 
 // maxConnections limits how many connections are open at the same time. Every user of the machine can open connections to a loopback
-// address. Without this limit, one user could use up the file descriptors that sessions need. maxFromOne limits the connections of one
-// other machine.
+// address. Without this limit, one user could use up the file descriptors that sessions need. maxFromOne limits how many connections one
+// remote machine may have.
 const maxConnections, maxFromOne = 96, 32
 
-// visitors is a listener that accepts every connection. At most maxConnections connections are open, and at most
-// maxFromOne of them are from the same other machine. If a new connection exceeds one of these limits, visitors closes
-// an older connection. If the limit is maxFromOne, it is a connection from the same machine. visitors closes the
-// connection that has waited longest for a request. A connection waits if it is new, if it is idle, or if it has sent
-// only a part of a request's header. If no connection waits, visitors closes the connection whose answer has taken
-// longest.
+// visitors is a listener that accepts every connection. At most maxConnections connections are open, and at most maxFromOne of them are
+// from the same remote machine. If a new connection exceeds one of these limits, visitors closes an older connection. If the new connection
+// exceeds maxFromOne, the older connection is from the same machine as the new connection. visitors closes the connection that has waited
+// longest for a request. A connection waits if it is new, if it is idle, or if it has sent only a part of a request's header. If no
+// connection waits, visitors closes the connection whose answer has taken longest.
 type visitors struct {
 	net.Listener
 

@@ -72,10 +72,9 @@ func (c *caller) Close() error {
 	return nil
 }
 
-// crowd opens n connections from each address. The addresses take turns: one connection from the first address, one
-// from the second address, and so on. The first connections that crowd opens have a request at once; the parameter
-// answering is the number of these connections. crowd returns all connections, and how many connections of each address
-// are still open at the end.
+// crowd opens n connections from each address. The addresses take turns: one connection from the first address, one from the second
+// address, and so on. The first `answering` connections that crowd opens send a request at once. crowd returns all connections, and how
+// many connections of each address are still open at the end.
 func crowd(t *testing.T, n, answering int, addresses ...string) (all []*caller, open map[string]int) {
 	t.Helper()
 	for i := range n * len(addresses) {

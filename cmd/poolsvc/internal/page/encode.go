@@ -140,8 +140,8 @@ type encoder struct {
 	version string
 }
 
-// encode describes the service. The parameter most limits how many blocks all maps together show one by one. If most is
-// 0, encode makes no maps. The result took is how long the service worked on the description.
+// encode describes the service. `most` limits how many blocks all maps together show one by one. If `most` is 0, encode makes no maps.
+// `took` is how long the service worked on the description.
 func (e encoder) encode(most int) (out [messages][]byte, took time.Duration) {
 	now := time.Now()
 	o := e.of.Overview(most)

@@ -10,9 +10,8 @@ import (
 const (
 	// interval is the time between two descriptions of the service while a page is open.
 	interval = time.Second
-	// rest limits how much CPU time the service uses for descriptions, because requests need this CPU time. If a
-	// description took the time T, the next description of the same kind begins at least rest × T after the beginning
-	// of the first.
+	// rest limits how much CPU time the service uses for descriptions, because requests need this CPU time. If a description took the time T,
+	// the next description of the same kind begins not earlier than rest × T after the beginning of that description.
 	rest = 200
 	// maxBlocks is how many blocks of all pools together a map shows one by one.
 	maxBlocks = 1200
@@ -30,10 +29,11 @@ const (
 	messages
 )
 
-// feed describes a service for all open pages together. It works while at least one page is open.
+// feed repeatedly asks the service for its state, and passes the resulting messages to all open pages. It works while at least one page is
+// open.
 type feed struct {
-	// source returns the messages that describe the service. most limits how many blocks the maps show one by one, and
-	// took is how long the service worked on the description. If a kind of message is missing, its element of made is
+	// source returns the messages that describe the service. `most` limits how many blocks the maps show one by one. `took` is how long the
+	// service worked on the description. `made` has one element for each kind of message. If source made no message of a kind, the element is
 	// nil.
 	source   func(most int) (made [messages][]byte, took time.Duration)
 	interval time.Duration
@@ -50,8 +50,8 @@ type feed struct {
 	due     [messages]time.Time
 }
 
-// message is a message for the pages. The field number counts the messages of one kind, from 1. The number 0 means that there is no
-// message of this kind yet.
+// message is a message for the pages. `number` counts the messages of one kind, from 1. If `number` is 0, there is no message of this kind
+// yet.
 type message struct {
 	number uint64
 	data   []byte

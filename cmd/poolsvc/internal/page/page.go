@@ -28,7 +28,7 @@ const patience = 10 * time.Second
 const policy = "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; base-uri 'none'; form-action 'none'; " +
 	"frame-ancestors 'none'"
 
-// Page serves the web page: its files, and a stream with the data that it shows.
+// Page serves the web page: its files, and a stream of the data that the page shows.
 type Page struct {
 	feed     *feed
 	patience time.Duration
@@ -42,7 +42,7 @@ type Source interface {
 	LastEvent() uint64
 }
 
-// New makes the page of a service. The page shows the parameter version as the version of the service.
+// New makes the page of a service. The page shows `version` as the version of the service.
 func New(of Source, version string) *Page {
 	return &Page{feed: newFeed(encoder{of, version}.encode), patience: patience}
 }
@@ -98,8 +98,8 @@ func port(at net.Addr) string {
 	return port
 }
 
-// stream sends each message of the feed as a server-sent event. When a message has changed, stream sends it again. If
-// the browser does not read for the time patience, stream ends.
+// stream sends each message of the feed as a server-sent event. When a message has changed, stream sends it again. If the browser does not
+// read a message within the time p.patience, stream ends.
 func (p *Page) stream(w http.ResponseWriter, r *http.Request) {
 	if r.Method == http.MethodHead {
 		return

@@ -42,8 +42,7 @@ func (s *Source) Close() error {
 	return s.client.Close()
 }
 
-// read reads a snapshot. The parameter of is the id of a session: read also reads the buffers of this session. If of is 0, read reads no
-// buffers.
+// read asks the service for a snapshot. If `of` is not 0, it is the id of a session, and the snapshot also has the buffers of this session.
 func (s *Source) read(ctx context.Context, of uint64) (now snapshot, err error) {
 	if s.client == nil {
 		if s.client, err = bridge.TryDial(ctx, s.Socket); err != nil {

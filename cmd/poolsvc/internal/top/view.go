@@ -315,8 +315,8 @@ func (m *Model) drawDetails() []string {
 	return append(lines, table(rows, "rlLlrlR", m.width)...)
 }
 
-// table aligns columns. The string align has one letter for each column: l and L align to the left, r and R align to the right. If the
-// rows are wider than width, table first makes columns of text narrower. If this is not enough, table removes columns with a capital
+// table aligns columns. The string `align` has one letter for each column: l and L align to the left, r and R align to the right. If the
+// rows are wider than `width`, table first makes columns of text narrower. If this is not enough, table removes columns with a capital
 // letter, and begins with the rightmost of these columns.
 func table(rows [][]string, align string, width int) []string {
 	widths := make([]int, len(align))

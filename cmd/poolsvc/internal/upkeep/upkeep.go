@@ -15,9 +15,9 @@ import (
 // the program allocates memory, or after two minutes, and returns freed memory slowly.
 const Rest = 20 * time.Second
 
-// Run collects garbage when the process uses at least moreBytes more memory than after the last collection. Run also
-// collects garbage if the number of goroutines, leases, buffers and names is at least fewerThings lower than after the
-// last collection, and at most half of that number.
+// Run collects garbage when the process uses at least moreBytes more memory than after the last collection. Run also counts the goroutines,
+// leases, buffers and names together. Let N be this count after the last collection. Run collects garbage if the count is now at most N/2
+// and at least fewerThings less than N.
 const (
 	moreBytes   = 16 << 20
 	fewerThings = 1000

@@ -37,10 +37,9 @@ func (s *scene) pool(ctx context.Context, name string, bytes uint64) (p *bridge.
 	}, nil
 }
 
-// quiet waits until the service has freed the memory of earlier checks. The service frees a block when no process maps
-// the block any more. This process may be the last process that maps the block, and it may unmap the block after the
-// check has ended. Unmapping and freeing wait for running kernels, and meanwhile other calls of the same process may
-// wait too.
+// quiet waits until the service has freed the memory of earlier checks. The service frees a block when no process maps the block any more.
+// This process may be the last process that maps the block, and it may unmap the block after the check has ended. The driver calls that
+// unmap and free memory wait for running kernels. During this wait, other driver calls of the same process may wait too.
 func (s *stage) quiet(ctx context.Context) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -94,8 +93,8 @@ func (s *scene) publish(ctx context.Context, name string, n uint64, p *work.Patt
 	return undo, nil
 }
 
-// look compares the content of the named buffer with the pattern p. If the parameter then is not nil, look afterwards writes this second
-// pattern.
+// look compares the content of the named buffer with the pattern p. If `then` is not nil, look afterwards writes the pattern `then` into
+// the buffer.
 func (s *scene) look(ctx context.Context, name string, n uint64, p, then *work.Pattern) error {
 	l, err := s.client.Get(ctx, name, bridge.LeaseOptions{Write: then != nil})
 	if err != nil {

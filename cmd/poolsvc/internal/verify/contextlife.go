@@ -70,9 +70,8 @@ func contextLife(ctx context.Context, s *scene, consumer string, destroy bool) (
 	return err
 }
 
-// secondContext lets a worker with two contexts use memory in the second context. The second context can open a legacy
-// handle only while the handle is not open in the primary context. If the handle is open in the primary context, the
-// worker must report a clear error.
+// secondContext lets a worker with two CUDA contexts use memory in the second context. The second context can open a legacy handle only
+// while the handle is not open in the primary context. If the handle is open in the primary context, the worker must report a clear error.
 func secondContext(ctx context.Context, s *scene, consumer string) (err error) {
 	device, err := s.uuid()
 	if err != nil {

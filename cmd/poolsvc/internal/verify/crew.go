@@ -118,8 +118,8 @@ func (c *crew) take(b booking) (*worker, error) {
 	return u.worker, u.err
 }
 
-// hire returns an idle worker with this name. If there is none, it returns a new worker for the library (the parameter consumer). No
-// other check gets the worker until the caller calls dismiss.
+// hire returns an idle worker with this name. If there is none, it returns a new worker for the library `consumer`. No other check gets the
+// worker until the caller calls dismiss.
 func (c *crew) hire(name, consumer string) (*worker, error) {
 	c.mu.Lock()
 	if n := len(c.idle[name]); n > 0 {

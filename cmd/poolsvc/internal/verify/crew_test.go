@@ -11,8 +11,8 @@ import (
 	"github.com/poolbridge/poolbridge/mempool"
 )
 
-// crewOf returns a crew whose worker processes run only a shell. The crew sends the role of each worker that it starts to the channel
-// started.
+// crewOf returns a crew whose worker processes run only a shell. When the crew starts a worker, it sends the role of this worker to the Go
+// channel `started`.
 func crewOf(t *testing.T, limit int) (c *crew, started chan role) {
 	t.Helper()
 	started = make(chan role, 100)

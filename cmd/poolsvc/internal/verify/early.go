@@ -71,9 +71,9 @@ func earlyConsumers(kind mempool.Kind, consumers []string, _ Options) []check {
 	return checks
 }
 
-// tooEarly lets a worker wait twice for a thing, for example a pool. The first wait must time out, because the thing
-// does not exist. During the second wait, the function appear makes the thing. The worker connects to the service
-// before the first wait, so that the first wait does not include the wait for the service.
+// tooEarly lets a worker wait twice for a thing, for example a pool. The first wait must time out, because the thing does not exist. During
+// the second wait, the function `appear` makes the thing. The worker connects to the service before the first wait, so that the first wait
+// does not include the wait for the service.
 func tooEarly(ctx context.Context, w *worker, t work.Task, appear func() error) error {
 	if _, err := w.do(ctx, work.Task{Task: "wait", What: "service", Timeout: 60}); err != nil {
 		return err
@@ -97,7 +97,7 @@ func inVain(_ *work.Answer, err error) error {
 	return nil
 }
 
-// inTime lets a worker wait for a thing. After a short time, while the worker waits, the function appear makes the thing.
+// inTime lets a worker wait for a thing. After a short time, while the worker waits, the function `appear` makes the thing.
 func inTime(ctx context.Context, w *worker, t work.Task, appear func() error) error {
 	t.Timeout = 60
 	waited := make(chan error, 1)

@@ -26,8 +26,8 @@ func eventChecks(kind mempool.Kind, consumers []string, _ Options) []check {
 		"streams that wait for words"))...)
 }
 
-// awaited returns a check of one way to wait for GPU work. If the function has returns false for the GPU, the check is
-// skipped. The parameter what names the feature that the GPU then lacks.
+// awaited returns a check of one way to wait for GPU work. If the function `has` returns false for the GPU, the check is skipped. `what` is
+// the name of the feature that the GPU lacks in this case.
 func awaited(by string, has func(cuda.Device) (bool, error), what string) func(context.Context, *scene, string) error {
 	return func(ctx context.Context, s *scene, consumer string) error {
 		d, err := mempool.FindDevice(s.options.Device)
@@ -56,9 +56,8 @@ func awaited(by string, has func(cuda.Device) (bool, error), what string) func(c
 		if err := s.quiet(ctx); err != nil {
 			return err
 		}
-		// The first round holds no kernel. In this round, the processes do what they do only once: they load kernels,
-		// register the timeline with the driver, and open the memory in the worker. These calls could wait for a held
-		// kernel.
+		// The first round holds no kernel. In this round, the processes make the calls that each process makes only once: they load kernels,
+		// register the timeline with the driver, and open the memory in the worker. These calls could wait for a held kernel.
 		for _, takes := range []time.Duration{0, slow} {
 			if err := a.round(ctx, takes); err != nil {
 				return err
@@ -79,10 +78,9 @@ type awaiting struct {
 	name     string
 }
 
-// round publishes a buffer before a kernel has written the content. If the parameter takes is not 0, a gate holds the
-// kernel until the publish call has returned, so the publish call must not wait for the kernel. After the gate opens,
-// the stream does other work for the time takes, and then the kernel writes. The worker first waits for the kernel, and
-// only then reads and compares the data.
+// round publishes a buffer before a kernel has written the content. If `takes` is not 0, a gate holds the kernel until the publish call has
+// returned, so the publish call must not wait for the kernel. After the gate opens, the stream does other work for the time `takes`, and
+// then the kernel writes. The worker first waits for the kernel, and only then reads and compares the data.
 func (a *awaiting) round(ctx context.Context, takes time.Duration) (err error) {
 	g := a.gpu
 	gate, err := g.NewGate()
@@ -149,9 +147,9 @@ const (
 	asideLimit = time.Second     // a query of an idle stream that takes longer counts as blocked
 )
 
-// meanwhile returns how long the function publish takes while a kernel is held. The function open lets the kernel run. If publish waits
-// for the kernel, meanwhile also calls the function query, which queries an idle stream. If query waits too, the error says that the
-// driver blocks the calls of this process.
+// meanwhile returns how long a call of the function `publish` takes while a kernel is held. The function `open` lets the kernel run. If
+// `publish` waits for the kernel, meanwhile also calls the function `query`, which queries an idle stream. If `query` waits too, the error
+// says that the driver blocks the calls of this process.
 func meanwhile(open func(), query func() (bool, error), publish func() error) (took time.Duration, err error) {
 	published := make(chan error, 1)
 	began := time.Now()

@@ -38,9 +38,8 @@ type handing struct {
 	takes  time.Duration // how long the slow kernel runs after the gate is open
 }
 
-// slowly returns a check that calls rehearse once, and then calls the function run twice. During the first call, run
-// may still map new memory. During the second call, the kernel runs for some time after the gate is open. The check
-// reports the times of the second call.
+// slowly returns a check that calls rehearse once, and then calls the function `run` twice. During the first call, `run` may still map new
+// memory. During the second call, the kernel runs for some time after the gate is open. The check reports the times of the second call.
 func slowly(run func(context.Context, *handing) error) func(context.Context, *scene, string) error {
 	return func(ctx context.Context, s *scene, consumer string) (err error) {
 		d, err := mempool.FindDevice(s.options.Device)
@@ -83,9 +82,8 @@ func slowly(run func(context.Context, *handing) error) func(context.Context, *sc
 	}
 }
 
-// rehearse transfers the buffer to the worker once, without a held kernel. The reason is that a process does some
-// things only at the first transfer, for example it registers a timeline with the driver. These calls may wait for
-// running kernels.
+// rehearse transfers the buffer to the worker once, without a held kernel. The reason is that a process makes some driver calls only at its
+// first transfer, for example the call that registers a timeline with the driver. These calls may wait for running kernels.
 func (h *handing) rehearse(ctx context.Context) error {
 	h.second = masked(0)
 	if _, err := h.write(ctx, func() error { return nil }); err != nil {
@@ -146,8 +144,8 @@ func slowConsumer(ctx context.Context, h *handing) error {
 	return h.look(ctx, h.task.Name, maskedElements, h.second, nil)
 }
 
-// write calls the function earlier, which queues work in this process's stream. Then write queues a kernel that writes
-// the new content, and publishes the buffer. It returns how long the calls of Get, WaitOn and Publish took.
+// write calls the function `earlier`, which may queue work in this process's stream. Then write queues a kernel that writes the new
+// content, and publishes the buffer. It returns how long the calls of Get, WaitOn and Publish took.
 func (h *handing) write(ctx context.Context, earlier func() error) (took time.Duration, err error) {
 	g := h.gpu
 	start := time.Now()

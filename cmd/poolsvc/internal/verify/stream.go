@@ -22,8 +22,8 @@ const (
 	fullAfter     = 0.1 // how many seconds a producer waits at a full channel before the publish fails
 )
 
-// streamChecks returns checks of channels. The ring check runs with each library as the consumer. It also runs with each library except
-// Go as the producer. The other checks run only with the libraries that the function preferred returns.
+// streamChecks returns checks of channels. The ring check runs with each library as the consumer. It also runs with each library except Go
+// as the producer. The other checks run only with the libraries that the function `preferred` returns.
 func streamChecks(_ mempool.Kind, consumers []string, _ Options) []check {
 	able := streamers(consumers)
 	best := preferred(able)
@@ -93,7 +93,7 @@ type player struct {
 	consumer string
 }
 
-// flowing returns a check that makes a channel and calls the function run. If run succeeds, later checks use the same workers. If run
+// flowing returns a check that makes a channel and calls the function `run`. If `run` succeeds, later checks use the same workers. If `run`
 // fails, the check kills the workers, because they may still wait for frames.
 func flowing(mode mempool.ChannelMode, full mempool.FullPolicy, run func(context.Context, *flow) error) func(context.Context, *scene, string) error {
 	return func(ctx context.Context, s *scene, consumer string) (err error) {
@@ -170,9 +170,9 @@ func (f *flow) tryPublish(ctx context.Context, p player, first, last uint64, wai
 	return a.Rounds, a.Stopped, nil
 }
 
-// fill publishes frames until the channel is full. It begins with frame 2, because the caller has published frame 1,
-// and a consumer has taken and kept it. The channel must accept ringSlots frames in all, even if a publish takes long.
-// The next publish must fail with the error code of the parameter code.
+// fill publishes frames until the channel is full. It begins with frame 2, because the caller has published frame 1, and a consumer has
+// taken and kept it. The channel must accept ringSlots frames in all, even if a publish takes long. The next publish must fail with the
+// error code `code`.
 func (f *flow) fill(ctx context.Context, p player, code string) error {
 	if err := f.publish(ctx, p, 2, ringSlots); err != nil {
 		return err
@@ -282,8 +282,8 @@ func together(ctx context.Context, parts ...func(context.Context) error) error {
 	return g.Wait()
 }
 
-// ring lets a producer publish frames until the channel is full. Then the consumer takes frames, and the producer publishes again. While
-// the channel is full, the producer must not overwrite the frame that the consumer keeps.
+// ring lets a producer publish frames until the channel is full. Then the consumer (`one`) takes frames, and the producer publishes again.
+// While the channel is full, the producer must not overwrite the frame that the consumer keeps.
 func (f *flow) ring(ctx context.Context, producer, one player) error {
 	if err := f.publish(ctx, producer, 1, 1); err != nil {
 		return err
@@ -387,8 +387,8 @@ func fullFail(ctx context.Context, f *flow) error {
 	return err
 }
 
-// dropping returns a check: a slow consumer must miss old frames and get the newest frames. The producer must not wait, and must not
-// overwrite the frames that the consumer keeps.
+// dropping returns a check of a channel with a slow consumer. The consumer must miss the old frames and get the newest frames. The producer
+// must not wait, and must not overwrite the frames that the consumer keeps.
 func dropping(newest uint64) func(context.Context, *flow) error {
 	return func(ctx context.Context, f *flow) error {
 		const last = 5 * ringSlots

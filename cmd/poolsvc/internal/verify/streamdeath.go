@@ -21,8 +21,9 @@ func withVictim(run func(ctx context.Context, f *flow, victim player) error) fun
 	}
 }
 
-// consumerKilled kills a consumer that keeps a frame of a broadcast, so that the broadcast is blocked, and that also keeps frames of a
-// queue. The broadcast must continue, and another consumer must get the frames of the queue that the killed consumer kept.
+// consumerKilled kills a consumer. Before that, this consumer keeps a frame of a broadcast, which blocks the broadcast, and keeps frames of
+// a queue. After the kill, the broadcast must continue, and another consumer must get the frames of the queue that the killed consumer
+// kept.
 func consumerKilled(ctx context.Context, f *flow, victim player) error {
 	q, err := f.another(ctx, mempool.WorkQueue, mempool.Block)
 	if err != nil {
@@ -64,8 +65,8 @@ func consumerKilled(ctx context.Context, f *flow, victim player) error {
 // producerKilled kills a producer. The consumers must get the frames that the producer had completed, and another producer must be able
 // to publish.
 //
-// When a process is killed, the GPU drops the work that the process has queued. If this work would have written the content of a frame,
-// the frame is lost. So another consumer first reads the frames. This shows that their content is complete before the producer is killed.
+// When a process is killed, the GPU drops the work that the process has queued. If this work would have written the content of a frame, the
+// frame is lost. So the check kills the producer only after one consumer has read all frames: at this time, their content is complete.
 func producerKilled(ctx context.Context, f *flow, victim player) error {
 	if err := f.publish(ctx, victim, 1, 1); err != nil {
 		return err
@@ -92,7 +93,7 @@ func producerKilled(ctx context.Context, f *flow, victim player) error {
 }
 
 // stageReplaced kills the worker that copies frames from a queue to a broadcast, while this worker keeps a frame. Then it lets another
-// worker do the copying. The last consumer must get every frame.
+// worker copy the frames. The consumer of the broadcast must get every frame.
 func stageReplaced(ctx context.Context, in *flow, victim player) error {
 	out, err := in.another(ctx, mempool.Broadcast, mempool.Block)
 	if err != nil {

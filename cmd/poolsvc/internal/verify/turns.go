@@ -6,8 +6,8 @@ import (
 	"sync"
 )
 
-// turns decides which check begins next. Several goroutines run checks and ask turns for the next one. Checks begin in the order of the
-// list. If all workers of a check are in use, a later check may begin first.
+// turns decides which check begins next. Several goroutines run checks. After each check, a goroutine asks turns for its next check. Checks
+// begin in the order of the list. If all workers of a check are in use, a later check may begin first.
 type turns struct {
 	room map[string]int // how many checks may use the workers of a name at the same time; it has an entry for every name
 

@@ -24,8 +24,8 @@ const (
 	mostAhead = 10
 	// gpuBytesBeside is the free memory of the GPU that each check needs if checks run at the same time.
 	gpuBytesBeside = 2 << 30
-	// mostByDefault is the greatest number of checks that run at the same time if the user names no number. If more checks run, they wait
-	// for each other's locks in the driver, and all checks become slower.
+	// mostByDefault is the greatest number of checks that run at the same time if Options.Parallel is 0. If more checks run, they wait for
+	// each other's locks in the driver, and all checks become slower.
 	mostByDefault = 4
 	// perWorker is a number of checks: for each perWorker checks of a library, the crew gets one more worker. A worker takes seconds to
 	// start.
@@ -48,8 +48,8 @@ type Options struct {
 	Seed, WorkerSeed int64
 	// Workers is how many workers check one buffer at the same time.
 	Workers int
-	// Parallel is how many checks may run at the same time. If Parallel is 0, one check runs for each four CPUs, but at least 1 and at
-	// most 4 checks. The checks of the scenario order never run at the same time. If several checks run at the same time, each check
+	// Parallel is how many checks may run at the same time. If Parallel is 0, one check runs for each four CPUs, but at least 1 and at most 4
+	// checks. A check of the scenario `order` never runs at the same time as another check. If several checks run at the same time, each check
 	// needs 2 GiB of free memory of the GPU.
 	Parallel int
 	// LargeBytes is the size of the buffer in the check "large", for memory of a GPU. If LargeBytes is 0, this check does not run.
@@ -146,8 +146,8 @@ func lastly(c chosen) int {
 	return 0
 }
 
-// Run runs every check that can run here. The report has the result (passed, failed or skipped) of each check that has ended. The error
-// is nil unless something outside the checks failed, for example the start of the service.
+// Run runs the chosen checks, if this machine can run them. The report has the result (passed, failed or skipped) of each check that has
+// ended. The error is nil unless something outside the checks failed, for example the start of the service.
 func Run(ctx context.Context, o Options) (report *Report, err error) {
 	report = new(Report)
 	if err := o.Validate(); err != nil {
@@ -212,8 +212,8 @@ func onStage(ctx context.Context, o Options, play func(*stage) error) (err error
 	return play(s)
 }
 
-// runAll runs the checks. Checks of all scenarios except order run first, several at the same time. Then the checks of the scenario order
-// run, one after another. They run alone because they measure times, and because a held kernel may block any call of its process.
+// runAll runs the checks. Checks of all scenarios except `order` run first, several at the same time. Then the checks of the scenario
+// `order` run, one after another. They run alone because they measure times, and because a held kernel may block any call of its process.
 func (s *stage) runAll(checks []chosen, unavailable map[mempool.Kind]error, report *Report) error {
 	s.options.Progress.lack(wanted(checks, unavailable))
 	defer s.options.Progress.end()
@@ -257,7 +257,7 @@ func (s *stage) runAll(checks []chosen, unavailable map[mempool.Kind]error, repo
 	return context.Cause(s.ctx)
 }
 
-// each calls the function run for each check of t. The parameter hands limits how many checks run at the same time.
+// each calls the function `run` for each check of t. `hands` limits how many checks run at the same time.
 func (s *stage) each(t *turns, hands int, run func(turn)) {
 	var all sync.WaitGroup
 	for range hands {
@@ -304,8 +304,8 @@ func (s *stage) hands(unavailable map[mempool.Kind]error) int {
 	return max(1, min(wanted, int(free/gpuBytesBeside)))
 }
 
-// wanted returns the kinds of memory that the checks use. The value of a kind in the result is the error that prevents its checks, or nil
-// if they can run.
+// wanted returns the kinds of memory that the checks use. In the result, the value of a kind is nil if the checks of this kind can run.
+// Otherwise the value is the error that prevents these checks.
 func wanted(checks []chosen, unavailable map[mempool.Kind]error) map[mempool.Kind]error {
 	kinds := make(map[mempool.Kind]error)
 	for _, c := range checks {

@@ -93,7 +93,7 @@ func (b *Bench) with(ctx context.Context, m Memory, bytes uint64, onCPU func([]b
 	return onGPU(g, ptr)
 }
 
-// GPUOf returns the GPU that the bench uses for memory at ptr.
+// GPUOf returns the GPU that the bench uses for the memory at the address ptr.
 func (b *Bench) GPUOf(ptr cuda.DevicePtr) (*GPU, error) {
 	if b.Device != "" {
 		d, err := mempool.FindDevice(b.Device)
@@ -121,7 +121,7 @@ func (b *Bench) GPUOf(ptr cuda.DevicePtr) (*GPU, error) {
 	return b.gpu(d)
 }
 
-// OnDevice returns the GPU whose ordinal or UUID is the parameter name.
+// OnDevice returns the GPU with the ordinal or the UUID `name`.
 func (b *Bench) OnDevice(name string) (*GPU, error) {
 	d, err := mempool.FindDevice(name)
 	if err != nil {

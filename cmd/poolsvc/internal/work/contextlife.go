@@ -50,8 +50,8 @@ func (w *Worker) contextLife(ctx context.Context, t *Task) (a *Answer, err error
 	return a, nil
 }
 
-// secondContext reads a buffer in a second context of the GPU, while the process also has the primary context. If the
-// task has a legacy handle, secondContext opens this handle in the second context.
+// secondContext compares a buffer with the task's pattern, first in the primary context of the GPU and then in a second context. If the
+// task has a legacy handle, secondContext calls handleInSecond instead.
 func (w *Worker) secondContext(ctx context.Context, t *Task) (a *Answer, err error) {
 	d, err := mempool.FindDevice(t.Device)
 	if err != nil {
@@ -129,8 +129,9 @@ func handleInSecond(primary, second *cuda.Context, t *Task, p pattern.Pattern) (
 	return a, err
 }
 
-// verifyIn runs a kernel in the context c that compares memory with a pattern. A copy would not work, because the driver copies memory of
-// the host only if it gets the address that the CPU uses.
+// verifyIn compares memory with a pattern. To do so, it runs a kernel in the context c. It does not copy the memory to the CPU, because ptr
+// may be the address that the GPU uses for memory of the host: the driver copies memory of the host only if it gets the address that the
+// CPU uses.
 func verifyIn(c *cuda.Context, ptr cuda.DevicePtr, n uint64, p pattern.Pattern) (seen pattern.Report, err error) {
 	kernels, err := pattern.Load(c)
 	if err != nil {

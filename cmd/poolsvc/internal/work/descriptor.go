@@ -27,9 +27,9 @@ type imported struct {
 	end func() error
 }
 
-// descriptorOpen connects to a socket, and receives the size and the file descriptor of an allocation. Then it maps the
-// allocation, compares the memory and changes the memory. The worker needs no service for this task. The memory stays
-// mapped until the task descriptorClose.
+// descriptorOpen connects to a socket, and receives the size and the file descriptor of an allocation. Then it maps the allocation,
+// compares the memory and changes the memory. The worker needs no service for this task. The memory stays mapped until the worker does the
+// task "descriptor-close".
 func (w *Worker) descriptorOpen(ctx context.Context, t *Task) (a *Answer, err error) {
 	conn, err := seqpacket.Dial(ctx, t.Path)
 	if err != nil {

@@ -9,8 +9,8 @@ import (
 	"github.com/poolbridge/poolbridge/cuda/pattern"
 )
 
-// mostHeld is the longest time that a gate holds work. After this time, the work continues although the gate is closed.
-// If a call waited for all this time, the check fails.
+// mostHeld is the longest time that a gate holds work. After this time, the work continues although the gate is closed. If a call of the
+// library waits as long as this, the check fails.
 const mostHeld = time.Minute
 
 // Gate holds work in a GPU's stream until the gate is opened.
@@ -35,8 +35,8 @@ func (g *GPU) NewGate() (*Gate, error) {
 	return &Gate{g, word}, nil
 }
 
-// Hold queues a kernel that waits until the gate is open, for at most mostHeld. Then it queues a second kernel that
-// runs for the time of the parameter takes.
+// Hold queues a kernel that waits until the gate is open, for at most mostHeld. Then it queues a second kernel that runs for the time
+// `takes`.
 func (g *Gate) Hold(takes time.Duration) error {
 	k, s := g.gpu.Kernels, g.gpu.Stream
 	return errors.Join(k.Hold(s, g.word.DevicePtr(), mostHeld), k.Spin(s, takes))

@@ -41,8 +41,8 @@ func (w *Worker) ownLegacy(_ context.Context, t *Task) (*Answer, error) {
 	if err != nil {
 		return nil, err
 	}
-	// A smaller allocation could share a block of the driver with other allocations. Its handle would then open the beginning of that
-	// block, not the beginning of the allocation.
+	// An allocation that is smaller than `whole` could share a block of the driver with other allocations. Its handle would then open the
+	// beginning of that block, not the beginning of the allocation.
 	const whole = 2 << 20
 	ptr, err := g.Context.Malloc((t.Elements*ElementBytes + whole - 1) / whole * whole)
 	if err != nil {

@@ -16,8 +16,8 @@ type reading struct {
 	found *pattern.Verification
 }
 
-// slowBegin queues the comparison of a buffer in a stream and releases the buffer. slowBegin does not wait until other work has written
-// the buffer. It also does not wait until the comparison has run, because a held kernel may come before it in the stream.
+// slowBegin queues the comparison of a buffer in a stream and releases the buffer. slowBegin does not wait until other work has written the
+// buffer. It also does not wait until the comparison has run, because a held kernel may come before the comparison in the stream.
 func (w *Worker) slowBegin(ctx context.Context, t *Task) (a *Answer, err error) {
 	g, err := w.bench.OnDevice(t.Device)
 	if err != nil {

@@ -41,8 +41,8 @@ func (w *Worker) subscribed(ctx context.Context, t *Task) (*intake, error) {
 	return in, nil
 }
 
-// streamTake takes and compares frames: as many frames as the task says, or all frames until the channel is closed. It releases each
-// frame after the comparison. If the task says Keep, it keeps the frames until the task streamRelease.
+// streamTake takes and compares frames: as many frames as the task says, or all frames until the channel is closed. It releases each frame
+// after the comparison. If the task has Keep, streamTake keeps the frames until the worker does the task "stream-release".
 func (w *Worker) streamTake(ctx context.Context, t *Task) (*Answer, error) {
 	in, err := w.subscribed(ctx, t)
 	if err != nil {

@@ -77,7 +77,7 @@ type Answer struct {
 	Signal int               `json:"signal,omitempty"`
 	// Pointers are the addresses of several mappings of the same memory.
 	Pointers []uint64 `json:"pointers,omitempty"`
-	// API is the error when the worker writes read-only memory with the library. Driver is the error when the worker
+	// API is the error that the worker gets when it writes read-only memory with the library. Driver is the error that the worker gets when it
 	// writes the same memory with a call of the driver.
 	API    *Failure `json:"api,omitempty"`
 	Driver *Failure `json:"driver,omitempty"`

@@ -65,8 +65,7 @@ var tasks = map[string]func(*Worker, context.Context, *Task) (*Answer, error){
 	"stream-close":     (*Worker).streamClose,
 }
 
-// Serve reads tasks from the reader in, does the tasks and writes the answers to the writer out. It returns when the reader in has no
-// more data.
+// Serve reads tasks from `in`, does the tasks and writes the answers to `out`. It returns when `in` has no more data.
 func (w *Worker) Serve(ctx context.Context, in io.Reader, out io.Writer) error {
 	defer func() { _ = w.Close() }()
 	w.bench.Device = w.Device
@@ -133,8 +132,7 @@ func (t *Task) timeout() time.Duration {
 
 func seconds(s float64) time.Duration { return time.Duration(s * float64(time.Second)) }
 
-// within calls the function f with the worker's session. The parameter limit is the time limit for opening the session and for f
-// together.
+// within calls the function f with the worker's session. `limit` is the time limit for opening the session and for f together.
 func within[T any](ctx context.Context, w *Worker, limit time.Duration, f func(context.Context, *bridge.Client) (T, error)) (T, error) {
 	ctx, cancel := context.WithTimeout(ctx, limit)
 	defer cancel()
