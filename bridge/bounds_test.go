@@ -10,6 +10,7 @@ import (
 
 	"github.com/poolbridge/poolbridge/bridge/server"
 	"github.com/poolbridge/poolbridge/bridge/wire"
+	"github.com/poolbridge/poolbridge/mempool"
 )
 
 func TestThePoolOfOthersIsDestroyedByItsMaker(t *testing.T) {
@@ -49,4 +50,22 @@ func TestAProcessCannotHoldMoreByConnectingAgain(t *testing.T) {
 	assert.Equal(t, wire.PoolStats{Pool: st.Stats.Pools[0].Pool, Reserved: 64 << 10, Held: 64 << 10, Blocks: 1, Session: 64 << 10, User: 64 << 10},
 		st.Stats.Pools[0])
 	assert.EqualValues(t, 256<<10, st.Stats.Pools[0].Pool.MaxUserBytes)
+}
+
+// The limit Recall is an hour here, so the test hangs if the allocation waits for memory that nobody gives back.
+func TestAnAllocationWaitsOnlyForBlocksThatAreOnTheirWayBack(t *testing.T) {
+	r := start(t, server.Config{}, unhurried)
+	one, other := dial(t, r.path), dial(t, r.path)
+	pool := createPool(t, one, hostPool("p", 1<<20))
+	theirs, err := other.OpenPool(t.Context(), "p")
+	require.NoError(t, err)
+	held := allocate(t, theirs, 600<<10)
+	unused := allocate(t, pool, 200<<10)
+	_, err = unused.Bytes(t.Context()) // maps the block, so that the service must recall it
+	require.NoError(t, err)
+	release(t, unused)
+	_, err = pool.TryAllocate(t.Context(), mempool.Bytes(700<<10))
+	require.ErrorIs(t, err, ErrLimit)
+	release(t, held)
+	release(t, allocate(t, pool, 700<<10))
 }

@@ -137,6 +137,9 @@ func publishBuffer(s *service.Session, r *wire.Publish) error {
 func (c *connection) alloc(q uint32, r *wire.Alloc) {
 	t := convert.Tensor(r.Tensor)
 	get := func(ctx context.Context, wait time.Duration) (service.Grant, error) {
+		if wait > milliseconds(r.Wait) { // see another
+			return c.session.AllocateRecalled(ctx, r.Pool, t, wait)
+		}
 		return c.session.Allocate(ctx, r.Pool, t, wait)
 	}
 	n, err := t.Extent()

@@ -229,6 +229,9 @@ func (p *Pool) take(w *waiter, n uint64) (*block, error) {
 					s.notePoolFull(p, size, fmt.Sprintf("and has waited %v for it", waited))
 				}
 			}
+			if w.recalled && p.held == 0 {
+				w.shorten(WantedTime)
+			}
 			p.watchCharged() // nothing tells the service when GPU work ends
 			if w.wait(line.wait(room, mine)) || awaits() {
 				continue

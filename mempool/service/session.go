@@ -127,12 +127,23 @@ func (s *Session) describe(t mempool.Tensor) *mempool.Tensor {
 // Errors: [mempool.ErrInvalid], [mempool.ErrNotFound], [mempool.ErrDenied], [mempool.ErrLimit], [mempool.ErrOutOfMemory],
 // [mempool.ErrClosed], and the context's error. [mempool.ErrLimit] and [mempool.ErrOutOfMemory] also wrap [mempool.ErrRecalling] if a
 // later try may succeed.
-func (s *Session) Allocate(ctx context.Context, pool uint64, t mempool.Tensor, wait time.Duration) (g Grant, err error) {
+func (s *Session) Allocate(ctx context.Context, pool uint64, t mempool.Tensor, wait time.Duration) (Grant, error) {
+	return s.allocateBuffer(ctx, pool, t, wait, false)
+}
+
+// AllocateRecalled is like [Session.Allocate], but waits only while the service waits for blocks of the pool that it has recalled. It waits
+// for WantedTime at least, unless the pool has room before.
+func (s *Session) AllocateRecalled(ctx context.Context, pool uint64, t mempool.Tensor, wait time.Duration) (Grant, error) {
+	return s.allocateBuffer(ctx, pool, t, wait, true)
+}
+
+func (s *Session) allocateBuffer(ctx context.Context, pool uint64, t mempool.Tensor, wait time.Duration, recalled bool) (g Grant, err error) {
 	n, err := t.Extent()
 	if err != nil {
 		return g, err
 	}
 	w := s.newWaiter(ctx, wait, purpose{what: forRoom, bytes: n})
+	w.recalled = recalled
 	defer w.stop()
 	svc := s.svc
 	svc.mu.Lock()

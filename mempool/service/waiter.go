@@ -16,6 +16,8 @@ type waiter struct {
 	deadline time.Time
 	timer    *time.Timer
 	late     bool // the time limit has passed
+	recalled bool // the allocation waits only while recalled blocks of its pool are on their way back, and for WantedTime at least
+	began    time.Time
 	purpose  purpose
 	entered  *wait // nil until the request waits for the first time
 	// long is called once, with Service.mu held, when the wait takes longer than the service's patience; it may be nil.
@@ -90,13 +92,26 @@ func (s *Session) longest() (longest *wait) {
 func (s *Session) newWaiter(ctx context.Context, limit time.Duration, p purpose) waiter {
 	w := waiter{ctx: ctx, session: s, purpose: p}
 	if limit > 0 {
-		w.deadline = time.Now().Add(limit)
+		w.began = time.Now()
+		w.deadline = w.began.Add(limit)
 	}
 	return w
 }
 
 // patient says whether the request may wait: whether the deadline is set.
 func (w *waiter) patient() bool { return !w.deadline.IsZero() }
+
+// shorten makes the deadline at most `limit` after the request began to wait.
+func (w *waiter) shorten(limit time.Duration) {
+	deadline := w.began.Add(limit)
+	if !deadline.Before(w.deadline) {
+		return
+	}
+	w.deadline = deadline
+	if w.timer != nil {
+		w.timer.Reset(time.Until(deadline))
+	}
+}
 
 // wait releases Service.mu and waits until the channel `changed` is closed or the session ends. It returns false if the deadline or the end
 // of ctx comes first.
