@@ -128,6 +128,37 @@ func TestAFrameThatIsKeptLongerThanTheRingGoesRound(t *testing.T) {
 	assert.Equal(t, r.host.Published()+1, r.host.sequencer.head.Load())
 }
 
+func TestAnOldFrameThatIsRequeuedComesBeforeNewerFramesInTheSlotsBeforeIt(t *testing.T) {
+	for _, policy := range []Policy{Block, DropOldest} {
+		t.Run(policy.String(), func(t *testing.T) {
+			r := newRig(t, Spec{Mode: Queue, Capacity: 4, Policy: policy})
+			p, slow, c := r.producer(16), r.consumer(MemberSpec{}), r.consumer(MemberSpec{})
+			p.publish()
+			kept := slow.take()
+			for p.publish()%r.host.slots != r.host.slots-3 || r.host.Published() < 2*r.host.slots {
+				c.acknowledge(c.take())
+			}
+			c.acknowledge(c.take())
+			first := r.host.Published() + 1
+			for range 4 { // the third is in the slot before the one of frame 1, and the fourth in the slot after it
+				p.publish()
+			}
+			require.NoError(t, slow.Requeue(kept))
+			slow.release(kept)
+			if policy.blocks() {
+				f := c.take()
+				assert.EqualValues(t, 1, f.Number)
+				c.acknowledge(f)
+			} else {
+				p.publish() // drops frames until the queue has a place
+				f := c.take()
+				assert.Equal(t, first+1, f.Number, "frames 1 and %d were the oldest", first)
+				c.acknowledge(f)
+			}
+		})
+	}
+}
+
 func TestAQueueOfWhichEverySlotIsInUseIsFull(t *testing.T) {
 	for _, policy := range []Policy{Block, Fail, DropOldest, Latest} {
 		t.Run(policy.String(), func(t *testing.T) {

@@ -182,8 +182,9 @@ func (s *sequencer) survey(t tail, limit int) (backlog, error) {
 	if t.number() >= s.slots {
 		from = max(from, t.number()-s.slots+1)
 	}
-	open := t.number() + 1 // the smallest number whose frame is not done
-	for n := from; n <= t.number() && b.waiting < limit; n++ {
+	every := from > max(head, 1) // any slot may have an old frame, so the loop reads every slot
+	open := t.number() + 1       // the smallest number whose frame is not done
+	for n := from; n <= t.number() && (every || b.waiting < limit); n++ {
 		r := s.resident(n, t)
 		if r.number > n || r.done() {
 			continue
@@ -196,9 +197,7 @@ func (s *sequencer) survey(t tail, limit int) (backlog, error) {
 			}
 		}
 	}
-	// If the loop began after the head and ended because of the limit, the slots that the loop did not read may have frames that are older
-	// than `open`. In this case the head stays.
-	if open > head && (from <= head+1 || b.waiting < limit) {
+	if open > head {
 		s.head.CompareAndSwap(head, open)
 	}
 	return b, nil

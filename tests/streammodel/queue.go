@@ -97,7 +97,9 @@ func (m *model) walk(s *state, t tail) survey {
 // survey examines the next slot, and returns true if the caller must call survey again. At the end of the survey, it moves the
 // head past the frames that are done.
 func (m *model) survey(s *state, v *survey, t tail, limit int8) bool {
-	if v.n <= t.number && v.count < limit {
+	began := max(v.head, t.number-m.n()+1, 1)
+	every := began > max(v.head, 1) // any slot may have an old frame, so the survey examines every slot
+	if v.n <= t.number && (every || v.count < limit) {
 		e, k := m.resident(s, v.n, t)
 		if e <= v.n && !m.isDone(e, k) {
 			v.open = min(v.open, e)
@@ -111,8 +113,7 @@ func (m *model) survey(s *state, v *survey, t tail, limit int8) bool {
 		v.n++
 		return true
 	}
-	began := max(v.head, t.number-m.n()+1, 1)
-	if v.open > v.head && (began <= v.head+1 || v.count < limit) && s.head == v.head {
+	if v.open > v.head && s.head == v.head {
 		s.head = v.open
 	}
 	return false
