@@ -39,25 +39,25 @@ type Pool struct {
 	// device UUID, `GPU-xxxxxxxx-xxxx-xxxx-xxxx-xxxxxxxxxxxx`: the same in all processes; left out: no device
 	UUID     string `wire:"du?"`
 	MaxBytes uint64 `wire:"mx"` // most bytes that the pool's blocks may take
-	// most bytes that may count for one session in it; left out: no limit
+	// most bytes of the pool that may count for one session; left out: no limit
 	MaxSessionBytes uint64 `wire:"sx?"`
-	// most bytes that may count for one user in it; left out: no limit
+	// most bytes of the pool that may count for one user; left out: no limit
 	MaxUserBytes uint64  `wire:"ux?"`
 	Export       *Export `wire:"x?"` // how to map the pool (see Kinds); in replies to `create` and `open`
 }
 
 // Export says how to map a pool or a block.
 type Export struct {
-	Data []byte `wire:"d?"` // what the kind defines
+	Data []byte `wire:"d?"` // data whose format the kind of memory defines, see Kinds
 	// how many of the packet's file descriptors belong to this export; they are assigned in the order of the exports in the packet
 	FDs uint64 `wire:"f?"`
 }
 
-// Fence names a point in a session's work: it is reached when a word of the session's timeline is `v` or more.
+// Fence names a point in a session's work. The fence is reached when a word of the session's timeline is `v` or more.
 type Fence struct {
 	Timeline uint64 `wire:"tl"` // timeline id
 	Word     uint64 `wire:"wd"` // index of a word of the timeline
-	Value    uint64 `wire:"v"`  // the fence is reached when the word is `v` or more; at least 1
+	Value    uint64 `wire:"v"`  // the value of the word at which the fence is reached; at least 1
 }
 
 // Channel describes a channel: a named, bounded queue of buffers of one pool.
@@ -68,7 +68,7 @@ type Channel struct {
 	Pool     uint64 `wire:"pl"`
 	Mode     string `wire:"md"` // mode: `broadcast`, `queue`
 	Capacity uint64 `wire:"cp"` // capacity, in frames
-	Full     string `wire:"fl"` // what happens when it is full: `block`, `drop-oldest`, `latest`, `fail`
+	Full     string `wire:"fl"` // what happens when the channel is full: `block`, `drop-oldest`, `latest`, `fail`
 }
 
 // Lease describes a lease, its buffer and its block.
@@ -76,23 +76,23 @@ type Lease struct {
 	ID         uint64 `wire:"id"`  // lease id, never reused within an epoch
 	Buffer     uint64 `wire:"bf"`  // buffer id, never reused within an epoch
 	Generation uint64 `wire:"ge"`  // generation of the block at this use
-	Write      bool   `wire:"wr?"` // a write lease
+	Write      bool   `wire:"wr?"` // whether this is a write lease
 	Pool       uint64 `wire:"pl"`  // pool id
 	Block      uint64 `wire:"bl"`  // block id, never reused within an epoch
 	BlockBytes uint64 `wire:"bs"`  // bytes of the block
 	Bytes      uint64 `wire:"n?"`  // bytes of the buffer, which starts at the block's first byte
-	Tensor     Tensor `wire:"t"`   // its content
-	// how to map the block: sent with the session's first lease on the block, and again after the session has answered a
-	// `recall` of it
+	Tensor     Tensor `wire:"t"`   // content of the buffer
+	// how to map the block; the service sends this with the session's first lease on the block, and again after the session has answered a
+	// `recall` of the block
 	Export    *Export `wire:"x?"`
 	Wait      []Fence `wire:"wt?"` // fences that must be reached before the memory is used (see Order)
 	Event     []byte  `wire:"ev?"` // the interprocess event that came with the content
-	EventOnly bool    `wire:"eo?"` // no fence in `wt` covers the work of `ev`: the session must wait for `ev` too
+	EventOnly bool    `wire:"eo?"` // whether no fence in `wt` covers the work of `ev`, so that the session must wait for `ev` too
 }
 
 // Stats counts what a service has.
 type Stats struct {
-	// sessions that have not ended, including those of the service's own process: `poolsvc serve` has one
+	// sessions that have not ended, including the sessions of the service's own process: `poolsvc serve` has one such session
 	Sessions uint64      `wire:"ss"`
 	Leases   uint64      `wire:"ls"` // leases
 	Buffers  uint64      `wire:"bf"` // buffers
@@ -105,12 +105,12 @@ type PoolStats struct {
 	Pool     Pool   `wire:"p"`   // the pool, without `x`
 	Reserved uint64 `wire:"rs?"` // bytes of all blocks (reserved)
 	Leased   uint64 `wire:"ld?"` // bytes of blocks in use (leased)
-	Used     uint64 `wire:"us?"` // bytes of the buffers in them (used)
+	Used     uint64 `wire:"us?"` // bytes of the buffers in leased blocks (used)
 	Cached   uint64 `wire:"ca?"` // bytes of blocks free for use (cached)
 	Held     uint64 `wire:"rc?"` // bytes of free blocks that are being recalled or wait for a process to end (held)
 	Blocks   uint64 `wire:"nb?"` // blocks
 	Session  uint64 `wire:"cs?"` // bytes that count for the asking session
-	User     uint64 `wire:"cu?"` // bytes that count for its user
+	User     uint64 `wire:"cu?"` // bytes that count for the user of the asking session
 }
 
 // SessionEntry describes a session in a list.
@@ -119,29 +119,29 @@ type SessionEntry struct {
 	UID     uint64 `wire:"ui"`  // user id
 	PID     uint64 `wire:"pd"`  // process id, for people
 	Program string `wire:"nm?"` // the program's name, for people, at most 255 bytes of it
-	Began   uint64 `wire:"bg"`  // when it began, in nanoseconds since 1970
+	Began   uint64 `wire:"bg"`  // time at which the session began, in nanoseconds since 1970
 	Leases  uint64 `wire:"ls?"` // leases
-	Blocks  uint64 `wire:"bk?"` // blocks that it was sent the export of and has not dropped
-	Members uint64 `wire:"mb?"` // members of channels
-	Bytes   uint64 `wire:"n?"`  // bytes that count for it in pools
-	Waits   uint64 `wire:"wq?"` // its requests that wait
-	For     string `wire:"wf?"` // what the request that has waited longest waits for, for people
-	Since   uint64 `wire:"ws?"` // since when, in nanoseconds since 1970
+	Blocks  uint64 `wire:"bk?"` // blocks whose export the service sent to the session and that the session has not dropped
+	Members uint64 `wire:"mb?"` // members that the session has in channels
+	Bytes   uint64 `wire:"n?"`  // bytes of pools that count for the session
+	Waits   uint64 `wire:"wq?"` // requests of the session that wait
+	For     string `wire:"wf?"` // text for people: what the session's longest-waiting request waits for
+	Since   uint64 `wire:"ws?"` // time since which this request waits, in nanoseconds since 1970
 }
 
 // ChannelEntry describes a channel in a list.
 type ChannelEntry struct {
 	Channel   Channel `wire:"c"`   // the channel
-	UID       uint64  `wire:"ui"`  // user id of its maker
+	UID       uint64  `wire:"ui"`  // id of the user that made the channel
 	Producers uint64  `wire:"pr?"` // producers
 	Consumers uint64  `wire:"cs?"` // consumers
-	Closed    bool    `wire:"sh?"` // it is closed
+	Closed    bool    `wire:"sh?"` // whether the channel is closed
 	Published uint64  `wire:"sq?"` // frames published so far
 	// in a broadcast, frames that the consumer furthest behind has not taken; in a queue, frames that are not acknowledged
 	Waiting uint64 `wire:"wt?"`
 	Slowest uint64 `wire:"sl?"` // session of the consumer furthest behind in a broadcast; left out: none is behind
-	Used    uint64 `wire:"uf?"` // places that frames take up: if as many as the capacity, the next one waits, fails or drops another
-	Dropped uint64 `wire:"dr?"` // frames that consumers missed so far; in a queue, those that no consumer got
+	Used    uint64 `wire:"uf?"` // places that frames take up; if this equals the capacity, the next frame waits, fails or drops another frame
+	Dropped uint64 `wire:"dr?"` // frames that consumers missed so far; in a queue, the frames that no consumer got
 }
 
 // NameEntry describes a name in a list, and the buffer that is published under it.
@@ -150,9 +150,9 @@ type NameEntry struct {
 	Buffer  uint64 `wire:"bf"`  // buffer id
 	Pool    uint64 `wire:"pl"`  // pool id
 	Bytes   uint64 `wire:"n"`   // bytes of the buffer
-	Tensor  Tensor `wire:"t"`   // its content
-	UID     uint64 `wire:"ui"`  // id of the user that published it
-	Session uint64 `wire:"ss?"` // the name is removed when this session ends; left out: it is kept
+	Tensor  Tensor `wire:"t"`   // content of the buffer
+	UID     uint64 `wire:"ui"`  // id of the user that published the name
+	Session uint64 `wire:"ss?"` // session at whose end the name is removed; left out: the name is kept
 }
 
 // BufferEntry describes a buffer in a list, and what holds it.
@@ -162,12 +162,12 @@ type BufferEntry struct {
 	Pool       uint64   `wire:"pl"`  // pool id
 	Bytes      uint64   `wire:"n"`   // bytes of the buffer
 	BlockBytes uint64   `wire:"bs"`  // bytes of the block
-	Tensor     Tensor   `wire:"t"`   // its content
+	Tensor     Tensor   `wire:"t"`   // content of the buffer
 	Writer     uint64   `wire:"wr?"` // session with the write lease; left out: none
 	Readers    []uint64 `wire:"rd?"` // sessions with read leases, at most 8 of them
 	Reads      uint64   `wire:"rs?"` // read leases
-	Names      uint64   `wire:"nn?"` // names that it is published under
-	InChannel  bool     `wire:"ch?"` // it is in a channel, and its producer has left
+	Names      uint64   `wire:"nn?"` // number of names under which the buffer is published
+	InChannel  bool     `wire:"ch?"` // whether the buffer is in a channel whose producer has left
 }
 
 // LeaseEntry describes a lease in a list, and the session that has it.
@@ -181,16 +181,16 @@ type LeaseEntry struct {
 	Pool       uint64 `wire:"pl"`  // pool id
 	Bytes      uint64 `wire:"n"`   // bytes of the buffer
 	BlockBytes uint64 `wire:"bs"`  // bytes of the block
-	Write      bool   `wire:"wr?"` // it is a write lease
-	Began      uint64 `wire:"bg"`  // when it began, in nanoseconds since 1970, to a second
-	For        string `wire:"wf?"` // what its session waits for, for people
-	Since      uint64 `wire:"ws?"` // since when, in nanoseconds since 1970
+	Write      bool   `wire:"wr?"` // whether the lease is a write lease
+	Began      uint64 `wire:"bg"`  // time at which the lease began, in nanoseconds since 1970, rounded to a second
+	For        string `wire:"wf?"` // text for people: what the session of the lease waits for
+	Since      uint64 `wire:"ws?"` // time since which the session waits, in nanoseconds since 1970
 }
 
-// EventEntry describes one event. Fields that do not apply to it are left out.
+// EventEntry describes one event. Fields that do not apply to the event are left out.
 type EventEntry struct {
 	Number  uint64 `wire:"id"`  // counts the events of the epoch, from 1 on
-	At      uint64 `wire:"at"`  // when, in nanoseconds since 1970
+	At      uint64 `wire:"at"`  // time of the event, in nanoseconds since 1970
 	Kind    string `wire:"k"`   // kind (see Events)
 	Session uint64 `wire:"ss?"` // session id
 	UID     uint64 `wire:"ui?"` // user id of the session
@@ -201,8 +201,8 @@ type EventEntry struct {
 	Buffer  uint64 `wire:"bf?"` // buffer id
 	Bytes   uint64 `wire:"n?"`  // bytes of memory
 	Ending  string `wire:"en?"` // how a session ended: `left`, `lost`, `error`, `closed`, `shutdown`
-	Took    uint64 `wire:"tk?"` // how long it took, or has lasted, in nanoseconds
-	Count   uint64 `wire:"ct?"` // how often it happened since the last such event; left out: 1
+	Took    uint64 `wire:"tk?"` // how long the event took or has lasted, in nanoseconds
+	Count   uint64 `wire:"ct?"` // how often this happened since the last entry for such an event; left out: 1
 	Text    string `wire:"tx"`  // a sentence, for people, at most 1,000 bytes
 }
 
@@ -218,13 +218,13 @@ type Hello struct {
 // Epoch identifies one run of the service.
 type Epoch [16]byte
 
-// HelloReply says what was agreed on, and identifies the service.
+// HelloReply says which version and features the service chose, and identifies the service.
 type HelloReply struct {
 	Version  uint64   `wire:"v"`   // the chosen version
 	Epoch    Epoch    `wire:"ep"`  // the service's epoch
 	Session  uint64   `wire:"id"`  // session id
 	PID      uint64   `wire:"pid"` // the service's process id, for people
-	Features []string `wire:"ft?"` // features that both have
+	Features []string `wire:"ft?"` // features that the client and the service both have
 }
 
 // Create makes a pool.
@@ -237,9 +237,9 @@ type Create struct {
 	MaxBytes        uint64   `wire:"mx"`  // most bytes of the pool
 	MaxSessionBytes uint64   `wire:"sx?"` // most bytes of a session; left out: no limit
 	MaxUserBytes    uint64   `wire:"ux?"` // most bytes of a user; left out: no limit
-	UIDs            []uint64 `wire:"ui?"` // ids of users that may use it; without `ui` and `gi`: the creator's user
-	GIDs            []uint64 `wire:"gi?"` // ids of groups that may use it
-	Ensure          bool     `wire:"en?"` // if there is an equal pool of that name, open it
+	UIDs            []uint64 `wire:"ui?"` // ids of users that may use the pool; without `ui` and `gi`: the creator's user
+	GIDs            []uint64 `wire:"gi?"` // ids of groups that may use the pool
+	Ensure          bool     `wire:"en?"` // if there is a pool with this name and the same settings, open that pool
 }
 
 // PoolReply has the pool that was made or opened.
@@ -247,7 +247,7 @@ type PoolReply struct {
 	Pool Pool `wire:"p"` // the pool
 }
 
-// Open opens an existing pool, by its name or by its id: exactly one of the two.
+// Open opens an existing pool by its name or by its id. The client sends exactly one of `nm` and `pl`.
 //
 //wire:request open PoolReply
 type Open struct {
@@ -282,7 +282,7 @@ type TrimReply struct {
 type Alloc struct {
 	Pool   uint64 `wire:"pl"` // pool id
 	Tensor Tensor `wire:"t"`  // the content that the buffer is for
-	Wait   uint64 `wire:"w?"` // milliseconds to wait for room
+	Wait   uint64 `wire:"w?"` // milliseconds to wait for free memory in the pool
 }
 
 // LeaseReply has the lease that was granted.
@@ -290,7 +290,7 @@ type LeaseReply struct {
 	Lease Lease `wire:"l"` // the lease
 }
 
-// Publish gives the buffer of a write lease a name. Its content is complete, or will be as `rt` and `ev` say.
+// Publish gives a name to the buffer of a write lease. `rt` and `ev` say when the buffer's content is complete.
 //
 //wire:request publish
 type Publish struct {
@@ -299,8 +299,8 @@ type Publish struct {
 	Tensor  *Tensor `wire:"t?"`  // a new description of the content; left out: that of `alloc`
 	Keep    bool    `wire:"kp?"` // keep the name when the session ends
 	Replace bool    `wire:"rp?"` // replace an existing name of the same user
-	Ready   *Fence  `wire:"rt?"` // the content is complete when this is reached; without `rt` and `ev`: it is complete now
-	Event   []byte  `wire:"ev?"` // the content is complete when this interprocess event has happened
+	Ready   *Fence  `wire:"rt?"` // fence at which the content is complete; without `rt` and `ev`: the content is complete now
+	Event   []byte  `wire:"ev?"` // interprocess event after which the content is complete
 }
 
 // Unpublish removes a name.
@@ -315,7 +315,7 @@ type Unpublish struct {
 //wire:request get LeaseReply
 type Get struct {
 	Name  string `wire:"nm"`  // buffer name
-	Write bool   `wire:"wr?"` // for a write lease
+	Write bool   `wire:"wr?"` // whether to grant a write lease
 	Wait  uint64 `wire:"w?"`  // milliseconds to wait for the name and the lease
 }
 
@@ -325,29 +325,30 @@ type Get struct {
 type LeaseBuffer struct {
 	Buffer     uint64 `wire:"bf"`  // buffer id
 	Generation uint64 `wire:"ge"`  // generation of its block
-	Write      bool   `wire:"wr?"` // for a write lease
+	Write      bool   `wire:"wr?"` // whether to grant a write lease
 	Wait       uint64 `wire:"w?"`  // milliseconds to wait for the lease
 }
 
-// Release ends a lease, or several in the same way: all that can be ended. It is usually sent without `q`: no reply is wanted.
+// Release ends one or more leases, all in the same way. If a lease cannot be ended, the service still ends the others. Release is usually
+// sent without `q`: no reply is wanted.
 //
 //wire:request release
 type Release struct {
 	Lease  uint64  `wire:"l"`   // lease id
-	Failed bool    `wire:"fl?"` // the content is incomplete
-	Done   []Fence `wire:"dt?"` // the work that used the lease is done when these are reached; left out: it is done now
+	Failed bool    `wire:"fl?"` // whether the content is incomplete
+	Done   []Fence `wire:"dt?"` // fences at which the work that used the lease is done; left out: the work is done now
 	// further leases, which end in the same way; an error is that of the first lease that cannot be ended
 	Also []uint64 `wire:"al?"`
 }
 
-// Cancel ends the wait of another request. It is usually sent without `q`: no reply is wanted.
+// Cancel ends the wait of another request. Cancel is usually sent without `q`: no reply is wanted.
 //
 //wire:request cancel
 type Cancel struct {
 	Request uint64 `wire:"rq"` // number of a request of this session that waits
 }
 
-// Dropped says which blocks the client has unmapped. It is usually sent without `q`: no reply is wanted.
+// Dropped says which blocks the client has unmapped. Dropped is usually sent without `q`: no reply is wanted.
 //
 //wire:request dropped
 type Dropped struct {
@@ -359,7 +360,7 @@ type Dropped struct {
 //wire:request stats StatsReply
 type StatsRequest struct{}
 
-// StatsReply has the counts of the whole service, and the pools of the session.
+// StatsReply has the counts of the whole service, and of the pools that the session may use or destroy.
 type StatsReply struct {
 	Stats Stats `wire:"s"` // the counts
 }
@@ -369,7 +370,7 @@ type StatsReply struct {
 //wire:request list ListReply
 type List struct {
 	What  string `wire:"wt"`  // what to list: `sessions`, `channels`, `names`, `buffers`, `leases`
-	After string `wire:"af?"` // `nx` of the page before; left out: the first page
+	After string `wire:"af?"` // `nx` of the previous page; left out: the client asks for the first page
 	Most  uint64 `wire:"n?"`  // most entries of the page; left out: 64
 }
 
@@ -380,7 +381,7 @@ type ListReply struct {
 	Names    []NameEntry    `wire:"ns?"` // names
 	Buffers  []BufferEntry  `wire:"bs?"` // buffers
 	Leases   []LeaseEntry   `wire:"ls?"` // leases
-	Next     string         `wire:"nx?"` // `af` of the next page; left out: this is the last
+	Next     string         `wire:"nx?"` // `af` of the next page; left out: this is the last page
 }
 
 // Events asks for a page of events, the oldest first, and waits for one if there is none. At most 4 such requests of a session wait at
@@ -388,7 +389,7 @@ type ListReply struct {
 //
 //wire:request events EventsReply
 type Events struct {
-	After uint64 `wire:"af?"` // number of the last event that the client knows; left out: all that the service keeps
+	After uint64 `wire:"af?"` // number of the last event that the client knows; left out: all events that the service keeps
 	Most  uint64 `wire:"n?"`  // most entries of the page; left out: 32
 	Wait  uint64 `wire:"w?"`  // milliseconds to wait for an event
 }
@@ -397,7 +398,7 @@ type Events struct {
 type EventsReply struct {
 	Events []EventEntry `wire:"ev?"` // events
 	Next   uint64       `wire:"nx?"` // `af` of the next page
-	Lost   uint64       `wire:"lo?"` // how many events after `af` the service does not keep any more
+	Lost   uint64       `wire:"lo?"` // number of events after `af` that the service does not keep any more
 }
 
 // EndSession ends another session, as if its client had broken the protocol.
@@ -407,32 +408,32 @@ type EndSession struct {
 	Session uint64 `wire:"ss"` // session id
 }
 
-// Bye says that the client is about to close the connection. The service then notes that the session left, not that it was lost. It is
-// usually sent without `q`: no reply is wanted.
+// Bye says that the client is about to close the connection. The service then records that the session left, and not that the session
+// was lost. Bye is usually sent without `q`: no reply is wanted.
 //
 //wire:request bye
 type Bye struct{}
 
-// Timeline asks for the page of a timeline: the session's own, or another that a fence named.
+// Timeline asks for the page of a timeline: the session's own timeline, or another timeline that a fence named.
 //
 //wire:request timeline TimelineReply
 type Timeline struct {
-	Timeline uint64 `wire:"tl?"` // timeline id; left out: the session's own, which the first such request makes
+	Timeline uint64 `wire:"tl?"` // timeline id; left out: the session's own timeline, which the first such request makes
 }
 
 // TimelineReply has the page of a timeline.
 type TimelineReply struct {
 	Timeline uint64 `wire:"tl"` // timeline id, never reused within an epoch
-	Words    uint64 `wire:"nw"` // how many words the page has
+	Words    uint64 `wire:"nw"` // number of words in the page
 	Export   Export `wire:"x"`  // one descriptor: a memfd of 135,168 bytes, see Order
 }
 
-// Seal says that the session has mapped its own timeline: from now on no other process can map it for writing.
+// Seal says that the session has mapped its own timeline. From now on, no other process can map this timeline for writing.
 //
 //wire:request seal
 type Seal struct{}
 
-// MakeChannel makes a channel, or opens an equal one of that name.
+// MakeChannel makes a channel, or opens the channel that has the same name and settings.
 //
 //wire:request channel ChannelReply
 type MakeChannel struct {
@@ -440,7 +441,7 @@ type MakeChannel struct {
 	Pool     uint64 `wire:"pl"`  // pool id
 	Mode     string `wire:"md?"` // mode; left out: `broadcast`
 	Capacity uint64 `wire:"cp"`  // capacity, in frames
-	Full     string `wire:"fl?"` // what happens when it is full; left out: `block`
+	Full     string `wire:"fl?"` // what happens when the channel is full; left out: `block`
 }
 
 // ChannelReply has the channel.
@@ -463,13 +464,13 @@ type CloseChannel struct {
 	Channel uint64 `wire:"ch"` // channel id
 }
 
-// Join asks to take part in a channel as a producer or a consumer. The member takes part once `enter` is answered.
+// Join asks to take part in a channel as a producer or a consumer. The member takes part when the service has answered `enter`.
 //
 //wire:request join JoinReply
 type Join struct {
 	Channel uint64 `wire:"ch"`  // channel id
 	Role    string `wire:"ro"`  // role: `producer`, `consumer`
-	Oldest  bool   `wire:"ol?"` // a consumer of a broadcast begins with the oldest frame kept, not with the newest
+	Oldest  bool   `wire:"ol?"` // whether a consumer of a broadcast begins with the oldest frame that the channel keeps, not with the newest
 	Full    string `wire:"fl?"` // what happens when this consumer of a broadcast is slow; left out: the channel's policy
 }
 
@@ -480,7 +481,7 @@ type JoinReply struct {
 	Export Export `wire:"x"`  // three descriptors: the roster, the sequencer and the member's own file
 }
 
-// Enter says that the session has mapped the files of a member: once this is answered, the member takes part.
+// Enter says that the session has mapped the files of a member. The member takes part when the service has answered this request.
 //
 //wire:request enter
 type Enter struct {
@@ -496,7 +497,8 @@ type Leave struct {
 	Member  uint64 `wire:"mb"` // member id
 }
 
-// Map asks how to map a block that a frame named. The session then counts as one that was sent the block's export.
+// Map asks how to map a block that a frame named. The service then treats the block as mapped by the session until the session sends
+// `dropped`.
 //
 //wire:request map MapReply
 type Map struct {
@@ -511,12 +513,12 @@ type MapReply struct {
 	Export     Export `wire:"x"`  // how to map the block
 }
 
-// Doubt reports a frame whose record contradicts itself. It is usually sent without `q`: no reply is wanted.
+// Doubt reports a frame whose record contradicts itself. Doubt is usually sent without `q`: no reply is wanted.
 //
 //wire:request doubt
 type Doubt struct {
 	Channel  uint64 `wire:"ch"` // channel id
-	Member   uint64 `wire:"mb"` // member id of the consumer that got it
+	Member   uint64 `wire:"mb"` // member id of the consumer that got the frame
 	Sequence uint64 `wire:"sq"` // number of the frame
 }
 
@@ -537,7 +539,7 @@ type Goodbye struct {
 	Reason Error `wire:",inline"` // the reason, as in the Error of a reply
 }
 
-// Failed says that the writer of buffers that the session has leased died before they were complete.
+// Failed names buffers that the session has leased and whose writer died before the content was complete.
 //
 //wire:notice failed
 type Failed struct {
@@ -548,11 +550,11 @@ type Failed struct {
 //
 //wire:notice working
 type Working struct {
-	// number of a request of this session; left out: a request that all later ones of the session wait for
+	// number of a request of this session; left out: a request for which all later requests of the session wait
 	Request uint64 `wire:"rq?"`
 }
 
-// Member gives the session the file of a member of a channel, for its own members of the other role (see Channels).
+// Member gives the session the file of a member of a channel. The session's own members of the other role need this file (see Channels).
 //
 //wire:notice member
 type Member struct {
@@ -570,7 +572,8 @@ type Wanted struct {
 	Pool uint64 `wire:"pl"` // pool id
 }
 
-// Forget says that the client will get no more fences of these timelines: it unmaps them once nothing waits for them.
+// Forget says that the client will get no more fences of these timelines. The client unmaps their pages when no stream and no lease waits
+// for them any more.
 //
 //wire:notice forget
 type Forget struct {
