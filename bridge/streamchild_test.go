@@ -130,7 +130,12 @@ func consume() error {
 	o := mempool.SubscribeOptions{Oldest: os.Getenv("OLDEST") != "", Full: mempool.FullPolicy(os.Getenv("FULL"))}
 	in := bufio.NewScanner(os.Stdin)
 	fmt.Println("ready")
+	joined := false
 	for f, err := range ch.Frames(ctx, o) {
+		if errors.Is(err, ErrClosed) && !joined { // the channel was closed after openStream
+			break
+		}
+		joined = true
 		switch {
 		case errors.Is(err, ErrProducerDied) && f != nil:
 			fmt.Println("failed", f.Seq)

@@ -90,7 +90,7 @@ def produce(client, memory, full):
 def consume(client, memory, credit):
     try:
         frames = client.subscribe("c", credit=int(credit))
-    except poolbridge.NotFoundError:
+    except (poolbridge.NotFoundError, poolbridge.ClosedError):
         print("ended")  # the channel was closed
         return
     print("ready")
