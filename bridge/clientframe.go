@@ -91,7 +91,7 @@ func (f *Frame) Release() error { return f.ReleaseAfter(unasked) }
 
 // ReleaseAfter releases the frame while work in the caller's queues still uses the memory. The sender can use the memory again only when
 // the work that is in these queues now has ended. If there are several queues, the first queue waits for the other queues. If the first
-// queue cannot wait, ReleaseAfter itself waits, until ctx ends.
+// queue cannot wait, ReleaseAfter itself waits for the work in the queues; the end of `ctx` stops this wait.
 //
 // Errors: those of Release; the context's error if ReleaseAfter had to wait.
 func (f *Frame) ReleaseAfter(ctx context.Context, queues ...Queue) error {

@@ -53,8 +53,8 @@ var (
 )
 `
 
-// Every block of Go in README and docs compiles. A block uses only its own names, and the variables that the
-// constant names declares.
+// Every block of Go in README and docs compiles. A block uses only the names that it declares itself, and
+// the variables that the text in the constant `names` declares.
 func TestEveryDocumentedBlockOfGoCompiles(t *testing.T) {
 	build := filepath.Join(rig.Root(), "build")
 	require.NoError(t, os.MkdirAll(build, 0o755))

@@ -36,7 +36,7 @@ CUresult shared_event_create(struct event *e);
 void shared_event_close(struct event *e);
 void shared_event_complete(struct shared_event *shared, uint32_t count);
 bool shared_event_reached(struct shared_event *shared, uint32_t count);
-// Waits until the recording with the number count is completed, or until stop returns true. The caller must not hold sim_mu.
+// Waits until recording number `count` is complete, or until stop returns true. The caller must not hold sim_mu.
 void shared_event_wait(struct shared_event *shared, uint32_t count, bool (*stop)(void *arg), void *arg);
 
 #endif

@@ -182,7 +182,7 @@ class SessionMembers(SessionMemory):
         self.spares.drop_shelf(shelf)
 
     def lose_spare(self, spare: Spare) -> None:
-        """Put a publisher's lease, to which no object refers any more, into the spares. Never waits, never raises."""
+        """Keep for later use a lease that its publisher has lost: no object refers to it. Never waits, never raises."""
         self.lock.later(partial(self._lose_spare, spare))
 
     def _lose_spare(self, spare: Spare) -> None:
