@@ -137,8 +137,8 @@ func publishBuffer(s *service.Session, r *wire.Publish) error {
 func (c *connection) alloc(q uint32, r *wire.Alloc) {
 	t := convert.Tensor(r.Tensor)
 	get := func(ctx context.Context, wait time.Duration) (service.Grant, error) {
-		if wait > milliseconds(r.Wait) { // see another
-			return c.session.AllocateRecalled(ctx, r.Pool, t, wait)
+		if own := milliseconds(r.Wait); wait > own { // see another
+			return c.session.AllocateRecalled(ctx, r.Pool, t, own, wait)
 		}
 		return c.session.Allocate(ctx, r.Pool, t, wait)
 	}

@@ -229,8 +229,8 @@ func (p *Pool) take(w *waiter, n uint64) (*block, error) {
 					s.notePoolFull(p, size, fmt.Sprintf("and has waited %v for it", waited))
 				}
 			}
-			if w.recalled && p.held == 0 {
-				w.shorten(WantedTime)
+			if w.least > 0 && p.held == 0 && !errors.Is(err, mempool.ErrRecalling) {
+				w.shorten(w.least)
 			}
 			p.watchCharged() // nothing tells the service when GPU work ends
 			if w.wait(line.wait(room, mine)) || awaits() {

@@ -128,22 +128,24 @@ func (s *Session) describe(t mempool.Tensor) *mempool.Tensor {
 // [mempool.ErrClosed], and the context's error. [mempool.ErrLimit] and [mempool.ErrOutOfMemory] also wrap [mempool.ErrRecalling] if a
 // later try may succeed.
 func (s *Session) Allocate(ctx context.Context, pool uint64, t mempool.Tensor, wait time.Duration) (Grant, error) {
-	return s.allocateBuffer(ctx, pool, t, wait, false)
+	return s.allocateBuffer(ctx, pool, t, wait, 0)
 }
 
-// AllocateRecalled is like [Session.Allocate], but waits only while the service waits for blocks of the pool that it has recalled. It waits
-// for WantedTime at least, unless the pool has room before.
-func (s *Session) AllocateRecalled(ctx context.Context, pool uint64, t mempool.Tensor, wait time.Duration) (Grant, error) {
-	return s.allocateBuffer(ctx, pool, t, wait, true)
+// AllocateRecalled is like [Session.Allocate], but waits longer for blocks that the service has recalled: for up to `recalled`, as long as
+// some of these blocks have not come back. In any case it waits for `wait`, and for WantedTime.
+func (s *Session) AllocateRecalled(ctx context.Context, pool uint64, t mempool.Tensor, wait, recalled time.Duration) (Grant, error) {
+	wait = max(wait, WantedTime)
+	return s.allocateBuffer(ctx, pool, t, max(wait, recalled), wait)
 }
 
-func (s *Session) allocateBuffer(ctx context.Context, pool uint64, t mempool.Tensor, wait time.Duration, recalled bool) (g Grant, err error) {
+// allocateBuffer does what [Session.AllocateRecalled] does. least is 0, or the time that the allocation waits in any case.
+func (s *Session) allocateBuffer(ctx context.Context, pool uint64, t mempool.Tensor, wait, least time.Duration) (g Grant, err error) {
 	n, err := t.Extent()
 	if err != nil {
 		return g, err
 	}
 	w := s.newWaiter(ctx, wait, purpose{what: forRoom, bytes: n})
-	w.recalled = recalled
+	w.least = least
 	defer w.stop()
 	svc := s.svc
 	svc.mu.Lock()

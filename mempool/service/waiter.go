@@ -15,8 +15,8 @@ type waiter struct {
 	session  *Session
 	deadline time.Time
 	timer    *time.Timer
-	late     bool // the time limit has passed
-	recalled bool // the allocation waits only while recalled blocks of its pool are on their way back, and for WantedTime at least
+	late     bool          // the time limit has passed
+	least    time.Duration // if not 0: an allocation waits no longer than this when no recalled block of its pool is on its way back
 	began    time.Time
 	purpose  purpose
 	entered  *wait // nil until the request waits for the first time

@@ -1,0 +1,62 @@
+package service
+
+import (
+	"context"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/poolbridge/poolbridge/mempool"
+)
+
+// recalling returns a client with a recalled block, which the client has not dropped yet, in a pool that another session has filled.
+func recalling(t *testing.T) (c *client, p *Pool, block uint64, held *Lease) {
+	t.Helper()
+	svc := newService(t)
+	owner := open(t, svc)
+	c = openClient(t, svc, mempool.Self())
+	p, _ = fakePool(t, owner, 4096)
+	held = allocate(t, owner, p, 2048)
+	l := allocate(t, c.Session, p, 512)
+	block = mapBlock(t, l)
+	release(t, l)
+	require.ErrorIs(t, tryAllocate(c.Session, p, 4096), mempool.ErrRecalling)
+	return c, p, block, held
+}
+
+func TestAnAllocationEndsWhenAllRecalledBlocksHaveComeBack(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		c, p, block, _ := recalling(t)
+		time.AfterFunc(100*time.Millisecond, func() { assert.NoError(t, c.Dropped([]uint64{block})) })
+		began := time.Now()
+		_, err := c.AllocateRecalled(context.Background(), p.info.ID, mempool.Bytes(4096), 0, time.Hour)
+		require.ErrorIs(t, err, mempool.ErrLimit)
+		assert.Equal(t, 100*time.Millisecond, time.Since(began))
+	})
+}
+
+func TestAnAllocationStillWaitsForAsLongAsItsClientWants(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		c, p, block, held := recalling(t)
+		require.NoError(t, c.Dropped([]uint64{block}))
+		time.AfterFunc(300*time.Millisecond, func() { release(t, held) })
+		_, err := c.AllocateRecalled(context.Background(), p.info.ID, mempool.Bytes(4096), time.Second, time.Hour)
+		require.NoError(t, err)
+	})
+}
+
+func TestAnAllocationWaitsForWorkOnBlocksThatCountForItsSession(t *testing.T) {
+	svc := newService(t)
+	p := createPool(t, open(t, svc), mempool.PoolSpec{Name: "p", Kind: fake, MaxBytes: 8192, SessionBytes: 1024})
+	w := hire(t, svc)
+	a, b := allocate(t, w.Session, p, 512), allocate(t, w.Session, p, 512)
+	f := w.fence()
+	releaseAll(t, []*Lease{a, b}, func(int) mempool.Fence { return f })
+	require.ErrorIs(t, tryAllocate(w.Session, p, 1024), mempool.ErrRecalling)
+	time.AfterFunc(4*WantedTime, func() { w.reach(f) })
+	_, err := w.AllocateRecalled(context.Background(), p.info.ID, mempool.Bytes(1024), 0, time.Hour)
+	require.NoError(t, err)
+}
