@@ -174,10 +174,11 @@ $(ACTIONLINT):
 bench: bin/poolsvc $(VENV)/installed ## measure on host memory, and compare with queues and shared memory of Python
 	bin/poolsvc bench --python $(PY) --kind host
 
-fuzz: ## fuzz the packet checker and decoder, and shared memory, a minute each
-	$(GO) test -run '^$$' -fuzz FuzzDecodeRequest -fuzztime 1m ./bridge/wire
-	$(GO) test -run '^$$' -fuzz FuzzCheckAgainstDecoder -fuzztime 1m ./bridge/wire
-	$(GO) test -run '^$$' -fuzz FuzzHostilePages -fuzztime 1m -fuzzminimizetime 10x ./internal/shmchannel
+# Counts of inputs, not times: at its time limit, go test may fail with "context deadline exceeded" (go.dev/issue/75804).
+fuzz: ## fuzz the packet checker and decoder, and shared memory, about a minute each on 2 CPUs
+	$(GO) test -run '^$$' -fuzz FuzzDecodeRequest -fuzztime 1700000x ./bridge/wire
+	$(GO) test -run '^$$' -fuzz FuzzCheckAgainstDecoder -fuzztime 2000000x ./bridge/wire
+	$(GO) test -run '^$$' -fuzz FuzzHostilePages -fuzztime 110000x -fuzzminimizetime 10x ./internal/shmchannel
 
 gpu-bundle: bin/poolsvc $(VENV)/installed ## collect the files that a machine with a GPU needs to run the GPU tests
 	tests/gpu/bundle $(PY) build/gpu
