@@ -64,7 +64,7 @@ type ChannelSpec struct {
 	Full FullPolicy
 }
 
-// Filled returns the spec with the default value in every empty field.
+// Filled returns the spec with the default Mode and Full if they are empty. Clients fill in the default Capacity; the protocol has none.
 func (s ChannelSpec) Filled() ChannelSpec {
 	if s.Mode == "" {
 		s.Mode = Broadcast

@@ -165,8 +165,8 @@ type backlog struct {
 	first   resident
 }
 
-// survey counts the frames of a queue that wait for a consumer, and finds the oldest of the frames that it has counted. It stops when it
-// has counted `limit` frames. survey also moves the head past frames that are done.
+// survey counts the frames of a queue that wait for a consumer, and finds the oldest of them. It may stop when it has counted `limit`
+// frames; all frames that it has not counted then are newer. survey also moves the head past frames that are done.
 //
 // Errors: [ErrCorrupt]; errMoved if the caller must load the tail again.
 func (s *sequencer) survey(t tail, limit int) (backlog, error) {
