@@ -52,7 +52,8 @@ func TestAProcessCannotHoldMoreByConnectingAgain(t *testing.T) {
 	assert.EqualValues(t, 256<<10, st.Stats.Pools[0].Pool.MaxUserBytes)
 }
 
-// The limit Recall is an hour here, so the test hangs if the allocation waits for memory that nobody gives back.
+// In this test the server's limit Recall is an hour. So the test hangs if TryAllocate waits for the memory of the lease `held`, which has
+// not ended.
 func TestAnAllocationWaitsOnlyForBlocksThatAreOnTheirWayBack(t *testing.T) {
 	r := start(t, server.Config{}, unhurried)
 	one, other := dial(t, r.path), dial(t, r.path)

@@ -211,8 +211,8 @@ func (s *source) alloc(bytes uint64) wire.Lease {
 	return l.Lease
 }
 
-// publish writes n into a free block and publishes the block. publish needs the file of each consumer. If p does not have the file of a
-// consumer yet, publish receives packets until the file comes.
+// publish writes n into a free block and publishes the block as a frame. A producer can publish only if it has the file of each consumer of
+// the channel. If the file of a consumer is missing, publish receives packets until the service has sent the file.
 func (s *source) publish(n uint64, ready shmchannel.Fence) (number, block uint64) {
 	s.p.Helper()
 	require.NotEmpty(s.p, s.free)

@@ -190,8 +190,8 @@ func readOnce() error {
 	return c.Close()
 }
 
-// crowdedServer serves while this process has no free descriptor. When crowdedServer reads the line "one", it closes one of the files that
-// it has opened. When it reads the line "quit", it ends. When it reads any other line, it closes all these files.
+// crowdedServer runs a server, and opens files until this process has no free descriptor. When crowdedServer reads the line "one", it
+// closes one of these files. When it reads the line "quit", it ends. When it reads any other line, it closes all of them.
 func crowdedServer() error {
 	svc := service.New(service.Config{})
 	defer svc.Close()

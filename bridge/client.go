@@ -81,9 +81,9 @@ func TryDial(ctx context.Context, path string) (*Client, error) { return Dialer{
 
 // Dialer has the options of a client. The zero Dialer has useful defaults.
 type Dialer struct {
-	// Device is the ordinal or the UUID of the GPU on which the client works. If Device is not the GPU of the memory, the client lets Device
-	// access the memory. If Device is empty, the client works on the memory's own GPU. The client opens memory of kind legacy for only one
-	// GPU: kernels on other GPUs must not use the address of this memory.
+	// Device is the ordinal or the UUID of the GPU on which the client works. If a pool's memory is on another GPU, the client lets Device
+	// access this memory. If Device is empty, the client works on the GPU that has the memory. The client opens memory of kind legacy for only
+	// one GPU: kernels on other GPUs must not use the address of this memory.
 	Device string
 	// Tracer gets the client's operations. If Tracer is nil, the client traces nothing.
 	Tracer Tracer
@@ -265,8 +265,8 @@ func (c *Client) idle() {
 	}
 }
 
-// quieten closes the channel c.quiet. This tells Close that no caller is busy. If c.quiet is closed already, quieten does nothing: the
-// requests that Close itself makes later also call quieten when they end. The caller holds c.mu.
+// quieten closes the channel c.quiet. This tells Close that no caller is busy. Close itself makes requests after c.quiet is closed. When
+// such a request ends, quieten is called again, and does nothing. The caller holds c.mu.
 func (c *Client) quieten() {
 	select {
 	case <-c.quiet:
@@ -336,8 +336,9 @@ func (c *Client) hangUp() error {
 	return err
 }
 
-// awaitCancelled waits until the service has answered the cancelled calls and the client has released what the service granted to these
-// calls. Otherwise the service would keep these grants until this process ends.
+// awaitCancelled waits until the service has answered the cancelled calls and the client has released the leases that the service granted
+// to these calls. If the session ended while it still had one of these leases, the service could use the memory of this lease again only
+// after the end of this process.
 func (c *Client) awaitCancelled() {
 	grace := time.NewTimer(closeGrace)
 	defer grace.Stop()

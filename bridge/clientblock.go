@@ -173,7 +173,8 @@ func (c *Client) dropped(ids []uint64) error {
 
 // recall unmaps the blocks that the service wants to free. If a block has leases, the client unmaps the block when the last of these leases
 // ends. If this client's work on a block is still running, the client unmaps the block when the work has ended. If recall cannot unmap a
-// block, recall does not report the block as dropped, so that the service does not free the block before this process has ended.
+// block, it does not tell the service that the client has dropped the block. So the service does not free the block before this process has
+// ended.
 func (c *Client) recall(ids []uint64) {
 	var dropped []uint64
 	c.mu.Lock()

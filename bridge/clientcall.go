@@ -57,7 +57,7 @@ func (c *Client) call(ctx context.Context, r wire.Request, pending *call) error 
 }
 
 // await waits for the reply until ctx ends. If ctx ends at its deadline, await waits at most p.grace longer, because the service answers at
-// the deadline too.
+// the same deadline, and its reply takes some time to arrive.
 func (p *call) await(ctx context.Context) (err error, answered bool) {
 	select {
 	case err := <-p.done:

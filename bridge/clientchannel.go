@@ -68,8 +68,8 @@ func (ch *Channel) Info() ChannelInfo { return ch.info }
 // valid, and the caller can publish the buffer again. But if ctx was cancelled, the lease has ended, and the service can reuse the memory
 // when the work that o.Completion names has ended.
 //
-// Errors: [ErrLimit] if the channel is full, at the deadline or, with the policy [Fail], at once; the error names the consumer that is
-// behind. [ErrInvalid], [ErrReleased], [ErrDenied], [ErrClosed].
+// Errors: [ErrLimit] if the channel is full, at the deadline or, with the policy [Fail], at once; the error says what the channel waits
+// for, for example the consumer that has not released a frame. [ErrInvalid], [ErrReleased], [ErrDenied], [ErrClosed].
 func (ch *Channel) Publish(ctx context.Context, l *Lease, o FrameOptions) (uint64, error) {
 	return ch.send(ctx, waiting, l, o)
 }

@@ -53,7 +53,7 @@ func (c *Client) export(ctx context.Context, try attempt, name string) (*Exporte
 	if x.pool, err = c.poolInfo(ctx, x.info.Pool); err != nil {
 		return nil, errors.Join(err, x.Release())
 	}
-	// The caller passes the address to programs that do not use fences, so wait for the content here.
+	// The caller passes the address to programs that do not use fences, so wait here until the content is complete.
 	order := mempool.Order{Pages: c.page, Clock: c.Clock}
 	order.Begin(x.info.Wait, true)
 	if err := order.Before(ctx, mempool.CPU); err != nil {

@@ -20,7 +20,7 @@ type Frame struct {
 	Seq uint64
 	// Time is when the frame was published.
 	Time time.Time
-	// Meta is the sender's data about the frame.
+	// Meta is the producer's data about the frame.
 	Meta map[string]string
 	// Dropped is how many frames the subscriber missed between the previous frame that it got and this frame.
 	Dropped uint64
@@ -34,13 +34,13 @@ type Frame struct {
 // for the next frame, Frames acknowledges the previous frame, even if the caller has not released it. If o.ManualAck is true, Frames does
 // not do this, and the caller acknowledges or releases each frame.
 //
-// A frame whose content will never be complete comes with [ErrProducerDied] and without a lease. A frame that this process cannot map
-// comes with an error that says why. After such an error the loop goes on with the next frame. An error without a frame is the last result.
-// When the channel is closed, the loop ends without an error; in a queue it ends after all frames are acknowledged.
+// A frame whose content will never be complete comes with [ErrContentFailed] or [ErrProducerDied], and without a lease. A frame that this
+// process cannot map comes with an error that says why. After such an error the loop goes on with the next frame. An error without a frame
+// is the last result. When the channel is closed, the loop ends without an error; in a queue it ends after all frames are acknowledged.
 //
-// If the caller leaves the loop and its last frame is a frame of a queue, the caller can still settle this frame. If the caller does not
-// settle the frame, another subscriber gets it when the session ends. If this process could not map the frame, another subscriber gets the
-// frame at once.
+// If the caller leaves the loop at a frame of a queue, the caller can still settle this frame. If the caller does not settle the frame,
+// another subscriber gets it when the session ends. But if this process could not map the frame, another subscriber gets the frame as soon
+// as the caller leaves the loop.
 func (ch *Channel) Frames(ctx context.Context, o SubscribeOptions) iter.Seq2[*Frame, error] {
 	return func(yield func(*Frame, error) bool) {
 		s, err := ch.consume(ctx, o)
@@ -89,7 +89,7 @@ func (s *consuming) deliver(ctx context.Context, manual bool, yield func(*Frame,
 // Errors: [ErrReleased] if the frame was released before.
 func (f *Frame) Release() error { return f.ReleaseAfter(unasked) }
 
-// ReleaseAfter releases the frame while work in the caller's queues still uses the memory. The sender can use the memory again only when
+// ReleaseAfter releases the frame while work in the caller's queues still uses the memory. The producer can use the memory again only when
 // the work that is in these queues now has ended. If there are several queues, the first queue waits for the other queues. If the first
 // queue cannot wait, ReleaseAfter itself waits for the work in the queues; the end of `ctx` stops this wait.
 //
@@ -102,15 +102,15 @@ func (f *Frame) ReleaseAfter(ctx context.Context, queues ...Queue) error {
 	return f.Lease.release(ctx, false, queues...)
 }
 
-// Ack acknowledges the frame. In a queue no other subscriber gets the frame. In a broadcast senders do not wait for the frame any more.
-// The memory stays valid until the frame is released.
+// Ack acknowledges the frame. In a queue no other subscriber gets the frame. In a broadcast, producers do not wait any more for this
+// subscriber to be done with the frame. The memory stays valid until the frame is released.
 //
 // Errors: [ErrSettled] if the frame was acknowledged before (also by Release or by asking for the next frame) or requeued;
 // [ErrDisconnected] and [ErrClosed] if the session has ended. The end of the session gave the frame back to the channel.
 func (f *Frame) Ack() error { return f.settle(false) }
 
-// Requeue puts a frame into its queue again, at its old place. Another subscriber or this subscriber gets the frame again. The memory
-// stays valid until the frame is released.
+// Requeue puts a frame into its queue again, at its old place. Then another subscriber, or this subscriber again, gets the frame. The
+// memory stays valid until the frame is released.
 //
 // Errors: those of [Frame.Ack]; [ErrInvalid] in a broadcast.
 func (f *Frame) Requeue() error {

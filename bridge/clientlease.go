@@ -15,7 +15,7 @@ import (
 	"github.com/poolbridge/poolbridge/mempool"
 )
 
-// Lease is this client's right to use a buffer, which is mapped in this process.
+// Lease is a client's right to use a buffer. The buffer's memory is mapped in the client's process.
 type Lease struct {
 	client *Client
 
@@ -46,14 +46,14 @@ type LeaseOptions struct {
 // Get leases the buffer that is published under a name. Get waits until the name exists, and until all leases that exclude the new lease
 // have ended.
 //
-// Errors: [ErrNotFound] or [ErrBusy] at the deadline, [ErrProducerDied], [ErrDenied], [ErrUnavailable].
+// Errors: [ErrNotFound] or [ErrBusy] at the deadline, [ErrContentFailed], [ErrProducerDied], [ErrDenied], [ErrUnavailable].
 func (c *Client) Get(ctx context.Context, name string, o LeaseOptions) (*Lease, error) {
 	return c.get(ctx, waiting, name, o)
 }
 
 // TryGet is like [Client.Get], but does not wait.
 //
-// Errors: [ErrNotFound], [ErrBusy], [ErrProducerDied], [ErrDenied], [ErrUnavailable].
+// Errors: [ErrNotFound], [ErrBusy], [ErrContentFailed], [ErrProducerDied], [ErrDenied], [ErrUnavailable].
 func (c *Client) TryGet(ctx context.Context, name string, o LeaseOptions) (*Lease, error) {
 	return c.get(ctx, once, name, o)
 }
@@ -70,14 +70,14 @@ func (c *Client) get(ctx context.Context, try attempt, name string, o LeaseOptio
 
 // Lease leases a buffer by its id and generation. It waits until all leases that exclude the new lease have ended.
 //
-// Errors: [ErrBusy] at the deadline, [ErrNotFound], [ErrStale], [ErrProducerDied], [ErrDenied], [ErrUnavailable].
+// Errors: [ErrBusy] at the deadline, [ErrNotFound], [ErrStale], [ErrContentFailed], [ErrProducerDied], [ErrDenied], [ErrUnavailable].
 func (c *Client) Lease(ctx context.Context, buffer, generation uint64, o LeaseOptions) (*Lease, error) {
 	return c.leaseBuffer(ctx, waiting, buffer, generation, o)
 }
 
 // TryLease is like [Client.Lease], but does not wait.
 //
-// Errors: [ErrBusy], [ErrNotFound], [ErrStale], [ErrProducerDied], [ErrDenied], [ErrUnavailable].
+// Errors: [ErrBusy], [ErrNotFound], [ErrStale], [ErrContentFailed], [ErrProducerDied], [ErrDenied], [ErrUnavailable].
 func (c *Client) TryLease(ctx context.Context, buffer, generation uint64, o LeaseOptions) (*Lease, error) {
 	return c.leaseBuffer(ctx, once, buffer, generation, o)
 }
@@ -146,7 +146,7 @@ func (c *Client) adopt(ctx context.Context, came wire.Lease) (*Lease, error) {
 	return l, nil
 }
 
-// A caller that is going to make a lease calls enter. Close then waits until the caller calls Client.leave.
+// A method that makes a lease calls enter first and Client.leave last. Close waits until the method has called Client.leave.
 func (c *Client) enter() error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -259,8 +259,8 @@ func (l *Lease) CopyFrom(ctx context.Context, off uint64, src []byte) error {
 // CopyTo waits until the content is complete, and then fills dst with bytes of the buffer, beginning at byte off. The end of ctx does not
 // interrupt a copy that has begun.
 //
-// Errors: [ErrReleased], [ErrInvalid] if the buffer is too short for the copy, [ErrProducerDied] if the content will never be complete; the
-// context's error if CopyTo had to wait.
+// Errors: [ErrReleased], [ErrInvalid] if the buffer is too short for the copy, [ErrContentFailed] or [ErrProducerDied] if the content will
+// never be complete; the context's error if CopyTo had to wait.
 func (l *Lease) CopyTo(ctx context.Context, dst []byte, off uint64) error {
 	return l.with(ctx, off, uint64(len(dst)), false, func(m mempool.Memory) error {
 		if err := m.CopyTo(dst, off); err != nil {
@@ -280,7 +280,7 @@ func (l *Lease) Fill(ctx context.Context, off, n uint64, b byte) error {
 // Bytes waits until the buffer may be used, and returns the buffer's memory as a slice. It returns nil if the CPU cannot access the memory.
 // The caller must not use the slice after the lease has ended, and must not write to the slice of a read lease.
 //
-// Errors: [ErrReleased]; [ErrProducerDied] or the context's error if Bytes had to wait for earlier work.
+// Errors: [ErrReleased]; [ErrContentFailed], [ErrProducerDied] or the context's error if Bytes had to wait for earlier work.
 func (l *Lease) Bytes(ctx context.Context) (b []byte, err error) {
 	err = l.with(ctx, 0, 0, false, func(m mempool.Memory) error {
 		if b = m.Bytes(); b == nil {
@@ -295,7 +295,7 @@ func (l *Lease) Bytes(ctx context.Context) (b []byte, err error) {
 // Pointer returns the buffer's address: a CUDA device pointer for memory on a GPU. The caller must not use the address after the lease has
 // ended. Pointer waits until the memory may be used, unless [Lease.WaitOn] has made a queue wait.
 //
-// Errors: [ErrReleased]; [ErrProducerDied] or the context's error if Pointer had to wait.
+// Errors: [ErrReleased]; [ErrContentFailed], [ErrProducerDied] or the context's error if Pointer had to wait.
 func (l *Lease) Pointer(ctx context.Context) (p uintptr, err error) {
 	err = l.with(ctx, 0, 0, false, func(m mempool.Memory) error {
 		p = m.Pointer()
@@ -311,7 +311,7 @@ func (l *Lease) Pointer(ctx context.Context) (p uintptr, err error) {
 // the memory. With the queue [mempool.CPU], WaitOn itself waits. If the caller's work in the queue uses the memory, the caller must pass
 // the queue when the caller ends or publishes the lease: see [Lease.ReleaseAfter] and [mempool.Completion].
 //
-// Errors: [ErrReleased]; if WaitOn itself waits, [ErrProducerDied] or the context's error.
+// Errors: [ErrReleased]; if WaitOn itself waits, [ErrContentFailed], [ErrProducerDied] or the context's error.
 func (l *Lease) WaitOn(ctx context.Context, q Queue) error {
 	return l.with(ctx, 0, 0, false, func(m mempool.Memory) error {
 		if o := l.order.Load(); o != nil {

@@ -23,8 +23,8 @@ func (c *Client) Sessions(ctx context.Context) iter.Seq2[SessionInfo, error] {
 	})
 }
 
-// Channels lists the channels that this client may use, including closed channels that still have consumers. Changes and errors during the
-// loop have the same effect as in [Client.Sessions].
+// Channels lists the channels that this client may use, including closed channels that still have consumers. A channel that is made or ends
+// during the loop may be missing. An error ends the loop: see [Client.Sessions].
 func (c *Client) Channels(ctx context.Context) iter.Seq2[ChannelStatus, error] {
 	return pages(ctx, c, wire.ListChannels, func(r *wire.ListReply) []wire.ChannelEntry { return r.Channels }, func(e wire.ChannelEntry) mempool.ChannelStatus {
 		return mempool.ChannelStatus{ChannelInfo: convert.Channel(e.Channel), UID: uint32(min(e.UID, math.MaxUint32)), Producers: intOf(e.Producers),
@@ -33,8 +33,8 @@ func (c *Client) Channels(ctx context.Context) iter.Seq2[ChannelStatus, error] {
 	})
 }
 
-// Names lists the names of buffers that this client may lease. Changes and errors during the loop have the same effect as in
-// [Client.Sessions].
+// Names lists the names of buffers that this client may lease. A name that is published or removed during the loop may be missing. An error
+// ends the loop: see [Client.Sessions].
 func (c *Client) Names(ctx context.Context) iter.Seq2[NameInfo, error] {
 	return pages(ctx, c, wire.ListNames, func(r *wire.ListReply) []wire.NameEntry { return r.Names }, func(e wire.NameEntry) mempool.NameInfo {
 		return mempool.NameInfo{Name: e.Name, Buffer: e.Buffer, Pool: e.Pool, Bytes: e.Bytes, Tensor: convert.Tensor(e.Tensor),
@@ -42,8 +42,8 @@ func (c *Client) Names(ctx context.Context) iter.Seq2[NameInfo, error] {
 	})
 }
 
-// Buffers lists the buffers of the pools that this client may use, with the sessions that have leases on the buffers. Changes and errors
-// during the loop have the same effect as in [Client.Sessions].
+// Buffers lists the buffers of the pools that this client may use, with the sessions that have leases on the buffers. A buffer that is
+// allocated or freed during the loop may be missing. An error ends the loop: see [Client.Sessions].
 func (c *Client) Buffers(ctx context.Context) iter.Seq2[BufferInfo, error] {
 	return pages(ctx, c, wire.ListBuffers, func(r *wire.ListReply) []wire.BufferEntry { return r.Buffers }, func(e wire.BufferEntry) mempool.BufferInfo {
 		return mempool.BufferInfo{ID: e.ID, Generation: e.Generation, Pool: e.Pool, Bytes: e.Bytes, BlockBytes: e.BlockBytes, Tensor: convert.Tensor(e.Tensor),
@@ -51,8 +51,8 @@ func (c *Client) Buffers(ctx context.Context) iter.Seq2[BufferInfo, error] {
 	})
 }
 
-// Leases lists the leases on buffers of the pools that this client may use, with the sessions that have these leases. Changes and errors
-// during the loop have the same effect as in [Client.Sessions].
+// Leases lists the leases on buffers of the pools that this client may use, with the sessions that have these leases. A lease that begins
+// or ends during the loop may be missing. An error ends the loop: see [Client.Sessions].
 func (c *Client) Leases(ctx context.Context) iter.Seq2[LeaseStatus, error] {
 	return pages(ctx, c, wire.ListLeases, func(r *wire.ListReply) []wire.LeaseEntry { return r.Leases }, func(e wire.LeaseEntry) mempool.LeaseStatus {
 		return mempool.LeaseStatus{ID: e.ID, Session: e.Session, UID: uint32(min(e.UID, math.MaxUint32)), PID: int32(min(e.PID, math.MaxInt32)), Program: e.Program,

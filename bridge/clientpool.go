@@ -44,8 +44,8 @@ func (c *Client) CreatePool(ctx context.Context, spec PoolSpec) (*Pool, error) {
 }
 
 // EnsurePool makes a pool, or opens an existing pool of the same name and spec. If the service is still making the pool, EnsurePool waits.
-// The access lists of spec and of the existing pool must also have the same users and groups. If this process cannot open the pool,
-// EnsurePool does not destroy it: other clients may use it.
+// EnsurePool opens the existing pool only if its access list has the same users and groups as the access list of spec. If this process
+// cannot open the pool, EnsurePool does not destroy it: other clients may use it.
 //
 // Errors: those of [Client.CreatePool]. [ErrExists] says how the existing pool differs.
 func (c *Client) EnsurePool(ctx context.Context, spec PoolSpec) (*Pool, error) {

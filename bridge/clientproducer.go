@@ -91,8 +91,8 @@ const (
 	leavePause = 2 * time.Millisecond
 )
 
-// retire leaves the channel. The service then ends the leases of the memory that the channel still needs, and retire releases the remaining
-// leases. The caller makes sure that no call of Publish is running.
+// retire leaves the channel. The service then ends the leases of the memory that the channel still needs, and keeps this memory as long as
+// the channel needs it. retire releases the remaining leases. The caller makes sure that no call of Publish is running.
 func (p *producing) retire(ctx context.Context) {
 	c := p.client
 	left := p.leave(ctx)
@@ -164,8 +164,8 @@ func (p *producing) reclaim() {
 	}
 }
 
-// cameBack makes spares of the loans that have come back, if Allocate made their leases. It releases the leases of the other loans. The
-// caller holds p.reclaiming.
+// cameBack handles the loans that have come back. If Allocate made the lease of a loan, the loan becomes a spare, which a later Allocate
+// can use. Otherwise cameBack releases the lease. The caller holds p.reclaiming.
 func (p *producing) cameBack(back []shmchannel.Returned) {
 	for i := range back {
 		l := back[i].Owner.(*loan)

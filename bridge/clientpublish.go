@@ -76,8 +76,8 @@ func (l *Lease) unjoined(ctx context.Context, err error, o mempool.Completion) e
 	return errors.Join(l.unsent(ctx, err, ready), unknown)
 }
 
-// abort ends a write lease whose content no reader gets. Work on the memory may be running until the fence `ready` is reached. The caller
-// holds l.mu.
+// abort ends a write lease that was not published, so no reader gets the content. Work on the memory may be running until the fence `ready`
+// is reached. The caller holds l.mu.
 func (l *Lease) abort(ready *mempool.Fence) error {
 	clock := l.client.timelines.own()
 	if ready == nil || clock == nil || ready.Timeline != clock.Timeline() || ready.Validate() != nil { // the service accepts no such fence

@@ -113,7 +113,7 @@ func (l *Lease) hand(ctx context.Context) error {
 	return nil
 }
 
-// end tells the service that the lease has ended, and then ends this lease's use of the block in the client. The order matters: the client
+// end tells the service that the lease has ended, and then counts one lease less on the block in the client. The order matters: the client
 // may drop a block only after the service knows that the last lease on the block has ended.
 func (l *Lease) end(incomplete bool, done ...mempool.Fence) error {
 	l.ended = true

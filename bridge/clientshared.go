@@ -230,9 +230,9 @@ func (m *membership) failure(ctx context.Context, err error) error {
 // errOwnLate is the error of a wait for the client's own memory if the wait has reached its time limit.
 var errOwnLate = errors.New("the client's own memory has not come back in time")
 
-// patient is the context of a call that waits. Its Err method returns an error when the caller's context has ended, when the client has
-// ended, or after the time `until`. The Done channel of patient does not close when the client ends. So the member wakes the waiting call
-// when the context Client.working ends.
+// patient is the context of a call that waits. Its Err method returns an error if the caller's context has ended, if the client is closed
+// or its connection is gone, or after the time `until`. The Done channel of patient does not close when the client ends. So the member of
+// the channel wakes its waiting calls when the context Client.working ends, and these calls then check Err.
 type patient struct {
 	context.Context
 	client *Client

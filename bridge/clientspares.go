@@ -46,7 +46,7 @@ const (
 	// sparesRest is the longest time between two sweeps. While a client neither allocates nor publishes, each sweep looks for memory that has
 	// come back from channels, and the time between two sweeps grows to sparesRest.
 	sparesRest = time.Second
-	// wantedFor is how long after a notice `wanted` the client releases memory that comes back.
+	// wantedFor is how long after a notice `wanted` the client releases all memory that comes back from channels.
 	wantedFor = time.Second
 	// fullFor is how long a pool counts as full after the service had no memory for an allocation.
 	fullFor = 5 * time.Second
@@ -127,9 +127,9 @@ func (sp *spares) allocate(ctx context.Context, try attempt, p *Pool, t mempool.
 	return lease, err
 }
 
-// await gets memory if allocate finds no spare and its caller may wait. If the pool has no room, await first waits until memory comes back
-// from one of the client's own channels, because this memory usually comes first. If no such memory comes, await sends a request that waits
-// at the service.
+// The method allocate calls await if it finds no spare and its caller may wait. await returns a lease on memory of n bytes. If the pool has
+// no room, await first waits until memory comes back from one of the client's own channels, because this memory is usually free before
+// memory of other clients. If no such memory comes, await sends a request that waits at the service.
 func (sp *spares) await(ctx context.Context, p *Pool, t mempool.Tensor, n uint64) (*Lease, error) {
 	from := sp.lender(n)
 	var full error // the error of the service
@@ -186,7 +186,7 @@ func (sp *spares) lender(n uint64) (from *producing) {
 }
 
 // awaitOwn waits until memory of n bytes comes back from the channel of the producer `from`, and takes the memory. It returns nil if no
-// memory comes in time, or if another session or allocation wants the memory.
+// memory comes within the time sp.ownFor, or if another session or allocation wants memory of the pool.
 func (sp *spares) awaitOwn(caller context.Context, from *producing, n uint64) (l *loan) {
 	began := time.Now()
 	defer func() { sp.client.memoryWaits.over(began, true) }()
@@ -229,8 +229,8 @@ func (sp *spares) reclaim() {
 }
 
 // take removes a spare of n bytes from the list: the newest spare without running work. If every spare of n bytes has running work and
-// `any` is true, take removes the oldest of these spares. `busy` means that work on the spare is running, so that the caller should ask the
-// service for new memory first. `others` means that the list has spares of other sizes.
+// `any` is true, take removes the oldest of these spares. `busy` means that work on the returned spare is running and the client may have
+// more spares. Then the caller first asks the service for new memory. `others` means that the list has spares of other sizes.
 func (sp *spares) take(n uint64, any bool) (l *loan, others, busy bool) {
 	sp.mu.Lock()
 	defer sp.mu.Unlock()
@@ -282,8 +282,8 @@ func (sp *spares) lease(ctx context.Context, l *loan, t mempool.Tensor) (*Lease,
 	return lease, nil
 }
 
-// put adds a spare to the list. If another session or allocation wants memory, put releases the new spare. If there are too many spares,
-// put releases the oldest spare.
+// put adds a spare to the list. If another session or allocation wants memory of the pool, put releases this spare instead. If there are
+// too many spares, put releases the oldest spare.
 func (sp *spares) put(l *loan) {
 	sp.mu.Lock()
 	switch {

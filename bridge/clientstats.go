@@ -32,7 +32,7 @@ type ChannelCounts struct {
 	Published, PublishedBytes uint64
 	// Received is the number of frames that this client has received. ReceivedBytes is the total size of their buffers.
 	Received, ReceivedBytes uint64
-	// Dropped is the sum of [Frame.Dropped].
+	// Dropped is the sum of [Frame.Dropped] over all frames that this client has received.
 	Dropped uint64
 	// RoomWaits counts the waits for room in the channel. FrameWaits counts the waits for the next frame.
 	RoomWaits, FrameWaits Waits
@@ -81,8 +81,8 @@ type tallies struct {
 	list []*tally
 }
 
-// mostTallies is the number of channels whose counts a client keeps. A client that takes part in more channels at the same time keeps the
-// counts of all these channels.
+// mostTallies is how many channels' counts a client keeps. But if a client takes part in more channels than this at the same time, it keeps
+// the counts of all these channels.
 const mostTallies = 1024
 
 // tally is the counts of a channel: its present members, and the counts of members that have left.
@@ -92,7 +92,7 @@ type tally struct {
 	left    ChannelCounts
 }
 
-// join adds a member. From now on, the method all includes the counts of this member.
+// join adds a member. After join, the results of the method `all` include the counts of this member.
 func (t *tallies) join(m *membership) {
 	t.mu.Lock()
 	defer t.mu.Unlock()

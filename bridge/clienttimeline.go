@@ -54,7 +54,8 @@ func (c *Client) Clock(ctx context.Context) (*Clock, error) {
 		return nil, err
 	}
 	// Do not wait for an answer to Seal: if ctx ended during this wait, the page would be lost, because a client cannot map a sealed page for
-	// writing again. No wait is needed, because the service handles requests in order.
+	// writing again. Clock need not wait: the service handles requests in order, so it seals the timeline before it handles any later request
+	// of this client.
 	if err := c.send(0, &wire.Seal{}); err != nil {
 		return nil, errors.Join(err, page.Close())
 	}

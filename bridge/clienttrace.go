@@ -46,7 +46,7 @@ type Operation struct {
 	Seq uint64
 	// Dropped is how many frames the subscriber missed before the received frame.
 	Dropped uint64
-	// Meta is the sender's data about a frame; nil if the operation is not about a frame. When the publication of a frame begins, the tracer
+	// Meta is the producer's data about a frame; nil if the operation is not about a frame. When the publication of a frame begins, the tracer
 	// may add entries to Meta, within the limits of [mempool.FrameOptions].
 	Meta map[string]string
 }
@@ -62,8 +62,8 @@ func (o *Operation) Title() string {
 	return o.Name
 }
 
-// trace tells the tracer that an operation begins. The result of this operation is a lease. The caller has checked that the client has a
-// tracer.
+// trace tells the tracer that an operation begins whose result is a lease. The caller has checked that the client has a tracer. When the
+// operation has ended, the caller calls the returned function.
 func (c *Client) trace(ctx context.Context, o *Operation) (context.Context, func(*Lease, error)) {
 	inner := c.tracer.TraceStart(ctx, o)
 	return inner, func(l *Lease, err error) {

@@ -8,8 +8,9 @@ import (
 	"github.com/poolbridge/poolbridge/internal/shmchannel"
 )
 
-// wanted handles a notice that another session wants memory of a pool. It releases the memory that the pool's channels have given back. For
-// the time wantedFor, it also releases all memory that these channels give back later. wanted runs as a task.
+// wanted handles a notice that another session wants memory of a pool. It releases the memory that the pool's channels have given back to
+// this client. For the time wantedFor, the client also releases all memory that these channels give back later. The client runs wanted as
+// one of its `tasks`.
 func (c *Client) wanted(pool uint64) {
 	sp := c.shared.spares(pool)
 	if sp == nil {

@@ -48,5 +48,5 @@
 // A client imports only this package. The types that describe pools, tensors, channels and fences are aliases of types of package mempool.
 // Package mempool documents their fields: "go doc mempool.PoolSpec". A program that runs its own GPU work makes a [Queue] from its CUDA
 // stream with [mempool.StreamQueue]. Package bridge/server is the service's side of the protocol; a client does not link that package. This
-// package contains no CUDA.
+// package does not call CUDA itself.
 package bridge

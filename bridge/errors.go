@@ -42,8 +42,8 @@ var ErrNotRunning = errors.New("no service is running")
 // ErrDisconnected means that the connection to the service is gone. The session has ended with the connection.
 var ErrDisconnected = errors.New("disconnected from the service")
 
-// Code returns the code of an error, or "" if the error has no code. docs/protocol.md lists the codes. The error of a deadline that has
-// passed has the code of [ErrTimeout].
+// Code returns the code of an error, or "" if the error has no code. docs/protocol.md lists the codes. An error that wraps
+// [context.DeadlineExceeded] has the code of [ErrTimeout].
 func Code(err error) string {
 	if errors.Is(err, context.DeadlineExceeded) {
 		return string(wire.CodeTimeout)

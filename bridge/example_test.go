@@ -172,8 +172,8 @@ func ExampleChannel_TryPublish() {
 	// Output: the channel is full
 }
 
-// A program publishes a buffer before its content is complete. Readers wait for the fence. If the content cannot be completed, the program
-// calls Fail instead of Reach, and readers get [bridge.ErrContentFailed].
+// A program publishes a buffer before its content is complete. Readers wait for the fence that the program passes to Publish. If the
+// program cannot complete the content, it calls Clock.Fail instead of Clock.Reach, and readers get [bridge.ErrContentFailed].
 func ExampleClient_Clock() {
 	ctx := context.Background()
 	socket, stop := serve()

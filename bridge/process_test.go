@@ -18,8 +18,8 @@ import (
 	"github.com/poolbridge/poolbridge/mempool/service"
 )
 
-// torn publishes the buffer "torn", which a child then writes. The pool has room for three buffers of one page: "torn", and two buffers
-// that the child allocates.
+// torn publishes the buffer "torn", which a child then leases for writing. The pool has room for three buffers of one page: "torn", and two
+// buffers that the child allocates.
 func torn(t *testing.T, path string) (*Client, *Pool) {
 	t.Helper()
 	c := dial(t, path)

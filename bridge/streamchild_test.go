@@ -89,8 +89,8 @@ func produce() error {
 	return c.Close()
 }
 
-// promiseFrame sends a frame whose content is not complete. The returned function `keep` completes the content. If the CPU can access the
-// memory, `keep` also writes the content.
+// promiseFrame sends a frame whose content is not complete. The returned function `keep` reaches the fence of the content. If the CPU can
+// access the memory, `keep` first writes the content. Otherwise promiseFrame itself writes the content, before it sends the frame.
 func promiseFrame(ctx context.Context, p *Pool, ch *Channel, n uint64, size int, clock *mempool.Clock, word uint64) (keep func() error, err error) {
 	content := frameOf(n, size)
 	l, err := p.Allocate(ctx, mempool.Bytes(uint64(len(content))))

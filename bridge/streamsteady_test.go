@@ -82,8 +82,8 @@ func TestASteadyStreamMakesNoDriverCallsButItsFences(t *testing.T) {
 		}
 		return made
 	}
-	// The programs make, export and import a block when they first need it, and register a page when a stream first waits on the page. These
-	// calls come early, but not at a fixed frame.
+	// The programs make, export and import a block when they first need it, and register a page when a stream first waits on the page. The
+	// programs make these calls early, but not at a fixed frame. So repeat the round until a round has no such call.
 	var calls map[string]map[string]int64
 	for range 20 {
 		calls = round()

@@ -87,8 +87,9 @@ func (s *stress) publish(ctx context.Context, l *Lease, o mempool.FrameOptions) 
 	}
 }
 
-// life runs one consumer, and kills it after a random number of frames. If the channel ends before, or if `immortal` is true, the consumer
-// runs to the end. The consumer's frames must come in order. In a broadcast, only frames that were reported as dropped may be missing.
+// life runs one consumer, and kills it after a random number of frames. If the channel ends before the consumer has had this number of
+// frames, or if `immortal` is true, the consumer runs until the channel ends. The consumer's frames must come in order. In a broadcast,
+// only frames that were reported as dropped may be missing.
 func (s *stress) life(random *rand.Rand, broadcast, immortal bool) (ended bool) {
 	c := spawn(s, "consume", s.path, nil)
 	defer func() { _ = c.cmd.Wait() }()
@@ -133,8 +134,8 @@ func (s *stress) life(random *rand.Rand, broadcast, immortal bool) (ended bool) 
 	return false
 }
 
-// run sends every frame to four consumers, and returns how many frames the service says were dropped. The first consumer is never
-// killed, because a closed channel without a consumer loses its frames.
+// run sends all frames through a channel with four consumers, and returns how many frames the channel dropped, as the service reports it.
+// The first consumer is never killed: if a closed channel has no consumer, the channel loses its frames.
 func (s *stress) run(c *Client, broadcast bool) (dropped uint64) {
 	var consumers sync.WaitGroup
 	for i := range 4 {
@@ -192,8 +193,8 @@ func TestEveryFrameOfAQueueIsAcknowledgedOrDropped(t *testing.T) {
 			}
 		}
 		assert.LessOrEqual(s, uint64(len(lost)), dropped, "lost: %.2000s", strings.Join(lost, " "))
-		// A killed consumer may have printed a frame and not acknowledged it. In this case the frame went back to the queue, and the channel
-		// could drop it there.
+		// A killed consumer may have printed a frame and not acknowledged it. In this case the frame went back to the queue, and the channel may
+		// then have dropped it. So this frame is not lost, but counts as dropped.
 		assert.LessOrEqual(s, dropped, uint64(len(lost))+uint64(s.kills.Load()), "frames that a consumer got count as dropped")
 		return dropped
 	})

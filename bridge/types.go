@@ -33,7 +33,7 @@ type (
 	ChannelInfo = mempool.ChannelInfo
 	// ChannelMode says how many subscribers get each frame of a channel.
 	ChannelMode = mempool.ChannelMode
-	// FullPolicy says what happens when a channel is full because a subscriber is behind.
+	// FullPolicy says what happens when a channel is full because a subscriber has not taken or not released old frames.
 	FullPolicy = mempool.FullPolicy
 	// FrameOptions says how a frame is published.
 	FrameOptions = mempool.FrameOptions

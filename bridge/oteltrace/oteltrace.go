@@ -69,8 +69,8 @@ func (t *Tracer) TraceStart(ctx context.Context, o *bridge.Operation) context.Co
 	return ctx
 }
 
-// TraceEnd ends the span. If the operation failed, the span has the error. The span's attribute error.type is the error's code (see
-// [bridge.Code]), or the error's Go type if the error has no code.
+// TraceEnd ends the span of an operation. If the operation failed, the span has the error. The span's attribute error.type is the error's
+// code (see [bridge.Code]), or the error's Go type if the error has no code.
 func (t *Tracer) TraceEnd(ctx context.Context, o *bridge.Operation, err error) {
 	span := trace.SpanFromContext(ctx)
 	defer span.End()
@@ -92,7 +92,7 @@ func (t *Tracer) TraceEnd(ctx context.Context, o *bridge.Operation, err error) {
 	}
 }
 
-// Limits of a frame's Meta, from mempool.FrameOptions.
+// These are the limits of a frame's Meta. The documentation of mempool.FrameOptions has these limits, too.
 const (
 	mostEntries = 16
 	mostBytes   = 256

@@ -14,12 +14,13 @@ func NewBuffers(size int) *Buffers {
 
 // Packet is a packet in a buffer.
 type Packet struct {
-	// Data is what the peer sent, or the space for a packet that the caller receives. The caller must not use Data after Free.
+	// After RecvInto, Data is what the peer sent. After Take, Data is a buffer into which the caller can receive a packet. The caller must not
+	// use Data after Free.
 	Data []byte
 	from *Buffers
 }
 
-// Take takes a buffer for a packet that the caller receives without [Conn.RecvInto].
+// Take takes a buffer from b. The caller can pass the buffer to [Conn.Recv], which needs a buffer before a packet has come.
 func (b *Buffers) Take() *Packet { return b.free.Get().(*Packet) }
 
 // Free gives the packet back to its Buffers. The caller must not use the packet afterwards.

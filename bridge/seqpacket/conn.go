@@ -72,8 +72,8 @@ func (c *Conn) CloseWrite() error {
 	return c.do(func(fd int) error { return os.NewSyscallError("shutdown", unix.Shutdown(fd, unix.SHUT_WR)) })
 }
 
-// SetDeadline sets the time after which Send and Recv fail with os.ErrDeadlineExceeded. It also applies to calls that already wait. The
-// zero time means no deadline.
+// SetDeadline sets the time after which Send and Recv fail with os.ErrDeadlineExceeded. The new deadline also applies to calls that already
+// wait. The zero time means no deadline.
 func (c *Conn) SetDeadline(t time.Time) error { return c.usable(c.file.SetDeadline(t)) }
 
 // SetReadDeadline is like SetDeadline, but only for Recv.

@@ -117,8 +117,8 @@ func TestWhoSaysNothingMoreStillReads(t *testing.T) {
 	require.ErrorIs(t, a.CloseWrite(), os.ErrClosed)
 }
 
-// A peer sends packets and then closes its end. The kernel reports ECONNRESET first, and delivers these packets afterwards. The last packet
-// says why the peer closed its end, so Recv must return it.
+// A peer sends packets and then closes its end before it has read all packets. The kernel reports ECONNRESET first, and afterwards delivers
+// the packets that the peer sent. The last of these packets may say why the peer closed its end, so Recv must return this packet.
 func TestPeerThatClosesWithoutReadingStillGetsItsLastWordIn(t *testing.T) {
 	a, b := pair(t)
 	require.NoError(t, b.Send([]byte("never read"), nil))

@@ -6,7 +6,7 @@ import (
 	"os"
 )
 
-// Errors that callers test for with errors.Is. If an error explains an error of the kernel, the returned error wraps both.
+// These are the errors that callers test for with errors.Is. If an error explains an error of the kernel, the returned error wraps both.
 var (
 	// ErrPeerClosed: the peer has closed its end before it read all data that was sent to it (EPIPE, ECONNRESET). If the peer read all data
 	// before it closed its end, Recv returns io.EOF instead.
@@ -15,12 +15,13 @@ var (
 	ErrWouldBlock = errors.New("the socket's buffer is full")
 	// ErrDataTruncated: a packet was longer than the buffer. Recv has closed the packet's descriptors.
 	ErrDataTruncated = errors.New("the packet is longer than the buffer")
-	// ErrControlTruncated: file descriptors of a packet were lost, because there were more than MaxFDs or because this process has
-	// no free descriptors (EMFILE). Recv has closed the descriptors that arrived.
+	// ErrControlTruncated: file descriptors of a packet were lost, because the packet had more than MaxFDs descriptors or because this process
+	// has no free descriptors (EMFILE). Recv has closed the descriptors that arrived.
 	ErrControlTruncated = errors.New("file descriptors of the packet were lost")
 	// ErrSurplusFDs: a packet carried more than MaxFDs descriptors, and the kernel delivered them. Recv has closed all these descriptors.
 	ErrSurplusFDs = errors.New("the packet carries too many file descriptors")
-	// ErrEmptyPacket: a packet has no data. Empty packets are not allowed, because they look like the end of the connection.
+	// ErrEmptyPacket: a packet has no data. Empty packets are not allowed, because recvmsg returns the same result for an empty packet and for
+	// the end of the connection.
 	ErrEmptyPacket = errors.New("a packet without data")
 	// ErrTooManyFDs: the caller passed more than MaxFDs descriptors to Send.
 	ErrTooManyFDs = errors.New("too many file descriptors for one packet")

@@ -58,8 +58,8 @@ func TestFullTableAcceptWaitsAndDoesNotSpin(t *testing.T) {
 		require.NoError(t, err)
 		accepted <- c
 	}()
-	// The channel `paused` has room for one value, and OnPause sends to it. If Accept tried again without a pause, OnPause would soon block,
-	// and Accept would never receive from the channel `timer`.
+	// The channel `paused` has room for one value, and OnPause sends to it. In each pause, Accept waits until the test sends to the channel
+	// `timer`. If Accept tried again without a pause, OnPause would soon block, and Accept would never receive from `timer`.
 	for range 10 {
 		err := <-paused
 		require.ErrorIs(t, err, ErrFDTableFull)

@@ -20,7 +20,8 @@ type ListenConfig struct {
 	OnPause func(error)
 }
 
-// backlog is how many connections may wait until the service accepts them. The kernel lowers the number to net.core.somaxconn.
+// backlog is how many connections may wait until the service accepts them. If net.core.somaxconn is smaller, the kernel uses
+// net.core.somaxconn instead.
 const backlog = 1024
 
 // Listen makes a socket at path. If the directory of path does not exist, Listen makes the directory with mode 0700. If other users may
@@ -108,7 +109,8 @@ func takeOver(path string, addr *unix.SockaddrUnix) error {
 	case info.Mode().Type() != fs.ModeSocket:
 		return ErrNotSocket
 	}
-	// A service of another kind of program may listen at path without holding the lock. Such a service accepts connections, so try to connect.
+	// A program that does not use this package may listen at path without holding the lock. To find out whether a program listens, try to
+	// connect.
 	c, err := connect(addr)
 	switch {
 	case err == nil:

@@ -8,8 +8,8 @@ import (
 )
 
 // Peer describes the process at the other end of a connection. The kernel records these values for a client when the client calls connect,
-// and for a service when the service calls listen. UID, GID and Groups decide access. PID is only for display, because another process may
-// have the same PID by now.
+// and for a service when the service calls listen. Use UID, GID and Groups to decide what the peer may do. Use PID only for display: if the
+// peer has ended, another process may have its PID now.
 type Peer struct {
 	PID    int
 	UID    uint32

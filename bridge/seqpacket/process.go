@@ -8,8 +8,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Process stands for a process. A program can wait for the end of the process without being its parent. A Process stays usable after the
-// connection to the process has ended, because the process may close its connection and continue to run.
+// Process stands for a process. A program can wait for the end of the process without being its parent. A process may close its connection
+// and continue to run. So a program can use a Process even after the connection to the process has ended.
 type Process struct {
 	id    uint64
 	gone  chan struct{}

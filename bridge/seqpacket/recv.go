@@ -58,8 +58,8 @@ func (c *Conn) receive(fd uintptr) (done bool) {
 		switch c.in.errno {
 		case unix.EINTR:
 		case unix.ECONNRESET:
-			// The peer closed before it read all packets that this side sent. The kernel reports this error once, and only then delivers the packets
-			// that the peer sent. So try again: the peer's last packet may say why the peer closed.
+			// The peer closed its end before it had read all packets that this side sent. The kernel reports ECONNRESET once, and only then delivers
+			// the packets that the peer sent. So try again: the peer's last packet may say why the peer closed its end.
 			c.reset.Store(true)
 		default:
 			return c.in.errno != unix.EAGAIN

@@ -168,7 +168,8 @@ func notAllowed(peer mempool.Peer) error {
 // longAgo is a deadline in the past.
 var longAgo = time.Unix(1, 0)
 
-// setReadDeadline sets a deadline for reading, unless the session has ended. If the session has ended, its deadline in the past must stay.
+// setReadDeadline sets a deadline for reading, unless the session has ended. When the session ends, serve sets the deadline longAgo, and
+// this deadline must stay: it makes the server stop reading.
 func (c *connection) setReadDeadline(t time.Time) {
 	_ = c.conn.SetReadDeadline(t)
 	if c.ctx.Err() != nil {
@@ -188,7 +189,8 @@ func breach(err error) error {
 }
 
 // The server calls readingEnded when it receives no more packets of the client; err is the error of the last receive. readingEnded returns
-// why the session ends, or nil if the client has left. If the server ends the session, readingEnded sends a goodbye to the client.
+// the error that ends the session, or nil if the client closed the connection. If the server ends the session, readingEnded sends a goodbye
+// to the client.
 func (c *connection) readingEnded(err error) error {
 	switch {
 	case errors.Is(err, io.EOF), errors.Is(err, seqpacket.ErrPeerClosed): // ErrPeerClosed: the client did not read all packets before it left

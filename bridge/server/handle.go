@@ -209,9 +209,9 @@ func (c *connection) grantLater(q uint32, wait uint64, get getLease, g service.G
 	}
 }
 
-// another decides whether a second attempt makes sense after the first attempt returned g and err. If it makes sense, `again` is the
-// reason, and `limit` is how long the second attempt may wait. Otherwise `again` is nil, and the client gets the result of the first
-// attempt.
+// another decides whether the server tries a second time to carry out a request for a lease, after the first attempt returned g and err. If
+// the server must try again, `again` is the reason, and `limit` is how long the second attempt may wait. Otherwise `again` is nil, and the
+// client gets the result of the first attempt.
 func (c *connection) another(g service.Grant, err error, wait uint64) (limit time.Duration, again error) {
 	limit = milliseconds(wait)
 	waitable := errors.Is(err, mempool.ErrNotFound) || errors.Is(err, mempool.ErrBusy) || errors.Is(err, mempool.ErrLimit) || errors.Is(err, mempool.ErrOutOfMemory)
@@ -231,8 +231,8 @@ func (c *connection) another(g service.Grant, err error, wait uint64) (limit tim
 	return 0, nil
 }
 
-// insist calls `get` a second time if the method `another` says that a second attempt makes sense. A client without timelines cannot wait
-// for work on the buffer itself, so insist waits for this work.
+// insist calls `get` a second time if the method `another` says so and the first call failed. A client without timelines cannot wait until
+// the work on a buffer has ended, so insist waits for this work.
 func (c *connection) insist(ctx context.Context, g service.Grant, err error, wait uint64, get getLease) (service.Grant, error) {
 	limit, again := c.another(g, err, wait)
 	if again != nil && err != nil {

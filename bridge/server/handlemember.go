@@ -23,8 +23,8 @@ func (c *connection) join(q uint32, r *wire.Join) {
 	c.reply(q, &wire.JoinReply{Slot: uint64(m.Slot), Member: m.ID, Export: *x}, files)
 }
 
-// enter lets a member take part in its channel. Before the reply, enter sends the new member the files of those other members that it must
-// know.
+// enter lets a member take part in its channel. Before the reply, enter sends the client the files of those other members that the new
+// member must know.
 func (c *connection) enter(q uint32, r *wire.Enter) {
 	others, err := c.session.EnterChannel(r.Channel, r.Member)
 	for _, other := range others {
@@ -40,7 +40,7 @@ func (c *connection) sendMember(n service.MemberCame) {
 }
 
 // mapBlock answers with the export of a block. As soon as the export is made, the service may recall the block. mapBlock holds c.sending
-// until it has sent the export, so that the client gets the export before a recall.
+// until it has sent the export, so that the client gets the export before the service's notice that recalls the block.
 func (c *connection) mapBlock(q uint32, r *wire.Map) {
 	if q == 0 {
 		return // the client wants no reply, so it would not get the export

@@ -10,7 +10,7 @@ type ClientLimits struct {
 	Send time.Duration
 	// Recall is how long an allocation may wait for blocks that the service has recalled, even if the allocation's own time limit is shorter.
 	Recall time.Duration
-	// Waiting is how many requests of a session may wait at a time.
+	// Waiting is how many requests of a session may wait at the service at a time.
 	Waiting int
 	// Notices is how many notices may wait until a client reads. If more notices wait, the client's session ends.
 	Notices int

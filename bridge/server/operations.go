@@ -81,8 +81,8 @@ func on[R wire.Request](run func(c *connection, q uint32, r R)) operation {
 	return operation{name: none.Op(), run: func(c *connection, q uint32, r wire.Request) { run(c, q, r.(R)) }}
 }
 
-// done returns the operation of requests of type R. The server calls the function `do` and then answers with an EmptyReply, or with the
-// error of `do`.
+// done returns an `operation`: what the server does for requests of type R. The server calls the function `do` and then answers with an
+// EmptyReply, or with the error of `do`.
 func done[R wire.Request](do func(s *service.Session, r R) error) operation {
 	return on(func(c *connection, q uint32, r R) { c.done(q, do(c.session, r)) })
 }

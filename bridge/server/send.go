@@ -16,7 +16,7 @@ import (
 )
 
 // This file sends packets to a client. If a client does not receive packets within the time ClientLimits.Send, the client's session ends,
-// so that no other session waits longer for this client.
+// so that other sessions do not wait longer for memory that this client has.
 
 // notify queues a notice of the service for this session. notify must not block, because the caller holds locks of the service.
 func (c *connection) notify(n service.Notice) {
@@ -136,9 +136,9 @@ func (c *connection) answered(q uint32, sent func(result string), err error) {
 	sent("ok")
 }
 
-// replyLease answers with a lease. The first lease of a session on a block carries the export, and must reach the client before other
-// leases on the block. So replyLease first locks c.sending and then marks the block as mapped: a goroutine that finds the block mapped
-// waits for c.sending.
+// replyLease answers with a lease. The reply with a session's first lease on a block has the export of the block. This reply must reach the
+// client before the replies with other leases on the block. So replyLease first locks c.sending and then marks the block as mapped: a
+// goroutine that finds the block mapped waits for c.sending.
 func (c *connection) replyLease(q uint32, g service.Grant, err error) {
 	if err != nil {
 		c.fail(q, err)

@@ -274,8 +274,8 @@ func (s *Server) reclaimed() {
 	s.lingering--
 }
 
-// turnAway answers the hello of a peer that may not have a session. From the beginning of turnAway, the connection does not count as a
-// session any more.
+// turnAway answers the hello of a peer that may not have a session. If the server already reads the hellos of ClientLimits.Denied such
+// peers, turnAway sends a goodbye instead. From the beginning of turnAway, the connection does not count as a session any more.
 func (s *Server) turnAway(c *connection, peer mempool.Peer) {
 	s.dismiss(c)
 	s.mu.Lock()

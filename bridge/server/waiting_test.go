@@ -110,7 +110,8 @@ func TestOnlyTheRequestThatIsNamedIsCancelled(t *testing.T) {
 	assert.ErrorIs(t, c.Reply(last, &wire.LeaseReply{}), wire.CodeCancelled)
 }
 
-// A client cancels a request, gets the answer and then uses the request's number again. The first cancel must not end the second request.
+// A client cancels a request, gets the answer and then uses the request's number again. The request `cancel` for the first request must not
+// end the second request.
 func TestACancelledRequestDoesNotTakeItsSuccessorAlong(t *testing.T) {
 	_, path := serve(t, Config{})
 	c := greeted(t, path)

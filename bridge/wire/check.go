@@ -19,8 +19,8 @@ type Header struct {
 }
 
 // Check checks a packet and returns the values of its envelope. Check allocates no memory, and never reads past the packet's end, even if
-// the packet states greater lengths. A packet that Check accepts is exactly one map with string keys. It keeps every limit of the protocol,
-// and has no duplicate keys, no trailing bytes, no extension types and no invalid UTF-8.
+// the packet states greater lengths. A packet that Check accepts is exactly one map with string keys. This packet keeps every limit of the
+// encoding, and has no duplicate keys, no trailing bytes, no extension types and no invalid UTF-8.
 //
 // For every other packet, Check returns a *PacketError, or a *FieldError if a value of the envelope is wrong. Both errors wrap ErrProtocol.
 // The header then has the values that Check read before the error, so that a service can answer the packet.

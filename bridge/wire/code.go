@@ -1,10 +1,10 @@
 package wire
 
-// Code is an error code of the protocol. Later versions of the protocol do not change its text. A Code is itself an error, so
-// errors.Is(err, wire.CodeNotFound) works on every error that wraps the code.
+// Code is an error code of the protocol. Later versions of the protocol do not change the text of an error code. A Code is itself an error,
+// so errors.Is(err, wire.CodeNotFound) is true for every error that wraps this code.
 type Code string
 
-// The error codes of protocol version 1. A peer of a later version may send other codes.
+// These are the error codes of protocol version 1. A peer of a later version may send other codes.
 const (
 	CodeProtocol      Code = "protocol"       // a packet is malformed or comes at the wrong time; the connection is then closed
 	CodeVersion       Code = "version"        // the peers share no protocol version

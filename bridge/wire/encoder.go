@@ -94,7 +94,7 @@ func (e *encoder) string(s string) error {
 	return e.mp.EncodeString(s)
 }
 
-// text writes a text for people as valid UTF-8. It cuts a text that is longer than MaxString.
+// text writes a text that people read, as valid UTF-8. It cuts a text that is longer than MaxString bytes.
 func (e *encoder) text(s string) error {
 	s = strings.ToValidUTF8(s, "\uFFFD")
 	if len(s) > MaxString {

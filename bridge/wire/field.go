@@ -49,7 +49,7 @@ func stringField[T any](key string, at func(*T) *string) field[T] {
 	return value(key, at, zero, (*encoder).string, (*decoder).string)
 }
 
-// textField makes a field whose value is a string for people. The encoder cuts the string if it is too long.
+// textField makes a field whose value is a text that people read. The encoder cuts the text if it is longer than MaxString bytes.
 func textField[T any](key string, at func(*T) *string) field[T] {
 	return value(key, at, zero, (*encoder).text, (*decoder).string)
 }

@@ -96,8 +96,8 @@ func FuzzCheckAcceptsPlainMaps(f *testing.F) {
 	})
 }
 
-// FuzzDecodeRequest tests that decoding does not panic and makes no large allocations. It also encodes and decodes a decoded message again,
-// and tests that the message stays the same.
+// FuzzDecodeRequest tests that decoding does not panic and makes no large allocations. If decoding succeeds, FuzzDecodeRequest encodes the
+// message, decodes the result, and tests that the second message is the same as the first.
 func FuzzDecodeRequest(f *testing.F) {
 	seed(f)
 	f.Fuzz(func(t *testing.T, packet []byte) {

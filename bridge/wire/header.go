@@ -39,8 +39,8 @@ func name(known map[string]string, value []byte) string {
 	return string(text)
 }
 
-// unsigned returns the integer that is encoded in value, in any format of integers. The second result is false if value is not an integer
-// or the integer is negative.
+// unsigned returns the integer that is encoded in value. The integer may have any of the formats of integers. The second result is false if
+// value is not an integer or the integer is negative.
 func unsigned(value []byte) (uint64, bool) {
 	kind, payload := kindOf(value[0]), value[1:]
 	switch {

@@ -34,8 +34,8 @@ type shape struct {
 	size  uint8 // if no length follows: payload bytes of a scalar or short string, elements of a short array or map
 }
 
-// The index of codes is the first byte of an encoded value. The element at this index is the shape of the value. Extension types have no
-// shape, because Check refuses them.
+// codes has the shape of an encoded value for each possible first byte of the value. For extension types, codes has only the kind, because
+// Check refuses these types.
 var codes = func() (t [256]shape) {
 	for c := range t {
 		switch {

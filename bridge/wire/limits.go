@@ -2,9 +2,9 @@ package wire
 
 import "math"
 
-// Limits of protocol version 1. A packet that exceeds one of the first seven limits is malformed: Check refuses such a packet, and the
-// Append functions never make one. A packet whose tensor or name exceeds its limit is well-formed, and the receiver answers with
-// [CodeInvalid].
+// These are the limits of protocol version 1. A packet that exceeds one of the first seven limits is malformed. Package seqpacket refuses a
+// packet with more than MaxFDs descriptors. Check refuses a packet that exceeds one of the other six limits, and the Append functions never
+// make such a packet. A packet whose tensor or name exceeds its limit is well-formed, and the receiver answers with [CodeInvalid].
 const (
 	MaxPacket   = 65536 // bytes of a packet
 	MaxFDs      = 8     // file descriptors with a packet

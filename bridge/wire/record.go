@@ -74,7 +74,8 @@ func (r record[T]) decode(d *decoder, m *T) error {
 	return nil
 }
 
-// find returns the index of the field with the given key. It searches from the given index to the end, and then from the start.
+// find returns the index of the field with the given key. It searches from the index `from` to the end of r, and then from the start of r.
+// It returns -1 if no field has the key.
 func (r record[T]) find(key []byte, from int) int {
 	for i := from; i < len(r); i++ {
 		if r[i].key == string(key) {

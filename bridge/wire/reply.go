@@ -6,8 +6,8 @@ type Reply interface {
 	reply()
 }
 
-// AppendReply appends the packet of a reply to dst. q is the number of the request. If the message exceeds a limit of the protocol,
-// AppendReply returns dst unchanged and a *FieldError that wraps CodeInvalid.
+// AppendReply appends the packet of a reply to dst. q is the number of the request that the reply answers. If the message exceeds a limit
+// of the protocol, AppendReply returns dst unchanged and a *FieldError that wraps CodeInvalid.
 func AppendReply(dst []byte, q uint32, r Reply) ([]byte, error) {
 	if q == 0 {
 		return dst, errUnanswerable
@@ -49,8 +49,8 @@ func AppendError(dst []byte, q uint32, failure *Error) ([]byte, error) {
 	return out, of("error", err)
 }
 
-// DecodeHeader checks a packet from the service and says whether it is a reply or a notice. For a reply, Q is the number of the request.
-// For a notice, Q is 0 and Notice is the name of the notice.
+// DecodeHeader checks a packet from the service and says whether it is a reply or a notice. For a reply, the field Q is the number of the
+// request that the reply answers. For a notice, Q is 0 and the field Notice is the name of the notice.
 func DecodeHeader(packet []byte) (Header, error) {
 	h, err := Check(packet)
 	switch {
@@ -65,7 +65,7 @@ func DecodeHeader(packet []byte) (Header, error) {
 }
 
 // DecodeReply checks a reply packet and decodes the reply into the argument `into`, which must have the type of the request's reply. If the
-// request failed, DecodeReply returns an *Error. For a malformed packet it returns another error, which wraps ErrProtocol.
+// request failed, DecodeReply returns an *Error. If the packet is malformed, DecodeReply returns an error that wraps ErrProtocol.
 func DecodeReply(packet []byte, into Reply) (q uint32, err error) {
 	h, err := DecodeHeader(packet)
 	if err != nil {

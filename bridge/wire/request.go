@@ -46,10 +46,11 @@ func AppendRequest(dst []byte, q uint32, r Request) ([]byte, error) {
 }
 
 // DecodeRequest checks and decodes a packet from a client. If DecodeRequest fails but could read the request's number, it still returns the
-// number, so that the service can answer.
+// number, so that the service can answer the request with the error.
 //
-// The error is a *PacketError or a *FieldError, which wrap ErrProtocol, or an *UnknownError, which wraps CodeUnsupported and leaves the
-// connection usable. AsError turns each of these errors into the error that the service sends in its answer.
+// The error is a *PacketError or a *FieldError, which wrap ErrProtocol, or an *UnknownError, which wraps CodeUnsupported. After an
+// *UnknownError, the service can still use the connection. AsError turns each of these errors into the error that the service sends in its
+// answer.
 func DecodeRequest(packet []byte) (q uint32, r Request, err error) {
 	h, err := Check(packet)
 	if err != nil {

@@ -9,11 +9,11 @@ import (
 	"strings"
 )
 
-// generated matches a place of the page that this program fills.
+// generated matches a part of docs/protocol.md that this program writes.
 var generated = regexp.MustCompile(`(?s)<!-- make generate: (\w+) -->\n.*?<!-- /make generate -->`)
 
-// page replaces the tables of docs/protocol.md. Each table is between two HTML comments, which name the table. There is a table for each
-// structure, a table of the requests and a table of the notices.
+// page returns the text of docs/protocol.md with new tables. The argument `page` is the present text of that file. Each table is between
+// two HTML comments, which name the table. There is a table for each structure, a table of the requests and a table of the notices.
 func (s *schema) page(page []byte) ([]byte, error) {
 	tables := map[string]string{"Requests": s.requests(), "Notices": s.notices()}
 	for _, one := range s.with(part) {
