@@ -8,7 +8,8 @@ If a part cannot be built, the build prints a warning and leaves the part out. E
 ``POOLBRIDGE_NATIVE``
     For `poolbridge._native`: with 1, the build fails if it cannot build the module; with 0, the wheel has no module.
 ``POOLBRIDGE_SERVICE``
-    The same for `poolsvc`. An editable installation never has it: `make build` writes it to the folder ``bin``.
+    The same values do the same for `poolsvc`. An editable installation never has `poolsvc`: `make build` writes it to
+    the folder ``bin``.
 ``POOLBRIDGE_TARGET``
     A target of Zig, such as ``aarch64-linux-gnu.2.17``: the build uses the compiler of the package ziglang for it.
 """
@@ -33,7 +34,8 @@ from setuptools.command.build_ext import build_ext
 _LIMITED = not sysconfig.get_config_var("Py_GIL_DISABLED")
 _VERSION = "0x030B0000"
 _FLAGS = ["-std=c11", "-O2", "-g0", "-fvisibility=hidden", "-pthread"]
-# For each shell: the path of the file with the completion for `poolsvc`, relative to the folder `share` of a prefix.
+# For each shell, this is the path of the file with the completion for `poolsvc`, relative to the folder `share` of an
+# installation prefix.
 _COMPLETIONS = {
     "bash": "bash-completion/completions/poolsvc",
     "zsh": "zsh/site-functions/_poolsvc",
@@ -93,8 +95,8 @@ def build_service(root: Path, folder: Path, version: str, target: str = "") -> P
     environment = {"CGO_ENABLED": "1"}
     if target:
         environment |= {"GOOS": "linux", "GOARCH": _GOARCH[_machine(target)], "CC": " ".join(_zig(root, target))}
-    # go-nvml needs a program that resolves a symbol only at its first use. The linker makes such a program with -z
-    # lazy.
+    # go-nvml works only in a program that resolves each symbol when it is first used. The linker makes such a program
+    # with the option `-z lazy`.
     flags = f"-s -w -extldflags=-Wl,-z,lazy -X github.com/poolbridge/poolbridge/internal/program.linked={version}"
     go = shutil.which("go")
     if go is None:
@@ -177,7 +179,11 @@ class BuildHook(BuildHookInterface[Any]):
         return program
 
     def _try(self, what: str, build: Any) -> Path | None:
-        """Call `build` and return its path, or return None if the part is not wanted or an optional build fails."""
+        """Call `build`, which builds a part of the wheel, and return the path that `build` returns.
+
+        Return None without a call if the part's environment variable is 0, and also if `build` fails and the variable
+        is not 1.
+        """
         wish = os.environ.get(f"POOLBRIDGE_{what}", "")
         if wish == "0":
             return None

@@ -7,8 +7,8 @@ import "github.com/poolbridge/poolbridge/cuda/internal/driver"
 // attributes that this project needs have constants.
 type DeviceAttribute int
 
-// The attributes that this project needs. The numbers are those of the driver
-// API.
+// These are the attributes that this project needs. The numbers are those of
+// the driver API.
 const (
 	AttrMultiprocessorCount              DeviceAttribute = 16
 	AttrIntegrated                       DeviceAttribute = 18

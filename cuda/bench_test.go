@@ -66,7 +66,8 @@ func BenchmarkWriteValue64(b *testing.B) {
 		}
 		if n%1024 == 0 {
 			// The queue of a stream has a limited size. If the queue is full, a
-			// call waits, and the benchmark would measure this wait.
+			// call waits. So the benchmark empties the queue while its timer is
+			// stopped.
 			b.StopTimer()
 			require.NoError(b, s.Synchronize())
 			b.StartTimer()

@@ -109,8 +109,8 @@ func (c *Context) Synchronize() error {
 	return c.fail(driver.CtxSynchronize(c.handle), op)
 }
 
-// MemInfo returns how many bytes of the device's memory are free, and the size
-// of this memory in bytes.
+// MemInfo returns how many bytes of the device's memory are free, and how many
+// bytes the device's memory has in total.
 func (c *Context) MemInfo() (free, total uint64, err error) {
 	const op = "Context.MemInfo"
 	if err := c.enter(op); err != nil {

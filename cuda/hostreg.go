@@ -11,14 +11,15 @@ import (
 // of the driver.
 type HostRegisterFlags uint32
 
-// Flags for registering host memory.
+// These are the flags for registering host memory.
 const (
 	HostPortable  HostRegisterFlags = 1 // registered for the contexts of all devices
 	HostDeviceMap HostRegisterFlags = 2 // the GPU gets an address for the memory
-	// The GPU only reads the memory. If the memory is mapped read-only, the
-	// driver can register it only with this flag. If the program queues work
-	// that writes the memory, the driver accepts the work. But when the work
-	// runs, it fails with ErrLaunchFailed and the context is broken.
+	// With HostReadOnly, the GPU may only read the memory. If the memory is
+	// mapped read-only, the driver can register it only with this flag. If the
+	// program queues work that writes the memory, the driver accepts the work.
+	// But when the work runs, it fails with ErrLaunchFailed and the context is
+	// broken.
 	HostReadOnly HostRegisterFlags = 8
 )
 

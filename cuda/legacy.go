@@ -8,8 +8,8 @@ type IPCMemHandle [64]byte
 
 // Malloc allocates device memory outside of all pools. Legacy IPC
 // ([Context.IPCMemHandle]) needs such memory. Stream memory operations on
-// device memory need it too. Malloc may wait until the device has done all its
-// work.
+// device memory need such memory too. Malloc may wait until the device has done
+// all its work.
 //
 // Errors: ErrOutOfMemory.
 func (c *Context) Malloc(size uint64) (DevicePtr, error) {

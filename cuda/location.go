@@ -16,7 +16,7 @@ func (p DevicePtr) String() string { return fmt.Sprintf("0x%x", uint64(p)) }
 // LocationKind is a CUmemLocationType.
 type LocationKind int
 
-// The places where memory can be.
+// These are the places where memory can be.
 const (
 	LocationDevice   LocationKind = 1 // a GPU, by ordinal
 	LocationHostNUMA LocationKind = 3 // a NUMA node of the host
@@ -26,7 +26,7 @@ const (
 // a [Context], the zero Location means the device of the context.
 type Location struct {
 	Kind LocationKind
-	ID   int // ordinal or node
+	ID   int // the ordinal of the GPU, or the number of the NUMA node
 }
 
 // DeviceLocation returns the Location of the memory of a GPU.
@@ -74,7 +74,7 @@ func (l Location) in(c *Context) driver.Location {
 // AccessFlags are CUmemAccess_flags.
 type AccessFlags int
 
-// What a device may do with memory.
+// These flags say what a device may do with memory.
 const (
 	AccessNone      AccessFlags = 0
 	AccessReadOnly  AccessFlags = 1

@@ -12,9 +12,9 @@ type Mapping struct {
 }
 
 // MapPhysical maps the whole memory p at a new address. The device of the
-// context gets the access that flags describes, and so do the devices in the
-// parameter `others`. The driver enforces AccessReadOnly: a driver call that
-// would write the memory fails with ErrInvalidValue. A kernel that writes the
+// context and the devices in the parameter `others` get the access that `flags`
+// describes. The driver enforces AccessReadOnly: a driver call that would write
+// read-only memory fails with ErrInvalidValue. A kernel that writes read-only
 // memory fails with ErrIllegalAddress and breaks the context of its process.
 func (c *Context) MapPhysical(p *Physical, flags AccessFlags, others ...Device) (*Mapping, error) {
 	const op = "Context.MapPhysical"

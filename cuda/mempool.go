@@ -99,7 +99,7 @@ func (p *MemPool) Imported() bool { return p.imported }
 // an imported pool cannot allocate memory.
 func (p *MemPool) Alloc(size uint64, s *Stream) (DevicePtr, error) {
 	const op = "MemPool.Alloc"
-	if size == 0 { // the driver would return success
+	if size == 0 { // the driver itself would return no error for size 0
 		return 0, invalid(op, p.ctx.device.ordinal, "no bytes")
 	}
 	if err := p.enter(op); err != nil {

@@ -2,7 +2,7 @@ package cuda
 
 import "github.com/poolbridge/poolbridge/cuda/internal/driver"
 
-// Values of CUmemPool_attribute.
+// These are values of CUmemPool_attribute.
 const (
 	poolReleaseThreshold = 4
 	poolReservedMem      = 5

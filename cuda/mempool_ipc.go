@@ -66,8 +66,8 @@ func (p *MemPool) ExportPtr(ptr DevicePtr) (PtrExportData, error) {
 //
 // If a process imports one pool twice, it gets two MemPools with the same
 // handle, and must close both. An imported pool cannot allocate memory, export
-// anything, trim its memory or return its attributes: the methods for this fail
-// with ErrInvalidValue.
+// anything, trim its memory or return its attributes: the methods that do these
+// things fail with ErrInvalidValue.
 //
 // Errors: ErrUnknown if fd is not the descriptor of a pool.
 func (c *Context) ImportMemPool(fd int) (*MemPool, error) {

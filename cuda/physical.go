@@ -80,8 +80,9 @@ func (p *Physical) Close() error { return p.close() }
 func (p *Physical) Size() uint64 { return p.size }
 
 // ExportFD exports the memory as a file descriptor. The caller owns the
-// descriptor, and the system closes it on exec. As long as a process has the
-// descriptor open, the memory stays allocated, even if this process has died.
+// descriptor, and the system closes it on exec. As long as any process has the
+// descriptor open, the memory stays allocated, even after the process that
+// called ExportFD has died.
 func (p *Physical) ExportFD() (int, error) {
 	const op = "Physical.ExportFD"
 	if err := p.enter(op); err != nil {
@@ -89,8 +90,8 @@ func (p *Physical) ExportFD() (int, error) {
 	}
 	defer p.leave()
 	// VMMExport first gets the descriptor from the driver, and then sets
-	// close-on-exec. No child process may start between these two steps: see
-	// MemPool.ExportFD.
+	// close-on-exec. A child process that starts between these two steps would
+	// inherit the descriptor: see MemPool.ExportFD.
 	syscall.ForkLock.RLock()
 	defer syscall.ForkLock.RUnlock()
 	fd, st := driver.VMMExport(p.ctx.handle, p.handle)

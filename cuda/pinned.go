@@ -58,8 +58,8 @@ func (p *Pinned) use(op string, offset, bytes uint64) (uintptr, error) {
 
 // HostBytes returns the memory at the address p as a slice for the CPU. The
 // memory must belong to a pool on a NUMA node of the host, because the CPU and
-// the GPU can both access such memory. An access to other memory, or to freed
-// memory, crashes the process.
+// the GPU access such memory at the same address. An access to other memory, or
+// to freed memory, crashes the process.
 func (p DevicePtr) HostBytes(bytes uint64) []byte { return hostBytes(uintptr(p), bytes) }
 
 // hostBytes makes a slice of memory that is not on the Go heap.

@@ -15,7 +15,7 @@ type Result int32
 // Success means no error. No function of this package returns it as an error.
 const Success Result = 0
 
-// The errors that this package itself finds, not the driver.
+// This package itself finds these errors, not the driver.
 const (
 	ErrNoDriver       Result = driver.ResultNoDriver       // libcuda.so.1 cannot be opened
 	ErrDriverTooOld   Result = driver.ResultDriverTooOld   // the driver is older than MinDriverVersion
@@ -23,8 +23,8 @@ const (
 	ErrClosed         Result = driver.ResultClosed         // the object was closed
 )
 
-// The errors of the driver. The numbers and their order are those of the
-// driver.
+// The driver returns these errors. They have the same numbers and the same
+// order as in cuda.h.
 const (
 	ErrInvalidValue                 Result = 1   // invalid argument
 	ErrOutOfMemory                  Result = 2   // out of memory

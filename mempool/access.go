@@ -13,8 +13,8 @@ type Peer struct {
 	Groups []uint32
 	// PID serves only to inform people. No decision depends on PID.
 	PID int32
-	// Process is a number that no other process has at the same time. Process is 0 if the kernel cannot identify the process. If a block
-	// counts for a process, it counts for each session of this process: see the field SessionBytes of [PoolSpec].
+	// Process is a number that no other process has at the same time. Process is 0 if the kernel cannot identify the process. A block that
+	// counts for a process counts against the limit of each session of this process: see the field SessionBytes of [PoolSpec].
 	Process uint64
 }
 

@@ -17,7 +17,7 @@ const (
 // FullPolicy says what happens when a channel is full because a subscriber has not taken or not released old frames.
 type FullPolicy string
 
-// The policies of channels and subscribers.
+// These are the policies of channels and subscribers.
 const (
 	// Block: the producer waits.
 	Block FullPolicy = "block"
@@ -64,7 +64,8 @@ type ChannelSpec struct {
 	Full FullPolicy
 }
 
-// Filled returns the spec with the default Mode and Full if they are empty. Clients fill in the default Capacity; the protocol has none.
+// Filled returns the spec with the default Mode and Full if they are empty. The protocol has no default Capacity: a client fills in
+// DefaultCapacity before it sends the spec.
 func (s ChannelSpec) Filled() ChannelSpec {
 	if s.Mode == "" {
 		s.Mode = Broadcast
@@ -75,7 +76,7 @@ func (s ChannelSpec) Filled() ChannelSpec {
 	return s
 }
 
-// Validate returns an error if s does not describe a channel.
+// Validate returns an error if a field of s has a value that is not allowed.
 //
 // Errors: [ErrInvalid].
 func (s ChannelSpec) Validate() error {

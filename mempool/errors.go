@@ -2,8 +2,8 @@ package mempool
 
 import "errors"
 
-// Sentinels of the errors that functions of this package and of package service return. Every error of these functions wraps exactly one of
-// the sentinels, except the errors of a context.
+// These are the sentinels of the errors that functions of this package and of package service return. Every error of these functions wraps
+// exactly one of the sentinels, except the errors of a context.
 var (
 	ErrInvalid     = errors.New("invalid argument")
 	ErrNotFound    = errors.New("not found")

@@ -8,7 +8,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// The operations of futex(2) that work for a word in memory that several processes share. Such a word is not on the Go heap.
+// These operations of futex(2) also work for a word in memory that several processes share. Such a word is not on the Go heap.
 const (
 	futexOpWait = 0
 	futexOpWake = 1

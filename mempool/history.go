@@ -23,9 +23,9 @@ type HistoryEvent struct {
 	Bytes uint64
 	// Ending says how the session ended. Only events of the kinds [SessionEnded] and [MemoryReclaimed] have an Ending.
 	Ending SessionEnding
-	// Took is a duration that ends at this event. [MemoryReclaimed]: the time since the session ended. [LeaseLong]: how long another session
-	// has waited for the buffer that this session has leased. [SubscriberSlow]: how long the consumer has been too slow. Took is 0 for other
-	// kinds.
+	// Took is a duration that ends at this event. For [MemoryReclaimed], Took is the time since the session ended. For [LeaseLong], it is how
+	// long another session has waited for the buffer that this session has leased. For [SubscriberSlow], it is how long the consumer has been
+	// too slow. For other kinds, Took is 0.
 	Took time.Duration
 	// Count is the number of events that this event stands for. The service reports frequent events of the same sort together, as one
 	// event.
@@ -107,8 +107,7 @@ type Counts struct {
 	// Waiting is the number of requests that wait now. The keys of the map are the things that requests wait for: "room", "buffer", "name",
 	// "pool", "channel".
 	Waiting map[string]int
-	// Reclaims counts durations. If the service still holds memory, a timeline or a slot for a process after the process's session has ended,
-	// it counts how long it holds them.
+	// Reclaims counts how long the service has held memory, a timeline or a slot for the process of a session after the session ended.
 	Reclaims Durations
 	// DriverCalls counts the calls to the driver or the system. DriverErrors counts those calls that failed. The keys of both maps are
 	// "create" and "close" for pools, and "allocate", "export" and "free" for blocks.

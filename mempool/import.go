@@ -46,8 +46,8 @@ type ImportedBlock struct {
 // means the pool's own GPU. If `device` is another GPU, this GPU can access the pool's memory in this process until this process closes the
 // pool. The caller may close the files of x afterwards.
 //
-// Errors: [ErrUnavailable] if this process cannot use the pool's device, or if the hardware does not let device access the pool's memory
-// (the text then names both GPUs); [ErrInvalid] if x is not the export of the pool that info describes.
+// Errors: [ErrUnavailable] if this process cannot use the pool's device, or if the hardware does not let the GPU `device` access the pool's
+// memory (the text then names both GPUs); [ErrInvalid] if x is not the export of the pool that info describes.
 func ImportPool(e Epoch, info PoolInfo, x Export, device string) (*ImportedPool, error) {
 	imports.mu.Lock()
 	defer imports.mu.Unlock()

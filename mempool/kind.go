@@ -104,8 +104,8 @@ type Lasting interface {
 }
 
 // NewArena makes an arena. Only a service should call NewArena. A program that calls NewArena itself has no service that counts the
-// allocations, shares them with other processes, or uses freed memory again; it should do so only to measure the cost of a kind. If the
-// arena needs memory of the host, it must ask the parameter `memory` whether the host has enough memory left.
+// allocations, shares them with other processes, or uses freed memory again; it should call NewArena only to measure the cost of a kind of
+// memory. If the arena needs memory of the host, it must ask the parameter `memory` whether the host has enough memory left.
 //
 // Errors: [ErrInvalid], [ErrUnavailable] if this machine does not support the kind, [ErrOutOfMemory].
 func NewArena(spec PoolSpec, memory *hostmem.Memory) (Arena, error) {

@@ -13,7 +13,7 @@ import (
 )
 
 // Legacy is memory of a GPU that processes share by a handle of 64 bytes (see cuIpcGetMemHandle). Programs can send the handle to each
-// other like any other bytes. The memory exists only as long as the process of the service.
+// other like any other bytes. The memory exists only as long as the service's process lives.
 const Legacy Kind = "legacy"
 
 var legacyBackend = Backend{Kind: Legacy, Probe: probeLegacy, Create: newLegacyArena, Open: openLegacyArena,
@@ -162,7 +162,7 @@ func (a importedLegacyArena) Import(x Export, size uint64) (Mapping, error) {
 	return &legacyMapping{deviceMemory{a.gpu, opened.Ptr(), size}, opened}, nil
 }
 
-// Reach does nothing: the pool has a separate import for each GPU.
+// Reach does nothing: a session imports the pool separately for each GPU, and the driver gives this GPU access when it opens a handle.
 func (a importedLegacyArena) Reach(string) error { return nil }
 
 func (a importedLegacyArena) Close() error { return a.gpu.Close() }

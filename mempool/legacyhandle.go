@@ -24,8 +24,8 @@ const (
 	LegacyHandleBytes = HandleBytes + 8
 )
 
-// LegacyHandle identifies memory, so that other processes can open it. It works as long as the process that owns the memory lives. The
-// driver's handle identifies a whole block of the driver, so the LegacyHandle also has the offset of the memory in this block.
+// LegacyHandle identifies memory, so that other processes can open the memory. The handle works as long as the process that owns the memory
+// lives. The driver's handle identifies a whole block of the driver, so the LegacyHandle also has the offset of the memory in this block.
 type LegacyHandle struct {
 	Handle cuda.IPCMemHandle
 	// Offset is the offset of the memory from the beginning of the block, in bytes.
@@ -54,8 +54,8 @@ func ParseLegacyHandle(b []byte) (h LegacyHandle, err error) {
 	return h, nil
 }
 
-// Open maps size bytes of the memory that the handle identifies. If size is 0, Open maps the block from the offset to the end. This process
-// can open memory of the same block several times: the driver counts these calls.
+// Open maps `size` bytes of the memory that the handle identifies. If `size` is 0, Open maps the block from the offset to the end. This
+// process can open memory of the same block several times: the driver unmaps the block only when each OpenedHandle of the block is closed.
 //
 // Errors: [ErrUnavailable] with [ErrOwnerDead] or [ErrSecondContext], and [ErrUnavailable] alone if this process owns the memory;
 // [ErrInvalid] for bytes that are not a handle, and if the memory would lie outside of the block.

@@ -21,8 +21,8 @@ import (
 	"github.com/poolbridge/poolbridge/internal/situation"
 )
 
-// The sizes of the two parts of a timeline's memory, in bytes. The first part has the words. The second part has one text for each word,
-// which says why the content of the word's fences has failed.
+// The sizes of the two parts of a timeline's memory, in bytes. The first part has the words. The second part has one text for each word:
+// the reason that the timeline's session gave when it called [Clock.Fail] for a fence of the word.
 const (
 	wordBytes = TimelineWords * 8
 	pageBytes = wordBytes + TimelineWords*MaxReasonBytes
@@ -31,8 +31,8 @@ const (
 // MaxReasonBytes is the greatest length of a reason, in bytes. [Clock.Fail] cuts a longer reason off.
 const MaxReasonBytes = 256
 
-// Page is a timeline that is mapped in this process. Streams and CPUs of several processes write words of the page and wait for words of
-// the page.
+// Page is a timeline that is mapped in this process. Streams and the CPU of the timeline's session write words of the page. Streams and
+// CPUs of all sessions wait for these words.
 type Page struct {
 	mem   []byte
 	write bool
@@ -148,8 +148,8 @@ func (p *Page) reasonOf(word uint64) []byte {
 	return p.mem[at : at+MaxReasonBytes]
 }
 
-// Reason returns the text with which the page's writer said why the content of the word's fences failed, or "" if the content has not
-// failed in this way. The result is one line of UTF-8. The text comes from another process, so the caller must not trust it.
+// Reason returns the reason that the page's writer gave when it marked a fence of the word as failed, or "" if the writer has not done so.
+// The result is one line of UTF-8. The text comes from another process, so the caller must not trust it.
 func (p *Page) Reason(word uint64) string {
 	text, _, _ := bytes.Cut(bytes.Clone(p.reasonOf(word)), []byte{0})
 	return oneLine(string(text))

@@ -70,7 +70,7 @@ func newPinnedArena(spec PoolSpec, memory *hostmem.Memory) (Arena, error) {
 	return pinnedArena{a, memory}, nil
 }
 
-// Allocate takes the memory in one part, because one call of the driver allocates all of it.
+// Allocate checks once that all the memory is available, because one call of the driver allocates all the memory.
 func (a pinnedArena) Allocate(ctx context.Context, size uint64) (Allocation, error) {
 	var d *deviceAllocation
 	err := a.memory.Take(size, size, func(uint64, uint64) error {

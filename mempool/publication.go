@@ -10,7 +10,7 @@ type Publication struct {
 	// If Keep is true, the service keeps the name when the session ends.
 	Keep bool
 	// If Replace is true and the same user has already published another buffer under this name, the name now belongs to the new buffer. If
-	// Replace is false, the call fails in this case.
+	// Replace is false, the publication fails in this case.
 	Replace bool
 	Completion
 }
@@ -18,7 +18,8 @@ type Publication struct {
 // Completion says when the content of a transferred buffer is complete. With the zero value, the content is complete when the transfer
 // happens. Otherwise the content is complete when everything in the fields of the Completion has happened.
 type Completion struct {
-	// After has the queues in which the caller's work writes the content. The work of this package counts without being in After.
+	// After has the queues in which the caller's work writes the content. The transfer also waits for the work that this package has begun
+	// on the memory: the memory's own queue need not be in After.
 	After []Queue
 	// Ready is a fence of the session's own timeline. The caller marks it as reached when the content is complete.
 	Ready *Fence

@@ -72,8 +72,8 @@ func (s *staging) open(l *deviceStream) {
 }
 
 // take takes a piece that no caller holds. If the GPU still copies to or from this piece, take makes another piece, or waits for the GPU if
-// no more pieces may be made. If callers hold all pieces, take waits for a piece if `wait` is true, and returns nil if `wait` is false: a
-// caller that holds a piece must not wait for another piece.
+// no more pieces may be made. If callers hold all pieces, take waits for a piece if `wait` is true, and returns nil if `wait` is false. A
+// caller that holds a piece must set `wait` to false: otherwise, callers that hold all pieces could wait for each other forever.
 func (ps *pieces) take(ctx *cuda.Context, wait bool) (*piece, error) {
 	ps.mu.Lock()
 	for len(ps.idle) == 0 && ps.made == ps.most {

@@ -1,4 +1,4 @@
-"""Writes a CycloneDX bill of materials for `poolsvc`: Go, and the modules with their checksums.
+"""Writes a CycloneDX bill of materials for `poolsvc`, which lists Go, and the modules with their checksums.
 
 Usage: `sbom.py PROGRAM VERSION OUTPUT`. `go version -m` lists the modules from which the program was linked.
 """

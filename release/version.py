@@ -1,8 +1,8 @@
 """Finds the version of poolbridge. The Python package, its wheels and `poolsvc` have the same version.
 
 The version comes from the git tag, for example v0.2.0. If the current commit has no tag, the version also contains the
-current commit and the number of commits after the last tag. If there is no tag, all commits count. A source package has
-its version in the file PKG-INFO.
+current commit and the number of commits after the last tag. If the repository has no tag, the number is that of all
+commits. A source package has its version in the file PKG-INFO.
 
 `python release/version.py` prints the version; pyproject.toml and the Makefile take the version from this program.
 """

@@ -39,11 +39,11 @@ func (l *life) bound(c *cobra.Command, _ []string) error {
 	return nil
 }
 
-// newBoundedLog makes a boundedLog that uses file. A boundedLog needs a descriptor that is readable and has O_APPEND. If the descriptor of
-// file is readable, newBoundedLog sets O_APPEND on it, and so for all processes that share it. Otherwise newBoundedLog opens the file
-// again, and replaces the descriptor of this process.
+// newBoundedLog makes a boundedLog that appends to `file`. A boundedLog needs a descriptor that is readable and has O_APPEND. If the
+// descriptor of `file` is readable, newBoundedLog sets O_APPEND on it. This sets O_APPEND also in all other processes that share the
+// descriptor. Otherwise newBoundedLog opens the file again, and replaces the old descriptor with the new one, but only in this process.
 //
-// Errors: an error of the system if file was opened for writing only and this process may not read it.
+// Errors: an error of the system if `file` was opened for writing only and this process may not read the file.
 func newBoundedLog(file *os.File, most int64) (*boundedLog, error) {
 	fd := int(file.Fd())
 	flags, err := unix.FcntlInt(uintptr(fd), unix.F_GETFL, 0)
@@ -66,8 +66,8 @@ func newBoundedLog(file *os.File, most int64) (*boundedLog, error) {
 	return &boundedLog{file: file, most: most}, os.NewSyscallError("dup3", err)
 }
 
-// Write appends a line to the file. It cuts off the end of a line that is longer than the limit. If the file cannot be
-// shortened, Write appends the line nevertheless, and a message in the log says so once.
+// Write appends a line to the file. It cuts off the end of a line that is longer than the limit. If the file cannot be shortened, Write
+// appends the line nevertheless. The first time, Write also appends a warning that the file cannot be shortened.
 func (b *boundedLog) Write(p []byte) (int, error) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -87,11 +87,11 @@ func (b *boundedLog) Write(p []byte) (int, error) {
 	return len(p), nil
 }
 
-// shorten shortens the file if the file has no room for `room` more bytes within the limit. It keeps the last lines, at most half of the
-// limit. It first writes these lines over the beginning of the file and then cuts the file behind them. So the file is never empty, even if
-// the service is killed between these steps. Lines that other processes append during these steps stay in the file, except lines that they
-// append between the last call of Stat in keepLate and the cut: the kernel has no call that cuts a file only if the file still has an
-// expected size.
+// shorten shortens the file if the file has no room for `room` more bytes within the limit. It keeps the last lines: together, they have at
+// most half as many bytes as the limit. It first writes these lines over the beginning of the file and then cuts the file behind them. So
+// the file is never empty, even if the service is killed between these steps. Lines that other processes append during these steps stay in
+// the file. But a line that another process appends between the last call of Stat in keepLate and the cut is lost, because the kernel has
+// no call that cuts a file only if the file still has an expected size.
 func (b *boundedLog) shorten(room int64) error {
 	info, err := b.file.Stat()
 	if err != nil || info.Size()+room <= b.most {

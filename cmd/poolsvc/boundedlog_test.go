@@ -15,8 +15,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// logs returns files for the log of a service. One file is opened with the flags that Python uses, and two files are opened with the flags
-// that a shell uses for `2>` and `2>>`. The fourth file is a memfd without O_APPEND.
+// logs returns files for the log of a service. One file is opened with the flags that the Python client uses, and two files are opened with
+// the flags that a shell uses for `2>` and `2>>`. The fourth file is a memfd without O_APPEND.
 func logs(t *testing.T) map[string]*os.File {
 	t.Helper()
 	all := make(map[string]*os.File)

@@ -63,7 +63,8 @@ lease.`,
 	return c
 }
 
-// exported leases a buffer for export. If the buffer's name does not exist yet, exported waits at most for the duration `wait`.
+// exported leases a buffer for export. If no buffer has the name yet, the function `exported` waits for such a buffer, but at most for the
+// duration `wait`.
 func exported(ctx context.Context, client *bridge.Client, name string, wait time.Duration) (*bridge.Exported, error) {
 	if wait <= 0 {
 		return client.TryExport(ctx, name)

@@ -57,7 +57,7 @@ func (l *life) check(c *cobra.Command) error {
 	return nil
 }
 
-// live writes to --ready-fd that the service is ready, and calls end when the service must end.
+// live writes to --ready-fd that the service is ready, and calls the function `end` when the service must end.
 func (l *life) live(end func(), srv *server.Server, socket string, log *slog.Logger) {
 	if l.ready >= 0 {
 		file := os.NewFile(uintptr(l.ready), "ready-fd")

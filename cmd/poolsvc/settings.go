@@ -279,8 +279,8 @@ func resolve(f *pflag.FlagSet) (*plan, error) {
 	return p, p.check()
 }
 
-// check returns all problems of the plan. It also finds a setting that needs another setting, or that contradicts
-// another setting. It compares two settings only if both have correct values.
+// check returns all problems of the plan. It also finds a setting that needs another setting, if this other setting is missing, and two
+// settings that contradict each other. It compares two settings only if both have correct values.
 //
 // Errors: [config.Problems].
 func (p *plan) check() error {
@@ -309,8 +309,8 @@ func (p *plan) check() error {
 	return p.problems.Err()
 }
 
-// say adds to the plan all values that one place (such as a flag) gives for a setting. If the setting refuses a value, say adds a problem
-// whose text begins with `what`.
+// say adds to the plan all values that one place (such as a flag) gives for a setting. If the setting refuses a value, the method `say`
+// adds a problem whose text begins with `what`.
 func (p *plan) say(s setting, at place, what string, texts ...string) {
 	if s.reset != nil {
 		s.reset(p)
@@ -325,8 +325,8 @@ func (p *plan) say(s setting, at place, what string, texts ...string) {
 	p.note(s.flag)
 }
 
-// read adds the settings of a configuration file to the plan. If the content of the file has problems, read adds them to the plan, and
-// [plan.check] returns them.
+// read adds the settings of a configuration file to the plan. If the content of the file has problems, the method `read` adds them to the
+// plan, and [plan.check] returns them.
 //
 // Errors: errors of the file system; a [config.Problem] if other users may change the file.
 func (p *plan) read(path string) error {
@@ -425,7 +425,8 @@ func (p *plan) pool(at place, item config.Item) {
 }
 
 // mistakes calls the function `wrong` for each wrong value of the pool `said`. It begins with another pool, which is valid, and puts the
-// values of `said` into this pool one by one. If a value makes this pool invalid, mistakes calls `wrong` and removes the value again.
+// values of `said` into this pool one by one. If a value makes this pool invalid, the function `mistakes` calls `wrong` and removes the
+// value from this pool.
 func mistakes(said mempool.PoolSpec, refused map[string]bool, wrong func(key, format string, args ...any)) {
 	right := mempool.PoolSpec{Name: "?", Kind: mempool.Host, MaxBytes: math.MaxInt64}
 	for _, value := range []struct {

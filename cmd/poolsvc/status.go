@@ -92,7 +92,7 @@ func askStatus(ctx context.Context, client *bridge.Client) (s status, err error)
 	s = status{Epoch: client.Epoch().String(), Answer: float64(time.Since(begin).Microseconds()) / 1000, Sessions: stats.Sessions, Pools: len(stats.Pools),
 		Warnings: []string{}}
 	for _, p := range stats.Pools {
-		if used := p.Leased + p.Held; used >= p.Pool.MaxBytes-p.Pool.MaxBytes/20 { // 95 %
+		if used := p.Leased + p.Held; used >= p.Pool.MaxBytes-p.Pool.MaxBytes/20 { // at least 95 % of the pool
 			s.Warnings = append(s.Warnings, fmt.Sprintf("pool %s: %s of %s are in use or held (poolsvc sessions and poolsvc buffers show for which sessions)",
 				p.Pool.Name, display.Size(used), display.Size(p.Pool.MaxBytes)))
 		}

@@ -81,7 +81,7 @@ A check that cannot run here is skipped and says why. The exit status is 0 only 
 
 // defaultPython returns the path of a Python interpreter. If this program is in a checkout of the project, it returns the interpreter of
 // the checkout's virtual environment. Otherwise it returns python3 in the folder of this program, because pip installs this program into
-// the folder of its interpreter. If there is no such file, it returns python3 from the PATH.
+// the folder of the interpreter that has the poolbridge package. If this folder has no python3, it returns python3 from the PATH.
 func defaultPython() string {
 	if self, err := os.Executable(); err == nil {
 		folder := filepath.Dir(self)

@@ -52,7 +52,7 @@ func (w web) close(log *slog.Logger) {
 }
 
 // bounded returns a function that calls the function `ask`. If the context ends while `ask` still runs, the returned function does not wait
-// for `ask`. Only one call of `ask` runs at a time.
+// for `ask`. Only one call of `ask` runs at a time: the returned function first waits until an earlier call has ended.
 func bounded(ask func() error) func(context.Context) error {
 	looking := make(chan struct{}, 1)
 	return func(ctx context.Context) error {

@@ -43,8 +43,8 @@ func (l *Library) DriverVersion() (string, error) {
 	return v, failure("nvmlSystemGetDriverVersion", r)
 }
 
-// Devices returns all GPUs that this process may see, in the order of the PCI bus. The variable
-// CUDA_VISIBLE_DEVICES has no effect on this list.
+// Devices returns all GPUs that this process may see, in the order of their addresses on the PCI
+// bus. The environment variable CUDA_VISIBLE_DEVICES has no effect on this list.
 func (l *Library) Devices() ([]Device, error) {
 	n, r := l.api.DeviceGetCount()
 	if r != nvml.SUCCESS {
@@ -73,8 +73,8 @@ func (l *Library) DeviceByUUID(uuid cuda.UUID) (Device, error) {
 }
 
 // has returns an error if the library has no function with the name in the parameter `symbol`. A
-// method calls has before it calls a function that may be missing, because a call of a missing
-// function ends the process.
+// method calls the function `has` before it calls a function of the library that may be missing,
+// because a call of a missing function ends the process.
 func has(api nvml.Interface, symbol string) error {
 	if err := api.Extensions().LookupSymbol(symbol); err != nil {
 		return &Error{Op: symbol, Detail: err.Error(), kind: ErrNotSupported}

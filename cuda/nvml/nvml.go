@@ -1,12 +1,13 @@
-// Package nvml asks NVIDIA's management library (NVML) for facts that the driver API does not know:
-// which processes use a GPU, and how the GPU is configured.
+// Package nvml asks NVIDIA's management library (NVML) for facts that the driver API does not
+// report: which processes use a GPU, and how the GPU is configured.
 //
 // This package is separate from package cuda, so that a program can use package cuda without NVML.
 // A build with the tag nonvml or without cgo has the same API, but every call of Open returns
 // [ErrUnavailable].
 //
-// This package uses the Go module go-nvml. That module resolves a symbol of the library only when a
-// program first uses the symbol. So a program that contains this package must be linked with
+// This package uses the Go module go-nvml. The library may be missing when a program starts. So a
+// program that contains this package must resolve a symbol of the library only when the program
+// first uses the symbol. To make sure of this, link the program with
 //
 //	go build -ldflags '-extldflags=-Wl,-z,lazy'
 //
@@ -32,7 +33,7 @@ type Error struct {
 	Op     string // name of the call
 	Code   int    // the nvmlReturn_t, 0 if the library was not reached
 	Detail string // text of the library
-	kind   error  // one of the sentinels, or nil
+	kind   error  // one of the Err values of this package, or nil
 }
 
 func (e *Error) Error() string {
@@ -66,7 +67,7 @@ type Process struct {
 // ComputeMode says which processes may create contexts on a device.
 type ComputeMode int
 
-// The compute modes. The numbers are those of the library.
+// These are the compute modes. The numbers are those of the library.
 const (
 	ComputeDefault          ComputeMode = 0 // any process
 	ComputeProhibited       ComputeMode = 2 // no process

@@ -9,13 +9,13 @@ import (
 
 // partBytes is how many bytes of host memory one core processes in one task. The number is a
 // multiple of every element size. The number is so large that the work of a task takes much more
-// time than its start.
+// time than starting the task.
 const partBytes = 4 << 20
 
 // Fill writes the pattern into mem. It uses all cores of the CPU. The CPU must be able to access
 // mem.
 //
-// Errors: [ErrSize], and the errors of Validate.
+// Errors: [ErrSize], and the errors of p.Validate.
 func Fill(mem []byte, p Pattern) error {
 	n, err := elements(p, len(mem))
 	if err != nil {
@@ -28,7 +28,7 @@ func Fill(mem []byte, p Pattern) error {
 // Verify compares mem with the pattern. It uses all cores of the CPU. The CPU must be able to
 // access mem.
 //
-// Errors: [ErrSize], and the errors of Validate. If elements are wrong, Verify does not return an
+// Errors: [ErrSize], and the errors of p.Validate. If elements are wrong, Verify does not return an
 // error: the report has the wrong elements.
 func Verify(mem []byte, p Pattern) (Report, error) {
 	n, err := elements(p, len(mem))

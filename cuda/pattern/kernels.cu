@@ -1,22 +1,24 @@
-// The kernels of package pattern. What they compute is defined by the package's Go code, bit by bit; change both together,
-// and the simulated driver's third copy, and then `make ptx`.
+// The kernels of package pattern. The package's Go code defines each result, bit by bit. If you change a kernel, also change
+// the Go code and the simulated driver, which has a copy in C; then run `make ptx`.
 //
-// Memory speed is the aim: accesses of 16 bytes, neighbouring threads next to each other, several of them under way in
-// every thread. Memory that begins between two multiples of 16 gets its first and last elements one by one.
+// The kernels are as fast as the memory. Each access has 16 bytes, called a vector here. Neighbouring threads access neighbouring
+// vectors, and each thread has several accesses in flight. If the memory does not begin at a multiple of 16 bytes, the kernel
+// accesses the elements before the first whole vector and after the last whole vector one by one.
 //
-// A verification has 64 KiB under way in a multiprocessor: two vectors in each thread of 8 blocks, or four in each of 4. The
-// host starts 8 blocks for every multiprocessor, so the launch bounds are for 8 or 4 of them at once: where 5 or 6 fit, the
-// rest come after them and are too few. For a GPU that cannot hold so many the driver ignores the bound.
+// A kernel that verifies has 64 KiB in flight in each multiprocessor: 8 blocks whose threads have two vectors each, or 4 blocks
+// whose threads have four vectors each. The host starts 8 blocks for each multiprocessor. The launch bounds make the compiler
+// limit the registers, so that 8 or 4 blocks fit at once. If only 5 or 6 of the 8 blocks fitted, the other 3 or 2 would run
+// later, and they alone would not use the whole speed of the memory. A GPU that cannot hold so many blocks ignores the bounds.
 
 typedef unsigned int u32;
 typedef unsigned long long u64;
 
 enum {
-    threads = 256, // of a block
-    unroll = 4,    // vectors under way in a thread that fills
+    threads = 256, // threads of a block
+    unroll = 4,    // vectors that each thread of a fill has in flight
     kept = 8,      // mismatches that a result holds
-    full = 8,      // blocks that a multiprocessor holds, if a thread makes do with 32 registers
-    half = 4,      // and with 64
+    full = 8,      // blocks that a multiprocessor holds if each thread uses at most 32 registers
+    half = 4,      // blocks that a multiprocessor holds if each thread uses at most 64 registers
 };
 
 // ---- results ----
@@ -25,15 +27,15 @@ struct mismatch {
     u64 index, got;
 };
 
-// What a verification found. The host sets the counts to 0 and the indices to ~0 before.
+// The result of a verification. Before the verification, the host sets count and lock to 0, and each index to ~0.
 struct result {
     u64 count;
     u32 lock, unused;
-    mismatch first[kept]; // the lowest indices, in order
+    mismatch first[kept]; // the mismatches with the lowest indices, in order of their indices
 };
 
-// Keeps a mismatch if it is among the lowest so far. It is rarely called: the last index only ever falls, so that nearly
-// every caller is sent away by one look at it, without the lock.
+// Keeps a mismatch if its index is one of the lowest so far. The greatest kept index only decreases. So, for most mismatches, the
+// function reads this index once and returns without the lock.
 __device__ __noinline__ void record(result *r, u64 index, u64 got) {
     volatile mismatch *first = r->first;
     while (index < first[kept - 1].index) {
@@ -59,7 +61,8 @@ __device__ __noinline__ void record(result *r, u64 index, u64 got) {
 
 // ---- patterns of four-byte elements ----
 
-// float32(scale·i + offset) in float64, rounded after each step: never as one fused operation, which rounds differently.
+// Returns the bits of float32(scale·i + offset). The function computes in float64, and rounds after the multiplication and after
+// the addition. A fused multiply-add rounds only once, and so gives other results.
 __device__ __forceinline__ u32 affine_at(double scale, double i, double offset) {
     return __float_as_uint(__double2float_rn(__dadd_rn(__dmul_rn(scale, i), offset)));
 }
@@ -69,7 +72,7 @@ struct affine {
 
     __device__ __forceinline__ u32 at(u64 i) const { return affine_at(scale, __ull2double_rn(i), offset); }
 
-    // One conversion for four elements: below 2^53 the sums are exact.
+    // Converts one index for four elements. The sums d + 1 to d + 3 are exact, because indices are smaller than 2^53.
     __device__ __forceinline__ uint4 vector(u64 i) const {
         double d = __ull2double_rn(i);
         return make_uint4(affine_at(scale, d, offset), affine_at(scale, d + 1, offset), affine_at(scale, d + 2, offset),
@@ -99,7 +102,7 @@ struct masked : exactly {
 };
 
 struct frame : exactly {
-    u32 salt; // of the frame's number
+    u32 salt; // computed from the frame's number
 
     static __device__ __forceinline__ u32 mix(u32 x) {
         x ^= x >> 15;
@@ -126,13 +129,13 @@ __device__ __forceinline__ masked masked_of(u32 scale, u32 offset, u32 mask) {
     return m;
 }
 
-// Elements in front of the first multiple of 16 bytes.
+// Returns how many elements are before the first address that is a multiple of 16 bytes.
 __device__ __forceinline__ u64 head_of(const void *at, u64 n, u32 element) {
     u64 head = (16 - ((u64)at & 15)) % 16 / element;
     return head < n ? head : n;
 }
 
-// Calls f(index) for the elements that are not in vectors: `head` at the front, `tail` and after at the end.
+// Calls f(index) for each element that is in no vector: the elements before `head`, and the elements from `tail` on.
 template <class F> __device__ __forceinline__ void edges(u64 head, u64 tail, u64 n, F f) {
     if (blockIdx.x != 0) return;
     if (threadIdx.x < head) f((u64)threadIdx.x);
@@ -153,20 +156,21 @@ template <class P> __device__ __forceinline__ void fill(u32 *at, u64 first, u64 
     edges(head, head + 4 * vectors, n, [=](u64 i) { at[i] = p.at(first + i); });
 }
 
-// The vectors that a thread verifies at once, in which something is not the same bit by bit.
+// Vectors that a thread has read at once, and in which at least one bit differs from the pattern.
 template <class P, int vectors> struct batch {
-    uint4 got[vectors]; // as they were read: in the memory there may be other values now
+    uint4 got[vectors]; // the values that the thread read; the memory may have other values now
     P p;
-    u64 first, index; // of the first element: in the pattern, and in the memory
-    u64 before;       // were wrong already
+    u64 first, index; // the first element's index in the pattern, and its index in the memory
+    u64 before;       // how many wrong elements the thread found before this batch
     result *r;
 };
 
-// Looks closer at a batch and counts its wrong elements. A thread's indices rise, so that what follows its first few is not
-// among the lowest.
+// Compares a batch element by element, and returns how many elements are wrong. The indices of a thread increase, so a thread
+// records only its first `kept` wrong elements: a later one cannot be among the lowest.
 //
-// There is one call for a batch, with one pointer, so that the loop that nearly never makes it has few branches and needs
-// few registers: with a call for every vector, frames were verified at two thirds of a copy's speed on an H200.
+// The loop in `verify` calls this function once for a batch, and passes one pointer. So the loop, which rarely calls the function,
+// has few branches and needs few registers. With a call for each vector, frames were verified at two thirds of a copy's speed on
+// an H200.
 template <class P, int vectors> __device__ __noinline__ u32 differing(const batch<P, vectors> *b) {
     u32 wrong = 0;
 #pragma unroll 1
@@ -178,7 +182,7 @@ template <class P, int vectors> __device__ __noinline__ u32 differing(const batc
     return wrong;
 }
 
-// Counts the wrong elements of vectors that are `threads` apart.
+// Returns how many elements of the vectors from[0], from[threads], from[2·threads] and so on are wrong.
 template <int vectors, class P>
 __device__ __forceinline__ u32 check(const uint4 *from, P p, u64 first, u64 index, u64 before, result *r) {
     uint4 got[vectors];
@@ -202,7 +206,7 @@ __device__ __forceinline__ u32 check(const uint4 *from, P p, u64 first, u64 inde
     return differing(&b);
 }
 
-// `under` vectors are under way in every thread.
+// Compares memory with a pattern. Each thread has `under` vectors in flight.
 template <int under, class P> __device__ __forceinline__ void verify(const u32 *at, u64 first, u64 n, P p, result *r) {
     u64 head = head_of(at, n, 4), vectors = (n - head) / 4, wrong = 0;
     const uint4 *from = (const uint4 *)(at + head);
@@ -252,7 +256,7 @@ poolbridge_verify_frame_u32(const u32 *at, u64 first, u64 n, u64 seq, result *r)
 
 // ---- Fibonacci, eight-byte elements ----
 
-// F(n) and F(n+1), mod 2^64, by doubling.
+// Returns F(n) and F(n+1), modulo 2^64. The function uses the formulas for F(2n) and F(2n+1).
 __device__ ulonglong2 fibonacci(u64 n) {
     u64 a = 0, b = 1;
     for (int bit = 63 - __clzll((long long)n); bit >= 0; bit--) {
@@ -267,8 +271,8 @@ __device__ ulonglong2 fibonacci(u64 n) {
     return make_ulonglong2(a, b);
 }
 
-// How a thread's vectors of two elements follow each other: the distance s between them is the same all the way, and
-// F(i+s) = F(s-1)·F(i) + F(s)·F(i+1).
+// Computes a thread's next vector, which has two elements, from the thread's current vector. The distance s between the indices of
+// two such vectors is constant, and F(i+s) = F(s-1)·F(i) + F(s)·F(i+1).
 struct stride {
     u64 before, here, next; // F(s-1), F(s), F(s+1)
 
@@ -298,9 +302,9 @@ extern "C" __global__ void __launch_bounds__(threads) poolbridge_fill_fibonacci_
     edges(head, head + 2 * vectors, n, [=](u64 i) { at[i] = fibonacci(first + i).x; });
 }
 
-// As batch, of vectors that are `apart` elements from one to the next.
+// Like batch, for the Fibonacci pattern. `apart` is the distance between two vectors, in elements.
 template <int vectors> struct fibonacci_batch {
-    ulonglong2 got[vectors], want; // want: of the first vector
+    ulonglong2 got[vectors], want; // want is the value that the first vector should have
     stride s;
     u64 index, apart, before;
     result *r;
@@ -320,8 +324,8 @@ template <int vectors> __device__ __noinline__ u32 differing_fibonacci(const fib
     return wrong;
 }
 
-// Counts the wrong elements of vectors that are `step` apart. v is what the first ought to be, and then what the one after
-// the last ought to be.
+// Returns how many elements of the vectors from[0], from[step], from[2·step] and so on are wrong. v is the value that the first
+// vector should have. The function then sets v to the value that the vector after the last should have.
 template <int vectors>
 __device__ __forceinline__ u32 check_fibonacci(const ulonglong2 *from, u64 step, stride s, ulonglong2 &v, u64 index,
                                                u64 before, result *r) {
@@ -371,7 +375,7 @@ poolbridge_verify_fibonacci_u64(const u64 *at, u64 first, u64 n, result *r) {
 
 // ---- transforms ----
 
-// x becomes float32(scale·x + offset), in float64 as the affine pattern.
+// Replaces each element x with float32(scale·x + offset). It computes in float64 and rounds as the affine pattern does.
 extern "C" __global__ void __launch_bounds__(threads)
 poolbridge_transform_affine_f32(u32 *at, u64 n, double scale, double offset) {
     u64 head = head_of(at, n, 4), vectors = (n - head) / 4;
@@ -394,13 +398,13 @@ __device__ __forceinline__ u64 now() {
     return ns;
 }
 
-// Keeps its stream busy; one thread is enough.
+// Keeps its stream busy for a time. The host starts one thread.
 extern "C" __global__ void poolbridge_spin(u64 ns) {
     u64 start = now();
     while (now() - start < ns) __nanosleep(200);
 }
 
-// Keeps its stream busy until a word is no longer 0, and at most for a time; one thread is enough.
+// Keeps its stream busy until the word `gate` is not 0, but at most for a time. The host starts one thread.
 extern "C" __global__ void poolbridge_hold(const u64 *gate, u64 ns) {
     u64 start = now();
     while (*(const volatile u64 *)gate == 0 && now() - start < ns) __nanosleep(200);

@@ -13,12 +13,12 @@ import (
 //go:embed kernels.ptx
 var ptx []byte
 
-// PTX returns the PTX code of the kernels. A program can load this code with its own functions
-// instead of [Load].
+// PTX returns the PTX code of the kernels. A program that does not call [Load] can load this code
+// itself.
 func PTX() []byte { return bytes.Clone(ptx) }
 
-// Names of kernels in the PTX. The first two constants are prefixes: the name of a kernel is such a
-// prefix, followed by the name of a pattern.
+// These constants name kernels in the PTX code. The first two constants are prefixes: the name of a
+// kernel is such a prefix, followed by the name of a pattern.
 const (
 	fillPrefix    = "poolbridge_fill_"
 	verifyPrefix  = "poolbridge_verify_"
@@ -36,8 +36,8 @@ var patterns = []Pattern{Affine{}, Masked{}, Frame{}, Fibonacci{}}
 //
 // The parameters ptr and n of a method are the address of the memory and the number of its
 // elements. The address must be a multiple of the element size. If the GPU cannot access the
-// memory, the kernel fails and breaks the context. If the parameter s is nil, the method uses the
-// legacy default stream.
+// memory, the kernel fails, and then all later calls in the context fail too. If the parameter s is
+// nil, the method uses the legacy default stream.
 type Kernels struct {
 	ctx       *cuda.Context // retained by Load, so that the caller may close its own context first
 	module    *cuda.Module
@@ -102,8 +102,8 @@ func (k *Kernels) find() error {
 	return nil
 }
 
-// Close unloads the kernels. It waits until all verifications have ended. Before the call, all
-// other work of the kernels must be done.
+// Close unloads the kernels. It waits until all verifications have ended. The caller must call it
+// only when all other work of the kernels is done.
 func (k *Kernels) Close() error { return k.close() }
 
 // end undoes the steps of Load that succeeded.

@@ -107,8 +107,8 @@ func TestTheGPUAndTheCPUAgree(t *testing.T) {
 	}
 }
 
-// The memory of this test has more parts than the GPU can run blocks at once. So a block processes
-// several parts in a loop.
+// A block of threads processes one part of the memory at a time. The memory of this test has more
+// parts than the GPU can run blocks at once. So a block processes several parts in a loop.
 func TestTheGPUAndTheCPUAgreeOnMuch(t *testing.T) {
 	g := onGPU(t)
 	n := g.blocks*threads*threadBytes/4*2 + 12_345

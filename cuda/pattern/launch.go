@@ -14,9 +14,10 @@ const (
 	blocksEach  = 2048 / threads // blocks that a multiprocessor can hold
 )
 
-// grid returns how many blocks a launch uses for this number of bytes: at most as many blocks as
-// the GPU runs at once. If the memory has more parts than there are blocks, a block processes
-// several parts in a loop.
+// grid returns how many blocks a launch uses for memory of this number of bytes: at most as many
+// blocks as the GPU runs at once. A block processes one part of the memory at a time, blockBytes
+// long. If the memory has more parts than there are blocks, a block processes several parts in a
+// loop.
 func (k *Kernels) grid(bytes uint64) cuda.Dim3 {
 	const blockBytes = threads * threadBytes
 	return cuda.Dim3{X: uint32(max(1, min(k.blocks, bytes/blockBytes+1)))}
@@ -26,8 +27,8 @@ var block = cuda.Dim3{X: threads}
 
 // Fill queues a kernel that writes n elements of the pattern at ptr.
 //
-// Errors: cuda.ErrInvalidValue if ptr is not a multiple of the element size; [ErrSize] if n is too
-// large.
+// Errors: cuda.ErrInvalidValue if ptr is not a multiple of the element size or p.Validate returns
+// an error; [ErrSize] if n is too large.
 func (k *Kernels) Fill(s *cuda.Stream, ptr cuda.DevicePtr, n uint64, p Pattern) error {
 	if err := k.admit("Kernels.Fill", ptr, n, p); err != nil || n == 0 {
 		return err
@@ -37,7 +38,7 @@ func (k *Kernels) Fill(s *cuda.Stream, ptr cuda.DevicePtr, n uint64, p Pattern) 
 
 // Transform queues a kernel that changes n elements of float32 at ptr.
 //
-// Errors: the same as for Fill.
+// Errors: the same as for [Kernels.Fill].
 func (k *Kernels) Transform(s *cuda.Stream, ptr cuda.DevicePtr, n uint64, t Transform) error {
 	if err := k.admit("Kernels.Transform", ptr, n, Affine{Scale: t.Scale, Offset: t.Offset}); err != nil || n == 0 {
 		return err

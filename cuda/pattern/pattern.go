@@ -7,7 +7,8 @@ import (
 )
 
 // Pattern defines the value of every element of memory. The patterns are [Affine], [Masked],
-// [Frame], [Fibonacci], and the results of [From]. They are plain values.
+// [Frame], [Fibonacci], and the results of [From]. A program can copy patterns, and compare them
+// with ==.
 type Pattern interface {
 	fmt.Stringer
 	// Validate returns an error if a field of the pattern has a value that is not allowed.

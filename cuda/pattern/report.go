@@ -36,7 +36,8 @@ func (r Report) Err() error {
 	return &MismatchError{r}
 }
 
-// add adds a mismatch. The index of m must be greater than the indices of all earlier mismatches.
+// add adds the mismatch m to r. The index of m must be greater than the indices of all mismatches
+// that were added before.
 func (r *Report) add(m Mismatch) {
 	r.Count++
 	if len(r.First) < maxMismatches {

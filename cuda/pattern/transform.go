@@ -7,7 +7,7 @@ import (
 )
 
 // Transform changes float32 elements in place. An element x becomes float32(Scale·x + Offset). The
-// computation is in float64, and rounds in the same way as in [Affine].
+// computation is in float64, and its results are rounded in the same way as those of [Affine].
 type Transform struct {
 	Scale  float64 `json:"scale"`
 	Offset float64 `json:"offset"`

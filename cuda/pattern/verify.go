@@ -10,8 +10,8 @@ import (
 // Verify compares n elements at ptr with the pattern, and returns the result. It queues the
 // comparison in the stream, and waits until the stream has done it.
 //
-// Errors: the same as for Fill, and errors of earlier work in the stream. If elements are wrong,
-// Verify does not return an error: the report has the wrong elements.
+// Errors: the same as for [Kernels.Fill], and errors of earlier work in the stream. If elements are
+// wrong, Verify does not return an error: the report has the wrong elements.
 func (k *Kernels) Verify(s *cuda.Stream, ptr cuda.DevicePtr, n uint64, p Pattern) (Report, error) {
 	v, err := k.StartVerify(s, ptr, n, p)
 	if err != nil {
@@ -31,7 +31,7 @@ type Verification struct {
 // StartVerify queues a comparison of n elements at ptr with the pattern. The caller must call the
 // method Wait of the result once.
 //
-// Errors: the same as for Fill.
+// Errors: the same as for [Kernels.Fill].
 func (k *Kernels) StartVerify(s *cuda.Stream, ptr cuda.DevicePtr, n uint64, p Pattern) (*Verification, error) {
 	v := &Verification{kernels: k, stream: k.stream(s), report: Report{Pattern: p, Elements: n}}
 	if err := k.admit("Kernels.Verify", ptr, n, p); err != nil || n == 0 {
@@ -57,7 +57,8 @@ func (k *Kernels) StartVerify(s *cuda.Stream, ptr cuda.DevicePtr, n uint64, p Pa
 	return v, nil
 }
 
-// Wait waits until the stream has done all its work, and returns the result of the comparison.
+// Wait waits until the stream of the comparison has done all its work, and returns the result of
+// the comparison.
 //
 // Errors: the errors of the stream's work.
 func (v *Verification) Wait() (Report, error) {

@@ -1,5 +1,5 @@
-// Package check tests the files of deploy with the libraries of the programs that read them: Kubernetes and Prometheus. The folder is a
-// Go module of its own, so that the main module of the project does not need these libraries.
+// Package check tests the files of the folder deploy with the libraries of the programs that read them: Kubernetes and Prometheus. Package
+// check is a Go module of its own, so that the main module of the project does not need these libraries.
 package check
 
 import (

@@ -43,9 +43,9 @@ ray.init()
 with poolbridge.ray.start():
     client = poolbridge.ray.client()
     try:
-        # A stage passes whole blocks to the next stage, so the pool must have space for the frames of several blocks.
-        # Here, a block has two rows. Each actor asks for less than one CPU, so that Ray has CPUs left to read the
-        # input.
+        # Ray Data divides the rows into blocks, here of two rows. A stage passes whole blocks to the next stage, so the
+        # pool must have space for the frames of several such blocks. Each actor asks for less than one CPU, so that Ray
+        # has CPUs left to read the input.
         rows = ray.data.range(16, override_num_blocks=8)
         for stage in (Decode, Measure):
             rows = rows.map(stage, compute=ray.data.ActorPoolStrategy(size=1), num_cpus=0.25)

@@ -26,8 +26,8 @@ func TestAnArrayGoesFromGoToPython(t *testing.T) {
 	}
 }
 
-// The guide (docs/first-array.md) must contain every line that is between the two marks in a program. So the lines in the guide are
-// tested lines.
+// The guide (docs/first-array.md) must contain every line that is between the two marks in a program. Other tests run these programs, so
+// they also test the lines in the guide.
 func TestTheGuideShowsTheseLines(t *testing.T) {
 	guide, err := os.ReadFile("../../docs/first-array.md")
 	require.NoError(t, err)

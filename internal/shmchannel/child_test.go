@@ -43,7 +43,7 @@ type other struct {
 	ID   uint64
 }
 
-// The file descriptors that a child process inherits. The first of them is 3.
+// A child process inherits the files with these descriptors. The first descriptor is 3.
 const (
 	fileRoster = 3 + iota
 	fileSequencer
@@ -94,8 +94,8 @@ type ledger struct {
 
 type line struct{ number, value, missed, what uint64 }
 
-// The kinds of lines in a ledger. For an acknowledgment, the child writes one line before it and one line after it. For each other step,
-// the child writes one line.
+// These constants are the kinds of lines in a ledger. For an acknowledgment, the child writes one line before it and one line after it. For
+// each other step, the child writes one line.
 const (
 	didPublish = iota
 	didTake
@@ -266,8 +266,8 @@ func (c *child) consume(consumer *Consumer) error {
 		c.random.Shuffle(len(hand), func(i, j int) { hand[i], hand[j] = hand[j], hand[i] })
 		rest := hand[:0]
 		for i, f2 := range hand {
-			// Other members may wait until this consumer releases a frame. So keep a frame only in a broadcast, and only as long as the
-			// channel can take another frame. Release all other frames now.
+			// Other members may wait until this consumer releases a frame. So keep a frame only in a broadcast, and only as long as producers can
+			// publish another frame without the release. Release all other frames now.
 			if i < keep && f.Number-f2.Number+1 < c.Capacity && c.Mode == Broadcast {
 				rest = append(rest, f2)
 			} else if err := c.finish(consumer, f2); err != nil {

@@ -54,14 +54,14 @@ type Consumer struct {
 // ConsumerConfig has what [OpenConsumer] needs to know.
 type ConsumerConfig struct {
 	MemberConfig
-	// Reached reports whether a fence of the consumer's own timeline is reached. Release calls Reached before it overwrites the fence of
-	// an older frame, unless the new fence can be reached only after the old fence. If Reached is nil, no fence counts as reached.
+	// Reached reports whether a fence of the consumer's own timeline is reached. Release calls Reached before it overwrites the stored fence
+	// of another frame, unless the new fence can be reached only after the stored fence. If Reached is nil, no fence counts as reached.
 	Reached func(Fence) bool
 }
 
 // OpenConsumer maps the files of a channel for a consumer, and returns the consumer. When the process calls OpenConsumer, the consumer's
-// own file must not be sealed against writing yet. The host seals the file after the caller has told the host that OpenConsumer has
-// returned. The consumer can take frames after the host has told the caller that the consumer has joined.
+// own file (config.Own) must not be sealed against writing yet. The host seals the file after the caller has told the host that
+// OpenConsumer has returned. The consumer can take frames after the host has told the caller that the consumer has joined.
 //
 // Errors: [ErrInvalid], [ErrFile]; errors of the system.
 func OpenConsumer(config ConsumerConfig) (*Consumer, error) {

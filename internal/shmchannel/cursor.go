@@ -5,7 +5,8 @@ import (
 	"sync/atomic"
 )
 
-// hold is an entry of a cursor. While the entry has the number of a frame, the producer of the frame does not get the frame's block back.
+// hold is an entry of a consumer's cursor. While the entry has the number of a frame, the producer of the frame does not get the frame's
+// block back.
 type hold struct{ number, block atomic.Uint64 }
 
 // done is an entry of a cursor: the fence after which the consumer's work on a frame is done.

@@ -5,7 +5,7 @@ import (
 	"fmt"
 )
 
-// The errors of this package. For some of them, a type gives details: [FullError], [UnknownMemberError], [FrameError].
+// These are the errors of this package. For some of them, a type gives details: [FullError], [UnknownMemberError], [FrameError].
 var (
 	// ErrInvalid means that an argument or a call is not allowed.
 	ErrInvalid = errors.New("shmchannel: invalid argument")
@@ -26,7 +26,8 @@ var (
 	ErrDestroyed = errors.New("shmchannel: the channel is destroyed")
 	// ErrLeft means that this member does not take part in the channel: it has not joined yet, has left, or is closed.
 	ErrLeft = errors.New("shmchannel: this member takes no part in the channel")
-	// ErrUnknownMember means that the file of another member has not arrived yet.
+	// ErrUnknownMember means that this member needs the file of another member, but the caller has not passed that file to AddTrack or
+	// AddCursor yet.
 	ErrUnknownMember = errors.New("shmchannel: the file of a member has not arrived")
 	// ErrFrame means that a frame is unusable because its producer wrote wrong data. The consumer can take the next frame.
 	ErrFrame = errors.New("shmchannel: the frame is corrupt")
@@ -34,7 +35,8 @@ var (
 	ErrInHand = errors.New("shmchannel: too many frames in hand")
 	// ErrReleased means that the consumer does not have the frame in hand: for example, it has already released the frame.
 	ErrReleased = errors.New("shmchannel: the frame is not in hand")
-	// ErrUnfinished means that the channel cannot store a fence yet, because an older fence is not reached: see [Consumer.Release].
+	// ErrUnfinished means that the consumer cannot store a fence yet, because it would overwrite another fence that is not reached: see
+	// [Consumer.Release].
 	ErrUnfinished = errors.New("shmchannel: an earlier fence is not reached")
 )
 

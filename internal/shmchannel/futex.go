@@ -9,7 +9,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// The operations of futex(2) that also work for a word in memory that several processes share.
+// These operations of futex(2) also work for a word in memory that several processes share.
 const (
 	futexOpWait = 0
 	futexOpWake = 1

@@ -8,8 +8,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Host is the service's end of a channel. It makes the channel's files and decides which members take part. Only one goroutine at a time
-// may call the methods of a Host. No method waits.
+// Host does the work of the service for a channel. It makes the channel's files and decides which members take part. Only one goroutine at
+// a time may call the methods of a Host. No method waits.
 type Host struct {
 	*channel
 	rosterFile, sequencerFile *os.File
@@ -214,7 +214,8 @@ func (h *Host) Members(to []*Member, role Role) []*Member {
 }
 
 // change announces that the roster has changed. Each producer notices the change before it publishes the next frame. change also wakes all
-// members that sleep. It returns the tail that contains the new version of the roster.
+// members that sleep. It returns the tail (the word of the sequencer with the number of the newest frame). Unless the channel is closed,
+// the tail then contains the new version of the roster.
 //
 // Errors: [ErrCorrupt] if a member keeps changing the tail.
 func (h *Host) change() (tail, error) {
@@ -230,8 +231,8 @@ func (h *Host) announce(prepare func(tail)) (tail, error) {
 	v := h.roster.version.Load() + 1
 	h.roster.version.Store(v)
 	if h.roster.state.Load() >= channelClosed {
-		// Nobody publishes any more, so the tail keeps its version. A tail with a new version would be dangerous: after 1024 changes, the version
-		// in the tail repeats, and a producer that was stopped in the meantime would not notice the changes.
+		// Nobody may publish any more, so the tail keeps its version. If each change stored a new version, the version in the tail would repeat
+		// after 1024 changes. Then a producer that loaded the tail before the channel was closed could find the same tail again, and publish.
 		return h.sequencer.loadTail(), nil
 	}
 	for range maxRounds {

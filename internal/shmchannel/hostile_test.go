@@ -159,7 +159,8 @@ func (h *hostile) checkError(err error) {
 	h.t.Fatalf("an error that callers do not know: %v", err)
 }
 
-// run runs a fuzzing program. Each step of the program has 12 bytes. A step calls lie, or calls a method of a member or of the host.
+// run runs a fuzzing program. Each step of the program has 12 bytes. A step either calls the method lie, which overwrites a word of a file,
+// or calls a method of a member or of the host.
 func (h *hostile) run(program []byte) {
 	for ; len(program) >= 12; program = program[12:] {
 		what, file := uint64(program[0]), uint64(program[1])
@@ -199,7 +200,7 @@ func randomProgram(random *rand.Rand, moves int) []byte {
 	return program
 }
 
-// This test runs random programs, as the fuzz test does.
+// This test calls the method run with random programs, as the fuzz test does.
 func TestLiesSpoilNothingButFrames(t *testing.T) {
 	random := rand.New(rand.NewPCG(3, 4))
 	for i := range 20 {
@@ -262,7 +263,7 @@ func TestALiarCannotStopOthers(t *testing.T) {
 	}
 }
 
-// Each lie of this test leads to an error whose text describes the lie.
+// In this test, a lie is a wrong value that a member writes into its file. Each lie leads to an error whose text describes the lie.
 func TestLiesThatAreFound(t *testing.T) {
 	for name, c := range map[string]struct {
 		spec Spec

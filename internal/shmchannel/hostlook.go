@@ -61,7 +61,8 @@ func (h *Host) Look(producers ...*Member) *Look {
 		if c == nil || !c.joined || c.gone {
 			continue
 		}
-		// A consumer first stores a frame in a hold and then moves its floor past the frame. So Look first reads the floor and then the holds.
+		// A consumer first stores a frame in a hold and then moves its floor past the frame. So Look first reads the floor and then the holds: in
+		// the other order, it could miss the frame in both.
 		if h.mode == Broadcast && c.policy.blocks() && (c.left || h.roster.state.Load() == channelDestroyed) {
 			if spans.add(c.cursor) && forgotten { // Look cannot read the records of a producer without a track
 				for _, m := range producers {

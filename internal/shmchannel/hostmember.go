@@ -81,7 +81,7 @@ func (h *Host) Expel(m *Member) error {
 }
 
 // Gone tells the host that the process of a member has ended. If the member has not left yet, Gone removes it. The frames of a queue that
-// the member had claimed go to other consumers. The member's holds do not count any more.
+// the member had claimed go to other consumers. After that, the member's holds keep no blocks any more.
 //
 // Errors: [ErrCorrupt].
 func (h *Host) Gone(m *Member) error {

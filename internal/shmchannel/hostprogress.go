@@ -1,8 +1,8 @@
 package shmchannel
 
-// The functions of this file compute their numbers from memory that members write. A member that writes nonsense cannot make these numbers
-// greater than they can be if all members write correct values. There is one exception: a member can store any number of 48 bits in the
-// tail.
+// The functions of this file compute their results from memory that members write. If a member writes nonsense, a result can be wrong, but
+// no greater than the greatest result that correct values can give. There is one exception: a member can store any number of 48 bits in the
+// tail, and results that depend on the tail can then be too great.
 
 // Waiting returns how many frames of a queue are not acknowledged.
 func (h *Host) Waiting() uint64 {
@@ -42,9 +42,10 @@ func (h *Host) Behind(m *Member) uint64 {
 	return h.since(m, m.cursor.next.Load())
 }
 
-// Needs returns how many places of a broadcast the consumer m takes up. Each frame that the consumer has not taken takes up a place. If the
-// consumer's policy is Block or Fail, each frame that the consumer has taken and not released takes up a place too. If Needs returns the
-// capacity, the next call of Publish waits, fails, or drops a frame that the consumer has not taken.
+// Needs returns how many places of a broadcast the consumer m takes up. The broadcast has as many places as its capacity. Each frame that
+// the consumer has not taken takes up a place. If the consumer's policy is Block or Fail, each frame that the consumer has taken and not
+// released takes up a place too. If Needs returns the capacity, the next call of Publish waits, fails, or drops a frame that the consumer
+// has not taken.
 func (h *Host) Needs(m *Member) uint64 {
 	n := h.Behind(m)
 	if h.follows(m) && m.policy.blocks() {

@@ -2,7 +2,8 @@ package shmchannel
 
 import "math/bits"
 
-// The sizes of the channel's files and the offsets in these files, in bytes. docs/streams.md has tables of them.
+// These constants are the sizes of the channel's files and the offsets in these files, in bytes. docs/streams.md has
+// tables of them.
 const (
 	rosterBytes    = 73_728
 	headBytes      = 8_192 // size of a sequencer or a cursor without the part that grows with N

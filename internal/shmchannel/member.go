@@ -9,8 +9,8 @@ import (
 	"time"
 )
 
-// MemberConfig is what a member needs to open its end of a channel. The caller owns the files, and may close them after it has opened the
-// member.
+// MemberConfig has what [OpenProducer] and [OpenConsumer] need to know about the member. The caller owns the files, and may close them
+// after it has opened the member.
 type MemberConfig struct {
 	Roster    *os.File
 	Sequencer *os.File
@@ -89,7 +89,7 @@ type pause struct {
 }
 
 // relooks is how many times a spinning member checks what it waits for before it calls runtime.Gosched to let other goroutines run. The
-// member does not call runtime.Gosched after each check, because this call may wake a thread.
+// member does not call runtime.Gosched after each check, because this call may wake a thread, which takes much longer than a check.
 const relooks = 64
 
 // rest is for a method of the member that waits for something. The method checks whether it has found what it waits for. If not, it calls

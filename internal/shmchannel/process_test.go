@@ -24,8 +24,8 @@ func killings(t *testing.T) int {
 	return 6
 }
 
-// seedOf returns a random seed and prints the seed. A test that runs again with the same seed makes the same random choices, but the timing
-// of the processes may differ.
+// seedOf returns the seed that the environment variable SHMCHANNEL_TEST_SEED gives, or otherwise a random seed, and prints the seed. A test
+// that runs again with the same seed makes the same random choices, but the timing of the processes may differ.
 func seedOf(t *testing.T) uint64 {
 	seed := uint64(time.Now().UnixNano())
 	if text := os.Getenv("SHMCHANNEL_TEST_SEED"); text != "" {

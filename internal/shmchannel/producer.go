@@ -21,8 +21,8 @@ type Producer struct {
 	lent
 }
 
-// OpenProducer opens the producer's end of a channel. The producer's own file must not be sealed against writing yet: the host seals the
-// file (see [Host.Join]) after the caller has opened the producer.
+// OpenProducer maps the files of a channel for a producer, and returns the producer. The producer's own file (config.Own) must not be
+// sealed against writing yet: the host seals the file (see [Host.Join]) after the caller has opened the producer.
 //
 // Errors: [ErrInvalid], [ErrFile]; errors of the system.
 func OpenProducer(config MemberConfig) (*Producer, error) {
@@ -206,8 +206,8 @@ func (p *Producer) Destroyed() bool {
 	return p.closed || p.roster.state.Load() == channelDestroyed
 }
 
-// Close unmaps the channel. Calls of this producer that are waiting return [ErrLeft]. Close does not tell the host that the producer
-// leaves.
+// Close unmaps the files of the channel. Calls of this producer that are waiting return [ErrLeft]. Close does not tell the host that the
+// producer leaves.
 func (p *Producer) Close() error {
 	p.mu.Lock()
 	defer p.mu.Unlock()

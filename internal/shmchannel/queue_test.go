@@ -187,7 +187,8 @@ func TestAQueueOfWhichEverySlotIsInUseIsFull(t *testing.T) {
 	}
 }
 
-// The frames that wait and the frames that consumers have claimed use the same slots. No later frame overwrites a frame that waits.
+// The frames that wait and the frames that consumers have claimed share the slots of the queue. No later frame overwrites a frame that
+// waits.
 func TestAFrameThatWaitsOutlivesVoids(t *testing.T) {
 	r := newRig(t, Spec{Mode: Queue, Capacity: 32})
 	p, c := r.producer(128), r.consumer(MemberSpec{})

@@ -137,8 +137,8 @@ func (p *Producer) reclaim() ([]Returned, error) {
 		return nil, nil
 	}
 	// A consumer stores its hold before it checks that the channel still keeps the frame. A consumer also stores a hold before it moves its
-	// floor over a frame in its hand. The producer reads the spans first and the holds after the spans. So if the channel does not keep a
-	// frame, and the frame is in no span and in no hold, then no consumer uses the frame.
+	// floor past a frame that it has in hand. The producer first reads the spans, which begin at the floors, and then the holds. So if the
+	// channel does not keep a frame, and the frame is in no span and in no hold, then no consumer uses the frame.
 	p.readSpans()
 	p.readHolds()
 	for _, l := range p.leaving {
@@ -197,8 +197,8 @@ func (p *Producer) sortOut(t tail) {
 }
 
 // left returns the number of the newest frame of a broadcast that the channel does not need any more. The channel does not need older
-// frames either. If the channel is destroyed, it needs no frame, and left returns the greatest uint64. For a queue, left returns the same
-// number, because the method fate decides for each frame separately.
+// frames either. If the channel is destroyed, it needs no frame, and left returns the greatest uint64. For a queue, left also returns the
+// greatest uint64, because the method fate decides for each frame separately.
 func (p *Producer) left(t tail) uint64 {
 	if p.state == channelDestroyed || p.mode == Queue {
 		return math.MaxUint64
@@ -284,8 +284,8 @@ func (p *Producer) gather(number uint64) (ok bool) {
 		if r.peer.Timeline == 0 {
 			continue
 		}
-		// The consumer's entry may have the fence of a later frame. If so, the fence of this frame is already reached, or it is reached no
-		// later than the fence in the entry.
+		// The consumer's entry for this slot may have the fence of a later frame. If so, the fence of this frame is already reached, or it is
+		// reached no later than the fence in the entry.
 		n, t, ok := r.doneAt(number).load()
 		if !ok {
 			return false

@@ -6,11 +6,12 @@ import "fmt"
 // work is done now. The consumer can release its frames in any order. The fence must belong to the consumer's own timeline; the channel
 // does not store the fence's Timeline.
 //
-// Several frames have the same slot, and the consumer stores only one fence for each slot. So the slot may already have the fence of
-// another frame. The new fence replaces this stored fence if the stored fence is reached, or if both fences have the same word and the new
-// value is not smaller. If the stored fence belongs to a younger frame and has the same word and a greater value, Release keeps the stored
-// fence: when it is reached, the new fence is reached too. In all other cases, Release releases nothing and returns [ErrUnfinished]: the
-// caller must wait for the stored fence and then call Release again.
+// Frames whose numbers differ by a multiple of the number of slots have the same slot, and the consumer stores only one fence for each
+// slot. So the slot may already have the fence of another frame. The new fence replaces this stored fence if the stored fence is reached,
+// or if both fences have the same word and the stored value is not greater than the new value. If the stored fence belongs to a frame with
+// a greater number, and has the same word as the new fence and a greater value, Release keeps the stored fence: when it is reached, the new
+// fence is reached too. In all other cases, Release releases nothing and returns [ErrUnfinished]: the caller must wait for the stored fence
+// and then call Release again.
 //
 // Errors: [ErrReleased], [ErrInvalid], [ErrUnfinished], [ErrLeft] if the consumer is closed.
 func (c *Consumer) Release(in InHand, done Fence) error {

@@ -74,8 +74,8 @@ func (p *Producer) roomInQueue(t tail, n uint64) (full, error) {
 	if p.policy == Latest {
 		capacity = 1
 	}
-	// There are n − head numbers from the head to the tail. If n − head is below the capacity, the queue is not full, and roomInQueue need not
-	// count the frames that wait.
+	// No frame before the head of the queue waits for a consumer, so at most n − head frames wait. If n − head is below the capacity, the
+	// queue is not full, and roomInQueue need not count the frames that wait.
 	if head := s.head.Load(); head > n || n-head >= capacity {
 		b, err := s.survey(t, int(capacity))
 		if err != nil {

@@ -16,7 +16,7 @@ func (m Mode) String() string {
 // Policy says what happens when a channel is full.
 type Policy uint32
 
-// The policies of a channel. A consumer of a broadcast can have its own policy.
+// These are the policies of a channel. A consumer of a broadcast can have its own policy.
 const (
 	Block      Policy = iota // the producer waits
 	Fail                     // publishing fails
@@ -67,7 +67,7 @@ type Spec struct {
 	Policy   Policy
 }
 
-// Validate returns an error if s does not describe a channel.
+// Validate returns an error if a field of s has a value that is not allowed.
 //
 // Errors: [ErrInvalid].
 func (s Spec) Validate() error {

@@ -64,7 +64,7 @@ func (c *Consumer) takeFromBroadcast(t tail, f *Frame) (bool, error) {
 	if h < 0 {
 		c.take(n, f.Block)
 		// The host may have removed this consumer while the consumer took frame n. Then producers may already believe that this consumer does not
-		// have frame n, so the consumer gives frame n back.
+		// have frame n, so the consumer does not use frame n, and marks it as not in hand.
 		if left := c.takesPart(); left != nil {
 			c.let(n)
 			return false, left

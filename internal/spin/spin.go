@@ -1,6 +1,6 @@
 // Package spin decides which waiters spin before they sleep. A waiter that spins checks its condition in a loop. It reacts faster than a
-// waiter that sleeps, because waking a thread takes longer than most waits between programs that share memory. But a waiter that spins uses
-// a whole CPU.
+// waiter that sleeps, because waking a thread takes longer than a program usually waits for another program that shares memory with it. But
+// a waiter that spins uses a whole CPU.
 package spin
 
 import (
@@ -45,9 +45,9 @@ func Begin() bool {
 func End() { spinning.Add(-1) }
 
 // Adaptive tells one waiter whether to spin. If the waiter spins but its condition does not come true, Adaptive tells the waiter not to
-// spin in its next waits. The number of these waits is 1 the first time, 3 the second time, then 7 and so on, up to mostSleeps. The reason:
-// if the CPUs are busy, a waiter that spins takes a CPU from the work that it waits for, and so waits longer. The zero value tells the
-// waiter to spin in the first wait.
+// spin in its next waits. The number of these waits is 1 the first time, 3 the second time in a row, then 7 and so on, up to mostSleeps.
+// The reason: if the CPUs are busy, a waiter that spins takes a CPU from the work that it waits for, and so waits longer. The zero value
+// tells the waiter to spin in the first wait.
 type Adaptive struct{ sleeps, left int }
 
 // Worth reports whether the waiter should spin in the wait that begins now.

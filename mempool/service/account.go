@@ -177,8 +177,8 @@ func (p *Pool) recharge() {
 }
 
 // watchCharged starts a goroutine that calls recharge again and again, with a pause of drainRest before each call. After each call, the
-// goroutine goes on only if some blocks count for a process, and if an allocation waits for room or has skipped pending blocks since the
-// previous call of recharge. The caller holds Service.mu.
+// goroutine goes on only if some blocks count for a process, and if an allocation waits for room or has skipped pending blocks (free blocks
+// on which work is under way) since the previous call of recharge. The caller holds Service.mu.
 func (p *Pool) watchCharged() {
 	if p.watched || len(p.charged) == 0 {
 		return

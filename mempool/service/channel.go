@@ -12,8 +12,8 @@ import (
 )
 
 // channel is a named stream of buffers. Members write and read the frames in memory that they share, so the frames do not go through the
-// service. The service decides which sessions take part, and cleans up after members that left. Service.mu guards a channel, except info,
-// pool and uid, which never change.
+// service. The service decides which sessions take part, and frees what members that left had used. Service.mu guards a channel, except the
+// fields `info`, `pool` and `uid`, which never change.
 type channel struct {
 	info mempool.ChannelInfo
 	pool *Pool
@@ -43,8 +43,8 @@ var (
 // channel.
 //
 // Errors: [mempool.ErrInvalid], [mempool.ErrExists] if a channel with the same name and another spec exists, [mempool.ErrNotFound] and
-// [mempool.ErrDenied] for the pool of the spec, [mempool.ErrLimit], [mempool.ErrOutOfMemory], [mempool.ErrUnavailable] if the kernel has no
-// sealed files, [mempool.ErrClosed].
+// [mempool.ErrDenied] for the pool of the spec, [mempool.ErrLimit], [mempool.ErrOutOfMemory], [mempool.ErrUnavailable] if the kernel cannot
+// seal files, [mempool.ErrClosed].
 func (s *Session) MakeChannel(spec mempool.ChannelSpec) (mempool.ChannelInfo, error) {
 	spec = spec.Filled()
 	if err := spec.Validate(); err != nil {
@@ -85,7 +85,7 @@ func (s *Session) MakeChannel(spec mempool.ChannelSpec) (mempool.ChannelInfo, er
 
 // FindChannel finds a channel by name. It waits until the channel exists, but not longer than the time `wait`.
 //
-// Errors: [mempool.ErrNotFound] (with wait 0) or [mempool.ErrTimeout], [mempool.ErrDenied], [mempool.ErrClosed], the context's error.
+// Errors: [mempool.ErrNotFound] (if `wait` is 0) or [mempool.ErrTimeout], [mempool.ErrDenied], [mempool.ErrClosed], the context's error.
 func (s *Session) FindChannel(ctx context.Context, name string, wait time.Duration) (mempool.ChannelInfo, error) {
 	if err := mempool.ValidateName("channel", name); err != nil {
 		return mempool.ChannelInfo{}, err

@@ -140,8 +140,8 @@ func TestABlockOfAProducerThatLeftWaitsForItsOwnWork(t *testing.T) {
 	p.reach(fence)
 }
 
-// The channel gives a block back to its producer before the consumers' work on the block is done. A living producer waits for this work. If
-// the producer dies, the next user of the block must wait for this work.
+// The channel gives a block back to its producer before the consumers' work on the block is done. A living producer waits for this work
+// before it writes the block again. If the producer dies, the next user of the block must wait for this work.
 func TestABlockThatCameBackToAProducerThatDiedWaitsForTheConsumersWork(t *testing.T) {
 	for name, leaves := range map[string]bool{"that left": true, "that did not": false} {
 		t.Run(name, func(t *testing.T) {

@@ -14,8 +14,9 @@ func (t fence) over() bool {
 	return t.timeline.dead || t.timeline.page.Passed(t.word, t.value)
 }
 
-// failed says whether the session that writes the timeline of t has said that the content of t failed. If the timeline is dead, failed
-// returns false: timeline.die has already marked the buffers with incomplete content as failed.
+// failed says whether the session that writes the timeline of t has marked t as failed: the content that should be complete at t will never
+// be complete. If the timeline is dead, failed returns false: timeline.die has already marked the buffers with incomplete content as
+// failed.
 func (t fence) failed() bool { return !t.timeline.dead && t.timeline.page.Failed(t.word, t.value) }
 
 func (t fence) plain() mempool.Fence {

@@ -123,7 +123,7 @@ func (s *Session) mayJoin(ch *channel, spec MemberSpec) (shmchannel.MemberSpec, 
 // EnterChannel activates a member. The member's process must have mapped the member's files before. EnterChannel first announces the new
 // member to all sessions that have members of the other role. It then returns the members of the other role, including producers that left
 // but whose frames consumers still need. The caller must send the files of the returned members to the session before it answers the
-// request.
+// session's request.
 //
 // Errors: [mempool.ErrNotFound], [mempool.ErrInvalid] if the member has entered before, or if the client itself has sealed the member's
 // file, [mempool.ErrClosed].

@@ -14,8 +14,9 @@ import (
 )
 
 // The methods in this file list the sessions, channels, buffers, names and leases of the service, page by page. A session of the user that
-// the service runs as sees all entries. Every other session sees the entries that its user may use. If the argument `into` is not nil, the
-// page uses the memory of this slice for its entries. Entries may share tensors, so the caller must not change the tensors.
+// the service runs as sees all entries. Every other session sees only the sessions of its own user, and what is in the pools that its user
+// may use. If the argument `into` is not nil, the page uses the memory of this slice for its entries. Entries may share tensors, so the
+// caller must not change the tensors.
 
 // Page is one page of a list.
 type Page[T any] struct {
@@ -38,7 +39,7 @@ func (s *Session) Introduce(program string) {
 // Sessions lists the sessions of the asking session's user, ordered by id. If the user of the asking session is the user that the service
 // runs as, Sessions lists the sessions of all users.
 //
-// Errors: [mempool.ErrInvalid] if the argument `after` is not the Next of a page, [mempool.ErrClosed].
+// Errors: [mempool.ErrInvalid] if the argument `after` is not the field Next of a page, [mempool.ErrClosed].
 func (s *Session) Sessions(after string, most int, into []mempool.SessionInfo) (Page[mempool.SessionInfo], error) {
 	may := func(other *Session) bool { return other.peer.UID == s.peer.UID || s.owner() }
 	return listByID(s, &s.svc.sessions, after, most, into, may, (*Session).info)
@@ -59,7 +60,7 @@ func (s *Session) info() mempool.SessionInfo {
 // Channels lists the channels that the asking session may use, ordered by id. The list also has closed channels that still have
 // consumers.
 //
-// Errors: [mempool.ErrInvalid] if the argument `after` is not the Next of a page, [mempool.ErrClosed].
+// Errors: [mempool.ErrInvalid] if the argument `after` is not the field Next of a page, [mempool.ErrClosed].
 func (s *Session) Channels(after string, most int, into []mempool.ChannelStatus) (Page[mempool.ChannelStatus], error) {
 	may := func(ch *channel) bool { return s.sees(ch.pool) }
 	return listByID(s, &s.svc.channelByID, after, most, into, may, (*channel).status)
@@ -89,7 +90,7 @@ func (ch *channel) status() mempool.ChannelStatus {
 
 // Buffers lists the buffers of the pools that the asking session may use, ordered by id.
 //
-// Errors: [mempool.ErrInvalid] if the argument `after` is not the Next of a page, [mempool.ErrClosed].
+// Errors: [mempool.ErrInvalid] if the argument `after` is not the field Next of a page, [mempool.ErrClosed].
 func (s *Session) Buffers(after string, most int, into []mempool.BufferInfo) (Page[mempool.BufferInfo], error) {
 	may := func(b *buffer) bool { return s.owner() || s.sees(b.block.pool) } // the check of each entry's pool is slow
 	return listByID(s, &s.svc.buffers, after, most, into, may, func(b *buffer) mempool.BufferInfo {
@@ -133,7 +134,7 @@ func (s *Session) Names(after string, most int, into []mempool.NameInfo) (Page[m
 
 // Leases lists the leases on buffers of the pools that the asking session may use, ordered by id.
 //
-// Errors: [mempool.ErrInvalid] if the argument `after` is not the Next of a page, [mempool.ErrClosed].
+// Errors: [mempool.ErrInvalid] if the argument `after` is not the field Next of a page, [mempool.ErrClosed].
 func (s *Session) Leases(after string, most int, into []mempool.LeaseStatus) (Page[mempool.LeaseStatus], error) {
 	svc := s.svc
 	may := func(l *Lease) bool { return s.owner() || s.sees(l.buffer.block.pool) } // the check of each entry's pool is slow
@@ -163,8 +164,8 @@ func (s *Session) Leases(after string, most int, into []mempool.LeaseStatus) (Pa
 }
 
 // waitsFor returns what the session waits for, and since when. If the session waits for several things, waitsFor returns the wait that
-// began first. A producer sends no request when it waits for room in a full channel, so waitsFor checks the session's channels. The caller
-// holds Service.mu.
+// began first. A producer sends no request when it waits for room in a full channel, so waitsFor also checks the session's channels. The
+// caller holds Service.mu.
 func (s *Session) waitsFor() (what string, since time.Time) {
 	if w := s.longest(); w != nil {
 		what, since = w.String(), w.since

@@ -32,7 +32,7 @@ func open(t testing.TB, svc *Service) *Session {
 	return s
 }
 
-// client stands for a client in another process. The client's session maps memory and gets recalls.
+// client stands for a client in another process. The client's session maps memory, and the service sends it each [Recall].
 type client struct {
 	*Session
 	recalled []uint64 // guarded by Service.mu

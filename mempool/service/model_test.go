@@ -164,7 +164,7 @@ func (p *play) allocate(a *actor) {
 		require.ErrorIs(p, err, mempool.ErrLimit)
 		charged := p.charged(a)
 		full, mine := before.Leased+before.Held+size > 1<<16, charged+size > 1<<15
-		// If no limit is exceeded (full and mine are false), the pool must have free blocks. An allocation can then fail for two reasons:
+		// If no limit is exceeded (`full` and `mine` are false), the pool must have free blocks. An allocation can then fail for two reasons:
 		// the service cannot immediately free blocks that sessions map, and it does not use a free block that is more than twice as large
 		// as the allocation needs.
 		require.True(p, full || mine || before.Cached > 0, "%d bytes were refused: %v", size, err)

@@ -13,7 +13,7 @@ type mutex struct {
 // wake makes the next Unlock close ch. The caller holds the lock.
 func (b *mutex) wake(ch chan struct{}) { b.woken = append(b.woken, ch) }
 
-// Unlock unlocks the mutex, and then closes the channels that were passed to wake.
+// Unlock unlocks the mutex, and then closes the channels that callers have passed to the method wake.
 func (b *mutex) Unlock() {
 	woken := b.woken
 	b.woken = nil

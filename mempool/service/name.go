@@ -166,7 +166,7 @@ func (s *Session) Unpublish(text string) error {
 // Get leases the buffer that is published under a name. It waits until the name exists and until leases that exclude the new lease have
 // ended; the argument `wait` limits this time.
 //
-// Errors: [mempool.ErrNotFound] (with wait 0) or [mempool.ErrTimeout] if nothing is published under the name, [mempool.ErrBusy],
+// Errors: [mempool.ErrNotFound] (if `wait` is 0) or [mempool.ErrTimeout] if nothing is published under the name, [mempool.ErrBusy],
 // [mempool.ErrContentFailed], [mempool.ErrProducerDied], [mempool.ErrDenied], the context's error.
 func (s *Session) Get(ctx context.Context, text string, write bool, wait time.Duration) (Grant, error) {
 	if err := mempool.ValidateName("buffer", text); err != nil {

@@ -14,7 +14,7 @@ import (
 	"github.com/poolbridge/poolbridge/mempool"
 )
 
-// releaseAll releases leases. The function done returns the fence for each lease.
+// releaseAll releases leases. The function `done` returns the fence for each lease.
 func releaseAll(t *testing.T, leases []*Lease, done func(i int) mempool.Fence) {
 	t.Helper()
 	for i, l := range leases {

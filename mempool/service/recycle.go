@@ -81,10 +81,10 @@ func (p *Pool) freeCached(n uint64, quiet bool) (given uint64, err error) {
 	return given, err
 }
 
-// retire chooses cached blocks that are to be freed and that together have at least n bytes. It queues and returns the chosen blocks that
-// no session maps. It recalls the chosen blocks that sessions map; these blocks are queued when the sessions have unmapped them. It also
-// queues and returns the blocks that the driver failed to free before. If `quiet` is true, retire does not choose blocks with work under
-// way. The caller holds Service.mu.
+// retire chooses cached blocks that are to be freed and that together have at least n bytes. It adds the chosen blocks that no session maps
+// to the reclaim queue, and returns them. It recalls the chosen blocks that sessions map: these blocks come into the queue when the
+// sessions have unmapped them. It also adds to the queue, and returns, the blocks that the driver failed to free before. If `quiet` is
+// true, retire does not choose blocks with work under way. The caller holds Service.mu.
 func (p *Pool) retire(n uint64, quiet bool) (idle []*block) {
 	var chosen uint64
 	idle, p.stuck = p.stuck, nil

@@ -104,9 +104,9 @@ func New(c Config) *Service {
 // Epoch returns the epoch of the service. After a restart, the service has another epoch.
 func (s *Service) Epoch() mempool.Epoch { return s.epoch }
 
-// OpenSession makes a session for a peer. The service calls notify with each notice for the session. The service holds locks during this
-// call, so notify must neither wait nor call the service. If notify is nil, the session gets no notices, and the session's client must not
-// map any memory.
+// OpenSession makes a session for a peer. The service calls `notify` with each notice for the session. The service holds locks while it
+// calls `notify`, so `notify` must neither wait nor call the service. If `notify` is nil, the session gets no notices, and the session's
+// client must not map any memory.
 //
 // Errors: [mempool.ErrClosed].
 func (s *Service) OpenSession(p mempool.Peer, notify func(Notice)) (*Session, error) {

@@ -131,8 +131,8 @@ func (s *Session) Allocate(ctx context.Context, pool uint64, t mempool.Tensor, w
 	return s.allocateBuffer(ctx, pool, t, wait, 0)
 }
 
-// AllocateRecalled is like [Session.Allocate], but waits longer for blocks that the service has recalled: for up to `recalled`, as long as
-// some of these blocks have not come back. In any case it waits for `wait`, and for WantedTime.
+// AllocateRecalled is like [Session.Allocate], but waits longer if the service has recalled blocks of the pool: for up to the time
+// `recalled`, as long as sessions still map some of these blocks. In any case it waits for the longer of `wait` and WantedTime.
 func (s *Session) AllocateRecalled(ctx context.Context, pool uint64, t mempool.Tensor, wait, recalled time.Duration) (Grant, error) {
 	wait = max(wait, WantedTime)
 	return s.allocateBuffer(ctx, pool, t, max(wait, recalled), wait)

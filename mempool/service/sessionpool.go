@@ -157,7 +157,7 @@ func (s *Service) reserveName(session *Session, name string, p *Pool) error {
 // OpenPool finds a pool by name. The session must be allowed to use the pool. OpenPool waits until the pool exists; the argument `wait`
 // limits this time. If another request is making the pool, OpenPool waits until the pool is made, without a time limit.
 //
-// Errors: [mempool.ErrNotFound] (with wait 0) or [mempool.ErrTimeout], [mempool.ErrDenied], the context's error.
+// Errors: [mempool.ErrNotFound] (if `wait` is 0) or [mempool.ErrTimeout], [mempool.ErrDenied], the context's error.
 func (s *Session) OpenPool(ctx context.Context, name string, wait time.Duration) (*Pool, error) {
 	if err := mempool.ValidateName("pool", name); err != nil {
 		return nil, err
@@ -279,8 +279,8 @@ func (s *Service) destroy(p *Pool, by *Session) {
 // still map some of the blocks that TrimPool chooses, the service frees these blocks later, when the sessions have dropped them. The result
 // does not count these blocks.
 //
-// Errors: [mempool.ErrNotFound], [mempool.ErrDenied], [mempool.ErrClosed]; the driver's error for blocks that could not be freed: the
-// next call tries again.
+// Errors: [mempool.ErrNotFound], [mempool.ErrDenied], [mempool.ErrClosed]; the driver's error for blocks that the driver failed to free:
+// the next call of TrimPool tries again to free them.
 func (s *Session) TrimPool(id, keep uint64) (uint64, error) {
 	svc := s.svc
 	svc.mu.Lock()

@@ -238,7 +238,7 @@ func TestOnlyWhoMayCreatesPools(t *testing.T) {
 	createPool(t, openClient(t, svc, mempool.Peer{UID: 7}).Session, mempool.PoolSpec{Name: "p", Kind: fake, MaxBytes: 512})
 }
 
-// trap is an allocation whose method Free first calls the function spring. The service does not hold its lock during this call.
+// trap is an allocation whose method Free first calls the function `spring`. The service does not hold its lock during this call.
 type trap struct {
 	mempool.Allocation
 	spring func()

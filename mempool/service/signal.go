@@ -18,8 +18,9 @@ func (s *signal) broadcast() {
 	}
 }
 
-// countedSignal is a signal that also counts its broadcasts. A caller needs the count if it releases the lock after it has read the state
-// and before it waits: another goroutine may call broadcast in that time.
+// countedSignal is a signal that also counts its broadcasts. If a caller releases the lock after it has read the state and before it waits,
+// another goroutine may call broadcast in that time. So this caller reads the count together with the state, and passes it to the method
+// after.
 type countedSignal struct {
 	signal
 	count uint64 // number of broadcasts

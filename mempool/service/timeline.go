@@ -29,8 +29,8 @@ type timeline struct {
 	shown    map[*Session]struct{} // sessions that got a fence of this timeline, or may find one in shared memory
 }
 
-// Forget tells a session that the service will send it no more fences of some timelines. The session's client may then unmap the timelines'
-// pages.
+// Forget tells a session that the service will not send the session fences of some timelines any more. The session's client may then unmap
+// the timelines' pages.
 type Forget struct{ Timelines []uint64 }
 
 // Failed tells a session that buffers which it has leased will never be complete: their writer died, or said that the content failed.
@@ -93,7 +93,7 @@ func (s *Session) Timeline() (uint64, mempool.Export, error) {
 }
 
 // SealTimeline seals the file of the session's timeline, which the client has mapped: from then on, no other process can map the file for
-// writing, and the session may name fences of the timeline.
+// writing, and the session's requests may contain fences of the timeline.
 //
 // Errors: [mempool.ErrInvalid] if there is no timeline, or if the client has sealed the file in another way; [mempool.ErrClosed].
 func (s *Session) SealTimeline() error {
@@ -258,7 +258,7 @@ func (t *timeline) anyFailed() bool {
 	return false
 }
 
-// fail marks buffers as failed. It marks each buffer whose content would be complete only at a fence for which the function unreached
+// fail marks buffers as failed. It marks each buffer whose content would be complete only at a fence for which the function `unreached`
 // returns true. The caller holds Service.mu.
 func (t *timeline) fail(unreached func(fence) bool) {
 	told := make(failures)

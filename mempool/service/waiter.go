@@ -9,7 +9,7 @@ import (
 )
 
 // waiter limits how long a request of a session waits: until ctx ends or the deadline has passed. If the deadline is not set, the request
-// does not wait at all, except in outlast.
+// does not wait at all, except in the method outlast.
 type waiter struct {
 	ctx      context.Context
 	session  *Session

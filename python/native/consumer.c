@@ -140,8 +140,8 @@ static struct pb_hand *find_hand(struct pb_consumer *c, uint64_t number, bool se
     return found;
 }
 
-// Stores the number and the block of a frame in a hold in shared memory. The hold keeps the frame, so this consumer's floor can then move
-// past the frame.
+// Stores the number and the block of a frame in a hold in shared memory. The hold tells producers that this consumer uses the frame, so
+// this consumer's floor (the smallest number that it may use without a hold) can then become greater than the frame's number.
 static void hold_hand(struct pb_consumer *c, struct pb_hand *hand) {
     if (hand->hold >= 0) return;
     hand->hold = set_hold(c, hand->number);
@@ -382,9 +382,9 @@ static enum pb_result take_from_queue(struct pb_consumer *c, struct pb_frame *fr
     if (c->in_hand == PB_HOLDS) return PB_HANDS;
     pb_help(ch, tail);
     uint64_t number = pb_oldest_standing(ch, last), found = UINT64_MAX, claim = 0, entry = 0;
-    // `number` is the number at which the search begins. If the head in shared memory is smaller, the oldest waiting frame may be in any
-    // slot, so the loop reads every slot. Otherwise the frames in the slots are in the order of their numbers, so the loop stops at the
-    // first waiting frame.
+    // `number` is the number at which the search begins. If the head in shared memory is less than `number`, the oldest waiting frame may
+    // be in any slot, so the loop reads every slot. Otherwise the frames in the slots are in the order of their numbers, so the loop stops
+    // at the first waiting frame.
     bool every = PB_LOAD(pb_at(&ch->sequencer, PB_AT_HEAD)) < number;
     for (; number <= last && (every || found > last); number++) {
         uint64_t e = PB_LOAD(pb_entry(ch, number)), k = PB_LOAD(pb_claim(ch, number));

@@ -1,4 +1,5 @@
-// The module poolbridge._native: its functions for words of shared memory, and the functions that producers and consumers both use.
+// This file makes the module poolbridge._native. It has the module's functions for words of shared memory, and the functions that producers
+// and consumers both use.
 #include "native.h"
 
 #include <errno.h>
@@ -109,8 +110,8 @@ PyObject *close_member(Member *m, PyObject *ignored) {
     if (m->open && !m->closing) {
         m->closing = true;
         if (m->waiting && !pb_forked(m->ch->life)) {
-            // Wake all threads that wait for this channel. A thread that waits in this member finds that the member is closing, and
-            // returns. Other members find no change, and sleep again.
+            // Wake all threads that wait for this channel. A thread that waits in a method of this member finds that the member
+            // is closing, and returns. The threads of other members find no change, and sleep again.
             pb_arm(pb_published(m->ch));
             pb_wake(pb_published(m->ch));
             pb_arm(pb_freed(m->ch));
@@ -267,7 +268,8 @@ static PyMethodDef functions[] = {
     {NULL, NULL, 0, NULL},
 };
 
-// The names of the Python enum Condition: a method returns a Condition if it has no frame or number to return. The index is the pb_result.
+// The names of the members of the Python enum Condition. A method returns a Condition if it has no frame or number to return. The index of
+// each name is the pb_result that the method returns as this Condition.
 static const char *const CONDITIONS[] = {[PB_TIMEOUT] = "TIMEOUT", [PB_NO_ROOM] = "NO_ROOM", [PB_END] = "END",
                                          [PB_GONE] = "DESTROYED",  [PB_EVICTED] = "EVICTED", [PB_UNKNOWN] = "UNKNOWN_MEMBER",
                                          [PB_FAILED] = "FAILED",   [PB_HANDS] = "HANDS_FULL", [PB_FENCE] = "FENCE_PENDING"};

@@ -97,8 +97,8 @@ static PyObject *take_next(Consumer *self, const Wait *how) {
     if (!wait_for(&self->member, try_take, NULL, how, &r)) return NULL;
     if (r) return result_of(&self->member, r);
     if (self->offered) return Py_NewRef(self->offered);
-    // new_frame may run finalisers, and during a finaliser other threads may call `take`. If `again` is true, such a call must not take a
-    // second frame before `offered` is set: `making` prevents that.
+    // new_frame may run finalisers, and during a finaliser other threads may call `take`. If `again` is true, such a call must return
+    // this same frame, not take a second frame. So `making` makes such a call wait until `offered` is set.
     self->making = self->again;
     PyObject *frame = new_frame(state_of(self), &self->core, &self->last);
     self->making = false;

@@ -67,8 +67,8 @@ static void do_first(Lock *self) {
 // still does the rest of the work.
 static void do_left(Lock *self, Error *first) {
     while (PyList_Size(self->left) > 0) {
-        // Handle the signals that have arrived. Otherwise the next piece of work would handle them, and an exception of a signal handler
-        // would end this piece of work halfway.
+        // Handle the signals that have arrived. Otherwise CPython would handle them during the next piece of work, and an exception
+        // of a signal handler would end that piece of work halfway.
         if (PyErr_CheckSignals()) keep(first);
         do_first(self);
         keep(first);

@@ -6,7 +6,8 @@
 
 #include <stddef.h>
 
-// How many milliseconds a publisher may use a shelf before Python must check the rest of the session and release idle memory.
+// How many milliseconds a publisher may take arrays from a shelf without Python code. After this time, the functions of this file leave the
+// work to Python code, which also releases idle memory and checks whether other sessions want memory.
 enum { ALONE_MS = 250 };
 
 typedef struct { // a write lease whose memory a channel has, or has given back
@@ -127,9 +128,9 @@ static Lent *lent_at(Shelf *self, PyObject *list, Py_ssize_t at) {
     return PyObject_TypeCheck(one, self->state->lent) ? (Lent *)one : NULL;
 }
 
-// Adds the lease of a frame's block to `free` if the publisher can reuse the block and the CPU need not wait. The function makes no object
-// that the garbage collector tracks: such an object could start the garbage collector, and a finaliser could change `core->back` while
-// `collect` reads it.
+// Adds the lease of a frame's block to `free` if the publisher can reuse the block and the CPU need not wait for fences. The function makes
+// no object that the garbage collector tracks: such an object could start the garbage collector, and a finaliser could change `core->back`
+// while `collect` reads it.
 static bool put_back(Shelf *self, const struct pb_producer *core, const struct pb_flight *flight) {
     PyObject *key = flight->fences && !self->on_streams ? NULL : PyLong_FromUnsignedLongLong(flight->block);
     PyObject *one = key ? PyDict_GetItemWithError(self->loans, key) : NULL;
@@ -158,7 +159,7 @@ static bool put_back(Shelf *self, const struct pb_producer *core, const struct p
     return fits;
 }
 
-// Takes the blocks of frames that the channel and its consumers do not need any more. Returns false if Python code must handle some of
+// Takes back the blocks of frames that the channel and its consumers do not need any more. Returns false if Python code must handle some of
 // these blocks.
 static bool collect(Shelf *self, Member *m) {
     struct pb_producer *core = producer_core(m);
@@ -202,7 +203,8 @@ static PyObject *take(Shelf *self, PyObject *ignored) {
     return Py_NewRef(lent->array);
 }
 
-// Publishes the loan if the channel has room. Returns the frame's number; 0: the array is still on loan, with or without an exception.
+// Publishes the array that is on loan if the channel has room. Returns the frame's number; 0: the array is still on loan, with or without
+// an exception.
 static uint64_t publish(Shelf *self, PyObject *meta, uint64_t word, uint64_t value) {
     char *text = NULL, *described = NULL;
     Py_ssize_t text_bytes = 0, bytes = 0;
@@ -250,7 +252,7 @@ static PyObject *send(Shelf *self, PyObject *const *args, Py_ssize_t given) {
     return PyLong_FromUnsignedLongLong(number);
 }
 
-// Whether `stream`, which the program names, is `self->stream`, the stream that wrote an array of this shelf last.
+// Whether `stream`, which the program has passed, is `self->stream`, the stream that wrote an array of this shelf last.
 static bool is_last(Shelf *self, PyObject *stream) {
     if (stream == self->stream) return stream != Py_None;
     if (!PyLong_CheckExact(stream) || !PyLong_Check(self->stream)) return false;
@@ -308,7 +310,7 @@ static PyObject *send_after(Shelf *self, PyObject *const *args, Py_ssize_t given
     Py_RETURN_NONE;
 }
 
-// look(): notes that Python has checked the rest of the session.
+// look(): notes the time. For the next ALONE_MS milliseconds, the publisher may use the shelf without Python code.
 static PyObject *look(Shelf *self, PyObject *ignored) {
     (void)ignored;
     self->looked = pb_now();

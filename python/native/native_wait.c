@@ -5,9 +5,9 @@
 #include <sched.h>
 #include <time.h>
 
-// Adaptive spinning. A wait spins before it sleeps, unless recent spins had no result. If a wait spun without a result, the member's next
-// wait does not spin. If the wait after that spins without a result too, the next 3 waits do not spin, then the next 7, and so on up to
-// MOST_SLEEPS.
+// Adaptive spinning. A wait spins before it sleeps, unless recent waits of the member spun without a result. If a wait spun without a
+// result, the member's next wait does not spin. If the wait after that spins without a result too, the next 3 waits do not spin, then the
+// next 7, and so on up to MOST_SLEEPS.
 #define SPIN INT64_C(100000) // nanoseconds; the kernel needs about the same time to wake a thread
 // If more than LOST nanoseconds pass between two clock reads of a spinning thread, another thread used the CPU: there are too few CPUs.
 #define LOST INT64_C(20000)

@@ -59,8 +59,9 @@ enum pb_result pb_add_cursor(struct pb_producer *p, uint32_t slot, uint64_t memb
     return PB_OK;
 }
 
-// Reads the consumers' slots of the roster into `live`. Does not read them if the roster has not changed since the last call, or if the
-// channel is open and the latest change is not in `tail` yet. The caller loads `state` and `tail` before this call.
+// Reads the consumers' slots of the roster into `live`. Does not read the slots if the roster has the same version as when this producer
+// read them last, or if the channel is open and `tail` does not have the roster's new version yet. The caller loads `state` and `tail`
+// before this call.
 static enum pb_result look_at_roster(struct pb_producer *p, uint64_t state, uint64_t tail) {
     struct pb_channel *ch = &p->ch;
     uint64_t version = pb_version(ch);
@@ -96,8 +97,9 @@ static bool holds_up(const struct pb_cursor *cursor) {
     return cursor->state == PB_ACTIVE && (cursor->policy == PB_BLOCK || cursor->policy == PB_FAIL);
 }
 
-// Returns the smallest floor of all consumers that can keep producers from publishing. If `all` is true, returns the smallest floor of all
-// active consumers.
+// Returns the smallest floor of the active consumers whose policy is to block or to fail. If `all` is true, returns the smallest floor of
+// all active consumers. A consumer's floor is a frame number: the consumer does not use frames with smaller numbers any more, except the
+// frames in its holds.
 static uint64_t lowest_floor(const struct pb_producer *p, bool all) {
     uint64_t lowest = UINT64_MAX;
     for (size_t i = 0; i < p->lives; i++) {
@@ -139,7 +141,7 @@ static bool slot_in_use(const struct pb_channel *ch, uint64_t number) {
 }
 
 // Returns PB_OK if the queue has room for one more frame. PB_AGAIN: the caller must check again, because this function has dropped a frame
-// or made a number void, or because another member has changed the queue meanwhile.
+// or made a number void (no frame gets that number), or because another member has changed the queue meanwhile.
 static enum pb_result room_in_queue(struct pb_producer *p, uint64_t tail) {
     struct pb_channel *ch = &p->ch;
     uint64_t last = pb_tail_number(tail), capacity = ch->policy == PB_LATEST ? 1 : ch->capacity;
@@ -329,8 +331,8 @@ static size_t find_passed(struct pb_producer *p, uint64_t tail, uint64_t state) 
     return passed;
 }
 
-// Sets `back` to false for frames that consumers still have in hand. The function reads all floors before it reads the holds, because a
-// consumer does the opposite: it stores a hold for a frame before it moves its floor past that frame.
+// Sets `back` to false for frames that consumers still have in hand. A consumer stores a hold for a frame before it moves its floor past
+// that frame. So this function reads all floors before it reads the holds: if it finds a floor past the frame, it also finds the hold.
 static void except_held(struct pb_producer *p, bool destroyed) {
     for (size_t k = 0; k < p->lives && !p->ch.queue; k++) {
         const struct pb_cursor *cursor = p->live[k];
@@ -351,16 +353,17 @@ static void except_held(struct pb_producer *p, bool destroyed) {
     }
 }
 
-// Reads the consumer's entry for a frame. If the entry has a fence, after which the consumer does not use the frame any more, adds that
-// fence to `p->fences`. Returns false if the consumer is just writing the entry, or if there is not enough memory; only then sets `*memory`
-// to false.
+// Reads the consumer's entry for the frame `number`. If the entry has a fence, adds the fence to `p->fences`: when the fence is reached,
+// the consumer does not use the frame any more. Returns false if the consumer is writing the entry at this time. Also returns false if
+// there is not enough memory, and then sets `*memory` to false.
 static bool add_fence(struct pb_producer *p, const struct pb_cursor *cursor, uint64_t number, bool *memory) {
     pb_word *done = pb_at(&cursor->file, PB_AT_DONE + 32 * pb_ring(&p->ch, number));
     uint64_t before = PB_LOAD(done), value = PB_PEEK(done + 1), word = PB_PEEK(done + 2);
     atomic_thread_fence(memory_order_acquire);
     if (before != PB_PEEK(done)) return false;
-    // Use the fence also if the entry is for a frame with a number larger than `number`: the consumer has then overwritten the entry of
-    // frame `number`. An entry that was never written has only zeros.
+    // Use the fence also if the entry's number is larger than `number`: the consumer has then overwritten the entry of frame `number`. It
+    // overwrites an entry only if the old fence is reached, or cannot be reached later than the new fence. An entry that was never written
+    // has only zeros.
     if (!before && (value || word)) return false;
     if (before < number || !value || value > PB_VALUE_MAX || word >= PB_WORDS) return true;
     if (p->fence_count == p->fence_room) {

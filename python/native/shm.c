@@ -76,7 +76,7 @@ enum pb_result pb_file_open(struct pb_channel *ch, struct pb_file *file, int fd,
 }
 
 void pb_file_close(struct pb_file *file, uint64_t life) {
-    // A forked child does not have the mapping, and may have other memory at the same addresses.
+    // A forked child must not unmap: it does not have this mapping, and may have other memory at the same addresses.
     if (file->base && !pb_forked(life)) munmap(file->base, file->size);
     *file = (struct pb_file){0};
 }
@@ -131,8 +131,9 @@ int pb_futex_wait(pb_futex *word, uint32_t seen, int64_t ns) {
 
 int pb_futex_wake(pb_futex *word, int most) { return (int)syscall(SYS_futex, word, FUTEX_WAKE, most, NULL, NULL, 0); }
 
-// A hostile member may change the word again and again. So pb_arm returns after at most TRIES attempts, although bit 0 may not be set; the
-// sleep that follows then ends immediately.
+// pb_arm sets bit 0 of the word on which the caller sleeps next. A hostile member may change the word again and again. So pb_arm returns
+// after at most TRIES attempts, although bit 0 may not be set. The kernel then ends the sleep at once, because the word does not have the
+// value that pb_arm returned.
 enum { TRIES = 1000 };
 
 uint32_t pb_arm(pb_futex *word) {

@@ -1,7 +1,8 @@
-// The memory that the members of a channel share: docs/streams.md. Nothing here depends on Python.
+// Declares what the native code does with the memory that the members of a channel share. docs/streams.md describes this memory. Nothing
+// here depends on Python.
 //
 // This code reads and writes shared memory only by atomic operations on words. It checks every value that another process writes before it
-// uses the value. Only pb_futex_wait sleeps. Two threads must not use the same object at the same time.
+// uses the value. Only pb_futex_wait sleeps. Two threads must not use the same producer or consumer at the same time.
 #ifndef POOLBRIDGE_SHM_H
 #define POOLBRIDGE_SHM_H
 
@@ -254,7 +255,8 @@ enum { // offsets in the roster and in its slots
 };
 enum { PB_AT_TICKETS = 192, PB_AT_DROPPED = 256, PB_AT_HEAD = 320, PB_AT_DROPS = 384, PB_AT_WAITING = 512, PB_AT_ORDER = 8192 };
 enum { PB_AT_USED = 16, PB_AT_MISSED = 24, PB_AT_HOLDS = 4096, PB_AT_DONE = 8192, PB_RECORD = 64, PB_META_SLOT = 8448 };
-// Words of a record in a track. PB_RECORD_SMALL has the fence's word (16 bits), flags (16 bits) and the size of meta (32 bits).
+// The words of a frame's record in a track, which is the file of a producer. PB_RECORD_SMALL has the fence's word (16 bits), flags
+// (16 bits) and the size of meta (32 bits).
 enum {
     PB_RECORD_NUMBER, PB_RECORD_BLOCK, PB_RECORD_BUFFER, PB_RECORD_BYTES, PB_RECORD_TIME, PB_RECORD_VALUE, PB_RECORD_SMALL,
     PB_RECORD_DESCRIPTION

@@ -1,4 +1,4 @@
-"""The program ``python -m poolbridge.bench``, which runs the parts of ``poolsvc bench`` that are written in Python."""
+"""Runs the parts of ``poolsvc bench`` that are written in Python: the program ``python -m poolbridge.bench``."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The exceptions of poolbridge, as one tree.
+"""Defines the exceptions of poolbridge, which form one tree.
 
 Each class also derives from the built-in exception in parentheses, so that a program can catch errors without importing
 poolbridge::
@@ -8,7 +8,7 @@ poolbridge::
     ├── VersionError (ConnectionError)             client and service share no protocol version
     ├── UnsupportedError (NotImplementedError)     the operation or feature is unknown
     ├── InvalidArgumentError (ValueError)          an argument is out of range, malformed or contradictory
-    ├── NotFoundError (LookupError)                there is no such pool, name, buffer or lease
+    ├── NotFoundError (LookupError)                the pool, name, buffer or lease does not exist
     ├── AlreadyExistsError (FileExistsError)       the name is taken
     ├── PoolLimitError (MemoryError)               a limit would be exceeded; the message names the limit
     ├── DeviceMemoryError (MemoryError)            the device or the machine is out of memory
@@ -18,9 +18,9 @@ poolbridge::
     ├── BusyError (TimeoutError)                   another lease on the buffer excludes this lease
     ├── RequestCancelledError (RuntimeError)       this client cancelled the request
     ├── LeaseReleasedError (ValueError)            the lease has ended
-    ├── FrameSettledError (ValueError)             the frame was acknowledged or requeued before
+    ├── FrameSettledError (ValueError)             the frame was acknowledged or requeued already
     ├── LeaseInUseError (BufferError)              arrays made from the lease are alive
-    ├── StaleError (LookupError)                   the id is of an earlier buffer, or of another epoch
+    ├── StaleError (LookupError)                   the id is of a buffer that is gone, or of another epoch
     ├── ContentFailedError (RuntimeError)          the content of the buffer will never be complete
     │   └── ProducerDiedError                      the writer died before the content was complete
     ├── ClosedError (ConnectionError)              the channel, publisher, pool or service is closing or closed
@@ -91,7 +91,7 @@ class InvalidArgumentError(PoolbridgeError, ValueError):
 
 
 class NotFoundError(PoolbridgeError, LookupError):
-    """There is no such pool, name, buffer or lease."""
+    """The pool, name, buffer or lease does not exist."""
 
     code = "not-found"
 
@@ -155,7 +155,7 @@ class LeaseInUseError(PoolbridgeError, BufferError):
 
 
 class StaleError(PoolbridgeError, LookupError):
-    """The id is of an earlier buffer in the same block, or of an earlier run of the service."""
+    """The id is of a buffer or timeline that is gone, or of another run of the service."""
 
     code = "stale"
 
@@ -245,7 +245,7 @@ class SecondContextError(UnavailableError):
 class StreamCaptureError(PoolbridgeError, RuntimeError):
     """The program captures a stream's work into a CUDA graph, and the call is not possible now. It had no effect.
 
-    CUDA forbids the call during the capture, or the stream cannot signal during the capture when content is complete.
+    CUDA forbids the call during the capture, or the call needs a fence that the stream cannot write during the capture.
     End the capture, and call again.
     """
 

@@ -1,4 +1,4 @@
-"""The program ``python -m poolbridge.worker``, which does tasks for ``poolsvc verify`` in Python."""
+"""Does tasks for ``poolsvc verify`` in Python, as the program ``python -m poolbridge.worker``."""
 
 from __future__ import annotations
 

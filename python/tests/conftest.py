@@ -20,7 +20,7 @@ from poolbridge._cuda import cuda as _cuda, stream as _cuda_stream
 from poolbridge._memory.mappings import MAPPINGS
 from poolbridge._session.membership import NATIVE
 
-# Hypothesis finds examples, and stores them in the build folder, not in the source tree.
+# Hypothesis stores the inputs with which a test fails. It stores them in the build folder, not in the source tree.
 set_hypothesis_home_dir(Path(__file__).parents[2] / "build" / "hypothesis")
 
 # A test must not fail because the machine is busy, so Hypothesis sets no deadline.
@@ -30,7 +30,8 @@ settings.load_profile("patient")
 # Without a driver, pytest skips the folder `oncuda`, and `test_device` runs the folder's tests on the simulated driver.
 collect_ignore = [] if has_driver() else ["oncuda"]
 
-# The results of `test_libraries`, for each library, kind of memory, element type and layout.
+# The key under which pytest stores the results of `test_libraries`: a set of results for each library, kind of memory,
+# element type and layout.
 OUTCOMES = pytest.StashKey[dict[tuple[str, ...], set[str]]]()
 
 
@@ -57,8 +58,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
     """Run all tests of Ray in one process, and all tests of Dask in one process; spread other tests over processes.
 
-    So only one cluster of Ray, and only one cluster of Dask, runs at a time. The groups of pytest-xdist 3.8 cannot do
-    this with pytest 9.2, because pytest-xdist cannot change the node IDs of this pytest.
+    So only one cluster of Ray, and only one cluster of Dask, runs at a time. The groups of pytest-xdist cannot do this:
+    pytest-xdist 3.8 adds the name of a group to the node IDs of its tests, and pytest 9.2 does not allow this change.
     """
     from xdist.scheduler import LoadScopeScheduling
 
@@ -110,7 +111,7 @@ def open_descriptors() -> dict[str, str]:
 
 @pytest.fixture(scope="session", autouse=True)
 def driver() -> None:
-    """Use every GPU once before the first test, because the driver opens files at the first use of a GPU."""
+    """Use every GPU once before the first test: the first use opens files, which `no_leaks` would report as a leak."""
     for ordinal in range(len(_cuda.devices()) if has_driver() else 0):
         _cuda.Allocation(ordinal, 64)
         _cuda_stream.own_stream(ordinal)

@@ -38,7 +38,7 @@ SECONDS = 200.0
 
 @pytest.fixture(autouse=True)
 def no_leaks():
-    """Check nothing, unlike the fixture of `conftest`: Dask's scheduler in this process may close connections late."""
+    """Replace the check of `conftest` by none: Dask's scheduler, in this process, may close connections late."""
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -95,7 +95,7 @@ def on(client, name):
 
 
 def workers(client):
-    """Ask the scheduler for its workers. The client's `scheduler_info` may return an older answer without workers."""
+    """Ask the scheduler for its workers: the client's `scheduler_info` may be out of date and lack workers."""
     return client.sync(client.scheduler.identity, n_workers=-1)["workers"]
 
 

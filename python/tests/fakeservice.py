@@ -1,4 +1,4 @@
-"""A small service in Python for tests: a part of protocol version 1, and any wrong behaviour that a test needs.
+"""Runs a small service for tests, with a part of protocol version 1 and with any wrong behaviour that a test needs.
 
 The small service keeps pools of kind ``host`` in memfds, as the real service does. A test may put a function for an
 operation into ``Service.tricks``. The small service then calls this function, with the connection and the request, and

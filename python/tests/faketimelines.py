@@ -1,4 +1,4 @@
-"""The small service with timelines; it has only the rules that the tests of the client need."""
+"""Adds timelines to the small service of `fakeservice`, with only the rules that the tests of the client need."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ class TimelineService(Service):
         return tuple(m.Fence(tl, wd, v) for (tl, wd), v in highest.items())
 
     def bury(self, connection: Connection) -> None:
-        """End the timelines of a connection, as the service does after a session and its process have ended."""
+        """End the timelines of a connection, as the real service does after a session and its process have ended."""
         for timeline, page in list(self.pages.items()):
             if page.owner is not connection:
                 continue

@@ -136,7 +136,7 @@ def on_two_nodes(*arguments: str, seconds: float = 250) -> str:
 
 
 def actors(ray: Any, transport: str, moved: str) -> Any:
-    """Return the actor class. Ray pickles the class by value, because it is defined inside a function."""
+    """Return the class of the actors. Ray pickles the class by value, because it is defined inside a function."""
 
     class Actor:
         @ray.method(tensor_transport=transport)  # type: ignore[untyped-decorator]

@@ -41,7 +41,7 @@ class Board:
         self.ready = memoryview(self.memory)[self.SIZE + self.NUMBERS :]
         """For each member id: 1 after the member has mapped its files, 2 after the member has joined."""
         self.files = self.ready[1024:].cast("q")
-        """Descriptors of files, in the process that made the board: first all cursors, then all tracks."""
+        """The files' descriptors in the process that made the board: first consumers' cursors, then tracks."""
 
     def __reduce__(self) -> tuple[type[Board], tuple[int, int]]:
         return Board, (self.pid, self.fd)

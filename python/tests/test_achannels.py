@@ -140,7 +140,7 @@ def test_a_cancelled_wait_loses_no_frame(service):
 
 
 async def take_early(channel, frames):
-    """Make the subscription's thread take a frame, whose block is already mapped, for a task that was cancelled."""
+    """Make the subscription's thread take a frame for a cancelled task; the frame's block is already mapped."""
     consumer = frames._consumer
     while consumer.native.offered is None:
         await channel.publish(np.zeros(1))

@@ -61,7 +61,7 @@ def look(capsule: object) -> Seen:
 
 
 def strided(client, tensor, service):
-    """Return a lease with the description `tensor`. The test sets it in the service, because a client cannot set it."""
+    """Return a lease with the description `tensor`, which is set in the service because no client can set it."""
     lease = client.allocate(64, "uint8")
     lease.publish("strided", replace=True)
     buffer = service.buffers[lease.buffer_id]

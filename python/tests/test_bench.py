@@ -1,4 +1,4 @@
-"""Tests the benchmark program: that it measures what it should, and not how fast anything is."""
+"""Tests that the benchmark program measures what it should; no test checks how fast anything is."""
 
 from __future__ import annotations
 
@@ -176,7 +176,7 @@ def test_every_alternative_on_device_memory_runs_one_by_one_and_as_a_stream():
 
 @pytest.fixture(scope="module", autouse=True)
 def tracker():
-    """Start multiprocessing's resource tracker before the tests: its process and pipe stay until the tests end."""
+    """Start multiprocessing's resource tracker before the tests: its pipe stays open, but is not a leak of a test."""
     resource_tracker.ensure_running()
 
 

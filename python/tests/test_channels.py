@@ -49,7 +49,7 @@ def test_frames_come_in_order_and_end_with_the_channel(client, other):
 
 
 def asked_for(client, kind):
-    """Return a list to which the session adds each later request of the type `kind`."""
+    """Return a list. After this call, the session adds each request of the type `kind` that it begins to this list."""
     core, seen = client._session.core, []
     start = core.start
 

@@ -1,4 +1,4 @@
-"""Tests arrays that one call puts or gets, leases that NumPy reads, lists of pools, and clients in other processes."""
+"""Tests `put` and `get_array`, leases that NumPy reads, lists of pools, and clients in other processes."""
 
 from __future__ import annotations
 
@@ -155,7 +155,7 @@ def test_pools_are_listed(client):
     assert made in client.pools()
 
 
-# Leases that are indexed like arrays of NumPy
+# The tests below index leases like arrays of NumPy.
 
 
 def test_a_lease_has_a_length_and_elements(client):

@@ -117,13 +117,15 @@ def test_a_task_connects_a_worker_that_began_without_a_service(tmp_path, request
         assert "memfd" in result(client.submit(lambda: mapping(poolbridge.dask.empty(8)), workers=[a]))
 
 
-# Kills: a worker that sends or receives an array kills the process `victim` just before it does the step `step`
+# In the tests below, a worker sends or receives an array. Just before the worker does the step `step`, it kills the
+# process `victim`.
 
 
 def arrange(step, victim):
     """Return a function that changes a worker: the worker kills `victim` before the next call of the method `step`.
 
-    The worker then waits until `victim` has ended. `step` names a method of the worker's link, `victim` a process id.
+    The worker then waits until `victim` has ended. `step` names a method of the worker's link.
+    `victim` is a process id.
     """
 
     def kill(dask_worker):

@@ -1,6 +1,7 @@
 """Tests device memory without a GPU.
 
-Errors name what is missing. The tests in `oncuda` pass on the simulated driver.
+The tests check that errors name what is missing. They also run `test_libraries` and the tests in `oncuda` on the
+simulated driver.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Tests that every code block of README and of the guide runs or is checked, and that every error has a section."""
+"""Tests that each code block of README and of the guide runs or is checked, and that each error is documented."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ pytestmark = [
 
 
 def blocks(*languages):
-    """Return (page, text) of each code block in these languages; without languages, (page, language, text) of all."""
+    """Return (page, text) of each block in the languages; if none is given, (page, language, text) of each block."""
     every = [
         (page.name, language, text)
         for page in PAGES
@@ -97,7 +97,7 @@ lease: poolbridge.Lease
 
 
 def of(page, words):
-    """Return the only Python block of a page that contains the text `words`."""
+    """Return the Python block of a page that contains the text `words`; only one block may contain the text."""
     (found,) = [text for name, text in blocks("python") if name == page and words in text]
     return found
 

@@ -39,7 +39,7 @@ class Interrupted(BaseException):
 
 @cache
 def steps(code):
-    """Return the offsets after which a signal handler may run, and a function that finds the ``try`` of an offset."""
+    """Return the bytecode offsets after which a handler may run, and a function that finds the ``try`` of an offset."""
     table = dis._parse_exception_table(code)  # type: ignore[attr-defined]
 
     def guard(offset):
@@ -57,8 +57,8 @@ def steps(code):
 class Interrupter:
     """Raises `Interrupted` inside a ``with`` statement, once, where CPython may run a signal handler.
 
-    The exception comes in the package or in one of the `functions`, after `at` other such places. The ``with``
-    statement catches the exception.
+    Only places in the package and in the `functions` count. The first `at` places pass without the exception, which
+    comes at the next place. The ``with`` statement catches the exception.
     """
 
     def __init__(self, at, *functions):
@@ -108,7 +108,7 @@ class Interrupter:
 
 
 def at_every_step(try_it, *functions, most=100_000):
-    """Call `try_it` with an interrupt at the first step, then at the second step, and so on; return the step count."""
+    """Call `try_it` with an interrupt at the first place, then at the second, and so on; return how many there are."""
     for at in range(most):
         interrupter = Interrupter(at, *functions)
         try_it(interrupter)
@@ -326,7 +326,10 @@ def real(tmp_path):
 @pytest.mark.parametrize("mode", ["broadcast", "queue"])
 @pytest.mark.parametrize("take", ["iterate", "receive", "arrays"])
 def test_no_interrupt_loses_a_frame(real, mode, take):
-    """The call after an interrupted call returns the frame of that call; the subscription keeps no older frame."""
+    """If a call is interrupted before it returns its frame, the next call returns this frame.
+
+    At the end of each try, the subscription keeps only the frame that came last.
+    """
     client, other = real
     channel = client.create_channel(f"{take} {mode}", mode=mode, capacity=4)
     publish = partial(channel.publish, np.zeros(4), timeout=60)

@@ -329,7 +329,7 @@ def test_what_torch_has_is_copied_into_a_lease(client):
         assert lease.to_numpy().tolist() == np.arange(6).reshape(3, 2).T.astype(lease.to_numpy().dtype).tolist()
 
 
-# The arguments with which libraries call `__dlpack__` of a lease, according to the libraries' sources
+# According to their sources, libraries call `__dlpack__` of a lease with the arguments in `ASKED`.
 
 STREAM = object()  # stands for the handle of a stream
 ASKED: dict[str, dict[str, Any]] = {

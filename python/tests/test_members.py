@@ -517,7 +517,7 @@ def test_a_block_that_the_pool_does_not_have_fails_its_frame(client, other):
     del producer.loans[999]
 
 
-# Clients without the native module, and clients of a service that has no channels
+# The tests below use clients without the native module, and clients of a service that has no channels.
 
 
 def without_channels(client, match):

@@ -129,7 +129,7 @@ def test_a_track_of_another_member_is_refused(worlds: list[World]) -> None:
         w.consume().add_track(0, 77, w.channel.files[True, 0])
 
 
-# Garbage collections that run while Python makes an object
+# In the tests below, a garbage collection runs while Python makes an object.
 
 
 class Garbage:
@@ -147,7 +147,7 @@ class Garbage:
 def collecting() -> Iterator[Callable[[Callable[[], object]], None]]:
     """Give a function ``begin(work)``: after the call, a finaliser runs `work` when Python makes the next object.
 
-    In Python 3.12, the finaliser runs shortly after that.
+    In Python 3.12, the finaliser runs shortly after Python has made this object.
     """
     before = gc.get_threshold()
     gc.disable()

@@ -37,7 +37,10 @@ def no_leaks():
 
 
 def actors(transport, falling):
-    """Return the actor class. It is local, so Ray pickles it by value: Ray's processes cannot import this module."""
+    """Return the class of the actors. Ray pickles the class by value, because the class is defined inside a function.
+
+    A class of the module itself would not work, because Ray's processes cannot import this module.
+    """
 
     class Actor:
         def __init__(self):
@@ -239,7 +242,7 @@ def kill(pid):
 
 
 def mover_pid(nodes, node):
-    """Return the process id of the mover of a node."""
+    """Return the process id of a node's mover, the process that sends the node's arrays to other nodes."""
     mover = _cluster.mover(nodes.ids[node])
     return ray.get(mover.__ray_call__.remote(lambda self: __import__("os").getpid()))
 
@@ -343,7 +346,7 @@ def stopped_mover(nodes):
 
 
 def receiving(actor):
-    """Start a task that counts the transfers for which an actor waits. The task runs even while another task runs."""
+    """Start a task that counts the transfers for which an actor waits, even while the actor runs another task."""
 
     def transfers(actor):
         from ray.experimental.rdt.util import get_tensor_transport_manager

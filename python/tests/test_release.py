@@ -1,4 +1,4 @@
-"""Tests the version of a build from a tag, from later commits and from a source package; the metadata of wheels."""
+"""Tests the version of a build from a tag, from commits after a tag and from a source package, and wheels' metadata."""
 
 from __future__ import annotations
 

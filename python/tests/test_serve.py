@@ -86,7 +86,7 @@ def test_the_service_has_ended_a_session_when_close_of_asyncio_returns(looking):
     asyncio.run(run())
 
 
-# A service that a program starts for itself
+# In the tests below, a program starts a service only for itself.
 
 
 def test_a_service_of_ones_own_has_its_pools_and_ends_with_the_block():

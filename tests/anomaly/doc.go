@@ -5,7 +5,7 @@
 //
 //   - The client got an error with an expected code, or no error.
 //   - The accounting is exact, and agrees with the allocated memory that the driver reports.
-//   - Two other sessions can transfer a buffer: one in a pool on another GPU, one in memory of the host.
+//   - Two other sessions can still transfer buffers. One session has a pool on another GPU, the other has memory of the host.
 //   - The operation succeeds when the test tries it again.
 //   - After the client is closed and the service is shut down, no driver object, descriptor or goroutine is left in either
 //     process, and the detector of the simulated driver has reported no misuse.

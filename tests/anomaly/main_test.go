@@ -12,8 +12,8 @@ import (
 	"github.com/poolbridge/poolbridge/cuda"
 )
 
-// role is an environment variable. It says what a process of this binary does: "client", "ruin", or, if role is not
-// set, run the tests.
+// role is the name of an environment variable. With the value "client", a process of this binary runs beClient; with
+// the value "ruin", it runs beRuined. If the variable is not set, the process runs the tests.
 const role = "POOLBRIDGE_ANOMALY_ROLE"
 
 // why says why the tests cannot run here; empty: the tests can run.

@@ -123,7 +123,8 @@ func (s *stage) pool() (mempool.PoolStats, bool) {
 }
 
 // eventually calls its parameter wrong, a function, until the function returns nil, for at most the time patience. The
-// function may return an error at first, because the service does some work later.
+// function may return an error at first, because the service
+// may do some work only after it has answered a request.
 func eventually(wrong func() error) error {
 	for end := time.Now().Add(patience); ; runtime.Gosched() {
 		err := wrong()

@@ -11,7 +11,8 @@ import (
 	"github.com/poolbridge/poolbridge/cuda/pattern"
 )
 
-// This operation of a worker fills memory with a kernel. The driver's own fills and copies may run without a kernel.
+// This operation of a worker fills memory with a kernel. The test needs this operation because the
+// driver's own fills and copies may run without a kernel.
 func init() {
 	operations["kernel fill"] = with(func(w *worker, c call) (_ reply, err error) {
 		k, err := pattern.Load(w.ctx)

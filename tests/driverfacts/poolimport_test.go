@@ -60,8 +60,8 @@ func TestAPoolImportedTwiceIsOneHandleThatIsDestroyedTwice(t *testing.T) {
 	user.must(call{Op: "free", ID: first.ID, Ptr: ptr})
 	user.must(call{Op: "close", ID: first.ID})
 
-	// The test checks that the next pool has another handle. If the driver had destroyed the first pool, the next pool
-	// could get its handle, and a use of the first pool would end the process.
+	// The worker imports a second pool, and the test checks that the two pools have different handles. If the driver had
+	// destroyed the first pool, the second pool could get its handle, and a use of the first pool would end the process.
 	require.NotEqual(t, second.Value, user.must(call{Op: "import pool"}, other.fd).Value)
 	third := user.must(call{Op: "import pool"}, b.fd)
 	require.Equal(t, second.Value, third.Value, "it is still the same CUmemoryPool")

@@ -112,7 +112,7 @@ class Measurement:
                 raise subprocess.CalledProcessError(process.returncode, command)
 
     def in_turn(self, workload: str, ways: dict[str, Callable[[], float]], kind: str = "device") -> None:
-        """Measure several ways to do the same work, in turn. A way does the work once and returns its seconds."""
+        """Measure several ways to do the same work, in turn. A way does the work once and returns how long it took."""
         took: dict[str, list[list[float]]] = {name: [] for name in ways}
         for way in ways.values():
             way()  # the first call loads modules and kernels, and is not measured
@@ -138,7 +138,8 @@ class Measurement:
             self.add(row | {"p50_us_range": (min(p50s), max(p50s))})
 
 
-# How a process announces the end of work on a buffer: by a fence, by an interprocess event, or by both.
+# The code below compares how a process announces the end of work on a buffer: by a fence, by an interprocess event, or
+# by both.
 
 
 def get_names(path: str, pipe: Any) -> None:
@@ -191,7 +192,8 @@ def completion(m: Measurement) -> None:
             reader.join(_PATIENCE)
 
 
-# Where a legacy handle is opened: in the primary context of the device, or in a context of the caller.
+# The code below compares where a process opens a legacy handle: in the primary context of the device, or in a second
+# context.
 
 
 def publish_one(path: str, pipe: Any) -> None:

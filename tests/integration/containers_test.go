@@ -23,8 +23,8 @@ import (
 	"github.com/poolbridge/poolbridge/tests/rig"
 )
 
-// containedRole is an environment variable. If it is set, this program is a client in a container, and its value is the
-// client's role.
+// containedRole is an environment variable. If it is set, this program is a client in a container, and the value of the
+// variable is the client's role.
 const containedRole = "POOLBRIDGE_TEST_CONTAINED"
 
 func TestMain(m *testing.M) {

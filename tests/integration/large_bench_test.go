@@ -22,8 +22,8 @@ import (
 	"github.com/poolbridge/poolbridge/tests/rig"
 )
 
-// neighborRole is an environment variable. If it is set, this program is a neighbor of the benchmark, and its value
-// is a key of the map neighbors.
+// neighborRole is an environment variable. If it is set, this program is a neighbor of the benchmark, and the value
+// of the variable is a key of the map neighbors.
 const neighborRole = "POOLBRIDGE_TEST_NEIGHBOR"
 
 const holderSessions, buffersEach = 1000, 100

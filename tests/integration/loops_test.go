@@ -17,7 +17,7 @@ import (
 )
 
 // looper is a program that runs other programs, one after the other. It prints a line when a program has subscribed,
-// and another line when the program has ended. If a task says keep, looper keeps all arrays that from_dlpack returns to
+// and another line when the program has ended. If "keep" is true in a task, looper keeps all arrays that from_dlpack returns to
 // the program. After the program has ended, looper checks that the content of these arrays has not changed.
 const looper = `
 import json, sys, traceback

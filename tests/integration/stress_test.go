@@ -43,7 +43,7 @@ func stressFrames(t *testing.T) int {
 
 // stress is a test with one producer, in Go or in Python, and four consumers in Python. The test kills the Python
 // processes at random and starts them again. The producer sends frames in rounds. Each round begins when every consumer
-// listens.
+// has subscribed.
 type stress struct {
 	*testing.T
 	python  *rig.Interpreter

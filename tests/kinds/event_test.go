@@ -26,7 +26,7 @@ import (
 	"github.com/poolbridge/poolbridge/tests/rig"
 )
 
-// readerOf and readerShm are environment variables. If readerOf is set, this process reads a frame from the service at
+// readerOf and readerShm are environment variables. If readerOf is set, this process reads a buffer of the service at
 // the socket that the value names. If readerShm is set, the process also has its own /dev/shm.
 const (
 	readerOf  = "POOLBRIDGE_KINDS_READER"

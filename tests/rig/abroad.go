@@ -27,9 +27,9 @@ if %[1]d:
     os.setuid(%[1]d)
 `
 
-// Abroad returns the same interpreter, but its programs run as another user, in their own PID, mount and IPC namespaces and with their own
-// /dev/shm. If this process is not root, the programs run as the user of this process. If namespaces are not possible, Abroad skips the
-// test.
+// Abroad returns an interpreter like p, but its programs run as the user in the parameter user. They have their own PID, mount and IPC
+// namespaces, and their own /dev/shm. If this process is not root, the programs run as the user of this process. If namespaces are not
+// possible, Abroad skips the test.
 func (p *Interpreter) Abroad(t testing.TB, user int) *Interpreter {
 	t.Helper()
 	attr := &syscall.SysProcAttr{Cloneflags: syscall.CLONE_NEWPID | syscall.CLONE_NEWNS | syscall.CLONE_NEWIPC}

@@ -42,8 +42,8 @@ func (p *Interpreter) Run(t testing.TB, args ...string) string {
 	return string(out)
 }
 
-// Consumers returns, for each kind of memory that this machine has, a library that uses the kind's arrays in place: CuPy or PyTorch on a
-// real GPU, NumPy for host memory.
+// Consumers returns, for each kind of memory that this machine has, a library whose arrays use the memory without a copy: CuPy or
+// PyTorch on a real GPU, NumPy for host memory.
 func (p *Interpreter) Consumers(t testing.TB) map[mempool.Kind]string {
 	t.Helper()
 	cmd := exec.Command(p.Path, "-m", "poolbridge.worker")

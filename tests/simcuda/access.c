@@ -1,5 +1,5 @@
-// The access of streams to memory. A stream accesses memory piece by piece. While the stream accesses a piece, the piece is pinned:
-// it stays mapped even if the program frees it.
+// Lets streams access memory, piece by piece. While a stream accesses a piece, the piece is pinned: it stays mapped even if the program
+// frees it.
 #include "access.h"
 
 #include <string.h>

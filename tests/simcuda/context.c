@@ -1,5 +1,5 @@
-// Contexts: primary contexts and created contexts, the stack of contexts of each thread, and the sticky error of a
-// context.
+// Makes and destroys primary contexts and other contexts. Keeps the stack of contexts of each thread, and the sticky error
+// of each context.
 #include "sim.h"
 
 #include <stdlib.h>
@@ -34,8 +34,8 @@ static void ctx_start(struct context *ctx) {
     counts_live(LIVE_CONTEXT, 1);
 }
 
-// Contexts are never freed, because the stack of another thread may still name a context and must detect that the
-// context is destroyed.
+// The simulation never frees a context: another thread may still have the context on its stack, and must detect that the context is
+// destroyed.
 struct context *ctx_from(CUcontext handle) { return handle_get(KIND_CONTEXT, handle); }
 
 struct context *ctx_primary(int device) {

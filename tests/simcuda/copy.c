@@ -106,8 +106,8 @@ SIM_API CUresult cuMemcpyDtoHAsync_v2(void *dst, CUdeviceptr src, size_t size, C
     return run(stream, (uint64_t)dst, src, size, DEVICE_TO_HOST, "cuMemcpyDtoHAsync", false);
 }
 
-// Although this is not the asynchronous call, it does not wait for the copy, like the driver's call for a copy within a device. The copy
-// runs in the default stream.
+// This call does not wait for the copy, although its name does not end with Async. The driver's call does not wait either if the copy is
+// within one device. The copy runs in the default stream.
 SIM_API CUresult cuMemcpyDtoD_v2(CUdeviceptr dst, CUdeviceptr src, size_t size) {
     ENTER(cuMemcpyDtoD, NEED_CTX);
     return run(NULL, dst, src, size, DEVICE_TO_DEVICE, "cuMemcpyDtoD", false);

@@ -1,5 +1,5 @@
-// The part of the CUDA driver API that the simulation has: types, layouts and constants, declared again here so
-// that no CUDA toolkit is needed. Layouts are the binary interface of a CUDA 13.0 driver on 64-bit Linux.
+// Declares the types, layouts and constants of the part of the CUDA driver API that the simulation has. So the build of
+// the simulation needs no CUDA toolkit. Layouts are the binary interface of a CUDA 13.0 driver on 64-bit Linux.
 #ifndef SIMCUDA_CUDAAPI_H
 #define SIMCUDA_CUDAAPI_H
 

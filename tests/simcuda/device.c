@@ -100,7 +100,8 @@ SIM_API CUresult cuDeviceGetByPCIBusId(CUdevice *dev, const char *text) {
 struct attribute { int number, value; };
 
 // The attributes of a device: the number of each attribute in the driver's interface, and its value. The comments name the attributes.
-// For any other number, the call returns the value 0 up to the last attribute of CUDA 13.0, and the error INVALID_VALUE after it.
+// For any other number up to LAST_ATTRIBUTE, the last attribute of CUDA 13.0, the call returns the value 0. For a greater number, it
+// returns the error INVALID_VALUE.
 static const struct attribute attributes[] = {
     {1, 1024}, {2, 1024}, {3, 1024}, {4, 64}, // threads in a block, block dimensions
     {5, 2147483647}, {6, 65535}, {7, 65535}, // grid dimensions

@@ -1,4 +1,5 @@
-// Faults on demand: rules from SIMCUDA_FAULTS and from the control file, which may change while the process runs.
+// Makes driver calls fail, as rules say. The rules come from SIMCUDA_FAULTS and from the control file. The control file may change while
+// the process runs.
 #include "sim.h"
 
 #include <fcntl.h>

@@ -1,4 +1,4 @@
-// The kernels that the simulation can run. A table has the C function of each kernel, by the kernel's name.
+// The kernels that the simulation can run. Two tables, in kernel.c and kernels_pattern.c, have the name and the C function of each kernel.
 #ifndef SIMCUDA_KERNEL_H
 #define SIMCUDA_KERNEL_H
 
@@ -22,8 +22,8 @@ struct kernel {
 const struct kernel *kernel_find(const char *name);
 extern const struct kernel pattern_kernels[]; // the last entry has the name NULL
 
-// Calls fn on each piece of the memory, as a kernel of the context accesses it. If this function returns an error, the kernel must
-// return it.
+// Calls fn on each piece of the `size` bytes at `address`, if the context of the launch l has access to them. If this function returns an
+// error, the kernel must return this error.
 CUresult kernel_memory(const struct launch *l, uint64_t address, uint64_t size, enum access access,
                        void (*fn)(uint8_t *at, uint64_t size, void *arg), void *arg);
 uint64_t kernel_now(void); // the time in nanoseconds

@@ -1,5 +1,5 @@
 // Modules: PTX text that names kernels of the simulation. Nothing is compiled. A program cannot find kernels that are
-// not in the table in kernel.c.
+// not in the table in kernel.c or in the table in kernels_pattern.c.
 #include "kernel.h"
 #include "module.h"
 

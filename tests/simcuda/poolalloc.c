@@ -1,4 +1,4 @@
-// Allocation from pools, and freeing in stream order.
+// Allocates memory from pools, and frees it in stream order.
 #include "pool.h"
 
 #include <stdlib.h>

@@ -1,4 +1,4 @@
-// Sharing pools and pointers of pools between processes.
+// Shares pools, and pointers of pools, between processes.
 #include "pool.h"
 
 #include <errno.h>

@@ -1,4 +1,4 @@
-// Looking up functions: cuGetProcAddress by base name and CUDA version.
+// Looks up functions. cuGetProcAddress finds a function by its base name and a CUDA version.
 #include "sim.h"
 #include "symbols.h"
 

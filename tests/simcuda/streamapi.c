@@ -1,4 +1,4 @@
-// The calls on streams: making, querying, waiting, callbacks.
+// The calls on streams: they make streams, query them, wait for them, and add callbacks.
 #include "sim.h"
 
 #include <stdlib.h>

@@ -1,4 +1,4 @@
-// Virtual memory management: physical memory and its handles.
+// Virtual memory management: makes physical memory, and exports and imports its handles.
 #include "vmm.h"
 
 #include <fcntl.h>

@@ -1,4 +1,4 @@
-// Virtual memory management: reserving addresses, mapping memory at these addresses, and access to the memory.
+// Virtual memory management: reserves addresses, maps memory at these addresses, and sets the access to the memory.
 #include "vmm.h"
 
 #include <stdlib.h>

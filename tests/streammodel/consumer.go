@@ -364,8 +364,8 @@ func (m *model) stepDone(s *state, c int8, a *consumer) bool {
 	return true
 }
 
-// word returns which of the two words of a consumer's timeline the piece of work v uses. Two pieces of work with the
-// same done entry may use the same word.
+// word returns which of the two words of a consumer's timeline the piece of work v uses. Two pieces of work whose
+// fences the consumer writes to the same done entry may use the same word.
 func word(v int8) int8 { return v >> 2 & 1 }
 
 // stepGPU finishes the next piece of work on one of the two words.

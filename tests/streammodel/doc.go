@@ -7,15 +7,17 @@
 // Some groups of steps of an implementation are one step in the model, if the result is the same:
 //
 //   - An implementation repeats some accesses until they succeed, and a failed access has no effect. Such an access takes effect at one
-//     moment, so it is one step: setting bit 0 of a futex word, changing the counter of a futex word, storing an entry if the stored entry
-//     is older, storing the version in the tail.
+//     moment, so it is one step: setting bit 0 of a futex word, changing the counter of a futex word, storing an entry if it is newer than
+//     the stored entry, storing the version in the tail.
 //   - Loading several floors is one step, because floors only grow. If all floors have passed a number, the result is that of a single load
 //     of all floors at the moment of the last load. If a floor has not passed the number, the result is that of a single load of all floors
 //     at the moment at which the first such floor was loaded. Three other groups of loads are one step too: the slots of the roster,
-//     because an implementation loads the version of the roster again; the version and the state; and the N slots of a queue, because no
-//     frame enters the slots while the tail does not change.
-//   - Loading the entry and the claim of a slot is one step, because a newer entry comes only after the older frame was done.
+//     because an implementation loads the version of the roster again; the version and the state of the roster; and the N slots of a queue,
+//     because no frame enters the slots while the tail does not change.
+//   - Loading the entry and the claim of a slot is one step, because a newer entry replaces the old entry only after
+//     the frame of the old entry is done.
 //   - A frame is in use from the moment at which the consumer has checked the frame until the moment before the consumer releases it.
 //
-// The comment of alone, in explore.go, lists other steps for which one order is enough. The mutations are explored in the same way.
+// The comment of alone, in explore.go, lists other steps for which one order is enough. The tests explore mutations (changes of
+// the protocol that cause a fault) with the same model.
 package streammodel

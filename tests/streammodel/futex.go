@@ -15,7 +15,7 @@ func (m *model) lie(word int8, a *sleeper, on futex) {
 	}
 }
 
-// wake takes the next of the futex words. If a member sleeps on the word, wake changes the value of the word, and then
+// wake handles one of the futex words in words. If a member sleeps on the word, wake changes the value of the word, and then
 // wakes all members that sleep on the word. The member that runs wake can die between these two steps.
 func (m *model) wake(s *state, words *futex, loaded *int8, at, first, second pc) pc {
 	word := *words & -*words

@@ -94,7 +94,7 @@ func (m *model) walk(s *state, t tail) survey {
 	return survey{head: s.head, n: max(s.head, t.number-m.n()+1, 1), open: t.number + 1}
 }
 
-// survey examines the next slot, and returns true if the caller must call survey again. At the end of the survey, it moves the
+// survey examines the slot of the number v.n, and returns true if the caller must call survey again. At the end of the survey, it moves the
 // head past the frames that are done.
 func (m *model) survey(s *state, v *survey, t tail, limit int8) bool {
 	began := max(v.head, t.number-m.n()+1, 1)

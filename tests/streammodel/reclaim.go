@@ -88,7 +88,7 @@ func (m *model) nextFlying(s *state, p int8, a *producer) {
 	}
 }
 
-// nextHold moves to the next consumer whose hold the producer must read. A consumer that blocks the channel stores a
+// nextHold moves to the next consumer whose hold the producer must read. A consumer that producers wait for stores a
 // hold only when it moves its floor past a frame that it still has, or leaves with a frame.
 func (m *model) nextHold(s *state, p int8, a *producer) {
 	if a.gone == [mostBlocks]bool{} && !m.mutant("holds are looked at before floors") {

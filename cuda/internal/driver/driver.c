@@ -7,7 +7,7 @@
 
 struct pb_table pb_driver;
 
-// cuGetProcAddress_v2 of CUDA 12.0: symbol, out, version, flags, status.
+// This is the type of cuGetProcAddress_v2 of CUDA 12.0. The parameters are symbol, out, version, flags and status.
 typedef CUresult (*get_proc_address)(const char *, void **, int, uint64_t, int *);
 
 static void *find(void *lib, get_proc_address get, const char *name, const char *symbol, int version) {

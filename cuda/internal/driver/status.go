@@ -1,10 +1,10 @@
 // Package driver is a small layer between package cuda and libcuda.so.1. Each Go function calls one
-// C function. The parameters and results are plain numbers. The only state of the package is the
-// table of function pointers.
+// C function. The parameters and results are plain data: numbers, bytes and texts. The only state
+// of the package is the table of function pointers.
 //
-// A handle is a uintptr, an address of a device is a uint64, and a size is a number of bytes. A
-// function that takes a ctx pushes that context, does its work and pops the context within one cgo
-// call.
+// A handle is a uintptr, except the handle of memory from VMMCreate or VMMImport, which is a
+// uint64. An address that the GPU uses is a uint64, and a size is a number of bytes. A function
+// that takes a ctx pushes that context, does its work and pops the context within one cgo call.
 package driver
 
 import "bytes"

@@ -145,7 +145,8 @@ static void one_world(uint64_t inputs) {
         }
         if (c.in_hand > PB_HOLDS || p.lives > PB_CONSUMERS) fatal("too many");
         if (r == PB_PROTOCOL && !chance(4)) break;
-        // The tested code reports a contradiction in the shared memory as an error after 100 ms. Sometimes let that time end immediately.
+        // The tested code reports a contradiction in the shared memory as an error if the contradiction lasts 100 ms. Sometimes the test
+        // sets the begin of the contradiction back, so that the code reports the error at the next call.
         if (p.ch.odd_since && !chance(8)) p.ch.odd_since = 1;
         if (c.ch.odd_since && !chance(8)) c.ch.odd_since = 1;
     }

@@ -186,8 +186,8 @@ class ArrayExports(NoBuffer):
         if target == device and not copy:
             _order.before_use(state, stream)
         else:
-            # If the target is the CPU, None for `stream` does not mean the legacy default stream, so None needs no
-            # check. In that case `before_cpu` waits until the data is complete, even if `stream` is a CUDA stream.
+            # If the target is the CPU, None for `stream` does not mean the legacy default stream, so `stream_key` need
+            # not check None. `before_cpu` waits until the data is complete, even if `stream` is a CUDA stream.
             if target == device or stream is not None:
                 stream_key(own, stream)
             _order.before_cpu(state)
@@ -317,7 +317,7 @@ def widen(bits: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
 
 
 def _given(state: LeaseState) -> np.ndarray[Any, Any]:
-    """Make a NumPy array of the lease. If the array is writeable, store it in `state.written` for `LeaseState.seal`."""
+    """Make a NumPy array of the lease. Store a writeable array in `state.written`: `seal` later makes it read-only."""
     array = state.array()
     if state.write:
         state.written[id(array)] = ref(array)
@@ -325,7 +325,7 @@ def _given(state: LeaseState) -> np.ndarray[Any, Any]:
 
 
 def _pretend_writeable(state: LeaseState) -> np.ndarray[Any, Any]:
-    """Make an array of read-only memory, but do not mark the array read-only: a legacy capsule has no such mark."""
+    """Make a NumPy array of read-only memory, without NumPy's read-only mark, which a legacy capsule cannot carry."""
     return state.array(write=False, flagged=False)
 
 

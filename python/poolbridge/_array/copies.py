@@ -109,7 +109,7 @@ def _on_host(state: LeaseState, source: Any) -> np.ndarray[Any, Any] | None:
 
 
 def _to_bfloat16(host: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-    """Round each element to ``bfloat16`` and return the bits. If two values are equally near, choose the even value."""
+    """Round each element to ``bfloat16`` and return the bits. Of two equally near values, take that with last bit 0."""
     if host.dtype.name == "bfloat16":
         return host.view(np.uint16)
     if host.dtype.kind not in "fiub":

@@ -15,8 +15,8 @@ if TYPE_CHECKING:
 def owner(session: Session, array: Any, address: int) -> LeaseState | None:
     """Find the lease of an array whose first element is at `address`.
 
-    NumPy says what owns an array's memory. For memory that NumPy does not own, this function looks up the address in
-    the leases of `session`.
+    The attribute ``base`` of a NumPy array may lead to the lease. If it does not, and the memory is not NumPy's own,
+    this function looks up the address in the leases of `session`.
 
     Returns
     -------

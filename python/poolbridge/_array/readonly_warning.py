@@ -63,5 +63,5 @@ def _warn(library: str, pool: PoolMemory) -> None:
 
 
 def _is_inside(frame: FrameType) -> bool:
-    """Whether `frame` runs code of poolbridge or PyTorch. The warning names the first frame that runs other code."""
+    """Whether the stack frame `frame` runs code of poolbridge or PyTorch. The warning names the caller of such code."""
     return str(frame.f_globals.get("__name__")).partition(".")[0] in {"poolbridge", "torch"}

@@ -95,7 +95,7 @@ class Consumer:
 
 
 def hand_over(context: SpawnContext, kind: type[Link], nbytes: int, seconds: float) -> Result:
-    """Measure transfers of single arrays. The consumer acknowledges each array before the producer sends the next."""
+    """Measure transfers of single arrays. When the consumer acknowledges an array, the producer sends another array."""
     link = kind(context, nbytes, 1)
     link.open_to_send()
     consumer = Consumer(context, link)
@@ -183,8 +183,8 @@ def measure(
             skip(link.kind, link.name, why)
             continue
         streams = "stream" in workloads
-        # For a stream, also measure single transfers of arrays of the stream's size. If the stream is slower than the
-        # single transfers, the measurement of the stream is wrong.
+        # For a stream, also measure single transfers of arrays of the stream's size, so that the user can compare: if
+        # the stream is slower than the single transfers, the measurement of the stream is wrong.
         for nbytes in sorted({*(sizes if "transfer" in workloads else ()), *((_STREAM_BYTES,) if streams else ())}):
             if not (link.copies and nbytes > MOST_COPIED):
                 yield hand_over(context, link, nbytes, seconds)

@@ -22,7 +22,7 @@ def measure_engines(skip: Callable[[str, str, str], None], sizes: Sequence[int],
     Parameters
     ----------
     skip
-        Called with the kind of memory, the engine and the reason if an engine is not installed.
+        Called with the kind of memory, the engine and the reason if an engine cannot run.
     sizes
         Bytes of the arrays.
     seconds

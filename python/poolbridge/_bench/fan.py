@@ -1,4 +1,4 @@
-"""Fans: ways to send frames from one Python process to several other processes."""
+"""Defines fans. A fan is a way to send frames from one Python process to several other processes."""
 
 from __future__ import annotations
 

@@ -17,9 +17,9 @@ _LOOK = 0.1  # seconds after which a sleeping consumer checks for a frame, if no
 class IceoryxFan(Fan):
     """A publish-subscribe service of iceoryx2 whose publisher waits for slow subscribers, so that no frame is lost.
 
-    A consumer makes only one array for each place in the shared memory, and uses that array again for the next sample
-    in the place: this is faster than a new view of each sample. Unless the consumers only poll, the producer sends an
-    event after each frame, and a consumer that finds no frame waits for an event.
+    A consumer makes only one array for each place in the shared memory, and uses that array for every frame that comes
+    to the place: to use the array again is faster than to make a new array. Unless the consumers only poll, the
+    producer sends an event after each frame, and a consumer that finds no frame waits for an event.
     """
 
     name = "iceoryx2"
@@ -115,7 +115,7 @@ class IceoryxFan(Fan):
 
 
 def _arrays(nbytes: int) -> Callable[[int], np.ndarray[Any, Any]]:
-    """Return a function that returns the array at an address. The function makes each array only once."""
+    """Return a function that returns the array at an address. That function makes each array only once."""
     known: dict[int, np.ndarray[Any, Any]] = {}
 
     def array(address: int) -> np.ndarray[Any, Any]:

@@ -58,7 +58,7 @@ class ChannelFan(Fan):
         return send
 
     def _connect(self) -> poolbridge.Client:
-        # This setting is for the whole process. All fans that are measured at the same time wait in the same way.
+        # `switch_spinning` changes the whole process. All fans that are measured at the same time wait in the same way.
         NATIVE.switch_spinning(self.waiting != "sleeping")
         client = self._client = poolbridge.connect(self.path, wait=_TIMEOUT)
         return client
@@ -107,7 +107,7 @@ class QueueFan(ChannelFan):
 
 
 class DeviceFan(ChannelFan):
-    """Uses a broadcast channel in memory of a GPU. Each end gets the frames as arrays, and uses its own stream."""
+    """Uses a broadcast channel in memory of a GPU. The producer and each consumer use arrays, on their own streams."""
 
     kind = "device"
 

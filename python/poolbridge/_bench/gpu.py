@@ -1,4 +1,4 @@
-"""Functions and classes that several measurements on a GPU use."""
+"""Does what several measurements on a GPU need: checks for a GPU, makes streams, and allocates device memory."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Links: ways to send arrays from one Python process to another without poolbridge.
+"""Defines links. A link is a way to send arrays from one Python process to another without poolbridge.
 
 A link has two ends. The producer makes the link and passes it to the consumer, a spawned process, when that process
 starts. Each end then opens the resources that it needs.
@@ -32,7 +32,7 @@ class Link(ABC):
     name: ClassVar[str]
     kind: ClassVar[str]
     copies: ClassVar[bool] = True
-    """Whether the link copies the bytes of an array."""
+    """Whether the link copies the bytes of each array that it sends."""
 
     def __init__(self, context: SpawnContext, nbytes: int, depth: int) -> None:
         del context
@@ -48,7 +48,7 @@ class Link(ABC):
 
     @abstractmethod
     def open_to_send(self) -> None:
-        """Make the data and resources of the producer's end. The producer calls this before it starts the consumer."""
+        """Make the data and resources of the producer's end. The caller starts the consumer after this call."""
 
     @abstractmethod
     def send(self, number: int) -> None:
@@ -88,7 +88,7 @@ class InTurn(Link):
         self._spare = context.Semaphore(self.places)
 
     def free_place(self, number: int) -> int:
-        """Wait until the place for an array is free, and return its index."""
+        """Wait until the place for the array `number` is free, and return the place's index."""
         self._spare.acquire()
         return number % self.places
 
@@ -103,5 +103,5 @@ def number_of(array: Any) -> int:
 
 
 def numbered(nbytes: int) -> np.ndarray[Any, Any]:
-    """Make an array on the CPU for the producer, and fill it: the kernel allocates all pages of the array now."""
+    """Make an array on the CPU for the producer, and fill it, so that the kernel allocates its pages now."""
     return np.ones(max(nbytes, HEAD.itemsize), np.uint8)

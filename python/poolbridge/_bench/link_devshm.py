@@ -106,7 +106,7 @@ class DeviceSharedMemoryLink(InTurn):
 
 
 class PageLockedSharedMemoryLink(DeviceSharedMemoryLink):
-    """As `DeviceSharedMemoryLink`, but both processes page-lock each segment once, so that copies are faster."""
+    """Works as `DeviceSharedMemoryLink`, but both processes page-lock each segment once: this makes copies faster."""
 
     name = "multiprocessing.shared_memory, page-locked"
     page_locked = True

@@ -13,7 +13,7 @@ class TorchLink(InTurn):
     """Sends tensors on the CPU as file descriptors of shared memory.
 
     The producer makes the tensors once and sends them again and again, as PyTorch's notes on multiprocessing recommend:
-    PyTorch would have to copy a new tensor into shared memory.
+    before it sends a new tensor, PyTorch has to copy that tensor into shared memory.
     """
 
     name = "torch.multiprocessing"

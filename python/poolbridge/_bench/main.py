@@ -35,7 +35,7 @@ def _row(result: Result) -> str:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Measure other ways of sending arrays between processes, or run as a worker of ``poolsvc bench``."""
+    """Measure ways of sending arrays between Python processes, or run as a worker of ``poolsvc bench``."""
     parser = argparse.ArgumentParser(
         prog="python -m poolbridge.bench",
         description="Measure what users have without poolbridge: queues, shared memory and sockets between two Python "

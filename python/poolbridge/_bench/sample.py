@@ -30,7 +30,7 @@ class Result:
     p50_us, p99_us, p999_us
         Percentiles in microseconds; None if there are not enough measurements.
     per_second
-        Arrays per second. The time between two arrays counts, too.
+        Arrays per second. Except for Ray and Dask, the time between two arrays counts, too.
     samples
         The number of measurements.
     cpu_us

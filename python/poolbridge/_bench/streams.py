@@ -39,7 +39,9 @@ _CHECKED: Final = 16
 
 
 def consume(fan: Fan, pipe: Connection) -> None:
-    """Run as a consumer: for each `count` from the pipe, take `count` frames, and answer with their times and CPU time.
+    """Run as a consumer: for each `count` from the pipe, take `count` frames.
+
+    Answer with the time at which each frame came, and with the CPU time that this process used.
 
     If each frame goes to only one consumer, all consumers together take `count` frames, and then each consumer takes
     one more frame, which marks the end.
@@ -98,7 +100,7 @@ class _Consumers:
             pipe.send(count)
 
     def answers(self) -> list[tuple[list[int], int]]:
-        """Wait until all consumers have taken their frames; return each consumer's times and ns of CPU time."""
+        """Wait until all consumers have taken their frames; return each one's times of frames and ns of CPU time."""
         return [_answer(pipe) for pipe in self._pipes]
 
     def end(self) -> None:
@@ -127,7 +129,7 @@ def _cpu_of(pid: int | None) -> int:
 
 
 class _Run:
-    """One system with its consumers, which run until the last round."""
+    """Measures one system in several rounds. The consumers run until the last round has ended."""
 
     def __init__(self, context: SpawnContext, fan: Fan) -> None:
         self.fan = fan

@@ -1,4 +1,4 @@
-"""The worker of ``poolsvc bench``: the Python process in a measurement that the Go command makes.
+"""The worker of ``poolsvc bench``: a Python process that takes part in a measurement of this command.
 
 Tasks and answers are lines of JSON on standard input and output, as for ``poolbridge.worker``. An acknowledgement
 within a task is one byte on a socket that the worker inherits.

@@ -1,1 +1,1 @@
-"""The clients, and the public objects that they return: leases, channels, subscriptions and publishers."""
+"""Defines the clients, and the public objects that they return: leases, channels, subscriptions and publishers."""

@@ -36,8 +36,8 @@ class AsyncClient(AsyncLists, ClientState):
 
     An `AsyncClient` has the methods of `Client`. The program awaits these methods, except `subscribe`, `event` and
     `session_stats`. If the program cancels a call that waits, the client cancels the request at the service. If the
-    service has already granted a lease, the client releases the lease. The client is an asynchronous context manager
-    that closes itself. Use the client from its own event loop only.
+    service has already granted a lease, the client releases the lease. The client is an asynchronous context manager:
+    the end of the ``async with`` block closes the client. Use the client from its own event loop only.
     """
 
     _lease_type: ClassVar = AsyncLease

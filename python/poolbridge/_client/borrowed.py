@@ -1,4 +1,4 @@
-"""Iterates over a channel's frames as arrays. A block's array is made once and used again for later frames there.
+"""Iterates over a channel's frames as arrays. An array is made once and used again for later frames in its block.
 
 If the array of a frame exists already, poolbridge makes only one Python object for the frame: the native frame.
 """
@@ -36,13 +36,13 @@ if TYPE_CHECKING:
 # description has its own array.
 _MOST_KEPT = 8
 
-# For this number of seconds after a stream's fence, the iterator collects the frames that end, and the stream writes no
-# fence. The collected frames share the stream's next fence, so the stream writes one word for several frames.
+# For this number of seconds after the stream has written a fence, the iterator only collects the frames that the
+# program has used, at most `most_unfenced` of them. Then the stream writes one fence for all collected frames.
 _TOGETHER_SECONDS: Final = 0.001
 
 
 class BaseBorrowedArrays(ABC):
-    """The common part of `BorrowedArrays` and `AsyncBorrowedArrays`.
+    """The code that `BorrowedArrays` and `AsyncBorrowedArrays` share.
 
     The attributes below raise `InvalidArgumentError` before the program has the first array, and after `release`.
 
@@ -58,8 +58,8 @@ class BaseBorrowedArrays(ABC):
         self._stream = stream
         self._consumer: Consumer | None = None
         self._follower: _order.Follower | None = None
-        # The frame and the lease state of the array that the iterator returned last. If that array existed already,
-        # the frame has no lease state: `_lease_state` is None.
+        # The frame and the lease state of the array that the iterator returned last. If that array existed already when
+        # the iterator took the frame, the frame has no lease state: `_lease_state` is None.
         self._frame: _native.Frame | None = None
         self._lease_state: LeaseState | None = None
         # `_unfenced`: numbers of earlier frames; the stream has not written their fence yet. `_together_until`: the
@@ -117,7 +117,7 @@ class BaseBorrowedArrays(ABC):
         return True
 
     def _claimed(self, frame: _native.Frame, state: LeaseState) -> Any:
-        """Return the array of a frame that has a lease state. After an error, the next step takes another frame."""
+        """Return the array of a frame that has a lease state. If this fails, the iterator then takes a later frame."""
         native = cast("Consumer", self._consumer).native
         try:
             array = self._prepare(frame, state)
@@ -208,8 +208,8 @@ class BaseBorrowedArrays(ABC):
             numbers.append(frame.number)
         if not numbers or consumer is None:
             return
-        # A request for the next array acknowledges the last frame. The program made no such request, so a frame of a
-        # queue goes back to the queue.
+        # When the program requests the next array, the iterator acknowledges the last frame. The program has made no
+        # request after this frame's array, so a frame of a queue goes back to the queue.
         end = partial(consumer.end_lones, numbers, back=consumer.queue)
         if self._follower is None:
             end()

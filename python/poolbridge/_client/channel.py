@@ -1,4 +1,4 @@
-"""Channels: producers publish buffers as frames, and consumers take the frames."""
+"""Defines channels: through a channel, producers publish buffers as frames, and consumers take the frames."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The operations on channels, written once for the blocking and for the asyncio client; see `operations`."""
+"""Does the work of a client's operations on channels, for `Client` and for `AsyncClient`; see `operations`."""
 
 from __future__ import annotations
 

@@ -51,10 +51,10 @@ def connect(
     device
         The GPU on which this program works: an ordinal or a name in this process's numbering (``1`` or ``"cuda:1"``),
         or a UUID. When the client maps memory that is on another GPU, the client gives the GPU `device` access to that
-        memory. If the hardware does not allow this access, the call that maps the memory raises `PeerAccessError`. The
-        program must then pass its streams on the GPU `device` to `Lease.used_on`. The client opens memory of kind
-        ``legacy`` for the GPU `device` only: kernels on any other GPU must not use the memory's address, even if the
-        memory is on that GPU. None: the program uses each memory on the GPU that has the memory.
+        memory. If the hardware does not allow this access, the call that maps the memory raises `PeerAccessError`. For
+        memory on another GPU, the program must pass its streams on the GPU `device` to `Lease.used_on`. The client
+        opens memory of kind ``legacy`` for the GPU `device` only: kernels on any other GPU must not use the memory's
+        address, even if the memory is on that GPU. None: the program uses each memory on the GPU that has the memory.
     start
         If no service listens at the path, start a service. The service's program is ``$POOLBRIDGE_POOLSVC``, else the
         ``poolsvc`` that was installed with this package, else the ``poolsvc`` that is found on the ``PATH``. The

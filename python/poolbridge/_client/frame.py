@@ -1,4 +1,4 @@
-"""Frames: the buffers that a subscriber gets from a channel."""
+"""Defines frames: a frame is a buffer that a subscriber gets from a channel."""
 
 from __future__ import annotations
 
@@ -41,8 +41,8 @@ class BaseFrame(BaseLease):
     def __init__(self, state: LeaseState, consumer: Consumer, frame: _native.Frame) -> None:
         super().__init__(state)
         self._consumer = consumer
-        # This object copies these values and does not keep `frame`: the native frame may refer to an array that
-        # `Subscription.arrays` uses for other frames too.
+        # This object copies these values and does not keep `frame`. The native frame may refer to an array that
+        # `Subscription.arrays` uses for other frames too, and this object must not keep that array alive.
         self._seq, self._time, self._meta, self._dropped = frame.number, frame.time, frame.meta, frame.missed
         self._kept = False
         self._settled = ""  # how this object settled the frame; "": not settled
@@ -53,7 +53,7 @@ class BaseFrame(BaseLease):
         return bool(self._lease_state.tokens) or self._lease_state.unaccounted
 
     def _pass(self) -> None:
-        """End this object: iteration continues, or the frame's block ends. The frame's arrays and leases stay valid."""
+        """End this object, but not the frame's arrays. Called when iteration continues or the ``with`` block ends."""
         state = self._lease_state
         if state.released or state.unaccounted:
             return
@@ -113,7 +113,7 @@ class BaseFrame(BaseLease):
         return f"{how}: acknowledge or requeue each frame once, and leave out the second call"
 
     def _leave(self, error: BaseException | None) -> bool:
-        """Acknowledge or requeue the frame when its block ends. Return True if the caller has to release the lease."""
+        """End the ``with`` block: acknowledge or requeue the frame. True: the caller has to release the lease."""
         state, back = self._lease_state, error is not None and self._consumer.queue
         self._settled = self._settled or f"{'requeued' if back else 'acknowledged'} before, by the end of its block"
         if not self._needed:

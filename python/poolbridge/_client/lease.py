@@ -1,4 +1,4 @@
-"""Leases: a lease is the right of one client to use one buffer, and is at the same time an array."""
+"""Defines leases: a lease is the right of one client to use one buffer, and is at the same time an array."""
 
 from __future__ import annotations
 
@@ -348,8 +348,8 @@ class Lease(BaseLease):
         LeaseReleasedError
             The lease has ended.
         PoolLimitError
-            This client has too many streams and promises at work (the limit is 512), or 256 of its promises have
-            failed.
+            This client already has 512 promises that are not completed and streams whose work is not done, counted
+            together. Or 256 of its promises have failed.
         UnsupportedError
             The service is too old for promises.
         """

@@ -96,13 +96,15 @@ class ChannelInfo:
     published
         How many frames have been published.
     waiting
-        In a broadcast, how many frames the slowest consumer has not taken yet. In a queue, how many frames are not
-        acknowledged.
+        In a broadcast, how many frames the consumer that is furthest behind has not taken yet. In a queue, how many
+        frames are not acknowledged.
     slowest
-        In a broadcast, the id of the session of the slowest consumer; None if every consumer has taken all frames.
+        In a broadcast, the id of the session of the consumer whose frames take up the most places; None if no consumer
+        is behind, and in a queue.
     used
-        How many places of the channel have a frame. If this number is equal to `capacity`, the setting `full` says what
-        happens to the next frame: its publisher waits, its publication fails, or it replaces another frame.
+        How many places of the channel have a frame. If this number is equal to `capacity`, the channel is full, and the
+        setting `full` says what happens when a producer publishes a frame: the producer waits, the publication fails,
+        or the frame replaces another frame.
     dropped
         How many frames were dropped so far because consumers were too slow: in a broadcast, the sum of the frames that
         each consumer missed; in a queue, the number of frames that no consumer got.
@@ -259,9 +261,11 @@ class HistoryEvent:
     ending
         How the session ended: ``left``, ``lost``, ``error``, ``closed`` or ``shutdown``; see ``docs/operating.md``.
     took
-        How many seconds the event took; if the event is not over, how many seconds it has lasted so far.
+        How many seconds the reported state had lasted at the time of the event, such as how long a consumer had been
+        too slow.
     count
-        Number of similar events since the last reported event, including this event.
+        The number of events that this event stands for. The service reports frequent events of one kind together, as
+        one event.
     text
         A sentence that describes the event, for people.
     """

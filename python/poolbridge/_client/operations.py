@@ -62,7 +62,7 @@ if TYPE_CHECKING:
 # has published in a channel. Then the client asks the service for memory and waits for the service's reply.
 _OWN = 5e-3
 # If the caller gives no time limit, the client sends this number of milliseconds as the time limit of the request. The
-# same time in nanoseconds also fits into 64 bits.
+# service converts the time to nanoseconds; the result still fits into 64 bits.
 _FOREVER_MS = 2**40
 _CONTROL = re.compile("[\x00-\x1f\x7f-\x9f]")
 
@@ -296,7 +296,7 @@ def new_or_back(
     """Lease a new buffer if the pool has room. Else wait up to `_OWN` seconds until memory comes back from a channel.
 
     Memory that this client has published usually comes back before other clients release memory. If the caller passes
-    `shelf`, the function waits only for memory of the publisher that has this shelf.
+    the `Shelf` of a publisher, the function waits only for memory of that publisher.
 
     Returns
     -------
@@ -496,5 +496,5 @@ def wait(state: LeaseState, timeout: float | None) -> Flow[None]:
 
 
 def unpublish(name: str) -> Flow[None]:
-    """End the publication of a buffer under the name `name`."""
+    """Remove the published name `name`. The buffer's leases stay valid."""
     yield from ask(Unpublish(nm=check_name(name, "buffer")), Reply)

@@ -24,8 +24,8 @@ class Pool:
     kind
         Where the memory comes from: ``"device"``, ``"vmm"``, ``"legacy"``, ``"pinned"`` or ``"host"``.
     device_uuid
-        The GPU's UUID, which is the same in every process. For ``"pinned"``, the UUID of the closest GPU; for
-        ``"host"``, ``""``.
+        The GPU's UUID, which is the same in every process. For ``"pinned"``, the UUID of the GPU that is closest to the
+        memory; for ``"host"``, ``""``.
     device_ordinal
         The ordinal of this GPU in the service's numbering; None for ``"host"``.
     max_bytes
@@ -64,7 +64,7 @@ class PoolStats:
     leased
         Bytes of the blocks that have a buffer.
     used
-        Bytes of the buffers in these blocks. A buffer can be smaller than its block.
+        Bytes of all buffers in the pool's blocks. A buffer can be smaller than its block.
     cached
         Bytes of the blocks that are free and can be used without a wait.
     held

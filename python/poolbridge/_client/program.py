@@ -112,8 +112,8 @@ class Process:
             options = [*options, "--log-bytes", _MOST_LOG]
         LOG.debug("starting %s serve %s", program, " ".join(options))
         # If the service does not become ready, the error text contains the service's output. The service writes its
-        # output to a file and not to a pipe: if this process closed its end of a pipe, the next output would end the
-        # service.
+        # output to a file and not to a pipe: if this process closed its end of a pipe, SIGPIPE would end the service at
+        # the service's next output.
         with _open_log(log) as said:
             before = _end(said)
             ready, ready_end = os.pipe()
@@ -150,8 +150,9 @@ class Process:
         """
         until = time.monotonic() + timeout
         line = b""
-        # If another thread forked a process at this time, that process may keep the pipe open after the service has
-        # ended. The pipe then does not show the end of the service. So this function also polls the service's pidfd.
+        # If another thread of this process forks while the pipe exists, the forked process may keep the pipe open after
+        # the service has ended. The pipe then does not show that the service has ended. So this method also polls the
+        # service's pidfd.
         ended = os.pidfd_open(self.pid)
         try:
             poll = select.poll()

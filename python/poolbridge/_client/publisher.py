@@ -43,10 +43,10 @@ if TYPE_CHECKING:
 _T = TypeVar("_T")
 
 # A publisher of small frames (at most _SMALL bytes) has up to _MORE extra buffers. With extra buffers, the publisher
-# looks only once in several frames for buffers that readers gave back, which takes less time.
+# looks for buffers that readers gave back only once in several frames. This takes less time than a look for each frame.
 _MORE: Final = 4
-# The number of extra buffers if streams write the arrays. With more buffers, the readers' streams have more often
-# finished with a buffer before the publisher uses the buffer again.
+# The number of extra buffers if streams write the arrays. This number is larger than _MORE, because then the readers'
+# streams have more often finished with a buffer before the publisher uses the buffer again.
 _MORE_ON_STREAMS: Final = 16
 _SMALL: Final = 256 << 10
 _NUMBERS: Final = (float, int)
@@ -226,10 +226,10 @@ class BasePublisher(ABC):
         return (0, 0) if fence is None else (fence.wd, fence.v)
 
     def _send(self, texts: bytes, timeout: float | None, stream: Any) -> Any:
-        """If no wait is needed, publish the array on loan and return the frame's number.
+        """If it is possible without a wait, publish the array on loan and return the frame's number.
 
-        If a wait is needed, the array stays on loan. The method then returns the word and the value of the array's
-        fence, or None if the caller has to call `_fence`.
+        Otherwise, for example if the channel is full, the array stays on loan. The method then returns the word and the
+        value of the array's fence, or None if the caller has to call `_fence`.
         """
         shelf, valid = self._shelf, timeout is None or _is_time(timeout)
         if not self._written and stream is None:
@@ -302,7 +302,7 @@ class BasePublisher(ABC):
         return True
 
     def _has_room(self, state: LeaseState, more: int) -> bool:
-        """Whether the buffers are small and the pool is large enough for `more` extra buffers."""
+        """Whether the buffers have at most _SMALL bytes and the pool is large enough for `more` extra buffers."""
         nbytes = state.grant.bs
         return nbytes <= _SMALL and state.pool.mx >= (self._shelf.most + 2 * more) * nbytes
 
@@ -429,7 +429,7 @@ def _publish(  # noqa: PLR0917 - as the native method
 
 
 class _LoanSending(Sending):
-    """One publication of an array on loan, which may have to wait for a free place in the channel."""
+    """The publication of an array on loan. The publication may have to wait for a free place in the channel."""
 
     def __init__(
         self, producer: Any, spare: Spare, described: tuple[int, bytes], texts: bytes, mark: tuple[int, int]

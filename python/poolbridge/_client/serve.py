@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 
 class Service:
-    """A service that this process starts and that ends when this process ends. `serve` returns it.
+    """A service that this process starts and that ends when this process ends. `serve` returns a `Service`.
 
     A `Service` is a context manager for ``with`` and for ``async with``: the service starts at the beginning of the
     block and ends at the end of the block. The service also ends when this process ends, even if the process is killed.
@@ -70,7 +70,7 @@ class Service:
         ServiceProgramError
             The program ``poolsvc`` was not found.
         SocketInUseError, SocketFolderError
-            The service cannot listen at the path, or cannot write its log.
+            The service cannot listen at the socket's path, or cannot write its log.
         ServiceStartError
             The service ended before it was ready, for another reason; the message contains what the service printed.
         ServiceStartTimeoutError

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Waits:
-    """How often and how long a client has waited for something.
+    """How often and how long a client has waited for one kind of thing, such as memory or frames.
 
     Attributes
     ----------

@@ -28,8 +28,8 @@ _OTHERS_SECONDS = 1.0
 class Starter:
     """Starts a service at a socket within a time limit, if no service listens at the socket.
 
-    If several processes start a service at the same time, one process succeeds, because a service locks its socket. The
-    other processes wait for that service.
+    If several processes start a service at the same time, only one process succeeds, because a service locks its
+    socket, and only one service can have the lock. The other processes wait for that service.
 
     Parameters
     ----------

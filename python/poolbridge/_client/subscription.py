@@ -148,9 +148,9 @@ class Subscription(BaseSubscription):
             No frame came within `timeout`. Or this subscription held as many unacknowledged frames as its ``credit``
             allows, during all this time.
         ContentFailedError
-            The frame's content will never be complete. The next call takes the next frame.
+            The frame's content will never be complete. The next call of `receive` takes the next frame.
         ProtocolError
-            The frame's description is inconsistent. The next call takes the next frame.
+            The frame's description is inconsistent. The next call of `receive` takes the next frame.
         PoolLimitError
             This subscription holds 256 frames, which is the limit: release some frames and their arrays.
         ClosedError
@@ -173,7 +173,7 @@ class Subscription(BaseSubscription):
         return self._run(claim(self._consumer, frame))
 
     def _take(self, seconds: float | None) -> Frame | None:
-        """Take the next frame. If an error interrupts the call, the native consumer keeps the frame in `offered`."""
+        """Take the next frame. If an error interrupts this call, the frame stays in the native consumer's `offered`."""
         frame = self._next(seconds)
         return None if frame is None else self._frame_type(self._run, self._claim(frame), self._consumer, frame)
 
@@ -192,11 +192,11 @@ class Subscription(BaseSubscription):
             of the CPU.
         stream
             The stream on which the program uses the arrays, as in `BaseLease.used_on`; required for memory of a GPU.
-            The stream waits until each frame is complete. When the program asks for the next array, poolbridge notes
-            the work that is queued on the stream. The producer writes the memory again only after this work is done. In
-            a broadcast that drops no frames, if frames come less than 1 ms apart, poolbridge releases several frames
-            together: a frame may stay unreleased until a later frame is released. At most an eighth of the channel's
-            capacity, and at most 16 frames, stay unreleased in this way.
+            Before poolbridge returns an array, it makes the stream wait until the frame is complete. When the program
+            asks for the next array, poolbridge notes the work that is queued on the stream. The producer writes the
+            memory again only after this work is done. In a broadcast that drops no frames, if frames come less than
+            1 ms apart, poolbridge releases several frames together: a frame may stay unreleased until a later frame is
+            released. At most an eighth of the channel's capacity, and at most 16 frames, stay unreleased in this way.
 
         Returns
         -------
@@ -241,8 +241,8 @@ class Subscription(BaseSubscription):
 class AsyncSubscription(BaseSubscription):
     """An asynchronous iterator over the frames of a channel, for one task; see `Subscription`.
 
-    `AsyncClient.subscribe` makes a subscription. The subscription is an asynchronous context manager. It joins the
-    channel when the program enters the block or asks for the first frame.
+    `AsyncClient.subscribe` makes a subscription. The subscription is an asynchronous context manager. The subscription
+    joins the channel when the program enters the ``async with`` block or asks for the first frame.
 
     Attributes
     ----------

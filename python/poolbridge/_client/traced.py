@@ -1,6 +1,7 @@
-"""Contains the classes that a client with a tracer uses: subclasses of the usual classes, which call the tracer.
+"""Contains the classes that a client with a tracer uses. Their methods call the tracer.
 
-A client without a tracer does not use this module's classes, so that tracing costs such a client nothing.
+Each class is a subclass of the class that a client without a tracer uses. A client without a tracer does not use this
+module's classes, so tracing costs such a client nothing.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ def _nothing(_operation: Operation, _of: Any, _result: Any) -> None:
 
 
 def _traced(method: _F, begin: Callable[..., Operation], end: Callable[[Operation, Any, Any], None] = _nothing) -> _F:
-    """Return a method that calls `method` in a ``with`` block of the session's tracer.
+    """Return a method that calls `method` in a ``with`` block of the tracer's context manager; see `Tracer.trace`.
 
     Parameters
     ----------
@@ -56,7 +57,7 @@ def _traced(method: _F, begin: Callable[..., Operation], end: Callable[[Operatio
                 try:
                     result = await method(self, *args, **arguments(operation, kwargs))
                     end(operation, self, result)
-                except StopAsyncIteration as stop:  # the end of a stream is no error of the operation
+                except StopAsyncIteration as stop:  # the end of the iteration is no error of the operation
                     ended = stop
             if ended is not None:
                 raise ended

@@ -33,9 +33,9 @@ class Operation:
     ----------
     name
         ``"allocate"``: the client allocates a buffer, also by `Publisher.loan`. ``"publish"``: the client publishes in
-        a channel or under a name, also by `Client.put`. ``"receive"``: the client takes a frame. ``"get"``,
-        ``"lease"``: the client leases a buffer by its name or by its id. ``"release"``: the client releases a lease or
-        a frame, by a call or at the end of a ``with`` block.
+        a channel or under a name, also by `Client.put`. ``"receive"``: the client takes a frame. ``"get"``: the client
+        leases a buffer by the buffer's name. ``"lease"``: the client leases a buffer by the buffer's id. ``"release"``:
+        the client releases a lease or a frame, by a call or at the end of a ``with`` block.
     channel
         Name of the channel; None: the operation has no channel.
     pool
@@ -43,7 +43,7 @@ class Operation:
     buffer
         The name under which the buffer is published; None: the buffer has no name.
     nbytes
-        Number of bytes of the array; None: not known yet, or the array has no attribute ``nbytes``.
+        Number of bytes of the array in the buffer; None: not known yet, or the program's array has no ``nbytes``.
     seq
         The frame's number in its channel; None: not known yet, or the operation has no frame.
     dropped
@@ -81,8 +81,8 @@ class Tracer(Protocol):
         """Return a context manager. The client executes the operation in a ``with`` block of this context manager.
 
         The context manager sees the errors of the operation, also `KeyboardInterrupt` and `asyncio.CancelledError`, and
-        must not suppress them. Several threads may call `trace` at the same time. A generator function with the
-        decorator `contextlib.contextmanager` is enough::
+        must not suppress them. Several threads may call `trace` at the same time. The method `trace` can be a generator
+        function with the decorator `contextlib.contextmanager`::
 
             class Timer:
                 @contextlib.contextmanager
@@ -114,12 +114,13 @@ def check_tracer(tracer: Any) -> Any:
 class OpenTelemetryTracer:
     """Makes an OpenTelemetry span for each operation. This class needs ``pip install 'poolbridge[otel]'``.
 
-    Spans follow OpenTelemetry's semantic conventions for messaging. A span of channel ``camera`` has a name such as
-    ``publish camera``, and the attributes ``messaging.destination.name``, ``messaging.operation.type``,
-    ``messaging.message.id`` (the frame's number) and ``messaging.message.body.size`` (bytes). Operations without a
-    channel have the attributes ``poolbridge.pool.name``, ``poolbridge.buffer.name`` and ``poolbridge.buffer.size``
-    instead. A span is a child of the current span. If the operation raises an exception, the span records the
-    exception, and the attribute ``error.type`` names the exception's class.
+    Spans follow OpenTelemetry's semantic conventions for messaging. The span of an operation on channel ``camera`` has
+    a name such as ``publish camera``, and the attributes ``messaging.destination.name``, ``messaging.operation.type``,
+    ``messaging.message.id`` (the frame's number) and ``messaging.message.body.size`` (bytes). The span of an operation
+    without a channel has the attributes ``poolbridge.buffer.name`` and ``poolbridge.buffer.size`` instead. Every span
+    has the attribute ``poolbridge.pool.name`` if the pool is known. A span is a child of the current span. If the
+    operation raises an exception, the span records the exception, and the attribute ``error.type`` names the
+    exception's class.
 
     Parameters
     ----------
@@ -220,12 +221,13 @@ def _attributes(operation: Operation) -> dict[str, str | int]:
 
 
 class NvtxTracer:
-    """Makes an NVTX range for each operation, for Nsight Systems. This class needs ``pip install 'poolbridge[nvtx]'``.
+    """Makes an NVTX range for each operation. This class needs ``pip install 'poolbridge[nvtx]'``.
 
-    A range has the name of the operation and of its channel or pool, such as ``publish camera``. The ranges of a
-    `Client` are nested in the thread's other ranges. The ranges of an `AsyncClient` belong to the process and not to a
-    thread, because the tasks of one thread take turns. If no tool collects NVTX events, a range costs a few function
-    calls and has no other effect.
+    Tools such as Nsight Systems show the ranges. A range has the name of the operation and of its channel or pool, such
+    as ``publish camera``. The ranges of a `Client` are nested in the thread's other ranges. The ranges of an
+    `AsyncClient` belong to the process: the tasks of one thread take turns, so their ranges overlap and cannot be
+    nested in ranges of the thread. If no tool collects NVTX events, a range costs a few function calls and has no other
+    effect.
 
     Parameters
     ----------

@@ -98,7 +98,7 @@ def _torch(lease: BaseLease) -> Any:
 def _jax(lease: BaseLease) -> Any:
     import jax
 
-    return jax.dlpack.from_dlpack(lease.view(legacy=True))  # JAX never writes an array
+    return jax.dlpack.from_dlpack(lease.view(legacy=True))  # safe for read-only memory: JAX never writes
 
 
 _MAKERS = {"numpy": _numpy, "cupy": _cupy, "torch": _torch, "jax": _jax}

@@ -101,9 +101,10 @@ def current(ordinal: int, own: Any = None) -> Iterator[None]:
 
 
 def _exchange(mode: Any) -> Any:
-    """Set this thread's capture mode. Return the mode before, or None if the driver refuses.
+    """Set this thread's capture mode. Return the thread's earlier mode, or None if the driver refuses.
 
-    Errors are ignored: an exception would discard the result of the block in `current`, or prevent its cleanup.
+    Errors are ignored: if `current` called this function at the end of its ``with`` block and the function raised an
+    exception, the caller would lose the result of the block.
     """
     driver = bindings()
     result, before = driver.cuThreadExchangeStreamCaptureMode(mode)
@@ -112,7 +113,7 @@ def _exchange(mode: Any) -> Any:
 
 @contextmanager
 def pushed(ordinal: int, own: Any = None) -> Iterator[None]:
-    """Make a context current, like `current`, for calls that CUDA never forbids because of a capture."""
+    """Make a context current, like `current`, for driver calls that CUDA also allows during a capture."""
     context = contexts.get(ordinal) if own is None else own
     if context is None:
         with _contexts_lock:

@@ -40,7 +40,7 @@ def _fd_type() -> Any:
 
 
 class VirtualBlock:
-    """An imported ``cuMemCreate`` allocation. `address` maps the allocation at most twice: for reading and for writing.
+    """An imported ``cuMemCreate`` allocation. `address` maps it at most once for reading and once for writing.
 
     Parameters
     ----------
@@ -97,14 +97,17 @@ class VirtualBlock:
         return address
 
     def grant(self, ordinal: int) -> None:
-        """Give the GPU `ordinal` access to all present and later mappings, for reading or writing like each mapping."""
+        """Give the GPU `ordinal` access to all present and later mappings.
+
+        In the mapping for reading, the GPU can only read. In the mapping for writing, the GPU can also write.
+        """
         with self._lock, _cuda.current(self._ordinal):
             for write, address in self._views.items():
                 _cuda.call("cuMemSetAccess", address, self._size, [_access(ordinal, write=write)], 1)
             self._others = (*self._others, ordinal)
 
     def close(self) -> None:
-        """Unmap and release the allocation. If a call fails, another call does the steps that are left."""
+        """Unmap and release the allocation. If a driver call fails, call `close` again to do the remaining steps."""
         with self._lock, _cuda.current(self._ordinal):
             for write, address in list(self._views.items()):
                 _cuda.call("cuMemUnmap", address, self._size)
@@ -188,7 +191,8 @@ class PinnedPool:
     def release_block(self, address: int) -> None:
         """Free the imported allocation at `address`, and return when the driver has freed it."""
         with _cuda.current(self.ordinal):
-            # The driver forbids calls on the legacy default stream while a blocking stream is captured.
+            # The driver forbids calls on the legacy default stream while a blocking stream is captured. So this method
+            # uses poolbridge's own stream.
             stream = own_stream(self.ordinal)
             if address not in self._freed:
                 _cuda.call("cuMemFreeAsync", address, stream)
@@ -343,7 +347,8 @@ def _open_handle(ordinal: int, handle: bytes, own: Any) -> int:
 def _opens_in_primary(ordinal: int, handle: bytes) -> bool:
     """Whether the driver opens the handle in the primary context. If so, the process that owns the memory is alive.
 
-    If the driver does not open the handle in another context, its error is the same as for a dead owner.
+    If the driver does not open the handle in another context, the driver's error does not say why. The error is the
+    same if the process that owns the memory is dead.
     """
     if not _has_primary(ordinal):
         return False

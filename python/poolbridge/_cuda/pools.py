@@ -43,7 +43,7 @@ class ImportedBlock(ABC):
     @property
     @abstractmethod
     def is_mapped(self) -> bool:
-        """Whether this process has mapped memory that belongs to another process."""
+        """Whether the allocation is memory of another process that is mapped into this process."""
 
 
 class ImportedPool(ABC):
@@ -87,7 +87,7 @@ class _CorePool(ImportedPool):
             try:
                 self._stream = device.create_stream()
             except BaseException:
-                self._resource.close()  # in this block, so that it cannot invalidate a capture later
+                self._resource.close()  # in the `with` block, where no call invalidates a capture
                 raise
 
     @property

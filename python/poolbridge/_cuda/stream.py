@@ -74,8 +74,8 @@ def unregister(ordinal: int, address: int, *, wait: bool) -> None:
     Parameters
     ----------
     wait
-        Whether the GPUs may still use the memory. Then `unregister` first waits until the GPUs have done all work of
-        this process, which invalidates every capture into a CUDA graph.
+        True: the GPUs may still use the memory, so `unregister` first waits until the GPUs have done all work of this
+        process. This wait invalidates every capture into a CUDA graph.
     """
     # `cuMemHostUnregister` itself waits for one GPU only, and may block the driver calls of other threads during this
     # wait.
@@ -86,13 +86,13 @@ def unregister(ordinal: int, address: int, *, wait: bool) -> None:
 
 
 def write(ordinal: int, stream: int, address: int, value: int) -> None:
-    """Make `stream` write `value` at `address` when its work so far is done. Raises the errors of `refuse_capture`."""
+    """Make `stream` write `value` at `address` after its work so far. Raises the errors of `refuse_capture`."""
     if not _words(_WRITE, stream, _DEFAULT, address, value):
         _on_stream(_WRITE, ordinal, stream, address, value, _DEFAULT)
 
 
 def write_functions(stream: int) -> tuple[int, int]:
-    """Return the addresses of `cuStreamIsCapturing` and `cuStreamWriteValue64`, for calls of the native module.
+    """Return the addresses of `cuStreamIsCapturing` and `cuStreamWriteValue64`. The native module calls them.
 
     Both addresses are 0 if the native module cannot call these functions for this stream.
     """

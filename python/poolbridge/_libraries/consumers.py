@@ -223,7 +223,7 @@ class Torch(Consumer):
 
     @staticmethod
     def _plain(part: Any) -> Any:
-        """Return signed integers that have the bits of unsigned ones: PyTorch has few operations on unsigned ones."""
+        """Return unsigned integers as signed integers with the same bits, for which PyTorch has more operations."""
         import torch
 
         signed = {torch.uint32: torch.int32, torch.uint64: torch.int64}
@@ -340,7 +340,11 @@ class Jax(OnHost):
         return all(device.platform == "cpu" for device in jax.devices())
 
     def take(self, lease: BaseLease, stream: Any = None) -> Any:  # noqa: ARG002
-        """Make the array by a legacy DLPack capsule. This is safe for read-only memory, because JAX never writes."""
+        """Make the array by a legacy DLPack capsule.
+
+        A legacy capsule cannot say that the memory is read-only. JAX need not know this, because JAX never writes into
+        an array.
+        """
         import jax
 
         return jax.dlpack.from_dlpack(lease.view(legacy=True))
@@ -382,7 +386,7 @@ def load(name: str) -> Consumer:
 
 
 def preload(name: str) -> str:
-    """Import the libraries that the consumer `name` needs; return the consumer's version.
+    """Import the libraries that the consumer `name` needs; return the version of the library `name`.
 
     Raises
     ------

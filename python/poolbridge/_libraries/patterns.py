@@ -24,7 +24,7 @@ class Pattern:
         The two numbers of the formula.
     kind
         ``"affine"``: the elements are the formula's values, computed in float64 and rounded to the element type.
-        ``"masked"``: the elements are the formula's values, computed in whole numbers modulo 2**32, XOR `mask`.
+        ``"masked"``: the elements are ``value ^ mask``. `value` is the formula's value in whole numbers modulo 2**32.
         ``"fibonacci"``: the elements are the Fibonacci numbers modulo 2**64, from number `offset` on.
     tolerance
         The largest permitted difference between an element and its expected value, if `kind` is ``"affine"``.
@@ -58,7 +58,7 @@ class Pattern:
         return values.astype(dtype)
 
     def wrong(self, xp: Any, part: Any, expected: Any) -> Any:
-        """Say for each element of `part` whether it differs from `expected`. `xp` is the library: NumPy or CuPy."""
+        """Say for each element of `part` whether it differs from its element of `expected`. `xp` is NumPy or CuPy."""
         if self.tolerance:
             return ~(xp.abs(part.astype(xp.float64) - expected.astype(xp.float64)) <= self.tolerance)
         return part != expected

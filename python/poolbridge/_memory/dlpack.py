@@ -1,9 +1,9 @@
 """Makes DLPack capsules for memory of GPUs and for element types that NumPy lacks.
 
-NumPy makes the capsule from an array that has the memory's address and refers to the lease's token. The capsule's
-deleter comes from NumPy. It is C code and can free the array in any thread, even while the interpreter ends. NumPy
-cannot say in a capsule that the memory is on a GPU, has the type ``bfloat16`` or is a copy. So `make_capsule` writes
-these facts into the structure of the finished capsule. NumPy never reads the memory.
+NumPy makes the capsule from an array that has the memory's address and refers to an object that keeps the memory. The
+capsule's deleter comes from NumPy. The deleter is C code and can free the array in any thread, even while the
+interpreter ends. NumPy cannot say in a capsule that the memory is on a GPU, has the type ``bfloat16`` or is a copy. So
+`make_capsule` writes these facts into the structure of the finished capsule. NumPy never reads the memory.
 """
 
 from __future__ import annotations

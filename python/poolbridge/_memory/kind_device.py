@@ -76,8 +76,8 @@ class DeviceKind(Kind):
 
     def map_pool(self, pool: Pool, export: bytes, descriptors: Descriptors) -> DevicePool:  # noqa: ARG002
         """Import the pool on the GPU that has its memory. Close the descriptor: the import itself keeps the memory."""
-        # Find the GPU before `descriptors.one` takes out the descriptor. If there is no driver, the descriptor stays in
-        # `descriptors`, and a later attempt can use it.
+        # Find the GPU before `descriptors.one` takes out the descriptor. If `find_device` raises an error, the
+        # descriptor is still in `descriptors`, and a later attempt to map the pool can use it.
         ordinal = _cuda.find_device(pool.du)
         fd = descriptors.one()
         try:

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 class GPUPool(PoolMemory):
-    """A pool of memory on one GPU. The methods `read`, `write` and `duplicate` let this GPU copy.
+    """A pool of memory on one GPU. In the methods `read`, `write` and `duplicate`, this GPU copies the bytes.
 
     Parameters
     ----------
@@ -77,7 +77,7 @@ class GPUPool(PoolMemory):
             _cuda.synchronize(ordinal)
 
     def _await_others(self) -> None:
-        """Wait until other GPUs have done their work on the memory: the next copy waits only for the pool's GPU."""
+        """Wait until other GPUs have done their work on the memory. The caller's copy waits only for the pool's GPU."""
         if self.others:
             self.synchronize()
 

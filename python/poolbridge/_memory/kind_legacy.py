@@ -1,4 +1,4 @@
-"""Implements the kind ``legacy``: opens GPU memory of a living service by a handle of ``cuIpcGetMemHandle``."""
+"""Implements the kind ``legacy``: opens GPU memory of a running service by a handle of ``cuIpcGetMemHandle``."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ class LegacyPool(GPUPool):
         return LegacyBlock(self, block, handle.offset)
 
     def _opens(self, handle: LegacyHandle, size: int) -> bool:
-        """Whether the driver opens `handle` for the GPU that has the memory, although it refused another GPU."""
+        """Whether the driver opens `handle` for the GPU that has the memory; `map_block` has failed for another GPU."""
         try:
             block, _ = handle.map(self.ordinal, size)
         except PoolbridgeError:
@@ -77,16 +77,17 @@ class LegacyPool(GPUPool):
     def grant(self, ordinal: int) -> None:
         """Make `map_block` open all blocks for the GPU `ordinal`.
 
-        No block is open yet: this `LegacyPool` is for that GPU only. See `LegacyKind.apart`.
+        The caller calls `grant` before it opens the first block. All blocks of this `LegacyPool` are for that GPU: see
+        `LegacyKind.apart`.
         """
-        self.device = (_dlpack.CUDA, ordinal)  # kernels of the GPU that has the memory would fault
+        self.device = (_dlpack.CUDA, ordinal)  # in these mappings, kernels of the memory's own GPU would fault
 
     def synchronize(self) -> None:
         """Wait until the GPU that works on the memory has done this process's work so far."""
         _cuda.synchronize(self.device[1])
 
     def close(self) -> None:
-        """Do nothing: the client opens and closes each block by itself, and the pool has no mapping."""
+        """Do nothing: the client opens and closes each block separately, and the pool has no mapping."""
 
 
 class LegacyKind(Kind):

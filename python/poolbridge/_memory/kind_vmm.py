@@ -72,7 +72,7 @@ class VMMPool(GPUPool):
             block.grant(ordinal)
 
     def close(self) -> None:
-        """Do nothing: the client imports and closes each block by itself, and the pool has no mapping."""
+        """Do nothing: the client imports and closes each block separately, and the pool has no mapping."""
 
 
 class VMMKind(Kind):

@@ -97,7 +97,7 @@ class PoolMemory(ABC):
 
     @abstractmethod
     def map_block(self, size: int, export: bytes, descriptors: Descriptors) -> BlockMemory:
-        """Map a block of `size` bytes. If this succeeds, the caller closes the rest of `descriptors`."""
+        """Map a block of `size` bytes. On success, the caller closes the descriptors that are left in `descriptors`."""
 
     @abstractmethod
     def close(self) -> None:
@@ -150,7 +150,7 @@ class Kind(ABC):
 
     @abstractmethod
     def map_pool(self, pool: Pool, export: bytes, descriptors: Descriptors) -> PoolMemory:
-        """Map a pool. If this succeeds, the caller closes the rest of `descriptors`."""
+        """Map a pool. On success, the caller closes the descriptors that are left in `descriptors`."""
 
 
 _MODULES: Final[dict[str, tuple[str, str]]] = {

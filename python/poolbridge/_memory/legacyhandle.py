@@ -201,7 +201,7 @@ class LegacyHandle:
             True: open the handle in the calling thread's current context, if the thread has one. False: open the handle
             in the device's primary context. Copies and `OpenedMemory.close` always work in the context in which the
             handle was opened, even if another context is current later. If the program destroys that context, the
-            memory is not mapped any more. Array libraries use the primary context.
+            memory is not mapped any more. Array libraries always work in the primary context.
 
         Returns
         -------
@@ -236,7 +236,7 @@ class LegacyHandle:
         return OpenedMemory(block, self.offset, tuple(shape), element)
 
     def _check_peer(self, ordinal: int) -> None:
-        """Raise if the GPU `ordinal` cannot use the memory. Do nothing if the handle does not say which GPU has it."""
+        """Raise an error if the GPU `ordinal` cannot use the memory. Do nothing if the memory's GPU is not known."""
         own = next((d["ordinal"] for d in _cuda.devices() if d["uuid"] == self.device), ordinal)
         if own != ordinal:
             _kind_gpu.check_peer(ordinal, own)
@@ -388,7 +388,7 @@ class OpenedMemory:
             block.copy_from_host(self.address, staged)
 
     def close(self) -> None:
-        """Wait until the GPU is idle, and unmap the memory. Do not use its arrays after the call. Idempotent."""
+        """Wait until the GPU is idle, and unmap the memory. Do not use the memory's arrays any more. Idempotent."""
         block, self._block = self._block, None
         if block is not None:
             block.synchronize()

@@ -5,8 +5,8 @@ A mapping counts its holders. The process unmaps the memory when no holder is le
 A process must not import one allocation twice: the driver returns the same address for both imports, and ends both
 imports when the process frees one of them. A process can have several clients, so all clients of the process share one
 register of mappings. A thread holds the register's lock during each import and each unmapping. The lock protects the
-register and the driver calls. For some kinds of memory, only one GPU can use an import. A process imports such memory
-once for each GPU that uses it.
+register and the driver calls. There is one exception to the rule: for some kinds of memory, only one GPU can use an
+import. A process imports such memory once for each GPU that uses it.
 """
 
 from __future__ import annotations
@@ -124,7 +124,7 @@ class Mappings:
         self._lock.later(partial(self._give_up, mapping, then))
 
     def leave(self) -> None:
-        """Stop unmapping when the interpreter is about to end, and wait for a thread that is unmapping now.
+        """Unmap nothing any more, because the interpreter is about to end. Wait for a thread that is unmapping now.
 
         If a thread is still in a function of cuda.core when the interpreter ends, the process ends with SIGABRT as soon
         as that function returns.
@@ -135,7 +135,8 @@ class Mappings:
 
     def start_anew(self) -> None:
         """Forget, in a forked child, the mappings of the parent process: their memory is not mapped in the child."""
-        self._inherited = self._inherited, self._pools, self._blocks  # a deleted mapping would unmap its address
+        # Keep the parent's mappings: if Python deleted a mapping, the child would unmap its address.
+        self._inherited = self._inherited, self._pools, self._blocks
         self._lock = DeferringLock()
         self._pools, self._blocks = {}, {}
         self._pid = os.getpid()

@@ -41,7 +41,8 @@ class SessionBlock(Struct, eq=False, gc=True):
         The arrays that the session made once and uses for all frames in the block. Each entry has the tensor's
         description, the function that made the array, and the array.
     generation
-        The block's generation when the service sent the export to this session.
+        The block's generation when the service sent the export to this session: how many buffers had used the block,
+        including the buffer at that time.
     """
 
     id: int

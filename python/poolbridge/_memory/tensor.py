@@ -139,7 +139,10 @@ class Description:
         return span_of(self.shape, self.strides, self.offset, self.element.itemsize)
 
     def to_wire(self) -> Tensor:
-        """Return the protocol's message. Its strides count elements. A C-contiguous tensor has no strides in it."""
+        """Return the description as a message of the protocol.
+
+        The strides in the message count elements. The message of a C-contiguous tensor has no strides.
+        """
         itemsize = self.element.itemsize
         strides = () if self.contiguous else tuple(stride // itemsize for stride in self.strides)
         return Tensor(dt=self.element.name, sh=self.shape, st=strides, of=self.offset)

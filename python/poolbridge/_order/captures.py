@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 # The driver does not say when a capture into a graph ends. So the thread of `Captures` sleeps for `_LOOK` seconds,
-# calls the functions that still wait, and sleeps again.
+# calls the functions that have not succeeded yet, and sleeps again.
 _LOOK: Final = 0.005
 
 
@@ -29,7 +29,7 @@ class Captures:
         self.start_anew()
 
     def start_anew(self) -> None:
-        """Forget all functions. A forked child calls this method: it has no thread for the parent's functions."""
+        """Forget all functions, in a forked child: the thread that calls the functions runs only in the parent."""
         self._work: deque[Callable[[], object]] = deque()
         self._running = False
 

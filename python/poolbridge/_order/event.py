@@ -169,7 +169,7 @@ class Event:
 
 
 _own: WeakValueDictionary[bytes, Event] = WeakValueDictionary()
-"""The events that this process made, by handle. The driver does not let a process open events that it made itself."""
+"""The events that this process made, by handle. The driver does not let a process open such an event by its handle."""
 
 
 def make(ordinal: int) -> Event:

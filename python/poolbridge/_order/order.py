@@ -75,7 +75,7 @@ class Owner(Protocol):
 
 
 class Held(Protocol):
-    """The part of a lease's state that this module uses; `poolbridge._session.lease_state.LeaseState` describes it."""
+    """The part of a lease's state that this module uses; see `poolbridge._session.lease_state.LeaseState`."""
 
     grant: Grant
     memory: BlockMemory
@@ -94,7 +94,7 @@ class Held(Protocol):
 
     @property
     def single(self) -> bool:
-        """Whether the release can send only one fence, which must cover all work on the memory. True for frames."""
+        """Whether the lease's release can send only one fence, which must cover all work. True for leases of frames."""
 
 
 # Before the memory is used
@@ -144,15 +144,16 @@ def before_cpu(state: Held) -> None:
 
 
 def name_stream(state: Held, stream: Any) -> None:
-    """Call `before_use` for a stream that the user named, and note that no unknown stream uses the memory."""
+    """Call `before_use` for a stream that the user named, and note that the user names all streams of the lease."""
     before_use(state, stream)
     state.named = True
 
 
 def name_event(state: Held, event: Event) -> None:
-    """Make the fences that the lease writes later cover the work before `event`.
+    """Make a stream wait for `event`, so that the lease's later fences also cover the work before `event`.
 
-    This session does not know all streams that use the memory. The user says that `event` covers the other streams.
+    This session may not know all streams that use the memory. The user says that `event` covers the work of the unknown
+    streams.
     """
     ordinal = state.memory.pool.device[1]
     key = next((key for key in reversed(_streams(state)) if key.reachable), None)
@@ -185,7 +186,7 @@ def _lone_event(state: Held) -> Event | None:
 
 
 def stream_to_follow(state: Held) -> int | None:
-    """Return a stream that a library must wait for if it does not name its own stream; None if no wait is needed."""
+    """Return a stream that a library must wait for if it names no stream of its own; None if no wait is needed."""
     state.unordered = True
     if not _unreached(state) and not state.alone:
         return None
@@ -270,8 +271,9 @@ def _unreached(state: Held) -> tuple[Fence, ...]:
         for fence in state.fences:
             page = timelines.page(fence.tl)
             if page is None and state.single and not state.grant.wr:
-                # This lease is of a frame. The service does not know which processes read a frame, so it has forgotten
-                # the timeline of this frame's fence. So this process cannot know whether the content is complete.
+                # This lease is of a frame, and the service has forgotten the timeline of the frame's fence: the service
+                # does not know which processes read a frame. This process cannot know whether the content is complete,
+                # so the content counts as failed.
                 state.session.check_usable()
                 state.lost = True
             elif page is not None and not page.reached(fence.wd, fence.v):
@@ -364,7 +366,9 @@ class Follower(_NativeFollower):
         write: bool = False,
         waiting: Callable[[], None] | None = None,
     ) -> bool:
-        """Make the stream wait until it may use a frame's memory. Return False if this needs a `LeaseState`.
+        """Make the stream wait until it may use a frame's memory. Return False if the caller must use `before_use`.
+
+        `before_use` can wait in more cases, but it needs a `LeaseState`.
 
         Parameters
         ----------
@@ -387,7 +391,7 @@ class Follower(_NativeFollower):
         return self._await(behind)
 
     def _await(self, fences: list[tuple[int, int, int]]) -> bool:
-        """Make the stream wait for fences. Return False if this needs a `LeaseState`."""
+        """Make the stream wait for fences. Return False if the caller must use `before_use` with a `LeaseState`."""
         timelines, key, words = self.timelines, self.key, []
         if _cuda_stream.captured(key.ordinal, key.handle):
             return False
@@ -403,7 +407,7 @@ class Follower(_NativeFollower):
         return True
 
     def write(self) -> Fence | None:
-        """Make the stream write its next fence, and return the fence. Return None if this needs a `LeaseState`."""
+        """Make the stream write its next fence, and return the fence; return None if the stream cannot write it."""
         if self.timelines.own is not self.own or not (self.anywhere or self.key.reachable):
             return None
         fence: Fence | None = self.queue()
@@ -528,7 +532,10 @@ def _single(state: Held, own: Timeline) -> tuple[Fence, ...]:
 
 
 def done_at_once(state: Held) -> tuple[Fence, ...] | None:
-    """Make and return the fences as `done` does, but never wait: finalisers call this function. None: use `done`."""
+    """Make and return the fences as `done` does; return None if the caller must call `done` instead.
+
+    This function never waits, because finalisers call it.
+    """
     if state.streams is None and not state.unordered:
         return ()
     own, streams = _own(state), _streams(state)
@@ -576,9 +583,9 @@ def ready(state: Held) -> Fence | None:
 
 
 def _joined(state: Held, own: Timeline) -> Fence | None:
-    """Make the last of the streams wait for the others and then write a fence. Return the fence, or None.
+    """Make the lease's last stream wait for the lease's other streams, and then write a fence. Return the fence.
 
-    The result is None if the timeline is closed.
+    Return None if the timeline is closed.
     """
     *others, last = _streams(state)
     for key in others:

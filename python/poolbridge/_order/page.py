@@ -67,7 +67,7 @@ class Page:
         self._mapping = FileMapping(fd, FILE_BYTES, write=write)
         self.write = write
         self.count = 1
-        self.idle = True  # no holder that gave the page up said that its streams may still use the page
+        self.idle = True  # whether each holder that gave up the page passed True as `idle`
         self.address = self._mapping.address
         memory = memoryview(self._mapping.memory)
         self.words = memory[:BYTES].cast("Q")
@@ -120,8 +120,8 @@ class Page:
 
     def store(self, word: int, value: int) -> None:
         """Let the CPU write `value` to a word, unless the word has failed. Wake the threads that wait for the word."""
-        # Python calls no function between the test and the assignment. So no signal handler and no other thread can run
-        # between them.
+        # Python lets a signal handler or another thread run only at a call or in a loop. There is no call and no loop
+        # between the test and the assignment, so nothing changes the word between them.
         if self.words[word] < TOMBSTONE:
             self.words[word] = value
         _futex.wake(self.address + 8 * word)
@@ -135,7 +135,7 @@ class Page:
         text = text[:REASON_BYTES].decode(errors="ignore").encode()  # cut no character in half
         start = word * REASON_BYTES
         end, words, reasons = start + len(text), self.words, self._reasons
-        # Python calls no function from here to the last assignment; see `store` for the reason.
+        # There is no call and no loop from here to the last assignment; see `store` for the reason.
         now = words[word]
         if now >= value:
             return False
@@ -160,7 +160,8 @@ class Page:
 
         The caller then makes a stream wait for such a fence. Without `await_writers`, the wait could be queued before
         the write. Such a wait never ends if the same stream waits and writes. Such a wait also never ends if the stream
-        that writes must itself wait for the stream that waits: the legacy default stream waits for other streams.
+        that writes must first wait for the stream that waits. For example, the legacy default stream does its work only
+        after the earlier work of other streams.
         """
         if self.write:
             with self.telling:
@@ -192,7 +193,7 @@ class Page:
         return bool(self._on_device)
 
     def close(self) -> None:
-        """Unmap the page. Waits for the GPUs if streams may still use the page. No thread may use it any more."""
+        """Unmap the page. Waits for the GPUs if streams may still use the page. No thread may use the page any more."""
         with self._lock:
             if self._on_device:
                 _cuda_stream.unregister(self._ordinal, self.address, wait=not self.idle)
@@ -258,7 +259,8 @@ class Pages:
             return
         del self._pages[key]
         if page.registered:
-            # Before the driver unregisters the page, it waits for all work of the context. So a new thread does this.
+            # `page.close` may wait for all work of the GPUs, but this method must not wait. So a new thread calls
+            # `page.close`.
             threading.Thread(target=CAPTURES.run, args=(page.close,), name="poolbridge-unmap", daemon=True).start()
         else:
             page.close()

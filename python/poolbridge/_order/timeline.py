@@ -20,8 +20,9 @@ from poolbridge.errors import (
 # The ordinal in the `StreamKey` of a promise. Like a stream, a promise has a word of the timeline and a key.
 _NO_DEVICE: Final = -1
 
-# If a promise has failed, no other promise or stream gets its word, because a reader may check the word at any later
-# time. At most `_MOST_FAILED` promises may fail, so that streams and other promises have words left.
+# If a promise has failed, no other promise or stream gets its word: at any later time, a reader may check the word to
+# see whether the promise failed. At most `_MOST_FAILED` promises may fail, so that streams and other promises have
+# words left.
 _MOST_FAILED: Final = WORDS // 2
 
 

@@ -46,7 +46,10 @@ class Timelines:
         return True
 
     def add_gone(self, timeline: int) -> None:
-        """Note that the service has forgotten a timeline. From now on, all fences of the timeline count as reached."""
+        """Note that the service has forgotten a timeline. From now on, all fences of the timeline count as reached.
+
+        A fence of a frame's content is different: `poolbridge._order.order` then says that the content has failed.
+        """
         self.pages.setdefault(timeline, None)
 
     def unknown(self, epoch: bytes, fences: Iterable[Fence]) -> list[int]:
@@ -75,7 +78,7 @@ class Timelines:
         return own
 
     def waits(self, own: Timeline, key: StreamKey, timelines: Iterable[int]) -> None:
-        """Note that a stream will wait for words of `timelines`. Their pages stay mapped until these waits end."""
+        """Note that a stream will wait for words of `timelines`, whose pages stay mapped until these waits end."""
         word, value = own.upcoming(key)
         for timeline in timelines:
             self._waits.setdefault(timeline, {})[word] = value

@@ -92,7 +92,8 @@ class Consumer(Membership):
     early
         Results of the native `take`, in order, that are not frames and that `receive` has not used yet. A cancelled
         `receive` leaves its result here. If the result is a frame, it is in `offered` of the native consumer instead.
-        The frame stays in `offered` until the program has the frame, even if a signal handler raises an error before.
+        The frame stays in `offered` until the program has the frame, even if a signal handler raises an error before
+        that.
     """
 
     native: _native.Consumer
@@ -113,7 +114,8 @@ class Consumer(Membership):
         self.auto = auto
         self.queue = channel.md == "queue"
         # Frames share a fence only if the channel is a broadcast that drops no frames. The frames of a queue are
-        # acknowledged one by one. If the channel may drop frames, each frame that a consumer keeps costs extra memory.
+        # acknowledged one by one. If the channel may drop frames, producers do not wait for a consumer that keeps
+        # frames, and need another block for each kept frame.
         keeps = not self.queue and (full or channel.fl) in {"block", "fail"}
         self.most_unfenced = min(channel.cp // _PLACES, _MOST_UNFENCED) if keeps else 0
         self.unsettled: set[int] = set()
@@ -152,7 +154,7 @@ class Consumer(Membership):
         self.native.offered = None
 
     def await_credit(self, seconds: float | None) -> None:
-        """Wait until `has_credit` or `ended` is true, but at most `seconds` (None: no limit)."""
+        """Wait until `has_credit` or `ended` is true, but at most `seconds` seconds (None: no limit)."""
         self._credited = credited = threading.Event()
         if not self.has_credit and not self.ended:
             credited.wait(seconds)
@@ -352,7 +354,10 @@ class Consumer(Membership):
         return self.queue and grant.id in self.unsettled
 
     def decide(self, *, back: bool) -> None:
-        """Release the frames that the program dropped; requeue them if `back`. The caller holds the session's lock."""
+        """Release the frames that the program dropped without releasing or settling them; requeue them if `back`.
+
+        The caller holds the session's lock.
+        """
         while self._undecided:
             self._end(*self._undecided[0], back=back)
             del self._undecided[0]
@@ -379,10 +384,11 @@ class Consumer(Membership):
         # an entry from a set or dict only after it has done the work that needs the entry.
         settled, frame = grant.id not in self.unsettled, self._frames.get(grant.id)
         if frame is not None:
-            if not self._is_offered(grant):  # otherwise the next call takes the frame, and makes another grant
+            if not self._is_offered(grant):  # else the next `receive` returns the frame, with a new grant
                 number = frame.number
                 if not settled and number in self._given:
-                    self._settle(number, back=back)  # the program took the frame twice: settle the copy that ends
+                    # The program requeued this frame, then took it a second time, and has not settled it since.
+                    self._settle(number, back=back)
                 self._let_go(number, fences, back=back and self.queue)
                 if number in self._given and sum(other.number == number for other in self._frames.values()) < 2:
                     self._given.discard(number)
@@ -423,7 +429,10 @@ class Consumer(Membership):
         return result
 
     def _end_after(self, number: int, word: int, value: int, *, back: bool) -> None:
-        """Wait for the fence that an earlier frame stored in the frame's slot, and then release the frame."""
+        """Wait until the fence of an earlier frame is reached, and then release the frame `number`.
+
+        The fences of both frames have the same slot in shared memory.
+        """
         before, own = self._fences.get(number & (self._slots - 1)), self.session.timelines.own
         while before is not None and own is not None and not own.page.wait(*before, 1.0):
             pass

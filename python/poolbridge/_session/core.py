@@ -363,8 +363,8 @@ class Core:
             self.seats[reply.q] = own
             return
         id_ = call.request.bl
-        # Look at every request that waits for this block: another member of this session may need the block, and would
-        # fail if the session dropped the block now.
+        # The member whose request this reply answers may have left. So look at every request that waits for this block:
+        # if another member of this session needs the block, the session must not drop the block now.
         channels = {
             one.request.ch for one in self._calls.values() if isinstance(one.request, Map) and one.request.bl == id_
         }

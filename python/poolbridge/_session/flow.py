@@ -1,8 +1,8 @@
 """Defines flows. A flow is an operation in the form of a generator, for the blocking and for the asyncio client.
 
 A flow never waits itself. For each step that may wait, the flow yields an object. For example, an `Ask` waits for the
-service, and a `Do` works in this process. The client runs the step, and resumes the flow with the step's result or
-error. The flow returns the operation's result.
+service's reply, and a `Do` calls a function in this process. The client runs the step, and resumes the flow with the
+step's result or error. The flow returns the operation's result.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ Flow = Generator[Ask | Do | Hear | Sleep, Any, _T]
 
 
 class Run(Protocol):
-    """A function that runs a flow to its end: a method of a client. The method keeps the client alive."""
+    """A function that runs a flow to its end. It is a bound method of a client, so it keeps the client alive."""
 
     def __call__(self, flow: Flow[_T], /) -> _T:
         """Return the flow's result."""

@@ -1,4 +1,7 @@
-"""Makes the `LeaseState` for a grant: opens the pool, and maps the block and the timelines of the fences."""
+"""Makes the `LeaseState` for a grant.
+
+First opens the grant's pool, and maps the grant's block and the timelines of the grant's fences.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +36,7 @@ def held(session: Session, grant: Grant, consumer: Consumer | None = None) -> Le
     session
         The session that has the lease.
     grant
-        The grant of the service, or the grant that the consumer made for a frame.
+        The grant that the service sent, or the grant that the consumer made for a frame.
     consumer
         The consumer that took the frame; None if the grant is not of a frame.
     """
@@ -52,7 +55,7 @@ def held(session: Session, grant: Grant, consumer: Consumer | None = None) -> Le
 
 
 def take(session: Session, grant: Grant, consumer: Consumer | None = None) -> Flow[LeaseState]:
-    """Make the `LeaseState` for a grant: open its pool, and map its block and the timelines of its fences."""
+    """Open the pool of a grant, map its block and the timelines of its fences, and make the grant's `LeaseState`."""
     try:
         if consumer is not None:
             yield from consumer.learn(grant)

@@ -38,7 +38,7 @@ class LeaseState:
     session
         The session that has the lease.
     grant
-        The grant of the service, or the grant that the consumer made for a frame.
+        The grant that the service sent, or the grant that the consumer made for a frame.
     pool
         The buffer's pool.
     memory
@@ -75,8 +75,8 @@ class LeaseState:
         self.failed = False
         # The fences that must be reached before the memory is used.
         self.fences = grant.wt
-        # The event that the producer published with the content. `alone`: the producer published no fence, so a user of
-        # the memory must wait for the event.
+        # The event that the producer published with the content. `alone` says whether the producer published the event
+        # without a fence. If so, this process must wait for the event before it uses the memory.
         self.event: Event | None = None
         self.alone = grant.eo
         # The streams that used the memory. `unordered`: unknown streams may have used the memory, too. `named`: the
@@ -101,7 +101,10 @@ class LeaseState:
 
     @property
     def single(self) -> bool:
-        """Whether the release can send only one fence, which must cover all work on the memory. True for frames."""
+        """Whether the release can send only one fence, which is reached only after all work on the memory.
+
+        True for frames.
+        """
         return self.consumer is not None
 
     def check_usable(self) -> None:
@@ -129,7 +132,9 @@ class LeaseState:
         return self.memory.address(write=write) + self.description.offset
 
     def array(self, *, write: bool | None = None, flagged: bool = True) -> np.ndarray[Any, Any]:
-        """Make a NumPy array of the elements. The array keeps this state alive. The CPU cannot read memory of a GPU.
+        """Make a NumPy array of the elements. The array keeps this state alive.
+
+        The caller makes sure that the CPU can read the memory.
 
         Parameters
         ----------
@@ -175,12 +180,12 @@ class LeaseState:
         CAPTURES.run(partial(_order.done, self, partial(self.session.release, self, failed=failed)))
 
     def begin_release(self, *, force: bool = False) -> None:
-        """Check that the lease can be released, and mark it as released. A released lease makes no more arrays."""
+        """Check that the lease can be released, and mark it as released. From now on, no array can be made from it."""
         self.check_usable()
         if self.sent:
             raise LeaseInUseError(f"{self.title} is only for the array that wrap= makes, and ends by itself")
-        # Set `released` first. If another thread makes an array now, the array is counted below, or its constructor
-        # raises an error.
+        # Set `released` first. If another thread makes a `Token` now, the check of `tokens` below finds this token, or
+        # the constructor of `Token` finds `released` and raises an error.
         self.released = True
         if force:
             return
@@ -205,14 +210,14 @@ class LeaseState:
         try:
             self.session.let_go(self, failed=self.failed)
         except BaseException:
-            # A signal handler raised an error, maybe before the lease ended, maybe after it. If the lease is of a
-            # frame, the finaliser ends the lease again, because a second end does no harm. Another lease must not end
-            # twice.
+            # A signal handler raised an error, maybe before the lease ended, maybe after it ended. If the lease is of a
+            # frame, the finaliser ends the lease again, because a second end does no harm. A lease that is not of a
+            # frame must not end twice, so the finaliser does nothing.
             self.released = self.consumer is None
             raise
 
     def ended_twin(self) -> LeaseState:
-        """Make a copy that is released.
+        """Make a copy of this state, and mark the copy as released.
 
         A frame object uses the copy after the program has iterated to the next frame. The frame's arrays and leases
         continue to use this state.
@@ -227,13 +232,18 @@ class LeaseState:
         return twin
 
     def lender(self) -> LeaseState:
-        """Make a copy that only keeps the block mapped, for an array that outlives the lease; see `Session.lend`."""
+        """Make a copy of this state for an array that outlives the lease; see `Session.lend`.
+
+        The copy only keeps the block mapped.
+        """
         twin = self._twin()
         twin.tokens, twin.fences, twin.streams, twin.consumer = set(), (), None, None
         return twin
 
     def unused_after(self, error: BaseException, *, failed: bool) -> bool:
-        """Whether no array made from the lease is alive: the stack frames of `error` may refer to such arrays.
+        """Return whether no array made from the lease is alive.
+
+        The stack frames of `error` may keep arrays alive. If arrays are alive, add a note to `error`.
 
         If this method returns True, the caller may end the lease now. If this method returns False, the lease ends when
         the arrays are gone. `failed` says whether the content has failed.

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 _ReplyT = TypeVar("_ReplyT", bound=Reply)
 
-# How many packets the reader reads in one turn of the event loop.
+# How many packets the reader reads at most in one turn of the event loop.
 _MOST_READS = 64
 
 
@@ -53,8 +53,8 @@ class LoopReader:
     async def call(self, request: Request, reply_type: type[_ReplyT], seconds: float | None) -> _ReplyT:
         """Send a request and wait for its reply; see `SocketReader.call`.
 
-        If the wait is cancelled, the request is cancelled too. If the service still grants a lease, the client releases
-        the lease.
+        If the wait is cancelled, the request is cancelled too. If the reply still comes and grants a lease, the client
+        releases the lease.
         """
         done = asyncio.Event()
         call = self._session.ask(request, reply_type, done.set)
@@ -76,7 +76,7 @@ class LoopReader:
         return cast("_ReplyT", call.result())
 
     async def wait(self, waiter: Waiter, seconds: float | None) -> bool:
-        """Wait until a waiter is done; return False if `seconds` pass first."""
+        """Wait until `waiter` is done; return False if `seconds` pass first."""
         if not waiter.done:
             ready = asyncio.Event()
             waiter.on_done = ready.set

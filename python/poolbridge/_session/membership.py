@@ -59,7 +59,8 @@ class Membership(ABC):
     Attributes
     ----------
     known
-        The ids of the members of the other role, by slot. This member has mapped the files of these members.
+        The ids of the members of the other role, by slot (a slot is a member's place in the channel). This member has
+        mapped the files of these members.
     """
 
     def __init__(
@@ -73,8 +74,9 @@ class Membership(ABC):
         self.native = native
 
     def meet(self, slot: int, member: int, fd: int) -> None:
-        """Map the file of a member of the other role. If `slot` has a newer file, do nothing.
+        """Map the file of `member`, a member of the other role.
 
+        Do nothing if this session has already mapped the file of `member`, or of a later member in the same `slot`.
         The caller holds the session's lock.
         """
         if member <= self.known.get(slot, 0):
@@ -101,7 +103,7 @@ class Membership(ABC):
         self.leave()
 
     def knows(self) -> Callable[[], bool]:
-        """Return a function that says whether this member has now mapped the file that the last native call lacked."""
+        """Return a function that says whether this member has mapped the file that `native` lacked in its last call."""
         slot, member = self.native.unknown
         return lambda: self.known.get(slot, 0) >= member
 

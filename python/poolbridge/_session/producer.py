@@ -39,8 +39,8 @@ class Producer(Membership):
     Attributes
     ----------
     loans
-        The leases of published blocks that have not come back yet, by block id. Each lease has the fences that its next
-        writer must wait for.
+        The leases of published blocks that have not come back from the consumers, by block id. Each lease has the
+        fences that the next writer of the block must wait for.
     over
         Whether the channel was closed. If so, the producer leaves when all blocks in `loans` have come back.
     """
@@ -91,7 +91,7 @@ class Producer(Membership):
             return None
 
     def take_back(self, came: Any) -> None:
-        """Make spares of the blocks that the native `reclaim` returned. The caller holds the session's lock."""
+        """Take back the leases of the blocks that `native.reclaim` returned. The caller holds the session's lock."""
         if not isinstance(came, list):
             return  # the cursor of a consumer is not mapped yet, or this member has left
         for block, fences in came:
@@ -119,7 +119,10 @@ class Producer(Membership):
 
 
 class Sending(ABC):
-    """One frame that is being published. If the caller is cancelled, the thread that publishes may still continue."""
+    """One frame that is being published.
+
+    If the task that publishes the frame is cancelled, the thread that runs `wait` may still publish the frame.
+    """
 
     def __init__(self, producer: Producer) -> None:
         self.producer = producer
@@ -209,8 +212,8 @@ class _LeaseSending(Sending):
         fences = () if fence is None else (fence,)
         # Add the loan before the frame is published, because another thread may get the block back at once.
         producer.loans[grant.bl] = Spare(state, fences)
-        # `leases` of the block has one count for this lease. From now on, this count belongs to the channel. If arrays
-        # of the lease need the mapped block too, `own` adds one more count.
+        # `SessionBlock.leases` counts this lease. From now on, the channel has the lease, and this count keeps the
+        # block mapped for the channel. If arrays or a promise of this process need the mapped block too, `own` adds 1.
         self._apart = bool(state.tokens) or state.unaccounted or state.promise is not None
         if self._apart:
             state.session.own(grant)

@@ -115,7 +115,7 @@ class Session(SessionMembers):
         return call
 
     def abandon(self, call: Call) -> None:
-        """Stop waiting for a reply. If the service still grants a lease, release the lease."""
+        """Stop waiting for a reply. If the reply still comes and grants a lease, release the lease."""
         if _process.pid != self.pid or self.ended is not None:
             return
         with self.lock:
@@ -148,8 +148,8 @@ class Session(SessionMembers):
             if self._driver is None:
                 raise
         except ProtocolError as error:
-            # Do not call `lose` here, because `lose` takes the lock. The driver will find the connection closed, call
-            # `receive`, and get an error with the text of `_fault`.
+            # Do not call `lose` here: `lose` takes the lock, which the caller of `_flush` holds. The driver will find
+            # the connection closed, call `receive`, and get an error with the text of `_fault`.
             outbox.clear()
             self._fault = ProtocolError(*error.args)
             self.transport.shutdown()
@@ -339,7 +339,7 @@ class Session(SessionMembers):
     # Timelines and channels
 
     def adopt(self, timeline: int, *, own: bool) -> None:
-        """Map the page of a timeline that the service has sent, unless another thread has mapped the page."""
+        """Map a timeline's page, which the service has sent, unless another thread has mapped the page."""
         with self.lock:
             # If the session has ended, the page cannot be mapped, and the timeline's fences would count as reached. So
             # raise an error.
@@ -374,7 +374,7 @@ class Session(SessionMembers):
             self.lock.later(partial(self._leave, consumer))
 
     def _hear(self) -> None:
-        """Process the notices that the core has for this session. The caller holds the lock."""
+        """Process the notices in `core.news`. The caller holds the lock."""
         news, self.core.news = self.core.news, []
         for notice in news:
             if isinstance(notice, Forget):

@@ -57,7 +57,10 @@ class SessionMembers(SessionMemory):
 
     @abstractmethod
     def _released(self, idle: SessionBlock | None) -> None:
-        """Unmap a block that the service recalled, and send the packets of the outbox. The caller holds the lock."""
+        """Unmap `idle`, a recalled block without leases, if there is one. Then send the packets of the outbox.
+
+        The caller holds the lock.
+        """
 
     @abstractmethod
     def leave_to_arrays(self, lender: LeaseState) -> None:
@@ -82,7 +85,7 @@ class SessionMembers(SessionMemory):
         return descriptors
 
     def add_member(self, member: Any) -> None:
-        """Add a member. From now on, the core passes the files of members of the other role to this member."""
+        """Add a member. From now on, `core` passes the files of members of the other role to this member."""
         with self.lock:
             self.check_usable()
             self.core.members.append(member)
@@ -137,7 +140,10 @@ class SessionMembers(SessionMemory):
             self.disown(grant)
 
     def disown(self, grant: Grant, fences: tuple[Fence, ...] = ()) -> None:
-        """Count one lease less on a block. An unmapping of the block waits for `fences`. The caller holds the lock."""
+        """Count one lease less on a block. The session waits for `fences` before it unmaps the block.
+
+        The caller holds the lock.
+        """
         self._released(self.core.forget(grant, fences))
 
     def take_spare(self, pool: int, nbytes: int, *, at_once: bool = False) -> Spare | None:
@@ -165,7 +171,7 @@ class SessionMembers(SessionMemory):
                 self.disown(spare.grant)
 
     def lend_to(self, shelf: Shelf, spare: Spare) -> None:
-        """Put a lease into `loan` of a publisher's shelf."""
+        """Put a lease into the list `loan` of `shelf`, which has the leases of one publisher."""
         with self.lock:
             self.spares.lend_to(shelf, spare)
 
@@ -182,7 +188,7 @@ class SessionMembers(SessionMemory):
         self.spares.drop_shelf(shelf)
 
     def lose_spare(self, spare: Spare) -> None:
-        """Keep for later use a lease that its publisher has lost: no object refers to it. Never waits, never raises."""
+        """Take back a publisher's lease to which no object refers; see `Spares.put`. Never waits, never raises."""
         self.lock.later(partial(self._lose_spare, spare))
 
     def _lose_spare(self, spare: Spare) -> None:
@@ -205,8 +211,8 @@ class SessionMembers(SessionMemory):
     def learn_timeline(self, timeline: int, then: Callable[[int], None]) -> None:
         """Ask the service for a timeline's page, without waiting for the reply.
 
-        After the reply, this session maps the page, unless the service refuses the page, and calls `then`. The caller
-        holds the lock.
+        When the service replies, this session maps the page, if the service has sent it, and calls `then` in any case.
+        The caller holds the lock.
         """
         if self.ended is not None:
             return
@@ -215,7 +221,7 @@ class SessionMembers(SessionMemory):
         self._flush()
 
     def _learned(self, timeline: int, made: list[Call], then: Callable[[int], None]) -> None:
-        # The thread that has received the reply calls `_learned`. It holds the session's lock.
+        # The thread that has received the reply calls `_learned`. This thread holds the session's lock.
         call = made[0]
         if call.error is None:
             self._adopt(timeline, own=False)
@@ -225,4 +231,4 @@ class SessionMembers(SessionMemory):
 
     @abstractmethod
     def _adopt(self, timeline: int, *, own: bool) -> None:
-        """Map the page of a timeline that the service has sent. The caller holds the lock."""
+        """Map a timeline's page, which the service has sent. The caller holds the lock."""

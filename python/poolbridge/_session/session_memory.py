@@ -35,7 +35,7 @@ class SessionMemory(ABC):
     core
         The state of the protocol for this session.
     timelines
-        The session's timelines.
+        The session's own timeline, and the timelines of the fences that the session received.
     ended
         The error with which the session has ended; None while the session lasts.
     lock
@@ -67,7 +67,7 @@ class SessionMemory(ABC):
         return known.mapped.memory if known is not None and known.mapped is not None else None
 
     def map(self, block_id: int) -> BlockMemory:
-        """Map a block on which this session has a lease, and its pool. May wait for the driver.
+        """Map a block on which this session has a lease, and the block's pool. May wait for the driver.
 
         Raises
         ------

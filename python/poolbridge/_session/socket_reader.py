@@ -104,8 +104,8 @@ class SocketReader:
         PoolbridgeError
             The service answered with this error.
         ServiceStalledError
-            The service neither answered in time nor said that it works on the request. If the service still grants a
-            lease, the lease is released.
+            The service neither answered in time nor said that it works on the request. If the reply still comes and
+            grants a lease, the client releases the lease.
         """
         deadline = None if seconds is None else time.monotonic() + seconds
         call: Call | None = None
@@ -142,7 +142,7 @@ class SocketReader:
         return reply
 
     def wait(self, waiter: Waiter, seconds: float | None) -> bool:
-        """Wait until a waiter is done; return False if `seconds` pass first."""
+        """Wait until `waiter` is done; return False if `seconds` pass first."""
         try:
             return self._wait(waiter, seconds)
         except BaseException:
@@ -174,7 +174,7 @@ class SocketReader:
         """Begin to read, unless another thread reads.
 
         Each caller repeats the code that ends reading, in a ``finally`` block. If this code were a function, a signal
-        handler could raise an error at the start of the function, and reading would never end.
+        handler could raise an error at the start of the function, and no thread would ever release `_reading`.
         """
         if not self._reading.take(0):
             return False
@@ -222,7 +222,7 @@ class SocketReader:
                     return
 
     def _wait_for(self, waited: Call | Waiter, turn: threading.Event, deadline: float | None) -> None:
-        """Wait until another thread has read the awaited packet. If that thread stops reading first, read here.
+        """Wait until another thread has read the awaited packet. If that thread stops reading first, this thread reads.
 
         Other threads set `turn` when the packet has arrived, or when this thread may read.
         """
@@ -245,7 +245,7 @@ class SocketReader:
             self._pass_on()
 
     def _arm(self) -> None:
-        """Set whether packets, and room for packets to send, wake the watcher. Never waits."""
+        """Set whether the watcher wakes when packets arrive, and when the socket has room to send. Never waits."""
         self._arming.later(self._tell_epoll)
 
     def _tell_epoll(self) -> None:

@@ -1,4 +1,4 @@
-"""Keeps leases that came back from channels, called spares, for later frames, and releases unused spares."""
+"""Keeps spares, which are leases that came back from channels, for later frames. Releases unused spares."""
 
 from __future__ import annotations
 
@@ -37,20 +37,22 @@ _FENCE: Final = struct.Struct("<QQQ")
 _IDLE: Final = 1.0
 # When the service asks for memory of a pool, the session releases leases that come back in the next `_WANTED` seconds.
 _WANTED: Final = 1.0
-# A pool keeps at most one spare for each place of the channels in which the session publishes, and `_MORE` more.
+# Of each pool, the session keeps at most n + `_MORE` spares. The number n is the sum of the capacities of the
+# channels of the pool in which the session is a producer.
 _MORE: Final = 2
 # While the program allocates nothing, a thread checks again and again whether blocks came back. The pauses between the
 # checks grow from `_REST` to `_LONGEST_REST`.
 _REST: Final = 0.5
 _LONGEST_REST: Final = 1.0
-# `_LOOK` is how long the thread waits for blocks to come back, while memory is wanted. It is also the pause between two
-# checks of fences: the thread must check fences again and again, because a GPU does not wake threads.
+# `_LOOK` is how long the thread waits for blocks to come back, while the service wants memory. It is also the pause
+# between two checks of fences: the thread must check fences again and again, because a GPU wakes no thread when it
+# writes a word.
 _LOOK: Final = 10e-3
 # When an allocation has found no room in a pool, each allocation in the next `_FULL` seconds first waits for a block to
 # come back from a channel. The allocation asks the service only if no channel has a block that fits.
 _FULL: Final = 5.0
-# The pause between two checks of fences while the client closes, and between two waits for blocks while memory is
-# wanted.
+# `_GLANCE` is the pause between two checks of fences while the client closes, and between two waits for blocks while
+# the service wants memory.
 _GLANCE: Final = 1e-3
 
 
@@ -74,9 +76,11 @@ class Spare(_Lent):
     Attributes
     ----------
     reusable
-        Whether the session can keep the lease for the next frame: the buffer can have no other lease and no name.
+        Whether the session can keep the lease for the next frame. True if the lease came from an allocation, because
+        then the buffer can have no other lease and no name.
     owned
-        Whether this client has the lease; False while a channel has it. A publisher sets this attribute.
+        For a publisher's lease: whether this client has the lease; False while the channel has the lease. True for any
+        other lease.
     shelf, lender, array
         For a publisher's lease: the publisher's `Shelf`, the `LeaseState` that keeps the array's memory mapped, and the
         array. None for any other lease.
@@ -106,8 +110,8 @@ class Spare(_Lent):
 
     @while_running
     def __del__(self) -> None:
-        # This is a publisher's lease that the client still has, because a signal handler raised an error between two
-        # steps of the publisher. No other object refers to the lease, so put the lease back into the spares.
+        # If the condition is true, this is a publisher's lease that the client still has, because a signal handler
+        # raised an error between two steps of the publisher. No object refers to the lease any more, so release it.
         if (
             self.owned
             and self.shelf is not None
@@ -121,7 +125,7 @@ class Spare(_Lent):
 
     @property
     def written(self) -> bool:
-        """Whether streams may be writing the array now, and no fence covers their work yet."""
+        """Whether streams may be writing the array now, and no fence marks the end of their work yet."""
         return self.follower is not None or (self.lender is not None and self.lender.streams is not None)
 
     def _merge(self) -> None:
@@ -143,7 +147,7 @@ class Spare(_Lent):
         self.follower = None
 
     def take_off(self) -> bool:
-        """Separate the lease from its publisher. Return False if the program still uses the array of the lease."""
+        """Separate the lease from its publisher, unless the program still uses the lease's array; then return False."""
         self.array = None
         lender = self.lender
         if lender is not None and (lender.tokens or lender.unaccounted):
@@ -168,7 +172,7 @@ class Spare(_Lent):
 
 
 class Asking:
-    """An allocation that waits for the service. Meanwhile, the session releases leases that come back to `pool`."""
+    """An allocation that waits for the service. Meanwhile, the session releases leases of `pool` that come back."""
 
     __slots__ = ("__weakref__", "pool")
 
@@ -195,7 +199,8 @@ class Shelf(_NativeShelf):
     most
         How many leases `free` may have, not counting `extra`.
     extra
-        How many leases more than it needs the publisher has, so that it can take back several leases at once.
+        How many extra leases the publisher has. With extra leases, it checks less often whether leases came back, and
+        takes back several leases at once.
     wanting
         Whether the publisher may allocate more extra leases.
     closed
@@ -218,13 +223,16 @@ class Shelf(_NativeShelf):
         self.wanting = True
 
     def publish_with(self, producer: Producer, described: tuple[int, bytes]) -> None:
-        """Set the producer, and the packed description of the frames, for `send`."""
+        """Set the producer, and the packed description of the frames, which the native method `send` uses."""
         self.producer = producer
         self.owner, self.loans = producer.native, producer.loans
         self.description_id, self.described = described
 
     def take_strays(self) -> None:
-        """Let the producer take the blocks that this shelf cannot keep. The caller holds the session's lock."""
+        """Pass the blocks in `strays`, which this shelf cannot keep, to the producer.
+
+        The caller holds the session's lock.
+        """
         while self.strays and self.producer is not None:
             self.producer.take_back(self.strays[:1])
             del self.strays[:1]
@@ -278,7 +286,7 @@ class Spares:
     # Publishers
 
     def drop_shelf(self, shelf: Shelf) -> None:
-        """Release a publisher's leases. The session releases leases that a channel still has when they come back."""
+        """Release a publisher's leases. If the channel still has a lease, release this lease when it comes back."""
         shelf.closed = True
         if self._over:
             for spare in (*shelf.take_free(), *_drained(shelf.loan)):
@@ -291,7 +299,7 @@ class Spares:
         self._end_loan(shelf, self.put)
 
     def _end_loan(self, shelf: Shelf, put: Callable[[Spare], None]) -> None:
-        """Pass the lease in `shelf.loan` to `put`. If its array is still used, let the lease end with the array."""
+        """Pass the lease in `shelf.loan` to `put`; or, if its array is still used, let the lease end with the array."""
         for spare in _drained(shelf.loan):
             if self._end_written(spare):
                 continue
@@ -323,7 +331,7 @@ class Spares:
         self._session.disown(spare.grant, fences)
 
     def lend_to(self, shelf: Shelf, spare: Spare) -> None:
-        """Put a lease into `loan` of a publisher's shelf."""
+        """Put a lease into the list `loan` of `shelf`, which has the leases of one publisher."""
         if self._over:
             self.disown(spare)
             return
@@ -348,7 +356,7 @@ class Spares:
         return len(shelf.free)
 
     def came_back(self, spare: Spare) -> None:
-        """Put a lease that came back on its publisher's shelf; if this is not possible, pass the lease to `put`."""
+        """Put `spare`, which came back, into `free` of its publisher's shelf; if this is not possible, call `put`."""
         shelf = spare.shelf
         if (
             shelf is None
@@ -417,7 +425,7 @@ class Spares:
 
         A producer fits if its channel has a reusable lease of exactly `nbytes` bytes. The lease must belong to the
         publisher of `shelf`, or to no publisher if `shelf` is None. Return None if no producer or several producers
-        fit, or if memory of the pool is wanted.
+        fit, or if the service wants memory of the pool.
         """
         if self._is_wanted(pool):
             return None
@@ -435,7 +443,7 @@ class Spares:
     def ask(self, asking: Asking) -> None:
         """Release the spares of a pool, and leases that come back, until `asked` is called.
 
-        An allocation waits until the service has memory for it.
+        Meanwhile, the allocation `asking` waits until the service has memory for it.
         """
         self._asking.add(asking)
         self._set_aside(asking.pool)
@@ -450,7 +458,7 @@ class Spares:
         self._asking.discard(asking)
 
     def put(self, spare: Spare) -> None:
-        """Keep a lease that came back as a spare. If the session cannot keep the lease, release it."""
+        """Keep `spare`, which came back, for later frames. If the session cannot keep the lease, release it."""
         self.published(spare.grant)
         spare.leave_shelf()
         pool, now = spare.grant.pl, time.monotonic()
@@ -485,7 +493,10 @@ class Spares:
         return True
 
     def published(self, grant: Grant) -> None:
-        """Forget the old fences of a lease in `_granted`. After the lease is published, its new fence covers them."""
+        """Forget the fences of a lease in `_granted`.
+
+        After a publication they are not needed: when the lease's new fence is reached, they are reached, too.
+        """
         granted = self._granted.pop(grant.id, None)
         if granted is not None:
             self._session.timelines.unpin(granted[1])
@@ -597,8 +608,8 @@ class Spares:
     def _soon(self, now: float) -> float | None:
         """Return after how many seconds the thread has work to do; None if the thread has no work.
 
-        The thread stays alive while the program allocates in pools, even if no spare is left: to start the thread again
-        and again would cost more.
+        The thread stays alive while the program allocates in pools, even if no spare is left: to keep the thread costs
+        less than to start it again and again.
         """
         if self._leaving or self._asking or any(until > now for until in self._wanted.values()):
             return _LOOK
@@ -641,7 +652,7 @@ class Spares:
             return seconds
 
     def _wanting(self) -> list[Producer]:
-        """Return the producers that wait for blocks to come back, if the service wants memory of the blocks' pool."""
+        """Return each producer whose blocks have not all come back, if the service wants memory of the blocks' pool."""
         return [
             producer
             for producer in list(self._session.producers.values())

@@ -1,4 +1,4 @@
-"""Locks that let finalisers defer work, because finalisers must not wait.
+"""Defines locks. A finaliser must not wait for these locks, but it can defer its work until a lock is free.
 
 A signal handler can raise an exception, as the handler of ctrl-C does. This exception must not leave a lock locked.
 CPython runs signal handlers between steps of Python code: at the beginning of a function, and after a call. CPython
@@ -49,8 +49,8 @@ class OwnedLock(RLock):  # type: ignore[misc] # for type checkers nobody inherit
         try:
             return self.acquire(timeout=timeout)
         except BaseException:
-            # A signal handler raised an exception, before or after `acquire` took the lock. If `acquire` had not taken
-            # the lock, `release` raises RuntimeError.
+            # A signal handler raised an exception, before or after `acquire` took the lock. So call `release`, which
+            # raises RuntimeError if `acquire` had not taken the lock.
             try:
                 self.release()
             except RuntimeError:

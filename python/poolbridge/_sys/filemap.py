@@ -1,4 +1,4 @@
-"""Mappings of files that a forked child does not inherit.
+"""Maps files in such a way that a forked child cannot use the mappings.
 
 When a process ends, the service lets other processes use the memory that the process has mapped. A child of the ended
 process could still read and write that memory. So if C code forks, the kernel leaves these mappings out of the child

@@ -31,7 +31,7 @@ def wait(address: int, seen: int, seconds: float) -> None:
         return
     whole = int(seconds)
     limit = _Timespec(whole, int((seconds - whole) * 1e9))
-    # This call ignores the result and any error: the caller of `wait` reads the 32 bits again in any case.
+    # `wait` ignores the result and any error of this call: the caller of `wait` reads the 32 bits again in any case.
     _syscall(
         ctypes.c_long(_NUMBER),
         ctypes.c_void_p(address),

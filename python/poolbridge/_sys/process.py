@@ -21,7 +21,8 @@ class _Thread(threading.local):
     """The number of a thread. This class gives each number to one thread only.
 
     The identity that Python gives to a thread is not enough: Python gives the identity of an ended thread to a new
-    thread. But CUDA's per-thread default stream of the ended thread is another stream, which may still have work.
+    thread. But the per-thread default streams of CUDA of these two threads are two streams, and the stream of the ended
+    thread may still have work.
     """
 
     _numbers = itertools.count(1)

@@ -1,6 +1,6 @@
-"""Tasks of the worker of ``poolsvc verify`` about ways to share memory without the service, and about ``fork``.
+"""Does tasks of the worker of ``poolsvc verify``: tasks that share memory without the service, and the task ``fork``.
 
-These ways are file descriptors, legacy handles of the driver, and ``multiprocessing``.
+The tasks share memory by file descriptors, by legacy handles of the driver, or by ``multiprocessing``.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _ATTACH_GLOBAL: Final = 1
 
 
 class Imported:
-    """Memory of a GPU that this process imports by a file descriptor. The socket at `path` sends the descriptor."""
+    """Memory of a GPU that this process imports by a file descriptor, which the listener at the socket `path` sends."""
 
     def __init__(self, ordinal: int, path: str) -> None:
         with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as peer:
@@ -114,7 +114,7 @@ def refused(worker: Worker, task: dict[str, Any]) -> dict[str, Any]:  # noqa: AR
 
 
 def pickled(worker: Worker, task: dict[str, Any]) -> dict[str, Any]:  # noqa: ARG001
-    """Send a buffer of cuda.core by pickle to a spawned process, which compares it and writes another pattern to it."""
+    """Send a buffer of cuda.core by pickle to a spawned process, and compare what that process writes to it."""
     import multiprocessing
 
     from cuda.core import Device, DeviceMemoryResource, DeviceMemoryResourceOptions
@@ -160,7 +160,7 @@ def pickled(worker: Worker, task: dict[str, Any]) -> dict[str, Any]:  # noqa: AR
 def _pickled_in_child(
     ordinal: int, pattern: dict[str, Any], then: dict[str, Any], there: Queue[Any], back: Queue[Any]
 ) -> None:
-    """Receive the buffer in the spawned process, compare it, write another pattern, and answer the parent process."""
+    """In the spawned process, receive the buffer, compare it with `pattern`, write `then`, and answer the parent."""
     from cuda.core import Device
 
     device = Device(ordinal)

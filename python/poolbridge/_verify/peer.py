@@ -1,4 +1,4 @@
-"""A task of the worker for several GPUs: a kernel on one GPU compares memory of another GPU."""
+"""Does the worker's task ``peer``: a kernel on one GPU compares memory of another GPU with a pattern."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""More tasks of the worker of ``poolsvc verify``. Each function does one task, a typical use of shared memory."""
+"""Does more tasks of the worker of ``poolsvc verify``. Each task is a typical use of shared memory."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tasks of the worker that release a buffer before a stream has read the buffer.
+"""Does the worker's tasks that release a buffer before a stream has read the buffer.
 
 A held kernel, which runs until the task ``slow-end``, delays the stream. The task ``slow-begin`` releases the buffer
 without waiting for the stream.
@@ -32,8 +32,8 @@ _MOST_HELD_NS: Final = 60 * 10**9
 _PAGE: Final = 4096  # the page's first word is the gate: the held kernel ends when this word is set
 _THREADS: Final = 256
 _BLOCKS: Final = 64
-# The kernel `_COMPARE` writes its result to this word of the page and to the words after it. The result has the number
-# of mismatches, a lock, and an index and a value for each of the first 8 mismatches.
+# The kernel `_COMPARE` writes its result to the page's word `_RESULT` and to the words after it. The result has the
+# number of mismatches, a lock, and an index and a value for each of the first 8 mismatches.
 _RESULT: Final = 8
 _RESULT_WORDS: Final = 2 + 2 * 8
 
@@ -67,7 +67,7 @@ class Reading:
         self._address = int(self._words.ctypes.data)
         self._page = _cuda_stream.register(ordinal, self._address, _PAGE, write=True)
         # Run each kernel once now. When a kernel first runs, the driver loads the kernel, and may wait until a kernel
-        # that is running has ended. Later, this could be the held kernel.
+        # that is running has ended. Later, the running kernel could be the held kernel, which runs until `finish`.
         self._hold(0)
         self._spin(0)
         self.compare(self._page, 2, Pattern(0, 0, "masked"))
@@ -80,7 +80,7 @@ class Reading:
         self._spin(int(seconds * 1e9))
 
     def compare(self, pointer: int, elements: int, pattern: Pattern) -> None:
-        """Queue a kernel that compares the elements at `pointer` with `pattern`, a masked pattern."""
+        """Queue a kernel that compares the elements at `pointer` with `pattern`, a pattern of the kind ``"masked"``."""
         scale, offset, result = int(pattern.scale), int(pattern.offset), self._page + 8 * _RESULT
         values = (pointer, 0, elements, scale, offset, pattern.mask, result)
         self._launch(_COMPARE, _BLOCKS, _THREADS, values, (_ADDRESS, _U64, _U64, _U32, _U32, _U32, _ADDRESS))

@@ -1,4 +1,4 @@
-"""Tasks of the worker that publish and take frames. Frame number n holds the Fibonacci numbers from F(n) on."""
+"""Does the worker's tasks that publish and take frames. Frame number n holds the Fibonacci numbers from F(n) on."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class _Findings:
     first: list[str] = field(default_factory=list)
 
     def answer(self) -> dict[str, Any]:
-        """Return the findings in the form of an answer."""
+        """Return these results as the worker's answer to the task."""
         return {name: getattr(self, name) for name in self.__slots__}
 
 

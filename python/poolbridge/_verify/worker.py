@@ -1,4 +1,4 @@
-"""The worker of ``poolsvc verify``. It reads tasks as lines of JSON, and answers each task with a line of JSON.
+"""Runs the worker of ``poolsvc verify``, which reads tasks as lines of JSON and answers each with a line of JSON.
 
 ``{"task": "libraries"}``
     List the installed array libraries.
@@ -11,7 +11,7 @@
     Lease a buffer. Make an array of the consumer's library in the buffer, without a copy, and compare every element of
     the array with ``pattern``. If all are equal and the task has a ``then``, write the pattern ``then``.
 ``{"task": "hold", "name": …, "write": …, "timeout": …}``
-    Lease a buffer and keep it until ``{"task": "release"}``, or until the worker is killed.
+    Lease a buffer. Keep the lease until the task ``{"task": "release"}``, or until the worker is killed.
 
 The module `scenarios` has more tasks. An answer has ``"ok": true``, or ``"ok": false`` with ``"error": {"type": …,
 "code": …, "message": …}``. The worker ends at the end of its input. The worker imports an array library when a task

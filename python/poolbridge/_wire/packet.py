@@ -112,12 +112,12 @@ def check(data: bytes) -> None:
         raise ProtocolError(f"{len(data) - end} bytes follow the packet's map at byte {end}")
 
 
-# For a nil, boolean or number, by its first byte: how many bytes the value has, including the first byte.
+# Maps the first byte of a nil, boolean or number to the number of bytes of this value, including the first byte.
 _FIXED = {
     0xC0: 1, 0xC2: 1, 0xC3: 1, 0xCA: 5, 0xCB: 9,
     0xCC: 2, 0xCD: 3, 0xCE: 5, 0xCF: 9, 0xD0: 2, 0xD1: 3, 0xD2: 5, 0xD3: 9,
 }  # fmt: skip
-# For a string, binary, array or map, by its first byte: how many bytes after the first byte hold the length.
+# These map the first byte of a string, binary, array or map to the number of bytes after it that hold the length.
 _STRING = {0xD9: 1, 0xDA: 2, 0xDB: 4}
 _BINARY = {0xC4: 1, 0xC5: 2, 0xC6: 4}
 _ARRAY = {0xDC: 2, 0xDD: 4}

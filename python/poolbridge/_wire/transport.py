@@ -42,7 +42,7 @@ class Descriptors:
         return list(self._fds)
 
     def take(self, count: int) -> Descriptors:
-        """Move the first `count` descriptors into a new object."""
+        """Move the first `count` descriptors into a new object, and return the new object."""
         taken, self._fds = Descriptors(self._fds[:count]), self._fds[count:]
         return taken
 
@@ -109,7 +109,8 @@ class Transport:
     def _send_first(self, packets: deque[bytes]) -> bool:
         """Send the first packet and remove it. Return False if the socket's buffer is full."""
         packet = packets[0]
-        # One call in C removes and sends the packet. So no packet is sent twice, even if a signal handler raises.
+        # `next` is a C function, which removes and sends the packet in one call. So no packet is sent twice, even if a
+        # signal handler raises an error.
         sending = map(self._sock.send, iter(packets.popleft, None), (_SEND_FLAGS,))
         try:
             next(sending)

@@ -5,7 +5,7 @@ result in the worker's pool by `empty` or `asarray`. When another worker needs t
 carries a description of the buffer, and the other worker gets a read-only NumPy array of the same memory. A task can
 also return a lease, even of memory of a GPU, and arrays of PyTorch, CuPy and JAX that live in leases. Between workers
 of different services Dask moves the bytes, as without poolbridge. `stats` returns how many arrays went in place, how
-many did not, and the reasons::
+many did not, and why::
 
     import dask.array
     import distributed

@@ -59,7 +59,8 @@ class Sending:
 SENDING: Final[ContextVar[Sending | None]] = ContextVar("poolbridge_sending", default=None)
 """The answer that Dask is serializing now; None: no answer.
 
-Dask may serialize in another thread. In that thread, the variable has the same value.
+Dask may serialize the answer in a thread other than the thread that set this variable. In that thread, too, the
+variable has this value.
 """
 
 
@@ -111,8 +112,8 @@ _put_before(BaseLease, LEASE, _dump_lease, _load_lease)
 sizeof.register(BaseLease, lambda lease: lease.nbytes)  # type: ignore[no-untyped-call]
 
 
-# Arrays of PyTorch, CuPy and JAX. This module does not import these libraries: Dask calls `put_before` of a library
-# when it first handles an array of the library.
+# Arrays of PyTorch, CuPy and JAX. This module does not import these libraries when it is imported: Dask calls
+# `_Library.put_before` when Dask first handles an array of the library.
 
 
 def _torch() -> type:

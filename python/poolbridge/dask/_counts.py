@@ -88,7 +88,7 @@ class Counts:
         self._reasons: Counter[str] = Counter()
 
     def add(self, path: Path, nbytes: int, reason: str = "", detail: object = "", *, loud: bool = False) -> None:
-        """Count one array that went by `path`, and write a log line. If `reason` is new, the log level is higher."""
+        """Count one array that went by `path`, and log it: at INFO or WARNING if `reason` is new, else at DEBUG."""
         with self._lock:
             self._arrays[path] += 1
             self._nbytes[path] += nbytes

@@ -142,9 +142,9 @@ class Link:
         return self._client.closed and not self._ended
 
     def renew(self) -> None:
-        """Connect again if the service is gone. If the service did not answer a request, send a new request.
+        """Connect again if the service is gone. If the service did not answer an earlier request, send a request.
 
-        This may take a long time.
+        `renew` may take a long time.
 
         Raises
         ------
@@ -325,7 +325,7 @@ class Link:
         ------
         TransferFailedError
             This worker cannot lease the buffer. From now on, `says` has the buffer, so other workers do not describe
-            it any more.
+            the buffer to this worker any more.
         """
         nbytes = description["nbytes"]
         try:
@@ -369,7 +369,7 @@ _LINKS: WeakSet[Link] = WeakSet()
 def take(description: dict[str, Any], sender: str) -> Any:
     """Return the array that another worker described.
 
-    A worker of this process that has the same service leases the buffer.
+    If a worker of this process has the service of the described buffer, this worker leases the buffer.
 
     Raises
     ------

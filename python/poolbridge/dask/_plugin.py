@@ -118,7 +118,7 @@ class PoolbridgePlugin(WorkerPlugin):
         Raises
         ------
         ServiceNotRunningError, NotFoundError
-            The machine has no service, or the service has no such pool, and `missing` is ``"error"``.
+            The machine has no service, or the service does not have the plugin's pool; and `missing` is ``"error"``.
         AlreadyExistsError
             The pool exists with another limit or kind; the message names the difference.
         PoolbridgeError
@@ -164,12 +164,12 @@ class _Attached:
         self._detached = False
 
     def connected(self) -> Link:
-        """Return the connection to the service. If the worker has no connection yet, connect now, which may take time.
+        """Return the connection to the service. If the worker has no connection yet, connect now. This may take time.
 
         Raises
         ------
         ServiceNotRunningError, NotFoundError
-            The machine has no service, or the service has no such pool.
+            The machine has no service, or the service does not have the plugin's pool.
         """
         with self._connecting:
             link = self.link
@@ -183,7 +183,7 @@ class _Attached:
             return link
 
     def attach(self) -> None:
-        """From now on, make the worker send and receive descriptions of buffers. Call this in its event loop."""
+        """From now on, make the worker send and receive descriptions of buffers. Call `attach` in its event loop."""
         original = self._get_data
 
         @wraps(original)
@@ -217,7 +217,7 @@ class _Attached:
         return link
 
     async def _look(self) -> None:
-        """If this worker has no service, or its service is gone, try to connect. Transfers do not wait for this."""
+        """If this worker has no service, or its service is gone, try to connect. Transfers do not wait for `_look`."""
         link = self.link
         if link is not None and link.service is not None:
             return
@@ -253,7 +253,8 @@ class _Attached:
 def _forget(error: BaseException | None) -> None:
     """Clear the local variables in an error's traceback.
 
-    Dask's log keeps the error. Without this call, the local variables would keep the data in memory.
+    Dask's log keeps the error. If `_forget` did not clear the local variables, they would keep the sent arrays in
+    memory.
     """
     while error is not None:
         traceback.clear_frames(error.__traceback__)
@@ -278,21 +279,21 @@ def _here() -> _Attached:
 
 
 def pool_client() -> Client:
-    """Return the client that connects this worker to its service. Call this in a task, and do not close the client.
+    """Return the client that connects this worker to its service. Call `pool_client` in a task.
 
     If the worker has no service, or its service is gone, this call connects to the service that listens now.
 
     Returns
     -------
     Client
-        The client. The client's default pool is the plugin's pool.
+        The client. Do not close it. The client's default pool is the plugin's pool.
 
     Raises
     ------
     InvalidArgumentError
         The caller is no task of a worker that has the plugin.
     ServiceNotRunningError, NotFoundError
-        The machine has no service, or the service has no such pool.
+        The machine has no service, or the service does not have the plugin's pool.
     """
     return _here().connected().client()
 
@@ -385,7 +386,7 @@ def asarray(array: Any, *, timeout: float | None = 10.0) -> np.ndarray[Any, np.d
 
 
 def stats(client: DaskClient, workers: Iterable[str] | None = None) -> dict[str, Stats]:
-    """Ask the workers of a cluster how many arrays went in place, how many did not, and the reasons.
+    """Ask the workers of a cluster how many arrays went in place, how many did not, and why.
 
     With each heartbeat, each worker sends the same numbers to the scheduler, in the metric ``poolbridge``. When a
     worker counts a reason for the first time, it logs an event in the topic ``poolbridge``; see ``client.get_events``.

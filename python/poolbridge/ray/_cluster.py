@@ -26,11 +26,12 @@ from poolbridge.ray._metadata import Kept, Shared
 NAMESPACE: Final = "poolbridge"
 OLDEST: Final = (2, 59)
 
-# A transfer may take at most `_MOST_SECONDS`. Ray itself ends a transfer after a minute and calls `abort_transport`.
+# A transfer may take at most `_MOST_SECONDS`. By default, Ray itself ends a transfer earlier: after a minute, it calls
+# `abort_transport`.
 _MOST_SECONDS: Final = 300.0
-# A receiver tries at most `_ATTEMPTS` times to get an array, because a mover may be gone, or NIXL may fail.
+# A receiver tries at most `_ATTEMPTS` times to get an array, because a `Mover` may be gone, or NIXL may fail.
 _ATTEMPTS: Final = 3
-# A mover ends when it has got no call for `_IDLE_SECONDS`, and keeps no reference and no lease for a receiver.
+# A `Mover` ends when it has got no call for `_IDLE_SECONDS`, and keeps no reference and no lease for a receiver.
 _IDLE_SECONDS: Final = 600.0
 
 
@@ -77,7 +78,7 @@ def _running() -> Any:
 def make_manager() -> None:
     """Make Ray create this process's manager of transports now.
 
-    Ray makes the manager when a thread first asks for it, without a lock. In an actor, two threads ask: one
+    Ray makes the manager when a thread first asks for it, and takes no lock. In an actor, two threads ask: one
     receives an array, and the other waits for the array. If both ask at the same time, each gets its own manager, and
     the array is lost.
     """
@@ -101,7 +102,7 @@ def keeper_name(node: str) -> str:
 
 
 def service_path() -> str:
-    """Return the socket path of this node's service: the path of the actor from `start`, or else the default path."""
+    """Return the socket path of this node's service: the path that the node's `Keeper` has; else the default path."""
     ray = _running()
     if ray is not None:
         try:
@@ -271,7 +272,7 @@ class Transfer:
         return call(reference)
 
     def pause(self, seconds: float) -> None:
-        """Wait for `seconds`, or for a shorter time.
+        """Wait for at most `seconds`.
 
         Raises
         ------
@@ -296,12 +297,12 @@ class Transfer:
 
 
 def fetch(node: str, one: Shared | Kept, transfer: Transfer) -> np.ndarray[Any, Any]:
-    """Get an array from another node: by its mover (`Shared`), or from Ray's object store (`Kept`).
+    """Get an array from another node: by that node's `Mover` (`Shared`), or from Ray's object store (`Kept`).
 
     Raises
     ------
     UnavailableError
-        The mover's node is gone, or this process has no Ray.
+        The node `node` is gone, or this process has no Ray.
     StaleError, NotFoundError
         The array is gone.
     RequestCancelledError, WaitTimeoutError
@@ -358,7 +359,7 @@ def read_remote(
 
 
 def _ask(node: str, question: Callable[[Any], Any], transfer: Transfer) -> Any:
-    """Make the call `question` to the mover of a node. If the mover has died, make a new mover and call it."""
+    """Make the call `question` to the `Mover` of a node. If the mover has died, make a new mover and call it."""
     gone = import_ray().exceptions.RayActorError
     for attempt in itertools.count(1):
         try:
@@ -373,7 +374,7 @@ def _ask(node: str, question: Callable[[Any], Any], transfer: Transfer) -> Any:
 
 
 def keep(token: str, index: int, array: Any) -> None:
-    """Put an array into Ray's object store, and give the reference to the mover of this node.
+    """Put an array into Ray's object store, and give the reference to the `Mover` of this node.
 
     Raises
     ------
@@ -387,6 +388,6 @@ def keep(token: str, index: int, array: Any) -> None:
 
 
 def drop(token: str) -> None:
-    """Tell the mover of this node to forget the references that `keep` has stored for the object `token`."""
+    """Tell the `Mover` of this node to forget the references that `keep` has stored for the object `token`."""
     if _running() is not None:
         mover(node_id()).drop.remote(token)

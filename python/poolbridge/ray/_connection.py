@@ -37,7 +37,10 @@ def connect(path: str) -> poolbridge.Client:
 
 
 class Connection:
-    """Connects this process to its node's service at the first use, and again if the service is gone. Thread-safe."""
+    """Connects this process to its node's service at the first call of a method, and again if the service is gone.
+
+    Thread-safe.
+    """
 
     def __init__(self) -> None:
         self._lock = threading.Lock()

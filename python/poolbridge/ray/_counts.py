@@ -54,7 +54,7 @@ class Stats:
     received_by_nixl
         Arrays that NIXL has copied from the sender's node into the pool of this node.
     received_moved
-        Arrays that a mover on the sender's node read, and that Ray's object store carried to this process.
+        Arrays that a mover, an actor on the sender's node, read, and that Ray's object store carried to this process.
     received_by_ray
         Arrays that the sender had put into Ray's object store.
     reasons
@@ -84,7 +84,7 @@ class Counts:
         self._reasons: Counter[str] = Counter()
 
     def add(self, path: Path, nbytes: int, what: object, reason: str = "", *, loud: bool = False) -> None:
-        """Count one array that went by `path`, and write a log line. If `reason` is new, the log level is higher."""
+        """Count one array that went by `path`, and log it: at INFO or WARNING if `reason` is new, else at DEBUG."""
         with self._lock:
             self._arrays[path] += 1
             self._nbytes[path] += nbytes

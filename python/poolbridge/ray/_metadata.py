@@ -8,7 +8,7 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True)
 class Shared:
-    """Where an array is that lives in a buffer of a service.
+    """Says where an array is. The array lives in a buffer of a service.
 
     Attributes
     ----------
@@ -40,9 +40,9 @@ class Shared:
 
 @dataclass(frozen=True, slots=True)
 class Kept:
-    """Where an array is that the sender could not share: in Ray's object store.
+    """Says where an array is that the sender could not share. The array is in Ray's object store.
 
-    The mover of the sender's node keeps a reference to the array.
+    The `Mover` of the sender's node keeps a reference to the array.
 
     Attributes
     ----------

@@ -1,9 +1,9 @@
 """Copies buffers from a host pool of another node into a host pool of this node, through the library NIXL.
 
-The mover on the sender's node offers a buffer. The receiver's process starts the transfer and waits for its end.
+The `Mover`, an actor on the sender's node, offers a buffer. The receiver starts the transfer and waits for its end.
 
-`Agent` registers the memory of a pool with NIXL before it first offers or reads a buffer of the pool. NIXL does not
-report the end of a transfer, so `Agent.read` asks NIXL for the state of the transfer again and again.
+`Agent` registers the memory of a pool with NIXL before it first uses a buffer of the pool. NIXL does not report the
+end of a transfer, so `Agent.read` asks NIXL for the state of the transfer again and again.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ _MOST_PAUSE: Final = 1e-3
 
 @dataclass(frozen=True, slots=True)
 class Offer:
-    """What a receiver needs to read a buffer. The sender's mover keeps a lease until the receiver returns `ticket`.
+    """What a receiver needs to read a buffer. The `Mover` that made the offer keeps a lease until it gets `ticket`.
 
     Attributes
     ----------
     ticket
-        A text that names the offer. After the receiver has read the bytes, it sends this text to the mover.
+        A text that names the offer. After the receiver has read the bytes, the receiver sends this text to the mover.
     agent, version, metadata
         The name of the mover's agent, the number of pools that this agent has registered, and NIXL's description of
         the agent.
@@ -155,8 +155,8 @@ class Agent:
         if any(pool is one for one in self._pools):
             return self._agent
         if self._agent is None or any(_overlap(pool, one) for one in self._pools):
-            # If an agent exists, it has registered an older pool at addresses of this pool. The older pool is unmapped,
-            # and its pages are gone. So make a new agent.
+            # If an agent exists, it has registered a pool that was mapped at addresses of this pool. That pool is not
+            # mapped any more, and its pages are gone. So make a new agent.
             api = _api()
             config = api.nixl_agent_config(backends=["UCX"], sync_mode=api.nixl_thread_sync_t.NIXL_THREAD_SYNC_STRICT)
             self._agent = api.nixl_agent(f"poolbridge-{uuid.uuid4()}", config)

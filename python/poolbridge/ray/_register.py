@@ -42,7 +42,8 @@ def register(
         pool.
     fallback
         True: if the sender cannot share an array, or the receiver cannot lease the array, Ray's object store carries
-        the array, and poolbridge logs and counts the array. False: raise the error. Arrays on a GPU have no fallback.
+        the array, and poolbridge logs and counts the array. False: the sender or the receiver gets an error. Arrays on
+        a GPU have no fallback.
     timeout
         The longest time, in seconds, that a sender waits for free memory in the pool. A receiver that reads through
         NIXL waits at most as long for free memory in the pool of its own node.

@@ -61,7 +61,7 @@ def span(lease: poolbridge.Lease) -> tuple[int, int, int]:
 
 
 def place(lease: poolbridge.Lease, one: Shared, offset: int) -> None:
-    """Make a lease describe the array `one`. Its element [0, …, 0] is at byte `offset` of the lease's buffer."""
+    """Make a lease describe the array `one`, whose element [0, …, 0] is at byte `offset` of the lease's buffer."""
     state = state_of(lease)
     tensor = Tensor(dt=one.dtype, sh=one.shape, st=one.strides, of=offset)
     state.description = _tensor.from_wire(tensor, state.grant.n)

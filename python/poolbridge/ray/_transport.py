@@ -60,7 +60,8 @@ class Transport:
     def __init_subclass__(cls, **given: Any) -> None:
         """Make Ray's manager of transports in this process, before an array arrives.
 
-        In each actor, Ray unpickles the subclass before an array arrives, and Python then calls this method.
+        In each actor, Ray unpickles the subclass of `Transport` before an array arrives, and Python then calls this
+        method.
         """
         super().__init_subclass__(**given)
         _cluster.make_manager()

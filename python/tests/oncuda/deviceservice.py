@@ -1,4 +1,4 @@
-"""The small service with pools of kind ``device``, as a program: ``deviceservice.py SOCKET [plain]``.
+"""Runs the small service of `fakeservice` with pools of kind ``device``: ``deviceservice.py SOCKET [plain]``.
 
 Each line of the program's input is the path of a socket. For each line, the program closes its service and starts a
 new one at this path. So tests share one process: a process that uses a GPU takes seconds to start. The service has

@@ -50,7 +50,7 @@ def device_service(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[s
 
 
 ONE_BLOCK = pytest.mark.parametrize("client", [N], indirect=True)
-"""The pool of `client` has memory for one block, so that an allocation gets this block while streams still use it."""
+"""The pool of `client` has memory for one block, so each allocation gets it, even while streams still use it."""
 
 
 @pytest.fixture

@@ -76,8 +76,8 @@ def line(process: subprocess.Popen[str]) -> str:
     return process.stdout.readline().strip()
 
 
-# This program makes a stream wait for frame 7. The program prints whether the stream waits, and then the content of the
-# frame, or the error.
+# This program makes a stream wait for the buffer "frame7". The program prints whether the stream waits, and then
+# the content of the buffer, or the error.
 CONSUMER = """
 import poolbridge
 from gates import finish, idle, new_stream, read

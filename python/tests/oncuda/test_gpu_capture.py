@@ -57,7 +57,7 @@ def capture(stream):
 
 @pytest.fixture(params=["native", "python"])
 def streams(request, monkeypatch):
-    """Give two streams; the native module writes their words, or the Python bindings do."""
+    """Give two streams; either the native module or the Python bindings of CUDA make them write words."""
     if request.param == "python":
         monkeypatch.setattr(_cuda_stream, "_stream_words", None)
     return new_stream(), new_stream()

@@ -1,4 +1,4 @@
-"""Test what happens when a block, a process or a service ends while a GPU still works on its memory.
+"""Test what happens when a block, a process or a service ends while a GPU still uses the memory.
 
 `test_device` runs these tests on the simulated driver. On a machine with a GPU, pytest also runs them directly.
 """

@@ -1,4 +1,4 @@
-"""Test the order of work on a GPU: fences make streams wait, not the CPU.
+"""Test the order of work on a GPU: fences make streams wait, and the CPU does not wait.
 
 `test_device` runs these tests on the simulated driver. On a machine with a GPU, pytest also runs them directly.
 """

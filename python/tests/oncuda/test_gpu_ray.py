@@ -37,7 +37,7 @@ BYTES = "bytes"
 BURIED = pytest.mark.skipif(not has_poolsvc(), reason="poolsvc is not built, and the small service buries nobody")
 
 
-# One process, which shares and receives arrays through the calls that Ray makes
+# The code below runs in a process that shares and receives arrays, through the calls that Ray makes.
 
 
 class Bytes:
@@ -110,7 +110,7 @@ class Worker:
         return idle(self.stream)
 
     def share(self, name: str, value: int) -> bytes:
-        """Fill a new lease and share its array. Return pickled metadata, because the test may lack the library."""
+        """Fill a new lease and share its array. Return pickled metadata: the test's process imports no library."""
         lease = poolbridge.ray.client().allocate(N, "uint8", pool="gpu")
         fill(use(lease, self.stream), N, value, self.stream)
         with self.on_stream():
@@ -194,7 +194,7 @@ class Worker:
         self.transport.abort_transport(name, None)
 
     def counts(self) -> dict[str, int]:
-        """Return, since `clear`, the number of arrays for each way, and how often each reason was noted. Omit zeros."""
+        """Return how much the counts of `WAYS`, and of reasons for copies, have grown since `clear`. Omit zeros."""
         stats = poolbridge.ray.stats()
         found = {way: getattr(stats, way).arrays for way in WAYS} | stats.reasons
         return {way: more for way, count in found.items() if (more := count - self.before[way])}
@@ -225,7 +225,7 @@ def work(library: str) -> None:
         say(sys.stdout.buffer, answer)
 
 
-# The same processes, as the test sees them
+# The test's process uses the code below, to start such processes and to call the `Worker` in each process.
 
 
 class Process:

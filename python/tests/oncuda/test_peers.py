@@ -1,4 +1,4 @@
-"""Tests consumers on a GPU that does not have the memory.
+"""Tests consumers on one GPU that read memory of another GPU.
 
 `test_device` runs these tests on the simulated driver. On a machine with two GPUs, pytest also runs them directly.
 """
@@ -200,7 +200,7 @@ def test_streams_of_both_gpus_are_kept_in_order(service, client, gate, kind):
     with poolbridge.connect(service, timeout=60, device=1) as other:
         writer, last, reader = stream_on(0), stream_on(0), stream_on(1)
         seen = _cuda.Allocation(1, N)
-        # The pool has memory for only one block, so that the next writer gets the same block.
+        # The pool has memory for only one block, so both the first and the last writer get this block.
         client.create_pool("one", kind=kind, max_bytes=max(N, 2 << 20) if kind in {"vmm", "legacy"} else N)
         # Map the memory for reading and writing before a stream waits: a call that maps memory may wait for the stream.
         lease = client.allocate(N, "uint8", pool="one")

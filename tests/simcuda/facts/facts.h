@@ -1,5 +1,5 @@
-// Questions to a CUDA driver, real or simulated. Each question prints one line, which depends on the answer and not on the
-// machine. So the answers of a real driver can be stored, and compared with the answers of the simulation.
+// This program asks a CUDA driver questions. The driver is real or simulated. Each question prints one line, which depends on
+// the answer and not on the machine. So the answers of a real driver can be stored, and compared with the answers of the simulation.
 #ifndef FACTS_H
 #define FACTS_H
 

@@ -60,7 +60,7 @@ static CUresult try_open(CUipcMemHandle handle) {
     return r;
 }
 
-// No handle is open at the beginning. The allocation `alone` shares its block with no other allocation.
+// When this function begins, no handle is open in this process. The allocation `alone` shares its block with no other allocation.
 static void beside_the_primary(const struct offer *o) {
     CUcontext second;
     CUdeviceptr d, base;

@@ -1,4 +1,4 @@
-// Questions about host memory, and about attributes of addresses.
+// Asks a driver about host memory, and about attributes of addresses.
 #include "facts.h"
 
 #include <stdlib.h>

@@ -1,4 +1,4 @@
-// Questions about legacy memory of one device that another device uses. If a kernel uses memory to which it has no access, the process
+// Asks a driver about legacy memory of one device that another device uses. If a kernel uses memory to which it has no access, the process
 // of the kernel can no longer use CUDA.
 #include "facts.h"
 

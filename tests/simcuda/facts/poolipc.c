@@ -1,4 +1,4 @@
-// Questions about pools, and pointers of pools, that two processes share.
+// Asks a driver about pools, and pointers of pools, that two processes share.
 #include "facts.h"
 
 #include <fcntl.h>
@@ -232,7 +232,8 @@ void role_pool_stranger(void) {
     MUST(cuStreamSynchronize(NULL));
     tell(partner_socket);
     await(partner_socket);
-    // Now the exporter has freed all memory and trimmed the pool. After the next await, the pool is destroyed too.
+    // Now the exporter has freed its memory except the allocation `second`, and has trimmed the pool. Before the next `await`
+    // returns, the exporter frees this allocation and destroys the pool.
     ask("importer: a pointer of trimmed memory", cuMemPoolImportPointer(&q, pool, &o.large));
     look("importer: reads it", q);
     tell(partner_socket);

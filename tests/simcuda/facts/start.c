@@ -1,4 +1,4 @@
-// Questions about looking up functions, about initialising the driver, and about contexts.
+// Asks a driver about the look-up of functions, about the initialisation of the driver, and about contexts.
 #include "facts.h"
 
 static void find(const char *symbol, int version, uint64_t flags) {

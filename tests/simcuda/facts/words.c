@@ -1,4 +1,4 @@
-// Questions about words in memory for which streams wait, and about which calls wait while a stream waits.
+// Asks a driver about words in memory for which streams wait, and about which calls wait while a stream waits.
 #include "facts.h"
 
 #include <dirent.h>

@@ -1,4 +1,4 @@
-// Questions about modules, copies, handles of destroyed objects, and sticky errors.
+// Asks a driver about modules, copies, handles of destroyed objects, and sticky errors.
 #include "facts.h"
 
 #include <string.h>

@@ -15,17 +15,17 @@ import (
 	"github.com/poolbridge/poolbridge/mempool"
 )
 
-// measuredInPython are the workloads in which the alternatives are measured.
+// measuredInPython are the workloads that the bench measures also with other systems than poolbridge.
 var measuredInPython = []string{"transfer", "stream"}
 
-// alternativeSizes are the default buffer sizes of the alternatives. There are only a few sizes, because the bench starts a new Python
-// process for each size.
+// alternativeSizes are the buffer sizes with which the bench measures other systems, if Options.Sizes is empty. There are only a few sizes,
+// because the bench starts a new Python process for each size.
 var alternativeSizes = []uint64{4 << 10, 1 << 20, 64 << 20}
 
 // alternatives measures the other systems that a user can use instead of poolbridge. It runs a Python program, because the bench measures
 // these systems with transfers between two Python processes.
 func alternatives(ctx context.Context, s *scene) error {
-	args := []string{"--depth", strconv.Itoa(streamCapacity)} // as many frames at the same time as a channel has
+	args := []string{"--depth", strconv.Itoa(streamCapacity)} // the other systems may have as many frames at the same time as a channel
 	sizes := s.Sizes
 	if len(sizes) == 0 {
 		sizes = alternativeSizes

@@ -24,24 +24,25 @@ type bareTask struct {
 	Pool *mempool.PoolSpec `json:"pool"`
 	// Bytes is the size of each block. Bare rounds Bytes up to a size that Pool can allocate.
 	Bytes uint64 `json:"bytes"`
-	// Blocks is the number of blocks. It must not be less than in an earlier task, because Bare frees no blocks.
+	// Blocks is the number of blocks. It must not be less than Blocks of an earlier task, because Bare frees no blocks.
 	Blocks int `json:"blocks"`
 }
 
-// Bare makes the same calls of CUDA as a service that has one buffer for each block of the task, and does nothing else. It makes the memory
-// of one pool, allocates blocks in the pool and exports each block. Bare allocates through the [mempool.Arena] of the pool's kind, as a
-// service does. But unlike a service, Bare keeps no data about buffers. Bare reads tasks, one JSON object on each line, and answers each
-// task with a line, until the input ends.
+// Bare makes the same calls of CUDA as a service that has one buffer for each block of the task, and does nothing else. It makes one pool,
+// allocates blocks in the pool and exports each block. Bare allocates through the [mempool.Arena] of the pool's kind, as a service does.
+// But unlike a service, Bare keeps no data about buffers. Bare reads tasks, one JSON object on each line, and answers each task with a
+// line, until the input ends.
 //
-// Bare keeps no Go value of a block. But the driver keeps every block, because packages mempool and cuda do not free a block that the
-// program has forgotten. Before each answer, Bare runs the garbage collector and returns free Go memory to the system. For the kind vmm,
-// the garbage collector closes the descriptors of exports; these descriptors use no memory of the process.
+// Bare keeps no Go value of a block. But the driver keeps every block, because packages mempool and cuda do not free a block when the
+// program loses its Go value. Before each answer, Bare runs the garbage collector and returns free Go memory to the system. For the kind
+// vmm, the garbage collector closes the descriptors of exports. This does not change the measurement, because a descriptor uses no memory
+// of the process.
 func Bare(ctx context.Context, in io.Reader, out io.Writer) error {
 	var (
 		b     bare
 		tasks = json.NewDecoder(in)
 	)
-	debug.FreeOSMemory() // the collector makes its own memory before the first answer
+	debug.FreeOSMemory() // so that the garbage collector allocates its own memory before the first answer
 	for {
 		var task bareTask
 		if err := tasks.Decode(&task); errors.Is(err, io.EOF) {
@@ -103,7 +104,8 @@ type bareProcess struct {
 	stderr bytes.Buffer
 }
 
-// startBare starts a process that runs Bare. The process ends when its standard input ends, so it does not outlive this process.
+// startBare starts a process that runs Bare, and keeps the other end of its standard input. The started process ends when its standard
+// input ends, so it does not outlive this process.
 func startBare(ctx context.Context, poolsvc string) (*bareProcess, error) {
 	p := &bareProcess{cmd: exec.CommandContext(ctx, poolsvc, BareCommand)}
 	p.cmd.Stderr = &p.stderr
@@ -148,7 +150,7 @@ func (p *bareProcess) stop() error {
 	if p.cmd.ProcessState != nil { // the process has ended already
 		return nil
 	}
-	err := errors.Join(p.in.Close(), p.cmd.Wait()) // the process ends with its input
+	err := errors.Join(p.in.Close(), p.cmd.Wait()) // the process ends when its input ends
 	if said := strings.TrimSpace(p.stderr.String()); err != nil && said != "" {
 		return fmt.Errorf("%w: %s", err, said)
 	}

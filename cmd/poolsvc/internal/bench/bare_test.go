@@ -15,8 +15,8 @@ import (
 	"github.com/poolbridge/poolbridge/mempool"
 )
 
-// TestMain runs Bare instead of the tests if the only argument is the hidden command. So a test can start the test program as a process
-// that runs Bare.
+// TestMain runs Bare instead of the tests if the only argument is BareCommand. So a test can start the test program as a process that runs
+// Bare.
 func TestMain(m *testing.M) {
 	if slices.Equal(os.Args[1:], []string{BareCommand}) {
 		if err := Bare(context.Background(), os.Stdin, os.Stdout); err != nil {

@@ -75,9 +75,9 @@ func (s *scene) newSocket() string {
 	return filepath.Join(s.dir, strconv.Itoa(s.sockets), "poolsvc.sock")
 }
 
-// poolSpec returns the spec of a pool that can hold buffers of together room bytes.
+// poolSpec returns the spec of a pool that can hold buffers which have `room` bytes in total.
 func (s *scene) poolSpec(room uint64) mempool.PoolSpec {
-	spec := mempool.PoolSpec{Name: poolName, Kind: s.kind, MaxBytes: room*9/8 + 32<<20} // blocks come in size classes
+	spec := mempool.PoolSpec{Name: poolName, Kind: s.kind, MaxBytes: room*9/8 + 32<<20} // the pool rounds blocks up to size classes
 	if s.kind != mempool.Host {
 		spec.Device = s.Device
 	}
@@ -126,7 +126,7 @@ func Run(ctx context.Context, o Options) (report *Report, err error) {
 	return report, nil
 }
 
-// others is the name of the step that measures what users have without poolbridge.
+// others is the name of the step that measures the systems which a user can use instead of poolbridge.
 const others = "alternatives"
 
 // steps returns the names of the steps that each kind of memory goes through.

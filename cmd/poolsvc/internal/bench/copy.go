@@ -113,8 +113,8 @@ func (s *scene) copyFrames(ctx context.Context, src *source) (d Durations, err e
 	return d, err
 }
 
-// finishCopies waits until the queued copies are done, because the measurement includes their time. To do so,
-// finishCopies makes one more copy and waits for this copy.
+// finishCopies waits until the queued copies are done, because the measurement includes their time. To do so, finishCopies queues one more
+// copy, which is done after all other copies, and waits for it.
 func finishCopies(ctx context.Context, more func() (*bridge.Lease, error)) error {
 	last, err := more()
 	if err != nil {

@@ -6,7 +6,7 @@ import (
 	"time"
 )
 
-// byteBySocket is the name of the smallest message that can wake a sleeping Python process.
+// byteBySocket is the name that the report uses for a message of one byte, the smallest message that can wake a sleeping Python process.
 const byteBySocket = "a byte through a socket"
 
 // bytesTask lets a worker receive single bytes and return the time at which each byte arrived.

@@ -80,7 +80,7 @@ func (g *grown) close() error {
 // extent is how many buffers and sessions are live.
 type extent struct{ buffers, sessions int }
 
-// extents returns the extents that growth measures. Their numbers never decrease.
+// extents returns the extents that growth measures. The numbers of buffers and sessions never decrease from one extent to the next.
 func (o Options) extents() []extent {
 	all := []extent{{10, 1}, {1000, 1}, {10_000, 1}, {100_000, 1}, {100_000, 100}, {100_000, 500}}
 	for i, e := range all {
@@ -101,7 +101,7 @@ func (g *grown) steps(ctx context.Context) error {
 	return nil
 }
 
-// grow adds buffers and sessions until there are as many as given.
+// grow adds buffers and sessions until their numbers are `buffers` and `sessions`.
 func (g *grown) grow(ctx context.Context, buffers, sessions int) error {
 	for len(g.clients) < sessions {
 		c, err := dial(ctx, g.svc.socket)

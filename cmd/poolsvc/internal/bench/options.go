@@ -28,7 +28,8 @@ type Options struct {
 	Time time.Duration
 	// MaxBuffers and MaxSessions limit how many buffers and sessions exist at the same time in the workload `growth`.
 	MaxBuffers, MaxSessions int
-	// MaxConsumers limits how many consumers a stream has.
+	// MaxConsumers limits how many consumers take the frames of one stream. A stream is a measurement in which a producer publishes many
+	// frames in one channel.
 	MaxConsumers int
 	// If Alternatives is true, Run also measures the systems that a user can use instead of poolbridge.
 	Alternatives bool

@@ -27,7 +27,7 @@ type plot struct {
 	series                []series
 }
 
-// The sizes of the plot, in pixels.
+// These are the sizes of the plot, in pixels.
 const (
 	plotWidth, plotHeight                    = 860, 460
 	plotLeft, plotRight, plotTop, plotBottom = 70, 330, 40, 50

@@ -14,9 +14,11 @@ type framesTask struct {
 	Channel  string `json:"channel"`
 	Consumer string `json:"consumer"`
 	Credit   int    `json:"credit"`
-	// If Each is true, the worker reads the number of each frame from the frame's memory. Only frames in memory of the CPU have a number.
+	// If Each is true, the worker reads the number of each frame from the frame's memory. The producer writes the number only into memory
+	// of the CPU.
 	Each bool `json:"each"`
-	// Spin is how long, in seconds, the worker spins when it waits for a frame. If Spin is 0 and Spins is true, the worker spins adaptively.
+	// Spin is how long, in seconds, the worker spins when it waits for a frame. If Spin is 0 and Spins is true, the worker itself decides
+	// how long it spins. If Spin is 0 and Spins is false, it does not spin.
 	Spin  float64 `json:"spin"`
 	Spins bool    `json:"spins"`
 	// If Leases is true, the worker makes a new array for each frame. Otherwise the worker makes one array for each block of memory, and uses

@@ -29,13 +29,15 @@ type Result struct {
 	CPU          *float64 `json:"cpu_us,omitempty"`
 	ServiceShare *float64 `json:"service_share,omitempty"`
 	// Rounds is the number of rounds; P50, P99 and PerSecond are the medians of the rounds. P50Range has the least and the greatest P50 of
-	// all rounds, and PerSecondRange the same for PerSecond. Results of a single round leave out these three fields.
+	// all rounds, and PerSecondRange has the least and the greatest PerSecond. Results of a single round leave out these three fields.
 	Rounds         int         `json:"rounds,omitempty"`
 	P50Range       *[2]float64 `json:"p50_us_range,omitempty"`
 	PerSecondRange *[2]float64 `json:"per_second_range,omitempty"`
 }
 
-// Ratio says how many times better poolbridge is than another system. The goal is a Ratio of Target or more.
+// Ratio compares a result of poolbridge with Against: the result of another system, or a fixed limit. The field Ratio says how many times
+// better the result of poolbridge is: a shorter time, more operations per second, or less memory or CPU time. The goal is a Ratio of Target
+// or more.
 type Ratio struct {
 	Workload string  `json:"workload"`
 	Kind     string  `json:"kind"`
@@ -53,7 +55,7 @@ type Doubt struct {
 	Kind     string `json:"kind"`
 	Bytes    uint64 `json:"bytes"`
 	System   string `json:"system"`
-	// PerSecond is for the stream. OneByOne is for single transfers.
+	// PerSecond is the number of frames per second of the stream. OneByOne is the number of single transfers per second.
 	PerSecond float64 `json:"per_second"`
 	OneByOne  float64 `json:"one_by_one"`
 }
@@ -71,7 +73,7 @@ type Footprint struct {
 	RSSBytes    uint64 `json:"rss_bytes"`
 	DriverBytes uint64 `json:"driver_bytes"`
 	OwnBytes    uint64 `json:"own_bytes"`
-	// CPUSeconds is the CPU time that the service used during the time Seconds.
+	// Seconds is how long the measurement took. CPUSeconds is the CPU time that the service used during the measurement.
 	CPUSeconds float64 `json:"cpu_seconds"`
 	Seconds    float64 `json:"seconds"`
 }

@@ -10,7 +10,7 @@ import (
 type Durations struct {
 	Each    []time.Duration
 	Elapsed time.Duration
-	// Count is the number of operations, if Each does not have every operation.
+	// If Each has only some of the operations, Count is the number of all operations.
 	Count int
 }
 
@@ -56,7 +56,7 @@ type stopwatch struct {
 	taken   Durations
 }
 
-// These limit how many rounds a stopwatch measures.
+// These limit how many rounds a stopwatch has. In each round, the operation runs once. The rounds of the warm-up are not measured.
 const (
 	warmUpRounds = 100
 	leastSamples = 5
@@ -69,7 +69,7 @@ func newStopwatch(limit time.Duration) *stopwatch {
 }
 
 // more reports whether to measure another round. The warm-up of a slow operation is one round. The warm-up of a fast operation ends after a
-// quarter of s.limit or after warmUpRounds rounds.
+// quarter of s.limit, or after warmUpRounds rounds if they take less time.
 func (s *stopwatch) more() bool {
 	now := time.Now()
 	if s.rounds <= warmUpRounds && (s.rounds <= 1 || now.Sub(s.begun) < s.limit/4) {
@@ -87,7 +87,7 @@ func (s *stopwatch) took(d time.Duration) {
 	s.taken.Each = append(s.taken.Each, d)
 }
 
-// durations returns the measurements that count.
+// durations returns the measurements without the warm-up.
 func (s *stopwatch) durations() Durations {
 	s.taken.Elapsed = time.Since(s.counted)
 	return s.taken

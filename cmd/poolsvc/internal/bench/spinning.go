@@ -10,10 +10,10 @@ import (
 	"github.com/poolbridge/poolbridge/internal/spin"
 )
 
-// spinRounds is how many times each way of waiting is measured. The rounds of the ways alternate.
+// spinRounds is how many times each way of waiting is measured. After each round of one way, the bench measures a round of the other way.
 const spinRounds = 10
 
-// spinWay is one way of waiting. spins says whether waiters spin, in Go and in Python, while this way is measured.
+// spinWay is one way of waiting. spins says whether waiting processes spin, in Go and in Python, while this way is measured.
 type spinWay struct {
 	system string
 	spins  bool
@@ -21,8 +21,8 @@ type spinWay struct {
 
 var spinWays = []spinWay{{ours, true}, {ours + ", without spinning", false}}
 
-// spinningOrNot measures workload (i): how much adaptive spinning helps a transfer and a stream. Programs in Go and in Python wait with
-// spinning and without spinning, in turn.
+// spinningOrNot measures workload (i): how much faster a transfer and a stream are if the processes spin adaptively while they wait (each
+// process decides how long it spins). Programs in Go and in Python wait with spinning and without spinning, in turn.
 func spinningOrNot(ctx context.Context, s *scene) error {
 	defer spin.Switch(true)
 	return s.withService(ctx, func(svc *service) error {

@@ -30,7 +30,7 @@ var streamConsumers = []int{1, 2, 4, 8}
 
 // started is when this process began. startedAt is the same moment on the clock that all processes of the machine share. This process reads
 // one clock after the other, and another program may run between these readings. So the process reads the two clocks several times, and
-// uses the pair that it read fastest.
+// uses the pair of readings that took the least time.
 var started, startedAt = func() (begun time.Time, at time.Duration) {
 	least := time.Duration(math.MaxInt64)
 	for range 20 {
@@ -46,7 +46,7 @@ var started, startedAt = func() (begun time.Time, at time.Duration) {
 	return begun, at
 }()
 
-// now returns the time on the clock that all processes share. Go reads that clock without a system call.
+// now returns the time on the clock that all processes share. It uses time.Since, because time.Since needs no system call.
 func now() time.Duration { return startedAt + time.Since(started) }
 
 // consumer is a process that takes frames: all frames of one channel, and then of the next channel.
@@ -217,8 +217,8 @@ func (s *scene) mostFrames(pause time.Duration) int {
 	return 1 << 20
 }
 
-// sendFrames sends frames for the time s.Time, but at most as many frames as mostFrames returns. It returns the time just before each
-// publish.
+// sendFrames sends frames for the time s.Time, but at most as many frames as mostFrames returns. It returns, for each frame, the time just
+// before sendFrames published the frame.
 func (s *scene) sendFrames(ctx context.Context, src *source, ch *bridge.Channel, pause time.Duration) (sent []time.Duration, err error) {
 	most := s.mostFrames(pause)
 	sent = make([]time.Duration, 0, most)

@@ -99,7 +99,7 @@ func ratios(r *Report) []Ratio {
 		if ok && there && alone.PerSecond > 0 {
 			target := copyShare
 			if kind == string(mempool.Host) {
-				target = 0 // nothing can be faster than a copy, except by noise
+				target = 0 // no target: copying a frame cannot be faster than plain copying
 			}
 			add(copyWorkload, kind, copyBytes, bandwidth, mine.PerSecond/alone.PerSecond, target)
 		}

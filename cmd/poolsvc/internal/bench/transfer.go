@@ -10,8 +10,8 @@ import (
 	"github.com/poolbridge/poolbridge/mempool"
 )
 
-// transferCredit is how many unacknowledged frames a consumer may have. The number is so small that the consumer releases each frame
-// separately.
+// transferCredit is how many unacknowledged frames a consumer may have. It does not limit the transfers, because the pool can hold only one
+// buffer.
 const transferCredit = 8
 
 // The bench measures these two transfers with one buffer size only, because the size does not change their time. In the first transfer, the
@@ -129,7 +129,7 @@ func (s *scene) transferTo(ctx context.Context, src *source, w *worker, bytes ui
 	if err != nil {
 		return d, failed(err)
 	}
-	// send publishes the buffer, and waits until its memory has come back.
+	// send publishes the buffer, and waits until its memory is back in the pool.
 	send := func(number int) error {
 		err := stampNumber(ctx, b, uint64(number))
 		if err == nil {

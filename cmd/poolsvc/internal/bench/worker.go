@@ -142,7 +142,7 @@ func (w *worker) stop() error {
 // abandon kills the worker, because the worker may wait for ever.
 func (w *worker) abandon() error {
 	_ = w.cmd.Process.Kill() // Kill fails if the worker has ended
-	_ = w.cmd.Wait()         // the worker was killed, or lost has said why it ended
+	_ = w.cmd.Wait()         // the worker was killed, or the method `lost` has already reported why it ended
 	return w.acks.Close()
 }
 

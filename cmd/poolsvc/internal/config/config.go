@@ -121,8 +121,8 @@ func Read(path string) (*File, error) {
 	return f, r.problems.Err()
 }
 
-// load reads the file. It refuses a file that other users can change, and a file whose owner is neither this user nor root. The reason is
-// that the file says which users may use memory.
+// load reads the file. It refuses a file that other users can change, and a file whose owner is neither the user of this process nor root.
+// The reason is that the file says which users may use memory.
 func load(path string) (io.Reader, error) {
 	file, err := os.OpenFile(path, os.O_RDONLY|syscall.O_NONBLOCK, 0) // with O_NONBLOCK, opening a FIFO does not wait
 	if err != nil {
@@ -200,8 +200,8 @@ func (r *reader) pools(list *yaml.Node) {
 	}
 }
 
-// pairs calls the function `tell` for each key of the node, with the key and its value. It returns false if the node is not a list of keys
-// and values.
+// pairs calls the function `tell` for each key of the node, with the key and its value. It returns false if the node does not consist of
+// keys with values.
 func (r *reader) pairs(node *yaml.Node, what string, tell func(name string, key, value *yaml.Node)) bool {
 	if node.Kind != yaml.MappingNode {
 		r.wrong(node, "%s: expected keys with values (key: value), not %s", what, said(node))

@@ -8,8 +8,8 @@ import (
 	"unicode"
 )
 
-// Printable replaces each character of the text that cannot be printed with "?". The reason is that a client chose the text. If the text
-// is empty, Printable returns "-".
+// Printable replaces each character of the text that cannot be printed with "?". The reason is that a client chose the text: it could
+// contain control characters that change what the terminal shows. If the text is empty, Printable returns "-".
 func Printable(text string) string {
 	if text == "" {
 		return "-"

@@ -12,7 +12,7 @@ import (
 	"github.com/charmbracelet/x/term"
 )
 
-// The styles for the words of results. [Progress] and [Coloured] show colours only where people can see them.
+// These are the styles for the words of results. [Progress] and [Coloured] show colours only where people can see them.
 var (
 	Good    = lipgloss.NewStyle().Foreground(lipgloss.Green)
 	Bad     = lipgloss.NewStyle().Foreground(lipgloss.Red).Bold(true)

@@ -5,7 +5,7 @@ import "fmt"
 // Status is the grade of a finding.
 type Status string
 
-// The grades.
+// These are the grades of a finding.
 const (
 	OK      Status = "ok"
 	Warning Status = "warning" // something works less well, or works only in some cases

@@ -77,7 +77,8 @@ var lag = describe("channel_subscriber_lag_frames", "Frames that a consumer of a
 
 const maxSubscribers = 64
 
-// These are the Prometheus series about the whole service. `waiting` has present values. All others count from the start of the service.
+// These are the Prometheus series about the whole service. `waiting` is the number of requests that wait now. All other series count from
+// the start of the service.
 var (
 	events   = describe("events_total", "Events, by kind, including those that the history does not have one by one.", "kind")
 	endings  = describe("sessions_ended_total", "Sessions that ended, by how they ended: left, lost, error, closed, shutdown.", "how")

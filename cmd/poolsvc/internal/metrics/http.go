@@ -31,9 +31,9 @@ type Config struct {
 	Address string
 	// If AllowRemote is true, Address may be an address that other machines can reach.
 	AllowRemote bool
-	// Profile adds /debug/pprof/.
+	// If Profile is true, the server also serves /debug/pprof/.
 	Profile bool
-	// Ready is the function behind /readyz. It returns nil if the service answers clients.
+	// Ready is the function that the server calls for a request of /readyz. It returns nil if the service answers clients.
 	Ready func(context.Context) error
 	// Page is the web page that the server also serves. If Page is nil, the server serves no web page.
 	Page Page
@@ -44,7 +44,7 @@ type Config struct {
 type Page interface {
 	// Register adds the handlers of the page.
 	Register(*http.ServeMux)
-	// Close ends the open answers of the page.
+	// Close ends the answers that the page is still sending.
 	Close()
 }
 
@@ -55,8 +55,8 @@ type Server struct {
 	done     chan struct{}
 }
 
-// Serve starts a server that listens at the address in c. The function healthy is the check behind /healthz. It returns nil if the
-// service is healthy.
+// Serve starts a server that listens at the address in c. The server calls the function `healthy` for each request of /healthz. The
+// function returns nil if the service is healthy.
 //
 // Errors: [ErrRemote]; the error of the system if the address is in use.
 func Serve(c Config, from prometheus.Gatherer, healthy func(context.Context) error) (*Server, error) {
@@ -119,7 +119,7 @@ func (s *Server) run(log *slog.Logger) {
 // Addr returns the address at which the server listens.
 func (s *Server) Addr() net.Addr { return s.listener.Addr() }
 
-// Close closes the server. Open answers get a second to end.
+// Close closes the server. Answers that the server is still sending have one second to end.
 func (s *Server) Close() error {
 	ctx, cancel := context.WithTimeout(context.Background(), time.Second)
 	defer cancel()

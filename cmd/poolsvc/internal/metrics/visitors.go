@@ -14,10 +14,10 @@ import (
 const maxConnections, maxFromOne = 96, 32
 
 // visitors is a listener that accepts every connection. At most maxConnections connections are open, and at most maxFromOne of them are
-// from the same remote machine. If a new connection exceeds one of these limits, visitors closes an older connection. If the new connection
-// exceeds maxFromOne, the older connection is from the same machine as the new connection. visitors closes the connection that has waited
-// longest for a request. A connection waits if it is new, if it is idle, or if it has sent only a part of a request's header. If no
-// connection waits, visitors closes the connection whose answer has taken longest.
+// from the same remote machine. If a new connection exceeds one of these limits, the listener closes an older connection. If the new
+// connection exceeds maxFromOne, the older connection is from the same machine as the new connection. The listener closes the connection
+// that has waited longest for a request. A connection waits if it is new, if it is idle, or if it has sent only a part of a request's
+// header. If no connection waits, the listener closes the connection whose answer has taken longest so far.
 type visitors struct {
 	net.Listener
 
@@ -26,7 +26,7 @@ type visitors struct {
 	turns uint64 // number of all changes of all connections: a connection was accepted, began to wait, or began to answer
 }
 
-// visitor is a connection of visitors.
+// visitor is a connection that the listener visitors has accepted.
 type visitor struct {
 	net.Conn
 	of   *visitors
@@ -80,7 +80,7 @@ func (v *visitors) admit(c *visitor) (excess *visitor) {
 	return excess
 }
 
-// before says whether admit closes c and not other.
+// before says which of two connections admit closes: true stands for c, false stands for `other`.
 func (c *visitor) before(other *visitor) bool {
 	if c.answering != other.answering {
 		return other.answering

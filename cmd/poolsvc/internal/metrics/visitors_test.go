@@ -74,7 +74,7 @@ func (c *caller) Close() error {
 
 // crowd opens n connections from each address. The addresses take turns: one connection from the first address, one from the second
 // address, and so on. The first `answering` connections that crowd opens send a request at once. crowd returns all connections, and how
-// many connections of each address are still open at the end.
+// many connections of each address are still open after it has opened the last connection.
 func crowd(t *testing.T, n, answering int, addresses ...string) (all []*caller, open map[string]int) {
 	t.Helper()
 	for i := range n * len(addresses) {

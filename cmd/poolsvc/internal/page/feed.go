@@ -10,10 +10,10 @@ import (
 const (
 	// interval is the time between two descriptions of the service while a page is open.
 	interval = time.Second
-	// rest limits how much CPU time the service uses for descriptions, because requests need this CPU time. If a description took the time T,
-	// the next description of the same kind begins not earlier than rest × T after the beginning of that description.
+	// rest limits how much CPU time the service uses to describe itself, because requests need this CPU time. If a description took the
+	// time T, the next description of the same kind begins not earlier than rest × T after the beginning of that description.
 	rest = 200
-	// maxBlocks is how many blocks of all pools together a map shows one by one.
+	// maxBlocks is how many blocks the maps of all pools together show one by one.
 	maxBlocks = 1200
 	// maxPages is how many pages may be open at the same time.
 	maxPages = 32
@@ -21,7 +21,7 @@ const (
 
 var errFull = errors.New("too many pages are open")
 
-// The kinds of messages of a feed. A slow reader gets only the newest message of each kind.
+// These are the kinds of messages of a feed. A slow reader gets only the newest message of each kind.
 const (
 	lookMessage   = iota // the look: pools, sessions and channels, which change all the time
 	mapMessage           // the maps of the pools
@@ -33,8 +33,8 @@ const (
 // open.
 type feed struct {
 	// source returns the messages that describe the service. `most` limits how many blocks the maps show one by one. `took` is how long the
-	// service worked on the description. `made` has one element for each kind of message. If source made no message of a kind, the element is
-	// nil.
+	// service worked on the description. `made` has one element for each kind of message. If `source` made no message of a kind, the
+	// element of this kind is nil.
 	source   func(most int) (made [messages][]byte, took time.Duration)
 	interval time.Duration
 
@@ -44,7 +44,7 @@ type feed struct {
 	newest  [messages]message
 	changed chan struct{} // closed when there is a newer message
 	closed  bool
-	end     chan struct{} // closed by close
+	end     chan struct{} // the method close closes it
 	idle    chan struct{} // closed when the last page has left
 	done    sync.WaitGroup
 	due     [messages]time.Time

@@ -59,8 +59,9 @@ func (p *Page) Register(mux *http.ServeMux) {
 // Close ends the open streams.
 func (p *Page) Close() { p.feed.close() }
 
-// local refuses requests from other machines, and requests whose Host header does not name this machine. The reason is
-// that the page, unlike the metrics, shows processes and users.
+// local refuses requests from other machines, and requests whose Host header does not name this machine. The reason is that the page,
+// unlike the metrics, shows processes and users. Without the check of the Host header, a page of another site could read this page, because
+// that site can make its own host name point to this machine.
 func local(next http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		at, _ := r.Context().Value(http.LocalAddrContextKey).(net.Addr)
@@ -99,7 +100,7 @@ func port(at net.Addr) string {
 }
 
 // stream sends each message of the feed as a server-sent event. When a message has changed, stream sends it again. If the browser does not
-// read a message within the time p.patience, stream ends.
+// read a message within the time p.patience, the method `stream` returns, which ends the connection.
 func (p *Page) stream(w http.ResponseWriter, r *http.Request) {
 	if r.Method == http.MethodHead {
 		return

@@ -35,11 +35,11 @@ type Model struct {
 	help          bool
 }
 
-// The panes that can have a cursor.
+// These are the panes that can have a cursor.
 const (
 	sessionsPane = iota
 	channelsPane
-	eventsPane // the rows count from the newest event
+	eventsPane // row 0 is the newest event
 	panes
 )
 
@@ -100,7 +100,7 @@ func (m *Model) took(l looked) {
 	m.before, m.now = m.now, &l.snapshot
 	had := len(m.events)
 	if m.before != nil && m.before.epoch != m.now.epoch {
-		m.before = nil // the ids of before are ids of another epoch
+		m.before = nil // the ids in the earlier snapshot are ids of another epoch
 		m.events = append(m.events, mempool.HistoryEvent{At: m.now.at, Text: "another service answers: it was started again"})
 	}
 	m.events = append(m.events, m.now.events...)
@@ -159,8 +159,8 @@ func (m *Model) typeFilter(key tea.KeyPressMsg) {
 	}
 }
 
-// openDetails shows details of the session or the event under the cursor. If a channel is under the cursor, it shows the session of the
-// consumer that is furthest behind. If details are already open, openDetails closes them.
+// openDetails shows details of the session or the event under the cursor. If a channel is under the cursor, openDetails shows the session
+// of the consumer that has the most frames left to take. If details are already open, openDetails closes them.
 func (m *Model) openDetails() {
 	if m.now == nil || m.details != 0 || m.event != nil {
 		m.details, m.event = 0, nil

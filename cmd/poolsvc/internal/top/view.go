@@ -118,7 +118,7 @@ const helpText = `
 // rest.
 func (m *Model) drawAll() []string {
 	sessions, channels := m.drawSessions(), m.drawChannels()
-	rest := m.height - 2 - 3 // the title, the foot, and the blank lines between the panes
+	rest := m.height - 2 - 3 // without the title, the foot, and the 3 blank lines between the panes
 	pools := window(m.drawPools(), 1, 0, max(2, rest/4))
 	rest -= len(pools)
 	forEvents := max(2, rest/5)

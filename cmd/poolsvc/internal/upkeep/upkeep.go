@@ -36,8 +36,8 @@ func look(svc *service.Service) state {
 	return state{sizes[0].Value.Uint64() - sizes[1].Value.Uint64(), runtime.NumGoroutine() + s.Leases + s.Buffers + s.Names}
 }
 
-// Run returns unused memory to the system until ctx ends. At each tick, it checks whether the process uses much more memory, or whether
-// most of the goroutines, leases, buffers and names are gone.
+// Run returns unused memory to the system until ctx ends. At each tick, it checks whether the process uses much more memory than after the
+// last garbage collection, or whether most of the goroutines, leases, buffers and names of that time are gone.
 func Run(ctx context.Context, svc *service.Service, ticks <-chan time.Time) {
 	last := look(svc)
 	for {

@@ -22,8 +22,8 @@ const unmapLimit = 20 * time.Second
 // longestPause is the longest pause between two reads of the service's pools.
 const longestPause = 50 * time.Millisecond
 
-// pool makes a pool for buffers that have together as many bytes as bytes says. undo destroys the pool and everything
-// that is published in the pool.
+// pool makes a pool for buffers that have `bytes` bytes in total. The function `undo` destroys the pool and everything that is published in
+// the pool.
 func (s *scene) pool(ctx context.Context, name string, bytes uint64) (p *bridge.Pool, undo func() error, err error) {
 	p, err = s.client.CreatePool(ctx, mempool.PoolSpec{Name: name, Kind: s.kind, Device: s.device(), MaxBytes: bytes/8*9 + poolSlack})
 	if err != nil {
@@ -39,7 +39,8 @@ func (s *scene) pool(ctx context.Context, name string, bytes uint64) (p *bridge.
 
 // quiet waits until the service has freed the memory of earlier checks. The service frees a block when no process maps the block any more.
 // This process may be the last process that maps the block, and it may unmap the block after the check has ended. The driver calls that
-// unmap and free memory wait for running kernels. During this wait, other driver calls of the same process may wait too.
+// unmap and free memory wait for running kernels. During this wait, other driver calls of the same process may wait too. So a check calls
+// the method `quiet` before it holds a kernel.
 func (s *stage) quiet(ctx context.Context) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -93,8 +94,8 @@ func (s *scene) publish(ctx context.Context, name string, n uint64, p *work.Patt
 	return undo, nil
 }
 
-// look compares the content of the named buffer with the pattern p. If `then` is not nil, look afterwards writes the pattern `then` into
-// the buffer.
+// look compares the content of the named buffer with the pattern p. If `then` is not nil, the method `look` also writes the pattern `then`
+// into the buffer, after the comparison.
 func (s *scene) look(ctx context.Context, name string, n uint64, p, then *work.Pattern) error {
 	l, err := s.client.Get(ctx, name, bridge.LeaseOptions{Write: then != nil})
 	if err != nil {

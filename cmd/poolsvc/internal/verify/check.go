@@ -11,7 +11,7 @@ import (
 // scenario is a way to use shared memory. The name of each check contains its scenario.
 type scenario string
 
-// The scenarios. The name of a check contains one of these texts.
+// These are the scenarios. The name of a check contains one of these texts.
 const (
 	transfer scenario = "transfer" // one process writes; another process reads, and answers in the same memory
 	mapping  scenario = "mapping"  // sub-ranges, read-only mappings, and several mappings of one allocation

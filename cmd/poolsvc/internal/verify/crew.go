@@ -16,8 +16,8 @@ type role struct {
 	flag, value string // an additional flag and its value; empty: none
 }
 
-// crew starts workers before the checks that need them, because a worker spends most of its starting time on imports. The crew also keeps
-// each shared worker alive while no check uses it.
+// crew starts workers before the checks that need them begin. So a check does not wait while its worker imports Python libraries, which
+// takes long. The crew also keeps each shared worker alive while no check uses it.
 type crew struct {
 	start   func(role) (*worker, error)
 	prepare func(*worker, role) error

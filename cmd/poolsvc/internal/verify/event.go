@@ -26,8 +26,8 @@ func eventChecks(kind mempool.Kind, consumers []string, _ Options) []check {
 		"streams that wait for words"))...)
 }
 
-// awaited returns a check of one way to wait for GPU work. If the function `has` returns false for the GPU, the check is skipped. `what` is
-// the name of the feature that the GPU lacks in this case.
+// awaited returns a check of one way to wait for GPU work: `by` says which way. If the function `has` returns false for the GPU, the check
+// is skipped. `what` is the name of the feature that the GPU lacks in this case.
 func awaited(by string, has func(cuda.Device) (bool, error), what string) func(context.Context, *scene, string) error {
 	return func(ctx context.Context, s *scene, consumer string) error {
 		d, err := mempool.FindDevice(s.options.Device)
@@ -148,8 +148,8 @@ const (
 )
 
 // meanwhile returns how long a call of the function `publish` takes while a kernel is held. The function `open` lets the kernel run. If
-// `publish` waits for the kernel, meanwhile also calls the function `query`, which queries an idle stream. If `query` waits too, the error
-// says that the driver blocks the calls of this process.
+// `publish` waits for the kernel, the function `meanwhile` also calls the function `query`, which queries an idle stream. If `query` waits
+// too, the error says that the driver blocks the calls of this process.
 func meanwhile(open func(), query func() (bool, error), publish func() error) (took time.Duration, err error) {
 	published := make(chan error, 1)
 	began := time.Now()

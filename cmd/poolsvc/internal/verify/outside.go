@@ -140,8 +140,8 @@ func (m *shared) Info() mempool.LeaseInfo {
 func (m *shared) Bytes(context.Context) ([]byte, error)    { return nil, nil }
 func (m *shared) Pointer(context.Context) (uintptr, error) { return uintptr(m.mapping.Ptr()), nil }
 
-// send sends the size and the descriptor to another process, which connects to a socket. receive makes the other
-// process connect and receive; it runs while send waits for the connection.
+// send sends the size and the descriptor to another process, which connects to a socket. The function `receive` makes the other process
+// connect and receive. It runs while the method `send` waits for the connection.
 func (m *shared) send(ctx context.Context, path string, receive func(context.Context) error) (err error) {
 	listener, err := seqpacket.Listen(path, seqpacket.ListenConfig{})
 	if err != nil {

@@ -49,8 +49,8 @@ func uuids(devices ...cuda.Device) (list []string, err error) {
 	return list, nil
 }
 
-// peer lets a worker compare and write memory of one GPU with a kernel on another GPU. If the other GPU cannot access the memory, the
-// worker must get a clear error.
+// peer lets a worker use memory of one GPU in a kernel that runs on another GPU. The kernel compares the memory with a pattern and then
+// writes into the memory. If the other GPU cannot access the memory, the worker must get a clear error.
 func peer(ctx context.Context, s *scene, consumer string) (err error) {
 	own, other, err := s.other()
 	if err != nil {
@@ -65,7 +65,7 @@ func peer(ctx context.Context, s *scene, consumer string) (err error) {
 		return err
 	}
 	t := work.Task{Name: s.uniqueName("peer"), Pattern: s.options.written(), Then: s.options.answered(), Elements: s.options.Elements}
-	if consumer != goConsumer { // libraries behave differently on another GPU, so the project's own kernel compares there
+	if consumer != goConsumer { // the libraries differ in how they treat memory of another GPU, so the project's own kernel compares it
 		t = work.Task{Task: "peer", Name: t.Name, Pattern: masked(0), Elements: maskedElements, Device: names[1]}
 		if t.Path, err = s.kernels(); err != nil {
 			return err
@@ -105,7 +105,7 @@ func (s *scene) abroad(consumer string) (role, error) {
 	return role{consumer: consumer, flag: "--device", value: u.String()}, err
 }
 
-// seeing returns the role of a worker that sees only the GPUs in visible.
+// seeing returns the role of a worker that sees only the GPUs that `visible` names.
 func seeing(consumer, visible string) role {
 	return role{consumer: consumer, env: "CUDA_VISIBLE_DEVICES=" + visible}
 }
@@ -166,7 +166,7 @@ func invisible(ctx context.Context, s *scene, consumer string) error {
 	return s.asSeen(ctx, r, func(err error) error { return refused(err, names...) })
 }
 
-// asSeen lets a worker with a role compare a buffer, and passes the error to judge.
+// asSeen lets a worker with a role compare a buffer, and passes the error to the function `judge`.
 func (s *scene) asSeen(ctx context.Context, r role, judge func(error) error) (err error) {
 	name := s.uniqueName("as-seen")
 	undo, err := s.publish(ctx, name, s.options.Elements, s.options.written())
@@ -183,7 +183,7 @@ func (s *scene) asSeen(ctx context.Context, r role, judge func(error) error) (er
 	return judge(err)
 }
 
-// refused returns an error unless err says that a GPU is unavailable and names the GPUs in uuids.
+// refused returns an error unless err says that a GPU is unavailable and names the GPUs whose UUIDs are in `uuids`.
 func refused(err error, uuids ...string) error {
 	failed, ok := errors.AsType[*work.Failure](err)
 	switch {

@@ -13,7 +13,7 @@ import (
 // Status says how a check ended.
 type Status string
 
-// The ways in which a check can end.
+// These are the ways in which a check can end.
 const (
 	Passed  Status = "passed"
 	Failed  Status = "failed"

@@ -101,7 +101,7 @@ func (p *roster) consumersOf(kind mempool.Kind) []string {
 	return append([]string{goConsumer}, p.Consumers[string(kind)]...)
 }
 
-// missing says why the other libraries of the interpreter cannot use memory of a kind, or returns "".
+// missing says why some or all libraries of the interpreter cannot use memory of a kind. If all can use it, missing returns "".
 func (p *roster) missing(kind mempool.Kind) string {
 	if why := p.Missing[string(kind)]; why != "" {
 		return why

@@ -41,8 +41,8 @@ func roundTrips(kind mempool.Kind, consumers []string, o Options) []check {
 	return checks
 }
 
-// roundTrip checks the direction from Go to a worker. Go writes the pattern i + Seed. A worker in another process compares the memory
-// through a zero-copy array and writes its own pattern. Then Go checks the worker's pattern.
+// roundTrip checks the direction from Go to a worker. Go writes a pattern: element i gets the value i + Seed. A worker in another process
+// compares the memory through a zero-copy array and writes its own pattern. Then Go checks the worker's pattern.
 func roundTrip(ctx context.Context, s *scene, consumer string, n uint64) (err error) {
 	name := s.uniqueName("round-trip")
 	undo, err := s.publish(ctx, name, n, s.options.written())

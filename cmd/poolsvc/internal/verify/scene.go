@@ -92,8 +92,8 @@ func (s *stage) prepare(w *worker, r role) error {
 // fresh returns a worker that only this check uses.
 func (s *scene) fresh(r role) (*worker, error) { return s.crew.take(booking{s.number, r}) }
 
-// worker returns a shared worker for a library. Each call in one check returns the same worker, unless the worker has ended. Later checks
-// use the worker again.
+// worker returns a shared worker for a library. In one check, each call for the same library returns the same worker, unless the worker has
+// ended. Later checks use the worker again.
 func (s *scene) worker(consumer string) (*worker, error) {
 	return s.engage(consumer, consumer, consumer)
 }

@@ -17,7 +17,7 @@ func slowChecks(kind mempool.Kind, consumers []string, _ Options) []check {
 	if !onGPU(kind) {
 		return nil
 	}
-	var streaming []string // NumPy uses pinned memory but has no streams
+	var streaming []string // the consumers that have streams; NumPy can use pinned memory but has no streams
 	for _, c := range consumers {
 		if c != "numpy" {
 			streaming = append(streaming, c)
@@ -38,8 +38,9 @@ type handing struct {
 	takes  time.Duration // how long the slow kernel runs after the gate is open
 }
 
-// slowly returns a check that calls rehearse once, and then calls the function `run` twice. During the first call, `run` may still map new
-// memory. During the second call, the kernel runs for some time after the gate is open. The check reports the times of the second call.
+// slowly returns a check that calls the method `rehearse` once, and then calls the function `run` twice. During the first call, `run` may
+// still map new memory. During the second call, the kernel runs for some time after the gate is open. The check reports the times of the
+// second call.
 func slowly(run func(context.Context, *handing) error) func(context.Context, *scene, string) error {
 	return func(ctx context.Context, s *scene, consumer string) (err error) {
 		d, err := mempool.FindDevice(s.options.Device)
@@ -144,8 +145,8 @@ func slowConsumer(ctx context.Context, h *handing) error {
 	return h.look(ctx, h.task.Name, maskedElements, h.second, nil)
 }
 
-// write calls the function `earlier`, which may queue work in this process's stream. Then write queues a kernel that writes the new
-// content, and publishes the buffer. It returns how long the calls of Get, WaitOn and Publish took.
+// write calls the function `earlier`, which may queue work in this process's stream. Then the method `write` queues a kernel that writes
+// the new content, and publishes the buffer. It returns how long the calls of Get, WaitOn and Publish took.
 func (h *handing) write(ctx context.Context, earlier func() error) (took time.Duration, err error) {
 	g := h.gpu
 	start := time.Now()

@@ -22,8 +22,9 @@ const (
 	fullAfter     = 0.1 // how many seconds a producer waits at a full channel before the publish fails
 )
 
-// streamChecks returns checks of channels. The ring check runs with each library as the consumer. It also runs with each library except Go
-// as the producer. The other checks run only with the libraries that the function `preferred` returns.
+// streamChecks returns checks of channels. The ring check uses, as the consumer, each library that the function `streamers` returns. A
+// second ring check uses each of these libraries except Go as the producer. The other checks run only with the libraries that the function
+// `preferred` returns.
 func streamChecks(_ mempool.Kind, consumers []string, _ Options) []check {
 	able := streamers(consumers)
 	best := preferred(able)
@@ -189,12 +190,12 @@ func (f *flow) fill(ctx context.Context, p player, code string) error {
 	return nil
 }
 
-// publishing returns a function that calls publish, for together.
+// publishing returns a function that calls the method `publish`. The caller passes the returned function to `together`.
 func (f *flow) publishing(p player, first, last uint64) func(context.Context) error {
 	return func(ctx context.Context) error { return f.publish(ctx, p, first, last) }
 }
 
-// taking returns a function that calls take, for together.
+// taking returns a function that calls the method `take`. The caller passes the returned function to `together`.
 func (f *flow) taking(p player, first, last uint64) func(context.Context) error {
 	return func(ctx context.Context) error {
 		_, err := f.take(ctx, p, work.Task{}, first, last)
@@ -282,8 +283,9 @@ func together(ctx context.Context, parts ...func(context.Context) error) error {
 	return g.Wait()
 }
 
-// ring lets a producer publish frames until the channel is full. Then the consumer (`one`) takes frames, and the producer publishes again.
-// While the channel is full, the producer must not overwrite the frame that the consumer keeps.
+// ring lets the consumer (`one`) take the first frame and keep it, and lets the producer publish frames until the channel is full. The
+// producer must not overwrite the frame that the consumer keeps. Then the consumer releases this frame and takes the other frames, while
+// the producer publishes more frames.
 func (f *flow) ring(ctx context.Context, producer, one player) error {
 	if err := f.publish(ctx, producer, 1, 1); err != nil {
 		return err

@@ -8,8 +8,8 @@ import (
 	"github.com/poolbridge/poolbridge/mempool"
 )
 
-// withVictim starts a worker that uses the library of the check, and passes it to the function run as victim. The function run kills this
-// worker.
+// withVictim starts a worker that uses the library of the check, and passes it to the function `run` as the argument `victim`. The function
+// `run` kills this worker.
 func withVictim(run func(ctx context.Context, f *flow, victim player) error) func(context.Context, *flow) error {
 	return func(ctx context.Context, f *flow) error {
 		w, err := f.fresh(role{consumer: f.one.consumer})

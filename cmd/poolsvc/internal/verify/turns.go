@@ -6,8 +6,8 @@ import (
 	"sync"
 )
 
-// turns decides which check begins next. Several goroutines run checks. After each check, a goroutine asks turns for its next check. Checks
-// begin in the order of the list. If all workers of a check are in use, a later check may begin first.
+// turns decides which check begins next. Several goroutines run checks. After each check, a goroutine calls the method `next` to get its
+// next check. Checks begin in the order of the list. If all workers that a check can use are in use, a later check may begin before it.
 type turns struct {
 	room map[string]int // how many checks may use the workers of a name at the same time; it has an entry for every name
 
@@ -29,8 +29,8 @@ func newTurns(room map[string]int, left []turn) *turns {
 	return t
 }
 
-// next returns the next check. If no check is left, ok is false. If the workers of all remaining checks are in use, next waits. The
-// caller must pass each returned check to done.
+// next returns the next check. If no check is left, or if ctx has ended, ok is false. If the workers of all remaining checks are in use,
+// the method `next` waits. When a returned check has ended, the caller must pass it to the method `done`.
 func (t *turns) next(ctx context.Context) (next turn, ok bool) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -47,7 +47,7 @@ func (t *turns) next(ctx context.Context) (next turn, ok bool) {
 	return turn{}, false
 }
 
-// done records that a check has ended, and wakes the callers of next.
+// done records that a check has ended, and wakes the goroutines that wait in the method `next`.
 func (t *turns) done(n turn) {
 	t.mu.Lock()
 	defer t.mu.Unlock()

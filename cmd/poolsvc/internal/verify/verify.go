@@ -43,8 +43,8 @@ type Options struct {
 	Elements uint64
 	// Device names the GPU that the checks use: the ordinal or the UUID of the GPU.
 	Device string
-	// The process that writes a buffer first writes the pattern i + Seed. The process that answers in the same buffer writes the pattern
-	// WorkerSeed − i.
+	// The process that writes a buffer first writes the value i + Seed into each element i. The process that answers in the same buffer
+	// writes the value WorkerSeed − i.
 	Seed, WorkerSeed int64
 	// Workers is how many workers check one buffer at the same time.
 	Workers int
@@ -213,7 +213,8 @@ func onStage(ctx context.Context, o Options, play func(*stage) error) (err error
 }
 
 // runAll runs the checks. Checks of all scenarios except `order` run first, several at the same time. Then the checks of the scenario
-// `order` run, one after another. They run alone because they measure times, and because a held kernel may block any call of its process.
+// `order` run, one after another. They run alone because they measure times, and because, while a process holds a kernel, any driver call
+// of the same process may wait.
 func (s *stage) runAll(checks []chosen, unavailable map[mempool.Kind]error, report *Report) error {
 	s.options.Progress.lack(wanted(checks, unavailable))
 	defer s.options.Progress.end()
@@ -314,8 +315,8 @@ func wanted(checks []chosen, unavailable map[mempool.Kind]error) map[mempool.Kin
 	return kinds
 }
 
-// plan lists the workers that the checks need and that are not idle already, in the order of the checks. room is how
-// many workers of each name checks may use at the same time.
+// plan lists the workers that the checks need and that are not idle already, in the order of the checks. For each name of workers, `room`
+// is how many of these workers the checks may use at the same time.
 func (s *stage) plan(checks []chosen, room map[string]int, unavailable map[mempool.Kind]error) (planned []booking) {
 	known := make(map[string]bool)
 	for i, c := range checks {
@@ -328,7 +329,7 @@ func (s *stage) plan(checks []chosen, room map[string]int, unavailable map[mempo
 			switch uses {
 			case crowdOf(c.consumer):
 				n = s.options.Workers
-			case goConsumer: // starts fast
+			case goConsumer: // a Go worker starts fast
 				n = 1
 			}
 			planned = append(planned, slices.Repeat([]booking{{severalChecks, role{consumer: c.consumer}}}, max(n, 0))...)

@@ -11,10 +11,11 @@ import (
 	"github.com/poolbridge/poolbridge/mempool"
 )
 
-// maskedElements is the number of elements in the checks of mappings: 1 MiB of (2·i + 1337) XOR 0xDEADBEEF.
+// maskedElements is the number of elements in the checks of mappings. The elements have 1 MiB in total, and element i is (2·i + 1337) XOR
+// 0xDEADBEEF.
 const maskedElements = 262144
 
-// masked returns the pattern (2·i + 1337) XOR 0xDEADBEEF, from element first on.
+// masked returns the pattern (2·i + 1337) XOR 0xDEADBEEF, from element `first` on.
 func masked(first uint32) *work.Pattern { return work.Masked(2, 1337+2*first, 0xDEADBEEF) }
 
 // vmmChecks returns checks of kinds of memory that can be mapped read-only.

@@ -47,7 +47,7 @@ func (b *Bench) Fill(ctx context.Context, m Memory, n uint64, p *Pattern) error 
 	})
 }
 
-// Apply applies a transform to n elements in place.
+// Apply applies a transform in place to the first n elements of the memory.
 func (b *Bench) Apply(ctx context.Context, m Memory, n uint64, t Transform) error {
 	change := pattern.Transform{Scale: t.Scale, Offset: t.Offset}
 	return b.with(ctx, m, n*ElementBytes, change.Apply, func(g *GPU, ptr cuda.DevicePtr) error {
@@ -55,7 +55,7 @@ func (b *Bench) Apply(ctx context.Context, m Memory, n uint64, t Transform) erro
 	})
 }
 
-// Verify compares n elements with a pattern.
+// Verify compares the first n elements of the memory with a pattern.
 func (b *Bench) Verify(ctx context.Context, m Memory, n uint64, p *Pattern) (r pattern.Report, err error) {
 	want, err := p.pattern()
 	if err != nil {
@@ -71,7 +71,8 @@ func (b *Bench) Verify(ctx context.Context, m Memory, n uint64, p *Pattern) (r p
 	return r, err
 }
 
-// with calls onCPU with the first bytes of the tensor if the CPU can access the memory and Device is empty. Otherwise it calls onGPU.
+// with calls the function `onCPU`, and passes the first bytes of the tensor, if the CPU can access the memory and Device is empty.
+// Otherwise it calls the function `onGPU`.
 func (b *Bench) with(ctx context.Context, m Memory, bytes uint64, onCPU func([]byte) error, onGPU func(*GPU, cuda.DevicePtr) error) error {
 	off := m.Info().Tensor.ByteOffset
 	mem, err := m.Bytes(ctx)

@@ -6,7 +6,7 @@ import (
 	"time"
 )
 
-// The ways in which the task "await" can wait.
+// These are the ways in which the task "await" can wait.
 const (
 	ByEvent = "event"
 	ByFence = "fence"

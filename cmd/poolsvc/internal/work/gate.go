@@ -19,8 +19,8 @@ type Gate struct {
 	word *cuda.Pinned // 0: closed
 }
 
-// NewGate makes a closed gate. NewGate also runs each kernel of a slow check once. The reason is that the driver loads a kernel at its
-// first run, and that this loading may wait for held kernels.
+// NewGate makes a closed gate. NewGate also runs, once, each kernel that a check queues while the gate is closed. The reason is that the
+// driver loads a kernel at its first run, and that this loading may wait for held kernels.
 func (g *GPU) NewGate() (*Gate, error) {
 	word, err := g.Context.NewPinned(8)
 	if err != nil {

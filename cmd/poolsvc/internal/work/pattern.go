@@ -17,13 +17,13 @@ type Pattern struct {
 	Mask      uint32  `json:"mask,omitempty"`
 }
 
-// Transform changes memory in place: x becomes Scale·x + Offset.
+// Transform changes memory in place: each element x becomes Scale·x + Offset.
 type Transform struct {
 	Scale  float64 `json:"scale"`
 	Offset float64 `json:"offset"`
 }
 
-// Affine returns the pattern float32(scale·i + offset).
+// Affine returns the pattern whose element i is float32(scale·i + offset).
 func Affine(scale, offset float64) *Pattern {
 	return &Pattern{Kind: "affine", Scale: scale, Offset: offset}
 }
@@ -34,7 +34,7 @@ func (p Pattern) Within(tolerance float64) *Pattern {
 	return &p
 }
 
-// Masked returns the pattern (scale·i + offset) XOR mask. Its elements have the type uint32.
+// Masked returns the pattern whose element i is (scale·i + offset) XOR mask. Its elements have the type uint32.
 func Masked(scale, offset, mask uint32) *Pattern {
 	return &Pattern{Kind: "masked", Scale: float64(scale), Offset: float64(offset), Mask: mask}
 }

@@ -222,8 +222,8 @@ func (w *Worker) streamRelay(ctx context.Context, t *Task) (*Answer, error) {
 	return a, w.sync(ctx)
 }
 
-// sync returns when the service has handled all releases that the worker has sent. The service does not answer a release, so sync sends
-// another request and waits for its answer.
+// sync returns when the service has handled all releases that the worker has sent. The service handles the requests of a session in order,
+// but does not answer a release. So sync sends another request and waits for the answer.
 func (w *Worker) sync(ctx context.Context) error {
 	_, err := w.client.Stats(ctx)
 	return err

@@ -2,7 +2,7 @@ package work
 
 // Task is a task for a worker. Each task uses only some of the fields.
 type Task struct {
-	// Task is the name of the task: see [Worker].
+	// Task is the name of the task. The variable `tasks` in worker.go has the names of the tasks that a Go worker can do.
 	Task string `json:"task"`
 	// Name is the name of a buffer or a channel. Names are the names of several buffers.
 	Name  string   `json:"name,omitempty"`
@@ -110,6 +110,6 @@ type Probe struct {
 	Native bool `json:"native"`
 	// Consumers lists, for each kind of memory, the libraries that can use memory of this kind. The preferred library comes first.
 	Consumers map[string][]string `json:"consumers"`
-	// Missing says, for a kind of memory, why the other libraries cannot use memory of this kind.
+	// Missing says, for a kind of memory, why the libraries that are not in Consumers cannot use memory of this kind.
 	Missing map[string]string `json:"missing"`
 }
