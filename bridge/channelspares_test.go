@@ -154,6 +154,69 @@ func TestMemoryOnWhichWorkIsUnderWayIsTakenLast(t *testing.T) {
 	assert.ErrorIs(t, err, ErrLimit)
 }
 
+func TestAProducerWhoseReadersStillWorkTakesNoMoreMemoryThanItsChannelNeeds(t *testing.T) {
+	s := pair(t, hostPool("p", 64<<16), mempool.ChannelSpec{Capacity: 2})
+	from := s.follow(t, mempool.SubscribeOptions{})
+	clock, err := s.consumer.Clock(t.Context())
+	require.NoError(t, err)
+	word, err := clock.Word()
+	require.NoError(t, err)
+	var works []mempool.Fence
+	for n := uint64(0); ; n++ {
+		l := allocate(t, s.pool, 1<<16)
+		if len(l.Info().Wait) > 0 { // the block of an earlier frame
+			defer l.Release(false)
+			break
+		}
+		_, err := s.from.Publish(t.Context(), l, mempool.FrameOptions{})
+		require.NoError(t, err)
+		f, err := from.next(t.Context())
+		require.NoError(t, err)
+		works = append(works, clock.Next(word))
+		require.NoError(t, f.Lease.end(false, works[n]))
+		f.Lease.leave()
+	}
+	assert.Equal(t, 2+sparesMore, s.svc.Stats().Buffers)
+	assert.NoError(t, clock.Reach(works[len(works)-1]))
+}
+
+func TestMemoryOnWhichWorkIsUnderWayIsTakenIfThereIsNoOtherInOnePiece(t *testing.T) {
+	s, finish := unfinished(t, 5)
+	defer finish()
+	other, err := s.consumer.TryOpenPool(t.Context(), "p")
+	require.NoError(t, err)
+	var halves []*Lease
+	for range 6 {
+		halves = append(halves, allocate(t, other, 1<<15))
+	}
+	for i := 1; i < len(halves); i += 2 { // then no two free blocks are neighbours
+		require.NoError(t, halves[i].Release(false))
+	}
+	l := allocate(t, s.pool, 1<<16)
+	assert.Len(t, l.Info().Wait, 1)
+	_, err = other.TryAllocate(t.Context(), mempool.Bytes(1<<16))
+	assert.ErrorIs(t, err, ErrOutOfMemory)
+	require.NoError(t, l.Release(false))
+}
+
+func TestClosedChannelsAreForgottenWhileAnotherStreamGoesOn(t *testing.T) {
+	s := pair(t, hostPool("p", 1<<20), mempool.ChannelSpec{Capacity: 1})
+	from := s.follow(t, mempool.SubscribeOptions{})
+	for range 3 {
+		ch := makeChannel(t, s.producer, s.pool, mempool.ChannelSpec{Name: "short", Capacity: 4})
+		require.NoError(t, sendFrame(t.Context(), s.pool, ch, 0, 1<<16, mempool.FrameOptions{}))
+		require.NoError(t, ch.Close(t.Context()))
+	}
+	spares := s.producer.shared.spares(s.pool.info.ID)
+	for n := uint64(0); len(spares.members()) > 1; n++ {
+		s.send(t, n)
+		require.NoError(t, receive(t, from, n).Release())
+	}
+	spares.mu.Lock()
+	defer spares.mu.Unlock()
+	assert.Equal(t, 1+sparesMore, spares.most)
+}
+
 func TestMemoryIsReleasedWhenTheReadersOfTheLastFrameAreDone(t *testing.T) {
 	for what, do := range map[string]func(t *testing.T, s *channelPair){
 		"wanted": func(*testing.T, *channelPair) {},

@@ -98,9 +98,9 @@ func (sp *spares) allocate(ctx context.Context, try attempt, p *Pool, t mempool.
 		sp.reclaim()
 		l, others, busy = sp.take(n, true)
 	}
-	if busy {
+	if busy && sp.mayGrow() {
 		lease, err := p.alloc(ctx, once, t)
-		if !errors.Is(err, ErrLimit) {
+		if !noRoom(err) {
 			sp.put(l)
 			return lease, err
 		}
@@ -229,12 +229,13 @@ func (sp *spares) reclaim() {
 }
 
 // take removes a spare of n bytes from the list: the newest spare without running work. If every spare of n bytes has running work and
-// `any` is true, take removes the oldest of these spares. `busy` means that work on the returned spare is running and the client may have
-// more spares. Then the caller first asks the service for new memory. `others` means that the list has spares of other sizes.
+// `any` is true, take removes the oldest of these spares. `busy` means that work on the returned spare is running. `others` means that the
+// list has spares of other sizes.
 func (sp *spares) take(n uint64, any bool) (l *loan, others, busy bool) {
 	sp.mu.Lock()
 	defer sp.mu.Unlock()
-	at, work := -1, true
+	at := -1
+	busy = true
 	for i, l := range slices.Backward(sp.list) {
 		if l.info.Bytes != n {
 			others = true
@@ -242,17 +243,28 @@ func (sp *spares) take(n uint64, any bool) (l *loan, others, busy bool) {
 		}
 		at = i
 		if l.wait = sp.client.timelines.left(l.wait); len(l.wait) == 0 {
-			work = false
+			busy = false
 			break
 		}
 	}
-	if at < 0 || work && !any {
+	if at < 0 || busy && !any {
 		return nil, others, false
 	}
-	busy = work && len(sp.list) < sp.most && !sp.tight
 	l = sp.list[at]
 	sp.list = slices.Delete(sp.list, at, at+1)
 	return l, others, busy
+}
+
+// mayGrow reports whether an allocation may ask the service for new memory although it has taken a spare from the list. With the new
+// memory, the client must have at most `most` blocks: spares, and blocks that the channels of the pool have.
+func (sp *spares) mayGrow() bool {
+	lent := 0
+	for _, p := range sp.members() {
+		lent += p.native.Lent()
+	}
+	sp.mu.Lock()
+	defer sp.mu.Unlock()
+	return !sp.tight && lent+len(sp.list)+1 < sp.most
 }
 
 // lease makes a lease of a spare.
@@ -320,19 +332,24 @@ func (sp *spares) look() {
 	sp.pause = sparesLook
 }
 
-// sweep releases all spares if nothing was allocated since the last sweep. It runs as a task.
+// sweep forgets the producers whose channels are destroyed and have given all blocks back. It releases all spares if nothing was allocated
+// since the last sweep. It runs as a task.
 func (sp *spares) sweep() {
 	used := sp.used.Swap(false)
 	lent := 0
-	if !used {
-		for _, p := range sp.members() {
-			p.reclaim()
-			if n := p.native.Lent(); n > 0 || !p.native.Destroyed() {
-				lent += n
-			} else {
-				sp.forget(p)
-			}
+	for _, p := range sp.members() {
+		destroyed := p.native.Destroyed()
+		if used && !destroyed { // allocations reclaim the blocks
+			continue
 		}
+		p.reclaim()
+		n := p.native.Lent()
+		lent += n
+		if n == 0 && destroyed {
+			sp.forget(p)
+		}
+	}
+	if !used {
 		sp.empty()
 	}
 	sp.mu.Lock()

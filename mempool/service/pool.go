@@ -216,6 +216,7 @@ func (p *Pool) take(w *waiter, n uint64) (*block, error) {
 		}
 		if scarce != nil {
 			leave()
+			p.hasten(w)
 			if !w.wait(p.relief.after(relieved)) && !awaits() {
 				return nil, w.cause(hopeful(scarce))
 			}
@@ -229,8 +230,8 @@ func (p *Pool) take(w *waiter, n uint64) (*block, error) {
 					s.notePoolFull(p, size, fmt.Sprintf("and has waited %v for it", waited))
 				}
 			}
-			if w.least > 0 && p.held == 0 && !errors.Is(err, mempool.ErrRecalling) {
-				w.shorten(w.least)
+			if !errors.Is(err, mempool.ErrRecalling) {
+				p.hasten(w)
 			}
 			p.watchCharged() // nothing tells the service when GPU work ends
 			if w.wait(line.wait(room, mine)) || awaits() {
@@ -241,6 +242,13 @@ func (p *Pool) take(w *waiter, n uint64) (*block, error) {
 			err = p.full(size) // made only now: most waits succeed
 		}
 		return nil, w.cause(hopeful(&refusal{err, p, size}))
+	}
+}
+
+// hasten makes an allocation wait for at most w.least if no block of the pool is about to be freed. The caller holds Service.mu.
+func (p *Pool) hasten(w *waiter) {
+	if w.least > 0 && w.patient() && p.held == 0 {
+		w.shorten(w.least)
 	}
 }
 
@@ -360,7 +368,7 @@ func (p *Pool) allocate(ctx context.Context, size uint64) (mempool.Allocation, e
 }
 
 // mayDestroy says whether a peer may destroy the pool. The pool's maker and the service's user always may. Every other peer may destroy the
-// pool only if the peer may make pools (creator is true) and may use this pool.
+// pool only if the peer may make pools (`creator` is true) and may use this pool.
 func (p *Pool) mayDestroy(peer mempool.Peer, creator bool) bool {
 	return peer.UID == p.uid || peer.UID == p.svc.uid || creator && p.access.Allows(peer)
 }

@@ -9,6 +9,7 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
+	"github.com/poolbridge/poolbridge/internal/situation"
 	"github.com/poolbridge/poolbridge/mempool"
 )
 
@@ -35,6 +36,19 @@ func TestAnAllocationEndsWhenAllRecalledBlocksHaveComeBack(t *testing.T) {
 		_, err := c.AllocateRecalled(context.Background(), p.info.ID, mempool.Bytes(4096), 0, time.Hour)
 		require.ErrorIs(t, err, mempool.ErrLimit)
 		assert.Equal(t, 100*time.Millisecond, time.Since(began))
+	})
+}
+
+func TestAnAllocationWithoutMemoryEndsAfterTheLeastTimeIfNoBlockIsOnItsWayBack(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		svc := newService(t)
+		s := open(t, svc)
+		p, arena := fakePool(t, s, 4096)
+		arena.set("Allocate", situation.Of(mempool.ErrOutOfMemory, "none"))
+		began := time.Now()
+		_, err := s.AllocateRecalled(context.Background(), p.info.ID, mempool.Bytes(512), 0, time.Hour)
+		require.ErrorIs(t, err, mempool.ErrOutOfMemory)
+		assert.Less(t, time.Since(began), time.Second)
 	})
 }
 
