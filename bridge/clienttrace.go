@@ -20,7 +20,7 @@ type Tracer interface {
 	TraceEnd(ctx context.Context, o *Operation, err error)
 }
 
-// The names of operations.
+// These are the names of operations.
 const (
 	OpAllocate = "allocate" // [Pool.Allocate]
 	OpPublish  = "publish"  // [Channel.Publish] and [Lease.Publish]

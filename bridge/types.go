@@ -69,7 +69,7 @@ type (
 	Saved = mempool.Saved
 )
 
-// The kinds of memory.
+// These are the kinds of memory.
 const (
 	Device = mempool.Device // a CUDA memory pool
 	VMM    = mempool.VMM    // memory of cuMemCreate; readers map the memory read-only
@@ -78,13 +78,13 @@ const (
 	Host   = mempool.Host   // memory of the host; this kind needs no GPU
 )
 
-// The modes of a channel.
+// These are the modes of a channel.
 const (
 	Broadcast = mempool.Broadcast // every subscriber gets every frame
 	WorkQueue = mempool.WorkQueue // one subscriber gets each frame
 )
 
-// The policies of a full channel.
+// These are the policies of a full channel.
 const (
 	Block      = mempool.Block      // Publish waits
 	Fail       = mempool.Fail       // Publish fails with ErrLimit
@@ -92,7 +92,7 @@ const (
 	Latest     = mempool.Latest     // a subscriber that is behind gets only the newest frame
 )
 
-// The element types of a tensor.
+// These are the element types of a tensor.
 const (
 	Bool       = mempool.Bool
 	Int8       = mempool.Int8

@@ -1,6 +1,6 @@
 // Package cuda is the CUDA driver API for Go. It has Go types for the objects
-// of the driver. It does only what the program asks for, and needs no CUDA
-// toolkit.
+// of the driver. The package calls the driver only when the program calls the
+// package. It needs no CUDA toolkit.
 //
 // The package builds without an installed CUDA, and programs that use the
 // package start on machines without a GPU. The package opens the driver

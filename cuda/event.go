@@ -57,8 +57,9 @@ func (c *Context) OpenEvent(handle IPCEventHandle) (*Event, error) {
 	return c.event(h, st, op)
 }
 
-// event makes an Event of a new handle and takes over the caller's use of the
-// context.
+// event makes an Event of a new handle. The caller has begun a use of the
+// context. This use ends when the Event is destroyed, or in this call if st is
+// an error.
 func (c *Context) event(h uintptr, st driver.Status, op string) (*Event, error) {
 	if st != 0 {
 		defer c.leave()

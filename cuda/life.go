@@ -58,8 +58,8 @@ type owned struct {
 	destroy func() error
 }
 
-// own takes over the use of ctx that the constructor began. op names the
-// constructor.
+// own begins the object's life. The constructor has begun a use of ctx; this use
+// ends when the object is closed. op names the constructor.
 func (o *owned) own(ctx *Context, op string, destroy func() error) {
 	o.ctx, o.destroy = ctx, destroy
 	opened(&o.uses, op)

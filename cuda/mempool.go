@@ -58,8 +58,9 @@ func (c *Context) NewMemPool(spec MemPoolSpec) (*MemPool, error) {
 	return c.memPool(h, st, op, false)
 }
 
-// memPool makes a MemPool of a new handle and takes over the caller's use of
-// the context.
+// memPool makes a MemPool of a new handle. The caller has begun a use of the
+// context. This use ends when the MemPool is destroyed, or in this call if st is
+// an error.
 func (c *Context) memPool(h uintptr, st driver.Status, op string, imported bool) (*MemPool, error) {
 	if st != 0 {
 		defer c.leave()

@@ -59,8 +59,9 @@ func (c *Context) ImportPhysical(fd int, size uint64) (*Physical, error) {
 	return c.physical(h, size, st, op)
 }
 
-// physical makes a Physical of a new handle and takes over the caller's use of
-// the context.
+// physical makes a Physical of a new handle. The caller has begun a use of the
+// context. This use ends when the Physical is destroyed, or in this call if st
+// is an error.
 func (c *Context) physical(h, size uint64, st driver.Status, op string) (*Physical, error) {
 	if st != 0 {
 		defer c.leave()

@@ -5,7 +5,7 @@ import "github.com/poolbridge/poolbridge/internal/situation"
 // ChannelMode says how many subscribers get each frame of a channel.
 type ChannelMode string
 
-// The modes of a channel.
+// These are the modes of a channel.
 const (
 	// Broadcast: every subscriber gets every frame.
 	Broadcast ChannelMode = "broadcast"
@@ -40,7 +40,7 @@ func (p FullPolicy) Validate() error {
 	return situation.Of(ErrInvalid, "unknown policy %q for a full channel (known: %s, %s, %s, %s)", string(p), Block, DropOldest, Latest, Fail)
 }
 
-// Limits of channels.
+// These are the limits of channels.
 const (
 	MaxCapacity     = 1024 // frames of a channel
 	DefaultCapacity = 8    // frames of a channel whose spec names no capacity

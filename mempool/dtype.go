@@ -3,7 +3,7 @@ package mempool
 // DType is the name of an element type. The names are those of NumPy and of the array API standard ("float32", "bfloat16", …).
 type DType string
 
-// The element types a tensor can have.
+// These are the element types that a tensor can have.
 const (
 	Bool       DType = "bool"
 	Int8       DType = "int8"

@@ -6,7 +6,7 @@ import (
 	"github.com/poolbridge/poolbridge/internal/situation"
 )
 
-// The words of a timeline.
+// These are the words of a timeline.
 const (
 	// TimelineWords is how many words a timeline has.
 	TimelineWords = 512

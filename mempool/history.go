@@ -37,7 +37,7 @@ type HistoryEvent struct {
 // EventKind is the kind of an event.
 type EventKind string
 
-// The kinds of events.
+// These are the kinds of events.
 const (
 	PoolMade        EventKind = "pool-made"
 	PoolDestroyed   EventKind = "pool-destroyed"
@@ -74,7 +74,7 @@ func (k EventKind) Trouble() bool {
 // SessionEnding is how a session ended.
 type SessionEnding string
 
-// How sessions end.
+// These constants say how a session ended.
 const (
 	SessionLeft     SessionEnding = "left"     // the client closed the session
 	SessionLost     SessionEnding = "lost"     // the connection broke: the client's process was killed, or ended without closing the session

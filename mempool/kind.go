@@ -150,8 +150,9 @@ type ImportedArena interface {
 	// Import imports one allocation of size bytes. Errors: ErrInvalid if x is not the export of an allocation of size bytes.
 	Import(x Export, size uint64) (Mapping, error)
 	// Reach lets another GPU access all present and future mappings of this arena in this process. The parameter `device` is the GPU's ordinal
-	// or its UUID. For a kind with [Backend.OpenFor], Reach does nothing: such a kind has a separate import for each GPU. Errors:
-	// ErrUnavailable if the hardware does not let the GPU access the memory; the text of the error names both GPUs.
+	// or its UUID. For a kind with [Backend.OpenFor], Reach does nothing: such a kind has a separate import for each GPU, and the driver
+	// gives this GPU access to it. Errors: ErrUnavailable if the hardware does not let the GPU access the memory; the text of the error names
+	// both GPUs.
 	Reach(device string) error
 	// Close closes the arena. The caller must have closed all mappings.
 	Close() error

@@ -162,7 +162,7 @@ func (a *importedVMMArena) Reach(name string) error {
 
 func (a *importedVMMArena) Close() error { return a.gpu.Close() }
 
-// The two mappings that a block can have.
+// These are the two mappings that a block can have.
 const (
 	readView = iota
 	writeView

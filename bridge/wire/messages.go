@@ -19,7 +19,8 @@ type Error struct {
 	Message string `wire:"m,text"`
 }
 
-// Tensor describes the content of a buffer. The element at index i is at byte `of` + itemsize·Σ i·stride of the buffer.
+// Tensor describes the content of a buffer. An element is at byte `of` + itemsize·Σ index·stride of the buffer; the sum is over all
+// dimensions.
 type Tensor struct {
 	// element type: `bool`, `int8` … `int64`, `uint8` … `uint64`, `float16`, `bfloat16`, `float32`, `float64`, `complex64`,
 	// `complex128`
@@ -53,7 +54,7 @@ type Export struct {
 	FDs uint64 `wire:"f?"`
 }
 
-// Fence names a point in a session's work. The fence is reached when a word of the session's timeline is `v` or more.
+// Fence says when work has ended. The work has ended, and the fence is reached, when a word of the session's timeline is `v` or more.
 type Fence struct {
 	Timeline uint64 `wire:"tl"` // timeline id
 	Word     uint64 `wire:"wd"` // index of a word of the timeline
@@ -75,7 +76,7 @@ type Channel struct {
 type Lease struct {
 	ID         uint64 `wire:"id"`  // lease id, never reused within an epoch
 	Buffer     uint64 `wire:"bf"`  // buffer id, never reused within an epoch
-	Generation uint64 `wire:"ge"`  // generation of the block at this use
+	Generation uint64 `wire:"ge"`  // generation of the block: how many buffers have used the block, with this one
 	Write      bool   `wire:"wr?"` // whether this is a write lease
 	Pool       uint64 `wire:"pl"`  // pool id
 	Block      uint64 `wire:"bl"`  // block id, never reused within an epoch
@@ -139,7 +140,8 @@ type ChannelEntry struct {
 	Published uint64  `wire:"sq?"` // frames published so far
 	// in a broadcast, frames that the consumer furthest behind has not taken; in a queue, frames that are not acknowledged
 	Waiting uint64 `wire:"wt?"`
-	Slowest uint64 `wire:"sl?"` // session of the consumer furthest behind in a broadcast; left out: none is behind
+	// session of the consumer furthest behind in a broadcast; left out: no consumer is behind, or the channel is a queue
+	Slowest uint64 `wire:"sl?"`
 	Used    uint64 `wire:"uf?"` // places that frames take up; if this equals the capacity, the next frame waits, fails or drops another frame
 	Dropped uint64 `wire:"dr?"` // frames that consumers missed so far; in a queue, the frames that no consumer got
 }
@@ -155,10 +157,10 @@ type NameEntry struct {
 	Session uint64 `wire:"ss?"` // session at whose end the name is removed; left out: the name is kept
 }
 
-// BufferEntry describes a buffer in a list, and what holds it.
+// BufferEntry describes a buffer in a list, with the leases and the name that keep the buffer.
 type BufferEntry struct {
 	ID         uint64   `wire:"id"`  // buffer id
-	Generation uint64   `wire:"ge"`  // generation of the block at this use
+	Generation uint64   `wire:"ge"`  // generation of the block: how many buffers have used the block, with this one
 	Pool       uint64   `wire:"pl"`  // pool id
 	Bytes      uint64   `wire:"n"`   // bytes of the buffer
 	BlockBytes uint64   `wire:"bs"`  // bytes of the block
@@ -324,7 +326,7 @@ type Get struct {
 //wire:request lease LeaseReply
 type LeaseBuffer struct {
 	Buffer     uint64 `wire:"bf"`  // buffer id
-	Generation uint64 `wire:"ge"`  // generation of its block
+	Generation uint64 `wire:"ge"`  // generation of the buffer's block
 	Write      bool   `wire:"wr?"` // whether to grant a write lease
 	Wait       uint64 `wire:"w?"`  // milliseconds to wait for the lease
 }
@@ -355,7 +357,7 @@ type Dropped struct {
 	Blocks []uint64 `wire:"bl"` // ids of the blocks
 }
 
-// StatsRequest asks for the counts of what the service has.
+// StatsRequest asks how many sessions, leases, buffers and names the service has, and for the sizes of its pools.
 //
 //wire:request stats StatsReply
 type StatsRequest struct{}
@@ -365,7 +367,7 @@ type StatsReply struct {
 	Stats Stats `wire:"s"` // the counts
 }
 
-// List asks for a page of what the service has. The entries come in the order of ids or names.
+// List asks for a page of a list: of sessions, channels, names, buffers or leases. The entries come in the order of ids or names.
 //
 //wire:request list ListReply
 type List struct {
@@ -384,8 +386,8 @@ type ListReply struct {
 	Next     string         `wire:"nx?"` // `af` of the next page; left out: this is the last page
 }
 
-// Events asks for a page of events, the oldest first, and waits for one if there is none. At most 4 such requests of a session wait at
-// a time; one more fails with `limit`.
+// Events asks for a page of events, the oldest first. If there is no event yet, the request waits for the next event. At most 4 such
+// requests of a session wait at a time; a fifth request fails with `limit`.
 //
 //wire:request events EventsReply
 type Events struct {
@@ -401,7 +403,7 @@ type EventsReply struct {
 	Lost   uint64       `wire:"lo?"` // number of events after `af` that the service does not keep any more
 }
 
-// EndSession ends another session, as if its client had broken the protocol.
+// EndSession ends another session. The service sends that session a `goodbye` and closes its connection.
 //
 //wire:request end
 type EndSession struct {
@@ -428,7 +430,7 @@ type TimelineReply struct {
 	Export   Export `wire:"x"`  // one descriptor: a memfd of 135,168 bytes, see Order
 }
 
-// Seal says that the session has mapped its own timeline. From now on, no other process can map this timeline for writing.
+// Seal says that the session has mapped its own timeline. After this request, no process can map this timeline for writing any more.
 //
 //wire:request seal
 type Seal struct{}
@@ -457,7 +459,8 @@ type Find struct {
 	Wait uint64 `wire:"w?"` // milliseconds to wait for the name
 }
 
-// CloseChannel closes a channel for all members. Producers can publish nothing more, and consumers get the end after the last frame.
+// CloseChannel closes a channel for all members. Producers can publish nothing more. Consumers still get the remaining frames, and then
+// learn that the channel has ended.
 //
 //wire:request close
 type CloseChannel struct {
@@ -497,8 +500,8 @@ type Leave struct {
 	Member  uint64 `wire:"mb"` // member id
 }
 
-// Map asks how to map a block that a frame named. The service then treats the block as mapped by the session until the session sends
-// `dropped`.
+// Map asks how to map a block. The id of the block came in the record of a frame. The service then treats the block
+// as mapped by the session until the session sends `dropped`.
 //
 //wire:request map MapReply
 type Map struct {
@@ -508,12 +511,13 @@ type Map struct {
 
 // MapReply says how to map a block.
 type MapReply struct {
-	Generation uint64 `wire:"ge"` // generation of the block at this use
+	Generation uint64 `wire:"ge"` // generation of the block: how many buffers have used the block, with this one
 	BlockBytes uint64 `wire:"bs"` // bytes of the block
 	Export     Export `wire:"x"`  // how to map the block
 }
 
-// Doubt reports a frame whose record contradicts itself. Doubt is usually sent without `q`: no reply is wanted.
+// Doubt reports a frame whose record is wrong. The values of the record contradict each other, or contradict what the service says of the
+// block. Doubt is usually sent without `q`: no reply is wanted.
 //
 //wire:request doubt
 type Doubt struct {
@@ -554,7 +558,8 @@ type Working struct {
 	Request uint64 `wire:"rq?"`
 }
 
-// Member gives the session the file of a member of a channel. The session's own members of the other role need this file (see Channels).
+// Member gives the session the file of a member of a channel. The session's own members of the other role need this file
+// (section Channels of docs/protocol.md).
 //
 //wire:notice member
 type Member struct {
@@ -565,7 +570,7 @@ type Member struct {
 	Export  Export `wire:"x"`  // one descriptor: the member's file
 }
 
-// Wanted says that other sessions need memory of a pool (see Channels).
+// Wanted says that other sessions need memory of a pool (section Channels of docs/protocol.md).
 //
 //wire:notice wanted
 type Wanted struct {

@@ -13,7 +13,7 @@ type Fence struct {
 	Value    uint64
 }
 
-// Limits of fences.
+// These are the limits of fences.
 const (
 	MaxWord  = 511
 	MaxValue = 1<<62 - 1

@@ -9,7 +9,7 @@ import (
 
 const rosterMagic = "PBROST01"
 
-// The states of a channel.
+// These are the states of a channel.
 const (
 	channelOpen = iota
 	channelClosing
@@ -17,7 +17,7 @@ const (
 	channelDestroyed
 )
 
-// The states of a slot.
+// These are the states of a slot.
 const (
 	slotFree = iota
 	slotActive

@@ -3,7 +3,7 @@ package shmchannel
 // Mode says how many consumers get each frame.
 type Mode uint64
 
-// The modes of a channel.
+// These are the modes of a channel.
 const (
 	Broadcast Mode = iota // every consumer gets every frame
 	Queue                 // one consumer gets each frame
@@ -32,7 +32,7 @@ func (p Policy) blocks() bool { return p == Block || p == Fail }
 // Role says whether a member is a producer or a consumer.
 type Role int
 
-// The roles of members.
+// These are the roles of members.
 const (
 	ProducerRole Role = iota
 	ConsumerRole

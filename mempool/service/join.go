@@ -13,7 +13,7 @@ import (
 // MemberRole says whether a member of a channel is a producer or a consumer.
 type MemberRole string
 
-// The roles of members.
+// These are the roles of members.
 const (
 	Producer MemberRole = "producer"
 	Consumer MemberRole = "consumer"

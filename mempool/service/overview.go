@@ -34,7 +34,7 @@ type PoolMap struct {
 // BlockUse is what a block is used for.
 type BlockUse uint8
 
-// The uses of a block.
+// These are the uses of a block.
 const (
 	BlockWritten   BlockUse = iota // leased to be written
 	BlockRead                      // leased to be read

@@ -22,7 +22,7 @@ static pb_status pb_primary_retain(uintptr_t *ctx, int dev) {
 
 static pb_status pb_primary_release(int dev) { return PB_CALL(cuDevicePrimaryCtxRelease, dev); }
 
-// cuCtxCreate makes the new context current, so it is popped again.
+// cuCtxCreate makes the new context current. pb_left pops it from the thread's stack again.
 static pb_status pb_ctx_create(uintptr_t *ctx, int dev) {
 	pb_status st = PB_CALL(cuCtxCreate, (CUcontext *)ctx, 0, dev);
 	return st != 0 ? st : pb_left((CUcontext)*ctx, 0);

@@ -76,8 +76,8 @@ static pb_status pb_vmm_access(uint64_t ptr, uint64_t n, int dev, int flags) {
 	return PB_CALL(cuMemSetAccess, ptr, n, &desc, 1);
 }
 
-// It reserves an address range, maps the memory and grants access. If a step fails, it undoes the
-// earlier ones.
+// pb_vmm_map reserves an address range, maps the memory there and grants access to it. If a step
+// fails, pb_vmm_map undoes the earlier steps.
 static pb_status pb_vmm_map(uintptr_t ctx, uint64_t *ptr, uint64_t h, uint64_t n, int dev, int flags) {
 	CUdeviceptr p = 0;
 	*ptr = 0;
