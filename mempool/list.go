@@ -38,8 +38,8 @@ type ChannelStatus struct {
 	// In a broadcast, Waiting is the number of frames that the slowest consumer has not taken. In a queue, Waiting is the number of frames
 	// that no consumer has acknowledged.
 	Waiting uint64
-	// In a broadcast, Slowest is the session of the consumer whose frames take up the most places. Slowest is 0 if each consumer has taken
-	// all frames and no consumer's frames take up all places.
+	// In a broadcast, Slowest is the session of the consumer whose frames take up the most places. Slowest is 0 if no consumer has a
+	// frame left to take, and no consumer keeps so many taken frames that the channel is full.
 	Slowest uint64
 	// Used is how many places of the channel are taken up. In a broadcast, Used counts the frames that the slowest consumer has not taken. If
 	// producers must wait for this consumer, Used also counts the frames that the consumer has not released. In a queue, Used counts the

@@ -260,8 +260,8 @@ static void copy_out(uint64_t *to, const pb_word *from, size_t size) {
     for (size_t i = 0; i < (size + 7) / 8; i++) to[i] = PB_PEEK(from + i);
 }
 
-// Reads the record and the meta of the frame `frame->number`. Reads the frame's description too, unless the consumer keeps an object for
-// the frame's block. PB_AGAIN: the record has the number of another frame.
+// Reads the record and the meta of the frame `frame->number`. Reads the frame's description too, unless the
+// consumer still has a Python object from an earlier frame in the same block. PB_AGAIN: the record has the number of another frame.
 static enum pb_result read_record(struct pb_consumer *c, uint32_t slot, struct pb_frame *frame) {
     const struct pb_channel *ch = &c->ch;
     const struct pb_file *track = &c->tracks[slot].file;
@@ -382,9 +382,9 @@ static enum pb_result take_from_queue(struct pb_consumer *c, struct pb_frame *fr
     if (c->in_hand == PB_HOLDS) return PB_HANDS;
     pb_help(ch, tail);
     uint64_t number = pb_oldest_standing(ch, last), found = UINT64_MAX, claim = 0, entry = 0;
-    // `number` is the number at which the search begins. If the head in shared memory is less than `number`, the oldest waiting frame may
-    // be in any slot, so the loop reads every slot. Otherwise the frames in the slots are in the order of their numbers, so the loop stops
-    // at the first waiting frame.
+    // `number` is the number at which the search begins. If the head in shared memory is less than `number`, the loop checks every entry,
+    // because any entry may have the oldest waiting frame. Otherwise the loop stops at the first waiting frame, which is the
+    // oldest.
     bool every = PB_LOAD(pb_at(&ch->sequencer, PB_AT_HEAD)) < number;
     for (; number <= last && (every || found > last); number++) {
         uint64_t e = PB_LOAD(pb_entry(ch, number)), k = PB_LOAD(pb_claim(ch, number));

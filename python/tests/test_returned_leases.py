@@ -145,7 +145,7 @@ def test_a_producer_leaves_a_channel_that_was_closed_once_its_leases_are_back(cl
 
 
 def let_go_later(client, frame, value):
-    """Release a frame with a fence of the client's timeline, as if a GPU still worked on the frame."""
+    """Release a frame, but make the producer wait for a fence, as if a GPU still worked on the frame."""
     own, state = client._session.timelines.own, frame._lease_state
     state.released = True
     client._session.release(state, (Fence(own.id, 0, value),), failed=False)

@@ -58,8 +58,8 @@ static bool block_open(const struct handle_bytes *b, struct context *ctx) {
     return block != NULL;
 }
 
-// Returns the open block of a handle. Skips a block in which another allocation is still open at the address of the handle's
-// allocation: the owner has freed this other allocation, and has used its address again.
+// Returns the open block of a handle. Skips a block of this process that still maps an older allocation of the owner: the
+// owner has freed the older allocation, and the allocation of the handle has its address.
 static struct block *block_find(const struct handle_bytes *b, struct context *ctx) {
     for (struct block *block = blocks; block; block = block->next) {
         if (!names(b, block, ctx)) continue;

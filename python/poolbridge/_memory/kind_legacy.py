@@ -54,7 +54,7 @@ class LegacyPool(GPUPool):
     """
 
     def map_block(self, size: int, export: bytes, descriptors: Descriptors) -> LegacyBlock:  # noqa: ARG002
-        """Open a block's handle for the GPU that works on the block."""
+        """Open a block's handle, so that this process's GPU can use the block."""
         handle = LegacyHandle.from_bytes(export)
         try:
             block, _ = handle.map(self.device[1], size)

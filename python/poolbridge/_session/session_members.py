@@ -152,7 +152,7 @@ class SessionMembers(SessionMemory):
             return self.spares.take(pool, nbytes, at_once=at_once)
 
     def lender(self, pool: int, nbytes: int, shelf: Shelf | None = None) -> Producer | None:
-        """Return the producer that has published the blocks that an allocation may wait for; see `Spares.lender`."""
+        """Return the producer whose channel may give a block back for a call of `allocate`; see `Spares.lender`."""
         with self.lock:
             return self.spares.lender(pool, nbytes, shelf)
 
