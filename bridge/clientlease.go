@@ -293,8 +293,8 @@ func (l *Lease) Bytes(ctx context.Context) (b []byte, err error) {
 }
 
 // Pointer returns the buffer's address: a CUDA device pointer for memory on a GPU. The caller must not use the address after the lease has
-// ended. Pointer waits until the memory may be used. If the caller has called [Lease.WaitOn], the work in the caller's queue waits instead, and
-// Pointer returns at once.
+// ended. Pointer waits until the memory may be used. If the caller has called [Lease.WaitOn], the work in the caller's queue waits instead,
+// and Pointer returns at once.
 //
 // Errors: [ErrReleased]; [ErrContentFailed], [ErrProducerDied] or the context's error if Pointer had to wait.
 func (l *Lease) Pointer(ctx context.Context) (p uintptr, err error) {
