@@ -1,4 +1,4 @@
-"""Run one of three stages of a pipeline, which pass arrays on without a copy and without waiting for a GPU.
+"""Run one of a pipeline's three stages. The stages pass arrays on without a copy and do not wait for a GPU.
 
 Start ``pipeline.py sink``, ``pipeline.py scale`` and ``pipeline.py source`` in three processes, in any order. The
 second argument is the name of an array library: ``cupy`` or ``torch`` for GPU memory, ``numpy`` for CPU memory.

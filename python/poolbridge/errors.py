@@ -145,7 +145,7 @@ class LeaseReleasedError(PoolbridgeError, ValueError):
 
 
 class FrameSettledError(PoolbridgeError, ValueError):
-    """The frame was acknowledged or requeued already; the message says how."""
+    """The frame was acknowledged or requeued already; the error's text says which of the two."""
 
     code = "settled"
 

@@ -114,7 +114,7 @@ class Measurement:
     def in_turn(self, workload: str, ways: dict[str, Callable[[], float]], kind: str = "device") -> None:
         """Measure several ways to do the same work, in rounds. In each round, each way has its turn.
 
-        A way does the work once and returns how long it took. In its turn, a way does the work again and again for half of
+        A way does the work once and returns how long it took. In its turn, a way repeats the work for half of the time
         `seconds`.
         """
         took: dict[str, list[list[float]]] = {name: [] for name in ways}
