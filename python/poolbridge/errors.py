@@ -145,7 +145,7 @@ class LeaseReleasedError(PoolbridgeError, ValueError):
 
 
 class FrameSettledError(PoolbridgeError, ValueError):
-    """The frame was acknowledged or requeued already; the error's text says which of the two."""
+    """The frame was acknowledged or requeued already. The error's text says what did this, for example `ack()`."""
 
     code = "settled"
 
