@@ -12,6 +12,7 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
+	"github.com/poolbridge/poolbridge/bridge/seqpacket"
 	"github.com/poolbridge/poolbridge/bridge/server"
 	"github.com/poolbridge/poolbridge/bridge/wire"
 	"github.com/poolbridge/poolbridge/internal/shmchannel"
@@ -236,6 +237,21 @@ func TestWhoFailsToJoinLeavesItsPlaceToOthers(t *testing.T) {
 			})
 		}
 	}
+}
+
+func TestAProducerDoesNotWaitForTheFileOfAConsumerThatHasLeft(t *testing.T) {
+	s := pair(t, hostPool("p", 1<<20), mempool.ChannelSpec{Capacity: 1})
+	s.send(t, 1)
+	p, err := s.from.producer(t.Context())
+	require.NoError(t, err)
+	const slot, id = 3, 99
+	known := make(chan error)
+	go func() {
+		known <- p.await(t.Context(), &shmchannel.UnknownMemberError{Role: shmchannel.ConsumerRole, Slot: slot, ID: id})
+	}()
+	s.producer.shared.memberCame(&wire.Member{Channel: s.from.info.ID, Role: "consumer", Slot: slot, Member: id}, new(seqpacket.FDs))
+	require.NoError(t, <-known)
+	require.NoError(t, trySendFrame(t.Context(), s.pool, s.from, 2, 1<<16))
 }
 
 func TestWhatAFullChannelDoes(t *testing.T) {

@@ -137,7 +137,7 @@ func (s *memberships) forget(m *membership) {
 	}
 }
 
-// memberCame passes a member's file to this client's members of the other role. memberCame runs in the receiving goroutine.
+// memberCame passes a notice about a member, with the member's file, to this client's members of the other role. memberCame runs in the receiving goroutine.
 func (s *memberships) memberCame(n *wire.Member, fds *seqpacket.FDs) {
 	files := takeFiles(fds, n.Export.FDs)
 	defer closeFiles(files)
@@ -146,25 +146,31 @@ func (s *memberships) memberCame(n *wire.Member, fds *seqpacket.FDs) {
 	s.mu.Unlock()
 	for _, m := range members {
 		if m.role != n.Role {
-			m.take(slotOf(n.Slot), n.Member, files)
+			m.meet(n, files)
 		}
 	}
 }
 
-func (m *membership) take(slot int, id uint64, files []*os.File) {
+// meet takes the file of another member. A notice without a file means that the other member has left already.
+func (m *membership) meet(n *wire.Member, files []*os.File) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	if m.known[slot] >= id {
+	slot := slotOf(n.Slot)
+	if m.known[slot] >= n.Member {
 		return
 	}
-	err := situation.Of(ErrProtocol, "the file of a member of channel %q did not come along", m.channel.Name)
-	if len(files) == 1 {
-		err = m.add(slot, id, files[0])
+	var err error
+	switch {
+	case n.Export.FDs == 0:
+	case len(files) == 1:
+		err = m.add(slot, n.Member, files[0])
+	default:
+		err = situation.Of(ErrProtocol, "the file of a member of channel %q did not come along", m.channel.Name)
 	}
 	if err != nil && !errors.Is(err, shmchannel.ErrLeft) {
 		m.broken = err
 	}
-	m.known[slot] = id
+	m.known[slot] = n.Member
 	close(m.came)
 	m.came = make(chan struct{})
 }

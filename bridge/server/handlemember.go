@@ -33,10 +33,15 @@ func (c *connection) enter(q uint32, r *wire.Enter) {
 	c.done(q, err)
 }
 
-// sendMember sends the file of a member. If the file is closed, the member has left, and sendMember sends nothing.
+// sendMember sends the file of a member. If the file is closed, the member has left and its slot is free. Then sendMember sends the notice
+// without a file, because the client may have seen the member in the roster and may be waiting for this notice.
 func (c *connection) sendMember(n service.MemberCame) {
 	out := &wire.Member{Channel: n.Channel, Role: string(n.Role), Slot: uint64(n.Slot), Member: n.Member, Export: wire.Export{FDs: 1}}
-	_ = c.send([]*os.File{n.File}, func(dst []byte) ([]byte, error) { return wire.AppendNotice(dst, out) })
+	packet := func(dst []byte) ([]byte, error) { return wire.AppendNotice(dst, out) }
+	if c.send([]*os.File{n.File}, packet) != nil {
+		out.Export.FDs = 0
+		_ = c.send(nil, packet) // send fails only for packets that are too large, and for files
+	}
 }
 
 // mapBlock answers with the export of a block. As soon as the export is made, the service may recall the block. mapBlock holds c.sending

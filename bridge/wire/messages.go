@@ -559,7 +559,7 @@ type Working struct {
 }
 
 // Member gives the session the file of a member of a channel. The session's own members of the other role need this file
-// (section Channels of docs/protocol.md).
+// (section Channels of docs/protocol.md). If the member has left already, the notice has no file.
 //
 //wire:notice member
 type Member struct {
@@ -567,7 +567,7 @@ type Member struct {
 	Role    string `wire:"ro"` // role of the member: `producer`, `consumer`
 	Slot    uint64 `wire:"sl"` // slot in the roster
 	Member  uint64 `wire:"mb"` // member id
-	Export  Export `wire:"x"`  // one descriptor: the member's file
+	Export  Export `wire:"x"`  // one descriptor: the member's file; no descriptor if the member has left already
 }
 
 // Wanted says that other sessions need memory of a pool (section Channels of docs/protocol.md).

@@ -28,7 +28,7 @@ import poolbridge
 from poolbridge._client import client_state as _client_state
 from poolbridge._session import membership as _membership
 from poolbridge._session.core import Core
-from poolbridge._wire.messages import Export, Map, MapReply
+from poolbridge._wire.messages import Export, Map, MapReply, Member
 from poolbridge._wire.packet import encode
 from poolbridge._wire.transport import Descriptors
 
@@ -90,6 +90,17 @@ def test_members_that_come_later_are_known(service, client, other):
             assert [int(np.asarray(next(frames))[0]) for frames in (first, late)] == [value] * 2
     publish(client, channel, 21)
     assert int(np.asarray(next(first))[0]) == 21
+
+
+def test_a_producer_does_not_wait_for_the_file_of_a_consumer_that_has_left(client, other):
+    channel = client.create_channel("c", capacity=4)
+    publish(client, channel, 0)
+    (producer,) = client._session.core.members
+    gone = Member(ch=channel.id, ro="consumer", sl=3, mb=99, x=Export())
+    client._session.core._notice("member", encode(gone), Descriptors())
+    assert producer.known == {3: 99}
+    publish(client, channel, 1)
+    assert next(other.subscribe("c")).seq == 2
 
 
 def test_a_session_has_one_producer_in_a_channel_however_many_threads_publish(client, other):

@@ -271,13 +271,14 @@ class Core:
     def _member(self, member: Member, descriptors: Descriptors) -> None:
         """Pass the file of a new member of a channel to this session's members of the other role in that channel."""
         _, own = _claim(member.x, descriptors)
-        fd = own.one()
+        fd = own.one() if member.x.f else None  # without a descriptor, the member has left already
         try:
             for mine in self.members:
                 if mine.channel.id == member.ch and mine.role != member.ro:
                     mine.meet(member.sl, member.mb, fd)
         finally:
-            os.close(fd)
+            if fd is not None:
+                os.close(fd)
         self.tell_waiters()
 
     def tell_waiters(self) -> None:

@@ -60,7 +60,7 @@ class Membership(ABC):
     ----------
     known
         The ids of the members of the other role, by slot (a slot is a member's place in the channel). This member has
-        mapped the files of these members.
+        mapped the files of these members, or these members have left.
     """
 
     def __init__(
@@ -73,18 +73,19 @@ class Membership(ABC):
         self.known: dict[int, int] = {}
         self.native = native
 
-    def meet(self, slot: int, member: int, fd: int) -> None:
-        """Map the file of `member`, a member of the other role.
+    def meet(self, slot: int, member: int, fd: int | None) -> None:
+        """Map the file of `member`, a member of the other role. If `fd` is None, `member` has left the channel already.
 
         Do nothing if this session has already mapped the file of `member`, or of a later member in the same `slot`.
         The caller holds the session's lock.
         """
         if member <= self.known.get(slot, 0):
             return
-        try:
-            self._add(slot, member, fd)
-        except ClosedError:
-            return  # this member has left the channel
+        if fd is not None:
+            try:
+                self._add(slot, member, fd)
+            except ClosedError:
+                return  # this member has left the channel
         self.known[slot] = member
 
     @abstractmethod

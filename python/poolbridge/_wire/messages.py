@@ -735,14 +735,15 @@ class Working(Struct, omit_defaults=True, tag_field="n", tag="working"):
 class Member(Struct, omit_defaults=True, kw_only=True, tag_field="n", tag="member"):
     """Gives the session the file of a member of a channel.
 
-    The session's own members of the other role need this file (section Channels of docs/protocol.md).
+    The session's own members of the other role need this file (section Channels of docs/protocol.md). If the member has
+    left already, the notice has no file.
     """
 
     ch: U  # channel id
     ro: str  # role of the member: `producer`, `consumer`
     sl: U  # slot in the roster
     mb: U  # member id
-    x: Export  # one descriptor: the member's file
+    x: Export  # one descriptor: the member's file; no descriptor if the member has left already
 
 
 class Wanted(Struct, omit_defaults=True, tag_field="n", tag="wanted"):
