@@ -180,6 +180,43 @@ func TestAProducerWhoseReadersStillWorkTakesNoMoreMemoryThanItsChannelNeeds(t *t
 	assert.NoError(t, clock.Reach(works[len(works)-1]))
 }
 
+func TestFramesInTheHandOfASlowConsumerDoNotMakeAProducerWaitForTheWorkOfAnother(t *testing.T) {
+	s := pair(t, hostPool("p", 64<<16), mempool.ChannelSpec{Capacity: 1})
+	slow, busy := s.follow(t, mempool.SubscribeOptions{Full: mempool.Latest}), s.follow(t, mempool.SubscribeOptions{Full: mempool.Latest})
+	n := uint64(0)
+	for ; n < 3; n++ {
+		s.send(t, n)
+		defer receive(t, slow, n).Release()
+		require.NoError(t, receive(t, busy, n).Release())
+	}
+	clock, err := s.consumer.Clock(t.Context())
+	require.NoError(t, err)
+	word, err := clock.Word()
+	require.NoError(t, err)
+	work := clock.Next(word)
+	s.send(t, n)
+	f := receive(t, busy, n)
+	require.NoError(t, f.Lease.end(false, work))
+	f.Lease.leave()
+	s.send(t, n+1) // then the block of the frame before comes back
+	l := allocate(t, s.pool, 1<<16)
+	assert.Empty(t, l.Info().Wait)
+	require.NoError(t, l.Release(false))
+	require.NoError(t, clock.Reach(work))
+}
+
+func TestSparesOfAnotherSizeDoNotMakeAProducerWaitForTheWorkOfItsReaders(t *testing.T) {
+	s, finish := unfinished(t, 64)
+	defer finish()
+	other := makeChannel(t, s.producer, s.pool, mempool.ChannelSpec{Name: "other", Capacity: 2})
+	for n := range uint64(4) { // nobody follows this channel, so two blocks come back
+		require.NoError(t, sendFrame(t.Context(), s.pool, other, n, 1<<15, mempool.FrameOptions{}))
+	}
+	l := allocate(t, s.pool, 1<<16)
+	assert.Empty(t, l.Info().Wait)
+	require.NoError(t, l.Release(false))
+}
+
 func TestMemoryOnWhichWorkIsUnderWayIsTakenIfThereIsNoOtherInOnePiece(t *testing.T) {
 	s, finish := unfinished(t, 5)
 	defer finish()

@@ -27,7 +27,7 @@ type spares struct {
 
 	mu        sync.Mutex
 	producers []*producing // never changed in place, because callers of members read this slice
-	most      int          // greatest number of spares
+	most      int          // how many spares `put` keeps: the capacity of the channels, and sparesMore
 	list      []*loan      // the spares, in the order in which they came back
 	draining  map[*producing]struct{}
 	tight     bool      // the service had no memory while the pool had fewer spares than `most`
@@ -98,14 +98,14 @@ func (sp *spares) allocate(ctx context.Context, try attempt, p *Pool, t mempool.
 		sp.reclaim()
 		l, others, busy = sp.take(n, true)
 	}
-	if busy && sp.mayGrow() {
+	if busy && sp.mayGrow(n) {
 		lease, err := p.alloc(ctx, once, t)
 		if !noRoom(err) {
 			sp.put(l)
 			return lease, err
 		}
 		sp.mu.Lock()
-		sp.tight = true // asking the service also disturbs other clients, so do not ask again until the spares were unused for a while
+		sp.tight = true // asking the service also disturbs other clients, so do not ask again until no allocation came for a while
 		sp.mu.Unlock()
 	}
 	if l != nil {
@@ -255,16 +255,21 @@ func (sp *spares) take(n uint64, any bool) (l *loan, others, busy bool) {
 	return l, others, busy
 }
 
-// mayGrow reports whether an allocation may ask the service for new memory although it has taken a spare from the list. With the new
-// memory, the client must have at most `most` blocks: spares, and blocks that the channels of the pool have.
-func (sp *spares) mayGrow() bool {
-	lent := 0
+// mayGrow reports whether an allocation of n bytes may ask the service for new memory although it has taken a spare from the list. It may
+// ask as long as these together are fewer than `most`: the taken spare, the other spares of n bytes, and the blocks that the channels keep.
+func (sp *spares) mayGrow(n uint64) bool {
+	have := 1
 	for _, p := range sp.members() {
-		lent += p.native.Lent()
+		have += min(p.native.Lent(), p.channel.Capacity) // consumers may have more blocks in hand than the channel keeps
 	}
 	sp.mu.Lock()
 	defer sp.mu.Unlock()
-	return !sp.tight && lent+len(sp.list)+1 < sp.most
+	for _, l := range sp.list {
+		if l.info.Bytes == n {
+			have++
+		}
+	}
+	return !sp.tight && have < sp.most
 }
 
 // lease makes a lease of a spare.
@@ -360,7 +365,7 @@ func (sp *spares) sweep() {
 		sp.pause = sparesLook
 		sp.timer.Reset(sp.pause)
 	case lent > 0:
-		sp.pause = min(2*sp.pause, sparesRest)
+		sp.pause, sp.tight = min(2*sp.pause, sparesRest), false
 		sp.timer.Reset(sp.pause)
 	default:
 		sp.pause, sp.tight = 0, false

@@ -145,6 +145,9 @@ func (p *Pool) take(w *waiter, n uint64) (*block, error) {
 		if !w.late {
 			return false
 		}
+		if p.freeing() && w.relax() {
+			return true
+		}
 		late = cmp.Or(late, p.queued)
 		return p.returned.count < late && w.outlast(p.returned.next())
 	}
@@ -216,7 +219,7 @@ func (p *Pool) take(w *waiter, n uint64) (*block, error) {
 		}
 		if scarce != nil {
 			leave()
-			p.hasten(w)
+			w.hurry(!p.freeing())
 			if !w.wait(p.relief.after(relieved)) && !awaits() {
 				return nil, w.cause(hopeful(scarce))
 			}
@@ -230,9 +233,7 @@ func (p *Pool) take(w *waiter, n uint64) (*block, error) {
 					s.notePoolFull(p, size, fmt.Sprintf("and has waited %v for it", waited))
 				}
 			}
-			if !errors.Is(err, mempool.ErrRecalling) {
-				p.hasten(w)
-			}
+			w.hurry(!p.freeing() && !errors.Is(err, mempool.ErrRecalling))
 			p.watchCharged() // nothing tells the service when GPU work ends
 			if w.wait(line.wait(room, mine)) || awaits() {
 				continue
@@ -245,11 +246,14 @@ func (p *Pool) take(w *waiter, n uint64) (*block, error) {
 	}
 }
 
-// hasten makes an allocation wait for at most w.least if no block of the pool is about to be freed. The caller holds Service.mu.
-func (p *Pool) hasten(w *waiter) {
-	if w.least > 0 && w.patient() && p.held == 0 {
-		w.shorten(w.least)
+// freeing reports whether the pool has blocks that are about to be freed. Blocks that the driver failed to free do not count. The caller
+// holds Service.mu.
+func (p *Pool) freeing() bool {
+	n := p.held
+	for _, b := range p.stuck {
+		n -= b.size
 	}
+	return n > 0
 }
 
 func (p *Pool) ended() error {

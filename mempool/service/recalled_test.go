@@ -52,6 +52,52 @@ func TestAnAllocationWithoutMemoryEndsAfterTheLeastTimeIfNoBlockIsOnItsWayBack(t
 	})
 }
 
+func TestAnAllocationWaitsForBlocksThatAreRecalledWhileItWaits(t *testing.T) {
+	for what, failure := range map[string]error{"the pool is full": nil, "there is no memory": situation.Of(mempool.ErrOutOfMemory, "none")} {
+		t.Run(what, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				svc := newService(t)
+				s := open(t, svc)
+				c := openClient(t, svc, mempool.Self())
+				p, arena := fakePool(t, s, 4096)
+				first, second := allocate(t, c.Session, p, 512), allocate(t, c.Session, p, 1024)
+				blocks := []uint64{mapBlock(t, first), mapBlock(t, second)}
+				defer release(t, allocate(t, s, p, 2048))
+				arena.set("Allocate", failure)
+				release(t, first)
+				require.Error(t, tryAllocate(s, p, 2048))
+				began := time.Now()
+				time.AfterFunc(5*time.Millisecond, func() { assert.NoError(t, c.Dropped(blocks[:1])) })
+				time.AfterFunc(20*time.Millisecond, func() { release(t, second) }) // then the service recalls its block
+				time.AfterFunc(80*time.Millisecond, func() {
+					arena.set("Allocate", nil)
+					assert.NoError(t, c.Dropped(blocks[1:]))
+				})
+				_, err := s.AllocateRecalled(context.Background(), p.info.ID, mempool.Bytes(2048), 0, time.Hour)
+				require.NoError(t, err)
+				assert.Equal(t, 80*time.Millisecond, time.Since(began))
+			})
+		})
+	}
+}
+
+func TestAnAllocationDoesNotWaitForABlockThatTheDriverFailedToFree(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		svc := newService(t)
+		s := open(t, svc)
+		p, arena := fakePool(t, s, 4096)
+		arena.set("Free", errDriver)
+		release(t, allocate(t, s, p, 512))
+		_, err := s.TrimPool(p.info.ID, 0)
+		require.Error(t, err)
+		began := time.Now()
+		_, err = s.AllocateRecalled(context.Background(), p.info.ID, mempool.Bytes(4096), 0, time.Hour)
+		require.ErrorIs(t, err, mempool.ErrLimit)
+		assert.Less(t, time.Since(began), time.Second)
+		arena.set("Free", nil)
+	})
+}
+
 func TestAnAllocationStillWaitsForAsLongAsItsClientWants(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		c, p, block, held := recalling(t)

@@ -14,9 +14,10 @@ type waiter struct {
 	ctx      context.Context
 	session  *Session
 	deadline time.Time
+	end      time.Time // deadline, or an earlier time while the request hurries
 	timer    *time.Timer
 	late     bool          // the time limit has passed
-	least    time.Duration // if not 0: an allocation waits no longer than this when no recalled block of its pool is on its way back
+	least    time.Duration // if not 0: an allocation waits no longer than this while no block of its pool is about to be freed
 	began    time.Time
 	purpose  purpose
 	entered  *wait // nil until the request waits for the first time
@@ -94,6 +95,7 @@ func (s *Session) newWaiter(ctx context.Context, limit time.Duration, p purpose)
 	if limit > 0 {
 		w.began = time.Now()
 		w.deadline = w.began.Add(limit)
+		w.end = w.deadline
 	}
 	return w
 }
@@ -101,16 +103,30 @@ func (s *Session) newWaiter(ctx context.Context, limit time.Duration, p purpose)
 // patient says whether the request may wait: whether the deadline is set.
 func (w *waiter) patient() bool { return !w.deadline.IsZero() }
 
-// shorten makes the deadline at most `limit` after the request began to wait.
-func (w *waiter) shorten(limit time.Duration) {
-	deadline := w.began.Add(limit)
-	if !deadline.Before(w.deadline) {
+// hurry sets how long the next wait may last: if `on` is true, until the request has waited for w.least in all; otherwise until the
+// deadline. A request without w.least never hurries.
+func (w *waiter) hurry(on bool) {
+	end := w.deadline
+	if least := w.began.Add(w.least); on && w.least > 0 && least.Before(end) {
+		end = least
+	}
+	if end.Equal(w.end) {
 		return
 	}
-	w.deadline = deadline
+	w.end = end
 	if w.timer != nil {
-		w.timer.Reset(time.Until(deadline))
+		w.timer.Reset(min(time.Until(end), w.session.svc.patience))
 	}
+}
+
+// relax lets a request that hurried, and whose time is over, wait until its deadline. It returns false if the request did not hurry.
+func (w *waiter) relax() bool {
+	if !w.end.Before(w.deadline) {
+		return false
+	}
+	w.late = false
+	w.hurry(false)
+	return true
 }
 
 // wait releases Service.mu and waits until the channel `changed` is closed or the session ends. It returns false if the deadline or the end
@@ -131,7 +147,7 @@ func (w *waiter) wait(changed <-chan struct{}) bool {
 func (w *waiter) sleep(changed <-chan struct{}) bool {
 	svc := w.session.svc
 	if w.timer == nil {
-		w.timer = time.NewTimer(min(time.Until(w.deadline), svc.patience))
+		w.timer = time.NewTimer(min(time.Until(w.end), svc.patience))
 	}
 	for {
 		select {
@@ -140,7 +156,7 @@ func (w *waiter) sleep(changed <-chan struct{}) bool {
 		case <-w.session.over:
 			return true
 		case <-w.timer.C:
-			left := time.Until(w.deadline)
+			left := time.Until(w.end)
 			if left <= 0 {
 				w.late = true
 				return false
@@ -149,6 +165,7 @@ func (w *waiter) sleep(changed <-chan struct{}) bool {
 			if w.long != nil {
 				svc.mu.Lock()
 				w.long(svc.patience)
+				w.long = nil
 				svc.mu.Unlock()
 			}
 		case <-w.ctx.Done():
