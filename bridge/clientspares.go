@@ -256,20 +256,20 @@ func (sp *spares) take(n uint64, any bool) (l *loan, others, busy bool) {
 }
 
 // mayGrow reports whether an allocation of n bytes may ask the service for new memory although it has taken a spare from the list. It may
-// ask as long as these together are fewer than `most`: the taken spare, the other spares of n bytes, and the blocks that the channels keep.
+// ask as long as the taken spare and the other spares of n bytes do not fill the unused places of the channels, and sparesMore more.
 func (sp *spares) mayGrow(n uint64) bool {
-	have := 1
+	left := sparesMore - 1
 	for _, p := range sp.members() {
-		have += min(p.native.Lent(), p.channel.Capacity) // consumers may have more blocks in hand than the channel keeps
+		left += p.native.Unused()
 	}
 	sp.mu.Lock()
 	defer sp.mu.Unlock()
 	for _, l := range sp.list {
 		if l.info.Bytes == n {
-			have++
+			left--
 		}
 	}
-	return !sp.tight && have < sp.most
+	return !sp.tight && left > 0
 }
 
 // lease makes a lease of a spare.
