@@ -217,6 +217,34 @@ func TestSparesOfAnotherSizeDoNotMakeAProducerWaitForTheWorkOfItsReaders(t *test
 	require.NoError(t, l.Release(false))
 }
 
+func TestAStreamOfTwoSizesReusesItsBlocksWhileItsReadersWork(t *testing.T) {
+	const rounds, lag = 200, 40
+	s := pair(t, hostPool("p", 1<<24), mempool.ChannelSpec{Mode: mempool.WorkQueue, Capacity: 8})
+	from := s.follow(t, mempool.SubscribeOptions{})
+	clock, err := s.consumer.Clock(t.Context())
+	require.NoError(t, err)
+	word, err := clock.Word()
+	require.NoError(t, err)
+	var works []mempool.Fence
+	for n := range rounds {
+		l := allocate(t, s.pool, 1<<14<<(n%2))
+		if n >= rounds/2 {
+			assert.True(t, l.reused, n)
+		}
+		_, err := s.from.Publish(t.Context(), l, mempool.FrameOptions{})
+		require.NoError(t, err)
+		f, err := from.next(t.Context())
+		require.NoError(t, err)
+		works = append(works, clock.Next(word))
+		require.NoError(t, f.Lease.end(false, works[n]))
+		f.Lease.leave()
+		if n >= lag {
+			require.NoError(t, clock.Reach(works[n-lag]))
+		}
+	}
+	require.NoError(t, clock.Reach(works[rounds-1]))
+}
+
 func TestMemoryOnWhichWorkIsUnderWayIsTakenIfThereIsNoOtherInOnePiece(t *testing.T) {
 	s, finish := unfinished(t, 5)
 	defer finish()

@@ -256,7 +256,8 @@ func (sp *spares) take(n uint64, any bool) (l *loan, others, busy bool) {
 }
 
 // mayGrow reports whether an allocation of n bytes may ask the service for new memory although it has taken a spare from the list. It may
-// ask as long as the taken spare and the other spares of n bytes do not fill the unused places of the channels, and sparesMore more.
+// ask as long as the taken spare and the other spares of n bytes do not fill the unused places of the channels, and sparesMore more. The
+// list must also have room for one spare more. Spares of other sizes without running work do not count for this: `put` may release them.
 func (sp *spares) mayGrow(n uint64) bool {
 	left := sparesMore - 1
 	for _, p := range sp.members() {
@@ -264,12 +265,16 @@ func (sp *spares) mayGrow(n uint64) bool {
 	}
 	sp.mu.Lock()
 	defer sp.mu.Unlock()
+	room := sp.most - 1
 	for _, l := range sp.list {
 		if l.info.Bytes == n {
 			left--
+		} else if l.wait = sp.client.timelines.left(l.wait); len(l.wait) == 0 {
+			continue
 		}
+		room--
 	}
-	return !sp.tight && left > 0
+	return !sp.tight && left > 0 && room > 0
 }
 
 // lease makes a lease of a spare.

@@ -119,9 +119,10 @@ func (w *waiter) hurry(on bool) {
 	}
 }
 
-// relax lets a request that hurried, and whose time is over, wait until its deadline. It returns false if the request did not hurry.
+// relax lets a request that hurried, and whose time is over, wait until its deadline. It returns false if the request did not hurry, or if
+// the deadline has passed.
 func (w *waiter) relax() bool {
-	if !w.end.Before(w.deadline) {
+	if !w.end.Before(w.deadline) || !time.Now().Before(w.deadline) {
 		return false
 	}
 	w.late = false

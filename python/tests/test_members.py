@@ -103,6 +103,17 @@ def test_a_producer_does_not_wait_for_the_file_of_a_consumer_that_has_left(clien
     assert next(other.subscribe("c")).seq == 2
 
 
+def test_a_producer_that_is_closed_does_not_wait_for_the_file_of_a_consumer(client):
+    channel = client.create_channel("c", capacity=4)
+    publish(client, channel, 0)
+    (producer,) = client._session.core.members
+    producer.native.close()
+    came = Member(ch=channel.id, ro="consumer", sl=3, mb=99, x=Export(f=1))
+    with client._session.lock:
+        client._session.core._notice("member", encode(came), Descriptors([os.memfd_create("consumer")]))
+    assert producer.known == {3: 99}
+
+
 def test_a_session_has_one_producer_in_a_channel_however_many_threads_publish(client, other):
     channel = client.create_channel("c", mode="queue", capacity=256)
     threads = [threading.Thread(target=publish, args=(client, channel, value)) for value in range(8)]

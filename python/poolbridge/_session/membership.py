@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from poolbridge._session.calls import Waiter
@@ -82,10 +83,8 @@ class Membership(ABC):
         if member <= self.known.get(slot, 0):
             return
         if fd is not None:
-            try:
+            with suppress(ClosedError):  # this producer or consumer is closed: its next call raises the error
                 self._add(slot, member, fd)
-            except ClosedError:
-                return  # this member has left the channel
         self.known[slot] = member
 
     @abstractmethod
