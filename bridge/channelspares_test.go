@@ -105,6 +105,31 @@ func TestAnIdleProducerReleasesWhatItKeeps(t *testing.T) {
 	assert.ErrorIs(t, err, ErrClosed)
 }
 
+// readerWork is work of the consumer on frames that the consumer has released already.
+type readerWork struct {
+	clock *Clock
+	word  uint64
+}
+
+func (s *channelPair) work(t *testing.T) (w readerWork) {
+	t.Helper()
+	var err error
+	w.clock, err = s.consumer.Clock(t.Context())
+	require.NoError(t, err)
+	w.word, err = w.clock.Word()
+	require.NoError(t, err)
+	return w
+}
+
+// begin releases a frame. The work on the frame ends when the returned fence is reached.
+func (w readerWork) begin(t *testing.T, f *Frame) mempool.Fence {
+	t.Helper()
+	end := w.clock.Next(w.word)
+	require.NoError(t, f.Lease.end(false, end))
+	f.Lease.leave()
+	return end
+}
+
 // unfinished makes a consumer release a frame before the consumer's work on the frame has ended. When unfinished returns, the consumer has
 // given the frame's block back to the producer, and the channel has another frame. The function `finish` ends the consumer's work.
 func unfinished(t *testing.T, blocks uint64) (s *channelPair, finish func()) {
@@ -112,15 +137,10 @@ func unfinished(t *testing.T, blocks uint64) (s *channelPair, finish func()) {
 	from := s.follow(t, mempool.SubscribeOptions{})
 	s.send(t, 1)
 	f := receive(t, from, 1)
-	clock, err := s.consumer.Clock(t.Context())
-	require.NoError(t, err)
-	word, err := clock.Word()
-	require.NoError(t, err)
-	busy := clock.Next(word)
-	require.NoError(t, f.Lease.end(false, busy))
-	f.Lease.leave()
+	w := s.work(t)
+	busy := w.begin(t, f)
 	s.send(t, 2)
-	return s, sync.OnceFunc(func() { assert.NoError(t, clock.Reach(busy)) })
+	return s, sync.OnceFunc(func() { assert.NoError(t, w.clock.Reach(busy)) })
 }
 
 func TestTheNextFrameIsWrittenWhenTheReadersOfTheLastAreDone(t *testing.T) {
@@ -157,10 +177,7 @@ func TestMemoryOnWhichWorkIsUnderWayIsTakenLast(t *testing.T) {
 func TestAProducerWhoseReadersStillWorkTakesNoMoreMemoryThanItsChannelNeeds(t *testing.T) {
 	s := pair(t, hostPool("p", 64<<16), mempool.ChannelSpec{Capacity: 2})
 	from := s.follow(t, mempool.SubscribeOptions{})
-	clock, err := s.consumer.Clock(t.Context())
-	require.NoError(t, err)
-	word, err := clock.Word()
-	require.NoError(t, err)
+	w := s.work(t)
 	var works []mempool.Fence
 	for n := uint64(0); ; n++ {
 		l := allocate(t, s.pool, 1<<16)
@@ -172,12 +189,10 @@ func TestAProducerWhoseReadersStillWorkTakesNoMoreMemoryThanItsChannelNeeds(t *t
 		require.NoError(t, err)
 		f, err := from.next(t.Context())
 		require.NoError(t, err)
-		works = append(works, clock.Next(word))
-		require.NoError(t, f.Lease.end(false, works[n]))
-		f.Lease.leave()
+		works = append(works, w.begin(t, f))
 	}
 	assert.Equal(t, 2+sparesMore, s.svc.Stats().Buffers)
-	assert.NoError(t, clock.Reach(works[len(works)-1]))
+	assert.NoError(t, w.clock.Reach(works[len(works)-1]))
 }
 
 func TestFramesInTheHandOfASlowConsumerDoNotMakeAProducerWaitForTheWorkOfAnother(t *testing.T) {
@@ -189,20 +204,14 @@ func TestFramesInTheHandOfASlowConsumerDoNotMakeAProducerWaitForTheWorkOfAnother
 		defer receive(t, slow, n).Release()
 		require.NoError(t, receive(t, busy, n).Release())
 	}
-	clock, err := s.consumer.Clock(t.Context())
-	require.NoError(t, err)
-	word, err := clock.Word()
-	require.NoError(t, err)
-	work := clock.Next(word)
+	w := s.work(t)
 	s.send(t, n)
-	f := receive(t, busy, n)
-	require.NoError(t, f.Lease.end(false, work))
-	f.Lease.leave()
+	work := w.begin(t, receive(t, busy, n))
 	s.send(t, n+1) // then the block of the frame before comes back
 	l := allocate(t, s.pool, 1<<16)
 	assert.Empty(t, l.Info().Wait)
 	require.NoError(t, l.Release(false))
-	require.NoError(t, clock.Reach(work))
+	require.NoError(t, w.clock.Reach(work))
 }
 
 func TestSparesOfAnotherSizeDoNotMakeAProducerWaitForTheWorkOfItsReaders(t *testing.T) {
@@ -221,10 +230,7 @@ func TestAStreamOfTwoSizesReusesItsBlocksWhileItsReadersWork(t *testing.T) {
 	const rounds, lag = 200, 40
 	s := pair(t, hostPool("p", 1<<24), mempool.ChannelSpec{Mode: mempool.WorkQueue, Capacity: 8})
 	from := s.follow(t, mempool.SubscribeOptions{})
-	clock, err := s.consumer.Clock(t.Context())
-	require.NoError(t, err)
-	word, err := clock.Word()
-	require.NoError(t, err)
+	w := s.work(t)
 	var works []mempool.Fence
 	for n := range rounds {
 		l := allocate(t, s.pool, 1<<14<<(n%2))
@@ -235,14 +241,12 @@ func TestAStreamOfTwoSizesReusesItsBlocksWhileItsReadersWork(t *testing.T) {
 		require.NoError(t, err)
 		f, err := from.next(t.Context())
 		require.NoError(t, err)
-		works = append(works, clock.Next(word))
-		require.NoError(t, f.Lease.end(false, works[n]))
-		f.Lease.leave()
+		works = append(works, w.begin(t, f))
 		if n >= lag {
-			require.NoError(t, clock.Reach(works[n-lag]))
+			require.NoError(t, w.clock.Reach(works[n-lag]))
 		}
 	}
-	require.NoError(t, clock.Reach(works[rounds-1]))
+	require.NoError(t, w.clock.Reach(works[rounds-1]))
 }
 
 func TestMemoryOnWhichWorkIsUnderWayIsTakenIfThereIsNoOtherInOnePiece(t *testing.T) {

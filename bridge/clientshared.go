@@ -137,7 +137,8 @@ func (s *memberships) forget(m *membership) {
 	}
 }
 
-// memberCame passes a notice about a member, with the member's file, to this client's members of the other role. memberCame runs in the receiving goroutine.
+// memberCame passes a notice about a member, with the member's file, to this client's members of the other role. memberCame runs in the
+// receiving goroutine.
 func (s *memberships) memberCame(n *wire.Member, fds *seqpacket.FDs) {
 	files := takeFiles(fds, n.Export.FDs)
 	defer closeFiles(files)

@@ -42,8 +42,10 @@ type lent struct {
 func (p *Producer) Lent() int {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	return len(p.pending) - p.seen + len(p.stuck)
+	return p.inChannel()
 }
+
+func (p *Producer) inChannel() int { return len(p.pending) - p.seen + len(p.stuck) }
 
 // Unused returns how many places of the channel have no block of this producer. It returns 0 if the channel is closed, because the producer
 // then publishes no more blocks.
@@ -53,7 +55,7 @@ func (p *Producer) Unused() int {
 	if p.closed || p.roster.state.Load() != channelOpen {
 		return 0
 	}
-	return max(int(p.capacity)-(len(p.pending)-p.seen+len(p.stuck)), 0)
+	return max(int(p.capacity)-p.inChannel(), 0)
 }
 
 // Lends calls the function `is` with the owner of each block that the channel has, and reports whether one of these calls returns true.
@@ -92,7 +94,7 @@ func (p *Producer) AwaitReclaim(ctx context.Context) ([]Returned, error) {
 	defer p.mu.Unlock()
 	for wait := (pause{}); ; {
 		back, err := p.reclaim()
-		if err != nil || len(back) > 0 || len(p.pending) == p.seen && len(p.stuck) == 0 {
+		if err != nil || len(back) > 0 || p.inChannel() == 0 {
 			p.found(&wait, len(back) > 0)
 			return back, err
 		}
