@@ -36,6 +36,8 @@ var (
 
 	// ErrInUse: a live service listens at the path.
 	ErrInUse = errors.New("a live service uses the socket; stop that one, or choose another path")
+	// ErrSocketLost: the file of a socket is not at its path any more, so nobody can connect.
+	ErrSocketLost = errors.New("the socket's file is lost")
 	// ErrNotSocket: the file at the path is not a socket.
 	ErrNotSocket = errors.New("not a socket")
 	// ErrNotListening: the file that ListenFile got is not a socket on which a service can listen.

@@ -55,7 +55,7 @@ func listen(path string, config ListenConfig) (_ *Listener, err error) {
 			lock.Close()
 		}
 	}()
-	if err := takeOver(path, addr); err != nil {
+	if err := TakeOver(path); err != nil {
 		return nil, err
 	}
 	fd, err := socket()
@@ -94,32 +94,6 @@ func bind(fd int, path string, addr *unix.SockaddrUnix, mode fs.FileMode) error 
 	}
 	if err != nil {
 		os.Remove(path)
-	}
-	return err
-}
-
-// takeOver removes the socket file of a dead service. The caller holds the lock of path.
-func takeOver(path string, addr *unix.SockaddrUnix) error {
-	info, err := os.Lstat(path)
-	switch {
-	case errors.Is(err, fs.ErrNotExist):
-		return nil
-	case err != nil:
-		return err
-	case info.Mode().Type() != fs.ModeSocket:
-		return ErrNotSocket
-	}
-	// A program that does not use this package may listen at path without holding the lock. To find out whether a program listens, try to
-	// connect.
-	c, err := connect(addr)
-	switch {
-	case err == nil:
-		c.Close()
-		return ErrInUse
-	case errors.Is(err, unix.ECONNREFUSED):
-		return os.Remove(path)
-	case errors.Is(err, unix.EAGAIN), errors.Is(err, unix.EPROTOTYPE): // EAGAIN: its queue is full; EPROTOTYPE: a socket of another type
-		return fmt.Errorf("%w: %w", ErrInUse, err)
 	}
 	return err
 }

@@ -17,6 +17,8 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/promhttp"
 	"golang.org/x/sys/unix"
+
+	"github.com/poolbridge/poolbridge/bridge/seqpacket"
 )
 
 // ErrRemote is the error for an address that other machines can reach.
@@ -168,17 +170,27 @@ func CheckAddress(address string, allowRemote bool) error {
 	return nil
 }
 
-// listenUnix listens on a socket that only the user of this process may open. It replaces an old socket on which no process listens.
+// listenUnix listens on a socket that only the user of this process may open. It replaces an old socket of this user on which no process
+// listens, and no other file.
 func listenUnix(path string) (net.Listener, error) {
-	conn, err := net.Dial("unix", path)
-	switch {
-	case err == nil:
-		err = errors.Join(errors.New("another process listens there"), conn.Close())
+	l, err := bindUnix(path)
+	if errors.Is(err, seqpacket.ErrInUse) { // not wrapped: poolsvc has an exit status for ErrInUse of the other socket
+		err = errors.New("another process listens there")
+	}
+	if err != nil {
 		return nil, fmt.Errorf("--http unix:%s: %w", path, err)
-	case errors.Is(err, unix.ECONNREFUSED): // no process listens on the old socket
-		if err := os.Remove(path); err != nil {
-			return nil, fmt.Errorf("--http unix:%s: %w", path, err)
-		}
+	}
+	return l, nil
+}
+
+func bindUnix(path string) (net.Listener, error) {
+	if info, err := os.Lstat(path); err == nil && info.Sys().(*syscall.Stat_t).Uid != uint32(os.Geteuid()) {
+		return nil, fmt.Errorf("a file of user %d is there: remove it, or choose another path", info.Sys().(*syscall.Stat_t).Uid)
+	}
+	if err := seqpacket.TakeOver(path); errors.Is(err, seqpacket.ErrNotSocket) {
+		return nil, errors.New("the file there is not a socket: remove it, or choose another path")
+	} else if err != nil {
+		return nil, err
 	}
 	private := net.ListenConfig{Control: func(_, _ string, raw syscall.RawConn) error { // bind gives the file the permissions of the socket
 		var changed error
@@ -187,10 +199,23 @@ func listenUnix(path string) (net.Listener, error) {
 	}}
 	l, err := private.Listen(context.Background(), "unix", path)
 	if err != nil {
-		return nil, fmt.Errorf("--http unix:%s: %w", path, err)
+		return nil, err
 	}
-	return l, nil
+	l.(*net.UnixListener).SetUnlinkOnClose(false)
+	file, err := seqpacket.SocketFileAt(path)
+	if err != nil {
+		return nil, errors.Join(err, l.Close())
+	}
+	return &unixListener{l, file}, nil
 }
+
+// unixListener is a listener whose Close removes the socket's file, unless another file is at the path.
+type unixListener struct {
+	net.Listener
+	file seqpacket.SocketFile
+}
+
+func (l *unixListener) Close() error { return errors.Join(l.file.Remove(), l.Listener.Close()) }
 
 func loopback(host string) bool {
 	if host == "localhost" {

@@ -261,3 +261,39 @@ func TestASocketOfTheFileSystemIsThisUsersAloneAndTakenOverOnceNobodyListens(t *
 	require.NoError(t, response.Body.Close())
 	assert.Equal(t, 200, response.StatusCode)
 }
+
+func TestNoFileIsRemovedForTheSocketOfHTTPExceptADeadSocketOfThisUser(t *testing.T) {
+	dir := t.TempDir()
+	notes, link, dead := filepath.Join(dir, "notes.txt"), filepath.Join(dir, "link"), filepath.Join(dir, "dead")
+	require.NoError(t, os.WriteFile(notes, []byte("keep"), 0o600))
+	l, err := net.ListenUnix("unix", &net.UnixAddr{Name: dead, Net: "unix"})
+	require.NoError(t, err)
+	l.SetUnlinkOnClose(false)
+	require.NoError(t, l.Close())
+	for _, target := range []string{notes, dead, filepath.Join(dir, "nothing")} {
+		require.NoError(t, os.Symlink(target, link))
+		for _, path := range []string{notes, link, dir} {
+			_, err := Serve(Config{Address: "unix:" + path, Log: slog.New(slog.DiscardHandler)}, registry(t, busy()), well)
+			require.ErrorContains(t, err, "is not a socket: remove it, or choose another path")
+		}
+		text, err := os.ReadFile(notes)
+		require.NoError(t, err)
+		assert.Equal(t, "keep", string(text))
+		assert.FileExists(t, dead)
+		require.NoError(t, os.Remove(link), "the link is still there")
+	}
+}
+
+func TestTheEndOfAServerRemovesItsOwnSocketAndNoOther(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "http")
+	config := Config{Address: "unix:" + path, Log: slog.New(slog.DiscardHandler)}
+	first, err := Serve(config, registry(t, busy()), well)
+	require.NoError(t, err)
+	require.NoError(t, os.Remove(path))
+	second, err := Serve(config, registry(t, busy()), well)
+	require.NoError(t, err)
+	require.NoError(t, first.Close())
+	assert.FileExists(t, path, "it is the socket of the second server")
+	require.NoError(t, second.Close())
+	assert.NoFileExists(t, path)
+}

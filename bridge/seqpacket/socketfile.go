@@ -1,0 +1,83 @@
+package seqpacket
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"syscall"
+
+	"golang.org/x/sys/unix"
+)
+
+// SocketFile is the file of a socket that this process has bound. As long as the socket is open, the file system gives no other file the same
+// inode. So a SocketFile finds out whether the file at its path is still the file of this socket.
+type SocketFile struct {
+	path         string
+	device, file uint64
+}
+
+// SocketFileAt returns the SocketFile at path. The caller has just bound a socket at path.
+func SocketFileAt(path string) (SocketFile, error) {
+	info, err := os.Lstat(path)
+	if err != nil {
+		return SocketFile{}, err
+	}
+	stat := info.Sys().(*syscall.Stat_t)
+	return SocketFile{path, stat.Dev, stat.Ino}, nil
+}
+
+// Check returns nil if the file is still at its path.
+//
+// Errors: [ErrSocketLost].
+func (f SocketFile) Check() error {
+	switch now, err := SocketFileAt(f.path); {
+	case errors.Is(err, fs.ErrNotExist), errors.Is(err, unix.ENOTDIR):
+		return fmt.Errorf("%w: somebody removed %s", ErrSocketLost, f.path)
+	case err != nil:
+		return fmt.Errorf("%w: %w", ErrSocketLost, err)
+	case now != f:
+		return fmt.Errorf("%w: another file is at %s", ErrSocketLost, f.path)
+	}
+	return nil
+}
+
+// Remove removes the file. If another file is at the path, or none, Remove does nothing. The caller must not have closed the socket yet.
+func (f SocketFile) Remove() error {
+	if f.Check() != nil {
+		return nil
+	}
+	return os.Remove(f.path)
+}
+
+// TakeOver removes the socket file at path if no process listens on its socket. If there is no file, TakeOver does nothing. TakeOver does not
+// follow a link.
+//
+// Errors: [ErrInUse], [ErrNotSocket], and errors of the file system.
+func TakeOver(path string) error {
+	addr, err := address(path)
+	if err != nil {
+		return err
+	}
+	info, err := os.Lstat(path)
+	switch {
+	case errors.Is(err, fs.ErrNotExist):
+		return nil
+	case err != nil:
+		return err
+	case info.Mode().Type() != fs.ModeSocket:
+		return ErrNotSocket
+	}
+	// The program that listens need not use this package, and then holds no lock. To find out whether a program listens, try to connect.
+	c, err := connect(addr)
+	switch {
+	case err == nil:
+		c.Close()
+		return ErrInUse
+	case errors.Is(err, unix.ECONNREFUSED):
+		return os.Remove(path)
+	case errors.Is(err, unix.EAGAIN), errors.Is(err, unix.EPROTOTYPE): // EAGAIN: its queue is full; EPROTOTYPE: a socket of another type
+		return fmt.Errorf("%w: %w", ErrInUse, err)
+	}
+	return err
+}
