@@ -21,12 +21,14 @@ help: ## list the targets
 build: bin/poolsvc ## build the service
 
 bin/poolsvc: FORCE
+	@test -e $@ || echo "building poolsvc; the first time this takes a minute or two and shows warnings from NVIDIA's go-nvml"
 	$(GO) build -ldflags '$(LDFLAGS)' -o $@ ./cmd/poolsvc
 
 # The environment is out of date if its stamp file is older than a file that says what to install, or than a C file.
 $(VENV)/installed: pyproject.toml hatch_build.py release/version.py $(wildcard python/native/*.[ch])
 	$(PYTHON) -c '$(CHECK_PYTHON)'
 	$(PYTHON) -m venv $(VENV)
+	@echo "installing the Python package into $(VENV), with what its tests need (Ray, Dask, cuda.core): about a minute and 1.1 GB"
 	$(PY) -m pip install --quiet --disable-pip-version-check --editable '.[cuda,dask,ray,test]'
 	touch $@
 
