@@ -25,7 +25,8 @@ import (
 // children has, for each role, the function that a child with this role runs. A child is a process that a test starts from the test binary.
 // A child prints a line after each step of its work, and waits for a line from the test before the next step.
 var children = map[string]func() error{
-	"hold":     hold,
+	"bequeath": func() error { return hold(bequeath) },
+	"hold":     func() error { return hold(nil) },
 	"server":   crowdedServer,
 	"visit":    visit,
 	"complain": complain,
@@ -91,10 +92,13 @@ func (c *child) kill() {
 }
 
 // hold allocates two buffers of the pool "p" and leases the buffer "torn" for writing. When hold reads a line, it closes its connection
-// without the request `bye`, but its process continues to run.
-func hold() error {
+// without the request `bye`, but its process continues to run. If `first` is not nil, hold calls it with the new client.
+func hold(first func(*Client) error) error {
 	ctx := context.Background()
 	c, err := Dial(ctx, DefaultSocket())
+	if err == nil && first != nil {
+		err = first(c)
+	}
 	if err != nil {
 		return err
 	}
@@ -125,6 +129,25 @@ func hold() error {
 	fmt.Println("closed")
 	in.Scan()
 	return nil
+}
+
+// bequeath starts a process that has the client's socket open until it has read descriptor 3 to its end.
+func bequeath(c *Client) error {
+	raw, err := c.conn.SyscallConn()
+	if err != nil {
+		return err
+	}
+	heir := exec.Command("cat")
+	heir.Stdin = os.NewFile(3, "life of the heir")
+	if e := raw.Control(func(fd uintptr) {
+		var copied int
+		if copied, err = unix.FcntlInt(fd, unix.F_DUPFD_CLOEXEC, 0); err == nil {
+			heir.ExtraFiles = []*os.File{os.NewFile(uintptr(copied), "socket")}
+		}
+	}); e != nil || err != nil {
+		return errors.Join(e, err)
+	}
+	return errors.Join(heir.Start(), heir.ExtraFiles[0].Close())
 }
 
 // complain prints the error of TryDial.

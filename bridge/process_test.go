@@ -96,6 +96,24 @@ func TestMemoryOfAProcessThatOnlyClosedItsConnectionWaitsForTheProcess(t *testin
 	require.NoError(t, l.Release(false))
 }
 
+func TestAKilledProcessLosesItsSessionThoughAnotherHasItsSocket(t *testing.T) {
+	r := start(t, server.Config{}, unhurried)
+	c, p := torn(t, r.path)
+	ctx := context.Background()
+	life, end, err := os.Pipe()
+	require.NoError(t, err)
+	defer end.Close() // ends the process that has the socket
+	worker := spawn(t, "bequeath", r.path, func(cmd *exec.Cmd) { cmd.ExtraFiles = []*os.File{life} })
+	require.NoError(t, life.Close())
+	require.Equal(t, "holding", worker.says())
+	worker.kill()
+	_, err = c.Get(ctx, "torn", LeaseOptions{})
+	require.ErrorIs(t, err, ErrProducerDied, "its write lock has ended")
+	l, err := p.Allocate(ctx, mempool.Bytes(2*4096))
+	require.NoError(t, err, "its memory serves others")
+	require.NoError(t, l.Release(false))
+}
+
 func TestAnotherProcessReadsWhatThisOnePublished(t *testing.T) {
 	_, path := serve(t, server.Config{})
 	reader := spawn(t, "read", path, nil)

@@ -72,6 +72,12 @@ func (c *Conn) CloseWrite() error {
 	return c.do(func(fd int) error { return os.NewSyscallError("shutdown", unix.Shutdown(fd, unix.SHUT_WR)) })
 }
 
+// CloseRead ends receiving. Recv still returns the packets that the peer sent before, and then io.EOF. The peer's Send fails with
+// ErrPeerClosed from now on.
+func (c *Conn) CloseRead() error {
+	return c.do(func(fd int) error { return os.NewSyscallError("shutdown", unix.Shutdown(fd, unix.SHUT_RD)) })
+}
+
 // SetDeadline sets the time after which Send and Recv fail with os.ErrDeadlineExceeded. The new deadline also applies to calls that already
 // wait. The zero time means no deadline.
 func (c *Conn) SetDeadline(t time.Time) error { return c.usable(c.file.SetDeadline(t)) }

@@ -27,6 +27,19 @@ func TestPacketsKeepTheirBorders(t *testing.T) {
 	}
 }
 
+func TestReceivingThatWasClosedStillReturnsWhatThePeerHadSent(t *testing.T) {
+	a, b := pair(t)
+	require.NoError(t, a.Send([]byte("before"), nil))
+	require.NoError(t, b.CloseRead())
+	require.ErrorIs(t, a.Send([]byte("after"), nil), ErrPeerClosed)
+	buf := make([]byte, 16)
+	n, _, err := b.Recv(buf)
+	require.NoError(t, err)
+	require.Equal(t, "before", string(buf[:n]))
+	_, _, err = b.Recv(buf)
+	require.Equal(t, io.EOF, err)
+}
+
 func TestPacketOfTheGreatestSize(t *testing.T) {
 	a, b := pair(t)
 	want := bytes.Repeat([]byte("poolbridge.packet"), maxPacket/17+1)[:maxPacket]

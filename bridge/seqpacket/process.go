@@ -83,21 +83,29 @@ func ended(fd uintptr) bool {
 }
 
 // Gone returns a channel that is closed when the process has ended and the kernel has released the memory, mappings and descriptors of the
-// process. The first call of Gone starts watching the process. After Close the channel may stay open for ever.
+// process. The first call of Gone or Watch starts watching the process. After Close the channel may stay open for ever.
 func (p *Process) Gone() <-chan struct{} {
+	p.Watch(func() {})
+	return p.gone
+}
+
+// Watch starts watching the process. When the channel of Gone is closed, Watch calls atEnd, mostly in another goroutine. Watch does nothing
+// if Gone or Watch was called before.
+func (p *Process) Watch(atEnd func()) {
 	p.watch.Do(func() {
 		if p.file == nil {
 			close(p.done)
+			atEnd()
 			return
 		}
 		go func() {
 			defer close(p.done)
 			if raw, err := p.file.SyscallConn(); err == nil && raw.Read(ended) == nil {
 				close(p.gone)
+				atEnd()
 			}
 		}()
 	})
-	return p.gone
 }
 
 // Close stops watching the process, and returns when the watching goroutine has ended. A second Close does nothing.

@@ -82,6 +82,9 @@ func (c *connection) serve() {
 		return
 	}
 	peer.Process = process.ID()
+	// A session ends with its process, even if a forked child, or a process that was sent the socket, keeps the connection open. The packets
+	// that the process had sent are still read.
+	process.Watch(func() { _ = c.conn.CloseRead() })
 	err = c.run(peer)
 	if c.session == nil {
 		closeLogged(log, process)

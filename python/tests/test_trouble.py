@@ -551,6 +551,25 @@ def test_a_forked_child_cannot_use_the_client_and_releases_nothing(service, clie
     assert array.tolist() == [6, 6, 6, 6]
 
 
+@pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
+def test_a_forked_child_does_not_keep_the_connection_open(service, client):
+    del service
+    names = [os.readlink(f"/proc/self/fd/{client._session.transport.fileno()}")]
+    child = os.fork()
+    if not child:
+        kept = [fd for fd in os.listdir("/proc/self/fd") if _link(fd) in names]
+        os._exit(len(kept))
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    client.stats()
+
+
+def _link(fd):
+    try:
+        return os.readlink(f"/proc/self/fd/{fd}")
+    except OSError:  # the descriptor by which `os.listdir` read the folder
+        return ""
+
+
 FORK = """
 import gc, mmap, os, sys
 import numpy as np

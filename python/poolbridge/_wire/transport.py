@@ -7,6 +7,7 @@ import os
 import socket
 from collections import deque
 from collections.abc import Iterable
+from weakref import WeakSet
 
 from poolbridge._sys.error_texts import SESSION_LOST
 from poolbridge._wire.packet import MAX_FDS, MAX_PACKET
@@ -81,6 +82,7 @@ class Transport:
     def __init__(self, sock: socket.socket) -> None:
         sock.setblocking(False)
         self._sock = sock
+        _open.add(self)
         # One buffer for all packets: making a buffer takes longer than reading a packet.
         self._buffer = memoryview(bytearray(MAX_PACKET + 1))
 
@@ -177,6 +179,20 @@ class Transport:
     def close(self) -> None:
         """Close the socket. The caller makes sure that no thread waits for the socket any more. Idempotent."""
         self._sock.close()
+
+
+# The transports of this process that may be open.
+_open: WeakSet[Transport] = WeakSet()
+
+
+def _close_inherited() -> None:
+    """Close, in a forked child, the sockets of the parent process, so that the connections end with the parent."""
+    for transport in list(_open):
+        transport.close()
+    _open.clear()
+
+
+os.register_at_fork(after_in_child=_close_inherited)
 
 
 def _gone(error: OSError) -> ConnectionLostError:
