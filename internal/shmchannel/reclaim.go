@@ -144,10 +144,21 @@ func (p *Producer) reclaim() ([]Returned, error) {
 		return nil, err
 	}
 	p.state = state
+	return p.collect(t)
+}
+
+// collect returns the blocks that nobody uses any more. The caller has loaded p.state and then the tail t, and has called look.
+func (p *Producer) collect(t tail) ([]Returned, error) {
 	p.returned, p.fences = p.returned[:0], p.fences[:0]
 	p.sortOut(t)
 	if len(p.leaving) == 0 {
 		return nil, nil
+	}
+	if p.mode == Queue { // a consumer that joined after the call of look may have acknowledged a frame and still have the frame in hand
+		if err := p.look(p.sequencer.loadTail()); err != nil {
+			p.stuck = append(p.stuck, p.leaving...)
+			return nil, err
+		}
 	}
 	// A consumer stores its hold before it checks that the channel still keeps the frame. A consumer also stores a hold before it moves its
 	// floor past a frame that it has in hand. The producer first reads the spans, which begin at the floors, and then the holds. So if the

@@ -53,6 +53,24 @@ func TestABlockOfABroadcastComesBackWhenItsFrameIsNeitherKeptNorInHand(t *testin
 	}
 }
 
+func TestABlockStaysAwayWhileAConsumerThatJoinedDuringTheReclaimHasItInHand(t *testing.T) {
+	for _, timeline := range []uint64{0, 7} {
+		r := newRig(t, Spec{Mode: Queue, Capacity: 4})
+		p := r.producer(2)
+		p.publish()
+		tail := p.sequencer.loadTail()
+		require.NoError(t, p.look(tail)) // the first part of Reclaim
+		c := r.consumer(MemberSpec{Timeline: timeline})
+		f := c.take()
+		require.NoError(t, c.Acknowledge(&f.Hand))
+		back, err := p.collect(tail)
+		require.NoError(t, err)
+		assert.Empty(t, back, "the consumer has the frame in hand")
+		c.release(f)
+		assert.Equal(t, []uint64{1}, p.back())
+	}
+}
+
 func TestABlockOfAQueueComesBackWhenItsFrameIsAcknowledgedAndReleased(t *testing.T) {
 	r := newRig(t, Spec{Mode: Queue, Capacity: 4})
 	p, c := r.producer(8), r.consumer(MemberSpec{})

@@ -387,6 +387,10 @@ enum pb_result pb_reclaim(struct pb_producer *p) {
     ch->odd_since = 0;
     if (!find_passed(p, tail, state)) return PB_NONE;
     PB_FULL_BARRIER();
+    if (ch->queue) { // a consumer that joined meanwhile may have acknowledged a frame and still have the frame in hand
+        tail = pb_tail(ch);
+        if ((r = look_at_roster(p, pb_state(ch), tail))) return r;
+    }
     except_held(p, state == PB_DESTROYED);
     size_t stay = 0;
     bool memory = true;

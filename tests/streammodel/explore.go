@@ -252,7 +252,7 @@ func (m *model) alone(s *state) (actor int, found bool) {
 			alone = !m.GPU && (quiet || a.block >= 0 || int(a.written) < m.Frames[p] && m.hasBlock(a))
 		case pRecordClear, pRecordBlock, pRecordSeq:
 			alone = m.nobodyReads(s, (a.tail.number+1)%m.n())
-		case pVersion, pBackVersion, pSlots, pBackSlots, pBackState:
+		case pVersion, pBackVersion, pBackVersionAgain, pSlots, pBackSlots, pBackSlotsAgain, pBackState:
 			alone = quiet
 		}
 		if alone {

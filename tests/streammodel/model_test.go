@@ -114,6 +114,7 @@ func configs() []Config {
 		with("GPU", nil, func(c *Config) { c.Joined = first; c.Blocks = 3; c.Frames[0] = 7; c.GPU = true }),
 		with("GPU, drops", joins, func(c *Config) { c.Blocks = 3; c.Frames[0] = 5; c.Policies[0] = dropOldest; c.GPU = true }),
 		with("queue, join", joins, func(c *Config) { c.Queue = true; c.Requeue = 1; c.Drain = true }),
+		with("queue, join, one block", joins, func(c *Config) { c.Queue = true; c.Blocks = 1; c.Frames[0] = 2 }),
 		with("queue, two", nil, func(c *Config) { queue(c) }),
 		with("queue, requeue", nil, func(c *Config) { queue(c); c.Frames[0] = 2; c.Requeue = 1 }),
 		with("queue, one block", nil, func(c *Config) { queue(c); c.Blocks = 1; c.Frames[0] = 2 }),

@@ -56,6 +56,7 @@ func mutations() []mutation {
 		{"voids without end", "queue, hoard"},
 		{"a frame that nobody has taken needs no slot", "queue, two"},
 		{"claims are not looked at", "queue, two"},
+		{"a consumer that joins while claims are looked at is not seen", "queue, join, one block"},
 		{"nobody is woken for a claim", "queue, hoard"},
 		{"nobody is woken for a frame that was requeued", "queue, expel"},
 		{"a hold that was for nothing wakes nobody", "queue, one block"},

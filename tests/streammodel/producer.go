@@ -28,7 +28,7 @@ func (m *model) stepProducer(s *state, p int8, choice int) bool {
 		default:
 			a.pc = pHelp
 		}
-	case pSlots, pBackSlots:
+	case pSlots, pBackSlots, pBackSlotsAgain:
 		a.view = s.slots
 		a.pc--
 	case pHelp:
@@ -90,7 +90,7 @@ func (m *model) stepProducer(s *state, p int8, choice int) bool {
 		if a.wakes == none {
 			m.endTurn(a)
 		}
-	case pBackState, pBackTail, pBackVersion, pBackFloors, pBackClaim, pBackHold, pBackDone:
+	case pBackState, pBackTail, pBackVersion, pBackFloors, pBackClaim, pBackTailAgain, pBackVersionAgain, pBackHold, pBackDone:
 		m.stepBack(s, p, a)
 	case pArm:
 		m.arm(&s.freed, &a.sleep)

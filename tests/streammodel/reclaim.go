@@ -35,6 +35,15 @@ func (m *model) stepBack(s *state, p int8, a *producer) {
 		a.gone[a.i] = k.number > f || k.number == f && k.tag == acknowledged || m.mutant("claims are not looked at")
 		a.i++
 		m.nextFlying(s, p, a)
+	case pBackTailAgain:
+		a.tail, a.pc = s.tail, pBackVersionAgain
+	case pBackVersionAgain:
+		if !m.knows(s, a, s.state) && !m.mutant("a consumer that joins while claims are looked at is not seen") {
+			a.known, a.pc = s.version, pBackSlotsAgain
+			return
+		}
+		a.i, a.pc = 0, pBackHold
+		m.nextHold(s, p, a)
 	case pBackHold:
 		held := s.hold[a.i]
 		for b, f := range a.flying {
@@ -83,8 +92,10 @@ func (m *model) nextFlying(s *state, p int8, a *producer) {
 		a.i++
 	}
 	if a.i == mostBlocks {
-		a.i, a.pc = 0, pBackHold
-		m.nextHold(s, p, a)
+		a.i, a.pc = 0, pBackTailAgain
+		if a.gone == [mostBlocks]bool{} {
+			m.rest(a)
+		}
 	}
 }
 
