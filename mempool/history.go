@@ -51,21 +51,22 @@ const (
 	DriverError     EventKind = "driver-error"     // the driver or the system failed to allocate or to free memory
 	ChannelMade     EventKind = "channel-made"
 	ChannelClosed   EventKind = "channel-closed"
-	ChannelFailed   EventKind = "channel-failed"  // the channel's shared memory is corrupt, or cannot be used
-	FrameDoubted    EventKind = "frame-doubted"   // a consumer found a frame with contradictory data
-	SubscriberSlow  EventKind = "subscriber-slow" // frames that one consumer has not taken or not released have filled the channel for long
+	ChannelFailed   EventKind = "channel-failed"   // the channel's shared memory is corrupt, or cannot be used
+	FrameDoubted    EventKind = "frame-doubted"    // a consumer found a frame with contradictory data
+	SubscriberSlow  EventKind = "subscriber-slow"  // frames that one consumer has not taken or not released have filled the channel for long
+	ServiceImpaired EventKind = "service-impaired" // the service goes on, but lacks something of its own, such as its log or its socket's file
 )
 
 // EventKinds returns all kinds of events, in the order in which the documentation lists them.
 func EventKinds() []EventKind {
 	return []EventKind{PoolMade, PoolDestroyed, PoolFull, LimitMet, SessionBegan, SessionEnded, MemoryReclaimed, LeaseLong, WriterDied, DriverError,
-		ChannelMade, ChannelClosed, ChannelFailed, FrameDoubted, SubscriberSlow}
+		ChannelMade, ChannelClosed, ChannelFailed, FrameDoubted, SubscriberSlow, ServiceImpaired}
 }
 
 // Trouble reports whether an operator may have to act on an event of kind k.
 func (k EventKind) Trouble() bool {
 	switch k {
-	case PoolFull, LimitMet, LeaseLong, WriterDied, DriverError, ChannelFailed, FrameDoubted, SubscriberSlow:
+	case PoolFull, LimitMet, LeaseLong, WriterDied, DriverError, ChannelFailed, FrameDoubted, SubscriberSlow, ServiceImpaired:
 		return true
 	}
 	return false

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -28,15 +29,28 @@ type running struct {
 	plan     *plan // the current settings
 	log      *slog.Logger
 	level    slog.LevelVar
+	lines    *relay  // writes the log
+	systemd  systemd // hears what the service does
 	creators atomic.Pointer[[]uint32]
 	svc      *service.Service
+	made     chan struct{}    // closed when svc is set
 	session  *service.Session // session that makes the pools of the plan
 	server   atomic.Pointer[server.Server]
 }
 
+// newLog makes the log, which a goroutine writes to w. So nobody waits for the reader of the log.
 func (r *running) newLog(w io.Writer) *slog.Logger {
 	r.level.Set(r.plan.log.level)
-	r.log = slog.New(r.plan.log.handler(w, &r.level))
+	format := r.plan.log
+	r.lines = (&relay{to: w, most: maxWaiting, missing: func(n int) []byte {
+		var text bytes.Buffer
+		slog.New(format.handler(&text, slog.LevelWarn)).Warn("lines of the log were left out here, because it could not be written", "lines", n)
+		return text.Bytes()
+	}, impaired: func(err error) {
+		<-r.made
+		r.svc.Impaired(fmt.Sprintf("the log cannot be written: %v; the service goes on, and lines are missing in the log", err))
+	}}).start()
+	r.log = slog.New(format.handler(r.lines, &r.level))
 	return r.log
 }
 
@@ -92,14 +106,18 @@ func (r *running) reloadOn(ctx context.Context, hups <-chan os.Signal) {
 		}
 		var now unix.Timespec
 		_ = unix.ClockGettime(unix.CLOCK_MONOTONIC, &now)
-		tell(r.log, daemon.SdNotifyReloading, fmt.Sprintf("MONOTONIC_USEC=%d", now.Nano()/1000))
+		r.systemd.tell(daemon.SdNotifyReloading, fmt.Sprintf("MONOTONIC_USEC=%d", now.Nano()/1000))
 		r.reload()
-		tell(r.log, daemon.SdNotifyReady)
+		r.systemd.tell(daemon.SdNotifyReady)
 	}
 }
 
 // reload applies the changes of the configuration that a running service can apply, and logs the changes that it cannot apply.
 func (r *running) reload() {
+	if r.plan.file == "" {
+		r.log.Info("SIGHUP changes nothing: the service was started without a configuration file (--config)")
+		return
+	}
 	next, err := resolve(r.flags)
 	if err != nil {
 		var problems config.Problems

@@ -2,6 +2,7 @@ package main
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"os"
 	"os/signal"
@@ -76,28 +77,33 @@ by itself.`,
 }
 
 // serve runs the service.
-func serve(c *cobra.Command, p *plan, l life) error {
+func serve(c *cobra.Command, p *plan, l life) (err error) {
 	if os.Getenv("GOGC") == "" {
 		debug.SetGCPercent(heapGrowth)
 	}
 	socket := p.socket
 	if l.private {
-		var err error
 		if socket, err = privateSocket(); err != nil {
 			return &socketError{err}
 		}
 		defer os.RemoveAll(filepath.Dir(socket))
 	}
+	signal.Ignore(unix.SIGPIPE) // a write to a log without a reader fails, and the service goes on
 	hups := make(chan os.Signal, 1)
-	if p.file != "" {
-		signal.Notify(hups, unix.SIGHUP)
-		defer signal.Stop(hups)
-	}
-	r := &running{flags: c.Flags(), plan: p}
+	signal.Notify(hups, unix.SIGHUP)
+	defer signal.Stop(hups)
+	r := &running{flags: c.Flags(), plan: p, made: make(chan struct{})}
 	if l.log != nil {
 		l.log.format = p.log
 	}
 	log := r.newLog(c.ErrOrStderr())
+	defer func() {
+		if !r.lines.close() && err != nil { // then nobody reads what main would print about err either
+			err = errors.Join(errReported, err)
+		}
+	}()
+	r.systemd = newSystemd(log)
+	defer r.systemd.relay.close()
 	if l.unbounded != nil {
 		log.Warn("the log cannot be bounded, and grows (--log-bytes)", "error", l.unbounded)
 	}
@@ -107,6 +113,7 @@ func serve(c *cobra.Command, p *plan, l life) error {
 		return peer.UID == self.UID || slices.Contains(*r.creators.Load(), peer.UID)
 	}})
 	defer r.svc.Close()
+	close(r.made)
 	if err := r.createPools(); err != nil {
 		return err
 	}
@@ -125,9 +132,9 @@ func serve(c *cobra.Command, p *plan, l life) error {
 	log.Info("serving", "socket", srv.Path(), "version", version, "epoch", r.svc.Epoch().String())
 	ctx, end := context.WithCancel(c.Context())
 	defer end()
-	tell(log, daemon.SdNotifyReady, "STATUS=serving "+srv.Path())
+	r.systemd.tell(daemon.SdNotifyReady, "STATUS=serving "+srv.Path())
 	l.live(end, srv, srv.Path(), log)
-	if err := startWatchdog(ctx, log, ready); err != nil {
+	if err := startWatchdog(ctx, log, r.systemd, ready); err != nil {
 		log.Warn("the service cannot notify systemd's watchdog", "error", err)
 	}
 	go r.reloadOn(ctx, hups)
@@ -135,7 +142,7 @@ func serve(c *cobra.Command, p *plan, l life) error {
 	defer looks.Stop()
 	upkeep.Run(ctx, r.svc, looks.C)
 	log.Info("shutting down")
-	tell(log, daemon.SdNotifyStopping)
+	r.systemd.tell(daemon.SdNotifyStopping)
 	return srv.Close()
 }
 

@@ -34,16 +34,28 @@ func listen(socket string, p *plan, l life, svc *service.Service, serving server
 	return srv, err
 }
 
-// tell notifies systemd, if systemd started the service and set NOTIFY_SOCKET.
-func tell(log *slog.Logger, said ...string) {
-	if _, err := daemon.SdNotify(false, strings.Join(said, "\n")); err != nil {
-		log.Warn("the service cannot notify systemd (NOTIFY_SOCKET)", "said", said[0], "error", err)
-	}
+// systemd notifies systemd, if systemd started the service and set NOTIFY_SOCKET. It does not wait for systemd.
+type systemd struct{ relay *relay }
+
+func newSystemd(log *slog.Logger) systemd {
+	return systemd{(&relay{to: notifySocket{}, most: 64 << 10, impaired: func(err error) {
+		log.Warn("the service cannot notify systemd (NOTIFY_SOCKET)", "error", err)
+	}}).start()}
+}
+
+func (s systemd) tell(said ...string) { _, _ = s.relay.Write([]byte(strings.Join(said, "\n"))) }
+
+// notifySocket is the socket of NOTIFY_SOCKET. Write blocks while systemd does not read.
+type notifySocket struct{}
+
+func (notifySocket) Write(said []byte) (int, error) {
+	_, err := daemon.SdNotify(false, string(said))
+	return len(said), err
 }
 
 // startWatchdog starts a goroutine that notifies systemd's watchdog as long as the service answers. If systemd has no watchdog for this
 // process, startWatchdog does nothing.
-func startWatchdog(ctx context.Context, log *slog.Logger, ready func(context.Context) error) error {
+func startWatchdog(ctx context.Context, log *slog.Logger, to systemd, ready func(context.Context) error) error {
 	period, err := daemon.SdWatchdogEnabled(false)
 	if err != nil || period == 0 {
 		return err
@@ -51,14 +63,14 @@ func startWatchdog(ctx context.Context, log *slog.Logger, ready func(context.Con
 	ticker := time.NewTicker(period / 3)
 	go func() {
 		defer ticker.Stop()
-		watch(ctx, log, ticker.C, period/3, ready)
+		watch(ctx, log, to, ticker.C, period/3, ready)
 	}()
 	return nil
 }
 
 // At each tick, watch checks whether the service answers within the time `patience`. If the service answers, watch notifies systemd's
 // watchdog.
-func watch(ctx context.Context, log *slog.Logger, ticks <-chan time.Time, patience time.Duration, ready func(context.Context) error) {
+func watch(ctx context.Context, log *slog.Logger, to systemd, ticks <-chan time.Time, patience time.Duration, ready func(context.Context) error) {
 	for {
 		select {
 		case <-ctx.Done():
@@ -70,7 +82,7 @@ func watch(ctx context.Context, log *slog.Logger, ticks <-chan time.Time, patien
 		cancel()
 		switch {
 		case err == nil:
-			tell(log, daemon.SdNotifyWatchdog)
+			to.tell(daemon.SdNotifyWatchdog)
 		case ctx.Err() == nil:
 			log.Error("the service does not answer, and systemd's watchdog will end it if it continues", "error", err)
 		}

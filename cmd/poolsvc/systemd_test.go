@@ -28,10 +28,12 @@ func TestTheWatchdogIsToldOnlyWhileTheServiceAnswers(t *testing.T) {
 	defer end()
 	ticks, over := make(chan time.Time), make(chan struct{})
 	var asked []error
+	log := slog.New(slog.DiscardHandler)
+	systemd := newSystemd(log)
 	answers := []error{errors.New("sick"), context.DeadlineExceeded, nil, errors.New("sick again"), nil}
 	go func() {
 		defer close(over)
-		watch(ctx, slog.New(slog.DiscardHandler), ticks, time.Hour, func(context.Context) error {
+		watch(ctx, log, systemd, ticks, time.Hour, func(context.Context) error {
 			answer := answers[len(asked)]
 			asked = append(asked, answer)
 			return answer
@@ -42,6 +44,7 @@ func TestTheWatchdogIsToldOnlyWhileTheServiceAnswers(t *testing.T) {
 	}
 	end()
 	<-over
+	require.True(t, systemd.relay.close())
 	require.Equal(t, answers, asked)
 	packet := make([]byte, 64)
 	for range 2 {

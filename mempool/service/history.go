@@ -48,9 +48,9 @@ type poolAccess struct {
 	access mempool.Access // the users and groups that may use the pool, sorted; never empty
 }
 
-// note adds an event to the history and logs the event. If [mempool.EventKind].Trouble returns true for the event's kind, note logs the
-// event as a warning. If the event has no time, note sets its time to now. The parameter `pool` is the pool that the event concerns, or
-// nil.
+// note adds an event to the history, and the event is logged when the lock is released. If [mempool.EventKind].Trouble returns true for the
+// event's kind, it is logged as a warning. If the event has no time, note sets its time to now. The parameter `pool` is the pool that the
+// event concerns, or nil. The caller holds s.mu.
 func (s *Service) note(e mempool.HistoryEvent, pool *Pool) {
 	if e.At.IsZero() {
 		e.At = time.Now()
@@ -61,7 +61,7 @@ func (s *Service) note(e mempool.HistoryEvent, pool *Pool) {
 		one.Pool, one.pool = pool.info.Name, pool.poolAccess
 	}
 	one.Number = s.history.add(one)
-	one.log(s.log)
+	s.mu.noted = append(s.mu.noted, one)
 }
 
 // add adds an event and returns its number.

@@ -4,6 +4,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
+	"log/slog"
 	"sync"
 	"testing"
 	"testing/synctest"
@@ -581,4 +583,35 @@ func TestAStrangerIsToldOfEventsOfItsOwnAlone(t *testing.T) {
 	assert.Equal(t, []mempool.EventKind{mempool.SessionBegan}, kinds(stranger))
 	assert.Equal(t, []mempool.EventKind{mempool.PoolMade, mempool.SessionBegan, mempool.PoolDestroyed}, kinds(friend))
 	assert.Len(t, kinds(s), 5)
+}
+
+// unlocked is a handler of logs that notes whether the lock of a service is free while it handles a record.
+type unlocked struct {
+	slog.Handler
+	svc  *Service
+	free []bool
+}
+
+func (u *unlocked) Handle(context.Context, slog.Record) error {
+	u.free = append(u.free, u.svc.mu.TryLock())
+	if u.free[len(u.free)-1] {
+		u.svc.mu.Mutex.Unlock()
+	}
+	return nil
+}
+
+func TestNoLockIsHeldWhileAnEventIsLogged(t *testing.T) {
+	log := &unlocked{Handler: slog.NewTextHandler(io.Discard, &slog.HandlerOptions{Level: slog.LevelDebug})}
+	log.svc = New(Config{Log: slog.New(log)})
+	s := open(t, log.svc)
+	p, _ := fakePool(t, s, 1<<20)
+	allocate(t, s, p, 1)
+	_, err := s.allocate(t.Context(), p.Info().ID, mempool.Bytes(1<<21), 0)
+	require.Error(t, err)
+	s.Refused(err)
+	log.svc.Impaired("something is missing")
+	s.EndAs(mempool.SessionFailed, "it is broken", nil)
+	log.svc.Close()
+	require.GreaterOrEqual(t, len(log.free), 5)
+	assert.NotContains(t, log.free, false)
 }

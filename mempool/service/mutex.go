@@ -1,24 +1,32 @@
 package service
 
-import "sync"
+import (
+	"log/slog"
+	"sync"
+)
 
 // mutex is the lock of a service. The method wake only notes which goroutines are to wake up. Unlock wakes these goroutines after it has
 // unlocked the mutex: to wake a goroutine takes longer than most changes of the service's state, and a woken goroutine needs the lock
-// immediately.
+// immediately. Unlock also writes events to the log after it has unlocked the mutex, because the log may block.
 type mutex struct {
 	sync.Mutex
 	woken []chan struct{}
+	noted []happening // events for the log
+	log   *slog.Logger
 }
 
 // wake makes the next Unlock close ch. The caller holds the lock.
 func (b *mutex) wake(ch chan struct{}) { b.woken = append(b.woken, ch) }
 
-// Unlock unlocks the mutex, and then closes the channels that callers have passed to the method wake.
+// Unlock unlocks the mutex, and then closes the channels that callers have passed to the method wake, and logs the noted events.
 func (b *mutex) Unlock() {
-	woken := b.woken
-	b.woken = nil
+	woken, noted := b.woken, b.noted
+	b.woken, b.noted = nil, nil
 	b.Mutex.Unlock()
 	for _, ch := range woken {
 		close(ch)
+	}
+	for i := range noted {
+		noted[i].log(b.log)
 	}
 }

@@ -34,7 +34,6 @@ var errShutdown = situation.Of(mempool.ErrClosed, "the service is shutting down"
 type Service struct {
 	epoch     mempool.Epoch
 	began     time.Time
-	log       *slog.Logger
 	uid       uint32 // the user that the service runs as
 	mayCreate func(mempool.Peer) bool
 	limits    Limits
@@ -83,7 +82,7 @@ type Service struct {
 // New makes a service. Each service has its own epoch.
 func New(c Config) *Service {
 	s := &Service{
-		began: time.Now(), log: c.Log, uid: mempool.Self().UID, mayCreate: c.MayCreate, limits: c.Limits.filled(), memory: hostmem.New(),
+		began: time.Now(), mu: mutex{log: c.Log}, uid: mempool.Self().UID, mayCreate: c.MayCreate, limits: c.Limits.filled(), memory: hostmem.New(),
 		namesOf: make(tally), poolsOf: make(tally), pools: make(map[string]*Pool), poolByID: make(map[uint64]*Pool),
 		closing: make(chan struct{}), done: make(chan struct{}),
 		awaited: make(map[string]*awaited), timelines: make(map[uint64]*timeline), channels: make(map[string]*channel),
@@ -91,8 +90,8 @@ func New(c Config) *Service {
 		history:  history{counts: newEventCounts(), watchers: make(map[*watcher]struct{})},
 		patience: cmp.Or(c.Patience, usualPatience), refused: make(map[string]*gap),
 	}
-	if s.log == nil {
-		s.log = slog.New(slog.DiscardHandler)
+	if s.mu.log == nil {
+		s.mu.log = slog.New(slog.DiscardHandler)
 	}
 	if s.mayCreate == nil {
 		s.mayCreate = func(p mempool.Peer) bool { return p.UID == s.uid }

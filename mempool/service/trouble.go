@@ -51,6 +51,13 @@ func (s *Service) Refused(err error) {
 	}
 }
 
+// Impaired notes that the service goes on, but lacks something of its own; text says what, and what to do.
+func (s *Service) Impaired(text string) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.note(mempool.HistoryEvent{Kind: mempool.ServiceImpaired, Text: text}, nil)
+}
+
 // refusedBy returns the gap that counts refusals by the limit that an error names. The caller holds s.mu.
 func (s *Service) refusedBy(err error) *gap {
 	name := "" // for limits without a name

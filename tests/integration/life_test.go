@@ -24,6 +24,12 @@ type started struct {
 // startAlone starts `poolsvc serve` with --ready-fd and --end-fd, and waits until the service says that it is ready.
 func startAlone(t *testing.T, args ...string) *started {
 	t.Helper()
+	return startAloneWith(t, func(*exec.Cmd) {}, args...)
+}
+
+// startAloneWith does what startAlone does. Before the start, it calls the function `change` with the command.
+func startAloneWith(t *testing.T, change func(*exec.Cmd), args ...string) *started {
+	t.Helper()
 	ready, readyEnd, err := os.Pipe()
 	require.NoError(t, err)
 	endEnd, end, err := os.Pipe()
@@ -31,6 +37,7 @@ func startAlone(t *testing.T, args ...string) *started {
 	s := &started{end: end}
 	s.cmd = exec.Command(rig.Poolsvc(t), append([]string{"serve", "--ready-fd", "3", "--end-fd", "4"}, args...)...)
 	s.cmd.ExtraFiles = []*os.File{readyEnd, endEnd}
+	change(s.cmd)
 	require.NoError(t, s.cmd.Start())
 	t.Cleanup(func() {
 		_ = s.cmd.Process.Kill()

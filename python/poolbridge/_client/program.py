@@ -112,8 +112,7 @@ class Process:
             options = [*options, "--log-bytes", _MOST_LOG]
         LOG.debug("starting %s serve %s", program, " ".join(options))
         # If the service does not become ready, the error text contains the service's output. The service writes its
-        # output to a file and not to a pipe: if this process closed its end of a pipe, SIGPIPE would end the service at
-        # the service's next output.
+        # output to a file and not to a pipe: if this process closed its end of a pipe, the service would lose its log.
         with _open_log(log) as said:
             before = _end(said)
             ready, ready_end = os.pipe()
