@@ -38,7 +38,11 @@ func ListenFile(file *os.File, config ListenConfig) (_ *Listener, err error) {
 		unix.Close(fd)
 		return nil, fmt.Errorf("the socket %s that was handed over: %w", file.Name(), err)
 	}
-	return newListener(fd, path, nil, config)
+	at, err := SocketFileAt(path)
+	if err != nil { // this process does not see the file, for example in a container
+		at = SocketFile{path: path}
+	}
+	return newListener(fd, at, nil, config)
 }
 
 // listensAt returns the path at which a socket listens.

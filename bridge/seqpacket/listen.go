@@ -18,6 +18,10 @@ type ListenConfig struct {
 	// If OnPause is not nil, the listener calls OnPause when it pauses accepting. The argument is the reason, such as ErrFDTableFull. OnPause
 	// must return soon.
 	OnPause func(error)
+	// If OnLost is not nil, the listener calls OnLost when it finds that its socket's file was removed or replaced: nobody can connect any more.
+	// `lost` says what happened. If `failed` is nil, the listener has made the socket again; otherwise `failed` says why it could not. The
+	// listener tries again every second, and calls OnLost again only if `failed` changes. OnLost must return soon.
+	OnLost func(lost, failed error)
 }
 
 // backlog is how many connections may wait until the service accepts them. If net.core.somaxconn is smaller, the kernel uses
@@ -39,10 +43,6 @@ func Listen(path string, config ListenConfig) (*Listener, error) {
 }
 
 func listen(path string, config ListenConfig) (_ *Listener, err error) {
-	addr, err := address(path)
-	if err != nil {
-		return nil, err
-	}
 	if err := safeDir(filepath.Dir(path)); err != nil {
 		return nil, err
 	}
@@ -55,18 +55,32 @@ func listen(path string, config ListenConfig) (_ *Listener, err error) {
 			lock.Close()
 		}
 	}()
-	if err := TakeOver(path); err != nil {
-		return nil, err
-	}
-	fd, err := socket()
+	fd, at, err := claim(path, config.mode())
 	if err != nil {
 		return nil, err
 	}
-	if err := bind(fd, path, addr, config.mode()); err != nil {
-		unix.Close(fd)
-		return nil, err
+	return newListener(fd, at, lock, config)
+}
+
+// claim makes a socket at path. The caller holds the lock of path.
+func claim(path string, mode fs.FileMode) (fd int, at SocketFile, err error) {
+	addr, err := address(path)
+	if err != nil {
+		return -1, at, err
 	}
-	return newListener(fd, path, lock, config)
+	if err := TakeOver(path); err != nil {
+		return -1, at, err
+	}
+	if fd, err = socket(); err != nil {
+		return -1, at, err
+	}
+	if err = bind(fd, path, addr, mode); err == nil {
+		at, err = SocketFileAt(path)
+	}
+	if err != nil {
+		unix.Close(fd)
+	}
+	return fd, at, err
 }
 
 func (c ListenConfig) mode() fs.FileMode {

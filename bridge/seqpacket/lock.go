@@ -6,9 +6,25 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// lockFile locks the file at path. The lock lasts until the returned FD is closed or this process ends. No service removes the lock file:
-// otherwise a service that has just opened the file could lock the removed file, and another service could make and lock a new file.
+// lockFile locks the file at path. The lock lasts until the returned FD is closed or this process ends. No service removes the lock file.
+// If another program removes it while lockFile locks it, lockFile locks the next file.
 func lockFile(path string) (*FD, error) {
+	for {
+		fd, err := lockOnce(path)
+		if err != nil || isAt(fd, path) {
+			return fd, err
+		}
+		fd.Close()
+	}
+}
+
+// isAt reports whether the file of fd is the file at path.
+func isAt(fd *FD, path string) bool {
+	var open, there unix.Stat_t
+	return unix.Fstat(fd.Raw(), &open) == nil && unix.Lstat(path, &there) == nil && open.Dev == there.Dev && open.Ino == there.Ino
+}
+
+func lockOnce(path string) (*FD, error) {
 	raw, err := unix.Open(path, unix.O_RDWR|unix.O_CREAT|unix.O_CLOEXEC|unix.O_NOFOLLOW, 0o600)
 	if err != nil {
 		return nil, &os.PathError{Op: "open", Path: path, Err: err}

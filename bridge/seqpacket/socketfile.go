@@ -31,6 +31,9 @@ func SocketFileAt(path string) (SocketFile, error) {
 //
 // Errors: [ErrSocketLost].
 func (f SocketFile) Check() error {
+	if f.file == 0 { // this process has never seen the file
+		return nil
+	}
 	switch now, err := SocketFileAt(f.path); {
 	case errors.Is(err, fs.ErrNotExist), errors.Is(err, unix.ENOTDIR):
 		return fmt.Errorf("%w: somebody removed %s", ErrSocketLost, f.path)

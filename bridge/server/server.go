@@ -3,6 +3,7 @@ package server
 import (
 	"context"
 	"errors"
+	"fmt"
 	"log/slog"
 	"math"
 	"os"
@@ -104,7 +105,8 @@ func begin(svc *service.Service, c Config, listen func(seqpacket.ListenConfig) (
 		unused: make(chan struct{})}
 	err := s.SetLimits(c.MaxSessions, c.MaxWaits)
 	if err == nil {
-		s.listener, err = listen(seqpacket.ListenConfig{Mode: c.Mode, OnPause: func(err error) { c.Log.Warn("connections have to wait", "error", err) }})
+		s.listener, err = listen(seqpacket.ListenConfig{Mode: c.Mode, OnLost: s.noteLost,
+			OnPause: func(err error) { c.Log.Warn("connections have to wait", "error", err) }})
 	}
 	if err != nil {
 		cancel(nil)
@@ -149,6 +151,18 @@ func (s *Server) Check() error {
 	s.mu.Lock() // every session locks mu, so Check finds out whether mu can be locked
 	defer s.mu.Unlock()
 	return context.Cause(s.ctx)
+}
+
+// Reachable returns nil if the file of the server's socket is at its path, so that clients can connect.
+func (s *Server) Reachable() error { return s.listener.Check() }
+
+// noteLost notes that the file of the server's socket was removed or replaced, and whether the server has made it again.
+func (s *Server) noteLost(lost, failed error) {
+	text := fmt.Sprintf("%v: the service has made the socket again; if a program that cleans folders removes such files, choose another folder", lost)
+	if failed != nil {
+		text = fmt.Sprintf("%v, and nobody can connect; sessions go on. The socket could not be made again: %v", lost, failed)
+	}
+	s.svc.Impaired(text)
 }
 
 func (s *Server) accept() {

@@ -87,13 +87,21 @@ func (r *running) healthy() error {
 
 var errNotListening = errors.New("the service does not listen yet")
 
-// ready returns nil if the service answers clients.
-func (r *running) ready() error {
+// answers returns nil if the service answers clients.
+func (r *running) answers() error {
 	server := r.server.Load()
 	if server == nil {
 		return errNotListening
 	}
 	return errors.Join(r.healthy(), server.Check())
+}
+
+// ready returns nil if the service answers clients and new clients can connect.
+func (r *running) ready() error {
+	if err := r.answers(); err != nil {
+		return err
+	}
+	return r.server.Load().Reachable()
 }
 
 // reloadOn reads the configuration again at each signal from hups, until ctx ends.

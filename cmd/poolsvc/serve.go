@@ -118,8 +118,7 @@ func serve(c *cobra.Command, p *plan, l life) (err error) {
 		return err
 	}
 	serving := server.Config{Mode: p.mode, MaxSessions: p.limits.sessions, MaxWaits: p.limits.waits, Unused: l.unused, Log: log}
-	ready := bounded(r.ready)
-	web, err := p.web.serve(r.svc, &serving, bounded(r.healthy), ready)
+	web, err := p.web.serve(r.svc, &serving, bounded(r.healthy), bounded(r.ready))
 	if err != nil {
 		return err
 	}
@@ -134,7 +133,7 @@ func serve(c *cobra.Command, p *plan, l life) (err error) {
 	defer end()
 	r.systemd.tell(daemon.SdNotifyReady, "STATUS=serving "+srv.Path())
 	l.live(end, srv, srv.Path(), log)
-	if err := startWatchdog(ctx, log, r.systemd, ready); err != nil {
+	if err := startWatchdog(ctx, log, r.systemd, bounded(r.answers)); err != nil {
 		log.Warn("the service cannot notify systemd's watchdog", "error", err)
 	}
 	go r.reloadOn(ctx, hups)

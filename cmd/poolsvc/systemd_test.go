@@ -7,6 +7,7 @@ import (
 	"log/slog"
 	"net"
 	"net/http"
+	"os"
 	"path/filepath"
 	"testing"
 	"time"
@@ -99,6 +100,10 @@ func TestReadyzSaysThatTheServiceListensAndHealthzThatItLives(t *testing.T) {
 	require.NoError(t, err)
 	r.server.Store(srv)
 	assert.Equal(t, 200, said("/readyz"))
+	require.NoError(t, os.Remove(srv.Path()))
+	require.NoError(t, os.Mkdir(srv.Path(), 0o700))
+	assert.Equal(t, 503, said("/readyz"), "nobody can connect to its socket")
+	require.NoError(t, r.answers(), "systemd's watchdog does not end it")
 	require.NoError(t, srv.Close())
 	assert.Equal(t, 503, said("/readyz"), "it listens no more")
 	assert.Equal(t, 200, said("/healthz"))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import fcntl
 import os
 import select
 import signal
@@ -386,6 +387,26 @@ def test_a_service_that_does_not_come_is_given_up(socket_path, monkeypatch):
     error = poolbridge.ServiceNotRunningError("none")
     with pytest.raises(poolbridge.ServiceNotRunningError, match="none"):
         starter.start(error)
+
+
+def test_a_service_that_has_the_lock_and_no_socket_is_named_by_its_lock(socket_path, monkeypatch):
+    Path(socket_path).parent.mkdir(mode=0o700, exist_ok=True)
+    with Path(f"{socket_path}.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        starter = _starter.Starter(socket_path, 0.0)
+        starter.start(poolbridge.ServiceNotRunningError("none"))
+        monkeypatch.setattr(starter, "_until", 0.0)
+        with pytest.raises(
+            poolbridge.ServiceStartTimeoutError, match=r"for 30 s, another service had the lock '.*\.lock'"
+        ):
+            starter.start(poolbridge.ServiceNotRunningError("none"))
+
+
+def test_a_service_whose_socket_was_removed_is_found_again(socket_path):
+    with poolbridge.serve(path=socket_path) as service:
+        Path(socket_path).unlink()
+        with poolbridge.connect(socket_path, start=True) as client:
+            assert client.service_pid == service.pid
 
 
 # The command line, and pytest

@@ -8,6 +8,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"syscall"
 	"testing"
@@ -175,4 +176,24 @@ func TestAHangupWithoutAConfigurationFileEndsNothing(t *testing.T) {
 	complain(t, s.socket)
 	go func() { _, _ = io.Copy(io.Discard, reader) }()
 	ends(t, s)
+}
+
+func TestAServiceWhoseSocketIsCleanedAwayMakesItAgainAndSaysSo(t *testing.T) {
+	s := startAlone(t, "--socket", filepath.Join(t.TempDir(), "run", "s"), "--pool", onePool)
+	c, err := bridge.Dial(t.Context(), s.socket)
+	require.NoError(t, err)
+	defer c.Close()
+	require.NoError(t, os.RemoveAll(filepath.Dir(s.socket)))
+	for after := uint64(0); ; {
+		page, err := c.Events(t.Context(), after)
+		require.NoError(t, err)
+		if i := slices.IndexFunc(page.Events, func(e mempool.HistoryEvent) bool { return e.Kind == mempool.ServiceImpaired }); i >= 0 {
+			assert.Contains(t, page.Events[i].Text, "somebody removed "+s.socket+": the service has made the socket again")
+			break
+		}
+		after = page.Next
+	}
+	complain(t, s.socket)
+	ends(t, s)
+	assert.NoFileExists(t, s.socket)
 }

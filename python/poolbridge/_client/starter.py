@@ -10,6 +10,7 @@ from poolbridge._client.program import Process
 from poolbridge._sys.log import LOG
 from poolbridge.errors import (
     PoolbridgeError,
+    ServiceStartTimeoutError,
     SocketFolderError,
     SocketInUseError,
 )
@@ -46,7 +47,9 @@ class Starter:
 
     def __init__(self, path: str, wait: float) -> None:
         self._path = str(Path(path).absolute())
-        self._until = time.monotonic() + max(wait, START_SECONDS)
+        self._seconds = max(wait, START_SECONDS)
+        self._until = time.monotonic() + self._seconds
+        self._locked = False  # another process has the lock of the socket
         self.wait = 0.0
 
     def start(self, error: PoolbridgeError) -> None:
@@ -61,8 +64,17 @@ class Starter:
         ------
         ServiceStartError
             The service cannot be started.
+        ServiceStartTimeoutError
+            The time limit has passed, and another process has locked the socket, but does not listen at it.
         """
         left = self._until - time.monotonic()
+        if left <= 0 and self._locked:
+            lock = f"{self._path}.lock"
+            raise ServiceStartTimeoutError(
+                f"no service listens at {self._path!r}, and none can be started: for {self._seconds:g} s, another "
+                f"service had the lock {lock!r}. It is stopped, or cannot make its socket again. `fuser {lock}` shows "
+                "its process: end it, or use another path"
+            ) from error
         if left <= 0:
             raise error
         try:
@@ -71,9 +83,11 @@ class Starter:
         except SocketInUseError:
             # Another process is starting a service at this socket, or the service at this socket is ending.
             LOG.debug("another process has the lock of %s", self._path)
+            self._locked = True
             self.wait = min(_OTHERS_SECONDS, left)
             return
         process.leave()
+        self._locked = False
         self.wait = 0.0
 
     def _log(self) -> Path | None:
