@@ -113,7 +113,7 @@ class Node:
         self.process.wait(60)
 
 
-def on_two_nodes(*arguments: str, seconds: float = 250) -> str:
+def on_two_nodes(*arguments: str, seconds: float = 1000) -> str:
     """Start two nodes, run this program in the first node as Ray's driver, and return its output."""
     nodes: list[Node] = []
     with tempfile.TemporaryDirectory(prefix="pbray") as folder:

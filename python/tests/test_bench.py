@@ -138,7 +138,7 @@ def alternatives(kind, **environment):
         check=False,
         capture_output=True,
         text=True,
-        timeout=240,
+        timeout=1000,
         env={**os.environ, **environment},
     )
     assert done.returncode == 0, done.stderr

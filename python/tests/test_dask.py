@@ -329,7 +329,7 @@ def test_an_example_runs_on_a_cluster_of_its_own(example, says, tmp_path):
         env=os.environ | {"POOLBRIDGE_SOCKET": str(tmp_path / "s.sock")},
         capture_output=True,
         text=True,
-        timeout=240,
+        timeout=1000,
         check=False,
     )
     assert done.returncode == 0, done.stderr

@@ -129,7 +129,7 @@ def test_a_documented_program_runs(page, words, tmp_path):
             env=environment,
             capture_output=True,
             text=True,
-            timeout=240,
+            timeout=1000,
         )
     finally:
         if service is not None:

@@ -88,7 +88,6 @@ def server() -> None:
     process.close()
 
 
-@pytest.mark.timeout(300)
 @pytest.mark.parametrize(
     ("queue", "policies"),
     [

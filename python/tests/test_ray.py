@@ -565,7 +565,7 @@ def output_of(example, folder):
         "POOLBRIDGE_POOLSVC": POOLSVC,
     }
     done = subprocess.run(
-        [sys.executable, EXAMPLES / example], env=os.environ | environment, capture_output=True, text=True, timeout=240
+        [sys.executable, EXAMPLES / example], env=os.environ | environment, capture_output=True, text=True, timeout=1000
     )
     assert done.returncode == 0, done.stderr
     return done.stdout

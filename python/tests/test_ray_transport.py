@@ -226,7 +226,7 @@ def test_the_program_for_machines_without_ray_runs():
         env=os.environ | {"POOLBRIDGE_POOLSVC": POOLSVC},
         capture_output=True,
         text=True,
-        timeout=200,
+        timeout=1000,
     )
     assert done.returncode == 0, done.stderr
     assert "copied into it once" in done.stdout

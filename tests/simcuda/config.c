@@ -88,6 +88,7 @@ void config_load(void) {
     config.memory = parse_bytes(getenv("SIMCUDA_MEMORY_BYTES"), 8192 * MIB);
     config.peer = flag("SIMCUDA_PEER", true);
     config.host_access = flag("SIMCUDA_HOST_ACCESS", false);
+    config.prompt = flag("SIMCUDA_PROMPT", false);
     config.pools = flag("SIMCUDA_POOLS", true);
     config.stream_mem_ops = flag("SIMCUDA_STREAM_MEM_OPS", true);
     config.ipc_events = flag("SIMCUDA_IPC_EVENTS", true);

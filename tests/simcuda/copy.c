@@ -54,6 +54,7 @@ static CUresult submit(struct stream *s, uint64_t dst, uint64_t src, uint64_t si
         c.src.address = (uint64_t)c.staged;
     }
     struct op *op = op_new(sizeof c, copy);
+    op->brief = true;
     *(struct copying *)op->body = c;
     op->drop = copy_over;
     stream_submit(s, op);

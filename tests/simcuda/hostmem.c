@@ -7,14 +7,14 @@
 
 static uint32_t every_device(void) { return (1u << config.devices) - 1; }
 
-static CUresult allocate(void **out, size_t size, unsigned flags) {
+static CUresult allocate(void **out, size_t size, unsigned flags, enum range_kind kind) {
     if (!out || !size || flags > 7) return CUDA_ERROR_INVALID_VALUE;
     size_t mapped = (size + 4095) / 4096 * 4096;
     void *at = mmap(NULL, mapped, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     if (at == MAP_FAILED) return CUDA_ERROR_OUT_OF_MEMORY;
     LOCK();
     struct range g = {
-        .start = (uint64_t)at, .size = size, .kind = RANGE_HOST_ALLOC, .memory = at, .device = -1,
+        .start = (uint64_t)at, .size = size, .kind = kind, .memory = at, .device = -1,
         .readable = every_device(), .writable = every_device(), .flags = flags, .ctx = ctx_current(),
         .block_size = mapped,
     };
@@ -27,30 +27,41 @@ static CUresult allocate(void **out, size_t size, unsigned flags) {
 
 SIM_API CUresult cuMemHostAlloc(void **out, size_t size, unsigned int flags) {
     ENTER(cuMemHostAlloc, NEED_CTX);
-    return allocate(out, size, flags);
+    return allocate(out, size, flags, RANGE_HOST_ALLOC);
 }
 
 SIM_API CUresult cuMemAllocHost_v2(void **out, size_t size) {
     ENTER(cuMemAllocHost, NEED_CTX);
-    return allocate(out, size, 0);
+    return allocate(out, size, 0, RANGE_HOST_ALLOC);
+}
+
+// Managed memory is memory of the CPU, which every device reaches at the same address.
+SIM_API CUresult cuMemAllocManaged(CUdeviceptr *out, size_t size, unsigned int flags) {
+    ENTER(cuMemAllocManaged, NEED_CTX);
+    if (flags != CU_MEM_ATTACH_GLOBAL && flags != CU_MEM_ATTACH_HOST) return CUDA_ERROR_INVALID_VALUE;
+    void *at = NULL;
+    CUresult r = allocate(out ? &at : NULL, size, 0, RANGE_MANAGED);
+    if (r == CUDA_SUCCESS) *out = (CUdeviceptr)at;
+    return r;
+}
+
+bool host_free(uint64_t address, enum range_kind kind) {
+    struct range *g = range_find(address);
+    if (!g || g->start != address || g->kind != kind) return false;
+    ctx_wait_idle(g->ctx && g->ctx->alive ? g->ctx : ctx_current());
+    g = range_find(address);
+    if (!g || g->start != address || g->kind != kind) return false; // another thread freed the memory meanwhile
+    size_t size = g->block_size;
+    range_remove(g);
+    munmap((void *)address, size);
+    counts_live(LIVE_HOST_ALLOC, -1);
+    return true;
 }
 
 SIM_API CUresult cuMemFreeHost(void *p) {
     ENTER(cuMemFreeHost, NEED_CTX);
     LOCK();
-    struct range *g = range_find((uint64_t)p);
-    bool ours = g && g->start == (uint64_t)p && g->kind == RANGE_HOST_ALLOC;
-    if (ours) {
-        ctx_wait_idle(g->ctx && g->ctx->alive ? g->ctx : ctx_current());
-        g = range_find((uint64_t)p);
-        ours = g && g->start == (uint64_t)p && g->kind == RANGE_HOST_ALLOC;
-    }
-    if (ours) {
-        size_t size = g->block_size;
-        range_remove(g);
-        munmap(p, size);
-        counts_live(LIVE_HOST_ALLOC, -1);
-    }
+    bool ours = host_free((uint64_t)p, RANGE_HOST_ALLOC);
     UNLOCK();
     return ours ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
 }

@@ -141,6 +141,8 @@ SIM_API CUresult cuMemFree_v2(CUdeviceptr address) {
         g = range_find(address);
         r = g && g->start == address && g->kind == RANGE_LINEAR ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
         if (r == CUDA_SUCCESS) release(g);
+    } else if (whole && host_free(address, RANGE_MANAGED)) {
+        r = CUDA_SUCCESS;
     }
     if (r != CUDA_SUCCESS) misuse_address("cuMemFree", address);
     UNLOCK();

@@ -34,6 +34,7 @@ static CUresult submit(CUstream stream, struct filling f, const char *call) {
             misuse_address(call, f.address);
         } else {
             struct op *op = op_new(sizeof f, fill);
+            op->brief = true;
             *(struct filling *)op->body = f;
             stream_submit(s, op);
         }

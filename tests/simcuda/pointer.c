@@ -61,12 +61,12 @@ static CUresult answer(struct range *g, int attribute, CUdeviceptr address, void
         *(CUdeviceptr *)out = address;
         return CUDA_SUCCESS;
     case CU_POINTER_ATTRIBUTE_HOST_POINTER:
-        if (!is_host(g)) return CUDA_ERROR_INVALID_VALUE;
+        if (!is_host(g) && g->kind != RANGE_MANAGED) return CUDA_ERROR_INVALID_VALUE;
         *(void **)out = (void *)address;
         return CUDA_SUCCESS;
     case CU_POINTER_ATTRIBUTE_SYNC_MEMOPS: *(int *)out = (int)(g->flags >> 31); return CUDA_SUCCESS;
     case CU_POINTER_ATTRIBUTE_BUFFER_ID: *(uint64_t *)out = g->serial; return CUDA_SUCCESS;
-    case CU_POINTER_ATTRIBUTE_IS_MANAGED: *(int *)out = 0; return CUDA_SUCCESS;
+    case CU_POINTER_ATTRIBUTE_IS_MANAGED: *(int *)out = g->kind == RANGE_MANAGED; return CUDA_SUCCESS;
     case CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL:
         *(int *)out = g->device >= 0 ? g->device : g->ctx ? g->ctx->device : 0;
         return CUDA_SUCCESS;

@@ -45,7 +45,7 @@ struct config {
     int devices; // number of visible devices
     int ordinal[MAX_DEVICES]; // the machine's ordinals of the devices, by visible ordinal
     uint64_t memory;
-    bool peer, host_access, pools, stream_mem_ops, ipc_events;
+    bool peer, host_access, prompt, pools, stream_mem_ops, ipc_events;
     char machine[24], name[48];
     unsigned uuid;
     const char *attributes; // number=value, separated by commas
@@ -136,7 +136,7 @@ uint64_t usage_of_device(int device); // bytes used on a device by all processes
 bool usage_take(int device, uint64_t size); // false: too little memory is free; a size taken for nothing counts until the next exact count
 
 // ---- ranges: the memory at each address ----
-enum range_kind { RANGE_POOL = 1, RANGE_LINEAR, RANGE_IPC, RANGE_VMM, RANGE_HOST_ALLOC, RANGE_HOST_REGISTERED };
+enum range_kind { RANGE_POOL = 1, RANGE_LINEAR, RANGE_IPC, RANGE_VMM, RANGE_HOST_ALLOC, RANGE_HOST_REGISTERED, RANGE_MANAGED };
 struct pool;
 struct range {
     uint64_t start, size;
@@ -197,6 +197,7 @@ struct op {
     void (*drop)(struct op *op); // always called when the operation is over; the caller holds sim_mu
     struct dependency *deps;
     int dep_count;
+    bool brief; // a copy or a fill: on an idle GPU, it is over before the program makes its next call
     bool always; // the operation runs even in a failed context
     _Alignas(16) unsigned char body[];
 };
@@ -232,6 +233,7 @@ void capture_drop(struct stream *s); // ends the capture of a stream that closes
 CUresult pool_free_pointer(struct range *r, struct stream *s);
 void linear_free_async(struct range *r, struct stream *s);
 void linear_free_context(struct context *ctx);
+bool host_free(uint64_t address, enum range_kind kind); // the caller holds sim_mu; false: no such allocation begins there
 
 // ---- faults, counts, misuse ----
 void faults_load(void);

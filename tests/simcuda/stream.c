@@ -142,12 +142,14 @@ static void order_with_default_stream(struct stream *s, struct op *op) {
 
 void stream_submit(struct stream *s, struct op *op) {
     order_with_default_stream(s, op);
-    op->seq = ++s->queued;
+    uint64_t seq = op->seq = ++s->queued;
+    bool at_once = config.prompt && op->brief && !s->head && !op->dep_count;
     if (s->tail) s->tail->next = op;
     else s->head = op;
     s->tail = op;
     if (s->running) pthread_cond_signal(&s->work);
     else start_worker(s);
+    if (at_once) stream_wait(s, seq);
 }
 
 void stream_wait(struct stream *s, uint64_t seq) {

@@ -73,6 +73,7 @@ CUresult cuMemGetAddressRange_v2(CUdeviceptr *, size_t *, CUdeviceptr);
 CUresult cuIpcGetMemHandle(CUipcMemHandle *, CUdeviceptr);
 CUresult cuIpcOpenMemHandle_v2(CUdeviceptr *, CUipcMemHandle, unsigned int);
 CUresult cuIpcCloseMemHandle(CUdeviceptr);
+CUresult cuMemAllocManaged(CUdeviceptr *, size_t, unsigned int);
 CUresult cuMemHostAlloc(void **, size_t, unsigned int);
 CUresult cuMemFreeHost(void *);
 CUresult cuMemHostGetDevicePointer_v2(CUdeviceptr *, void *, unsigned int);
