@@ -6,6 +6,7 @@ import asyncio
 import os
 from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextvars import copy_context
 from types import TracebackType
 from typing import Any, ClassVar, Never, Self, TypeVar
 
@@ -17,6 +18,7 @@ from poolbridge._client.listing import AsyncLists
 from poolbridge._client.pool import Pool, ServiceStats
 from poolbridge._client.subscription import AsyncSubscription
 from poolbridge._memory import tensor as _tensor
+from poolbridge._session.cancellation import Cancellation
 from poolbridge._session.flow import Ask, Flow, Hear, Sleep
 from poolbridge._session.loop_reader import LoopReader
 from poolbridge._session.session import Session
@@ -35,9 +37,10 @@ class AsyncClient(AsyncLists, ClientState):
     """A connection to the service for asyncio. `connect_async` makes it.
 
     An `AsyncClient` has the methods of `Client`. The program awaits these methods, except `subscribe`, `event` and
-    `session_stats`. If the program cancels a call that waits, the client cancels the request at the service. If the
-    service has already granted a lease, the client releases the lease. The client is an asynchronous context manager:
-    the end of the ``async with`` block closes the client. Use the client from its own event loop only.
+    `session_stats`. If the program cancels a call, the call raises `CancelledError` and has had no effect: what was
+    granted is released, and what was to be published is not published, so that its lease stays valid. If it is too late
+    for that, the call returns its result, and the cancellation ends the task's next wait. The client is an asynchronous
+    context manager: the end of the ``async with`` block closes the client. Use the client from its own event loop only.
     """
 
     _lease_type: ClassVar = AsyncLease
@@ -224,9 +227,9 @@ class AsyncClient(AsyncLists, ClientState):
     async def close(self) -> None:
         """Close the connection. The client's leases and subscriptions end. Idempotent. See `Client.close`."""
         if self._session.ended is None and os.getpid() == self._session.pid:
-            if not self._session.release_spares():
-                await asyncio.to_thread(self._session.spares.release_within, CLOSE_TIMEOUT)
             try:
+                if not self._session.release_spares():
+                    await asyncio.to_thread(self._session.spares.release_within, CLOSE_TIMEOUT)
                 if (left := self._session.begin_close()) is not None:
                     await self._reader.wait(left, CLOSE_TIMEOUT)
             finally:
@@ -267,34 +270,35 @@ class AsyncClient(AsyncLists, ClientState):
         found = self._find_pool(pool)
         return found if isinstance(found, Pool) else await self.open_pool(found)
 
-    async def _perform(self, step: Any) -> Any:
+    async def _perform(self, step: Any, cancellation: Cancellation) -> Any:
+        cancellation.check()
         if isinstance(step, Ask):
             seconds = None if step.wait is None else step.wait + self.timeout
-            return await self._reader.call(step.request, step.reply_type, seconds)
+            return await self._reader.call(step.request, step.reply_type, seconds, cancellation)
         if isinstance(step, Hear):
             return await self._reader.wait(step.waiter, step.seconds)
         if isinstance(step, Sleep):
-            return await self._sleep(step)
-        return await asyncio.to_thread(step.work)
+            return await self._sleep(step, cancellation)
+        work = self._reader.loop.run_in_executor(None, copy_context().run, step.work)
+        return await cancellation.outlast(work)
 
-    async def _sleep(self, step: Sleep) -> Any:
-        """Run a waiting step in another thread. The step waits for at most `_NAP` seconds.
-
-        If the caller is cancelled, the thread waits for the rest of the `_NAP` seconds.
-        """
+    async def _sleep(self, step: Sleep, cancellation: Cancellation) -> Any:
+        """Run a waiting step in another thread. The step waits for at most `_NAP` seconds, even if it is cancelled."""
         if self._sleepers is None:
             self._sleepers = ThreadPoolExecutor(_MOST_SLEEPERS, thread_name_prefix="poolbridge-sleeper")
         seconds = _NAP if step.seconds is None else min(step.seconds, _NAP)
-        return await self._reader.loop.run_in_executor(self._sleepers, step.work, seconds)
+        work = self._reader.loop.run_in_executor(self._sleepers, step.work, seconds)
+        return await (cancellation.outlast(work) if step.lasting else work)
 
     async def _run(self, flow: Flow[_T]) -> _T:
-        """Carry out all steps of the operation `flow` and return its result."""
+        """Carry out all steps of the operation `flow` and return its result; `Cancellation` says what ends it early."""
         self._session.check_usable()
+        cancellation = Cancellation()
         try:
             step = next(flow)
             while True:
                 try:
-                    result = await self._perform(step)
+                    result = await self._perform(step, cancellation)
                 except BaseException as error:  # noqa: BLE001 - the operation cleans up, and raises it again
                     step = flow.throw(error)
                 else:
@@ -302,3 +306,5 @@ class AsyncClient(AsyncLists, ClientState):
         except StopIteration as stop:
             value: _T = stop.value
             return value
+        finally:
+            cancellation.defer()

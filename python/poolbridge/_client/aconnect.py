@@ -12,6 +12,7 @@ from poolbridge._client.client_state import DEFAULT_TIMEOUT, explained, hello
 from poolbridge._client.starter import Starter
 from poolbridge._client.traced import TracedAsyncClient
 from poolbridge._client.tracing import check_tracer
+from poolbridge._session.cancellation import Cancellation
 from poolbridge._session.loop_reader import LoopReader
 from poolbridge._session.session import Session
 from poolbridge._wire.messages import HelloReply
@@ -63,7 +64,7 @@ async def _connect(
     reader = LoopReader(session, loop)
     try:
         with explained(where):
-            await reader.call(hello(), HelloReply, timeout)
+            await reader.call(hello(), HelloReply, timeout, Cancellation())
     except BaseException:
         session.close()
         reader.stop()

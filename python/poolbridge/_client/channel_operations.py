@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from poolbridge._array.sources import Source
     from poolbridge._session.consumer import Consumer
     from poolbridge._session.lease_state import LeaseState
+    from poolbridge._session.producer import Producer
     from poolbridge._session.session import Session
     from poolbridge._wire.messages import Channel
 
@@ -135,33 +136,38 @@ def publish(
         )
     producer = yield from producer_of(session, channel)
     if found is None:
-        state = yield from _copy(session, channel, given, stream, timeout)
-        description = state.description
-    else:
-        state, description = found
-        if stream is not None:
-            _order.name_stream(state, stream)
+        return (yield from _publish_copy(producer, given, texts=texts, timeout=timeout, stream=stream))
+    state, description = found
+    if stream is not None:
+        _order.name_stream(state, stream)
     mark = None if event is None else local_event(state, event)
     fence = yield from ready(state, None, mark)
     handle = b"" if mark is None or fence is None else mark.ipc_handle
-    number: int = yield from send(producer, state, description, texts=texts, fence=fence, event=handle, timeout=timeout)
-    if found is None and fence is not None:
+    return (yield from send(producer, state, description, texts=texts, fence=fence, event=handle, timeout=timeout))
+
+
+def _publish_copy(
+    producer: Producer, given: Any, *, texts: Mapping[str, str], timeout: float | None, stream: Any
+) -> Flow[int]:
+    """Let a stream of the GPU, or the CPU, copy `given` into a new buffer, and publish the buffer."""
+    session, source = producer.session, _sources.look(given)
+    description = _tensor.describe(source.shape, source.element.name)
+    state = yield from allocate(session, description, producer.channel.pl, timeout=timeout)
+    try:
+        pool = state.memory.pool
+        if source.ordinal is not None and source.contiguous and pool.device[0] == _dlpack.CUDA:
+            _copy_on_device(state, source, stream)
+        else:
+            yield Do(partial(copy_into, state, given))
+        fence = yield from ready(state, None)
+        number = yield from send(producer, state, description, texts=texts, fence=fence, event=b"", timeout=timeout)
+    except BaseException:
+        if not state.released:
+            state.end()
+        raise
+    if fence is not None:
         session.keep(given, fence)
     return number
-
-
-def _copy(session: Session, channel: Channel, given: Any, stream: Any, timeout: float | None) -> Flow[LeaseState]:
-    """Allocate a buffer with the shape of `given`, and let a stream of the GPU, or the CPU, copy `given` into it."""
-    source = _sources.look(given)
-    state = yield from allocate(
-        session, _tensor.describe(source.shape, source.element.name), channel.pl, timeout=timeout
-    )
-    pool = state.memory.pool
-    if source.ordinal is not None and source.contiguous and pool.device[0] == _dlpack.CUDA:
-        _copy_on_device(state, source, stream)
-    else:
-        yield Do(partial(copy_into, state, given))
-    return state
 
 
 def _copy_on_device(state: LeaseState, source: Source, stream: Any) -> None:

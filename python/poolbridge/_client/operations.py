@@ -50,6 +50,7 @@ from poolbridge.errors import (
     NotFoundError,
     PoolLimitError,
     UnsupportedError,
+    WaitTimeoutError,
 )
 
 if TYPE_CHECKING:
@@ -490,8 +491,14 @@ def wait(state: LeaseState, timeout: float | None) -> Flow[None]:
     """Wait on the CPU until this process may use the memory of a lease."""
     state.check_usable()
     seconds = math.inf if timeout is None else check_wait(timeout) / 1000
-    if state.fences or state.alone:
-        yield Do(partial(_order.wait, state, seconds))
+    deadline = time.monotonic() + seconds
+    while state.fences or state.alone:
+        try:
+            yield Sleep(partial(_order.wait, state), max(deadline - time.monotonic(), 0.0))
+            break
+        except WaitTimeoutError:
+            if time.monotonic() >= deadline:
+                raise _order.is_late(state, seconds) from None
     _order.check(state)
 
 

@@ -29,7 +29,6 @@ from poolbridge.errors import (
     InvalidArgumentError,
     LeaseReleasedError,
     PoolLimitError,
-    WaitTimeoutError,
 )
 
 if TYPE_CHECKING:
@@ -364,12 +363,9 @@ class BasePublisher(ABC):
         sending = _LoanSending(self._shelf.producer, spare, self._described, texts, mark)
         try:
             number: int = yield from deliver(sending, timeout)
-        except (WaitTimeoutError, PoolLimitError, ClosedError):
+        except BaseException:
             if spare.owned:
                 self._session.lend_to(self._shelf, spare)
-            raise
-        except BaseException:
-            sending.give_up()
             raise
         return number
 
@@ -440,17 +436,14 @@ class _LoanSending(Sending):
         self._described = described
         self._texts = texts
 
-    def _try(self, seconds: float | None) -> Any:
+    def attempt(self, seconds: float | None = 0.0) -> Any:
+        """See `Sending.attempt`."""
         if not self._spare.owned:
             raise ClosedError(f"this client has left channel {self.producer.channel.nm!r}")
-        return _publish(self.producer, self._spare, self._described, self._texts, self._mark, seconds)
-
-    def _note(self) -> None:
-        self.producer.session.spares.watch()
-
-    def _end(self) -> None:
-        if self._spare.owned:
-            self.producer.session.return_spare(self._spare)
+        result = _publish(self.producer, self._spare, self._described, self._texts, self._mark, seconds)
+        if isinstance(result, int):
+            self.producer.session.spares.watch()
+        return result
 
 
 class Publisher(BasePublisher):

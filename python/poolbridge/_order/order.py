@@ -212,14 +212,19 @@ def wait(state: Held, seconds: float | None = None) -> None:
         page = state.session.timelines.page(fence.tl)
         if page is None or page.wait(fence.wd, fence.v, max(deadline - time.monotonic(), 0)):
             continue
-        raise WaitTimeoutError(
-            f"buffer {state.grant.bf} is not ready after {limit:g} s: another process still works on it"
-        )
+        raise is_late(state, limit)
     _unreached(state)
     event = _lone_event(state)
     if event is not None:
         event.sync(max(deadline - time.monotonic(), 0))
         state.alone = False
+
+
+def is_late(state: Held, seconds: float) -> WaitTimeoutError:
+    """Return the error to raise when the content was not complete within `seconds`."""
+    return WaitTimeoutError(
+        f"buffer {state.grant.bf} is not ready after {seconds:g} s: another process still works on it"
+    )
 
 
 def check(state: Held) -> None:

@@ -35,7 +35,7 @@ class Ask:
 
 @dataclass(frozen=True, slots=True)
 class Do:
-    """Call `work` in this process. `work` may wait for a driver."""
+    """Call `work` in this process. `work` may wait for a driver. A cancelled asyncio task waits until `work` ends."""
 
     work: Callable[[], Any]
 
@@ -52,11 +52,14 @@ class Hear:
 class Sleep:
     """Call `work` in this process with the number of seconds that `work` may wait; None: no limit.
 
-    The client may call `work` with fewer seconds. If they are not enough, the flow yields a `Sleep` again.
+    The client may call `work` with fewer seconds. If they are not enough, the flow yields a `Sleep` again. If an
+    asyncio task is cancelled, the client leaves `work` to its thread, unless `lasting` says that `work` may have an
+    effect that the session cannot undo or keep for later.
     """
 
     work: Callable[[float | None], Any]
     seconds: float | None
+    lasting: bool = False
 
 
 Flow = Generator[Ask | Do | Hear | Sleep, Any, _T]

@@ -9,20 +9,35 @@ from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, TypeVar, cast
 
-from poolbridge._wire.messages import Reply, Request
+from poolbridge._wire.messages import (
+    CloseChannel,
+    Create,
+    Destroy,
+    EndSession,
+    MakeChannel,
+    Publish,
+    Reply,
+    Request,
+    Trim,
+    Unpublish,
+)
 from poolbridge.errors import (
     PoolbridgeError,
+    RequestCancelledError,
     ServiceStalledError,
 )
 
 if TYPE_CHECKING:
     from poolbridge._session.calls import Waiter
+    from poolbridge._session.cancellation import Cancellation
     from poolbridge._session.session import Session
 
 _ReplyT = TypeVar("_ReplyT", bound=Reply)
 
 # How many packets the reader reads at most in one turn of the event loop.
 _MOST_READS = 64
+# The requests whose effect the client cannot undo. The service answers them soon, at the latest after a `Cancel`.
+_LASTING = CloseChannel, Create, Destroy, EndSession, MakeChannel, Publish, Trim, Unpublish
 
 
 class LoopReader:
@@ -50,11 +65,13 @@ class LoopReader:
         loop.add_reader(self._fd, self._readable)
         session.carried_by(self)
 
-    async def call(self, request: Request, reply_type: type[_ReplyT], seconds: float | None) -> _ReplyT:
+    async def call(
+        self, request: Request, reply_type: type[_ReplyT], seconds: float | None, cancellation: Cancellation
+    ) -> _ReplyT:
         """Send a request and wait for its reply; see `SocketReader.call`.
 
         If the wait is cancelled, the request is cancelled too. If the reply still comes and grants a lease, the client
-        releases the lease.
+        releases the lease. If the client cannot undo the request, the call waits for the reply all the same.
         """
         done = asyncio.Event()
         call = self._session.ask(request, reply_type, done.set)
@@ -70,10 +87,18 @@ class LoopReader:
                     elif not call.done:
                         message = "the service did not answer in time: it is stopped, or overloaded"
                         raise ServiceStalledError(message) from None
+                except asyncio.CancelledError as error:
+                    if not isinstance(request, _LASTING):
+                        raise
+                    cancellation.error = error
+                    self._session.cancel(call)
+            return cast("_ReplyT", call.result())
+        except RequestCancelledError:
+            cancellation.check()
+            raise
         except BaseException:
             self._session.abandon(call)
             raise
-        return cast("_ReplyT", call.result())
 
     async def wait(self, waiter: Waiter, seconds: float | None) -> bool:
         """Wait until `waiter` is done; return False if `seconds` pass first."""

@@ -121,66 +121,19 @@ class Producer(Membership):
 class Sending(ABC):
     """One frame that is being published.
 
-    If the task that publishes the frame is cancelled, the thread that runs `wait` may still publish the frame.
+    Attributes
+    ----------
+    sent
+        Whether the frame is in the channel.
     """
 
     def __init__(self, producer: Producer) -> None:
         self.producer = producer
-        self._lock = threading.Lock()
-        self._running = False
-        self._sent = False
-        self._given_up = False
+        self.sent = False
 
+    @abstractmethod
     def attempt(self, seconds: float | None = 0.0) -> Any:
         """Try to publish the frame, and return the result of `poolbridge._native.Producer.publish`."""
-        result: Any = None
-        try:
-            result = self._try(seconds)
-        finally:
-            if isinstance(result, int):
-                self._sent = True
-                self._note()
-        return result
-
-    def wait(self, seconds: float | None) -> Any:
-        """Call `attempt`, unless `give_up` was called before. Another thread may call `give_up` during this call."""
-        if not self._begin():
-            return None
-        try:
-            return self.attempt(seconds)
-        finally:
-            self._finish()
-
-    def _begin(self) -> bool:
-        with self._lock:
-            self._running = not self._given_up
-            return self._running
-
-    def _finish(self) -> None:
-        with self._lock:
-            self._running = False
-            ends = self._given_up and not self._sent
-        if ends:
-            self._end()
-
-    def give_up(self) -> None:
-        """Stop publishing the frame, and release its lease unless the frame was published."""
-        with self._lock:
-            self._given_up = True
-            ends = not self._running and not self._sent
-        if ends:
-            self._end()
-
-    @abstractmethod
-    def _try(self, seconds: float | None) -> Any:
-        """Try to publish the frame."""
-
-    def _note(self) -> None:  # noqa: B027 - there may be nothing to note
-        """Note that the frame was published."""
-
-    @abstractmethod
-    def _end(self) -> None:
-        """Release the lease, because the frame was not published."""
 
 
 class _LeaseSending(Sending):
@@ -202,9 +155,9 @@ class _LeaseSending(Sending):
         self._texts = texts
         self._event = event or None
         self._described = producer.describe(description)
-        self._apart = False
 
-    def _try(self, seconds: float | None) -> Any:
+    def attempt(self, seconds: float | None = 0.0) -> Any:
+        """See `Sending.attempt`."""
         producer, state, fence = self.producer, self._lease_state, self._fence
         grant = state.grant
         id_, packed = self._described
@@ -214,8 +167,8 @@ class _LeaseSending(Sending):
         producer.loans[grant.bl] = Spare(state, fences)
         # `SessionBlock.leases` counts this lease. From now on, the channel has the lease, and this count keeps the
         # block mapped for the channel. If arrays or a promise of this process need the mapped block too, `own` adds 1.
-        self._apart = bool(state.tokens) or state.unaccounted or state.promise is not None
-        if self._apart:
+        apart = bool(state.tokens) or state.unaccounted or state.promise is not None
+        if apart:
             state.session.own(grant)
         result: Any = None
         try:
@@ -223,15 +176,13 @@ class _LeaseSending(Sending):
                 grant.bl, grant.bf, grant.n, id_, packed, self._texts, word, value, self._event, seconds
             )
         finally:
-            if not isinstance(result, int) and producer.loans.pop(grant.bl, None) is not None and self._apart:
+            # After an error, look: a signal handler may have raised it after the frame had entered the channel.
+            self.sent = isinstance(result, int) or (result is None and producer.has_in_flight(grant.bl))
+            if self.sent:
+                state.session.lent(state, fence, apart=apart)
+            elif producer.loans.pop(grant.bl, None) is not None and apart:
                 state.session.unown(grant)
         return result
-
-    def _note(self) -> None:
-        self._lease_state.session.lent(self._lease_state, self._fence, apart=self._apart)
-
-    def _end(self) -> None:
-        self._lease_state.session.unsend(self._lease_state, self._fence)
 
 
 def producer_of(session: Session, channel: Channel) -> Flow[Producer]:
@@ -263,16 +214,13 @@ def send(
     event: bytes,
     timeout: float | None,
 ) -> Flow[int]:
-    """Publish a frame and return its number. The lease stays usable if the channel is full or closed."""
+    """Publish a frame and return its number. If this fails, the lease stays usable."""
     sending = _LeaseSending(producer, state, description, fence=fence, texts=pack_meta(texts), event=event)
     state.released = True
     try:
         number: int = yield from deliver(sending, timeout)
-    except (WaitTimeoutError, PoolLimitError, ClosedError):
-        state.released = False
-        raise
     except BaseException:
-        sending.give_up()
+        state.released = sending.sent
         raise
     return number
 
@@ -289,7 +237,7 @@ def deliver(sending: Sending, timeout: float | None) -> Flow[int]:
             if result is condition.TIMEOUT:
                 if left == 0:
                     raise _too_slow(producer, timeout or 0.0)
-                result = yield Sleep(sending.wait, left)
+                result = yield Sleep(sending.attempt, left, lasting=True)
                 continue
             if result is condition.UNKNOWN_MEMBER:
                 if not (yield from hear(session, producer.knows(), left)):

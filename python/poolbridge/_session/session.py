@@ -18,7 +18,7 @@ from poolbridge._session.calls import Waiter
 from poolbridge._session.session_members import SessionMembers
 from poolbridge._sys import error_texts as _error_texts, process as _process
 from poolbridge._wire import received_errors as _received_errors
-from poolbridge._wire.messages import Bye, Forget, Release, Seal, Wanted
+from poolbridge._wire.messages import Bye, Cancel, Forget, Seal, Wanted
 from poolbridge.errors import (
     ClientClosedError,
     ConnectionLostError,
@@ -120,6 +120,12 @@ class Session(SessionMembers):
             return
         with self.lock:
             self.core.abandon(call)
+            self._flush()
+
+    def cancel(self, call: Call) -> None:
+        """Ask the service to end the wait of a request. The reply still comes: an error, or the result."""
+        with self.lock:
+            self.core.tell(Cancel(rq=call.number))
             self._flush()
 
     def flush(self) -> bool:
@@ -319,15 +325,6 @@ class Session(SessionMembers):
                     state.sent = True
                 else:
                     self.disown(state.grant)
-
-    def unsend(self, state: LeaseState, fence: Fence | None = None) -> None:
-        """Release the lease of an unpublished frame. `fence` is reached when the work on the frame's memory is done."""
-        with self.lock:
-            self.lease_states.pop(state.grant.id, None)
-            self.spares.published(state.grant)
-            self.core.tell(Release(l=state.grant.id, fl=True, dt=() if fence is None else (fence,)))
-            self._flush()
-            state.sent = True
 
     def _released(self, idle: SessionBlock | None) -> None:
         if idle is not None:
