@@ -103,7 +103,8 @@ func (ch *Channel) send(ctx context.Context, try attempt, l *Lease, o mempool.Fr
 }
 
 // Close closes the channel. Nobody can publish in the channel any more, and the channel's name is free. Consumers still get the published
-// frames. A waiting Publish fails.
+// frames. A waiting Publish fails. A queue waits until every frame is acknowledged: workers can still open it by its name and subscribe. If
+// it has no worker for ten minutes, its frames are lost, and the service notes an event (`poolsvc serve --limit closed-queue-seconds=N`).
 //
 // Errors: [ErrDenied] if another user made the channel, [ErrClosed] if the channel is closed already.
 func (ch *Channel) Close(ctx context.Context) error {

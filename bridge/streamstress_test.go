@@ -88,20 +88,18 @@ func (s *stress) publish(ctx context.Context, l *Lease, o mempool.FrameOptions) 
 }
 
 // life runs one consumer, and kills it after a random number of frames. If the channel ends before the consumer has had this number of
-// frames, or if `immortal` is true, the consumer runs until the channel ends. The consumer's frames must come in order. In a broadcast,
-// only frames that were reported as dropped may be missing.
-func (s *stress) life(random *rand.Rand, broadcast, immortal bool) (ended bool) {
+// frames, the consumer runs until the channel ends. The consumer's frames must come in order. In a broadcast, only frames that were reported
+// as dropped may be missing. life calls the function `ready` when the consumer is about to join.
+func (s *stress) life(random *rand.Rand, broadcast bool, ready func()) (ended bool) {
 	c := spawn(s, "consume", s.path, nil)
 	defer func() { _ = c.cmd.Wait() }()
 	left := 20 + random.IntN(max(min(s.frames, 2000), s.frames/25))
-	if immortal {
-		left = math.MaxInt
-	}
 	last := 0
 	for c.lines.Scan() {
 		line := c.lines.Text()
 		switch line {
 		case "ready":
+			ready()
 			continue
 		case "ended":
 			return true
@@ -134,17 +132,21 @@ func (s *stress) life(random *rand.Rand, broadcast, immortal bool) (ended bool) 
 	return false
 }
 
-// run sends all frames through a channel with four consumers, and returns how many frames the channel dropped, as the service reports it.
-// The first consumer is never killed: if a closed channel has no consumer, the channel loses its frames.
+// run sends all frames through a channel with four consumers, and returns how many frames the channel dropped, as the service reports it. It
+// begins when the consumers are about to join: with some kinds of memory, they need seconds to start.
 func (s *stress) run(c *Client, broadcast bool) (dropped uint64) {
-	var consumers sync.WaitGroup
+	var consumers, ready sync.WaitGroup
 	for i := range 4 {
+		ready.Add(1)
+		begun := sync.OnceFunc(ready.Done)
 		consumers.Go(func() {
+			defer begun()
 			random := rand.New(rand.NewPCG(uint64(i), 5))
-			for !s.life(random, broadcast, i == 0) {
+			for !s.life(random, broadcast, begun) {
 			}
 		})
 	}
+	ready.Wait()
 	random := rand.New(rand.NewPCG(99, 5))
 	ctx, start := context.Background(), time.Now()
 	for n := 1; n <= s.frames; n++ {

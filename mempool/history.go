@@ -53,6 +53,7 @@ const (
 	ChannelClosed   EventKind = "channel-closed"
 	ChannelFailed   EventKind = "channel-failed"   // the channel's shared memory is corrupt, or cannot be used
 	FrameDoubted    EventKind = "frame-doubted"    // a consumer found a frame with contradictory data
+	FrameLost       EventKind = "frame-lost"       // frames of a queue that no consumer had acknowledged when the queue ended; Count says how many
 	SubscriberSlow  EventKind = "subscriber-slow"  // frames that one consumer has not taken or not released have filled the channel for long
 	ServiceImpaired EventKind = "service-impaired" // the service goes on, but lacks something of its own, such as its log or its socket's file
 )
@@ -60,13 +61,13 @@ const (
 // EventKinds returns all kinds of events, in the order in which the documentation lists them.
 func EventKinds() []EventKind {
 	return []EventKind{PoolMade, PoolDestroyed, PoolFull, LimitMet, SessionBegan, SessionEnded, MemoryReclaimed, LeaseLong, WriterDied, DriverError,
-		ChannelMade, ChannelClosed, ChannelFailed, FrameDoubted, SubscriberSlow, ServiceImpaired}
+		ChannelMade, ChannelClosed, ChannelFailed, FrameDoubted, FrameLost, SubscriberSlow, ServiceImpaired}
 }
 
 // Trouble reports whether an operator may have to act on an event of kind k.
 func (k EventKind) Trouble() bool {
 	switch k {
-	case PoolFull, LimitMet, LeaseLong, WriterDied, DriverError, ChannelFailed, FrameDoubted, SubscriberSlow, ServiceImpaired:
+	case PoolFull, LimitMet, LeaseLong, WriterDied, DriverError, ChannelFailed, FrameDoubted, FrameLost, SubscriberSlow, ServiceImpaired:
 		return true
 	}
 	return false

@@ -116,7 +116,7 @@ func (h *Host) Add(spec MemberSpec) (*Member, error) {
 	if spec.Policy > Latest {
 		return nil, invalid("unknown policy %d", spec.Policy)
 	}
-	if h.roster.state.Load() != channelOpen {
+	if !h.admits(spec.Role) {
 		return nil, ErrClosed
 	}
 	m := &Member{Role: spec.Role, Peer: Peer{Timeline: spec.Timeline, PID: spec.PID}, policy: spec.Policy, oldest: spec.Oldest}
@@ -131,6 +131,12 @@ func (h *Host) Add(spec MemberSpec) (*Member, error) {
 	h.lastID = m.ID
 	*place = m
 	return m, nil
+}
+
+// admits reports whether a new member may join: any member while the channel is open, and a consumer of a queue also after it was closed.
+func (h *Host) admits(role Role) bool {
+	state := h.roster.state.Load()
+	return state == channelOpen || state == channelClosed && h.mode == Queue && role == ConsumerRole
 }
 
 // place finds a free slot for a new member.
@@ -254,7 +260,8 @@ func (h *Host) Published() uint64 {
 	return h.newest
 }
 
-// Close closes the channel: no producer can publish any more. Consumers can still take the frames that were published before.
+// Close closes the channel: no producer can publish any more. Consumers can still take the frames that were published before. Consumers of
+// a queue can still join.
 //
 // Errors: [ErrCorrupt]. After this error, the caller can only destroy the channel.
 func (h *Host) Close() error {

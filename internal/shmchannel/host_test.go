@@ -532,6 +532,30 @@ func TestAConsumerBeginsAfterTheNewestFrameIfThatWasGivenUp(t *testing.T) {
 	}
 }
 
+func TestAClosedQueueTakesConsumersAndNoProducers(t *testing.T) {
+	r := newRig(t, Spec{Mode: Queue, Capacity: 2})
+	p := r.producer(2)
+	p.publish()
+	waiting := r.openConsumer(MemberSpec{})
+	late := r.openProducer(0)
+	require.NoError(t, r.host.Close())
+	require.ErrorIs(t, r.host.Join(late.member), ErrClosed)
+	_, err := r.host.Add(MemberSpec{Role: ProducerRole})
+	require.ErrorIs(t, err, ErrClosed)
+	require.NoError(t, r.host.Join(waiting.member))
+	c := r.consumer(MemberSpec{})
+	f := c.take()
+	waiting.none() // the other consumer may still requeue the frame
+	assert.Empty(t, p.back(), "the frame is in hand")
+	c.acknowledge(f)
+	require.ErrorIs(t, waiting.takeError(), ErrEnded)
+	assert.Equal(t, []uint64{1}, p.back())
+	r.host.Destroy()
+	assert.Zero(t, r.host.Waiting())
+	_, err = r.host.Add(MemberSpec{Role: ConsumerRole})
+	require.ErrorIs(t, err, ErrClosed)
+}
+
 func TestAClosedChannelTakesNoMembers(t *testing.T) {
 	r := newRig(t, Spec{Capacity: 2})
 	waiting := r.openConsumer(MemberSpec{})

@@ -14,7 +14,7 @@ func (h *Host) Join(m *Member) error {
 	switch {
 	case m.joined || m.left:
 		return invalid("member %d has joined already", m.ID)
-	case h.roster.state.Load() != channelOpen:
+	case !h.admits(m.Role):
 		return ErrClosed
 	}
 	if err := sealForGood(m.file); err != nil {

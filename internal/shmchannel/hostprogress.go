@@ -4,7 +4,7 @@ package shmchannel
 // no greater than the greatest result that correct values can give. There is one exception: a member can store any number of 48 bits in the
 // tail, and results that depend on the tail can then be too great.
 
-// Waiting returns how many frames of a queue are not acknowledged.
+// Waiting returns how many frames of a queue are not acknowledged. It returns 0 if the queue is destroyed.
 func (h *Host) Waiting() uint64 {
 	_, open := h.queued()
 	return open
@@ -12,7 +12,7 @@ func (h *Host) Waiting() uint64 {
 
 // queued returns how many frames of a queue wait for a consumer, and how many are not acknowledged.
 func (h *Host) queued() (waiting, open uint64) {
-	if h.mode != Queue {
+	if h.mode != Queue || h.roster.state.Load() == channelDestroyed {
 		return 0, 0
 	}
 	t := h.sequencer.loadTail()

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"time"
 
+	"github.com/poolbridge/poolbridge/internal/count"
 	"github.com/poolbridge/poolbridge/internal/shmchannel"
 	"github.com/poolbridge/poolbridge/internal/situation"
 	"github.com/poolbridge/poolbridge/mempool"
@@ -30,6 +31,7 @@ type channel struct {
 	rests  time.Time // the goroutine of tend does not call tidy before this time
 	doubts gap       // frames whose records contradicted themselves
 	full   lag       // since when a channel with the mode WorkQueue is full
+	alone  time.Time // since when a closed queue with frames has no consumer; zero: it has consumers, no frames, or is open
 }
 
 var (
@@ -83,7 +85,8 @@ func (s *Session) MakeChannel(spec mempool.ChannelSpec) (mempool.ChannelInfo, er
 	return ch.info, nil
 }
 
-// FindChannel finds a channel by name. It waits until the channel exists, but not longer than the time `wait`.
+// FindChannel finds a channel by name. It waits until the channel exists, but not longer than the time `wait`. If closed queues of this name
+// still have frames that wait for a consumer, FindChannel returns the oldest of these queues.
 //
 // Errors: [mempool.ErrNotFound] (if `wait` is 0) or [mempool.ErrTimeout], [mempool.ErrDenied], [mempool.ErrClosed], the context's error.
 func (s *Session) FindChannel(ctx context.Context, name string, wait time.Duration) (mempool.ChannelInfo, error) {
@@ -99,7 +102,10 @@ func (s *Session) FindChannel(ctx context.Context, name string, wait time.Durati
 		if err := s.alive(); err != nil {
 			return mempool.ChannelInfo{}, err
 		}
-		ch := svc.channels[name]
+		ch := s.draining(name)
+		if ch == nil {
+			ch = svc.channels[name]
+		}
 		if ch != nil {
 			if !ch.pool.access.Allows(s.peer) {
 				return mempool.ChannelInfo{}, ch.pool.denied(s.peer)
@@ -115,6 +121,30 @@ func (s *Session) FindChannel(ctx context.Context, name string, wait time.Durati
 		}
 	}
 }
+
+// draining finds the oldest closed queue of a name with frames that wait for a consumer. If the name has no such queue and no open channel
+// either, draining finds a queue whose consumers have not acknowledged all frames: if one of them ends, its frames need another consumer.
+// The caller holds Service.mu.
+func (s *Session) draining(name string) (busy *channel) {
+	for ch := range s.svc.channelByID.all() {
+		if ch.info.Name != name || !ch.drains() || !ch.pool.access.Allows(s.peer) {
+			continue
+		}
+		if ch.host.Used() > 0 {
+			return ch
+		}
+		if busy == nil {
+			busy = ch
+		}
+	}
+	if s.svc.channels[name] != nil {
+		return nil
+	}
+	return busy
+}
+
+// drains says whether the channel is a closed queue with frames that are not acknowledged. The caller holds Service.mu.
+func (ch *channel) drains() bool { return ch.closed && ch.host.Waiting() > 0 }
 
 // channel finds an open channel by id. The session must be allowed to use the channel. The caller holds Service.mu.
 func (s *Session) channel(id uint64) (*channel, error) {
@@ -166,7 +196,9 @@ func (s *Session) anyChannel(id uint64) (*channel, error) {
 }
 
 // CloseChannel closes a channel: no producer can publish any more, and the channel's name is free. The members learn from the channel's
-// shared memory that the channel is closed. Consumers can still take the frames that were published before.
+// shared memory that the channel is closed. Consumers can still take the frames that were published before. Consumers of a queue can still
+// find it and join, until every frame is acknowledged, or until the queue has had no consumer for as long as the limit closed-queue-seconds
+// allows: then the rest of the frames is lost.
 //
 // Errors: [mempool.ErrNotFound], [mempool.ErrDenied] for all users except the user who made the channel, [mempool.ErrClosed] if the
 // channel is closed already.
@@ -184,7 +216,11 @@ func (s *Session) CloseChannel(id uint64) error {
 	s.noteUse()
 	ch.close()
 	ch.logFailed("a channel could not be closed", ch.host.Close())
-	ch.note(s.about(mempool.ChannelClosed, "%s closed channel %q after %d frames", s.who(), ch.info.Name, ch.host.Published()))
+	e := s.about(mempool.ChannelClosed, "%s closed channel %q after %d frames", s.who(), ch.info.Name, ch.host.Published())
+	if n := ch.host.Waiting(); n > 0 {
+		e.Text += fmt.Sprintf(", of which %d are not acknowledged", n)
+	}
+	ch.note(e)
 	ch.tidy()
 	return nil
 }
@@ -198,6 +234,15 @@ func (ch *channel) close() {
 	delete(ch.pool.svc.channels, ch.info.Name)
 }
 
+// destroy ends the channel at once. If frames of a queue are lost, destroy notes an event that says why. The caller holds Service.mu.
+func (ch *channel) destroy(why string) {
+	if n := ch.host.Waiting(); n > 0 {
+		ch.note(mempool.HistoryEvent{Kind: mempool.FrameLost, Count: int(n), Text: fmt.Sprintf("queue %q ended with %s that no consumer had acknowledged: %s",
+			ch.info.Name, count.Of(n, "frame"), why)})
+	}
+	ch.host.Destroy()
+}
+
 // endChannels ends at once all channels of a pool that is being destroyed. The caller holds Service.mu.
 func (s *Service) endChannels(p *Pool) {
 	for ch := range s.channelByID.all() {
@@ -206,7 +251,7 @@ func (s *Service) endChannels(p *Pool) {
 				ch.note(mempool.HistoryEvent{Kind: mempool.ChannelClosed, Text: fmt.Sprintf("channel %q ended with pool %q", ch.info.Name, p.info.Name)})
 			}
 			ch.close()
-			ch.host.Destroy()
+			ch.destroy("its pool was destroyed")
 			ch.tidy()
 		}
 	}
@@ -223,7 +268,7 @@ func (ch *channel) failed(err error) error {
 		ch.note(mempool.HistoryEvent{Kind: mempool.ChannelFailed, Text: fmt.Sprintf("channel %q ends because a member corrupted its shared memory: %v; restart its "+
 			"members", name, err)})
 		ch.close()
-		ch.host.Destroy()
+		ch.destroy("its memory is corrupt")
 		return situation.Of(mempool.ErrClosed, "channel %q is closed: %v", name, err)
 	case errors.Is(err, shmchannel.ErrClosed):
 		return situation.Of(mempool.ErrClosed, "channel %q is closed", name)

@@ -262,6 +262,18 @@ func TestMembersThatComeAndGoLoseNoFrameThatIsInHand(t *testing.T) {
 			v.die()
 		}
 		require.NoError(t, r.owner.CloseChannel(r.info.ID))
+		if !r.nothingLeft() { // a closed queue waits for a consumer of its frames
+			require.Equal(t, mempool.WorkQueue, spec.Mode)
+			v := r.consume(hire(t, r.svc), MemberSpec{})
+			f, err := v.try()
+			for ; err == nil; f, err = v.try() {
+				v.done(f, mempool.Fence{})
+			}
+			require.ErrorIs(t, err, shmchannel.ErrEnded)
+			v.quit()
+			gone, _ := v.end()
+			gone()
+		}
 		assert.True(t, r.nothingLeft())
 		r.awaitStands(0, 0)
 		checkBooks(t, r.svc)

@@ -11,16 +11,15 @@ import (
 	"github.com/poolbridge/poolbridge/mempool"
 )
 
-// This file frees the slots and buffers of members that left a channel or whose session ended. It also frees closed channels that have no
-// consumers.
+// This file frees the slots and buffers of members that left a channel or whose session ended. It also frees closed channels that are over.
 
 // lives says whether the channel still has its shared memory. The caller holds Service.mu.
 func (ch *channel) lives() bool {
 	return ch.pool.svc.channelByID.get(ch.info.ID) == ch
 }
 
-// tidy frees the slots and buffers of members that left, if nothing needs them any more. It also frees the channel if the channel is
-// closed and has no consumers. If some slots or buffers are still needed, tidy calls tend, which calls tidy again later. The caller holds
+// tidy frees the slots and buffers of members that left, if nothing needs them any more. It also frees the channel if the channel is over.
+// If some slots or buffers are still needed, tidy calls tend, which calls tidy again later. The caller holds
 // Service.mu.
 func (ch *channel) tidy() {
 	if !ch.lives() {
@@ -30,7 +29,7 @@ func (ch *channel) tidy() {
 	ch.sweep()
 	ch.releaseKept()
 	ch.rests = time.Now().Add(lookRest * time.Since(begun))
-	if ch.closed && !ch.consumed() {
+	if ch.over() {
 		ch.free()
 		return
 	}
@@ -55,6 +54,24 @@ func (s *Service) reached(t shmchannel.Fence) bool {
 	return own == nil || fence{own, t.Word, t.Value}.over()
 }
 
+// over says whether the channel can be freed: it is closed, has no consumer and, if it is a queue, no frame waits any more or the frames
+// have waited too long for a consumer. The caller holds Service.mu.
+func (ch *channel) over() bool {
+	if !ch.closed || ch.consumed() || !ch.drains() {
+		ch.alone = time.Time{}
+		return ch.closed && !ch.consumed()
+	}
+	if ch.alone.IsZero() {
+		ch.alone = time.Now()
+	}
+	return time.Since(ch.alone) >= ch.patience()
+}
+
+// patience returns how long a closed queue waits for a consumer. The caller holds Service.mu.
+func (ch *channel) patience() time.Duration {
+	return time.Duration(ch.pool.svc.limits.ClosedQueueSeconds) * time.Second
+}
+
 // consumed says whether the channel has a consumer that may still take frames or use frames. The caller holds Service.mu.
 func (ch *channel) consumed() bool {
 	for _, m := range ch.members {
@@ -68,7 +85,7 @@ func (ch *channel) consumed() bool {
 // free frees the memory of a channel that is closed and has no consumers. A producer that still maps the memory finds in it that the
 // channel is destroyed. The producer then takes back all its blocks. The caller holds Service.mu.
 func (ch *channel) free() {
-	ch.host.Destroy()
+	ch.destroy(fmt.Sprintf("after it was closed, it had no consumer for %v (--limit closed-queue-seconds=N changes this)", ch.patience()))
 	ch.sweep()
 	ch.releaseKept()
 	for _, m := range ch.members {

@@ -55,12 +55,15 @@ func (MemberCame) notice() {}
 // the session's timeline is already sealed, the member's fences belong to this timeline. Otherwise the member has no fences.
 //
 // Errors: [mempool.ErrNotFound], [mempool.ErrInvalid], [mempool.ErrDenied], [mempool.ErrLimit], [mempool.ErrOutOfMemory],
-// [mempool.ErrClosed] for a channel that is closed.
+// [mempool.ErrClosed] for a channel that is closed; a consumer can join a closed queue as long as not all of its frames are acknowledged.
 func (s *Session) JoinChannel(channel uint64, spec MemberSpec) (Member, error) {
 	svc := s.svc
 	svc.mu.Lock()
 	defer svc.unlock()
-	ch, err := s.channel(channel)
+	ch, err := s.anyChannel(channel)
+	if err == nil && ch.closed && !(ch.drains() && spec.Role == Consumer) {
+		err = ch.failed(shmchannel.ErrClosed)
+	}
 	if err != nil {
 		return Member{}, err
 	}
@@ -141,8 +144,8 @@ func (s *Session) EnterChannel(channel, id uint64) ([]MemberCame, error) {
 		return nil, situation.Of(mempool.ErrClosed, "member %d of channel %q has left", id, ch.info.Name)
 	case m.entered:
 		return nil, situation.Of(mempool.ErrInvalid, "member %d of channel %q has entered before", id, ch.info.Name)
-	case ch.closed:
-		return nil, situation.Of(mempool.ErrClosed, "channel %q is closed", ch.info.Name)
+	case ch.closed && (m.role() == Producer || ch.info.Mode != mempool.WorkQueue):
+		return nil, ch.failed(shmchannel.ErrClosed)
 	}
 	others := ch.introduce(m)
 	m.entered = true

@@ -22,6 +22,8 @@ type Limits struct {
 	// Channels is how many channels there may be at a time. Members is how many members all channels may have together, including members
 	// that left but still have a slot.
 	Channels, Members int
+	// ClosedQueueSeconds is how many seconds a closed queue keeps frames that are not acknowledged while the queue has no consumer.
+	ClosedQueueSeconds int
 }
 
 // limit is one of the limits, with its name in errors and in `poolsvc serve --limit`.
@@ -41,6 +43,7 @@ func (l *Limits) all() []limit {
 		{"leases", &l.Leases, 1 << 21},
 		{"channels", &l.Channels, 1 << 10},
 		{"members", &l.Members, 1 << 12},
+		{"closed-queue-seconds", &l.ClosedQueueSeconds, 600},
 	}
 }
 

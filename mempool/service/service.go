@@ -57,7 +57,7 @@ type Service struct {
 	lastTimeline                                            uint64
 	draining                                                map[*block]func()
 	channels                                                map[string]*channel     // channels that are not closed, by name
-	channelByID                                             index[uint64, *channel] // open channels, and closed ones that have consumers
+	channelByID                                             index[uint64, *channel] // open channels, and closed ones that are not over
 	channeled                                               signal                  // a channel was made
 	lastChannel                                             uint64
 	view                                                    *view                            // the view that is being made; nil: none

@@ -145,7 +145,7 @@ type lag struct {
 	told  bool      // an event was noted
 }
 
-// watchChannels starts a goroutine that looks for slow subscribers as long as there are channels. The caller holds s.mu.
+// watchChannels starts a goroutine that looks for slow subscribers, and for closed queues without consumers, as long as there are channels. The caller holds s.mu.
 func (s *Service) watchChannels() {
 	if s.watching {
 		return
@@ -163,10 +163,13 @@ func (s *Service) watchChannels() {
 			s.mu.Lock()
 			for ch := range s.channelByID.all() {
 				ch.watch()
+				if !ch.alone.IsZero() && ch.over() {
+					ch.tidy()
+				}
 			}
 			s.watching = s.channelByID.len() > 0
 			again := s.watching
-			s.mu.Unlock()
+			s.unlock()
 			if !again {
 				return
 			}

@@ -291,6 +291,22 @@ def test_a_queue_keeps_what_a_closed_subscription_did_not_take(client, other):
     assert [theirs.receive(60).seq for _ in range(2)] == [2, 3]
 
 
+def test_a_closed_queue_keeps_its_frames_for_workers_that_come_later(client, other, service):
+    channel = client.create_channel("work", mode="queue", capacity=8)
+    publisher = channel.publisher((4,), "float32")
+    for value in range(3):
+        publisher.loan()[...] = value
+        publisher.publish()
+    channel.close()
+    with other.subscribe("work", timeout=0) as leaving:
+        leaving.receive(60).requeue()
+    client.close()
+    with poolbridge.connect(service.path) as worker:
+        assert [float(frame.to_numpy()[0]) for frame in worker.subscribe("work", timeout=0)] == [0, 1, 2]
+    with pytest.raises(poolbridge.NotFoundError):
+        other.subscribe("work", timeout=0)
+
+
 def test_a_dropped_subscription_ends_by_itself(client, other):
     channel = client.create_channel("c", capacity=2)
     publish(client, channel, 0)

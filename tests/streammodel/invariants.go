@@ -45,6 +45,8 @@ func (m *model) end(s *state) {
 			m.fault("the slot of consumer %d, which is gone, stays", c)
 		}
 		switch {
+		case a.pc == cOutside && m.Queue && s.state == closed:
+			m.fault("consumer %d cannot join a closed queue", c)
 		case a.dead, a.pc == cOutside, a.pc == cUse && m.Hoards:
 		case a.pc == cDone:
 			if !m.Queue && !m.Policies[c].drops() && s.slots[c] == active && s.state == closed && a.last != s.end && s.start[c] <= s.end {

@@ -128,6 +128,13 @@ func configs() []Config {
 			c.Hoards = true
 		}),
 		with("queue, close", []task{{closeChannel, 0}}, func(c *Config) { queue(c); c.Frames[0] = 1 }),
+		with("queue, close, join", []task{{closeChannel, 0}, {join, 0}}, func(c *Config) { c.Queue = true; c.Requeue = 1; c.Drain = true }),
+		with("queue, close, death, join", []task{{closeChannel, 0}, {join, 1}}, func(c *Config) {
+			queue(c)
+			c.Joined = first
+			c.Blocks, c.Frames[0] = 1, 1
+			c.Deaths = 1
+		}),
 		with("queue, destroy", []task{{destroy, 0}}, func(c *Config) { queue(c); c.Consumers = 1; c.Drain = true }),
 		with("queue, death", nil, func(c *Config) { queue(c); c.Frames[0] = 1; c.Deaths = 1; c.Drain = true }),
 		with("queue, drops", nil, func(c *Config) { queue(c); c.Consumers = 1; c.Full = dropOldest; c.Drain = true }),

@@ -61,6 +61,7 @@ func mutations() []mutation {
 		{"nobody is woken for a frame that was requeued", "queue, expel"},
 		{"a hold that was for nothing wakes nobody", "queue, one block"},
 		{"nobody is woken for the end", "queue, close"},
+		{"nobody joins a closed queue", "queue, close, death, join"},
 		{"the claims of the dead are not requeued", "queue, death"},
 		{"records are as many as frames that are kept", "drops"},
 	}

@@ -239,7 +239,9 @@ func (m *model) joined(s *state, v *service) {
 	if want := m.first(s, s.tail.number); !m.Queue && s.start[v.who] != want {
 		m.fault("consumer %d begins with frame %d, and was promised %d", v.who, s.start[v.who], want)
 	}
-	s.tail.version = s.version % m.Versions
+	if s.state == open {
+		s.tail.version = s.version % m.Versions
+	}
 	v.tail, v.pc = tail{}, sFreed
 }
 
@@ -291,7 +293,7 @@ func (m *model) task(s *state, e task) {
 	case join:
 		v.step++
 		v.pc = sJoinTail
-		if s.state != open {
+		if s.state != open && (!m.Queue || s.state != closed || m.mutant("nobody joins a closed queue")) {
 			v.pc = sFreed
 		}
 	case joinProducer:

@@ -183,7 +183,11 @@ class Channel(BaseChannel):
     def close(self) -> None:
         """Close the channel for all clients. Subscribers still get the frames that were published before.
 
-        A `publish` that waits for a free place raises `ClosedError`. Frames are lost if the channel has no subscriber.
+        A `publish` that waits for a free place raises `ClosedError`. Frames of a broadcast are lost if the channel has
+        no subscriber. A queue waits until every frame is acknowledged: workers can still subscribe to it by its name.
+        If it has no subscriber for ten minutes, its frames are lost, and the service notes the event ``frame-lost``
+        (``poolsvc serve --limit closed-queue-seconds=N`` changes this time).
+
         The call does nothing if the channel was closed before, or if the channel's pool was destroyed.
 
         Raises

@@ -1,0 +1,147 @@
+package service
+
+import (
+	"context"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/poolbridge/poolbridge/internal/shmchannel"
+	"github.com/poolbridge/poolbridge/mempool"
+)
+
+// closedQueue is a queue with frames that was closed, and its producer.
+func closedQueue(t *testing.T, frames int) (*channelRig, *source) {
+	t.Helper()
+	r := newChannelRig(t, mempool.ChannelSpec{Capacity: 8, Mode: mempool.WorkQueue}, 16)
+	p := r.produce(hire(t, r.svc))
+	for range frames {
+		p.send()
+	}
+	return r, p
+}
+
+// worker joins the channel that a session finds by name.
+func (r *channelRig) worker() *sink {
+	r.Helper()
+	w := hire(r, r.svc)
+	info, err := w.FindChannel(context.Background(), "frames", 0)
+	require.NoError(r, err)
+	of := *r
+	of.info = info
+	return of.consume(w, MemberSpec{})
+}
+
+// drain takes and acknowledges all frames of the queue, and returns how many these were.
+func (s *sink) drain() (n int) {
+	s.rig.Helper()
+	f, err := s.try()
+	for ; err == nil && f != nil; f, err = s.try() {
+		s.done(f, mempool.Fence{})
+		n++
+	}
+	require.ErrorIs(s.rig, err, shmchannel.ErrEnded)
+	return n
+}
+
+func TestAClosedQueueWaitsForTheWorkersOfItsFrames(t *testing.T) {
+	for name, first := range map[string]func(r *channelRig, shut func()){
+		"the first worker comes late": func(r *channelRig, shut func()) { shut() },
+		"the last worker dies": func(r *channelRig, shut func()) {
+			c := r.worker()
+			shut()
+			c.next()
+			gone, _ := c.end()
+			gone()
+		},
+		"the last worker leaves": func(r *channelRig, shut func()) {
+			c := r.worker()
+			c.done(c.next(), mempool.Fence{})
+			c.quit()
+			shut()
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			r, p := closedQueue(t, 8)
+			first(r, func() { require.NoError(t, r.owner.CloseChannel(r.info.ID)) })
+			gone, _ := p.end()
+			gone()
+			left := 8
+			if name == "the last worker leaves" {
+				left = 7
+			}
+			_, err := hire(t, r.svc).JoinChannel(r.info.ID, MemberSpec{Role: Producer})
+			require.ErrorIs(t, err, mempool.ErrClosed)
+			c := r.worker()
+			assert.Equal(t, left, c.drain())
+			_, err = hire(t, r.svc).JoinChannel(r.info.ID, MemberSpec{Role: Consumer})
+			require.ErrorIs(t, err, mempool.ErrClosed, "every frame is acknowledged")
+			c.quit()
+			assert.True(t, r.nothingLeft())
+			r.awaitStands(0, 0)
+			assert.Empty(t, happened(t, r.svc, mempool.FrameLost))
+		})
+	}
+}
+
+func TestTheOldestClosedQueueWithWaitingFramesIsFoundFirst(t *testing.T) {
+	r, _ := closedQueue(t, 2)
+	require.NoError(t, r.owner.CloseChannel(r.info.ID))
+	next, err := r.owner.MakeChannel(r.info.ChannelSpec)
+	require.NoError(t, err, "the name is free")
+	find := func() uint64 {
+		found, err := r.owner.FindChannel(context.Background(), "frames", 0)
+		require.NoError(t, err)
+		return found.ID
+	}
+	c := r.worker()
+	f := c.next()
+	require.Equal(t, r.info.ID, find())
+	g := c.next()
+	require.Equal(t, next.ID, find(), "no frame of the closed queue waits")
+	require.NoError(t, r.owner.CloseChannel(next.ID))
+	require.Equal(t, r.info.ID, find(), "its frames need another worker if this worker ends")
+	require.NoError(t, c.Requeue(f))
+	require.NoError(t, c.Release(f, shmchannel.Fence{}))
+	c.done(g, mempool.Fence{})
+	assert.Equal(t, 1, r.worker().drain())
+	_, err = r.owner.FindChannel(context.Background(), "frames", 0)
+	require.ErrorIs(t, err, mempool.ErrNotFound)
+}
+
+func TestTheFramesOfAClosedQueueAreLostWhenNoWorkerComes(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r, p := closedQueue(t, 5)
+		limits := Limits{ClosedQueueSeconds: 60}
+		r.svc.SetLimits(limits)
+		require.NoError(t, r.owner.CloseChannel(r.info.ID))
+		time.Sleep(55 * time.Second)
+		c := r.worker()
+		c.done(c.next(), mempool.Fence{})
+		time.Sleep(time.Hour) // a queue that has a worker waits for it
+		c.quit()
+		time.Sleep(55 * time.Second) // the limit begins again
+		synctest.Wait()
+		require.False(t, r.nothingLeft())
+		require.Empty(t, happened(t, r.svc, mempool.FrameLost))
+		time.Sleep(10 * time.Second)
+		synctest.Wait()
+		require.True(t, r.nothingLeft())
+		e := one(t, r.svc, mempool.FrameLost)
+		assert.Equal(t, 4, e.Count)
+		assert.Equal(t, "frames", e.Channel)
+		assert.Contains(t, e.Text, "4 frames")
+		assert.EqualValues(t, 4, r.svc.Counts().Events[mempool.FrameLost])
+		assert.Len(t, p.back(), 5, "the producer has all blocks back")
+	})
+}
+
+func TestFramesOfAQueueThatEndWithTheirPoolAreCountedAsLost(t *testing.T) {
+	r, _ := closedQueue(t, 3)
+	require.NoError(t, r.owner.DestroyPool(r.pool.info.ID))
+	assert.Equal(t, 3, one(t, r.svc, mempool.FrameLost).Count)
+	assert.True(t, r.nothingLeft())
+}
