@@ -71,6 +71,8 @@ GOTEST := GORACE=atexit_sleep_ms=10 $(GO) test -race -timeout 20m -ldflags '$(LD
 # after -o are already built, so that no part waits for them.
 AT_A_TIME := $(MAKE) -j2 --output-sync=target -o simcuda -o bin/poolsvc
 
+test test-go test-integration test-kinds test-simcuda test-stress: export POOLBRIDGE_CHECK_LEASES := 1 # see CONTRIBUTING.md
+
 test: simcuda bin/poolsvc $(VENV)/installed ## run every test
 	$(AT_A_TIME) test-python test-go test-integration test-kinds native-test test-simcuda test-deploy
 

@@ -33,6 +33,7 @@ type Client struct {
 	traces  sync.Map      // for a tracer: maps each *Lease to the context in which the lease was made
 	ordered bool          // the session has timelines
 	streams bool          // the session has channels
+	checks  bool          // each Release tells the service how the client describes the lease, so that the service compares
 	done    chan struct{} // closed when the connection is gone; err then says why
 	err     error
 
@@ -114,6 +115,7 @@ func (d Dialer) dial(ctx context.Context, try attempt, path string) (*Client, er
 	c := &Client{conn: conn, device: d.Device, tracer: d.Tracer, done: make(chan struct{}), quiet: make(chan struct{}),
 		tasks: tasks{wake: make(chan struct{}, 1)}, calls: make(map[uint32]*call), pools: make(map[uint64]*Pool), blocks: make(map[uint64]*block),
 		longestWait: longestWait, deadlineGrace: deadlineGrace}
+	_, c.checks = os.LookupEnv("POOLBRIDGE_CHECK_LEASES")
 	c.order.pages, c.order.clock = c.page, c.Clock
 	c.working, c.stop = context.WithCancelCause(context.Background())
 	c.linked, c.unlink = context.WithCancelCause(context.Background())

@@ -4,8 +4,6 @@ import (
 	"context"
 	"errors"
 
-	"github.com/poolbridge/poolbridge/bridge/internal/convert"
-	"github.com/poolbridge/poolbridge/bridge/wire"
 	"github.com/poolbridge/poolbridge/mempool"
 )
 
@@ -67,7 +65,7 @@ func forgotten(err error) bool {
 }
 
 func (c *Client) releaseLoan(l *loan, done []mempool.Fence) error {
-	err := c.send(0, &wire.Release{Lease: l.info.ID, Done: convert.WireFences(done)})
+	err := c.sendRelease(l.info, false, done)
 	return errors.Join(err, c.ended(l.info.Block, done...))
 }
 

@@ -157,15 +157,14 @@ func (p *Pool) allocate(ctx context.Context, try attempt, t mempool.Tensor) (l *
 		ctx, end = p.client.trace(ctx, &Operation{Name: OpAllocate, Pool: p.info.Name})
 		defer func() { end(l, err) }()
 	}
-	n, err := t.Extent()
-	if err != nil {
+	if _, err := t.Extent(); err != nil {
 		return nil, err
 	}
 	if p.spares.Load() == nil {
 		p.spares.Store(p.client.shared.spares(p.info.ID))
 	}
 	if spares := p.spares.Load(); spares != nil {
-		return spares.allocate(ctx, try, p, t, n)
+		return spares.allocate(ctx, try, p, t)
 	}
 	return p.alloc(ctx, try, t)
 }

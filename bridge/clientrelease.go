@@ -113,6 +113,16 @@ func (l *Lease) hand(ctx context.Context) error {
 	return nil
 }
 
+// sendRelease tells the service that a lease has ended.
+func (c *Client) sendRelease(info *mempool.LeaseInfo, incomplete bool, done []mempool.Fence) error {
+	r := &wire.Release{Lease: info.ID, Failed: incomplete, Done: convert.WireFences(done)}
+	if c.checks {
+		seen := convert.WireLease(*info)
+		r.Seen = &seen
+	}
+	return c.send(0, r)
+}
+
 // end tells the service that the lease has ended, and then counts one lease less on the block in the client. The order matters: the client
 // may drop a block only after the service knows that the last lease on the block has ended.
 func (l *Lease) end(incomplete bool, done ...mempool.Fence) error {
@@ -126,6 +136,6 @@ func (l *Lease) end(incomplete bool, done ...mempool.Fence) error {
 		defer l.client.timelines.unpin(l.info.Wait)
 		return errors.Join(l.client.giveUp(&loan{info: l.info, wait: l.info.Wait}, done...), l.endOrder())
 	}
-	err := l.client.send(0, &wire.Release{Lease: l.info.ID, Failed: incomplete, Done: convert.WireFences(done)})
+	err := l.client.sendRelease(l.info, incomplete, done)
 	return errors.Join(err, l.client.ended(l.info.Block, done...), l.endOrder())
 }

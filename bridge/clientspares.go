@@ -14,7 +14,8 @@ import (
 )
 
 // spares is a list of write leases on memory of one pool. The memory of these leases has come back from channels. The next Allocate of the
-// same number of bytes takes a spare and does not ask the service.
+// same tensor takes a spare and does not ask the service. Allocate of another tensor asks, even if the memory has the right size, so that
+// the service and this client always describe a buffer by the same tensor.
 type spares struct {
 	client *Client
 	pool   uint64
@@ -90,15 +91,15 @@ func (sp *spares) members() []*producing {
 }
 
 // allocate does what Allocate does, for a pool with spares. Like the service, allocate first looks for memory on which no work is running,
-// then asks for new memory, and then takes memory on which work is running. n is the size of the tensor in bytes.
-func (sp *spares) allocate(ctx context.Context, try attempt, p *Pool, t mempool.Tensor, n uint64) (*Lease, error) {
+// then asks for new memory, and then takes memory on which work is running.
+func (sp *spares) allocate(ctx context.Context, try attempt, p *Pool, t mempool.Tensor) (*Lease, error) {
 	sp.look()
-	l, others, busy := sp.take(n, false)
+	l, others, busy := sp.take(t, false)
 	if l == nil {
 		sp.reclaim()
-		l, others, busy = sp.take(n, true)
+		l, others, busy = sp.take(t, true)
 	}
-	if busy && sp.mayGrow(n) {
+	if busy && sp.mayGrow(t) {
 		lease, err := p.alloc(ctx, once, t)
 		if !noRoom(err) {
 			sp.put(l)
@@ -109,10 +110,10 @@ func (sp *spares) allocate(ctx context.Context, try attempt, p *Pool, t mempool.
 		sp.mu.Unlock()
 	}
 	if l != nil {
-		return sp.lease(ctx, l, t)
+		return sp.lease(ctx, l)
 	}
 	if !try {
-		return sp.await(ctx, p, t, n)
+		return sp.await(ctx, p, t)
 	}
 	lease, err := p.alloc(ctx, once, t)
 	if others && errors.Is(err, ErrLimit) {
@@ -127,11 +128,11 @@ func (sp *spares) allocate(ctx context.Context, try attempt, p *Pool, t mempool.
 	return lease, err
 }
 
-// The method allocate calls await if it finds no spare and its caller may wait. await returns a lease on memory of n bytes. If the pool has
+// The method allocate calls await if it finds no spare and its caller may wait. await returns a lease on memory for t. If the pool has
 // no room, await first waits until memory comes back from one of the client's own channels, because this memory is usually free before
 // memory of other clients. If no such memory comes, await sends a request that waits at the service.
-func (sp *spares) await(ctx context.Context, p *Pool, t mempool.Tensor, n uint64) (*Lease, error) {
-	from := sp.lender(n)
+func (sp *spares) await(ctx context.Context, p *Pool, t mempool.Tensor) (*Lease, error) {
+	from := sp.lender(t)
 	var full error // the error of the service
 	if from == nil || !sp.isFull() {
 		lease, err := p.alloc(ctx, once, t)
@@ -144,8 +145,8 @@ func (sp *spares) await(ctx context.Context, p *Pool, t mempool.Tensor, n uint64
 		sp.mu.Unlock()
 	}
 	if from != nil {
-		if l := sp.awaitOwn(ctx, from, n); l != nil {
-			return sp.lease(ctx, l, t)
+		if l := sp.awaitOwn(ctx, from, t); l != nil {
+			return sp.lease(ctx, l)
 		}
 	}
 	sp.release()
@@ -155,7 +156,7 @@ func (sp *spares) await(ctx context.Context, p *Pool, t mempool.Tensor, n uint64
 		return lease, err
 	}
 	if full == nil {
-		full = situation.Of(ErrLimit, "pool %q had no room, and its channels have given no buffer of %d bytes back", p.info.Name, n)
+		full = situation.Of(ErrLimit, "pool %q had no room, and its channels have given no buffer of %s%v back", p.info.Name, t.DType, t.Shape)
 	}
 	return nil, fmt.Errorf("%w (%w)", full, err)
 }
@@ -170,11 +171,11 @@ func (sp *spares) isFull() bool {
 	return time.Now().Before(sp.full)
 }
 
-// lender returns the producer whose channel has memory that Allocate could reuse for n bytes. It returns nil if there is no such producer.
-// It also returns nil if there are several such producers, because an allocation can wait for only one channel.
-func (sp *spares) lender(n uint64) (from *producing) {
+// lender returns the producer whose channel has memory that Allocate could reuse for t. It returns nil if there is no such producer. It
+// also returns nil if there are several such producers, because an allocation can wait for only one channel.
+func (sp *spares) lender(t mempool.Tensor) (from *producing) {
 	for _, p := range sp.members() {
-		if !p.native.Lends(func(owner any) bool { l := owner.(*loan); return l.own && l.info.Bytes == n }) {
+		if !p.native.Lends(func(owner any) bool { l := owner.(*loan); return l.own && l.info.Tensor.Equal(t) }) {
 			continue
 		}
 		if from != nil {
@@ -185,15 +186,15 @@ func (sp *spares) lender(n uint64) (from *producing) {
 	return from
 }
 
-// awaitOwn waits until memory of n bytes comes back from the channel of the producer `from`, and takes the memory. It returns nil if no
-// memory comes within the time sp.ownFor, or if another session or allocation wants memory of the pool.
-func (sp *spares) awaitOwn(caller context.Context, from *producing, n uint64) (l *loan) {
+// awaitOwn waits until memory for t comes back from the channel of the producer `from`, and takes the memory. It returns nil if no memory
+// comes within the time sp.ownFor, or if another session or allocation wants memory of the pool.
+func (sp *spares) awaitOwn(caller context.Context, from *producing, t mempool.Tensor) (l *loan) {
 	began := time.Now()
 	defer func() { sp.client.memoryWaits.over(began, true) }()
 	ctx := &patient{Context: caller, client: sp.client, until: began.Add(sp.ownFor)}
 	_ = from.native.AwaitBack(ctx, func() bool { // if AwaitBack fails, the caller asks the service, which reports the error
 		from.reclaim()
-		l, _, _ = sp.take(n, true)
+		l, _, _ = sp.take(t, true)
 		return l != nil || sp.isWanted()
 	})
 	return l
@@ -228,16 +229,16 @@ func (sp *spares) reclaim() {
 	}
 }
 
-// take removes a spare of n bytes from the list: the newest spare without running work. If every spare of n bytes has running work and
+// take removes a spare of the tensor t from the list: the newest spare without running work. If every spare of t has running work and
 // `any` is true, take removes the oldest of these spares. `busy` means that work on the returned spare is running. `others` means that the
-// list has spares of other sizes.
-func (sp *spares) take(n uint64, any bool) (l *loan, others, busy bool) {
+// list has spares of other tensors.
+func (sp *spares) take(t mempool.Tensor, any bool) (l *loan, others, busy bool) {
 	sp.mu.Lock()
 	defer sp.mu.Unlock()
 	at := -1
 	busy = true
 	for i, l := range slices.Backward(sp.list) {
-		if l.info.Bytes != n {
+		if !l.info.Tensor.Equal(t) {
 			others = true
 			continue
 		}
@@ -255,10 +256,10 @@ func (sp *spares) take(n uint64, any bool) (l *loan, others, busy bool) {
 	return l, others, busy
 }
 
-// mayGrow reports whether an allocation of n bytes may ask the service for new memory although it has taken a spare from the list. It may
-// ask as long as the taken spare and the other spares of n bytes do not fill the unused places of the channels, and sparesMore more. The
-// list must also have room for one spare more. Spares of other sizes without running work do not count for this: `put` may release them.
-func (sp *spares) mayGrow(n uint64) bool {
+// mayGrow reports whether an allocation of t may ask the service for new memory although it has taken a spare from the list. It may ask as
+// long as the taken spare and the other spares of t do not fill the unused places of the channels, and sparesMore more. The list must also
+// have room for one spare more. Spares of other tensors without running work do not count for this: `put` may release them.
+func (sp *spares) mayGrow(t mempool.Tensor) bool {
 	left := sparesMore - 1
 	for _, p := range sp.members() {
 		left += p.native.Unused()
@@ -267,7 +268,7 @@ func (sp *spares) mayGrow(n uint64) bool {
 	defer sp.mu.Unlock()
 	room := sp.most - 1
 	for _, l := range sp.list {
-		if l.info.Bytes == n {
+		if l.info.Tensor.Equal(t) {
 			left--
 		} else if l.wait = sp.client.timelines.left(l.wait); len(l.wait) == 0 {
 			continue
@@ -278,13 +279,13 @@ func (sp *spares) mayGrow(n uint64) bool {
 }
 
 // lease makes a lease of a spare.
-func (sp *spares) lease(ctx context.Context, l *loan, t mempool.Tensor) (*Lease, error) {
+func (sp *spares) lease(ctx context.Context, l *loan) (*Lease, error) {
 	c := sp.client
 	lease := &Lease{client: c, info: l.info, mem: l.mem, memory: l.memory, reused: true, own: true, loan: l}
-	if len(l.wait) > 0 || !sameTensor(&l.info.Tensor, &t) {
+	if len(l.wait) > 0 {
 		info := *l.info
 		c.timelines.pin(l.wait) // no page may be unmapped between pending and the lease's own pin
-		info.Tensor, info.Wait = t.Clone(), c.pending(ctx, l.wait)
+		info.Wait = c.pending(ctx, l.wait)
 		c.timelines.pin(info.Wait)
 		c.timelines.unpin(l.wait)
 		lease.info = &info
@@ -412,10 +413,4 @@ func (sp *spares) close() {
 	}
 	sp.mu.Unlock()
 	sp.empty()
-}
-
-// sameTensor reports whether two tensors are equal. nil strides are not equal to empty strides.
-func sameTensor(a, b *mempool.Tensor) bool {
-	return a.DType == b.DType && a.ByteOffset == b.ByteOffset && slices.Equal(a.Shape, b.Shape) && slices.Equal(a.Strides, b.Strides) &&
-		(a.Strides == nil) == (b.Strides == nil)
 }

@@ -13,6 +13,7 @@ import (
 const childRole = "POOLBRIDGE_TEST_CHILD"
 
 func TestMain(m *testing.M) {
+	_ = os.Setenv("POOLBRIDGE_CHECK_LEASES", "1") // for the processes that tests start, too
 	if role := os.Getenv(childRole); role != "" {
 		if err := children[role](); err != nil {
 			fmt.Println("failed:", err)

@@ -43,8 +43,14 @@ func (c *connection) stats(q uint32, _ *wire.StatsRequest) {
 	c.reply(q, &wire.StatsReply{Stats: convert.WireStats(c.session.Stats())}, nil)
 }
 
-func releaseLeases(s *service.Session, r *wire.Release) error {
-	return s.Release(r.Failed, convert.Fences(r.Done), append([]uint64{r.Lease}, r.Also...)...)
+func (c *connection) release(q uint32, r *wire.Release) {
+	if r.Seen != nil {
+		if err := c.session.Compare(*convert.Lease(*r.Seen)); err != nil {
+			c.server.config.Log.Error("a session ends", "error", err)
+			c.cancel(fmt.Errorf("%w: %w", convert.ErrProtocol, err))
+		}
+	}
+	c.done(q, c.session.Release(r.Failed, convert.Fences(r.Done), append([]uint64{r.Lease}, r.Also...)...))
 }
 
 func (c *connection) done(q uint32, err error) {

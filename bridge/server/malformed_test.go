@@ -128,6 +128,41 @@ func TestOfSeveralLeasesAllAreEndedThatCanBe(t *testing.T) {
 	assert.Zero(t, leases())
 }
 
+func TestAClientThatDescribesItsLeaseDifferentlyIsCutOff(t *testing.T) {
+	for name, change := range map[string]func(*wire.Lease){
+		"not at all":  func(*wire.Lease) {},
+		"dtype":       func(l *wire.Lease) { l.Tensor.DType = "int8" },
+		"shape":       func(l *wire.Lease) { l.Tensor.Shape = []uint64{2, 4} },
+		"strides":     func(l *wire.Lease) { l.Tensor.Strides = []int64{-1} },
+		"offset":      func(l *wire.Lease) { l.Tensor.Offset = 1 },
+		"bytes":       func(l *wire.Lease) { l.Bytes++ },
+		"buffer":      func(l *wire.Lease) { l.Buffer++ },
+		"generation":  func(l *wire.Lease) { l.Generation++ },
+		"block":       func(l *wire.Lease) { l.Block++ },
+		"block bytes": func(l *wire.Lease) { l.BlockBytes++ },
+		"pool":        func(l *wire.Lease) { l.Pool++ },
+		"read-only":   func(l *wire.Lease) { l.Write = false },
+	} {
+		t.Run(name, func(t *testing.T) {
+			_, path := serve(t, Config{})
+			c := greeted(t, path)
+			c.Ask(2, &wire.Create{Name: "p", Kind: "host", MaxBytes: 1 << 20}, &wire.PoolReply{})
+			var l wire.LeaseReply
+			c.Ask(3, &wire.Alloc{Pool: 1, Tensor: bytesTensor(8)}, &l)
+			l.Lease.Export = nil
+			change(&l.Lease)
+			c.Send(0, &wire.Release{Lease: l.Lease.ID, Seen: &l.Lease})
+			if name == "not at all" {
+				c.Ask(4, &wire.StatsRequest{}, &wire.StatsReply{})
+				return
+			}
+			e := c.Last()
+			assert.Equal(t, wire.CodeProtocol, e.Code)
+			assert.Contains(t, e.Message, "the client describes lease 1 as")
+		})
+	}
+}
+
 func TestArgumentsThatContradictEachOtherAreInvalid(t *testing.T) {
 	_, path := serve(t, Config{})
 	c := greeted(t, path)

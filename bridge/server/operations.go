@@ -28,7 +28,7 @@ var operations = byName(
 	on((*connection).lease),
 	done(publishBuffer),
 	done(func(s *service.Session, r *wire.Unpublish) error { return s.Unpublish(r.Name) }),
-	done(releaseLeases),
+	on((*connection).release),
 	on((*connection).cancelRequest),
 	done(func(s *service.Session, r *wire.Dropped) error { return s.Dropped(r.Blocks) }).slowly(),
 

@@ -341,6 +341,8 @@ type Release struct {
 	Done   []Fence `wire:"dt?"` // fences at which the work that used the lease is done; left out: the work is done now
 	// further leases, which end in the same way; an error is that of the first lease that cannot be ended
 	Also []uint64 `wire:"al?"`
+	// how the client describes the lease; clients send this only in tests, and the service ends the session if its own description differs
+	Seen *Lease `wire:"se?"`
 }
 
 // Cancel ends the wait of another request. Cancel is usually sent without `q`: no reply is wanted.

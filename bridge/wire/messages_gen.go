@@ -398,6 +398,7 @@ var releaseFields = record[Release]{
 	boolField("fl", func(m *Release) *bool { return &m.Failed }).maybe(),
 	structsField("dt", func(m *Release) *[]Fence { return &m.Done }, fenceFields).maybe(),
 	uintsField("al", func(m *Release) *[]uint64 { return &m.Also }).maybe(),
+	pointerField("se", func(m *Release) **Lease { return &m.Seen }, leaseFields),
 }
 
 // Op returns "release".

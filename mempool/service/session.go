@@ -5,6 +5,7 @@ import (
 	"context"
 	"fmt"
 	"maps"
+	"reflect"
 	"slices"
 	"sync/atomic"
 	"time"
@@ -188,6 +189,26 @@ func (s *Session) findLease(id uint64) (*Lease, error) {
 		return nil, situation.Of(mempool.ErrNotFound, "no lease ever had the id %d", id)
 	}
 	return nil, situation.Of(mempool.ErrReleased, "session %d has no lease %d: it has ended, or it is another session's", s.id, id)
+}
+
+// Compare returns an error if the client describes one of its leases differently from the service. It does not compare what the client must
+// wait for. A lease that has ended has no description.
+//
+// Errors: [mempool.ErrInvalid].
+func (s *Session) Compare(seen mempool.LeaseInfo) error {
+	s.svc.mu.Lock()
+	defer s.svc.unlock()
+	l := s.leases[seen.ID]
+	if l == nil {
+		return nil
+	}
+	have := l.describe()
+	same := have.Tensor.Equal(seen.Tensor)
+	have.Tensor, have.Wait, have.Event, have.EventOnly = seen.Tensor, seen.Wait, seen.Event, seen.EventOnly
+	if same && reflect.DeepEqual(have, seen) {
+		return nil
+	}
+	return situation.Of(mempool.ErrInvalid, "the client describes lease %d as %+v, the service as %+v", l.id, seen, l.describe())
 }
 
 // Release ends leases of the session. It ends every lease that it can end, and returns the error of the first lease that it cannot end. The

@@ -20,6 +20,9 @@ from poolbridge._cuda import cuda as _cuda, stream as _cuda_stream
 from poolbridge._memory.mappings import MAPPINGS
 from poolbridge._session.membership import NATIVE
 
+# In all tests, and in their child processes, services compare how clients describe their leases: see CONTRIBUTING.md.
+os.environ["POOLBRIDGE_CHECK_LEASES"] = "1"
+
 # Hypothesis stores the inputs with which a test fails. It stores them in the build folder, not in the source tree.
 set_hypothesis_home_dir(Path(__file__).parents[2] / "build" / "hypothesis")
 

@@ -71,6 +71,21 @@ class FakeLease:
     buffer: FakeBuffer
     write: bool
 
+    def describe(self, export: Any = msgspec.UNSET) -> m.Grant:
+        buffer, block = self.buffer, self.buffer.block
+        return m.Grant(
+            id=self.id,
+            bf=buffer.id,
+            ge=block.generation,
+            wr=self.write,
+            pl=block.pool.info.id,
+            bl=block.id,
+            bs=block.size,
+            n=buffer.nbytes,
+            t=buffer.tensor,
+            x=export,
+        )
+
 
 class Service:
     """The small service. It listens at `path` until `close` is called."""
@@ -87,6 +102,7 @@ class Service:
         self.connections: list[Connection] = []
         self.tricks: dict[str, Callable[[Connection, Any], Any]] = {}
         self.log: list[Any] = []
+        self.differences: list[tuple[m.Grant, m.Grant]] = []  # leases that a client describes differently
         self.changed = threading.Condition()
         self._ids = 0
         self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -133,6 +149,7 @@ class Service:
         for pool in self.pools.values():
             if pool.fd >= 0:
                 os.close(pool.fd)
+        assert not self.differences
         os.unlink(self.path)
 
     @property
@@ -285,21 +302,7 @@ class Connection(threading.Thread):
         if block.id not in self.exported:
             self.exported.add(block.id)
             export = m.Export(d=block.export)
-        return m.LeaseReply(
-            q=number,
-            l=m.Grant(
-                id=lease.id,
-                bf=buffer.id,
-                ge=block.generation,
-                wr=write,
-                pl=block.pool.info.id,
-                bl=block.id,
-                bs=block.size,
-                n=buffer.nbytes,
-                t=buffer.tensor,
-                x=export,
-            ),
-        )
+        return m.LeaseReply(q=number, l=lease.describe(export))
 
     def publish(self, request: m.Publish, fds: list[int]) -> None:
         lease = self.find(request.l)
@@ -345,7 +348,10 @@ class Connection(threading.Thread):
         error: Refused | None = None
         for lease in request.l, *request.al:  # an unknown lease does not stop the loop, as in the real service
             try:
-                self.release_one(self.find(lease), request)
+                found = self.find(lease)
+                if request.se is not msgspec.UNSET and request.se != found.describe():
+                    self.service.differences.append((request.se, found.describe()))
+                self.release_one(found, request)
             except Refused as refused:
                 error = error or refused
         if error is not None:

@@ -44,6 +44,7 @@ class RealService:
             self.process.wait(60)
         finally:
             self.process.kill()
+        assert b"the client describes lease" not in self.log.read_bytes()
 
 
 def publish(client: poolbridge.Client, channel: poolbridge.Channel, value: int, **options: Any) -> int:

@@ -213,3 +213,27 @@ def test_a_dropped_subscription_ends_by_itself(service):
         assert not other._session.core.members
 
     run(service, body)
+
+
+def test_readers_see_the_dtype_and_shape_of_what_was_published_after_other_frames(service):
+    content = np.arange(6, dtype="int32").reshape(2, 3)
+
+    async def body(client, other):
+        channel = await client.create_channel("c", capacity=1)
+        frames = other.subscribe("c")
+        for _ in range(3):
+            await channel.publish(np.ones(6, "float32"))
+            await (await anext(frames)).release()
+        await client.put(content, "put")
+        lease = await client.allocate((2, 3), "int32")
+        lease.copy_from(content)
+        await lease.publish("published")
+        for name in ("put", "published"):
+            named = await other.get(name)
+            by_id = await other.lease(named.buffer_id, named.generation)
+            for one in (named, by_id):
+                assert (one.dtype_name, one.shape) == ("int32", (2, 3))
+                assert (np.asarray(one) == content).all()
+        assert {(one.dtype_name, one.shape) for one in await other.names()} == {("int32", (2, 3))}
+
+    run(service, body)

@@ -53,18 +53,79 @@ def test_no_more_leases_are_kept_than_the_channel_has_places_and_two(client, oth
     assert leases(client) <= 5 + 3 + 1, "the spare ones, those in the channel, and the one that left it"
 
 
-def test_a_lease_that_came_back_is_used_only_for_as_many_bytes(client, other):
+def test_a_lease_that_came_back_is_used_only_for_the_same_dtype_and_shape(client, other):
     channel = client.create_channel("c", capacity=1)
     frames = other.subscribe("c")
-    first = client.allocate(16, "uint8")
+    first = client.allocate((2, 2), "int32")
     buffer = first.buffer_id
     channel.publish(first)
     next(frames)
     channel.publish(client.allocate(64, "uint8"))
     next(frames).release()
-    assert client.allocate(17, "uint8").buffer_id != buffer
-    again = client.allocate((2, 2), "int32")
-    assert (again.buffer_id, again.shape) == (buffer, (2, 2))
+    for shape, dtype in ((17, "uint8"), (16, "uint8"), (4, "int32"), ((2, 2), "float32")):
+        assert client.allocate(shape, dtype).buffer_id != buffer
+    assert client.allocate((2, 2), "int32").buffer_id == buffer
+
+
+CONTENT = np.arange(6, dtype="int32").reshape(2, 3)
+
+
+def put(client):
+    client.put(CONTENT, "w", keep=True).release()
+
+
+def publish_a_lease(client):
+    with client.allocate((2, 3), "int32") as lease:
+        lease.copy_from(CONTENT)
+        lease.publish("w", keep=True)
+
+
+def publish_a_promise(client):
+    lease = client.allocate((2, 3), "int32")
+    array, promise = np.asarray(lease), lease.promise()
+    lease.publish("w", keep=True)
+    array[:] = CONTENT
+    promise.complete()
+
+
+def give_leases_back(client, other):
+    """Make a channel give leases of six float32 back to `client`."""
+    channel = client.create_channel("c", capacity=1)
+    frames = other.subscribe("c")
+    for _ in range(3):
+        channel.publish(np.ones(6, "float32"))
+        next(frames).release()
+
+
+@pytest.mark.parametrize("way", [put, publish_a_lease, publish_a_promise])
+def test_readers_see_the_dtype_and_shape_of_what_was_published_after_other_frames(client, other, way):
+    give_leases_back(client, other)
+    way(client)
+    named = other.get("w")
+    for lease in (named, other.lease(named.buffer_id, named.generation)):
+        assert (lease.dtype_name, lease.shape) == ("int32", (2, 3))
+        assert (np.asarray(lease) == CONTENT).all()
+    entries = [*other.names(), *(one for one in other.buffers() if one.id == named.buffer_id)]
+    assert [(one.dtype_name, one.shape) for one in entries] == [("int32", (2, 3))] * 2
+
+
+def test_lists_show_the_dtype_and_shape_of_a_buffer_that_is_being_written_after_other_frames(client, other):
+    give_leases_back(client, other)
+    lease = client.allocate((2, 3), "int32")
+    entry = next(one for one in other.buffers() if one.id == lease.buffer_id)
+    assert (entry.dtype_name, entry.shape) == ("int32", (2, 3))
+
+
+def test_a_publisher_leaves_no_dtype_and_shape_behind(client, other):
+    channel = client.create_channel("c", capacity=1)
+    frames = other.subscribe("c")
+    with channel.publisher(6, "float32") as publisher:
+        for _ in range(8):
+            publisher.loan()[:] = 1
+            publisher.publish()
+            next(frames).release()
+    put(client)
+    assert (other.get("w").to_numpy() == CONTENT).all()
 
 
 def test_what_was_allocated_of_a_lease_that_came_back_can_be_released_unpublished(client, other):

@@ -68,6 +68,13 @@ func (l *Log) Write(line []byte) (int, error) {
 	return len(line), nil
 }
 
+// Has reports whether the log holds text.
+func (l *Log) Has(text string) bool {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return bytes.Contains(l.lines, []byte(text))
+}
+
 // Await waits until the log holds text.
 func (l *Log) Await(t testing.TB, text string) {
 	t.Helper()

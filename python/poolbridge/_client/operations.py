@@ -304,7 +304,7 @@ def new_or_back(
     LeaseState or None
         The lease of a new buffer; None if the caller has to check whether memory came back from a channel.
     """
-    lender = session.lender(pool, description.nbytes, shelf)
+    lender = session.lender(pool, description, shelf)
     if lender is None or not session.spares.is_full(pool):
         try:
             return (yield from _grant(session, description, pool, 0.0))
@@ -349,15 +349,15 @@ def _grant(session: Session, description: _tensor.Description, pool: int, timeou
 
 
 def spare(session: Session, description: _tensor.Description, pool: int, *, at_once: bool) -> Flow[LeaseState | None]:
-    """Take a lease that came back from a channel, if its buffer has the size that `description` needs; else None."""
-    found = session.take_spare(pool, description.nbytes, at_once=at_once)
+    """Take a lease that came back from a channel, if the service knows its buffer by `description`; else None."""
+    found = session.take_spare(pool, description, at_once=at_once)
     if found is None:
         return None
     try:
         if found.fences:
             for timeline in session.timelines.unknown(session.core.epoch, found.fences):
                 yield from know_timeline(session, timeline)
-        state: LeaseState = found.hold(session, description)
+        state: LeaseState = found.hold(session)
     except BaseException:
         session.return_spare(found)
         raise

@@ -92,6 +92,8 @@ class Core:
         The `Waiter` of each thread that waits for a notice.
     news
         Notices that the session still has to process. The session removes them.
+    checks_leases
+        Whether each release tells the service how this process describes the lease, so that the service compares.
     """
 
     def __init__(self) -> None:
@@ -108,6 +110,7 @@ class Core:
         self.members: list[Any] = []
         self.waiters: list[Waiter] = []
         self.news: list[Failed | Forget | Wanted] = []
+        self.checks_leases = "POOLBRIDGE_CHECK_LEASES" in os.environ
         self._calls: dict[int, Call] = {}
         self._number = 0
         self._all_issued = False  # whether every request number was used at least once
@@ -165,7 +168,10 @@ class Core:
         SessionBlock or None
             The lease's block, if the service has recalled the block and this session has no other lease on it.
         """
-        self.tell(Release(l=grant.id, fl=failed, dt=fences))
+        request = Release(l=grant.id, fl=failed, dt=fences)
+        if self.checks_leases:
+            request.se = structs.replace(grant, x=UNSET, wt=(), ev=b"", eo=False)
+        self.tell(request)
         return self.forget(grant, fences)
 
     def forget(self, grant: Grant, fences: tuple[Fence, ...] = ()) -> SessionBlock | None:

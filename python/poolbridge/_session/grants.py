@@ -46,7 +46,7 @@ def held(session: Session, grant: Grant, consumer: Consumer | None = None) -> Le
         pool, memory = session.pool_info(grant.pl), session.mapped(grant.bl)
         if pool is None or memory is None or (grant.wt and session.timelines.unknown(session.core.epoch, grant.wt)):
             return None
-        return LeaseState(session, grant, pool, memory, _tensor.from_wire(grant.t, grant.n), consumer=consumer)
+        return LeaseState(session, grant, pool, memory, consumer=consumer)
     except BaseException as error:
         if consumer is not None and isinstance(error, ProtocolError):
             raise consumer.doubt(grant, error) from None
@@ -59,7 +59,7 @@ def take(session: Session, grant: Grant, consumer: Consumer | None = None) -> Fl
     try:
         if consumer is not None:
             yield from consumer.learn(grant)
-        description = _tensor.from_wire(grant.t, grant.n)
+        _tensor.from_wire(grant.t, grant.n)  # check the description before anything is mapped
         pool = session.pool_info(grant.pl)
         if pool is None:
             reply = yield from ask(Open(pl=grant.pl), PoolReply)
@@ -72,7 +72,7 @@ def take(session: Session, grant: Grant, consumer: Consumer | None = None) -> Fl
         on_device = memory.pool.device[0] != _dlpack.CPU
         if on_device and session.timelines.own is None and _timelines.FEATURE in session.core.features:
             yield from know_timeline(session, 0)
-        return LeaseState(session, grant, pool, memory, description, consumer=consumer)
+        return LeaseState(session, grant, pool, memory, consumer=consumer)
     except BaseException as error:
         if consumer is not None and isinstance(error, (ProtocolError, NotFoundError)):
             raise consumer.doubt(grant, error) from None

@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING, Any
 from weakref import ref
 
 import numpy as np
+from msgspec import structs
 
-from poolbridge._memory.tensor import Description
+from poolbridge._memory import tensor as _tensor
 from poolbridge._order import order as _order
 from poolbridge._order.captures import CAPTURES
 from poolbridge._sys import process as _process
@@ -43,8 +44,6 @@ class LeaseState:
         The buffer's pool.
     memory
         The mapped block.
-    description
-        The tensor in the buffer.
     consumer
         The consumer that took the frame; None if the lease is not of a frame.
     """
@@ -58,7 +57,6 @@ class LeaseState:
         grant: Grant,
         pool: Pool,
         memory: BlockMemory,
-        description: Description,
         *,
         consumer: Consumer | None = None,
     ) -> None:
@@ -66,7 +64,7 @@ class LeaseState:
         self.grant = grant
         self.pool = pool
         self.memory = memory
-        self.description = description
+        self.description = _tensor.from_wire(grant.t, grant.n)  # the service describes the buffer, nobody else
         self.write = grant.wr
         self.name: str | None = None
         self.tokens: set[int] = set()
@@ -98,6 +96,11 @@ class LeaseState:
     def title(self) -> str:
         """The lease's name in error texts. The service makes no grant for a frame, so a frame has no lease id."""
         return f"lease {self.grant.id}" if self.grant.id > 0 else "the lease of this frame"
+
+    def seen(self) -> Grant:
+        """Return the grant as this process describes it now: a publication has made a write lease a read lease."""
+        grant = self.grant
+        return grant if self.write == grant.wr else structs.replace(grant, wr=self.write)
 
     @property
     def single(self) -> bool:

@@ -252,7 +252,7 @@ class Session(SessionMembers):
     def release(self, state: LeaseState, fences: tuple[Fence, ...], *, failed: bool, alone: bool = False) -> None:
         """Release a lease. `fences` are reached when the work on the lease's memory is done. Never waits or raises."""
         consumer = state.consumer
-        self.lock.later(partial(self._release, state.grant, fences, failed=failed, consumer=consumer, alone=alone))
+        self.lock.later(partial(self._release, state.seen(), fences, failed=failed, consumer=consumer, alone=alone))
 
     def _release(
         self,

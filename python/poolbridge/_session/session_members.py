@@ -21,6 +21,7 @@ from poolbridge.errors import (
 
 if TYPE_CHECKING:
     from poolbridge._memory.session_blocks import SessionBlock
+    from poolbridge._memory.tensor import Description
     from poolbridge._session.calls import Call
     from poolbridge._session.lease_state import LeaseState
     from poolbridge._session.producer import Producer
@@ -146,15 +147,15 @@ class SessionMembers(SessionMemory):
         """
         self._released(self.core.forget(grant, fences))
 
-    def take_spare(self, pool: int, nbytes: int, *, at_once: bool = False) -> Spare | None:
-        """Take a spare of `nbytes` bytes from a pool; return None if the pool has none. See `Spares.take`."""
+    def take_spare(self, pool: int, description: Description, *, at_once: bool = False) -> Spare | None:
+        """Take a spare with this description from a pool; return None if the pool has none. See `Spares.take`."""
         with self.lock:
-            return self.spares.take(pool, nbytes, at_once=at_once)
+            return self.spares.take(pool, description, at_once=at_once)
 
-    def lender(self, pool: int, nbytes: int, shelf: Shelf | None = None) -> Producer | None:
+    def lender(self, pool: int, description: Description, shelf: Shelf | None = None) -> Producer | None:
         """Return the producer whose channel may give a block back for a call of `allocate`; see `Spares.lender`."""
         with self.lock:
-            return self.spares.lender(pool, nbytes, shelf)
+            return self.spares.lender(pool, description, shelf)
 
     def asks(self, asking: Asking) -> None:
         """Release leases that come back, because the allocation `asking` waits for the service; see `Spares.ask`."""

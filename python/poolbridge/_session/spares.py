@@ -75,6 +75,9 @@ class Spare(_Lent):
 
     Attributes
     ----------
+    description
+        The description of the buffer that the service has. So only an allocation with this description may use the
+        lease again.
     reusable
         Whether the session can keep the lease for the next frame. True if the lease came from an allocation, because
         then the buffer can have no other lease and no name.
@@ -91,7 +94,7 @@ class Spare(_Lent):
         For a publisher's lease that came back: the fences of the readers, packed as in `_FENCE`.
     """
 
-    __slots__ = ("_description", "_memory", "_pool", "grant", "lender", "reusable")
+    __slots__ = ("_memory", "_pool", "description", "grant", "lender", "reusable")
 
     def __init__(self, state: LeaseState, fences: tuple[Fence, ...]) -> None:
         self.grant = grant = state.grant
@@ -100,7 +103,7 @@ class Spare(_Lent):
         self.reusable = state.allocated
         self._pool = state.pool
         self._memory = state.memory
-        self._description = state.description
+        self.description = state.description
         self.owned = True
         self.shelf = None
         self.lender: LeaseState | None = None
@@ -160,13 +163,12 @@ class Spare(_Lent):
         self._merge()
         self.shelf = self.lender = self.array = self.follower = None
 
-    def hold(self, session: Session, description: Description) -> LeaseState:
+    def hold(self, session: Session) -> LeaseState:
         """Make a `LeaseState`, as if the service had granted the lease now."""
         grant = self.grant
-        if description is not self._description or self.fences != grant.wt or grant.ev:
-            tensor = description.to_wire()
-            grant = structs.replace(grant, t=tensor, wt=self.fences, x=UNSET, ev=b"", eo=False)
-        state = LeaseState(session, grant, self._pool, self._memory, description)
+        if self.fences != grant.wt or grant.ev:
+            grant = structs.replace(grant, wt=self.fences, x=UNSET, ev=b"", eo=False)
+        state = LeaseState(session, grant, self._pool, self._memory)
         state.allocated = True
         return state
 
@@ -371,17 +373,17 @@ class Spares:
 
     # The spares of pools
 
-    def take(self, pool: int, nbytes: int, *, at_once: bool = False) -> Spare | None:
-        """Remove a spare of exactly `nbytes` bytes of a pool and return it; return None if there is no such spare.
+    def take(self, pool: int, description: Description, *, at_once: bool = False) -> Spare | None:
+        """Remove a spare with this description from a pool and return it; return None if there is no such spare.
 
         If `at_once` is true, take only a spare whose fences are reached, so that its memory can be written now.
         """
         self._used[pool] = time.monotonic()
         self._rest = _REST
-        spare = self._find(pool, nbytes, at_once=at_once)
+        spare = self._find(pool, description, at_once=at_once)
         if spare is None:
             self.collect(pool)
-            spare = self._find(pool, nbytes, at_once=at_once)
+            spare = self._find(pool, description, at_once=at_once)
         if spare is not None and spare.fences:
             self._narrow(spare)
             if spare.fences:
@@ -389,10 +391,10 @@ class Spares:
                 self._session.timelines.pin(spare.fences)
         return spare
 
-    def _find(self, pool: int, nbytes: int, *, at_once: bool) -> Spare | None:
+    def _find(self, pool: int, description: Description, *, at_once: bool) -> Spare | None:
         kept = self._kept.get(pool)
         for place, spare in enumerate(kept or ()):
-            if spare.grant.n != nbytes:
+            if spare.description != description:
                 continue
             if at_once and spare.fences:
                 self._narrow(spare)
@@ -420,10 +422,10 @@ class Spares:
         """Note that a pool has no room."""
         self._full[pool] = time.monotonic() + _FULL
 
-    def lender(self, pool: int, nbytes: int, shelf: Shelf | None) -> Producer | None:
+    def lender(self, pool: int, description: Description, shelf: Shelf | None) -> Producer | None:
         """Return the producer that has published the blocks that an allocation may wait for.
 
-        A producer fits if its channel has a reusable lease of exactly `nbytes` bytes. The lease must belong to the
+        A producer fits if its channel has a reusable lease with this description. The lease must belong to the
         publisher of `shelf`, or to no publisher if `shelf` is None. Return None if no producer or several producers
         fit, or if the service wants memory of the pool.
         """
@@ -434,7 +436,7 @@ class Spares:
             for producer in list(self._session.producers.values())  # copies: other threads publish and open channels
             if producer.channel.pl == pool
             and any(
-                spare.shelf is shelf and spare.reusable and spare.grant.n == nbytes
+                spare.shelf is shelf and spare.reusable and spare.description == description
                 for spare in list(producer.loans.values())
             )
         ]

@@ -380,6 +380,9 @@ class Release(Request, kw_only=True, tag="release"):
     dt: tuple[Fence, ...] = ()  # fences at which the work that used the lease is done; left out: the work is done now
     # further leases, which end in the same way; an error is that of the first lease that cannot be ended
     al: tuple[U, ...] = ()
+    # how the client describes the lease; clients send this only in tests, and the service ends the session if its own
+    # description differs
+    se: Grant | UnsetType = UNSET
 
 
 class Cancel(Request, kw_only=True, tag="cancel"):

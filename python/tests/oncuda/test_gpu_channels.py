@@ -46,6 +46,22 @@ def test_the_next_writer_waits_for_all_streams_of_a_consumer_and_of_the_producer
     assert (next(frames).to_numpy() == 2).all()
 
 
+@pytest.mark.parametrize("kind", ["device", "vmm", "legacy", "pinned"])
+def test_readers_see_the_dtype_and_shape_of_what_was_published_after_other_frames(client, other, kind):
+    client.create_pool(kind, kind=kind, max_bytes=64 << 20)
+    channel = client.create_channel("c", pool=kind, capacity=1)
+    frames = other.subscribe("c")
+    for _ in range(3):
+        channel.publish(np.ones(6, "float32"))
+        next(frames).release()
+    content = np.arange(6, dtype="int32").reshape(2, 3)
+    client.put(content, "w", pool=kind, keep=True).release()
+    named = other.get("w")
+    for lease in (named, other.lease(named.buffer_id, named.generation)):
+        assert (lease.dtype_name, lease.shape) == ("int32", (2, 3))
+        assert (lease.to_numpy() == content).all()
+
+
 def test_a_lease_that_came_back_is_released_once_work_on_it_is_done(client, other, gate):
     channel = client.create_channel("c", mode="queue", capacity=1)
     frames = other.subscribe("c", credit=1)
