@@ -51,7 +51,7 @@ func (c *Client) events(ctx context.Context, try attempt, after uint64) (mempool
 // mapped memory, the service uses this memory again only after the process of that client has ended. EndSession returns when the session
 // has ended.
 //
-// Errors: [ErrDenied] unless this client's user is the user that the service runs as, [ErrNotFound], [ErrInvalid] for this client's own
+// Errors: [ErrDenied] unless this client's user is the user that the service runs as, or root, [ErrNotFound], [ErrInvalid] for this client's own
 // session and for sessions of the service's own process, [ErrDisconnected], [ErrClosed], the context's error.
 func (c *Client) EndSession(ctx context.Context, session uint64) error {
 	return c.call(ctx, &wire.EndSession{Session: session}, &call{into: &wire.EmptyReply{}})

@@ -70,14 +70,14 @@ func (c *Client) get(ctx context.Context, try attempt, name string, o LeaseOptio
 
 // Lease leases a buffer by its id and generation. It waits until all leases that exclude the new lease have ended.
 //
-// Errors: [ErrBusy] at the deadline, [ErrNotFound], [ErrStale], [ErrContentFailed], [ErrProducerDied], [ErrDenied], [ErrUnavailable].
+// Errors: [ErrBusy] at the deadline, [ErrStale], [ErrContentFailed], [ErrProducerDied], [ErrDenied], [ErrUnavailable].
 func (c *Client) Lease(ctx context.Context, buffer, generation uint64, o LeaseOptions) (*Lease, error) {
 	return c.leaseBuffer(ctx, waiting, buffer, generation, o)
 }
 
 // TryLease is like [Client.Lease], but does not wait.
 //
-// Errors: [ErrBusy], [ErrNotFound], [ErrStale], [ErrContentFailed], [ErrProducerDied], [ErrDenied], [ErrUnavailable].
+// Errors: [ErrBusy], [ErrStale], [ErrContentFailed], [ErrProducerDied], [ErrDenied], [ErrUnavailable].
 func (c *Client) TryLease(ctx context.Context, buffer, generation uint64, o LeaseOptions) (*Lease, error) {
 	return c.leaseBuffer(ctx, once, buffer, generation, o)
 }

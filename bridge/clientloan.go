@@ -61,7 +61,7 @@ func (c *Client) giveUp(l *loan, done ...mempool.Fence) error {
 // forgotten reports whether an error means that the service has forgotten a timeline. The service forgets the timeline of a member only
 // after all work of the member has ended.
 func forgotten(err error) bool {
-	return errors.Is(err, ErrStale) || errors.Is(err, ErrNotFound) || errors.Is(err, ErrDenied)
+	return errors.Is(err, ErrStale)
 }
 
 func (c *Client) releaseLoan(l *loan, done []mempool.Fence) error {

@@ -131,7 +131,7 @@ func TestATracerIsToldOfErrorsAndOfCallsThatAreInterrupted(t *testing.T) {
 	r := &recorder{}
 	p := tracedPool(t, r)
 	_, err := p.client.Lease(t.Context(), 12345, 1, LeaseOptions{})
-	require.ErrorIs(t, err, ErrNotFound)
+	require.ErrorIs(t, err, ErrStale)
 	ch := makeChannel(t, p.client, p, mempool.ChannelSpec{Capacity: 4})
 	ctx, cancel := context.WithCancel(t.Context())
 	received := make(chan error, 1)
@@ -145,7 +145,7 @@ func TestATracerIsToldOfErrorsAndOfCallsThatAreInterrupted(t *testing.T) {
 	require.ErrorIs(t, <-received, context.Canceled)
 	all := r.take()
 	require.Len(t, all, 2)
-	assert.ErrorIs(t, all[0].err, ErrNotFound)
+	assert.ErrorIs(t, all[0].err, ErrStale)
 	assert.Equal(t, Operation{Name: OpReceive, Channel: "c"}, all[1].Operation)
 	assert.ErrorIs(t, all[1].err, context.Canceled)
 }

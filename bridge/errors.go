@@ -19,7 +19,7 @@ var (
 	ErrUnsupported   = convert.ErrUnsupported   // the service does not know the operation, or the session lacks its feature
 	ErrCancelled     = convert.ErrCancelled     // the client has cancelled the request
 	ErrInvalid       = mempool.ErrInvalid       // an argument is out of range, has a wrong form, or contradicts another one
-	ErrNotFound      = mempool.ErrNotFound      // there is no such pool, name, buffer, lease or channel
+	ErrNotFound      = mempool.ErrNotFound      // there is no such pool, name or channel that this user may see
 	ErrExists        = mempool.ErrExists        // the name is taken
 	ErrLimit         = mempool.ErrLimit         // the request exceeds a limit of the pool, the session or the service
 	ErrOutOfMemory   = mempool.ErrOutOfMemory   // the device or the machine has no memory left

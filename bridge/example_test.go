@@ -216,6 +216,6 @@ func ExampleCode() {
 	check(err)
 	defer client.Close()
 	_, err = client.TryGet(ctx, "nothing", bridge.LeaseOptions{})
-	fmt.Println(bridge.Code(err), err)
-	// Output: not-found poolbridge get: not found: nothing is published as "nothing"
+	fmt.Println(bridge.Code(err))
+	// Output: not-found
 }

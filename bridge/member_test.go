@@ -85,7 +85,7 @@ func TestAMappedBlockIsAskedBackAndGivenUp(t *testing.T) {
 	l := from.alloc(100)
 	a.denied(&wire.Map{Channel: channel, Block: l.Block}, wire.CodeDenied)
 	b.denied(&wire.Map{Channel: channel, Block: 99}, wire.CodeNotFound)
-	b.denied(&wire.Map{Channel: 99, Block: l.Block}, wire.CodeNotFound)
+	b.denied(&wire.Map{Channel: 99, Block: l.Block}, wire.CodeClosed)
 	from.publish(3, shmchannel.Fence{})
 	f := to.next()
 	assert.EqualValues(t, 3, to.read(f))

@@ -168,7 +168,7 @@ func TestAnotherUserReachesOnlyWhatItIsGiven(t *testing.T) {
 
 	visitor := spawn(t, "visit", path, become)
 	assert.Equal(t, "dial: ok", visitor.says())
-	assert.Equal(t, "private: access denied", visitor.says())
+	assert.Equal(t, "private: not found", visitor.says())
 	assert.Equal(t, "shared: ok", visitor.says())
 	assert.Equal(t, "create: access denied", visitor.says())
 	assert.Equal(t, "end: access denied", visitor.says())

@@ -110,8 +110,8 @@ func TestWhatNoClientShouldAskOfStreams(t *testing.T) {
 	}
 	r.Refused(7, &wire.Release{Lease: l, Done: make([]wire.Fence, 17)}, wire.CodeInvalid)
 	r.Refused(7, &wire.Publish{Lease: l, Name: "x", Event: make([]byte, 65)}, wire.CodeInvalid)
-	r.Refused(7, &wire.Timeline{Timeline: 99}, wire.CodeNotFound)
-	r.Refused(7, &wire.Timeline{Timeline: foreign}, wire.CodeDenied)
+	r.Refused(7, &wire.Timeline{Timeline: 99}, wire.CodeStale)
+	r.Refused(7, &wire.Timeline{Timeline: foreign}, wire.CodeStale)
 	r.Refused(7, &wire.MakeChannel{Name: "c", Pool: 1, Capacity: math.MaxInt64}, wire.CodeInvalid)
 	r.Refused(7, &wire.MakeChannel{Name: "c", Pool: 1, Capacity: 3}, wire.CodeExists)
 	r.Refused(7, &wire.MakeChannel{Name: "d", Pool: 1, Capacity: 3, Mode: "x"}, wire.CodeInvalid)

@@ -44,7 +44,8 @@ type LeaseInfo struct {
 	EventOnly bool
 }
 
-// Stats says how many sessions, leases, buffers and names a service has at one moment, and how it uses the memory of its pools.
+// Stats says how many sessions, leases, buffers and names a service has at one moment, and how it uses the memory of its pools. A client gets
+// the counts of what its user may see.
 type Stats struct {
 	Sessions, Leases, Buffers, Names int
 	Pools                            []PoolStats

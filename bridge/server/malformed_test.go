@@ -122,9 +122,9 @@ func TestOfSeveralLeasesAllAreEndedThatCanBe(t *testing.T) {
 		ids = append(ids, l.Lease.ID)
 	}
 	assert.EqualValues(t, 4, leases())
-	c.Refused(5, &wire.Release{Lease: ids[0], Also: []uint64{99, ids[1], ids[1]}}, wire.CodeNotFound)
+	c.Refused(5, &wire.Release{Lease: ids[0], Also: []uint64{99, ids[1], ids[1]}}, wire.CodeReleased)
 	assert.EqualValues(t, 2, leases())
-	c.Refused(6, &wire.Release{Lease: 99, Also: ids[2:]}, wire.CodeNotFound)
+	c.Refused(6, &wire.Release{Lease: 99, Also: ids[2:]}, wire.CodeReleased)
 	assert.Zero(t, leases())
 }
 
@@ -173,9 +173,9 @@ func TestArgumentsThatContradictEachOtherAreInvalid(t *testing.T) {
 	c.Refused(6, &wire.Create{Name: "q", Kind: "tape", MaxBytes: 1}, wire.CodeInvalid)
 	c.Refused(7, &wire.Alloc{Pool: 1, Tensor: wire.Tensor{DType: "uint8", Shape: []uint64{1 << 62, 1 << 62}}}, wire.CodeInvalid)
 	c.Refused(8, &wire.Alloc{Pool: 99, Tensor: wire.Tensor{DType: "uint8"}}, wire.CodeNotFound)
-	c.Refused(9, &wire.Release{Lease: 1}, wire.CodeNotFound)
+	c.Refused(9, &wire.Release{Lease: 1}, wire.CodeReleased)
 	c.Refused(10, &wire.Destroy{Pool: 99}, wire.CodeNotFound)
 	c.Refused(11, &wire.Trim{Pool: 99}, wire.CodeNotFound)
-	c.Refused(12, &wire.Publish{Lease: 1, Name: "x"}, wire.CodeNotFound)
+	c.Refused(12, &wire.Publish{Lease: 1, Name: "x"}, wire.CodeReleased)
 	c.Ask(13, &wire.Open{Pool: 1}, &wire.PoolReply{})
 }

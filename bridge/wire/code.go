@@ -10,7 +10,7 @@ const (
 	CodeVersion       Code = "version"        // the peers share no protocol version
 	CodeUnsupported   Code = "unsupported"    // unknown operation or feature
 	CodeInvalid       Code = "invalid"        // an argument is out of range, has a wrong form or contradicts another argument
-	CodeNotFound      Code = "not-found"      // no such pool, name, buffer or lease
+	CodeNotFound      Code = "not-found"      // no such pool or name, for this user
 	CodeExists        Code = "exists"         // the name is taken
 	CodeLimit         Code = "limit"          // a limit of the pool, of the session, of the user or of the service is reached
 	CodeMemory        Code = "memory"         // the device or the machine is out of memory

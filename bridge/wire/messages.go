@@ -91,14 +91,15 @@ type Lease struct {
 	EventOnly bool    `wire:"eo?"` // whether no fence in `wt` covers the work of `ev`, so that the session must wait for `ev` too
 }
 
-// Stats counts what a service has.
+// Stats counts what a session sees.
 type Stats struct {
-	// sessions that have not ended, including the sessions of the service's own process: `poolsvc serve` has one such session
+	// sessions of the asking user that have not ended. The service's own user and root see all sessions, including those of the service's own
+	// process: `poolsvc serve` has one such session
 	Sessions uint64      `wire:"ss"`
 	Leases   uint64      `wire:"ls"` // leases
 	Buffers  uint64      `wire:"bf"` // buffers
 	Names    uint64      `wire:"nm"` // names
-	Pools    []PoolStats `wire:"p?"` // the pools that the asking session may use or destroy, by id
+	Pools    []PoolStats `wire:"p?"` // the pools that the asking session sees, by id
 }
 
 // PoolStats counts what a pool has. `rs` = `ld` + `ca` + `rc` at all times.
@@ -364,7 +365,7 @@ type Dropped struct {
 //wire:request stats StatsReply
 type StatsRequest struct{}
 
-// StatsReply has the counts of the whole service, and of the pools that the session may use or destroy.
+// StatsReply has the counts of what the session sees.
 type StatsReply struct {
 	Stats Stats `wire:"s"` // the counts
 }

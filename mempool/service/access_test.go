@@ -21,19 +21,19 @@ func TestAPoolIsClosedToStrangersHoweverTheyCome(t *testing.T) {
 	ctx := context.Background()
 
 	_, err := stranger.OpenPool(ctx, p.info.Name, 0)
-	assert.ErrorIs(t, err, mempool.ErrDenied)
+	assert.ErrorIs(t, err, mempool.ErrNotFound)
 	_, err = stranger.FindPool(p.info.ID)
-	assert.ErrorIs(t, err, mempool.ErrDenied)
+	assert.ErrorIs(t, err, mempool.ErrNotFound)
 	_, err = stranger.allocate(ctx, p.info.ID, mempool.Bytes(1), 0)
-	assert.ErrorIs(t, err, mempool.ErrDenied)
-	_, err = stranger.getLease(ctx, "x", false, patience)
-	assert.ErrorIs(t, err, mempool.ErrDenied)
+	assert.ErrorIs(t, err, mempool.ErrNotFound)
+	_, err = stranger.getLease(ctx, "x", false, 0)
+	assert.ErrorIs(t, err, mempool.ErrNotFound)
 	_, err = stranger.leaseOf(ctx, info.Buffer, info.Generation, false, patience)
-	assert.ErrorIs(t, err, mempool.ErrDenied)
+	assert.ErrorIs(t, err, mempool.ErrStale)
 	_, err = stranger.TrimPool(p.info.ID, 0)
-	assert.ErrorIs(t, err, mempool.ErrDenied)
-	assert.ErrorIs(t, stranger.DestroyPool(p.info.ID), mempool.ErrDenied)
-	assert.ErrorIs(t, stranger.Unpublish("x"), mempool.ErrDenied)
+	assert.ErrorIs(t, err, mempool.ErrNotFound)
+	assert.ErrorIs(t, stranger.DestroyPool(p.info.ID), mempool.ErrNotFound)
+	assert.ErrorIs(t, stranger.Unpublish("x"), mempool.ErrNotFound)
 	_, err = stranger.CreatePool(mempool.PoolSpec{Name: "mine", Kind: fake, MaxBytes: 512})
 	assert.ErrorIs(t, err, mempool.ErrDenied)
 	assert.Empty(t, stranger.Stats().Pools)
@@ -65,8 +65,8 @@ func TestAPoolsMakerAndTheServicesUserMayAlwaysDestroyIt(t *testing.T) {
 		{"its maker", maker, 1, nil},
 		{"the service's user", mempool.Self(), 1, nil},
 		{"a user on the list who may not create pools", listed, 1, mempool.ErrDenied},
-		{"one who may create pools and is not on the list", creator, 0, mempool.ErrDenied},
-		{"a stranger", mempool.Peer{UID: 10}, 0, mempool.ErrDenied},
+		{"one who may create pools and is not on the list", creator, 0, mempool.ErrNotFound},
+		{"a stranger", mempool.Peer{UID: 10}, 0, mempool.ErrNotFound},
 	} {
 		p := createPool(t, openClient(t, svc, maker).Session, mempool.PoolSpec{Name: "p", Kind: fake, MaxBytes: 512,
 			Access: mempool.Access{UIDs: []uint32{listed.UID}}})

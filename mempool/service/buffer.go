@@ -130,6 +130,7 @@ func (b *buffer) grant(s *Session, write bool) *Lease {
 	}
 	s.leases[l.id] = l
 	svc.leases.set(l.id, l)
+	b.block.pool.has.leases++
 	return l
 }
 
@@ -142,6 +143,7 @@ func (b *buffer) recycleUnused() {
 	b.block.fences = b.block.fences.union(b.ready).pending()
 	p := b.block.pool
 	p.svc.buffers.remove(b.id)
+	p.has.buffers--
 	if v := p.svc.view; v != nil && b.id <= v.passed {
 		v.ended = append(v.ended, b)
 	}
@@ -194,7 +196,7 @@ func (s *Session) lease(ctx context.Context, text string, write bool, wait time.
 			return g, err
 		}
 		if b != nil {
-			w.purpose = purpose{what: forBuffer, buffer: b.id}
+			w.purpose = purpose{what: forBuffer, pool: b.block.pool, buffer: b.id}
 			w.long = func(waited time.Duration) { s.noteLeaseLong(b, waited) }
 		}
 		if !w.wait(again.next()) {

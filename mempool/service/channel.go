@@ -59,7 +59,11 @@ func (s *Session) MakeChannel(spec mempool.ChannelSpec) (mempool.ChannelInfo, er
 	if err != nil {
 		return mempool.ChannelInfo{}, err
 	}
-	if old := svc.channels[spec.Name]; old != nil {
+	old, err := claim(s, "channel", spec.Name, svc.channels[spec.Name])
+	switch {
+	case err != nil:
+		return mempool.ChannelInfo{}, err
+	case old != nil:
 		if old.info.ChannelSpec != spec {
 			return mempool.ChannelInfo{}, situation.Of(mempool.ErrExists, "there is a channel %q already, in pool %q, with mode %s, capacity %d and policy %s",
 				spec.Name, old.pool.info.Name, old.info.Mode, old.info.Capacity, old.info.Full)
@@ -104,7 +108,7 @@ func (s *Session) FindChannel(ctx context.Context, name string, wait time.Durati
 		}
 		ch := s.draining(name)
 		if ch == nil {
-			ch = svc.channels[name]
+			ch = find(s, svc.channels[name])
 		}
 		if ch != nil {
 			if !ch.pool.access.Allows(s.peer) {
@@ -112,12 +116,8 @@ func (s *Session) FindChannel(ctx context.Context, name string, wait time.Durati
 			}
 			return ch.info, nil
 		}
-		err := situation.Of(mempool.ErrNotFound, "there is no channel %q", name)
-		if wait > 0 {
-			err = situation.Of(mempool.ErrTimeout, "waited %v: there is no channel %q", wait, name)
-		}
 		if !w.wait(svc.channeled.next()) {
-			return mempool.ChannelInfo{}, w.cause(err)
+			return mempool.ChannelInfo{}, w.cause(missing(wait, "there is no channel %q in a pool that user %d may use", name, s.peer.UID))
 		}
 	}
 }
@@ -137,7 +137,7 @@ func (s *Session) draining(name string) (busy *channel) {
 			busy = ch
 		}
 	}
-	if s.svc.channels[name] != nil {
+	if find(s, s.svc.channels[name]) != nil {
 		return nil
 	}
 	return busy
@@ -151,12 +151,10 @@ func (s *Session) channel(id uint64) (*channel, error) {
 	if err := s.alive(); err != nil {
 		return nil, err
 	}
-	ch := s.svc.channelByID.get(id)
+	ch := find(s, s.svc.channelByID.get(id))
 	switch {
-	case ch == nil && (id == 0 || id > s.svc.lastChannel):
-		return nil, situation.Of(mempool.ErrNotFound, "there is no channel %d", id)
 	case ch == nil:
-		return nil, situation.Of(mempool.ErrClosed, "channel %d is closed", id)
+		return nil, situation.Of(mempool.ErrClosed, "there is no channel %d in a pool that user %d may use: it is closed, or it never was there", id, s.peer.UID)
 	case !ch.pool.access.Allows(s.peer):
 		return nil, ch.pool.denied(s.peer)
 	case ch.closed:
@@ -189,7 +187,7 @@ func (p *Pool) newChannel(spec mempool.ChannelSpec, uid uint32) (*channel, error
 
 // anyChannel finds an open or closed channel by id. The session must be allowed to use the channel. The caller holds Service.mu.
 func (s *Session) anyChannel(id uint64) (*channel, error) {
-	if ch := s.svc.channelByID.get(id); ch != nil && !s.ended && ch.pool.access.Allows(s.peer) {
+	if ch := find(s, s.svc.channelByID.get(id)); ch != nil && !s.ended && ch.pool.access.Allows(s.peer) {
 		return ch, nil
 	}
 	return s.channel(id)
@@ -200,8 +198,8 @@ func (s *Session) anyChannel(id uint64) (*channel, error) {
 // find it and join, until every frame is acknowledged, or until the queue has had no consumer for as long as the limit closed-queue-seconds
 // allows: then the rest of the frames is lost.
 //
-// Errors: [mempool.ErrNotFound], [mempool.ErrDenied] for all users except the user who made the channel, [mempool.ErrClosed] if the
-// channel is closed already.
+// Errors: [mempool.ErrDenied] for all users except the user who made the channel, [mempool.ErrClosed] if there is no such channel, or if it
+// is closed already.
 func (s *Session) CloseChannel(id uint64) error {
 	svc := s.svc
 	svc.mu.Lock()

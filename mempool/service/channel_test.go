@@ -17,12 +17,12 @@ func TestChannelsAreForWhoMayUseThePool(t *testing.T) {
 	require.NoError(t, err)
 	stranger.UseTimelines()
 	_, err = stranger.FindChannel(t.Context(), "frames", 0)
-	assert.ErrorIs(t, err, mempool.ErrDenied)
+	assert.ErrorIs(t, err, mempool.ErrNotFound)
 	_, err = stranger.JoinChannel(r.info.ID, MemberSpec{Role: Consumer})
-	assert.ErrorIs(t, err, mempool.ErrDenied)
+	assert.ErrorIs(t, err, mempool.ErrClosed)
 	_, err = stranger.MakeChannel(mempool.ChannelSpec{Name: "mine", Pool: r.pool.info.ID, Capacity: 1})
-	assert.ErrorIs(t, err, mempool.ErrDenied)
-	assert.ErrorIs(t, stranger.CloseChannel(r.info.ID), mempool.ErrDenied)
+	assert.ErrorIs(t, err, mempool.ErrNotFound)
+	assert.ErrorIs(t, stranger.CloseChannel(r.info.ID), mempool.ErrClosed)
 }
 
 func TestChannelsAreFoundByName(t *testing.T) {

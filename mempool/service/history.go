@@ -126,15 +126,7 @@ func (s *Session) who() string {
 }
 
 // tells says whether the session may see an event.
-func (s *Session) tells(h *happening) bool {
-	switch {
-	case s.owner():
-		return true
-	case h.pool != nil:
-		return h.pool.uid == s.peer.UID || h.pool.access.Allows(s.peer)
-	}
-	return h.Session != 0 && h.UID == s.peer.UID
-}
+func (s *Session) tells(h *happening) bool { return h.visibleTo(s) }
 
 // read returns the oldest events that have a number greater than `after` and for which the function `may` returns true. The oldest event
 // comes first. read returns at most `most` events.

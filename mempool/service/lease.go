@@ -112,6 +112,7 @@ func (l *Lease) end(incomplete bool, done fences) {
 	l.ended = true
 	remove(&l.session.leases, &l.session.most.leases, l.id)
 	l.session.svc.leases.remove(l.id)
+	b.block.pool.has.leases--
 	if l.write {
 		b.writer = nil
 		if incomplete && !b.failed && l.session.ended {

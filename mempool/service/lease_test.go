@@ -36,9 +36,9 @@ func TestIDsAreNeverReusedAndGenerationsCount(t *testing.T) {
 	_, err = s.leaseOf(ctx, c.Buffer, c.Generation+1, false, 0)
 	assert.ErrorIs(t, err, mempool.ErrStale)
 	_, err = s.leaseOf(ctx, c.Buffer+1, 1, false, 0)
-	assert.ErrorIs(t, err, mempool.ErrNotFound)
+	assert.ErrorIs(t, err, mempool.ErrStale)
 	_, err = s.leaseOf(ctx, 0, 0, false, 0)
-	assert.ErrorIs(t, err, mempool.ErrNotFound)
+	assert.ErrorIs(t, err, mempool.ErrStale)
 }
 
 func TestALeaseEndsOnce(t *testing.T) {

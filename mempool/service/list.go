@@ -14,8 +14,8 @@ import (
 )
 
 // The methods in this file list the sessions, channels, buffers, names and leases of the service, page by page. A session of the user that
-// the service runs as sees all entries. Every other session sees only the sessions of its own user, and what is in the pools that its user
-// may use. If the argument `into` is not nil, the page uses the memory of this slice for its entries. Entries may share tensors, so the
+// the service runs as, or of root, sees all entries. Every other session sees only the sessions of its own user, and what is in the pools
+// that its user may use or has made. If the argument `into` is not nil, the page uses the memory of this slice for its entries. Entries may share tensors, so the
 // caller must not change the tensors.
 
 // Page is one page of a list.
@@ -36,34 +36,31 @@ func (s *Session) Introduce(program string) {
 	s.program = program
 }
 
-// Sessions lists the sessions of the asking session's user, ordered by id. If the user of the asking session is the user that the service
-// runs as, Sessions lists the sessions of all users.
+// Sessions lists the sessions that the asking session may see, ordered by id.
 //
 // Errors: [mempool.ErrInvalid] if the argument `after` is not the field Next of a page, [mempool.ErrClosed].
 func (s *Session) Sessions(after string, most int, into []mempool.SessionInfo) (Page[mempool.SessionInfo], error) {
-	may := func(other *Session) bool { return other.peer.UID == s.peer.UID || s.owner() }
-	return listByID(s, &s.svc.sessions, after, most, into, may, (*Session).info)
+	return listByID(s, &s.svc.sessions, after, most, into, func(one *Session) mempool.SessionInfo { return one.info(s) })
 }
 
-// info describes the session. The caller holds Service.mu.
-func (s *Session) info() mempool.SessionInfo {
+// info describes the session for the session `to`, or for the service if `to` is nil. The caller holds Service.mu.
+func (s *Session) info(to *Session) mempool.SessionInfo {
 	info := mempool.SessionInfo{ID: s.id, UID: s.peer.UID, PID: s.peer.PID, Program: s.program, Began: s.began,
 		Leases: len(s.leases), Blocks: len(s.mapped), Members: len(s.members)}
 	for _, a := range s.accounts {
 		info.Bytes += a.bytes
 	}
 	info.Waits = len(s.waits)
-	info.WaitsFor, info.Since = s.waitsFor()
+	info.WaitsFor, info.Since = s.waitsFor(to)
 	return info
 }
 
-// Channels lists the channels that the asking session may use, ordered by id. The list also has closed channels that still have
+// Channels lists the channels that the asking session may see, ordered by id. The list also has closed channels that still have
 // consumers.
 //
 // Errors: [mempool.ErrInvalid] if the argument `after` is not the field Next of a page, [mempool.ErrClosed].
 func (s *Session) Channels(after string, most int, into []mempool.ChannelStatus) (Page[mempool.ChannelStatus], error) {
-	may := func(ch *channel) bool { return s.sees(ch.pool) }
-	return listByID(s, &s.svc.channelByID, after, most, into, may, (*channel).status)
+	return listByID(s, &s.svc.channelByID, after, most, into, (*channel).status)
 }
 
 // status describes the channel. The caller holds Service.mu.
@@ -88,12 +85,11 @@ func (ch *channel) status() mempool.ChannelStatus {
 	return status
 }
 
-// Buffers lists the buffers of the pools that the asking session may use, ordered by id.
+// Buffers lists the buffers that the asking session may see, ordered by id.
 //
 // Errors: [mempool.ErrInvalid] if the argument `after` is not the field Next of a page, [mempool.ErrClosed].
 func (s *Session) Buffers(after string, most int, into []mempool.BufferInfo) (Page[mempool.BufferInfo], error) {
-	may := func(b *buffer) bool { return s.owner() || s.sees(b.block.pool) } // the check of each entry's pool is slow
-	return listByID(s, &s.svc.buffers, after, most, into, may, func(b *buffer) mempool.BufferInfo {
+	return listByID(s, &s.svc.buffers, after, most, into, func(b *buffer) mempool.BufferInfo {
 		info := mempool.BufferInfo{ID: b.id, Generation: b.generation, Pool: b.block.pool.info.ID, Bytes: b.bytes, BlockBytes: b.block.size,
 			Tensor: *b.tensor, Reads: b.readers.len(), Names: int(b.names), InChannel: b.frames > 0,
 			Readers: b.readersOf()}
@@ -117,12 +113,11 @@ func (b *buffer) readersOf() []uint64 {
 	return ids
 }
 
-// Names lists the names in the pools that the asking session may use, in alphabetical order.
+// Names lists the names that the asking session may see, in alphabetical order.
 //
 // Errors: [mempool.ErrClosed].
 func (s *Session) Names(after string, most int, into []mempool.NameInfo) (Page[mempool.NameInfo], error) {
-	may := func(n *name) bool { return s.owner() || s.sees(n.buffer.block.pool) } // the check of each entry's pool is slow
-	return list(s, &s.svc.names, after, most, into, may, func(text string) string { return text }, func(n *name) mempool.NameInfo {
+	return list(s, &s.svc.names, after, most, into, func(text string) string { return text }, func(n *name) mempool.NameInfo {
 		b := n.buffer
 		info := mempool.NameInfo{Name: n.text, Buffer: b.id, Pool: b.block.pool.info.ID, Bytes: b.bytes, Tensor: *b.tensor, UID: n.uid}
 		if n.owner != nil {
@@ -132,18 +127,17 @@ func (s *Session) Names(after string, most int, into []mempool.NameInfo) (Page[m
 	})
 }
 
-// Leases lists the leases on buffers of the pools that the asking session may use, ordered by id.
+// Leases lists the leases on buffers that the asking session may see, ordered by id.
 //
 // Errors: [mempool.ErrInvalid] if the argument `after` is not the field Next of a page, [mempool.ErrClosed].
 func (s *Session) Leases(after string, most int, into []mempool.LeaseStatus) (Page[mempool.LeaseStatus], error) {
 	svc := s.svc
-	may := func(l *Lease) bool { return s.owner() || s.sees(l.buffer.block.pool) } // the check of each entry's pool is slow
 	type awaited struct {
 		what  string
 		since time.Time
 	}
 	var waits map[*Session]awaited // only for sessions that have waiting requests or channel members
-	return listByID(s, &svc.leases, after, most, into, may, func(l *Lease) mempool.LeaseStatus {
+	return listByID(s, &svc.leases, after, most, into, func(l *Lease) mempool.LeaseStatus {
 		b, holder := l.buffer, l.session
 		status := mempool.LeaseStatus{ID: l.id, Session: holder.id, UID: holder.peer.UID, PID: holder.peer.PID, Program: holder.program, Buffer: b.id,
 			Pool: b.block.pool.info.ID, Bytes: b.bytes, BlockBytes: b.block.size, Write: l.write, Began: svc.began.Add(time.Duration(l.began) * time.Second)}
@@ -155,7 +149,7 @@ func (s *Session) Leases(after string, most int, into []mempool.LeaseStatus) (Pa
 			if waits == nil {
 				waits = make(map[*Session]awaited)
 			}
-			w.what, w.since = holder.waitsFor()
+			w.what, w.since = holder.waitsFor(s)
 			waits[holder] = w
 		}
 		status.WaitsFor, status.Since = w.what, w.since
@@ -164,14 +158,15 @@ func (s *Session) Leases(after string, most int, into []mempool.LeaseStatus) (Pa
 }
 
 // waitsFor returns what the session waits for, and since when. If the session waits for several things, waitsFor returns the wait that
-// began first. A producer sends no request when it waits for room in a full channel, so waitsFor also checks the session's channels. The
-// caller holds Service.mu.
-func (s *Session) waitsFor() (what string, since time.Time) {
-	if w := s.longest(); w != nil {
+// began first. A producer sends no request when it waits for room in a full channel, so waitsFor also checks the session's channels. If the
+// session `to` sees only some of the pools, waitsFor ignores waits for other things. The caller holds Service.mu.
+func (s *Session) waitsFor(to *Session) (what string, since time.Time) {
+	all := to == nil || s.visibleTo(to)
+	if w := s.longest(func(w *wait) bool { return all || w.pool != nil && w.pool.visibleTo(to) }); w != nil {
 		what, since = w.String(), w.since
 	}
 	for m := range s.members {
-		if m.role() != Producer || !m.entered || m.left || m.channel.closed {
+		if m.role() != Producer || !m.entered || m.left || m.channel.closed || !all && !m.channel.visibleTo(to) {
 			continue
 		}
 		if why, full := m.channel.blocked(); why != "" && (what == "" || full.Before(since)) {
@@ -222,14 +217,8 @@ func cut(text string, most int) string {
 	return strings.ToValidUTF8(text[:most-len(dots)], "") + dots
 }
 
-// owner says whether the session's user is the user that the service runs as.
-func (s *Session) owner() bool { return s.peer.UID == s.svc.uid }
-
-// sees says whether the session may see the buffers, names, leases and channels of a pool.
-func (s *Session) sees(p *Pool) bool { return s.owner() || p.access.Allows(s.peer) }
-
 // listByID does the same as list, for entries whose keys are ids.
-func listByID[V, T any](s *Session, all *index[uint64, V], after string, most int, into []T, may func(V) bool, describe func(V) T) (Page[T], error) {
+func listByID[V visible, T any](s *Session, all *index[uint64, V], after string, most int, into []T, describe func(V) T) (Page[T], error) {
 	from := uint64(0)
 	if after != "" {
 		var err error
@@ -237,17 +226,16 @@ func listByID[V, T any](s *Session, all *index[uint64, V], after string, most in
 			return Page[T]{}, situation.Of(mempool.ErrInvalid, "%q is no cursor: expected the one that came with the page before", after)
 		}
 	}
-	return list(s, all, from, most, into, may, func(id uint64) string { return strconv.FormatUint(id, 10) }, describe)
+	return list(s, all, from, most, into, func(id uint64) string { return strconv.FormatUint(id, 10) }, describe)
 }
 
 // listPause is the number of entries after which list releases Service.mu for a moment.
 const listPause = 16
 
 // list makes a page of entries, in the order of their keys. The page has only entries whose key is greater than the argument `after` and
-// for which the function `may` returns true. The argument `most` is the greatest number of entries in the page. list does not read the
-// entries of earlier pages, and stops when the page is full. The key of an entry never changes, so an entry appears only once in
-// consecutive pages.
-func list[K cmp.Ordered, V, T any](s *Session, all *index[K, V], after K, most int, into []T, may func(V) bool, cursor func(K) string,
+// that the session may see. The argument `most` is the greatest number of entries in the page. list does not read the entries of earlier
+// pages, and stops when the page is full. The key of an entry never changes, so an entry appears only once in consecutive pages.
+func list[K cmp.Ordered, V visible, T any](s *Session, all *index[K, V], after K, most int, into []T, cursor func(K) string,
 	describe func(V) T) (page Page[T], err error) {
 	svc := s.svc
 	svc.mu.Lock()
@@ -259,7 +247,7 @@ func list[K cmp.Ordered, V, T any](s *Session, all *index[K, V], after K, most i
 	var last K
 	passed := 0
 	for key, value := range all.after(after) {
-		if may(value) {
+		if value.visibleTo(s) {
 			if len(page.Entries) == most {
 				page.Next = cursor(last)
 				break

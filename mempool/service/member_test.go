@@ -31,8 +31,8 @@ func TestWhoMayJoinAChannelAndHow(t *testing.T) {
 		"a producer with a policy":  {w.Session, id, MemberSpec{Role: Producer, Full: mempool.Block}, mempool.ErrInvalid, "are for consumers"},
 		"a producer that begins":    {w.Session, id, MemberSpec{Role: Producer, Oldest: true}, mempool.ErrInvalid, "are for consumers"},
 		"a policy in a queue":       {w.Session, id, MemberSpec{Role: Consumer, Full: mempool.Block}, mempool.ErrInvalid, "is a queue"},
-		"no channel":                {w.Session, 99, MemberSpec{Role: Consumer}, mempool.ErrNotFound, "99"},
-		"another user":              {stranger, id, MemberSpec{Role: Consumer}, mempool.ErrDenied, "4711"},
+		"no channel":                {w.Session, 99, MemberSpec{Role: Consumer}, mempool.ErrClosed, "99"},
+		"another user":              {stranger, id, MemberSpec{Role: Consumer}, mempool.ErrClosed, "4711"},
 		"a session without notices": {r.owner, id, MemberSpec{Role: Consumer}, mempool.ErrInvalid, "gets no notices"},
 	} {
 		_, err := c.session.JoinChannel(c.channel, c.spec)
@@ -66,7 +66,7 @@ func TestAMemberEntersOnceAndIsItsSessionsAlone(t *testing.T) {
 		require.ErrorIs(t, call(other.Session, id, m), mempool.ErrClosed)
 		require.ErrorIs(t, call(w.Session, id, 99), mempool.ErrNotFound)
 		require.ErrorIs(t, call(w.Session, id, 0), mempool.ErrNotFound)
-		require.ErrorIs(t, call(w.Session, 99, m), mempool.ErrNotFound)
+		require.ErrorIs(t, call(w.Session, 99, m), mempool.ErrClosed)
 	}
 	require.NoError(t, w.DoubtFrame(id, m, 3))
 	p := r.produce(other)
@@ -192,7 +192,7 @@ func TestTimelinesOfMembersAreTheOtherRolesToMap(t *testing.T) {
 		require.NoError(t, err)
 	}
 	_, err := c.FindTimeline(d.id)
-	require.ErrorIs(t, err, mempool.ErrDenied, "they are of the same role")
+	require.ErrorIs(t, err, mempool.ErrStale, "they are of the same role")
 
 	p.send()
 	f := c.next()

@@ -218,8 +218,6 @@ func (p *play) borrow(a *actor) {
 	switch {
 	case b != nil:
 		want, generation = p.available(b, write), b.generation
-	case id > p.svc.lastBuffer:
-		want = mempool.ErrNotFound
 	default:
 		want = mempool.ErrStale
 	}

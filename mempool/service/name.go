@@ -65,8 +65,10 @@ func (s *Session) Publish(lease uint64, p mempool.Publication) error {
 	if err != nil {
 		return err
 	}
-	old := svc.names.get(p.Name)
+	old, err := claim(s, "buffer", p.Name, svc.names.get(p.Name))
 	switch {
+	case err != nil:
+		return err
 	case old == nil:
 	case old.uid != s.peer.UID:
 		return situation.Of(mempool.ErrDenied, "the name %q belongs to user %d", p.Name, old.uid)
@@ -89,6 +91,7 @@ func (s *Session) Publish(lease uint64, p mempool.Publication) error {
 	}
 	svc.names.set(p.Name, n)
 	svc.namesOf.add(n.uid, 1)
+	b.block.pool.has.names++
 	if p.Tensor != nil {
 		b.tensor = s.describe(*p.Tensor)
 	}
@@ -135,6 +138,7 @@ func (n *name) remove() {
 	svc := n.buffer.block.pool.svc
 	svc.names.remove(n.text)
 	svc.namesOf.add(n.uid, -1)
+	n.buffer.block.pool.has.names--
 	if n.owner != nil {
 		remove(&n.owner.names, &n.owner.most.names, n.text)
 	}
@@ -152,15 +156,19 @@ func (s *Session) Unpublish(text string) error {
 	if err := s.alive(); err != nil {
 		return err
 	}
-	n := svc.names.get(text)
+	n := find(s, svc.names.get(text))
 	if n == nil {
-		return situation.Of(mempool.ErrNotFound, "nothing is published as %q", text)
+		return s.unpublished(text)
 	}
 	if n.uid != s.peer.UID {
 		return situation.Of(mempool.ErrDenied, "the name %q belongs to user %d", text, n.uid)
 	}
 	n.remove()
 	return nil
+}
+
+func (s *Session) unpublished(text string) error {
+	return situation.Of(mempool.ErrNotFound, "nothing is published as %q in a pool that user %d may use", text, s.peer.UID)
 }
 
 // Get leases the buffer that is published under a name. It waits until the name exists and until leases that exclude the new lease have
@@ -180,10 +188,10 @@ func (s *Session) Get(ctx context.Context, text string, write bool, wait time.Du
 		}
 	}()
 	return s.lease(ctx, text, write, wait, func() (*buffer, *signal, error) {
-		if n := svc.names.get(text); n != nil {
+		if n := find(s, svc.names.get(text)); n != nil {
 			return n.buffer, nil, nil
 		}
-		missing := situation.Of(mempool.ErrNotFound, "nothing is published as %q", text)
+		missing := s.unpublished(text)
 		if wait <= 0 {
 			return nil, nil, missing
 		}
@@ -196,17 +204,14 @@ func (s *Session) Get(ctx context.Context, text string, write bool, wait time.Du
 
 // Lease leases a buffer by its id and generation.
 //
-// Errors: [mempool.ErrNotFound] for an id that no buffer ever had, [mempool.ErrStale] for a buffer that is gone or has another
-// generation, [mempool.ErrBusy], [mempool.ErrContentFailed], [mempool.ErrProducerDied], [mempool.ErrDenied], the context's error.
+// Errors: [mempool.ErrStale] for a buffer that the session does not see, or that has another generation, [mempool.ErrBusy], [mempool.ErrContentFailed], [mempool.ErrProducerDied], [mempool.ErrDenied], the context's error.
 func (s *Session) Lease(ctx context.Context, id, generation uint64, write bool, wait time.Duration) (Grant, error) {
 	svc := s.svc
 	return s.lease(ctx, "", write, wait, func() (*buffer, *signal, error) {
-		b := svc.buffers.get(id)
+		b := find(s, svc.buffers.get(id))
 		switch {
-		case b == nil && (id == 0 || id > svc.lastBuffer):
-			return nil, nil, situation.Of(mempool.ErrNotFound, "no buffer ever had the id %d", id)
 		case b == nil:
-			return nil, nil, situation.Of(mempool.ErrStale, "buffer %d is gone", id)
+			return nil, nil, situation.Of(mempool.ErrStale, "there is no buffer %d in a pool that user %d may use: it is gone, or it never was there", id, s.peer.UID)
 		case b.generation != generation:
 			return nil, nil, situation.Of(mempool.ErrStale, "buffer %d is of generation %d, not %d", id, b.generation, generation)
 		}

@@ -283,11 +283,11 @@ func (v *view) holders() []Holder {
 	list := make([]Holder, 0, v.sessions.len()+len(left))
 	for one := range v.sessions.all() {
 		slices.Sort(wants[one])
-		list = append(list, Holder{SessionInfo: one.info(), Wants: wants[one]})
+		list = append(list, Holder{SessionInfo: one.info(nil), Wants: wants[one]})
 		v.giveWay()
 	}
 	for one, bytes := range left {
-		h := Holder{SessionInfo: one.info(), Ended: true}
+		h := Holder{SessionInfo: one.info(nil), Ended: true}
 		h.Bytes = bytes
 		list = append(list, h)
 	}

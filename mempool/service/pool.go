@@ -30,6 +30,7 @@ type Pool struct {
 	reserved, leased, cached, held uint64
 	used                           uint64 // bytes of the buffers
 	blocks                         int
+	has                            struct{ leases, buffers, names int }
 	cache                          map[uint64][]*block // cached blocks without work under way, by size, oldest first
 	loose                          int                 // how many blocks in cache no session maps
 	pending                        map[uint64]*pending // cached blocks with work under way, by size
@@ -369,10 +370,4 @@ func (p *Pool) allocate(ctx context.Context, size uint64) (mempool.Allocation, e
 	defer p.svc.mu.Lock()
 	mem, err := p.arena.Allocate(ctx, size)
 	return mem, p.svc.driver.called(allocateBlock, err)
-}
-
-// mayDestroy says whether a peer may destroy the pool. The pool's maker and the service's user always may. Every other peer may destroy the
-// pool only if the peer may make pools (`creator` is true) and may use this pool.
-func (p *Pool) mayDestroy(peer mempool.Peer, creator bool) bool {
-	return peer.UID == p.uid || peer.UID == p.svc.uid || creator && p.access.Allows(peer)
 }

@@ -48,7 +48,7 @@ type Service struct {
 	awaited                                                 map[string]*awaited // names that requests wait for
 	pooled                                                  signal              // a pool was made, or could not be made
 	leases                                                  index[uint64, *Lease]
-	namesOf, poolsOf                                        tally
+	namesOf, poolsOf, sessionsOf                            tally
 	keepers                                                 map[keeperKey]*keeper
 	lastPool, lastBlock, lastBuffer, lastLease, lastSession uint64
 	reclaim                                                 reclaimQueue
@@ -83,7 +83,7 @@ type Service struct {
 func New(c Config) *Service {
 	s := &Service{
 		began: time.Now(), mu: mutex{log: c.Log}, uid: mempool.Self().UID, mayCreate: c.MayCreate, limits: c.Limits.filled(), memory: hostmem.New(),
-		namesOf: make(tally), poolsOf: make(tally), pools: make(map[string]*Pool), poolByID: make(map[uint64]*Pool),
+		namesOf: make(tally), poolsOf: make(tally), sessionsOf: make(tally), pools: make(map[string]*Pool), poolByID: make(map[uint64]*Pool),
 		closing: make(chan struct{}), done: make(chan struct{}),
 		awaited: make(map[string]*awaited), timelines: make(map[uint64]*timeline), channels: make(map[string]*channel),
 		reasons: make(map[uint64]string), keepers: make(map[keeperKey]*keeper), waiting: make(map[string]int),
@@ -120,6 +120,7 @@ func (s *Service) OpenSession(p mempool.Peer, notify func(Notice)) (*Session, er
 	session.members = make(map[*member]struct{})
 	session.keeper = s.keeper(p)
 	s.sessions.set(session.id, session)
+	s.sessionsOf.add(p.UID, 1)
 	return session, nil
 }
 

@@ -50,7 +50,7 @@ type Session struct {
 	most     struct{ leases, names, mapped int } // the greatest lengths of these maps
 	keeper   *keeper
 	ending   ending
-	broken   broken
+	broken   map[*Pool]*broken
 	blocking gap                // long waits of other sessions for leases of this session
 	waits    map[*wait]struct{} // requests of the session that wait
 	tensor   *mempool.Tensor    // the last tensor that the session described
@@ -75,7 +75,8 @@ func (s *Session) alive() error {
 // Over returns a channel that is closed when the session has ended.
 func (s *Session) Over() <-chan struct{} { return s.over }
 
-// MayEnd finds a session that the asking session may end. Only sessions of the user that the service runs as may end sessions.
+// MayEnd finds a session that the asking session may end. Only sessions of the user that the service runs as, and of
+// root, may end sessions.
 //
 // Errors: [mempool.ErrDenied], [mempool.ErrNotFound], [mempool.ErrInvalid] for the asking session itself, [mempool.ErrClosed].
 func (s *Session) MayEnd(id uint64) (*Session, error) {
@@ -85,10 +86,10 @@ func (s *Session) MayEnd(id uint64) (*Session, error) {
 	if err := s.alive(); err != nil {
 		return nil, err
 	}
-	target := svc.sessions.get(id)
+	target := find(s, svc.sessions.get(id))
 	switch {
 	case !s.owner():
-		return nil, situation.Of(mempool.ErrDenied, "user %d may not end sessions: only the user that the service runs as may, user %d", s.peer.UID, svc.uid)
+		return nil, situation.Of(mempool.ErrDenied, "user %d may not end sessions: only the user that the service runs as may, user %d, and root", s.peer.UID, svc.uid)
 	case target == s:
 		return nil, situation.Of(mempool.ErrInvalid, "session %d is the asking one: close its connection instead", id)
 	case target == nil && (id == 0 || id > svc.lastSession):
@@ -158,7 +159,7 @@ func (s *Session) allocateBuffer(ctx context.Context, pool uint64, t mempool.Ten
 	if err := s.mayAllocate(); err != nil {
 		return g, err
 	}
-	w.purpose.name = p.info.Name
+	w.purpose.pool, w.purpose.name = p, p.info.Name
 	block, err := p.take(&w, n)
 	if err != nil {
 		return g, err
@@ -172,6 +173,7 @@ func (s *Session) allocateBuffer(ctx context.Context, pool uint64, t mempool.Ten
 	b := &buffer{id: svc.lastBuffer, generation: block.generation, block: block, tensor: s.describe(t), bytes: n, account: s.account(p),
 		made: uint32(time.Since(svc.began) / time.Second)}
 	svc.buffers.set(b.id, b)
+	p.has.buffers++
 	p.lend(block)
 	p.used += n
 	return b.grant(s, true).granted(), nil
@@ -179,16 +181,12 @@ func (s *Session) allocateBuffer(ctx context.Context, pool uint64, t mempool.Ten
 
 // findLease finds one of the session's own leases by the lease's id. The caller holds Service.mu.
 //
-// Errors: [mempool.ErrNotFound] for an id that no lease ever had, [mempool.ErrReleased] for a lease that has ended or belongs to another
-// session.
+// Errors: [mempool.ErrReleased].
 func (s *Session) findLease(id uint64) (*Lease, error) {
 	if l := s.leases[id]; l != nil {
 		return l, nil
 	}
-	if id == 0 || id > s.svc.lastLease {
-		return nil, situation.Of(mempool.ErrNotFound, "no lease ever had the id %d", id)
-	}
-	return nil, situation.Of(mempool.ErrReleased, "session %d has no lease %d: it has ended, or it is another session's", s.id, id)
+	return nil, situation.Of(mempool.ErrReleased, "session %d has no lease %d: it has ended, or it is another session's, or it never was", s.id, id)
 }
 
 // Compare returns an error if the client describes one of its leases differently from the service. It does not compare what the client must
@@ -216,8 +214,7 @@ func (s *Session) Compare(seen mempool.LeaseInfo) error {
 // waits for them. If the argument `incomplete` is true, the session did not complete the contents of the buffers that it leased for
 // writing. These buffers then count as failed.
 //
-// Errors: [mempool.ErrNotFound] for an id that no lease ever had, [mempool.ErrReleased] for a lease that has ended or belongs to another
-// session, [mempool.ErrInvalid] for fences of another session's timeline.
+// Errors: [mempool.ErrReleased] for a lease that the session does not have, [mempool.ErrInvalid] for fences of another session's timeline.
 func (s *Session) Release(incomplete bool, done []mempool.Fence, ids ...uint64) error {
 	s.svc.mu.Lock()
 	defer s.svc.unlock()
@@ -287,6 +284,7 @@ func (s *Session) EndAs(how mempool.SessionEnding, why string, gone <-chan struc
 	s.noteEnd(how, why)
 	close(s.over)
 	svc.sessions.remove(s.id)
+	svc.sessionsOf.add(s.peer.UID, -1)
 	lent := s.expel()
 	var held []*block
 	leases := slices.Collect(maps.Values(s.leases))

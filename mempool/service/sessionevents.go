@@ -76,7 +76,7 @@ func (s *Session) noteReclaimed(held []*block) {
 	s.svc.note(e, nil)
 }
 
-// broken counts the incomplete buffers that an ended session has left and that other sessions could read. Service.mu guards broken.
+// broken counts the incomplete buffers that an ended session has left in a pool and that other sessions could read. Service.mu guards broken.
 type broken struct {
 	buffers int
 	bytes   uint64
@@ -88,22 +88,27 @@ func (s *Session) breaks(b *buffer) {
 	if b.names == 0 && b.frames == 0 && b.readers.len() == 0 && b.changed.ch == nil {
 		return
 	}
-	if s.broken.buffers++; s.broken.first == nil {
-		s.broken.first = b
+	p := b.block.pool
+	n := s.broken[p]
+	if n == nil {
+		if s.broken == nil {
+			s.broken = make(map[*Pool]*broken)
+		}
+		n = &broken{first: b}
+		s.broken[p] = n
 	}
-	s.broken.bytes += b.bytes
+	n.buffers++
+	n.bytes += b.bytes
 }
 
-// noteBroken notes one event for all buffers that breaks has counted. The caller holds Service.mu.
+// noteBroken notes an event for each pool in which breaks has counted buffers. The caller holds Service.mu.
 func (s *Session) noteBroken() {
-	n := s.broken
-	if n.buffers == 0 {
-		return
+	for p, n := range s.broken {
+		e := s.about(mempool.WriterDied, "")
+		e.Buffer, e.Bytes = n.first.id, n.bytes
+		e.Text = fmt.Sprintf("%s ended with %s (%s) incomplete, the first of which is %d in pool %q: others that read them get an error", s.who(),
+			count.Of(n.buffers, "buffer"), bytesize.Text(n.bytes), n.first.id, p.info.Name)
+		s.svc.note(e, p)
 	}
-	s.broken = broken{}
-	e := s.about(mempool.WriterDied, "")
-	e.Buffer, e.Bytes = n.first.id, n.bytes
-	e.Text = fmt.Sprintf("%s ended with %s (%s) incomplete, the first of which is %d in pool %q: others that read them get an error", s.who(),
-		count.Of(n.buffers, "buffer"), bytesize.Text(n.bytes), n.first.id, n.first.block.pool.info.Name)
-	s.svc.note(e, n.first.block.pool)
+	s.broken = nil
 }

@@ -60,8 +60,8 @@ func (s *Session) CreatePool(spec mempool.PoolSpec) (*Pool, error) {
 // that pool. If another request is making the pool at this moment, EnsurePool waits for that request. A pool that is being destroyed counts
 // as gone.
 //
-// Errors: the errors of [Session.CreatePool]; [mempool.ErrExists] says how the existing pool differs; [mempool.ErrDenied] if the session
-// may not use the existing pool; the context's error.
+// Errors: the errors of [Session.CreatePool]; [mempool.ErrExists] says how the existing pool differs, or that a pool that the session may
+// not see has the name; [mempool.ErrDenied] if the session sees the existing pool and may not use it; the context's error.
 func (s *Session) EnsurePool(ctx context.Context, spec mempool.PoolSpec) (*Pool, error) {
 	if err := spec.Validate(); err != nil {
 		return nil, err
@@ -82,10 +82,19 @@ func (s *Session) EnsurePool(ctx context.Context, spec mempool.PoolSpec) (*Pool,
 			return p, err
 		}
 		p, err = s.CreatePool(spec)
-		if !errors.Is(err, mempool.ErrExists) { // ErrExists: another session has just begun to make the pool
+		if !errors.Is(err, mempool.ErrExists) || s.poolNameTaken(spec.Name) != nil {
 			return p, err
 		}
+		// another session has just begun to make the pool
 	}
+}
+
+// poolNameTaken returns an error if a pool that the session may not see has the name.
+func (s *Session) poolNameTaken(name string) error {
+	s.svc.mu.Lock()
+	defer s.svc.mu.Unlock()
+	_, err := claim(s, "pool", name, s.svc.pools[name])
+	return err
 }
 
 // isClosing says whether the pool is being destroyed.
@@ -95,15 +104,15 @@ func (p *Pool) isClosing() bool {
 	return p.closing
 }
 
-// namedPool finds a pool by its name, and returns nil if there is no such pool. The session must be allowed to use the pool. If the pool is
-// being made, namedPool waits, and releases Service.mu during the wait. The caller holds Service.mu.
+// namedPool finds a pool by its name, and returns nil if the session sees no such pool. The session must be allowed to use the pool. If the
+// pool is being made, namedPool waits, and releases Service.mu during the wait. The caller holds Service.mu.
 func (s *Session) namedPool(ctx context.Context, name string) (*Pool, error) {
 	svc := s.svc
 	for {
 		if err := s.alive(); err != nil {
 			return nil, err
 		}
-		p := svc.pools[name]
+		p := find(s, svc.pools[name])
 		if p == nil {
 			return nil, nil
 		}
@@ -141,7 +150,11 @@ func (s *Service) reserveName(session *Session, name string, p *Pool) error {
 	if err := session.alive(); err != nil {
 		return err
 	}
-	if s.pools[name] != nil {
+	old, err := claim(session, "pool", name, s.pools[name])
+	switch {
+	case err != nil:
+		return err
+	case old != nil:
 		return situation.Of(mempool.ErrExists, "there is a pool %q already; open it (EnsurePool in Go and exist_ok=True in Python "+
 			"open one that is alike), or choose another name", name)
 	}
@@ -175,11 +188,8 @@ func (s *Session) OpenPool(ctx context.Context, name string, wait time.Duration)
 		if waits {
 			continue
 		}
-		err = situation.Of(mempool.ErrNotFound, "there is no pool %q", name)
-		if wait > 0 {
-			err = situation.Of(mempool.ErrTimeout, "waited %v: there is no pool %q", wait, name)
-		}
-		return nil, w.cause(err)
+		return nil, w.cause(missing(wait, "there is no pool %[3]q that user %[1]d (group %[2]d) may use: make the pool, or have its maker name the user or the group "+
+			"(uid=%[1]d or gid=%[2]d in --pool, uids and gids in Python)", s.peer.UID, s.peer.GID, name))
 	}
 }
 
@@ -194,7 +204,7 @@ func (s *Session) FindPool(id uint64) (*Pool, error) {
 
 // pool does the same as FindPool. The caller holds Service.mu.
 func (s *Session) pool(id uint64) (*Pool, error) {
-	p, err := s.anyPool(id)
+	p, err := s.seenPool(id)
 	switch {
 	case err != nil:
 		return nil, err
@@ -205,18 +215,27 @@ func (s *Session) pool(id uint64) (*Pool, error) {
 	return p, nil
 }
 
-// anyPool finds a pool by id, and does not check the pool's access list. The caller holds Service.mu.
-func (s *Session) anyPool(id uint64) (*Pool, error) {
+// seenPool finds a pool that the session may see, by id. The caller holds Service.mu.
+func (s *Session) seenPool(id uint64) (*Pool, error) {
 	if err := s.alive(); err != nil {
 		return nil, err
 	}
-	p := s.svc.poolByID[id]
+	p := find(s, s.svc.poolByID[id])
 	if p == nil || p.ending {
-		return nil, situation.Of(mempool.ErrNotFound, "there is no pool %d", id)
+		return nil, situation.Of(mempool.ErrNotFound, "there is no pool %d that user %d may use", id, s.peer.UID)
 	}
 	return p, nil
 }
 
+// missing returns the error of a request that names something that the session does not see. The arguments are those of [situation.Of].
+func missing(wait time.Duration, format string, args ...any) error {
+	if wait > 0 {
+		return situation.Of(mempool.ErrTimeout, "waited %v: %s", wait, fmt.Sprintf(format, args...))
+	}
+	return situation.Of(mempool.ErrNotFound, format, args...)
+}
+
+// denied returns the error of a peer that sees the pool, because it made the pool or owns the service, and may not use it.
 func (p *Pool) denied(peer mempool.Peer) error {
 	return situation.Of(mempool.ErrDenied, "user %[2]d (group %[3]d) may not use pool %[1]q: its maker gives it an access list that names the user or the group "+
 		"(uid=%[2]d or gid=%[3]d in --pool, uids and gids in Python)", p.info.Name, peer.UID, peer.GID)
@@ -225,21 +244,21 @@ func (p *Pool) denied(peer mempool.Peer) error {
 // DestroyPool ends a pool: no session can allocate buffers in the pool any more, the service removes the names of its buffers immediately,
 // and frees its memory when the last lease and the last mapping have ended.
 //
-// The user who made a pool and the user that the service runs as may always destroy the pool, even if its access list does not name them.
-// Every other user must be allowed to make pools and to use this pool.
+// The user who made a pool, the user that the service runs as, and root may always destroy the pool, even if its access list does not name
+// them. Every other user must be allowed to make pools and to use this pool.
 //
 // Errors: [mempool.ErrNotFound], [mempool.ErrDenied], [mempool.ErrClosed]; the driver's error if memory could not be freed: the pool ends
 // in this case too.
 func (s *Session) DestroyPool(id uint64) error {
 	svc := s.svc
-	creator := svc.mayCreate(s.peer)
+	creator := svc.mayCreate(s.peer) // without the lock, because it may be slow
 	svc.mu.Lock()
 	defer svc.unlock()
-	p, err := s.anyPool(id)
+	p, err := s.seenPool(id)
 	if err != nil {
 		return err
 	}
-	if !p.mayDestroy(s.peer, creator) {
+	if p.uid != s.peer.UID && !s.owner() && !creator {
 		return situation.Of(mempool.ErrDenied, "user %d may not destroy pool %q: its maker (user %d) may, the service's user, and users who may use it and may make "+
 			"pools", s.peer.UID, p.info.Name, p.uid)
 	}

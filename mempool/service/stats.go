@@ -7,7 +7,7 @@ import (
 	"github.com/poolbridge/poolbridge/mempool"
 )
 
-// Stats returns the counts of the service, and the counts of each pool that the session may use or destroy.
+// Stats counts what the session may see: the sessions of its user, and the pools that the session may see, with what is in them.
 func (s *Session) Stats() mempool.Stats {
 	return s.svc.stats(s)
 }
@@ -17,8 +17,7 @@ func (s *Service) Stats() mempool.Stats {
 	return s.stats(nil)
 }
 
-// stats returns the counts of the service and of pools. If the argument `to` is nil, stats describes all pools. Otherwise, it describes the
-// pools that the session `to` may use or destroy.
+// stats counts what the session `to` may see, or everything if `to` is nil.
 func (s *Service) stats(to *Session) mempool.Stats {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -27,11 +26,15 @@ func (s *Service) stats(to *Session) mempool.Stats {
 
 // statsLocked does the same as stats. The caller holds Service.mu.
 func (s *Service) statsLocked(to *Session) mempool.Stats {
-	st := mempool.Stats{Sessions: s.sessions.len(), Leases: s.leases.len(), Buffers: s.buffers.len(), Names: s.names.len()}
+	st := mempool.Stats{Sessions: s.sessions.len()}
+	if to != nil && !to.owner() {
+		st.Sessions = s.sessionsOf[to.peer.UID]
+	}
 	for _, p := range s.poolByID {
-		if to != nil && !p.access.Allows(to.peer) && !p.mayDestroy(to.peer, false) {
+		if to != nil && !p.visibleTo(to) {
 			continue
 		}
+		st.Leases, st.Buffers, st.Names = st.Leases+p.has.leases, st.Buffers+p.has.buffers, st.Names+p.has.names
 		ps := mempool.PoolStats{Pool: p.info, Reserved: p.reserved, Leased: p.leased, Cached: p.cached, Held: p.held, Used: p.used, Blocks: p.blocks}
 		if to != nil {
 			p.recharge()

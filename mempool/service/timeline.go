@@ -119,8 +119,7 @@ func (s *Session) SealTimeline() error {
 
 // FindTimeline returns the file of another session's timeline, for reading.
 //
-// Errors: [mempool.ErrNotFound] for an id that no timeline ever had, [mempool.ErrStale] for a timeline that is gone,
-// [mempool.ErrDenied] if the service never sent the session a fence of the timeline, [mempool.ErrClosed].
+// Errors: [mempool.ErrStale] for a timeline that is gone, or of which the service never sent the session a fence, [mempool.ErrClosed].
 func (s *Session) FindTimeline(id uint64) (mempool.Export, error) {
 	svc := s.svc
 	svc.mu.Lock()
@@ -128,15 +127,10 @@ func (s *Session) FindTimeline(id uint64) (mempool.Export, error) {
 	if err := s.alive(); err != nil {
 		return mempool.Export{}, err
 	}
-	t := svc.timelines[id]
-	if t == nil && (id == 0 || id > svc.lastTimeline) {
-		return mempool.Export{}, situation.Of(mempool.ErrNotFound, "no timeline ever had the id %d", id)
-	}
+	t := find(s, svc.timelines[id])
 	if t == nil {
-		return mempool.Export{}, situation.Of(mempool.ErrStale, "timeline %d is gone, and every fence of it is reached or will never be", id)
-	}
-	if _, ok := t.shown[s]; !ok && t.session != s {
-		return mempool.Export{}, situation.Of(mempool.ErrDenied, "session %d was never sent a fence of timeline %d", s.id, id)
+		return mempool.Export{}, situation.Of(mempool.ErrStale, "timeline %d is gone, and every fence of it is reached or will never be; or session %d was never sent "+
+			"a fence of it", id, s.id)
 	}
 	return mempool.Export{Files: []*os.File{t.file}}, nil
 }

@@ -88,7 +88,7 @@ func TestAReaderWaitsForTheContentAndNothingElse(t *testing.T) {
 	require.NoError(t, err)
 	require.NoError(t, l.Publish(mempool.Publication{Name: "x", Completion: mempool.Completion{Ready: &ready, Event: event}}))
 	_, err = consumer.FindTimeline(producer.id)
-	assert.ErrorIs(t, err, mempool.ErrDenied, "it was not sent a fence yet")
+	assert.ErrorIs(t, err, mempool.ErrStale, "it was not sent a fence yet")
 	got := consumer.get(t, "x", false)
 	assert.Equal(t, []mempool.Fence{ready}, got.Info().Wait)
 	assert.Equal(t, event.Handle(), got.Info().Event)
@@ -104,7 +104,7 @@ func TestAReaderWaitsForTheContentAndNothingElse(t *testing.T) {
 	assert.Empty(t, got.Info().Wait, "what is reached need not be waited for")
 	assert.Empty(t, consumer.get(t, "x", false).Info().Wait)
 	_, err = consumer.FindTimeline(99)
-	assert.ErrorIs(t, err, mempool.ErrNotFound)
+	assert.ErrorIs(t, err, mempool.ErrStale)
 }
 
 func TestTheNextWriterWaitsForEveryReader(t *testing.T) {

@@ -30,6 +30,7 @@ type waiter struct {
 type purpose struct {
 	what   string // forRoom, …
 	name   string // name of the pool, the channel, or the buffer
+	pool   *Pool  // of the buffer, or the pool that has no room; nil: what the request waits for does not exist
 	buffer uint64
 	bytes  uint64
 }
@@ -80,9 +81,13 @@ func (w *waiter) leave() {
 	w.session.svc.waiting[w.purpose.what]--
 }
 
-// longest returns the session's request that has waited longest, or nil if no request waits. The caller holds Service.mu.
-func (s *Session) longest() (longest *wait) {
+// longest returns the session's request that has waited longest, of those for which the function `may` returns true, or nil if there is
+// none. The caller holds Service.mu.
+func (s *Session) longest(may func(*wait) bool) (longest *wait) {
 	for w := range s.waits {
+		if !may(w) {
+			continue
+		}
 		if longest == nil || w.since.Before(longest.since) {
 			longest = w
 		}

@@ -8,7 +8,7 @@ poolbridge::
     ├── VersionError (ConnectionError)             client and service share no protocol version
     ├── UnsupportedError (NotImplementedError)     the operation or feature is unknown
     ├── InvalidArgumentError (ValueError)          an argument is out of range, malformed or contradictory
-    ├── NotFoundError (LookupError)                the pool, name, buffer or lease does not exist
+    ├── NotFoundError (LookupError)                the pool, name or channel does not exist, for this user
     ├── AlreadyExistsError (FileExistsError)       the name is taken
     ├── PoolLimitError (MemoryError)               a limit would be exceeded; the message names the limit
     ├── DeviceMemoryError (MemoryError)            the device or the machine is out of memory
@@ -91,7 +91,7 @@ class InvalidArgumentError(PoolbridgeError, ValueError):
 
 
 class NotFoundError(PoolbridgeError, LookupError):
-    """The pool, name, buffer or lease does not exist."""
+    """The pool, name or channel does not exist, or this user may not know of it."""
 
     code = "not-found"
 
@@ -155,7 +155,7 @@ class LeaseInUseError(PoolbridgeError, BufferError):
 
 
 class StaleError(PoolbridgeError, LookupError):
-    """The id is of a buffer or timeline that is gone, or of another run of the service."""
+    """The id is of a buffer or timeline that is gone or hidden from this user, or of another run of the service."""
 
     code = "stale"
 

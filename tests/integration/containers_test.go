@@ -212,7 +212,7 @@ func TestUnprivilegedContainersShareMemoryAndStrangersGetNone(t *testing.T) {
 	assert.Equal(t, fmt.Sprintf("frames: %d\n", containedFrames), got.String())
 	other, refused := client(stranger, "consume")
 	require.Error(t, other.Wait())
-	assert.Contains(t, refused.String(), fmt.Sprintf("access denied: user %d (", stranger), "it is known by its user outside")
+	assert.Contains(t, refused.String(), fmt.Sprintf("that user %d (", stranger), "it is known by its user outside")
 	require.NoError(t, service.Process.Signal(syscall.SIGTERM))
 	require.NoError(t, service.Wait(), "%s", &log)
 }

@@ -307,10 +307,8 @@ class Client(Lists, ClientState):
 
         Raises
         ------
-        NotFoundError
-            No buffer ever had the id.
         StaleError
-            The buffer is gone, or the buffer has another generation than `generation`.
+            The buffer is gone or hidden from this user, or has another generation than `generation`.
         BusyError
             Another lease excludes this lease, and did not end within `timeout`. A buffer that a channel carries counts
             as leased for writing.

@@ -111,15 +111,15 @@ class Grant(Struct, omit_defaults=True, kw_only=True):
 
 
 class Stats(Struct, omit_defaults=True, kw_only=True):
-    """Counts what a service has."""
+    """Counts what a session sees."""
 
-    # sessions that have not ended, including the sessions of the service's own process: `poolsvc serve` has one such
-    # session
+    # sessions of the asking user that have not ended. The service's own user and root see all sessions, including those
+    # of the service's own process: `poolsvc serve` has one such session
     ss: U
     ls: U  # leases
     bf: U  # buffers
     nm: U  # names
-    p: tuple[PoolStats, ...] = ()  # the pools that the asking session may use or destroy, by id
+    p: tuple[PoolStats, ...] = ()  # the pools that the asking session sees, by id
 
 
 class PoolStats(Struct, omit_defaults=True, kw_only=True):
@@ -625,7 +625,7 @@ class LeaseReply(Reply, kw_only=True):
 
 
 class StatsReply(Reply, kw_only=True):
-    """Has the counts of the whole service, and of the pools that the session may use or destroy.
+    """Has the counts of what the session sees.
 
     Answers `StatsRequest`.
     """

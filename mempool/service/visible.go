@@ -1,0 +1,69 @@
+package service
+
+import (
+	"github.com/poolbridge/poolbridge/internal/situation"
+	"github.com/poolbridge/poolbridge/mempool"
+)
+
+// This file decides what a session may see. A request finds what it names only with the function find, and lists, counts and events call the
+// same methods visibleTo. So a session gets the same answer for what it may not see and for what does not exist.
+
+// visible is something that not every session may see. The caller of visibleTo holds Service.mu, except for access lists and events, which
+// never change.
+type visible interface {
+	comparable
+	visibleTo(*Session) bool
+}
+
+// find returns v if the session may see it. Otherwise it returns the zero value, as if v did not exist.
+func find[V visible](s *Session, v V) (none V) {
+	if v != none && v.visibleTo(s) {
+		return v
+	}
+	return none
+}
+
+// claim does the same as find, for a request that gives the name `text` to something new: v has the name now. If the session may not see v,
+// claim returns an error, because names of a kind are unique in the service. The error says nothing about v but that.
+func claim[V visible](s *Session, kind, text string, v V) (old V, err error) {
+	if old = find(s, v); old != v {
+		err = situation.Of(mempool.ErrExists, "the %s name %q is taken: choose another name", kind, text)
+	}
+	return old, err
+}
+
+// owner says whether the session's user is the user that the service runs as, or root. These users see everything.
+func (s *Session) owner() bool { return s.svc.owns(s.peer.UID) }
+
+func (s *Service) owns(uid uint32) bool { return uid == s.uid || uid == 0 }
+
+// Only the users and groups on its access list may use a pool. The user who made the pool sees it too.
+func (a *poolAccess) visibleTo(s *Session) bool {
+	return s.owner() || a.uid == s.peer.UID || a.access.Allows(s.peer)
+}
+
+func (ch *channel) visibleTo(s *Session) bool { return ch.pool.visibleTo(s) }
+
+func (b *buffer) visibleTo(s *Session) bool { return b.block.pool.visibleTo(s) }
+
+func (l *Lease) visibleTo(s *Session) bool { return l.buffer.visibleTo(s) }
+
+func (n *name) visibleTo(s *Session) bool { return n.uid == s.peer.UID || n.buffer.visibleTo(s) }
+
+// A session sees its own timeline, and the timelines whose fences the service sent to it or may send to it.
+func (t *timeline) visibleTo(s *Session) bool {
+	_, shown := t.shown[s]
+	return shown || t.session == s
+}
+
+func (s *Session) visibleTo(to *Session) bool { return s.peer.UID == to.peer.UID || to.owner() }
+
+func (h *happening) visibleTo(s *Session) bool {
+	switch {
+	case s.owner():
+		return true
+	case h.pool != nil:
+		return h.pool.visibleTo(s)
+	}
+	return h.Session != 0 && h.UID == s.peer.UID
+}
