@@ -99,8 +99,8 @@ func mapHost(f *os.File, size uint64) ([]byte, error) {
 func HostError(call string, err error) error {
 	sentinel := ErrInternal
 	switch {
-	case errors.Is(err, unix.EMFILE), errors.Is(err, unix.ENFILE):
-		return situation.Of(ErrLimit, "%v; raise the limit (LimitNOFILE= in a unit of systemd, ulimit -n)", os.NewSyscallError(call, err))
+	case noDescriptor(err):
+		return situation.Of(ErrLimit, "%v; %s", os.NewSyscallError(call, err), raiseFiles)
 	case errors.Is(err, unix.EFBIG):
 		var limit unix.Rlimit
 		if unix.Getrlimit(unix.RLIMIT_FSIZE, &limit) == nil && limit.Cur != unix.RLIM_INFINITY {
@@ -116,11 +116,19 @@ func HostError(call string, err error) error {
 	return fmt.Errorf("%w: %w", sentinel, os.NewSyscallError(call, err))
 }
 
+// raiseFiles says what to do if the service has no free file descriptor.
+const raiseFiles = "the service has no free file descriptor: end sessions, or raise the service's limit RLIMIT_NOFILE (LimitNOFILE= in a unit of " +
+	"systemd, ulimit -n)"
+
+func noDescriptor(err error) bool { return errors.Is(err, unix.EMFILE) || errors.Is(err, unix.ENFILE) }
+
 // memoryError wraps an error of package hostmem with a sentinel of this package.
 func memoryError(err error) error {
 	switch _, short := errors.AsType[*hostmem.Shortage](err); {
 	case short:
 		return fmt.Errorf("%w: %w", ErrOutOfMemory, err)
+	case noDescriptor(err):
+		return situation.Of(ErrLimit, "%v; %s", err, raiseFiles)
 	case errors.Is(err, hostmem.ErrUnknown):
 		return fmt.Errorf("%w: %w", ErrUnavailable, err)
 	}

@@ -15,8 +15,8 @@ var (
 	ErrWouldBlock = errors.New("the socket's buffer is full")
 	// ErrDataTruncated: a packet was longer than the buffer. Recv has closed the packet's descriptors.
 	ErrDataTruncated = errors.New("the packet is longer than the buffer")
-	// ErrControlTruncated: file descriptors of a packet were lost, because the packet had more than MaxFDs descriptors or because this process
-	// has no free descriptors (EMFILE). Recv has closed the descriptors that arrived.
+	// ErrControlTruncated: file descriptors of a packet were lost, because the packet had more than MaxFDs descriptors, or because this process
+	// has no free descriptors: then the error also wraps ErrFDTableFull. Recv has closed the descriptors that arrived.
 	ErrControlTruncated = errors.New("file descriptors of the packet were lost")
 	// ErrSurplusFDs: a packet carried more than MaxFDs descriptors, and the kernel delivered them. Recv has closed all these descriptors.
 	ErrSurplusFDs = errors.New("the packet carries too many file descriptors")
@@ -32,7 +32,7 @@ var (
 	// ErrFDsRefused: the peer does not accept file descriptors (EPERM, SO_PASSRIGHTS).
 	ErrFDsRefused = errors.New("the peer refuses file descriptors")
 	// ErrFDTableFull: this process or the machine has no free descriptor (EMFILE, ENFILE).
-	ErrFDTableFull = errors.New("the table of file descriptors is full; raise the limit (LimitNOFILE= in a unit of systemd, ulimit -n)")
+	ErrFDTableFull = errors.New("no file descriptor is free: raise the limit RLIMIT_NOFILE (LimitNOFILE= in a unit of systemd, ulimit -n)")
 
 	// ErrInUse: a live service listens at the path.
 	ErrInUse = errors.New("a live service uses the socket; stop that one, or choose another path")

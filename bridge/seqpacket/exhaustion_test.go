@@ -109,6 +109,7 @@ func TestFullTableReceivingDescriptors(t *testing.T) {
 	buf := make([]byte, 1)
 	_, _, err := b.Recv(buf)
 	require.ErrorIs(t, err, ErrControlTruncated)
+	require.ErrorIs(t, err, ErrFDTableFull)
 	_, _, err = b.Recv(buf)
 	require.NoError(t, err, "the connection works on")
 	empty()

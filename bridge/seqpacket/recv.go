@@ -1,6 +1,7 @@
 package seqpacket
 
 import (
+	"fmt"
 	"io"
 	"os"
 
@@ -72,6 +73,8 @@ func (c *Conn) accept(n int, control []byte, flags int) (int, *FDs, error) {
 	fds := rights(control)
 	var err error
 	switch {
+	case flags&unix.MSG_CTRUNC != 0 && fds.Len() < MaxFDs: // there was room for more
+		err = fmt.Errorf("%w: %w", ErrControlTruncated, ErrFDTableFull)
 	case flags&unix.MSG_CTRUNC != 0:
 		err = ErrControlTruncated
 	case fds.Len() > MaxFDs:

@@ -98,6 +98,7 @@ func TestTruncatedControlMessageLeavesNoDescriptor(t *testing.T) {
 	before := openFiles()
 	n, fds, err := b.Recv(make([]byte, 64))
 	require.ErrorIs(t, err, ErrControlTruncated)
+	require.NotErrorIs(t, err, ErrFDTableFull)
 	require.Zero(t, n)
 	require.Nil(t, fds)
 	require.Equal(t, before, openFiles())

@@ -73,10 +73,11 @@ func (s system) groups() (bounds []Bound, err error) {
 		return nil, err
 	}
 	path := filepath.Join(s.root, "proc/self/cgroup")
-	text, err := os.ReadFile(path)
+	text, err := s.files.read(path)
 	if err != nil {
 		return nil, err
 	}
+	s.files.in(string(text))
 	for line := range strings.Lines(string(text)) {
 		parts := strings.SplitN(strings.TrimSuffix(line, "\n"), ":", 3)
 		if len(parts) != 3 {
@@ -129,7 +130,7 @@ func (s system) walk(m mount, group string) (bounds []Bound, err error) {
 // group returns the limits of one group, if it has any.
 func (s system) group(f flavour, dir string) (bounds []Bound, err error) {
 	for _, file := range f.limits {
-		limit, limited, err := readLimit(filepath.Join(s.root, dir, file))
+		limit, limited, err := s.readLimit(filepath.Join(s.root, dir, file))
 		if err != nil {
 			return nil, err
 		}
@@ -152,8 +153,8 @@ func (s system) group(f flavour, dir string) (bounds []Bound, err error) {
 
 // readLimit reads the limit of a control group from a file. The topmost group has no limit. A group whose memory the kernel does not count
 // has no limit either.
-func readLimit(path string) (limit uint64, limited bool, err error) {
-	text, err := os.ReadFile(path)
+func (s system) readLimit(path string) (limit uint64, limited bool, err error) {
+	text, err := s.files.read(path)
 	switch word := strings.TrimSpace(string(text)); {
 	case errors.Is(err, fs.ErrNotExist), errors.Is(err, unix.ENODEV): // ENODEV: the group was removed, and this process is in another one
 		return 0, false, nil
@@ -176,7 +177,7 @@ const noLimit = math.MaxInt64 &^ (1<<20 - 1)
 // used returns how many bytes a group uses, without those that the kernel can reclaim.
 func (s system) used(f flavour, dir string) (uint64, error) {
 	path := filepath.Join(s.root, dir, f.usage)
-	text, err := os.ReadFile(path)
+	text, err := s.files.read(path)
 	if err != nil {
 		return 0, err
 	}
@@ -184,7 +185,7 @@ func (s system) used(f flavour, dir string) (uint64, error) {
 	if err != nil {
 		return 0, fmt.Errorf("%s: %w", path, err)
 	}
-	given, err := numbers(filepath.Join(s.root, dir, "memory.stat"), f.reclaimable...)
+	given, err := s.numbers(filepath.Join(s.root, dir, "memory.stat"), f.reclaimable...)
 	if err != nil {
 		return 0, err
 	}

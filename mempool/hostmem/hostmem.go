@@ -68,8 +68,15 @@ type Memory struct {
 	since   uint64    // bytes claimed since then, plus those claimed at that time
 }
 
-// New returns the memory of this machine.
-func New() *Memory { return At("/") }
+// New returns the memory of this machine. It opens the files of the kernel that say how much memory is left, and Close closes them.
+func New() *Memory {
+	m := At("/")
+	_, _ = m.system.bounds() // each Take and Fits finds the error again
+	return m
+}
+
+// Close closes the files of the kernel.
+func (m *Memory) Close() { m.system.files.close() }
 
 // At does the same as New, but reads /proc and the control groups below the folder `root`. Tests call At.
 func At(root string) *Memory { return &Memory{system: newSystem(root)} }

@@ -9,6 +9,7 @@ import (
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
+	"golang.org/x/sys/unix"
 )
 
 const (
@@ -250,5 +251,68 @@ func BenchmarkTakeLittle(b *testing.B) {
 		if err := m.Take(4096, 4096, func(uint64, uint64) error { return nil }); err != nil {
 			b.Fatal(err)
 		}
+	}
+}
+
+// withoutDescriptors calls f while this process has no free descriptor.
+func withoutDescriptors(t *testing.T, f func()) {
+	t.Helper()
+	var was unix.Rlimit
+	require.NoError(t, unix.Getrlimit(unix.RLIMIT_NOFILE, &was))
+	first, err := unix.Open(os.DevNull, unix.O_RDONLY|unix.O_CLOEXEC, 0)
+	require.NoError(t, err)
+	require.NoError(t, unix.Setrlimit(unix.RLIMIT_NOFILE, &unix.Rlimit{Cur: uint64(first) + 1, Max: was.Max}))
+	all := []int{first}
+	for err == nil {
+		var fd int
+		if fd, err = unix.FcntlInt(uintptr(first), unix.F_DUPFD_CLOEXEC, 0); err == nil {
+			all = append(all, fd)
+		}
+	}
+	f()
+	for _, fd := range all {
+		require.NoError(t, unix.Close(fd))
+	}
+	require.NoError(t, unix.Setrlimit(unix.RLIMIT_NOFILE, &was))
+	require.ErrorIs(t, err, unix.EMFILE)
+}
+
+func TestMemoryIsKnownWithoutAFreeDescriptor(t *testing.T) {
+	tr := newTree(t, groupV2("sys/fs/cgroup/a", fmt.Sprint(8*gib), "max"))
+	tr.write("proc/self/cgroup", "0::/a\n")
+	tr.write("proc/self/mountinfo", "30 23 0:26 / /sys/fs/cgroup rw - cgroup2 cgroup2 rw\n")
+	m := At(tr.root)
+	before, err := m.system.bounds()
+	require.NoError(t, err)
+	require.Len(t, before, 2)
+	withoutDescriptors(t, func() {
+		now, err := m.system.bounds()
+		assert.NoError(t, err)
+		assert.Equal(t, before, now)
+		assert.NoError(t, m.Take(1<<20, 1<<20, func(uint64, uint64) error { return nil }))
+	})
+	m.Close()
+	withoutDescriptors(t, func() { assert.ErrorIs(t, m.Fits(1), unix.EMFILE) })
+	require.NoError(t, m.Fits(1), "after Close, the files are opened again")
+	m.Close()
+}
+
+func TestAProcessThatChangesItsGroupReadsTheFilesOfTheNewGroup(t *testing.T) {
+	tr := newTree(t, groupV2("sys/fs/cgroup/a", fmt.Sprint(8*gib), "max"))
+	for path, text := range groupV2("sys/fs/cgroup/b", fmt.Sprint(4*gib), "max") {
+		tr.write(path, text)
+	}
+	tr.write("proc/self/cgroup", "0::/a\n")
+	tr.write("proc/self/mountinfo", "30 23 0:26 / /sys/fs/cgroup rw - cgroup2 cgroup2 rw\n")
+	m := At(tr.root)
+	defer m.Close()
+	_, err := m.system.bounds()
+	require.NoError(t, err)
+	tr.write("proc/self/cgroup", "0::/b\n")
+	now, err := m.system.bounds()
+	require.NoError(t, err)
+	assert.EqualValues(t, 4*gib, now[1].Total)
+	for path := range m.system.files.open {
+		assert.NotContains(t, path, "/cgroup/a/")
 	}
 }

@@ -15,10 +15,11 @@ import (
 type system struct {
 	root   string
 	mounts func() ([]mount, error)
+	files  *files
 }
 
 func newSystem(root string) system {
-	return system{root: root, mounts: sync.OnceValues(func() ([]mount, error) { return readMounts(root) })}
+	return system{root: root, files: &files{open: make(map[string]*os.File), absent: make(map[string]bool)}, mounts: sync.OnceValues(func() ([]mount, error) { return readMounts(root) })}
 }
 
 // bounds returns all limits, the machine's first.
@@ -37,7 +38,7 @@ func (s system) bounds() ([]Bound, error) {
 // machine returns the memory of the machine, without swap.
 func (s system) machine() (Bound, error) {
 	path := filepath.Join(s.root, "proc/meminfo")
-	kib, err := numbers(path, "MemTotal:", "MemAvailable:")
+	kib, err := s.numbers(path, "MemTotal:", "MemAvailable:")
 	if err != nil {
 		return Bound{}, err
 	}
@@ -45,8 +46,8 @@ func (s system) machine() (Bound, error) {
 }
 
 // numbers returns the numbers after the keys, each of which is at the beginning of a line. A missing key is an error.
-func numbers(path string, keys ...string) ([]uint64, error) {
-	text, err := os.ReadFile(path)
+func (s system) numbers(path string, keys ...string) ([]uint64, error) {
+	text, err := s.files.read(path)
 	if err != nil {
 		return nil, err
 	}

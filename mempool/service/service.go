@@ -157,4 +157,5 @@ func (s *Service) Close() {
 		<-p.closed
 	}
 	s.drains.Wait()
+	s.memory.Close()
 }

@@ -522,7 +522,7 @@ def test_a_frame_that_cannot_be_is_an_error_at_that_frame_only(service, client, 
         next(frames)
     assert next(frames).seq == 3
     other.stats()
-    assert "contradicts itself" in service.log.read_text()
+    until(lambda: "contradicts itself" in service.log.read_text())
 
 
 def test_a_block_that_the_pool_does_not_have_fails_its_frame(client, other):

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from realservice import POOLSVC, RealService
+from realservice import POOLSVC, RealService, until
 
 import poolbridge
 from poolbridge._client import program as _program, starter as _starter
@@ -261,10 +261,10 @@ def test_the_log_of_a_service_that_programs_share_is_bounded(socket_path):
     log.parent.mkdir(mode=0o700, exist_ok=True)
     log.write_text("old\n" * (1 << 19))
     with poolbridge.connect(socket_path, start=True):
+        until(lambda: "msg=serving" in log.read_text())
         text = log.read_text()
     assert len(text) <= 1 << 20
     assert text.startswith("old\n")
-    assert "msg=serving" in text
 
 
 def test_a_service_that_is_never_ready_is_given_up(tmp_path, monkeypatch):
@@ -407,6 +407,40 @@ def test_a_service_whose_socket_was_removed_is_found_again(socket_path):
         Path(socket_path).unlink()
         with poolbridge.connect(socket_path, start=True) as client:
             assert client.service_pid == service.pid
+
+
+NO_DESCRIPTOR = """
+import asyncio, os, resource, sys
+import poolbridge
+
+with poolbridge.connect(sys.argv[1]) as client:
+    client.create_channel("c", pool="p")
+    first = os.dup(0)
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (first + 1, most))
+    said = []
+    for attempt in (
+        lambda: poolbridge.connect(sys.argv[1]),
+        lambda: client.subscribe("c"),
+    ):
+        try:
+            attempt()
+        except poolbridge.PoolbridgeError as error:
+            said.append(f"{type(error).__name__}: {error}")
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+    print("\\n".join(said))
+"""
+
+
+def test_a_client_without_free_descriptors_names_its_limit():
+    with poolbridge.serve(pools=["p:kind=host,max=1MiB"]) as service:
+        done = subprocess.run(
+            [sys.executable, "-c", NO_DESCRIPTOR, service.path], capture_output=True, text=True, timeout=60
+        )
+    first, second = done.stdout.splitlines()
+    for line, error in ((first, "PoolLimitError"), (second, "ConnectionLostError")):
+        assert line.startswith(f"{error}: ")
+        assert "this process has no free file descriptor: close files, or raise its limit RLIMIT_NOFILE, which" in line
 
 
 # The command line, and pytest

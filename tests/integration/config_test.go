@@ -10,7 +10,6 @@ import (
 	"strings"
 	"syscall"
 	"testing"
-	"time"
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
@@ -208,7 +207,7 @@ func TestAHangupReloadsWhatItCanAndNamesTheRest(t *testing.T) {
 	s := rig.Serve(t, "--config", path)
 	said := func(what string) {
 		t.Helper()
-		require.Eventually(t, func() bool { return strings.Contains(s.Log(), what) }, time.Minute, 10*time.Millisecond, "%s, in:\n%s", what, s.Log)
+		s.Said(t, what)
 	}
 	reload := func(text string) {
 		t.Helper()

@@ -136,9 +136,8 @@ func TestATroubleIsOneLineOfTheLogAndTheSameSentenceAsTheEvent(t *testing.T) {
 	require.Len(t, events, 1)
 	assert.Equal(t, "p", events[0]["pool"])
 	require.NoError(t, c.Close())
-	log := s.Log()
+	log := s.Said(t, "kind=pool-full")
 	assert.Contains(t, log, "level=WARN")
-	assert.Contains(t, log, "kind=pool-full")
 	assert.Contains(t, log, "asked for 2097152 bytes")
 }
 

@@ -10,6 +10,7 @@ import (
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
+	"golang.org/x/sys/unix"
 
 	"github.com/poolbridge/poolbridge/bridge"
 	"github.com/poolbridge/poolbridge/mempool"
@@ -27,10 +28,33 @@ func limited(t *testing.T, limit string) {
 
 func TestAServiceThatMayHaveFewFilesSaysSoAtItsStart(t *testing.T) {
 	limited(t, "-n 64")
-	log := rig.Serve(t).Log()
-	assert.Contains(t, log, "LimitNOFILE")
+	log := rig.Serve(t).Said(t, "LimitNOFILE")
 	assert.Contains(t, log, "descriptors=64")
-	assert.NotContains(t, rig.Serve(t, "--limit", "sessions=8").Log(), "LimitNOFILE", "that is enough")
+	assert.NotContains(t, rig.Serve(t, "--limit", "sessions=8").Said(t, "msg=serving"), "LimitNOFILE", "that is enough")
+}
+
+func TestAServiceWithoutFreeDescriptorsStillAllocatesForItsSessions(t *testing.T) {
+	s := rig.Serve(t, "--pool", "name=p,kind=host,max=64MiB")
+	c, err := bridge.Dial(t.Context(), s.Socket)
+	require.NoError(t, err)
+	defer c.Close()
+	pool, err := c.TryOpenPool(t.Context(), "p")
+	require.NoError(t, err)
+	_, err = pool.TryAllocate(t.Context(), mempool.Bytes(1))
+	require.NoError(t, err)
+	free := 0 // the lowest free descriptor of the service; with this number as its limit, it has no free descriptor
+	for err == nil {
+		if _, err = os.Lstat(fmt.Sprintf("/proc/%d/fd/%d", s.Process.Pid, free)); err == nil {
+			free++
+		}
+	}
+	limit := unix.Rlimit{Cur: uint64(free), Max: uint64(free)}
+	require.NoError(t, unix.Prlimit(s.Process.Pid, unix.RLIMIT_NOFILE, &limit, nil))
+	_, err = pool.TryAllocate(t.Context(), mempool.Bytes(1<<20))
+	require.NoError(t, err)
+	_, err = c.CreatePool(t.Context(), mempool.PoolSpec{Name: "q", Kind: mempool.Host, MaxBytes: 1 << 20})
+	require.ErrorIs(t, err, bridge.ErrLimit)
+	require.ErrorContains(t, err, "the service has no free file descriptor: end sessions, or raise the service's limit RLIMIT_NOFILE")
 }
 
 func TestAServiceThatMayMakeNoLargeFileNamesTheLimit(t *testing.T) {

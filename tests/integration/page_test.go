@@ -101,8 +101,8 @@ func (b *browser) shows(format string, args ...any) {
 // httpOf returns the address at which a service serves the page.
 func httpOf(t testing.TB, s *rig.Service) string {
 	t.Helper()
-	found := regexp.MustCompile(`metrics" address=(\S+)`).FindStringSubmatch(s.Log())
-	require.NotNil(t, found, s.Log())
+	found := regexp.MustCompile(`metrics" address=(\S+)`).FindStringSubmatch(s.Said(t, `metrics" address=`))
+	require.NotNil(t, found)
 	return "http://" + found[1]
 }
 

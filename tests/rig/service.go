@@ -7,6 +7,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"runtime"
+	"strings"
 	"sync"
 	"syscall"
 	"testing"
@@ -102,6 +103,13 @@ func ServeAt(t testing.TB, socket string, args ...string) *Service {
 
 // Log returns what the service has logged so far.
 func (s *Service) Log() string { return s.log.String() }
+
+// Said waits until the service has logged a text, and returns the log.
+func (s *Service) Said(t testing.TB, text string) string {
+	t.Helper()
+	require.Eventually(t, func() bool { return strings.Contains(s.Log(), text) }, patience, time.Millisecond, "%s, in:\n%s", text, &s.log)
+	return s.Log()
+}
 
 // Stop interrupts the service and waits until it has ended.
 func (s *Service) Stop(t testing.TB) {

@@ -43,11 +43,13 @@ async def connect_async(
     checked = None if tracer is None else check_tracer(tracer)
     where = os.fspath(path) if path is not None else _paths.default_path()
     if not start:
-        return await _connect(where, timeout, wait, gpu, checked)
+        with _paths.descriptors_named():
+            return await _connect(where, timeout, wait, gpu, checked)
     starter = Starter(where, wait)
     while True:
         try:
-            return await _connect(where, timeout, starter.wait, gpu, checked)
+            with _paths.descriptors_named():
+                return await _connect(where, timeout, starter.wait, gpu, checked)
         except (ServiceNotRunningError, ClosedError) as error:
             await asyncio.to_thread(starter.start, error)
 

@@ -79,7 +79,7 @@ def connect(
     AccessDeniedError
         The service does not allow this user to connect.
     PoolLimitError
-        The service has reached its limit of sessions.
+        The service has reached its limit of sessions, or this process has no free file descriptor.
     VersionError
         The service does not know the client's version of the protocol.
     ServiceStalledError
@@ -100,6 +100,7 @@ def connect(
             starter.start(error)
 
 
+@_paths.descriptors_named()
 def _connect(where: str, timeout: float, wait: float, gpu: int | str | None, tracer: Tracer | None) -> Client:
     patience = _paths.Patience(where, wait, timeout, time.monotonic())
     while isinstance(sock := patience.attempt(time.monotonic()), float):

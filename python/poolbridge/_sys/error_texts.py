@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import resource
+
 SESSION_LOST = (
     "this client's leases and subscriptions have ended, what it was writing has failed, and names that it did not keep "
     "are gone; arrays that are alive can still be read. Connect again to go on"
@@ -12,6 +14,15 @@ USE_ONE_VERSION = "use one version of poolbridge on both sides, and start the se
 """The advice that an error text gives if client and service have different versions."""
 
 _SHOWN = 80
+
+
+def no_descriptor() -> str:
+    """Return what an error text says if this process or the machine has no free file descriptor."""
+    limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    return (
+        "this process has no free file descriptor: close files, or raise its limit RLIMIT_NOFILE, which is "
+        f"{limit} (`ulimit -n`)"
+    )
 
 
 def shown(value: object) -> str:

@@ -9,7 +9,7 @@ from collections import deque
 from collections.abc import Iterable
 from weakref import WeakSet
 
-from poolbridge._sys.error_texts import SESSION_LOST
+from poolbridge._sys.error_texts import SESSION_LOST, no_descriptor
 from poolbridge._wire.packet import MAX_FDS, MAX_PACKET
 from poolbridge.errors import (
     ConnectionLostError,
@@ -134,7 +134,8 @@ class Transport:
         Raises
         ------
         ConnectionLostError
-            The service closed the connection.
+            The service closed the connection; or the packet's descriptors were lost, because this process has no free
+            descriptor.
         ProtocolError
             The packet or its list of descriptors was too long. `receive` has closed all descriptors of the packet.
         """
@@ -146,6 +147,11 @@ class Transport:
             raise _gone(error) from error
         descriptors = Descriptors(_rights(control) if control else ())
         try:
+            if flags & _CONTROL_TRUNCATED and len(descriptors) <= MAX_FDS:  # there was room for more
+                raise ConnectionLostError(
+                    f"{no_descriptor()}. Descriptors that the service sent were lost, so the client closed the "
+                    f"connection: {SESSION_LOST}"
+                )
             if flags & _CONTROL_TRUNCATED:
                 raise ProtocolError("the control part of a packet was truncated: descriptors were lost")
             if flags & _DATA_TRUNCATED or length > MAX_PACKET:
