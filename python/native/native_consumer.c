@@ -10,7 +10,12 @@ typedef struct {
     PyObject *offered;    // the Frame that this consumer took last, until the caller accepts the Frame; NULL: no Frame
     bool again;           // whether this consumer offers each frame until the caller accepts the frame
     bool making;          // a thread is making the Frame of `last`
+    bool any_thread;      // whether one thread may take a frame and another thread may accept it
+    unsigned taking;      // number of calls that take a frame at this moment
+    const void *taker;    // the thread that takes a frame, or that took `offered`: the address of its `here`
 } Consumer;
+
+static _Thread_local char here;
 
 static void drop_kept(Consumer *self) {
     while (self->core.kept_count)
@@ -82,6 +87,23 @@ static PyObject *begin(Consumer *self, PyObject *const *args, Py_ssize_t given) 
     return r ? result_of(&self->member, r) : PyLong_FromUnsignedLongLong(self->core.next);
 }
 
+// Returns whether this thread may take a frame. Raises an exception if another thread takes one at this moment, or has not accepted the
+// frame that it took: both threads would get that frame.
+static bool my_turn(Consumer *self) {
+    if (self->again && !self->any_thread && self->taker != &here && (self->taking || self->offered)) {
+        PyErr_SetString(state_of(self)->invalid, "another thread takes a frame of this subscription: subscribe once for each thread or task");
+        return false;
+    }
+    self->taker = &here;
+    return true;
+}
+
+// check_turn()
+static PyObject *check_turn(Consumer *self, PyObject *ignored) {
+    (void)ignored;
+    return my_turn(self) ? Py_NewRef(Py_None) : NULL;
+}
+
 static enum pb_result try_take(Member *m, void *with) {
     Consumer *self = (Consumer *)m;
     (void)with;
@@ -94,7 +116,10 @@ static enum pb_result try_take(Member *m, void *with) {
 
 static PyObject *take_next(Consumer *self, const Wait *how) {
     enum pb_result r;
-    if (!wait_for(&self->member, try_take, NULL, how, &r)) return NULL;
+    self->taking++;
+    bool fine = wait_for(&self->member, try_take, NULL, how, &r);
+    self->taking--;
+    if (!fine) return NULL;
     if (r) return result_of(&self->member, r);
     if (self->offered) return Py_NewRef(self->offered);
     // new_frame may run finalisers, and during a finaliser other threads may call `take`. If `again` is true, such a call must return
@@ -109,7 +134,7 @@ static PyObject *take_next(Consumer *self, const Wait *how) {
 // take(timeout=None, spin=None)
 static PyObject *take(Consumer *self, PyObject *const *args, Py_ssize_t given) {
     Wait how = {.limit = INT64_MAX};
-    if (!usable(&self->member) || !count_is(given, 0, 2, "take") || !wait_of(self, args, given, &how)) return NULL;
+    if (!usable(&self->member) || !count_is(given, 0, 2, "take") || !wait_of(self, args, given, &how) || !my_turn(self)) return NULL;
     return take_next(self, &how);
 }
 
@@ -151,7 +176,7 @@ static PyObject *swap(Consumer *self, PyObject *const *args, Py_ssize_t given) {
     uint64_t number;
     bool stood;
     if (!usable(&self->member) || !count_is(given, 1, 3, "swap") || !number_of(self, args[0], UINT64_MAX, "a frame's number", &number) ||
-        !wait_of(self, args + 1, given - 1, &how))
+        !wait_of(self, args + 1, given - 1, &how) || !my_turn(self))
         return NULL;
     enum pb_result r = pb_release(&self->core, number, false, &(struct pb_fence){0}, false, &stood);
     if (r) return result_of(&self->member, r);
@@ -229,6 +254,18 @@ static int accept(Consumer *self, PyObject *none, void *closure) {
     return 0;
 }
 
+static int set_any_thread(Consumer *self, PyObject *value, void *closure) {
+    (void)closure;
+    int truth = value ? PyObject_IsTrue(value) : -1;
+    self->any_thread = truth > 0;
+    return truth < 0 ? -1 : 0;
+}
+
+static PyObject *any_thread(Consumer *self, void *closure) {
+    (void)closure;
+    return PyBool_FromLong(self->any_thread);
+}
+
 static PyObject *failed(Consumer *self, void *closure) {
     (void)closure;
     return PyLong_FromUnsignedLongLong(self->core.failed);
@@ -258,7 +295,7 @@ static PyMethodDef methods[] = {
     {"take", FAST(take), NULL},           {"swap", FAST(swap), NULL},
     {"release", FAST(release), NULL},     {"requeue", FAST(requeue), NULL},
     {"ack", (PyCFunction)ack, METH_O, NULL}, {"unclaim", (PyCFunction)unclaim, METH_O, NULL},
-    {"keep", FAST(keep), NULL},
+    {"keep", FAST(keep), NULL},           {"check_turn", (PyCFunction)check_turn, METH_NOARGS, NULL},
     {"forget", (PyCFunction)forget, METH_O, NULL}, {"leave", (PyCFunction)leave, METH_NOARGS, NULL},
     {"close", (PyCFunction)close_member, METH_NOARGS, NULL}, {NULL, NULL, 0, NULL},
 };
@@ -267,6 +304,7 @@ static PyGetSetDef getters[] = {
     {"waits", (getter)waits, NULL, NULL, NULL},
     {"unknown", (getter)unknown, NULL, NULL, NULL},
     {"waits_asleep", (getter)waits_asleep, NULL, NULL, NULL},
+    {"any_thread", (getter)any_thread, (setter)set_any_thread, NULL, NULL},
     {"failed", (getter)failed, NULL, NULL, NULL},
     {"offered", (getter)offered, (setter)accept, NULL, NULL},
     {"in_hand", (getter)in_hand, NULL, NULL, NULL},

@@ -187,6 +187,17 @@ class Consumer:
         """
     @offered.setter
     def offered(self, none: None, /) -> None: ...
+    any_thread: bool
+    """Whether one thread may take a frame and another thread may accept it; False after `Consumer` was made."""
+    def check_turn(self) -> None:
+        """Do nothing if this thread may call `take` and `swap`, which also make this check.
+
+        Raises
+        ------
+        InvalidArgumentError
+            `begin` got `again`, `any_thread` is False, and another thread takes a frame at this moment, or has taken
+            the frame in `offered`.
+        """
     def add_track(self, slot: int, member: int, fd: int, /) -> None:
         """Map the track of a producer. The new track replaces the track of the slot's previous producer."""
     def swap(self, number: int, timeout: float | None = None, spin: float | None = None, /) -> Frame | Condition:

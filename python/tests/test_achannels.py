@@ -96,6 +96,25 @@ def test_frames_come_in_order_and_end_with_the_channel(service):
     run(service, body)
 
 
+def test_a_second_task_gets_an_error_while_another_task_waits_for_a_frame(service):
+    async def body(client, other):
+        channel = await client.create_channel("c", capacity=4)
+        frames = other.subscribe("c")
+        calls = (frames.__anext__, frames.receive, frames.arrays().__anext__)
+        for number, call in enumerate(calls, 1):
+            waiting = asyncio.ensure_future(call())
+            await asyncio.sleep(0)  # the first task joins the channel, or waits
+            for again in calls:
+                with pytest.raises(poolbridge.InvalidArgumentError, match="once for each thread or task"):
+                    await again()
+            assert await channel.publish(await client.allocate(4, "int32")) == number
+            await waiting
+        await channel.publish(await client.allocate(4, "int32"))
+        assert (await frames.receive(60)).seq == 4, "tasks may use a subscription one after the other"
+
+    run(service, body)
+
+
 def test_requeueing_time_limits_and_closing(service):
     async def body(client, other):
         channel = await client.create_channel("work", mode="queue", capacity=4)

@@ -307,6 +307,64 @@ def test_a_closed_queue_keeps_its_frames_for_workers_that_come_later(client, oth
         other.subscribe("work", timeout=0)
 
 
+def test_a_second_thread_gets_an_error_while_another_thread_takes_a_frame(client, other):
+    channel = client.create_channel("c", capacity=4)
+    frames = other.subscribe("c")
+    arrays = frames.arrays()
+    for asked in (frames, arrays, arrays):  # the second call of `arrays` swaps frames
+        seen: list[object] = []
+        thread = threading.Thread(target=lambda asked=asked, seen=seen: seen.append(next(asked)))
+        thread.start()
+        refused: list[str] = []
+
+        def asks(refused=refused):
+            try:
+                frames.receive(0)
+            except poolbridge.InvalidArgumentError as error:
+                refused.append(str(error))
+            except poolbridge.WaitTimeoutError:
+                pass  # the thread does not wait yet
+            return refused
+
+        until(asks)
+        assert "subscribe once for each thread" in refused[0]
+        with pytest.raises(poolbridge.InvalidArgumentError, match="once for each thread"):
+            next(frames.arrays())
+        publish(client, channel, 1)
+        thread.join()
+        assert len(seen) == 1
+    publish(client, channel, 2)
+    assert frames.receive(60).seq == 4, "threads may use a subscription one after the other"
+
+
+def test_no_two_threads_get_the_same_frame_of_a_subscription(client, other):
+    channel = client.create_channel("c", capacity=8)
+    frames = other.subscribe("c")
+    seen, refused = [], []
+
+    def work():
+        while not frames.closed:
+            try:
+                frame = frames.receive()
+            except poolbridge.InvalidArgumentError:
+                refused.append(1)
+            else:
+                if frame is not None:
+                    seen.append(frame.seq)
+                    frame.release()
+
+    threads = [threading.Thread(target=work) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    for value in range(300):
+        publish(client, channel, value)
+    until(lambda: refused)
+    channel.close()
+    for thread in threads:
+        thread.join()
+    assert sorted(seen) == list(range(1, 301))
+
+
 def test_a_dropped_subscription_ends_by_itself(client, other):
     channel = client.create_channel("c", capacity=2)
     publish(client, channel, 0)

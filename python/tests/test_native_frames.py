@@ -34,6 +34,35 @@ from poolbridge.errors import (
 # Frames
 
 
+def test_a_frame_that_one_thread_takes_goes_to_no_other_thread(worlds: list[World]) -> None:
+    w = world(worlds)
+    consumer, producer = w.consume(), w.produce()
+    consumer.begin(True)
+    assert w.publish(producer) == 1
+    taken, accept = threading.Event(), threading.Event()
+
+    def work() -> None:
+        assert take(consumer).number == 1
+        assert take(consumer).number == 1, "the thread has not accepted it"
+        taken.set()
+        accept.wait()
+        consumer.offered = None
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    taken.wait()
+    for call in (consumer.check_turn, lambda: consumer.take(0.0), lambda: consumer.swap(1, 0.0)):
+        with pytest.raises(InvalidArgumentError, match="another thread"):
+            call()
+    consumer.any_thread = True
+    assert take(consumer).number == 1
+    consumer.any_thread = False
+    accept.set()
+    thread.join()
+    assert w.publish(producer, 1) == 2
+    assert take(consumer).number == 2
+
+
 def test_a_frame_says_everything_that_its_producer_said(worlds: list[World]) -> None:
     w = world(worlds)
     consumer, producer = w.consume(), w.produce(timeline=9)

@@ -151,6 +151,8 @@ class Subscription(BaseSubscription):
             The frame's content will never be complete. The next call of `receive` takes the next frame.
         ProtocolError
             The frame's description is inconsistent. The next call of `receive` takes the next frame.
+        InvalidArgumentError
+            Another thread or task is taking a frame of this subscription: subscribe once for each.
         PoolLimitError
             This subscription holds 256 frames, which is the limit: release some frames and their arrays.
         ClosedError
@@ -279,6 +281,7 @@ class AsyncSubscription(BaseSubscription):
             ack=ack,
         )
         self._timeout = timeout
+        self._joining = False
         self.channel: AsyncChannel | None = None
 
     @property
@@ -287,10 +290,20 @@ class AsyncSubscription(BaseSubscription):
 
     async def _start(self) -> Consumer:
         if self._consumer is None:
-            wanted = self._wanted
-            opened = await self._find(wanted, self._timeout) if isinstance(wanted, str) else wanted
-            self.channel = opened
-            self._consumer = await self._run(self._subscribe(info_of(opened)))
+            if self._joining:
+                raise InvalidArgumentError(
+                    "another call of this subscription waits: subscribe once for each thread or task"
+                )
+            self._joining = True
+            try:
+                wanted = self._wanted
+                opened = await self._find(wanted, self._timeout) if isinstance(wanted, str) else wanted
+                self.channel = opened
+                consumer = await self._run(self._subscribe(info_of(opened)))
+            finally:
+                self._joining = False
+            consumer.native.any_thread = True  # one thread takes a frame, and the event loop's thread accepts it
+            self._consumer = consumer
         return self._consumer
 
     def __aiter__(self) -> Self:

@@ -7,7 +7,7 @@ import time
 from collections import deque
 from functools import partial
 from itertools import count
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from poolbridge._order import order as _order
 from poolbridge._session.flow import Ask, Flow, Sleep
@@ -20,6 +20,7 @@ from poolbridge.errors import (
     ClosedError,
     ContentFailedError,
     ForkError,
+    InvalidArgumentError,
     LeaseReleasedError,
     PoolbridgeError,
     PoolLimitError,
@@ -31,6 +32,8 @@ if TYPE_CHECKING:
     from poolbridge import _native
     from poolbridge._session.lease_state import LeaseState
     from poolbridge._session.session import Session
+
+_T = TypeVar("_T")
 
 _LEAST_SLOTS: Final = 64
 # How many frames may share a fence: the channel's capacity divided by `_PLACES`, but at most `_MOST_UNFENCED`.
@@ -89,6 +92,8 @@ class Consumer(Membership):
         Whether the consumer has left the channel.
     spin
         See `Subscription.spin`.
+    receiving
+        Whether a thread or a task waits for a frame, or makes the lease state of the offered frame.
     early
         Results of the native `take`, in order, that are not frames and that `receive` has not used yet. A cancelled
         `receive` leaves its result here. If the result is a frame, it is in `offered` of the native consumer instead.
@@ -124,6 +129,7 @@ class Consumer(Membership):
         self.left = False
         self.early: deque[Any] = deque()
         self.spin: float | None = None
+        self.receiving = False
         self._undecided: list[tuple[Grant, tuple[Fence, ...]]] = []
         self._credited: threading.Event | None = None
         self._looking = threading.Lock()
@@ -146,8 +152,31 @@ class Consumer(Membership):
 
     @property
     def busy(self) -> bool:
-        """Whether `early` has a result, or a thread waits in `look`. If so, the caller must call `receive`."""
-        return bool(self.early) or self._looking.locked()
+        """Whether `early` has a result, or another call waits. If so, the caller must call `receive`."""
+        return bool(self.early) or self.receiving or self._looking.locked()
+
+    def check_turn(self) -> None:
+        """Check that no other thread or task is taking a frame: both would get the same frame.
+
+        Raises
+        ------
+        InvalidArgumentError
+            Another thread or task is taking a frame.
+        """
+        if self.receiving:
+            raise InvalidArgumentError(
+                "another call of this subscription waits: subscribe once for each thread or task"
+            )
+        self.native.check_turn()
+
+    def alone(self, flow: Flow[_T]) -> Flow[_T]:
+        """Run `flow`. Until `flow` ends, other calls of the subscription raise `InvalidArgumentError`."""
+        self.check_turn()
+        self.receiving = True
+        try:
+            return (yield from flow)
+        finally:
+            self.receiving = False
 
     def accept(self) -> None:
         """Empty `offered` for the next frame: the program has the offered frame, or the offered frame has failed."""
@@ -301,6 +330,7 @@ class Consumer(Membership):
     def asks(self) -> None:
         """Note that the program asks for the next frame. Acknowledge all taken frames, except with ``ack="manual"``."""
         if self.native.offered is not None:
+            self.check_turn()
             self._retract()
         if not self.auto or not (self.unsettled or self._undecided):
             return
@@ -498,7 +528,17 @@ def consume(session: Session, channel: Channel, *, credit: int, oldest: bool, fu
 
 
 def receive(consumer: Consumer, seconds: float | None, spin: float | None) -> Flow[_native.Frame | None]:
-    """Wait for the next frame, take it and return it; return None if no frame will come any more."""
+    """Wait for the next frame, take it and return it; return None if no frame will come any more.
+
+    Raises
+    ------
+    InvalidArgumentError
+        Another thread or task is taking a frame of this subscription.
+    """
+    return consumer.alone(_receive(consumer, seconds, spin))
+
+
+def _receive(consumer: Consumer, seconds: float | None, spin: float | None) -> Flow[_native.Frame | None]:
     session, condition = consumer.session, NATIVE.Condition
     deadline = None if seconds is None else time.monotonic() + seconds
     while True:
@@ -559,6 +599,10 @@ def claim(consumer: Consumer, frame: _native.Frame) -> Flow[LeaseState]:
     ContentFailedError
         The content will never be complete. When the program asks again, it gets the next frame.
     """
+    return consumer.alone(_claim(consumer, frame))
+
+
+def _claim(consumer: Consumer, frame: _native.Frame) -> Flow[LeaseState]:
     session, grant = consumer.session, consumer.grant(frame)
     state = held(session, grant, consumer) or (yield from take(session, grant, consumer))
     if state.lost or state.fences:
