@@ -22,7 +22,9 @@ type spares struct {
 
 	wanted atomic.Int64 // until this time another session wants memory, in nanoseconds since 1970; 0: no session wants memory
 	asking atomic.Int64 // allocations of this client that wait at the service
-	used   atomic.Bool  // an Allocate came since the last sweep; set to true with mu held
+	// awaited counts the takers. It can be read without mu, also by callers that hold the lock of a native producer.
+	awaited atomic.Int64
+	used    atomic.Bool // an Allocate came since the last sweep; set to true with mu held
 
 	ownFor time.Duration // the constant ownFor; tests use a longer time
 
@@ -31,11 +33,19 @@ type spares struct {
 	most      int          // how many spares `put` keeps: the capacity of the channels, and sparesMore
 	list      []*loan      // the spares, in the order in which they came back
 	draining  map[*producing]struct{}
+	takers    []*taker  // allocations that wait for the service's answer
 	tight     bool      // the service had no memory while the pool had fewer spares than `most`
 	full      time.Time // until this time an allocation waits for memory from the channels before it asks the service
 	timer     *time.Timer
 	pause     time.Duration // until the next sweep
 	closed    bool
+}
+
+// taker is an allocation that waits for the service's answer, or for memory of the same tensor that comes back from a channel.
+type taker struct {
+	tensor mempool.Tensor
+	cancel context.CancelFunc // cancels the request to the service
+	got    *loan              // the memory that came back; set with spares.mu held, while the taker is in spares.takers
 }
 
 const (
@@ -100,7 +110,7 @@ func (sp *spares) allocate(ctx context.Context, try attempt, p *Pool, t mempool.
 		l, others, busy = sp.take(t, true)
 	}
 	if busy && sp.mayGrow(t) {
-		lease, err := p.alloc(ctx, once, t)
+		lease, err := sp.ask(ctx, once, p, t)
 		if !noRoom(err) {
 			sp.put(l)
 			return lease, err
@@ -115,7 +125,7 @@ func (sp *spares) allocate(ctx context.Context, try attempt, p *Pool, t mempool.
 	if !try {
 		return sp.await(ctx, p, t)
 	}
-	lease, err := p.alloc(ctx, once, t)
+	lease, err := sp.ask(ctx, once, p, t)
 	if others && errors.Is(err, ErrLimit) {
 		sp.empty()
 		select {
@@ -123,9 +133,45 @@ func (sp *spares) allocate(ctx context.Context, try attempt, p *Pool, t mempool.
 		case <-ctx.Done():
 		case <-sp.client.done:
 		}
-		return p.alloc(ctx, once, t)
+		return sp.ask(ctx, once, p, t)
 	}
 	return lease, err
+}
+
+// ask asks the service for memory for t. If memory of this tensor comes back from one of the client's channels before the service answers, ask
+// takes this memory and cancels the request: the service may be stopped. While the service has not answered a cancelled request, ask sends
+// no further request, and only waits for memory that comes back.
+func (sp *spares) ask(ctx context.Context, try attempt, p *Pool, t mempool.Tensor) (*Lease, error) {
+	asking, cancel := context.WithCancel(ctx)
+	defer cancel()
+	w := &taker{tensor: t, cancel: cancel}
+	sp.awaited.Add(1)
+	defer sp.awaited.Add(-1)
+	sp.mu.Lock()
+	sp.takers = append(sp.takers, w)
+	sp.mu.Unlock()
+	late := time.AfterFunc(sp.ownFor, sp.drainAll) // the service usually answers before
+	defer late.Stop()
+	for asking.Err() == nil && sp.client.isOwedAnswers() {
+		select {
+		case <-asking.Done():
+		case <-sp.client.done:
+			cancel()
+		case <-time.After(sp.ownFor):
+		}
+	}
+	lease, err := p.alloc(asking, try, t)
+	sp.mu.Lock()
+	sp.takers = slices.DeleteFunc(sp.takers, func(other *taker) bool { return other == w })
+	sp.mu.Unlock()
+	switch {
+	case w.got == nil:
+		return lease, err
+	case err == nil:
+		sp.put(w.got)
+		return lease, nil
+	}
+	return sp.lease(ctx, w.got)
 }
 
 // The method allocate calls await if it finds no spare and its caller may wait. await returns a lease on memory for t. If the pool has
@@ -135,7 +181,7 @@ func (sp *spares) await(ctx context.Context, p *Pool, t mempool.Tensor) (*Lease,
 	from := sp.lender(t)
 	var full error // the error of the service
 	if from == nil || !sp.isFull() {
-		lease, err := p.alloc(ctx, once, t)
+		lease, err := sp.ask(ctx, once, p, t)
 		if !noRoom(err) {
 			return lease, err
 		}
@@ -151,7 +197,7 @@ func (sp *spares) await(ctx context.Context, p *Pool, t mempool.Tensor) (*Lease,
 	}
 	sp.release()
 	defer sp.keep()
-	lease, err := p.alloc(ctx, waiting, t)
+	lease, err := sp.ask(ctx, waiting, p, t)
 	if !errors.Is(err, context.DeadlineExceeded) || noRoom(err) {
 		return lease, err
 	}
@@ -205,11 +251,7 @@ func (sp *spares) awaitOwn(caller context.Context, from *producing, t mempool.Te
 func (sp *spares) release() {
 	sp.asking.Add(1)
 	sp.empty()
-	for _, p := range sp.members() {
-		if p.native.Lent() > 0 {
-			sp.drain(p)
-		}
-	}
+	sp.drainAll()
 }
 
 // keep undoes one call of release.
@@ -305,11 +347,16 @@ func (sp *spares) lease(ctx context.Context, l *loan) (*Lease, error) {
 	return lease, nil
 }
 
-// put adds a spare to the list. If another session or allocation wants memory of the pool, put releases this spare instead. If there are
-// too many spares, put releases the oldest spare.
+// put gives a spare to an allocation of this tensor that waits for the service's answer, or adds it to the list. If another session wants
+// memory of the pool, or an allocation that cannot use this spare, put releases the spare instead. If there are too many spares, put
+// releases the oldest spare.
 func (sp *spares) put(l *loan) {
 	sp.mu.Lock()
-	switch {
+	switch at := slices.IndexFunc(sp.takers, func(w *taker) bool { return w.got == nil && l.info.Tensor.Equal(w.tensor) }); {
+	case at >= 0 && !sp.closed && !sp.isWantedByOthers():
+		sp.takers[at].got = l
+		defer sp.takers[at].cancel()
+		l = nil
 	case sp.closed || sp.isWanted():
 	case len(sp.list) < sp.most:
 		sp.list = append(sp.list, l)

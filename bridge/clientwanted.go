@@ -18,16 +18,14 @@ func (c *Client) wanted(pool uint64) {
 	}
 	sp.wanted.Store(time.Now().Add(wantedFor).UnixNano())
 	sp.empty()
-	for _, p := range sp.members() {
-		sp.drain(p)
-	}
+	sp.drainAll()
 }
 
 // isWanted reports whether another session or an allocation of this client wants memory of the pool now.
-func (sp *spares) isWanted() bool {
-	if sp.asking.Load() > 0 {
-		return true
-	}
+func (sp *spares) isWanted() bool { return sp.asking.Load() > 0 || sp.isWantedByOthers() }
+
+// isWantedByOthers reports whether another session wants memory of the pool now.
+func (sp *spares) isWantedByOthers() bool {
 	until := sp.wanted.Load()
 	if until == 0 {
 		return false
@@ -44,6 +42,15 @@ func (sp *spares) published(p *producing) {
 	sp.look()
 	if sp.isWanted() {
 		sp.drain(p)
+	}
+}
+
+// drainAll calls drain for each producer whose channel has memory.
+func (sp *spares) drainAll() {
+	for _, p := range sp.members() {
+		if p.native.Lent() > 0 {
+			sp.drain(p)
+		}
 	}
 }
 
@@ -73,14 +80,14 @@ func (w wantedTime) Err() error {
 	if err := w.Context.Err(); err != nil {
 		return err
 	}
-	if !w.spares.isWanted() {
+	if !w.spares.isWanted() && w.spares.awaited.Load() == 0 {
 		return errNotWanted
 	}
 	return nil
 }
 
 func (w wantedTime) Deadline() (time.Time, bool) {
-	if until := w.spares.wanted.Load(); until != 0 && w.spares.asking.Load() == 0 {
+	if until := w.spares.wanted.Load(); until != 0 && w.spares.asking.Load() == 0 && w.spares.awaited.Load() == 0 {
 		return time.Unix(0, until), true
 	}
 	return w.Context.Deadline()
@@ -90,14 +97,14 @@ func (w wantedTime) Deadline() (time.Time, bool) {
 func (sp *spares) drained(p *producing, failed bool) bool {
 	sp.mu.Lock()
 	defer sp.mu.Unlock()
-	if !failed && p.native.Lent() > 0 && sp.isWanted() && sp.client.working.Err() == nil {
+	if !failed && p.native.Lent() > 0 && (sp.isWanted() || sp.awaited.Load() > 0) && sp.client.working.Err() == nil {
 		return false
 	}
 	delete(sp.draining, p)
 	return true
 }
 
-// drain releases memory that comes back while memory of the pool is wanted.
+// drain takes or releases memory that comes back while memory of the pool is wanted, or while an allocation waits for the service's answer.
 func (p *producing) drain() {
 	p.reclaiming.Lock()
 	defer p.reclaiming.Unlock()
