@@ -38,6 +38,10 @@ collect_ignore = [] if has_driver() else ["oncuda"]
 OUTCOMES = pytest.StashKey[dict[tuple[str, ...], set[str]]]()
 
 
+# The key under which pytest stores the lines of `test_array_matrix`.
+MATRIX = pytest.StashKey[list[str]]()
+
+
 # No further test begins after this time, in seconds since pytest has started.
 LIMIT = float(os.environ.get("POOLBRIDGE_TEST_SECONDS", "inf"))
 BEGIN = time.monotonic()
@@ -81,6 +85,8 @@ def pytest_runtest_teardown(item: pytest.Item) -> None:
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
     """Print each result of each library, with the element types and layouts of this result. Print nothing with `-q`."""
+    for line in config.stash.get(MATRIX, []) if config.get_verbosity() >= 0 else []:
+        terminalreporter.write_line(line)
     outcomes = config.stash.get(OUTCOMES, {}) if config.get_verbosity() >= 0 else {}
     for library, kind in dict.fromkeys(key[:2] for key in outcomes):
         by_outcome: dict[str, list[tuple[str, ...]]] = {}

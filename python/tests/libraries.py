@@ -12,6 +12,7 @@ import numpy as np
 
 import poolbridge
 from poolbridge._memory import tensor as _tensor
+from poolbridge._memory.kinds import ON_CPU
 
 # Without this setting, JAX takes most of the GPU's memory at its start.
 os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
@@ -63,6 +64,11 @@ LAYOUTS = {
     "one row for all": Layout((3, 4), (0, 1)),
     "further on": Layout((4,), offset=1),
 }
+
+
+def of_gpu(lease: poolbridge.Lease) -> Any:
+    """Return what presents a lease's memory as memory of the GPU: the lease, or a view if the memory is `pinned`."""
+    return lease.view(device="cuda") if lease.kind == "pinned" else lease
 
 
 class Library:
@@ -117,7 +123,7 @@ class Library:
 
 class NumPy(Library):
     name = "numpy"
-    kinds = ("host", "pinned")
+    kinds = ON_CPU
 
     def take(self, lease: poolbridge.Lease) -> Any:
         source: Any = lease  # the type stubs of NumPy do not accept a lease
@@ -145,7 +151,7 @@ class Torch(Library):
 
         return (
             ""
-            if kind == "host" or torch.cuda.is_available()
+            if kind in ON_CPU or torch.cuda.is_available()
             else "this torch sees no GPU: install one that is built for CUDA"
         )
 
@@ -162,9 +168,7 @@ class Torch(Library):
 
         bits = torch.view_as_real(array) if array.is_complex() else array
         bits = bits.view(getattr(torch, f"int{8 * bits.element_size()}"))
-        # `bitwise_or` copies the elements with a kernel. PyTorch's own copies tell the driver a direction, such as from
-        # GPU to CPU. For memory of a host pool, the driver refuses such copies.
-        return bytes(torch.bitwise_or(bits, 0).cpu().contiguous().numpy().tobytes())
+        return bytes(bits.cpu().contiguous().numpy().tobytes())
 
     def write_ones(self, array: Any) -> None:
         import torch
@@ -189,7 +193,7 @@ class Jax(Library):
         import jax
 
         on_gpu = any(device.platform != "cpu" for device in jax.devices())
-        return "" if kind == "host" or on_gpu else "this jax sees no GPU: install its plugin for CUDA"
+        return "" if kind in ON_CPU or on_gpu else "this jax sees no GPU: install its plugin for CUDA"
 
     def take(self, lease: poolbridge.Lease) -> Any:
         """Make a JAX array of the lease. Enable 64-bit types first, or JAX would make a copy with 32-bit elements."""
@@ -202,19 +206,7 @@ class Jax(Library):
         return int(array.unsafe_buffer_pointer())
 
     def read(self, array: Any, dtype: str) -> bytes:
-        return bytes(np.array(self._twice()(array)[0]).tobytes()) if array.size else b""
-
-    @staticmethod
-    @cache
-    def _twice() -> Any:
-        """Return a kernel that copies an array twice.
-
-        JAX's own copies tell the driver a direction, such as from GPU to CPU. For memory of a host pool, the driver
-        refuses such copies.
-        """
-        import jax
-
-        return jax.jit(lambda x: jax.numpy.stack([x, x]))
+        return bytes(np.asarray(array).tobytes())
 
     def expected(self, dtype: str, layout: Layout, kind: str) -> str:
         if layout.reversed:
@@ -222,9 +214,9 @@ class Jax(Library):
         if not layout.compact:
             return "JaxRuntimeError: UNIMPLEMENTED: Only DLPack tensors with trivial .compact. striding"
         # On the CPU, JAX copies an array that is not aligned to 64 bytes. On a GPU, JAX needs alignment to 16 bytes.
-        if kind != "host" and layout.size and layout.offset * _tensor.element_type(dtype).itemsize % 16:
+        if kind not in ON_CPU and layout.size and layout.offset * _tensor.element_type(dtype).itemsize % 16:
             return "JaxRuntimeError: .*[Aa]ddress of buffer"
-        return COPY if kind == "host" and layout.offset else IN_PLACE
+        return COPY if kind in ON_CPU and layout.offset else IN_PLACE
 
 
 class CuPy(Library):
@@ -233,7 +225,7 @@ class CuPy(Library):
     def take(self, lease: poolbridge.Lease) -> Any:
         import cupy
 
-        return cupy.from_dlpack(lease)
+        return cupy.from_dlpack(of_gpu(lease))
 
     def pointer(self, array: Any) -> int:
         return int(array.data.ptr)
@@ -283,7 +275,7 @@ class Numba(Library):
     def take(self, lease: poolbridge.Lease) -> Any:
         from numba import cuda
 
-        return cuda.as_cuda_array(lease.view())
+        return cuda.as_cuda_array(lease.view(device="cuda"))
 
     def pointer(self, array: Any) -> int:
         return int(array.__cuda_array_interface__["data"][0])
@@ -314,7 +306,7 @@ class CudaCore(Library):
     def take(self, lease: poolbridge.Lease) -> Any:
         from cuda.core.utils import StridedMemoryView
 
-        return StridedMemoryView.from_dlpack(lease, stream_ptr=1)
+        return StridedMemoryView.from_dlpack(of_gpu(lease), stream_ptr=1)
 
     def expected(self, dtype: str, layout: Layout, kind: str) -> str:
         return REVERSED if layout.reversed else IN_PLACE

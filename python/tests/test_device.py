@@ -1,7 +1,7 @@
 """Tests device memory without a GPU.
 
-The tests check that errors name what is missing. They also run `test_libraries` and the tests in `oncuda` on the
-simulated driver.
+The tests check that errors name what is missing. They also run `test_libraries`, `test_array_matrix` and the tests in
+`oncuda` on the simulated driver.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def has_driver() -> bool:
 
 @pytest.mark.parametrize(
     "path",
-    [*sorted((HERE / "oncuda").glob("test_*.py")), HERE / "test_libraries.py"],
+    [*sorted((HERE / "oncuda").glob("test_*.py")), HERE / "test_libraries.py", HERE / "test_array_matrix.py"],
     ids=lambda path: path.name,
 )
 def test_on_the_simulated_driver(tmp_path, path):

@@ -46,7 +46,7 @@ class Device:
         from cuda.core import Buffer
         from cuda.core.utils import StridedMemoryView
 
-        view = StridedMemoryView.from_dlpack(lease, stream_ptr=int(self.stream.handle))
+        view = StridedMemoryView.from_dlpack(lease.view(device="cuda"), stream_ptr=int(self.stream.handle))
         part = Buffer.from_handle(int(self.pinned.handle), lease.nbytes, owner=self.pinned)
         return view, Buffer.from_handle(view.ptr, lease.nbytes, owner=view), part
 

@@ -22,24 +22,27 @@ func TestInPythonPinnedMemoryIsAnArrayOfTheCPUAndOfTheGPU(t *testing.T) {
 	said := python(t, mempool.Pinned, `
 client.open_pool("p")
 lease = client.allocate((3, 4), "float32", pool="p")
-assert lease.__dlpack_device__() == (2, 0), lease.__dlpack_device__()
+gpu = lease.view(device="cuda")
+assert (lease.device, lease.__dlpack_device__()) == ("cpu", (1, 0))
+assert (gpu.device, gpu.__dlpack_device__(), lease.view(device="cuda:0").device) == ("cuda:0", (2, 0), "cuda:0")
 cpu = np.asarray(lease)
 cpu[:] = np.arange(12).reshape(3, 4)
 again = np.from_dlpack(lease.view(device="cpu"))
 in_place = np.from_dlpack(lease, device="cpu", copy=False)
-pointer = lease.view().__cuda_array_interface__["data"][0]
+pointer = gpu.__cuda_array_interface__["data"][0]
 assert cpu.ctypes.data == again.ctypes.data == in_place.ctypes.data == pointer
 from poolbridge._cuda import cuda as _cuda
 _cuda.copy_from_host(0, pointer, np.full(4, 9, np.float32))
 assert cpu.tolist()[0] == [9, 9, 9, 9], cpu
 view = lease.view(device="cpu")
 assert view.device == "cpu" and not hasattr(view, "__cuda_array_interface__")
-assert hasattr(lease.view(), "__array_interface__") and hasattr(lease.view(), "__cuda_array_interface__")
+assert hasattr(gpu, "__array_interface__") and hasattr(lease.view(), "__array_interface__")
+assert not hasattr(lease, "__cuda_array_interface__")
 try:
     lease.view(device="cuda:1")
 except poolbridge.InvalidArgumentError:
     print("refused")
-del cpu, again, in_place, view
+del cpu, again, in_place, view, gpu
 lease.release()
 `)
 	assert.Equal(t, "refused", said)

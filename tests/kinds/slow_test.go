@@ -36,7 +36,7 @@ with poolbridge.connect(sys.argv[1], timeout=60) as client:
     frames = client.subscribe("c", oldest=True, timeout=60)
     while (frame := frames.receive()) is not None:
         start = time.perf_counter()
-        view = StridedMemoryView.from_dlpack(frame, stream_ptr=int(stream.handle))
+        view = StridedMemoryView.from_dlpack(frame.view(device="cuda"), stream_ptr=int(stream.handle))
         taken = time.perf_counter() - start
         Buffer.from_handle(view.ptr, frame.nbytes, owner=view).copy_to(pinned, stream=stream)
         number = int(frame.meta["n"])

@@ -40,6 +40,7 @@ class ArrayExports(NoBuffer):
 
     _lease_state: LeaseState
     _legacy = False
+    _on_gpu = False  # whether memory that the CPU and a GPU use is presented as memory of the GPU
 
     # The tensor
 
@@ -97,8 +98,12 @@ class ArrayExports(NoBuffer):
 
     @property
     def device(self) -> str:
-        """Where the memory is: ``"cpu"``, or a GPU with its number in this process, such as ``"cuda:0"``."""
-        return self._lease_state.memory.pool.device_name
+        """The device that libraries see: ``"cpu"``, or a GPU with its number in this process, such as ``"cuda:0"``.
+
+        Memory of kind ``pinned`` is the CPU's; a view with ``device="cuda"`` presents it as the GPU's.
+        """
+        device, ordinal = self.__dlpack_device__()
+        return "cpu" if device == _dlpack.CPU else f"cuda:{ordinal}"
 
     @property
     def kind(self) -> Kind:
@@ -114,7 +119,8 @@ class ArrayExports(NoBuffer):
 
     def __dlpack_device__(self) -> tuple[int, int]:
         """Return DLPack's device type (1: CPU, 2: CUDA), and the device's number in this process."""
-        return self._lease_state.memory.pool.device
+        pool = self._lease_state.memory.pool
+        return (_dlpack.CPU, 0) if pool.on_cpu and not self._on_gpu else pool.device
 
     def __dlpack__(
         self,
@@ -136,10 +142,10 @@ class ArrayExports(NoBuffer):
             The newest DLPack version that the consumer understands. With (1, 0) or a newer version, the consumer gets a
             versioned capsule, which says whether the data is read-only; otherwise the consumer gets a legacy capsule.
         dl_device
-            DLPack's device type and id where the consumer wants the data: the lease's own device, or the CPU, (1, 0).
-            If the memory is on a GPU and the consumer wants it on the CPU, this method copies the memory. None, the
-            default: the lease's own device. NumPy passes None here and no `stream`; NumPy gets the memory without a
-            copy if the CPU can reach the memory.
+            DLPack's device type and id where the consumer wants the data: the lease's own device, the GPU that uses
+            memory of kind ``pinned``, or the CPU, (1, 0). If the memory is on a GPU and the consumer wants it on the
+            CPU, this method copies the memory. None, the default: the lease's own device. NumPy passes None here and no
+            `stream`; NumPy gets the memory without a copy if the CPU can reach the memory.
         copy
             True: always copy. False: never copy. None: copy only if the memory is not on the device `dl_device`.
 
@@ -191,6 +197,10 @@ class ArrayExports(NoBuffer):
             if target == device or stream is not None:
                 stream_key(own, stream)
             _order.before_cpu(state)
+            if here and not (copy or numpy_asks) and device[0] == _dlpack.CUDA:
+                # Except for NumPy, the library may start copies between this memory and a GPU, such as PyTorch's
+                # `tensor.cuda(non_blocking=True)`, on streams that nobody names.
+                state.unordered = True
         versioned = max_version is not None and max_version[0] >= 1
         element = state.description.element
         if copy or not here:

@@ -35,11 +35,13 @@ def copy_into(state: LeaseState, source: Any) -> None:
     Raises
     ------
     InvalidArgumentError
-        The lease is read-only, or the source cannot be broadcast to the lease's shape.
+        The lease is read-only, the source cannot be broadcast to the lease's shape, or the source's memory does not say
+        all about its elements (see `check_meaning`).
     TypeError
         The source's dtype cannot be cast to the lease's dtype.
     """
     state.check_usable()
+    _sources.check_meaning(source)
     if not state.write:
         raise InvalidArgumentError(f"lease {state.grant.id} is read-only: lease for writing to copy into it")
     _order.before_cpu(state)
@@ -101,8 +103,8 @@ def _on_host(state: LeaseState, source: Any) -> np.ndarray[Any, Any] | None:
         return np.from_dlpack(source)
     try:
         return np.asarray(memoryview(source) if isinstance(source, bytes) else source)  # NumPy turns bytes into text
-    except TypeError:
-        # NumPy may not know the element type of `source`, for example bfloat16; DLPack may know it.
+    except (TypeError, RuntimeError):
+        # NumPy may not know the element type of `source`, for example bfloat16; DLPack may know it, or says why not.
         if not hasattr(source, "__dlpack_device__"):
             raise
         return _sources.look(source).to_host()

@@ -7,10 +7,11 @@ from typing import Any
 import numpy as np
 
 from poolbridge._array import readonly_warning as _readonly
-from poolbridge._array.arrays import ArrayExports
+from poolbridge._array.arrays import ArrayExports, state_of
 from poolbridge._memory import dlpack as _dlpack
 from poolbridge._order import order as _order
 from poolbridge._session.lease_state import LeaseState, Token
+from poolbridge._sys.error_texts import shown
 from poolbridge.errors import (
     InvalidArgumentError,
     UnsupportedError,
@@ -20,30 +21,22 @@ from poolbridge.errors import (
 class LeaseView(ArrayExports):
     """A view of a lease. `BaseLease.view` makes views. A lease counts each of its views as one of its arrays.
 
-    A view has ``__cuda_array_interface__`` for memory that a GPU reaches, ``__array_interface__`` for memory of the
-    CPU, and DLPack. An array that a library makes from the view keeps the view and the lease alive.
+    A view has ``__cuda_array_interface__`` if its device is a GPU, ``__array_interface__`` for memory of the CPU, and
+    DLPack. An array that a library makes from the view keeps the view and the lease alive.
     """
 
     def __init__(self, state: LeaseState, *, legacy: bool = False, device: str | None = None) -> None:
         pool = state.memory.pool
-        if device not in {None, pool.device_name} and not (device == "cpu" and pool.on_cpu):
+        on_gpu = pool.device[0] == _dlpack.CUDA and device in {"cuda", pool.device_name}
+        if not (on_gpu or device is None or (device == "cpu" and pool.on_cpu)):
             raise InvalidArgumentError(
-                f"memory of {pool.device_name} cannot be used as memory of {device!r} in place: leave out device=, or "
-                "copy"
+                f"memory of {pool.device_name} cannot be used as memory of {shown(device)} in place: leave out "
+                "device=, or copy"
             )
         self._lease_state = state
         self._token = Token(state)
         self._legacy = legacy
-        self._from_cpu = device == "cpu"
-
-    @property
-    def device(self) -> str:
-        """The device that the view reports to libraries: ``"cpu"``, or a GPU with its number in this process."""
-        return "cpu" if self._from_cpu else super().device
-
-    def __dlpack_device__(self) -> tuple[int, int]:
-        """Return DLPack's device type (1: CPU, 2: CUDA), and the device's number in this process."""
-        return (_dlpack.CPU, 0) if self._from_cpu else super().__dlpack_device__()
+        self._on_gpu = on_gpu
 
     @property
     def __cuda_array_interface__(self) -> dict[str, Any]:
@@ -52,15 +45,13 @@ class LeaseView(ArrayExports):
         Raises
         ------
         AttributeError
-            No GPU reaches the memory, or the view's `device` is ``"cpu"``.
+            The view's `device` is ``"cpu"``.
         UnsupportedError
             The interface lacks the element type (``bfloat16``).
         LeaseReleasedError
             The lease has ended.
         """
-        if self._from_cpu:
-            raise AttributeError("__cuda_array_interface__")
-        return cuda_array_interface(self._lease_state)
+        return cuda_array_interface(self)
 
     @property
     def __array_interface__(self) -> dict[str, Any]:
@@ -93,7 +84,7 @@ class LeaseView(ArrayExports):
         return f"<poolbridge.LeaseView of lease {self._lease_state.grant.id}>"
 
 
-def cuda_array_interface(state: LeaseState) -> dict[str, Any]:
+def cuda_array_interface(lease: ArrayExports) -> dict[str, Any]:
     """Return version 3 of the CUDA array interface.
 
     The entry ``stream`` is a stream for which the consumer must wait. The entry is None if the consumer can use the
@@ -102,16 +93,21 @@ def cuda_array_interface(state: LeaseState) -> dict[str, Any]:
     Raises
     ------
     AttributeError
-        No GPU reaches the memory.
+        The device of the lease or view is ``"cpu"``.
     UnsupportedError
         The interface lacks the element type.
     """
+    state = state_of(lease)
     state.check_usable()
     description = state.description
-    if state.memory.pool.device[0] != _dlpack.CUDA:
-        raise AttributeError("__cuda_array_interface__ is for memory that a GPU reaches, and no GPU reaches this")
+    if lease.__dlpack_device__()[0] != _dlpack.CUDA:
+        pinned = state.memory.pool.device[0] == _dlpack.CUDA
+        raise AttributeError(
+            "__cuda_array_interface__ is for memory of a GPU: "
+            + ('use lease.view(device="cuda")' if pinned else "no GPU reaches this memory")
+        )
     if not description.element.in_numpy:
-        # Do not raise AttributeError here: to a library, an AttributeError means that no GPU reaches the memory.
+        # Do not raise AttributeError here: to a library, an AttributeError means that the memory is the CPU's.
         raise UnsupportedError(f"__cuda_array_interface__ has no {description.element.name}: use DLPack")
     if not state.write:
         _readonly.check_interface(state.memory.pool)

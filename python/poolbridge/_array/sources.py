@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import ctypes
-import operator
+import sys
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import numpy as np
 
 from poolbridge._array.arrays import ArrayExports, state_of, widen
+from poolbridge._array.leaseview import LeaseView
 from poolbridge._cuda import cuda as _cuda
 from poolbridge._memory import dlpack as _dlpack, tensor as _tensor
 from poolbridge._memory.tensor import Description, ElementType
+from poolbridge._order import order as _order
 from poolbridge.errors import (
     InvalidArgumentError,
+    PoolbridgeError,
 )
 
 if TYPE_CHECKING:
@@ -23,6 +27,9 @@ if TYPE_CHECKING:
 
 LEGACY_STREAM: Final = 1
 _ON_CPU: Final = (_dlpack.CPU, _dlpack.CUDA_HOST)
+_ON_GPU: Final = (_dlpack.CUDA, _dlpack.CUDA_MANAGED)
+_UNMASK: Final = "fill the masked elements first, for example by numpy.ma.filled"
+_T = TypeVar("_T")
 
 
 @dataclass(slots=True)
@@ -74,10 +81,43 @@ class Source:
 
 
 def on_device(array: Any) -> bool:
-    """Whether an array says that it is on a GPU."""
+    """Whether an array is on a GPU. Memory of kind ``pinned`` is, if a lease or a view of this memory is given.
+
+    Raises
+    ------
+    InvalidArgumentError
+        The array is neither on the CPU nor on a CUDA GPU.
+    """
+    if isinstance(array, ArrayExports):
+        return state_of(array).memory.pool.device[0] == _dlpack.CUDA
     if hasattr(array, "__dlpack_device__"):
-        return array.__dlpack_device__()[0] not in _ON_CPU
+        return _device(array) is not None
     return _cuda_array_interface(array) is not None
+
+
+def check_meaning(array: Any) -> None:
+    """Check that the memory of an array alone says what its elements are.
+
+    Raises
+    ------
+    InvalidArgumentError
+        Elements are masked, or PyTorch negates or conjugates the elements when it reads them.
+    """
+    if isinstance(array, (list, tuple)):
+        for part in array:
+            check_meaning(part)
+    elif isinstance(array, np.ndarray):
+        if type(array) is not np.ndarray and np.ma.is_masked(array):
+            raise InvalidArgumentError(f"the array has masked elements, whose mask would be lost: {_UNMASK}")
+    elif (torch := sys.modules.get("torch")) is not None and isinstance(array, torch.Tensor):
+        for bit, lacks, resolve in (
+            ("negative", array.is_neg(), "resolve_neg"),
+            ("conjugate", array.is_conj(), "resolve_conj"),
+        ):
+            if lacks:
+                raise InvalidArgumentError(
+                    f"the tensor is a view with the {bit} bit, which its memory does not have: pass tensor.{resolve}()"
+                )
 
 
 def look(array: Any) -> Source:
@@ -86,26 +126,80 @@ def look(array: Any) -> Source:
     Raises
     ------
     InvalidArgumentError
-        The object is no array, or its elements cannot be shared.
+        The object is no array, its elements cannot be shared, or `check_meaning` refuses it.
     """
+    if isinstance(array, ArrayExports):
+        return _leased(array)
+    check_meaning(array)
     if isinstance(array, np.ndarray):
-        return _interface(array, array.__array_interface__)
-    # For a lease or a view, use DLPack: as long as the DLPack capsule lives, the lease counts it as one of its arrays.
-    # The lease does not count a dict of the CUDA array interface.
-    interface = None if isinstance(array, ArrayExports) else _cuda_array_interface(array)
+        return _interface(array, array.__array_interface__, _tensor.element_type(array.dtype))
+    if hasattr(array, "__dlpack_device__"):
+        return _exported(array)
+    interface = _cuda_array_interface(array)
     if interface is not None:
-        source = _interface(array, interface)
-        source.ordinal = _ordinal(array, source.address)
+        _check_mask(interface)
+        element = _tensor.element_type(interface["typestr"])
+        source = _interface(array, interface, element)
+        source.ordinal = int(_cuda.pointer_facts(source.address)["ordinal"]) if source.address else 0
         source.stream = interface.get("stream")
         return source
-    if hasattr(array, "__dlpack_device__"):
-        kind, ordinal = array.__dlpack_device__()
-        on_cpu = kind in _ON_CPU
-        seen = _dlpack.look(_capsule(array, None if on_cpu else -1))
-        element = _tensor.element_type(seen.name)
-        return Source(array, seen.address, seen.shape, seen.strides, element, None if on_cpu else ordinal)
     host = _numpy_array(array)
-    return _interface(host, host.__array_interface__)
+    return _interface(host, host.__array_interface__, _tensor.element_type(host.dtype))
+
+
+def _leased(lease: ArrayExports) -> Source:
+    """Read the layout of a lease or a view. The source's array is a view, so the lease counts it as an array."""
+    state = state_of(lease)
+    state.check_usable()
+    pool, description = state.memory.pool, state.description
+    view = LeaseView(state, device=pool.device_name)
+    on_gpu = pool.device[0] == _dlpack.CUDA
+    if not on_gpu:
+        _order.before_cpu(state)
+    address = state.memory.address(write=state.write) + description.offset
+    ordinal = pool.device[1] if on_gpu else None
+    return Source(view, address, description.shape, description.strides, description.element, ordinal)
+
+
+def _exported(array: Any) -> Source:
+    """Read the layout of an array by DLPack, which knows more element types than ``__cuda_array_interface__``."""
+    ordinal = _device(array)
+    # JAX passes -1 to CUDA as a handle of a stream. Without a stream, JAX waits on the CPU until the data is complete.
+    unordered = ordinal is not None and type(array).__module__.partition(".")[0] not in {"jax", "jaxlib"}
+    capsule = _ask(array, lambda: _capsule(array, -1 if unordered else None))
+    seen = _dlpack.look(capsule, getattr(array, "dtype", None))
+    source = Source(array, seen.address, seen.shape, seen.strides, _tensor.element_type(seen.name), ordinal)
+    if unordered and (interface := _cuda_array_interface(array)) is not None:
+        source.stream = interface.get("stream")
+    return source
+
+
+def _device(array: Any) -> int | None:
+    """Return the number of the GPU that has an array; None: the array is on the CPU."""
+    kind, ordinal = _ask(array, array.__dlpack_device__)
+    if kind in _ON_CPU:
+        return None
+    if kind not in _ON_GPU:
+        raise InvalidArgumentError(
+            f"the array is on a device of DLPack's type {int(kind)}: expected memory of the CPU or of a CUDA GPU; copy "
+            "the array there first"
+        )
+    return int(ordinal)
+
+
+def _ask(array: Any, ask: Callable[[], _T]) -> _T:
+    """Call `ask`, which asks an array for its device or a capsule. Libraries refuse with many types of errors."""
+    try:
+        return ask()
+    except PoolbridgeError:
+        raise
+    except (BufferError, LookupError, RuntimeError, TypeError, ValueError) as error:
+        raise InvalidArgumentError(f"this {type(array).__name__} cannot be shared: {error}") from error
+
+
+def _check_mask(interface: dict[str, Any]) -> None:
+    if interface.get("mask") is not None:
+        raise InvalidArgumentError(f"the array's interface has a mask, which would be lost: {_UNMASK}")
 
 
 def _numpy_array(given: Any) -> np.ndarray[Any, Any]:
@@ -114,7 +208,10 @@ def _numpy_array(given: Any) -> np.ndarray[Any, Any]:
     ``numpy.asarray`` alone would also accept sequences and scalars. A program that publishes them has usually made a
     mistake.
     """
-    if hasattr(given, "__array__") or hasattr(given, "__array_interface__"):
+    interface = getattr(given, "__array_interface__", None)
+    if interface is not None:
+        _check_mask(interface)
+    if hasattr(given, "__array__") or interface is not None:
         return np.asarray(given)
     try:
         return np.asarray(memoryview(given))
@@ -178,8 +275,7 @@ def describe(state: LeaseState, source: Source, element: ElementType, offset: in
     return Description(element, source.shape, source.strides, offset, contiguous=source.contiguous)
 
 
-def _interface(array: Any, interface: dict[str, Any]) -> Source:
-    element = _tensor.element_type(interface["typestr"])
+def _interface(array: Any, interface: dict[str, Any], element: ElementType) -> Source:
     shape = tuple(interface["shape"])
     strides = interface.get("strides")
     strides = tuple(strides) if strides is not None else _tensor.c_strides(shape, element.itemsize)
@@ -189,15 +285,9 @@ def _interface(array: Any, interface: dict[str, Any]) -> Source:
 def _cuda_array_interface(array: Any) -> dict[str, Any] | None:
     try:
         interface: dict[str, Any] | None = array.__cuda_array_interface__
-    except (AttributeError, RuntimeError, TypeError):
+    except (AttributeError, LookupError, RuntimeError, TypeError):
         return None  # the array is on the CPU, or only DLPack can describe the array
     return interface
-
-
-def _ordinal(array: Any, address: int) -> int:
-    if hasattr(array, "__dlpack_device__"):
-        return operator.index(array.__dlpack_device__()[1])
-    return int(_cuda.pointer_facts(address)["ordinal"]) if address else 0
 
 
 def _capsule(array: Any, stream: int | None) -> object:

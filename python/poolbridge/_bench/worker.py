@@ -74,7 +74,7 @@ class BenchWorker:
             if not lease.size:
                 break
             array = take(lease)
-            if lease.device == "cpu" and number_of(array) != count:
+            if lease.kind == "host" and number_of(array) != count:
                 raise AssertionError(f"buffer {count} has the number {number_of(array)}")
             acknowledge(_ACK)
             del array, lease
@@ -133,7 +133,7 @@ class BenchWorker:
             if pause:
                 time.sleep(pause)
             lease = client.allocate(shape, "uint8", pool=channel.pool, timeout=_TIMEOUT)
-            if lease.device == "cpu":
+            if lease.kind == "host":
                 np.asarray(lease)[: HEAD.itemsize].view(HEAD)[0] = len(stamps) + 1
             stamps.append(clock())
             channel.publish(lease, timeout=_TIMEOUT)

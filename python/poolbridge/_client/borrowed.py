@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any, Final, Self, cast
 import numpy as np
 
 from poolbridge._client.lease import AsyncLease, Lease
-from poolbridge._memory import dlpack as _dlpack
 from poolbridge._order import order as _order
 from poolbridge._order.captures import CAPTURES
 from poolbridge._session.consumer import Kept, fences_of
@@ -32,8 +31,8 @@ if TYPE_CHECKING:
     from poolbridge._session.session import Session
     from poolbridge._wire.messages import Fence
 
-# The greatest number of arrays that the session keeps for one block. Each pair of a `wrap` function and a frame's
-# description has its own array.
+# The greatest number of arrays that the session keeps for one block. Each triple of a `wrap` function, whether there is
+# a stream, and a frame's description has its own array.
 _MOST_KEPT = 8
 
 # For this number of seconds after the stream has written a fence, the iterator only collects the frames that the
@@ -56,6 +55,7 @@ class BaseBorrowedArrays(ABC):
         self._session = session
         self._wrap = np.asarray if wrap is None else wrap
         self._stream = stream
+        self._key = self._wrap, stream is not None  # by which arrays are kept: see `_make`
         self._consumer: Consumer | None = None
         self._follower: _order.Follower | None = None
         # The frame and the lease state of the array that the iterator returned last. If that array existed already when
@@ -91,7 +91,7 @@ class BaseBorrowedArrays(ABC):
     def _existing(self, frame: _native.Frame) -> Any:
         """Return the array of a frame if the array exists and the program can use it at once; otherwise return None."""
         kept, follower, consumer = frame.object, self._follower, self._consumer
-        if kept is None or kept.wrap is not self._wrap or self._session.lost or consumer is None:
+        if kept is None or kept.key != self._key or self._session.lost or consumer is None:
             return None
         array, native = kept.array, consumer.native
         try:
@@ -129,7 +129,7 @@ class BaseBorrowedArrays(ABC):
 
     def _prepare(self, frame: _native.Frame, state: LeaseState) -> Any:
         """Let the stream or the CPU wait for the producer's work. Find or make the frame's array, and return it."""
-        if state.memory.pool.device[0] == _dlpack.CPU:
+        if state.memory.pool.on_cpu and self._stream is None:
             _order.before_cpu(state)
         elif self._stream is None:
             raise InvalidArgumentError(
@@ -144,25 +144,27 @@ class BaseBorrowedArrays(ABC):
             array = self._make(state)
         consumer = self._consumer
         if consumer is not None and self._find(state) is array:
-            consumer.keep(frame, Kept(array, state.grant.t, self._wrap))
+            consumer.keep(frame, Kept(array, state.grant.t, self._key))
         return array
 
     def _find(self, state: LeaseState) -> Any:
         block = self._session.core.blocks.get(state.grant.bl)
         if block is not None:
-            for tensor, wrap, array in block.arrays:
-                if wrap is self._wrap and tensor == state.grant.t:
+            for tensor, key, array in block.arrays:
+                if key == self._key and tensor == state.grant.t:
                     return array
         return None
 
     def _make(self, state: LeaseState) -> Any:
         twin = self._session.lend(state)
         try:
-            array = self._wrap(self._lease(twin))
+            lease = self._lease(twin)
+            lease._on_gpu = self._stream is not None  # noqa: SLF001 - for `wrap`, memory of kind `pinned` is the GPU's
+            array = self._wrap(lease)
         finally:
             twin.released = True
         if twin.tokens or twin.unaccounted:  # otherwise the array is a copy of this frame, and cannot be used again
-            self._session.keep_array(state.grant, (state.grant.t, self._wrap, array), _MOST_KEPT)
+            self._session.keep_array(state.grant, (state.grant.t, self._key, array), _MOST_KEPT)
         return array
 
     @abstractmethod

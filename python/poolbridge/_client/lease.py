@@ -74,13 +74,13 @@ class BaseLease(ArrayExports):
         Raises
         ------
         AttributeError
-            No GPU can use the memory.
+            The lease's `device` is ``"cpu"``; for memory of kind ``pinned``, use ``lease.view(device="cuda")``.
         UnsupportedError
             The interface lacks the element type (``bfloat16``).
         LeaseReleasedError
             The lease has ended.
         """
-        interface = cuda_array_interface(self._lease_state)
+        interface = cuda_array_interface(self)
         self._lease_state.unaccounted = True
         return interface
 
@@ -94,8 +94,8 @@ class BaseLease(ArrayExports):
             older versions of JAX. A legacy capsule cannot say that the data is read-only, so the caller guarantees that
             the library does not write the data.
         device
-            The device that the view reports. ``"cpu"`` reports memory of kind ``pinned`` as memory of the CPU, because
-            the CPU can use it too. None: the lease's own device.
+            The device that libraries see. ``"cuda"``, or the GPU's full name, presents memory of kind ``pinned`` as
+            memory of the GPU, for kernels. None: the lease's own device, which for ``pinned`` is the CPU.
 
         Returns
         -------
@@ -110,7 +110,7 @@ class BaseLease(ArrayExports):
             The lease has ended.
         """
         self._lease_state.check_usable()
-        return LeaseView(self._lease_state, legacy=legacy, device=device)
+        return LeaseView(self._lease_state, legacy=legacy, device="cuda" if device is None and self._on_gpu else device)
 
     def used_on(self, stream: Any) -> None:
         """Tell poolbridge that a stream uses the memory. The stream waits until it may use the memory.

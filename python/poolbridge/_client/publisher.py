@@ -269,7 +269,7 @@ class BasePublisher(ABC):
             on_streams = shelf.on_streams if shelf.producer is not None else self._on_streams(state, stream)
             if not on_streams:
                 yield Do(partial(_order.before_cpu, state))
-            lender, array = self._make(state)
+            lender, array = self._make(state, on_gpu=on_streams)
         except BaseException:
             state.end()
             raise
@@ -305,12 +305,16 @@ class BasePublisher(ABC):
         nbytes = state.grant.bs
         return nbytes <= _SMALL and state.pool.mx >= (self._shelf.most + 2 * more) * nbytes
 
-    def _make(self, state: LeaseState) -> tuple[LeaseState, Any]:
-        """Make the array of a lease, and the lease state that keeps the array's memory mapped."""
+    def _make(self, state: LeaseState, *, on_gpu: bool) -> tuple[LeaseState, Any]:
+        """Make the array of a lease, and the lease state that keeps the array's memory mapped.
+
+        If `on_gpu` is true, `wrap` sees memory of kind ``pinned`` as memory of the GPU.
+        """
         twin = self._session.lend(state)
         twin.written = {}  # the array stays writeable after a publication, because later frames use the array again
         try:
             lease = self._lease(twin)
+            lease._on_gpu = on_gpu  # noqa: SLF001
             array = np.asarray(lease) if self._wrap is None else self._wrap(lease)
         finally:
             twin.released = True

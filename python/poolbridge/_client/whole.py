@@ -83,10 +83,11 @@ def _numpy(lease: BaseLease) -> Any:
 def _cupy(lease: BaseLease) -> Any:
     import cupy
 
-    with cupy.cuda.Device(lease.__dlpack_device__()[1]):
+    view = lease.view(device="cuda")
+    with cupy.cuda.Device(view.__dlpack_device__()[1]):
         if any(step < 0 for step in lease.strides):  # a lease refuses to export negative strides by DLPack
-            return cupy.asarray(lease.view())
-        return cupy.from_dlpack(lease)
+            return cupy.asarray(view)
+        return cupy.from_dlpack(view)
 
 
 def _torch(lease: BaseLease) -> Any:

@@ -77,6 +77,15 @@ class Consumer(ABC):
         """Replace every element x of `array` by ``scale * x + offset``. The result is complete on return."""
 
 
+def _of_gpu(lease: BaseLease) -> Any:
+    """Return what presents the memory as memory of a GPU if a GPU reaches it: for kind ``pinned``, a view."""
+    return lease.view(device="cuda") if _is_pinned(lease) else lease
+
+
+def _is_pinned(lease: BaseLease) -> bool:
+    return getattr(lease, "kind", "legacy") == "pinned"  # `OpenedMemory` has no kind
+
+
 class NumPy(Consumer):
     """NumPy, on memory of the CPU."""
 
@@ -116,8 +125,9 @@ class CuPy(Consumer):
         """Make the array by DLPack."""
         import cupy
 
-        with cupy.cuda.Device(lease.__dlpack_device__()[1]), stream or nullcontext():
-            return cupy.from_dlpack(lease)
+        view = _of_gpu(lease)
+        with cupy.cuda.Device(view.__dlpack_device__()[1]), stream or nullcontext():
+            return cupy.from_dlpack(view)
 
     def stream(self, ordinal: int) -> Any:
         """Make a stream of CuPy."""
@@ -172,7 +182,7 @@ class Torch(Consumer):
         import torch
 
         with torch.cuda.stream(stream) if stream is not None else nullcontext():
-            return torch.from_dlpack(lease)
+            return torch.from_dlpack(_of_gpu(lease))
 
     def stream(self, ordinal: int) -> Any:
         """Make a stream of PyTorch."""
@@ -279,7 +289,7 @@ class CudaCore(OnHost):
         """Make a `StridedMemoryView` by DLPack, for use on `stream`; None: for use on the legacy default stream."""
         from cuda.core.utils import StridedMemoryView
 
-        return StridedMemoryView.from_dlpack(lease, stream_ptr=1 if stream is None else int(stream.handle))
+        return StridedMemoryView.from_dlpack(_of_gpu(lease), stream_ptr=1 if stream is None else int(stream.handle))
 
     def stream(self, ordinal: int) -> Any:
         """Make a stream of cuda.core."""
@@ -319,7 +329,7 @@ class Numba(OnHost):
         """Make a Numba device array from a view of the lease."""
         from numba import cuda
 
-        return cuda.as_cuda_array(lease.view())
+        return cuda.as_cuda_array(lease.view(device="cuda"))
 
     def copy(self, array: Any) -> np.ndarray[Any, Any]:
         """Copy the elements to the CPU by Numba's own copy."""
@@ -347,7 +357,7 @@ class Jax(OnHost):
         """
         import jax
 
-        return jax.dlpack.from_dlpack(lease.view(legacy=True))
+        return jax.dlpack.from_dlpack(lease.view(legacy=True, device="cuda" if _is_pinned(lease) else None))
 
     def pointer(self, array: Any) -> int:
         """Return the memory address that the array reports."""

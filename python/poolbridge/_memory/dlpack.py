@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 CPU: Final = 1
 CUDA: Final = 2
 CUDA_HOST: Final = 3
+CUDA_MANAGED: Final = 13
 
 _FLAG_COPIED = 2
 
@@ -158,8 +159,8 @@ def by_cpu(dl_device: object, stream: object) -> bool:
     return dl_device is None and stream is None
 
 
-def look(capsule: object) -> Seen:
-    """Read the tensor of a capsule without consuming the capsule.
+def look(capsule: object, dtype: object = None) -> Seen:
+    """Read the tensor of a capsule without consuming the capsule. `dtype` names the element type in the error.
 
     Raises
     ------
@@ -171,9 +172,11 @@ def look(capsule: object) -> Seen:
     tensor = kind.from_address(_pointer(capsule, name)).tensor
     element = _NAMES.get((tensor.dtype.code, tensor.dtype.bits))
     if element is None or tensor.dtype.lanes != 1:
+        shown_type = (
+            f"DLPack type {tensor.dtype.code} with {tensor.dtype.bits} bits" if dtype is None else f"dtype {dtype}"
+        )
         raise InvalidArgumentError(
-            f"elements of DLPack type {tensor.dtype.code} with {tensor.dtype.bits} bits cannot be shared: expected one "
-            f"of {', '.join(ELEMENT_TYPES)}"
+            f"elements of {shown_type} cannot be shared: expected one of {', '.join(ELEMENT_TYPES)}"
         )
     extents = ctypes.c_int64 * tensor.ndim
     shape = tuple(extents.from_address(tensor.shape)) if tensor.ndim else ()

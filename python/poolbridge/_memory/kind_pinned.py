@@ -49,9 +49,9 @@ class PinnedBlock(BlockMemory):
 class PinnedPool(GPUPool):
     """An imported pool of kind ``pinned``.
 
-    For NumPy, poolbridge's DLPack capsules say that the memory is the CPU's. For other array libraries, the capsules
-    say that the memory is the GPU's (``kDLCUDA``): PyTorch and CuPy use such memory without a copy, but they do not use
-    memory of the type ``kDLCUDAHost`` without a copy.
+    For array libraries the memory is the CPU's (``kDLCPU``), because PyTorch, CuPy and JAX refuse ``kDLCUDAHost``. A
+    view with ``device="cuda"`` says that the memory is the GPU's: kernels use it, but the driver refuses the copies
+    between the GPU and the CPU that libraries make, because these copies name a direction.
     """
 
     @property

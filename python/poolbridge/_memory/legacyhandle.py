@@ -288,8 +288,8 @@ class OpenedMemory:
         """Number of bytes of all elements: ``size * dtype.itemsize``."""
         return self.size * self._element.itemsize
 
-    def view(self, *, legacy: bool = False) -> Self:  # noqa: ARG002
-        """Return this object, which the caller can use like the view of a lease. `legacy` has no effect."""
+    def view(self, *, legacy: bool = False, device: str | None = None) -> Self:  # noqa: ARG002
+        """Return this object, which the caller can use like the view of a lease. The arguments have no effect."""
         return self
 
     @property

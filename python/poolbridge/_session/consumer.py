@@ -46,14 +46,14 @@ _ids = count(-1, -1)
 
 
 class Kept:
-    """An array that the consumer uses for each frame of one producer in one block. The function `wrap` made it."""
+    """An array that the consumer uses for each frame of one producer in one block. `key` says how it was made."""
 
-    __slots__ = ("array", "tensor", "wrap")
+    __slots__ = ("array", "key", "tensor")
 
-    def __init__(self, array: Any, tensor: Tensor, wrap: Any) -> None:
+    def __init__(self, array: Any, tensor: Tensor, key: object) -> None:
         self.array = array
         self.tensor = tensor
-        self.wrap = wrap
+        self.key = key
 
 
 def fences_of(frame: _native.Frame) -> tuple[Fence, ...]:

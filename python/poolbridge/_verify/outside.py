@@ -186,7 +186,7 @@ def _pickled_in_child(
 def fork(worker: Worker, task: dict[str, Any]) -> dict[str, Any]:
     """Fork while this process has a lease. Report the errors that the child gets when it uses the client or the lease.
 
-    If the buffer is in memory of the CPU, fork a second child, which reads the array. The answer has the number of the
+    If the buffer is of kind ``host``, fork a second child, which reads the array. The answer has the number of the
     signal that ends the second child.
     """
     client = worker.client(task)
@@ -197,7 +197,7 @@ def fork(worker: Worker, task: dict[str, Any]) -> dict[str, Any]:
         answer: dict[str, Any] = {"raised": raised, "signal": 0}
         if status != 0:
             raise RuntimeError(f"the child ended with {status}")
-        if lease.__dlpack_device__()[0] == 1:
+        if lease.kind == "host":
             _, status = _in_child({"array": partial(consumer.compare, array, pattern)})
             answer["signal"] = max(0, -status)
         result = consumer.compare(array, pattern)

@@ -89,8 +89,8 @@ def forbidden(worker: Worker, task: dict[str, Any]) -> dict[str, Any]:
             lease.copy_from(0)
         except Exception as error:  # noqa: BLE001 - it is the answer
             api = failure(error)
-        device, ordinal = lease.__dlpack_device__()
-        if device == 2:
+        if lease.kind != "host":
+            ordinal = lease.view(device="cuda").__dlpack_device__()[1]
             try:
                 _cuda.copy_from_host(ordinal, lease.evidence()["pointer"], np.zeros(4, np.uint8))
             except poolbridge.DriverError as error:

@@ -79,5 +79,5 @@ def address(lease: poolbridge.BaseLease) -> int:
 
 def use(lease: poolbridge.BaseLease, stream: int) -> int:
     """Make an array on a stream as a library does, drop the array, and return its address."""
-    lease.__dlpack__(stream=stream, max_version=(1, 0))
+    lease.view(device="cuda").__dlpack__(stream=stream, max_version=(1, 0))
     return address(lease)

@@ -77,13 +77,13 @@ class Copy:
     def __init__(self, lease):
         from cuda.core.utils import StridedMemoryView
         self.lease = lease
-        self.device = lease.__dlpack_device__()[1]
+        self.device = self.__dlpack_device__()[1]
         self.view = StridedMemoryView.from_dlpack(self, stream_ptr=-1)
         self.pointer = int(self.view.ptr)
     def __dlpack_device__(self):
-        return self.lease.__dlpack_device__()
+        return self.lease.view(device="cuda").__dlpack_device__()
     def __dlpack__(self, **asked):
-        return self.lease.__dlpack__(**asked, copy=True)
+        return self.lease.view(device="cuda").__dlpack__(**asked, copy=True)
 with poolbridge.connect({path!r}, device={device!r}) as client:
     with current({ordinal}):
         stream = int(call("cuStreamCreate", 1))
@@ -103,7 +103,7 @@ with poolbridge.connect({path!r}, device={device!r}) as client:
             _cuda.copy_to_host({ordinal}, out, mine.address)
             differ = kernels.differ({ordinal}, lease.evidence()["pointer"], lease.nbytes // 4)
             expected = kernels.MASKED.expected(np, 0, lease.nbytes // 4, np.uint32).view(np.uint8)
-            print(kind, lease.device, bool((out == expected).all()), differ, flush=True)
+            print(kind, lease.view(device="cuda").device, bool((out == expected).all()), differ, flush=True)
             copy = Copy(lease)
             assert kernels.differ(copy.device, copy.pointer, lease.nbytes // 4) == 0
             del copy
