@@ -24,6 +24,8 @@ import (
 type connection struct {
 	server   *Server
 	conn     *seqpacket.Conn
+	peer     mempool.Peer // what the kernel says, without the field Process
+	unknown  error        // why the kernel does not say it
 	session  *service.Session
 	notices  notices
 	denied   bool            // the peer may not have a session
@@ -47,6 +49,7 @@ type connection struct {
 func (s *Server) newConn(conn *seqpacket.Conn) *connection {
 	c := &connection{server: s, conn: conn, features: make(map[string]bool), notices: notices{wake: make(chan struct{}, 1)}, waiting: make(map[uint64]context.CancelFunc)}
 	c.ctx, c.cancel = context.WithCancelCause(s.ctx)
+	c.peer, c.unknown = peerOf(conn)
 	return c
 }
 
@@ -63,7 +66,7 @@ func (c *connection) serve() {
 	})
 	defer stop()
 
-	peer, err := peerOf(c.conn)
+	peer, err := c.peer, c.unknown
 	if err != nil {
 		log.Warn("a connection was refused: the kernel does not name its user and process", "error", err)
 		c.goodbye(situation.Of(mempool.ErrUnavailable, "the kernel does not say whose the connection is: %v", err))
@@ -99,7 +102,7 @@ func (c *connection) serve() {
 		<-reclaimed
 		log.Debug("what a session held is reclaimed", "session", c.session.ID(), "pid", peer.PID)
 		closeLogged(log, process)
-		c.server.reclaimed()
+		c.server.reclaimed(c)
 	}()
 }
 

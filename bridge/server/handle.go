@@ -292,7 +292,7 @@ func (c *connection) startWaiting(q uint32, cancel context.CancelFunc) (key uint
 	if len(c.waiting) >= c.server.limits.Waiting {
 		return 0, situation.Of(mempool.ErrLimit, "%d requests of this session wait, which is the limit: wait for an answer, or cancel one", len(c.waiting))
 	}
-	if most := int(c.server.maxWaits.Load()); c.server.waits.Add(1) > int64(most) {
+	if most := int(c.server.maxWaits.Load()); c.server.waits.Add(1) > int64(most-c.server.reserve(c.peer, most)) {
 		c.server.waits.Add(-1)
 		return 0, &service.LimitError{Limit: "waits", Max: most, Who: "the service", What: "requests that wait", Have: most, Advice: "ask again later"}
 	}

@@ -24,7 +24,7 @@ type Config struct {
 	// every process that can open the socket may have a session. The access list of each pool decides what a session may use.
 	MayConnect func(mempool.Peer) bool
 	// MaxSessions is how many sessions the server may have at a time; 0 means 4096. A session that has ended still counts while its process
-	// lives and may use memory of the session.
+	// lives and may use memory of the session. Of many sessions, some are only for the user that the service runs as, and root: see reserve.
 	MaxSessions int
 	// MaxWaits is how many requests may wait at a time, in all sessions together; 0 means 65,536.
 	MaxWaits int
@@ -63,6 +63,7 @@ type Server struct {
 	mu        sync.Mutex
 	conns     map[*connection]struct{} // connections that count as sessions
 	sessions  map[uint64]*connection   // connections that have a session, by the session's id
+	users     map[uint32]int           // how many sessions each user has, including lingering ones
 	lingering int                      // ended sessions whose processes may still use memory; they still count as sessions
 	outside   int                      // connections of peers that may not have a session
 	idle      *time.Timer              // runs while no client is connected
@@ -101,7 +102,7 @@ func begin(svc *service.Service, c Config, listen func(seqpacket.ListenConfig) (
 	}
 	ctx, cancel := context.WithCancelCause(context.Background())
 	s := &Server{svc: svc, config: c, limits: limits, ctx: ctx, cancel: cancel, done: make(chan struct{}),
-		conns: make(map[*connection]struct{}), sessions: make(map[uint64]*connection),
+		conns: make(map[*connection]struct{}), sessions: make(map[uint64]*connection), users: make(map[uint32]int),
 		unused: make(chan struct{})}
 	err := s.SetLimits(c.MaxSessions, c.MaxWaits)
 	if err == nil {
@@ -181,9 +182,7 @@ func (s *Server) accept() {
 			continue
 		}
 		c := s.newConn(conn)
-		if !s.admit(c) {
-			most := int(s.maxSessions.Load())
-			full := &service.LimitError{Limit: "sessions", Max: most, Who: "the service", What: "sessions", Have: most, Advice: "close one"}
+		if full := s.admit(c); full != nil {
 			s.svc.Refused(full)
 			farewell(conn, full)
 			c.cancel(nil)
@@ -198,17 +197,39 @@ func (s *Server) accept() {
 	}
 }
 
-// admit counts a connection as a session. It returns false if the server has MaxSessions sessions already.
-func (s *Server) admit(c *connection) bool {
+// admit counts a connection as a session. It returns an error if the user or the server has as many sessions as it may have.
+func (s *Server) admit(c *connection) error {
+	share := s.svc.MaxSessions(c.peer)
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if int64(len(s.conns)+s.lingering) >= s.maxSessions.Load() {
-		return false
+	have, most := len(s.conns)+s.lingering, int(s.maxSessions.Load())
+	if have >= most-s.reserve(c.peer, most) {
+		return &service.LimitError{Limit: "sessions", Max: most, Who: "the service", What: "sessions", Have: have, Advice: "close one"}
+	}
+	if have = s.users[c.peer.UID]; have >= share {
+		return &service.LimitError{Limit: "user-sessions", Max: share, Who: c.peer.String(), What: "sessions", Have: have, Advice: "close one"}
 	}
 	s.conns[c] = struct{}{}
+	s.count(c, +1)
 	s.idle.Stop()
 	s.accepted.Add(1)
-	return true
+	return nil
+}
+
+// reserve returns how many of `most` sessions or waiting requests the peer may not use: one in 256 is only for the user that the service runs
+// as, and root, so that these users can list and end sessions when others have taken the rest.
+func (s *Server) reserve(peer mempool.Peer, most int) int {
+	if s.svc.Owns(peer.UID) {
+		return 0
+	}
+	return most / 256
+}
+
+// count adds n (+1 or −1) to the sessions of the connection's user. The caller holds mu.
+func (s *Server) count(c *connection, n int) {
+	if s.users[c.peer.UID] += n; s.users[c.peer.UID] == 0 {
+		delete(s.users, c.peer.UID)
+	}
 }
 
 // opened records that the connection has a session now.
@@ -238,6 +259,7 @@ func (s *Server) forget(c *connection) {
 		return
 	}
 	delete(s.conns, c)
+	s.count(c, -1)
 	if c.session != nil {
 		delete(s.sessions, c.session.ID())
 	}
@@ -279,13 +301,15 @@ func (s *Server) lingers(c *connection) {
 	defer s.mu.Unlock()
 	s.forget(c)
 	s.lingering++
+	s.count(c, +1)
 }
 
-// reclaimed records that the process of a lingering session is gone, so that the session does not count any more.
-func (s *Server) reclaimed() {
+// reclaimed records that the process of the lingering session of c is gone, so that the session does not count any more.
+func (s *Server) reclaimed(c *connection) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.lingering--
+	s.count(c, -1)
 }
 
 // turnAway answers the hello of a peer that may not have a session. If the server already reads the hellos of ClientLimits.Denied such

@@ -1,6 +1,7 @@
 package server
 
 import (
+	"errors"
 	"path/filepath"
 	"slices"
 	"testing"
@@ -26,9 +27,10 @@ func (r *rig) as(t *testing.T, uid uint32) *raw {
 	require.NoError(t, err)
 	require.NoError(t, l.Close())
 	c, ended := r.newConn(conn), make(chan struct{})
+	c.peer = mempool.Peer{UID: uid, GID: uid, PID: 1}
 	go func() {
 		defer close(ended)
-		_ = c.run(mempool.Peer{UID: uid, GID: uid, PID: 1})
+		_ = c.run(c.peer)
 		c.cancel(nil)
 		c.work.Wait()
 		c.session.End(nil)
@@ -235,4 +237,47 @@ func TestATakenNameSaysNothingElse(t *testing.T) {
 		require.ErrorIs(t, err, wire.CodeExists)
 		assert.ErrorContains(t, err, want)
 	}
+}
+
+func TestAUserHasOnlyItsShareOfTheSessions(t *testing.T) {
+	svc := service.New(service.Config{Limits: service.Limits{UserSessions: 300}})
+	defer svc.Close()
+	s, err := Listen(harness.SocketPath(t), svc, Config{MaxSessions: 512})
+	require.NoError(t, err)
+	defer s.Close()
+	admit := func(uid uint32) (*connection, error) {
+		c := &connection{server: s, peer: mempool.Peer{UID: uid}}
+		err := s.admit(c)
+		if err == nil {
+			s.accepted.Done() // no goroutine serves it
+		}
+		return c, err
+	}
+	full := func(uid uint32, limit string) {
+		_, err := admit(uid)
+		over, ok := errors.AsType[*service.LimitError](err)
+		require.True(t, ok, "%v", err)
+		require.Equal(t, limit, over.Limit)
+	}
+	var last *connection
+	for range 300 {
+		last, err = admit(neighbour)
+		require.NoError(t, err)
+	}
+	full(neighbour, "user-sessions")
+	s.lingers(last)
+	full(neighbour, "user-sessions")
+	s.reclaimed(last)
+	_, err = admit(neighbour)
+	require.NoError(t, err)
+	for range 512 - 300 - 2 {
+		_, err = admit(passerby)
+		require.NoError(t, err)
+	}
+	full(passerby, "sessions")
+	for range 2 {
+		_, err = admit(mempool.Self().UID)
+		require.NoError(t, err, "some sessions are only for the service's own user")
+	}
+	full(mempool.Self().UID, "sessions")
 }

@@ -2,6 +2,7 @@ package service
 
 import (
 	"fmt"
+	"math"
 	"slices"
 	"strings"
 
@@ -14,6 +15,9 @@ import (
 type Limits struct {
 	// SessionLeases is how many leases a session may have at a time. SessionBlocks is how many blocks a session may map at a time.
 	SessionLeases, SessionBlocks int
+	// UserSessions is how many sessions a user may have at a time, including ended sessions whose process may still use their memory. It does
+	// not limit the user that the service runs as, and root.
+	UserSessions int
 	// UserNames is how many names the sessions of a user may have published at a time, including names that outlive their session. UserPools
 	// is how many pools the sessions of a user may have at a time.
 	UserNames, UserPools int
@@ -37,6 +41,7 @@ func (l *Limits) all() []limit {
 	return []limit{
 		{"session-leases", &l.SessionLeases, 1 << 17},
 		{"session-blocks", &l.SessionBlocks, 1 << 17},
+		{"user-sessions", &l.UserSessions, 1024},
 		{"user-names", &l.UserNames, 1 << 17},
 		{"user-pools", &l.UserPools, 1024},
 		{"buffers", &l.Buffers, 1 << 20},
@@ -142,6 +147,16 @@ func (s *Session) mayMap() error {
 		return &LimitError{"session-blocks", most, s.String(), "mapped blocks", have, "drop the blocks that no lease needs"}
 	}
 	return nil
+}
+
+// MaxSessions returns how many sessions a user may have.
+func (s *Service) MaxSessions(p mempool.Peer) int {
+	if s.Owns(p.UID) {
+		return math.MaxInt
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.limits.UserSessions
 }
 
 // mayName says whether the session's user may publish one more name. The caller holds Service.mu.

@@ -33,9 +33,10 @@ func claim[V visible](s *Session, kind, text string, v V) (old V, err error) {
 }
 
 // owner says whether the session's user is the user that the service runs as, or root. These users see everything.
-func (s *Session) owner() bool { return s.svc.owns(s.peer.UID) }
+func (s *Session) owner() bool { return s.svc.Owns(s.peer.UID) }
 
-func (s *Service) owns(uid uint32) bool { return uid == s.uid || uid == 0 }
+// Owns says whether a user is the user that the service runs as, or root.
+func (s *Service) Owns(uid uint32) bool { return uid == s.uid || uid == 0 }
 
 // Only the users and groups on its access list may use a pool. The user who made the pool sees it too.
 func (a *poolAccess) visibleTo(s *Session) bool {

@@ -1,45 +1,67 @@
 package service
 
-import "slices"
-
 // waiters has the allocations that wait for room in a pool, in one queue for each block size. It wakes one allocation of a queue at a time:
 // if that allocation finds no room, the other allocations of the queue would not find room. Service.mu guards waiters.
 type waiters struct {
 	mutex   *mutex
 	changes uint64 // counts the broadcasts
-	lines   map[uint64][]*place
+	lines   map[uint64]*line
+	looks   uint64 // counts the places that next has looked at
+}
+
+// line is a queue. No place before `turn` may be woken before the next broadcast: the allocation has tried since the last one.
+type line struct {
+	first, last *place
+	turn        *place // nil: all have tried
 }
 
 // place is the place of one allocation in a queue.
 type place struct {
-	room  *waiters
-	size  uint64
-	wake  chan struct{} // closed to make the allocation try again; nil while the allocation tries
-	tried uint64        // the value of waiters.changes when the allocation last tried
+	room         *waiters
+	size         uint64
+	before, next *place
+	wake         chan struct{} // closed to make the allocation try again; nil while the allocation tries
+	tried        uint64        // the value of waiters.changes when the allocation last tried
 }
 
 // join adds a place at the end of the queue for blocks of size bytes.
 func (r *waiters) join(size uint64) *place {
-	pl := &place{room: r, size: size}
 	if r.lines == nil {
-		r.lines = make(map[uint64][]*place)
+		r.lines = make(map[uint64]*line)
 	}
-	r.lines[size] = append(r.lines[size], pl)
+	l := r.lines[size]
+	if l == nil {
+		l = new(line)
+		r.lines[size] = l
+	}
+	pl := &place{room: r, size: size, before: l.last}
+	if l.last == nil {
+		l.first = pl
+	} else {
+		l.last.next = pl
+	}
+	l.last = pl
+	if l.turn == nil {
+		l.turn = pl
+	}
 	return pl
 }
 
 // broadcast says that the pool may have room now.
 func (r *waiters) broadcast() {
 	r.changes++
-	for size := range r.lines {
-		r.next(size)
+	for _, l := range r.lines {
+		l.turn = l.first
+		r.next(l)
 	}
 }
 
 // next wakes the first allocation of a queue that has not tried since the last broadcast, unless another allocation of the queue is
 // trying at this moment.
-func (r *waiters) next(size uint64) {
-	for _, pl := range r.lines[size] {
+func (r *waiters) next(l *line) {
+	for ; l.turn != nil; l.turn = l.turn.next {
+		r.looks++
+		pl := l.turn
 		if pl.wake == nil { // this allocation tries now, and then calls next if other allocations may succeed
 			return
 		}
@@ -61,7 +83,7 @@ func (pl *place) wait(seen uint64, alone bool) <-chan struct{} {
 	wake := make(chan struct{})
 	pl.wake, pl.tried = wake, seen
 	if alone {
-		r.next(pl.size)
+		r.next(r.lines[pl.size])
 	}
 	return wake
 }
@@ -69,12 +91,23 @@ func (pl *place) wait(seen uint64, alone bool) <-chan struct{} {
 // leave removes the place from its queue, and wakes the next allocation of that queue.
 func (pl *place) leave() {
 	r := pl.room
-	line := r.lines[pl.size]
-	i := slices.Index(line, pl)
-	if line = slices.Delete(line, i, i+1); len(line) == 0 {
+	l := r.lines[pl.size]
+	if l.turn == pl {
+		l.turn = pl.next
+	}
+	if pl.before == nil {
+		l.first = pl.next
+	} else {
+		pl.before.next = pl.next
+	}
+	if pl.next == nil {
+		l.last = pl.before
+	} else {
+		pl.next.before = pl.before
+	}
+	if l.first == nil {
 		delete(r.lines, pl.size)
 		return
 	}
-	r.lines[pl.size] = line
-	r.next(pl.size)
+	r.next(l)
 }

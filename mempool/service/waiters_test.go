@@ -41,7 +41,10 @@ func TestWhoeverStandsFirstIsWokenAndTheOthersSleepOn(t *testing.T) {
 		release(t, held)
 		synctest.Wait()
 		require.NotNil(t, line[0].lease)
-		places := p.waiters.lines[1024]
+		var places []*place
+		for pl := p.waiters.lines[1024].first; pl != nil; pl = pl.next {
+			places = append(places, pl)
+		}
 		require.Len(t, places, 3)
 		assert.Equal(t, p.waiters.changes, places[0].tried, "the next has looked too: there might have been more")
 		assert.Less(t, places[1].tried, p.waiters.changes)
@@ -132,4 +135,22 @@ func TestEverybodyInALineLearnsThatThePoolIsDestroyed(t *testing.T) {
 		}
 		release(t, held)
 	})
+}
+
+func TestEachPlaceOfAQueueIsLookedAtAFewTimesHoweverManyLeave(t *testing.T) {
+	const many = 10_000
+	r := waiters{mutex: new(mutex)}
+	var places []*place
+	for range many {
+		pl := r.join(512)
+		pl.wait(r.changes, true)
+		places = append(places, pl)
+	}
+	for i := range places {
+		places[(i*7919)%many].leave() // in any order: 7919 is prime
+	}
+	assert.Empty(t, r.lines)
+	assert.LessOrEqual(t, r.looks, uint64(4*many))
+	r.mutex.Lock()
+	r.mutex.Unlock() //nolint:staticcheck // it closes the channels of those who were woken
 }
