@@ -265,6 +265,8 @@ class Torch(Library):
             same(cupy.asnumpy(cupy.from_dlpack(array)), expected)
 
         def jax_too(array: Any, expected: Any) -> None:
+            if array.__dlpack_device__()[0] == _dlpack.CUDA_HOST:
+                raise Lacks("JAX refuses memory of which PyTorch says that it is pinned")
             same(np.asarray(other("jax").dlpack.from_dlpack(array)), expected)
 
         return {
@@ -304,7 +306,7 @@ class CuPy(Library):
         array = in_numpy(dtype)
         try:
             return self.cupy.asarray(array)
-        except (TypeError, ValueError) as error:
+        except Exception as error:
             raise Lacks(f"this CuPy has no {dtype}: {error}") from error
 
     def take(self, lease: Any) -> Any:
@@ -497,7 +499,8 @@ class StandIn(Library):
     """Arrays on a GPU that describe themselves as PyTorch's do, without PyTorch: also on the simulated driver."""
 
     name = "stand-in"
-    places = ("gpu", "gpu of PyTorch 2.5")  # PyTorch 2.5 said that bfloat16 was float16
+    # PyTorch 2.5 said that bfloat16 was float16. CuPy does not export bfloat16 by DLPack.
+    places = ("gpu", "gpu of PyTorch 2.5", "gpu of CuPy")
 
     class Array:
         """An array with DLPack, and with the `__cuda_array_interface__` of some versions of PyTorch."""
@@ -509,12 +512,15 @@ class StandIn(Library):
             self.memory = _cuda.Allocation(0, 128)
             self.typestr = typestr
             self.mask: Any = None
+            self.exports = True
             _cuda.copy_from_host(0, self.memory.address, raw(dtype))
 
         def __dlpack_device__(self) -> tuple[int, int]:
             return (2, 0)
 
         def __dlpack__(self, *, stream: Any = None, max_version: Any = None, **given: Any) -> Any:
+            if not self.exports:
+                raise BufferError("dtype is not supported for dlpack export")
             strides = c_strides(SHAPE, self.element.itemsize)
             owner = _Memory(self.memory, self.element.typestr, strides)
             return _dlpack.make_capsule(np.asarray(owner), self.element, (2, 0), versioned=max_version is not None)
@@ -529,7 +535,9 @@ class StandIn(Library):
             return found | {"typestr": typestr} | ({} if self.mask is None else {"mask": self.mask})
 
     def make(self, dtype: str, place: str) -> Any:
-        return self.Array(dtype, "<f2" if dtype == "bfloat16" and place != "gpu" else None)
+        array = self.Array(dtype, "<f2" if dtype == "bfloat16" and place == "gpu of PyTorch 2.5" else None)
+        array.exports = dtype != "bfloat16" or place != "gpu of CuPy"
+        return array
 
     def transposed(self, array: Any) -> Any:
         raise Lacks("the stand-in has one layout")
@@ -560,8 +568,12 @@ def other(name: str) -> Any:
     """Import another library, to which a task passes its array."""
     try:
         module = importlib.import_module(name)
+        if name == "jax":
+            module.devices()
     except ImportError:
         raise Lacks(f"{name} is not installed") from None
+    except RuntimeError as error:
+        raise Lacks(f"{name} does not start beside another library: {error}") from None
     gc.freeze()  # so that the garbage collector skips the objects of the library
     return module
 
@@ -598,7 +610,7 @@ class World:
     def drain(self) -> None:
         """Receive the frames that a failed cell has left in the channels."""
         for frames in self.subscriptions.values():
-            with contextlib.suppress(poolbridge.WaitTimeoutError):
+            with contextlib.suppress(Exception):
                 while (frame := frames.receive(0)) is not None:
                     frame.release()
 

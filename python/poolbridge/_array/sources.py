@@ -52,6 +52,8 @@ class Source:
         The number in this process of the GPU that has the memory; None: the memory is on the CPU.
     stream
         The stream on which the data will be complete; None if the array names no stream.
+    by_dlpack
+        Whether the array has been read by DLPack, which can make a stream wait for the data.
     """
 
     array: Any
@@ -61,6 +63,7 @@ class Source:
     element: ElementType
     ordinal: int | None = None
     stream: int | None = None
+    by_dlpack: bool = False
 
     @property
     def contiguous(self) -> bool:
@@ -138,8 +141,7 @@ def look(array: Any) -> Source:
     interface = _cuda_array_interface(array)
     if interface is not None:
         _check_mask(interface)
-        element = _tensor.element_type(interface["typestr"])
-        source = _interface(array, interface, element)
+        source = _interface(array, interface, _element(array, interface))
         source.ordinal = int(_cuda.pointer_facts(source.address)["ordinal"]) if source.address else 0
         source.stream = interface.get("stream")
         return source
@@ -158,7 +160,7 @@ def _leased(lease: ArrayExports) -> Source:
         _order.before_cpu(state)
     address = state.memory.address(write=state.write) + description.offset
     ordinal = pool.device[1] if on_gpu else None
-    return Source(view, address, description.shape, description.strides, description.element, ordinal)
+    return Source(view, address, description.shape, description.strides, description.element, ordinal, by_dlpack=True)
 
 
 def _exported(array: Any) -> Source:
@@ -166,12 +168,27 @@ def _exported(array: Any) -> Source:
     ordinal = _device(array)
     # JAX passes -1 to CUDA as a handle of a stream. Without a stream, JAX waits on the CPU until the data is complete.
     unordered = ordinal is not None and type(array).__module__.partition(".")[0] not in {"jax", "jaxlib"}
-    capsule = _ask(array, lambda: _capsule(array, -1 if unordered else None))
+    try:
+        capsule = _ask(array, lambda: _capsule(array, -1 if unordered else None))
+    except InvalidArgumentError:  # such as of CuPy, which has bfloat16 in its other interface only
+        interface = None if ordinal is None else _cuda_array_interface(array)
+        if interface is None:
+            raise
+        source = _interface(array, interface, _element(array, interface))
+        source.ordinal, source.stream = ordinal, interface.get("stream")
+        return source
     seen = _dlpack.look(capsule, getattr(array, "dtype", None))
     source = Source(array, seen.address, seen.shape, seen.strides, _tensor.element_type(seen.name), ordinal)
+    source.by_dlpack = True
     if unordered and (interface := _cuda_array_interface(array)) is not None:
         source.stream = interface.get("stream")
     return source
+
+
+def _element(array: Any, interface: dict[str, Any]) -> ElementType:
+    """Return the element type. For a type that NumPy lacks, the interface says ``V``; the array's dtype names it."""
+    typestr = interface["typestr"]
+    return _tensor.element_type(getattr(array, "dtype", typestr) if "V" in typestr else typestr)
 
 
 def _device(array: Any) -> int | None:
@@ -223,8 +240,8 @@ def _numpy_array(given: Any) -> np.ndarray[Any, Any]:
 
 
 def order(source: Source, stream: int) -> None:
-    """Let the array's ``__dlpack__`` make `stream` wait for the data. Without ``__dlpack__``, do nothing."""
-    if hasattr(source.array, "__dlpack_device__"):
+    """Let the array's ``__dlpack__`` make `stream` wait for the data. Do nothing if DLPack has not read the array."""
+    if source.by_dlpack:
         _capsule(source.array, stream)
 
 
