@@ -65,6 +65,10 @@ class Consumer(ABC):
         """Return the array's address."""
 
     @abstractmethod
+    def everyday(self, lease: BaseLease) -> np.ndarray[Any, Any]:
+        """Make an array as docs/arrays.md says, print it, read an element, and return a copy on the CPU."""
+
+    @abstractmethod
     def compare(self, array: Any, pattern: Pattern) -> Comparison:
         """Compare every element of `array` with `pattern`."""
 
@@ -80,6 +84,13 @@ class Consumer(ABC):
 def _of_gpu(lease: BaseLease) -> Any:
     """Return what presents the memory as memory of a GPU if a GPU reaches it: for kind ``pinned``, a view."""
     return lease.view(device="cuda") if _is_pinned(lease) else lease
+
+
+def _read(array: Any) -> None:
+    """Print an array, and read its first element."""
+    repr(array)
+    if all(array.shape):
+        float(array.reshape(-1)[0])
 
 
 def _is_pinned(lease: BaseLease) -> bool:
@@ -100,6 +111,13 @@ class NumPy(Consumer):
     def pointer(self, array: Any) -> int:
         """Return the memory address that the array reports."""
         return int(array.ctypes.data)
+
+    def everyday(self, lease: BaseLease) -> np.ndarray[Any, Any]:
+        """Copy by NumPy."""
+        array = self.take(lease)
+        _read(array)
+        copy: np.ndarray[Any, Any] = array.copy()
+        return copy
 
     def compare(self, array: Any, pattern: Pattern) -> Comparison:
         """Compare on the CPU."""
@@ -139,6 +157,17 @@ class CuPy(Consumer):
     def pointer(self, array: Any) -> int:
         """Return the memory address that the array reports."""
         return int(array.data.ptr)
+
+    def everyday(self, lease: BaseLease) -> np.ndarray[Any, Any]:
+        """Copy by CuPy. In memory of kind ``pinned``, the driver refuses CuPy's copies, so a kernel copies first."""
+        import cupy
+
+        array = self.take(lease)
+        with array.device:
+            array = array + 0 if _is_pinned(lease) else array
+            _read(array)
+            copy: np.ndarray[Any, Any] = cupy.asnumpy(array)
+        return copy
 
     def compare(self, array: Any, pattern: Pattern) -> Comparison:
         """Compare on the GPU."""
@@ -193,6 +222,15 @@ class Torch(Consumer):
     def pointer(self, array: Any) -> int:
         """Return the memory address that the tensor reports."""
         return int(array.data_ptr())
+
+    def everyday(self, lease: BaseLease) -> np.ndarray[Any, Any]:
+        """Copy by ``tensor.cpu()``."""
+        import torch
+
+        array = torch.from_dlpack(lease)
+        _read(array)
+        copy: np.ndarray[Any, Any] = array.cpu().numpy().copy()
+        return copy
 
     def compare(self, array: Any, pattern: Pattern) -> Comparison:
         """Compare on the tensor's device."""
@@ -265,6 +303,10 @@ class OnHost(Consumer):
     @abstractmethod
     def copy(self, array: Any) -> np.ndarray[Any, Any]:
         """Return a copy of the array's elements on the CPU."""
+
+    def everyday(self, lease: BaseLease) -> np.ndarray[Any, Any]:
+        """Copy the array to the CPU."""
+        return self.copy(self.take(lease))
 
     def compare(self, array: Any, pattern: Pattern) -> Comparison:
         """Compare a copy on the CPU."""
@@ -362,6 +404,14 @@ class Jax(OnHost):
     def pointer(self, array: Any) -> int:
         """Return the memory address that the array reports."""
         return int(array.unsafe_buffer_pointer())
+
+    def everyday(self, lease: BaseLease) -> np.ndarray[Any, Any]:
+        """Copy by ``numpy.array``."""
+        import jax
+
+        array = jax.dlpack.from_dlpack(lease.view(legacy=True))
+        _read(array)
+        return np.array(array)
 
     def copy(self, array: Any) -> np.ndarray[Any, Any]:
         """Let a kernel copy the array on its device, and copy the result to the CPU.

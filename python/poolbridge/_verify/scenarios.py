@@ -126,7 +126,8 @@ def context_life(worker: Worker, task: dict[str, Any]) -> dict[str, Any]:
 def both(worker: Worker, task: dict[str, Any]) -> dict[str, Any]:
     """Write a pattern by the task's library, and compare it on the CPU. Then write and compare the other way round.
 
-    The other way round, NumPy writes the second pattern on the CPU, and the library compares.
+    The other way round, NumPy writes the second pattern on the CPU, and the library compares. Then do with the
+    library's array what users do with an array.
     """
     first, second = Pattern(**task["pattern"]), Pattern(**task["then"])
     with _get(worker, task, write=True) as lease:
@@ -138,6 +139,8 @@ def both(worker: Worker, task: dict[str, Any]) -> dict[str, Any]:
         if not seen.mismatches:
             _patterns.fill(np, cpu, second)
             seen = consumer.compare(array, second)
+        if not seen.mismatches:
+            seen = _patterns.compare(np, consumer.everyday(lease).reshape(-1), second)
         answer = {
             "elements": lease.size,
             "mismatches": seen.mismatches,
