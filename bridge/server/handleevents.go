@@ -46,9 +46,10 @@ func wireEvents(page mempool.EventPage) *wire.EventsReply {
 	return reply
 }
 
-// bye records that the client will close the connection.
+// bye records that the client is closed. The client closes the connection when it has released its leases and dropped its blocks.
 func (c *connection) bye(q uint32, _ *wire.Bye) {
 	c.leaves = true
+	c.session.Leave()
 	c.done(q, nil)
 }
 

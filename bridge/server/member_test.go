@@ -34,3 +34,19 @@ func TestTheNoticeOfAMemberThatHasLeftComesWithoutAFile(t *testing.T) {
 		want.Export.FDs = 0
 	}
 }
+
+func TestByeRemovesTheNamesAndKeepsTheLeases(t *testing.T) {
+	r := start(t, Config{}, unhurried)
+	p := createPool(t, dial(t, r.path), hostPool("p", 4096))
+	client := greeted(t, r.path)
+	client.Ask(2, &wire.Open{Pool: p.Info().ID}, &wire.PoolReply{})
+	var reply wire.LeaseReply
+	client.Ask(3, &wire.Alloc{Pool: p.Info().ID, Tensor: bytesTensor(1)}, &reply)
+	client.Ask(4, &wire.Publish{Lease: reply.Lease.ID, Name: "x"}, &wire.EmptyReply{})
+	client.Ask(5, &wire.Bye{}, &wire.EmptyReply{})
+	client.Refused(6, &wire.Get{Name: "x"}, wire.CodeNotFound)
+	var stats wire.StatsReply
+	client.Ask(7, &wire.StatsRequest{}, &stats)
+	assert.EqualValues(t, 1, stats.Stats.Leases)
+	client.Ask(8, &wire.Release{Lease: reply.Lease.ID}, &wire.EmptyReply{})
+}

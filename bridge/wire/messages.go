@@ -413,8 +413,8 @@ type EndSession struct {
 	Session uint64 `wire:"ss"` // session id
 }
 
-// Bye says that the client is about to close the connection. The service then records that the session left, and not that the session
-// was lost. Bye is usually sent without `q`: no reply is wanted.
+// Bye says that the client is closed. The service removes the session's names that are not kept. The client closes the connection when it
+// has released its leases and dropped its blocks. The service then records that the session left, and not that the session was lost.
 //
 //wire:request bye
 type Bye struct{}

@@ -229,6 +229,20 @@ func (s *Session) Release(incomplete bool, done []mempool.Fence, ids ...uint64) 
 	return first
 }
 
+// Leave notes that the session's client is closed: the session's names are removed. The session's leases stay until they are released.
+func (s *Session) Leave() {
+	s.svc.mu.Lock()
+	defer s.svc.unlock()
+	s.removeNames()
+}
+
+// removeNames removes the session's names. The caller holds Service.mu.
+func (s *Session) removeNames() {
+	for _, n := range s.names {
+		n.remove()
+	}
+}
+
 // Dropped notes that the session no longer maps the blocks.
 //
 // Errors: [mempool.ErrBusy] if the session still has a lease on one of the blocks; then none of the blocks counts as dropped.
@@ -297,9 +311,7 @@ func (s *Session) EndAs(how mempool.SessionEnding, why string, gone <-chan struc
 		l.end(l.write && !lent.keep(l), nil)
 	}
 	s.tidyChannels()
-	for _, n := range s.names {
-		n.remove()
-	}
+	s.removeNames()
 	s.stopShowing()
 	s.timeline.dieIfDone()
 	s.noteBroken()

@@ -228,7 +228,7 @@ class AsyncClient(AsyncLists, ClientState):
         """Close the connection. The client's leases and subscriptions end. Idempotent. See `Client.close`."""
         if self._session.ended is None and os.getpid() == self._session.pid:
             try:
-                if not self._session.release_spares():
+                if not self._session.closed and not self._session.release_spares():
                     await asyncio.to_thread(self._session.spares.release_within, CLOSE_TIMEOUT)
                 if (left := self._session.begin_close()) is not None:
                     await self._reader.wait(left, CLOSE_TIMEOUT)
@@ -253,16 +253,21 @@ class AsyncClient(AsyncLists, ClientState):
 
     @while_running
     def __del__(self) -> None:
-        if self._session.ended is not None or os.getpid() != self._session.pid:
+        if self._session.closed or os.getpid() != self._session.pid:
             return
         self._warn_unclosed()
         self._session.close_when_unused()
+        self._reader.hand_over_soon()
 
     # Internals
 
     def _end(self) -> None:
-        self._session.close()
-        self._reader.stop()
+        self._session.begin_close()  # a cancelled `close` may not have begun
+        if self._session.lingers:
+            self._reader.hand_over()
+        else:
+            self._session.close()
+            self._reader.stop()
         if self._sleepers is not None:
             self._sleepers.shutdown(wait=False)
 

@@ -581,16 +581,20 @@ class Client(Lists, ClientState):
     def close(self) -> None:
         """Close the connection. The client's leases and subscriptions end. Idempotent.
 
-        Arrays that are alive stay valid. The service does not use their memory again before this process ends. When the
-        call returns, the service has ended the session and no longer counts the session, unless the service did not
-        answer within one second.
+        Arrays that are alive stay valid, and keep their leases. The session, without its names, lasts until the last of
+        these arrays is gone. If there are none, the service has ended the session when the call returns, unless the
+        service did not answer, or a GPU worked on the memory, for one second.
         """
-        if self._session.ended is None and os.getpid() == self._session.pid:
-            self._session.spares.release_within(CLOSE_TIMEOUT)
-            if (left := self._session.begin_close()) is not None:
+        session = self._session
+        if session.ended is None and os.getpid() == session.pid:
+            if not session.closed:
+                session.spares.release_within(CLOSE_TIMEOUT)
+            if (left := session.begin_close()) is not None:
                 self._reader.wait(left, CLOSE_TIMEOUT)
-        self._session.close()
-        if os.getpid() == self._session.pid:
+            if session.lingers:
+                return
+        session.close()
+        if os.getpid() == session.pid:
             self._reader.stop()
 
     def __enter__(self) -> Self:
@@ -603,7 +607,7 @@ class Client(Lists, ClientState):
 
     @while_running
     def __del__(self) -> None:
-        if self._session.ended is not None or os.getpid() != self._session.pid:
+        if self._session.closed or os.getpid() != self._session.pid:
             return
         self._warn_unclosed()
         self._reader.background(self._session.close_when_unused)

@@ -57,7 +57,7 @@ class ClientState:
     @property
     def closed(self) -> bool:
         """Whether the client was closed, or its connection was lost."""
-        return self._session.ended is not None
+        return self._session.closed
 
     @property
     def epoch(self) -> str:

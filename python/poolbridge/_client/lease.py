@@ -56,7 +56,7 @@ class BaseLease(ArrayExports):
     @property
     def released(self) -> bool:
         """Whether the lease has ended."""
-        return self._lease_state.released or self._lease_state.session.ended is not None
+        return self._lease_state.released or self._lease_state.session.closed
 
     @property
     def arrays(self) -> int:

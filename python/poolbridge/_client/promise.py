@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from poolbridge._sys import process as _process
 from poolbridge._sys.error_texts import shown
 from poolbridge._sys.finaliser import while_running
-from poolbridge.errors import InvalidArgumentError
+from poolbridge.errors import ClosedError, InvalidArgumentError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -63,8 +63,8 @@ class Promise:
         InvalidArgumentError
             The promise has failed.
         ClosedError
-            The client was closed, or its connection was lost, before the promise was completed or failed. When this
-            process ends, the content counts as failed.
+            The client was closed, or its connection was lost, before the promise was completed or failed. The content
+            has failed.
         """
         self._decide(self._complete)
         if self._failed:
@@ -92,7 +92,8 @@ class Promise:
         state.promise = None
         if published:
             state.seal()
-        self._timeline.page.store(self._fence.wd, self._fence.v)
+        if not self._timeline.page.store(self._fence.wd, self._fence.v):
+            state.session.check_usable()  # another thread has just closed the client
         if not self._failed:
             self._lease_state = None
         elif not published:  # a signal handler has failed the promise
@@ -117,8 +118,8 @@ class Promise:
         InvalidArgumentError
             The promise is already completed, or `error` is neither an exception nor a text.
         ClosedError
-            The client was closed, or its connection was lost, before the promise was completed or failed. When this
-            process ends, the content counts as failed.
+            The client was closed, or its connection was lost, before the promise was completed or failed. The content
+            has failed.
         """
         if isinstance(error, BaseException):
             reason = _text_of(error)
@@ -132,6 +133,7 @@ class Promise:
 
     def _fail(self, state: LeaseState, reason: str) -> None:
         if not self._timeline.fail(self._fence, reason):
+            state.session.check_usable()  # another thread has just closed the client
             return  # a signal handler has completed or failed the promise
         self._failed, self._lease_state = True, None
         if not state.write or state.sent:
@@ -160,14 +162,14 @@ class Promise:
     @while_running
     def __del__(self) -> None:
         state = getattr(self, "_lease_state", None)
-        if state is None or state.session.ended is not None:
+        if state is None or state.session.closed:
             return
         if _process.pid != state.session.pid:  # this process is a forked child: the promise belongs to the parent
             return
         try:
             self._fail(state, "the promise was dropped before it was completed")
-        except ValueError:
-            return  # another thread has just closed the client: the content fails when this process ends
+        except (ValueError, ClosedError):
+            return  # another thread has just closed the client, which has failed the promise
         warnings.warn(
             f"the promise of buffer {state.grant.bf} was dropped before it was completed: its content has failed",
             ResourceWarning,

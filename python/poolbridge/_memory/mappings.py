@@ -116,10 +116,13 @@ class Mappings:
             known.descriptors.close()
             return mapping
 
-    def give_up(self, mapping: Mapping[PoolMemory] | Mapping[BlockMemory], then: Callable[[], None]) -> None:
+    def give_up(
+        self, mapping: Mapping[PoolMemory] | Mapping[BlockMemory], then: Callable[[bool], None] | None = None
+    ) -> None:
         """Subtract one holder of `mapping`. If no holder is left, unmap the memory.
 
-        Call `then` afterwards, unless the unmapping failed. This method never waits, because finalisers call it.
+        Call `then` afterwards. Its argument says whether the memory could be unmapped: if not, the service must not
+        free the memory. This method never waits, because finalisers call it.
         """
         self._lock.later(partial(self._give_up, mapping, then))
 
@@ -141,11 +144,18 @@ class Mappings:
         self._pools, self._blocks = {}, {}
         self._pid = os.getpid()
 
-    def _give_up(self, mapping: Mapping[PoolMemory] | Mapping[BlockMemory], then: Callable[[], None]) -> None:
+    def _give_up(
+        self, mapping: Mapping[PoolMemory] | Mapping[BlockMemory], then: Callable[[bool], None] | None
+    ) -> None:
         if self._leaving:
             return
-        self._uncount(mapping)
-        then()  # not called after an exception: the service must not free memory that could not be unmapped
+        unmapped = False
+        try:
+            self._uncount(mapping)
+            unmapped = True
+        finally:
+            if then is not None:
+                then(unmapped)
 
     def _uncount(self, mapping: Mapping[PoolMemory] | Mapping[BlockMemory]) -> None:
         mapping.count -= 1

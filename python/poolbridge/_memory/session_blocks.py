@@ -31,7 +31,11 @@ class SessionBlock(Struct, eq=False, gc=True):
         How many leases this session has on buffers in the block. Each array in ``arrays`` counts as one more lease
         while the array is alive.
     recalled
-        Whether the service has recalled the block.
+        Whether the service has recalled the block, or the client is closed.
+    unmapping
+        Whether the session is unmapping the block, or has failed to unmap it. The service must not free the block yet.
+    stuck
+        Whether the session has failed to unmap the block.
     mapped
         The mapping; None while the block is not mapped.
     uses
@@ -52,6 +56,8 @@ class SessionBlock(Struct, eq=False, gc=True):
     descriptors: Descriptors
     leases: int = 0
     recalled: bool = False
+    unmapping: bool = False
+    stuck: bool = False
     mapped: Any = None
     uses: dict[int, int] = field(default_factory=dict)
     arrays: list[tuple[Any, Any, Any]] = field(default_factory=list)

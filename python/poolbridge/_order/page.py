@@ -118,13 +118,17 @@ class Page:
             pause = min(pause * 2, _LONGEST_SLEEP)
         return True
 
-    def store(self, word: int, value: int) -> None:
-        """Let the CPU write `value` to a word, unless the word has failed. Wake the threads that wait for the word."""
+    def store(self, word: int, value: int) -> bool:
+        """Let the CPU write `value` to a word, and wake the threads that wait for the word.
+
+        If the word has failed, do not write, and return False.
+        """
         # Python lets a signal handler or another thread run only at a call or in a loop. There is no call and no loop
         # between the test and the assignment, so nothing changes the word between them.
-        if self.words[word] < TOMBSTONE:
+        if alive := self.words[word] < TOMBSTONE:
             self.words[word] = value
         _futex.wake(self.address + 8 * word)
+        return alive
 
     def fail(self, word: int, value: int, reason: str) -> bool:
         """Mark a word as failed, store the reason, and end all waits for `value`. No other promise gets the word.

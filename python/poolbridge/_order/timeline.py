@@ -254,6 +254,12 @@ class Timeline:
         self._failed += failed
         return failed
 
+    def fail_promises(self, reason: str) -> None:
+        """Mark the fences of all open promises as failed."""
+        for word in list(self.words.values()):
+            if word.key.ordinal == _NO_DEVICE:
+                self.fail(Fence(self.id, word.index, word.value), reason)
+
     def upcoming(self, key: StreamKey) -> tuple[int, int]:
         """Return the index of a stream's word and the value that the stream will write next."""
         with self.lock:

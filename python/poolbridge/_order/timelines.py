@@ -120,6 +120,11 @@ class Timelines:
             if self.pages.pop(id_) is not None:
                 PAGES.give_up(self._epoch, id_, idle=id_ not in self._waits)
 
+    def fail_promises(self, reason: str) -> None:
+        """Mark the open promises of this session as failed, because the program cannot complete them any more."""
+        if self.own is not None:
+            self.own.fail_promises(reason)
+
     def close(self) -> None:
         """Give up all pages. If a GPU may still use a page, the page is unmapped after the GPU has done its work."""
         pages, self.pages = self.pages, {}

@@ -43,6 +43,7 @@ from poolbridge._wire.messages import (
     Release,
     Reply,
     Request,
+    Timeline,
     TimelineReply,
     Wanted,
     Working,
@@ -146,6 +147,20 @@ class Core:
             self.release(call.reply.l, failed=False)
         elif isinstance(call.reply, JoinReply):
             self._unjoin(call)
+
+    def abandon_all(self, error: PoolbridgeError) -> None:
+        """Abandon every request of the program, because the client is closed. The waiting calls fail with `error`."""
+        for call in list(self._calls.values()):
+            if not call.abandoned and not isinstance(call.request, Timeline):  # the session itself asks for timelines
+                self.abandon(call)
+                call.error = type(error)(*error.args)
+                call.on_done()
+        self.tell_waiters()
+
+    @property
+    def unanswered(self) -> int:
+        """How many requests the service has not answered yet."""
+        return len(self._calls)
 
     def _unjoin(self, call: Call) -> None:
         """Leave a channel: the service has granted the membership, but the caller does not wait for it any more."""

@@ -9,6 +9,8 @@ from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, TypeVar, cast
 
+from poolbridge._session.socket_reader import SocketReader
+from poolbridge._sys.deferred import OwnedLock
 from poolbridge._wire.messages import (
     CloseChannel,
     Create,
@@ -62,6 +64,7 @@ class LoopReader:
         self._fd = session.transport.fileno()
         self._writing = False
         self._closed = False
+        self._handing = OwnedLock()
         loop.add_reader(self._fd, self._readable)
         session.carried_by(self)
 
@@ -115,6 +118,8 @@ class LoopReader:
         return True
 
     def _readable(self) -> None:
+        if self._closed:
+            return  # a `SocketReader` reads
         try:
             for _ in range(_MOST_READS):
                 if self._session.ended is not None or not self._session.receive():
@@ -154,6 +159,7 @@ class LoopReader:
         self.loop.run_in_executor(None, _quietly, work)
 
     def _in_thread(self, work: Callable[[], None]) -> None:
+        self.hand_over()
         _quietly(work)
         if self._session.ended is not None:
             self.stop()
@@ -166,15 +172,40 @@ class LoopReader:
             return False
         return True
 
+    def hand_over_soon(self) -> None:
+        """Call `hand_over` on the loop, from any thread, also in a finaliser."""
+        if not self._soon(self.hand_over):
+            self.hand_over()
+
+    def hand_over(self) -> None:
+        """Let a `SocketReader` receive the packets from now on: arrays may keep the session longer than the loop lasts.
+
+        The caller is on the loop, or the loop is closed.
+        """
+        if not self._handing.take(0):
+            return  # another thread does it
+        try:
+            if not self._closed and self._session.ended is None:
+                self._leave_loop()
+                SocketReader(self._session)
+        except BaseException:
+            self._session.close()
+            self._session.transport.close()
+            raise
+        finally:
+            self._handing.release()
+
     def stop(self) -> None:
         """Stop reading and close the socket. Idempotent."""
-        if self._closed:
-            return
+        if not self._closed:
+            self._leave_loop()
+            self._session.transport.close()
+
+    def _leave_loop(self) -> None:
         self._closed = True
         if os.getpid() == self._session.pid and not self.loop.is_closed():
             self.loop.remove_reader(self._fd)
             self.loop.remove_writer(self._fd)
-        self._session.transport.close()
 
 
 def _quietly(work: Callable[[], None]) -> None:

@@ -18,7 +18,7 @@ from poolbridge._session.calls import Waiter
 from poolbridge._session.session_members import SessionMembers
 from poolbridge._sys import error_texts as _error_texts, process as _process
 from poolbridge._wire import received_errors as _received_errors
-from poolbridge._wire.messages import Bye, Cancel, Forget, Seal, Wanted
+from poolbridge._wire.messages import Bye, Cancel, Forget, Reply, Seal, Wanted
 from poolbridge.errors import (
     ClientClosedError,
     ConnectionLostError,
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from poolbridge._session.calls import Call
     from poolbridge._session.consumer import Consumer
     from poolbridge._session.lease_state import LeaseState
-    from poolbridge._wire.messages import Fence, Grant, Reply, Request
+    from poolbridge._wire.messages import Fence, Grant, Request
     from poolbridge._wire.transport import Transport
 
 _OUTBOX_MAX = 65_536
@@ -63,8 +63,8 @@ class Session(SessionMembers):
         self.transport = transport
         self.pid = _process.pid
         self.orphaned = False
-        self._closing = False
-        self._said_bye = False
+        self._bye: Call | None = None  # the request that the client sends when it is closed
+        self._all_said = False  # whether the client is closed and sends nothing any more
         self.patience = _PATIENCE
         self.tracer: Any = None
         self.lost: set[int] = set()
@@ -94,6 +94,13 @@ class Session(SessionMembers):
             )
         if self.ended is not None:
             raise type(self.ended)(str(self.ended))
+        if self._bye is not None:
+            raise _closed()
+
+    @property
+    def closed(self) -> bool:
+        """Whether the client was closed, or the session has ended."""
+        return self._bye is not None or self.ended is not None
 
     # Packets
 
@@ -141,7 +148,7 @@ class Session(SessionMembers):
             return
         try:
             if self.transport.send(outbox):
-                if self._said_bye:
+                if self._all_said:
                     self.transport.end_sending()
             else:
                 if len(outbox) > _OUTBOX_MAX:
@@ -185,6 +192,8 @@ class Session(SessionMembers):
                     self._hear()
                 if core.outbox:
                     self._flush()
+                if self._bye is not None:
+                    self._end_if_unused()
         except PoolbridgeError as error:
             error = self._reason(error)
             self.lose(error)
@@ -193,10 +202,10 @@ class Session(SessionMembers):
 
     def _reason(self, error: PoolbridgeError) -> PoolbridgeError:
         """Return the error that explains why the session ends: `error`, or an error with the real reason."""
-        if self._closing:
+        if self._bye is not None:
             # While the client closes, it drops its blocks. A grant on a dropped block may still arrive, and leads to a
             # wrong `ProtocolError`.
-            return ClientClosedError("the client is closed")
+            return _closed()
         if self._fault is not None:
             return ProtocolError(*self._fault.args)
         goodbye = self.core.goodbye
@@ -330,8 +339,10 @@ class Session(SessionMembers):
         if idle is not None:
             self._unmap(idle)
         self._flush()
-        if self.orphaned and self.ended is None and not self.lease_states and self._driver is not None:
-            self._driver.background(self.close)
+        if self._bye is not None:
+            self._end_if_unused()
+        elif self.orphaned and self.ended is None and not self.lease_states and self._driver is not None:
+            self._driver.background(self.close_when_unused)
 
     # Timelines and channels
 
@@ -400,56 +411,99 @@ class Session(SessionMembers):
                 self.ended = type(error)(*error.args)
                 self._drop_kept()
                 self._end_members()
+                self.timelines.fail_promises("the connection of its producer ended before it completed its promise")
                 self._let_go()
             self.core.lose(error)
         self.transport.shutdown()
 
     def begin_close(self) -> Waiter | None:
-        """Release every lease that no array uses, unmap the blocks without leases, and send `Bye` to the service.
+        """Close the client: end everything that no array needs. The connection lasts until the last array is gone.
+
+        The client leaves its channels, releases the leases without arrays, and unmaps the blocks without leases. It
+        sends `Bye`, so that the service removes the client's names. Idempotent.
 
         Returns
         -------
         Waiter or None
-            A waiter that is done when the service has ended the session. None if the session has ended already.
+            A waiter that is done when the service has ended the session, or when it has removed the names and only
+            leases that are still needed keep the session. None if the session has ended already.
         """
-        for reference in list(self.lease_states.values()):
-            state = reference()
-            if state is not None:
-                state.close()
+        if _process.pid != self.pid:
+            return None
         with self.lock:
             if self.ended is not None or not self.core.epoch:
                 return None
-            self._end_members()
-            self._closing = True
-            for block in [block for block in self.core.blocks.values() if not block.leases]:
-                self._unmap(block)
-        waiter = Waiter(lambda: self.ended is not None)
-        with self.lock:  # lock again: packets that were deferred while the lock was held are sent before `Bye`
+            first = self._bye is None
+            if first:
+                self.core.abandon_all(_closed())
+                self._bye = self.core.start(Bye(), Reply, self.core.tell_waiters)
+        if first:
+            for reference in list(self.lease_states.values()):
+                state = reference()
+                if state is not None:
+                    state.close()
+        with self.lock:
+            if first and self.ended is None:
+                self._end_members()
+                self.timelines.fail_promises("the client was closed before it completed its promise")
+                for block in self.core.blocks.values():
+                    block.recalled = True  # so that the block is unmapped when its last lease ends
+                    block.arrays.clear()
+            self._flush()
+        waiter = Waiter(self._is_closed)
+        with self.lock:
             self.core.waiters.append(waiter)
-            self._say_bye()
+            self._end_if_unused()
         return waiter
 
-    def _say_bye(self) -> None:
-        """Tell the service once that the session ends, and send nothing afterwards. The caller holds the lock."""
-        if self.ended is None and self.core.epoch and not self._said_bye:
-            self._said_bye = True
-            self.core.tell(Bye())
+    def _is_closed(self) -> bool:
+        bye = self._bye
+        return self.ended is not None or (
+            bye is not None and bye.done and any(block.leases for block in list(self.core.blocks.values()))
+        )
+
+    @property
+    def lingers(self) -> bool:
+        """Whether the client is closed, and the service must still hear of leases and blocks of the client."""
+        core, bye = self.core, self._bye
+        if bye is None or self.ended is not None or _process.pid != self.pid:
+            return False
+        return bool(core.blocks or core.outbox) or core.unanswered > (0 if bye.done else 1)
+
+    def _end_if_unused(self) -> None:
+        core = self.core
+        if self._bye is None or self._all_said or self.ended is not None:
+            return
+        if core.unanswered:
+            return  # a reply may grant a lease on a block, which this session then releases
+        for block in [block for block in core.blocks.values() if not block.leases]:
+            self._unmap(block)
+        if all(block.stuck for block in core.blocks.values()):
+            self._all_said = True
             self._flush()
+            self._give_up_pools()
 
     def close(self) -> None:
-        """End the session. Memory that arrays use stays mapped until the arrays are gone. Idempotent."""
+        """End the session at once. Memory that arrays use stays mapped until the arrays are gone. Idempotent."""
         if _process.pid != self.pid:
             self.transport.close()
             return
         with self.lock:
             if self.ended is None:
                 self._end_members()
-            self._say_bye()
-        self.lose(ClientClosedError("the client is closed"))
+                if self._bye is None and self.core.epoch:
+                    self.core.tell(Bye())
+                self._all_said = True
+                self._flush()
+        self.lose(_closed())
 
     def close_when_unused(self) -> None:
-        """End the session now, or when its last lease has ended, because the program has dropped the client."""
+        """Close the client now, or when its last lease has ended, because the program has dropped the client."""
         if self.lease_states:
             self.orphaned = True
         else:
-            self.close()
+            self.begin_close()
+
+
+def _closed() -> ClientClosedError:
+    return ClientClosedError("the client is closed")

@@ -118,7 +118,7 @@ class SessionMembers(SessionMemory):
     def _end_members(self) -> None:
         """Leave all channels, because the session ends. The caller holds the lock."""
         with ExitStack() as rest:  # if one step raises, the other steps still run
-            rest.callback(self.spares.end)
+            rest.callback(self.spares.end if self.ended is not None else self.spares.close)
             rest.callback(self.producers.clear)
             for member in reversed(self.core.members):
                 rest.callback(self._leave, member)

@@ -52,9 +52,18 @@ class SessionMemory(ABC):
         self.device: int | str | None = None
         self._pools: dict[int, Mapping[PoolMemory]] = {}
 
+    @property
+    @abstractmethod
+    def closed(self) -> bool:
+        """Whether the client was closed, or the session has ended."""
+
     @abstractmethod
     def _flush(self) -> None:
         """Send the packets of the outbox. The caller holds the lock."""
+
+    @abstractmethod
+    def _end_if_unused(self) -> None:
+        """If the client is closed and nothing needs the connection any more, end it. The caller holds the lock."""
 
     def pool_info(self, pool_id: int) -> Pool | None:
         """Return the description of a pool; None if this session has not opened the pool."""
@@ -83,11 +92,11 @@ class SessionMemory(ABC):
             raise NotFoundError(f"block {block_id} is not known to this session")
         mapping = MAPPINGS.block(self.core.epoch, self._map_pool(known.pool), known)
         with self.lock:
-            if known.mapped is None and self.ended is None:
+            if known.mapped is None and not self.closed:
                 known.mapped = mapping
                 return mapping.memory
             kept = known.mapped
-        MAPPINGS.give_up(mapping, _nothing)
+        MAPPINGS.give_up(mapping)
         if kept is None:
             raise ClientClosedError("the client was closed while it mapped memory")
         memory: BlockMemory = kept.memory
@@ -107,28 +116,32 @@ class SessionMemory(ABC):
             raise ProtocolError(f"pool {pool_id} was never opened by this session")
         mapping = MAPPINGS.pool(self.core.epoch, known, self.device)
         with self.lock:
-            if self.ended is None and pool_id not in self._pools:
+            if not self.closed and pool_id not in self._pools:
                 self._pools[pool_id] = mapping
                 return mapping
         # Another thread has stored the same mapping, or the session has ended. `MAPPINGS.pool` has counted this session
         # as one more holder, so undo this count.
-        MAPPINGS.give_up(mapping, _nothing)
-        if self.ended is not None:
+        MAPPINGS.give_up(mapping)
+        if self.closed:
             raise ClientClosedError("the client was closed while it mapped memory")
         return mapping
 
     def _unmap(self, block: SessionBlock) -> None:
         """Unmap a block that no lease of this session needs, and tell the service. The caller holds the lock."""
+        if block.unmapping:
+            return
         mapping, block.mapped = block.mapped, None
+        block.unmapping = mapping is not None
         own = self.timelines.own
         if mapping is None:
-            self._unmapped(block)
+            self.core.drop(block)
+            self._flush()
         elif block.uses and own is not None and not all(_done(own, *use) for use in block.uses.items()):
             uses, block.uses = block.uses, {}
             work = partial(self._unmap_after, own, uses, mapping, block)
             threading.Thread(target=work, name="poolbridge-unmap", daemon=True).start()
         else:
-            MAPPINGS.give_up(mapping, partial(self.lock.later, partial(self._unmapped, block)))
+            MAPPINGS.give_up(mapping, partial(self._tried, block))
 
     def _unmap_after(
         self, own: Timeline, uses: dict[int, int], mapping: Mapping[BlockMemory], block: SessionBlock
@@ -139,11 +152,18 @@ class SessionMemory(ABC):
                 pass
         if not all(_done(own, *use) for use in uses.items()):
             mapping.memory.synchronize()
-        MAPPINGS.give_up(mapping, partial(self.lock.later, partial(self._unmapped, block)))
+        MAPPINGS.give_up(mapping, partial(self._tried, block))
 
-    def _unmapped(self, block: SessionBlock) -> None:
-        self.core.drop(block)
-        self._flush()
+    def _tried(self, block: SessionBlock, unmapped: bool) -> None:
+        self.lock.later(partial(self._unmapped, block, unmapped))
+
+    def _unmapped(self, block: SessionBlock, unmapped: bool) -> None:
+        if unmapped:
+            self.core.drop(block)
+            self._flush()
+        else:
+            block.stuck = True
+        self._end_if_unused()
 
     def _let_go(self) -> None:
         for known in list(self.core.blocks.values()):
@@ -151,11 +171,14 @@ class SessionMemory(ABC):
             known.arrays.clear()
             if not known.leases:
                 self._unmap(known)
-        pools, self._pools = list(self._pools.values()), {}
-        for mapping in pools:
-            MAPPINGS.give_up(mapping, _nothing)
+        self._give_up_pools()
         self.core.close_descriptors()
         self.timelines.close()
+
+    def _give_up_pools(self) -> None:
+        pools, self._pools = list(self._pools.values()), {}
+        for mapping in pools:
+            MAPPINGS.give_up(mapping)
 
 
 def _done(own: Timeline, word: int, value: int) -> bool:
@@ -164,7 +187,3 @@ def _done(own: Timeline, word: int, value: int) -> bool:
     When the service shuts down, it marks all words as words of dead processes. The stream may still be working then.
     """
     return own.reached(word, value) and not own.page.died(word, value)
-
-
-def _nothing() -> None:
-    pass

@@ -269,7 +269,8 @@ class Spares:
         self._session = session
         self._kept: dict[int, deque[Spare]] = {}  # by pool, the oldest first
         self._shelves: set[Shelf] = set()
-        self._over = False  # whether the session has ended or is ending
+        self._closing = False  # whether the client is closed
+        self._over = False  # whether the session has ended
         self._leaving: list[Spare] = []  # spares to release when their fences are reached
         # The spares that allocations got before the spares' fences were reached, with these fences; by lease id.
         self._granted: dict[int, tuple[Spare, tuple[Fence, ...]]] = {}
@@ -464,7 +465,7 @@ class Spares:
         self.published(spare.grant)
         spare.leave_shelf()
         pool, now = spare.grant.pl, time.monotonic()
-        if spare.reusable and not self._is_wanted(pool):
+        if spare.reusable and not self._closing and not self._is_wanted(pool):
             kept = self._kept.setdefault(pool, deque())
             kept.append(spare)
             if len(kept) > _MORE and len(kept) > self._most(pool):
@@ -535,8 +536,17 @@ class Spares:
         self._tidy(time.monotonic())
         return not self._leaving
 
+    def close(self) -> None:
+        """Release all spares, each when its fences are reached, and keep none any more, because the client closes."""
+        self._closing = True
+        for shelf in list(self._shelves):
+            self.drop_shelf(shelf)
+        self.release_all()
+        self._bell.set()
+        self.watch()
+
     def end(self) -> None:
-        """Give up all spares, because the session has ended or ends now."""
+        """Give up all spares, because the session has ended."""
         for kept in (*self._kept.values(), self._leaving):
             for spare in kept:
                 self.disown(spare)
@@ -603,7 +613,7 @@ class Spares:
 
     def watch(self) -> None:
         """Start the thread that collects and releases spares, unless this thread runs already."""
-        if self._thread is None and self._session.ended is None:
+        if self._thread is None and self._session.ended is None and (self._leaving or not self._closing):
             self._thread = threading.Thread(target=self._run, name="poolbridge-spares", daemon=True)
             self._thread.start()
 

@@ -447,10 +447,10 @@ class EndSession(Request, kw_only=True, tag="end"):
 
 
 class Bye(Request, kw_only=True, tag="bye"):
-    """Says that the client is about to close the connection.
+    """Says that the client is closed.
 
-    The service then records that the session left, and not that the session was lost. Bye is usually sent without `q`:
-    no reply is wanted.
+    The service removes the session's names that are not kept. The client closes the connection when it has released its
+    leases and dropped its blocks. The service then records that the session left, and not that the session was lost.
     """
 
 

@@ -216,7 +216,7 @@ class Link:
             if isinstance(found, str):
                 return found, copied
             state, layout = found
-            if state.session.ended is not None or state.session.core.epoch.hex() != service:
+            if state.session.closed or state.session.core.epoch.hex() != service:
                 return SERVICE_LOST, copied
             if state.consumer is not None or (state.write and state.session is not session_of(self._client)):
                 return FOREIGN, copied
@@ -259,7 +259,7 @@ class Link:
         """Whether an array lives in a lease of this worker's service."""
         with self._lock:
             state = self._state(array)
-            return state is not None and state.session.ended is None and state.session.core.epoch.hex() == self.service
+            return state is not None and not state.session.closed and state.session.core.epoch.hex() == self.service
 
     def _state(self, array: Array) -> LeaseState | None:
         """Return the lease that an array lives in; None if the array lives in no lease, or the lease has ended."""

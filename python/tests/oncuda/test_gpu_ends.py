@@ -47,6 +47,18 @@ def test_a_block_that_a_stream_still_uses_is_not_unmapped(client, gate):
         client.stats()
 
 
+@pytest.mark.skipif(not has_poolsvc(), reason="poolsvc is not built, and the small service has one kind")
+@pytest.mark.parametrize("kind", ["device", "pinned", "vmm"])
+def test_the_memory_of_a_closed_client_comes_back_when_its_last_array_dies(device_service, client, kind):
+    client.create_pool("one block", kind=kind, max_bytes=2 << 20)
+    for _ in range(3):
+        with poolbridge.connect(device_service, timeout=60) as closed:
+            array = closed.allocate(2 << 20, "uint8", pool="one block", timeout=60).view()
+        with pytest.raises(poolbridge.PoolLimitError):
+            client.allocate(2 << 20, "uint8", pool="one block", timeout=0)
+        del array
+
+
 @pytest.mark.skipif(not has_poolsvc(), reason="poolsvc is not built, and the small service buries nobody")
 @CHANNELS
 def test_a_producer_that_is_killed_lets_the_consumers_streams_go(device_service, client):

@@ -1,0 +1,196 @@
+"""Tests that memory of closed clients comes back: when the last array is gone, or at once if there is none."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import os
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+import pytest
+from realservice import RealService, publish, until
+
+import poolbridge
+
+MIB = 1 << 20
+SESSIONS = 16
+
+
+@pytest.fixture
+def service(tmp_path):
+    running = RealService(str(tmp_path / "r.sock"), "--pool", "name=p,kind=host,max=2MiB", "--limit", "sessions=16")
+    yield running
+    running.close()
+
+
+@pytest.fixture
+def other(service):
+    with poolbridge.connect(service.path) as client:
+        yield client
+
+
+def sessions(client):
+    """Return how many sessions this process has."""
+    return sum(one.pid == os.getpid() for one in client.sessions())
+
+
+def array_of_a_closed_client(service):
+    with poolbridge.connect(service.path) as client:
+        return np.asarray(client.allocate(MIB, "uint8", pool="p", timeout=30))
+
+
+def array_of_a_closed_async_client(service):
+    async def make():
+        async with await poolbridge.connect_async(service.path) as client:
+            return np.asarray(await client.allocate(MIB, "uint8", pool="p", timeout=30))
+
+    return asyncio.run(make())
+
+
+@pytest.mark.filterwarnings("ignore:unclosed")
+def array_of_a_dropped_client(service):
+    return np.asarray(poolbridge.connect(service.path).allocate(MIB, "uint8", pool="p", timeout=30))
+
+
+def array_of_a_dropped_async_client(service):
+    async def make():
+        client = await poolbridge.connect_async(service.path)
+        return np.asarray(await client.allocate(MIB, "uint8", pool="p", timeout=30))
+
+    return asyncio.run(make())
+
+
+WAYS = pytest.mark.parametrize(
+    "make",
+    [
+        array_of_a_closed_client,
+        array_of_a_closed_async_client,
+        array_of_a_dropped_client,
+        array_of_a_dropped_async_client,
+    ],
+)
+CLOSED = pytest.mark.parametrize("make", [array_of_a_closed_client, array_of_a_closed_async_client])
+
+
+@WAYS
+@pytest.mark.filterwarnings("ignore:unclosed")
+def test_the_memory_comes_back_when_the_last_array_dies(service, other, make):
+    for _ in range(2 * SESSIONS):  # more than the pool and the limit of sessions allow at a time
+        array = make(service)
+        array[:] = 7
+        assert int(array[-1]) == 7
+        del array
+        gc.collect()
+    until(lambda: sessions(other) == 1)
+    assert other.stats().leases == 0
+
+
+@CLOSED
+def test_lists_name_the_closed_client_that_holds_memory(service, other, make):
+    array = make(service)
+    (lease,) = other.leases()
+    assert (lease.nbytes, lease.write) == (MIB, True)
+    assert lease.session in {one.id for one in other.sessions()}
+    with pytest.raises(poolbridge.PoolLimitError):
+        other.allocate(2 * MIB, "uint8", pool="p", timeout=0)
+    del array
+    other.allocate(2 * MIB, "uint8", pool="p", timeout=30)
+
+
+def test_nobody_writes_a_buffer_while_an_array_of_a_closed_client_reads_it(service, other):
+    other.open_pool("p")
+    other.put(np.arange(4), "x")
+    with poolbridge.connect(service.path) as client:
+        array = client.get_array("x")
+    with pytest.raises(poolbridge.BusyError):
+        other.get("x", write=True, timeout=0)
+    del array
+    other.get("x", write=True, timeout=30).release()
+
+
+def test_names_of_a_closed_client_are_gone_though_its_arrays_are_alive(service, other):
+    with poolbridge.connect(service.path) as client:
+        client.open_pool("p")
+        array = np.asarray(client.put(np.arange(4), "mine"))
+        client.put(np.arange(4), "kept", keep=True)
+    assert [name.name for name in other.names()] == ["kept"]
+    assert array.tolist() == [0, 1, 2, 3]
+
+
+def test_a_closed_client_is_closed_though_its_arrays_are_alive(service):
+    client = poolbridge.connect(service.path)
+    lease = client.allocate(4, "uint8", pool="p")
+    array = np.asarray(lease)
+    client.close()
+    client.close()
+    assert client.closed
+    assert lease.released
+    for use in (client.stats, lambda: client.allocate(4, pool="p"), lambda: lease.publish("x")):
+        with pytest.raises(poolbridge.ClientClosedError):
+            use()
+    assert array.tolist() == [0, 0, 0, 0]
+
+
+def test_frames_of_a_closed_client_come_back_when_their_arrays_die(service, other):
+    channel = other.create_channel("c", pool="p", capacity=2)
+    with poolbridge.connect(service.path) as client:
+        frames = client.subscribe("c")
+        publish(other, channel, 5)
+        array = np.asarray(next(frames))
+        del frames
+    channel.close()
+    with pytest.raises(poolbridge.PoolLimitError):
+        other.allocate(2 * MIB, "uint8", pool="p", timeout=0)
+    assert int(array[-1]) == 5
+    del array
+    other.allocate(2 * MIB, "uint8", pool="p", timeout=30)
+
+
+def test_clients_that_close_at_the_same_time_leave_no_session(service, other):
+    def use(_):
+        with poolbridge.connect(service.path) as client:
+            client.allocate(4096, "uint8", pool="p", timeout=30).release()
+
+    with ThreadPoolExecutor(8) as threads:
+        list(threads.map(use, range(25 * SESSIONS)))
+    assert sessions(other) == 1
+
+
+def test_an_allocation_that_waits_when_its_client_is_closed_holds_nothing(service, other):
+    full = other.allocate(2 * MIB, "uint8", pool="p")
+    client = poolbridge.connect(service.path)
+    client.open_pool("p")
+    raised: list[BaseException] = []
+
+    def allocate():
+        try:
+            client.allocate(MIB, "uint8", timeout=60)
+        except poolbridge.ClientClosedError as error:
+            raised.append(error)
+
+    thread = threading.Thread(target=allocate)
+    thread.start()
+    until(lambda: any(one.waits for one in other.sessions()))
+    client.close()
+    thread.join(60)
+    assert len(raised) == 1
+    full.release()
+    other.allocate(2 * MIB, "uint8", pool="p", timeout=30)
+    until(lambda: sessions(other) == 1)
+
+
+def test_a_promise_that_is_open_when_its_client_is_closed_has_failed(service, other):
+    client = poolbridge.connect(service.path)
+    with client.allocate(4, "uint8", pool="p") as lease:
+        promise = lease.promise()
+        lease.publish("x", keep=True)
+    got = other.get("x")
+    client.close()
+    with pytest.raises(poolbridge.ContentFailedError, match="client was closed"):
+        got.wait(60)
+    with pytest.raises(poolbridge.ClientClosedError):
+        promise.complete()
+    got.release()
+    until(lambda: sessions(other) == 1)
