@@ -68,19 +68,19 @@ func (c *connection) serve() {
 
 	peer, err := c.peer, c.unknown
 	if err != nil {
-		log.Warn("a connection was refused: the kernel does not name its user and process", "error", err)
+		c.server.complaints.warn(peer.UID, "a connection was refused: the kernel does not name its user and process", "error", err)
 		c.goodbye(situation.Of(mempool.ErrUnavailable, "the kernel does not say whose the connection is: %v", err))
 		return
 	}
 	if allowed := c.server.config.MayConnect; allowed != nil && !allowed(peer) {
-		log.Warn("a connection was refused", "uid", peer.UID, "pid", peer.PID)
+		c.server.complaints.warn(peer.UID, "a connection was refused", "uid", peer.UID, "pid", peer.PID)
 		c.denied = true
 		c.server.turnAway(c, peer)
 		return
 	}
 	process, err := c.conn.PeerProcess()
 	if err != nil {
-		log.Warn("a connection was refused: the end of its process cannot be watched", "pid", peer.PID, "error", err)
+		c.server.complaints.warn(peer.UID, "a connection was refused: the end of its process cannot be watched", "uid", peer.UID, "pid", peer.PID, "error", err)
 		c.goodbye(unwatched(err))
 		return
 	}

@@ -48,10 +48,11 @@ var errServerClosed = errors.New("the server is closed")
 
 // Server serves a [service.Service] on a Unix socket.
 type Server struct {
-	svc      *service.Service
-	config   Config
-	limits   ClientLimits
-	listener *seqpacket.Listener
+	svc        *service.Service
+	config     Config
+	limits     ClientLimits
+	listener   *seqpacket.Listener
+	complaints complaints
 
 	maxSessions, maxWaits atomic.Int64
 
@@ -103,11 +104,11 @@ func begin(svc *service.Service, c Config, listen func(seqpacket.ListenConfig) (
 	ctx, cancel := context.WithCancelCause(context.Background())
 	s := &Server{svc: svc, config: c, limits: limits, ctx: ctx, cancel: cancel, done: make(chan struct{}),
 		conns: make(map[*connection]struct{}), sessions: make(map[uint64]*connection), users: make(map[uint32]int),
-		unused: make(chan struct{})}
+		unused: make(chan struct{}), complaints: complaints{log: c.Log}}
 	err := s.SetLimits(c.MaxSessions, c.MaxWaits)
 	if err == nil {
 		s.listener, err = listen(seqpacket.ListenConfig{Mode: c.Mode, OnLost: s.noteLost,
-			OnPause: func(err error) { c.Log.Warn("connections have to wait", "error", err) }})
+			OnPause: func(err error) { s.complaints.warn(0, "connections have to wait", "error", err) }})
 	}
 	if err != nil {
 		cancel(nil)

@@ -50,7 +50,7 @@ type poolAccess struct {
 
 // note adds an event to the history, and the event is logged when the lock is released. If [mempool.EventKind].Trouble returns true for the
 // event's kind, it is logged as a warning. If the event has no time, note sets its time to now. The parameter `pool` is the pool that the
-// event concerns, or nil. The caller holds s.mu.
+// event concerns, or nil. If too many events of this kind come from one user, note counts the event instead. The caller holds s.mu.
 func (s *Service) note(e mempool.HistoryEvent, pool *Pool) {
 	if e.At.IsZero() {
 		e.At = time.Now()
@@ -60,8 +60,59 @@ func (s *Service) note(e mempool.HistoryEvent, pool *Pool) {
 	if pool != nil {
 		one.Pool, one.pool = pool.info.Name, pool.poolAccess
 	}
+	key := cause{one.UID, one.Session != 0, one.Kind}
+	if s.rations.Take(key, time.Now()) {
+		s.record(one)
+		return
+	}
+	out := s.leftOut[key]
+	if out == nil {
+		out = new(leftOut)
+		s.leftOut[key] = out
+		out.timer = time.AfterFunc(gapRest, func() {
+			s.mu.Lock()
+			defer s.mu.Unlock()
+			s.noteLeftOut(key)
+		})
+	}
+	out.count += one.Count
+	out.last = one
+}
+
+// record adds an event to the history, and has it logged when the lock is released. The caller holds s.mu.
+func (s *Service) record(one happening) {
 	one.Number = s.history.add(one)
 	s.mu.noted = append(s.mu.noted, one)
+}
+
+// cause is the key by which the service limits events: no user can fill the history and the log. The events of a user's sessions, and the
+// events that concern no session, are limited by kind.
+type cause struct {
+	uid     uint32
+	session bool
+	kind    mempool.EventKind
+}
+
+// leftOut stands for events that came too fast. After gapRest, the service notes one event for all of them.
+type leftOut struct {
+	count int
+	last  happening
+	timer *time.Timer
+}
+
+// noteLeftOut notes one event for all events that were left out for a cause. The caller holds s.mu.
+func (s *Service) noteLeftOut(key cause) {
+	out := s.leftOut[key]
+	if out == nil {
+		return
+	}
+	delete(s.leftOut, key)
+	out.timer.Stop()
+	one := out.last
+	if one.Count = out.count; one.Count > 1 {
+		one.Text = fmt.Sprintf("%s (the last of %d such events, which came too fast to note each)", cut(one.Text, maxEventText/2), one.Count)
+	}
+	s.record(one)
 }
 
 // add adds an event and returns its number.

@@ -1,11 +1,13 @@
 package service
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
 	"io"
 	"log/slog"
+	"strings"
 	"sync"
 	"testing"
 	"testing/synctest"
@@ -14,6 +16,7 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
+	"github.com/poolbridge/poolbridge/internal/ration"
 	"github.com/poolbridge/poolbridge/mempool"
 )
 
@@ -43,10 +46,17 @@ func begin(t testing.TB, svc *Service, p mempool.Peer, program string) *Session 
 	return s
 }
 
+// record adds an event to the history of svc.
+func record(svc *Service, e mempool.HistoryEvent) {
+	svc.mu.Lock()
+	defer svc.mu.Unlock()
+	svc.record(happening{HistoryEvent: e})
+}
+
 func TestEventsAreNumberedAndTheOldestAreForgotten(t *testing.T) {
 	svc := newService(t)
 	for range maxHistory + 10 {
-		svc.note(mempool.HistoryEvent{Kind: mempool.LimitMet}, nil)
+		record(svc, mempool.HistoryEvent{Kind: mempool.LimitMet})
 	}
 	page, err := svc.Events(t.Context(), 0, 7)
 	require.NoError(t, err)
@@ -614,4 +624,45 @@ func TestNoLockIsHeldWhileAnEventIsLogged(t *testing.T) {
 	log.svc.Close()
 	require.GreaterOrEqual(t, len(log.free), 5)
 	assert.NotContains(t, log.free, false)
+}
+
+func TestOneUserCannotFillTheHistoryOrTheLog(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var log bytes.Buffer
+		svc := New(Config{Log: slog.New(slog.NewTextHandler(&log, nil))})
+		fail := func(uid uint32, n int) {
+			for range n {
+				s, err := svc.OpenSession(mempool.Peer{UID: uid, PID: 1}, nil)
+				require.NoError(t, err)
+				s.EndAs(mempool.SessionFailed, "a packet was malformed", nil)
+			}
+		}
+		ended := func(uid uint32) (events, count int) {
+			for _, e := range happened(t, svc, mempool.SessionEnded) {
+				if e.UID == uid {
+					events, count = events+1, count+e.Count
+				}
+			}
+			return events, count
+		}
+		fail(1, 5000)
+		fail(2, 3)
+		events, _ := ended(1)
+		assert.Equal(t, ration.Burst, events)
+		assert.Equal(t, ration.Burst+3, strings.Count(log.String(), "a packet was malformed"))
+		events, count := ended(2)
+		assert.Equal(t, []int{3, 3}, []int{events, count}, "other users are heard")
+
+		time.Sleep(gapRest)
+		synctest.Wait()
+		events, count = ended(1)
+		assert.Equal(t, []int{ration.Burst + 1, 5000}, []int{events, count}, "one more event stands for the rest")
+		assert.Contains(t, log.String(), fmt.Sprintf("the last of %d such events", 5000-ration.Burst))
+		assert.EqualValues(t, 5003, svc.Counts().Events[mempool.SessionEnded])
+
+		fail(1, 5000)
+		svc.Close()
+		_, count = ended(1)
+		assert.Equal(t, 10000, count, "the end of the service leaves out nothing")
+	})
 }

@@ -39,7 +39,7 @@ func TestWhatIsGoneTakesNoRoomInTheService(t *testing.T) {
 	svc := newService(t)
 	owner := open(t, svc)
 	for range maxHistory { // fill the history, which keeps its events
-		svc.note(mempool.HistoryEvent{Text: strings.Repeat("an event with many words ", 10)}, nil)
+		record(svc, mempool.HistoryEvent{Text: strings.Repeat("an event with many words ", 10)})
 	}
 	for what, storm := range map[string]func(n int){
 		"sessions": func(n int) {

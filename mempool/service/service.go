@@ -9,6 +9,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/poolbridge/poolbridge/internal/ration"
 	"github.com/poolbridge/poolbridge/internal/situation"
 	"github.com/poolbridge/poolbridge/mempool"
 	"github.com/poolbridge/poolbridge/mempool/hostmem"
@@ -66,6 +67,8 @@ type Service struct {
 	most                                                    struct{ timelines, awaited int } // the greatest lengths of these maps
 
 	history  history
+	rations  ration.Ration[cause]
+	leftOut  map[cause]*leftOut // events that are left out now
 	driver   driverCounts
 	waiting  map[string]int // how many requests wait, for each kind of thing that they wait for
 	patience time.Duration
@@ -89,6 +92,7 @@ func New(c Config) *Service {
 		reasons: make(map[uint64]string), keepers: make(map[keeperKey]*keeper), waiting: make(map[string]int),
 		history:  history{counts: newEventCounts(), watchers: make(map[*watcher]struct{})},
 		patience: cmp.Or(c.Patience, usualPatience), refused: make(map[string]*gap),
+		leftOut: make(map[cause]*leftOut),
 	}
 	if s.mu.log == nil {
 		s.mu.log = slog.New(slog.DiscardHandler)
@@ -157,5 +161,10 @@ func (s *Service) Close() {
 		<-p.closed
 	}
 	s.drains.Wait()
+	s.mu.Lock()
+	for key := range s.leftOut {
+		s.noteLeftOut(key)
+	}
+	s.mu.Unlock()
 	s.memory.Close()
 }
