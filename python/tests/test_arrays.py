@@ -65,8 +65,9 @@ def strided(client, tensor, service):
     lease = client.allocate(64, "uint8")
     lease.publish("strided", replace=True)
     buffer = service.buffers[lease.buffer_id]
-    buffer.tensor = tensor
     lease.release()
+    service.wait(lambda: not service.leases)  # the service compares what a client says of a lease at its end
+    buffer.tensor = tensor
     return client.get("strided", write=True)
 
 
