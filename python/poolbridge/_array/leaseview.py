@@ -25,10 +25,11 @@ class LeaseView(ArrayExports):
     DLPack. An array that a library makes from the view keeps the view and the lease alive.
     """
 
-    def __init__(self, state: LeaseState, *, legacy: bool = False, device: str | None = None) -> None:
+    def __init__(self, state: LeaseState, *, legacy: bool = False, device: Any = None) -> None:
         pool = state.memory.pool
-        on_gpu = pool.device[0] == _dlpack.CUDA and device in {"cuda", pool.device_name}
-        if not (on_gpu or device is None or (device == "cpu" and pool.on_cpu)):
+        named = isinstance(device, str)
+        on_gpu = named and pool.device[0] == _dlpack.CUDA and device in {"cuda", pool.device_name}
+        if not (on_gpu or device is None or (named and device == "cpu" and pool.on_cpu)):
             raise InvalidArgumentError(
                 f"memory of {pool.device_name} cannot be used as memory of {shown(device)} in place: leave out "
                 "device=, or copy"

@@ -87,7 +87,7 @@ class AsyncClient(AsyncLists, ClientState):
 
     async def destroy_pool(self, pool: Pool | str) -> None:
         """Destroy a pool and its channels; see `Client.destroy_pool`."""
-        self._forget(await self._run(_operations.destroy_pool(self._find_pool(pool))))
+        self._forget(await self._run(_operations.destroy_pool(self._find_pool(pool, default=False))))
 
     async def trim(self, pool: Pool | str | None = None, *, keep_bytes: int | str = 0) -> int:
         """Free unused blocks of a pool and return the number of freed bytes; see `Client.trim`."""
@@ -160,8 +160,8 @@ class AsyncClient(AsyncLists, ClientState):
         self, name: str, library: Library = "numpy", *, write: bool = False, timeout: float | None = 0.0
     ) -> Any:
         """Lease the buffer that was published under a name, and return it as an array; see `Client.get_array`."""
-        _whole.check_library(library)
-        return _whole.array_of(await self.get(name, write=write, timeout=timeout), library)
+        maker = _whole.check_library(library)
+        return _whole.array_of(await self.get(name, write=write, timeout=timeout), maker)
 
     async def unpublish(self, name: str) -> None:
         """Remove a published name; see `Client.unpublish`."""

@@ -41,7 +41,9 @@ async def connect_async(
     """
     gpu = _operations.check_device(device)
     checked = None if tracer is None else check_tracer(tracer)
-    where = os.fspath(path) if path is not None else _paths.default_path()
+    where = _paths.check_path(path) if path is not None else _paths.default_path()
+    timeout = _operations.check_seconds(timeout, zero=False)
+    wait = _operations.check_seconds(wait, "wait")
     if not start:
         with _paths.descriptors_named():
             return await _connect(where, timeout, wait, gpu, checked)

@@ -8,7 +8,18 @@ from typing import TYPE_CHECKING, Any, get_args
 
 from poolbridge._array import sources as _sources
 from poolbridge._array.copies import copy_into
-from poolbridge._client.operations import allocate, check_count, check_name, check_wait, local_event, ready
+from poolbridge._client.operations import (
+    allocate,
+    check_count,
+    check_flag,
+    check_name,
+    check_text,
+    check_timeout,
+    check_word,
+    local_event,
+    ready,
+    to_milliseconds,
+)
 from poolbridge._cuda import stream as _cuda_stream
 from poolbridge._memory import dlpack as _dlpack, tensor as _tensor
 from poolbridge._order import order as _order
@@ -43,20 +54,18 @@ _MOST_TEXT = 256
 # Arguments
 
 
-def _check_word(word: str, known: tuple[str, ...], what: str) -> str:
-    if word not in known:
-        raise InvalidArgumentError(f"{what} {shown(word)} is not known: expected one of {', '.join(known)}")
-    return word
-
-
 def _check_most(number: int, most: int, what: str) -> int:
     return check_count(number, what, least=1, most=most)
 
 
 def check_meta(meta: Mapping[str, str] | None) -> dict[str, str]:
     """Check the texts of a frame, and return them sorted by the bytes of their keys."""
-    if not meta:
+    if meta is None:
         return {}
+    if not isinstance(meta, Mapping):
+        raise InvalidArgumentError(
+            f'meta {shown(meta)} has no keys: expected texts by key, such as {{"camera": "left"}}'
+        )
     if len(meta) > _MOST_ENTRIES:
         raise InvalidArgumentError(f"meta has {len(meta)} entries; at most {_MOST_ENTRIES} can be sent")
     for text in (*meta.keys(), *meta.values()):
@@ -66,8 +75,8 @@ def check_meta(meta: Mapping[str, str] | None) -> dict[str, str]:
 
 def _check_text(text: Any) -> None:
     try:
-        fits = len(text.encode()) <= _MOST_TEXT
-    except (AttributeError, UnicodeEncodeError):
+        fits = len(check_text(text).encode()) <= _MOST_TEXT
+    except (TypeError, UnicodeEncodeError):
         fits = False
     if not fits:
         raise InvalidArgumentError(f"meta has {shown(text)}: expected texts of at most {_MOST_TEXT} bytes of UTF-8")
@@ -83,9 +92,9 @@ def create_channel(
     request = MakeChannel(
         nm=check_name(name, "channel"),
         pl=pool,
-        md=_check_word(mode, MODES, "mode"),
+        md=check_word(mode, MODES, "mode", MODES),
         cp=_check_most(capacity, _MOST_FRAMES, "capacity"),
-        fl=_check_word(full, FULL, "full"),
+        fl=check_word(full, FULL, "full", FULL),
     )
     check_able(session)
     reply = yield Ask(request, ChannelReply)
@@ -95,7 +104,8 @@ def create_channel(
 
 def open_channel(session: Session, name: str, *, timeout: float | None) -> Flow[Channel]:
     """Open a channel by its name, and open the channel's pool."""
-    request = Find(nm=check_name(name, "channel"), w=check_wait(timeout))
+    timeout = check_timeout(timeout)
+    request = Find(nm=check_name(name, "channel"), w=to_milliseconds(timeout))
     check_able(session)
     reply = yield Ask(request, ChannelReply, timeout)
     channel: Channel = reply.c
@@ -127,7 +137,7 @@ def publish(
 ) -> Flow[int]:
     """Publish `given` as a frame of the channel, and return the frame's number in the channel."""
     texts = check_meta(meta)
-    check_wait(timeout)
+    timeout = check_timeout(timeout)
     found = _sources.find(session, channel.pl, given)
     if found is None and event is not None:
         raise InvalidArgumentError(
@@ -192,8 +202,10 @@ def subscribe(
     session: Session, channel: Channel, *, credit: int, oldest: bool, full: FullPolicy | None, ack: AckMode
 ) -> Flow[Consumer]:
     """Join a channel as a consumer."""
-    auto = _check_word(ack, ACKS, "ack") == "auto"
+    auto = check_word(ack, ACKS, "ack", ACKS) == "auto"
     most = _check_most(credit, _MOST_CREDIT, "credit")
-    policy = "" if full is None else _check_word(full, FULL, "full")
-    consumer: Consumer = yield from consume(session, channel, credit=most, oldest=bool(oldest), full=policy, auto=auto)
+    policy = "" if full is None else check_word(full, FULL, "full", FULL)
+    consumer: Consumer = yield from consume(
+        session, channel, credit=most, oldest=check_flag(oldest, "oldest"), full=policy, auto=auto
+    )
     return consumer

@@ -164,7 +164,7 @@ class Client(Lists, ClientState):
         AccessDeniedError
             This user may not destroy the pool.
         """
-        self._forget(self._run(_operations.destroy_pool(self._find_pool(pool))))
+        self._forget(self._run(_operations.destroy_pool(self._find_pool(pool, default=False))))
 
     def trim(self, pool: Pool | str | None = None, *, keep_bytes: int | str = 0) -> int:
         """Free unused blocks of a pool.
@@ -228,7 +228,7 @@ class Client(Lists, ClientState):
             The number of elements along each axis, for at most 32 axes. A single number makes one axis; ``()`` makes a
             scalar.
         dtype
-            A NumPy dtype, or a name such as ``"float32"`` or ``"bfloat16"``.
+            A dtype of NumPy or PyTorch, or a name such as ``"float32"`` or ``"bfloat16"``.
         pool
             The pool or its name; None: the default pool, which is the first pool that this client created or opened.
         timeout
@@ -401,8 +401,8 @@ class Client(Lists, ClientState):
         NotFoundError, WaitTimeoutError, BusyError, AccessDeniedError, ContentFailedError
             See `get`.
         """
-        _whole.check_library(library)
-        return _whole.array_of(self.get(name, write=write, timeout=timeout), library)
+        maker = _whole.check_library(library)
+        return _whole.array_of(self.get(name, write=write, timeout=timeout), maker)
 
     def unpublish(self, name: str) -> None:
         """Remove a published name. Leases on the buffer stay valid.

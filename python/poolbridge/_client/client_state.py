@@ -7,14 +7,15 @@ import sys
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+from poolbridge._client.operations import check_device
 from poolbridge._client.pool import Pool
 from poolbridge._client.session_stats import SessionStats, session_stats
 from poolbridge._cuda import cuda as _cuda
 from poolbridge._order import event as _event
 from poolbridge._session.membership import NATIVE
-from poolbridge._sys.error_texts import USE_ONE_VERSION
+from poolbridge._sys.error_texts import USE_ONE_VERSION, shown
 from poolbridge._sys.version import version
 from poolbridge._wire.messages import VERSION, Hello
 from poolbridge.errors import (
@@ -103,7 +104,7 @@ class ClientState:
             There is no GPU or driver, or this process cannot see the GPU.
         """
         self._session.check_usable()
-        return _event.make(_cuda.ordinal_of(device))
+        return _event.make(_cuda.ordinal_of(check_device(device)))
 
     def __repr__(self) -> str:
         state = "closed" if self.closed else f"session {self._session.core.session_id}"
@@ -121,12 +122,16 @@ class ClientState:
         if self._default_pool == pool:
             self._default_pool = None
 
-    def _find_pool(self, pool: Pool | str | None) -> Pool | str:
+    def _find_pool(self, pool: Any, *, default: bool = True) -> Pool | str:
         """Return the pool that `pool` means. If the client has not opened this pool yet, return the pool's name."""
         if isinstance(pool, Pool):
             return pool
         if pool is not None:
+            if not isinstance(pool, str):
+                raise InvalidArgumentError(f"pool {shown(pool)} is no pool: expected a Pool or the name of one")
             return self._pools.get(pool, pool)
+        if not default:
+            raise InvalidArgumentError("None is no pool: name the pool")
         if self._default_pool is None:
             raise InvalidArgumentError("there is no default pool: create or open one first, or pass pool=")
         return self._default_pool

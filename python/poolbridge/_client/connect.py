@@ -89,7 +89,9 @@ def connect(
     """
     gpu = _operations.check_device(device)
     checked = None if tracer is None else check_tracer(tracer)
-    where = os.fspath(path) if path is not None else _paths.default_path()
+    where = _paths.check_path(path) if path is not None else _paths.default_path()
+    timeout = _operations.check_seconds(timeout, zero=False)
+    wait = _operations.check_seconds(wait, "wait")
     if not start:
         return _connect(where, timeout, wait, gpu, checked)
     starter = Starter(where, wait)

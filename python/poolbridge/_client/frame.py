@@ -172,7 +172,7 @@ class Frame(BaseFrame):
         LeaseInUseError, LeaseReleasedError
             See `Lease.release`.
         """
-        self._lease_state.release(failed=False, force=force)
+        self._lease_state.release(failed=False, force=_operations.check_flag(force, "force"))
         self._settled = self._settled or _RELEASED
 
     def ack(self) -> None:

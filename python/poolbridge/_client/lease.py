@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import html
+from numbers import Number
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, ClassVar, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Never, Self
 
 from poolbridge._array.arrays import ArrayExports
 from poolbridge._array.copies import copy_into
@@ -110,7 +111,8 @@ class BaseLease(ArrayExports):
             The lease has ended.
         """
         self._lease_state.check_usable()
-        return LeaseView(self._lease_state, legacy=legacy, device="cuda" if device is None and self._on_gpu else device)
+        chosen = "cuda" if device is None and self._on_gpu else device
+        return LeaseView(self._lease_state, legacy=_operations.check_flag(legacy, "legacy"), device=chosen)
 
     def used_on(self, stream: Any) -> None:
         """Tell poolbridge that a stream uses the memory. The stream waits until it may use the memory.
@@ -194,6 +196,24 @@ class BaseLease(ArrayExports):
 
     # With the methods below, the program uses a lease as a sequence. Methods that read or write elements need memory of
     # the CPU: for memory of a GPU, they raise a TypeError that says what to do instead.
+
+    def __eq__(self, other: object) -> bool:
+        """Whether `other` is this lease. Arrays compare the elements; for a number or a list, say which is meant."""
+        if isinstance(other, (Number, list, tuple)):
+            raise TypeError(
+                "a lease does not compare its elements: write numpy.asarray(lease) == …, or for memory of a GPU the "
+                "same with an array of your library"
+            )
+        return self is other if isinstance(other, BaseLease) else NotImplemented
+
+    __hash__ = object.__hash__
+
+    def __reduce__(self) -> Never:
+        raise TypeError(
+            "a lease cannot be copied or sent to another process: publish the buffer and send its name, for "
+            "client.get(name); or send lease.buffer_id and lease.generation, for client.lease(buffer_id, generation); "
+            "or publish it through a channel"
+        )
 
     def __len__(self) -> int:
         if not self.shape:
@@ -400,6 +420,7 @@ class Lease(BaseLease):
         LeaseReleasedError
             The lease has ended already.
         """
+        failed, force = _operations.check_flag(failed, "failed"), _operations.check_flag(force, "force")
         self._lease_state.release(failed=failed, force=force)
 
     def __enter__(self) -> Self:

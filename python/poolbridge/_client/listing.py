@@ -9,6 +9,7 @@ from datetime import UTC, datetime
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
+from poolbridge._client.operations import check_count
 from poolbridge._session.flow import Flow, ask
 from poolbridge._wire.messages import (
     BufferEntry,
@@ -353,7 +354,7 @@ def _pages(what: str, key: str, describe: Callable[[Any], _T]) -> Flow[list[_T]]
 def _events(after: int) -> Flow[list[HistoryEvent]]:
     found: list[HistoryEvent] = []
     while True:
-        page = yield from ask(EventsRequest(af=after), EventsReply)
+        page = yield from ask(EventsRequest(af=check_count(after, "after")), EventsReply)
         found += map(_event, page.ev)
         if not page.ev:
             return found
@@ -361,7 +362,7 @@ def _events(after: int) -> Flow[list[HistoryEvent]]:
 
 
 def _end(session: int) -> Flow[None]:
-    yield from ask(EndSession(ss=session), Reply)
+    yield from ask(EndSession(ss=check_count(session, "session")), Reply)
 
 
 _sessions = partial(_pages, "sessions", "ss", _session)

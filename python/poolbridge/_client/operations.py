@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 import re
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Container, Iterable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -80,35 +80,103 @@ def check_name(name: str, what: str) -> str:
         The name is empty, has more than 255 bytes in UTF-8, has a control character, or is no valid text.
     """
     try:
-        size = len(name.encode())
-    except (UnicodeEncodeError, AttributeError):
+        text = check_text(name)
+        size = len(text.encode())
+    except (UnicodeEncodeError, TypeError):
         raise InvalidArgumentError(f"the {what} name {shown(name)} is no text, or no valid UTF-8") from None
     if not 1 <= size <= MAX_NAME:
         raise InvalidArgumentError(f"the {what} name {shown(name)} has {size} bytes: expected 1 to {MAX_NAME}")
-    if _CONTROL.search(name):
+    if _CONTROL.search(text):
         raise InvalidArgumentError(
             f"the {what} name {shown(name)} has a control character, such as a line break: take it out"
         )
-    return name
+    return text
 
 
-def check_wait(timeout: float | None) -> int:
-    """Convert `timeout` from seconds to whole milliseconds, rounded up; None becomes `_FOREVER_MS`.
+def check_text(value: Any) -> str:
+    """Return a text as an object of `str` itself, and not of a subclass such as `numpy.str_`.
+
+    Raises
+    ------
+    TypeError
+        The value is no text.
+    """
+    if type(value) is str:
+        return value
+    if not isinstance(value, str):
+        raise TypeError
+    return str.__str__(value)
+
+
+def check_word(word: Any, known: Container[str], what: str, names: Iterable[str]) -> str:
+    """Check that a word is in `known`, and return it. The error text lists `names`.
+
+    Raises
+    ------
+    InvalidArgumentError
+        The word is no text, or is not in `known`.
+    """
+    if not isinstance(word, str) or word not in known:
+        raise InvalidArgumentError(f"{what} {shown(word)} is not known: expected one of {', '.join(names)}")
+    return check_text(word)
+
+
+def check_flag(value: Any, what: str) -> bool:
+    """Check a setting that is on or off, and return it as a bool.
+
+    Raises
+    ------
+    InvalidArgumentError
+        The value is neither true nor false, such as an array of several elements.
+    """
+    try:
+        return bool(value)
+    except Exception:  # noqa: BLE001 - the ``__bool__`` of any object
+        raise InvalidArgumentError(f"{what} {shown(value)} is neither true nor false") from None
+
+
+def check_seconds(seconds: Any, what: str = "timeout", *, zero: bool = True) -> float:
+    """Check a number of seconds and return it as a float.
+
+    Raises
+    ------
+    InvalidArgumentError
+        The value is negative or no number; or it is 0, and `zero` is false.
+    """
+    try:
+        if isinstance(seconds, (str, bytes, bytearray)) or getattr(seconds, "shape", None) not in {None, ()}:
+            raise TypeError
+        number = float(seconds)
+    except OverflowError:
+        number = math.inf if seconds > 0 else -1.0
+    except (TypeError, ValueError):
+        number = -1.0
+    if not number >= 0 or not (number or zero):
+        range_ = "0 or more" if zero else "more than 0"
+        raise InvalidArgumentError(f"{what} {shown(seconds)} is no time: expected seconds, {range_}")
+    return number
+
+
+def check_timeout(timeout: float | None) -> float | None:
+    """Check a time limit in seconds and return it. No limit is None, and so is an infinite one.
 
     Raises
     ------
     InvalidArgumentError
         `timeout` is negative or no number.
     """
-    if timeout is None:
-        return _FOREVER_MS
+    if timeout is None or (type(timeout) is float and 0 <= timeout < math.inf):
+        return timeout
     try:
-        milliseconds = math.ceil(timeout * 1000)
-    except (TypeError, ValueError, OverflowError):
-        milliseconds = _FOREVER_MS if timeout == math.inf else -1
-    if milliseconds < 0:
-        raise InvalidArgumentError(f"timeout {shown(timeout)} is no time: expected seconds, or None for no limit")
-    return min(milliseconds, _FOREVER_MS)
+        seconds = check_seconds(timeout)
+    except InvalidArgumentError as error:
+        raise InvalidArgumentError(f"{error}, or None for no limit") from None
+    return None if seconds == math.inf else seconds
+
+
+def to_milliseconds(timeout: float | None) -> int:
+    """Convert `timeout`, which `check_timeout` returned, to whole milliseconds, rounded up."""
+    return _FOREVER_MS if timeout is None else min(math.ceil(timeout * 1000), _FOREVER_MS)
 
 
 def check_wrap(wrap: Callable[[Any], Any] | None) -> Callable[[Any], Any] | None:
@@ -173,16 +241,23 @@ def check_device(device: int | str | None) -> int | str | None:
     InvalidArgumentError
         `device` is neither a text nor an ordinal.
     """
-    return device if device is None or isinstance(device, str) else check_count(device, "device")
+    if not isinstance(device, str):
+        return device if device is None else check_count(device, "device")
+    if not device.isprintable():
+        raise InvalidArgumentError(f"device {shown(device)} is the name of no GPU: expected an ordinal or a UUID")
+    return check_text(device)
 
 
 # Pools
 
 
-def _check_kind(kind: str) -> str:
-    if kind not in KINDS:
-        raise InvalidArgumentError(f"the kind of a pool is one of {', '.join(KINDS)}, not {shown(kind)}")
-    return kind
+def _check_ids(ids: Any, what: str) -> tuple[int, ...]:
+    if isinstance(ids, (str, bytes, bytearray)) or not isinstance(ids, Iterable):
+        raise InvalidArgumentError(f"{what}s {shown(ids)} is no list of ids: expected one such as [1000]")
+    try:
+        return tuple([check_count(one, what) for one in ids])
+    except TypeError:  # an array without axes
+        raise InvalidArgumentError(f"{what}s {shown(ids)} is no list of ids: expected one such as [1000]") from None
 
 
 def create_pool(
@@ -200,14 +275,14 @@ def create_pool(
     """Create and open a pool. If `exist_ok` is true and the pool exists with the same settings, only open the pool."""
     request = Create(
         nm=check_name(name, "pool"),
-        k=_check_kind(kind),
+        k=check_word(kind, KINDS, "kind", KINDS),
         dv="" if device is None else str(check_device(device)),
         mx=check_bytes(max_bytes, "max_bytes", least=1),
         sx=check_bytes(session_bytes, "session_bytes"),
         ux=check_bytes(user_bytes, "user_bytes"),
-        ui=tuple(check_count(uid, "uid") for uid in uids),
-        gi=tuple(check_count(gid, "gid") for gid in gids),
-        en=bool(exist_ok),
+        ui=_check_ids(uids, "uid"),
+        gi=_check_ids(gids, "gid"),
+        en=check_flag(exist_ok, "exist_ok"),
     )
     reply = yield from ask(request, PoolReply)
     return Pool.from_wire(reply.p)
@@ -215,14 +290,15 @@ def create_pool(
 
 def open_pool(name: str, *, timeout: float | None) -> Flow[Pool]:
     """Wait until a pool exists and is ready, and open the pool."""
-    request = Open(nm=check_name(name, "pool"), w=check_wait(timeout))
+    timeout = check_timeout(timeout)
+    request = Open(nm=check_name(name, "pool"), w=to_milliseconds(timeout))
     reply = yield from ask(request, PoolReply, timeout)
     return Pool.from_wire(reply.p)
 
 
 def destroy_pool(pool: Pool | str) -> Flow[Pool]:
     """Destroy a pool. If the caller passes the pool's name, the user need not have the right to open the pool."""
-    if isinstance(pool, str):
+    if not isinstance(pool, Pool):
         name = check_name(pool, "pool")
         known = (yield from stats()).pools
         # Take the newest pool. Older pools of the same name were destroyed, and leases still use their memory.
@@ -265,6 +341,7 @@ def allocate(
     at_once
         True: if a buffer came back from a channel, take it only if the client can write the buffer without waiting.
     """
+    timeout = check_timeout(timeout)
     if not session.producers:
         return _grant(session, description, pool, timeout)
     return _allocate(session, description, pool, timeout, at_once=at_once)
@@ -274,7 +351,6 @@ def _allocate(
     session: Session, description: _tensor.Description, pool: int, timeout: float | None, *, at_once: bool
 ) -> Flow[LeaseState]:
     """Do the work of `allocate` for a session that has producers, whose buffers can come back from channels."""
-    check_wait(timeout)
     came_back = partial(spare, session, description, pool, at_once=at_once)
     if (state := (yield from came_back())) is not None:
         return state
@@ -332,7 +408,7 @@ def await_memory(
 
 def _grant(session: Session, description: _tensor.Description, pool: int, timeout: float | None) -> Flow[LeaseState]:
     """Ask the service for a new buffer, and make a `LeaseState` for the lease that the service grants."""
-    request = Alloc(pl=pool, t=description.to_wire(), w=check_wait(timeout))
+    request = Alloc(pl=pool, t=description.to_wire(), w=to_milliseconds(timeout))
     began = time.monotonic()
     try:
         reply = yield Ask(request, LeaseReply, timeout)
@@ -366,20 +442,22 @@ def spare(session: Session, description: _tensor.Description, pool: int, *, at_o
 
 def get(session: Session, name: str, *, write: bool, timeout: float | None) -> Flow[LeaseState]:
     """Lease the buffer that was published under a name."""
-    request = Get(nm=check_name(name, "buffer"), wr=bool(write), w=check_wait(timeout))
+    timeout = check_timeout(timeout)
+    request = Get(nm=check_name(name, "buffer"), wr=check_flag(write, "write"), w=to_milliseconds(timeout))
     reply = yield Ask(request, LeaseReply, timeout)
     state = held(session, reply.l) or (yield from take(session, reply.l))
-    state.name = name
+    state.name = request.nm
     return state
 
 
 def lease(session: Session, buffer_id: int, generation: int, *, write: bool, timeout: float | None) -> Flow[LeaseState]:
     """Lease a buffer by its id."""
+    timeout = check_timeout(timeout)
     request = LeaseBuffer(
         bf=check_count(buffer_id, "buffer_id"),
         ge=check_count(generation, "generation"),
-        wr=bool(write),
-        w=check_wait(timeout),
+        wr=check_flag(write, "write"),
+        w=to_milliseconds(timeout),
     )
     reply = yield Ask(request, LeaseReply, timeout)
     return held(session, reply.l) or (yield from take(session, reply.l))
@@ -393,7 +471,8 @@ def publish(
     If the buffer's content is not complete yet, a fence or an event tells readers when it is complete.
     """
     state.check_usable()
-    check_name(name, "buffer")
+    name = check_name(name, "buffer")
+    keep, replace, fence = check_flag(keep, "keep"), check_flag(replace, "replace"), check_flag(fence, "fence")
     if not state.write:
         raise InvalidArgumentError(f"lease {state.grant.id} is a read lease: publish a write lease")
     if not fence and event is None:
@@ -481,6 +560,7 @@ def release(state: LeaseState, *, failed: bool, force: bool) -> Flow[None]:
     """End a lease."""
     if state.released:
         raise state.is_released()
+    failed, force = check_flag(failed, "failed"), check_flag(force, "force")
     if _order.must_wait(state):
         yield Do(partial(state.release, failed=failed, force=force))
     else:
@@ -490,7 +570,8 @@ def release(state: LeaseState, *, failed: bool, force: bool) -> Flow[None]:
 def wait(state: LeaseState, timeout: float | None) -> Flow[None]:
     """Wait on the CPU until this process may use the memory of a lease."""
     state.check_usable()
-    seconds = math.inf if timeout is None else check_wait(timeout) / 1000
+    timeout = check_timeout(timeout)
+    seconds = math.inf if timeout is None else timeout
     deadline = time.monotonic() + seconds
     while state.fences or state.alone:
         try:

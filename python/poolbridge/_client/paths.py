@@ -43,6 +43,23 @@ def default_path() -> str:
     return _shared_path()
 
 
+def check_path(path: str | os.PathLike[str], what: str = "path") -> str:
+    """Return a file's path as a text.
+
+    Raises
+    ------
+    InvalidArgumentError
+        The value is no path; `what` names it in the error text.
+    """
+    try:
+        text = os.fsdecode(path)
+        if b"\0" not in os.fsencode(text) and text:
+            return str.__str__(text)
+    except (TypeError, UnicodeError):
+        pass
+    raise InvalidArgumentError(f"{what} {shown(path)} is no path of a file: expected a text or a pathlib.Path")
+
+
 def _shared_path() -> str:
     """Return the default path in the folder for temporary files. All users share this folder."""
     # Do not call `tempfile.gettempdir`: it may choose another folder than the service does.
@@ -152,11 +169,6 @@ class Patience:
     """
 
     def __init__(self, path: str, wait: float, timeout: float, now: float) -> None:
-        if not wait >= 0 or not timeout > 0:
-            raise InvalidArgumentError(
-                f"wait must be seconds, 0 or more, and timeout seconds above 0: got "
-                f"wait={shown(wait)}, timeout={shown(timeout)}"
-            )
         self._path = path
         self._wait = wait
         self._until_there = now + wait

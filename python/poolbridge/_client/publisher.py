@@ -13,7 +13,7 @@ import numpy as np
 
 from poolbridge._client.channel_operations import check_meta
 from poolbridge._client.lease import AsyncLease, Lease
-from poolbridge._client.operations import allocate, await_memory, check_wait, check_wrap, new_or_back, ready, spare
+from poolbridge._client.operations import allocate, await_memory, check_timeout, check_wrap, new_or_back, ready, spare
 from poolbridge._order import order as _order
 from poolbridge._order.streams import stream_key
 from poolbridge._session.flow import Do, Flow
@@ -117,8 +117,7 @@ class BasePublisher(ABC):
 
     def _begin(self, timeout: float | None) -> None:
         """Check the time limit. Check that the publisher is open and that no other call of the publisher waits."""
-        if timeout is not None:
-            check_wait(timeout)
+        check_timeout(timeout)
         if self._busy or self._shelf.closed or _process.pid != self._session.pid:
             self._check_open()
             raise InvalidArgumentError("another call of this publisher waits: make a publisher for each thread or task")
@@ -243,7 +242,7 @@ class BasePublisher(ABC):
 
     def _allocate(self, timeout: float | None, stream: Any) -> Flow[Any]:
         """Lend the program an array in a new buffer, or an array that came back from the channel; return the array."""
-        session, channel, shelf = self._session, self._channel, self._shelf
+        session, channel, shelf, timeout = self._session, self._channel, self._shelf, check_timeout(timeout)
         producer = yield from producer_of(session, channel)
         lease = partial(allocate, session, self._description, channel.pl, at_once=True)
         state = None
@@ -366,7 +365,7 @@ class BasePublisher(ABC):
         spare = self._taken()
         sending = _LoanSending(self._shelf.producer, spare, self._described, texts, mark)
         try:
-            number: int = yield from deliver(sending, timeout)
+            number: int = yield from deliver(sending, check_timeout(timeout))
         except BaseException:
             if spare.owned:
                 self._session.lend_to(self._shelf, spare)
@@ -396,7 +395,7 @@ def _is_time(timeout: float) -> bool:
 
 
 def _texts(meta: Mapping[str, str] | None) -> bytes:
-    return pack_meta(check_meta(meta)) if meta else b""
+    return b"" if meta is None else pack_meta(check_meta(meta))
 
 
 def _publish(  # noqa: PLR0917 - as the native method

@@ -15,6 +15,8 @@ from poolbridge._client.aconnect import connect_async
 from poolbridge._client.client import Client
 from poolbridge._client.client_state import DEFAULT_TIMEOUT
 from poolbridge._client.connect import connect
+from poolbridge._client.operations import check_seconds, check_text
+from poolbridge._client.paths import check_path
 from poolbridge._client.program import Process
 from poolbridge._client.starter import START_SECONDS
 from poolbridge._sys.error_texts import shown
@@ -46,13 +48,12 @@ class Service:
         log: str | os.PathLike[str] | None = None,
         timeout: float = START_SECONDS,
     ) -> None:
-        if not timeout > 0:
-            raise InvalidArgumentError(f"timeout must be seconds above 0, not {shown(timeout)}")
-        where = ["--private"] if path is None else ["--socket", os.path.abspath(path)]
+        where = ["--private"] if path is None else ["--socket", os.path.abspath(check_path(path))]
         self._private = path is None
-        self._options = [*where, *(part for pool in pools for part in ("--pool", _named(pool))), *options]
-        self._log = log
-        self._timeout = timeout
+        named = [part for pool in _texts(pools, "pools") for part in ("--pool", _named(pool))]
+        self._options = [*where, *named, *_texts(options, "options")]
+        self._log = None if log is None else check_path(log, "log")
+        self._timeout = check_seconds(timeout, zero=False)
         self._process: Process | None = None
         self._starter = 0
         self._lock = threading.Lock()
@@ -214,9 +215,15 @@ def serve(
     Raises
     ------
     InvalidArgumentError
-        `timeout` is not greater than 0.
+        An argument is not as described above.
     """
     return Service(pools=pools, path=path, options=options, log=log, timeout=timeout)
+
+
+def _texts(texts: Sequence[str], what: str) -> list[str]:
+    if isinstance(texts, (list, tuple)) and all(isinstance(text, str) and "\0" not in text for text in texts):
+        return [check_text(text) for text in texts]
+    raise InvalidArgumentError(f"{what} {shown(texts)} is no list of texts")
 
 
 def _named(pool: str) -> str:

@@ -159,7 +159,7 @@ class Subscription(BaseSubscription):
             The subscription will get no more frames: the pool was destroyed, the client was closed or the connection is
             lost.
         """
-        seconds = None if timeout is None else _operations.check_wait(timeout) / 1000
+        seconds = _operations.check_timeout(timeout)
         frame = self._take(seconds)
         self._consumer.native.offered = None
         return frame
@@ -319,7 +319,7 @@ class AsyncSubscription(BaseSubscription):
 
     async def receive(self, timeout: float | None = None) -> AsyncFrame | None:
         """Take the next frame; see `Subscription.receive`."""
-        seconds = None if timeout is None else _operations.check_wait(timeout) / 1000
+        seconds = _operations.check_timeout(timeout)
         native = await self._next(seconds)
         if native is None:
             return None

@@ -127,8 +127,13 @@ def _releases_frame(frame: Any, *_args: Any, **_options: Any) -> Operation:
 
 
 def _publishes(channel: Any, array: Any, *, meta: Mapping[str, str] | None = None, **_options: Any) -> Operation:
-    texts = dict(meta) if meta else {}
+    texts = _texts_of(meta)
     return Operation("publish", channel=channel.name, pool=channel.pool, nbytes=_bytes_of(array), meta=texts)
+
+
+def _texts_of(meta: Any) -> dict[str, str] | None:
+    """Return the texts to which the tracer may add; None if `meta` is no mapping, which the operation then refuses."""
+    return {} if meta is None else dict(meta) if isinstance(meta, Mapping) else None
 
 
 def _published(operation: Operation, _channel: Any, number: int) -> None:
@@ -141,7 +146,7 @@ def _loans(publisher: Any, *_args: Any, **_options: Any) -> Operation:
 
 def _publishes_loan(publisher: Any, *, meta: Mapping[str, str] | None = None, **_options: Any) -> Operation:
     operation = _loans(publisher)
-    operation.name, operation.meta = "publish", dict(meta) if meta else {}
+    operation.name, operation.meta = "publish", _texts_of(meta)
     return operation
 
 

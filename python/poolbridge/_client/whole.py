@@ -13,9 +13,7 @@ from poolbridge._array.copies import copy_into
 from poolbridge._client import operations as _operations
 from poolbridge._memory import tensor as _tensor
 from poolbridge._session.flow import Do, Flow
-from poolbridge._sys.error_texts import shown
 from poolbridge.errors import (
-    InvalidArgumentError,
     UnavailableError,
 )
 
@@ -29,7 +27,7 @@ def put(
     session: Session, given: Any, name: str, pool: int, *, keep: bool, replace: bool, timeout: float | None
 ) -> Flow[LeaseState]:
     """Copy an array into a new buffer of the pool whose id is `pool`, and publish the buffer."""
-    _operations.check_name(name, "buffer")
+    name, timeout = _operations.check_name(name, "buffer"), _operations.check_timeout(timeout)
     source = _sources.look(given)
     description = _tensor.describe(source.shape, source.element.name)
     state = yield from _operations.allocate(session, description, pool, timeout=timeout)
@@ -51,9 +49,7 @@ def check_library(library: str) -> str:
     InvalidArgumentError
         poolbridge cannot make arrays of this library.
     """
-    if library not in _MAKERS:
-        raise InvalidArgumentError(f"library {shown(library)} is none of {', '.join(_MAKERS)}")
-    return library
+    return _operations.check_word(library, _MAKERS, "library", _MAKERS)
 
 
 def array_of(lease: BaseLease, library: str) -> Any:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import math
 import operator
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence, Set as AbstractSet
 from dataclasses import dataclass
 from functools import lru_cache
+from itertools import islice
 from typing import Any, Final
 
 import numpy as np
@@ -78,7 +79,8 @@ def element_type(dtype: Any) -> ElementType:
     Parameters
     ----------
     dtype
-        A name in `ELEMENT_TYPES`, such as ``"bfloat16"``, or anything that NumPy accepts as a dtype.
+        A name in `ELEMENT_TYPES`, such as ``"bfloat16"``, a dtype of PyTorch, or anything but None that NumPy accepts
+        as a dtype.
 
     Raises
     ------
@@ -87,6 +89,12 @@ def element_type(dtype: Any) -> ElementType:
     """
     if isinstance(dtype, str) and dtype in ELEMENT_TYPES:
         return ELEMENT_TYPES[dtype]
+    if dtype is None:  # NumPy would make it float64
+        raise InvalidArgumentError(f"None is no dtype: leave it out, or pass one of {', '.join(ELEMENT_TYPES)}")
+    if type(dtype).__module__ == "torch":
+        dtype = str(dtype).removeprefix("torch.")
+        if dtype in ELEMENT_TYPES:
+            return ELEMENT_TYPES[dtype]
     try:
         parsed = np.dtype(dtype)
     except Exception:  # noqa: BLE001 - also what its repr raises, which NumPy calls
@@ -198,6 +206,10 @@ def whole(value: Any) -> int:
     return operator.index(value)
 
 
+# Iterables of whole numbers that are no shape: bytes, and those without an order.
+_UNORDERED: Final = (str, bytes, bytearray, memoryview, AbstractSet, Mapping)
+
+
 def describe(shape: int | Iterable[int], dtype: Any) -> Description:
     """Describe a new C-contiguous tensor.
 
@@ -218,10 +230,14 @@ def describe(shape: int | Iterable[int], dtype: Any) -> Description:
     if type(shape) is tuple and set(map(type, shape)) <= {int}:
         return _described(element, shape)
     try:
+        if isinstance(shape, _UNORDERED):
+            raise TypeError
         extents: Iterable[Any] = shape if isinstance(shape, Iterable) else (shape,)
-        checked = tuple([whole(extent) for extent in extents])
+        checked = tuple([whole(extent) for extent in islice(extents, MAX_NDIM + 1)])
     except TypeError:
-        raise InvalidArgumentError(f"shape {shown(shape)} is not made of whole numbers") from None
+        raise InvalidArgumentError(
+            f"shape {shown(shape)} is not made of whole numbers: expected one for each axis, such as (480, 640)"
+        ) from None
     return _described(element, checked)
 
 
@@ -229,7 +245,7 @@ def describe(shape: int | Iterable[int], dtype: Any) -> Description:
 def _described(element: ElementType, shape: tuple[int, ...]) -> Description:
     """Describe a C-contiguous tensor. The results are cached, because a program uses few different shapes."""
     if len(shape) > MAX_NDIM:
-        raise InvalidArgumentError(f"{len(shape)} axes; at most {MAX_NDIM} can be shared")
+        raise InvalidArgumentError(f"more than {MAX_NDIM} axes: at most {MAX_NDIM} can be shared")
     if any(extent < 0 for extent in shape):
         raise InvalidArgumentError(f"shape {shape} has a negative extent")
     if math.prod(max(extent, 1) for extent in shape) * element.itemsize > U_MAX:

@@ -7,6 +7,7 @@ makes no calls.
 
 from __future__ import annotations
 
+import math
 import os
 import select
 import threading
@@ -30,6 +31,8 @@ _ReplyT = TypeVar("_ReplyT", bound=Reply)
 
 # How many packets a thread may read after its time limit. A full socket buffer holds fewer packets.
 _MOST_LATE = 1024
+# The longest time limit of one call of `poll`. A longer wait calls `poll` again.
+_LONGEST_POLL_MS = 1_000_000_000
 
 
 class _Bell:
@@ -107,7 +110,7 @@ class SocketReader:
             The service neither answered in time nor said that it works on the request. If the reply still comes and
             grants a lease, the client releases the lease.
         """
-        deadline = None if seconds is None else time.monotonic() + seconds
+        deadline = None if seconds is None or seconds == math.inf else time.monotonic() + seconds
         call: Call | None = None
         try:
             # Begin to read before the request is sent, so that the reply does not wake the watcher.
@@ -210,7 +213,7 @@ class SocketReader:
                 return
             left = None if deadline is None else max(deadline - time.monotonic(), 0)
             # Poll before the read: the reply has almost never arrived yet, and a read would be a wasted system call.
-            self._poll.poll(None if left is None else left and left * 1000 + 1)
+            self._poll.poll(None if left is None else left and min(left * 1000 + 1, _LONGEST_POLL_MS))
             try:
                 received = self._session.receive()
             except PoolbridgeError:

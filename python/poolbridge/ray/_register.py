@@ -6,7 +6,7 @@ from typing import Any
 
 import poolbridge
 from poolbridge._client import whole as _whole
-from poolbridge._client.operations import check_name, check_wait
+from poolbridge._client.operations import check_name, check_seconds
 from poolbridge.ray import _cluster, _nixl
 from poolbridge.ray._connection import DEFAULT_POOL
 from poolbridge.ray._transport import Options, Transport
@@ -70,7 +70,7 @@ def register(
     _whole.check_library(library)
     if nixl and (reason := _nixl.missing()):
         raise poolbridge.UnavailableError(f"nixl=True: {reason}")
-    options = Options(library, check_name(pool, "pool"), bool(fallback), check_wait(timeout) / 1000, nixl)
+    options = Options(library, check_name(pool, "pool"), bool(fallback), check_seconds(timeout), nixl)
     known_as = check_name(_NAMES[library] if name is None else name, "transport").upper()
     if _registered.get(known_as) == options:
         return known_as
