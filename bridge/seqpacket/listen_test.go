@@ -221,3 +221,19 @@ func TestDialWaitsForAFullQueueUntilItsContextIsDone(t *testing.T) {
 	cancel()
 	require.ErrorIs(t, <-done, context.Canceled)
 }
+
+func TestNoFolderIsMadeInTheFolderOfAnotherUser(t *testing.T) {
+	if os.Geteuid() != 0 {
+		t.Skip("only root can give a folder to another user")
+	}
+	runtime := t.TempDir()
+	require.NoError(t, os.Chown(runtime, 1000, 1000))
+	for _, path := range []string{"poolbridge/s.sock", "a/b/s.sock"} {
+		_, err := Listen(filepath.Join(runtime, path), ListenConfig{})
+		require.ErrorIs(t, err, ErrUnsafeDir)
+		require.ErrorContains(t, err, "belongs to user 1000")
+	}
+	made, err := os.ReadDir(runtime)
+	require.NoError(t, err)
+	require.Empty(t, made)
+}

@@ -110,9 +110,7 @@ def test_bfloat16_comes_to_numpy_as_float32(client):
 
 def test_a_library_that_is_none_or_missing_is_named(client, monkeypatch):
     client.put(np.arange(3), "it")
-    with pytest.raises(
-        poolbridge.InvalidArgumentError, match="'pandas' is not known: expected one of numpy, cupy, torch, jax"
-    ):
+    with pytest.raises(poolbridge.InvalidArgumentError, match="'pandas' is not known: .* numpy, cupy, torch, jax"):
         client.get_array("it", library="pandas")
     monkeypatch.setitem(sys.modules, "torch", None)
     with pytest.raises(poolbridge.UnavailableError, match="pip install torch"):

@@ -24,6 +24,7 @@ from poolbridge._session.loop_reader import LoopReader
 from poolbridge._session.session import Session
 from poolbridge._sys.finaliser import while_running
 from poolbridge._sys.literals import AckMode, ChannelMode, FullPolicy, Kind, Library
+from poolbridge.errors import InvalidArgumentError
 
 _T = TypeVar("_T")
 
@@ -226,7 +227,9 @@ class AsyncClient(AsyncLists, ClientState):
 
     async def close(self) -> None:
         """Close the connection. The client's leases and subscriptions end. Idempotent. See `Client.close`."""
-        if self._session.ended is None and os.getpid() == self._session.pid:
+        loop = self._reader.loop
+        if self._session.ended is None and os.getpid() == self._session.pid and not loop.is_closed():
+            self._check_loop()
             try:
                 if not self._session.closed and not self._session.release_spares():
                     await asyncio.to_thread(self._session.spares.release_within, CLOSE_TIMEOUT)
@@ -260,6 +263,13 @@ class AsyncClient(AsyncLists, ClientState):
         self._reader.hand_over_soon()
 
     # Internals
+
+    def _check_loop(self) -> None:
+        if asyncio.get_running_loop() is not self._reader.loop:
+            raise InvalidArgumentError(
+                "this client belongs to another event loop, which receives its packets: in each event loop, make a "
+                "client by `await poolbridge.connect_async()`"
+            )
 
     def _end(self) -> None:
         self._session.begin_close()  # a cancelled `close` may not have begun
@@ -298,6 +308,7 @@ class AsyncClient(AsyncLists, ClientState):
     async def _run(self, flow: Flow[_T]) -> _T:
         """Carry out all steps of the operation `flow` and return its result; `Cancellation` says what ends it early."""
         self._session.check_usable()
+        self._check_loop()
         cancellation = Cancellation()
         try:
             step = next(flow)

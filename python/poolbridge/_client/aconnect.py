@@ -59,7 +59,7 @@ async def connect_async(
 async def _connect(
     where: str, timeout: float, wait: float, gpu: int | str | None, tracer: Tracer | None
 ) -> AsyncClient:
-    loop = asyncio.get_running_loop()
+    loop, absolute = asyncio.get_running_loop(), _paths.absolute(where)
     patience = _paths.Patience(where, wait, timeout, loop.time())
     while isinstance(sock := patience.attempt(loop.time()), float):
         await asyncio.sleep(sock)
@@ -74,4 +74,4 @@ async def _connect(
         reader.stop()
         raise
     kind = AsyncClient if tracer is None else TracedAsyncClient
-    return kind(session, reader, where, timeout)
+    return kind(session, reader, absolute, timeout)

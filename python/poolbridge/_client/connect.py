@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copyreg
 import os
+import select
 import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
@@ -22,6 +23,7 @@ from poolbridge._wire.transport import Transport
 from poolbridge.errors import (
     ClosedError,
     ServiceNotRunningError,
+    UnsupportedError,
 )
 
 if TYPE_CHECKING:
@@ -104,6 +106,12 @@ def connect(
 
 @_paths.descriptors_named()
 def _connect(where: str, timeout: float, wait: float, gpu: int | str | None, tracer: Tracer | None) -> Client:
+    if not hasattr(select, "epoll"):
+        raise UnsupportedError(
+            "gevent or eventlet has patched this process, and poolbridge waits in real threads: patch without threads "
+            "and select, such as gevent.monkey.patch_all(thread=False, select=False), or connect in another process"
+        )
+    absolute = _paths.absolute(where)
     patience = _paths.Patience(where, wait, timeout, time.monotonic())
     while isinstance(sock := patience.attempt(time.monotonic()), float):
         time.sleep(sock)
@@ -118,7 +126,7 @@ def _connect(where: str, timeout: float, wait: float, gpu: int | str | None, tra
         reader.stop()
         raise
     kind = Client if tracer is None else TracedClient
-    return kind(session, reader, where, timeout)
+    return kind(session, reader, absolute, timeout)
 
 
 def _again(  # noqa: PLR0917 - pickles have positional arguments
@@ -144,9 +152,8 @@ def _reduced(client: Client) -> tuple[Callable[..., Any], tuple[object, ...]]:
     session = session_of(client)
     session.check_usable()
     pool = client._default_pool  # noqa: SLF001
-    path = os.path.abspath(client.path)
     name = pool.name if pool is not None else None
-    return _again, (path, client.timeout, session.device, name, client.epoch, session.tracer)
+    return _again, (client.path, client.timeout, session.device, name, client.epoch, session.tracer)
 
 
 copyreg.pickle(Client, _reduced)

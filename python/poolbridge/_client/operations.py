@@ -23,7 +23,7 @@ from poolbridge._session.flow import Ask, Do, Flow, Sleep, ask
 from poolbridge._session.grants import held, know_timeline, take
 from poolbridge._session.lease_state import LeaseState
 from poolbridge._session.spares import Asking
-from poolbridge._sys.error_texts import shown
+from poolbridge._sys.error_texts import from_signal, shown
 from poolbridge._wire.messages import (
     U_MAX,
     Alloc,
@@ -131,7 +131,9 @@ def check_flag(value: Any, what: str) -> bool:
     """
     try:
         return bool(value)
-    except Exception:  # noqa: BLE001 - the ``__bool__`` of any object
+    except Exception as error:
+        if from_signal(error):
+            raise
         raise InvalidArgumentError(f"{what} {shown(value)} is neither true nor false") from None
 
 

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from poolbridge._sys.descriptors import beyond_standard
 from poolbridge._sys.error_texts import no_descriptor, shown
 from poolbridge.errors import (
     AccessDeniedError,
@@ -58,6 +59,20 @@ def check_path(path: str | os.PathLike[str], what: str = "path") -> str:
     except (TypeError, UnicodeError):
         pass
     raise InvalidArgumentError(f"{what} {shown(path)} is no path of a file: expected a text or a pathlib.Path")
+
+
+def absolute(path: str) -> str:
+    """Return the absolute form of a path now, because the program may change its folder later.
+
+    Raises
+    ------
+    InvalidArgumentError
+        The path is relative, and the process's folder is gone.
+    """
+    try:
+        return os.path.abspath(path)
+    except FileNotFoundError:
+        raise InvalidArgumentError(f"path {path!r} is relative, and this process's folder is gone") from None
 
 
 def _shared_path() -> str:
@@ -112,6 +127,7 @@ def dial(path: str) -> socket.socket | None:
         The path cannot be the path of a socket.
     """
     sock = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_NONBLOCK | socket.SOCK_CLOEXEC)
+    sock = socket.socket(fileno=beyond_standard(sock.detach()))
     try:
         sock.connect(path)
         _check_server(sock, path)
@@ -123,6 +139,8 @@ def dial(path: str) -> socket.socket | None:
         return None
     except PermissionError as error:
         sock.close()
+        if (locked := _locked_out(path)) is not None:
+            raise AccessDeniedError(locked) from error
         raise AccessDeniedError(
             f"user {os.getuid()} may not connect to {path!r}: {error.strerror}. Start the service with --mode 0660, "
             "for its group, or --mode 0666, for all users, and with its socket in a folder that this user may enter. "
@@ -137,6 +155,25 @@ def dial(path: str) -> socket.socket | None:
         sock.close()
         raise
     return sock
+
+
+def _locked_out(path: str) -> str | None:
+    """Say what to do if the socket's folder is of another user and in a folder of this user; else return None.
+
+    ``sudo -E`` keeps ``$XDG_RUNTIME_DIR``: a service of root once made its folder there.
+    """
+    folder = Path(path).absolute().parent
+    try:
+        owner, outer = folder.stat().st_uid, folder.parent.stat().st_uid
+    except OSError:
+        return None
+    if owner == os.getuid() or outer != os.getuid():
+        return None
+    return (
+        f"user {os.getuid()} may not enter {str(folder)!r}, which is of user {owner} in a folder of this user, "
+        f"as after `sudo -E`. End the service that user {owner} runs there, if any, and remove the folder: "
+        f"`sudo rm -r {folder}`"
+    )
 
 
 def _not_running(path: str, error: OSError) -> str:

@@ -15,6 +15,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import IO, Final
 
+from poolbridge._sys.descriptors import beyond_standard
 from poolbridge._sys.log import LOG
 from poolbridge.errors import (
     ServiceProgramError,
@@ -115,7 +116,7 @@ class Process:
         # output to a file and not to a pipe: if this process closed its end of a pipe, the service would lose its log.
         with _open_log(log) as said:
             before = _end(said)
-            ready, ready_end = os.pipe()
+            ready, ready_end = map(beyond_standard, os.pipe())
             try:
                 try:
                     self._process = subprocess.Popen(  # noqa: S603 - our own program

@@ -7,7 +7,7 @@ from threading import RLock
 from typing import TYPE_CHECKING
 
 from poolbridge._sys import process as _process
-from poolbridge._sys.error_texts import shown
+from poolbridge._sys.error_texts import from_signal, shown
 from poolbridge._sys.finaliser import while_running
 from poolbridge.errors import ClosedError, InvalidArgumentError
 
@@ -181,5 +181,7 @@ def _text_of(error: BaseException) -> str:
     kind = type(error).__name__
     try:
         return f"{kind}: {text}" if (text := str(error)) else kind
-    except Exception:  # noqa: BLE001 - the ``__str__`` of any program's exception
+    except Exception as other:
+        if from_signal(other):
+            raise
         return kind

@@ -19,6 +19,7 @@ from poolbridge._client.operations import check_seconds, check_text
 from poolbridge._client.paths import check_path
 from poolbridge._client.program import Process
 from poolbridge._client.starter import START_SECONDS
+from poolbridge._sys.descriptors import beyond_standard
 from poolbridge._sys.error_texts import shown
 from poolbridge.errors import (
     InvalidArgumentError,
@@ -83,7 +84,7 @@ class Service:
             if self._process is not None:
                 raise InvalidArgumentError("this service was started already: make another one by poolbridge.serve()")
             # The service polls this pidfd, which becomes readable when this process ends. The service then ends too.
-            end = os.pidfd_open(os.getpid())
+            end = beyond_standard(os.pidfd_open(os.getpid()))
             try:
                 self._process = Process(["--end-fd", str(end), *self._options], self._log, self._timeout)
             finally:

@@ -93,10 +93,14 @@ class Starter:
     def _log(self) -> Path | None:
         """Make the folder of the socket, and return the path of the log in this folder.
 
-        If other users can create files in the folder, return None: the service then refuses to start and says why.
+        If other users can create files in the folder, or own the folder in which it would be made, return None: the
+        service then refuses to start and says why.
         """
         log = Path(f"{self._path}.log")
         try:
+            above = next(one for one in (log.parent, *log.parent.parents) if one.exists())
+            if above != log.parent and above.stat().st_uid not in (0, os.geteuid()):
+                return None  # root must not make a folder that its user cannot enter
             log.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
             folder = log.parent.stat()
             if folder.st_uid not in (0, os.geteuid()) or folder.st_mode & 0o022:

@@ -10,7 +10,7 @@ from weakref import ref
 
 from poolbridge._client import channel_operations as _channel_operations, operations as _operations
 from poolbridge._client.borrowed import AsyncBorrowedArrays, BorrowedArrays
-from poolbridge._client.channel import info_of
+from poolbridge._client.channel import BaseChannel, info_of
 from poolbridge._client.frame import AsyncFrame, BaseFrame, Frame, pass_on
 from poolbridge._session.consumer import claim, receive
 from poolbridge._sys.finaliser import while_running
@@ -286,7 +286,7 @@ class AsyncSubscription(BaseSubscription):
 
     @property
     def _name(self) -> str:
-        return self._wanted if isinstance(self._wanted, str) else self._wanted.name
+        return self._wanted.name if isinstance(self._wanted, BaseChannel) else self._wanted
 
     async def _start(self) -> Consumer:
         if self._consumer is None:
@@ -297,7 +297,7 @@ class AsyncSubscription(BaseSubscription):
             self._joining = True
             try:
                 wanted = self._wanted
-                opened = await self._find(wanted, self._timeout) if isinstance(wanted, str) else wanted
+                opened = wanted if isinstance(wanted, BaseChannel) else await self._find(wanted, self._timeout)
                 self.channel = opened
                 consumer = await self._run(self._subscribe(info_of(opened)))
             finally:

@@ -165,9 +165,17 @@ def look(capsule: object, dtype: object = None) -> Seen:
     Raises
     ------
     InvalidArgumentError
-        poolbridge's protocol does not have the element type of the capsule.
+        The object is no capsule, or a library has used the capsule, so that its tensor may be freed. Or poolbridge's
+        protocol does not have the element type.
     """
-    name = _name(capsule)
+    try:
+        name = _name(capsule)
+    except ValueError:
+        name = b""
+    if name not in {b"dltensor", b"dltensor_versioned"}:
+        used = name in {b"used_dltensor", b"used_dltensor_versioned"}
+        what = "a DLPack capsule that was used before" if used else "no DLPack capsule"
+        raise InvalidArgumentError(f"the array's __dlpack__ returned {what}: it must make a new capsule for each call")
     kind = _Versioned if name == b"dltensor_versioned" else _Managed
     tensor = kind.from_address(_pointer(capsule, name)).tensor
     element = _NAMES.get((tensor.dtype.code, tensor.dtype.bits))

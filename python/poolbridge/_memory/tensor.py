@@ -12,7 +12,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from poolbridge._sys.error_texts import shown
+from poolbridge._sys.error_texts import from_signal, shown
 from poolbridge._wire.messages import U_MAX, Tensor
 from poolbridge._wire.packet import MAX_NDIM
 from poolbridge.errors import (
@@ -97,7 +97,9 @@ def element_type(dtype: Any) -> ElementType:
             return ELEMENT_TYPES[dtype]
     try:
         parsed = np.dtype(dtype)
-    except Exception:  # noqa: BLE001 - also what its repr raises, which NumPy calls
+    except Exception as error:  # also what its repr raises, which NumPy calls
+        if from_signal(error):
+            raise
         raise InvalidArgumentError(f"{shown(dtype)} is no dtype: expected one of {', '.join(ELEMENT_TYPES)}") from None
     element = ELEMENT_TYPES.get(parsed.name)
     if element is None or not parsed.isnative:

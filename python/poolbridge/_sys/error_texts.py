@@ -25,6 +25,20 @@ def no_descriptor() -> str:
     )
 
 
+def from_signal(error: BaseException) -> bool:
+    """Whether the handler of a signal raised an error. Python passes the frame that it has interrupted to the handler.
+
+    Code that calls a program's methods, such as ``__repr__``, and catches all their errors lets such an error through.
+    """
+    at = error.__traceback__
+    while at is not None and at.tb_next is not None:
+        for value in at.tb_next.tb_frame.f_locals.values():
+            if any(one is at.tb_frame for one in (value if type(value) is tuple else (value,))):
+                return True
+        at = at.tb_next
+    return False
+
+
 def shown(value: object) -> str:
     """Return the repr of an argument for an error text.
 
@@ -32,6 +46,8 @@ def shown(value: object) -> str:
     """
     try:
         text = repr(value)
-    except Exception as error:  # noqa: BLE001 - the error that is about to be raised says more
+    except Exception as error:
+        if from_signal(error):
+            raise
         return f"<{type(value).__name__}, whose repr raises {type(error).__name__}>"
     return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}… ({len(text):,} characters)"

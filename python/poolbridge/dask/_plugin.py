@@ -16,7 +16,7 @@ from tornado.ioloop import PeriodicCallback
 from poolbridge._client import operations as _operations
 from poolbridge._client.lease import Lease
 from poolbridge._memory.kinds import ON_CPU
-from poolbridge._sys.error_texts import shown
+from poolbridge._sys.error_texts import from_signal, shown
 from poolbridge._sys.literals import Kind
 from poolbridge._sys.log import LOG
 from poolbridge.dask import _arrays
@@ -332,7 +332,9 @@ def empty(
     attached = _here()
     try:
         dtype = np.dtype(dtype)
-    except Exception:  # noqa: BLE001 - also what its repr raises, which NumPy calls
+    except Exception as error:  # also what its repr raises, which NumPy calls
+        if from_signal(error):
+            raise
         raise InvalidArgumentError(
             f"{shown(dtype)} is no dtype: expected a dtype of NumPy, such as 'float32'"
         ) from None
