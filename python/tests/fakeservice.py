@@ -149,7 +149,7 @@ class Service:
         for pool in self.pools.values():
             if pool.fd >= 0:
                 os.close(pool.fd)
-        assert not self.differences
+        assert not self.differences, self.differences[:1]
         os.unlink(self.path)
 
     @property

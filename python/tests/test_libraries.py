@@ -23,6 +23,7 @@ import pytest
 from conftest import OUTCOMES
 from fakeservice import Service
 from libraries import COPY, GPU_KINDS, IN_PLACE, LAYOUTS, LIBRARIES, Layout, Library, NumPy
+from msgspec import structs
 from test_arrays import look
 from test_device import has_driver
 
@@ -159,11 +160,14 @@ def publish(client: poolbridge.Client, dtype: str, layout: Layout, name: str = "
     lease = client.allocate(BYTES, "uint8", pool="p")
     lease.copy_from(values(dtype))
     tensor = m.Tensor(dtype, layout.shape, layout.strides, layout.offset * element_type(dtype).itemsize)
+    state = lease._lease_state
 
     def flow() -> Flow[None]:
-        yield Ask(m.Publish(l=lease._lease_state.grant.id, nm=name, t=tensor, rp=True), m.Reply)
+        yield Ask(m.Publish(l=state.grant.id, nm=name, t=tensor, rp=True), m.Reply)
 
     client._run(flow())
+    # What the client says of the lease at its end:
+    state.grant, state.write = structs.replace(state.grant, t=tensor), False
     lease.release()
 
 
