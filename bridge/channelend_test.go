@@ -189,7 +189,7 @@ func TestFramesThatContradictThemselvesAreSkippedAndReported(t *testing.T) {
 				p.publishRecord(&good)
 				number++
 				f, err := from.next(t.Context())
-				require.ErrorIs(t, err, ErrProtocol, what)
+				require.ErrorIs(t, err, ErrFrameCorrupt, what)
 				require.NotNil(t, f)
 				assert.Equal(t, number, f.Seq)
 				assert.Nil(t, f.Lease)
@@ -228,7 +228,8 @@ func TestAFrameThatNamesABlockOfAnotherPoolIsSkippedAndReported(t *testing.T) {
 	p.publishRecord(&bad)
 	p.publishRecord(&good)
 	f, err := from.next(t.Context())
-	require.ErrorIs(t, err, ErrProtocol)
+	require.ErrorIs(t, err, ErrFrameCorrupt)
+	require.ErrorIs(t, err, ErrContentFailed)
 	assert.Nil(t, f.Lease)
 	r.log.Await(t, "found a frame that contradicts itself")
 	f, err = from.next(t.Context())

@@ -97,7 +97,7 @@ func (s *consuming) take(caller context.Context, f *shmchannel.Frame) (err error
 // doubt tells the service about a corrupt frame. doubt returns the frame without a lease, and an error.
 func (s *consuming) doubt(number uint64, why error) (*Frame, error) {
 	_ = s.client.send(0, &wire.Doubt{Channel: s.channel.ID, Member: s.id, Sequence: number}) // send fails only if the connection is gone
-	return &Frame{Seq: number, channel: &s.channel}, situation.Of(ErrProtocol, "frame %d of channel %q: %v", number, s.channel.Name, why)
+	return &Frame{Seq: number, channel: &s.channel}, situation.Of(ErrFrameCorrupt, "frame %d of channel %q: %v", number, s.channel.Name, why)
 }
 
 // abandon leaves the channel. The user can still settle and release the frames that the user has.

@@ -34,8 +34,8 @@ type Frame struct {
 // for the next frame, Frames acknowledges the previous frame, even if the caller has not released it. If o.ManualAck is true, Frames does
 // not do this, and the caller acknowledges or releases each frame.
 //
-// A frame whose content will never be complete comes with [ErrContentFailed] or [ErrProducerDied], and without a lease. A frame that this
-// process cannot map comes with an error that says why. After such an error the loop goes on with the next frame. An error without a frame
+// A frame whose content will never be complete comes with [ErrContentFailed], which [ErrProducerDied] and [ErrFrameCorrupt] wrap, and
+// without a lease; it is acknowledged. A frame that this process cannot map comes with an error that says why. After such an error the loop goes on with the next frame. An error without a frame
 // is the last result. When the channel is closed, the loop ends without an error; in a queue it ends after all frames are acknowledged.
 //
 // If the caller leaves the loop at a frame of a queue, the caller can still settle this frame. If the caller does not settle the frame,

@@ -168,8 +168,8 @@ func (m *membership) meet(n *wire.Member, files []*os.File) {
 	default:
 		err = situation.Of(ErrProtocol, "the file of a member of channel %q did not come along", m.channel.Name)
 	}
-	if err != nil && !errors.Is(err, shmchannel.ErrLeft) {
-		m.broken = err
+	if err != nil && !errors.Is(err, shmchannel.ErrLeft) && m.role == shmchannel.ProducerRole.String() {
+		m.broken = err // a producer needs the files of all consumers; a consumer can do without, and the frames of that producer fail
 	}
 	m.known[slot] = n.Member
 	close(m.came)

@@ -49,7 +49,7 @@ func (s *consuming) frame(ctx context.Context, came *shmchannel.Frame) (*Frame, 
 	switch {
 	case err == nil:
 		b.Lease = &b.lease
-	case errors.Is(err, ErrProtocol):
+	case errors.Is(err, errCorruptRecord):
 		_ = b.lease.end(false)
 		f, err := s.doubt(came.Number, err)
 		f.Dropped = came.Missed
@@ -61,6 +61,9 @@ func (s *consuming) frame(ctx context.Context, came *shmchannel.Frame) (*Frame, 
 	}
 	return &b.Frame, err
 }
+
+// errCorruptRecord means that the record of a frame cannot be true.
+var errCorruptRecord = errors.New("its record cannot be true")
 
 // uncounted is the LeaseInfo of a lease that does not count yet as a lease on its block.
 var uncounted mempool.LeaseInfo
@@ -101,11 +104,15 @@ func (s *consuming) ready(ctx context.Context, l *Lease, fence shmchannel.Fence)
 		return nil
 	}
 	if fence.Timeline == 0 {
-		return situation.Of(ErrProtocol, "a producer without a timeline published a frame with a fence")
+		return situation.Of(errCorruptRecord, "a producer without a timeline published a frame with a fence")
 	}
 	t := mempool.Fence{Timeline: fence.Timeline, Word: fence.Word, Value: fence.Value}
 	page, err := s.client.page(ctx, t.Timeline)
-	if err != nil {
+	switch {
+	case errors.Is(err, ErrNotFound) || errors.Is(err, ErrStale): // the service forgets a timeline only after its process has ended
+		return situation.Of(ErrProducerDied, "frame %d of channel %q is incomplete: the process that wrote it died before finishing",
+			l.taken.hand.Number, s.channel.Name)
+	case err != nil:
 		return err
 	}
 	over, failed := page.Over(t)
@@ -135,7 +142,7 @@ func (c *Client) hold(l *Lease, pool uint64, came *shmchannel.Frame) (known bool
 	case b == nil || b.mem == nil:
 		return false, nil
 	case b.pool != pool:
-		return false, situation.Of(ErrProtocol, "block %d is of pool %d, not of pool %d", came.Block, b.pool, pool)
+		return false, situation.Of(errCorruptRecord, "block %d is of pool %d, not of pool %d", came.Block, b.pool, pool)
 	}
 	if f := b.frame; f == nil || b.tensor != came.Description || f.Buffer != came.Buffer || f.Bytes != came.Bytes || f.Generation != b.use {
 		if err := b.describe(came); err != nil {
@@ -161,9 +168,9 @@ func (b *block) describe(came *shmchannel.Frame) (err error) {
 	n, err := t.Extent()
 	switch {
 	case err != nil || n > came.Bytes:
-		return situation.Of(ErrProtocol, "%s%v of %d bytes in a buffer of %d (%v)", t.DType, t.Shape, n, came.Bytes, err)
+		return situation.Of(errCorruptRecord, "%s%v of %d bytes in a buffer of %d (%v)", t.DType, t.Shape, n, came.Bytes, err)
 	case came.Bytes > b.bytes:
-		return situation.Of(ErrProtocol, "a buffer of %d bytes in a block of %d", came.Bytes, b.bytes)
+		return situation.Of(errCorruptRecord, "a buffer of %d bytes in a block of %d", came.Bytes, b.bytes)
 	}
 	if b.view == nil {
 		if b.view, err = b.mem.Memory(false); err != nil {
@@ -191,7 +198,7 @@ func (s *consuming) mapBlock(ctx context.Context, id uint64) error {
 		},
 		undo: func() { _ = c.ended(id) }})
 	if errors.Is(err, ErrNotFound) {
-		return situation.Of(ErrProtocol, "block %d, which the pool does not have in use: %v", id, err)
+		return situation.Of(errCorruptRecord, "block %d, which the pool does not have in use: %v", id, err)
 	}
 	if err != nil {
 		return err

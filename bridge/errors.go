@@ -36,6 +36,10 @@ var (
 	ErrInternal      = mempool.ErrInternal      // the service has a defect
 )
 
+// ErrFrameCorrupt means that what a producer wrote about a frame cannot be true, so the frame cannot be used. Other frames are not affected.
+// It wraps [ErrContentFailed].
+var ErrFrameCorrupt = fmt.Errorf("%w: the frame is corrupt", ErrContentFailed)
+
 // ErrNotRunning means that no service listens on the socket.
 var ErrNotRunning = errors.New("no service is running")
 

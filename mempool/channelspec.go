@@ -1,6 +1,10 @@
 package mempool
 
-import "github.com/poolbridge/poolbridge/internal/situation"
+import (
+	"unicode/utf8"
+
+	"github.com/poolbridge/poolbridge/internal/situation"
+)
 
 // ChannelMode says how many subscribers get each frame of a channel.
 type ChannelMode string
@@ -104,7 +108,7 @@ type ChannelInfo struct {
 type FrameOptions struct {
 	// Tensor describes the content. nil means that the content has the description with which the buffer was allocated.
 	Tensor *Tensor
-	// Meta is the producer's data about the frame: a map of at most MaxMeta short texts.
+	// Meta is the producer's data about the frame: a map of at most MaxMeta short texts in UTF-8.
 	Meta map[string]string
 	Completion
 }
@@ -120,6 +124,10 @@ func (o FrameOptions) Validate() error {
 		if len(k) > MaxMetaBytes || len(v) > MaxMetaBytes {
 			return situation.Of(ErrInvalid, "the keys and values of a frame's map have at most %d bytes, %q has %d and %d", MaxMetaBytes,
 				k[:min(len(k), 32)], len(k), len(v))
+		}
+		if !utf8.ValidString(k) || !utf8.ValidString(v) {
+			return situation.Of(ErrInvalid, "the keys and values of a frame's map are texts in UTF-8, %q: %q is not; encode other bytes as text, "+
+				"for example as base64", k, v)
 		}
 	}
 	if o.EventOnly {

@@ -48,6 +48,7 @@ type Consumer struct {
 	inHands int      // number of frames in `taken`, plus the number of passed frames in `holds`
 	holds   holds
 	reached func(Fence) bool
+	checked time.Time // when the consumer last read every slot of a queue because no frame seemed to wait
 	doubt   time.Time // when the consumer first saw the present contradiction in the shared memory; zero: it sees no contradiction
 }
 
@@ -99,13 +100,13 @@ func (c *Consumer) AddTrack(slot int, id uint64, f *os.File) error {
 	}
 	t, err := mapTrack(f, c.layout, id, false)
 	if err != nil {
-		return err
+		t = &track{id: id} // the frames of this producer fail, and no other frames
 	}
 	c.tracks[slot] = t
 	if old != nil {
-		return old.unmap()
+		err = errors.Join(err, old.unmap())
 	}
-	return nil
+	return err
 }
 
 // Take waits for the next frame and stores the frame in f. If the context ends, Take stops waiting and returns an error.
@@ -237,6 +238,9 @@ func (c *Consumer) trackOf(number uint64, slot int) (*track, Peer, error) {
 	t := c.tracks[slot]
 	if t == nil || t.id != peer.ID {
 		return nil, peer, &UnknownMemberError{ProducerRole, slot, peer.ID}
+	}
+	if t.region == nil {
+		return nil, peer, &FrameError{number, slot, "the file of its producer could not be mapped"}
 	}
 	return t, peer, nil
 }

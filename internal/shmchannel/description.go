@@ -2,6 +2,7 @@ package shmchannel
 
 import (
 	"encoding/binary"
+	"math"
 	"slices"
 	"sync/atomic"
 )
@@ -30,6 +31,8 @@ func (d *Description) Validate() error {
 		return invalid("the name of an element type must have 1 to %d printable ASCII characters, %q has not", maxTypeName, d.DType)
 	case len(d.Shape) > MaxDims:
 		return invalid("an array has at most %d dimensions, this one has %d", MaxDims, len(d.Shape))
+	case d.Offset > math.MaxInt64 || slices.ContainsFunc(d.Shape, func(n uint64) bool { return n > math.MaxInt64 }):
+		return invalid("offset %d and shape %v: each number is at most 2^63-1", d.Offset, d.Shape)
 	case d.Strides != nil && len(d.Strides) != len(d.Shape):
 		return invalid("%d strides for %d dimensions", len(d.Strides), len(d.Shape))
 	}

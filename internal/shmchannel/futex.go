@@ -15,6 +15,10 @@ const (
 	futexOpWake = 1
 )
 
+// futexTries limits how often a call tries again because another member changed the word. A member that changes the word again and again
+// can make others sleep or wake too often, but each sleep ends after maxSleep.
+const futexTries = 1000
+
 // futex is a word on which members sleep. Bit 0 says that a member sleeps. The other bits are a counter.
 type futex struct{ word atomic.Uint32 }
 
@@ -22,12 +26,14 @@ type futex struct{ word atomic.Uint32 }
 // once more whether it must sleep, and passes the returned value to the method sleep. If another member calls wake after arm, the word
 // changes, and sleep returns at once.
 func (f *futex) arm() uint32 {
-	for {
-		v := f.word.Load()
+	v := f.word.Load()
+	for range futexTries {
 		if v&1 != 0 || f.word.CompareAndSwap(v, v|1) {
-			return v | 1
+			break
 		}
+		v = f.word.Load()
 	}
+	return v | 1
 }
 
 // sleep sleeps while the word is v, until another member wakes the caller or the limit is over.
@@ -38,7 +44,11 @@ func (f *futex) sleep(v uint32, limit time.Duration) {
 
 // wake wakes all members that sleep on the word. A member that calls arm after wake sees everything that the caller of wake did before.
 func (f *futex) wake() {
-	for v := f.word.Load(); v&1 != 0; v = f.word.Load() {
+	for range futexTries {
+		v := f.word.Load()
+		if v&1 == 0 {
+			return
+		}
 		if f.word.CompareAndSwap(v, v+1) {
 			f.wakeAll()
 			return
@@ -49,13 +59,13 @@ func (f *futex) wake() {
 // advance changes the word and wakes all members that sleep on it. If a member is about to sleep and passes the old value to the method
 // sleep, sleep returns at once.
 func (f *futex) advance() {
-	for {
+	for range futexTries {
 		v := f.word.Load()
 		if f.word.CompareAndSwap(v, (v|1)+1) {
-			f.wakeAll()
-			return
+			break
 		}
 	}
+	f.wakeAll()
 }
 
 func (f *futex) wakeAll() {

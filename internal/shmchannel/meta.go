@@ -6,6 +6,7 @@ import (
 	"iter"
 	"maps"
 	"slices"
+	"unicode/utf8"
 )
 
 // Limits of a frame's meta.
@@ -16,7 +17,7 @@ const (
 
 // AppendMeta appends the entries of the map `meta` to the slice `to`, in the encoding of [Record.Meta].
 //
-// Errors: [ErrInvalid] if the map exceeds a limit.
+// Errors: [ErrInvalid] if the map exceeds a limit or has a text that is not UTF-8.
 func AppendMeta(to []byte, meta map[string]string) ([]byte, error) {
 	if len(meta) > MaxMetaEntries {
 		return to, invalid("a frame's map has at most %d entries, this one has %d", MaxMetaEntries, len(meta))
@@ -29,6 +30,9 @@ func AppendMeta(to []byte, meta map[string]string) ([]byte, error) {
 		if len(k) > MaxMetaText || len(v) > MaxMetaText {
 			return to, invalid("the keys and values of a frame's map have at most %d bytes, %q has %d and %d", MaxMetaText,
 				k[:min(len(k), 32)], len(k), len(v))
+		}
+		if !utf8.ValidString(k) || !utf8.ValidString(v) {
+			return to, invalid("the keys and values of a frame's map are texts in UTF-8, %q: %q is not", k, v)
 		}
 		to = binary.LittleEndian.AppendUint16(to, uint16(len(k)))
 		to = binary.LittleEndian.AppendUint16(to, uint16(len(v)))
@@ -52,6 +56,8 @@ func CheckMeta(meta []byte) error {
 			return invalid("the meta of a frame has more than %d entries", MaxMetaEntries)
 		case len(key) > MaxMetaText || len(value) > MaxMetaText:
 			return invalid("entry %d of the meta of a frame has %d and %d bytes, more than %d", entries, len(key), len(value), MaxMetaText)
+		case !utf8.Valid(key) || !utf8.Valid(value):
+			return invalid("entry %d of the meta of a frame is not UTF-8: %q: %q", entries, key, value)
 		case entries > 0 && bytes.Compare(key, last) <= 0:
 			return invalid("the keys of the meta of a frame are not in order: %q after %q", key, last)
 		}

@@ -151,7 +151,7 @@ func (p *Producer) attempt(r *Record, ticket uint64) (uint64, full, error) {
 		p.write(n, r)
 		if s.tail.CompareAndSwap(uint64(t), uint64(newTail(n, p.slot, t.version()))) {
 			s.enter(newTail(n, p.slot, 0))
-			p.last = n
+			p.last, p.turn.yields = n, 0
 			p.counts.Frames++
 			p.counts.Bytes += r.Bytes
 			p.pending = append(p.pending, loan{n, r.Block, r.Owner})

@@ -2,6 +2,7 @@ package shmchannel
 
 import (
 	"encoding/binary"
+	"math"
 	"sync/atomic"
 )
 
@@ -21,7 +22,7 @@ const (
 
 // Record is what a producer publishes about a frame.
 type Record struct {
-	Block  uint64 // not 0
+	Block  uint64 // 1 to 2^63-1
 	Buffer uint64
 	Bytes  uint64 // size of the buffer
 	Time   uint64 // nanoseconds since 1970; 0: the time of publishing
@@ -41,8 +42,10 @@ type Record struct {
 // check returns an error if the record cannot be published.
 func (r *Record) check() error {
 	switch {
-	case r.Block == 0:
-		return invalid("the record has no block: its Block must not be 0")
+	case r.Block == 0 || r.Block > math.MaxInt64:
+		return invalid("the id of a block is a number from 1 to 2^63-1, not %d", r.Block)
+	case r.Buffer > math.MaxInt64 || r.Bytes > math.MaxInt64 || r.Time > math.MaxInt64:
+		return invalid("buffer %d, %d bytes, time %d: each is at most 2^63-1", r.Buffer, r.Bytes, r.Time)
 	case r.Ready.Value > MaxValue || r.Ready.Word > MaxWord:
 		return invalid("a fence has a word up to %d and a value up to %d, not %d and %d", MaxWord, uint64(MaxValue), r.Ready.Word, r.Ready.Value)
 	case len(r.Event) != 0 && len(r.Event) != eventBytes:

@@ -139,6 +139,7 @@ type turn struct {
 	slot   int
 	ticket uint64
 	since  time.Time
+	yields int // how many tickets this producer has let go first since its last frame
 
 	patience time.Duration // how long this producer lets another producer go first
 }
@@ -177,6 +178,10 @@ func (p *Producer) othersFirst(n, ticket uint64) full {
 		}
 		now := time.Now()
 		if p.turn.slot != slot || p.turn.ticket != first {
+			// Each other producer has one ticket. So a producer that goes on showing new tickets cannot hold this producer up for ever.
+			if p.turn.yields++; p.turn.yields > MaxProducers {
+				return full{}
+			}
 			p.turn.slot, p.turn.ticket, p.turn.since = slot, first, now
 		}
 		if left := p.turn.patience - now.Sub(p.turn.since); left > 0 {

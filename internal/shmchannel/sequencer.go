@@ -163,33 +163,53 @@ var errMoved = errors.New("shmchannel: the tail has moved")
 type backlog struct {
 	waiting int // number of frames that wait for a consumer
 	first   resident
+	open    uint64 // the smallest number whose frame is not done; the tail's number + 1 if all are done
 }
 
 // survey counts the frames of a queue that wait for a consumer, and finds the oldest of them. It may stop when it has counted `limit`
-// frames; all frames that it has not counted then are newer. survey also moves the head past frames that are done.
+// frames; all frames that it has not counted then are newer. survey also moves the head past frames that are done. survey trusts the head:
+// a member that stores a wrong head can hide frames, and surveyAll finds them.
 //
-// Errors: [ErrCorrupt]; errMoved if the caller must load the tail again.
+// Errors: errMoved if the caller must load the tail again.
 func (s *sequencer) survey(t tail, limit int) (backlog, error) {
-	var b backlog
 	head := s.head.Load()
 	if head > t.number()+1 {
 		if head <= s.loadTail().number()+1 {
-			return b, errMoved
+			return backlog{}, errMoved
 		}
-		return b, corrupt("the head of the queue is %d, its tail %d", head, t.number())
+		return s.surveyAll(t, limit), nil
 	}
-	from := max(head, 1)
-	if t.number() >= s.slots {
-		from = max(from, t.number()-s.slots+1)
+	from := max(head, s.oldestSlot(t))
+	b := s.search(t, from, limit, from > max(head, 1)) // if the head is further back, any slot may have an old frame
+	if b.open > head {
+		s.head.CompareAndSwap(head, b.open)
 	}
-	every := from > max(head, 1) // any slot may have an old frame, so the loop reads every slot
-	open := t.number() + 1       // the smallest number whose frame is not done
+	return b, nil
+}
+
+// surveyAll does what survey does, but reads every slot and does not read the head.
+func (s *sequencer) surveyAll(t tail, limit int) backlog {
+	return s.search(t, s.oldestSlot(t), limit, true)
+}
+
+// oldestSlot returns the first number of a search that goes through every slot that has been used.
+func (s *sequencer) oldestSlot(t tail) uint64 {
+	if t.number() < s.slots {
+		return 1
+	}
+	return t.number() - s.slots + 1
+}
+
+// search goes through the slots of the numbers from `from` to the number of t. If `every` is false, search stops when it has counted `limit`
+// frames that wait.
+func (s *sequencer) search(t tail, from uint64, limit int, every bool) backlog {
+	b := backlog{open: t.number() + 1}
 	for n := from; n <= t.number() && (every || b.waiting < limit); n++ {
 		r := s.resident(n, t)
 		if r.number > n || r.done() {
 			continue
 		}
-		open = min(open, r.number)
+		b.open = min(b.open, r.number)
 		if r.waits() {
 			b.waiting++
 			if b.first.number == 0 || r.number < b.first.number {
@@ -197,8 +217,5 @@ func (s *sequencer) survey(t tail, limit int) (backlog, error) {
 			}
 		}
 	}
-	if open > head {
-		s.head.CompareAndSwap(head, open)
-	}
-	return b, nil
+	return b
 }

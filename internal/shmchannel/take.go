@@ -3,6 +3,7 @@ package shmchannel
 import (
 	"errors"
 	"fmt"
+	"time"
 )
 
 // takeFromBroadcast takes the next frame of a broadcast and stores it in f. It returns false if there is no frame to take. The caller holds
@@ -119,9 +120,12 @@ func (c *Consumer) takeFromQueue(t tail, f *Frame) (bool, error) {
 	if err != nil {
 		return false, err
 	}
+	if c.checksHead(b) {
+		b = s.surveyAll(t, 1)
+	}
 	n := b.first.number
 	if n == 0 {
-		return false, c.ended(s.head.Load())
+		return false, c.ended(b.open)
 	}
 	h := c.holds.free()
 	if h < 0 {
@@ -162,6 +166,24 @@ func (c *Consumer) takeFromQueue(t tail, f *Frame) (bool, error) {
 	s.freed.wake() // the queue can now accept another frame
 	return true, nil
 }
+
+// checksHead reports whether this call must read every slot, because the head may be wrong: any member can write it. Then frames below the
+// head wait. If no other frame waits, the consumer finds them after maxSleep, and else with one of its next headFrames frames. A consumer that
+// would find the end of the channel checks always.
+func (c *Consumer) checksHead(b backlog) bool {
+	if b.first.number != 0 {
+		return c.counts.Frames%headFrames == headFrames-1
+	}
+	now := time.Now()
+	if c.roster.state.Load() != channelClosed && now.Sub(c.checked) < maxSleep {
+		return false
+	}
+	c.checked = now
+	return true
+}
+
+// headFrames is how many frames of a queue a consumer takes before it reads every slot.
+const headFrames = 256
 
 // tag returns the tag of this consumer's claims.
 func (c *Consumer) tag() uint64 { return tagConsumer + uint64(c.slot) }

@@ -314,7 +314,7 @@ func vectorsToWrite() vectors {
 		{Name: "track with records", Capacity: 4, Track: &trackVector{ID: 1 << 50, Records: []recordVector{
 			{Number: 1, Block: 2, Buffer: 3, Bytes: 4, Time: 5, DescriptionID: 1,
 				Description: Description{DType: "uint8", Shape: []uint64{4}}},
-			{Number: 66, Block: 1<<63 - 1, Buffer: 1<<64 - 1, Bytes: 1 << 40, Time: 1_700_000_000_000_000_000, Word: MaxWord, Value: MaxValue,
+			{Number: 66, Block: 1<<63 - 1, Buffer: 1<<63 - 1, Bytes: 1 << 40, Time: 1_700_000_000_000_000_000, Word: MaxWord, Value: MaxValue,
 				Event: hex.EncodeToString(event), Meta: []metaVector{{"", "empty key"}, {"camera", "left"}, {"ä", ""}}, DescriptionID: 2,
 				Description: Description{Offset: 1 << 33, DType: "complex128", Shape: []uint64{2, 0, 3}, Strides: []int64{-3, 1, 1 << 40}}},
 			{Number: 1 << 40, Block: 7, Meta: []metaVector{{"k", "v"}}, DescriptionID: 3,

@@ -25,19 +25,11 @@ void pb_consumer_close(struct pb_consumer *c) {
 
 enum pb_result pb_add_track(struct pb_consumer *c, uint32_t slot, uint64_t member, int fd) {
     struct pb_track track = {.member = member};
+    // The slot gets the producer also if its file cannot be mapped: then the frames of this producer fail, and no other frames.
     enum pb_result r = pb_file_open(&c->ch, &track.file, fd, pb_track_size(c->ch.slots), false, "track");
-    if (r) return r;
-    static const char magic[8] = "PBTRCK01";
-    uint64_t expected;
-    memcpy(&expected, magic, 8);
-    uint64_t found = PB_LOAD(pb_at(&track.file, 8));
-    if (PB_LOAD(pb_at(&track.file, 0)) != expected || found != member) {
-        pb_file_close(&track.file, c->ch.life);
-        return pb_complain(&c->ch, PB_PROTOCOL, "a track is not that of member %llu", (unsigned long long)member);
-    }
     pb_file_close(&c->tracks[slot].file, c->ch.life);
     c->tracks[slot] = track;
-    return PB_OK;
+    return r;
 }
 
 // The consumer keeps Python objects for blocks in a hash table. The key is the block's id. At most half of the table's places are used.
@@ -266,6 +258,7 @@ static enum pb_result read_record(struct pb_consumer *c, uint32_t slot, struct p
     const struct pb_channel *ch = &c->ch;
     const struct pb_file *track = &c->tracks[slot].file;
     uint64_t ring = pb_ring(ch, frame->number);
+    if (!track->base) return PB_FAILED;
     pb_word *record = pb_at(track, PB_PAGE + PB_RECORD * ring);
     if (PB_LOAD(record) != frame->number) return PB_AGAIN;
     frame->block = PB_PEEK(record + PB_RECORD_BLOCK);
@@ -282,7 +275,9 @@ static enum pb_result read_record(struct pb_consumer *c, uint32_t slot, struct p
     frame->timeline = c->timelines[slot];
     frame->kept = NULL;
     size_t meta = frame->meta_bytes + (frame->event ? PB_EVENT : 0);
-    bool sound = !(small >> 17 & 0x7FFF) && frame->meta_bytes <= PB_META && frame->word < PB_WORDS && frame->value <= PB_VALUE_MAX;
+    bool sound = !(small >> 17 & 0x7FFF) && frame->meta_bytes <= PB_META && frame->word < PB_WORDS && frame->value <= PB_VALUE_MAX &&
+                 (frame->timeline || !frame->value) && frame->block && frame->block <= INT64_MAX && frame->buffer <= INT64_MAX &&
+                 frame->bytes <= INT64_MAX && frame->time <= INT64_MAX;
     if (sound && meta) copy_out(c->meta, pb_at(track, PB_PAGE + (PB_RECORD + PB_DESCRIPTION) * ch->slots + PB_META_SLOT * ring), meta);
     const struct pb_kept *kept = c->kept_count ? &c->kept[kept_place(c, frame->block)] : NULL;
     if (kept && kept->object && kept->producer == frame->producer && kept->description_id == frame->description_id)
@@ -373,6 +368,39 @@ static enum pb_result take_from_broadcast(struct pb_consumer *c, struct pb_frame
     return r;
 }
 
+struct standing {
+    uint64_t number, entry, claim; // number: UINT64_MAX if no frame waits
+};
+
+// Finds a frame of a queue that waits. Goes through the slots of the numbers from `first` to `last`. If `every` is true, finds the oldest of
+// these frames, else the first.
+static struct standing find_waiting(const struct pb_channel *ch, uint64_t first, uint64_t last, bool every) {
+    struct standing found = {.number = UINT64_MAX};
+    for (uint64_t number = first; number <= last && (every || found.number > last); number++) {
+        uint64_t e = PB_LOAD(pb_entry(ch, number)), k = PB_LOAD(pb_claim(ch, number));
+        if (!(e >> 6) || e >> 6 > last || e >> 6 >= found.number || !pb_claim_waits(k, e >> 6)) continue;
+        found = (struct standing){e >> 6, e, k};
+    }
+    return found;
+}
+
+// Whether this call must read every slot, because the head may be wrong: any member can write it. Then frames below the head wait. If no
+// other frame waits, the consumer finds them after 100 ms, and else with one of its next 256 frames. A consumer that would find the end of the
+// channel checks always.
+static bool checks_head(struct pb_consumer *c, bool found) {
+    if (found) return c->taken % 256 == 255;
+    int64_t now = pb_now();
+    if (pb_state(&c->ch) != PB_CLOSED && now - c->checked < PB_SLICE) return false;
+    c->checked = now;
+    return true;
+}
+
+static bool all_done(const struct pb_channel *ch) {
+    for (uint64_t slot = 0; slot < ch->slots; slot++)
+        if (pb_slot_in_use(ch, slot)) return false;
+    return true;
+}
+
 static enum pb_result take_from_queue(struct pb_consumer *c, struct pb_frame *frame) {
     struct pb_channel *ch = &c->ch;
     uint64_t tail = pb_tail(ch), last = pb_tail_number(tail);
@@ -381,24 +409,19 @@ static enum pb_result take_from_queue(struct pb_consumer *c, struct pb_frame *fr
     if (r) return r;
     if (c->in_hand == PB_HOLDS) return PB_HANDS;
     pb_help(ch, tail);
-    uint64_t number = pb_oldest_standing(ch, last), found = UINT64_MAX, claim = 0, entry = 0;
+    uint64_t first = pb_oldest_slot(ch, last), number = pb_oldest_standing(ch, last);
     // `number` is the number at which the search begins. If the head in shared memory is less than `number`, the loop checks every entry,
     // because any entry may have the oldest waiting frame. Otherwise the loop stops at the first waiting frame, which is the
     // oldest.
-    bool every = PB_LOAD(pb_at(&ch->sequencer, PB_AT_HEAD)) < number;
-    for (; number <= last && (every || found > last); number++) {
-        uint64_t e = PB_LOAD(pb_entry(ch, number)), k = PB_LOAD(pb_claim(ch, number));
-        if (!(e >> 6) || e >> 6 > last || e >> 6 >= found || !pb_claim_waits(k, e >> 6)) continue;
-        found = e >> 6;
-        claim = k;
-        entry = e;
-    }
+    struct standing standing = find_waiting(ch, number, last, PB_LOAD(pb_at(&ch->sequencer, PB_AT_HEAD)) < number);
+    if (number > first && checks_head(c, standing.number <= last)) standing = find_waiting(ch, first, last, true);
+    uint64_t found = standing.number, claim = standing.claim;
     if (found > last) {
         if (pb_state(ch) != PB_CLOSED) return PB_NONE;
         pb_advance_head(ch, tail);
-        return PB_LOAD(pb_at(&ch->sequencer, PB_AT_HEAD)) > PB_LOAD(pb_at(&ch->roster, PB_AT_END)) ? PB_END : PB_NONE;
+        return all_done(ch) ? PB_END : PB_NONE;
     }
-    uint32_t slot = entry & 63;
+    uint32_t slot = standing.entry & 63;
     if ((r = find_track(c, slot)) == PB_UNKNOWN) return r;
     int hold = set_hold(c, found);
     PB_FULL_BARRIER();

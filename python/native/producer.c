@@ -135,18 +135,13 @@ bool pb_behind(const struct pb_producer *p, uint64_t *member, uint32_t *process)
     return lowest < UINT64_MAX;
 }
 
-static bool slot_in_use(const struct pb_channel *ch, uint64_t number) {
-    uint64_t stands = PB_LOAD(pb_entry(ch, number)) >> 6;
-    return stands && !pb_claim_over(PB_LOAD(pb_claim(ch, number)), stands);
-}
-
 // Returns PB_OK if the queue has room for one more frame. PB_AGAIN: the caller must check again, because this function has dropped a frame
 // or made a number void (no frame gets that number), or because another member has changed the queue meanwhile.
 static enum pb_result room_in_queue(struct pb_producer *p, uint64_t tail) {
     struct pb_channel *ch = &p->ch;
     uint64_t last = pb_tail_number(tail), capacity = ch->policy == PB_LATEST ? 1 : ch->capacity;
     uint64_t first = pb_oldest_standing(ch, last), waits = 0, oldest = UINT64_MAX, claim = 0;
-    bool used = slot_in_use(ch, last + 1);
+    bool used = pb_slot_in_use(ch, last + 1);
     if (used || first > last || last + 1 - first >= capacity)
         for (uint64_t number = first; number <= last; number++) {
             uint64_t stands = PB_LOAD(pb_entry(ch, number)) >> 6, found = PB_LOAD(pb_claim(ch, number));
@@ -159,7 +154,7 @@ static enum pb_result room_in_queue(struct pb_producer *p, uint64_t tail) {
     bool full = waits >= capacity;
     if (!full && used) { // the next number becomes void, if any slot is free
         uint64_t slot = 0;
-        while (slot < ch->slots && slot_in_use(ch, slot)) slot++;
+        while (slot < ch->slots && pb_slot_in_use(ch, slot)) slot++;
         if (slot < ch->slots) {
             PB_CAS(pb_at(&ch->sequencer, 0), &tail, (last + 1) << 16 | PB_VOID << 10 | (tail & 1023));
             return PB_AGAIN;
@@ -197,6 +192,9 @@ static bool others_first(struct pb_producer *p) {
         }
         int64_t now = pb_now();
         if (p->before != lowest) {
+            // Each other producer has one ticket. So a producer that goes on showing new tickets cannot hold this producer up for ever.
+            if (p->yielded != lowest && p->yields++ >= PB_PRODUCERS) return false;
+            p->yielded = lowest;
             p->before = lowest;
             p->before_until = now + p->patience;
         }
@@ -290,6 +288,7 @@ enum pb_result pb_publish(struct pb_producer *p, const struct pb_publication *wh
         p->flights[p->in_flight++] = (struct pb_flight){.number = n, .block = what->block};
         ch->odd_since = 0;
         p->published++;
+        p->yields = 0;
         p->bytes += what->bytes;
         *number = n;
         return PB_OK;

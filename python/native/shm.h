@@ -113,6 +113,8 @@ struct pb_producer {
     uint64_t calm;   // value of the word at PB_AT_TICKETS when no other producer waited
     uint64_t before, passed;
     int64_t before_until;
+    uint64_t yielded; // the last ticket that this producer let go first
+    unsigned yields;  // how many tickets it has let go first since its last frame
     int64_t patience; // how long a producer with a smaller ticket may take to use the room, in nanoseconds
 };
 
@@ -154,6 +156,7 @@ struct pb_consumer {
     uint32_t policy;
     bool begun, left;
     uint64_t next, floor, missed, all_missed, failed, used;
+    int64_t checked; // when this consumer last read every slot of a queue because no frame seemed to wait
     struct pb_hand hands[PB_HOLDS];
     size_t in_hand;
     uint64_t taken, bytes, dropped; // frames that this consumer took, the bytes of their buffers, and the sum of `missed`
@@ -289,11 +292,18 @@ static inline bool pb_claim_over(uint64_t claim, uint64_t number) { // whether t
     return claim >> 12 > number || claim == (number << 12 | PB_ACKNOWLEDGED);
 }
 
-// Returns a frame number of a queue. A search from this number to `last` finds every frame that is not acknowledged.
+// Whether the slot of a number has a frame of a queue that is not acknowledged.
+static inline bool pb_slot_in_use(const struct pb_channel *ch, uint64_t number) {
+    uint64_t stands = PB_LOAD(pb_entry(ch, number)) >> 6;
+    return stands && !pb_claim_over(PB_LOAD(pb_claim(ch, number)), stands);
+}
+
+// Returns a frame number of a queue. A search from this number to `last` finds every frame that is not acknowledged, if the head in shared
+// memory is right. A search from pb_oldest_slot goes through every slot.
+static inline uint64_t pb_oldest_slot(const struct pb_channel *ch, uint64_t last) { return last >= ch->slots ? last - ch->slots + 1 : 1; }
 static inline uint64_t pb_oldest_standing(const struct pb_channel *ch, uint64_t last) {
-    uint64_t first = last >= ch->slots ? last - ch->slots + 1 : 1;
-    uint64_t head = PB_LOAD(pb_at(&ch->sequencer, PB_AT_HEAD));
-    return head > first ? head : first;
+    uint64_t first = pb_oldest_slot(ch, last), head = PB_LOAD(pb_at(&ch->sequencer, PB_AT_HEAD));
+    return head > first && head <= last + 1 ? head : first;
 }
 
 #endif

@@ -88,6 +88,7 @@ from poolbridge.errors import (
     DriverError as DriverError,
     EventUnavailableError as EventUnavailableError,
     ForkError as ForkError,
+    FrameCorruptError as FrameCorruptError,
     FrameSettledError as FrameSettledError,
     InternalError as InternalError,
     InvalidArgumentError as InvalidArgumentError,

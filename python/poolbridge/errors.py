@@ -22,7 +22,8 @@ poolbridge::
     ├── LeaseInUseError (BufferError)              arrays made from the lease are alive
     ├── StaleError (LookupError)                   the id is of a buffer that is gone, or of another epoch
     ├── ContentFailedError (RuntimeError)          the content of the buffer will never be complete
-    │   └── ProducerDiedError                      the writer died before the content was complete
+    │   ├── ProducerDiedError                      the writer died before the content was complete
+    │   └── FrameCorruptError                      what a producer wrote about a frame cannot be true
     ├── ClosedError (ConnectionError)              the channel, publisher, pool or service is closing or closed
     │   ├── ClientClosedError                      this client was closed
     │   └── ConnectionLostError                    the service went away
@@ -67,7 +68,7 @@ class PoolbridgeError(Exception):
 
 
 class ProtocolError(PoolbridgeError, ConnectionError):
-    """A packet was malformed or came at the wrong time, or shared memory of a channel is inconsistent."""
+    """A packet was malformed or came at the wrong time, or the order of a channel's frames is inconsistent."""
 
     code = "protocol"
 
@@ -170,6 +171,10 @@ class ProducerDiedError(ContentFailedError):
     """The process that wrote the buffer died, or released its lease, before the content was complete."""
 
     code = "failed"
+
+
+class FrameCorruptError(ContentFailedError):
+    """What a producer wrote about a frame cannot be true, so only this frame cannot be used."""
 
 
 class ClosedError(PoolbridgeError, ConnectionError):

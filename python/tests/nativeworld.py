@@ -59,7 +59,7 @@ class World:
         assert isinstance(member.begin(), int)
         return member
 
-    def publish(self, producer: Producer, block: int = 0, **meta_entries: str) -> int | Condition:
+    def publish(self, producer: Producer, block: int = 1, **meta_entries: str) -> int | Condition:
         self._count += 1
         return producer.publish(block, self._count, 64, 1, LINE, meta(meta_entries), 0, 0, None, 0.0)
 

@@ -29,7 +29,7 @@ class Board:
         board.
     """
 
-    SIZE: Final = BLOCK * BLOCKS * 4
+    SIZE: Final = BLOCK * (BLOCKS * 4 + 1)
     NUMBERS: Final = 1 << 24
 
     def __init__(self, pid: int = 0, fd: int = -1) -> None:
@@ -81,7 +81,7 @@ def produce(seat: Seat, board: Board, frames: int) -> None:
     producer = Producer(files.roster, files.sequencer, files.file, seat.slot, seat.member)
     memory = board.memory
     board.enter(seat.member)
-    unused = [BLOCKS * seat.slot + i for i in range(BLOCKS)]
+    unused = [BLOCKS * seat.slot + i for i in range(1, BLOCKS + 1)]
     count = 0
     while not frames or count < frames:
         while not unused:

@@ -518,7 +518,7 @@ def test_a_frame_that_cannot_be_is_an_error_at_that_frame_only(service, client, 
     assert next(frames).seq == 1
     liar(client, channel, replace)
     publish(client, channel, 3)
-    with pytest.raises(poolbridge.ProtocolError, match="frame 2 of channel 'c'"):
+    with pytest.raises(poolbridge.FrameCorruptError, match="frame 2 of channel 'c'"):
         next(frames)
     assert next(frames).seq == 3
     other.stats()
@@ -534,7 +534,7 @@ def test_a_block_that_the_pool_does_not_have_fails_its_frame(client, other):
     id_, packed = next(iter(producer._descriptions.values()))
     assert producer.native.publish(999, 1, 16, id_, packed) == 2
     producer.loans[999] = next(iter(producer.loans.values()))
-    with pytest.raises(poolbridge.ProtocolError, match="frame 2 of channel 'c'.*999"):
+    with pytest.raises(poolbridge.FrameCorruptError, match="frame 2 of channel 'c'.*999"):
         next(frames)
     del producer.loans[999]
 

@@ -20,7 +20,7 @@ from nativeworld import Interrupted, World, interrupt as interrupt, numbers, tak
 from streamservice import memfd
 
 from poolbridge import _native
-from poolbridge._native import Consumer, Frame, Producer
+from poolbridge._native import Condition, Consumer, Frame, Producer
 from poolbridge.errors import (
     ForkError,
     InvalidArgumentError,
@@ -122,11 +122,35 @@ def test_a_sealed_file_cannot_be_mapped_to_be_written(worlds: list[World]) -> No
         Producer(seat.roster_fd, seat.sequencer_fd, seat.files[True, 0], 0, 1)
 
 
-def test_a_track_of_another_member_is_refused(worlds: list[World]) -> None:
+def test_what_a_producer_wrote_before_its_records_does_not_matter(worlds: list[World]) -> None:
     w = world(worlds)
-    w.produce()
-    with pytest.raises(ProtocolError, match="is not that of member 77"):
-        w.consume().add_track(0, 77, w.channel.files[True, 0])
+    seat = w.channel.prepare(0, producer=True)
+    producer = Producer(seat.roster, seat.sequencer, seat.file, 0, seat.member)
+    os.pwrite(seat.file, bytes(range(1, 65)) * 64, 0)
+    consumer = w.consume()
+    producer.add_cursor(0, w.ids[False, 0], w.channel.files[False, 0])
+    consumer.add_track(0, seat.member, seat.file)
+    w.channel.join(0, producer=True)
+    w.publish(producer)
+    assert take(consumer).number == 1
+    producer.close()
+
+
+def test_a_track_that_cannot_be_mapped_costs_the_frames_of_its_producer(worlds: list[World]) -> None:
+    w = world(worlds)
+    seat = w.channel.prepare(0, producer=True)
+    bad = Producer(seat.roster, seat.sequencer, seat.file, 0, seat.member)
+    consumer, good = w.consume(), w.produce(1)
+    bad.add_cursor(0, w.ids[False, 0], w.channel.files[False, 0])
+    with pytest.raises(ProtocolError, match="the memfd of a track must have"):
+        consumer.add_track(0, seat.member, w.channel.sequencer_fd)
+    w.channel.join(0, producer=True)
+    assert [w.publish(bad), w.publish(good), w.publish(bad)] == [1, 2, 3]
+    assert consumer.take(0.0) is Condition.FAILED
+    assert consumer.failed == 1
+    assert take(consumer).number == 2
+    assert consumer.take(0.0) is Condition.FAILED
+    bad.close()
 
 
 # In the tests below, a garbage collection runs while Python makes an object.
@@ -169,12 +193,12 @@ def test_blocks_come_back_whole_though_a_finaliser_uses_the_producer_meanwhile(
 ) -> None:
     w = world(worlds, capacity=1)
     producer = w.produce()
-    for block in range(3):
+    for block in range(1, 4):
         w.publish(producer, block)
     reclaim, work = producer.reclaim, getattr(producer, end)
     collecting(work)
     came = reclaim()
-    assert came == [(0, ()), (1, ())]
+    assert came == [(1, ()), (2, ())]
 
 
 def test_frames_in_flight_are_told_whole_though_a_finaliser_closes_the_producer(
@@ -182,11 +206,11 @@ def test_frames_in_flight_are_told_whole_though_a_finaliser_closes_the_producer(
 ) -> None:
     w = world(worlds)
     producer = w.produce()
-    for block in range(3):
+    for block in range(1, 4):
         w.publish(producer, block)
     collecting(producer.close)
     flights = producer.in_flight
-    assert flights == [(1, 0), (2, 1), (3, 2)]
+    assert flights == [(1, 1), (2, 2), (3, 3)]
 
 
 def test_a_frame_is_the_one_that_was_taken_though_a_finaliser_takes_the_next(
@@ -194,13 +218,13 @@ def test_a_frame_is_the_one_that_was_taken_though_a_finaliser_takes_the_next(
 ) -> None:
     w = world(worlds)
     consumer, producer = w.consume(), w.produce()
-    for block in range(2):
+    for block in range(1, 3):
         w.publish(producer, block, name=str(block))
     take_one = consumer.take
     collecting(lambda: take_one(0.0))
     frame = take_one(0.0)
     assert isinstance(frame, Frame)
-    assert (frame.number, frame.block, frame.meta) == (1, 0, {"name": "0"})
+    assert (frame.number, frame.block, frame.meta) == (1, 1, {"name": "1"})
 
 
 def test_frames_in_hand_are_told_whole_though_a_finaliser_closes_the_consumer(
@@ -208,7 +232,7 @@ def test_frames_in_hand_are_told_whole_though_a_finaliser_closes_the_consumer(
 ) -> None:
     w = world(worlds)
     consumer, producer = w.consume(), w.produce()
-    for block in range(3):
+    for block in range(1, 4):
         w.publish(producer, block)
         take(consumer)
     collecting(consumer.close)

@@ -187,16 +187,16 @@ def test_a_consumer_in_a_circle_is_collected(worlds: list[World]) -> None:
 def test_a_consumer_that_is_behind_holds_the_producer_up(worlds: list[World], policy: int, full: Condition) -> None:
     w = world(worlds, policy=policy)
     consumer, producer = w.consume(), w.produce()
-    assert [w.publish(producer, block) for block in range(5)] == [1, 2, 3, 4, full]
+    assert [w.publish(producer, block) for block in range(1, 6)] == [1, 2, 3, 4, full]
     assert take(consumer).number == 1
     assert w.publish(producer) is full
     assert consumer.release(1) is True
-    assert w.publish(producer, 4) == 5
+    assert w.publish(producer, 5) == 5
     assert w.publish(producer) is full
-    assert back(producer) == [0]
+    assert back(producer) == [1]
     assert numbers(consumer) == [2, 3, 4, 5]
     assert back(producer) == []  # the channel keeps its last four frames
-    assert producer.in_flight == [(2, 1), (3, 2), (4, 3), (5, 4)]
+    assert producer.in_flight == [(2, 2), (3, 3), (4, 4), (5, 5)]
 
 
 @pytest.mark.parametrize("policy", [DROP_OLDEST, LATEST])
@@ -249,7 +249,7 @@ def test_a_consumer_that_comes_late_begins_with_the_oldest_or_the_newest(worlds:
 def test_frames_are_released_in_any_order(worlds: list[World]) -> None:
     w = world(worlds)
     consumer, producer = w.consume(), w.produce()
-    for block in range(4):
+    for block in range(1, 5):
         w.publish(producer, block)
     for _ in range(4):
         take(consumer)
@@ -258,7 +258,7 @@ def test_frames_are_released_in_any_order(worlds: list[World]) -> None:
     assert w.publish(producer) is Condition.TIMEOUT
     consumer.release(1)
     assert [w.publish(producer, 4 + i) for i in range(4)] == [5, 6, 7, 8]
-    assert back(producer) == [0, 1, 2, 3]
+    assert back(producer) == [1, 2, 3, 4]
     with pytest.raises(LeaseReleasedError, match="not in hand"):
         consumer.release(1)
     with pytest.raises(InvalidArgumentError, match="this channel is a broadcast"):
@@ -270,17 +270,17 @@ def test_a_frame_of_a_broadcast_that_is_acknowledged_stays_in_hand_and_holds_no_
 ) -> None:
     here = world(worlds, capacity=2)
     producer, consumer = here.produce(), here.consume()
-    for block in range(2):
+    for block in range(1, 3):
         here.publish(producer, block)
     first, second = take(consumer), take(consumer)
     assert producer.behind == (here.ids[False, 0], 0)
     assert consumer.ack(second.number), "the first still holds the producer up"
     assert here.publish(producer, 2) is Condition.TIMEOUT
     assert consumer.ack(first.number)
-    assert [here.publish(producer, block) for block in (2, 3)] == [3, 4]
+    assert [here.publish(producer, block) for block in (3, 4)] == [3, 4]
     assert producer.reclaim() == [], "both blocks are in hand"
     assert consumer.release(first.number)
-    assert producer.reclaim() == [(0, ())]
+    assert producer.reclaim() == [(1, ())]
     third = take(consumer)
     assert here.publish(producer, 4) is Condition.TIMEOUT, "a frame that is not acknowledged"
     assert consumer.release(third.number)
@@ -289,7 +289,7 @@ def test_a_frame_of_a_broadcast_that_is_acknowledged_stays_in_hand_and_holds_no_
     assert here.publish(producer, 4) == 5
     blocks = producer.reclaim()
     assert isinstance(blocks, list)
-    assert sorted(block for block, _ in blocks) == [1, 2]
+    assert sorted(block for block, _ in blocks) == [2, 3]
 
 
 def test_a_frame_of_a_queue_that_is_given_back_stays_in_hand_and_can_be_taken_again(worlds: list[World]) -> None:
@@ -456,14 +456,14 @@ def test_a_fence_that_is_being_written_is_waited_for_and_an_impossible_one_is_no
 def test_each_frame_of_a_queue_goes_to_one(worlds: list[World]) -> None:
     w = world(worlds, queue=True)
     one, other, producer = w.consume(0), w.consume(1), w.produce()
-    assert [w.publish(producer, block) for block in range(5)] == [1, 2, 3, 4, Condition.TIMEOUT]
+    assert [w.publish(producer, block) for block in range(1, 6)] == [1, 2, 3, 4, Condition.TIMEOUT]
     assert [take(one).number, take(other).number, take(one).number] == [1, 2, 3]
-    assert w.publish(producer, 4) == 5  # a frame that a consumer has taken needs no place in the queue
+    assert w.publish(producer, 5) == 5  # a frame that a consumer has taken needs no place in the queue
     assert one.ack(1) is True
     assert back(producer) == []  # the consumer still uses the block of frame 1
     assert one.release(1) is True
     assert one.release(3) is True
-    assert back(producer) == [0, 2]
+    assert back(producer) == [1, 3]
     assert other.requeue(2) is True
     assert [take(one).number for _ in range(3)] == [2, 4, 5]
     assert other.take(0.0) is Condition.TIMEOUT
@@ -529,7 +529,7 @@ def test_a_queue_with_every_slot_in_hand_has_no_room(worlds: list[World]) -> Non
 def test_the_claims_of_a_consumer_that_died_go_to_another(worlds: list[World]) -> None:
     w = world(worlds, queue=True)
     one, other, producer = w.consume(0), w.consume(1), w.produce()
-    for block in range(3):
+    for block in range(1, 4):
         w.publish(producer, block)
     assert [take(one).number, take(one).number] == [1, 2]
     w.channel.part(0, producer=False)
@@ -537,11 +537,11 @@ def test_the_claims_of_a_consumer_that_died_go_to_another(worlds: list[World]) -
     assert one.take(0.0) is Condition.EVICTED
     assert one.ack(1) is False
     assert numbers(other) == [1, 2, 3]
-    assert back(producer) == [2]  # the process of `one` may still use the other blocks
+    assert back(producer) == [3]  # the process of `one` may still use the other blocks
     assert one.release(2) is False
-    assert back(producer) == [1]
+    assert back(producer) == [2]
     w.channel.part(0, producer=False, state=service.FREE)
-    assert back(producer) == [0]
+    assert back(producer) == [1]
 
 
 # The end, and unknown members
@@ -550,7 +550,7 @@ def test_the_claims_of_a_consumer_that_died_go_to_another(worlds: list[World]) -
 def test_a_closed_broadcast_ends_after_its_last_frame_and_all_blocks_come_back(worlds: list[World]) -> None:
     w = world(worlds)
     one, other, producer = w.consume(0), w.consume(1, policy=LATEST), w.produce()
-    for block in range(3):
+    for block in range(1, 4):
         w.publish(producer, block)
     w.channel.close()
     assert w.publish(producer) is Condition.END
@@ -563,7 +563,7 @@ def test_a_closed_broadcast_ends_after_its_last_frame_and_all_blocks_come_back(w
     assert one.take(0.0) is other.take(0.0) is Condition.END
     assert back(producer) == []
     one.release(1)
-    assert back(producer) == [0, 1, 2]
+    assert back(producer) == [1, 2, 3]
 
 
 def test_a_closed_queue_ends_when_everything_is_acknowledged(worlds: list[World]) -> None:
@@ -586,15 +586,15 @@ def test_a_closed_queue_ends_when_everything_is_acknowledged(worlds: list[World]
 def test_a_destroyed_channel_gives_no_frame_and_all_blocks_but_those_in_hand(worlds: list[World], queue: bool) -> None:
     w = world(worlds, queue=queue)
     consumer, producer = w.consume(), w.produce()
-    for block in range(3):
+    for block in range(1, 4):
         w.publish(producer, block)
     take(consumer)
     w.channel.close(service.DESTROYED)
     assert consumer.take(0.0) is Condition.DESTROYED
     assert w.publish(producer) is Condition.DESTROYED
-    assert back(producer) == [1, 2]
+    assert back(producer) == [2, 3]
     consumer.release(1)
-    assert back(producer) == [0]
+    assert back(producer) == [1]
 
 
 def test_members_that_are_not_known_are_asked_for(worlds: list[World]) -> None:

@@ -51,7 +51,7 @@ class Members:
 
     def __init__(self, file, newest):
         self.channel = Channel(capacity=file["capacity"])
-        self.seat = self.channel.prepare(0, producer=True)._replace(member=file["track"]["id"])
+        self.seat = self.channel.prepare(0, producer=True, timeline=1)._replace(member=file["track"]["id"])
         _native.store_u64(self.channel.roster, PAGE + 8, self.seat.member)
         _native.store_u64(self.channel.sequencer, 0, newest << 16)
         if newest:

@@ -60,8 +60,6 @@ static void one_world(uint64_t inputs) {
     for (uint32_t i = 0; i < FILES; i++)
         for (int producer = 0; producer < 2; producer++)
             ids[producer][i] = PB_LOAD(roster_word(&w, slot_at(producer, i) + PB_SLOT_MEMBER));
-    memcpy(tracks[1].base, "PBTRCK01", 8);
-    PB_STORE(pb_at(&tracks[1], 8), ids[1][1]);
     if (pb_producer_open(&p, w.roster, w.sequencer, w.tracks[0], 0, ids[1][0])) fatal(p.ch.complaint);
     if (pb_consumer_open(&c, w.roster, w.sequencer, w.cursors[0], 0, ids[0][0])) fatal(c.ch.complaint);
     for (uint32_t i = 0; i < FILES; i++) {

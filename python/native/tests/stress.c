@@ -26,7 +26,7 @@ struct board {
     _Atomic uint64_t fds[2][PB_CONSUMERS];           // descriptors in the service's process, by role and slot
     _Atomic uint64_t published, dropped, ready[MEMBERS]; // ready: 1: the member has mapped its file, 2: it has joined
     _Atomic unsigned char taken[1 << 22];                // by frame number: how often the frame was acknowledged
-    CONTENT blocks[PB_PRODUCERS * 64][WORDS];
+    CONTENT blocks[PB_PRODUCERS * 64 + 1][WORDS];
 };
 static struct board *board;
 static pid_t service;
@@ -105,7 +105,7 @@ static void produce(struct world *w, uint32_t slot, uint64_t member, uint64_t fr
     while (PB_LOAD(pb_at32(&w->ch.roster, slot_at(true, slot))) != PB_ACTIVE) sched_yield();
     uint64_t unused[BLOCKS], free = 0;
     // Use as few blocks as possible, so that blocks are soon reused.
-    for (uint64_t i = 0; i < w->ch.capacity + 2; i++) unused[free++] = group * 64 + i;
+    for (uint64_t i = 0; i < w->ch.capacity + 2; i++) unused[free++] = group * 64 + i + 1;
     for (uint64_t count = 1; count <= frames; count++) {
         while (!free) {
             r = pb_reclaim(&p);

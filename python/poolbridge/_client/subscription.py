@@ -149,8 +149,10 @@ class Subscription(BaseSubscription):
             allows, during all this time.
         ContentFailedError
             The frame's content will never be complete. The next call of `receive` takes the next frame.
+        FrameCorruptError
+            A `ContentFailedError`: what the producer wrote about the frame cannot be true. The frame is acknowledged.
         ProtocolError
-            The frame's description is inconsistent. The next call of `receive` takes the next frame.
+            Another member has destroyed the order of the channel's frames. The subscription has ended.
         InvalidArgumentError
             Another thread or task is taking a frame of this subscription: subscribe once for each.
         PoolLimitError

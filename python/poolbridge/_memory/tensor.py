@@ -290,6 +290,8 @@ def _checked(dt: str, shape: tuple[int, ...], st: tuple[int, ...], offset: int, 
         strides = c_strides(shape, itemsize)
     if offset % itemsize:
         raise ProtocolError(f"the byte offset {offset} is no multiple of the {itemsize} bytes of an element")
+    if math.prod(max(extent, 1) for extent in shape) > U_MAX or any(abs(stride) > U_MAX for stride in strides):
+        raise ProtocolError(f"shape {shape} or strides {st or 'in C order'} exceed 2**63 - 1 elements or bytes")
     first, last = span_of(shape, strides, offset, itemsize)
     if first < 0 or last > nbytes:
         raise ProtocolError(f"the tensor's elements lie in bytes {first} to {last} of a buffer of {nbytes} bytes")

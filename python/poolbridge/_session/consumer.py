@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 from poolbridge._order import order as _order
 from poolbridge._session.flow import Ask, Flow, Sleep
 from poolbridge._session.grants import held, take
-from poolbridge._session.membership import NATIVE, Membership, hear, join
+from poolbridge._session.membership import NATIVE, Membership, join
 from poolbridge._sys import process as _process
 from poolbridge._wire.messages import Channel, Doubt, Fence, Grant, Map, MapReply, Tensor
 from poolbridge.errors import (
@@ -20,6 +20,7 @@ from poolbridge.errors import (
     ClosedError,
     ContentFailedError,
     ForkError,
+    FrameCorruptError,
     InvalidArgumentError,
     LeaseReleasedError,
     PoolbridgeError,
@@ -209,6 +210,9 @@ class Consumer(Membership):
             return self._taken(self.native.take(seconds, seconds))
         except ClosedError:
             return None
+        except ProtocolError as error:
+            self.lose(error)
+            return None
 
     def _taken(self, got: Any) -> _native.Frame | None:
         """Return `got`, a result of `take`, if it is a frame. Keep other results, except a timeout, for `receive`."""
@@ -231,6 +235,9 @@ class Consumer(Membership):
             return self._taken(self.native.swap(number, None, self.spin))
         except (ClosedError, LeaseReleasedError):
             return None
+        except ProtocolError as error:
+            self.lose(error)
+            return None
 
     def look(self, spin: float | None, seconds: float | None) -> None:
         """Wait until a frame is offered, or `early` has another result of `take`."""
@@ -241,6 +248,8 @@ class Consumer(Membership):
                 self._taken(self.native.take(seconds, spin))
             except ClosedError:
                 self.early.append(NATIVE.Condition.EVICTED)
+            except ProtocolError as error:
+                self.lose(error)
         if self.left:
             with self.session.lock:
                 self._drop_offered()
@@ -311,7 +320,7 @@ class Consumer(Membership):
         except ClosedError:
             pass  # the native consumer is closed: closing has dropped all arrays
 
-    def doubt(self, grant: Grant, error: PoolbridgeError) -> ProtocolError:
+    def doubt(self, grant: Grant, error: PoolbridgeError) -> FrameCorruptError:
         """Release an inconsistent frame, report it to the service, and return the error that the caller must raise."""
         frame = self._frames.get(grant.id)
         number = frame.number if frame is not None else 0
@@ -320,10 +329,10 @@ class Consumer(Membership):
             self._end(grant, (), back=False)
         return self.report(number, error)
 
-    def report(self, number: int, why: object) -> ProtocolError:
+    def report(self, number: int, why: object) -> FrameCorruptError:
         """Tell the service which frame is inconsistent, and return the error that the caller must raise."""
         self.session.tell(Doubt(ch=self.channel.id, mb=self.member, sq=number))
-        return ProtocolError(f"frame {number} of channel {self.channel.nm!r} has failed: {why}")
+        return FrameCorruptError(f"frame {number} of channel {self.channel.nm!r} has failed: {why}")
 
     # Settling
 
@@ -484,6 +493,14 @@ class Consumer(Membership):
             self.ended = True
         self._tell()
 
+    def check_end(self) -> None:
+        """Raise the error that says why no frame will come any more, if there is one."""
+        error = self.error
+        if isinstance(error, ProtocolError):
+            self.session.leave(self)  # else producers would wait for a consumer that takes no more frames
+        if error is not None:
+            raise type(error)(*error.args)
+
     def leave(self) -> None:
         """Take no more frames. Frames that the program has stay usable. The caller holds the session's lock."""
         if self.left:
@@ -543,8 +560,7 @@ def _receive(consumer: Consumer, seconds: float | None, spin: float | None) -> F
     deadline = None if seconds is None else time.monotonic() + seconds
     while True:
         if consumer.ended:
-            if consumer.error is not None:
-                raise type(consumer.error)(*consumer.error.args)
+            consumer.check_end()
             return None
         session.check_usable()
         left = None if deadline is None else max(deadline - time.monotonic(), 0.0)
@@ -561,7 +577,7 @@ def _receive(consumer: Consumer, seconds: float | None, spin: float | None) -> F
             if consumer.early:
                 got = consumer.early.popleft()
         if got is condition.UNKNOWN_MEMBER:
-            yield from hear(session, consumer.knows(), left)
+            yield from consumer.meets(left)
         elif got is not condition.TIMEOUT:
             yield from _end_or_fail(consumer, got)
         if deadline is not None and time.monotonic() >= deadline:
@@ -582,7 +598,9 @@ def _end_or_fail(consumer: Consumer, got: Any) -> Flow[None]:
     elif got is condition.DESTROYED:
         consumer.lose(consumer.destroyed())
     elif got is condition.FAILED:
-        raise consumer.report(consumer.native.failed, "its producer's description of it is inconsistent")
+        raise consumer.report(
+            consumer.native.failed, consumer.broken or "what its producer wrote about it cannot be true"
+        )
     elif got is condition.HANDS_FULL:
         raise PoolLimitError(
             f"256 frames of channel {consumer.channel.nm!r} are in hand: drop or release some of them and their arrays"

@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from contextlib import suppress
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from poolbridge._session.calls import Waiter
@@ -15,6 +14,7 @@ from poolbridge._wire.messages import Enter, Join, JoinReply, Leave, Reply
 from poolbridge.errors import (
     ClosedError,
     ConnectionLostError,
+    PoolbridgeError,
     UnavailableError,
 )
 
@@ -62,6 +62,9 @@ class Membership(ABC):
     known
         The ids of the members of the other role, by slot (a slot is a member's place in the channel). This member has
         mapped the files of these members, or these members have left.
+    broken
+        The error of the newest file that could not be mapped, or None. Frames of a producer without its file fail. A
+        producer cannot publish without the files of all consumers.
     """
 
     def __init__(
@@ -72,6 +75,7 @@ class Membership(ABC):
         self.role = role
         self.member = member
         self.known: dict[int, int] = {}
+        self.broken: PoolbridgeError | None = None
         self.native = native
 
     def meet(self, slot: int, member: int, fd: int | None) -> None:
@@ -83,8 +87,14 @@ class Membership(ABC):
         if member <= self.known.get(slot, 0):
             return
         if fd is not None:
-            with suppress(ClosedError):  # this producer or consumer is closed: its next call raises the error
+            # Do not raise here, in the thread that receives packets: the session must live. If this member is closed,
+            # its next call raises the error.
+            try:
                 self._add(slot, member, fd)
+            except ClosedError:
+                pass
+            except PoolbridgeError as error:
+                self.broken = error
         self.known[slot] = member
 
     @abstractmethod
@@ -102,10 +112,13 @@ class Membership(ABC):
         """Leave the channel, because the session has ended, and wake the threads that wait."""
         self.leave()
 
-    def knows(self) -> Callable[[], bool]:
-        """Return a function that says whether this member has mapped the file that `native` lacked in its last call."""
+    def meets(self, seconds: float | None) -> Flow[bool]:
+        """Wait for the file that `native` lacked in its last call; return False if `seconds` pass first."""
         slot, member = self.native.unknown
-        return lambda: self.known.get(slot, 0) >= member
+        met: bool = yield from hear(self.session, lambda: self.known.get(slot, 0) >= member, seconds)
+        if self.broken is not None and self.role == "producer":
+            raise type(self.broken)(*self.broken.args)
+        return met
 
     def evicted(self) -> Flow[None]:
         """Wait a second. Then raise the session's error if the session has ended, else a `ConnectionLostError`."""

@@ -12,7 +12,7 @@ from itertools import count
 from typing import TYPE_CHECKING, Any, Final
 
 from poolbridge._session.flow import Flow, Sleep
-from poolbridge._session.membership import NATIVE, Membership, hear, join
+from poolbridge._session.membership import NATIVE, Membership, join
 from poolbridge._session.spares import Spare
 from poolbridge._wire.messages import Fence
 from poolbridge.errors import (
@@ -240,7 +240,7 @@ def deliver(sending: Sending, timeout: float | None) -> Flow[int]:
                 result = yield Sleep(sending.attempt, left, lasting=True)
                 continue
             if result is condition.UNKNOWN_MEMBER:
-                if not (yield from hear(session, producer.knows(), left)):
+                if not (yield from producer.meets(left)):
                     raise _too_slow(producer, timeout or 0.0)
             elif result is condition.NO_ROOM:
                 raise PoolLimitError(
