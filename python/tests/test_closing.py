@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import copy
 import gc
 import os
+import pickle
+import subprocess
+import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -194,3 +199,48 @@ def test_a_promise_that_is_open_when_its_client_is_closed_has_failed(service, ot
         promise.complete()
     got.release()
     until(lambda: sessions(other) == 1)
+
+
+def test_memory_that_could_not_be_mapped_can_be_mapped_later(service):
+    code = """
+import resource, sys
+import numpy as np
+import poolbridge
+
+client = poolbridge.connect(sys.argv[1])
+used = int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize()
+soft, hard = resource.getrlimit(resource.RLIMIT_AS)
+resource.setrlimit(resource.RLIMIT_AS, (used + (2 << 20), hard))
+try:
+    client.allocate(1, pool="p")
+except poolbridge.ProtocolError:
+    sys.exit("a ProtocolError")
+except (OSError, MemoryError):
+    pass
+else:
+    sys.exit("the limit was too high")
+resource.setrlimit(resource.RLIMIT_AS, (soft, hard))
+assert np.asarray(client.allocate(1, "uint8", pool="p")).tolist() == [0]
+"""
+    source = str(Path(poolbridge.__file__).parents[1])
+    command = [sys.executable, "-c", code, service.path]
+    done = subprocess.run(command, env={"PYTHONPATH": source}, check=False, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize("copied", [copy.copy, copy.deepcopy, pickle.dumps])
+def test_what_a_finaliser_would_end_is_not_copied(other, copied):
+    channel = other.create_channel("c", pool="p", capacity=2)
+    frames = other.subscribe("c")
+    publisher = channel.publisher(4, "uint8")
+    lease = other.allocate(4, "uint8", pool="p")
+    promise = lease.promise()
+    for one in (frames, frames.arrays(), publisher, promise, lease._lease_state):
+        with pytest.raises(TypeError):
+            copied(one)
+        gc.collect()
+    promise.complete()
+    publisher.loan()[:] = 3
+    publisher.publish()
+    assert np.asarray(next(frames)).tolist() == [3] * 4
+    lease.release()

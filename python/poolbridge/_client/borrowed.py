@@ -19,6 +19,7 @@ from poolbridge._order.captures import CAPTURES
 from poolbridge._session.consumer import Kept, fences_of
 from poolbridge._sys import process as _process
 from poolbridge._sys.finaliser import while_running
+from poolbridge._sys.uncopied import Uncopied
 from poolbridge.errors import (
     InvalidArgumentError,
 )
@@ -40,7 +41,7 @@ _MOST_KEPT = 8
 _TOGETHER_SECONDS: Final = 0.001
 
 
-class BaseBorrowedArrays(ABC):
+class BaseBorrowedArrays(Uncopied, ABC):
     """The code that `BorrowedArrays` and `AsyncBorrowedArrays` share.
 
     The attributes below raise `InvalidArgumentError` before the program has the first array, and after `release`.

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from poolbridge._sys import process as _process
 from poolbridge._sys.error_texts import from_signal, shown
 from poolbridge._sys.finaliser import while_running
+from poolbridge._sys.uncopied import Uncopied
 from poolbridge.errors import ClosedError, InvalidArgumentError
 
 if TYPE_CHECKING:
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
     from poolbridge._wire.messages import Fence
 
 
-class Promise:
+class Promise(Uncopied):
     """A promise to complete the content of a buffer after the buffer was published. `Lease.promise` returns it.
 
     Readers of the buffer wait until the promise is completed: streams of a GPU wait by themselves, and a thread that

@@ -22,6 +22,7 @@ from poolbridge._session.producer import Sending, deliver, pack_meta, producer_o
 from poolbridge._session.spares import Shelf, Spare
 from poolbridge._sys import process as _process
 from poolbridge._sys.finaliser import while_running
+from poolbridge._sys.uncopied import Uncopied
 from poolbridge.errors import (
     ClosedError,
     DeviceMemoryError,
@@ -53,7 +54,7 @@ _NUMBERS: Final = (float, int)
 _COMPLETE: Final = 0, 0
 
 
-class BasePublisher(ABC):
+class BasePublisher(Uncopied, ABC):
     """The code that `Publisher` and `AsyncPublisher` share.
 
     The array on loan is the array that `loan` returned last and that the program has not published yet.

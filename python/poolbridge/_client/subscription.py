@@ -14,6 +14,7 @@ from poolbridge._client.channel import BaseChannel, info_of
 from poolbridge._client.frame import AsyncFrame, BaseFrame, Frame, pass_on
 from poolbridge._session.consumer import claim, receive
 from poolbridge._sys.finaliser import while_running
+from poolbridge._sys.uncopied import Uncopied
 from poolbridge.errors import (
     InvalidArgumentError,
 )
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
     from poolbridge._sys.literals import AckMode, FullPolicy
 
 
-class BaseSubscription:
+class BaseSubscription(Uncopied):
     """The code that `Subscription` and `AsyncSubscription` share."""
 
     def __init__(self, session: Session, consumer: Consumer | None, ack: str) -> None:

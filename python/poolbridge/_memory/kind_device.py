@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from typing import TYPE_CHECKING, Any
 
 from poolbridge._cuda import cuda as _cuda, pools as _pools
@@ -76,11 +75,6 @@ class DeviceKind(Kind):
 
     def map_pool(self, pool: Pool, export: bytes, descriptors: Descriptors) -> DevicePool:  # noqa: ARG002
         """Import the pool on the GPU that has its memory. Close the descriptor: the import itself keeps the memory."""
-        # Find the GPU before `descriptors.one` takes out the descriptor. If `find_device` raises an error, the
-        # descriptor is still in `descriptors`, and a later attempt to map the pool can use it.
         ordinal = _cuda.find_device(pool.du)
-        fd = descriptors.one()
-        try:
+        with descriptors.lent() as fd:
             return DevicePool(self.name, ordinal, _pools.import_pool(ordinal, fd))
-        finally:
-            os.close(fd)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-import os
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -111,8 +110,5 @@ class HostKind(Kind):
 
     def map_pool(self, pool: Pool, export: bytes, descriptors: Descriptors) -> HostPool:  # noqa: ARG002
         """Map the pool's memfd. Close the memfd's descriptor: the mappings themselves keep the memory."""
-        fd = descriptors.one()
-        try:
+        with descriptors.lent() as fd:
             return HostPool(fd, pool.mx)
-        finally:
-            os.close(fd)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-import os
 from typing import TYPE_CHECKING, Any
 
 from poolbridge._cuda import cuda as _cuda, imports as _cuda_imports
@@ -101,8 +100,5 @@ class PinnedKind(Kind):
     def map_pool(self, pool: Pool, export: bytes, descriptors: Descriptors) -> PinnedPool:  # noqa: ARG002
         """Import the pool for the GPU that `pool` names. Close the descriptor: the import itself keeps the memory."""
         ordinal = _cuda.find_device(pool.du)
-        fd = descriptors.one()
-        try:
+        with descriptors.lent() as fd:
             return PinnedPool(self.name, _cuda_imports.PinnedPool(ordinal, fd))
-        finally:
-            os.close(fd)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from typing import TYPE_CHECKING, Any
 from weakref import WeakSet
 
@@ -58,11 +57,8 @@ class VMMPool(GPUPool):
         """Import a block by its descriptor in `descriptors`, and close the descriptor."""
         if export:
             raise ProtocolError(f"the export of a vmm block has no bytes, got {len(export)}")
-        fd = descriptors.one()
-        try:
+        with descriptors.lent() as fd:
             block = _cuda_imports.VirtualBlock(self.ordinal, fd, size, self.others)
-        finally:
-            os.close(fd)
         self._blocks.add(block)
         return VMMBlock(self, block)
 

@@ -22,6 +22,7 @@ import numpy as np
 from poolbridge._cuda import cuda as _cuda, imports as _cuda_imports
 from poolbridge._memory import dlpack as _dlpack, kind_gpu as _kind_gpu, tensor as _tensor
 from poolbridge._sys.finaliser import while_running
+from poolbridge._sys.uncopied import Uncopied
 from poolbridge.errors import (
     InvalidArgumentError,
     LeaseReleasedError,
@@ -242,7 +243,7 @@ class LegacyHandle:
             _kind_gpu.check_peer(ordinal, own)
 
 
-class OpenedMemory:
+class OpenedMemory(Uncopied):
     """Memory of another process, opened by a legacy handle. Array libraries use this object as an array without a copy.
 
     `LegacyHandle.open` makes this object. The end of a ``with`` block closes the memory. Without ``with``, the memory

@@ -16,6 +16,7 @@ from poolbridge._memory import dlpack as _dlpack
 from poolbridge._order.streams import stream_key
 from poolbridge._sys.error_texts import shown
 from poolbridge._sys.finaliser import while_running
+from poolbridge._sys.uncopied import Uncopied
 from poolbridge.errors import (
     DriverError,
     EventUnavailableError,
@@ -30,7 +31,7 @@ _LONGEST_SLEEP: Final = 0.002
 _RIVALS: Final = ("handle", "ptr", "cuda_event")
 
 
-class Event:
+class Event(Uncopied):
     """An interprocess event of CUDA. One process records it in a stream; streams of other processes can wait for it.
 
     An event works only between processes of one user that see the same ``/dev/shm``. ``client.event()`` makes an event.

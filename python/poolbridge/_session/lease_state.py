@@ -14,6 +14,7 @@ from poolbridge._order import order as _order
 from poolbridge._order.captures import CAPTURES
 from poolbridge._sys import process as _process
 from poolbridge._sys.finaliser import while_running
+from poolbridge._sys.uncopied import Uncopied
 from poolbridge.errors import (
     LeaseInUseError,
     LeaseReleasedError,
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
     from poolbridge._wire.messages import Fence, Grant, Pool
 
 
-class LeaseState:
+class LeaseState(Uncopied):
     """The state of a session's lease on one buffer.
 
     Each array made from the lease refers to this state through a `Token`. The lease object of the program refers to

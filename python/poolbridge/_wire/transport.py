@@ -6,7 +6,8 @@ import array
 import os
 import socket
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from weakref import WeakSet
 
 from poolbridge._sys.error_texts import SESSION_LOST, no_descriptor
@@ -30,10 +31,11 @@ _CONTROL = socket.CMSG_SPACE((MAX_FDS + 2) * _INT)
 class Descriptors:
     """File descriptors that came with a packet. The owner of this object takes the descriptors out or closes them."""
 
-    __slots__ = ("_fds",)
+    __slots__ = ("_closed", "_fds")
 
     def __init__(self, fds: Iterable[int] = ()) -> None:
         self._fds = list(fds)
+        self._closed = False
 
     def __len__(self) -> int:
         return len(self._fds)
@@ -61,8 +63,28 @@ class Descriptors:
             raise ProtocolError(f"{count} file descriptors came where one was expected")
         return self._fds.pop()
 
+    @contextmanager
+    def lent(self) -> Iterator[int]:
+        """Lend the only descriptor to the ``with`` block, and close it. If the block raises, keep it for another try.
+
+        Raises
+        ------
+        ProtocolError
+            See `one`.
+        """
+        fd = self.one()
+        try:
+            yield fd
+        except BaseException:
+            self._fds.append(fd)
+            if self._closed:  # another thread has ended the session meanwhile
+                self.close()
+            raise
+        os.close(fd)
+
     def close(self) -> None:
         """Close the descriptors that were not taken out. Idempotent."""
+        self._closed = True
         fds, self._fds = self._fds, []
         for fd in fds:
             os.close(fd)
