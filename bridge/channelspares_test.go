@@ -400,6 +400,21 @@ func TestReadersSeeTheTensorThatWasPublishedAfterOtherFrames(t *testing.T) {
 	}
 }
 
+func TestALeaseIsPublishedOnce(t *testing.T) {
+	s := pair(t, hostPool("p", 1<<20), mempool.ChannelSpec{Capacity: 2})
+	l := allocate(t, s.pool, 8)
+	memory, err := l.Bytes(t.Context())
+	require.NoError(t, err)
+	memory[0] = 1
+	_, err = s.from.Publish(t.Context(), l, mempool.FrameOptions{})
+	require.NoError(t, err)
+	memory[0] = 2
+	_, err = s.from.Publish(t.Context(), l, mempool.FrameOptions{})
+	require.ErrorIs(t, err, ErrReleased)
+	assert.ErrorContains(t, err, "allocate a lease for each frame")
+	require.ErrorIs(t, l.Publish(t.Context(), mempool.Publication{Name: "x"}), ErrReleased)
+}
+
 func TestABufferThatHadANameIsNotAllocatedAgain(t *testing.T) {
 	s := pair(t, hostPool("p", 1<<20), mempool.ChannelSpec{Capacity: 1})
 	from := s.follow(t, mempool.SubscribeOptions{})

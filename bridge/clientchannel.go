@@ -2,6 +2,7 @@ package bridge
 
 import (
 	"context"
+	"fmt"
 	"sync/atomic"
 
 	"github.com/poolbridge/poolbridge/bridge/internal/convert"
@@ -97,7 +98,7 @@ func (ch *Channel) send(ctx context.Context, try attempt, l *Lease, o mempool.Fr
 		defer func() { end(number, err) }()
 	}
 	if l.ended {
-		return 0, l.client.hasEnded(l.info)
+		return 0, fmt.Errorf("%w; if it was published, the channel has its memory now: allocate a lease for each frame", l.client.hasEnded(l.info))
 	}
 	return ch.publish(ctx, try, l, o)
 }

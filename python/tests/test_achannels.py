@@ -256,3 +256,18 @@ def test_readers_see_the_dtype_and_shape_of_what_was_published_after_other_frame
         assert {(one.dtype_name, one.shape) for one in await other.names()} == {("int32", (2, 3))}
 
     run(service, body)
+
+
+def test_an_array_in_memory_that_was_published_as_a_frame_is_not_published_again(service):
+    async def body(client, other):
+        channel = await client.create_channel("c", capacity=4)
+        frames = other.subscribe("c", credit=4)
+        array = np.from_dlpack(await client.allocate(4, "int32"))
+        array[:] = 1
+        await channel.publish(array)
+        for again in (channel.publish(array), client.put(array, "name")):
+            with pytest.raises(poolbridge.LeaseReleasedError, match="from a new lease"):
+                await again
+        assert (await anext(frames)).to_numpy().tolist() == [1] * 4
+
+    run(service, body)

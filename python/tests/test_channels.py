@@ -488,3 +488,82 @@ def test_a_subscriber_may_spin(service, client, other):
     late.start()
     assert np.asarray(frames.receive()).tolist() == [3] * 4
     late.join()
+
+
+MAKERS = {
+    "asarray": np.asarray,
+    "from_dlpack": np.from_dlpack,
+    "slice": lambda lease: np.asarray(lease)[1:],
+    "memoryview": lambda lease: lease.memoryview(),
+    "view": lambda lease: np.asarray(lease.view()),
+}
+
+
+@pytest.mark.parametrize("make", MAKERS.values(), ids=MAKERS)
+def test_an_array_in_memory_that_was_published_as_a_frame_is_not_published_again(client, other, make):
+    channel = client.create_channel("c", capacity=4)
+    frames = other.subscribe("c", credit=4)
+    array = make(client.allocate(4, "int32"))
+    channel.publish(array)
+    for again in (channel.publish, lambda one: client.put(one, "name")):
+        with pytest.raises(poolbridge.LeaseReleasedError, match="from a new lease"):
+            again(array)
+    assert [one.name for one in client.names()] == []
+    assert leases(client) == 1, "nothing was allocated"
+    assert channel.publish(np.array(array)) == 2, "a copy is new memory"
+    next(frames).release()
+    next(frames).release()
+    channel.publish(np.ones(4, "int32"))
+    with pytest.raises(poolbridge.LeaseReleasedError):  # also when the lease is back and may be used again
+        channel.publish(array)
+
+
+def test_an_array_of_another_lease_is_published_while_an_earlier_array_lives(client, other):
+    channel = client.create_channel("c", capacity=4)
+    frames = other.subscribe("c", credit=4)
+    arrays: list[np.ndarray] = []
+    for value in range(20):
+        arrays = [*arrays[-2:], np.asarray(client.allocate(4, "int32"))]
+        arrays[-1][:] = value
+        assert channel.publish(arrays[-1]) == value + 1
+        assert next(frames).to_numpy().tolist() == [value] * 4
+
+
+def test_an_array_of_a_named_buffer_or_of_a_frame_is_published_as_a_copy(client, other):
+    channel = client.create_channel("c", capacity=4)
+    frames = client.subscribe("c", credit=4)
+    named = client.allocate(4, "int32")
+    array = np.asarray(named)
+    array[:] = 7
+    named.publish("named")
+    channel.publish(array)
+    for number in range(2, 5):
+        frame = np.asarray(next(frames))
+        assert channel.publish(frame) == number
+        client.put(frame, f"frame {number}")
+    assert other.get("frame 4").to_numpy().tolist() == [7] * 4
+
+
+def test_the_array_of_a_publisher_is_published_otherwise_only_while_it_is_on_loan(client, other):
+    channel = client.create_channel("c", capacity=4)
+    frames = other.subscribe("c", credit=4)
+    with channel.publisher(4, "int32") as publisher:
+        array = publisher.loan()
+        array[:] = 5
+        client.put(array, "on loan")
+        publisher.publish()
+        for again in (channel.publish, lambda one: client.put(one, "sent")):
+            with pytest.raises(poolbridge.LeaseReleasedError, match=r"loan\(\)"):
+                again(array)
+        with pytest.raises(poolbridge.LeaseReleasedError, match=r"loan\(\)"):
+            publisher.publish()
+    assert other.get("on loan").to_numpy().tolist() == next(frames).to_numpy().tolist() == [5] * 4
+
+
+def test_a_lease_is_published_once(client):
+    channel = client.create_channel("c", capacity=4)
+    lease = client.allocate(4, "int32")
+    channel.publish(lease)
+    for again in (channel.publish, lambda one: client.put(one, "name"), lambda one: one.publish("name")):
+        with pytest.raises(poolbridge.LeaseReleasedError, match="published as a frame"):
+            again(lease)

@@ -18,6 +18,7 @@ from poolbridge._memory.tensor import Description, ElementType
 from poolbridge._order import order as _order
 from poolbridge.errors import (
     InvalidArgumentError,
+    LeaseReleasedError,
     PoolbridgeError,
 )
 
@@ -253,6 +254,11 @@ def find(session: Session, pool: int, given: Any) -> tuple[LeaseState, Descripti
     tuple or None
         The lease's state, and the description of `given` in the lease's buffer; None if there is no such lease. The
         caller must then copy `given`.
+
+    Raises
+    ------
+    LeaseReleasedError
+        See `check_not_sent`.
     """
     if isinstance(given, ArrayExports):
         state = state_of(given)
@@ -261,7 +267,7 @@ def find(session: Session, pool: int, given: Any) -> tuple[LeaseState, Descripti
             return state, state.description
         return None
     writing = session.write_states(pool)
-    if not writing:
+    if not writing and not session.sent_states:
         return None
     source = look(given)
     for state in writing:
@@ -274,7 +280,24 @@ def find(session: Session, pool: int, given: Any) -> tuple[LeaseState, Descripti
         if (source.shape, source.strides, offset, element) == (was.shape, was.strides, was.offset, was.element):
             return state, was
         return state, describe(state, source, element, offset)
+    check_not_sent(session, source)
     return None
+
+
+def check_not_sent(session: Session, source: Source) -> None:
+    """Check that an array is not in memory that this session has published as a frame.
+
+    Raises
+    ------
+    LeaseReleasedError
+        The array is in such memory.
+    """
+    if session.was_sent(source.address):
+        raise LeaseReleasedError(
+            "this array is in memory that was published before, as a frame: its consumers may be reading it, and what "
+            "is written now is in their frame. Write each frame into another array: make it from a new lease, or take "
+            "it from loan() of channel.publisher(), once for each frame. To publish the same content again, keep a copy"
+        )
 
 
 def describe(state: LeaseState, source: Source, element: ElementType, offset: int) -> Description:

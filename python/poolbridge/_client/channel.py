@@ -135,7 +135,8 @@ class Channel(BaseChannel):
         ClosedError
             The channel was closed. The lease stays valid.
         LeaseReleasedError
-            `array` is a lease that has ended.
+            `array` is a lease that has ended, or is in memory that was published before: what the program writes there
+            would be in the earlier frame. Make an array of a new lease for each frame, or use `publisher`.
         InvalidArgumentError
             `array` is no array (a tuple of arrays is no array, either), `meta` is too large, `event` is no interprocess
             event, or there is an `event` and the array has to be copied.

@@ -356,6 +356,8 @@ class Client(Lists, ClientState):
         InvalidArgumentError
             `array` is no array, the array's element type cannot be shared, or `pool` is None and the client has no
             default pool.
+        LeaseReleasedError
+            `array` is in memory that this client has published as a frame.
         AlreadyExistsError
             The name is taken, and `replace` is false.
         AccessDeniedError

@@ -29,6 +29,7 @@ def put(
     """Copy an array into a new buffer of the pool whose id is `pool`, and publish the buffer."""
     name, timeout = _operations.check_name(name, "buffer"), _operations.check_timeout(timeout)
     source = _sources.look(given)
+    _sources.check_not_sent(session, source)
     description = _tensor.describe(source.shape, source.element.name)
     state = yield from _operations.allocate(session, description, pool, timeout=timeout)
     try:

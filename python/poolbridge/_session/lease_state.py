@@ -129,7 +129,9 @@ class LeaseState(Uncopied):
     def is_released(self) -> LeaseReleasedError:
         """Return the error to raise when the program uses the lease after its end."""
         what = f"{self.description.element.name}{list(self.description.shape)}"
-        return LeaseReleasedError(f"the lease of {what} in pool {self.pool.nm!r} has been released")
+        return LeaseReleasedError(
+            f"the lease of {what} in pool {self.pool.nm!r} has been released or published as a frame"
+        )
 
     def address(self, *, write: bool) -> int:
         """Return the address of element [0, …, 0], in the writeable or in the read-only mapping."""

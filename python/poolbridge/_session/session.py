@@ -10,7 +10,7 @@ from collections import deque
 from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
-from weakref import ReferenceType, ref
+from weakref import ReferenceType, WeakSet, ref
 
 from poolbridge._order import order as _order
 from poolbridge._order.captures import CAPTURES
@@ -71,6 +71,8 @@ class Session(SessionMembers):
         self._kept: deque[tuple[int, int, object]] = deque()
         self._fault: ProtocolError | None = None  # a protocol error found while sending
         self.lease_states: dict[int, ReferenceType[LeaseState]] = {}
+        # The states whose leases went to channels while arrays made from them were alive, and those of publishers.
+        self.sent_states: WeakSet[LeaseState] = WeakSet()
         self._driver: Driver | None = None
 
     def carried_by(self, driver: Driver) -> None:
@@ -228,6 +230,28 @@ class Session(SessionMembers):
                 found.append(state)
         return found
 
+    def was_sent(self, address: int) -> bool:
+        """Whether an array at `address` was made in memory that this session has sent to a channel since then.
+
+        The array on loan from a publisher was not sent yet. If the addresses for writing and for reading are the same,
+        and this session also consumes frames of the pool, the array may be of a received frame; then return False.
+        """
+        with self.lock:
+            states, on_loan = list(self.sent_states), self.spares.on_loan()
+            consumed = {one.channel.pl for one in self.core.members if one.role == "consumer"}
+        for state in states:
+            memory, grant = state.memory, state.grant
+            first = memory.address(write=True)
+            if (
+                first <= address < first + grant.n
+                and state.sent
+                and state not in on_loan
+                and (state.tokens or state.unaccounted)
+                and not (grant.pl in consumed and memory.address(write=False) == first)
+            ):
+                return True
+        return False
+
     def release_grant(self, grant: Grant, consumer: Consumer | None = None) -> None:
         """Release a lease that has no `LeaseState`. Never waits, never raises; finalisers may call `release_grant`.
 
@@ -295,6 +319,8 @@ class Session(SessionMembers):
             if block is not None:
                 block.leases += 1
                 lender.sent = True
+                if lender.write:
+                    self.sent_states.add(lender)
         return lender
 
     def leave_to_arrays(self, lender: LeaseState) -> None:
@@ -332,6 +358,7 @@ class Session(SessionMembers):
             if apart:
                 if state.tokens or state.unaccounted or state.promise is not None:
                     state.sent = True
+                    self.sent_states.add(state)
                 else:
                     self.disown(state.grant)
 

@@ -344,6 +344,10 @@ class Spares:
         else:
             self._shelves.add(shelf)
 
+    def on_loan(self) -> list[LeaseState | None]:
+        """Return the `lender` of each lease whose array a publisher has lent to the program."""
+        return [spare.lender for shelf in self._shelves for spare in tuple(shelf.loan)]
+
     def collect_for(self, shelf: Shelf) -> int:
         """Collect the leases that came back to a publisher; return how many leases are then in `shelf.free`."""
         if shelf.producer is not None:

@@ -62,6 +62,39 @@ def test_readers_see_the_dtype_and_shape_of_what_was_published_after_other_frame
         assert (lease.to_numpy() == content).all()
 
 
+class OnGPU:
+    """An array of a library on the GPU, as far as poolbridge sees it."""
+
+    def __init__(self, lease):
+        self.lease = lease
+        self.__cuda_array_interface__ = lease.__cuda_array_interface__
+
+
+@pytest.mark.parametrize("kind", ["device", "vmm", "legacy", "pinned"])
+def test_an_array_in_memory_that_was_published_as_a_frame_is_not_published_again(client, other, kind):
+    client.create_pool(kind, kind=kind, max_bytes=64 << 20)
+    channel = client.create_channel("c", pool=kind, capacity=4)
+    frames = other.subscribe("c")
+    array = OnGPU(client.allocate(N, "uint8", pool=kind))
+    channel.publish(array)
+    for again in (channel.publish, lambda one: client.put(one, "name", pool=kind)):
+        with pytest.raises(poolbridge.LeaseReleasedError, match="from a new lease"):
+            again(array)
+    assert channel.publish(OnGPU(client.allocate(N, "uint8", pool=kind))) == 2
+    received = OnGPU(next(frames).lease)
+    assert other.open_channel("c").publish(received) == 3, "the array of a frame is copied"
+
+
+@pytest.mark.parametrize("kind", ["device", "vmm", "legacy", "pinned"])
+def test_a_session_publishes_the_arrays_of_its_own_frames(client, kind):
+    client.create_pool(kind, kind=kind, max_bytes=64 << 20)
+    channel = client.create_channel("c", pool=kind, capacity=4)
+    frames = client.subscribe("c")
+    array = OnGPU(client.allocate(N, "uint8", pool=kind))
+    channel.publish(array)
+    assert channel.publish(OnGPU(next(frames).lease)) == 2
+
+
 def test_a_lease_that_came_back_is_released_once_work_on_it_is_done(client, other, gate):
     channel = client.create_channel("c", mode="queue", capacity=1)
     frames = other.subscribe("c", credit=1)
