@@ -280,6 +280,9 @@ func (t *taken) release(incomplete bool, done []mempool.Fence) error {
 		}
 	}
 	s.leaveNative()
+	if errors.Is(released, shmchannel.ErrReleased) {
+		released = situation.Of(ErrReleased, "the subscription of channel %q has given the frame up", s.channel.Name)
+	}
 	return errors.Join(err, released)
 }
 

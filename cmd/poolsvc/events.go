@@ -13,6 +13,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/poolbridge/poolbridge/bridge"
+	"github.com/poolbridge/poolbridge/cmd/poolsvc/internal/display"
 	"github.com/poolbridge/poolbridge/mempool"
 )
 
@@ -123,13 +124,13 @@ func (f *eventFilter) show(c *cobra.Command, client *bridge.Client, follow, asJS
 
 func printEvent(out io.Writer, e mempool.HistoryEvent, asJSON bool) error {
 	if asJSON {
-		return json.NewEncoder(out).Encode(eventJSON(e))
+		return json.NewEncoder(display.SafeJSON(out)).Encode(eventJSON(e))
 	}
 	text := e.Text
 	if e.Count > 1 {
 		text += fmt.Sprintf(" (%d times)", e.Count)
 	}
-	_, err := fmt.Fprintf(out, "%6d  %s  %-16s  %s\n", e.Number, e.At.Format(time.DateTime), e.Kind, text)
+	_, err := fmt.Fprintf(display.Safe(out), "%6d  %s  %-16s  %s\n", e.Number, e.At.Format(time.DateTime), e.Kind, text)
 	return err
 }
 

@@ -324,7 +324,7 @@ func noPool(name string) error {
 }
 
 func (l listing[T]) print(out io.Writer, entries []T, with *listed) error {
-	w := tabwriter.NewWriter(out, 0, 0, 2, ' ', 0)
+	w := tabwriter.NewWriter(display.Safe(out), 0, 0, 2, ' ', 0)
 	fmt.Fprintln(w, l.head)
 	for _, e := range entries {
 		fmt.Fprintln(w, l.row(e, with))

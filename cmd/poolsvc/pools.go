@@ -57,7 +57,7 @@ The service itself counts as a session, and so does this command.`,
 }
 
 func printPools(out io.Writer, stats mempool.Stats) error {
-	w := tabwriter.NewWriter(out, 0, 0, 2, ' ', 0)
+	w := tabwriter.NewWriter(display.Safe(out), 0, 0, 2, ' ', 0)
 	fmt.Fprintln(w, "POOL\tKIND\tDEVICE\tMAX\tRESERVED\tBUSY\tUSED\tCACHED\tHELD\tYOURS\tBLOCKS")
 	for _, p := range stats.Pools {
 		device := "-"

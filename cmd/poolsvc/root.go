@@ -11,6 +11,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/poolbridge/poolbridge/bridge"
+	"github.com/poolbridge/poolbridge/cmd/poolsvc/internal/display"
 	"github.com/poolbridge/poolbridge/mempool"
 )
 
@@ -115,7 +116,7 @@ func socketFlag(c *cobra.Command, path *string) {
 
 // writeJSON prints v as indented JSON.
 func writeJSON(w io.Writer, v any) error {
-	e := json.NewEncoder(w)
+	e := json.NewEncoder(display.SafeJSON(w))
 	e.SetIndent("", "  ")
 	return e.Encode(v)
 }

@@ -57,7 +57,7 @@ warning, too.`,
 			fmt.Fprintf(c.OutOrStdout(), "healthy: answered in %.1f ms; %s, %s, epoch %s\n", s.Answer, count.Of(s.Sessions, "session"),
 				count.Of(s.Pools, "pool"), s.Epoch)
 			for _, w := range s.Warnings {
-				fmt.Fprintln(c.OutOrStdout(), "warning:", w)
+				fmt.Fprintln(display.Safe(c.OutOrStdout()), "warning:", w)
 			}
 			return nil
 		},

@@ -13,6 +13,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/poolbridge/poolbridge/bridge"
+	"github.com/poolbridge/poolbridge/cmd/poolsvc/internal/display"
 )
 
 // view is the common part of the commands that show something of a service, once or repeatedly.
@@ -79,7 +80,7 @@ func (v *view) show(c *cobra.Command, draw func(ctx context.Context, client *bri
 // writeJSON prints a document as JSON. With the flag --watch, more documents follow, so writeJSON prints each document on one line.
 func (v *view) writeJSON(out io.Writer, document any) error {
 	if v.watch > 0 {
-		return json.NewEncoder(out).Encode(document)
+		return json.NewEncoder(display.SafeJSON(out)).Encode(document)
 	}
 	return writeJSON(out, document)
 }

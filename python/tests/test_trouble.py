@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import gc
 import os
 import re
 import signal
@@ -20,6 +21,7 @@ import pytest
 from fakeservice import working
 
 import poolbridge
+from poolbridge._memory import tensor as _tensor
 from poolbridge._memory.mappings import MAPPINGS
 from poolbridge._session.session import Session
 from poolbridge._wire import messages as m
@@ -647,3 +649,29 @@ def test_a_forked_child_cannot_ask_whether_a_buffer_failed(service, client):
 
 def test_mappings_are_gone_after_each_of_these():
     assert len(MAPPINGS) == 0
+
+
+def test_a_process_that_can_start_no_thread_loses_no_descriptor_by_connecting(tmp_path, monkeypatch):
+    def refuse(_thread):
+        raise RuntimeError("can't start new thread")
+
+    def attempt():
+        with pytest.raises(poolbridge.UnavailableError, match="needs one thread"):
+            poolbridge.connect(path)
+        listening.accept()[0].close()
+        gc.collect()
+        return sorted(os.listdir("/proc/self/fd"))
+
+    path = str(tmp_path / "s.sock")
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listening:
+        listening.bind(path)
+        listening.listen()
+        monkeypatch.setattr(threading.Thread, "start", refuse)
+        assert attempt() == attempt()
+
+
+@pytest.mark.parametrize("shape", [(1 << 32, 1 << 32), (1 << 63,), (3, 1 << 62, 1)])
+def test_a_tensor_without_strides_has_a_number_of_elements_that_fits(shape):
+    with pytest.raises(poolbridge.ProtocolError, match="more than 2"):
+        _tensor.from_wire(m.Tensor(dt="uint8", sh=shape, st=(0,) * len(shape)), 8)
+    assert _tensor.from_wire(m.Tensor(dt="uint8", sh=(0, 1 << 62, 1 << 62), st=(0, 0, 0)), 8).shape[0] == 0

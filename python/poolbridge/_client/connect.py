@@ -117,7 +117,11 @@ def _connect(where: str, timeout: float, wait: float, gpu: int | str | None, tra
         time.sleep(sock)
     session = Session(Transport(sock))
     session.device, session.tracer = gpu, tracer
-    reader = SocketReader(session)
+    try:
+        reader = SocketReader(session)
+    except BaseException:
+        session.transport.close()
+        raise
     try:
         with explained(where):
             reader.call(hello(), HelloReply, timeout)

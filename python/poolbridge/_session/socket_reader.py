@@ -21,6 +21,7 @@ from poolbridge._wire.messages import Reply, Request
 from poolbridge.errors import (
     PoolbridgeError,
     ServiceStalledError,
+    UnavailableError,
 )
 
 if TYPE_CHECKING:
@@ -90,7 +91,15 @@ class SocketReader:
         self._epoll.register(self._fd, select.EPOLLIN)
         session.carried_by(self)
         self._watcher = threading.Thread(target=self._watch, name="poolbridge-watcher", daemon=True)
-        self._watcher.start()
+        try:
+            self._watcher.start()
+        except RuntimeError as error:
+            self._epoll.close()
+            self._bell.close()
+            raise UnavailableError(
+                f"a client needs one thread, and this process cannot start one ({error}): end other threads, or raise "
+                "the limit of threads (RLIMIT_NPROC, or pids.max of the control group)"
+            ) from error
 
     def call(self, request: Request, reply_type: type[_ReplyT], seconds: float | None) -> _ReplyT:
         """Send a request and wait for its reply.

@@ -232,7 +232,7 @@ func guard(next http.Handler, c Config, at net.Addr) http.Handler {
 		if err != nil {
 			host = r.Host
 		}
-		if at.Network() != "unix" && !c.AllowRemote && !loopback(strings.Trim(host, "[]")) {
+		if at.Network() != "unix" && !c.AllowRemote && !loopback(strings.ToLower(strings.Trim(host, "[]"))) {
 			http.Error(w, "this server is for "+at.String(), http.StatusForbidden)
 			return
 		}

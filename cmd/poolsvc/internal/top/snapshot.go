@@ -124,7 +124,7 @@ func holds(b mempool.BufferInfo, session uint64) bool {
 func (s *snapshot) pool(id uint64) string {
 	for _, p := range s.stats.Pools {
 		if p.Pool.ID == id {
-			return p.Pool.Name
+			return display.Printable(p.Pool.Name)
 		}
 	}
 	return fmt.Sprint("#", id)

@@ -151,7 +151,7 @@ func (m *Model) drawPools() []string {
 		if p.Pool.Device != mempool.NoDevice {
 			gpu = strconv.Itoa(p.Pool.Device.Ordinal)
 		}
-		rows = append(rows, []string{p.Pool.Name, string(p.Pool.Kind), gpu, display.Size(p.Pool.MaxBytes), display.Size(p.Reserved), display.Size(p.Leased),
+		rows = append(rows, []string{display.Printable(p.Pool.Name), string(p.Pool.Kind), gpu, display.Size(p.Pool.MaxBytes), display.Size(p.Reserved), display.Size(p.Leased),
 			display.Size(p.Cached), display.Size(p.Held)})
 	}
 	lines := table(rows, "lLRrRrRR", m.width)
@@ -223,7 +223,7 @@ func (m *Model) drawChannels() []string {
 		case ch.Used >= uint64(ch.Capacity):
 			state = "full"
 		}
-		rows = append(rows, []string{ch.Name, m.now.pool(ch.Pool), string(ch.Mode), string(ch.Full), rate, strconv.FormatUint(ch.Published, 10),
+		rows = append(rows, []string{display.Printable(ch.Name), m.now.pool(ch.Pool), string(ch.Mode), string(ch.Full), rate, strconv.FormatUint(ch.Published, 10),
 			strconv.FormatUint(ch.Dropped, 10), fmt.Sprintf("%d/%d", ch.Waiting, ch.Capacity), slowest, fmt.Sprintf("%d/%d", ch.Producers, ch.Consumers), state})
 	}
 	return m.mark(channelsPane, rows, table(rows, "lLLLrRrrrRl", m.width))
