@@ -672,6 +672,5 @@ def test_a_process_that_can_start_no_thread_loses_no_descriptor_by_connecting(tm
 
 @pytest.mark.parametrize("shape", [(1 << 32, 1 << 32), (1 << 63,), (3, 1 << 62, 1)])
 def test_a_tensor_without_strides_has_a_number_of_elements_that_fits(shape):
-    with pytest.raises(poolbridge.ProtocolError, match="more than 2"):
+    with pytest.raises(poolbridge.ProtocolError, match=r"2\*\*63 - 1 elements"):
         _tensor.from_wire(m.Tensor(dt="uint8", sh=shape, st=(0,) * len(shape)), 8)
-    assert _tensor.from_wire(m.Tensor(dt="uint8", sh=(0, 1 << 62, 1 << 62), st=(0, 0, 0)), 8).shape[0] == 0

@@ -282,8 +282,6 @@ def _checked(dt: str, shape: tuple[int, ...], st: tuple[int, ...], offset: int, 
     itemsize = element.itemsize
     if len(shape) > MAX_NDIM:
         raise ProtocolError(f"the service describes a tensor of {len(shape)} axes; at most {MAX_NDIM} can be")
-    if math.prod(shape) > U_MAX:
-        raise ProtocolError(f"the service describes a tensor of shape {shape}, which has more than 2**63 - 1 elements")
     if st:
         if len(st) != len(shape):
             raise ProtocolError(f"the service sent {len(st)} strides for {len(shape)} axes")
