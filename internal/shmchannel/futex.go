@@ -38,6 +38,11 @@ func (f *futex) arm() uint32 {
 
 // sleep sleeps while the word is v, until another member wakes the caller or the limit is over.
 func (f *futex) sleep(v uint32, limit time.Duration) {
+	defer direct.Add(-1)
+	if direct.Add(1) > mostDirect && canWait() {
+		sleeps.sleep(f, v, limit)
+		return
+	}
 	ts := unix.NsecToTimespec(int64(limit))
 	_, _, _ = unix.Syscall6(unix.SYS_FUTEX, uintptr(unsafe.Pointer(&f.word)), futexOpWait, uintptr(v), uintptr(unsafe.Pointer(&ts)), 0, 0)
 }
