@@ -16,13 +16,14 @@ import threading
 from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
 from realservice import RealService
 
 import poolbridge
-from poolbridge._session.flow import Do, Sleep
+from poolbridge._session.flow import Do, Hear, Sleep
 
 # The most steps that an operation of this file has.
 MOST_STEPS = 12
@@ -70,6 +71,8 @@ class Cancelled:
                 step = Do(self._working(step.work, now=now))
             elif isinstance(step, Sleep):
                 step = replace(step, work=self._working(step.work, now=now))
+            elif isinstance(step, Hear):
+                return await self._hearing(partial(perform, step, *args), now=now)
             else:
                 self._client._session.ask = self._asking(ask, now=now)
             try:
@@ -89,6 +92,16 @@ class Cancelled:
                 await task
         finally:
             del self._client._perform
+
+    async def _hearing(self, hear: Callable[[], Awaitable[Any]], *, now: bool) -> Any:
+        if now and not self._after:
+            self._stop()
+        self.prepare()
+        try:
+            return await hear()
+        finally:
+            if now and self._after:
+                self._stop()
 
     def _working(self, work: Callable[..., Any], *, now: bool) -> Callable[..., Any]:
         def call(*args: Any) -> Any:

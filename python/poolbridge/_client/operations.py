@@ -19,7 +19,8 @@ from poolbridge._client.promise import Promise
 from poolbridge._memory import dlpack as _dlpack, tensor as _tensor
 from poolbridge._memory.kinds import KINDS
 from poolbridge._order import event as _event, order as _order, timelines as _timelines
-from poolbridge._session.flow import Ask, Do, Flow, Sleep, ask
+from poolbridge._session.calls import Call, Waiter
+from poolbridge._session.flow import Ask, Do, Flow, Hear, Sleep, ask
 from poolbridge._session.grants import held, know_timeline, take
 from poolbridge._session.lease_state import LeaseState
 from poolbridge._session.spares import Asking
@@ -49,6 +50,7 @@ from poolbridge.errors import (
     InvalidArgumentError,
     NotFoundError,
     PoolLimitError,
+    ServiceStalledError,
     UnsupportedError,
     WaitTimeoutError,
 )
@@ -56,7 +58,7 @@ from poolbridge.errors import (
 if TYPE_CHECKING:
     from poolbridge._order.event import Event
     from poolbridge._session.session import Session
-    from poolbridge._session.spares import Shelf
+    from poolbridge._session.spares import Shelf, Spare
     from poolbridge._sys.literals import Kind
 
 # If a pool is full, an allocation waits at most this number of seconds for readers to give back memory that this client
@@ -358,7 +360,7 @@ def _allocate(
         return state
     if timeout == 0:
         try:
-            return (yield from _grant(session, description, pool, 0.0))
+            return (yield from _grant_or_back(session, description, pool, 0.0, waits=False))
         except PoolLimitError:
             return (yield from await_memory(session, description, pool, time.monotonic()))
     deadline = None if timeout is None else time.monotonic() + timeout
@@ -385,7 +387,7 @@ def new_or_back(
     lender = session.lender(pool, description, shelf)
     if lender is None or not session.spares.is_full(pool):
         try:
-            return (yield from _grant(session, description, pool, 0.0))
+            return (yield from _grant_or_back(session, description, pool, 0.0, waits=False))
         except (PoolLimitError, DeviceMemoryError):
             session.spares.note_full(pool)
     if lender is not None:
@@ -399,13 +401,56 @@ def await_memory(
     session: Session, description: _tensor.Description, pool: int, deadline: float | None
 ) -> Flow[LeaseState]:
     """Ask the service for a buffer and wait. Meanwhile, this client releases memory that readers give back."""
-    asking = Asking(pool)
-    try:
+    left = None if deadline is None else max(deadline - time.monotonic(), 0.0)
+    return (yield from _grant_or_back(session, description, pool, left, waits=True))
+
+
+def _grant_or_back(
+    session: Session, description: _tensor.Description, pool: int, timeout: float | None, *, waits: bool
+) -> Flow[LeaseState]:
+    """Do what `_grant` does. But if a lease that fits comes back before the service answers, take this lease.
+
+    The service may be stopped. So while it has not answered a cancelled allocation, send it no further request. `waits`
+    is that of `Asking`.
+    """
+    request = Alloc(pl=pool, t=description.to_wire(), w=to_milliseconds(timeout))
+    asking = Asking(pool, description, waits=waits)
+    call: Call | None = None
+    waiter = Waiter(lambda: asking.came is not None or (call is not None and call.done))
+    began = time.monotonic()
+    late = None if timeout is None else began + timeout + session.patience
+    if waits:
         session.asks(asking)
-        left = None if deadline is None else max(deadline - time.monotonic(), 0.0)
-        return (yield from _grant(session, description, pool, left))
+    try:
+        while True:
+            if call is None and not session.core.owed:
+                call = session.ask(request, LeaseReply, waiter.tell)
+            yield Hear(waiter, _OWN)
+            if call is not None and call.done and asking.came is None:
+                reply: Any = call.result()
+                call = None  # the next statement must directly follow, as in `_grant`
+                state = held(session, reply.l) or (yield from take(session, reply.l))
+                break
+            session.check_usable()
+            if (found := session.take_returned(asking)) is not None:
+                if call is not None:
+                    session.abandon(call)
+                return (yield from _held(session, found))
+            session.asks(asking)
+            if late is not None and time.monotonic() >= late:
+                if call is None or not call.working:
+                    raise ServiceStalledError("the service did not answer in time: it is stopped, or overloaded")
+                call.working, late = False, time.monotonic() + session.patience
+    except BaseException:
+        if call is not None and call.error is None:
+            session.abandon(call)
+        raise
     finally:
-        session.spares.asked(asking)
+        session.asked(asking)
+        session.tally.waited(began)
+    state.allocated = True
+    session.tally.granted(state.grant.n)
+    return state
 
 
 def _grant(session: Session, description: _tensor.Description, pool: int, timeout: float | None) -> Flow[LeaseState]:
@@ -429,8 +474,11 @@ def _grant(session: Session, description: _tensor.Description, pool: int, timeou
 def spare(session: Session, description: _tensor.Description, pool: int, *, at_once: bool) -> Flow[LeaseState | None]:
     """Take a lease that came back from a channel, if the service knows its buffer by `description`; else None."""
     found = session.take_spare(pool, description, at_once=at_once)
-    if found is None:
-        return None
+    return None if found is None else (yield from _held(session, found))
+
+
+def _held(session: Session, found: Spare) -> Flow[LeaseState]:
+    """Make the `LeaseState` of a lease that came back."""
     try:
         if found.fences:
             for timeline in session.timelines.unknown(session.core.epoch, found.fences):

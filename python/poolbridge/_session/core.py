@@ -21,6 +21,7 @@ from poolbridge._session.calls import Call, Waiter
 from poolbridge._wire import received_errors as _received_errors
 from poolbridge._wire.messages import (
     VERSION,
+    Alloc,
     Cancel,
     Dropped,
     Envelope,
@@ -161,6 +162,11 @@ class Core:
     def unanswered(self) -> int:
         """How many requests the service has not answered yet."""
         return len(self._calls)
+
+    @property
+    def owed(self) -> bool:
+        """Whether the service has not answered an allocation that its caller has abandoned."""
+        return any(call.abandoned and isinstance(call.request, Alloc) for call in list(self._calls.values()))
 
     def _unjoin(self, call: Call) -> None:
         """Leave a channel: the service has granted the membership, but the caller does not wait for it any more."""

@@ -163,6 +163,21 @@ class SessionMembers(SessionMemory):
             if self.ended is None:
                 self.spares.ask(asking)
 
+    def asked(self, asking: Asking) -> None:
+        """Note that the allocation `asking` has ended; see `Spares.asked`."""
+        with self.lock:
+            unused = self.spares.asked(asking)
+        if unused is not None:
+            self.return_spare(unused)
+
+    def take_returned(self, asking: Asking) -> Spare | None:
+        """Take a lease that came back and fits the allocation `asking`; return None if there is none."""
+        with self.lock:
+            found, asking.came = asking.came, None
+            if found is not None or self.ended is not None:
+                return found
+            return self.spares.take(asking.pool, asking.description, at_once=True)
+
     def return_spare(self, spare: Spare) -> None:
         """Put a lease back into the spares; see `Spares.put`."""
         with self.lock:

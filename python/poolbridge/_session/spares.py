@@ -174,12 +174,24 @@ class Spare(_Lent):
 
 
 class Asking:
-    """An allocation that waits for the service. Meanwhile, the session releases leases of `pool` that come back."""
+    """An allocation in `pool` that the service has not answered yet.
 
-    __slots__ = ("__weakref__", "pool")
+    Attributes
+    ----------
+    waits
+        Whether the allocation waits for memory. If so, the session releases leases of the pool that come back, except
+        one that fits `description`.
+    came
+        The lease that fits and came back; None if none did.
+    """
 
-    def __init__(self, pool: int) -> None:
+    __slots__ = ("__weakref__", "came", "description", "pool", "waits")
+
+    def __init__(self, pool: int, description: Description, *, waits: bool) -> None:
         self.pool = pool
+        self.description = description
+        self.waits = waits
+        self.came: Spare | None = None
 
 
 class Shelf(_NativeShelf):
@@ -355,7 +367,7 @@ class Spares:
             self._rest = _REST
             shelf.take_strays()
             shelf.producer.collect()
-            shelf.aside = self._is_wanted(shelf.pool)
+            shelf.aside = self._is_sought(shelf.pool)
             shelf.look()
             if shelf.producer.over and not shelf.producer.loans:
                 self._session.retire(shelf.producer)
@@ -370,7 +382,7 @@ class Spares:
             or shelf.closed
             or (spare.fences and not shelf.on_streams)
             or len(shelf.free) >= shelf.most + shelf.extra
-            or self._is_wanted(spare.grant.pl)
+            or self._is_sought(spare.grant.pl)
         ):
             self.put(spare)
         else:
@@ -448,9 +460,10 @@ class Spares:
         return lenders[0] if len(lenders) == 1 else None
 
     def ask(self, asking: Asking) -> None:
-        """Release the spares of a pool, and leases that come back, until `asked` is called.
+        """Collect leases that come back to a pool, for the allocation `asking`, until `asked` is called.
 
-        Meanwhile, the allocation `asking` waits until the service has memory for it.
+        If the allocation waits for memory, release the spares of the pool and the leases that come back, except one
+        that the allocation can use.
         """
         self._asking.add(asking)
         self._set_aside(asking.pool)
@@ -460,9 +473,11 @@ class Spares:
             self._bell.set()
             self.watch()
 
-    def asked(self, asking: Asking) -> None:
-        """Undo `Spares.ask`, because the allocation does not wait any more."""
+    def asked(self, asking: Asking) -> Spare | None:
+        """Undo `Spares.ask`, because the allocation has ended. Return the lease that came back for it and is unused."""
         self._asking.discard(asking)
+        unused, asking.came = asking.came, None
+        return unused
 
     def put(self, spare: Spare) -> None:
         """Keep `spare`, which came back, for later frames. If the session cannot keep the lease, release it."""
@@ -568,9 +583,25 @@ class Spares:
 
     def _is_wanted(self, pool: int) -> bool:
         """Whether the service wants memory of a pool, for other clients or for an allocation of this client."""
-        if self._asking and any(one.pool == pool for one in list(self._asking)):
+        if self._asking and any(one.pool == pool and one.waits for one in list(self._asking)):
             return True
+        return self._others_want(pool)
+
+    def _others_want(self, pool: int) -> bool:
         return bool(self._wanted) and self._wanted.get(pool, 0) > time.monotonic()
+
+    def _is_sought(self, pool: int) -> bool:
+        """Whether an allocation in a pool waits for the service's answer, or the service wants memory of the pool."""
+        return any(one.pool == pool for one in list(self._asking)) or self._others_want(pool)
+
+    def _hand(self, spare: Spare) -> bool:
+        """Give a lease to an allocation that fits and waits for the service's answer; return False if there is none."""
+        if self._asking and spare.reusable and not self._others_want(spare.grant.pl):
+            for one in list(self._asking):
+                if one.came is None and one.pool == spare.grant.pl and one.description == spare.description:
+                    one.came = spare
+                    return True
+        return False
 
     def _most(self, pool: int) -> int:
         return _MORE + sum(one.channel.cp for one in list(self._session.producers.values()) if one.channel.pl == pool)
@@ -611,7 +642,7 @@ class Spares:
             self._narrow(spare)
             if spare.fences:
                 stay.append(spare)
-            else:
+            elif not self._hand(spare):
                 self._session.end_spare(spare.grant)
         self._leaving = stay
 
@@ -668,9 +699,9 @@ class Spares:
             return seconds
 
     def _wanting(self) -> list[Producer]:
-        """Return each producer whose blocks have not all come back, if the service wants memory of the blocks' pool."""
+        """Return each producer whose blocks have not all come back, if memory of the blocks' pool is sought."""
         return [
             producer
             for producer in list(self._session.producers.values())
-            if producer.loans and self._is_wanted(producer.channel.pl)
+            if producer.loans and self._is_sought(producer.channel.pl)
         ]
