@@ -115,6 +115,19 @@ def test_a_second_task_gets_an_error_while_another_task_waits_for_a_frame(servic
     run(service, body)
 
 
+def test_all_subscriptions_of_a_client_can_wait_at_the_same_time(service):
+    async def body(client, other):
+        channel = await client.create_channel("c", capacity=4)
+        many = [other.subscribe("c") for _ in range(150)]
+        waiting = [asyncio.ensure_future(frames.receive(60)) for frames in many]
+        while not all(frames._consumer is not None and frames._consumer._looking.locked() for frames in many):
+            await asyncio.sleep(0.001)
+        assert await channel.publish(await client.allocate(4, "int32")) == 1
+        assert [frame.seq for frame in await asyncio.gather(*waiting)] == [1] * len(many)
+
+    run(service, body)
+
+
 def test_requeueing_time_limits_and_closing(service):
     async def body(client, other):
         channel = await client.create_channel("work", mode="queue", capacity=4)

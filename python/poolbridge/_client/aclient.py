@@ -29,9 +29,10 @@ from poolbridge.errors import InvalidArgumentError
 _T = TypeVar("_T")
 
 # The event loop cannot wait for changes of shared memory, so threads wait in its place. `_NAP`: the longest wait of a
-# thread, in seconds. `_MOST_SLEEPERS`: the largest number of these threads.
-_NAP = 0.1
-_MOST_SLEEPERS = 64
+# thread, in seconds. `_MOST_SLEEPERS`: the largest number of these threads, one for each of the 256 members of channels
+# that a session may have (the service refuses another member), and some for waits for memory.
+_NAP = 0.5
+_MOST_SLEEPERS = 288
 
 
 class AsyncClient(AsyncLists, ClientState):
