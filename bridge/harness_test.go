@@ -60,7 +60,7 @@ func start(t testing.TB, c server.Config, l server.ClientLimits) *rig {
 	t.Cleanup(func() {
 		_ = r.Close()
 		r.svc.Close()
-		assert.False(t, r.log.Has("the client describes lease"), "a client and the service describe a lease differently")
+		assert.Empty(t, r.log.Line("the client describes lease"), "a client and the service describe a lease differently")
 	})
 	return r
 }

@@ -69,10 +69,18 @@ func (l *Log) Write(line []byte) (int, error) {
 }
 
 // Has reports whether the log holds text.
-func (l *Log) Has(text string) bool {
+func (l *Log) Has(text string) bool { return l.Line(text) != "" }
+
+// Line returns the first line of the log that holds text, or "" if no line does.
+func (l *Log) Line(text string) string {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	return bytes.Contains(l.lines, []byte(text))
+	for line := range bytes.Lines(l.lines) {
+		if bytes.Contains(line, []byte(text)) {
+			return string(line)
+		}
+	}
+	return ""
 }
 
 // Await waits until the log holds text.
