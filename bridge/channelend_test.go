@@ -126,8 +126,13 @@ func TestFramesInHandOutliveTheLoop(t *testing.T) {
 			require.NoError(t, kept.Release())
 			require.NoError(t, s.from.Close(t.Context()))
 			left := 0
-			for _, err := range s.to.Frames(t.Context(), mempool.SubscribeOptions{}) {
+			for f, err := range s.to.Frames(t.Context(), mempool.SubscribeOptions{}) {
+				if mode == mempool.Broadcast {
+					require.ErrorIs(t, err, ErrClosed)
+					continue
+				}
 				require.NoError(t, err)
+				require.NoError(t, f.Release())
 				left++
 			}
 			assert.Equal(t, map[mempool.ChannelMode]int{mempool.Broadcast: 0, mempool.WorkQueue: 2}[mode], left, "a closed queue keeps its frames")

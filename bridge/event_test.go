@@ -39,6 +39,7 @@ func TestAReaderIsToldOfAnEventThatStandsAlone(t *testing.T) {
 	event := make([]byte, mempool.EventBytes)
 	err := producer.call(t.Context(), &wire.Publish{Lease: l.info.ID, Name: "x", Event: event}, &call{into: &wire.EmptyReply{}})
 	require.NoError(t, err)
+	l.info.Write = false // as Publish does
 	got, err := consumer.TryGet(t.Context(), "x", LeaseOptions{})
 	require.NoError(t, err)
 	assert.True(t, got.Info().EventOnly)
