@@ -15,6 +15,7 @@ from poolbridge._client.tracing import check_tracer
 from poolbridge._session.cancellation import Cancellation
 from poolbridge._session.loop_reader import LoopReader
 from poolbridge._session.session import Session
+from poolbridge._sys.descriptors import descriptors_named
 from poolbridge._wire.messages import HelloReply
 from poolbridge._wire.transport import Transport
 from poolbridge.errors import ClosedError, ServiceNotRunningError
@@ -45,12 +46,12 @@ async def connect_async(
     timeout = _operations.check_seconds(timeout, zero=False)
     wait = _operations.check_seconds(wait, "wait")
     if not start:
-        with _paths.descriptors_named():
+        with descriptors_named("the client cannot connect"):
             return await _connect(where, timeout, wait, gpu, checked)
     starter = Starter(where, wait)
     while True:
         try:
-            with _paths.descriptors_named():
+            with descriptors_named("the client cannot connect"):
                 return await _connect(where, timeout, starter.wait, gpu, checked)
         except (ServiceNotRunningError, ClosedError) as error:
             await asyncio.to_thread(starter.start, error)

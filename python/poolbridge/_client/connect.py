@@ -17,6 +17,7 @@ from poolbridge._client.traced import TracedClient
 from poolbridge._client.tracing import check_tracer
 from poolbridge._session.session import Session
 from poolbridge._session.socket_reader import SocketReader
+from poolbridge._sys.descriptors import descriptors_named
 from poolbridge._sys.log import LOG
 from poolbridge._wire.messages import HelloReply
 from poolbridge._wire.transport import Transport
@@ -104,7 +105,7 @@ def connect(
             starter.start(error)
 
 
-@_paths.descriptors_named()
+@descriptors_named("the client cannot connect")
 def _connect(where: str, timeout: float, wait: float, gpu: int | str | None, tracer: Tracer | None) -> Client:
     if not hasattr(select, "epoll"):
         raise UnsupportedError(

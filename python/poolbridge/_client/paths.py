@@ -6,17 +6,13 @@ import errno
 import os
 import socket
 import struct
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 from poolbridge._sys.descriptors import beyond_standard
-from poolbridge._sys.error_texts import no_descriptor, shown
+from poolbridge._sys.error_texts import shown
 from poolbridge.errors import (
     AccessDeniedError,
     InvalidArgumentError,
-    PoolbridgeError,
-    PoolLimitError,
     ServiceNotRunningError,
     ServiceStartTimeoutError,
 )
@@ -93,19 +89,6 @@ def _check_server(sock: socket.socket, path: str) -> None:
             f"folder. Set POOLBRIDGE_SOCKET to a path in a folder that only you can write; to use the service of user "
             f"{uid}, have it listen at a path without your number"
         )
-
-
-@contextmanager
-def descriptors_named() -> Iterator[None]:
-    """If the ``with`` block fails because there is no free file descriptor, raise an error that says so."""
-    try:
-        yield
-    except PoolbridgeError:
-        raise
-    except OSError as error:
-        if error.errno not in (errno.EMFILE, errno.ENFILE):
-            raise
-        raise PoolLimitError(f"the client cannot connect: {no_descriptor()}") from error
 
 
 def dial(path: str) -> socket.socket | None:

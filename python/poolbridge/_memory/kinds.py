@@ -12,6 +12,7 @@ from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING, Any, Final, get_args
 
 from poolbridge._sys import literals as _literals
+from poolbridge._sys.descriptors import descriptors_named
 from poolbridge.errors import (
     UnsupportedError,
 )
@@ -173,9 +174,12 @@ def load(name: str) -> Kind:
     ------
     UnsupportedError
         This client does not know the kind.
+    PoolLimitError
+        This process has no free file descriptor, with which Python could read the module.
     """
     if name not in _MODULES:
         raise UnsupportedError(f"memory of kind {name!r} is not known here; known are {', '.join(KINDS)}")
     module, kind = _MODULES[name]
-    made: Kind = getattr(importlib.import_module(module), kind)()
+    with descriptors_named(f"the module for memory of kind {name!r} cannot be imported"):
+        made: Kind = getattr(importlib.import_module(module), kind)()
     return made

@@ -20,6 +20,7 @@ from weakref import WeakValueDictionary
 
 import numpy as np
 
+from poolbridge._sys.descriptors import descriptors_named
 from poolbridge.errors import (
     DeviceMemoryError,
     ProtocolError,
@@ -76,15 +77,19 @@ class FileMapping:
     ------
     DeviceMemoryError
         The kernel refuses the mapping.
+    PoolLimitError
+        This process has no free file descriptor.
     """
 
     def __init__(self, fd: int, size: int, *, write: bool) -> None:
         protection = mmap.PROT_READ | mmap.PROT_WRITE if write else mmap.PROT_READ
         options: dict[str, Any] = {"trackfd": False} if sys.version_info >= (3, 13) else {}
+        failed = f"{size} bytes of shared memory cannot be mapped"
         try:
-            self.memory = mmap.mmap(fd, size, mmap.MAP_SHARED, protection, **options)
+            with descriptors_named(failed):  # before Python 3.13, mmap keeps a copy of the descriptor
+                self.memory = mmap.mmap(fd, size, mmap.MAP_SHARED, protection, **options)
         except OSError as error:
-            raise DeviceMemoryError(f"{size} bytes of shared memory cannot be mapped: {error}") from error
+            raise DeviceMemoryError(f"{failed}: {error}") from error
         self.memory.madvise(mmap.MADV_DONTFORK)
         self.address = int(np.frombuffer(self.memory, np.uint8, 1).ctypes.data)
         self._size = size
