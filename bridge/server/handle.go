@@ -46,7 +46,7 @@ func (c *connection) stats(q uint32, _ *wire.StatsRequest) {
 func (c *connection) release(q uint32, r *wire.Release) {
 	if r.Seen != nil {
 		if err := c.session.Compare(*convert.Lease(*r.Seen)); err != nil {
-			c.server.config.Log.Error("a session ends", "error", err)
+			c.server.complaints.warn(c.peer.UID, "a session ends", "uid", c.peer.UID, "error", err)
 			c.cancel(fmt.Errorf("%w: %w", convert.ErrProtocol, err))
 		}
 	}

@@ -12,6 +12,7 @@ import (
 
 	"github.com/poolbridge/poolbridge/bridge/wire"
 	"github.com/poolbridge/poolbridge/internal/program"
+	"github.com/poolbridge/poolbridge/internal/ration"
 )
 
 // vector is a packet of docs/vectors/v1.json.
@@ -161,6 +162,22 @@ func TestAClientThatDescribesItsLeaseDifferentlyIsCutOff(t *testing.T) {
 			assert.Contains(t, e.Message, "the client describes lease 1 as")
 		})
 	}
+}
+
+func TestOneUserCannotFillTheLogWithWrongDescriptions(t *testing.T) {
+	r := start(t, Config{}, unhurried)
+	const sessions = ration.Burst + 100 // more than the log takes, unless the test lasts for 100 s
+	for range sessions {
+		c := greeted(t, r.path)
+		c.Ask(2, &wire.Create{Name: "p", Kind: "host", MaxBytes: 16 << 20, Ensure: true}, &wire.PoolReply{})
+		var l wire.LeaseReply
+		c.Ask(3, &wire.Alloc{Pool: 1, Tensor: bytesTensor(8)}, &l)
+		l.Lease.Export = nil
+		l.Lease.Bytes++
+		c.Send(0, &wire.Release{Lease: l.Lease.ID, Seen: &l.Lease})
+		c.Last()
+	}
+	assert.Less(t, r.log.Count(`msg="a session ends"`), sessions)
 }
 
 func TestArgumentsThatContradictEachOtherAreInvalid(t *testing.T) {

@@ -75,6 +75,7 @@ func (s *Service) note(e mempool.HistoryEvent, pool *Pool) {
 			s.noteLeftOut(key)
 		})
 	}
+	out.events++
 	out.count += one.Count
 	out.last = one
 }
@@ -95,9 +96,10 @@ type cause struct {
 
 // leftOut stands for events that came too fast. After gapRest, the service notes one event for all of them.
 type leftOut struct {
-	count int
-	last  happening
-	timer *time.Timer
+	events int
+	count  int // the sum of their counts
+	last   happening
+	timer  *time.Timer
 }
 
 // noteLeftOut notes one event for all events that were left out for a cause. The caller holds s.mu.
@@ -109,8 +111,9 @@ func (s *Service) noteLeftOut(key cause) {
 	delete(s.leftOut, key)
 	out.timer.Stop()
 	one := out.last
-	if one.Count = out.count; one.Count > 1 {
-		one.Text = fmt.Sprintf("%s (the last of %d such events, which came too fast to note each)", cut(one.Text, maxEventText/2), one.Count)
+	one.Count = out.count
+	if out.events > 1 {
+		one.Text = fmt.Sprintf("%s (the last of %d such events, which came too fast to note each)", cut(one.Text, maxEventText/2), out.events)
 	}
 	s.record(one)
 }

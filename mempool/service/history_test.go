@@ -666,3 +666,20 @@ func TestOneUserCannotFillTheHistoryOrTheLog(t *testing.T) {
 		assert.Equal(t, 10000, count, "the end of the service leaves out nothing")
 	})
 }
+
+func TestTheEventForEventsLeftOutSaysHowManyTheyWere(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		svc := New(Config{})
+		svc.mu.Lock()
+		for range ration.Burst + 3 {
+			svc.note(mempool.HistoryEvent{Kind: mempool.FrameLost, Count: 8, Text: "8 frames are lost"}, nil)
+		}
+		svc.mu.Unlock()
+		svc.Close()
+		events := happened(t, svc, mempool.FrameLost)
+		require.Len(t, events, ration.Burst+1)
+		last := events[ration.Burst]
+		assert.Equal(t, 24, last.Count)
+		assert.Contains(t, last.Text, "the last of 3 such events")
+	})
+}

@@ -71,6 +71,13 @@ func (l *Log) Write(line []byte) (int, error) {
 // Has reports whether the log holds text.
 func (l *Log) Has(text string) bool { return l.Line(text) != "" }
 
+// Count returns how often the log holds text.
+func (l *Log) Count(text string) int {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return bytes.Count(l.lines, []byte(text))
+}
+
 // Line returns the first line of the log that holds text, or "" if no line does.
 func (l *Log) Line(text string) string {
 	l.mu.Lock()
