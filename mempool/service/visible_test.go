@@ -27,6 +27,9 @@ var everybodys = map[string]bool{"pools": true, "poolByID": true, "sessions": tr
 func TestSessionsLookUpEverybodysThingsOnlyThroughFind(t *testing.T) {
 	files, err := filepath.Glob("*.go")
 	require.NoError(t, err)
+	if len(files) == 0 {
+		t.Skip("the source is not here: this is a test of the source")
+	}
 	hiding := 0
 	for _, path := range files {
 		if strings.HasSuffix(path, "_test.go") {

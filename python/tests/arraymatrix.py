@@ -665,6 +665,8 @@ class World:
         if kind == "pinned" and library.name == "numba":
             raise Lacks("Numba cannot copy into such memory")
         stream = library.stream() if on_gpu else None
+        if on_gpu and stream is None:
+            raise Lacks("this library names no stream")
         with self.channels[kind].publisher(tuple(array.shape), dtype, wrap=library.take) as publisher:
             library.assign(publisher.loan(SECONDS, stream=stream), array)
             publisher.publish(timeout=SECONDS)
@@ -836,6 +838,10 @@ def part_tasks(world: World, library: Library) -> Iterator[tuple[str, Callable[[
         for name in order:
             last = held.pop(name)
             if name == "lease" and not held:
+                for _ in range(1000):  # JAX ends its arrays in a thread of its own
+                    if not last.arrays:
+                        break
+                    gc.collect()
                 last.release()
             del last
         gc.collect()

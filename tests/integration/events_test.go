@@ -7,6 +7,7 @@ import (
 	"os"
 	"os/exec"
 	"slices"
+	"strconv"
 	"strings"
 	"syscall"
 	"testing"
@@ -174,7 +175,7 @@ func TestAListOfLeasesNamesTheProcess(t *testing.T) {
 	assert.Equal(t, "no events\n", out)
 	out, err = poolsvc(t, "channel", "close", "nope", "--socket", s.Socket)
 	require.Error(t, err)
-	assert.Equal(t, "poolsvc: there is no channel \"nope\"\n", out)
+	assert.Equal(t, "poolsvc: there is no channel \"nope\" in a pool that user "+strconv.Itoa(os.Getuid())+" may use\n", out)
 	first, err := poolsvc(t, "sessions", "--socket", s.Socket)
 	require.NoError(t, err, first)
 	assert.Contains(t, strings.Split(first, "\n")[1], fmt.Sprint(pid), "the one that holds most comes first")

@@ -134,7 +134,7 @@ func TestStatusNamesTheConsumerThatHoldsAChannelUp(t *testing.T) {
 	require.True(t, ok)
 	out, err := poolsvc(t, "status", "--socket", s.Socket)
 	require.NoError(t, err, out)
-	assert.Contains(t, out, fmt.Sprintf("warning: channel camera: session %d (integration.test, pid %d) has 2 of 2 frames to take or to release", slow.Session(), os.Getpid()))
+	assert.Contains(t, out, fmt.Sprintf("warning: channel camera: session %d (%s, pid %d) has 2 of 2 frames to take or to release", slow.Session(), filepath.Base(os.Args[0]), os.Getpid()))
 	stop()
 	require.NoError(t, slow.Close())
 	require.NoError(t, c.Close())

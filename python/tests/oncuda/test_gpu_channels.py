@@ -67,7 +67,7 @@ class OnGPU:
 
     def __init__(self, lease):
         self.lease = lease
-        self.__cuda_array_interface__ = lease.__cuda_array_interface__
+        self.__cuda_array_interface__ = lease.view(device="cuda").__cuda_array_interface__
 
 
 @pytest.mark.parametrize("kind", ["device", "vmm", "legacy", "pinned"])
