@@ -66,8 +66,8 @@ class OnGPU:
     """An array of a library on the GPU, as far as poolbridge sees it."""
 
     def __init__(self, lease):
-        self.lease = lease
-        self.__cuda_array_interface__ = lease.view(device="cuda").__cuda_array_interface__
+        self.source = lease.view(device="cuda") if lease.kind == "pinned" else lease
+        self.__cuda_array_interface__ = self.source.__cuda_array_interface__
 
 
 @pytest.mark.parametrize("kind", ["device", "vmm", "legacy", "pinned"])
