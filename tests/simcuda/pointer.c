@@ -64,7 +64,7 @@ static CUresult answer(struct range *g, int attribute, CUdeviceptr address, void
         if (!is_host(g) && g->kind != RANGE_MANAGED) return CUDA_ERROR_INVALID_VALUE;
         *(void **)out = (void *)address;
         return CUDA_SUCCESS;
-    case CU_POINTER_ATTRIBUTE_SYNC_MEMOPS: *(int *)out = (int)(g->flags >> 31); return CUDA_SUCCESS;
+    case CU_POINTER_ATTRIBUTE_SYNC_MEMOPS: *(int *)out = (int)(g->flags >> 31) | (g->kind == RANGE_MANAGED); return CUDA_SUCCESS;
     case CU_POINTER_ATTRIBUTE_BUFFER_ID: *(uint64_t *)out = g->serial; return CUDA_SUCCESS;
     case CU_POINTER_ATTRIBUTE_IS_MANAGED: *(int *)out = g->kind == RANGE_MANAGED; return CUDA_SUCCESS;
     case CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL:
