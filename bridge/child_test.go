@@ -30,6 +30,7 @@ var children = map[string]func() error{
 	"server":   crowdedServer,
 	"visit":    visit,
 	"complain": complain,
+	"crowd":    crowd,
 	"read":     readOnce,
 }
 
@@ -155,6 +156,42 @@ func complain() error {
 	_, err := TryDial(context.Background(), DefaultSocket())
 	fmt.Println(strings.ReplaceAll(err.Error(), "\n", " "))
 	return nil
+}
+
+// crowd connects until the service refuses a session, and then waits with one session until the service refuses a request that waits. It prints
+// how many sessions and requests were accepted. Then it prints when each of these requests has failed.
+func crowd() error {
+	ctx := context.Background()
+	var clients []*Client
+	for {
+		c, err := TryDial(ctx, DefaultSocket())
+		if errors.Is(err, ErrLimit) {
+			break
+		} else if err != nil {
+			return err
+		}
+		clients = append(clients, c)
+	}
+	const most = 256 // requests of a session
+	failed := make(chan error, most)
+	for range most {
+		go func() {
+			_, err := clients[0].Get(ctx, "absent", LeaseOptions{})
+			failed <- err
+		}()
+	}
+	if err := <-failed; !errors.Is(err, ErrLimit) {
+		return err
+	}
+	fmt.Println(len(clients), most-1)
+	for range most - 1 {
+		if err := <-failed; errors.Is(err, ErrLimit) {
+			return err
+		}
+	}
+	fmt.Println("ended")
+	_, err := bufio.NewReader(os.Stdin).ReadString('\n')
+	return err
 }
 
 // visit tries operations as another user, and prints the result of each operation.

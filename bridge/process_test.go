@@ -9,6 +9,7 @@ import (
 	"strconv"
 	"syscall"
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
@@ -173,6 +174,42 @@ func TestAnotherUserReachesOnlyWhatItIsGiven(t *testing.T) {
 	assert.Equal(t, "create: access denied", visitor.says())
 	assert.Equal(t, "end: access denied", visitor.says())
 	assert.Equal(t, "events: pool-made shared session-began ", visitor.says())
+}
+
+func TestTheOwnerListsAndEndsTheSessionsOfAUserWhoHasTakenAll(t *testing.T) {
+	become := asNobody(t)
+	l := unhurried
+	svc := service.New(service.Config{})
+	defer svc.Close()
+	path := filepath.Join(openDir(t), "s")
+	srv, err := server.Listen(path, svc, server.Config{Mode: 0o666, MaxSessions: 256, MaxWaits: 256, Limits: &l})
+	require.NoError(t, err)
+	defer srv.Close()
+	visitors := spawn(t, "crowd", path, become)
+	require.Equal(t, "255 255", visitors.says(), "of 256 sessions and 256 requests that wait")
+	ctx := context.Background()
+	c, err := TryDial(ctx, path)
+	require.NoError(t, err)
+	defer c.Close()
+	_, err = TryDial(ctx, path)
+	require.ErrorIs(t, err, ErrLimit, "the reserve is one session")
+	var theirs []uint64
+	for s, err := range c.Sessions(ctx) {
+		require.NoError(t, err)
+		if s.UID == nobody {
+			theirs = append(theirs, s.ID)
+		}
+	}
+	require.Len(t, theirs, 255)
+	for _, id := range theirs {
+		require.NoError(t, c.EndSession(ctx, id))
+	}
+	assert.Equal(t, "ended", visitors.says())
+	visitors.tell("go")
+	require.Eventually(t, func() bool {
+		next, err := TryDial(ctx, path)
+		return err == nil && next.Close() == nil
+	}, patience, time.Millisecond, "the service has sessions again")
 }
 
 func TestAUserWhoMayNotConnectIsToldSo(t *testing.T) {

@@ -67,6 +67,23 @@ func TestTheServiceHasSoManyRequestsThatWait(t *testing.T) {
 	assert.EqualValues(t, 2, r.waits.Load())
 }
 
+func TestSomeRequestsThatWaitAreOnlyForTheServicesOwnUser(t *testing.T) {
+	r := start(t, Config{MaxWaits: 256}, unhurried)
+	theirs, own := r.as(t, passerby), greeted(t, r.path)
+	for q := range uint32(256) {
+		theirs.Send(10+q, &wire.Get{Name: "x", Wait: longWait})
+	}
+	theirs.Send(9, &wire.StatsRequest{}) // its reply comes after all requests wait or are refused
+	err := theirs.Reply(10+255, &wire.LeaseReply{})
+	require.ErrorIs(t, err, wire.CodeLimit)
+	require.ErrorContains(t, err, "--limit waits=N")
+	own.Send(2, &wire.Get{Name: "x", Wait: longWait})
+	own.Ask(3, &wire.StatsRequest{}, &wire.StatsReply{}) // after this reply, the request waits
+	require.EqualValues(t, 256, r.waits.Load())
+	own.Send(4, &wire.Get{Name: "x", Wait: longWait})
+	require.ErrorIs(t, own.Reply(4, &wire.LeaseReply{}), wire.CodeLimit)
+}
+
 // If two requests had the same number, the client could not tell which request a reply answers.
 func TestANumberThatWaitsIsUsedAgainOnlyByAClientThatBreaksTheProtocol(t *testing.T) {
 	_, path := serve(t, Config{})
