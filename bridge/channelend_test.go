@@ -143,6 +143,32 @@ func TestFramesInHandOutliveTheLoop(t *testing.T) {
 	}
 }
 
+func TestAChannelOpenedByNamePublishesInTheOpenQueueAndTakesFromTheClosedOneFirst(t *testing.T) {
+	s := pair(t, hostPool("p", 1<<20), mempool.ChannelSpec{Mode: mempool.WorkQueue, Capacity: 2})
+	s.send(t, 0)
+	require.NoError(t, s.from.Close(t.Context()))
+	s.from = makeChannel(t, s.producer, s.pool, s.from.info.ChannelSpec)
+	opened := func() *Channel {
+		t.Helper()
+		ch, err := s.consumer.TryOpenChannel(t.Context(), "c")
+		require.NoError(t, err)
+		return ch
+	}
+	require.Equal(t, s.from.Info().ID, opened().Info().ID)
+	for range opened().Frames(t.Context(), mempool.SubscribeOptions{}) {
+	}
+	s.send(t, 1)
+	require.NoError(t, opened().Close(t.Context()))
+	s.to = opened()
+	n := 0
+	for f, err := range s.to.Frames(t.Context(), mempool.SubscribeOptions{}) {
+		require.NoError(t, err)
+		require.NoError(t, f.Release())
+		n++
+	}
+	assert.Equal(t, 1, n)
+}
+
 func TestALoopOverAChannelThatEndsWithItsContext(t *testing.T) {
 	s := pair(t, hostPool("p", 1<<20), mempool.ChannelSpec{Capacity: 2})
 	ctx, cancel := context.WithCancel(t.Context())

@@ -2,6 +2,7 @@ package bridge
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"sync/atomic"
 
@@ -15,6 +16,7 @@ import (
 type Channel struct {
 	client *Client
 	info   mempool.ChannelInfo
+	named  bool                      // OpenChannel has found the channel by its name
 	joined atomic.Pointer[producing] // set by the first Publish
 }
 
@@ -38,7 +40,8 @@ func (c *Client) CreateChannel(ctx context.Context, spec ChannelSpec) (*Channel,
 	return &Channel{client: c, info: convert.Channel(reply.Channel)}, nil
 }
 
-// OpenChannel opens a channel by name. It waits until the channel exists.
+// OpenChannel opens a channel by name. It waits until the channel exists. Of a closed queue that still has frames, and an open channel of
+// the same name, Publish and Close use the open channel, and Frames takes the frames of the closed queue.
 //
 // Errors: [ErrNotFound] at the deadline, [ErrDenied], [ErrUnsupported].
 func (c *Client) OpenChannel(ctx context.Context, name string) (*Channel, error) {
@@ -53,12 +56,31 @@ func (c *Client) TryOpenChannel(ctx context.Context, name string) (*Channel, err
 }
 
 func (c *Client) findChannel(ctx context.Context, name string, try attempt) (*Channel, error) {
-	var reply wire.ChannelReply
-	r := &wire.Find{Name: name}
-	if err := c.wait(ctx, try, r, &r.Wait, call{into: &reply}); err != nil {
+	info, err := c.find(ctx, once, &wire.Find{Name: name})
+	if errors.Is(err, ErrNotFound) {
+		info, err = c.find(ctx, try, &wire.Find{Name: name, Consume: true})
+	}
+	if err != nil {
 		return nil, err
 	}
-	return &Channel{client: c, info: convert.Channel(reply.Channel)}, nil
+	return &Channel{client: c, info: info, named: true}, nil
+}
+
+func (c *Client) find(ctx context.Context, try attempt, r *wire.Find) (mempool.ChannelInfo, error) {
+	var reply wire.ChannelReply
+	err := c.wait(ctx, try, r, &r.Wait, call{into: &reply})
+	return convert.Channel(reply.Channel), err
+}
+
+// source returns the channel whose frames the consumers of ch take: ch, or a closed queue of the same name that still has frames.
+func (ch *Channel) source(ctx context.Context) *Channel {
+	if ch.named && ch.info.Mode == mempool.WorkQueue {
+		older, err := ch.client.find(ctx, once, &wire.Find{Name: ch.info.Name, Consume: true})
+		if err == nil && older.ID < ch.info.ID {
+			return &Channel{client: ch.client, info: older}
+		}
+	}
+	return ch // after an error, too: the next request to the service says what is wrong
 }
 
 // Info returns the description of the channel.

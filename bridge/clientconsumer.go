@@ -28,7 +28,7 @@ func (ch *Channel) consume(ctx context.Context, o mempool.SubscribeOptions) (*co
 	if err := o.Validate(); err != nil {
 		return nil, err
 	}
-	s := &consuming{membership: newMembership(ch, shmchannel.ConsumerRole)}
+	s := &consuming{membership: newMembership(ch.source(ctx), shmchannel.ConsumerRole)}
 	s.users.Store(1)
 	s.depart = func(context.Context) { s.abandon() }
 	err := s.join(ctx, &wire.Join{Oldest: o.Oldest, Full: string(o.Full)}, func(config shmchannel.MemberConfig) (err error) {

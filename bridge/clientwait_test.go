@@ -142,12 +142,15 @@ func TestACallWithoutADeadlineAsksAgainWhenTheServiceMayWaitNoLonger(t *testing.
 		_, err := c.OpenChannel(context.Background(), "c")
 		ended <- err
 	}()
+	q, m := s.request(t)
+	require.Equal(t, &wire.Find{Name: "c"}, m)
+	s.refuse(t, q, &wire.Error{Code: wire.CodeNotFound, Message: "there is no open channel"})
 	for range 3 {
 		q, m := s.request(t)
-		require.Equal(t, &wire.Find{Name: "c", Wait: 1}, m)
+		require.Equal(t, &wire.Find{Name: "c", Consume: true, Wait: 1}, m)
 		s.refuse(t, q, &wire.Error{Code: wire.CodeTimeout, Message: "there is no channel"})
 	}
-	q, _ := s.request(t)
+	q, _ = s.request(t)
 	s.reply(t, q, &wire.ChannelReply{Channel: wire.Channel{ID: 1, Name: "c", Capacity: 1}})
 	require.NoError(t, <-ended)
 }

@@ -49,13 +49,17 @@ func (c *connection) replyChannel(q uint32, info mempool.ChannelInfo, err error)
 }
 
 func (c *connection) find(q uint32, r *wire.Find) {
-	info, err := c.session.FindChannel(c.ctx, r.Name, 0)
+	role := service.Producer
+	if r.Consume {
+		role = service.Consumer
+	}
+	info, err := c.session.FindChannel(c.ctx, r.Name, role, 0)
 	if r.Wait == 0 || q == 0 || !errors.Is(err, mempool.ErrNotFound) {
 		c.replyChannel(q, info, err)
 		return
 	}
 	c.waitFor(q, err, func(ctx context.Context) func() {
-		info, err := c.session.FindChannel(ctx, r.Name, milliseconds(r.Wait))
+		info, err := c.session.FindChannel(ctx, r.Name, role, milliseconds(r.Wait))
 		return func() { c.replyChannel(q, info, err) }
 	})
 }

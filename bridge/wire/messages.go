@@ -458,8 +458,9 @@ type ChannelReply struct {
 //
 //wire:request find ChannelReply
 type Find struct {
-	Name string `wire:"nm"` // channel name
-	Wait uint64 `wire:"w?"` // milliseconds to wait for the name
+	Name    string `wire:"nm"`  // channel name
+	Consume bool   `wire:"co?"` // whether the session looks for frames: closed queues with frames come first
+	Wait    uint64 `wire:"w?"`  // milliseconds to wait for the name
 }
 
 // CloseChannel closes a channel for all members. Producers can publish nothing more. Consumers still get the remaining frames, and then

@@ -582,6 +582,7 @@ func (m *ChannelReply) fields() fields { return channelReplyFields.of(m) }
 
 var findFields = record[Find]{
 	stringField("nm", func(m *Find) *string { return &m.Name }),
+	boolField("co", func(m *Find) *bool { return &m.Consume }).maybe(),
 	uintField("w", func(m *Find) *uint64 { return &m.Wait }).maybe(),
 }
 

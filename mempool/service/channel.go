@@ -89,11 +89,11 @@ func (s *Session) MakeChannel(spec mempool.ChannelSpec) (mempool.ChannelInfo, er
 	return ch.info, nil
 }
 
-// FindChannel finds a channel by name. It waits until the channel exists, but not longer than the time `wait`. If closed queues of this name
-// still have frames that wait for a consumer, FindChannel returns the oldest of these queues.
+// FindChannel finds a channel by name. It waits until the channel exists, but not longer than the time `wait`. If `role` is Consumer and
+// closed queues of this name still have frames that wait for a consumer, FindChannel returns the oldest of these queues.
 //
 // Errors: [mempool.ErrNotFound] (if `wait` is 0) or [mempool.ErrTimeout], [mempool.ErrDenied], [mempool.ErrClosed], the context's error.
-func (s *Session) FindChannel(ctx context.Context, name string, wait time.Duration) (mempool.ChannelInfo, error) {
+func (s *Session) FindChannel(ctx context.Context, name string, role MemberRole, wait time.Duration) (mempool.ChannelInfo, error) {
 	if err := mempool.ValidateName("channel", name); err != nil {
 		return mempool.ChannelInfo{}, err
 	}
@@ -106,7 +106,10 @@ func (s *Session) FindChannel(ctx context.Context, name string, wait time.Durati
 		if err := s.alive(); err != nil {
 			return mempool.ChannelInfo{}, err
 		}
-		ch := s.draining(name)
+		var ch *channel
+		if role == Consumer {
+			ch = s.draining(name)
+		}
 		if ch == nil {
 			ch = find(s, svc.channels[name])
 		}

@@ -28,7 +28,7 @@ func closedQueue(t *testing.T, frames int) (*channelRig, *source) {
 func (r *channelRig) worker() *sink {
 	r.Helper()
 	w := hire(r, r.svc)
-	info, err := w.FindChannel(context.Background(), "frames", 0)
+	info, err := w.FindChannel(context.Background(), "frames", Consumer, 0)
 	require.NoError(r, err)
 	of := *r
 	of.info = info
@@ -93,22 +93,27 @@ func TestTheOldestClosedQueueWithWaitingFramesIsFoundFirst(t *testing.T) {
 	next, err := r.owner.MakeChannel(r.info.ChannelSpec)
 	require.NoError(t, err, "the name is free")
 	find := func() uint64 {
-		found, err := r.owner.FindChannel(context.Background(), "frames", 0)
+		found, err := r.owner.FindChannel(context.Background(), "frames", Consumer, 0)
 		require.NoError(t, err)
 		return found.ID
 	}
 	c := r.worker()
 	f := c.next()
 	require.Equal(t, r.info.ID, find())
+	found, err := r.owner.FindChannel(context.Background(), "frames", Producer, 0)
+	require.NoError(t, err)
+	require.Equal(t, next.ID, found.ID, "a producer finds the open channel")
 	g := c.next()
 	require.Equal(t, next.ID, find(), "no frame of the closed queue waits")
 	require.NoError(t, r.owner.CloseChannel(next.ID))
 	require.Equal(t, r.info.ID, find(), "its frames need another worker if this worker ends")
+	_, err = r.owner.FindChannel(context.Background(), "frames", Producer, 0)
+	require.ErrorIs(t, err, mempool.ErrNotFound, "a producer waits for an open channel")
 	require.NoError(t, c.Requeue(f))
 	require.NoError(t, c.Release(f, shmchannel.Fence{}))
 	c.done(g, mempool.Fence{})
 	assert.Equal(t, 1, r.worker().drain())
-	_, err = r.owner.FindChannel(context.Background(), "frames", 0)
+	_, err = r.owner.FindChannel(context.Background(), "frames", Consumer, 0)
 	require.ErrorIs(t, err, mempool.ErrNotFound)
 }
 

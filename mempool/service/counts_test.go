@@ -84,7 +84,7 @@ func TestRequestsThatWaitAreCountedByWhatTheyWaitFor(t *testing.T) {
 			},
 			func() error { _, err := s.getLease(t.Context(), "x", false, time.Hour); return err },
 			func() error { _, err := s.OpenPool(t.Context(), "x", time.Hour); return err },
-			func() error { _, err := s.FindChannel(t.Context(), "x", time.Hour); return err },
+			func() error { _, err := s.FindChannel(t.Context(), "x", Consumer, time.Hour); return err },
 		} {
 			go func() { ended <- wait() }()
 		}

@@ -300,7 +300,7 @@ func TestAChannelThatIsClosedGoesWithItsLastConsumer(t *testing.T) {
 			}
 			c.done(c.next(), mempool.Fence{})
 			require.NoError(t, r.owner.CloseChannel(r.info.ID))
-			_, err := r.owner.FindChannel(context.Background(), "frames", 0)
+			_, err := r.owner.FindChannel(context.Background(), "frames", Consumer, 0)
 			if mode == mempool.Broadcast {
 				require.ErrorIs(t, err, mempool.ErrNotFound, "the name is free")
 			}

@@ -307,6 +307,22 @@ def test_a_closed_queue_keeps_its_frames_for_workers_that_come_later(client, oth
         other.subscribe("work", timeout=0)
 
 
+def test_producers_of_a_name_find_the_open_channel_while_workers_drain_a_closed_queue(client, other):
+    first = client.create_channel("work", mode="queue")
+    publish(client, first, 1)
+    first.close()
+    with pytest.raises(poolbridge.NotFoundError):
+        other.open_channel("work")
+    client.create_channel("work", mode="queue")
+    publish(other, other.open_channel("work"), 2)
+    for value in 1, 2:  # workers get the frames of the closed queue before those of the open one
+        with client.subscribe("work") as frames, frames.receive(60) as frame:
+            assert frame.to_numpy().reshape(-1)[0] == value
+    other.open_channel("work").close()
+    with pytest.raises(poolbridge.NotFoundError):
+        client.open_channel("work")
+
+
 def test_a_second_thread_gets_an_error_while_another_thread_takes_a_frame(client, other):
     channel = client.create_channel("c", capacity=4)
     frames = other.subscribe("c")

@@ -7,6 +7,7 @@ import os
 from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextvars import copy_context
+from functools import partial
 from types import TracebackType
 from typing import Any, ClassVar, Never, Self, TypeVar
 
@@ -194,7 +195,10 @@ class AsyncClient(AsyncLists, ClientState):
 
     async def open_channel(self, name: str, timeout: float | None = 0.0) -> AsyncChannel:
         """Open a channel by its name; see `Client.open_channel`."""
-        info = await self._run(_channel_operations.open_channel(self._session, name, timeout=timeout))
+        return await self._open_channel(name, timeout, consume=False)
+
+    async def _open_channel(self, name: str, timeout: float | None, *, consume: bool) -> AsyncChannel:
+        info = await self._run(_channel_operations.open_channel(self._session, name, timeout=timeout, consume=consume))
         return self._channel_type(self._session, self._run, info, self._channel_pool(info))
 
     def subscribe(
@@ -215,7 +219,7 @@ class AsyncClient(AsyncLists, ClientState):
         return self._subscription_type(
             self._session,
             self._run,
-            self.open_channel,
+            partial(self._open_channel, consume=True),
             channel,
             credit=credit,
             oldest=oldest,

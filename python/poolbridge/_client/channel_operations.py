@@ -102,10 +102,10 @@ def create_channel(
     return channel
 
 
-def open_channel(session: Session, name: str, *, timeout: float | None) -> Flow[Channel]:
-    """Open a channel by its name, and open the channel's pool."""
+def open_channel(session: Session, name: str, *, timeout: float | None, consume: bool) -> Flow[Channel]:
+    """Open a channel by its name, and open the channel's pool. If `consume` is true, closed queues can be found too."""
     timeout = check_timeout(timeout)
-    request = Find(nm=check_name(name, "channel"), w=to_milliseconds(timeout))
+    request = Find(nm=check_name(name, "channel"), co=consume, w=to_milliseconds(timeout))
     check_able(session)
     reply = yield Ask(request, ChannelReply, timeout)
     channel: Channel = reply.c

@@ -489,6 +489,8 @@ class Client(Lists, ClientState):
     def open_channel(self, name: str, timeout: float | None = 0.0) -> Channel:
         """Open a channel by its name. The client also opens the channel's pool.
 
+        Closed channels are not found; `subscribe` also finds a closed queue that still has frames.
+
         Parameters
         ----------
         name
@@ -512,7 +514,10 @@ class Client(Lists, ClientState):
         UnavailableError
             poolbridge is installed without its native module, or the service does not support channels.
         """
-        info = self._run(_channel_operations.open_channel(self._session, name, timeout=timeout))
+        return self._open_channel(name, timeout, consume=False)
+
+    def _open_channel(self, name: str, timeout: float | None, *, consume: bool) -> Channel:
+        info = self._run(_channel_operations.open_channel(self._session, name, timeout=timeout, consume=consume))
         return self._channel_type(self._session, self._run, info, self._channel_pool(info))
 
     def subscribe(
@@ -567,7 +572,7 @@ class Client(Lists, ClientState):
         InvalidArgumentError
             An argument is not as described above.
         """
-        opened = channel if isinstance(channel, Channel) else self.open_channel(channel, timeout)
+        opened = channel if isinstance(channel, Channel) else self._open_channel(channel, timeout, consume=True)
         flow = _channel_operations.subscribe(
             self._session,
             info_of(opened),

@@ -490,6 +490,7 @@ class Find(Request, kw_only=True, tag="find"):
     """
 
     nm: str  # channel name
+    co: bool = False  # whether the session looks for frames: closed queues with frames come first
     w: U = 0  # milliseconds to wait for the name
 
 
