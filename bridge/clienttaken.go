@@ -167,8 +167,10 @@ func (b *block) describe(came *shmchannel.Frame) (err error) {
 	t := mempool.Tensor{DType: mempool.DType(d.DType), Shape: slices.Clone(d.Shape), Strides: slices.Clone(d.Strides), ByteOffset: d.Offset}
 	n, err := t.Extent()
 	switch {
-	case err != nil || n > came.Bytes:
-		return situation.Of(errCorruptRecord, "%s%v of %d bytes in a buffer of %d (%v)", t.DType, t.Shape, n, came.Bytes, err)
+	case err != nil:
+		return situation.Of(errCorruptRecord, "%s%v in a buffer of %d bytes: %v", t.DType, t.Shape, came.Bytes, err)
+	case n > came.Bytes:
+		return situation.Of(errCorruptRecord, "%s%v of %d bytes in a buffer of %d", t.DType, t.Shape, n, came.Bytes)
 	case came.Bytes > b.bytes:
 		return situation.Of(errCorruptRecord, "a buffer of %d bytes in a block of %d", came.Bytes, b.bytes)
 	}

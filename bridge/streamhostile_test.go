@@ -2,6 +2,7 @@ package bridge
 
 import (
 	"math"
+	"strings"
 	"testing"
 
 	"github.com/stretchr/testify/assert"
@@ -10,6 +11,7 @@ import (
 
 	"github.com/poolbridge/poolbridge/bridge/server"
 	"github.com/poolbridge/poolbridge/bridge/wire"
+	"github.com/poolbridge/poolbridge/internal/shmchannel"
 	"github.com/poolbridge/poolbridge/mempool"
 )
 
@@ -175,4 +177,12 @@ func TestATimelineThatItsClientSealed(t *testing.T) {
 			r.Ask(4, &wire.StatsRequest{}, &wire.StatsReply{})
 		})
 	}
+}
+
+func TestTheErrorOfAFrameThatIsLargerThanItsBufferHasBothSizes(t *testing.T) {
+	frame := &shmchannel.Frame{}
+	frame.Description, frame.Bytes = &shmchannel.Description{DType: "uint8", Shape: []uint64{100}}, 8
+	err := (&block{bytes: 4096}).describe(frame)
+	require.ErrorIs(t, err, errCorruptRecord)
+	assert.True(t, strings.HasSuffix(err.Error(), "uint8[100] of 100 bytes in a buffer of 8"), err.Error())
 }

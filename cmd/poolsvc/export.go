@@ -1,8 +1,8 @@
 package main
 
 import (
+	"bytes"
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"os"
@@ -77,8 +77,9 @@ func exported(ctx context.Context, client *bridge.Client, name string, wait time
 // fileOf returns the content of the file to write.
 func fileOf(s mempool.Saved, raw bool) ([]byte, error) {
 	if !raw {
-		text, err := json.MarshalIndent(s, "", "  ")
-		return append(text, '\n'), err
+		var text bytes.Buffer
+		err := writeJSON(&text, s)
+		return text.Bytes(), err
 	}
 	if s.Kind != mempool.Legacy {
 		return nil, fmt.Errorf("%w: memory of kind %q has no handle of bytes: leave --raw out, or use a pool of kind legacy", mempool.ErrInvalid, s.Kind)

@@ -6,6 +6,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"os"
 	"os/signal"
 	"strings"
@@ -13,6 +14,7 @@ import (
 
 	"github.com/poolbridge/poolbridge/bridge"
 	"github.com/poolbridge/poolbridge/bridge/seqpacket"
+	"github.com/poolbridge/poolbridge/cmd/poolsvc/internal/display"
 	"github.com/poolbridge/poolbridge/internal/program"
 )
 
@@ -24,11 +26,14 @@ func main() {
 	stop()
 	if err != nil {
 		if !errors.Is(err, errReported) {
-			fmt.Fprintln(os.Stderr, "poolsvc:", sentence(err))
+			report(os.Stderr, err)
 		}
 		os.Exit(exitStatus(err))
 	}
 }
+
+// report prints an error. Its text may have names that clients chose.
+func report(w io.Writer, err error) { fmt.Fprintln(display.Safe(w), "poolsvc:", sentence(err)) }
 
 // sentence returns the text of an error in a form that people can read. If the error comes from the service, sentence leaves out the name
 // of the request and the name of the error, because only programs need them.
