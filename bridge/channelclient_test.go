@@ -65,6 +65,26 @@ func receive(t testing.TB, from *consuming, n uint64) *Frame {
 	return f
 }
 
+func TestMetaThatIsNotUTF8IsRefusedAndTheLeaseStays(t *testing.T) {
+	s := pair(t, hostPool("p", 1<<20), mempool.ChannelSpec{Capacity: 4})
+	from := s.follow(t, mempool.SubscribeOptions{})
+	l := allocate(t, s.pool, 8)
+	require.NoError(t, l.CopyFrom(t.Context(), 0, frameOf(7, 8)))
+	for _, meta := range []map[string]string{{"n": "\xff"}, {"\xff": "7"}, {"n": "\xed\xa0\x80"}} {
+		for _, publish := range []publishing{s.from.Publish, s.from.TryPublish} {
+			_, err := publish(t.Context(), l, mempool.FrameOptions{Meta: meta})
+			require.ErrorIs(t, err, ErrInvalid, "%q", meta)
+			require.ErrorContains(t, err, "UTF-8")
+		}
+	}
+	number, err := s.from.Publish(t.Context(), l, mempool.FrameOptions{Meta: map[string]string{"n": "7", "größe": "10 µm"}})
+	require.NoError(t, err)
+	f := receive(t, from, 7)
+	assert.Equal(t, number, f.Seq)
+	assert.Equal(t, "10 µm", f.Meta["größe"])
+	require.NoError(t, f.Release())
+}
+
 func TestFramesOutliveTheirProducer(t *testing.T) {
 	svc, path := serve(t, server.Config{})
 	c := dial(t, path)

@@ -71,6 +71,14 @@ func TestAFrameCarriesAllThatItsProducerSays(t *testing.T) {
 	assert.GreaterOrEqual(t, c.take().Time, before, "a record that says no time has that of its publication")
 }
 
+func TestMetaThatIsNotUTF8IsRefused(t *testing.T) {
+	for _, meta := range []map[string]string{{"k": "\xff"}, {"\xff": "v"}, {"k": "\xed\xa0\x80"}, {"k": "\xc0\x80"}, {"k": "half of \xc3"}} {
+		_, err := AppendMeta(nil, meta)
+		require.ErrorIs(t, err, ErrInvalid, "%q", meta)
+		require.ErrorContains(t, err, "UTF-8")
+	}
+}
+
 func TestMoreDescriptionsThanAreRemembered(t *testing.T) {
 	r := newRig(t, Spec{Capacity: 4})
 	p, c := r.producer(8), r.consumer(MemberSpec{})

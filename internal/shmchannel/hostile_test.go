@@ -340,3 +340,49 @@ func TestAContradictionThatLastsEndsTheStream(t *testing.T) {
 	h.sequencer().order[1].Store(uint64(newEntry(1, 0)))
 	assert.EqualValues(t, 1, h.consumers[2].take().Number, "it has changed")
 }
+
+// Any member can store a wrong head, and so hide frames from consumers that trust it.
+func TestAWrongHeadHidesNoFrameForGood(t *testing.T) {
+	for name, head := range map[string]uint64{"after the newest": 4, "far ahead": 1 << 40, "beyond the numbers": 1<<64 - 1} {
+		t.Run(name, func(t *testing.T) {
+			r := newRig(t, Spec{Mode: Queue, Capacity: 4})
+			p, c := r.producer(8), r.consumer(MemberSpec{})
+			for range 3 {
+				p.publish()
+			}
+			require.NoError(t, r.host.Close())
+			for n := uint64(1); n <= 3; n++ {
+				r.host.sequencer.head.Store(head)
+				f := c.take() // no end of the queue, although the head says that all frames are done
+				require.Equal(t, n, f.Number)
+				c.acknowledge(f)
+			}
+			require.ErrorIs(t, c.takeError(), ErrEnded)
+		})
+	}
+	t.Run("while no frame comes", func(t *testing.T) {
+		r := newRig(t, Spec{Mode: Queue, Capacity: 4})
+		p, c := r.producer(8), r.consumer(MemberSpec{})
+		c.none() // reads every slot, so the next call need not
+		p.publish()
+		r.host.sequencer.head.Store(2)
+		var f Frame
+		require.NoError(t, c.Take(within(t), &f))
+		require.EqualValues(t, 1, f.Number)
+	})
+	t.Run("while newer frames come", func(t *testing.T) {
+		r := newRig(t, Spec{Mode: Queue, Capacity: 1 << 10})
+		p, c := r.producer(headFrames+1), r.consumer(MemberSpec{})
+		p.publish()
+		r.host.sequencer.head.Store(2)
+		for taken := 0; ; taken++ {
+			require.Less(t, taken, headFrames, "the first frame does not come")
+			p.publish()
+			f := c.take()
+			c.acknowledge(f)
+			if f.Number == 1 {
+				break
+			}
+		}
+	})
+}

@@ -61,6 +61,22 @@ func TestAProducerThatStandsStillLosesItsTurn(t *testing.T) {
 	p.publish()
 }
 
+// Another producer can write any ticket into its word, and a new one each time that somebody looks.
+func TestAProducerThatShowsMoreAndMoreTicketsHoldsNobodyUpForEver(t *testing.T) {
+	r := newRig(t, Spec{Capacity: 1})
+	p, greedy, c := r.producer(4), r.producer(4), r.consumer(MemberSpec{})
+	p.turn.patience = time.Hour // time alone ends no turn
+	for frame := range 2 {
+		for i := range uint64(MaxProducers) {
+			r.host.sequencer.waiting[greedy.slot].Store(1 + i)
+			require.ErrorIs(t, p.publishError(), ErrFull, "frame %d, ticket %d", frame, i)
+		}
+		r.host.sequencer.waiting[greedy.slot].Store(MaxProducers + 1)
+		p.publish()
+		c.release(c.take())
+	}
+}
+
 // keen is a Spinner that records how a member calls it.
 type keen struct {
 	willing bool

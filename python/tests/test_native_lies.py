@@ -95,6 +95,65 @@ def test_a_tail_that_went_back_ends_a_consumer(worlds: list[World]) -> None:
     assert numbers_until_error(consumer) == []
 
 
+HEAD, TICKETS, WAITING = 320, 192, 512  # byte offsets of words in the sequencer
+
+
+@pytest.mark.parametrize("head", [4, 2**40, 2**64 - 1])
+def test_a_wrong_head_ends_no_queue_that_has_frames(worlds: list[World], head: int) -> None:
+    w = world(worlds, queue=True)
+    consumer, producer = w.consume(), w.produce()
+    for block in range(1, 4):
+        w.publish(producer, block)
+    w.channel.close()
+    for number in range(1, 4):
+        _native.store_u64(w.channel.sequencer, HEAD, head)
+        assert take(consumer).number == number
+        consumer.release(number)
+    assert consumer.take(0.0) is Condition.END
+
+
+def test_a_frame_that_a_wrong_head_hides_is_found_by_a_consumer_that_waits(worlds: list[World]) -> None:
+    w = world(worlds, queue=True)
+    consumer, producer = w.consume(), w.produce()
+    assert consumer.take(0.0) is Condition.TIMEOUT  # it reads every slot, so the next call need not
+    w.publish(producer)
+    _native.store_u64(w.channel.sequencer, HEAD, 2)
+    frame = consumer.take(60.0)
+    assert isinstance(frame, Frame)
+    assert frame.number == 1
+
+
+def test_a_frame_that_a_wrong_head_hides_comes_although_newer_frames_come(worlds: list[World]) -> None:
+    w = world(worlds, queue=True, capacity=1024)
+    consumer, producer = w.consume(), w.produce()
+    w.publish(producer, 1)
+    _native.store_u64(w.channel.sequencer, HEAD, 2)
+    found = []
+    for block in range(2, 2 + 256):
+        w.publish(producer, block)
+        frame = take(consumer)
+        consumer.release(frame.number)
+        found.append(frame.number)
+    assert 1 in found
+
+
+def test_a_producer_that_shows_more_and_more_tickets_holds_nobody_up_for_ever(worlds: list[World]) -> None:
+    w = world(worlds)
+    _greedy, producer = w.produce(0), w.produce(1)
+    producer.patience = 3600  # time alone ends no turn
+    ticket = 0
+    for _ in range(2):
+        for _ in range(63):
+            ticket += 1
+            _native.store_u64(w.channel.sequencer, TICKETS, ticket)
+            _native.store_u64(w.channel.sequencer, WAITING, ticket)
+            assert w.publish(producer) is Condition.TIMEOUT
+        ticket += 1
+        _native.store_u64(w.channel.sequencer, TICKETS, ticket)
+        _native.store_u64(w.channel.sequencer, WAITING, ticket)
+        assert isinstance(w.publish(producer), int)
+
+
 INPUTS = int(os.environ.get("POOLBRIDGE_TEST_FUZZ", "4000"))
 """How many times the hostile member changes its memory, in all tests together. More changes may find more errors."""
 
