@@ -61,7 +61,7 @@ func joinHostile(t testing.TB, path, role string, before func(*hostileMember)) *
 	var l wire.LeaseReply
 	h.get(&wire.Alloc{Pool: pool, Tensor: bytesTensor(16)}, &l)
 	h.lease = l.Lease
-	h.seat = h.partner.take(&wire.Join{Channel: channel, Role: role})
+	h.seat = h.take(&wire.Join{Channel: channel, Role: role})
 	h.sequencer, h.own = mapShared(t, h.config.Sequencer), mapShared(t, h.config.Own)
 	h.slots = uint64(len(h.sequencer)-8192) / 16
 	before(h)

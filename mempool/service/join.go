@@ -61,7 +61,7 @@ func (s *Session) JoinChannel(channel uint64, spec MemberSpec) (Member, error) {
 	svc.mu.Lock()
 	defer svc.unlock()
 	ch, err := s.anyChannel(channel)
-	if err == nil && ch.closed && !(ch.drains() && spec.Role == Consumer) {
+	if err == nil && ch.closed && (!ch.drains() || spec.Role != Consumer) {
 		err = ch.failed(shmchannel.ErrClosed)
 	}
 	if err != nil {

@@ -14,6 +14,7 @@ import itertools
 import json
 import os
 import sys
+import time
 import traceback
 import warnings
 from collections.abc import Callable, Iterator
@@ -838,20 +839,14 @@ def part_tasks(world: World, library: Library) -> Iterator[tuple[str, Callable[[
         for name in order:
             last = held.pop(name)
             if name == "lease" and not held:
-                for _ in range(1000):  # JAX ends its arrays in a thread of its own
-                    if not last.arrays:
-                        break
-                    gc.collect()
+                until(lambda last=last: not last.arrays)
                 last.release()
             del last
         gc.collect()
         if library.name == "torch" and library.on_gpu:  # type: ignore[attr-defined]
             library.torch.cuda.synchronize()  # type: ignore[attr-defined]
-        for _ in range(1000):
-            if not state.tokens:
-                return "right"
-            gc.collect()
-        raise AssertionError(f"{len(state.tokens)} arrays are left")
+        until(lambda: not state.tokens)
+        return "right"
 
     for kind in (kind for kind in world.kinds if kind in library.kinds()):
         for name in library.tasks():
@@ -863,6 +858,15 @@ def part_tasks(world: World, library: Library) -> Iterator[tuple[str, Callable[[
         if library.tasks():
             for order in itertools.permutations(("lease", "array", "part")):
                 yield f"{kind}, delete {', '.join(order)}", partial(deleted, order, kind)
+
+
+def until(condition: Callable[[], bool]) -> None:
+    """Wait for the condition. JAX ends its arrays in a thread of its own, when the GPU's work is done."""
+    deadline = time.monotonic() + SECONDS
+    while not condition():
+        assert time.monotonic() < deadline, "arrays are left"
+        gc.collect()
+        time.sleep(0.001)
 
 
 def say(**what: str) -> None:

@@ -7,9 +7,12 @@ from __future__ import annotations
 from contextlib import suppress
 from dataclasses import replace
 
+import pytest
+
+pytest.importorskip("dask", reason="Dask is not installed: pip install 'poolbridge[dask]'")
+
 import dask.sizeof
 import numpy as np
-import pytest
 from daskcluster import MARKS, built, mapping, no_leaks, nothing_left, service
 from distributed.protocol.serialize import deserialize, deserialize_bytes, serialize, serialize_bytes
 

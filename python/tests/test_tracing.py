@@ -8,6 +8,8 @@ pytest.importorskip(
     "poolbridge._native", reason="poolbridge is installed without its native module", exc_type=ImportError
 )
 
+pytest.importorskip("opentelemetry", reason="OpenTelemetry is not installed: pip install 'poolbridge[otel]'")
+
 import asyncio
 import contextlib
 import pickle
