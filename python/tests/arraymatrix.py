@@ -839,7 +839,7 @@ def part_tasks(world: World, library: Library) -> Iterator[tuple[str, Callable[[
         for name in order:
             last = held.pop(name)
             if name == "lease" and not held:
-                until(lambda last=last: not last.arrays)
+                until(partial(no_arrays, last))
                 last.release()
             del last
         gc.collect()
@@ -858,6 +858,10 @@ def part_tasks(world: World, library: Library) -> Iterator[tuple[str, Callable[[
         if library.tasks():
             for order in itertools.permutations(("lease", "array", "part")):
                 yield f"{kind}, delete {', '.join(order)}", partial(deleted, order, kind)
+
+
+def no_arrays(lease: poolbridge.Lease) -> bool:
+    return not lease.arrays
 
 
 def until(condition: Callable[[], bool]) -> None:
