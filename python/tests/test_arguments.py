@@ -356,7 +356,7 @@ def test_dtypes_of_pytorch_are_dtypes(client):
         bfloat16, complex32, float32 = (FakeDtype(f"torch.{name}") for name in ("bfloat16", "complex32", "float32"))
     assert client.allocate(2, bfloat16).dtype_name == "bfloat16"
     assert client.allocate(2, float32).dtype_name == "float32"
-    with pytest.raises(poolbridge.InvalidArgumentError, match="complex32.* is no dtype"):
+    with pytest.raises(poolbridge.InvalidArgumentError, match="complex32"):
         client.allocate(2, complex32)
 
 

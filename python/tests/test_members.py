@@ -183,8 +183,10 @@ def test_a_producer_that_is_killed_costs_its_consumers_nothing(service, client, 
         assert (np.asarray(frame) == last + 1).all(), "what it published is there"
         last += 1
     publish(client, channel, 7)
-    assert np.asarray(frames.receive(60)).tolist() == [7] * 4
-    del frame
+    newest = frames.receive(60)
+    assert np.asarray(newest).tolist() == [7] * 4
+    newest.release()
+    del frame, newest
     gc.collect()
     frames.close()
     channel.close()

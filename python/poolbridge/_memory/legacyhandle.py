@@ -290,7 +290,7 @@ class OpenedMemory(Uncopied):
         return self.size * self._element.itemsize
 
     def view(self, *, legacy: bool = False, device: str | None = None) -> Self:  # noqa: ARG002
-        """Return this object, which the caller can use like the view of a lease. The arguments have no effect."""
+        """Return this object, to be used like the view of a lease; ``legacy`` and ``device`` have no effect."""
         return self
 
     @property
