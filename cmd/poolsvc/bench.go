@@ -18,10 +18,8 @@ func newBench() *cobra.Command {
 	o := bench.Options{Alternatives: true}
 	var (
 		asJSON bool
-		plots  string
 		kinds  []string
 		sizes  []string
-		goals  bool
 	)
 	c := &cobra.Command{
 		Use:   "bench",
@@ -37,8 +35,7 @@ is installed. Five rounds of each are measured in turn; the results are the medi
 With "--only engines", arrays go from one actor of Ray to another and from one worker of Dask to another, on one node: in place, and by
 the engine alone. Ray and Dask are each skipped if they are not installed for that Python.
 
-The ratios say how many times better poolbridge is than an alternative. With --goals they also compare it with the goals of this project,
-on an idle H200: 1.4 against "128 MiB" means 1.4 times less than that. A stream that is slower than single transfers of the same system
+The ratios say how many times better poolbridge is than an alternative. A stream that is slower than single transfers of the same system
 is marked as doubtful and not compared. On a machine that does other work, the figures change from run to run.`,
 		Example: `  poolsvc bench
   poolsvc bench --kind host --only transfer --size 1MiB
@@ -69,16 +66,11 @@ is marked as doubtful and not compared. On a machine that does other work, the f
 			if err != nil {
 				return err
 			}
-			if plots != "" {
-				if err := report.WritePlots(plots); err != nil {
-					return err
-				}
-			}
 			if asJSON {
 				return writeJSON(c.OutOrStdout(), report)
 			}
 			fmt.Fprintln(c.OutOrStdout())
-			report.PrintRatios(c.OutOrStdout(), goals)
+			report.PrintRatios(c.OutOrStdout())
 			return nil
 		},
 	}
@@ -95,8 +87,6 @@ is marked as doubtful and not compared. On a machine that does other work, the f
 	f.IntVar(&o.MaxSessions, "max-sessions", 500, "most sessions when growth is measured")
 	f.IntVar(&o.MaxConsumers, "max-consumers", 8, "most consumers of a stream")
 	f.BoolVar(&o.Alternatives, "alternatives", true, "measure the alternatives without poolbridge too")
-	f.StringVar(&plots, "plots", "", "folder to write plots into, as SVG")
-	f.BoolVar(&goals, "goals", false, "print the goals of this project too, and whether they are reached")
 	f.BoolVar(&asJSON, "json", false, "print JSON; progress goes to standard error")
 	return c
 }

@@ -300,3 +300,9 @@ def test_the_sections_name_the_code_and_the_error_of_go():
     for one in CLASSES:
         code = getattr(one, "code", "")
         assert (f"Code `{code}`" in sections()[one.__name__]) == (code in codes), one
+
+
+def test_the_tables_of_performance_are_those_of_the_results():
+    program = ROOT / "benchmarks" / "page.py"
+    done = subprocess.run([sys.executable, program, "--check"], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, f"{done.stderr}run: python benchmarks/page.py"

@@ -17,9 +17,8 @@ import (
 // TestBenchMeasuresEveryWorkloadOnHostMemory tests which workloads the bench measures. It does not test how fast they
 // are.
 func TestBenchMeasuresEveryWorkloadOnHostMemory(t *testing.T) {
-	plots := t.TempDir()
 	cmd := exec.Command(rig.Poolsvc(t), "bench", "--json", "--python", rig.Python(t).Path, "--kind", "host", "--time", "10ms",
-		"--size", "4KiB,1MiB", "--max-buffers", "40", "--max-sessions", "3", "--max-consumers", "2", "--plots", plots)
+		"--size", "4KiB,1MiB", "--max-buffers", "40", "--max-sessions", "3", "--max-consumers", "2")
 	out, err := cmd.Output()
 	if exit := (*exec.ExitError)(nil); err != nil {
 		require.ErrorAs(t, err, &exit)
@@ -56,7 +55,7 @@ func TestBenchMeasuresEveryWorkloadOnHostMemory(t *testing.T) {
 		assert.True(t, seen[want], "%s was not measured, but %v", want, seen)
 	}
 	for _, r := range report.Ratios {
-		for _, key := range []string{"workload", "kind", "bytes", "against", "ratio", "target", "met"} {
+		for _, key := range []string{"workload", "kind", "bytes", "against", "ratio"} {
 			assert.Contains(t, r, key)
 		}
 		assert.Positive(t, r["ratio"], "%v", r)

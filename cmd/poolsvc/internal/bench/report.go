@@ -35,17 +35,14 @@ type Result struct {
 	PerSecondRange *[2]float64 `json:"per_second_range,omitempty"`
 }
 
-// Ratio compares a result of poolbridge with Against: the result of another system, or a fixed limit. The field Ratio says how many times
-// better the result of poolbridge is: a shorter time, more operations per second, or less memory or CPU time. The goal is a Ratio of Target
-// or more.
+// Ratio compares a result of poolbridge with the result of another system, Against. The field Ratio says how many times better the result of
+// poolbridge is: more frames per second of a stream or copy, or a shorter time of another operation.
 type Ratio struct {
 	Workload string  `json:"workload"`
 	Kind     string  `json:"kind"`
 	Bytes    uint64  `json:"bytes"`
 	Against  string  `json:"against"`
 	Ratio    float64 `json:"ratio"`
-	Target   float64 `json:"target"`
-	Met      bool    `json:"met"`
 }
 
 // Doubt names a stream that was slower than single transfers of the same system, one after another. A user of that system gets more frames
@@ -112,6 +109,28 @@ func (r *Report) conclude() {
 		}
 	}
 	r.Ratios = ratios(r)
+}
+
+// ratios compares each result of another system with the result of poolbridge for the same work.
+func ratios(r *Report) []Ratio {
+	out := []Ratio{}
+	for _, theirs := range r.Results {
+		mine, ok := r.find(theirs.Workload, theirs.Kind, theirs.Bytes, ours)
+		if !ok || theirs.System == ours || r.doubtful(theirs) || r.doubtful(mine) {
+			continue
+		}
+		var ratio float64
+		switch rates := strings.HasPrefix(theirs.Workload, "stream/") || theirs.Workload == copyWorkload; {
+		case !rates && mine.P50 != nil && theirs.P50 != nil && *mine.P50 > 0:
+			ratio = *theirs.P50 / *mine.P50
+		case theirs.PerSecond > 0:
+			ratio = mine.PerSecond / theirs.PerSecond
+		default:
+			continue
+		}
+		out = append(out, Ratio{Workload: theirs.Workload, Kind: theirs.Kind, Bytes: theirs.Bytes, Against: theirs.System, Ratio: ratio})
+	}
+	return out
 }
 
 // doubtful reports whether a result must not be compared.

@@ -3,7 +3,6 @@ package bench
 import (
 	"fmt"
 	"io"
-	"slices"
 	"strconv"
 
 	"github.com/poolbridge/poolbridge/cmd/poolsvc/internal/verify"
@@ -74,29 +73,14 @@ func (d Doubt) print(w io.Writer) {
 		"or the stream is not measured as it is used: it is compared with nothing.\n", d.System, d.PerSecond, sizeOf(d.Bytes), d.OneByOne, d.Kind)
 }
 
-// print writes the ratio as one line of text for people. If goals is true, the line also contains the target.
-func (r Ratio) print(w io.Writer, goals bool) {
-	goal := ""
-	if goals {
-		goal = fmt.Sprintf("%-22s", r.goal())
-	}
-	fmt.Fprintf(w, "%-36s %-7s %10s %9.2f × %sagainst %s\n", r.Workload, r.Kind, sizeOf(r.Bytes), r.Ratio, goal, r.Against)
-}
-
-// goal returns a text with the target and whether poolbridge met it, or "" if the ratio has no target.
-func (r Ratio) goal() string {
-	switch {
-	case r.Target == 0:
-		return ""
-	case r.Met:
-		return fmt.Sprintf("at least %g met", r.Target)
-	}
-	return fmt.Sprintf("at least %g MISSED", r.Target)
+// print writes the ratio as one line of text for people.
+func (r Ratio) print(w io.Writer) {
+	fmt.Fprintf(w, "%-36s %-7s %10s %9.2f × against %s\n", r.Workload, r.Kind, sizeOf(r.Bytes), r.Ratio, r.Against)
 }
 
 // PrintRatios writes text for people. The text says how poolbridge compares with the other measured systems, and which results are
-// doubtful. If goals is true, it also writes the targets of this project and whether they are met.
-func (r *Report) PrintRatios(w io.Writer, goals bool) {
+// doubtful.
+func (r *Report) PrintRatios(w io.Writer) {
 	if r.Machine.Simulated {
 		fmt.Fprintln(w, "SIMULATED: no real GPU was used, and times on memory of kind device mean nothing.")
 	}
@@ -104,10 +88,7 @@ func (r *Report) PrintRatios(w io.Writer, goals bool) {
 		doubt.print(w)
 	}
 	for _, ratio := range r.Ratios {
-		measured := slices.ContainsFunc(r.Results, func(one Result) bool { return one.System == ratio.Against })
-		if measured || goals {
-			ratio.print(w, goals)
-		}
+		ratio.print(w)
 	}
 }
 
