@@ -12,7 +12,7 @@ GOLANGCI := build/tools/golangci-lint-$(GOLANGCI_VERSION)
 ACTIONLINT_VERSION := v1.7.12
 ACTIONLINT := build/tools/actionlint-$(ACTIONLINT_VERSION)
 
-.PHONY: help build venv verify verify-simulated test test-long test-simcuda test-go test-model test-python test-integration test-kinds test-deploy test-aarch64 test-anomaly-race test-stress native-test native-test-long simcuda ptx generate lint fuzz bench dist test-dist docs gpu-bundle clean FORCE
+.PHONY: help build venv verify verify-simulated test test-long test-simcuda test-go test-model test-python test-integration test-kinds test-deploy test-aarch64 test-anomaly-race test-stress native-test native-test-long simcuda ptx generate lint fuzz bench dist test-dist docs gpu-bundle vulnerabilities api-changes clean FORCE
 .DELETE_ON_ERROR:
 
 help: ## list the targets
@@ -186,6 +186,13 @@ fuzz: ## fuzz the packet checker and decoder, and shared memory, about a minute 
 
 gpu-bundle: bin/poolsvc $(VENV)/installed ## collect the files that a machine with a GPU needs to run the GPU tests
 	tests/gpu/bundle $(PY) build/gpu
+
+vulnerabilities: ## look for known vulnerabilities in the Go code that is called, and in Go itself
+	$(GO) run golang.org/x/vuln/cmd/govulncheck@v1.9.0 ./...
+
+BASE ?= main
+api-changes: ## report how the public APIs of Go and Python differ from those of the commit BASE
+	@release/api-changes $(PYTHON) $(BASE)
 
 clean: ## remove all built files
 	rm -rf bin build dist $(VENV) python/poolbridge/*.so
