@@ -15,91 +15,88 @@ package wire
 // Error says why a request failed.
 type Error struct {
 	Code Code `wire:"c"` // error code, see Error
-	// text for people: what was expected, what came, what to do; cut to what fits
+	// text for people: what was expected, what came, what to do; cut to fit
 	Message string `wire:"m,text"`
 }
 
 // Tensor describes the content of a buffer. An element is at byte `of` + itemsize·Σ index·stride of the buffer; the sum is over all
 // dimensions.
 type Tensor struct {
-	// element type: `bool`, `int8` … `int64`, `uint8` … `uint64`, `float16`, `bfloat16`, `float32`, `float64`, `complex64`,
-	// `complex128`
+	// `bool`, `int8` … `int64`, `uint8` … `uint64`, `float16`, `bfloat16`, `float32`, `float64`, `complex64`, `complex128`
 	DType   string   `wire:"dt"`
-	Shape   []uint64 `wire:"sh?"` // shape, in elements; left out: a scalar (0 dimensions, 1 element)
-	Strides []int64  `wire:"st?"` // strides, in elements, one for each dimension; left out: C-contiguous
-	// byte offset of element [0, …, 0] from the start of the buffer; a multiple of the element size
+	Shape   []uint64 `wire:"sh?"` // shape; left out: a scalar (1 element)
+	Strides []int64  `wire:"st?"` // strides, in elements; left out: C-contiguous
+	// byte offset of the first element in the buffer; a multiple of the element size
 	Offset uint64 `wire:"of?"`
 }
 
 // Pool describes a pool: a named, bounded arena of one kind of memory.
 type Pool struct {
-	ID     uint64 `wire:"id"`  // pool id, never reused within an epoch
+	ID     uint64 `wire:"id"`  // pool id
 	Name   string `wire:"nm"`  // name
 	Kind   string `wire:"k"`   // kind, see Kinds: `device`, `vmm`, `legacy`, `pinned`, `host`
-	Device uint64 `wire:"do?"` // device ordinal as the service sees it
-	// device UUID, `GPU-xxxxxxxx-xxxx-xxxx-xxxx-xxxxxxxxxxxx`: the same in all processes; left out: no device
+	Device uint64 `wire:"do?"` // device ordinal, as the service sees it
+	// device UUID, `GPU-xxxxxxxx-xxxx-xxxx-xxxx-xxxxxxxxxxxx`; left out: no device
 	UUID     string `wire:"du?"`
-	MaxBytes uint64 `wire:"mx"` // most bytes that the pool's blocks may take
-	// most bytes of the pool that may count for one session; left out: no limit
+	MaxBytes uint64 `wire:"mx"` // most bytes of all blocks
+	// most bytes that count for one session; left out: no limit
 	MaxSessionBytes uint64 `wire:"sx?"`
-	// most bytes of the pool that may count for one user; left out: no limit
+	// most bytes that count for one user; left out: no limit
 	MaxUserBytes uint64  `wire:"ux?"`
-	Export       *Export `wire:"x?"` // how to map the pool (see Kinds); in replies to `create` and `open`
+	Export       *Export `wire:"x?"` // how to map the pool; only in replies to `create` and `open`
 }
 
 // Export says how to map a pool or a block.
 type Export struct {
-	Data []byte `wire:"d?"` // data whose format the kind of memory defines, see Kinds
-	// how many of the packet's file descriptors belong to this export; they are assigned in the order of the exports in the packet
+	Data []byte `wire:"d?"` // data in the format of the kind, see Kinds
+	// how many of the packet's descriptors belong to this export, in the order of the exports
 	FDs uint64 `wire:"f?"`
 }
 
 // Fence says when work has ended. The work has ended, and the fence is reached, when a word of the session's timeline is `v` or more.
 type Fence struct {
 	Timeline uint64 `wire:"tl"` // timeline id
-	Word     uint64 `wire:"wd"` // index of a word of the timeline
-	Value    uint64 `wire:"v"`  // the value of the word at which the fence is reached; at least 1
+	Word     uint64 `wire:"wd"` // index of a word
+	Value    uint64 `wire:"v"`  // value at which the fence is reached; at least 1
 }
 
 // Channel describes a channel: a named, bounded queue of buffers of one pool.
 type Channel struct {
-	ID   uint64 `wire:"id"` // channel id, never reused within an epoch
+	ID   uint64 `wire:"id"` // channel id
 	Name string `wire:"nm"` // name
-	// pool id: the channel carries buffers of this pool, and users who may use the pool may use the channel
+	// pool id
 	Pool     uint64 `wire:"pl"`
-	Mode     string `wire:"md"` // mode: `broadcast`, `queue`
+	Mode     string `wire:"md"` // mode: `broadcast` or `queue`
 	Capacity uint64 `wire:"cp"` // capacity, in frames
-	Full     string `wire:"fl"` // what happens when the channel is full: `block`, `drop-oldest`, `latest`, `fail`
+	Full     string `wire:"fl"` // policy when full: `block`, `drop-oldest`, `latest`, `fail`
 }
 
 // Lease describes a lease, its buffer and its block.
 type Lease struct {
-	ID         uint64 `wire:"id"`  // lease id, never reused within an epoch
-	Buffer     uint64 `wire:"bf"`  // buffer id, never reused within an epoch
-	Generation uint64 `wire:"ge"`  // generation of the block: how many buffers have used the block, with this one
+	ID         uint64 `wire:"id"`  // lease id
+	Buffer     uint64 `wire:"bf"`  // buffer id
+	Generation uint64 `wire:"ge"`  // generation: how many buffers have used the block, with this one
 	Write      bool   `wire:"wr?"` // whether this is a write lease
 	Pool       uint64 `wire:"pl"`  // pool id
-	Block      uint64 `wire:"bl"`  // block id, never reused within an epoch
+	Block      uint64 `wire:"bl"`  // block id
 	BlockBytes uint64 `wire:"bs"`  // bytes of the block
 	Bytes      uint64 `wire:"n?"`  // bytes of the buffer, which starts at the block's first byte
 	Tensor     Tensor `wire:"t"`   // content of the buffer
-	// how to map the block; the service sends this with the session's first lease on the block, and again after the session has answered a
-	// `recall` of the block
+	// how to map the block; with the session's first lease on the block, and again after a `recall`
 	Export    *Export `wire:"x?"`
-	Wait      []Fence `wire:"wt?"` // fences that must be reached before the memory is used (see Order)
+	Wait      []Fence `wire:"wt?"` // fences to wait for before the memory is used
 	Event     []byte  `wire:"ev?"` // the interprocess event that came with the content
-	EventOnly bool    `wire:"eo?"` // whether no fence in `wt` covers the work of `ev`, so that the session must wait for `ev` too
+	EventOnly bool    `wire:"eo?"` // whether the session must wait for `ev` too, because no fence covers it
 }
 
 // Stats counts what a session sees.
 type Stats struct {
-	// sessions of the asking user that have not ended. The service's own user and root see all sessions, including those of the service's own
-	// process: `poolsvc serve` has one such session
+	// sessions that have not ended: of the asking user; for the service's own user and root all, with the one of `poolsvc serve`
 	Sessions uint64      `wire:"ss"`
 	Leases   uint64      `wire:"ls"` // leases
 	Buffers  uint64      `wire:"bf"` // buffers
 	Names    uint64      `wire:"nm"` // names
-	Pools    []PoolStats `wire:"p?"` // the pools that the asking session sees, by id
+	Pools    []PoolStats `wire:"p?"` // pools, by id
 }
 
 // PoolStats counts what a pool has. `rs` = `ld` + `ca` + `rc` at all times.
@@ -109,7 +106,7 @@ type PoolStats struct {
 	Leased   uint64 `wire:"ld?"` // bytes of blocks in use (leased)
 	Used     uint64 `wire:"us?"` // bytes of the buffers in leased blocks (used)
 	Cached   uint64 `wire:"ca?"` // bytes of blocks free for use (cached)
-	Held     uint64 `wire:"rc?"` // bytes of free blocks that are being recalled or wait for a process to end (held)
+	Held     uint64 `wire:"rc?"` // bytes of free blocks that are recalled or wait for a process to end (held)
 	Blocks   uint64 `wire:"nb?"` // blocks
 	Session  uint64 `wire:"cs?"` // bytes that count for the asking session
 	User     uint64 `wire:"cu?"` // bytes that count for the user of the asking session
@@ -120,31 +117,31 @@ type SessionEntry struct {
 	ID      uint64 `wire:"id"`  // session id
 	UID     uint64 `wire:"ui"`  // user id
 	PID     uint64 `wire:"pd"`  // process id, for people
-	Program string `wire:"nm?"` // the program's name, for people, at most 255 bytes of it
-	Began   uint64 `wire:"bg"`  // time at which the session began, in nanoseconds since 1970
+	Program string `wire:"nm?"` // the program's name, at most 255 bytes, for people
+	Began   uint64 `wire:"bg"`  // when the session began
 	Leases  uint64 `wire:"ls?"` // leases
-	Blocks  uint64 `wire:"bk?"` // blocks whose export the service sent to the session and that the session has not dropped
-	Members uint64 `wire:"mb?"` // members that the session has in channels
-	Bytes   uint64 `wire:"n?"`  // bytes of pools that count for the session
-	Waits   uint64 `wire:"wq?"` // requests of the session that wait
-	For     string `wire:"wf?"` // text for people: what the session's longest-waiting request waits for
-	Since   uint64 `wire:"ws?"` // time since which this request waits, in nanoseconds since 1970
+	Blocks  uint64 `wire:"bk?"` // blocks whose export it was sent and that it has not dropped
+	Members uint64 `wire:"mb?"` // members in channels
+	Bytes   uint64 `wire:"n?"`  // bytes that count for the session
+	Waits   uint64 `wire:"wq?"` // requests that wait
+	For     string `wire:"wf?"` // what the longest-waiting request waits for, for people
+	Since   uint64 `wire:"ws?"` // since when this request waits
 }
 
 // ChannelEntry describes a channel in a list.
 type ChannelEntry struct {
 	Channel   Channel `wire:"c"`   // the channel
-	UID       uint64  `wire:"ui"`  // id of the user that made the channel
+	UID       uint64  `wire:"ui"`  // id of the user who made the channel
 	Producers uint64  `wire:"pr?"` // producers
 	Consumers uint64  `wire:"cs?"` // consumers
 	Closed    bool    `wire:"sh?"` // whether the channel is closed
-	Published uint64  `wire:"sq?"` // frames published so far
-	// in a broadcast, frames that the consumer furthest behind has not taken; in a queue, frames that are not acknowledged
+	Published uint64  `wire:"sq?"` // frames published
+	// broadcast: frames that the slowest consumer has not taken; queue: frames that are not acknowledged
 	Waiting uint64 `wire:"wt?"`
-	// session of the consumer furthest behind in a broadcast; left out: no consumer is behind, or the channel is a queue
+	// session of the slowest consumer of a broadcast; left out: none is behind
 	Slowest uint64 `wire:"sl?"`
-	Used    uint64 `wire:"uf?"` // places that frames take up; if this equals the capacity, the next frame waits, fails or drops another frame
-	Dropped uint64 `wire:"dr?"` // frames that consumers missed so far; in a queue, the frames that no consumer got
+	Used    uint64 `wire:"uf?"` // places in use; the channel is full if this is the capacity
+	Dropped uint64 `wire:"dr?"` // broadcast: frames that consumers missed; queue: frames that no consumer got
 }
 
 // NameEntry describes a name in a list, and the buffer that is published under it.
@@ -154,23 +151,23 @@ type NameEntry struct {
 	Pool    uint64 `wire:"pl"`  // pool id
 	Bytes   uint64 `wire:"n"`   // bytes of the buffer
 	Tensor  Tensor `wire:"t"`   // content of the buffer
-	UID     uint64 `wire:"ui"`  // id of the user that published the name
-	Session uint64 `wire:"ss?"` // session at whose end the name is removed; left out: the name is kept
+	UID     uint64 `wire:"ui"`  // id of the user who published the name
+	Session uint64 `wire:"ss?"` // session at whose end the name goes; left out: the name is kept
 }
 
 // BufferEntry describes a buffer in a list, with the leases and the name that keep the buffer.
 type BufferEntry struct {
 	ID         uint64   `wire:"id"`  // buffer id
-	Generation uint64   `wire:"ge"`  // generation of the block: how many buffers have used the block, with this one
+	Generation uint64   `wire:"ge"`  // generation: how many buffers have used the block, with this one
 	Pool       uint64   `wire:"pl"`  // pool id
 	Bytes      uint64   `wire:"n"`   // bytes of the buffer
 	BlockBytes uint64   `wire:"bs"`  // bytes of the block
 	Tensor     Tensor   `wire:"t"`   // content of the buffer
 	Writer     uint64   `wire:"wr?"` // session with the write lease; left out: none
-	Readers    []uint64 `wire:"rd?"` // sessions with read leases, at most 8 of them
+	Readers    []uint64 `wire:"rd?"` // sessions with read leases, at most 8
 	Reads      uint64   `wire:"rs?"` // read leases
-	Names      uint64   `wire:"nn?"` // number of names under which the buffer is published
-	InChannel  bool     `wire:"ch?"` // whether the buffer is in a channel whose producer has left
+	Names      uint64   `wire:"nn?"` // number of names of the buffer
+	InChannel  bool     `wire:"ch?"` // whether it is in a channel whose producer has left
 }
 
 // LeaseEntry describes a lease in a list, and the session that has it.
@@ -178,34 +175,34 @@ type LeaseEntry struct {
 	ID         uint64 `wire:"id"`  // lease id
 	Session    uint64 `wire:"ss"`  // session id
 	UID        uint64 `wire:"ui"`  // user id of the session
-	PID        uint64 `wire:"pd"`  // process id of the session, for people
-	Program    string `wire:"nm?"` // the program's name, for people, at most 255 bytes of it
+	PID        uint64 `wire:"pd"`  // process id, for people
+	Program    string `wire:"nm?"` // the program's name, at most 255 bytes, for people
 	Buffer     uint64 `wire:"bf"`  // buffer id
 	Pool       uint64 `wire:"pl"`  // pool id
 	Bytes      uint64 `wire:"n"`   // bytes of the buffer
 	BlockBytes uint64 `wire:"bs"`  // bytes of the block
-	Write      bool   `wire:"wr?"` // whether the lease is a write lease
-	Began      uint64 `wire:"bg"`  // time at which the lease began, in nanoseconds since 1970, rounded to a second
-	For        string `wire:"wf?"` // text for people: what the session of the lease waits for
-	Since      uint64 `wire:"ws?"` // time since which the session waits, in nanoseconds since 1970
+	Write      bool   `wire:"wr?"` // whether it is a write lease
+	Began      uint64 `wire:"bg"`  // when the lease began, rounded to a second
+	For        string `wire:"wf?"` // what the session waits for, for people
+	Since      uint64 `wire:"ws?"` // since when the session waits
 }
 
 // EventEntry describes one event. Fields that do not apply to the event are left out.
 type EventEntry struct {
-	Number  uint64 `wire:"id"`  // counts the events of the epoch, from 1 on
-	At      uint64 `wire:"at"`  // time of the event, in nanoseconds since 1970
-	Kind    string `wire:"k"`   // kind (see Events)
+	Number  uint64 `wire:"id"`  // number of the event in the epoch, from 1
+	At      uint64 `wire:"at"`  // time of the event
+	Kind    string `wire:"k"`   // kind
 	Session uint64 `wire:"ss?"` // session id
 	UID     uint64 `wire:"ui?"` // user id of the session
-	PID     uint64 `wire:"pd?"` // process id of the session, for people
-	Program string `wire:"nm?"` // the program's name, for people, at most 255 bytes of it
+	PID     uint64 `wire:"pd?"` // process id, for people
+	Program string `wire:"nm?"` // the program's name, at most 255 bytes, for people
 	Pool    string `wire:"pl?"` // pool name
 	Channel string `wire:"ch?"` // channel name
 	Buffer  uint64 `wire:"bf?"` // buffer id
 	Bytes   uint64 `wire:"n?"`  // bytes of memory
 	Ending  string `wire:"en?"` // how a session ended: `left`, `lost`, `error`, `closed`, `shutdown`
-	Took    uint64 `wire:"tk?"` // how long the event took or has lasted, in nanoseconds
-	Count   uint64 `wire:"ct?"` // how often this happened since the last entry for such an event; left out: 1
+	Took    uint64 `wire:"tk?"` // nanoseconds that it took or has lasted
+	Count   uint64 `wire:"ct?"` // how often it happened since the last such entry; left out: 1
 	Text    string `wire:"tx"`  // a sentence, for people, at most 1,000 bytes
 }
 
@@ -213,9 +210,9 @@ type EventEntry struct {
 //
 //wire:request hello HelloReply
 type Hello struct {
-	Versions []uint64 `wire:"v"`   // protocol versions that the client speaks
+	Versions []uint64 `wire:"v"`   // versions that the client speaks
 	Name     string   `wire:"nm?"` // the program's name, for people
-	Features []string `wire:"ft?"` // features: what the client can do beyond the version
+	Features []string `wire:"ft?"` // features of the client
 }
 
 // Epoch identifies one run of the service.
@@ -227,7 +224,7 @@ type HelloReply struct {
 	Epoch    Epoch    `wire:"ep"`  // the service's epoch
 	Session  uint64   `wire:"id"`  // session id
 	PID      uint64   `wire:"pid"` // the service's process id, for people
-	Features []string `wire:"ft?"` // features that the client and the service both have
+	Features []string `wire:"ft?"` // features of both
 }
 
 // Create makes a pool.
@@ -236,13 +233,13 @@ type HelloReply struct {
 type Create struct {
 	Name            string   `wire:"nm"`  // pool name
 	Kind            string   `wire:"k"`   // kind, see Kinds
-	Device          string   `wire:"dv?"` // device, an ordinal or a UUID; left out: the first
+	Device          string   `wire:"dv?"` // device: an ordinal or a UUID; left out: the first
 	MaxBytes        uint64   `wire:"mx"`  // most bytes of the pool
-	MaxSessionBytes uint64   `wire:"sx?"` // most bytes of a session; left out: no limit
-	MaxUserBytes    uint64   `wire:"ux?"` // most bytes of a user; left out: no limit
-	UIDs            []uint64 `wire:"ui?"` // ids of users that may use the pool; without `ui` and `gi`: the creator's user
-	GIDs            []uint64 `wire:"gi?"` // ids of groups that may use the pool
-	Ensure          bool     `wire:"en?"` // if there is a pool with this name and the same settings, open that pool
+	MaxSessionBytes uint64   `wire:"sx?"` // most bytes of a session
+	MaxUserBytes    uint64   `wire:"ux?"` // most bytes of a user
+	UIDs            []uint64 `wire:"ui?"` // users who may use the pool; without `ui` and `gi`: the maker
+	GIDs            []uint64 `wire:"gi?"` // groups who may use the pool
+	Ensure          bool     `wire:"en?"` // open a pool that has this name and the same settings
 }
 
 // PoolReply has the pool that was made or opened.
@@ -255,7 +252,7 @@ type PoolReply struct {
 //wire:request open PoolReply
 type Open struct {
 	Name string `wire:"nm?"` // pool name
-	Pool uint64 `wire:"pl?"` // pool id, if a lease named a pool that the session has not opened
+	Pool uint64 `wire:"pl?"` // pool id, of a lease
 	Wait uint64 `wire:"w?"`  // milliseconds to wait for the name
 }
 
@@ -276,7 +273,7 @@ type Trim struct {
 
 // TrimReply says how much was freed.
 type TrimReply struct {
-	Bytes uint64 `wire:"n"` // bytes that were freed at once
+	Bytes uint64 `wire:"n"` // bytes freed at once
 }
 
 // Alloc allocates a buffer, with a write lease.
@@ -284,8 +281,8 @@ type TrimReply struct {
 //wire:request alloc LeaseReply
 type Alloc struct {
 	Pool   uint64 `wire:"pl"` // pool id
-	Tensor Tensor `wire:"t"`  // the content that the buffer is for
-	Wait   uint64 `wire:"w?"` // milliseconds to wait for free memory in the pool
+	Tensor Tensor `wire:"t"`  // content of the buffer
+	Wait   uint64 `wire:"w?"` // milliseconds to wait for memory
 }
 
 // LeaseReply has the lease that was granted.
@@ -293,16 +290,16 @@ type LeaseReply struct {
 	Lease Lease `wire:"l"` // the lease
 }
 
-// Publish gives a name to the buffer of a write lease. `rt` and `ev` say when the buffer's content is complete.
+// Publish gives a name to the buffer of a write lease.
 //
 //wire:request publish
 type Publish struct {
 	Lease   uint64  `wire:"l"`   // lease id, of a write lease
 	Name    string  `wire:"nm"`  // buffer name
-	Tensor  *Tensor `wire:"t?"`  // a new description of the content; left out: that of `alloc`
+	Tensor  *Tensor `wire:"t?"`  // new description of the content; left out: that of `alloc`
 	Keep    bool    `wire:"kp?"` // keep the name when the session ends
 	Replace bool    `wire:"rp?"` // replace an existing name of the same user
-	Ready   *Fence  `wire:"rt?"` // fence at which the content is complete; without `rt` and `ev`: the content is complete now
+	Ready   *Fence  `wire:"rt?"` // fence at which the content is complete; without `rt` and `ev`: now
 	Event   []byte  `wire:"ev?"` // interprocess event after which the content is complete
 }
 
@@ -332,35 +329,34 @@ type LeaseBuffer struct {
 	Wait       uint64 `wire:"w?"`  // milliseconds to wait for the lease
 }
 
-// Release ends one or more leases, all in the same way. If a lease cannot be ended, the service still ends the others. Release is usually
-// sent without `q`: no reply is wanted.
+// Release ends leases, all in the same way. If one cannot be ended, the others still end.
 //
 //wire:request release
 type Release struct {
 	Lease  uint64  `wire:"l"`   // lease id
 	Failed bool    `wire:"fl?"` // whether the content is incomplete
-	Done   []Fence `wire:"dt?"` // fences at which the work that used the lease is done; left out: the work is done now
-	// further leases, which end in the same way; an error is that of the first lease that cannot be ended
+	Done   []Fence `wire:"dt?"` // fences at which the work on the lease is done; left out: now
+	// further leases; an error is that of the first that cannot be ended
 	Also []uint64 `wire:"al?"`
-	// how the client describes the lease; clients send this only in tests, and the service ends the session if its own description differs
+	// only in tests: the client's description; the service ends the session if its own differs
 	Seen *Lease `wire:"se?"`
 }
 
-// Cancel ends the wait of another request. Cancel is usually sent without `q`: no reply is wanted.
+// Cancel ends the wait of another request.
 //
 //wire:request cancel
 type Cancel struct {
-	Request uint64 `wire:"rq"` // number of a request of this session that waits
+	Request uint64 `wire:"rq"` // number of a request of this session
 }
 
-// Dropped says which blocks the client has unmapped. Dropped is usually sent without `q`: no reply is wanted.
+// Dropped says which blocks the client has unmapped.
 //
 //wire:request dropped
 type Dropped struct {
-	Blocks []uint64 `wire:"bl"` // ids of the blocks
+	Blocks []uint64 `wire:"bl"` // block ids
 }
 
-// StatsRequest asks how many sessions, leases, buffers and names the service has, and for the sizes of its pools.
+// StatsRequest asks for counts of what the session sees.
 //
 //wire:request stats StatsReply
 type StatsRequest struct{}
@@ -370,13 +366,13 @@ type StatsReply struct {
 	Stats Stats `wire:"s"` // the counts
 }
 
-// List asks for a page of a list: of sessions, channels, names, buffers or leases. The entries come in the order of ids or names.
+// List asks for a page of a list, in the order of ids or names.
 //
 //wire:request list ListReply
 type List struct {
-	What  string `wire:"wt"`  // what to list: `sessions`, `channels`, `names`, `buffers`, `leases`
-	After string `wire:"af?"` // `nx` of the previous page; left out: the client asks for the first page
-	Most  uint64 `wire:"n?"`  // most entries of the page; left out: 64
+	What  string `wire:"wt"`  // `sessions`, `channels`, `names`, `buffers` or `leases`
+	After string `wire:"af?"` // `nx` of the previous page; left out: the first page
+	Most  uint64 `wire:"n?"`  // most entries; left out: 64
 }
 
 // ListReply has the entries that were asked for.
@@ -386,16 +382,15 @@ type ListReply struct {
 	Names    []NameEntry    `wire:"ns?"` // names
 	Buffers  []BufferEntry  `wire:"bs?"` // buffers
 	Leases   []LeaseEntry   `wire:"ls?"` // leases
-	Next     string         `wire:"nx?"` // `af` of the next page; left out: this is the last page
+	Next     string         `wire:"nx?"` // `af` of the next page; left out: no more pages
 }
 
-// Events asks for a page of events, the oldest first. If there is no event yet, the request waits for the next event. At most 4 such
-// requests of a session wait at a time; a fifth request fails with `limit`.
+// Events asks for a page of events, the oldest first, and waits if there is none. At most 4 such requests of a session wait (`limit`).
 //
 //wire:request events EventsReply
 type Events struct {
-	After uint64 `wire:"af?"` // number of the last event that the client knows; left out: all events that the service keeps
-	Most  uint64 `wire:"n?"`  // most entries of the page; left out: 32
+	After uint64 `wire:"af?"` // number of the last event that the client knows
+	Most  uint64 `wire:"n?"`  // most entries; left out: 32
 	Wait  uint64 `wire:"w?"`  // milliseconds to wait for an event
 }
 
@@ -403,42 +398,41 @@ type Events struct {
 type EventsReply struct {
 	Events []EventEntry `wire:"ev?"` // events
 	Next   uint64       `wire:"nx?"` // `af` of the next page
-	Lost   uint64       `wire:"lo?"` // number of events after `af` that the service does not keep any more
+	Lost   uint64       `wire:"lo?"` // events after `af` that the service keeps no more
 }
 
-// EndSession ends another session. The service sends that session a `goodbye` and closes its connection.
+// EndSession ends another session.
 //
 //wire:request end
 type EndSession struct {
 	Session uint64 `wire:"ss"` // session id
 }
 
-// Bye says that the client is closed. The service removes the session's names that are not kept. The client closes the connection when it
-// has released its leases and dropped its blocks. The service then records that the session left, and not that the session was lost.
+// Bye says that the client is closed. The service removes the session's names that are not kept.
 //
 //wire:request bye
 type Bye struct{}
 
-// Timeline asks for the page of a timeline: the session's own timeline, or another timeline that a fence named.
+// Timeline asks for the page of a timeline.
 //
 //wire:request timeline TimelineReply
 type Timeline struct {
-	Timeline uint64 `wire:"tl?"` // timeline id; left out: the session's own timeline, which the first such request makes
+	Timeline uint64 `wire:"tl?"` // timeline id; left out: the session's own, which the first such request makes
 }
 
 // TimelineReply has the page of a timeline.
 type TimelineReply struct {
-	Timeline uint64 `wire:"tl"` // timeline id, never reused within an epoch
-	Words    uint64 `wire:"nw"` // number of words in the page
-	Export   Export `wire:"x"`  // one descriptor: a memfd of 135,168 bytes, see Order
+	Timeline uint64 `wire:"tl"` // timeline id
+	Words    uint64 `wire:"nw"` // number of words
+	Export   Export `wire:"x"`  // one descriptor: a memfd of 135,168 bytes
 }
 
-// Seal says that the session has mapped its own timeline. After this request, no process can map this timeline for writing any more.
+// Seal says that the session has mapped its timeline. No process can map it for writing any more.
 //
 //wire:request seal
 type Seal struct{}
 
-// MakeChannel makes a channel, or opens the channel that has the same name and settings.
+// MakeChannel makes a channel, or opens the one with this name and the same settings.
 //
 //wire:request channel ChannelReply
 type MakeChannel struct {
@@ -446,7 +440,7 @@ type MakeChannel struct {
 	Pool     uint64 `wire:"pl"`  // pool id
 	Mode     string `wire:"md?"` // mode; left out: `broadcast`
 	Capacity uint64 `wire:"cp"`  // capacity, in frames
-	Full     string `wire:"fl?"` // what happens when the channel is full; left out: `block`
+	Full     string `wire:"fl?"` // policy when full; left out: `block`
 }
 
 // ChannelReply has the channel.
@@ -459,36 +453,35 @@ type ChannelReply struct {
 //wire:request find ChannelReply
 type Find struct {
 	Name    string `wire:"nm"`  // channel name
-	Consume bool   `wire:"co?"` // whether the session looks for frames: closed queues with frames come first
+	Consume bool   `wire:"co?"` // look for frames: closed queues with frames come first
 	Wait    uint64 `wire:"w?"`  // milliseconds to wait for the name
 }
 
-// CloseChannel closes a channel for all members. Producers can publish nothing more. Consumers still get the remaining frames, and then
-// learn that the channel has ended.
+// CloseChannel closes a channel. Consumers still get the remaining frames.
 //
 //wire:request close
 type CloseChannel struct {
 	Channel uint64 `wire:"ch"` // channel id
 }
 
-// Join asks to take part in a channel as a producer or a consumer. The member takes part when the service has answered `enter`.
+// Join makes a member: a producer or a consumer.
 //
 //wire:request join JoinReply
 type Join struct {
 	Channel uint64 `wire:"ch"`  // channel id
-	Role    string `wire:"ro"`  // role: `producer`, `consumer`
-	Oldest  bool   `wire:"ol?"` // whether a consumer of a broadcast begins with the oldest frame that the channel keeps, not with the newest
-	Full    string `wire:"fl?"` // what happens when this consumer of a broadcast is slow; left out: the channel's policy
+	Role    string `wire:"ro"`  // `producer` or `consumer`
+	Oldest  bool   `wire:"ol?"` // a consumer of a broadcast begins with the oldest kept frame, not the newest
+	Full    string `wire:"fl?"` // policy for this consumer of a broadcast; left out: the channel's
 }
 
 // JoinReply has the files of a new member.
 type JoinReply struct {
 	Slot   uint64 `wire:"sl"` // slot in the roster
-	Member uint64 `wire:"mb"` // member id, never reused in the channel
-	Export Export `wire:"x"`  // three descriptors: the roster, the sequencer and the member's own file
+	Member uint64 `wire:"mb"` // member id
+	Export Export `wire:"x"`  // three descriptors: roster, sequencer, and the member's own file
 }
 
-// Enter says that the session has mapped the files of a member. The member takes part when the service has answered this request.
+// Enter says that the session has mapped the member's files. The member takes part once this is answered.
 //
 //wire:request enter
 type Enter struct {
@@ -496,7 +489,7 @@ type Enter struct {
 	Member  uint64 `wire:"mb"` // member id
 }
 
-// Leave says that a member does not take part any more.
+// Leave ends a member.
 //
 //wire:request leave
 type Leave struct {
@@ -504,85 +497,81 @@ type Leave struct {
 	Member  uint64 `wire:"mb"` // member id
 }
 
-// Map asks how to map a block. The id of the block came in the record of a frame. The service then treats the block
-// as mapped by the session until the session sends `dropped`.
+// Map asks how to map a block that a frame named. The block counts as mapped until `dropped`.
 //
 //wire:request map MapReply
 type Map struct {
-	Channel uint64 `wire:"ch"` // channel id; the session has a consumer in it
-	Block   uint64 `wire:"bl"` // block id, in the channel's pool
+	Channel uint64 `wire:"ch"` // channel id
+	Block   uint64 `wire:"bl"` // block id
 }
 
 // MapReply says how to map a block.
 type MapReply struct {
-	Generation uint64 `wire:"ge"` // generation of the block: how many buffers have used the block, with this one
+	Generation uint64 `wire:"ge"` // generation: how many buffers have used the block, with this one
 	BlockBytes uint64 `wire:"bs"` // bytes of the block
 	Export     Export `wire:"x"`  // how to map the block
 }
 
-// Doubt reports a frame whose record is wrong. The values of the record contradict each other, or contradict what the service says of the
-// block. Doubt is usually sent without `q`: no reply is wanted.
+// Doubt reports a frame whose record contradicts itself or the block.
 //
 //wire:request doubt
 type Doubt struct {
 	Channel  uint64 `wire:"ch"` // channel id
-	Member   uint64 `wire:"mb"` // member id of the consumer that got the frame
+	Member   uint64 `wire:"mb"` // member id of the consumer
 	Sequence uint64 `wire:"sq"` // number of the frame
 }
 
 // EmptyReply says that a request succeeded, and nothing else.
 type EmptyReply struct{}
 
-// Recall asks the client to unmap blocks as soon as no lease needs them, and then to send `dropped`.
+// Recall asks the client to unmap blocks once no lease needs them, and then to send `dropped`.
 //
 //wire:notice recall
 type Recall struct {
 	Blocks []uint64 `wire:"bl"` // block ids
 }
 
-// Goodbye says that the service is about to close the connection.
+// Goodbye says why the service is about to close the connection.
 //
 //wire:notice goodbye
 type Goodbye struct {
 	Reason Error `wire:",inline"` // the reason, as in the Error of a reply
 }
 
-// Failed names buffers that the session has leased and whose writer died before the content was complete.
+// Failed names leased buffers whose writer died before the content was complete.
 //
 //wire:notice failed
 type Failed struct {
 	Buffers []uint64 `wire:"bf"` // buffer ids
 }
 
-// Working says that the service is executing a request that takes long.
+// Working says that a request takes long.
 //
 //wire:notice working
 type Working struct {
-	// number of a request of this session; left out: a request for which all later requests of the session wait
+	// request number; left out: a request for which all later requests wait
 	Request uint64 `wire:"rq?"`
 }
 
-// Member gives the session the file of a member of a channel. The session's own members of the other role need this file
-// (section Channels of docs/protocol.md). If the member has left already, the notice has no file.
+// Member gives the session the file of a member of a channel, for its own members of the other role.
 //
 //wire:notice member
 type Member struct {
 	Channel uint64 `wire:"ch"` // channel id
-	Role    string `wire:"ro"` // role of the member: `producer`, `consumer`
+	Role    string `wire:"ro"` // `producer` or `consumer`
 	Slot    uint64 `wire:"sl"` // slot in the roster
 	Member  uint64 `wire:"mb"` // member id
-	Export  Export `wire:"x"`  // one descriptor: the member's file; no descriptor if the member has left already
+	Export  Export `wire:"x"`  // one descriptor: the member's file; none if the member has left already
 }
 
-// Wanted says that other sessions need memory of a pool (section Channels of docs/protocol.md).
+// Wanted says that other sessions need memory of a pool.
 //
 //wire:notice wanted
 type Wanted struct {
 	Pool uint64 `wire:"pl"` // pool id
 }
 
-// Forget says that the client will get no more fences of these timelines. The client unmaps their pages when no stream and no lease waits
-// for them any more.
+// Forget says that the client will get no more fences of these timelines. The client unmaps their pages when nothing waits for them.
 //
 //wire:notice forget
 type Forget struct {

@@ -6,7 +6,6 @@ import (
 	"maps"
 	"regexp"
 	"slices"
-	"strings"
 )
 
 // generated matches a part of docs/protocol.md that this program writes.
@@ -38,41 +37,43 @@ func (s *schema) page(page []byte) ([]byte, error) {
 // table returns the table of a structure.
 func (s *structure) table() string {
 	var out bytes.Buffer
-	fmt.Fprint(&out, "| key | type | meaning |\n|---|---|---|\n")
+	fmt.Fprint(&out, "| key, type | meaning |\n|---|---|\n")
 	for _, f := range s.fields {
 		fmt.Fprintf(&out, "| %s |\n", f.cells())
 	}
 	return out.String()
 }
 
+// requests returns the table of the requests. A row in bold begins an operation; an arrow marks the keys of its reply.
 func (s *schema) requests() string {
 	var out bytes.Buffer
-	fmt.Fprint(&out, "| operation | in | key | type | meaning |\n|---|---|---|---|---|\n")
+	fmt.Fprint(&out, "| key, type | meaning |\n|---|---|\n")
 	for _, m := range s.with(request) {
-		fmt.Fprintf(&out, "| `%s` | | | | %s |\n", m.wire, upper(m.doc))
+		fmt.Fprintf(&out, "| **`%s`** | %s |\n", m.wire, upper(m.doc))
 		for _, f := range m.fields {
-			fmt.Fprintf(&out, "| | request | %s |\n", f.cells())
+			fmt.Fprintf(&out, "| %s |\n", f.cells())
 		}
 		for _, f := range m.reply.fields {
-			fmt.Fprintf(&out, "| | reply | %s |\n", f.cells())
+			fmt.Fprintf(&out, "| → %s |\n", f.cells())
 		}
 	}
 	return out.String()
 }
 
+// notices returns the table of the notices. A row in bold begins a notice.
 func (s *schema) notices() string {
 	var out bytes.Buffer
-	fmt.Fprint(&out, "| notice | key | type | meaning |\n|---|---|---|---|\n")
+	fmt.Fprint(&out, "| key, type | meaning |\n|---|---|\n")
 	for _, m := range s.with(notice) {
-		fmt.Fprintf(&out, "| `%s` | | | %s |\n", m.wire, upper(m.doc))
+		fmt.Fprintf(&out, "| **`%s`** | %s |\n", m.wire, upper(m.doc))
 		for _, f := range m.shown() {
-			fmt.Fprintf(&out, "| | %s |\n", f.cells())
+			fmt.Fprintf(&out, "| %s |\n", f.cells())
 		}
 	}
 	return out.String()
 }
 
-// cells returns a field's key, type and meaning.
+// cells returns a field's key and type, and its meaning.
 func (f *field) cells() string {
 	name := f.scalar.page
 	if f.of != nil {
@@ -84,5 +85,5 @@ func (f *field) cells() string {
 	if f.optional {
 		name += "?"
 	}
-	return strings.Join([]string{"`" + f.key + "`", name, f.meaning}, " | ")
+	return fmt.Sprintf("`%s` %s | %s", f.key, name, f.meaning)
 }

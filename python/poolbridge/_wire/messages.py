@@ -27,7 +27,7 @@ class Error(Struct, omit_defaults=True):
     """Says why a request failed."""
 
     c: str  # error code, see Error
-    m: str  # text for people: what was expected, what came, what to do; cut to what fits
+    m: str  # text for people: what was expected, what came, what to do; cut to fit
 
 
 class Tensor(Struct, omit_defaults=True):
@@ -36,36 +36,33 @@ class Tensor(Struct, omit_defaults=True):
     An element is at byte `of` + itemsize·Σ index·stride of the buffer; the sum is over all dimensions.
     """
 
-    # element type: `bool`, `int8` … `int64`, `uint8` … `uint64`, `float16`, `bfloat16`, `float32`, `float64`,
-    # `complex64`, `complex128`
+    # `bool`, `int8` … `int64`, `uint8` … `uint64`, `float16`, `bfloat16`, `float32`, `float64`, `complex64`,
+    # `complex128`
     dt: str
-    sh: tuple[U, ...] = ()  # shape, in elements; left out: a scalar (0 dimensions, 1 element)
-    st: tuple[I64, ...] = ()  # strides, in elements, one for each dimension; left out: C-contiguous
-    of: U = 0  # byte offset of element [0, …, 0] from the start of the buffer; a multiple of the element size
+    sh: tuple[U, ...] = ()  # shape; left out: a scalar (1 element)
+    st: tuple[I64, ...] = ()  # strides, in elements; left out: C-contiguous
+    of: U = 0  # byte offset of the first element in the buffer; a multiple of the element size
 
 
 class Pool(Struct, omit_defaults=True, kw_only=True):
     """Describes a pool: a named, bounded arena of one kind of memory."""
 
-    id: U  # pool id, never reused within an epoch
+    id: U  # pool id
     nm: str  # name
     k: str  # kind, see Kinds: `device`, `vmm`, `legacy`, `pinned`, `host`
-    do: U = 0  # device ordinal as the service sees it
-    # device UUID, `GPU-xxxxxxxx-xxxx-xxxx-xxxx-xxxxxxxxxxxx`: the same in all processes; left out: no device
-    du: str = ""
-    mx: U  # most bytes that the pool's blocks may take
-    sx: U = 0  # most bytes of the pool that may count for one session; left out: no limit
-    ux: U = 0  # most bytes of the pool that may count for one user; left out: no limit
-    x: Export | UnsetType = UNSET  # how to map the pool (see Kinds); in replies to `create` and `open`
+    do: U = 0  # device ordinal, as the service sees it
+    du: str = ""  # device UUID, `GPU-xxxxxxxx-xxxx-xxxx-xxxx-xxxxxxxxxxxx`; left out: no device
+    mx: U  # most bytes of all blocks
+    sx: U = 0  # most bytes that count for one session; left out: no limit
+    ux: U = 0  # most bytes that count for one user; left out: no limit
+    x: Export | UnsetType = UNSET  # how to map the pool; only in replies to `create` and `open`
 
 
 class Export(Struct, omit_defaults=True):
     """Says how to map a pool or a block."""
 
-    d: bytes = b""  # data whose format the kind of memory defines, see Kinds
-    # how many of the packet's file descriptors belong to this export; they are assigned in the order of the exports in
-    # the packet
-    f: U = 0
+    d: bytes = b""  # data in the format of the kind, see Kinds
+    f: U = 0  # how many of the packet's descriptors belong to this export, in the order of the exports
 
 
 class Fence(Struct, omit_defaults=True):
@@ -75,51 +72,50 @@ class Fence(Struct, omit_defaults=True):
     """
 
     tl: U  # timeline id
-    wd: U  # index of a word of the timeline
-    v: U  # the value of the word at which the fence is reached; at least 1
+    wd: U  # index of a word
+    v: U  # value at which the fence is reached; at least 1
 
 
 class Channel(Struct, omit_defaults=True, kw_only=True):
     """Describes a channel: a named, bounded queue of buffers of one pool."""
 
-    id: U  # channel id, never reused within an epoch
+    id: U  # channel id
     nm: str  # name
-    pl: U  # pool id: the channel carries buffers of this pool, and users who may use the pool may use the channel
-    md: str  # mode: `broadcast`, `queue`
+    pl: U  # pool id
+    md: str  # mode: `broadcast` or `queue`
     cp: U  # capacity, in frames
-    fl: str  # what happens when the channel is full: `block`, `drop-oldest`, `latest`, `fail`
+    fl: str  # policy when full: `block`, `drop-oldest`, `latest`, `fail`
 
 
 class Grant(Struct, omit_defaults=True, kw_only=True):
     """Describes a lease, its buffer and its block."""
 
-    id: U  # lease id, never reused within an epoch
-    bf: U  # buffer id, never reused within an epoch
-    ge: U  # generation of the block: how many buffers have used the block, with this one
+    id: U  # lease id
+    bf: U  # buffer id
+    ge: U  # generation: how many buffers have used the block, with this one
     wr: bool = False  # whether this is a write lease
     pl: U  # pool id
-    bl: U  # block id, never reused within an epoch
+    bl: U  # block id
     bs: U  # bytes of the block
     n: U = 0  # bytes of the buffer, which starts at the block's first byte
     t: Tensor  # content of the buffer
-    # how to map the block; the service sends this with the session's first lease on the block, and again after the
-    # session has answered a `recall` of the block
+    # how to map the block; with the session's first lease on the block, and again after a `recall`
     x: Export | UnsetType = UNSET
-    wt: tuple[Fence, ...] = ()  # fences that must be reached before the memory is used (see Order)
+    wt: tuple[Fence, ...] = ()  # fences to wait for before the memory is used
     ev: bytes = b""  # the interprocess event that came with the content
-    eo: bool = False  # whether no fence in `wt` covers the work of `ev`, so that the session must wait for `ev` too
+    eo: bool = False  # whether the session must wait for `ev` too, because no fence covers it
 
 
 class Stats(Struct, omit_defaults=True, kw_only=True):
     """Counts what a session sees."""
 
-    # sessions of the asking user that have not ended. The service's own user and root see all sessions, including those
-    # of the service's own process: `poolsvc serve` has one such session
+    # sessions that have not ended: of the asking user; for the service's own user and root all, with the one of
+    # `poolsvc serve`
     ss: U
     ls: U  # leases
     bf: U  # buffers
     nm: U  # names
-    p: tuple[PoolStats, ...] = ()  # the pools that the asking session sees, by id
+    p: tuple[PoolStats, ...] = ()  # pools, by id
 
 
 class PoolStats(Struct, omit_defaults=True, kw_only=True):
@@ -133,7 +129,7 @@ class PoolStats(Struct, omit_defaults=True, kw_only=True):
     ld: U = 0  # bytes of blocks in use (leased)
     us: U = 0  # bytes of the buffers in leased blocks (used)
     ca: U = 0  # bytes of blocks free for use (cached)
-    rc: U = 0  # bytes of free blocks that are being recalled or wait for a process to end (held)
+    rc: U = 0  # bytes of free blocks that are recalled or wait for a process to end (held)
     nb: U = 0  # blocks
     cs: U = 0  # bytes that count for the asking session
     cu: U = 0  # bytes that count for the user of the asking session
@@ -145,34 +141,30 @@ class SessionEntry(Struct, omit_defaults=True, kw_only=True):
     id: U  # session id
     ui: U  # user id
     pd: U  # process id, for people
-    nm: str = ""  # the program's name, for people, at most 255 bytes of it
-    bg: U  # time at which the session began, in nanoseconds since 1970
+    nm: str = ""  # the program's name, at most 255 bytes, for people
+    bg: U  # when the session began
     ls: U = 0  # leases
-    bk: U = 0  # blocks whose export the service sent to the session and that the session has not dropped
-    mb: U = 0  # members that the session has in channels
-    n: U = 0  # bytes of pools that count for the session
-    wq: U = 0  # requests of the session that wait
-    wf: str = ""  # text for people: what the session's longest-waiting request waits for
-    ws: U = 0  # time since which this request waits, in nanoseconds since 1970
+    bk: U = 0  # blocks whose export it was sent and that it has not dropped
+    mb: U = 0  # members in channels
+    n: U = 0  # bytes that count for the session
+    wq: U = 0  # requests that wait
+    wf: str = ""  # what the longest-waiting request waits for, for people
+    ws: U = 0  # since when this request waits
 
 
 class ChannelEntry(Struct, omit_defaults=True, kw_only=True):
     """Describes a channel in a list."""
 
     c: Channel  # the channel
-    ui: U  # id of the user that made the channel
+    ui: U  # id of the user who made the channel
     pr: U = 0  # producers
     cs: U = 0  # consumers
     sh: bool = False  # whether the channel is closed
-    sq: U = 0  # frames published so far
-    # in a broadcast, frames that the consumer furthest behind has not taken; in a queue, frames that are not
-    # acknowledged
-    wt: U = 0
-    # session of the consumer furthest behind in a broadcast; left out: no consumer is behind, or the channel is a queue
-    sl: U = 0
-    # places that frames take up; if this equals the capacity, the next frame waits, fails or drops another frame
-    uf: U = 0
-    dr: U = 0  # frames that consumers missed so far; in a queue, the frames that no consumer got
+    sq: U = 0  # frames published
+    wt: U = 0  # broadcast: frames that the slowest consumer has not taken; queue: frames that are not acknowledged
+    sl: U = 0  # session of the slowest consumer of a broadcast; left out: none is behind
+    uf: U = 0  # places in use; the channel is full if this is the capacity
+    dr: U = 0  # broadcast: frames that consumers missed; queue: frames that no consumer got
 
 
 class NameEntry(Struct, omit_defaults=True, kw_only=True):
@@ -183,24 +175,24 @@ class NameEntry(Struct, omit_defaults=True, kw_only=True):
     pl: U  # pool id
     n: U  # bytes of the buffer
     t: Tensor  # content of the buffer
-    ui: U  # id of the user that published the name
-    ss: U = 0  # session at whose end the name is removed; left out: the name is kept
+    ui: U  # id of the user who published the name
+    ss: U = 0  # session at whose end the name goes; left out: the name is kept
 
 
 class BufferEntry(Struct, omit_defaults=True, kw_only=True):
     """Describes a buffer in a list, with the leases and the name that keep the buffer."""
 
     id: U  # buffer id
-    ge: U  # generation of the block: how many buffers have used the block, with this one
+    ge: U  # generation: how many buffers have used the block, with this one
     pl: U  # pool id
     n: U  # bytes of the buffer
     bs: U  # bytes of the block
     t: Tensor  # content of the buffer
     wr: U = 0  # session with the write lease; left out: none
-    rd: tuple[U, ...] = ()  # sessions with read leases, at most 8 of them
+    rd: tuple[U, ...] = ()  # sessions with read leases, at most 8
     rs: U = 0  # read leases
-    nn: U = 0  # number of names under which the buffer is published
-    ch: bool = False  # whether the buffer is in a channel whose producer has left
+    nn: U = 0  # number of names of the buffer
+    ch: bool = False  # whether it is in a channel whose producer has left
 
 
 class LeaseEntry(Struct, omit_defaults=True, kw_only=True):
@@ -209,16 +201,16 @@ class LeaseEntry(Struct, omit_defaults=True, kw_only=True):
     id: U  # lease id
     ss: U  # session id
     ui: U  # user id of the session
-    pd: U  # process id of the session, for people
-    nm: str = ""  # the program's name, for people, at most 255 bytes of it
+    pd: U  # process id, for people
+    nm: str = ""  # the program's name, at most 255 bytes, for people
     bf: U  # buffer id
     pl: U  # pool id
     n: U  # bytes of the buffer
     bs: U  # bytes of the block
-    wr: bool = False  # whether the lease is a write lease
-    bg: U  # time at which the lease began, in nanoseconds since 1970, rounded to a second
-    wf: str = ""  # text for people: what the session of the lease waits for
-    ws: U = 0  # time since which the session waits, in nanoseconds since 1970
+    wr: bool = False  # whether it is a write lease
+    bg: U  # when the lease began, rounded to a second
+    wf: str = ""  # what the session waits for, for people
+    ws: U = 0  # since when the session waits
 
 
 class EventEntry(Struct, omit_defaults=True, kw_only=True):
@@ -227,20 +219,20 @@ class EventEntry(Struct, omit_defaults=True, kw_only=True):
     Fields that do not apply to the event are left out.
     """
 
-    id: U  # counts the events of the epoch, from 1 on
-    at: U  # time of the event, in nanoseconds since 1970
-    k: str  # kind (see Events)
+    id: U  # number of the event in the epoch, from 1
+    at: U  # time of the event
+    k: str  # kind
     ss: U = 0  # session id
     ui: U = 0  # user id of the session
-    pd: U = 0  # process id of the session, for people
-    nm: str = ""  # the program's name, for people, at most 255 bytes of it
+    pd: U = 0  # process id, for people
+    nm: str = ""  # the program's name, at most 255 bytes, for people
     pl: str = ""  # pool name
     ch: str = ""  # channel name
     bf: U = 0  # buffer id
     n: U = 0  # bytes of memory
     en: str = ""  # how a session ended: `left`, `lost`, `error`, `closed`, `shutdown`
-    tk: U = 0  # how long the event took or has lasted, in nanoseconds
-    ct: U = 0  # how often this happened since the last entry for such an event; left out: 1
+    tk: U = 0  # nanoseconds that it took or has lasted
+    ct: U = 0  # how often it happened since the last such entry; left out: 1
     tx: str  # a sentence, for people, at most 1,000 bytes
 
 
@@ -259,9 +251,9 @@ class Hello(Request, kw_only=True, tag="hello"):
     `HelloReply` answers it.
     """
 
-    v: tuple[U, ...]  # protocol versions that the client speaks
+    v: tuple[U, ...]  # versions that the client speaks
     nm: str = ""  # the program's name, for people
-    ft: tuple[str, ...] = ()  # features: what the client can do beyond the version
+    ft: tuple[str, ...] = ()  # features of the client
 
 
 class Create(Request, kw_only=True, tag="create"):
@@ -272,13 +264,13 @@ class Create(Request, kw_only=True, tag="create"):
 
     nm: str  # pool name
     k: str  # kind, see Kinds
-    dv: str = ""  # device, an ordinal or a UUID; left out: the first
+    dv: str = ""  # device: an ordinal or a UUID; left out: the first
     mx: U  # most bytes of the pool
-    sx: U = 0  # most bytes of a session; left out: no limit
-    ux: U = 0  # most bytes of a user; left out: no limit
-    ui: tuple[U, ...] = ()  # ids of users that may use the pool; without `ui` and `gi`: the creator's user
-    gi: tuple[U, ...] = ()  # ids of groups that may use the pool
-    en: bool = False  # if there is a pool with this name and the same settings, open that pool
+    sx: U = 0  # most bytes of a session
+    ux: U = 0  # most bytes of a user
+    ui: tuple[U, ...] = ()  # users who may use the pool; without `ui` and `gi`: the maker
+    gi: tuple[U, ...] = ()  # groups who may use the pool
+    en: bool = False  # open a pool that has this name and the same settings
 
 
 class Open(Request, kw_only=True, tag="open"):
@@ -290,7 +282,7 @@ class Open(Request, kw_only=True, tag="open"):
     """
 
     nm: str = ""  # pool name
-    pl: U = 0  # pool id, if a lease named a pool that the session has not opened
+    pl: U = 0  # pool id, of a lease
     w: U = 0  # milliseconds to wait for the name
 
 
@@ -317,24 +309,20 @@ class Alloc(Request, kw_only=True, tag="alloc"):
     """
 
     pl: U  # pool id
-    t: Tensor  # the content that the buffer is for
-    w: U = 0  # milliseconds to wait for free memory in the pool
+    t: Tensor  # content of the buffer
+    w: U = 0  # milliseconds to wait for memory
 
 
 class Publish(Request, kw_only=True, tag="publish"):
-    """Gives a name to the buffer of a write lease.
-
-    `rt` and `ev` say when the buffer's content is complete.
-    """
+    """Gives a name to the buffer of a write lease."""
 
     # lease id, of a write lease
     l: U  # noqa: E741 - the wire's key
     nm: str  # buffer name
-    t: Tensor | UnsetType = UNSET  # a new description of the content; left out: that of `alloc`
+    t: Tensor | UnsetType = UNSET  # new description of the content; left out: that of `alloc`
     kp: bool = False  # keep the name when the session ends
     rp: bool = False  # replace an existing name of the same user
-    # fence at which the content is complete; without `rt` and `ev`: the content is complete now
-    rt: Fence | UnsetType = UNSET
+    rt: Fence | UnsetType = UNSET  # fence at which the content is complete; without `rt` and `ev`: now
     ev: bytes = b""  # interprocess event after which the content is complete
 
 
@@ -368,80 +356,65 @@ class LeaseBuffer(Request, kw_only=True, tag="lease"):
 
 
 class Release(Request, kw_only=True, tag="release"):
-    """Ends one or more leases, all in the same way.
+    """Ends leases, all in the same way.
 
-    If a lease cannot be ended, the service still ends the others. Release is usually sent without `q`: no reply is
-    wanted.
+    If one cannot be ended, the others still end.
     """
 
     # lease id
     l: U  # noqa: E741 - the wire's key
     fl: bool = False  # whether the content is incomplete
-    dt: tuple[Fence, ...] = ()  # fences at which the work that used the lease is done; left out: the work is done now
-    # further leases, which end in the same way; an error is that of the first lease that cannot be ended
-    al: tuple[U, ...] = ()
-    # how the client describes the lease; clients send this only in tests, and the service ends the session if its own
-    # description differs
+    dt: tuple[Fence, ...] = ()  # fences at which the work on the lease is done; left out: now
+    al: tuple[U, ...] = ()  # further leases; an error is that of the first that cannot be ended
+    # only in tests: the client's description; the service ends the session if its own differs
     se: Grant | UnsetType = UNSET
 
 
 class Cancel(Request, kw_only=True, tag="cancel"):
-    """Ends the wait of another request.
+    """Ends the wait of another request."""
 
-    Cancel is usually sent without `q`: no reply is wanted.
-    """
-
-    rq: U  # number of a request of this session that waits
+    rq: U  # number of a request of this session
 
 
 class Dropped(Request, kw_only=True, tag="dropped"):
-    """Says which blocks the client has unmapped.
+    """Says which blocks the client has unmapped."""
 
-    Dropped is usually sent without `q`: no reply is wanted.
-    """
-
-    bl: tuple[U, ...]  # ids of the blocks
+    bl: tuple[U, ...]  # block ids
 
 
 class StatsRequest(Request, kw_only=True, tag="stats"):
-    """Asks how many sessions, leases, buffers and names the service has, and for the sizes of its pools.
+    """Asks for counts of what the session sees.
 
     `StatsReply` answers it.
     """
 
 
 class List(Request, kw_only=True, tag="list"):
-    """Asks for a page of a list: of sessions, channels, names, buffers or leases.
-
-    The entries come in the order of ids or names.
+    """Asks for a page of a list, in the order of ids or names.
 
     `ListReply` answers it.
     """
 
-    wt: str  # what to list: `sessions`, `channels`, `names`, `buffers`, `leases`
-    af: str = ""  # `nx` of the previous page; left out: the client asks for the first page
-    n: U = 0  # most entries of the page; left out: 64
+    wt: str  # `sessions`, `channels`, `names`, `buffers` or `leases`
+    af: str = ""  # `nx` of the previous page; left out: the first page
+    n: U = 0  # most entries; left out: 64
 
 
 class Events(Request, kw_only=True, tag="events"):
-    """Asks for a page of events, the oldest first.
+    """Asks for a page of events, the oldest first, and waits if there is none.
 
-    If there is no event yet, the request waits for the next event. At most 4 such requests of a session wait at a time;
-    a fifth request fails with `limit`.
+    At most 4 such requests of a session wait (`limit`).
 
     `EventsReply` answers it.
     """
 
-    af: U = 0  # number of the last event that the client knows; left out: all events that the service keeps
-    n: U = 0  # most entries of the page; left out: 32
+    af: U = 0  # number of the last event that the client knows
+    n: U = 0  # most entries; left out: 32
     w: U = 0  # milliseconds to wait for an event
 
 
 class EndSession(Request, kw_only=True, tag="end"):
-    """Ends another session.
-
-    The service sends that session a `goodbye` and closes its connection.
-    """
+    """Ends another session."""
 
     ss: U  # session id
 
@@ -449,29 +422,28 @@ class EndSession(Request, kw_only=True, tag="end"):
 class Bye(Request, kw_only=True, tag="bye"):
     """Says that the client is closed.
 
-    The service removes the session's names that are not kept. The client closes the connection when it has released its
-    leases and dropped its blocks. The service then records that the session left, and not that the session was lost.
+    The service removes the session's names that are not kept.
     """
 
 
 class Timeline(Request, kw_only=True, tag="timeline"):
-    """Asks for the page of a timeline: the session's own timeline, or another timeline that a fence named.
+    """Asks for the page of a timeline.
 
     `TimelineReply` answers it.
     """
 
-    tl: U = 0  # timeline id; left out: the session's own timeline, which the first such request makes
+    tl: U = 0  # timeline id; left out: the session's own, which the first such request makes
 
 
 class Seal(Request, kw_only=True, tag="seal"):
-    """Says that the session has mapped its own timeline.
+    """Says that the session has mapped its timeline.
 
-    After this request, no process can map this timeline for writing any more.
+    No process can map it for writing any more.
     """
 
 
 class MakeChannel(Request, kw_only=True, tag="channel"):
-    """Makes a channel, or opens the channel that has the same name and settings.
+    """Makes a channel, or opens the one with this name and the same settings.
 
     `ChannelReply` answers it.
     """
@@ -480,7 +452,7 @@ class MakeChannel(Request, kw_only=True, tag="channel"):
     pl: U  # pool id
     md: str = ""  # mode; left out: `broadcast`
     cp: U  # capacity, in frames
-    fl: str = ""  # what happens when the channel is full; left out: `block`
+    fl: str = ""  # policy when full; left out: `block`
 
 
 class Find(Request, kw_only=True, tag="find"):
@@ -490,39 +462,35 @@ class Find(Request, kw_only=True, tag="find"):
     """
 
     nm: str  # channel name
-    co: bool = False  # whether the session looks for frames: closed queues with frames come first
+    co: bool = False  # look for frames: closed queues with frames come first
     w: U = 0  # milliseconds to wait for the name
 
 
 class CloseChannel(Request, kw_only=True, tag="close"):
-    """Closes a channel for all members.
+    """Closes a channel.
 
-    Producers can publish nothing more. Consumers still get the remaining frames, and then learn that the channel has
-    ended.
+    Consumers still get the remaining frames.
     """
 
     ch: U  # channel id
 
 
 class Join(Request, kw_only=True, tag="join"):
-    """Asks to take part in a channel as a producer or a consumer.
-
-    The member takes part when the service has answered `enter`.
+    """Makes a member: a producer or a consumer.
 
     `JoinReply` answers it.
     """
 
     ch: U  # channel id
-    ro: str  # role: `producer`, `consumer`
-    # whether a consumer of a broadcast begins with the oldest frame that the channel keeps, not with the newest
-    ol: bool = False
-    fl: str = ""  # what happens when this consumer of a broadcast is slow; left out: the channel's policy
+    ro: str  # `producer` or `consumer`
+    ol: bool = False  # a consumer of a broadcast begins with the oldest kept frame, not the newest
+    fl: str = ""  # policy for this consumer of a broadcast; left out: the channel's
 
 
 class Enter(Request, kw_only=True, tag="enter"):
-    """Says that the session has mapped the files of a member.
+    """Says that the session has mapped the member's files.
 
-    The member takes part when the service has answered this request.
+    The member takes part once this is answered.
     """
 
     ch: U  # channel id
@@ -530,34 +498,29 @@ class Enter(Request, kw_only=True, tag="enter"):
 
 
 class Leave(Request, kw_only=True, tag="leave"):
-    """Says that a member does not take part any more."""
+    """Ends a member."""
 
     ch: U  # channel id
     mb: U  # member id
 
 
 class Map(Request, kw_only=True, tag="map"):
-    """Asks how to map a block.
+    """Asks how to map a block that a frame named.
 
-    The id of the block came in the record of a frame. The service then treats the block as mapped by the session until
-    the session sends `dropped`.
+    The block counts as mapped until `dropped`.
 
     `MapReply` answers it.
     """
 
-    ch: U  # channel id; the session has a consumer in it
-    bl: U  # block id, in the channel's pool
+    ch: U  # channel id
+    bl: U  # block id
 
 
 class Doubt(Request, kw_only=True, tag="doubt"):
-    """Reports a frame whose record is wrong.
-
-    The values of the record contradict each other, or contradict what the service says of the block. Doubt is usually
-    sent without `q`: no reply is wanted.
-    """
+    """Reports a frame whose record contradicts itself or the block."""
 
     ch: U  # channel id
-    mb: U  # member id of the consumer that got the frame
+    mb: U  # member id of the consumer
     sq: U  # number of the frame
 
 
@@ -594,7 +557,7 @@ class HelloReply(Reply, kw_only=True):
     ep: Epoch  # the service's epoch
     id: U  # session id
     pid: U  # the service's process id, for people
-    ft: tuple[str, ...] = ()  # features that the client and the service both have
+    ft: tuple[str, ...] = ()  # features of both
 
 
 class PoolReply(Reply, kw_only=True):
@@ -612,7 +575,7 @@ class TrimReply(Reply, kw_only=True):
     Answers `Trim`.
     """
 
-    n: U  # bytes that were freed at once
+    n: U  # bytes freed at once
 
 
 class LeaseReply(Reply, kw_only=True):
@@ -645,7 +608,7 @@ class ListReply(Reply, kw_only=True):
     ns: tuple[NameEntry, ...] = ()  # names
     bs: tuple[BufferEntry, ...] = ()  # buffers
     ls: tuple[LeaseEntry, ...] = ()  # leases
-    nx: str = ""  # `af` of the next page; left out: this is the last page
+    nx: str = ""  # `af` of the next page; left out: no more pages
 
 
 class EventsReply(Reply, kw_only=True):
@@ -656,7 +619,7 @@ class EventsReply(Reply, kw_only=True):
 
     ev: tuple[EventEntry, ...] = ()  # events
     nx: U = 0  # `af` of the next page
-    lo: U = 0  # number of events after `af` that the service does not keep any more
+    lo: U = 0  # events after `af` that the service keeps no more
 
 
 class TimelineReply(Reply, kw_only=True):
@@ -665,9 +628,9 @@ class TimelineReply(Reply, kw_only=True):
     Answers `Timeline`.
     """
 
-    tl: U  # timeline id, never reused within an epoch
-    nw: U  # number of words in the page
-    x: Export  # one descriptor: a memfd of 135,168 bytes, see Order
+    tl: U  # timeline id
+    nw: U  # number of words
+    x: Export  # one descriptor: a memfd of 135,168 bytes
 
 
 class ChannelReply(Reply, kw_only=True):
@@ -686,8 +649,8 @@ class JoinReply(Reply, kw_only=True):
     """
 
     sl: U  # slot in the roster
-    mb: U  # member id, never reused in the channel
-    x: Export  # three descriptors: the roster, the sequencer and the member's own file
+    mb: U  # member id
+    x: Export  # three descriptors: roster, sequencer, and the member's own file
 
 
 class MapReply(Reply, kw_only=True):
@@ -696,7 +659,7 @@ class MapReply(Reply, kw_only=True):
     Answers `Map`.
     """
 
-    ge: U  # generation of the block: how many buffers have used the block, with this one
+    ge: U  # generation: how many buffers have used the block, with this one
     bs: U  # bytes of the block
     x: Export  # how to map the block
 
@@ -711,47 +674,42 @@ class Notice(Struct, omit_defaults=True):
 
 
 class Recall(Struct, omit_defaults=True, tag_field="n", tag="recall"):
-    """Asks the client to unmap blocks as soon as no lease needs them, and then to send `dropped`."""
+    """Asks the client to unmap blocks once no lease needs them, and then to send `dropped`."""
 
     bl: tuple[U, ...]  # block ids
 
 
 class Goodbye(Struct, omit_defaults=True, tag_field="n", tag="goodbye"):
-    """Says that the service is about to close the connection."""
+    """Says why the service is about to close the connection."""
 
     c: str  # error code, see Error
-    m: str  # text for people: what was expected, what came, what to do; cut to what fits
+    m: str  # text for people: what was expected, what came, what to do; cut to fit
 
 
 class Failed(Struct, omit_defaults=True, tag_field="n", tag="failed"):
-    """Names buffers that the session has leased and whose writer died before the content was complete."""
+    """Names leased buffers whose writer died before the content was complete."""
 
     bf: tuple[U, ...]  # buffer ids
 
 
 class Working(Struct, omit_defaults=True, tag_field="n", tag="working"):
-    """Says that the service is executing a request that takes long."""
+    """Says that a request takes long."""
 
-    # number of a request of this session; left out: a request for which all later requests of the session wait
-    rq: U = 0
+    rq: U = 0  # request number; left out: a request for which all later requests wait
 
 
 class Member(Struct, omit_defaults=True, kw_only=True, tag_field="n", tag="member"):
-    """Gives the session the file of a member of a channel.
-
-    The session's own members of the other role need this file (section Channels of docs/protocol.md). If the member has
-    left already, the notice has no file.
-    """
+    """Gives the session the file of a member of a channel, for its own members of the other role."""
 
     ch: U  # channel id
-    ro: str  # role of the member: `producer`, `consumer`
+    ro: str  # `producer` or `consumer`
     sl: U  # slot in the roster
     mb: U  # member id
-    x: Export  # one descriptor: the member's file; no descriptor if the member has left already
+    x: Export  # one descriptor: the member's file; none if the member has left already
 
 
 class Wanted(Struct, omit_defaults=True, tag_field="n", tag="wanted"):
-    """Says that other sessions need memory of a pool (section Channels of docs/protocol.md)."""
+    """Says that other sessions need memory of a pool."""
 
     pl: U  # pool id
 
@@ -759,7 +717,7 @@ class Wanted(Struct, omit_defaults=True, tag_field="n", tag="wanted"):
 class Forget(Struct, omit_defaults=True, tag_field="n", tag="forget"):
     """Says that the client will get no more fences of these timelines.
 
-    The client unmaps their pages when no stream and no lease waits for them any more.
+    The client unmaps their pages when nothing waits for them.
     """
 
     tl: tuple[U, ...]  # timeline ids
