@@ -204,11 +204,21 @@ func TestFramesThatContradictThemselvesAreSkippedAndReported(t *testing.T) {
 			defer from.abandon()
 			p := liar.produce(pool, channel)
 			good := liar.goodRecord(p)
+			blockBytes := p.leases[good.Block].BlockBytes
 			lies := map[string]func(*shmchannel.Record){
 				"a block that the pool has not": func(r *shmchannel.Record) { r.Block = 1 << 40 },
 				"more bytes than the block":     func(r *shmchannel.Record) { r.Bytes = 1 << 50 },
 				"a tensor beyond the buffer": func(r *shmchannel.Record) {
 					r.Description = &shmchannel.Description{DType: "float64", Shape: []uint64{1 << 60}}
+				},
+				"a base beyond the block": func(r *shmchannel.Record) {
+					r.Description = &shmchannel.Description{Base: 1<<63 - 1, DType: "uint8", Shape: []uint64{100}}
+				},
+				"memory that begins in the block and ends behind it": func(r *shmchannel.Record) {
+					r.Description = &shmchannel.Description{Base: blockBytes - 99, DType: "uint8", Shape: []uint64{100}}
+				},
+				"a tensor within the block and beyond the frame's memory": func(r *shmchannel.Record) {
+					r.Description = &shmchannel.Description{Base: 8, DType: "uint8", Shape: []uint64{101}}
 				},
 				"no such type": func(r *shmchannel.Record) { r.Description = &shmchannel.Description{DType: "float63"} },
 				"strides before the start": func(r *shmchannel.Record) {
@@ -241,6 +251,51 @@ func TestFramesThatContradictThemselvesAreSkippedAndReported(t *testing.T) {
 			assert.Zero(t, producerLeases(t, c))
 		})
 	}
+}
+
+func TestTheLeaseOfAFrameHasOnlyTheFramesPartOfItsBlock(t *testing.T) {
+	r := start(t, server.Config{}, unhurried)
+	owner := sharing(t, r.path)
+	pool, channel := owner.makeStream(1<<20, wire.MakeChannel{Capacity: 16})
+	c := dial(t, r.path)
+	ch, err := c.TryOpenChannel(t.Context(), "c")
+	require.NoError(t, err)
+	from, err := ch.consume(t.Context(), mempool.SubscribeOptions{Oldest: true})
+	require.NoError(t, err)
+	defer from.abandon()
+	p := owner.produce(pool, channel)
+	arena := p.alloc(4 * 512)
+	memory := owner.memory[p.at[arena.Block]:]
+	var frames []*Frame
+	for slot := range uint64(4) {
+		copy(memory[slot*512:], bytes.Repeat([]byte{byte(slot + 1)}, 512))
+		p.publishRecord(&shmchannel.Record{Block: arena.Block, Buffer: arena.Buffer, Bytes: 100,
+			Description: &shmchannel.Description{Base: 512 * slot, Offset: 4, DType: "uint8", Shape: []uint64{96}}})
+		f, err := from.next(t.Context())
+		require.NoError(t, err)
+		frames = append(frames, f)
+	}
+	first, err := frames[0].Lease.Pointer(t.Context())
+	require.NoError(t, err)
+	for slot, f := range frames {
+		l := f.Lease
+		want := bytes.Repeat([]byte{byte(slot + 1)}, 100)
+		info := l.Info()
+		assert.Equal(t, []uint64{arena.Block, arena.Buffer, 100, 4}, []uint64{info.Block, info.Buffer, info.Bytes, info.Tensor.ByteOffset})
+		b, err := l.Bytes(t.Context())
+		require.NoError(t, err)
+		assert.Equal(t, want, b)
+		assert.Equal(t, 100, cap(b))
+		pointer, err := l.Pointer(t.Context())
+		require.NoError(t, err)
+		assert.EqualValues(t, 512*slot, pointer-first)
+		got := make([]byte, 60)
+		require.NoError(t, l.CopyTo(t.Context(), got, 40))
+		assert.Equal(t, want[:60], got)
+		require.ErrorIs(t, l.CopyTo(t.Context(), got, 41), ErrInvalid, "the next frame's memory is not this frame's")
+		require.NoError(t, f.Release())
+	}
+	assert.Len(t, c.blocks, 1, "all frames are in one block, which is mapped once")
 }
 
 func TestAFrameThatNamesABlockOfAnotherPoolIsSkippedAndReported(t *testing.T) {

@@ -19,15 +19,23 @@ type block struct {
 	mem      *mempool.ImportedBlock
 	pool     uint64
 	bytes    uint64
-	use      uint64                  // generation of the block, as the service last reported it
-	view     mempool.Memory          // the memory that leases of frames use
-	frame    *mempool.LeaseInfo      // LeaseInfo of the last frame in the block
-	tensor   *shmchannel.Description // description of the last frame in the block
+	use      uint64         // generation of the block, as the service last reported it
+	view     mempool.Memory // the memory of which leases of frames use a part
+	frames   map[*shmchannel.Description]described
 	leases   int
 	recalled bool
 	unsure   mempool.Memory  // not nil: work of this client on this memory may be running without a fence for its end
 	busy     []mempool.Fence // fences of this client's work on the block; some may be reached
 }
+
+// described is what leases of frames with the same block and description share.
+type described struct {
+	info   *mempool.LeaseInfo
+	memory mempool.Memory
+}
+
+// maxDescribed is how many descriptions of frames in one block a client remembers.
+const maxDescribed = 4096
 
 // arrived counts a lease on a block and keeps the export that came with the lease. arrived must run in the order of the service's replies,
 // because only the first lease on a block comes with an export, and a later lease may reach its caller before the first lease does.

@@ -144,44 +144,52 @@ func (c *Client) hold(l *Lease, pool uint64, came *shmchannel.Frame) (known bool
 	case b.pool != pool:
 		return false, situation.Of(errCorruptRecord, "block %d is of pool %d, not of pool %d", came.Block, b.pool, pool)
 	}
-	if f := b.frame; f == nil || b.tensor != came.Description || f.Buffer != came.Buffer || f.Bytes != came.Bytes || f.Generation != b.use {
-		if err := b.describe(came); err != nil {
+	d, ok := b.frames[came.Description]
+	if !ok || d.info.Buffer != came.Buffer || d.info.Bytes != came.Bytes || d.info.Generation != b.use {
+		if d, err = b.describe(came); err != nil {
 			return false, err
 		}
 	}
-	info := b.frame
+	info := d.info
 	if len(l.info.Wait)+len(l.info.Event) > 0 {
 		ordered := *info
 		ordered.Wait, ordered.Event = l.info.Wait, l.info.Event
 		info = &ordered
 	}
 	b.leases++
-	l.mem, l.memory, l.info = b.mem, b.view, info
+	l.mem, l.memory, l.info = b.mem, d.memory, info
 	c.leases.add(l)
 	return true, nil
 }
 
-// describe sets the LeaseInfo that leases of frames with this description share. The caller holds c.mu.
-func (b *block) describe(came *shmchannel.Frame) (err error) {
+// describe makes what the leases of frames with this description share, and keeps it. The caller holds c.mu.
+func (b *block) describe(came *shmchannel.Frame) (described, error) {
 	d := came.Description
 	t := mempool.Tensor{DType: mempool.DType(d.DType), Shape: slices.Clone(d.Shape), Strides: slices.Clone(d.Strides), ByteOffset: d.Offset}
 	n, err := t.Extent()
 	switch {
 	case err != nil:
-		return situation.Of(errCorruptRecord, "%s%v in a buffer of %d bytes: %v", t.DType, t.Shape, came.Bytes, err)
+		return described{}, situation.Of(errCorruptRecord, "%s%v in memory of %d bytes: %v", t.DType, t.Shape, came.Bytes, err)
 	case n > came.Bytes:
-		return situation.Of(errCorruptRecord, "%s%v of %d bytes in a buffer of %d", t.DType, t.Shape, n, came.Bytes)
-	case came.Bytes > b.bytes:
-		return situation.Of(errCorruptRecord, "a buffer of %d bytes in a block of %d", came.Bytes, b.bytes)
+		return described{}, situation.Of(errCorruptRecord, "%s%v of %d bytes in memory of %d", t.DType, t.Shape, n, came.Bytes)
+	case d.Base > b.bytes || came.Bytes > b.bytes-d.Base:
+		return described{}, situation.Of(errCorruptRecord, "%d bytes at %d in a block of %d", came.Bytes, d.Base, b.bytes)
 	}
 	if b.view == nil {
 		if b.view, err = b.mem.Memory(false); err != nil {
-			return err
+			return described{}, err
 		}
 	}
-	b.tensor, b.frame = d, &mempool.LeaseInfo{Buffer: came.Buffer, Generation: b.use, Pool: b.pool, Block: came.Block, BlockBytes: b.bytes,
-		Bytes: came.Bytes, Tensor: t}
-	return nil
+	if len(b.frames) >= maxDescribed {
+		clear(b.frames)
+	}
+	if b.frames == nil {
+		b.frames = make(map[*shmchannel.Description]described)
+	}
+	made := described{&mempool.LeaseInfo{Buffer: came.Buffer, Generation: b.use, Pool: b.pool, Block: came.Block, BlockBytes: b.bytes,
+		Bytes: came.Bytes, Tensor: t}, mempool.PartOf(b.view, d.Base, came.Bytes)}
+	b.frames[d] = made
+	return made, nil
 }
 
 // mapBlock maps the block of a frame. The mapping counts as a lease on the block until the caller calls Client.ended.

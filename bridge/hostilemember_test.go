@@ -245,7 +245,7 @@ func wrongWords() (all []wrongWord) {
 		for offset := uint64(0); offset < 64; offset += 8 {
 			add("record", (*hostileMember).recordAt, offset, value)
 		}
-		for _, offset := range []uint64{0, 8, 16, 24, 32, 40, 288} {
+		for _, offset := range []uint64{0, 8, 16, 24, 32, 40, 288, 544} {
 			add("description", (*hostileMember).descriptionAt, offset, value)
 		}
 	}

@@ -179,10 +179,10 @@ func TestATimelineThatItsClientSealed(t *testing.T) {
 	}
 }
 
-func TestTheErrorOfAFrameThatIsLargerThanItsBufferHasBothSizes(t *testing.T) {
+func TestTheErrorOfAFrameThatIsLargerThanItsMemoryHasBothSizes(t *testing.T) {
 	frame := &shmchannel.Frame{}
 	frame.Description, frame.Bytes = &shmchannel.Description{DType: "uint8", Shape: []uint64{100}}, 8
-	err := (&block{bytes: 4096}).describe(frame)
+	_, err := (&block{bytes: 4096}).describe(frame)
 	require.ErrorIs(t, err, errCorruptRecord)
-	assert.True(t, strings.HasSuffix(err.Error(), "uint8[100] of 100 bytes in a buffer of 8"), err.Error())
+	assert.True(t, strings.HasSuffix(err.Error(), "uint8[100] of 100 bytes in memory of 8"), err.Error())
 }

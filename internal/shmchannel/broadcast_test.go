@@ -82,14 +82,45 @@ func TestMetaThatIsNotUTF8IsRefused(t *testing.T) {
 func TestMoreDescriptionsThanAreRemembered(t *testing.T) {
 	r := newRig(t, Spec{Capacity: 4})
 	p, c := r.producer(8), r.consumer(MemberSpec{})
-	for i := range uint64(1000) {
-		d := &Description{DType: "uint8", Shape: []uint64{i % 150, i % 7}}
+	for i := range uint64(3000) {
+		d := &Description{Base: i % 100, DType: "uint8", Shape: []uint64{i % 700, i % 7}}
 		p.record.Description = d
 		p.publish()
 		f := c.take()
 		require.Equal(t, d, f.Description)
 		c.release(f)
 	}
+}
+
+func TestDescriptionsThatAProducerHasGivenIds(t *testing.T) {
+	r := newRig(t, Spec{Capacity: 4})
+	p, q, c := r.producer(8), r.producer(8), r.consumer(MemberSpec{})
+	var own []*Description
+	for i := range uint64(200) {
+		d, err := p.Describe(Description{Base: 512 * i, DType: "uint8", Shape: []uint64{512}})
+		require.NoError(t, err)
+		own = append(own, d)
+	}
+	seen := make(map[uint64]*Description)
+	for i := range 3000 {
+		from, d := p, own[i*7%200]
+		if i%3 == 0 {
+			from = q // for another producer, it is a description like any other
+		}
+		from.record.Description = d
+		from.publish()
+		f := c.take()
+		require.Equal(t, []any{d.Base, d.DType, d.Shape}, []any{f.Description.Base, f.Description.DType, f.Description.Shape})
+		if from == p {
+			if old := seen[d.Base]; old != nil {
+				require.Same(t, old, f.Description, "a consumer reads a description once")
+			}
+			seen[d.Base] = f.Description
+		}
+		c.release(f)
+	}
+	_, err := p.Describe(Description{DType: "uint8", Base: 1 << 63})
+	require.ErrorIs(t, err, ErrInvalid)
 }
 
 func TestAFullBroadcast(t *testing.T) {

@@ -191,7 +191,10 @@ func (p *Producer) write(n uint64, r *Record) {
 	}
 	raw := p.track.begin(n)
 	i := n & p.mask()
-	id := p.descriptions.id(r.Description)
+	id := r.Description.id
+	if r.Description.by != p {
+		id = p.descriptions.id(r.Description)
+	}
 	if p.descriptions.stored[i] != id {
 		p.track.descriptions[i].store(r.Description)
 		p.descriptions.stored[i] = id

@@ -24,7 +24,7 @@ const (
 type Record struct {
 	Block  uint64 // 1 to 2^63-1
 	Buffer uint64
-	Bytes  uint64 // size of the buffer
+	Bytes  uint64 // size of the frame's memory
 	Time   uint64 // nanoseconds since 1970; 0: the time of publishing
 	// Ready is the fence that is reached when the content of the frame is complete. Ready always belongs to the producer's own timeline, so
 	// the channel does not store Ready.Timeline.

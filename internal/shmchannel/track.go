@@ -16,15 +16,20 @@ type track struct {
 	descriptions []rawDescription
 	meta         []rawMeta
 
-	// Only a consumer uses these fields. `known` maps ids to the descriptions that the consumer has read from this track. `last` is the
-	// description that the consumer read last, and `lastID` is its id.
-	known  map[uint64]*Description
-	lastID uint64
-	last   *Description
+	// known has descriptions that the consumer has read from this track. The description with the id i has the index i modulo the length.
+	// Only a consumer uses known.
+	known []known
 }
 
-// maxKnown is how many descriptions of one track a consumer remembers.
-const maxKnown = 64
+// known is a description that a consumer has read from a track.
+type known struct {
+	id uint64
+	d  *Description
+}
+
+// maxKnown is how many descriptions of one track a consumer remembers for each slot. The slots of a publisher's arenas all have their own
+// descriptions, with ids that follow each other.
+const maxKnown = 4
 
 // mapTrack maps the track of the producer with this id. The service has said which producer the file is of. The head of the file says so
 // too, for people: mapTrack does not read it, because the producer can write it.
@@ -49,7 +54,6 @@ func newTrack(mem region, l layout, id uint64) *track {
 		records:      list[rawRecord](mem, trackHeadBytes, l.slots),
 		descriptions: list[rawDescription](mem, l.descriptionsAt(), l.slots),
 		meta:         list[rawMeta](mem, l.metaAt(), l.slots),
-		known:        make(map[uint64]*Description),
 	}
 }
 
@@ -116,11 +120,13 @@ func (t *track) load(number uint64, r *Record) verdict {
 		}
 		r.Meta = m.load(r.Meta, word, int(length))
 	}
-	fresh := false
-	if r.Description = t.last; r.Description == nil || t.lastID != description {
-		if r.Description = t.known[description]; r.Description == nil {
-			r.Description, fresh = t.descriptions[i].load(), true
-		}
+	if t.known == nil {
+		t.known = make([]known, maxKnown*t.slots)
+	}
+	k := &t.known[description&(maxKnown*t.slots-1)]
+	fresh := k.d == nil || k.id != description
+	if r.Description = k.d; fresh {
+		r.Description = t.descriptions[i].load()
 	}
 	if raw.seq.Load() != number {
 		return torn
@@ -132,12 +138,8 @@ func (t *track) load(number uint64, r *Record) verdict {
 		if err := r.Description.Validate(); err != nil {
 			return verdict(err.Error())
 		}
-		if len(t.known) == maxKnown {
-			clear(t.known)
-		}
-		t.known[description] = r.Description
+		*k = known{description, r.Description}
 	}
-	t.last, t.lastID = r.Description, description
 	return sound
 }
 
