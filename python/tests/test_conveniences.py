@@ -219,6 +219,19 @@ def test_a_released_lease_has_no_elements(client):
         bytes(lease)
 
 
+def test_a_list_that_contains_itself_is_no_array(client):
+    endless: list[object] = []
+    endless.extend([endless, endless])
+    deep: object = 0
+    for _ in range(100_000):
+        deep = [deep]
+    lease = client.allocate(3, "int32")
+    for given in (endless, deep):
+        for use in (lambda: lease.copy_from(given), lambda: client.put(given, "x")):  # noqa: B023
+            with pytest.raises(poolbridge.InvalidArgumentError, match="contains itself"):
+                use()
+
+
 # Clients in other processes
 
 

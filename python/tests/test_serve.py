@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import copy
 import fcntl
 import os
+import pickle
 import select
 import signal
 import subprocess
@@ -104,6 +106,15 @@ def test_a_service_of_ones_own_has_its_pools_and_ends_with_the_block():
     await_end(service.pid)
     with pytest.raises(poolbridge.ServiceNotRunningError):
         service.connect()
+
+
+def test_what_cannot_be_sent_to_another_process_says_what_to_send_instead():
+    with poolbridge.serve(pools=["name=p,kind=host,max=1MiB"]) as service, poolbridge.connect(service.path) as client:
+        channel, lease = client.create_channel("c", pool="p"), client.allocate(3, pool="p")
+        for one, instead in ((channel, "open_channel"), (service, "service.path"), (lease, "client.get")):
+            for use in (pickle.dumps, copy.copy, copy.deepcopy):
+                with pytest.raises(TypeError, match=instead):
+                    use(one)
 
 
 def test_services_of_ones_own_do_not_meet():

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 LEGACY_STREAM: Final = 1
 _ON_CPU: Final = (_dlpack.CPU, _dlpack.CUDA_HOST)
 _ON_GPU: Final = (_dlpack.CUDA, _dlpack.CUDA_MANAGED)
+_DIMENSIONS: Final = 64  # the most that NumPy has
 _UNMASK: Final = "fill the masked elements first, for example by numpy.ma.filled"
 _T = TypeVar("_T")
 
@@ -57,6 +58,8 @@ class Source:
         The stream on which the data will be complete; None if the array names no stream.
     by_dlpack
         Whether the array has been read by DLPack, which can make a stream wait for the data.
+    lasting
+        Whether nobody writes the array after it was made, as with JAX's arrays.
     """
 
     array: Any
@@ -67,6 +70,7 @@ class Source:
     ordinal: int | None = None
     stream: int | None = None
     by_dlpack: bool = False
+    lasting: bool = False
 
     @property
     def contiguous(self) -> bool:
@@ -101,17 +105,30 @@ def on_device(array: Any) -> bool:
     return _cuda_array_interface(array) is not None
 
 
-def check_meaning(array: Any) -> None:
+def check_meaning(array: Any, inside: tuple[int, ...] = ()) -> None:
     """Check that the memory of an array alone says what its elements are.
+
+    Parameters
+    ----------
+    array
+        The array, or nested lists or tuples of arrays.
+    inside
+        The ids of the lists and tuples that the array is in.
 
     Raises
     ------
     InvalidArgumentError
-        Elements are masked, or PyTorch negates or conjugates the elements when it reads them.
+        Elements are masked, or PyTorch negates or conjugates the elements when it reads them. Or a list contains
+        itself, or is in more lists than an array can have dimensions.
     """
     if isinstance(array, (list, tuple)):
+        if id(array) in inside or len(inside) == _DIMENSIONS:
+            raise InvalidArgumentError(
+                f"a {type(array).__name__} contains itself, or is in {_DIMENSIONS} lists: expected lists of numbers, "
+                f"with at most {_DIMENSIONS} dimensions"
+            )
         for part in array:
-            check_meaning(part)
+            check_meaning(part, (*inside, id(array)))
     elif isinstance(array, np.ndarray):
         if type(array) is not np.ndarray and np.ma.is_masked(array):
             raise InvalidArgumentError(f"the array has masked elements, whose mask would be lost: {_UNMASK}")
@@ -183,9 +200,20 @@ def _exported(array: Any) -> Source:
     seen = _dlpack.look(capsule, getattr(array, "dtype", None))
     source = Source(array, seen.address, seen.shape, seen.strides, _tensor.element_type(seen.name), ordinal)
     source.by_dlpack = True
+    source.lasting = not unordered
     if unordered and (interface := _cuda_array_interface(array)) is not None:
         source.stream = interface.get("stream")
+    if unordered and source.stream is None:
+        source.stream = _stream_of_torch(array)
     return source
+
+
+def _stream_of_torch(array: Any) -> int | None:
+    """Return PyTorch's current stream if the array is a tensor; the tensor itself names no stream."""
+    torch = sys.modules.get("torch")
+    if torch is None or not isinstance(array, torch.Tensor):
+        return None
+    return torch.cuda.current_stream(array.device).cuda_stream or LEGACY_STREAM
 
 
 def _element(array: Any, interface: dict[str, Any]) -> ElementType:

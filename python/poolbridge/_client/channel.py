@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from typing import TYPE_CHECKING, Any, ClassVar, cast
+from typing import TYPE_CHECKING, Any, ClassVar, Never, cast
 
 from poolbridge._client import channel_operations as _channel_operations
 from poolbridge._client.publisher import AsyncPublisher, Publisher
@@ -59,6 +59,12 @@ class BaseChannel:
         `Client.create_channel` says what each word means.
         """
         return cast("FullPolicy", self._info.fl)
+
+    def __reduce__(self) -> Never:
+        raise TypeError(
+            "a channel cannot be copied or sent to another process: send the client and channel.name, for "
+            "client.open_channel(name)"
+        )
 
     def __repr__(self) -> str:
         return (

@@ -166,7 +166,9 @@ def _publish_copy(
     try:
         pool = state.memory.pool
         if source.ordinal is not None and source.contiguous and pool.device[0] == _dlpack.CUDA:
-            _copy_on_device(state, source, stream)
+            ordinal = pool.device[1]
+            if (own := _copy_on_device(state, source, stream)) is not None:
+                yield Do(partial(_cuda_stream.synchronize_stream, ordinal, own))
         else:
             yield Do(partial(copy_into, state, given))
         fence = yield from ready(state, None)
@@ -180,19 +182,27 @@ def _publish_copy(
     return number
 
 
-def _copy_on_device(state: LeaseState, source: Source, stream: Any) -> None:
+def _copy_on_device(state: LeaseState, source: Source, stream: Any) -> int | None:
+    """Queue the copy. Return the stream that the caller must wait for; None: the caller need not wait.
+
+    The program may write the array after the publication, on a stream of its own. So the caller must wait for the copy
+    unless the stream that writes the array copies it, too, or nobody writes the array.
+    """
     ordinal = state.memory.pool.device[1]
+    own = None
     if stream is None:
         # Copy on the stream that the array names. If the array names no stream, copy on poolbridge's own stream, and
         # let the array's library make that stream wait for the array's data.
         stream = source.stream if source.stream is not None else _cuda_stream.own_stream(ordinal)
         if source.stream is None:
+            own = None if source.lasting else stream
             _sources.order(source, stream)
     _order.name_stream(state, stream)
     key = next(reversed(state.streams or {}))
     nbytes = state.description.nbytes
     if nbytes:
         _cuda_stream.copy(ordinal, key.handle, state.address(write=True), source.address, nbytes)
+    return own
 
 
 # Receiving

@@ -9,7 +9,7 @@ import threading
 from collections.abc import Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, Never, Self
 
 from poolbridge._client.aconnect import connect_async
 from poolbridge._client.client import Client
@@ -58,6 +58,11 @@ class Service:
         self._process: Process | None = None
         self._starter = 0
         self._lock = threading.Lock()
+
+    def __reduce__(self) -> Never:
+        raise TypeError(
+            "a service cannot be copied or sent to another process: send service.path, for poolbridge.connect(path)"
+        )
 
     def start(self) -> Self:
         """Start the service and wait until it is ready. A ``with`` block calls this method at its beginning.

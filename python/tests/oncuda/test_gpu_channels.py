@@ -12,6 +12,7 @@ from realservice import until
 from rig import CHANNELS, N, address, client, device_service, gate, other, use
 
 import poolbridge
+from poolbridge._cuda import stream as _cuda_stream
 
 pytestmark = CHANNELS
 
@@ -68,6 +69,52 @@ class OnGPU:
     def __init__(self, lease):
         self.source = lease.view(device="cuda") if lease.kind == "pinned" else lease
         self.__cuda_array_interface__ = self.source.__cuda_array_interface__
+
+
+class OfALibrary:
+    """An array of a library whose streams poolbridge does not know."""
+
+    def __init__(self, lease):
+        self.lease = lease
+        self.__dlpack_device__ = lease.__dlpack_device__
+        self.__dlpack__ = lease.__dlpack__
+
+
+def test_an_array_whose_stream_is_not_known_is_copied_before_the_program_can_write_it(client, other, gate, monkeypatch):
+    client.create_pool("mine", kind="device", max_bytes=64 << 20)
+    channel = client.create_channel("c", pool="gpu", capacity=4)
+    frames = other.subscribe("c")
+    mine, own = client.allocate(N, "uint8", pool="mine"), _cuda_stream.own_stream(0)
+    wait = _cuda_stream.synchronize_stream
+    mine.copy_from(np.full(N, 1, np.uint8))
+    gate.hold(own)
+
+    def open_and_wait(ordinal, stream):
+        gate.open()
+        wait(ordinal, stream)
+
+    monkeypatch.setattr(_cuda_stream, "synchronize_stream", open_and_wait)
+    channel.publish(OfALibrary(mine))
+    assert idle(own), "the copy is done"
+    mine.copy_from(np.full(N, 2, np.uint8))
+    assert (next(frames).to_numpy() == 1).all()
+
+
+def test_a_tensor_of_torch_can_be_written_after_its_publication(client, other):
+    torch = pytest.importorskip("torch")
+    if not torch.cuda.is_available():
+        pytest.skip("torch has no GPU")
+    count = 64 << 20
+    client.create_pool("large", kind="device", max_bytes=4 * count)
+    channel = client.create_channel("c", pool="large", capacity=1)
+    frames = other.subscribe("c")
+    for stream in (torch.cuda.default_stream(), torch.cuda.Stream()):
+        with torch.cuda.stream(stream):
+            tensor = torch.ones(count, dtype=torch.uint8, device="cuda")
+            channel.publish(tensor)
+            tensor.zero_()
+        with next(frames) as frame:
+            assert bool((torch.from_dlpack(frame.lease) == 1).all())
 
 
 @pytest.mark.parametrize("kind", ["device", "vmm", "legacy", "pinned"])
