@@ -17,9 +17,6 @@ enum pb_result pb_consumer_open(struct pb_consumer *c, int roster, int sequencer
 
 void pb_consumer_close(struct pb_consumer *c) {
     for (uint32_t slot = 0; slot < PB_PRODUCERS; slot++) pb_file_close(&c->tracks[slot].file, c->ch.life);
-    free(c->kept);
-    c->kept = NULL;
-    c->kept_room = c->kept_count = 0;
     pb_channel_close(&c->ch);
 }
 
@@ -32,48 +29,67 @@ enum pb_result pb_add_track(struct pb_consumer *c, uint32_t slot, uint64_t membe
     return r;
 }
 
-// The consumer keeps Python objects for blocks in a hash table. The key is the block's id. At most half of the table's places are used.
+// The consumer keeps Python objects for frames in a hash table. The key is the block, the producer and the description's id, because an
+// arena is one block with a description for each of its slots. At most half of the table's places are used.
 
-static size_t kept_place(const struct pb_consumer *c, uint64_t block) {
-    size_t at = (size_t)(block * UINT64_C(0x9E3779B97F4A7C15) >> 32) & (c->kept_room - 1);
-    while (c->kept[at].object && c->kept[at].block != block) at = (at + 1) & (c->kept_room - 1);
-    return at;
+static size_t kept_place(const struct pb_consumer *c, uint64_t block, uint64_t producer, uint64_t description_id) {
+    uint64_t hash = (block * UINT64_C(0x9E3779B97F4A7C15) + description_id) * UINT64_C(0x9E3779B97F4A7C15);
+    for (size_t at = (size_t)(hash >> 32);; at++) {
+        const struct pb_kept *kept = &c->kept[at &= c->kept_room - 1];
+        if (!kept->object || (kept->block == block && kept->producer == producer && kept->description_id == description_id)) return at;
+    }
+}
+
+static struct pb_kept *kept_like(const struct pb_consumer *c, const struct pb_kept *what) {
+    return &c->kept[kept_place(c, what->block, what->producer, what->description_id)];
+}
+
+// Moves all entries, except those of `block`, into a table of `room` places. Returns the old table, with the entries of `block` only. If
+// there is not enough memory, changes nothing and returns NULL.
+static struct pb_kept *move_kept(struct pb_consumer *c, size_t room, uint64_t block) {
+    struct pb_kept *old = c->kept, *new = calloc(room, sizeof *new);
+    size_t old_room = c->kept_room;
+    if (!new) return NULL;
+    c->kept = new;
+    c->kept_room = room;
+    for (size_t i = 0; i < old_room; i++) {
+        if (!old[i].object || old[i].block == block) continue;
+        *kept_like(c, &old[i]) = old[i];
+        old[i].object = NULL;
+    }
+    return old;
 }
 
 bool pb_keep(struct pb_consumer *c, const struct pb_kept *what, void **before) {
+    if (c->kept_count == PB_MOST_KEPT) return false;
     if (2 * (c->kept_count + 1) > c->kept_room) {
-        struct pb_kept *old = c->kept;
-        size_t room = c->kept_room;
-        struct pb_kept *new = calloc(room ? 2 * room : 64, sizeof *new);
-        if (!new) return false;
-        c->kept = new;
-        c->kept_room = room ? 2 * room : 64;
-        for (size_t i = 0; i < room; i++)
-            if (old[i].object) c->kept[kept_place(c, old[i].block)] = old[i];
+        size_t room = c->kept_room ? 2 * c->kept_room : 64;
+        struct pb_kept *old = move_kept(c, room, 0);
+        if (c->kept_room != room) return false;
         free(old);
     }
-    struct pb_kept *place = &c->kept[kept_place(c, what->block)];
+    struct pb_kept *place = kept_like(c, what);
     *before = place->object;
     c->kept_count += !place->object;
     *place = *what;
     return true;
 }
 
-void *pb_forget(struct pb_consumer *c, uint64_t block) {
-    if (!c->kept_count) return NULL;
-    size_t hole = kept_place(c, block);
-    void *object = c->kept[hole].object;
-    if (!object) return NULL;
-    c->kept_count--;
-    c->kept[hole].object = NULL;
-    // The removed entry leaves a hole. Entries between the hole and the next empty place may have to move, or kept_place would not find
-    // them.
-    for (size_t at = (hole + 1) & (c->kept_room - 1); c->kept[at].object; at = (at + 1) & (c->kept_room - 1)) {
-        struct pb_kept moved = c->kept[at];
-        c->kept[at].object = NULL;
-        c->kept[kept_place(c, moved.block)] = moved;
+// Removes the entries of a block, or all entries if `block` is 0. Returns a table of `*count` places that has the removed entries.
+struct pb_kept *pb_forget(struct pb_consumer *c, uint64_t block, size_t *count) {
+    size_t gone = 0;
+    for (size_t i = 0; i < c->kept_room && block; i++) gone += c->kept[i].object && c->kept[i].block == block;
+    *count = c->kept_room;
+    struct pb_kept *old = gone ? move_kept(c, c->kept_room, block) : NULL;
+    if (block && (old || !gone)) {
+        c->kept_count -= gone;
+        if (!gone) *count = 0;
+        return old;
     }
-    return object;
+    old = c->kept; // all entries; also without the memory for a new table, because nobody needs an entry
+    c->kept = NULL;
+    c->kept_room = c->kept_count = 0;
+    return old;
 }
 
 // Frames in hand
@@ -236,7 +252,8 @@ bool pb_check_description(const void *bytes, struct pb_description *to) {
     memcpy(to->dtype, from + 16, 16);
     memcpy(to->shape, from + 32, sizeof to->shape);
     memcpy(to->strides, from + 288, sizeof to->strides);
-    if (ndim > PB_NDIM || strided > 1 || to->offset > INT64_MAX) return false;
+    memcpy(&to->base, from + PB_AT_BASE, 8);
+    if (ndim > PB_NDIM || strided > 1 || to->offset > INT64_MAX || to->base > INT64_MAX) return false;
     to->ndim = ndim;
     to->strided = strided;
     for (unsigned i = 0; i < ndim; i++)
@@ -253,7 +270,7 @@ static void copy_out(uint64_t *to, const pb_word *from, size_t size) {
 }
 
 // Reads the record and the meta of the frame `frame->number`. Reads the frame's description too, unless the
-// consumer still has a Python object from an earlier frame in the same block. PB_AGAIN: the record has the number of another frame.
+// consumer keeps a Python object from an earlier frame with this description in the same block. PB_AGAIN: the record has the number of another frame.
 static enum pb_result read_record(struct pb_consumer *c, uint32_t slot, struct pb_frame *frame) {
     const struct pb_channel *ch = &c->ch;
     const struct pb_file *track = &c->tracks[slot].file;
@@ -279,15 +296,20 @@ static enum pb_result read_record(struct pb_consumer *c, uint32_t slot, struct p
                  (frame->timeline || !frame->value) && frame->block && frame->block <= INT64_MAX && frame->buffer <= INT64_MAX &&
                  frame->bytes <= INT64_MAX && frame->time <= INT64_MAX;
     if (sound && meta) copy_out(c->meta, pb_at(track, PB_PAGE + (PB_RECORD + PB_DESCRIPTION) * ch->slots + PB_META_SLOT * ring), meta);
-    const struct pb_kept *kept = c->kept_count ? &c->kept[kept_place(c, frame->block)] : NULL;
-    if (kept && kept->object && kept->producer == frame->producer && kept->description_id == frame->description_id)
+    const struct pb_kept *kept =
+        c->kept_count ? &c->kept[kept_place(c, frame->block, frame->producer, frame->description_id)] : NULL;
+    if (kept && kept->object) {
         frame->kept = kept->object;
-    else copy_out(c->description, pb_at(track, PB_PAGE + PB_RECORD * ch->slots + PB_DESCRIPTION * ring), PB_DESCRIPTION);
+        frame->base = kept->base;
+    } else copy_out(c->description, pb_at(track, PB_PAGE + PB_RECORD * ch->slots + PB_DESCRIPTION * ring), PB_DESCRIPTION);
     atomic_thread_fence(memory_order_acquire);
     if (PB_PEEK(record) != frame->number) return PB_AGAIN;
-    struct pb_description ignored;
+    struct pb_description checked;
     if (!sound || !pb_check_meta((const char *)c->meta + (frame->event ? PB_EVENT : 0), frame->meta_bytes)) return PB_FAILED;
-    return frame->kept || pb_check_description(c->description, &ignored) ? PB_OK : PB_FAILED;
+    if (frame->kept) return PB_OK;
+    if (!pb_check_description(c->description, &checked)) return PB_FAILED;
+    frame->base = checked.base;
+    return PB_OK;
 }
 
 // Finds the track of the producer in a slot. PB_FAILED: the slot has no producer.

@@ -17,16 +17,23 @@ typedef struct {
 
 static _Thread_local char here;
 
-static void drop_kept(Consumer *self) {
-    while (self->core.kept_count)
-        for (size_t i = 0; i < self->core.kept_room; i++)
-            if (self->core.kept[i].object) Py_XDECREF((PyObject *)pb_forget(&self->core, self->core.kept[i].block));
-    self->last.kept = NULL;
-    Py_CLEAR(self->offered);
+// Drops the objects that this consumer keeps for the frames of a block; of all blocks, if `block` is 0. Returns whether there were any.
+static bool drop_kept(Consumer *self, uint64_t block) {
+    size_t count, dropped = 0;
+    struct pb_kept *kept = pb_forget(&self->core, block, &count);
+    self->last.kept = NULL; // the drop of an object may run a finaliser, and during it other threads may call `take`
+    for (size_t i = 0; kept && i < count; i++)
+        if (kept[i].object) {
+            Py_DECREF((PyObject *)kept[i].object);
+            dropped++;
+        }
+    free(kept);
+    return dropped;
 }
 
 static void unmap(Member *m) {
-    drop_kept((Consumer *)m);
+    while (drop_kept((Consumer *)m, 0)) {} // a finaliser may keep an object again
+    Py_CLEAR(((Consumer *)m)->offered);
     pb_consumer_close(&((Consumer *)m)->core);
 }
 
@@ -59,7 +66,8 @@ static int traverse(Consumer *self, visitproc visit, void *arg) {
 }
 
 static int clear(Consumer *self) {
-    drop_kept(self);
+    drop_kept(self, 0);
+    Py_CLEAR(self->offered);
     return 0;
 }
 
@@ -200,15 +208,18 @@ static PyObject *settle(Consumer *self, PyObject *arg, bool requeue) {
 static PyObject *ack(Consumer *self, PyObject *arg) { return settle(self, arg, false); }
 static PyObject *unclaim(Consumer *self, PyObject *arg) { return settle(self, arg, true); }
 
-// keep(producer, block, description_id, object)
+// keep(producer, block, description_id, object, base=0)
 static PyObject *keep(Consumer *self, PyObject *const *args, Py_ssize_t given) {
-    struct pb_kept what;
+    struct pb_kept what = {0};
     void *before;
-    if (!usable(&self->member) || !count_is(given, 4, 4, "keep") || !number_of(self, args[0], UINT64_MAX, "a member id", &what.producer) ||
+    if (!usable(&self->member) || !count_is(given, 4, 5, "keep") || !number_of(self, args[0], UINT64_MAX, "a member id", &what.producer) ||
         !number_of(self, args[1], UINT64_MAX, "a block id", &what.block) ||
-        !number_of(self, args[2], UINT64_MAX, "a description id", &what.description_id))
+        !number_of(self, args[2], UINT64_MAX, "a description id", &what.description_id) ||
+        (given > 4 && !number_of(self, args[4], INT64_MAX, "a base", &what.base)))
         return NULL;
     what.object = args[3];
+    // A producer that invents descriptions must not fill the memory of this process. A finaliser may close this consumer.
+    if (self->core.kept_count == PB_MOST_KEPT && drop_kept(self, 0) && !usable(&self->member)) return NULL;
     if (!pb_keep(&self->core, &what, &before)) return PyErr_NoMemory();
     Py_INCREF(args[3]);
     if (before && before == self->last.kept) self->last.kept = NULL;
@@ -216,14 +227,13 @@ static PyObject *keep(Consumer *self, PyObject *const *args, Py_ssize_t given) {
     Py_RETURN_NONE;
 }
 
-static PyObject *forget(Consumer *self, PyObject *arg) {
-    uint64_t block;
-    if (!usable(&self->member) || !number_of(self, arg, UINT64_MAX, "a block id", &block)) return NULL;
-    PyObject *object = pb_forget(&self->core, block);
-    if (object && object == self->last.kept) self->last.kept = NULL;
-    PyObject *had = PyBool_FromLong(object != NULL);
-    Py_XDECREF(object);
-    return had;
+// forget(block=0): drops the objects that are kept for the frames of a block; 0: of all blocks
+static PyObject *forget(Consumer *self, PyObject *const *args, Py_ssize_t given) {
+    uint64_t block = 0;
+    if (!usable(&self->member) || !count_is(given, 0, 1, "forget") ||
+        (given && !number_of(self, args[0], UINT64_MAX, "a block id", &block)))
+        return NULL;
+    return PyBool_FromLong(drop_kept(self, block));
 }
 
 static PyObject *leave(Consumer *self, PyObject *ignored) {
@@ -296,7 +306,7 @@ static PyMethodDef methods[] = {
     {"release", FAST(release), NULL},     {"requeue", FAST(requeue), NULL},
     {"ack", (PyCFunction)ack, METH_O, NULL}, {"unclaim", (PyCFunction)unclaim, METH_O, NULL},
     {"keep", FAST(keep), NULL},           {"check_turn", (PyCFunction)check_turn, METH_NOARGS, NULL},
-    {"forget", (PyCFunction)forget, METH_O, NULL}, {"leave", (PyCFunction)leave, METH_NOARGS, NULL},
+    {"forget", FAST(forget), NULL}, {"leave", (PyCFunction)leave, METH_NOARGS, NULL},
     {"close", (PyCFunction)close_member, METH_NOARGS, NULL}, {NULL, NULL, 0, NULL},
 };
 static PyGetSetDef getters[] = {

@@ -6,7 +6,7 @@
 typedef struct {
     PyObject_HEAD
     struct pb_frame frame;
-    PyObject *object, *description, *details; // the object kept for the block, or NULL; copies of the description, and of event and meta
+    PyObject *object, *description, *details; // the object kept for such frames, or NULL; copies of the description, and of event and meta
 } Frame;
 
 PyObject *new_frame(State *state, const struct pb_consumer *c, const struct pb_frame *frame) {
@@ -99,7 +99,7 @@ static PyObject *repr(Frame *self) {
 
 #define FIELD(name) {#name, T_ULONGLONG, offsetof(Frame, frame.name), READONLY, NULL}
 static PyMemberDef members[] = {
-    FIELD(number), FIELD(block), FIELD(buffer), {"nbytes", T_ULONGLONG, offsetof(Frame, frame.bytes), READONLY, NULL},
+    FIELD(number), FIELD(block), FIELD(buffer), FIELD(base), {"nbytes", T_ULONGLONG, offsetof(Frame, frame.bytes), READONLY, NULL},
     FIELD(time), FIELD(value), FIELD(description_id), FIELD(producer),
     FIELD(timeline), FIELD(missed), {"word", T_UINT, offsetof(Frame, frame.word), READONLY, NULL},
     {"object", T_OBJECT, offsetof(Frame, object), READONLY, NULL}, {NULL, 0, 0, 0, NULL},

@@ -22,6 +22,8 @@ enum {
     PB_HOLDS = 256,
     PB_WORDS = 512, // words of a timeline
     PB_DESCRIPTION = 576,
+    PB_AT_BASE = 544, // where a description says where the frame's memory begins in its block
+    PB_MOST_KEPT = 16384, // greatest number of objects that a consumer keeps
     PB_EVENT = 64,
     PB_META = 8320, // greatest number of bytes of meta, after the event
     PB_NDIM = 32,
@@ -137,15 +139,17 @@ struct pb_hand { // a frame in hand
 
 struct pb_frame {
     uint64_t number, block, buffer, bytes, time, value, description_id;
+    uint64_t base;               // where the frame's memory begins in its block
     uint64_t producer, timeline; // member id of the producer, and id of its timeline
     uint64_t missed;             // number of frames just before this frame that the consumer did not get
     uint32_t word, meta_bytes;
     bool event;
-    void *kept; // the object that pb_keep stored for the frame's block; NULL: pb_take copied the frame's description
+    void *kept; // the object that pb_keep stored for a frame with this description; NULL: pb_take copied the description
 };
 
+// An object that a consumer keeps for frames of one producer that have the same block and description.
 struct pb_kept {
-    uint64_t block, producer, description_id;
+    uint64_t block, producer, description_id, base;
     void *object; // NULL: the entry is empty
 };
 
@@ -168,7 +172,7 @@ struct pb_consumer {
 };
 
 struct pb_description {
-    uint64_t offset, shape[PB_NDIM];
+    uint64_t base, offset, shape[PB_NDIM];
     int64_t strides[PB_NDIM];
     unsigned ndim;
     bool strided;
@@ -212,7 +216,7 @@ enum pb_result pb_reclaim(struct pb_producer *p); // PB_OK: see `back`, valid un
 // consumer.c
 
 enum pb_result pb_consumer_open(struct pb_consumer *c, int roster, int sequencer, int cursor, uint32_t slot, uint64_t member);
-void pb_consumer_close(struct pb_consumer *c); // before this call, call pb_forget for each kept object
+void pb_consumer_close(struct pb_consumer *c); // before this call, call pb_forget(c, 0, …)
 enum pb_result pb_begin(struct pb_consumer *c); // call pb_begin when the service says that the consumer has joined
 enum pb_result pb_add_track(struct pb_consumer *c, uint32_t slot, uint64_t member, int fd);
 enum pb_result pb_take(struct pb_consumer *c, struct pb_frame *frame);
@@ -220,8 +224,8 @@ enum pb_result pb_settle(struct pb_consumer *c, uint64_t number, bool requeue, b
 enum pb_result pb_release(struct pb_consumer *c, uint64_t number, bool requeue, const struct pb_fence *done, bool settled,
                           bool *stood);
 void pb_leave(struct pb_consumer *c);
-bool pb_keep(struct pb_consumer *c, const struct pb_kept *what, void **before); // false: no memory
-void *pb_forget(struct pb_consumer *c, uint64_t block);
+bool pb_keep(struct pb_consumer *c, const struct pb_kept *what, void **before); // false: no memory, or PB_MOST_KEPT objects are kept
+struct pb_kept *pb_forget(struct pb_consumer *c, uint64_t block, size_t *count); // block 0: all; the caller frees the result
 bool pb_check_description(const void *bytes, struct pb_description *to);
 bool pb_check_meta(const void *bytes, size_t size);
 

@@ -52,8 +52,11 @@ class Frame:
     def buffer(self) -> int:
         """Id of the buffer."""
     @property
+    def base(self) -> int:
+        """Where the frame's memory begins in its block, in bytes."""
+    @property
     def nbytes(self) -> int:
-        """Bytes of the buffer."""
+        """Bytes of the frame's memory."""
     @property
     def time(self) -> int:
         """When the frame was published, in nanoseconds since 1970."""
@@ -80,7 +83,7 @@ class Frame:
         """The object that `Consumer.keep` got for the frame's producer, block and description; else None."""
     @property
     def description(self) -> tuple[str, tuple[int, ...], tuple[int, ...] | None, int] | None:
-        """Element type, shape, strides in elements, and offset in bytes; None if there is an `object`."""
+        """Element type, shape, strides in elements, and offset in bytes from `base`; None if there is an `object`."""
     @property
     def meta(self) -> dict[str, str]:
         """Texts of the producer, by key."""
@@ -239,10 +242,13 @@ class Consumer:
         A frame that this consumer took a second time is in hand twice. Then `ack` and `unclaim` settle the entry that
         is not settled, and `release` releases the settled entry first.
         """
-    def keep(self, producer: int, block: int, description_id: int, kept: Any, /) -> None:
-        """Keep the object `kept` for a producer's frames in a block with a description. A block has one such object."""
-    def forget(self, block: int, /) -> bool:
-        """Drop the object that is kept for a block; return whether the block had an object."""
+    def keep(self, producer: int, block: int, description_id: int, kept: Any, base: int = 0, /) -> None:
+        """Keep the object `kept` for a producer's frames in a block with a description, whose memory begins at `base`.
+
+        There is one such object for each producer, block and description. If 16,384 objects are kept, they are dropped.
+        """
+    def forget(self, block: int = 0, /) -> bool:
+        """Drop the objects that are kept for a block (0: for all blocks); return whether there was one."""
     def leave(self) -> None:
         """Take no more frames. Frames in hand stay usable and hold no producer back. The caller tells the service."""
     @property

@@ -6,6 +6,7 @@ What that member writes may fail its own frames. Every honest session lives, wit
 from __future__ import annotations
 
 import asyncio
+import ctypes
 import mmap
 import os
 import random
@@ -199,7 +200,7 @@ def texts(data: bytes) -> Callable[[Hostile, int], None]:
 
 # A fence that may still be reached is no lie: at 40, leave those out.
 RECORDS = [("record", at, value) for at in range(0, 64, 8) for value in EVIL if at != 40 or not 0 < value < 2**62]
-DESCRIPTIONS = [("description", offset, value) for offset in (0, 8, 16, 24, 32, 40, 288) for value in EVIL]
+DESCRIPTIONS = [("description", offset, value) for offset in (0, 8, 16, 24, 32, 40, 288, 544) for value in EVIL]
 WORDS: list[tuple[str, Callable[[Hostile, int], None]]] = [
     *((f"{part} {offset}: {value:#x}", store(part, offset, value)) for part, offset, value in RECORDS + DESCRIPTIONS),
     ("meta that is not UTF-8", texts(struct.pack("<HH", 1, 1) + b"k\xff")),
@@ -254,6 +255,75 @@ def test_a_frame_that_is_corrupt_is_a_frame_whose_content_has_failed(service: Re
         assert arrays.seq == good
         hostile.close()
         victim.close()
+
+
+def slot(index: int, size: int = 16) -> Callable[[Hostile, int], None]:
+    """Let a frame be a slot of an arena: a part of the block, with a description of its own."""
+
+    def lie(member: Hostile, number: int) -> None:
+        _native.store_u64(member.own, member.at(number, "record") + 56, 1 << 40 | index)
+        _native.store_u64(member.own, member.at(number, "record") + 24, size)
+        _native.store_u64(member.own, member.at(number, "description") + 544, 512 * index)
+
+    return lie
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_slot_that_ends_outside_of_its_block_costs_its_frame_and_no_other_slot(
+    service: RealService, kind: str
+) -> None:
+    name = f"slots-{kind}"
+    with poolbridge.connect(service.path, timeout=60) as honest:
+        honest.create_channel(name, pool="p", capacity=8)
+        victim = Victim(service.path, name, kind)
+        hostile = Hostile(service.path, name, "producer")
+        size = hostile.client._session.core.blocks[hostile.lease._lease_state.grant.bl].size
+        last = size // 512 - 1
+        for index, bytes_, right in [
+            (0, 16, True),
+            (last, 512, True),
+            (last, 513, False),
+            (last + 1, 16, False),
+            (last, 512, True),
+            (2**54, 512, False),
+            (1, 15, False),  # the array has 16 bytes
+            (1, 16, True),
+        ]:
+            number = hostile.publish(slot(index, bytes_))
+            if right:
+                assert victim.take(60.0)[0] == number
+            else:
+                with pytest.raises(poolbridge.FrameCorruptError):
+                    victim.take(60.0)
+        victim.check()
+        hostile.close()
+        victim.close()
+
+
+@pytest.mark.parametrize("wrap", [None, lambda lease: np.asarray(lease)[::2]])
+def test_slots_of_one_block_are_arrays_of_their_own_that_are_made_once(service: RealService, wrap: Any) -> None:
+    name = f"arrays of slots {wrap is None}"
+    with poolbridge.connect(service.path, timeout=60) as honest:
+        honest.create_channel(name, pool="p", capacity=4)
+        hostile = Hostile(service.path, name, "producer")
+        memory = hostile.lease._lease_state.memory
+        frames = honest.subscribe(name)
+        made: dict[int, Any] = {}
+        arrays = frames.arrays(wrap)
+        for number in range(1, 61):
+            index = number % 8
+            ctypes.memset(memory.address(write=True) + 512 * index, number, 16)
+            hostile.publish(slot(index))
+            array = next(arrays)
+            assert (array == number).all()
+            assert made.setdefault(index, array) is array
+        assert len({array.ctypes.data for array in made.values()}) == 8
+        hostile.publish(slot(3))
+        frame = frames.receive(60)
+        assert frame is not None
+        assert frame.nbytes == 16
+        assert np.asarray(frame).ctypes.data == made[3].ctypes.data
+        hostile.close()
 
 
 HEADS: list[Callable[[Hostile], object]] = [

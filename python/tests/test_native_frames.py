@@ -132,7 +132,7 @@ def test_what_is_kept_for_a_block_comes_back_with_its_frames(worlds: list[World]
     w = world(worlds, capacity=32)
     consumer, producer = w.consume(), w.produce()
     things = {}
-    for block in range(100):
+    for block in range(1, 101):
         things[block] = Thing()
         consumer.keep(w.ids[True, 0], block, 1, things[block])
     for block in (3, 99, 3, 7):
@@ -146,10 +146,58 @@ def test_what_is_kept_for_a_block_comes_back_with_its_frames(worlds: list[World]
     producer.publish(7, 1, 1, 2, MATRIX)
     assert take(consumer).object is things[7]
     assert take(consumer).object is None  # this frame has another description
-    for block in range(100):
+    for block in range(1, 101):
         assert consumer.forget(block) == (block != 3)
     assert consumer.take(0.0) is Condition.TIMEOUT
     assert consumer.in_hand == [1, 2, 3, 4, 5]
+
+
+def test_each_slot_of_an_arena_has_its_own_object_and_the_block_drops_them_all(worlds: list[World]) -> None:
+    w = world(worlds, capacity=64)
+    consumer, producer = w.consume(), w.produce()
+    slots = [LINE[:544] + struct.pack("<Q", 512 * index) + LINE[552:] for index in range(40)]
+    for index, slot in enumerate(slots):
+        assert producer.publish(5, 1, 16, index + 1, slot) == index + 1
+        frame = take(consumer)
+        assert (frame.base, frame.object) == (512 * index, None)
+        consumer.keep(frame.producer, 5, index + 1, things := Thing(), frame.base)
+        things.index = index  # type: ignore[attr-defined]
+        consumer.release(frame.number)
+    consumer.keep(w.ids[True, 0], 6, 1, Thing())
+    for index, slot in reversed(list(enumerate(slots))):
+        producer.publish(5, 1, 16, index + 1, slot)
+        frame = take(consumer)
+        assert (frame.object.index, frame.base) == (index, 512 * index)
+        consumer.release(frame.number)
+    del frame
+    assert consumer.forget(5)
+    assert not consumer.forget(5)
+    producer.publish(5, 1, 16, 1, slots[0])
+    assert take(consumer).object is None
+    assert consumer.forget(6)
+
+
+def test_a_base_that_no_block_has_fails_its_frame(worlds: list[World]) -> None:
+    w = world(worlds)
+    consumer, producer = w.consume(), w.produce()
+    with pytest.raises(InvalidArgumentError, match="not in the form"):
+        producer.publish(1, 1, 16, 1, LINE[:544] + struct.pack("<Q", 2**63) + LINE[552:])
+    producer.publish(1, 1, 16, 1, LINE[:544] + struct.pack("<Q", 2**63 - 1) + LINE[552:])
+    assert take(consumer).base == 2**63 - 1
+
+
+def test_descriptions_without_end_do_not_fill_the_memory_of_a_consumer(worlds: list[World]) -> None:
+    consumer = world(worlds).consume()
+    things = [weakref.ref(thing) for thing in map(_keep(consumer), range(1, 16_386))]
+    assert sum(one() is not None for one in things) == 1
+
+
+def _keep(consumer: Consumer) -> Callable[[int], Thing]:
+    def keep(number: int) -> Thing:
+        consumer.keep(1, 1, number, thing := Thing())
+        return thing
+
+    return keep
 
 
 def test_what_is_kept_dies_with_its_consumer(worlds: list[World]) -> None:

@@ -73,6 +73,7 @@ static void one_world(uint64_t inputs) {
     struct pb_publication what = {.description = description, .description_id = 1, .meta = "\1\0\2\0a\xc3\xa9"};
     char object;
     void *before;
+    size_t count;
     for (uint64_t i = 0; i < inputs; i++) {
         for (uint64_t changes = chance(2) * chance(5); changes; changes--) {
             uint64_t last = pb_tail_number(pb_tail(&w.ch)), which = chance(FILES);
@@ -124,6 +125,7 @@ static void one_world(uint64_t inputs) {
         switch (chance(9)) {
         case 0: case 1: case 2:
             what.block = chance(8);
+            what.description_id = 1 + chance(4);
             what.event = chance(4) ? NULL : description;
             what.meta_bytes = chance(8) ? 7 : 0;
             r = pb_publish(&p, &what, chance(2), &number);
@@ -132,14 +134,15 @@ static void one_world(uint64_t inputs) {
         case 3: r = pb_reclaim(&p); break;
         case 4: case 5:
             r = pb_take(&c, &frame);
+            if (r == PB_OK && frame.base > INT64_MAX) fatal("a base that no check has seen");
             if (r == PB_OK && !frame.kept && chance(2)) {
-                struct pb_kept kept = {frame.block, frame.producer, frame.description_id, &object};
+                struct pb_kept kept = {frame.block, frame.producer, frame.description_id, frame.base, &object};
                 if (!pb_keep(&c, &kept, &before)) fatal("pb_keep");
             }
             break;
         case 6: pb_release(&c, held, chance(2), &(struct pb_fence){0, chance(PB_WORDS), chance(3)}, chance(2), &stood); break;
         case 7: pb_settle(&c, held, chance(2), &stood); break;
-        case 8: pb_forget(&c, chance(8)); break;
+        case 8: free(pb_forget(&c, chance(8), &count)); break;
         }
         if (c.in_hand > PB_HOLDS || p.lives > PB_CONSUMERS) fatal("too many");
         if (r == PB_PROTOCOL && !chance(4)) break;
@@ -149,6 +152,8 @@ static void one_world(uint64_t inputs) {
         if (c.ch.odd_since && !chance(8)) c.ch.odd_since = 1;
     }
     if (chance(2)) pb_leave(&c);
+    free(pb_forget(&c, 0, &count));
+    if (c.kept_count) fatal("an object is kept after all were forgotten");
     pb_consumer_close(&c);
     pb_producer_close(&p);
     for (uint32_t i = 0; i < FILES; i++) munmap(tracks[i].base, tracks[i].size);

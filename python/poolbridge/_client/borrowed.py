@@ -32,13 +32,15 @@ if TYPE_CHECKING:
     from poolbridge._session.session import Session
     from poolbridge._wire.messages import Fence
 
-# The greatest number of arrays that the session keeps for one block. Each triple of a `wrap` function, whether there is
-# a stream, and a frame's description has its own array.
-_MOST_KEPT = 8
-
 # For this number of seconds after the stream has written a fence, the iterator only collects the frames that the
 # program has used, at most `most_unfenced` of them. Then the stream writes one fence for all collected frames.
 _TOGETHER_SECONDS: Final = 0.001
+
+
+def _place(state: LeaseState) -> tuple[Any, ...]:
+    """Return what frames with the same memory and description have in common; see `SessionBlock.arrays`."""
+    tensor = state.grant.t
+    return state.memory.base, tensor.dt, tensor.sh, tensor.st, tensor.of
 
 
 class BaseBorrowedArrays(Uncopied, ABC):
@@ -151,8 +153,8 @@ class BaseBorrowedArrays(Uncopied, ABC):
     def _find(self, state: LeaseState) -> Any:
         block = self._session.core.blocks.get(state.grant.bl)
         if block is not None:
-            for tensor, key, array in block.arrays:
-                if key == self._key and tensor == state.grant.t:
+            for key, array in block.arrays.get(_place(state), ()):
+                if key == self._key:
                     return array
         return None
 
@@ -165,7 +167,7 @@ class BaseBorrowedArrays(Uncopied, ABC):
         finally:
             twin.released = True
         if twin.tokens or twin.unaccounted:  # otherwise the array is a copy of this frame, and cannot be used again
-            self._session.keep_array(state.grant, (state.grant.t, self._key, array), _MOST_KEPT)
+            self._session.keep_array(state.grant, _place(state), (self._key, array))
         return array
 
     @abstractmethod

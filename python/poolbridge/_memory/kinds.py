@@ -31,9 +31,12 @@ class BlockMemory(ABC):
     ----------
     pool
         The memory of the block's pool. This reference keeps the pool mapped.
+    base
+        Where this memory begins in its block, in bytes: 0, except for a `BlockPart`.
     """
 
     pool: PoolMemory
+    base = 0
 
     @abstractmethod
     def address(self, *, write: bool) -> int:
@@ -50,6 +53,30 @@ class BlockMemory(ABC):
     def evidence(self) -> dict[str, Any]:
         """Return facts for diagnosis: they show that the memory is mapped and is no copy. May call the driver."""
         return {}
+
+
+class BlockPart(BlockMemory):
+    """The memory of a mapped block from the byte `base` on. Only the block itself is closed."""
+
+    def __init__(self, block: BlockMemory, base: int) -> None:
+        self.pool = block.pool
+        self.base = base
+        self._block = block
+
+    def address(self, *, write: bool) -> int:
+        """See `BlockMemory.address`."""
+        return self._block.address(write=write) + self.base
+
+    def synchronize(self) -> None:
+        """See `BlockMemory.synchronize`."""
+        self._block.synchronize()
+
+    def close(self) -> None:
+        """Do nothing: the block has the mapping."""
+
+    def evidence(self) -> dict[str, Any]:
+        """See `BlockMemory.evidence`."""
+        return self._block.evidence()
 
 
 class PoolMemory(ABC):

@@ -42,8 +42,8 @@ class SessionBlock(Struct, eq=False, gc=True):
         The fences that the session's streams write after their work on the block. The keys are words of the session's
         own timeline, and the values are the fences' values.
     arrays
-        The arrays that the session made once and uses for all frames in the block. Each entry has the tensor's
-        description, the function that made the array, and the array.
+        The arrays that the session made once and uses for all frames with the same memory and description. The key has
+        the memory's base in the block and the description. Each array has beside it how it was made.
     generation
         The block's generation when the service sent the export to this session: how many buffers had used the block,
         including the buffer at that time.
@@ -60,7 +60,7 @@ class SessionBlock(Struct, eq=False, gc=True):
     stuck: bool = False
     mapped: Any = None
     uses: dict[int, int] = field(default_factory=dict)
-    arrays: list[tuple[Any, Any, Any]] = field(default_factory=list)
+    arrays: dict[tuple[Any, ...], list[tuple[Any, Any]]] = field(default_factory=dict)
     generation: int = 0
 
     def used(self, fence: Fence) -> None:

@@ -9,6 +9,7 @@ from functools import partial
 from itertools import count
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
+from poolbridge._memory.kinds import BlockPart
 from poolbridge._order import order as _order
 from poolbridge._session.flow import Ask, Flow, Sleep
 from poolbridge._session.grants import held, take
@@ -31,6 +32,7 @@ from poolbridge.errors import (
 
 if TYPE_CHECKING:
     from poolbridge import _native
+    from poolbridge._memory.kinds import BlockMemory
     from poolbridge._session.lease_state import LeaseState
     from poolbridge._session.session import Session
 
@@ -47,7 +49,10 @@ _ids = count(-1, -1)
 
 
 class Kept:
-    """An array that the consumer uses for each frame of one producer in one block. `key` says how it was made."""
+    """An array that the consumer uses for each frame of one producer with one block and description.
+
+    `key` says how the array was made.
+    """
 
     __slots__ = ("array", "key", "tensor")
 
@@ -293,13 +298,21 @@ class Consumer(Membership):
             block = self.session.core.blocks.get(grant.bl)
             if block is None:
                 return False
-            if grant.n > block.size or block.pool != self.channel.pl:
-                raise ProtocolError(f"a buffer of {grant.n} bytes does not fit into block {block.id} of {block.size}")
+            end = self._frames[grant.id].base + grant.n
+            if end > block.size or block.pool != self.channel.pl:
+                raise ProtocolError(
+                    f"a frame that ends at byte {end} does not fit into block {block.id} of {block.size}"
+                )
             if grant.id not in self._counted:
                 block.leases += 1
                 self._counted.add(grant.id)
             grant.bs, grant.ge = block.size, block.generation
         return True
+
+    def part(self, grant: Grant, block: BlockMemory) -> BlockMemory:
+        """Return the memory of a frame, which is a part of a mapped block."""
+        base = self._frames[grant.id].base
+        return BlockPart(block, base) if base else block
 
     def learn(self, grant: Grant) -> Flow[None]:
         """Count a frame as a lease of its block. If this session does not know the block, ask for the block first."""
@@ -311,7 +324,7 @@ class Consumer(Membership):
         with self.session.lock:
             block = self.session.core.blocks.get(frame.block)
             if block is not None and not block.recalled and not self.left:
-                self.native.keep(frame.producer, frame.block, frame.description_id, kept)
+                self.native.keep(frame.producer, frame.block, frame.description_id, kept, frame.base)
 
     def forget(self, block: int) -> None:
         """See `Membership.forget`."""
@@ -507,8 +520,7 @@ class Consumer(Membership):
             return
         self.lose(None)
         self.native.leave()
-        for block in self.session.core.blocks:
-            self.native.forget(block)
+        self.native.forget()
         # From now on, the thread that releases the last taken frame closes the native consumer.
         self.left = True
         self._drop_offered()

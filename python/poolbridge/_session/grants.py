@@ -46,6 +46,8 @@ def held(session: Session, grant: Grant, consumer: Consumer | None = None) -> Le
         pool, memory = session.pool_info(grant.pl), session.mapped(grant.bl)
         if pool is None or memory is None or (grant.wt and session.timelines.unknown(session.core.epoch, grant.wt)):
             return None
+        if consumer is not None:
+            memory = consumer.part(grant, memory)
         return LeaseState(session, grant, pool, memory, consumer=consumer)
     except BaseException as error:
         if consumer is not None and isinstance(error, ProtocolError):
@@ -72,6 +74,8 @@ def take(session: Session, grant: Grant, consumer: Consumer | None = None) -> Fl
         on_device = memory.pool.device[0] != _dlpack.CPU
         if on_device and session.timelines.own is None and _timelines.FEATURE in session.core.features:
             yield from know_timeline(session, 0)
+        if consumer is not None:
+            memory = consumer.part(grant, memory)
         return LeaseState(session, grant, pool, memory, consumer=consumer)
     except BaseException as error:
         if consumer is not None and isinstance(error, (ProtocolError, NotFoundError)):

@@ -37,6 +37,10 @@ if TYPE_CHECKING:
 
 _OUTBOX_MAX = 65_536
 _PATIENCE = 10.0
+# A block keeps arrays for at most `_MOST_PLACES` places: each is a part of its memory and a description of it. It keeps
+# at most `_MOST_ARRAYS` for each place.
+_MOST_PLACES = 4096
+_MOST_ARRAYS = 8
 
 
 class Driver(Protocol):
@@ -329,15 +333,18 @@ class Session(SessionMembers):
         lender.sent = lender.released = False
         self.disown(lender.grant)
 
-    def keep_array(self, grant: Grant, array: tuple[Any, Any, Any], most: int) -> None:
-        """Keep an array in `arrays` of its block, for later frames. A block keeps at most `most` arrays."""
+    def keep_array(self, grant: Grant, place: tuple[Any, ...], made: tuple[Any, Any]) -> None:
+        """Keep an array in `arrays` of its block, for later frames; `place` is the key in `arrays`."""
         with self.lock:
             block = self.core.blocks.get(grant.bl)
             if block is None or block.recalled:
                 return
-            if len(block.arrays) >= most:
+            if len(block.arrays) >= _MOST_PLACES:
                 block.arrays.clear()
-            block.arrays.append(array)
+            arrays = block.arrays.setdefault(place, [])
+            if len(arrays) >= _MOST_ARRAYS:
+                arrays.clear()
+            arrays.append(made)
 
     def lent(self, state: LeaseState, fence: Fence | None, *, apart: bool) -> None:
         """Note that a channel has a lease now.
