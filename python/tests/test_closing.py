@@ -11,10 +11,13 @@ import subprocess
 import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from pathlib import Path
 
+import msgspec
 import numpy as np
 import pytest
+from fakeservice import Service as FakeService
 from realservice import RealService, publish, until
 
 import poolbridge
@@ -184,6 +187,24 @@ def test_an_allocation_that_waits_when_its_client_is_closed_holds_nothing(servic
     full.release()
     other.allocate(2 * MIB, "uint8", pool="p", timeout=30)
     until(lambda: sessions(other) == 1)
+
+
+def test_a_request_that_waits_when_its_client_is_closed_says_so_whatever_the_service_answers(tmp_path):
+    with closing(FakeService(str(tmp_path / "f.sock"))) as fake, ThreadPoolExecutor(1) as threads:
+        asked = threading.Event()
+
+        def cancelled(connection, request):
+            error = {"c": "cancelled", "m": "the client has cancelled the request"}
+            connection.send(msgspec.msgpack.encode({"q": request.rq, "e": error}))
+
+        fake.tricks |= {"alloc": lambda _connection, _request: asked.set(), "cancel": cancelled}
+        client = poolbridge.connect(fake.path, timeout=60)
+        client.create_pool("p", max_bytes=MIB)
+        waiting = threads.submit(client.allocate, 4, "uint8", timeout=60)
+        assert asked.wait(60)
+        client.close()  # the service answers `Cancel` before it answers `Bye`
+        with pytest.raises(poolbridge.ClientClosedError):
+            waiting.result()
 
 
 def test_a_promise_that_is_open_when_its_client_is_closed_has_failed(service, other):

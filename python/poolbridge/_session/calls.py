@@ -46,6 +46,15 @@ class Call:
         """Whether the reply or an error has arrived."""
         return self.reply is not None or self.error is not None
 
+    def fail(self, error: PoolbridgeError) -> None:
+        """Set the error, unless the reply or another error has arrived, and tell the caller of the request.
+
+        If the client was closed while the service worked on the request, the service's later answer changes nothing.
+        """
+        if not self.done:
+            self.error = error
+        self.on_done()
+
     def result(self) -> Reply:
         """Return the reply, or raise the error."""
         if self.error is not None:

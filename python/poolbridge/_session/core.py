@@ -154,8 +154,7 @@ class Core:
         for call in list(self._calls.values()):
             if not call.abandoned and not isinstance(call.request, Timeline):  # the session itself asks for timelines
                 self.abandon(call)
-                call.error = type(error)(*error.args)
-                call.on_done()
+                call.fail(type(error)(*error.args))
         self.tell_waiters()
 
     @property
@@ -325,8 +324,7 @@ class Core:
             decode(data, Reply)
             del self._calls[call.number]
             self._answered.append((call.request, call.reply_type))
-            call.error = error
-            call.on_done()
+            call.fail(error)
         else:
             self._answer(call, decode(data, call.reply_type), descriptors)
 
@@ -427,8 +425,7 @@ class Core:
         self.outbox.clear()
         for call in calls:
             # Each call gets its own exception: if two threads raise the same exception, their tracebacks mix.
-            call.error = type(error)(*error.args)
-            call.on_done()
+            call.fail(type(error)(*error.args))
         self.tell_waiters()
 
     def close_descriptors(self) -> None:
