@@ -20,7 +20,7 @@ ROOT = Path(__file__).parents[2]
 README = ROOT / "README.md"
 PAGES = [README, *(ROOT / "docs" / f"{name}.md" for name in (
     "index", "install", "first-array", "streaming", "gpu-order", "pools", "arrays", "operating", "deploying",
-    "troubleshooting", "ordering", "events", "engines"
+    "troubleshooting", "events", "engines"
 ))]  # fmt: skip
 
 pytestmark = [
@@ -66,11 +66,11 @@ HOW = {  # page, and words that only one block of the page has: how the test run
     ("streaming.md", "# every consumer"): (LOOP, ""),
     ("streaming.md", "# every worker"): (LOOP, ""),
     ("streaming.md", "channel.publisher("): (SERVED, ""),
-    ("gpu-order.md", "channel.publish(lease)"): (TYPED, ""),
+    ("gpu-order.md", "image[...] = 1.0"): (TYPED, ""),
     ("gpu-order.md", "lease.used_on("): (TYPED, ""),
     ("arrays.md", "cupy.from_dlpack, stream=stream"): (TYPED, ""),
     ("operating.md", "OpenTelemetryTracer"): (ALONE, ""),
-    ("ordering.md", "lease.promise()"): (TYPED, ""),
+    ("gpu-order.md", "lease.promise()"): (TYPED, ""),
     ("events.md", "client.event()"): (TYPED, ""),
     ("engines.md", "poolbridge.ray.start()"): (CLUSTER, "(7.0, 1)"),
     ("engines.md", "dask.array"): (ALONE, "2000000.0"),
