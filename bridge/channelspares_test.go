@@ -335,7 +335,7 @@ func TestMemoryIsUsedAgainWhenTheTimelineOfItsReaderIsGone(t *testing.T) {
 			clock, err := s.consumer.Clock(t.Context())
 			require.NoError(t, err)
 			id := clock.Timeline()
-			s.producer.shared.spares(s.pool.info.ID).reclaim()
+			s.producer.shared.spares(s.pool.info.ID).reclaim(t.Context())
 			finish()
 			require.NoError(t, s.consumer.Close())
 			eventually(t, func() bool {
@@ -474,6 +474,23 @@ func TestMemoryOfOtherSizesIsNotKeptFromAnAllocationThatDoesNotWait(t *testing.T
 	l, err := s.pool.TryAllocate(t.Context(), mempool.Bytes(1<<16-8)) // the last free block is the block of frame 5, which has come back
 	require.NoError(t, err)
 	require.NoError(t, l.Release(false))
+}
+
+func TestAnAllocationThatDoesNotWaitGetsMemoryThatAnotherGoroutineIsTakingBack(t *testing.T) {
+	s := pair(t, hostPool("p", 2<<16), mempool.ChannelSpec{Capacity: 1})
+	from := s.follow(t, mempool.SubscribeOptions{})
+	s.send(t, 0)
+	sp := s.producer.shared.spares(s.pool.Info().ID)
+	for n := range uint64(200) {
+		require.NoError(t, receive(t, from, n).Release())
+		sp.awaited.Add(1)
+		sp.drainAll()  // as during an allocation whose answer from the service comes late
+		s.send(t, n+1) // the block of frame n comes back
+		l, err := s.pool.TryAllocate(t.Context(), mempool.Bytes(1<<16-8))
+		require.NoError(t, err, "frame %d", n)
+		require.NoError(t, l.Release(false))
+		sp.awaited.Add(-1)
+	}
 }
 
 func TestADestroyedPoolGetsItsMemoryBackWhenConsumersLetGo(t *testing.T) {

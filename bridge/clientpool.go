@@ -187,7 +187,7 @@ func (p *Pool) alloc(ctx context.Context, try attempt, t mempool.Tensor) (*Lease
 // clients still map a block, the service recalls the block and frees it later.
 func (p *Pool) Trim(ctx context.Context, keep uint64) (uint64, error) {
 	if spares := p.client.shared.spares(p.info.ID); spares != nil {
-		spares.reclaim()
+		spares.reclaim(ctx)
 		spares.empty()
 	}
 	var reply wire.TrimReply

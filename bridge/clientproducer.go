@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"slices"
-	"sync"
 	"time"
 
 	"github.com/poolbridge/poolbridge/bridge/wire"
@@ -21,7 +20,7 @@ type producing struct {
 	native *shmchannel.Producer
 	spares *spares
 
-	reclaiming sync.Mutex // held while the result of native.Reclaim is used
+	reclaiming chan struct{} // has an element while a goroutine calls native.Reclaim and handles the result
 }
 
 // producer returns the client's producer of the channel. It joins the channel if necessary.
@@ -33,7 +32,7 @@ func (ch *Channel) producer(ctx context.Context) (*producing, error) {
 	s.mu.Lock()
 	p := s.producers[ch.info.ID]
 	if p == nil {
-		p = &producing{membership: newMembership(ch, shmchannel.ProducerRole), joined: make(chan struct{})}
+		p = &producing{membership: newMembership(ch, shmchannel.ProducerRole), joined: make(chan struct{}), reclaiming: make(chan struct{}, 1)}
 		p.depart = func(context.Context) { p.unseat() }
 		if err := c.inBackground(p.begin); err != nil { // in the background, so that joining continues if ctx ends
 			s.mu.Unlock()
@@ -152,20 +151,38 @@ func (l *Lease) lend(ready *mempool.Fence) *loan {
 	return lent
 }
 
-// reclaim takes the loans that have come back, unless another goroutine is taking them.
+// reclaim takes and handles the loans that have come back, unless another goroutine is doing this.
 func (p *producing) reclaim() {
-	if !p.reclaiming.TryLock() {
-		return
-	}
-	defer p.reclaiming.Unlock()
-	back, err := p.native.Reclaim()
-	if err == nil { // if reclaiming failed, the next Publish returns the error
-		p.cameBack(back)
+	select {
+	case p.reclaiming <- struct{}{}:
+		_, _ = p.takeBack() // if reclaiming failed, the next Publish returns the error
+	default:
 	}
 }
 
+// awaitReclaim is like reclaim. But if another goroutine is handling loans, awaitReclaim first waits until this goroutine is done, or until
+// ctx ends. It returns how many loans this call has handled.
+func (p *producing) awaitReclaim(ctx context.Context) (n int, err error) {
+	select {
+	case p.reclaiming <- struct{}{}:
+		return p.takeBack()
+	case <-ctx.Done():
+		return 0, context.Cause(ctx)
+	}
+}
+
+// takeBack takes and handles the loans that have come back. The caller has put an element into p.reclaiming, which takeBack removes.
+func (p *producing) takeBack() (n int, err error) {
+	defer func() { <-p.reclaiming }()
+	back, err := p.native.Reclaim()
+	if err == nil {
+		p.cameBack(back)
+	}
+	return len(back), err
+}
+
 // cameBack handles the loans that have come back. If Allocate made the lease of a loan, the loan becomes a spare, which a later Allocate
-// can use. Otherwise cameBack releases the lease. The caller holds p.reclaiming.
+// can use. Otherwise cameBack releases the lease. The caller has put an element into p.reclaiming.
 func (p *producing) cameBack(back []shmchannel.Returned) {
 	for i := range back {
 		l := back[i].Owner.(*loan)

@@ -106,7 +106,7 @@ func (sp *spares) allocate(ctx context.Context, try attempt, p *Pool, t mempool.
 	sp.look()
 	l, others, busy := sp.take(t, false)
 	if l == nil {
-		sp.reclaim()
+		sp.reclaim(ctx)
 		l, others, busy = sp.take(t, true)
 	}
 	if busy && sp.mayGrow(t) {
@@ -239,7 +239,7 @@ func (sp *spares) awaitOwn(caller context.Context, from *producing, t mempool.Te
 	defer func() { sp.client.memoryWaits.over(began, true) }()
 	ctx := &patient{Context: caller, client: sp.client, until: began.Add(sp.ownFor)}
 	_ = from.native.AwaitBack(ctx, func() bool { // if AwaitBack fails, the caller asks the service, which reports the error
-		from.reclaim()
+		_, _ = from.awaitReclaim(ctx)
 		l, _, _ = sp.take(t, true)
 		return l != nil || sp.isWanted()
 	})
@@ -264,10 +264,10 @@ func (sp *spares) keep() {
 	}
 }
 
-// reclaim takes the memory that has come back from all channels of the pool.
-func (sp *spares) reclaim() {
+// reclaim takes the memory that has come back from all channels of the pool. It also waits until other goroutines have handled such memory.
+func (sp *spares) reclaim(ctx context.Context) {
 	for _, p := range sp.members() {
-		p.reclaim()
+		_, _ = p.awaitReclaim(ctx) // if reclaiming failed, the next Publish returns the error
 	}
 }
 

@@ -106,20 +106,21 @@ func (sp *spares) drained(p *producing, failed bool) bool {
 
 // drain takes or releases memory that comes back while memory of the pool is wanted, or while an allocation waits for the service's answer.
 func (p *producing) drain() {
-	p.reclaiming.Lock()
-	defer p.reclaiming.Unlock()
 	ctx := wantedTime{p.client.working, p.spares}
 	for {
-		back, err := p.native.AwaitReclaim(ctx)
+		var back int
+		var err error
+		ended := p.native.AwaitBack(ctx, func() bool {
+			back, err = p.awaitReclaim(ctx)
+			return back > 0 || err != nil || p.native.Lent() == 0
+		})
 		if unknown, ok := errors.AsType[*shmchannel.UnknownMemberError](err); ok {
 			limited, stop := context.WithTimeout(p.client.working, wantedFor)
 			err = p.await(limited, unknown)
 			stop()
-		} else if err == nil {
-			p.cameBack(back)
 		}
-		failed := err != nil && ctx.Err() == nil
-		if len(back) == 0 && p.spares.drained(p, failed) { // the channel has no memory of the client, or the memory is not wanted any more
+		failed := errors.Join(err, ended) != nil && ctx.Err() == nil
+		if back == 0 && p.spares.drained(p, failed) { // the channel has no memory of the client, or the memory is not wanted any more
 			return
 		}
 	}
