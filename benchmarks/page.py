@@ -17,6 +17,7 @@ from typing import Any
 FOLDER = Path(__file__).parent
 PAGE = FOLDER.parent / "docs" / "performance.md"
 OURS, THEIRS = "poolbridge", "iceoryx2"
+KINDS = "device", "host"  # memory of the GPU, and of the CPU
 UNITS = {"KiB": 10, "MiB": 20, "GiB": 30}
 Report = dict[str, Any]
 
@@ -65,15 +66,26 @@ def machine(report: Report) -> str:
     return f"{of['cpus']} CPUs{gpus}, Linux {of['kernel'].split('-')[0]}, Python {of['python']}; {packages}."
 
 
+def named(system: str) -> str:
+    """Return the name of a system in the page."""
+    return system.replace("multiprocessing.Queue", "Queue").replace("multiprocessing.shared_memory", "shared_memory")
+
+
 def transfers(report: Report, kind: str, *sizes: str) -> str:
-    """Show how long a transfer takes: p50 and p99 for each size."""
+    """Show how long a transfer takes, and how many frames a second a system carries to one Python consumer."""
     found: dict[str, dict[int, str]] = {}
     for row in rows(report, kind, "transfer.*"):
         system = row["system"] + row["workload"].removeprefix("transfer").replace("/", ", ")
         found.setdefault(system, {})[row["bytes"]] = times(row)
     wanted = [int(size[:-3]) << UNITS[size[-3:]] for size in sizes]
+    streams = {
+        row["system"]: rate(row["per_second"])
+        for row in rows(report, kind, "stream/go-python/1 consumer")
+        if row["bytes"] > 1
+    }
     lines = [[system, *(cells.get(size, "") for size in wanted)] for system, cells in found.items()]
-    return table(["µs: p50 (p99)", *sizes], [line for line in lines if any(line[1:])])
+    lines = [[named(line[0]), *line[1:], streams.get(line[0], "")] for line in lines if any(line[1:])]
+    return table(["µs: p50 (p99)", *sizes, "frames a second"], lines)
 
 
 WAYS = {
@@ -82,73 +94,73 @@ WAYS = {
     "go-python leases": "Go → Python, leases",
     "go-spinning python": "Go → Python, spinning",
     "python-go": "Python → Go",
-    "python-python": "Python → Python",
-    "python-spinning": "Python → Python, spinning",
-    "python-queue": "Python → Python, queue",
 }
+BETWEEN_PYTHON = {"python": "", "spinning": ", spinning", "queue": ", queue"}
 
 
-def streams(report: Report, kind: str) -> str:
-    """Show the streams of poolbridge: frames a second to each consumer, and the time from publishing to the array."""
-    lines = []
-    for row in rows(report, kind, "stream/.*"):
-        if row["system"] == OURS:
+def streams(report: Report) -> str:
+    """Show the streams that begin or end in Go, on memory of the GPU and of the CPU."""
+    found: dict[str, dict[str, list[str]]] = {}
+    for kind in KINDS:
+        for row in rows(report, kind, "stream/.*"):
             _, way, consumers = row["workload"].split("/")
-            lines.append([f"{WAYS[way]}, {consumers}", rate(row["per_second"]), latency(row)])
-    return table(["", "frames a second to each", "p50, p99 µs"], lines)
+            if row["system"] == OURS and way in WAYS:
+                cells = [rate(row["per_second"]), latency(row)]
+                found.setdefault(f"{WAYS[way]}, {consumers.split()[0]}", {})[kind] = cells
+    lines = [[name, *(cell for kind in KINDS for cell in cells.get(kind, ["", ""]))] for name, cells in found.items()]
+    return table(["consumers", "GPU: frames a second", "p50, p99 µs", "CPU: frames a second", "p50, p99 µs"], lines)
 
 
-def systems(report: Report, kind: str) -> str:
-    """Compare a stream to one Python consumer with the streams of other systems."""
-    found = [row for row in rows(report, kind, "stream/go-python/1 consumer") if row["bytes"] > 1]
-    ours = next(row["per_second"] for row in found if row["system"] == OURS)
-    lines = [[row["system"], rate(row["per_second"]), f"{ours / row['per_second']:.1f}"] for row in found]
-    return table(["", "frames a second", "poolbridge carries so many times as many"], lines)
-
-
-def python(report: Report, kind: str) -> str:
-    """Compare streams between Python processes with those of iceoryx2."""
-    found: dict[str, dict[str, dict[str, Any]]] = {}
-    for row in rows(report, kind, "stream/python-(python|spinning|queue)/.*"):
-        _, way, consumers = row["workload"].split("/")
-        name = consumers + WAYS[way].removeprefix("Python → Python")
-        found.setdefault(name, {})[row["system"]] = row
+def python(report: Report) -> str:
+    """Show streams between Python processes, and compare those on memory of the CPU with streams of iceoryx2."""
+    found: dict[str, dict[tuple[str, str], dict[str, Any]]] = {}
+    for kind in reversed(KINDS):
+        for row in rows(report, kind, "stream/python-(python|spinning|queue)/.*"):
+            _, way, consumers = row["workload"].split("/")
+            name = consumers.split()[0] + BETWEEN_PYTHON[way.removeprefix("python-")]
+            found.setdefault(name, {})[kind, row["system"]] = row
     lines = []
     for name, cells in found.items():
-        ours, theirs = cells[OURS], cells.get(THEIRS, {})
+        shown = [cells.get(one, {}) for one in (("device", OURS), ("host", OURS), ("host", THEIRS))]
+        ours, theirs = shown[1:]
         ratio = f"{ours['per_second'] / theirs['per_second']:.1f}" if theirs else ""
-        rates = [rate(row.get("per_second")) for row in (ours, theirs)]
-        lines.append([name, rates[0], latency(ours), rates[1], latency(theirs), ratio])
-    return table(["", "frames a second to each", "p50, p99 µs", THEIRS, "p50, p99 µs", "times as many"], lines)
+        lines.append([name, *(text for row in shown for text in (rate(row.get("per_second")), latency(row))), ratio])
+    columns = [text for name in ("GPU", "CPU", THEIRS) for text in (f"{name}: frames a second", "p50, p99 µs")]
+    return table(["consumers", *columns, "times as many"], lines)
 
 
-def growth(report: Report, kind: str) -> str:
+def growth(report: Report) -> str:
     """Show how a transfer and the service's memory grow with the numbers of buffers and sessions."""
     own = {
-        (one["buffers"], one["sessions"], one["state"]): f"{one['own_bytes'] / (1 << 20):.0f} MiB"
+        (one["kind"], one["buffers"], one["sessions"]): f"{one['own_bytes'] / (1 << 20):.0f} MiB"
         for one in report["service"]
-        if one["kind"] == kind
+        if one["state"] == "busy"
     }
-    lines = []
-    for row in rows(report, kind, "growth/.*"):
-        buffers, sessions = (int(number) for number in re.findall(r"(\d+) ", row["workload"]))
-        memory = [own[buffers, sessions, state] for state in ("idle", "busy")]
-        lines.append([f"{buffers:,}, {sessions}", times(row), *memory])
-    return table(["buffers, sessions", "transfer, µs: p50 (p99)", "the service's own memory, idle", "busy"], lines)
+    found: dict[tuple[int, int], list[str]] = {}
+    for kind in KINDS:
+        for row in rows(report, kind, "growth/.*"):
+            buffers, sessions = (int(number) for number in re.findall(r"(\d+) ", row["workload"]))
+            found.setdefault((buffers, sessions), []).extend([times(row), own[kind, buffers, sessions]])
+    lines = [[f"{buffers:,}, {sessions}", *cells] for (buffers, sessions), cells in found.items()]
+    columns = [text for name in ("GPU", "CPU") for text in (f"{name}: transfer, µs", "memory")]
+    return table(["buffers, sessions", *columns], lines)
 
 
-def others(report: Report, kind: str) -> str:
+def others(report: Report) -> str:
     """Show how long allocations and the start take, and what copies reach."""
-    found = rows(report, kind, "(allocate|start-up|copy)/.*")
-    lines = [[f"{row['workload']}: {row['system']}", times(row), rate(row["per_second"])] for row in found]
-    return table(["", "µs: p50 (p99)", "a second"], lines)
+    found: dict[str, dict[str, list[str]]] = {}
+    for kind in KINDS:
+        for row in rows(report, kind, "(allocate|start-up|copy)/.*"):
+            name = row["workload"].replace("/", ", ") + ("" if row["system"] == OURS else f": {row['system']}")
+            found.setdefault(name, {})[kind] = [times(row), rate(row["per_second"])]
+    lines = [[name, *(cell for kind in KINDS for cell in cells.get(kind, ["", ""]))] for name, cells in found.items()]
+    return table(["µs: p50 (p99)", "GPU", "a second", "CPU", "a second"], lines)
 
 
 TABLES: dict[str, Callable[..., str]] = {
     "machine": machine,
     "transfers": transfers,
     "streams": streams,
-    "systems": systems,
     "python": python,
     "growth": growth,
     "others": others,
