@@ -122,7 +122,7 @@ func (c *Client) adopt(ctx context.Context, came wire.Lease) (*Lease, error) {
 	p, err := c.pool(ctx, came.Pool)
 	if err == nil {
 		if came.Event != nil {
-			l.ordering().Expect(came.Event, came.EventOnly, p.info.Device.UUID)
+			l.ordering().Expect(came.Event, p.info.Device.UUID)
 		}
 		l.mem, l.memory, err = c.mapped(p, came)
 	}
@@ -325,7 +325,7 @@ func (l *Lease) WaitOn(ctx context.Context, q Queue) error {
 // ReadyEvent returns the interprocess event that came with the content, or nil if none came. The event stays open while the lease lasts.
 // The methods of the lease wait for this event where necessary. Queues that the caller passed to WaitOn wait for it, too.
 //
-// Errors: those of [mempool.OpenEvent]. If the content also has a fence, the caller can use the lease despite the error.
+// Errors: those of [mempool.OpenEvent]. The caller can use the lease despite the error, because the content has a fence, too.
 func (l *Lease) ReadyEvent() (e *Event, err error) {
 	err = l.with(context.Background(), 0, 0, false, func(mempool.Memory) error { // with waits for nothing if n is 0
 		if o := l.order.Load(); o != nil {

@@ -67,7 +67,7 @@ func (l *Lease) leave() {
 
 // completed returns the fence after which the content is complete, or nil if the content is complete now. The caller holds l.mu.
 func (l *Lease) completed(ctx context.Context, c mempool.Completion) (*mempool.Fence, error) {
-	if l.order.Load() == nil && len(c.After) == 0 && c.Event == nil && !c.EventOnly {
+	if l.order.Load() == nil && len(c.After) == 0 && c.Event == nil {
 		return c.Ready, nil
 	}
 	m, err := l.reach()

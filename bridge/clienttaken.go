@@ -81,7 +81,7 @@ func (s *consuming) adopt(ctx context.Context, l *Lease, came *shmchannel.Frame)
 			return err
 		}
 		l.info = &mempool.LeaseInfo{Wait: l.info.Wait, Event: bytes.Clone(came.Event)}
-		l.ordering().Expect(l.info.Event, false, p.info.Device.UUID)
+		l.ordering().Expect(l.info.Event, p.info.Device.UUID)
 	}
 	known, err := c.hold(l, s.channel.Pool, came)
 	if known || err != nil {

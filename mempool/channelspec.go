@@ -130,10 +130,6 @@ func (o FrameOptions) Validate() error {
 				"for example as base64", k, v)
 		}
 	}
-	if o.EventOnly {
-		return situation.Of(ErrInvalid, "a frame whose event stands alone cannot be sent: its lease ends, and nobody could tell when its memory may be "+
-			"used again; send it with a fence as well")
-	}
 	return nil
 }
 

@@ -38,10 +38,8 @@ type LeaseInfo struct {
 	// Wait has the fences that were not reached when the service granted the lease. All these fences must be reached before the session uses
 	// the memory.
 	Wait []Fence
-	// Event is the handle of the interprocess event that came with the content, or nil. If EventOnly is true, no fence in Wait says that the
-	// event's work is done, so the reader must wait for the event itself.
-	Event     []byte
-	EventOnly bool
+	// Event is the handle of the interprocess event that came with the content, or nil.
+	Event []byte
 }
 
 // Stats says how many sessions, leases, buffers and names a service has at one moment, and how it uses the memory of its pools. A client gets

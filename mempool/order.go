@@ -3,7 +3,6 @@ package mempool
 import (
 	"context"
 	"errors"
-	"slices"
 	"sync"
 )
 
@@ -15,15 +14,14 @@ type Order struct {
 	// Clock returns the clock with which this process makes fences for its own work.
 	Clock func(ctx context.Context) (*Clock, error)
 
-	mu      sync.Mutex
-	wait    []Fence          // fences that must be reached before the memory is used
-	strict  bool             // a fence that will never be reached is an error; otherwise it counts as reached
-	told    map[any]struct{} // keys of the queues that wait for the fences in wait
-	ready   readyEvent
-	opened  []*Event         // events that Close must close
-	vouched Queue            // the queue that waits for the event of a transfer with EventOnly; nil without such a transfer
-	used    bool             // work of this package on the memory may be running
-	given   map[any]struct{} // keys of the queues that wait for this work
+	mu     sync.Mutex
+	wait   []Fence          // fences that must be reached before the memory is used
+	strict bool             // a fence that will never be reached is an error; otherwise it counts as reached
+	told   map[any]struct{} // keys of the queues that wait for the fences in wait
+	ready  readyEvent
+	opened []*Event         // events that Close must close
+	used   bool             // work of this package on the memory may be running
+	given  map[any]struct{} // keys of the queues that wait for this work
 }
 
 // Begin sets the fences that must be reached before this process uses the memory. If `strict` is true, a fence that will never be reached
@@ -33,12 +31,11 @@ func (o *Order) Begin(wait []Fence, strict bool) { o.wait, o.strict = wait, stri
 // Before makes later work in queue q wait for everything that must happen before this process uses the memory.
 //
 // Errors: the context's error, if the context ends while the CPU waits; joined with [ErrBusy], if the context's deadline has passed.
-// [ErrContentFailed] or [ErrProducerDied], if the content will never be complete. [ErrUnavailable], if this process cannot open an event
-// that it must wait for.
+// [ErrContentFailed] or [ErrProducerDied], if the content will never be complete.
 func (o *Order) Before(ctx context.Context, q Queue) error {
 	o.mu.Lock()
 	defer o.mu.Unlock()
-	if len(o.wait) == 0 && !o.ready.alone {
+	if len(o.wait) == 0 {
 		return nil
 	}
 	key := q.orderKey()
@@ -56,16 +53,6 @@ func (o *Order) Before(ctx context.Context, q Queue) error {
 		}
 	}
 	o.wait = left
-	if o.ready.alone {
-		e, err := o.openEvent()
-		if err == nil {
-			err = e.Before(ctx, q)
-		}
-		if err != nil {
-			return err
-		}
-		o.ready.alone = key != nil
-	}
 	if key != nil {
 		if o.told == nil {
 			o.told = make(map[any]struct{})
@@ -157,7 +144,7 @@ func (o *Order) Give(ctx context.Context, own, q Queue) error {
 // Errors: as [Order.Before].
 func (o *Order) AwaitAccess(ctx context.Context, m Memory) error {
 	o.mu.Lock()
-	told, unsaid := (len(o.wait) == 0 && !o.ready.alone) || len(o.told) > 0, o.used && len(o.given) == 0
+	told, unsaid := len(o.wait) == 0 || len(o.told) > 0, o.used && len(o.given) == 0
 	o.mu.Unlock()
 	if !told {
 		if err := o.Before(ctx, CPU); err != nil {
@@ -181,7 +168,7 @@ func (o *Order) Use() {
 // Ready returns one fence: when it is reached, the content is complete. Ready returns nil if the content is complete already. If several
 // queues work on the content, Ready makes the first queue wait for the other queues. If c.Ready is a fence, Ready first waits on the CPU
 // for the work in all queues, and then returns c.Ready. It does not make a queue wait for c.Ready, because the caller may never reach this
-// fence. If c.EventOnly is true, Ready waits in the same way, and then returns nil.
+// fence.
 //
 // Errors: [ErrInvalid] if the fields of c contradict each other, or if the event was not recorded or cannot mark the completion of the
 // content.
@@ -190,20 +177,11 @@ func (o *Order) Ready(ctx context.Context, own Queue, c Completion) (*Fence, err
 		return nil, err
 	}
 	queues := o.queues(own, c.After)
-	if c.Ready != nil || c.EventOnly {
+	if c.Ready != nil {
 		for _, q := range queues {
 			if err := q.synchronize(); err != nil {
 				return nil, err
 			}
-		}
-		if c.EventOnly { // work that uses the memory after this lease must wait for the event too
-			line := c.Event.line(own)
-			if err := c.Event.Before(ctx, line); err != nil {
-				return nil, err
-			}
-			o.mu.Lock()
-			defer o.mu.Unlock()
-			o.vouched = line
 		}
 		return c.Ready, nil
 	}
@@ -240,8 +218,8 @@ func (o *Order) joined(ctx context.Context, queues []Queue) (*Fence, error) {
 	return clock.Signal(queues[0])
 }
 
-// queues returns the queues that may still have work on the memory: the named queues, the memory's own queue if it has work of this package
-// that no named queue waits for, and the queue in o.vouched.
+// queues returns the queues that may still have work on the memory: the named queues, and the memory's own queue if it has work of this
+// package that no named queue waits for.
 func (o *Order) queues(own Queue, named []Queue) (queues []Queue) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
@@ -256,9 +234,6 @@ func (o *Order) queues(own Queue, named []Queue) (queues []Queue) {
 	if !covered && own.orderKey() != nil {
 		queues = append(queues, own)
 	}
-	if v := o.vouched; v != nil && v.orderKey() != nil && !slices.Contains(queues, v) {
-		queues = append(queues, v)
-	}
 	return queues
 }
 
@@ -269,7 +244,7 @@ func (o *Order) Ended(ready *Fence, c Completion) {
 	defer o.mu.Unlock()
 	o.strict, o.told = true, nil
 	if c.Event != nil {
-		o.ready = readyEvent{handle: c.Event.Handle(), alone: c.EventOnly, event: c.Event}
+		o.ready = readyEvent{handle: c.Event.Handle(), event: c.Event}
 	}
 	if ready != nil {
 		o.wait = append(o.wait, *ready)

@@ -1,7 +1,5 @@
 package mempool
 
-import "github.com/poolbridge/poolbridge/internal/situation"
-
 // Publication says how a session publishes a buffer.
 type Publication struct {
 	Name string
@@ -24,18 +22,13 @@ type Completion struct {
 	// Ready is a fence of the session's own timeline. The caller marks it as reached when the content is complete.
 	Ready *Fence
 	// Event is an interprocess event. The caller must have recorded it after all the work that writes the content, and must keep it open until
-	// the readers have opened it. If EventOnly is false, the transfer also makes a fence that is reached after the event. If EventOnly is
-	// true, the transfer makes no fence, and readers of memory of a GPU must wait for the event.
-	Event     *Event
-	EventOnly bool
+	// the readers have opened it. The transfer also makes a fence that is reached after the event.
+	Event *Event
 }
 
 // possible returns an error if the fields of c contradict each other, or if the event cannot mark the completion of the content.
 func (c Completion) possible() error {
-	switch {
-	case c.EventOnly && (c.Event == nil || c.Ready != nil):
-		return situation.Of(ErrInvalid, "EventOnly needs an Event, and no fence in Ready")
-	case c.Event == nil || c.Ready != nil:
+	if c.Event == nil || c.Ready != nil {
 		return nil
 	}
 	return c.Event.sendable()
@@ -44,7 +37,7 @@ func (c Completion) possible() error {
 // Handle returns the handle of the event of c. The session sends this handle with the content. Handle returns nil if c has no event, or if
 // the content is complete already. The parameter `ready` is the result of [Order.Ready] for c.
 func (c Completion) Handle(ready *Fence) []byte {
-	if c.Event == nil || (ready == nil && !c.EventOnly) {
+	if c.Event == nil || ready == nil {
 		return nil
 	}
 	return c.Event.Handle()

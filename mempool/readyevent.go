@@ -6,14 +6,12 @@ import "errors"
 type readyEvent struct {
 	handle []byte // nil if no event came
 	device string // GPU on which the event is opened
-	alone  bool   // no fence comes after the event, so queues must wait for the event itself
 	event  *Event // nil if the event is not opened yet
 }
 
-// Expect notes that an interprocess event came with the content of memory on a GPU. The parameter `handle` is the event's handle. If
-// `alone` is true, no fence says that the event's work is done.
-func (o *Order) Expect(handle []byte, alone bool, device string) {
-	o.ready = readyEvent{handle: handle, alone: alone, device: device}
+// Expect notes that an interprocess event came with the content of memory on a GPU. The parameter `handle` is the event's handle.
+func (o *Order) Expect(handle []byte, device string) {
+	o.ready = readyEvent{handle: handle, device: device}
 }
 
 // Event returns the event that came with the content, or nil if no event came. The first call opens the event. The event stays open until
@@ -23,11 +21,6 @@ func (o *Order) Expect(handle []byte, alone bool, device string) {
 func (o *Order) Event() (*Event, error) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
-	return o.openEvent()
-}
-
-// openEvent does the same as Event. The caller holds o.mu.
-func (o *Order) openEvent() (*Event, error) {
 	r := &o.ready
 	if r.event != nil || r.handle == nil {
 		return r.event, nil

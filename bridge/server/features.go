@@ -12,7 +12,6 @@ func (c *connection) agree(offered []string) (both []string) {
 	if !slices.Contains(offered, wire.FeatureTimelines) || service.ProbeTimelines() != nil {
 		return both
 	}
-	c.session.UseTimelines()
 	both = append(both, wire.FeatureTimelines)
 	if slices.Contains(offered, wire.FeatureChannels) {
 		both = append(both, wire.FeatureChannels)

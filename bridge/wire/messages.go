@@ -83,10 +83,9 @@ type Lease struct {
 	Bytes      uint64 `wire:"n?"`  // bytes of the buffer, which starts at the block's first byte
 	Tensor     Tensor `wire:"t"`   // content of the buffer
 	// how to map the block; with the session's first lease on the block, and again after a `recall`
-	Export    *Export `wire:"x?"`
-	Wait      []Fence `wire:"wt?"` // fences to wait for before the memory is used
-	Event     []byte  `wire:"ev?"` // the interprocess event that came with the content
-	EventOnly bool    `wire:"eo?"` // whether the session must wait for `ev` too, because no fence covers it
+	Export *Export `wire:"x?"`
+	Wait   []Fence `wire:"wt?"` // fences to wait for before the memory is used
+	Event  []byte  `wire:"ev?"` // the interprocess event that came with the content
 }
 
 // Stats counts what a session sees.
@@ -299,8 +298,8 @@ type Publish struct {
 	Tensor  *Tensor `wire:"t?"`  // new description of the content; left out: that of `alloc`
 	Keep    bool    `wire:"kp?"` // keep the name when the session ends
 	Replace bool    `wire:"rp?"` // replace an existing name of the same user
-	Ready   *Fence  `wire:"rt?"` // fence at which the content is complete; without `rt` and `ev`: now
-	Event   []byte  `wire:"ev?"` // interprocess event after which the content is complete
+	Ready   *Fence  `wire:"rt?"` // fence at which the content is complete; left out: now
+	Event   []byte  `wire:"ev?"` // interprocess event, recorded after the work; only beside `rt`
 }
 
 // Unpublish removes a name.

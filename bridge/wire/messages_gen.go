@@ -102,7 +102,6 @@ var leaseFields = record[Lease]{
 	pointerField("x", func(m *Lease) **Export { return &m.Export }, exportFields),
 	structsField("wt", func(m *Lease) *[]Fence { return &m.Wait }, fenceFields).maybe(),
 	binaryField("ev", func(m *Lease) *[]byte { return &m.Event }).maybe(),
-	boolField("eo", func(m *Lease) *bool { return &m.EventOnly }).maybe(),
 }
 
 var statsFields = record[Stats]{

@@ -20,30 +20,15 @@ type buffer struct {
 
 	writer  *Lease
 	readers smallSet[*Lease]
-	names   int32  // how many names hold the buffer
-	frames  int32  // how many channels hold the buffer
-	ready   fences // the content is complete once these fences are reached
-	event   *publishedEvent
+	names   int32          // how many names hold the buffer
+	frames  int32          // how many channels hold the buffer
+	ready   fences         // the content is complete once these fences are reached
+	event   *mempool.Event // came with the content
 	failed  bool
 	doubted bool     // the writer is gone, and a channel may have the buffer; if no channel has it, the buffer has failed
 	counted BlockUse // the use that the current view has counted for the buffer's block
 	made    uint32   // seconds after the service began
 	changed signal
-}
-
-// publishedEvent is an interprocess event that came with a buffer's content.
-type publishedEvent struct {
-	handle  []byte
-	voucher *Lease // the end of this lease says that the event's work is done; nil: a fence says so
-}
-
-// told returns the handle of the event that came with the content. The result `alone` is true if only the event, and no fence, says when
-// the content is complete.
-func (e *publishedEvent) told() (handle []byte, alone bool) {
-	if e == nil {
-		return nil, false
-	}
-	return e.handle, e.voucher != nil
 }
 
 // checkContent marks the buffer as failed if its producer has said that the content failed. The caller holds Service.mu.
@@ -173,10 +158,6 @@ func (s *Session) lease(ctx context.Context, text string, write bool, wait time.
 			pool := b.block.pool
 			if !pool.access.Allows(s.peer) {
 				return g, pool.denied(s.peer)
-			}
-			if _, alone := b.event.told(); alone && !s.ordered {
-				return g, situation.Of(mempool.ErrUnavailable, "only an interprocess event says when buffer %d is complete, and session %d understands "+
-					"neither those nor timelines", b.id, s.id)
 			}
 			again = &b.changed
 			if err = b.available(write); err == nil {

@@ -15,7 +15,6 @@ func TestChannelsAreForWhoMayUseThePool(t *testing.T) {
 	r := newChannelRig(t, mempool.ChannelSpec{Capacity: 2}, 4)
 	stranger, err := r.svc.OpenSession(mempool.Peer{UID: 4711}, func(Notice) {})
 	require.NoError(t, err)
-	stranger.UseTimelines()
 	_, err = stranger.FindChannel(t.Context(), "frames", Consumer, 0)
 	assert.ErrorIs(t, err, mempool.ErrNotFound)
 	_, err = stranger.JoinChannel(r.info.ID, MemberSpec{Role: Consumer})

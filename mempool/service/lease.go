@@ -40,11 +40,14 @@ func (l *Lease) granted() Grant {
 // The caller holds Service.mu.
 func (l *Lease) describe() mempool.LeaseInfo {
 	b := l.buffer
-	event, alone := b.event.told()
+	var event []byte
+	if b.event != nil {
+		event = b.event.Handle()
+	}
 	return mempool.LeaseInfo{
 		ID: l.id, Buffer: b.id, Generation: b.generation, Write: l.write,
 		Pool: b.block.pool.info.ID, Block: b.block.id, BlockBytes: b.block.size,
-		Bytes: b.bytes, Tensor: *b.tensor, Wait: l.wait.plain(), Event: event, EventOnly: alone,
+		Bytes: b.bytes, Tensor: *b.tensor, Wait: l.wait.plain(), Event: event,
 	}
 }
 
@@ -124,16 +127,6 @@ func (l *Lease) end(incomplete bool, done fences) {
 	} else {
 		b.readers.remove(l)
 		b.block.fences = b.block.fences.more(done)
-	}
-	if b.event != nil && b.event.voucher == l {
-		b.event = nil
-		b.ready = b.ready.more(done)
-		if l.session.ended { // the session did not say that the event's work is done, and its process may be dead
-			told := make(failures)
-			b.fail(told)
-			l.session.breaks(b)
-			told.tell()
-		}
 	}
 	for _, t := range l.wait {
 		t.timeline.unshow()

@@ -217,7 +217,6 @@ func TestAMemberOfASessionWithoutASealedTimelineHasNone(t *testing.T) {
 	var err error
 	w.Session, err = r.svc.OpenSession(mempool.Self(), func(n Notice) { w.notices = append(w.notices, n) })
 	require.NoError(t, err)
-	w.UseTimelines()
 	_, _, err = w.Timeline()
 	require.NoError(t, err)
 	p := r.produce(w)

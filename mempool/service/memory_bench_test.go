@@ -36,7 +36,6 @@ func BenchmarkTakes(b *testing.B) {
 		b.Helper()
 		s, err := svc.OpenSession(mempool.Self(), func(Notice) {})
 		require.NoError(b, err)
-		s.UseTimelines()
 		return s
 	}
 	hostPool := func(b *testing.B, s *Session, blocks int) *Pool {

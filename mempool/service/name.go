@@ -17,19 +17,6 @@ type name struct {
 	owner  *Session // the name is removed when this session ends; nil: the name stays
 }
 
-// eventOf returns the event of `c`, for which readers must wait, or nil if `c` has no event. If `c` has an event and no fence, the end of
-// the lease `l` tells readers that the work before the event is done.
-func eventOf(c mempool.Completion, ready *mempool.Fence, l *Lease) *publishedEvent {
-	handle := c.Handle(ready)
-	switch {
-	case handle == nil:
-		return nil
-	case c.EventOnly:
-		return &publishedEvent{handle, l}
-	}
-	return &publishedEvent{handle: handle}
-}
-
 // Publish gives the buffer of a write lease a name, and makes the lease a read lease. The content may become complete only later: when p's
 // fence is reached, or when p's event has happened. Publish does not wait until the content is complete, but readers of the buffer do.
 //
@@ -58,8 +45,8 @@ func (s *Session) Publish(lease uint64, p mempool.Publication) error {
 		return situation.Of(mempool.ErrInvalid, "lease %d is a read lease: only a write lease can be published", l.id)
 	case b.block.pool.closing:
 		return situation.Of(mempool.ErrClosed, "pool %q is being destroyed", b.block.pool.info.Name)
-	case p.EventOnly && b.block.pool.info.Device.UUID == "":
-		return situation.Of(mempool.ErrInvalid, "an interprocess event is for work of a GPU, and pool %q is memory of the CPU", b.block.pool.info.Name)
+	case p.Event != nil && p.Ready == nil:
+		return situation.Of(mempool.ErrInvalid, "an interprocess event comes beside a fence, and this one comes without")
 	}
 	ready, err := l.ready(p.Ready)
 	if err != nil {
@@ -95,7 +82,7 @@ func (s *Session) Publish(lease uint64, p mempool.Publication) error {
 	if p.Tensor != nil {
 		b.tensor = s.describe(*p.Tensor)
 	}
-	b.ready, b.event = ready, eventOf(p.Completion, p.Ready, l)
+	b.ready, b.event = ready, p.Event
 	b.writer, l.write = nil, false
 	b.readers.add(l)
 	b.changed.broadcast()

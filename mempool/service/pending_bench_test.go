@@ -40,7 +40,6 @@ func requestsBesidePending(b *testing.B, blocks int) {
 	stop := make(chan struct{})
 	for range loops {
 		s := open(b, svc)
-		s.UseTimelines()
 		all.Go(func() {
 			for {
 				select {

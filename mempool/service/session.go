@@ -38,7 +38,6 @@ type Session struct {
 	// reclaimed is closed when the session has ended and the service holds nothing for the session's process any more.
 	reclaimed chan struct{}
 
-	ordered  bool                 // the session understands fences
 	timeline *timeline            // the session's own timeline; nil until the session asks for it
 	members  map[*member]struct{} // the session's members of channels, if they have a slot
 	swept    chan struct{}        // closed when no consumer of the ended session has a slot any more
@@ -202,7 +201,7 @@ func (s *Session) Compare(seen mempool.LeaseInfo) error {
 	}
 	have := l.describe()
 	same := have.Tensor.Equal(seen.Tensor)
-	have.Tensor, have.Wait, have.Event, have.EventOnly = seen.Tensor, seen.Wait, seen.Event, seen.EventOnly
+	have.Tensor, have.Wait, have.Event = seen.Tensor, seen.Wait, seen.Event
 	if same && reflect.DeepEqual(have, seen) {
 		return nil
 	}

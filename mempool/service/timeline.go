@@ -57,14 +57,6 @@ var timelinesWork = sync.OnceValue(func() error {
 // Errors: [mempool.ErrUnavailable], which names what is missing.
 func ProbeTimelines() error { return timelinesWork() }
 
-// UseTimelines notes that the session understands fences. The service then sends each lease to the session together with the fences that
-// the session must wait for. If a session has not called UseTimelines, the server calls [Lease.AwaitWork] for the session's leases.
-func (s *Session) UseTimelines() {
-	s.svc.mu.Lock()
-	defer s.svc.mu.Unlock()
-	s.ordered = true
-}
-
 // Timeline makes the session's timeline on the first call, and returns the timeline's id and file. The client maps the file for writing,
 // and the caller then calls [Session.SealTimeline]. The service closes the file.
 //

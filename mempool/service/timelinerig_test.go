@@ -39,7 +39,6 @@ func hireWith(t testing.TB, svc *Service, first func(mempool.Export)) *worker {
 	s, err := svc.OpenSession(mempool.Self(), func(n Notice) { w.notices = append(w.notices, n) })
 	require.NoError(t, err)
 	w.Session = s
-	s.UseTimelines()
 	id, x, err := s.Timeline()
 	require.NoError(t, err)
 	w.id = id

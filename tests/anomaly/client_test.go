@@ -205,7 +205,7 @@ func newLine(device string) (*line, error) {
 	return l, err
 }
 
-// publish publishes a buffer. Only an event says when the content of the buffer is complete.
+// publish publishes a buffer with an event, which says when the content of the buffer is complete.
 func (l *line) publish(ctx context.Context, lease *bridge.Lease, name string) (err error) {
 	if l.event == nil {
 		if l.event, err = mempool.NewEvent(l.gpu); err != nil {
@@ -216,7 +216,7 @@ func (l *line) publish(ctx context.Context, lease *bridge.Lease, name string) (e
 		return err
 	}
 	p := mempool.Publication{Name: name}
-	p.Event, p.EventOnly = l.event, true
+	p.Event = l.event
 	return lease.Publish(ctx, p)
 }
 

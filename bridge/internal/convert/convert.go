@@ -41,15 +41,13 @@ func Pool(p wire.Pool) mempool.PoolInfo {
 // WireLease returns a lease in the form of package wire, without its export.
 func WireLease(l mempool.LeaseInfo) wire.Lease {
 	return wire.Lease{ID: l.ID, Buffer: l.Buffer, Generation: l.Generation, Write: l.Write, Pool: l.Pool, Block: l.Block,
-		BlockBytes: l.BlockBytes, Bytes: l.Bytes, Tensor: WireTensor(l.Tensor), Wait: WireFences(l.Wait), Event: l.Event,
-		EventOnly: l.EventOnly}
+		BlockBytes: l.BlockBytes, Bytes: l.Bytes, Tensor: WireTensor(l.Tensor), Wait: WireFences(l.Wait), Event: l.Event}
 }
 
 // Lease returns the lease of a message.
 func Lease(l wire.Lease) *mempool.LeaseInfo {
 	return &mempool.LeaseInfo{ID: l.ID, Buffer: l.Buffer, Generation: l.Generation, Write: l.Write, Pool: l.Pool, Block: l.Block,
-		BlockBytes: l.BlockBytes, Bytes: l.Bytes, Tensor: Tensor(l.Tensor), Wait: Fences(l.Wait), Event: l.Event,
-		EventOnly: l.EventOnly}
+		BlockBytes: l.BlockBytes, Bytes: l.Bytes, Tensor: Tensor(l.Tensor), Wait: Fences(l.Wait), Event: l.Event}
 }
 
 // WireFence returns a fence in the form of package wire; nil if t is nil.
@@ -86,7 +84,6 @@ func Completion(ready *wire.Fence, event []byte) (c mempool.Completion, err erro
 	}
 	if event != nil {
 		c.Event, err = mempool.EventOf(event)
-		c.EventOnly = ready == nil
 	}
 	return c, err
 }

@@ -249,7 +249,7 @@ class ArrayExports(NoBuffer):
         state.check_usable()
         if not state.memory.pool.on_cpu:
             raise TypeError(f"this memory is on {self.device}: use DLPack, or copy it with to_numpy()")
-        if state.fences or state.alone:
+        if state.fences:
             _order.before_cpu(state)
         if dtype is None and not copy and state.description.element.in_numpy:
             return _given(state)

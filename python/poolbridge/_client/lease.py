@@ -151,7 +151,7 @@ class BaseLease(ArrayExports):
         Raises
         ------
         EventUnavailableError
-            This process cannot open the event. If the content has a fence too, the program can still use the lease.
+            This process cannot open the event. The program can still use the lease, which has a fence, too.
         """
         self._lease_state.check_usable()
         return _order.ready_event(self._lease_state)
@@ -298,7 +298,6 @@ class Lease(BaseLease):
         replace: bool = False,
         stream: Any = None,
         event: Any = None,
-        fence: bool = True,
     ) -> None:
         """Publish the buffer under a name. The write lease becomes a read lease.
 
@@ -323,10 +322,6 @@ class Lease(BaseLease):
             An interprocess event for readers that use such events. The program must have recorded the event after all
             work on the content. The event comes from ``client.event()``, cuda.core, CuPy or PyTorch. Do not destroy the
             event before the readers have opened it.
-        fence
-            True: also publish a fence, which says when the content is complete. False: readers have to open the event;
-            only processes of this user that see the same ``/dev/shm`` can open the event, and only until this lease is
-            released.
 
         Raises
         ------
@@ -340,11 +335,9 @@ class Lease(BaseLease):
             The lease has ended.
         InvalidArgumentError
             The lease is a read lease, or the name is malformed. With an `event`: `event` is no interprocess event, the
-            content is promised, or the memory is memory of the CPU. Without an `event`: `fence` is False.
+            content is promised, or the memory is memory of the CPU.
         """
-        flow = _operations.publish(
-            self._lease_state, name, keep=keep, replace=replace, stream=stream, event=event, fence=fence
-        )
+        flow = _operations.publish(self._lease_state, name, keep=keep, replace=replace, stream=stream, event=event)
         self._run(flow)
 
     def promise(self) -> Promise:
@@ -454,12 +447,9 @@ class AsyncLease(BaseLease):
         replace: bool = False,
         stream: Any = None,
         event: Any = None,
-        fence: bool = True,
     ) -> None:
         """Publish the buffer under a name; see `Lease.publish`."""
-        flow = _operations.publish(
-            self._lease_state, name, keep=keep, replace=replace, stream=stream, event=event, fence=fence
-        )
+        flow = _operations.publish(self._lease_state, name, keep=keep, replace=replace, stream=stream, event=event)
         await self._run(flow)
 
     async def promise(self) -> Promise:

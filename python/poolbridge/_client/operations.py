@@ -513,26 +513,19 @@ def lease(session: Session, buffer_id: int, generation: int, *, write: bool, tim
     return held(session, reply.l) or (yield from take(session, reply.l))
 
 
-def publish(
-    state: LeaseState, name: str, *, keep: bool, replace: bool, stream: Any, event: Any = None, fence: bool = True
-) -> Flow[None]:
+def publish(state: LeaseState, name: str, *, keep: bool, replace: bool, stream: Any, event: Any = None) -> Flow[None]:
     """Publish a buffer under a name.
 
-    If the buffer's content is not complete yet, a fence or an event tells readers when it is complete.
+    If the buffer's content is not complete yet, a fence tells readers when it is complete.
     """
     state.check_usable()
     name = check_name(name, "buffer")
-    keep, replace, fence = check_flag(keep, "keep"), check_flag(replace, "replace"), check_flag(fence, "fence")
+    keep, replace = check_flag(keep, "keep"), check_flag(replace, "replace")
     if not state.write:
         raise InvalidArgumentError(f"lease {state.grant.id} is a read lease: publish a write lease")
-    if not fence and event is None:
-        raise InvalidArgumentError("fence=False needs event=: readers have to know when the content is complete")
     mark = None if event is None else local_event(state, event)
-    # A service that does not support timelines does not support events either. With such a service, `ready` waits until
-    # the GPU's work is done.
-    alone = not fence and _timelines.FEATURE in state.session.core.features
-    made = yield from ready(state, stream, mark, fence=not alone)
-    handle = mark.ipc_handle if mark is not None and (alone or made is not None) else b""
+    made = yield from ready(state, stream, mark)
+    handle = mark.ipc_handle if mark is not None and made is not None else b""
     yield from ask(Publish(l=state.grant.id, nm=name, kp=keep, rp=replace, rt=made or UNSET, ev=handle), Reply)
     state.write = False
     if state.promise is not None:
@@ -541,7 +534,7 @@ def publish(
     state.seal()
     state.name = name
     if mark is not None:
-        state.event, state.alone = mark, alone
+        state.event = mark
 
 
 def local_event(state: LeaseState, event: Any) -> Event:
@@ -564,7 +557,7 @@ def local_event(state: LeaseState, event: Any) -> Event:
     return _event.adopt(ordinal, event)
 
 
-def ready(state: LeaseState, stream: Any, event: Event | None = None, *, fence: bool = True) -> Flow[Fence | None]:
+def ready(state: LeaseState, stream: Any, event: Event | None = None) -> Flow[Fence | None]:
     """Return the fence that is reached when a buffer's content is complete; None if the content is complete now.
 
     Parameters
@@ -575,15 +568,11 @@ def ready(state: LeaseState, stream: Any, event: Event | None = None, *, fence: 
         A stream that writes the content and that poolbridge may not know yet; None: poolbridge knows all such streams.
     event
         An event that the program has recorded after all work on the content; None: no event.
-    fence
-        False: make no fence, because `event` alone says when the content is complete.
     """
     if stream is not None:
         _order.name_stream(state, stream)
     if event is not None:
         _order.name_event(state, event)
-    if not fence:
-        return None
     if not _order.must_wait(state):
         return _order.ready(state)
     made: Fence | None = yield Do(partial(_order.ready, state))
@@ -623,7 +612,7 @@ def wait(state: LeaseState, timeout: float | None) -> Flow[None]:
     timeout = check_timeout(timeout)
     seconds = math.inf if timeout is None else timeout
     deadline = time.monotonic() + seconds
-    while state.fences or state.alone:
+    while state.fences:
         try:
             yield Sleep(partial(_order.wait, state), max(deadline - time.monotonic(), 0.0))
             break

@@ -81,7 +81,6 @@ class Held(Protocol):
     memory: BlockMemory
     fences: tuple[Fence, ...]
     event: Event | None
-    alone: bool
     streams: dict[StreamKey, None] | None
     unordered: bool
     named: bool
@@ -118,8 +117,6 @@ def before_use(state: Held, stream: Any) -> None:
         The content will never be complete. `ProducerDiedError` is such an error.
     WaitTimeoutError
         The CPU waited for the content, and the content was not complete within the session's time limit.
-    EventUnavailableError
-        An event alone, without a fence, says when the content is complete, and this process cannot open the event.
     """
     device = state.memory.pool.device
     key = stream_key(device, stream)
@@ -128,18 +125,18 @@ def before_use(state: Held, stream: Any) -> None:
     elif key is None:
         state.unordered = True
     elif state.streams is None:
-        if state.fences or state.alone:
+        if state.fences:
             _make_wait(state, key)
         state.streams = {key: None}
     elif key not in state.streams:
-        if state.fences or state.alone:
+        if state.fences:
             _make_wait(state, key)
         state.streams[key] = None
 
 
 def before_cpu(state: Held) -> None:
     """Wait until the CPU may use the memory. Raises the errors of `wait`."""
-    if state.fences or state.alone:
+    if state.fences:
         wait(state)
 
 
@@ -177,18 +174,10 @@ def ready_event(state: Held) -> Event | None:
     return state.event
 
 
-def _lone_event(state: Held) -> Event | None:
-    """Return the event that a user of the memory must wait for, if the content came without a fence; else None."""
-    if not state.alone:
-        return None
-    check(state)
-    return ready_event(state)
-
-
 def stream_to_follow(state: Held) -> int | None:
     """Return a stream that a library must wait for if it names no stream of its own; None if no wait is needed."""
     state.unordered = True
-    if not _unreached(state) and not state.alone:
+    if not _unreached(state):
         return None
     ordinal = state.memory.pool.device[1]
     stream = _cuda_stream.own_stream(ordinal)
@@ -214,10 +203,6 @@ def wait(state: Held, seconds: float | None = None) -> None:
             continue
         raise is_late(state, limit)
     _unreached(state)
-    event = _lone_event(state)
-    if event is not None:
-        event.sync(max(deadline - time.monotonic(), 0))
-        state.alone = False
 
 
 def is_late(state: Held, seconds: float) -> WaitTimeoutError:
@@ -289,13 +274,10 @@ def _unreached(state: Held) -> tuple[Fence, ...]:
 
 
 def _make_wait(state: Held, key: StreamKey) -> None:
-    """Make a stream wait for the lease's event, if any, and for the lease's fences that are not reached yet."""
-    if (state.alone or _unreached(state)) and _cuda_stream.captured(key.ordinal, key.handle):
+    """Make a stream wait for the lease's fences that are not reached yet."""
+    if _unreached(state) and _cuda_stream.captured(key.ordinal, key.handle):
         wait(state)
         return
-    event = _lone_event(state)
-    if event is not None:
-        _cuda_stream.wait_for_event(key.ordinal, key.handle, event.handle)
     left = _unreached(state)
     if not left:
         return

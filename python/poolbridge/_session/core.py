@@ -190,7 +190,7 @@ class Core:
         """
         request = Release(l=grant.id, fl=failed, dt=fences)
         if self.checks_leases:
-            request.se = structs.replace(grant, x=UNSET, wt=(), ev=b"", eo=False)
+            request.se = structs.replace(grant, x=UNSET, wt=(), ev=b"")
         self.tell(request)
         return self.forget(grant, fences)
 

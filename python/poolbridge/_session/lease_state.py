@@ -74,10 +74,8 @@ class LeaseState(Uncopied):
         self.failed = False
         # The fences that must be reached before the memory is used.
         self.fences = grant.wt
-        # The event that the producer published with the content. `alone` says whether the producer published the event
-        # without a fence. If so, this process must wait for the event before it uses the memory.
+        # The event that the producer published with the content.
         self.event: Event | None = None
-        self.alone = grant.eo
         # The streams that used the memory. `unordered`: unknown streams may have used the memory, too. `named`: the
         # user has named streams, and thereby says that no unknown stream uses the memory.
         self.streams: dict[StreamKey, None] | None = None

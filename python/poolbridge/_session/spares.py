@@ -167,7 +167,7 @@ class Spare(_Lent):
         """Make a `LeaseState`, as if the service had granted the lease now."""
         grant = self.grant
         if self.fences != grant.wt or grant.ev:
-            grant = structs.replace(grant, wt=self.fences, x=UNSET, ev=b"", eo=False)
+            grant = structs.replace(grant, wt=self.fences, x=UNSET, ev=b"")
         state = LeaseState(session, grant, self._pool, self._memory)
         state.allocated = True
         return state

@@ -103,7 +103,6 @@ class Grant(Struct, omit_defaults=True, kw_only=True):
     x: Export | UnsetType = UNSET
     wt: tuple[Fence, ...] = ()  # fences to wait for before the memory is used
     ev: bytes = b""  # the interprocess event that came with the content
-    eo: bool = False  # whether the session must wait for `ev` too, because no fence covers it
 
 
 class Stats(Struct, omit_defaults=True, kw_only=True):
@@ -322,8 +321,8 @@ class Publish(Request, kw_only=True, tag="publish"):
     t: Tensor | UnsetType = UNSET  # new description of the content; left out: that of `alloc`
     kp: bool = False  # keep the name when the session ends
     rp: bool = False  # replace an existing name of the same user
-    rt: Fence | UnsetType = UNSET  # fence at which the content is complete; without `rt` and `ev`: now
-    ev: bytes = b""  # interprocess event after which the content is complete
+    rt: Fence | UnsetType = UNSET  # fence at which the content is complete; left out: now
+    ev: bytes = b""  # interprocess event, recorded after the work; only beside `rt`
 
 
 class Unpublish(Request, kw_only=True, tag="unpublish"):

@@ -232,7 +232,7 @@ def test_the_cpu_waits_for_an_event_where_a_graph_would_wait_at_each_launch(clie
     gate.hold(producer)
     fill(at, N, 5, producer)
     event.record(producer)
-    lease.publish("x", event=event, fence=False)
+    lease.publish("x", event=event)
     got = other.get("x")
     other._session.patience = 0.01
     with capture(consumer):

@@ -103,7 +103,7 @@ func (a *awaiting) round(ctx context.Context, takes time.Duration) (err error) {
 			return err
 		}
 		defer func() { err = errors.Join(err, event.Close()) }()
-		done = mempool.Completion{Event: event, EventOnly: true}
+		done.Event = event
 	}
 	idle, err := g.Context.NewStream()
 	if err != nil {

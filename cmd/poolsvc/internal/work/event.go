@@ -19,7 +19,7 @@ func (w *Worker) await(ctx context.Context, t *Task) (a *Answer, err error) {
 		return nil, err
 	}
 	defer func() { err = errors.Join(err, l.Release(false)) }()
-	if came := l.Info(); came.EventOnly != (t.What == ByEvent) || came.EventOnly && len(came.Wait) > 0 {
+	if came := l.Info(); (len(came.Event) > 0) != (t.What == ByEvent) {
 		return nil, errors.New("the lease did not come with the expected thing to wait for: " + t.What)
 	}
 	g, err := w.bench.OnDevice(t.Device)
@@ -27,7 +27,15 @@ func (w *Worker) await(ctx context.Context, t *Task) (a *Answer, err error) {
 		return nil, err
 	}
 	start := time.Now()
-	if err := errors.Join(l.WaitOn(ctx, g.Queue), g.Stream.Synchronize()); err != nil {
+	wait := l.WaitOn
+	if t.What == ByEvent {
+		event, err := l.ReadyEvent()
+		if err != nil {
+			return nil, err
+		}
+		wait = event.Before
+	}
+	if err := errors.Join(wait(ctx, g.Queue), g.Stream.Synchronize()); err != nil {
 		return nil, err
 	}
 	a = &Answer{Waited: time.Since(start).Seconds()}
