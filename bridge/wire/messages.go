@@ -1,7 +1,7 @@
 package wire
 
 // This file is the only source of the messages. go generate makes messages_gen.go, the messages of the Python client, and the
-// tables of docs/protocol.md from it.
+// lists of docs/protocol.md from it.
 //
 //   - The tag of a field is its key on the wire; "?" marks an optional field, which is left out when it has its zero value.
 //     The order of the fields is their order on the wire.

@@ -1,5 +1,5 @@
-// Command schema generates code and tables from bridge/wire/messages.go: messages_gen.go of package wire, the messages of the Python
-// client, and the tables of docs/protocol.md. It takes no arguments: the command go generate ./bridge/wire runs it.
+// Command schema generates code and lists from bridge/wire/messages.go: messages_gen.go of package wire, the messages of the Python
+// client, and the lists of docs/protocol.md. It takes no arguments: the command go generate ./bridge/wire runs it.
 package main
 
 import (

@@ -50,7 +50,7 @@ func TestEveryTypeOfFieldIsWritten(t *testing.T) {
 	}
 	again, err := s.page(page)
 	require.NoError(t, err)
-	assert.Equal(t, string(page), string(again), "the tables take the place of those before")
+	assert.Equal(t, string(page), string(again), "the lists take the place of those before")
 }
 
 func TestWhatTheGeneratorCannotWriteIsNamed(t *testing.T) {
