@@ -119,7 +119,7 @@ func (p *producing) drain() {
 			err = p.await(limited, unknown)
 			stop()
 		}
-		failed := errors.Join(err, ended) != nil && ctx.Err() == nil
+		failed := err != nil || ended != nil && !errors.Is(ended, errNotWanted)
 		if back == 0 && p.spares.drained(p, failed) { // the channel has no memory of the client, or the memory is not wanted any more
 			return
 		}
