@@ -49,7 +49,7 @@ func TestAProcessCannotHoldMoreByConnectingAgain(t *testing.T) {
 	assert.Zero(t, st.Stats.Leases)
 	assert.Equal(t, wire.PoolStats{Pool: st.Stats.Pools[0].Pool, Reserved: 64 << 10, Held: 64 << 10, Blocks: 1, Session: 64 << 10, User: 64 << 10},
 		st.Stats.Pools[0])
-	assert.EqualValues(t, 256<<10, st.Stats.Pools[0].Pool.MaxUserBytes)
+	assert.EqualValues(t, 256<<10, st.Stats.Pools[0].Pool.UserBytes)
 }
 
 // In this test the server's limit Recall is an hour. So the test hangs if TryAllocate waits for the memory of the lease `held`, which has

@@ -2,9 +2,8 @@ package bridge
 
 import (
 	"context"
-	"math"
-	"time"
 
+	"github.com/poolbridge/poolbridge/bridge/internal/convert"
 	"github.com/poolbridge/poolbridge/bridge/wire"
 	"github.com/poolbridge/poolbridge/mempool"
 )
@@ -38,13 +37,7 @@ func (c *Client) events(ctx context.Context, try attempt, after uint64) (mempool
 	if err := c.wait(ctx, try, r, &r.Wait, call{into: &reply}); err != nil {
 		return mempool.EventPage{}, err
 	}
-	page := mempool.EventPage{Next: reply.Next, Lost: reply.Lost}
-	for _, e := range reply.Events {
-		page.Events = append(page.Events, mempool.HistoryEvent{Number: e.Number, At: timeOf(e.At), Kind: mempool.EventKind(e.Kind), Session: e.Session,
-			PID: int32(min(e.PID, math.MaxInt32)), UID: uint32(min(e.UID, math.MaxUint32)), Program: e.Program, Pool: e.Pool, Channel: e.Channel, Buffer: e.Buffer,
-			Bytes: e.Bytes, Ending: mempool.SessionEnding(e.Ending), Took: time.Duration(min(e.Took, math.MaxInt64)), Count: max(intOf(e.Count), 1), Text: e.Text})
-	}
-	return page, nil
+	return mempool.EventPage{Events: convert.Events(reply.Events), Next: reply.Next, Lost: reply.Lost}, nil
 }
 
 // EndSession ends the session of another client. The service tells that client that its session has ended. If that client had leased or

@@ -2,37 +2,7 @@ package mempool
 
 import "time"
 
-// This file has the types in which a service reports events and counters. All of them are plain data.
-
-// HistoryEvent is one event that happened in a service. A field that does not apply to the event has its zero value.
-type HistoryEvent struct {
-	// Number is the number of the event. The events of an epoch have the numbers 1, 2, 3 and so on.
-	Number uint64
-	At     time.Time
-	Kind   EventKind
-	// Session is the session that the event concerns, or 0 if the event concerns no session. PID is the process of the session, UID is the
-	// user of the session, and Program is the name that the client gave itself. If Session is 0, PID, UID and Program have no meaning.
-	Session uint64
-	PID     int32
-	UID     uint32
-	Program string
-	// Pool and Channel are the names of the pool and of the channel that the event concerns.
-	Pool, Channel string
-	Buffer        uint64
-	// Bytes is the amount of memory that the event concerns.
-	Bytes uint64
-	// Ending says how the session ended. Only events of the kinds [SessionEnded] and [MemoryReclaimed] have an Ending.
-	Ending SessionEnding
-	// Took is a duration that ends at this event. For [MemoryReclaimed], Took is the time since the session ended. For [LeaseLong], it is how
-	// long another session has waited for the buffer that this session has leased. For [SubscriberSlow], it is how long the consumer has been
-	// too slow. For other kinds, Took is 0.
-	Took time.Duration
-	// Count is the number of events that this event stands for. The service reports frequent events of the same sort together, as one
-	// event.
-	Count int
-	// Text is a sentence for people. It says what happened and, if an operator has to act, what to do.
-	Text string
-}
+// This file has types in which a service reports events and counters. All of them are plain data. HistoryEvent is in entries_gen.go.
 
 // EventKind is the kind of an event.
 type EventKind string

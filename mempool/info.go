@@ -41,26 +41,3 @@ type LeaseInfo struct {
 	// Event is the handle of the interprocess event that came with the content, or nil.
 	Event []byte
 }
-
-// Stats says how many sessions, leases, buffers and names a service has at one moment, and how it uses the memory of its pools. A client gets
-// the counts of what its user may see.
-type Stats struct {
-	Sessions, Leases, Buffers, Names int
-	Pools                            []PoolStats
-}
-
-// PoolStats says how a service uses the memory of a pool at one moment. All sizes are in bytes. Reserved = Leased + Cached + Held.
-type PoolStats struct {
-	Pool PoolInfo
-	// Reserved is the size of all blocks. Leased is the size of the blocks that buffers use. Cached is the size of the blocks that are free,
-	// so that a new buffer can use them. Held is the size of all other blocks: the service is recalling or freeing them, or waits until a
-	// process has ended.
-	Reserved, Leased, Cached, Held uint64
-	// Used is the size of all buffers.
-	Used uint64
-	// Blocks is the number of blocks.
-	Blocks int
-	// Session is the number of bytes that count for the session that asks for the Stats. User is the number of bytes that count for the
-	// session's user. Both are 0 if the service itself asks for the Stats.
-	Session, User uint64
-}

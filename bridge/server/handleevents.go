@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"context"
 
+	"github.com/poolbridge/poolbridge/bridge/internal/convert"
 	"github.com/poolbridge/poolbridge/bridge/wire"
 	"github.com/poolbridge/poolbridge/internal/situation"
 	"github.com/poolbridge/poolbridge/mempool"
@@ -17,7 +18,7 @@ func (c *connection) events(q uint32, r *wire.Events) {
 			c.fail(q, err)
 			return
 		}
-		c.reply(q, wireEvents(page), nil)
+		c.reply(q, &wire.EventsReply{Events: convert.WireEvents(page.Events), Next: page.Next, Lost: page.Lost}, nil)
 	}
 	page, err := c.session.Events(c.ctx, r.After, most, 0)
 	if q == 0 || err != nil || r.Wait == 0 || len(page.Events) > 0 || page.Lost > 0 {
@@ -28,22 +29,6 @@ func (c *connection) events(q uint32, r *wire.Events) {
 		page, err := c.session.Events(ctx, page.Next, most, milliseconds(r.Wait))
 		return func() { answer(page, err) }
 	})
-}
-
-func wireEvents(page mempool.EventPage) *wire.EventsReply {
-	reply := &wire.EventsReply{Next: page.Next, Lost: page.Lost}
-	for _, e := range page.Events {
-		entry := wire.EventEntry{Number: e.Number, At: wireTime(e.At), Kind: string(e.Kind), Session: e.Session, Program: e.Program, Pool: e.Pool, Channel: e.Channel,
-			Buffer: e.Buffer, Bytes: e.Bytes, Ending: string(e.Ending), Took: uint64(max(e.Took, 0)), Text: e.Text}
-		if e.Session != 0 {
-			entry.UID, entry.PID = uint64(e.UID), uint64(max(e.PID, 0))
-		}
-		if e.Count > 1 {
-			entry.Count = uint64(e.Count)
-		}
-		reply.Events = append(reply.Events, entry)
-	}
-	return reply
 }
 
 // bye records that the client is closed. The client closes the connection when it has released its leases and dropped its blocks.

@@ -111,7 +111,7 @@ func TestOfSeveralLeasesAllAreEndedThatCanBe(t *testing.T) {
 	_, path := serve(t, Config{})
 	c := greeted(t, path)
 	c.Ask(2, &wire.Create{Name: "p", Kind: "host", MaxBytes: 1 << 20}, &wire.PoolReply{})
-	leases := func() uint64 {
+	leases := func() wire.Count {
 		var s wire.StatsReply
 		c.Ask(3, &wire.StatsRequest{}, &s)
 		return s.Stats.Leases

@@ -37,16 +37,22 @@ func zero[V comparable](v V) bool {
 
 func none[V any](v []V) bool { return len(v) == 0 }
 
-func uintField[T any](key string, at func(*T) *uint64) field[T] {
-	return value(key, at, zero, (*encoder).uint, (*decoder).uint)
+func uintField[T any, N ~uint64](key string, at func(*T) *N) field[T] {
+	return value(key, at, zero, func(e *encoder, v N) error { return e.uint(uint64(v)) }, func(d *decoder) (N, error) {
+		v, err := d.uint()
+		return N(v), err
+	})
 }
 
 func boolField[T any](key string, at func(*T) *bool) field[T] {
 	return value(key, at, zero, (*encoder).bool, (*decoder).bool)
 }
 
-func stringField[T any](key string, at func(*T) *string) field[T] {
-	return value(key, at, zero, (*encoder).string, (*decoder).string)
+func stringField[T any, S ~string](key string, at func(*T) *S) field[T] {
+	return value(key, at, zero, func(e *encoder, v S) error { return e.string(string(v)) }, func(d *decoder) (S, error) {
+		v, err := d.string()
+		return S(v), err
+	})
 }
 
 // textField makes a field whose value is a text that people read. The encoder cuts the text if it is longer than MaxString bytes.

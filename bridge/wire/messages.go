@@ -1,14 +1,24 @@
 package wire
 
-// This file is the only source of the messages. go generate makes messages_gen.go, the messages of the Python client, and the
-// lists of docs/protocol.md from it.
+// This file is the only source of the messages and of the entries of lists. The command go generate makes from it: messages_gen.go, the
+// messages of the Python client, the lists of docs/protocol.md, and for each public structure its type in package mempool and in the
+// Python client, the functions that convert it, and the function of poolsvc that prints it as JSON.
 //
 //   - The tag of a field is its key on the wire; "?" marks an optional field, which is left out when it has its zero value.
 //     The order of the fields is their order on the wire.
-//   - The comment of a field is its meaning in docs/protocol.md. It may name keys, like `w`, and chapters of that page.
+//   - The comment of a field is its meaning. docs/protocol.md has the first sentence; the public types have the whole comment. It may name
+//     keys, like `w`, and chapters of that page. "none: TEXT" says what it means that a field is left out, or has the zero value.
 //   - The comment of a message begins with its name and a verb.
 //   - A line "//wire:request OPERATION REPLY" makes a request; without REPLY, an EmptyReply answers it. A line
 //     "//wire:notice NAME" makes a notice.
+//   - A line "//wire:public NAME GONAME" makes a public structure: NAME is its name in Python, and GONAME its name in Go, if that is another
+//     name. A line "//wire:go GONAME" says that the type and the conversions in Go are written by hand.
+//   - Options of a field of a public structure: "none" says that the zero value means that there is no such thing: it is None in Python,
+//     and JSON leaves it out. "none=FIELD" says that this is so if FIELD has the zero value. With "embed", the fields of the structure
+//     in this field are also fields of the public structure.
+//   - The tag poolsvc:"KEY" names another key of JSON than the name of the field, and poolsvc:"-" leaves the field to the command of
+//     poolsvc. JSON has the zero value of a field with "none" if the option is "zero", and lacks that of another field if the option is
+//     "omitempty".
 
 //go:generate go run ./schema
 
@@ -21,6 +31,8 @@ type Error struct {
 
 // Tensor describes the content of a buffer. An element is at byte `of` + itemsize·Σ index·stride of the buffer; the sum is over all
 // dimensions.
+//
+//wire:go Tensor
 type Tensor struct {
 	// `bool`, `int8` … `int64`, `uint8` … `uint64`, `float16`, `bfloat16`, `float32`, `float64`, `complex64`, `complex128`
 	DType   string   `wire:"dt"`
@@ -31,19 +43,24 @@ type Tensor struct {
 }
 
 // Pool describes a pool: a named, bounded arena of one kind of memory.
+//
+//wire:public Pool
+//wire:go PoolInfo
 type Pool struct {
-	ID     uint64 `wire:"id"`  // pool id
-	Name   string `wire:"nm"`  // name
-	Kind   string `wire:"k"`   // kind, see Kinds: `device`, `vmm`, `legacy`, `pinned`, `host`
-	Device uint64 `wire:"do?"` // device ordinal, as the service sees it
-	// device UUID, `GPU-xxxxxxxx-xxxx-xxxx-xxxx-xxxxxxxxxxxx`; left out: no device
-	UUID     string `wire:"du?"`
-	MaxBytes uint64 `wire:"mx"` // most bytes of all blocks
-	// most bytes that count for one session; left out: no limit
-	MaxSessionBytes uint64 `wire:"sx?"`
-	// most bytes that count for one user; left out: no limit
-	MaxUserBytes uint64  `wire:"ux?"`
-	Export       *Export `wire:"x?"` // how to map the pool; only in replies to `create` and `open`
+	ID   uint64 `wire:"id"` // pool id. It stays unique until the service is restarted
+	Name string `wire:"nm"` // name
+	Kind Kind   `wire:"k"`  // kind of memory: `device`, `vmm`, `legacy`, `pinned`, `host`
+	// device ordinal, as the service sees it; none: no device
+	DeviceOrdinal uint64 `wire:"do?,none=DeviceUUID"`
+	// device UUID, `GPU-xxxxxxxx-xxxx-xxxx-xxxx-xxxxxxxxxxxx`; none: no device. It is the same in every process. A pool of kind `pinned`
+	// has the GPU that is closest to the memory
+	DeviceUUID string `wire:"du?"`
+	MaxBytes   uint64 `wire:"mx"` // most bytes of all blocks
+	// most bytes that count for one session; none: no limit
+	SessionBytes uint64 `wire:"sx?"`
+	// most bytes that count for one user; none: no limit
+	UserBytes uint64  `wire:"ux?"`
+	Export    *Export `wire:"x?"` // how to map the pool; only in replies to `create` and `open`
 }
 
 // Export says how to map a pool or a block.
@@ -61,14 +78,15 @@ type Fence struct {
 }
 
 // Channel describes a channel: a named, bounded queue of buffers of one pool.
+//
+//wire:go ChannelInfo
 type Channel struct {
-	ID   uint64 `wire:"id"` // channel id
-	Name string `wire:"nm"` // name
-	// pool id
-	Pool     uint64 `wire:"pl"`
-	Mode     string `wire:"md"` // mode: `broadcast` or `queue`
-	Capacity uint64 `wire:"cp"` // capacity, in frames
-	Full     string `wire:"fl"` // policy when full: `block`, `drop-oldest`, `latest`, `fail`
+	ID       uint64      `wire:"id"`                   // channel id. It stays unique until the service is restarted
+	Name     string      `wire:"nm" poolsvc:"channel"` // name
+	Pool     uint64      `wire:"pl"`                   // pool id. The channel carries buffers of this pool
+	Mode     ChannelMode `wire:"md"`                   // mode: `broadcast` or `queue`
+	Capacity uint64      `wire:"cp"`                   // capacity, in frames
+	Full     FullPolicy  `wire:"fl"`                   // policy when full: `block`, `drop-oldest`, `latest`, `fail`
 }
 
 // Lease describes a lease, its buffer and its block.
@@ -89,120 +107,155 @@ type Lease struct {
 }
 
 // Stats counts what a session sees.
+//
+//wire:public ServiceStats Stats
 type Stats struct {
-	// sessions that have not ended: of the asking user; for the service's own user and root all, with the one of `poolsvc serve`
-	Sessions uint64      `wire:"ss"`
-	Leases   uint64      `wire:"ls"` // leases
-	Buffers  uint64      `wire:"bf"` // buffers
-	Names    uint64      `wire:"nm"` // names
-	Pools    []PoolStats `wire:"p?"` // pools, by id
+	// number of sessions that have not ended: of the asking user; for the service's own user and root all, with the one of
+	// `poolsvc serve`
+	Sessions Count       `wire:"ss"`
+	Leases   Count       `wire:"ls"`             // number of leases
+	Buffers  Count       `wire:"bf"`             // number of buffers
+	Names    Count       `wire:"nm"`             // number of names of buffers
+	Pools    []PoolStats `wire:"p?" poolsvc:"-"` // pools, by id. They are the pools that this user may use or destroy
 }
 
-// PoolStats counts what a pool has. `rs` = `ld` + `ca` + `rc` at all times.
+// PoolStats counts the bytes of a pool. At all times, reserved = leased + cached + held.
+//
+//wire:public PoolStats
 type PoolStats struct {
-	Pool     Pool   `wire:"p"`   // the pool, without `x`
-	Reserved uint64 `wire:"rs?"` // bytes of all blocks (reserved)
-	Leased   uint64 `wire:"ld?"` // bytes of blocks in use (leased)
-	Used     uint64 `wire:"us?"` // bytes of the buffers in leased blocks (used)
-	Cached   uint64 `wire:"ca?"` // bytes of blocks free for use (cached)
-	Held     uint64 `wire:"rc?"` // bytes of free blocks that are recalled or wait for a process to end (held)
-	Blocks   uint64 `wire:"nb?"` // blocks
-	Session  uint64 `wire:"cs?"` // bytes that count for the asking session
-	User     uint64 `wire:"cu?"` // bytes that count for the user of the asking session
+	Pool     Pool   `wire:"p" poolsvc:"-"` // the pool, without its export
+	Reserved uint64 `wire:"rs?"`           // bytes of all blocks (reserved)
+	Leased   uint64 `wire:"ld?"`           // bytes of blocks in use (leased). A block is in use if it has a buffer
+	Used     uint64 `wire:"us?"`           // bytes of the buffers in leased blocks (used). A buffer can be smaller than its block
+	Cached   uint64 `wire:"ca?"`           // bytes of blocks free for use (cached)
+	// bytes of free blocks that are recalled or wait for a process to end (held). The service cannot use them yet
+	Held   uint64 `wire:"rc?"`
+	Blocks Count  `wire:"nb?"` // number of blocks
+	// bytes that count for the asking session. These are the bytes of blocks with buffers that the session allocated, and of free blocks that
+	// other processes cannot use yet. The number is 0 if the service itself asks
+	Session uint64 `wire:"cs?" poolsvc:"-"`
+	// bytes that count for the user of the asking session. They count as those of a session do
+	User uint64 `wire:"cu?" poolsvc:"yours"`
 }
 
-// SessionEntry describes a session in a list.
+// SessionEntry describes a session of the service: one connected client.
+//
+//wire:public SessionInfo
 type SessionEntry struct {
-	ID      uint64 `wire:"id"`  // session id
-	UID     uint64 `wire:"ui"`  // user id
-	PID     uint64 `wire:"pd"`  // process id, for people
-	Program string `wire:"nm?"` // the program's name, at most 255 bytes, for people
-	Began   uint64 `wire:"bg"`  // when the session began
-	Leases  uint64 `wire:"ls?"` // leases
-	Blocks  uint64 `wire:"bk?"` // blocks whose export it was sent and that it has not dropped
-	Members uint64 `wire:"mb?"` // members in channels
-	Bytes   uint64 `wire:"n?"`  // bytes that count for the session
-	Waits   uint64 `wire:"wq?"` // requests that wait
-	For     string `wire:"wf?"` // what the longest-waiting request waits for, for people
-	Since   uint64 `wire:"ws?"` // since when this request waits
+	ID      uint64    `wire:"id" poolsvc:"session"` // session id. It stays unique until the service is restarted
+	UID     UserID    `wire:"ui"`                   // user id
+	PID     ProcessID `wire:"pd"`                   // process id, for people
+	Program string    `wire:"nm?"`                  // the program's name, at most 255 bytes, for people. The client gave this name
+	Began   Time      `wire:"bg"`                   // when the session began
+	Leases  Count     `wire:"ls?"`                  // number of leases
+	Blocks  Count     `wire:"bk?"`                  // number of blocks whose export it was sent and that it has not dropped. It may have mapped these blocks
+	Members Count     `wire:"mb?"`                  // number of its producers and consumers in channels
+	Bytes   uint64    `wire:"n?"`                   // bytes that count for the session, in all pools
+	Waits   Count     `wire:"wq?"`                  // number of requests that wait
+	// what the longest-waiting request waits for, for people; none: no request waits
+	WaitsFor string `wire:"wf?,none"`
+	// since when this request waits; none: no request waits
+	Since Time `wire:"ws?,none" poolsvc:"waits_since"`
 }
 
-// ChannelEntry describes a channel in a list.
+// ChannelEntry describes a channel of the service, and its members.
+//
+//wire:public ChannelInfo ChannelStatus
 type ChannelEntry struct {
-	Channel   Channel `wire:"c"`   // the channel
-	UID       uint64  `wire:"ui"`  // id of the user who made the channel
-	Producers uint64  `wire:"pr?"` // producers
-	Consumers uint64  `wire:"cs?"` // consumers
-	Closed    bool    `wire:"sh?"` // whether the channel is closed
-	Published uint64  `wire:"sq?"` // frames published
-	// broadcast: frames that the slowest consumer has not taken; queue: frames that are not acknowledged
+	Channel   Channel `wire:"c,embed"` // the channel
+	UID       UserID  `wire:"ui"`      // id of the user who made the channel
+	Producers Count   `wire:"pr?"`     // number of producers
+	Consumers Count   `wire:"cs?"`     // number of consumers
+	// whether the channel is closed. A closed channel accepts no frames, and exists until its consumers leave
+	Closed    bool   `wire:"sh?" poolsvc:"-"`
+	Published uint64 `wire:"sq?" poolsvc:"frames"` // number of frames published
+	// broadcast: number of frames that the slowest consumer has not taken; queue: number of frames that are not acknowledged
 	Waiting uint64 `wire:"wt?"`
-	// session of the slowest consumer of a broadcast; left out: none is behind
-	Slowest uint64 `wire:"sl?"`
-	Used    uint64 `wire:"uf?"` // places in use; the channel is full if this is the capacity
-	Dropped uint64 `wire:"dr?"` // broadcast: frames that consumers missed; queue: frames that no consumer got
+	// session of the slowest consumer of a broadcast; none: none is behind. The slowest consumer is the one whose frames take up the most
+	// places. No consumer is behind if none has a frame left to take, and none keeps so many frames that the channel is full
+	Slowest uint64 `wire:"sl?,none" poolsvc:",zero"`
+	// places in use; the channel is full if this is the capacity. In a broadcast, these are the frames that the slowest consumer has not
+	// taken, and also those that it has not released if producers must wait for it. In a queue, these are the frames that wait for a consumer.
+	// If the channel is full, the next frame waits, fails, or makes the channel drop a frame, as the channel's policy says
+	Used uint64 `wire:"uf?"`
+	// broadcast: number of frames that consumers missed; queue: number of frames that no consumer got. The channel drops frames if consumers
+	// are too slow. In a broadcast, this is the sum of the frames that each consumer missed
+	Dropped uint64 `wire:"dr?"`
 }
 
-// NameEntry describes a name in a list, and the buffer that is published under it.
+// NameEntry describes a name, and the buffer that is published under this name.
+//
+//wire:public NameInfo
 type NameEntry struct {
-	Name    string `wire:"nm"`  // name
-	Buffer  uint64 `wire:"bf"`  // buffer id
-	Pool    uint64 `wire:"pl"`  // pool id
-	Bytes   uint64 `wire:"n"`   // bytes of the buffer
-	Tensor  Tensor `wire:"t"`   // content of the buffer
-	UID     uint64 `wire:"ui"`  // id of the user who published the name
-	Session uint64 `wire:"ss?"` // session at whose end the name goes; left out: the name is kept
+	Name    string `wire:"nm"`                       // name
+	Buffer  uint64 `wire:"bf"`                       // buffer id
+	Pool    uint64 `wire:"pl"`                       // pool id
+	Bytes   uint64 `wire:"n"`                        // bytes of the buffer
+	Tensor  Tensor `wire:"t"`                        // content of the buffer
+	UID     UserID `wire:"ui"`                       // id of the user who published the name
+	Session uint64 `wire:"ss?,none" poolsvc:",zero"` // session at whose end the name goes; none: the name is kept
 }
 
-// BufferEntry describes a buffer in a list, with the leases and the name that keep the buffer.
+// BufferEntry describes a buffer, and the sessions that hold it.
+//
+//wire:public BufferInfo
 type BufferEntry struct {
-	ID         uint64   `wire:"id"`  // buffer id
-	Generation uint64   `wire:"ge"`  // generation: how many buffers have used the block, with this one
-	Pool       uint64   `wire:"pl"`  // pool id
-	Bytes      uint64   `wire:"n"`   // bytes of the buffer
-	BlockBytes uint64   `wire:"bs"`  // bytes of the block
-	Tensor     Tensor   `wire:"t"`   // content of the buffer
-	Writer     uint64   `wire:"wr?"` // session with the write lease; left out: none
-	Readers    []uint64 `wire:"rd?"` // sessions with read leases, at most 8
-	Reads      uint64   `wire:"rs?"` // read leases
-	Names      uint64   `wire:"nn?"` // number of names of the buffer
-	InChannel  bool     `wire:"ch?"` // whether it is in a channel whose producer has left
+	ID         uint64   `wire:"id" poolsvc:"buffer"`      // buffer id. It stays unique until the service is restarted
+	Generation uint64   `wire:"ge"`                       // generation: how many buffers have used the block, with this one
+	Pool       uint64   `wire:"pl"`                       // pool id
+	Bytes      uint64   `wire:"n"`                        // bytes of the buffer
+	BlockBytes uint64   `wire:"bs"`                       // bytes of the block
+	Tensor     Tensor   `wire:"t"`                        // content of the buffer
+	Writer     uint64   `wire:"wr?,none" poolsvc:",zero"` // session with the write lease; none: there is no write lease
+	Readers    []uint64 `wire:"rd?"`                      // sessions with read leases, at most 8
+	Reads      Count    `wire:"rs?"`                      // number of read leases
+	Names      Count    `wire:"nn?"`                      // number of names of the buffer
+	InChannel  bool     `wire:"ch?"`                      // whether it is in a channel whose producer has left
 }
 
-// LeaseEntry describes a lease in a list, and the session that has it.
+// LeaseEntry describes a lease, and the session that has it.
+//
+//wire:public LeaseInfo LeaseStatus
 type LeaseEntry struct {
-	ID         uint64 `wire:"id"`  // lease id
-	Session    uint64 `wire:"ss"`  // session id
-	UID        uint64 `wire:"ui"`  // user id of the session
-	PID        uint64 `wire:"pd"`  // process id, for people
-	Program    string `wire:"nm?"` // the program's name, at most 255 bytes, for people
-	Buffer     uint64 `wire:"bf"`  // buffer id
-	Pool       uint64 `wire:"pl"`  // pool id
-	Bytes      uint64 `wire:"n"`   // bytes of the buffer
-	BlockBytes uint64 `wire:"bs"`  // bytes of the block
-	Write      bool   `wire:"wr?"` // whether it is a write lease
-	Began      uint64 `wire:"bg"`  // when the lease began, rounded to a second
-	For        string `wire:"wf?"` // what the session waits for, for people
-	Since      uint64 `wire:"ws?"` // since when the session waits
+	ID         uint64    `wire:"id" poolsvc:"lease"` // lease id. It stays unique until the service is restarted
+	Session    uint64    `wire:"ss"`                 // session id
+	UID        UserID    `wire:"ui"`                 // user id of the session
+	PID        ProcessID `wire:"pd"`                 // process id, for people
+	Program    string    `wire:"nm?"`                // the program's name, at most 255 bytes, for people. The client gave this name
+	Buffer     uint64    `wire:"bf"`                 // buffer id
+	Pool       uint64    `wire:"pl"`                 // pool id
+	Bytes      uint64    `wire:"n"`                  // bytes of the buffer
+	BlockBytes uint64    `wire:"bs"`                 // bytes of the block
+	Write      bool      `wire:"wr?" poolsvc:"-"`    // whether it is a write lease
+	Began      Time      `wire:"bg"`                 // when the lease began, rounded to a second
+	// what the session waits for, for people; none: the session does not wait. If several of its requests wait, it is the one that began to
+	// wait first
+	WaitsFor string `wire:"wf?,none"`
+	Since    Time   `wire:"ws?,none" poolsvc:"waits_since"` // since when the session waits; none: the session does not wait
 }
 
-// EventEntry describes one event. Fields that do not apply to the event are left out.
+// EventEntry describes one event of the service. A field that does not apply to the event has no value.
+//
+//wire:public HistoryEvent
 type EventEntry struct {
-	Number  uint64 `wire:"id"`  // number of the event in the epoch, from 1
-	At      uint64 `wire:"at"`  // time of the event
-	Kind    string `wire:"k"`   // kind
-	Session uint64 `wire:"ss?"` // session id
-	UID     uint64 `wire:"ui?"` // user id of the session
-	PID     uint64 `wire:"pd?"` // process id, for people
-	Program string `wire:"nm?"` // the program's name, at most 255 bytes, for people
-	Pool    string `wire:"pl?"` // pool name
-	Channel string `wire:"ch?"` // channel name
-	Buffer  uint64 `wire:"bf?"` // buffer id
-	Bytes   uint64 `wire:"n?"`  // bytes of memory
-	Ending  string `wire:"en?"` // how a session ended: `left`, `lost`, `error`, `closed`, `shutdown`
-	Took    uint64 `wire:"tk?"` // nanoseconds that it took or has lasted
-	Count   uint64 `wire:"ct?"` // how often it happened since the last such entry; left out: 1
-	Text    string `wire:"tx"`  // a sentence, for people, at most 1,000 bytes
+	Number  uint64        `wire:"id" poolsvc:"event"`      // number of the event, from 1 in each epoch
+	At      Time          `wire:"at"`                      // time of the event
+	Kind    EventKind     `wire:"k"`                       // kind, see Events. docs/operating.md has all kinds
+	Session uint64        `wire:"ss?,none"`                // session id
+	UID     UserID        `wire:"ui?,none=Session"`        // user id of the session
+	PID     ProcessID     `wire:"pd?,none=Session"`        // process id, for people
+	Program string        `wire:"nm?,none=Session"`        // the program's name, at most 255 bytes, for people
+	Pool    string        `wire:"pl?,none"`                // pool name
+	Channel string        `wire:"ch?,none"`                // channel name
+	Buffer  uint64        `wire:"bf?,none"`                // buffer id
+	Bytes   uint64        `wire:"n?" poolsvc:",omitempty"` // bytes of memory
+	Ending  SessionEnding `wire:"en?,none"`                // how a session ended: `left`, `lost`, `error`, `closed`, `shutdown`
+
+	// how long it took or has lasted. For `memory-reclaimed`, it is the time since the session ended. For `lease-long`, it is how long
+	// another session has waited for the buffer. For `subscriber-slow`, it is how long the consumer has been too slow
+	Took  Duration `wire:"tk?" poolsvc:"took_seconds,omitempty"`
+	Count Count    `wire:"ct"` // how often it happened since the last such entry
+	Text  string   `wire:"tx"` // a sentence, for people, at most 1,000 bytes
 }
 
 // Hello opens a session.

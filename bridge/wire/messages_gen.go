@@ -60,12 +60,12 @@ var tensorFields = record[Tensor]{
 var poolFields = record[Pool]{
 	uintField("id", func(m *Pool) *uint64 { return &m.ID }),
 	stringField("nm", func(m *Pool) *string { return &m.Name }),
-	stringField("k", func(m *Pool) *string { return &m.Kind }),
-	uintField("do", func(m *Pool) *uint64 { return &m.Device }).maybe(),
-	stringField("du", func(m *Pool) *string { return &m.UUID }).maybe(),
+	stringField("k", func(m *Pool) *Kind { return &m.Kind }),
+	uintField("do", func(m *Pool) *uint64 { return &m.DeviceOrdinal }).maybe(),
+	stringField("du", func(m *Pool) *string { return &m.DeviceUUID }).maybe(),
 	uintField("mx", func(m *Pool) *uint64 { return &m.MaxBytes }),
-	uintField("sx", func(m *Pool) *uint64 { return &m.MaxSessionBytes }).maybe(),
-	uintField("ux", func(m *Pool) *uint64 { return &m.MaxUserBytes }).maybe(),
+	uintField("sx", func(m *Pool) *uint64 { return &m.SessionBytes }).maybe(),
+	uintField("ux", func(m *Pool) *uint64 { return &m.UserBytes }).maybe(),
 	pointerField("x", func(m *Pool) **Export { return &m.Export }, exportFields),
 }
 
@@ -84,9 +84,9 @@ var channelFields = record[Channel]{
 	uintField("id", func(m *Channel) *uint64 { return &m.ID }),
 	stringField("nm", func(m *Channel) *string { return &m.Name }),
 	uintField("pl", func(m *Channel) *uint64 { return &m.Pool }),
-	stringField("md", func(m *Channel) *string { return &m.Mode }),
+	stringField("md", func(m *Channel) *ChannelMode { return &m.Mode }),
 	uintField("cp", func(m *Channel) *uint64 { return &m.Capacity }),
-	stringField("fl", func(m *Channel) *string { return &m.Full }),
+	stringField("fl", func(m *Channel) *FullPolicy { return &m.Full }),
 }
 
 var leaseFields = record[Lease]{
@@ -105,10 +105,10 @@ var leaseFields = record[Lease]{
 }
 
 var statsFields = record[Stats]{
-	uintField("ss", func(m *Stats) *uint64 { return &m.Sessions }),
-	uintField("ls", func(m *Stats) *uint64 { return &m.Leases }),
-	uintField("bf", func(m *Stats) *uint64 { return &m.Buffers }),
-	uintField("nm", func(m *Stats) *uint64 { return &m.Names }),
+	uintField("ss", func(m *Stats) *Count { return &m.Sessions }),
+	uintField("ls", func(m *Stats) *Count { return &m.Leases }),
+	uintField("bf", func(m *Stats) *Count { return &m.Buffers }),
+	uintField("nm", func(m *Stats) *Count { return &m.Names }),
 	structsField("p", func(m *Stats) *[]PoolStats { return &m.Pools }, poolStatsFields).maybe(),
 }
 
@@ -119,31 +119,31 @@ var poolStatsFields = record[PoolStats]{
 	uintField("us", func(m *PoolStats) *uint64 { return &m.Used }).maybe(),
 	uintField("ca", func(m *PoolStats) *uint64 { return &m.Cached }).maybe(),
 	uintField("rc", func(m *PoolStats) *uint64 { return &m.Held }).maybe(),
-	uintField("nb", func(m *PoolStats) *uint64 { return &m.Blocks }).maybe(),
+	uintField("nb", func(m *PoolStats) *Count { return &m.Blocks }).maybe(),
 	uintField("cs", func(m *PoolStats) *uint64 { return &m.Session }).maybe(),
 	uintField("cu", func(m *PoolStats) *uint64 { return &m.User }).maybe(),
 }
 
 var sessionEntryFields = record[SessionEntry]{
 	uintField("id", func(m *SessionEntry) *uint64 { return &m.ID }),
-	uintField("ui", func(m *SessionEntry) *uint64 { return &m.UID }),
-	uintField("pd", func(m *SessionEntry) *uint64 { return &m.PID }),
+	uintField("ui", func(m *SessionEntry) *UserID { return &m.UID }),
+	uintField("pd", func(m *SessionEntry) *ProcessID { return &m.PID }),
 	stringField("nm", func(m *SessionEntry) *string { return &m.Program }).maybe(),
-	uintField("bg", func(m *SessionEntry) *uint64 { return &m.Began }),
-	uintField("ls", func(m *SessionEntry) *uint64 { return &m.Leases }).maybe(),
-	uintField("bk", func(m *SessionEntry) *uint64 { return &m.Blocks }).maybe(),
-	uintField("mb", func(m *SessionEntry) *uint64 { return &m.Members }).maybe(),
+	uintField("bg", func(m *SessionEntry) *Time { return &m.Began }),
+	uintField("ls", func(m *SessionEntry) *Count { return &m.Leases }).maybe(),
+	uintField("bk", func(m *SessionEntry) *Count { return &m.Blocks }).maybe(),
+	uintField("mb", func(m *SessionEntry) *Count { return &m.Members }).maybe(),
 	uintField("n", func(m *SessionEntry) *uint64 { return &m.Bytes }).maybe(),
-	uintField("wq", func(m *SessionEntry) *uint64 { return &m.Waits }).maybe(),
-	stringField("wf", func(m *SessionEntry) *string { return &m.For }).maybe(),
-	uintField("ws", func(m *SessionEntry) *uint64 { return &m.Since }).maybe(),
+	uintField("wq", func(m *SessionEntry) *Count { return &m.Waits }).maybe(),
+	stringField("wf", func(m *SessionEntry) *string { return &m.WaitsFor }).maybe(),
+	uintField("ws", func(m *SessionEntry) *Time { return &m.Since }).maybe(),
 }
 
 var channelEntryFields = record[ChannelEntry]{
 	structField("c", func(m *ChannelEntry) *Channel { return &m.Channel }, channelFields),
-	uintField("ui", func(m *ChannelEntry) *uint64 { return &m.UID }),
-	uintField("pr", func(m *ChannelEntry) *uint64 { return &m.Producers }).maybe(),
-	uintField("cs", func(m *ChannelEntry) *uint64 { return &m.Consumers }).maybe(),
+	uintField("ui", func(m *ChannelEntry) *UserID { return &m.UID }),
+	uintField("pr", func(m *ChannelEntry) *Count { return &m.Producers }).maybe(),
+	uintField("cs", func(m *ChannelEntry) *Count { return &m.Consumers }).maybe(),
 	boolField("sh", func(m *ChannelEntry) *bool { return &m.Closed }).maybe(),
 	uintField("sq", func(m *ChannelEntry) *uint64 { return &m.Published }).maybe(),
 	uintField("wt", func(m *ChannelEntry) *uint64 { return &m.Waiting }).maybe(),
@@ -158,7 +158,7 @@ var nameEntryFields = record[NameEntry]{
 	uintField("pl", func(m *NameEntry) *uint64 { return &m.Pool }),
 	uintField("n", func(m *NameEntry) *uint64 { return &m.Bytes }),
 	structField("t", func(m *NameEntry) *Tensor { return &m.Tensor }, tensorFields),
-	uintField("ui", func(m *NameEntry) *uint64 { return &m.UID }),
+	uintField("ui", func(m *NameEntry) *UserID { return &m.UID }),
 	uintField("ss", func(m *NameEntry) *uint64 { return &m.Session }).maybe(),
 }
 
@@ -171,42 +171,42 @@ var bufferEntryFields = record[BufferEntry]{
 	structField("t", func(m *BufferEntry) *Tensor { return &m.Tensor }, tensorFields),
 	uintField("wr", func(m *BufferEntry) *uint64 { return &m.Writer }).maybe(),
 	uintsField("rd", func(m *BufferEntry) *[]uint64 { return &m.Readers }).maybe(),
-	uintField("rs", func(m *BufferEntry) *uint64 { return &m.Reads }).maybe(),
-	uintField("nn", func(m *BufferEntry) *uint64 { return &m.Names }).maybe(),
+	uintField("rs", func(m *BufferEntry) *Count { return &m.Reads }).maybe(),
+	uintField("nn", func(m *BufferEntry) *Count { return &m.Names }).maybe(),
 	boolField("ch", func(m *BufferEntry) *bool { return &m.InChannel }).maybe(),
 }
 
 var leaseEntryFields = record[LeaseEntry]{
 	uintField("id", func(m *LeaseEntry) *uint64 { return &m.ID }),
 	uintField("ss", func(m *LeaseEntry) *uint64 { return &m.Session }),
-	uintField("ui", func(m *LeaseEntry) *uint64 { return &m.UID }),
-	uintField("pd", func(m *LeaseEntry) *uint64 { return &m.PID }),
+	uintField("ui", func(m *LeaseEntry) *UserID { return &m.UID }),
+	uintField("pd", func(m *LeaseEntry) *ProcessID { return &m.PID }),
 	stringField("nm", func(m *LeaseEntry) *string { return &m.Program }).maybe(),
 	uintField("bf", func(m *LeaseEntry) *uint64 { return &m.Buffer }),
 	uintField("pl", func(m *LeaseEntry) *uint64 { return &m.Pool }),
 	uintField("n", func(m *LeaseEntry) *uint64 { return &m.Bytes }),
 	uintField("bs", func(m *LeaseEntry) *uint64 { return &m.BlockBytes }),
 	boolField("wr", func(m *LeaseEntry) *bool { return &m.Write }).maybe(),
-	uintField("bg", func(m *LeaseEntry) *uint64 { return &m.Began }),
-	stringField("wf", func(m *LeaseEntry) *string { return &m.For }).maybe(),
-	uintField("ws", func(m *LeaseEntry) *uint64 { return &m.Since }).maybe(),
+	uintField("bg", func(m *LeaseEntry) *Time { return &m.Began }),
+	stringField("wf", func(m *LeaseEntry) *string { return &m.WaitsFor }).maybe(),
+	uintField("ws", func(m *LeaseEntry) *Time { return &m.Since }).maybe(),
 }
 
 var eventEntryFields = record[EventEntry]{
 	uintField("id", func(m *EventEntry) *uint64 { return &m.Number }),
-	uintField("at", func(m *EventEntry) *uint64 { return &m.At }),
-	stringField("k", func(m *EventEntry) *string { return &m.Kind }),
+	uintField("at", func(m *EventEntry) *Time { return &m.At }),
+	stringField("k", func(m *EventEntry) *EventKind { return &m.Kind }),
 	uintField("ss", func(m *EventEntry) *uint64 { return &m.Session }).maybe(),
-	uintField("ui", func(m *EventEntry) *uint64 { return &m.UID }).maybe(),
-	uintField("pd", func(m *EventEntry) *uint64 { return &m.PID }).maybe(),
+	uintField("ui", func(m *EventEntry) *UserID { return &m.UID }).maybe(),
+	uintField("pd", func(m *EventEntry) *ProcessID { return &m.PID }).maybe(),
 	stringField("nm", func(m *EventEntry) *string { return &m.Program }).maybe(),
 	stringField("pl", func(m *EventEntry) *string { return &m.Pool }).maybe(),
 	stringField("ch", func(m *EventEntry) *string { return &m.Channel }).maybe(),
 	uintField("bf", func(m *EventEntry) *uint64 { return &m.Buffer }).maybe(),
 	uintField("n", func(m *EventEntry) *uint64 { return &m.Bytes }).maybe(),
-	stringField("en", func(m *EventEntry) *string { return &m.Ending }).maybe(),
-	uintField("tk", func(m *EventEntry) *uint64 { return &m.Took }).maybe(),
-	uintField("ct", func(m *EventEntry) *uint64 { return &m.Count }).maybe(),
+	stringField("en", func(m *EventEntry) *SessionEnding { return &m.Ending }).maybe(),
+	uintField("tk", func(m *EventEntry) *Duration { return &m.Took }).maybe(),
+	uintField("ct", func(m *EventEntry) *Count { return &m.Count }),
 	stringField("tx", func(m *EventEntry) *string { return &m.Text }),
 }
 

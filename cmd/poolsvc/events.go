@@ -124,7 +124,7 @@ func (f *eventFilter) show(c *cobra.Command, client *bridge.Client, follow, asJS
 
 func printEvent(out io.Writer, e mempool.HistoryEvent, asJSON bool) error {
 	if asJSON {
-		return json.NewEncoder(display.SafeJSON(out)).Encode(eventJSON(e))
+		return json.NewEncoder(display.SafeJSON(out)).Encode(jsonEventEntry(e, nil))
 	}
 	text := e.Text
 	if e.Count > 1 {
@@ -132,30 +132,4 @@ func printEvent(out io.Writer, e mempool.HistoryEvent, asJSON bool) error {
 	}
 	_, err := fmt.Fprintf(display.Safe(out), "%6d  %s  %-16s  %s\n", e.Number, e.At.Format(time.DateTime), e.Kind, text)
 	return err
-}
-
-func eventJSON(e mempool.HistoryEvent) any {
-	out := map[string]any{"event": e.Number, "at": e.At.UTC().Format(time.RFC3339Nano), "kind": e.Kind, "count": e.Count, "text": e.Text}
-	if e.Session != 0 {
-		out["session"], out["pid"], out["uid"], out["program"] = e.Session, e.PID, e.UID, e.Program
-	}
-	if e.Pool != "" {
-		out["pool"] = e.Pool
-	}
-	if e.Channel != "" {
-		out["channel"] = e.Channel
-	}
-	if e.Buffer != 0 {
-		out["buffer"] = e.Buffer
-	}
-	if e.Bytes != 0 {
-		out["bytes"] = e.Bytes
-	}
-	if e.Ending != "" {
-		out["ending"] = e.Ending
-	}
-	if e.Took != 0 {
-		out["took_seconds"] = e.Took.Seconds()
-	}
-	return out
 }

@@ -29,7 +29,7 @@ type listing[T any] struct {
 	entries           func(*bridge.Client, context.Context) iter.Seq2[T, error]
 	head              string
 	row               func(T, *listed) string
-	json              func(T, *listed) any
+	json              func(T, *listed) map[string]any
 
 	// compare orders the entries; nil: the entries keep the order of the service.
 	compare func(a, b T) int
@@ -84,14 +84,6 @@ func (l *listed) waits(what string, since time.Time) string {
 	return what + " (" + display.Age(l.now.Sub(since)) + ")"
 }
 
-// waitsJSON adds to a JSON document what a session waits for.
-func waitsJSON(to map[string]any, what string, since time.Time) any {
-	if what != "" {
-		to["waits_for"], to["waits_since"] = what, since.UTC().Format(time.RFC3339Nano)
-	}
-	return to
-}
-
 func (l *listed) pool(id uint64) string {
 	if name, ok := l.pools[id]; ok {
 		return name
@@ -114,10 +106,7 @@ func newLists() []*cobra.Command {
 				return fmt.Sprintf("%d\t%d\t%d\t%s\t%s\t%d\t%s\t%d\t%d\t%s", s.ID, s.UID, s.PID, display.Printable(s.Program), display.Age(l.now.Sub(s.Began)), s.Leases,
 					display.Size(s.Bytes), s.Blocks, s.Members, l.waits(s.WaitsFor, s.Since))
 			},
-			json: func(s mempool.SessionInfo, _ *listed) any {
-				return waitsJSON(map[string]any{"session": s.ID, "uid": s.UID, "pid": s.PID, "program": s.Program, "began": s.Began.UTC().Format(time.RFC3339Nano),
-					"leases": s.Leases, "bytes": s.Bytes, "blocks": s.Blocks, "members": s.Members, "waits": s.Waits}, s.WaitsFor, s.Since)
-			},
+			json:       jsonSessionEntry,
 			ofSessions: func(s mempool.SessionInfo) []uint64 { return []uint64{s.ID} },
 			ofUser:     func(s mempool.SessionInfo) uint32 { return s.UID },
 			ofProcess:  func(s mempool.SessionInfo) int32 { return s.PID },
@@ -134,10 +123,10 @@ queue, how many frames are not acknowledged. DROPPED are frames that consumers m
 				return fmt.Sprintf("%s\t%d\t%s\t%s\t%d\t%s\t%d\t%d\t%d\t%d\t%d\t%d\t%s\t%s", ch.Name, ch.ID, l.pool(ch.Pool), ch.Mode, ch.Capacity, ch.Full, ch.Producers,
 					ch.Consumers, ch.Published, ch.Dropped, ch.Used, ch.Waiting, orNone(ch.Slowest), shownState(ch))
 			},
-			json: func(ch mempool.ChannelStatus, l *listed) any {
-				return map[string]any{"channel": ch.Name, "id": ch.ID, "pool": l.pool(ch.Pool), "mode": ch.Mode, "capacity": ch.Capacity, "full": ch.Full,
-					"producers": ch.Producers, "consumers": ch.Consumers, "state": state(ch), "uid": ch.UID,
-					"frames": ch.Published, "dropped": ch.Dropped, "used": ch.Used, "waiting": ch.Waiting, "slowest": ch.Slowest}
+			json: func(ch mempool.ChannelStatus, l *listed) map[string]any {
+				out := jsonChannelEntry(ch, l)
+				out["state"] = state(ch)
+				return out
 			},
 			ofPool:     func(ch mempool.ChannelStatus) uint64 { return ch.Pool },
 			ofSessions: func(ch mempool.ChannelStatus) []uint64 { return []uint64{ch.Slowest} },
@@ -153,10 +142,7 @@ queue, how many frames are not acknowledged. DROPPED are frames that consumers m
 				return fmt.Sprintf("%s\t%s\t%d\t%s\t%v\t%s\t%d\t%d", n.Name, l.pool(n.Pool), n.Buffer, n.Tensor.DType, n.Tensor.Shape, display.Size(n.Bytes),
 					n.UID, n.Session)
 			},
-			json: func(n mempool.NameInfo, l *listed) any {
-				return map[string]any{"name": n.Name, "pool": l.pool(n.Pool), "buffer": n.Buffer, "dtype": n.Tensor.DType, "shape": shape(n.Tensor),
-					"bytes": n.Bytes, "uid": n.UID, "session": n.Session}
-			},
+			json:       jsonNameEntry,
 			ofPool:     func(n mempool.NameInfo) uint64 { return n.Pool },
 			ofSessions: func(n mempool.NameInfo) []uint64 { return []uint64{n.Session} },
 			ofUser:     func(n mempool.NameInfo) uint32 { return n.UID },
@@ -171,11 +157,7 @@ queue, how many frames are not acknowledged. DROPPED are frames that consumers m
 				return fmt.Sprintf("%d\t%s\t%s\t%v\t%s\t%s\t%s\t%s\t%d", b.ID, l.pool(b.Pool), b.Tensor.DType, b.Tensor.Shape, display.Size(b.Bytes),
 					display.Size(b.BlockBytes), writer(b), readers(b), b.Names)
 			},
-			json: func(b mempool.BufferInfo, l *listed) any {
-				return map[string]any{"buffer": b.ID, "generation": b.Generation, "pool": l.pool(b.Pool), "dtype": b.Tensor.DType, "shape": shape(b.Tensor),
-					"bytes": b.Bytes, "block_bytes": b.BlockBytes, "writer": b.Writer, "readers": append([]uint64{}, b.Readers...), "reads": b.Reads,
-					"names": b.Names, "in_channel": b.InChannel}
-			},
+			json:       jsonBufferEntry,
 			ofPool:     func(b mempool.BufferInfo) uint64 { return b.Pool },
 			ofSessions: func(b mempool.BufferInfo) []uint64 { return append([]uint64{b.Writer}, b.Readers...) },
 		}.command(),
@@ -190,10 +172,10 @@ the client calls itself. WAITS FOR is what the session has waited for longest.`,
 				return fmt.Sprintf("%d\t%d\t%d\t%d\t%s\t%s\t%s\t%s\t%d\t%s\t%s", e.ID, e.Session, e.UID, e.PID, short(l.command(e.PID, e.UID, e.Program)),
 					display.Age(l.now.Sub(e.Began)), access(e), l.pool(e.Pool), e.Buffer, display.Size(e.Bytes), l.waits(e.WaitsFor, e.Since))
 			},
-			json: func(e mempool.LeaseStatus, l *listed) any {
-				return waitsJSON(map[string]any{"lease": e.ID, "session": e.Session, "uid": e.UID, "pid": e.PID, "program": e.Program,
-					"command": l.command(e.PID, e.UID, e.Program), "began": e.Began.UTC().Format(time.RFC3339), "to": access(e), "pool": l.pool(e.Pool), "buffer": e.Buffer,
-					"bytes": e.Bytes, "block_bytes": e.BlockBytes}, e.WaitsFor, e.Since)
+			json: func(e mempool.LeaseStatus, l *listed) map[string]any {
+				out := jsonLeaseEntry(e, l)
+				out["to"], out["command"] = access(e), l.command(e.PID, e.UID, e.Program)
+				return out
 			},
 			ofPool:     func(e mempool.LeaseStatus) uint64 { return e.Pool },
 			ofSessions: func(e mempool.LeaseStatus) []uint64 { return []uint64{e.Session} },

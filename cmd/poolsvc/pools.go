@@ -79,28 +79,23 @@ func printPools(out io.Writer, stats mempool.Stats) error {
 	return err
 }
 
-type poolJSON struct {
-	Name         string `json:"name"`
-	Kind         string `json:"kind"`
-	Device       string `json:"device,omitempty"`
-	MaxBytes     uint64 `json:"max_bytes"`
-	SessionBytes uint64 `json:"session_bytes,omitempty"`
-	UserBytes    uint64 `json:"user_bytes,omitempty"`
-	Reserved     uint64 `json:"reserved"`
-	Leased       uint64 `json:"leased"`
-	Used         uint64 `json:"used"`
-	Cached       uint64 `json:"cached"`
-	Held         uint64 `json:"held"`
-	Blocks       int    `json:"blocks"`
-	Yours        uint64 `json:"yours"`
-}
-
 func poolsJSON(stats mempool.Stats) any {
-	pools := make([]poolJSON, 0, len(stats.Pools))
+	pools := []any{}
 	for _, p := range stats.Pools {
-		pools = append(pools, poolJSON{Name: p.Pool.Name, Kind: string(p.Pool.Kind), Device: p.Pool.Device.UUID, MaxBytes: p.Pool.MaxBytes,
-			SessionBytes: p.Pool.SessionBytes, UserBytes: p.Pool.UserBytes, Reserved: p.Reserved, Leased: p.Leased, Used: p.Used, Cached: p.Cached, Held: p.Held,
-			Blocks: p.Blocks, Yours: p.User})
+		one := jsonPoolStats(p, nil)
+		one["name"], one["kind"], one["max_bytes"] = p.Pool.Name, p.Pool.Kind, p.Pool.MaxBytes
+		if p.Pool.Device.UUID != "" {
+			one["device"] = p.Pool.Device.UUID
+		}
+		if p.Pool.SessionBytes > 0 {
+			one["session_bytes"] = p.Pool.SessionBytes
+		}
+		if p.Pool.UserBytes > 0 {
+			one["user_bytes"] = p.Pool.UserBytes
+		}
+		pools = append(pools, one)
 	}
-	return map[string]any{"sessions": stats.Sessions, "leases": stats.Leases, "buffers": stats.Buffers, "names": stats.Names, "pools": pools}
+	out := jsonStats(stats, nil)
+	out["pools"] = pools
+	return out
 }

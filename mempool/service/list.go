@@ -140,7 +140,8 @@ func (s *Session) Leases(after string, most int, into []mempool.LeaseStatus) (Pa
 	return listByID(s, &svc.leases, after, most, into, func(l *Lease) mempool.LeaseStatus {
 		b, holder := l.buffer, l.session
 		status := mempool.LeaseStatus{ID: l.id, Session: holder.id, UID: holder.peer.UID, PID: holder.peer.PID, Program: holder.program, Buffer: b.id,
-			Pool: b.block.pool.info.ID, Bytes: b.bytes, BlockBytes: b.block.size, Write: l.write, Began: svc.began.Add(time.Duration(l.began) * time.Second)}
+			Pool: b.block.pool.info.ID, Bytes: b.bytes, BlockBytes: b.block.size, Write: l.write,
+			Began: svc.began.Add(time.Duration(l.began) * time.Second).Truncate(time.Second)}
 		if len(holder.waits) == 0 && len(holder.members) == 0 {
 			return status
 		}

@@ -38,18 +38,20 @@ from poolbridge._client.borrowed import AsyncBorrowedArrays as AsyncBorrowedArra
 from poolbridge._client.channel import AsyncChannel as AsyncChannel, Channel as Channel
 from poolbridge._client.client import Client as Client
 from poolbridge._client.connect import connect as connect
-from poolbridge._client.frame import AsyncFrame as AsyncFrame, Frame as Frame
-from poolbridge._client.lease import AsyncLease as AsyncLease, BaseLease as BaseLease, Lease as Lease
-from poolbridge._client.listing import (
+from poolbridge._client.entries import (
     BufferInfo as BufferInfo,
     ChannelInfo as ChannelInfo,
     HistoryEvent as HistoryEvent,
     LeaseInfo as LeaseInfo,
     NameInfo as NameInfo,
+    Pool as Pool,
+    PoolStats as PoolStats,
+    ServiceStats as ServiceStats,
     SessionInfo as SessionInfo,
 )
+from poolbridge._client.frame import AsyncFrame as AsyncFrame, Frame as Frame
+from poolbridge._client.lease import AsyncLease as AsyncLease, BaseLease as BaseLease, Lease as Lease
 from poolbridge._client.paths import default_path as default_path
-from poolbridge._client.pool import Pool as Pool, PoolStats as PoolStats, ServiceStats as ServiceStats
 from poolbridge._client.promise import Promise as Promise
 from poolbridge._client.publisher import AsyncPublisher as AsyncPublisher, Publisher as Publisher
 from poolbridge._client.serve import Service as Service, serve as serve

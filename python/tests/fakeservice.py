@@ -391,12 +391,12 @@ class Connection(threading.Thread):
         service = self.service
         return m.StatsReply(
             q=request.q,
-            s=m.Stats(
-                ss=len(service.connections),
-                ls=service.leases,
-                bf=len(service.buffers),
-                nm=len(service.names),
-                p=tuple(m.PoolStats(p=pool.info, rs=pool.top) for pool in service.pools.values()),
+            stats=m.Stats(
+                sessions=len(service.connections),
+                leases=service.leases,
+                buffers=len(service.buffers),
+                names=len(service.names),
+                pools=tuple(m.PoolStats(pool=pool.info, reserved=pool.top) for pool in service.pools.values()),
             ),
         )
 

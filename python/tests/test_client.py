@@ -369,7 +369,7 @@ def public_callables():
             static = inspect.getattr_static(value, member)
             function = getattr(static, "fget", None) or getattr(static, "__func__", static)
             ours = str(getattr(function, "__module__", "")).startswith("poolbridge")
-            if ours and not member.startswith("_") and member != "from_wire":
+            if ours and not member.startswith("_"):
                 yield f"{name}.{member}", function
 
 
@@ -408,7 +408,7 @@ def test_errors_and_plain_data_can_be_pickled():
     error = pickle.loads(pickle.dumps(poolbridge.PoolLimitError("full")))
     assert type(error) is poolbridge.PoolLimitError
     assert str(error) == "full"
-    pool = poolbridge.Pool(1, "p", "host", "", None, 1 << 16, 0, 0)
+    pool = poolbridge.Pool(1, "p", "host", None, "", 1 << 16, 0, 0)
     assert pickle.loads(pickle.dumps(pool)) == pool
 
 

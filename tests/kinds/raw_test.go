@@ -61,7 +61,7 @@ func (r *raw) pool(name string) (mempool.PoolInfo, mempool.Export) {
 	files := r.call(&wire.Open{Name: name}, &reply)
 	p := reply.Pool
 	info := mempool.PoolInfo{ID: p.ID, Name: p.Name, Kind: mempool.Kind(p.Kind), MaxBytes: p.MaxBytes,
-		Device: mempool.DeviceInfo{Ordinal: int(p.Device), UUID: p.UUID}}
+		Device: mempool.DeviceInfo{Ordinal: int(p.DeviceOrdinal), UUID: p.DeviceUUID}}
 	return info, mempool.Export{Data: p.Export.Data, Files: files}
 }
 

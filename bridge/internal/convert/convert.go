@@ -3,6 +3,7 @@ package convert
 import (
 	"math"
 	"os"
+	"time"
 
 	"github.com/poolbridge/poolbridge/bridge/wire"
 	"github.com/poolbridge/poolbridge/mempool"
@@ -24,16 +25,16 @@ func Tensor(t wire.Tensor) mempool.Tensor {
 
 // WirePool returns a pool in the form of package wire, without its export.
 func WirePool(p mempool.PoolInfo) wire.Pool {
-	return wire.Pool{ID: p.ID, Name: p.Name, Kind: string(p.Kind), Device: uint64(max(p.Device.Ordinal, 0)), UUID: p.Device.UUID,
-		MaxBytes: p.MaxBytes, MaxSessionBytes: p.SessionBytes, MaxUserBytes: p.UserBytes}
+	return wire.Pool{ID: p.ID, Name: p.Name, Kind: wire.Kind(p.Kind), DeviceOrdinal: uint64(max(p.Device.Ordinal, 0)), DeviceUUID: p.Device.UUID,
+		MaxBytes: p.MaxBytes, SessionBytes: p.SessionBytes, UserBytes: p.UserBytes}
 }
 
 // Pool returns the pool of a message. A pool without a UUID is on no device.
 func Pool(p wire.Pool) mempool.PoolInfo {
 	info := mempool.PoolInfo{ID: p.ID, Name: p.Name, Kind: mempool.Kind(p.Kind), Device: mempool.NoDevice,
-		MaxBytes: p.MaxBytes, SessionBytes: p.MaxSessionBytes, UserBytes: p.MaxUserBytes}
-	if p.UUID != "" {
-		info.Device = mempool.DeviceInfo{Ordinal: int(min(p.Device, math.MaxInt32)), UUID: p.UUID}
+		MaxBytes: p.MaxBytes, SessionBytes: p.SessionBytes, UserBytes: p.UserBytes}
+	if p.DeviceUUID != "" {
+		info.Device = mempool.DeviceInfo{Ordinal: int(min(p.DeviceOrdinal, math.MaxInt32)), UUID: p.DeviceUUID}
 	}
 	return info
 }
@@ -90,7 +91,7 @@ func Completion(ready *wire.Fence, event []byte) (c mempool.Completion, err erro
 
 // WireChannel returns a channel in the form of package wire.
 func WireChannel(c mempool.ChannelInfo) wire.Channel {
-	return wire.Channel{ID: c.ID, Name: c.Name, Pool: c.Pool, Mode: string(c.Mode), Capacity: uint64(c.Capacity), Full: string(c.Full)}
+	return wire.Channel{ID: c.ID, Name: c.Name, Pool: c.Pool, Mode: wire.ChannelMode(c.Mode), Capacity: uint64(c.Capacity), Full: wire.FullPolicy(c.Full)}
 }
 
 // Channel returns the description of a channel that came in a message, in the form of package mempool.
@@ -109,25 +110,43 @@ func Export(x *wire.Export, files []*os.File) mempool.Export {
 	return mempool.Export{Data: x.Data, Files: files}
 }
 
-// WireStats returns the counts of a service, and the memory use of its pools, in the form of package wire.
-func WireStats(s mempool.Stats) wire.Stats {
-	out := wire.Stats{Sessions: uint64(s.Sessions), Leases: uint64(s.Leases), Buffers: uint64(s.Buffers), Names: uint64(s.Names)}
-	for _, p := range s.Pools {
-		out.Pools = append(out.Pools, wire.PoolStats{Pool: WirePool(p.Pool), Reserved: p.Reserved, Leased: p.Leased,
-			Used: p.Used, Cached: p.Cached, Held: p.Held, Blocks: uint64(p.Blocks), Session: p.Session, User: p.User})
+// Events returns the events of a message.
+func Events(events []wire.EventEntry) []mempool.HistoryEvent { return each(events, EventEntry) }
+
+// WireEvents returns events in the form of package wire.
+func WireEvents(events []mempool.HistoryEvent) []wire.EventEntry { return each(events, WireEventEntry) }
+
+// each converts the elements of a list.
+func each[A, B any](list []A, convert func(A) B) []B {
+	var out []B
+	for _, one := range list {
+		out = append(out, convert(one))
 	}
 	return out
 }
 
-// Stats returns the counts of a service, and the memory use of its pools, which came in a message.
-func Stats(s wire.Stats) mempool.Stats {
-	out := mempool.Stats{Sessions: int(s.Sessions), Leases: int(s.Leases), Buffers: int(s.Buffers), Names: int(s.Names)}
-	for _, p := range s.Pools {
-		out.Pools = append(out.Pools, mempool.PoolStats{Pool: Pool(p.Pool), Reserved: p.Reserved, Leased: p.Leased,
-			Used: p.Used, Cached: p.Cached, Held: p.Held, Blocks: int(p.Blocks), Session: p.Session, User: p.User})
+// timeOf returns the zero time for 0.
+func timeOf(t wire.Time) time.Time {
+	if t == 0 {
+		return time.Time{}
 	}
-	return out
+	return time.Unix(0, int64(t))
 }
+
+func wireTime(t time.Time) wire.Time {
+	if t.IsZero() {
+		return 0
+	}
+	return wire.Time(max(t.UnixNano(), 0))
+}
+
+func durationOf(d wire.Duration) time.Duration   { return time.Duration(min(d, math.MaxInt64)) }
+func wireDuration(d time.Duration) wire.Duration { return wire.Duration(max(d, 0)) }
+func countOf(n wire.Count) int                   { return int(min(n, math.MaxInt)) }
+func wireCount(n int) wire.Count                 { return wire.Count(max(n, 0)) }
+func userOf(id wire.UserID) uint32               { return uint32(min(id, math.MaxUint32)) }
+func processOf(id wire.ProcessID) int32          { return int32(min(id, math.MaxInt32)) }
+func wireProcess(id int32) wire.ProcessID        { return wire.ProcessID(max(id, 0)) }
 
 // Access returns an access list of user and group ids. An id that does not fit into 32 bits is an error.
 func Access(uids, gids []uint64) (mempool.Access, error) {

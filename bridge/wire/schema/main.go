@@ -61,17 +61,18 @@ func generate(wire string) (map[string][]byte, error) {
 	if page, err = s.page(page); err != nil {
 		return nil, err
 	}
-	golang, err := s.golang()
-	if err != nil {
-		return nil, err
+	files := map[string][]byte{pagePath: page}
+	for path, write := range map[string]func() ([]byte, error){
+		"bridge/wire/messages_gen.go":            s.golang,
+		"bridge/internal/convert/entries_gen.go": s.conversions,
+		"mempool/entries_gen.go":                 s.types,
+		"cmd/poolsvc/entries_gen.go":             s.json,
+		"python/poolbridge/_wire/messages.py":    s.python,
+		"python/poolbridge/_client/entries.py":   s.entries,
+	} {
+		if files[filepath.Join(root, path)], err = write(); err != nil {
+			return nil, fmt.Errorf("%s: %w", path, err)
+		}
 	}
-	python, err := s.python()
-	if err != nil {
-		return nil, err
-	}
-	return map[string][]byte{
-		filepath.Join(wire, "messages_gen.go"):                              golang,
-		filepath.Join(root, "python", "poolbridge", "_wire", "messages.py"): python,
-		pagePath: page,
-	}, nil
+	return files, nil
 }

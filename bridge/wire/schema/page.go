@@ -82,5 +82,5 @@ func (f *field) line() string {
 	if f.optional {
 		name += "?"
 	}
-	return fmt.Sprintf("`%s` %s: %s", f.key, name, f.meaning)
+	return fmt.Sprintf("`%s` %s: %s", f.key, name, f.brief())
 }

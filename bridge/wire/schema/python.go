@@ -4,6 +4,7 @@ import (
 	"bytes"
 	_ "embed"
 	"fmt"
+	"io"
 	"strings"
 	"text/template"
 	"unicode"
@@ -28,7 +29,36 @@ func (s *structure) python() string {
 	return s.name
 }
 
+// keysAsNames has the structures whose fields have their keys as names in Python.
+var keysAsNames = map[string]bool{
+	"Error": true, "Tensor": true, "Pool": true, "Export": true, "Fence": true, "Channel": true, "Lease": true, "Hello": true,
+	"HelloReply": true, "Create": true, "PoolReply": true, "Open": true, "Destroy": true, "Trim": true, "TrimReply": true,
+	"Alloc": true, "LeaseReply": true, "Publish": true, "Unpublish": true, "Get": true, "LeaseBuffer": true, "Release": true,
+	"Cancel": true, "Dropped": true, "Timeline": true, "TimelineReply": true, "MakeChannel": true, "ChannelReply": true,
+	"Find": true, "CloseChannel": true, "Join": true, "JoinReply": true, "Enter": true, "Leave": true, "Map": true,
+	"MapReply": true, "Doubt": true, "Recall": true, "Goodbye": true, "Failed": true, "Working": true, "Member": true,
+	"Wanted": true, "Forget": true,
+}
+
 const pythonColumns = 120
+
+// attribute returns the name that a field of the structure has in Python.
+func (s *structure) attribute(f *field) string {
+	if keysAsNames[s.name] {
+		return f.key
+	}
+	return pythonAttribute(f)
+}
+
+func pythonAttribute(f *field) string {
+	switch f.name {
+	case "Bytes":
+		return "nbytes"
+	case "BlockBytes":
+		return "block_nbytes"
+	}
+	return snake(f.name)
+}
 
 // python writes the messages of the Python client.
 func (s *schema) python() ([]byte, error) {
@@ -71,7 +101,7 @@ func classes(structs []*structure) string {
 			if i == 0 {
 				out.WriteString("\n")
 			}
-			f.python(&out)
+			f.python(&out, s)
 		}
 	}
 	return out.String()
@@ -109,35 +139,42 @@ func (s *structure) keywordsOnly() bool {
 
 // docstring writes the docstring of a message: the first sentence in one line, and the rest below this line.
 func (s *structure) docstring(out *strings.Builder) {
-	first, rest, more := strings.Cut(upper(s.doc), ". ")
-	if more {
-		first += "."
-	}
 	var below []string
-	if rest != "" {
-		below = append(below, rest)
-	}
 	if s.role == reply {
 		below = append(below, "Answers "+listed(s.answers)+".")
 	}
 	if s.role == request && !s.reply.empty() {
 		below = append(below, "`"+s.reply.python()+"` answers it.")
 	}
-	if len(below) == 0 {
+	s.docstringWith(out, below...)
+}
+
+// docstringWith writes a docstring. A text of `more` that has its own lines stays as it is.
+func (s *structure) docstringWith(out *strings.Builder, more ...string) {
+	first, rest, long := strings.Cut(upper(s.doc), ". ")
+	if long {
+		first += "."
+		more = append([]string{rest}, more...)
+	}
+	if len(more) == 0 {
 		fmt.Fprintf(out, "    \"\"\"%s\"\"\"\n", first)
 		return
 	}
 	fmt.Fprintf(out, "    \"\"\"%s\n", first)
-	for _, paragraph := range below {
+	for _, paragraph := range more {
 		out.WriteString("\n")
-		wrap(out, "    ", paragraph)
+		if strings.Contains(paragraph, "\n") {
+			fmt.Fprintln(out, paragraph)
+		} else {
+			wrap(out, "    ", paragraph)
+		}
 	}
 	out.WriteString("    \"\"\"\n")
 }
 
 // python writes the line of the Python class that declares the field f. The field's meaning is in a comment behind the field, or above the
 // field if the line would be too long.
-func (f *field) python(out *strings.Builder) {
+func (f *field) python(out *strings.Builder, s *structure) {
 	name := f.scalar.python
 	none := f.scalar.zero
 	if f.of != nil {
@@ -151,17 +188,24 @@ func (f *field) python(out *strings.Builder) {
 	case f.of != nil && f.optional:
 		name += " | UnsetType"
 	}
-	line := fmt.Sprintf("    %s: %s", f.key, name)
-	if f.optional {
+	attribute := s.attribute(f)
+	line := fmt.Sprintf("    %s: %s", attribute, name)
+	switch {
+	case attribute != f.key && f.optional:
+		line += fmt.Sprintf(" = field(default=%s, name=%q)", none, f.key)
+	case attribute != f.key:
+		line += fmt.Sprintf(" = field(name=%q)", f.key)
+	case f.optional:
 		line += " = " + none
 	}
-	behind := line + "  # " + f.meaning
+	meaning := f.brief()
+	behind := line + "  # " + meaning
 	switch {
-	case f.key == "l" || f.key == "I" || f.key == "O": // ruff refuses names that look like digits
-		wrap(out, "    # ", f.meaning)
+	case attribute == "l" || attribute == "I" || attribute == "O": // ruff refuses names that look like digits
+		wrap(out, "    # ", meaning)
 		fmt.Fprintf(out, "%s  # noqa: E741 - the wire's key\n", line)
 	case utf8.RuneCountInString(behind) > pythonColumns:
-		wrap(out, "    # ", f.meaning)
+		wrap(out, "    # ", meaning)
 		fmt.Fprintln(out, line)
 	default:
 		fmt.Fprintln(out, behind)
@@ -204,11 +248,14 @@ func listed(structs []*structure) string {
 	return out.String()
 }
 
-// wrap writes a text in lines that begin with the prefix.
-func wrap(out *strings.Builder, prefix, text string) {
+// wrap writes a text in lines of Python that begin with the prefix.
+func wrap(out io.Writer, prefix, text string) { wrapTo(pythonColumns, out, prefix, text) }
+
+// wrapTo writes a text in lines that begin with the prefix and have at most so many columns.
+func wrapTo(columns int, out io.Writer, prefix, text string) {
 	line := prefix
 	for _, word := range strings.Fields(text) {
-		if line != prefix && utf8.RuneCountInString(line+" "+word) > pythonColumns {
+		if line != prefix && utf8.RuneCountInString(line+" "+word) > columns {
 			fmt.Fprintln(out, line)
 			line = prefix
 		}

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"fmt"
 	"go/ast"
 	"go/parser"
@@ -10,6 +11,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"unicode"
 )
 
 // schema has the messages of the source.
@@ -38,6 +40,10 @@ type structure struct {
 	wire    string       // the operation of a request, or the name of a notice
 	reply   *structure   // the reply of a request
 	answers []*structure // the requests that a reply answers
+
+	public string // the name of the public structure in Python; empty: the structure is not public
+	goName string // the name of the type in package mempool; empty: there is no such type
+	byHand bool   // the type and the conversions in Go are written by hand
 }
 
 // empty says whether the structure is EmptyReply, the reply without fields.
@@ -62,6 +68,12 @@ type field struct {
 	list               bool
 	scalar             scalar     // the field's type, or the type of its elements
 	of                 *structure // the structure of the field, or of its elements; nil for scalars
+
+	// These are the options of a field of a public structure.
+	embed   bool   // the fields of this field are also fields of the public structure
+	none    string // the name of the field whose zero value says that this field has no value; empty: it always has one
+	jsonKey string // the key of JSON; "-": none
+	jsonIf  string // the name of the field without which JSON does not have the field; empty: JSON always has it
 }
 
 // scalar is a type whose values have no fields.
@@ -71,15 +83,53 @@ type scalar struct {
 	zero   string // the zero value in Python
 	field  string // the function of bridge/wire/field.go that makes a field; "" if no such function exists yet
 	list   string // the function of bridge/wire/field.go for a list of such values
+
+	public publicType
 }
 
 var scalars = map[string]scalar{
-	"uint64": {page: "u", python: "U", zero: "0", field: "uintField", list: "uintsField"},
-	"int64":  {page: "i", python: "I64", zero: "0", list: "intsField"},
-	"bool":   {page: "b", python: "bool", zero: "False", field: "boolField"},
-	"string": {page: "s", python: "str", zero: `""`, field: "stringField", list: "stringsField"},
+	"uint64": {page: "u", python: "U", zero: "0", field: "uintField", list: "uintsField", public: publicType{golang: "uint64", python: "int", none: "0"}},
+	"int64":  {page: "i", python: "I64", zero: "0", list: "intsField", public: publicType{golang: "int64", python: "int", none: "0"}},
+	"bool":   {page: "b", python: "bool", zero: "False", field: "boolField", public: publicType{golang: "bool", python: "bool", none: "false"}},
+	"string": {page: "s", python: "str", zero: `""`, field: "stringField", list: "stringsField", public: publicType{golang: "string", python: "str", none: `""`}},
 	"Code":   {page: "s", python: "str", zero: `""`, field: "codeField"},
 	"[]byte": {page: "bin", python: "bytes", zero: `b""`, field: "binaryField"},
+
+	// These types say what a number or a text is. Each has another type in the public structures.
+	"Time": number(publicType{golang: "time.Time", toGo: "timeOf", toWire: "wireTime", python: "datetime", fromWire: "_time(%s)", unit: "in UTC"}),
+	"Duration": number(publicType{golang: "time.Duration", toGo: "durationOf", toWire: "wireDuration", python: "float", fromWire: "%s / 1e9",
+		unit: "in seconds", wireUnit: "in nanoseconds"}),
+	"Count":         number(publicType{golang: "int", toGo: "countOf", toWire: "wireCount", python: "int"}),
+	"UserID":        number(publicType{golang: "uint32", toGo: "userOf", toWire: "wire.UserID", python: "int"}),
+	"ProcessID":     number(publicType{golang: "int32", toGo: "processOf", toWire: "wireProcess", python: "int"}),
+	"Kind":          text(publicType{golang: "Kind", python: "Kind", fromWire: `cast("Kind", %s)`}),
+	"ChannelMode":   text(publicType{golang: "ChannelMode", python: "ChannelMode", fromWire: `cast("ChannelMode", %s)`}),
+	"FullPolicy":    text(publicType{golang: "FullPolicy", python: "FullPolicy", fromWire: `cast("FullPolicy", %s)`}),
+	"EventKind":     text(publicType{golang: "EventKind", python: "str"}),
+	"SessionEnding": text(publicType{golang: "SessionEnding", python: "str"}),
+}
+
+// publicType is the type that a field of a public structure has.
+type publicType struct {
+	golang       string // its type in package mempool
+	toGo, toWire string // the functions of package convert; empty: the types are the same
+	none         string // its zero value in Go, if Go can compare with it
+	python       string // its type in the Python client
+	fromWire     string // format of the Python expression that converts it; empty: the values are the same
+	unit         string // the unit of a value in Python
+	wireUnit     string // the unit of a value on the wire
+}
+
+func number(public publicType) scalar {
+	if public.golang != "time.Time" {
+		public.none = "0"
+	}
+	return scalar{page: "u", python: "U", zero: "0", field: "uintField", public: public}
+}
+
+func text(public publicType) scalar {
+	public.none, public.toGo, public.toWire = `""`, "mempool."+public.golang, "wire."+public.golang
+	return scalar{page: "s", python: "str", zero: `""`, field: "stringField", public: public}
 }
 
 // binary is a type of the source that is an array of bytes.
@@ -158,8 +208,13 @@ func (r *reader) declare(name string, comment *ast.CommentGroup) (*structure, er
 			s.role, s.wire, r.replies[name] = request, w[1], w[2]
 		case s.role == part && len(w) == 2 && w[0] == "notice":
 			s.role, s.wire = notice, w[1]
+		case s.public == "" && (len(w) == 2 || len(w) == 3) && w[0] == "public":
+			s.public, s.goName = w[1], cmp.Or(s.goName, w[len(w)-1])
+		case !s.byHand && len(w) == 2 && w[0] == "go":
+			s.goName, s.byHand = w[1], true
 		default:
-			return nil, fmt.Errorf("expected one //wire:request OPERATION REPLY, or one //wire:notice NAME, found %q", line.Text)
+			return nil, fmt.Errorf("expected one //wire:request OPERATION REPLY, one //wire:notice NAME, one //wire:public NAME GONAME, or "+
+				"one //wire:go GONAME, found %q", line.Text)
 		}
 	}
 	r.known[name] = s
@@ -202,14 +257,29 @@ func (r *reader) complete(f *field, quoted string) error {
 	}
 	key, option, _ := strings.Cut(reflect.StructTag(tag).Get("wire"), ",")
 	f.key, f.optional = strings.CutSuffix(key, "?")
-	f.text = option == "text"
+	option, f.none, _ = strings.Cut(option, "=")
+	if option == "none" {
+		f.none = cmp.Or(f.none, f.name)
+	}
+	f.text, f.embed = option == "text", option == "embed"
+	jsonKey, jsonOption, _ := strings.Cut(reflect.StructTag(tag).Get("poolsvc"), ",")
+	f.jsonKey, f.jsonIf = cmp.Or(jsonKey, snake(f.name)), f.none
+	switch jsonOption {
+	case "zero":
+		f.jsonIf = ""
+	case "omitempty":
+		f.jsonIf = f.name
+	}
 	switch {
 	case f.meaning == "" || strings.Contains(f.meaning, "|"):
 		return fmt.Errorf("expected a comment that says what it means, without a vertical bar")
-	case f.text && f.goType != "string" || option != "" && option != "text" && option != "inline" || (key == "") != (option == "inline"):
-		return fmt.Errorf(`expected a tag wire:"KEY", wire:"KEY?", wire:"KEY,text" for a string, or wire:",inline", found %s`, quoted)
-	case key != "" && (!token.IsIdentifier(f.key) || keywords[f.key]):
-		return fmt.Errorf("expected a key that Python and Go can have as a name, found %q", f.key)
+	case f.text && f.goType != "string" || !slices.Contains([]string{"", "text", "inline", "none", "embed"}, option) || (key == "") != (option == "inline"):
+		return fmt.Errorf(`expected a tag wire:"KEY", wire:"KEY?", wire:"KEY,text" for a string, wire:"KEY?,none", wire:"KEY,embed", or `+
+			`wire:",inline", found %s`, quoted)
+	case !slices.Contains([]string{"", "zero", "omitempty"}, jsonOption):
+		return fmt.Errorf(`expected a tag poolsvc:"KEY", poolsvc:"KEY,zero" or poolsvc:"KEY,omitempty", found %s`, quoted)
+	case key != "" && (!token.IsIdentifier(f.key) || keywords[f.key] || keywords[snake(f.name)]):
+		return fmt.Errorf("expected a name and a key that Python and Go can have as a name, found %s and %q", snake(f.name), f.key)
 	}
 	element, pointer := strings.CutPrefix(f.goType, "*")
 	if f.goType != "[]byte" {
@@ -249,6 +319,34 @@ func (f *field) constructor() string {
 	return f.scalar.field
 }
 
+// snake returns the name of a field as Python and JSON write names: `WaitsFor` becomes `waits_for`, and `UIDs` becomes `uids`.
+func snake(name string) string {
+	var out strings.Builder
+	for i, r := range name {
+		if i > 0 && unicode.IsUpper(r) && unicode.IsLower(rune(name[i-1])) {
+			out.WriteByte('_')
+		}
+		out.WriteRune(unicode.ToLower(r))
+	}
+	return out.String()
+}
+
+// brief returns the meaning as docs/protocol.md has it.
+func (f *field) brief() string {
+	first, _, _ := strings.Cut(f.meaning, ". ")
+	if f.scalar.public.wireUnit != "" {
+		first += ", " + f.scalar.public.wireUnit
+	}
+	return strings.Replace(first, "; none: ", "; left out: ", 1)
+}
+
+// said returns the meaning as the documentation of a public type has it. If there is no such thing, the field has the value `none`, or the
+// zero value if `none` is empty.
+func (f *field) said(none string) string {
+	none = cmp.Or(none, map[string]string{"0": "0", `""`: "empty"}[f.scalar.public.none], "zero")
+	return strings.Replace(f.meaning, "; none: ", "; "+none+": ", 1)
+}
+
 // keywords are the keywords of Python that are valid names in Go.
 var keywords = map[string]bool{
 	"and": true, "as": true, "assert": true, "async": true, "await": true, "class": true, "def": true, "del": true, "elif": true,
@@ -284,6 +382,12 @@ func (r *reader) check() error {
 				s.role == notice && (f.key == "n" || f.key == "q" || f.key == "e")
 			if reserved {
 				return fmt.Errorf("%s: %s: the key %q belongs to the envelope", s.name, f.name, f.key)
+			}
+			if f.embed && (f.of == nil || f.list || f.optional || !f.of.byHand) {
+				return fmt.Errorf("%s: %s: only a structure with //wire:go can be embedded", s.name, f.name)
+			}
+			if f.none != "" && !slices.ContainsFunc(s.fields, func(of field) bool { return of.name == f.none && of.optional }) {
+				return fmt.Errorf("%s: %s: there is no optional field %s that says whether it has a value", s.name, f.name, f.none)
 			}
 		}
 	}

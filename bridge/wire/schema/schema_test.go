@@ -14,7 +14,7 @@ import (
 func TestWhatIsCommittedIsWhatTheMessagesSay(t *testing.T) {
 	files, err := generate("..")
 	require.NoError(t, err)
-	require.Len(t, files, 3)
+	require.Len(t, files, 7)
 	for path, want := range files {
 		got, err := os.ReadFile(path)
 		require.NoError(t, err)
@@ -36,13 +36,15 @@ func tiny(t *testing.T, name string) []byte {
 func TestEveryTypeOfFieldIsWritten(t *testing.T) {
 	s, err := parse(source, tiny(t, source))
 	require.NoError(t, err)
-	golang, err := s.golang()
-	require.NoError(t, err)
-	python, err := s.python()
-	require.NoError(t, err)
 	page, err := s.page(tiny(t, "protocol.md"))
 	require.NoError(t, err)
-	for name, got := range map[string][]byte{"want_messages_gen.go.txt": golang, "want_messages.py.txt": python, "want_protocol.md": page} {
+	for name, write := range map[string]func() ([]byte, error){
+		"want_messages_gen.go.txt": s.golang, "want_types_gen.go.txt": s.types, "want_conversions_gen.go.txt": s.conversions,
+		"want_json_gen.go.txt": s.json, "want_messages.py.txt": s.python, "want_entries.py.txt": s.entries,
+		"want_protocol.md": func() ([]byte, error) { return page, nil },
+	} {
+		got, err := write()
+		require.NoError(t, err)
 		if *update {
 			require.NoError(t, os.WriteFile(filepath.Join("testdata", "tiny", name), got, 0o644))
 		}
@@ -63,15 +65,21 @@ func TestWhatTheGeneratorCannotWriteIsNamed(t *testing.T) {
 		"// Ask asks.\ntype Ask uint64":                                   "Ask: expected a struct or an array of bytes",
 		"// Ask asks.\ntype Ask [2]uint64":                                "Ask: expected a struct or an array of bytes",
 		"func ask() {}":                                                   "messages.go: expected types and nothing else",
-		"// A asks.\n//wire:reply a\ntype A struct{}":                     `A: expected one //wire:request OPERATION REPLY, or one //wire:notice NAME, found "//wire:reply a"`,
-		"// A asks.\n//wire:\ntype A struct{}":                            `A: expected one //wire:request OPERATION REPLY, or one //wire:notice NAME, found "//wire:"`,
+		"// A asks.\n//wire:reply a\ntype A struct{}":                     `A: expected one //wire:request OPERATION REPLY, one //wire:notice NAME, one //wire:public NAME GONAME, or one //wire:go GONAME, found "//wire:reply a"`,
+		"// A asks.\n//wire:\ntype A struct{}":                            `A: expected one //wire:request OPERATION REPLY, one //wire:notice NAME, one //wire:public NAME GONAME, or one //wire:go GONAME, found "//wire:"`,
 		"// A asks.\n//wire:request a B\ntype A struct{}":                 "A: there is no structure B to answer it",
 		message("X uint64 `wire:\"x\"`"):                                  "Ask: X: expected a comment that says what it means, without a vertical bar",
 		message("X uint64 `wire:\"x\"` // a|b"):                           "Ask: X: expected a comment that says what it means, without a vertical bar",
 		message("X uint64 // x"):                                          "Ask: expected one name and a tag in front of each meaning, found uint64",
 		message("X, Y uint64 `wire:\"x\"` // x"):                          "Ask: expected one name and a tag in front of each meaning, found uint64",
-		message("X uint64 `wire:\"from\"` // x"):                          `Ask: X: expected a key that Python and Go can have as a name, found "from"`,
-		message("X uint64 `wire:\"if\"` // x"):                            `Ask: X: expected a key that Python and Go can have as a name, found "if"`,
+		message("X uint64 `wire:\"from\"` // x"):                          `Ask: X: expected a name and a key that Python and Go can have as a name, found x and "from"`,
+		message("X uint64 `wire:\"if\"` // x"):                            `Ask: X: expected a name and a key that Python and Go can have as a name, found x and "if"`,
+		message("From uint64 `wire:\"x\"` // x"):                          `Ask: From: expected a name and a key that Python and Go can have as a name, found from and "x"`,
+		message("X uint64 `wire:\"x?,nil\"` // x"):                        "Ask: X: expected a tag wire:\"KEY\", wire:\"KEY?\", wire:\"KEY,text\" for a string, wire:\"KEY?,none\", wire:\"KEY,embed\", or wire:\",inline\", found `wire:\"x?,nil\"`",
+		message("X uint64 `wire:\"x\" poolsvc:\",never\"` // x"):          "Ask: X: expected a tag poolsvc:\"KEY\", poolsvc:\"KEY,zero\" or poolsvc:\"KEY,omitempty\", found `wire:\"x\" poolsvc:\",never\"`",
+		message("X uint64 `wire:\"x,none\"` // x"):                        "Ask: X: there is no optional field X that says whether it has a value",
+		message("X uint64 `wire:\"x?,none=Y\"` // x"):                     "Ask: X: there is no optional field Y that says whether it has a value",
+		message("X Part `wire:\"x,embed\"` // x"):                         "Ask: X: only a structure with //wire:go can be embedded",
 		message("X uint64 `wire:\"q\"` // x"):                             `Ask: X: the key "q" belongs to the envelope`,
 		message("X uint32 `wire:\"x\"` // x"):                             "Ask: X: package wire has no field of type uint32 yet: see field.go",
 		message("X []bool `wire:\"x\"` // x"):                             "Ask: X: package wire has no field of type []bool yet: see field.go",
@@ -80,7 +88,7 @@ func TestWhatTheGeneratorCannotWriteIsNamed(t *testing.T) {
 		message("X Part `wire:\"x?\"` // x"):                              "Ask: X: expected a pointer where a structure is optional, and only there, found Part",
 		message("X Ask `wire:\"x\"` // x"):                                "Ask: X: package wire has no field of type Ask yet: see field.go",
 		message("X Part `wire:\",inline\"` // x"):                         "Ask: X: only a notice can have a structure inline, and has nothing else then",
-		message("X uint64 `wire:\"x,text\"` // x"):                        "Ask: X: expected a tag wire:\"KEY\", wire:\"KEY?\", wire:\"KEY,text\" for a string, or wire:\",inline\", found `wire:\"x,text\"`",
+		message("X uint64 `wire:\"x,text\"` // x"):                        "Ask: X: expected a tag wire:\"KEY\", wire:\"KEY?\", wire:\"KEY,text\" for a string, wire:\"KEY?,none\", wire:\"KEY,embed\", or wire:\",inline\", found `wire:\"x,text\"`",
 		message("X uint64 `wire:\"x\"` // x\nY uint64 `wire:\"x\"` // y"): `Ask: Y: its key "x" is taken`,
 		message("") + strings.ReplaceAll(message(""), "Ask", "Other"):     `Other: Ask has the name "ask" already`,
 	} {
@@ -106,8 +114,8 @@ func TestThePageHasAPlaceForEachTable(t *testing.T) {
 func TestOnlyWhatChangesIsWritten(t *testing.T) {
 	root := t.TempDir()
 	wire := filepath.Join(root, "bridge", "wire")
-	for _, folder := range []string{wire, filepath.Join(root, "docs"), filepath.Join(root, "python", "poolbridge", "_wire")} {
-		require.NoError(t, os.MkdirAll(folder, 0o755))
+	for _, folder := range []string{"bridge/wire", "bridge/internal/convert", "mempool", "cmd/poolsvc", "docs", "python/poolbridge/_wire", "python/poolbridge/_client"} {
+		require.NoError(t, os.MkdirAll(filepath.Join(root, folder), 0o755))
 	}
 	_, err := run(wire)
 	require.ErrorContains(t, err, "messages.go: no such file")
@@ -117,7 +125,7 @@ func TestOnlyWhatChangesIsWritten(t *testing.T) {
 	require.NoError(t, os.WriteFile(filepath.Join(root, "docs", "protocol.md"), tiny(t, "protocol.md"), 0o644))
 	written, err := run(wire)
 	require.NoError(t, err)
-	require.Len(t, written, 3)
+	require.Len(t, written, 7)
 	made := filepath.Join(wire, "messages_gen.go")
 	require.NoError(t, os.WriteFile(made, nil, 0o644))
 	written, err = run(wire)

@@ -14,9 +14,9 @@ from typing import Any, ClassVar, Never, Self, TypeVar
 from poolbridge._client import channel_operations as _channel_operations, operations as _operations, whole as _whole
 from poolbridge._client.channel import AsyncChannel
 from poolbridge._client.client_state import CLOSE_TIMEOUT, ClientState
+from poolbridge._client.entries import Pool, ServiceStats
 from poolbridge._client.lease import AsyncLease
 from poolbridge._client.listing import AsyncLists
-from poolbridge._client.pool import Pool, ServiceStats
 from poolbridge._client.subscription import AsyncSubscription
 from poolbridge._memory import tensor as _tensor
 from poolbridge._session.cancellation import Cancellation

@@ -10,9 +10,9 @@ from typing import Any, ClassVar, Self, TypeVar
 from poolbridge._client import channel_operations as _channel_operations, operations as _operations, whole as _whole
 from poolbridge._client.channel import Channel, info_of
 from poolbridge._client.client_state import CLOSE_TIMEOUT, ClientState
+from poolbridge._client.entries import Pool, ServiceStats
 from poolbridge._client.lease import Lease
 from poolbridge._client.listing import Lists
-from poolbridge._client.pool import Pool, ServiceStats
 from poolbridge._client.subscription import Subscription
 from poolbridge._memory import tensor as _tensor
 from poolbridge._session.flow import Ask, Flow, Hear, Sleep

@@ -9,8 +9,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
+from poolbridge._client.entries import Pool
 from poolbridge._client.operations import check_device
-from poolbridge._client.pool import Pool
 from poolbridge._client.session_stats import SessionStats, session_stats
 from poolbridge._cuda import cuda as _cuda
 from poolbridge._order import event as _event

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from msgspec import UNSET
 
-from poolbridge._client.pool import Pool, ServiceStats
+from poolbridge._client.entries import Pool, ServiceStats, pool as pool_of, service_stats
 from poolbridge._client.promise import Promise
 from poolbridge._memory import dlpack as _dlpack, tensor as _tensor
 from poolbridge._memory.kinds import KINDS
@@ -289,7 +289,7 @@ def create_pool(
         en=check_flag(exist_ok, "exist_ok"),
     )
     reply = yield from ask(request, PoolReply)
-    return Pool.from_wire(reply.p)
+    return pool_of(reply.p)
 
 
 def open_pool(name: str, *, timeout: float | None) -> Flow[Pool]:
@@ -297,7 +297,7 @@ def open_pool(name: str, *, timeout: float | None) -> Flow[Pool]:
     timeout = check_timeout(timeout)
     request = Open(nm=check_name(name, "pool"), w=to_milliseconds(timeout))
     reply = yield from ask(request, PoolReply, timeout)
-    return Pool.from_wire(reply.p)
+    return pool_of(reply.p)
 
 
 def destroy_pool(pool: Pool | str) -> Flow[Pool]:
@@ -323,7 +323,7 @@ def trim(pool: Pool, *, keep_bytes: int | str) -> Flow[int]:
 def stats() -> Flow[ServiceStats]:
     """Ask the service for its counts and for the counts of its pools."""
     reply = yield from ask(StatsRequest(), StatsReply)
-    return ServiceStats.from_wire(reply.s)
+    return service_stats(reply.stats)
 
 
 # Buffers

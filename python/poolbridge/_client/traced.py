@@ -16,9 +16,9 @@ from poolbridge._client.aclient import AsyncClient
 from poolbridge._client.borrowed import AsyncBorrowedArrays, BorrowedArrays
 from poolbridge._client.channel import AsyncChannel, Channel
 from poolbridge._client.client import Client
+from poolbridge._client.entries import Pool
 from poolbridge._client.frame import AsyncFrame, Frame
 from poolbridge._client.lease import AsyncLease, Lease
-from poolbridge._client.pool import Pool
 from poolbridge._client.publisher import AsyncPublisher, Publisher
 from poolbridge._client.subscription import AsyncSubscription, Subscription
 from poolbridge._client.tracing import Operation

@@ -37,6 +37,49 @@ type All struct {
 	Points []Point `wire:"l?"`
 }
 
+// Spot describes a place by hand.
+//
+//wire:go SpotInfo
+type Spot struct {
+	ID   uint64 `wire:"id"`               // id
+	Kind Kind   `wire:"k" poolsvc:"sort"` // sort: `soft` or `hard`
+	Pool uint64 `wire:"pl"`               // pool id
+}
+
+// Tensor describes content.
+//
+//wire:go Tensor
+type Tensor struct {
+	DType string   `wire:"dt"`  // element type
+	Shape []uint64 `wire:"sh?"` // shape; left out: a scalar
+}
+
+// SeenEntry describes what is seen at a place. This is the second sentence.
+//
+//wire:public SeenInfo SeenStatus
+type SeenEntry struct {
+	Spot   Spot   `wire:"sp,embed"` // the place
+	Tensor Tensor `wire:"t"`        // content
+	At     Time   `wire:"at"`       // when it is seen
+	// since when it waits; none: it does not wait. This sentence is not in docs/protocol.md
+	Since   Time          `wire:"si?,none" poolsvc:"waits_since"`
+	User    UserID        `wire:"us?,none=Since"`           // user id, `as` a number
+	Process ProcessID     `wire:"ps?,none=Since"`           // process id
+	Ending  SessionEnding `wire:"en?,none" poolsvc:",zero"` // `lost` or `left`; none: it has not ended
+	Took    Duration      `wire:"tk?" poolsvc:",omitempty"` // how long it took
+	Bytes   uint64        `wire:"n?" poolsvc:"-"`           // bytes; none: it has no bytes
+	Readers []uint64      `wire:"rd?"`                      // sessions
+	Seen    []SeenCount   `wire:"sn?" poolsvc:"-"`          // what is counted
+	Data    Point         `wire:"pt"`                       // a structure that is not public
+}
+
+// SeenCount counts.
+//
+//wire:public SeenCount
+type SeenCount struct {
+	WaitsFor Count `wire:"wf"` // how many wait
+}
+
 // Ask asks. This is the second sentence, which stands apart in Python.
 //
 //wire:request ask AskReply
