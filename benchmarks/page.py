@@ -98,27 +98,29 @@ WAYS = {
 BETWEEN_PYTHON = {"python": "", "spinning": ", spinning", "queue": ", queue"}
 
 
-def streams(report: Report) -> str:
-    """Show the streams that begin or end in Go, on memory of the GPU and of the CPU."""
+def streams(report: Report, *numbers: str) -> str:
+    """Show the streams that begin or end in Go to these numbers of consumers, on memory of the GPU and of the CPU."""
     found: dict[str, dict[str, list[str]]] = {}
     for kind in KINDS:
         for row in rows(report, kind, "stream/.*"):
             _, way, consumers = row["workload"].split("/")
-            if row["system"] == OURS and way in WAYS:
-                cells = [rate(row["per_second"]), latency(row)]
-                found.setdefault(f"{WAYS[way]}, {consumers.split()[0]}", {})[kind] = cells
+            number = consumers.split()[0]
+            if row["system"] == OURS and way in WAYS and number in numbers:
+                found.setdefault(f"{WAYS[way]}, {number}", {})[kind] = [rate(row["per_second"]), latency(row)]
     lines = [[name, *(cell for kind in KINDS for cell in cells.get(kind, ["", ""]))] for name, cells in found.items()]
     return table(["consumers", "GPU: frames a second", "p50, p99 µs", "CPU: frames a second", "p50, p99 µs"], lines)
 
 
-def python(report: Report) -> str:
-    """Show streams between Python processes, and compare those on memory of the CPU with streams of iceoryx2."""
+def python(report: Report, *numbers: str) -> str:
+    """Show streams between Python processes, beside those of iceoryx2, to these numbers of consumers."""
     found: dict[str, dict[tuple[str, str], dict[str, Any]]] = {}
     for kind in reversed(KINDS):
         for row in rows(report, kind, "stream/python-(python|spinning|queue)/.*"):
             _, way, consumers = row["workload"].split("/")
-            name = consumers.split()[0] + BETWEEN_PYTHON[way.removeprefix("python-")]
-            found.setdefault(name, {})[kind, row["system"]] = row
+            number = consumers.split()[0]
+            if number in numbers:
+                name = number + BETWEEN_PYTHON[way.removeprefix("python-")]
+                found.setdefault(name, {})[kind, row["system"]] = row
     lines = []
     for name, cells in found.items():
         shown = [cells.get(one, {}) for one in (("device", OURS), ("host", OURS), ("host", THEIRS))]
