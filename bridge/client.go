@@ -303,6 +303,7 @@ func (c *Client) Close() error {
 	}
 	c.abandonAll(errClientClosed)
 	c.stop(errClientClosed)
+	leases = append(leases, c.shared.loans()...)
 	var err error
 	for _, l := range leases {
 		ended := l.Release(true)

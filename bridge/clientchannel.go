@@ -112,6 +112,9 @@ func (ch *Channel) send(ctx context.Context, try attempt, l *Lease, o mempool.Fr
 	if l.client != ch.client {
 		return 0, situation.Of(ErrInvalid, "lease %d and the channel belong to different clients", l.Info().ID)
 	}
+	if l.slot != nil {
+		return 0, situation.Of(ErrInvalid, "lease %d is a loan of a publisher: publish it with Publisher.Publish", l.Info().ID)
+	}
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if l.client.tracer != nil {

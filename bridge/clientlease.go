@@ -31,10 +31,11 @@ type Lease struct {
 	order  atomic.Pointer[mempool.Order] // nil if there is nothing to wait for, and no work of this package on the memory
 	failed atomic.Bool                   // the writer of the content died before the content was complete
 
-	taken  *taken // set for the lease of a frame; the service does not know such leases
-	reused bool   // the buffer came back through a channel, so the service does not know all fences to wait for
-	own    bool   // Allocate made the lease and the buffer has had no name, so Allocate may use the memory again when it comes back
-	loan   *loan  // the loan from which a reused lease was made
+	taken  *taken   // set for the lease of a frame; the service does not know such leases
+	reused bool     // the buffer came back through a channel, so the service does not know all fences to wait for
+	own    bool     // Allocate made the lease and the buffer has had no name, so Allocate may use the memory again when it comes back
+	loan   *sending // the loan from which a reused lease was made
+	slot   *slot    // set for a loan of a Publisher: the lease's memory
 }
 
 // LeaseOptions says how to lease an existing buffer.

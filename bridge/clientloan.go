@@ -7,9 +7,9 @@ import (
 	"github.com/poolbridge/poolbridge/mempool"
 )
 
-// loan is the memory of a write lease that the user has given to a channel. Either the channel still has the memory, or the memory has come
+// sending is the memory of a write lease that the user has given to a channel. Either the channel still has the memory, or the memory has come
 // back from the channel to the client.
-type loan struct {
+type sending struct {
 	info   *mempool.LeaseInfo // LeaseInfo of the lease
 	mem    *mempool.ImportedBlock
 	memory mempool.Memory
@@ -19,7 +19,7 @@ type loan struct {
 }
 
 // add adds a fence to l.wait. For each word of a timeline, add keeps only the greatest value.
-func (l *loan) add(t mempool.Fence) {
+func (l *sending) add(t mempool.Fence) {
 	for i := range l.wait {
 		if have := &l.wait[i]; have.Timeline == t.Timeline && have.Word == t.Word {
 			have.Value = max(have.Value, t.Value)
@@ -32,7 +32,7 @@ func (l *loan) add(t mempool.Fence) {
 // giveUp releases a lease whose memory came back from a channel. Before the release, the fences of the channel's consumers must be reached,
 // because the service does not know these fences. If a fence is not reached yet, giveUp starts a goroutine that waits for the fence and
 // then releases the lease. `done` has the client's own fences; giveUp passes them to the service.
-func (c *Client) giveUp(l *loan, done ...mempool.Fence) error {
+func (c *Client) giveUp(l *sending, done ...mempool.Fence) error {
 	if c.linked.Err() != nil { // the lease has ended with the session
 		return context.Cause(c.linked)
 	}
@@ -64,7 +64,7 @@ func forgotten(err error) bool {
 	return errors.Is(err, ErrStale)
 }
 
-func (c *Client) releaseLoan(l *loan, done []mempool.Fence) error {
+func (c *Client) releaseLoan(l *sending, done []mempool.Fence) error {
 	err := c.sendRelease(l.info, false, done)
 	return errors.Join(err, c.ended(l.info.Block, done...))
 }

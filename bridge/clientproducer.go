@@ -99,8 +99,15 @@ func (p *producing) retire(ctx context.Context) {
 	if !left { // the service finds out what the leases need when the session ends
 		return
 	}
+	for _, a := range c.shared.arenas(p) {
+		own := slices.DeleteFunc(a.work(), func(t mempool.Fence) bool { return t.Timeline != p.timeline })
+		_ = c.releaseLoan(&sending{info: a.info}, own) // releaseLoan fails only if the connection is gone
+	}
 	for _, owner := range p.native.Forget() {
-		l := owner.(*loan)
+		l, ok := owner.(*sending)
+		if !ok {
+			continue
+		}
 		own := slices.DeleteFunc(l.wait, func(t mempool.Fence) bool { return t.Timeline != p.timeline })
 		_ = c.releaseLoan(l, own) // releaseLoan fails only if the connection is gone
 	}
@@ -131,10 +138,10 @@ func (p *producing) close() error {
 }
 
 // lend makes the loan of a lease whose memory the channel will get.
-func (l *Lease) lend(ready *mempool.Fence) *loan {
+func (l *Lease) lend(ready *mempool.Fence) *sending {
 	lent := l.loan
 	if lent == nil {
-		lent = new(loan)
+		lent = new(sending)
 	}
 	lent.info, lent.mem, lent.memory, lent.own, lent.wait = l.info, l.mem, l.memory, l.own, lent.wait[:0]
 	if len(l.info.Wait)+len(l.info.Event) > 0 {
@@ -185,7 +192,14 @@ func (p *producing) takeBack() (n int, err error) {
 // can use. Otherwise cameBack releases the lease. The caller has put an element into p.reclaiming.
 func (p *producing) cameBack(back []shmchannel.Returned) {
 	for i := range back {
-		l := back[i].Owner.(*loan)
+		if s, ok := back[i].Owner.(*slot); ok {
+			for _, t := range back[i].Fences {
+				s.wait = addFence(s.wait, mempool.Fence{Timeline: t.Timeline, Word: t.Word, Value: t.Value})
+			}
+			s.back()
+			continue
+		}
+		l := back[i].Owner.(*sending)
 		for _, t := range back[i].Fences {
 			l.add(mempool.Fence{Timeline: t.Timeline, Word: t.Word, Value: t.Value})
 		}

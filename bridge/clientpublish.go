@@ -121,9 +121,14 @@ func (r *frameRecord) fill(l *Lease, t *mempool.Tensor, o mempool.FrameOptions, 
 	if r.Meta, err = shmchannel.AppendMeta(r.Meta[:0], o.Meta); err != nil {
 		return situation.Of(ErrInvalid, "%v", err)
 	}
-	r.description = shmchannel.Description{Offset: t.ByteOffset, DType: string(t.DType), Shape: t.Shape, Strides: t.Strides}
+	r.description = describe(t, 0)
 	r.Description = &r.description
 	return nil
+}
+
+// describe returns the description of a frame with the tensor t. The frame's memory begins at the byte `base` of its block.
+func describe(t *mempool.Tensor, base uint64) shmchannel.Description {
+	return shmchannel.Description{Base: base, Offset: t.ByteOffset, DType: string(t.DType), Shape: t.Shape, Strides: t.Strides}
 }
 
 // publish publishes a record in the channel.

@@ -101,6 +101,8 @@ func (l *Lease) hand(ctx context.Context) error {
 	switch {
 	case l.taken != nil:
 		return situation.Of(ErrInvalid, "the lease of a frame is a read lease; ask for a write lease")
+	case l.slot != nil:
+		return situation.Of(ErrInvalid, "a loan of a publisher can only be published by this publisher; allocate a lease for content with a name")
 	case l.reused:
 		if err := l.await(ctx, mempool.CPU); err != nil {
 			return err
@@ -132,9 +134,13 @@ func (l *Lease) end(incomplete bool, done ...mempool.Fence) error {
 		defer l.client.timelines.unpin(l.info.Wait)
 		err := errors.Join(l.taken.release(incomplete, done), l.endOrder())
 		return errors.Join(err, l.client.left(l, l.info.Block, done...))
+	case l.slot != nil:
+		l.client.timelines.unpin(l.info.Wait)
+		l.slot.end(l, done)
+		return l.endOrder()
 	case l.reused:
 		defer l.client.timelines.unpin(l.info.Wait)
-		return errors.Join(l.client.giveUp(&loan{info: l.info, wait: l.info.Wait}, done...), l.endOrder())
+		return errors.Join(l.client.giveUp(&sending{info: l.info, wait: l.info.Wait}, done...), l.endOrder())
 	}
 	err := l.client.sendRelease(l.info, incomplete, done)
 	return errors.Join(err, l.client.ended(l.info.Block, done...), l.endOrder())

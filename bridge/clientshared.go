@@ -27,7 +27,9 @@ type memberships struct {
 	pools     map[uint64]*spares                  // by pool id
 	tallies   tallies
 
-	giving sync.WaitGroup // counts goroutines that wait for consumers' work and then release a lease
+	publishers map[*Publisher]struct{}
+	ticking    bool           // a timer or a task will call Client.tick
+	giving     sync.WaitGroup // counts goroutines that wait for consumers' work and then release a lease
 }
 
 // membership is a client's member of a channel: a producer or a consumer.

@@ -31,7 +31,7 @@ type spares struct {
 	mu        sync.Mutex
 	producers []*producing // never changed in place, because callers of members read this slice
 	most      int          // how many spares `put` keeps: the capacity of the channels, and sparesMore
-	list      []*loan      // the spares, in the order in which they came back
+	list      []*sending   // the spares, in the order in which they came back
 	draining  map[*producing]struct{}
 	takers    []*taker  // allocations that wait for the service's answer
 	tight     bool      // the service had no memory while the pool had fewer spares than `most`
@@ -45,7 +45,7 @@ type spares struct {
 type taker struct {
 	tensor mempool.Tensor
 	cancel context.CancelFunc // cancels the request to the service
-	got    *loan              // the memory that came back; set with spares.mu held, while the taker is in spares.takers
+	got    *sending           // the memory that came back; set with spares.mu held, while the taker is in spares.takers
 }
 
 const (
@@ -221,7 +221,7 @@ func (sp *spares) isFull() bool {
 // also returns nil if there are several such producers, because an allocation can wait for only one channel.
 func (sp *spares) lender(t mempool.Tensor) (from *producing) {
 	for _, p := range sp.members() {
-		if !p.native.Lends(func(owner any) bool { l := owner.(*loan); return l.own && l.info.Tensor.Equal(t) }) {
+		if !p.native.Lends(func(owner any) bool { l, ok := owner.(*sending); return ok && l.own && l.info.Tensor.Equal(t) }) {
 			continue
 		}
 		if from != nil {
@@ -234,7 +234,7 @@ func (sp *spares) lender(t mempool.Tensor) (from *producing) {
 
 // awaitOwn waits until memory for t comes back from the channel of the producer `from`, and takes the memory. It returns nil if no memory
 // comes within the time sp.ownFor, or if another session or allocation wants memory of the pool.
-func (sp *spares) awaitOwn(caller context.Context, from *producing, t mempool.Tensor) (l *loan) {
+func (sp *spares) awaitOwn(caller context.Context, from *producing, t mempool.Tensor) (l *sending) {
 	began := time.Now()
 	defer func() { sp.client.memoryWaits.over(began, true) }()
 	ctx := &patient{Context: caller, client: sp.client, until: began.Add(sp.ownFor)}
@@ -274,7 +274,7 @@ func (sp *spares) reclaim(ctx context.Context) {
 // take removes a spare of the tensor t from the list: the newest spare without running work. If every spare of t has running work and
 // `any` is true, take removes the oldest of these spares. `busy` means that work on the returned spare is running. `others` means that the
 // list has spares of other tensors.
-func (sp *spares) take(t mempool.Tensor, any bool) (l *loan, others, busy bool) {
+func (sp *spares) take(t mempool.Tensor, any bool) (l *sending, others, busy bool) {
 	sp.mu.Lock()
 	defer sp.mu.Unlock()
 	at := -1
@@ -321,7 +321,7 @@ func (sp *spares) mayGrow(t mempool.Tensor) bool {
 }
 
 // lease makes a lease of a spare.
-func (sp *spares) lease(ctx context.Context, l *loan) (*Lease, error) {
+func (sp *spares) lease(ctx context.Context, l *sending) (*Lease, error) {
 	c := sp.client
 	lease := &Lease{client: c, info: l.info, mem: l.mem, memory: l.memory, reused: true, own: true, loan: l}
 	if len(l.wait) > 0 {
@@ -350,7 +350,7 @@ func (sp *spares) lease(ctx context.Context, l *loan) (*Lease, error) {
 // put gives a spare to an allocation of this tensor that waits for the service's answer, or adds it to the list. If another session wants
 // memory of the pool, or an allocation that cannot use this spare, put releases the spare instead. If there are too many spares, put
 // releases the oldest spare.
-func (sp *spares) put(l *loan) {
+func (sp *spares) put(l *sending) {
 	sp.mu.Lock()
 	switch at := slices.IndexFunc(sp.takers, func(w *taker) bool { return w.got == nil && l.info.Tensor.Equal(w.tensor) }); {
 	case at >= 0 && !sp.closed && !sp.isWantedByOthers():

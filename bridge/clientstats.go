@@ -55,6 +55,9 @@ func (c *Client) SessionStats() SessionStats {
 		st.Leases++
 	}
 	c.mu.Unlock()
+	for _, p := range c.shared.publishersIn(0) {
+		st.Leases += len(p.loans())
+	}
 	st.Channels = c.shared.tallies.all()
 	return st
 }

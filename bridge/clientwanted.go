@@ -12,6 +12,10 @@ import (
 // this client. For the time wantedFor, the client also releases all memory that these channels give back later. The client runs wanted as
 // one of its `tasks`.
 func (c *Client) wanted(pool uint64) {
+	for _, p := range c.shared.publishersIn(pool) {
+		p.from.reclaim()
+		p.giveBack()
+	}
 	sp := c.shared.spares(pool)
 	if sp == nil {
 		return

@@ -36,11 +36,11 @@ func BenchmarkFramesOfClients(b *testing.B) {
 		}
 		ended <- nil
 	}()
-	frame := mempool.Bytes(64 << 10)
+	from := publisher(b, ch, 64<<10)
 	send := func() {
-		l, err := p.Allocate(b.Context(), frame)
+		l, err := from.Loan(b.Context())
 		if err == nil {
-			_, err = ch.Publish(b.Context(), l, mempool.FrameOptions{})
+			_, err = from.Publish(b.Context(), l, mempool.FrameOptions{})
 		}
 		if err != nil {
 			b.Fatal(err)

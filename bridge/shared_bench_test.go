@@ -29,6 +29,7 @@ type benchStream struct {
 	producer *Client
 	pool     *Pool
 	channel  *Channel
+	from     *Publisher
 	sent     uint64
 }
 
@@ -37,11 +38,12 @@ func newBenchStream(b *testing.B, mode mempool.ChannelMode) *benchStream {
 	s := &benchStream{path: path, producer: dial(b, path)}
 	s.pool = createPool(b, s.producer, hostPool("p", benchFrame*(benchCapacity+32)))
 	s.channel = makeChannel(b, s.producer, s.pool, mempool.ChannelSpec{Mode: mode, Capacity: benchCapacity})
+	s.from = publisher(b, s.channel, benchFrame)
 	return s
 }
 
 func (s *benchStream) send(ctx context.Context) error {
-	l, err := s.pool.Allocate(ctx, mempool.Bytes(benchFrame))
+	l, err := s.from.Loan(ctx)
 	if err != nil {
 		return err
 	}
@@ -51,7 +53,7 @@ func (s *benchStream) send(ctx context.Context) error {
 	}
 	s.sent++
 	binary.LittleEndian.PutUint64(mem, s.sent)
-	_, err = s.channel.Publish(ctx, l, mempool.FrameOptions{})
+	_, err = s.from.Publish(ctx, l, mempool.FrameOptions{})
 	return err
 }
 

@@ -75,15 +75,17 @@ func stressed(t *testing.T, mode mempool.ChannelMode, f func(s *stress, c *Clien
 	})
 }
 
-// publish sends a frame with [Channel.Publish]. If the channel has the policy Fail and is full, [Channel.Publish] fails, and publish tries
-// again.
-func (s *stress) publish(ctx context.Context, l *Lease, o mempool.FrameOptions) (uint64, error) {
-	for {
-		seq, err := s.ch.Publish(ctx, l, o)
-		if s.full != mempool.Fail || !errors.Is(err, ErrLimit) {
-			return seq, err
+// patiently returns a function that calls `publish`, [Channel.Publish] or [Publisher.Publish]. If the channel has the policy Fail and is
+// full, `publish` fails, and the returned function tries again.
+func (s *stress) patiently(publish publishing) publishing {
+	return func(ctx context.Context, l *Lease, o mempool.FrameOptions) (uint64, error) {
+		for {
+			seq, err := publish(ctx, l, o)
+			if s.full != mempool.Fail || !errors.Is(err, ErrLimit) {
+				return seq, err
+			}
+			runtime.Gosched()
 		}
-		runtime.Gosched()
 	}
 }
 
@@ -149,9 +151,14 @@ func (s *stress) run(c *Client, broadcast bool) (dropped uint64) {
 	ready.Wait()
 	random := rand.New(rand.NewPCG(99, 5))
 	ctx, start := context.Background(), time.Now()
+	p := publisher(s, s.ch, 20000)
 	for n := 1; n <= s.frames; n++ {
 		s.last.Store(n > s.frames-100)
-		require.NoError(s, sendFrameBy(ctx, s.publish, s.pool, uint64(n), 8+random.IntN(40000), mempool.FrameOptions{}))
+		if n%4 == 0 {
+			require.NoError(s, sendFrameBy(ctx, s.patiently(s.ch.Publish), s.pool, uint64(n), 8+random.IntN(40000), mempool.FrameOptions{}))
+		} else {
+			require.NoError(s, sendLoanBy(ctx, s.patiently(p.Publish), p, uint64(n)))
+		}
 	}
 	for info, err := range c.Channels(ctx) {
 		require.NoError(s, err)
