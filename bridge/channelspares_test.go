@@ -493,6 +493,19 @@ func TestAnAllocationThatDoesNotWaitGetsMemoryThatAnotherGoroutineIsTakingBack(t
 	}
 }
 
+func TestAnAllocationGetsMemoryThatCameBackJustBeforeItAsksTheService(t *testing.T) {
+	s := pair(t, hostPool("p", 2<<16), mempool.ChannelSpec{Capacity: 1})
+	from := s.follow(t, mempool.SubscribeOptions{})
+	s.send(t, 0)
+	require.NoError(t, receive(t, from, 0).Release())
+	s.send(t, 1)
+	sp := s.producer.shared.spares(s.pool.Info().ID)
+	sp.reclaim(t.Context()) // the block of frame 0
+	l, err := sp.ask(t.Context(), once, s.pool, mempool.Bytes(1<<16), true)
+	require.NoError(t, err)
+	require.NoError(t, l.Release(false))
+}
+
 func TestADestroyedPoolGetsItsMemoryBackWhenConsumersLetGo(t *testing.T) {
 	s := pair(t, hostPool("p", 1<<20), mempool.ChannelSpec{Capacity: 4})
 	from := s.follow(t, mempool.SubscribeOptions{})

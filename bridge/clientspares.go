@@ -110,7 +110,7 @@ func (sp *spares) allocate(ctx context.Context, try attempt, p *Pool, t mempool.
 		l, others, busy = sp.take(t, true)
 	}
 	if busy && sp.mayGrow(t) {
-		lease, err := sp.ask(ctx, once, p, t)
+		lease, err := sp.ask(ctx, once, p, t, false)
 		if !noRoom(err) {
 			sp.put(l)
 			return lease, err
@@ -125,7 +125,7 @@ func (sp *spares) allocate(ctx context.Context, try attempt, p *Pool, t mempool.
 	if !try {
 		return sp.await(ctx, p, t)
 	}
-	lease, err := sp.ask(ctx, once, p, t)
+	lease, err := sp.ask(ctx, once, p, t, true)
 	if others && errors.Is(err, ErrLimit) {
 		sp.empty()
 		select {
@@ -133,15 +133,16 @@ func (sp *spares) allocate(ctx context.Context, try attempt, p *Pool, t mempool.
 		case <-ctx.Done():
 		case <-sp.client.done:
 		}
-		return sp.ask(ctx, once, p, t)
+		return sp.ask(ctx, once, p, t, true)
 	}
 	return lease, err
 }
 
 // ask asks the service for memory for t. If memory of this tensor comes back from one of the client's channels before the service answers, ask
 // takes this memory and cancels the request: the service may be stopped. While the service has not answered a cancelled request, ask sends
-// no further request, and only waits for memory that comes back.
-func (sp *spares) ask(ctx context.Context, try attempt, p *Pool, t mempool.Tensor) (*Lease, error) {
+// no further request, and only waits for memory that comes back. `any` says whether ask takes memory on which work is running if this memory
+// came back before ask was called.
+func (sp *spares) ask(ctx context.Context, try attempt, p *Pool, t mempool.Tensor, any bool) (*Lease, error) {
 	asking, cancel := context.WithCancel(ctx)
 	defer cancel()
 	w := &taker{tensor: t, cancel: cancel}
@@ -150,6 +151,9 @@ func (sp *spares) ask(ctx context.Context, try attempt, p *Pool, t mempool.Tenso
 	sp.mu.Lock()
 	sp.takers = append(sp.takers, w)
 	sp.mu.Unlock()
+	if l, _, _ := sp.take(t, any); l != nil { // it came back after the caller's last look at the list
+		sp.put(l)
+	}
 	late := time.AfterFunc(sp.ownFor, sp.drainAll) // the service usually answers before
 	defer late.Stop()
 	for asking.Err() == nil && sp.client.isOwedAnswers() {
@@ -181,7 +185,7 @@ func (sp *spares) await(ctx context.Context, p *Pool, t mempool.Tensor) (*Lease,
 	from := sp.lender(t)
 	var full error // the error of the service
 	if from == nil || !sp.isFull() {
-		lease, err := sp.ask(ctx, once, p, t)
+		lease, err := sp.ask(ctx, once, p, t, true)
 		if !noRoom(err) {
 			return lease, err
 		}
@@ -197,7 +201,7 @@ func (sp *spares) await(ctx context.Context, p *Pool, t mempool.Tensor) (*Lease,
 	}
 	sp.release()
 	defer sp.keep()
-	lease, err := sp.ask(ctx, waiting, p, t)
+	lease, err := sp.ask(ctx, waiting, p, t, true)
 	if !errors.Is(err, context.DeadlineExceeded) || noRoom(err) {
 		return lease, err
 	}
