@@ -131,8 +131,8 @@ def python(report: Report, *numbers: str) -> str:
     return table(["consumers", *columns, "times as many"], lines)
 
 
-def growth(report: Report) -> str:
-    """Show how a transfer and the service's memory grow with the numbers of buffers and sessions."""
+def growth(report: Report, *numbers: str) -> str:
+    """Show a transfer and the service's memory with these numbers of buffers, and with numbers of sessions."""
     own = {
         (one["kind"], one["buffers"], one["sessions"]): f"{one['own_bytes'] / (1 << 20):.0f} MiB"
         for one in report["service"]
@@ -142,7 +142,8 @@ def growth(report: Report) -> str:
     for kind in KINDS:
         for row in rows(report, kind, "growth/.*"):
             buffers, sessions = (int(number) for number in re.findall(r"(\d+) ", row["workload"]))
-            found.setdefault((buffers, sessions), []).extend([times(row), own[kind, buffers, sessions]])
+            if str(buffers) in numbers:
+                found.setdefault((buffers, sessions), []).extend([times(row), own[kind, buffers, sessions]])
     lines = [[f"{buffers:,}, {sessions}", *cells] for (buffers, sessions), cells in found.items()]
     columns = [text for name in ("GPU", "CPU") for text in (f"{name}: transfer, µs", "memory")]
     return table(["buffers, sessions", *columns], lines)
