@@ -27,6 +27,7 @@ from streamservice import description, meta
 
 import poolbridge
 from poolbridge import _native
+from poolbridge._order.page import TOMBSTONE, WORDS as WORDS_OF_TIMELINE
 from poolbridge._session.flow import Ask, Flow
 from poolbridge._session.grants import know_timeline
 from poolbridge._wire.messages import Enter, Join, JoinReply, Reply
@@ -362,6 +363,9 @@ def test_what_a_member_wrote_before_it_joined_ends_no_session(
         hostile.close()
 
 
+# Words of a timeline with which every fence is reached. The next writer of a block waits for the fences of the block's
+# consumers until the process of these consumers ends, and the process of these tests goes on.
+REACHED = memoryview(bytearray(struct.pack(f"<{WORDS_OF_TIMELINE}Q", *[TOMBSTONE - 1] * WORDS_OF_TIMELINE))).cast("Q")
 ALLOWED = (
     poolbridge.ContentFailedError,
     poolbridge.ProtocolError,
@@ -416,6 +420,8 @@ def test_arbitrary_words_end_no_session(service: RealService, kind: str, mode: A
         hostile = Hostile(service.path, name, role, lambda member: lies(member, 10))
         for _ in range(LIES):
             lie(hostile)
+            if role == "consumer":
+                hostile.words[:] = REACHED
             if role == "producer" and chance.random() < 0.3:
                 hostile.publish(lambda member, number: lie(member))
             if chance.random() < 0.3:
