@@ -278,15 +278,25 @@ def sections():
 
 
 def wire_codes():
-    """Return (code, error of Go, error of Python) for each error code, as docs/protocol.md lists them."""
-    rows = re.findall(
-        r"^\| `([\w-]+)` \|.*\| `(Err\w+|context\.\w+)` \| `(\w+)` \|$",
-        (ROOT / "docs" / "protocol.md").read_text(),
-        re.MULTILINE,
-    )
+    """Return (code, error of Go, error of Python) for each section that names a code and an error of Go."""
+    rows = [
+        (*found.groups(), python)
+        for python, text in sections().items()
+        if (found := re.search(r"Code `([\w-]+)`, in Go `(Err\w+|context\.\w+)`", text))
+    ]
     source = (ROOT / "bridge" / "wire" / "code.go").read_text()
     assert {code for code, _, _ in rows} == set(re.findall(r'Code = "([\w-]+)"', source))
     return rows
+
+
+def test_the_protocol_lists_every_code():
+    listed = re.search(
+        r"^The codes .*?\n\n(.*?)\n\n", (ROOT / "docs" / "protocol.md").read_text(), re.MULTILINE | re.DOTALL
+    )
+    assert listed
+    assert sorted(re.findall(r"^- `([\w-]+)`:", listed[1], re.MULTILINE)) == sorted(
+        {code for code, _, _ in wire_codes()}
+    )
 
 
 def test_troubleshooting_has_a_section_for_every_error_and_no_other():
@@ -294,8 +304,10 @@ def test_troubleshooting_has_a_section_for_every_error_and_no_other():
 
 
 def test_the_sections_name_the_code_and_the_error_of_go():
+    go_source = "".join(path.read_text() for path in (ROOT / "bridge").glob("*.go"))
     for code, go, python in wire_codes():
-        assert f"Code `{code}`, in Go `{go}`" in sections()[python]
+        assert code in {getattr(poolbridge, python).code, "content-failed", "closed"}, python
+        assert go.startswith("context.") or re.search(rf"^\s*(?:var )?{go}\s+(?:error )?=", go_source, re.MULTILINE), go
     codes = {code for code, _, _ in wire_codes()}
     for one in CLASSES:
         code = getattr(one, "code", "")
