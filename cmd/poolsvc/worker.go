@@ -3,12 +3,12 @@ package main
 import (
 	"github.com/spf13/cobra"
 
-	"github.com/poolbridge/poolbridge/cmd/poolsvc/internal/work"
+	"github.com/poolbridge/poolbridge/cmd/poolsvc/internal/verify"
 )
 
 // newWorker returns the command that `verify` runs as the Go side of its checks.
 func newWorker() *cobra.Command {
-	w := &work.Worker{}
+	w := &verify.Worker{}
 	c := &cobra.Command{
 		Use:    "worker",
 		Short:  "Carry out the tasks of verify, one JSON object a line",

@@ -44,11 +44,11 @@ func TestOnTheSimulationEveryCheckOfVerifyPasses(t *testing.T) {
 		seen[kind][c.Scenario] = true
 	}
 	for kind, names := range map[mempool.Kind][]string{
-		mempool.Device: {"transfer/pickled/", "mapping/fork/"},
-		mempool.VMM:    {"handle/descriptor/", "mapping/fork/"},
-		mempool.Legacy: {"handle/zeros/", "handle/refused/", "handle/segments/", "mapping/fork/"},
-		mempool.Pinned: {"mapping/fork/"},
-		mempool.Host:   {"mapping/fork/"},
+		mempool.Device: {"transfer/large/"},
+		mempool.VMM:    {"handle/descriptor/", "mapping/exchange/", "mapping/read-only/", "mapping/mapped-twice/"},
+		mempool.Legacy: {"handle/file/", "handle/dead-owner/"},
+		mempool.Pinned: {"transfer/cpu-and-gpu/"},
+		mempool.Host:   {"early/service/"},
 	} {
 		for _, name := range names {
 			assert.True(t, slices.ContainsFunc(r.Checks, func(c check) bool {

@@ -52,16 +52,18 @@ func (p *Interpreter) Consumers(t testing.TB) map[mempool.Kind]string {
 	out, err := cmd.StdoutPipe()
 	require.NoError(t, err)
 	require.NoError(t, cmd.Start())
-	_, err = in.Write([]byte(`{"task": "probe"}` + "\n"))
+	_, err = in.Write([]byte(`{"task": "probe", "with": {}}` + "\n"))
 	require.NoError(t, err)
-	var answer struct {
-		Consumers map[mempool.Kind][]string `json:"consumers"`
+	var reply struct {
+		Answer struct {
+			Consumers map[mempool.Kind][]string `json:"consumers"`
+		} `json:"answer"`
 	}
-	require.NoError(t, json.NewDecoder(out).Decode(&answer))
+	require.NoError(t, json.NewDecoder(out).Decode(&reply))
 	require.NoError(t, in.Close())
 	require.NoError(t, cmd.Wait())
 	found := map[mempool.Kind]string{mempool.Host: "numpy"}
-	for _, library := range answer.Consumers[mempool.Device] {
+	for _, library := range reply.Answer.Consumers[mempool.Device] {
 		if mempool.Device.Probe("") == nil && (library == "cupy" || library == "torch") {
 			found[mempool.Device] = library
 			break

@@ -12,16 +12,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from poolbridge._cuda import cuda as _cuda
-from poolbridge._libraries import patterns as _patterns
-from poolbridge._libraries.patterns import Comparison, Pattern, chunks
 from poolbridge._memory.kinds import KINDS, ON_CPU, ON_GPU
 from poolbridge._session.membership import NATIVE
-from poolbridge.errors import (
-    UnavailableError,
-)
+from poolbridge.errors import UnavailableError
 
 if TYPE_CHECKING:
-    from poolbridge._client.lease import BaseLease, Lease
+    from poolbridge._client.lease import BaseLease
 
 
 class Consumer(ABC):
@@ -60,25 +56,20 @@ class Consumer(ABC):
         """
         raise UnavailableError(f"{self.name} makes no streams on GPU {ordinal}")
 
-    @abstractmethod
     def pointer(self, array: Any) -> int:
-        """Return the array's address."""
+        """Return the address that the array reports."""
+        return int(array.__cuda_array_interface__["data"][0])
 
     @abstractmethod
-    def everyday(self, lease: BaseLease) -> np.ndarray[Any, Any]:
-        """Make an array as docs/arrays.md says, print it, read an element, and return a copy on the CPU."""
+    def copy(self, array: Any) -> np.ndarray[Any, Any]:
+        """Return the array's elements on the CPU, which the library has read."""
 
-    @abstractmethod
-    def compare(self, array: Any, pattern: Pattern) -> Comparison:
-        """Compare every element of `array` with `pattern`."""
+    def fill(self, array: Any, lease: BaseLease, values: np.ndarray[Any, Any]) -> None:  # noqa: ARG002
+        """Write the array `values` into the array. The content is complete on return.
 
-    @abstractmethod
-    def fill(self, array: Any, lease: Lease, pattern: Pattern) -> None:
-        """Write `pattern` into `array`. The pattern is complete on return."""
-
-    @abstractmethod
-    def transform(self, array: Any, lease: Lease, scale: float, offset: float) -> None:
-        """Replace every element x of `array` by ``scale * x + offset``. The result is complete on return."""
+        This default copies into the lease, for libraries that write no arrays in place.
+        """
+        lease.copy_from(values.reshape(lease.shape))
 
 
 def _of_gpu(lease: BaseLease) -> Any:
@@ -86,61 +77,40 @@ def _of_gpu(lease: BaseLease) -> Any:
     return lease.view(device="cuda") if _is_pinned(lease) else lease
 
 
-def _read(array: Any) -> None:
-    """Print an array, and read its first element."""
-    repr(array)
-    if all(array.shape):
-        float(array.reshape(-1)[0])
-
-
 def _is_pinned(lease: BaseLease) -> bool:
     return getattr(lease, "kind", "legacy") == "pinned"  # `OpenedMemory` has no kind
 
 
-class NumPy(Consumer):
+class _NumPy(Consumer):
     """NumPy, on memory of the CPU."""
 
     name = "numpy"
     kinds = ON_CPU
 
     def take(self, lease: BaseLease, stream: Any = None) -> Any:  # noqa: ARG002
-        """Make the array by DLPack."""
         source: Any = lease  # NumPy's type stubs do not know the newest standard
         return np.from_dlpack(source)
 
     def pointer(self, array: Any) -> int:
-        """Return the memory address that the array reports."""
         return int(array.ctypes.data)
 
-    def everyday(self, lease: BaseLease) -> np.ndarray[Any, Any]:
-        """Copy by NumPy."""
-        array = self.take(lease)
-        _read(array)
-        copy: np.ndarray[Any, Any] = array.copy()
-        return copy
+    def copy(self, array: Any) -> np.ndarray[Any, Any]:
+        return np.asarray(array)
 
-    def compare(self, array: Any, pattern: Pattern) -> Comparison:
-        """Compare on the CPU."""
-        return _patterns.compare(np, array.reshape(-1), pattern)
-
-    def fill(self, array: Any, lease: Lease, pattern: Pattern) -> None:  # noqa: ARG002
-        """Write on the CPU."""
-        _patterns.fill(np, array.reshape(-1), pattern)
-
-    def transform(self, array: Any, lease: Lease, scale: float, offset: float) -> None:  # noqa: ARG002
-        """Compute on the CPU."""
-        array *= scale
-        array += offset
+    def fill(self, array: Any, lease: BaseLease, values: np.ndarray[Any, Any]) -> None:  # noqa: ARG002
+        array[...] = values.reshape(array.shape)
 
 
-class CuPy(Consumer):
-    """CuPy, on memory of a GPU."""
+class _CuPy(Consumer):
+    """CuPy, on memory of a GPU.
+
+    In memory of kind ``pinned``, the driver refuses CuPy's copies, so kernels read and write the arrays.
+    """
 
     name = "cupy"
     kinds = ON_GPU
 
     def take(self, lease: BaseLease, stream: Any = None) -> Any:
-        """Make the array by DLPack."""
         import cupy
 
         view = _of_gpu(lease)
@@ -148,193 +118,93 @@ class CuPy(Consumer):
             return cupy.from_dlpack(view)
 
     def stream(self, ordinal: int) -> Any:
-        """Make a stream of CuPy."""
         import cupy
 
         with cupy.cuda.Device(ordinal):
             return cupy.cuda.Stream(non_blocking=True)
 
     def pointer(self, array: Any) -> int:
-        """Return the memory address that the array reports."""
         return int(array.data.ptr)
 
-    def everyday(self, lease: BaseLease) -> np.ndarray[Any, Any]:
-        """Copy by CuPy. In memory of kind ``pinned``, the driver refuses CuPy's copies, so a kernel copies first."""
-        import cupy
-
-        array = self.take(lease)
-        with array.device:
-            array = array + 0 if _is_pinned(lease) else array
-            _read(array)
-            copy: np.ndarray[Any, Any] = cupy.asnumpy(array)
-        return copy
-
-    def compare(self, array: Any, pattern: Pattern) -> Comparison:
-        """Compare on the GPU."""
+    def copy(self, array: Any) -> np.ndarray[Any, Any]:
         import cupy
 
         with array.device:
-            return _patterns.compare(cupy, array.reshape(-1), pattern)
+            out: np.ndarray[Any, Any] = cupy.asnumpy(array + array.dtype.type(0))
+        return out
 
-    def fill(self, array: Any, lease: Lease, pattern: Pattern) -> None:  # noqa: ARG002
-        """Write on the GPU."""
+    def fill(self, array: Any, lease: BaseLease, values: np.ndarray[Any, Any]) -> None:  # noqa: ARG002
         import cupy
 
         with array.device:
-            _patterns.fill(cupy, array.reshape(-1), pattern)
-            cupy.cuda.get_current_stream().synchronize()
-
-    def transform(self, array: Any, lease: Lease, scale: float, offset: float) -> None:  # noqa: ARG002
-        """Compute on the GPU."""
-        import cupy
-
-        with array.device:
-            array *= scale
-            array += offset
+            array[...] = cupy.asarray(values.reshape(array.shape))
             cupy.cuda.get_current_stream().synchronize()
 
 
-class Torch(Consumer):
-    """PyTorch, on memory of the CPU and of a GPU."""
+class _Torch(Consumer):
+    """PyTorch, on memory of the CPU and of a GPU.
+
+    PyTorch tells the driver the direction of a copy, such as host to device, and the driver then refuses memory of kind
+    ``pinned``. So kernels read and write the tensors.
+    """
 
     name = "torch"
     kinds = (*ON_GPU, "host")
 
     def lacks_gpu(self) -> bool:
-        """Whether PyTorch was built without CUDA, or cannot use CUDA."""
         import torch
 
         return not torch.cuda.is_available()
 
     def take(self, lease: BaseLease, stream: Any = None) -> Any:
-        """Make the tensor by DLPack."""
         import torch
 
         with torch.cuda.stream(stream) if stream is not None else nullcontext():
             return torch.from_dlpack(_of_gpu(lease))
 
     def stream(self, ordinal: int) -> Any:
-        """Make a stream of PyTorch."""
         import torch
 
         return torch.cuda.Stream(ordinal)
 
     def pointer(self, array: Any) -> int:
-        """Return the memory address that the tensor reports."""
         return int(array.data_ptr())
 
-    def everyday(self, lease: BaseLease) -> np.ndarray[Any, Any]:
-        """Copy by ``tensor.cpu()``."""
+    def copy(self, array: Any) -> np.ndarray[Any, Any]:
         import torch
 
-        array = torch.from_dlpack(lease)
-        _read(array)
-        copy: np.ndarray[Any, Any] = array.cpu().numpy().copy()
-        return copy
+        out: np.ndarray[Any, Any] = torch.add(self._plain(array), 0).cpu().numpy()
+        return out.view(str(array.dtype).removeprefix("torch."))
 
-    def compare(self, array: Any, pattern: Pattern) -> Comparison:
-        """Compare on the tensor's device."""
-        flat = array.reshape(-1)
-        result = Comparison()
-        for first, count in chunks(flat.numel()):
-            part = self._plain(flat[first : first + count])
-            expected = self._expected(part, pattern, first)
-            wrong = part != expected
-            if pattern.tolerance:
-                wrong = ~((part.double() - expected.double()).abs() <= pattern.tolerance)
-            mismatches = int(wrong.sum())
-            if mismatches:
-                at = wrong.nonzero().reshape(-1)[:5]
-                result.add(mismatches, (at + first).tolist(), expected[at].tolist(), part[at].tolist())
-        return result
-
-    def fill(self, array: Any, lease: Lease, pattern: Pattern) -> None:  # noqa: ARG002
-        """Write on the tensor's device."""
+    def fill(self, array: Any, lease: BaseLease, values: np.ndarray[Any, Any]) -> None:  # noqa: ARG002
         import torch
 
-        flat = array.reshape(-1)
-        for first, count in chunks(flat.numel()):
-            part = self._plain(flat[first : first + count])
-            # Let a kernel write the part, and do not use PyTorch's copies: PyTorch tells the driver the direction of a
-            # copy, such as host to device, and the driver then refuses memory of kind ``pinned``.
-            torch.add(self._expected(part, pattern, first), 0, out=part)
-        if flat.is_cuda:
-            torch.cuda.synchronize(flat.device)
-
-    def transform(self, array: Any, lease: Lease, scale: float, offset: float) -> None:  # noqa: ARG002
-        """Compute on the tensor's device."""
-        import torch
-
-        array.mul_(scale).add_(offset)
+        plain = self._plain(array)
+        source = self._plain(torch.from_numpy(values.reshape(tuple(array.shape))))
+        torch.add(source.to(plain.device), 0, out=plain)
         if array.is_cuda:
             torch.cuda.synchronize(array.device)
 
     @staticmethod
     def _plain(part: Any) -> Any:
-        """Return unsigned integers as signed integers with the same bits, for which PyTorch has more operations."""
         import torch
 
         signed = {torch.uint32: torch.int32, torch.uint64: torch.int64}
         return part.view(signed.get(part.dtype, part.dtype))
 
-    @staticmethod
-    def _expected(part: Any, pattern: Pattern, first: int) -> Any:
-        import torch
 
-        if pattern.kind == "fibonacci":
-            numbers = _patterns.fibonacci(int(pattern.offset) + first, part.numel())
-            return torch.from_numpy(numbers.view(np.int64)).to(part.device)
-        if pattern.kind == "masked":
-            whole = torch.arange(first, first + part.numel(), dtype=torch.int64, device=part.device)
-            whole.mul_(int(pattern.scale)).add_(int(pattern.offset)).bitwise_xor_(pattern.mask).bitwise_and_(0xFFFFFFFF)
-            whole[whole >= 1 << 31] -= 1 << 32
-            return whole.to(part.dtype)
-        values = torch.arange(first, first + part.numel(), dtype=torch.float64, device=part.device)
-        return values.mul_(pattern.scale).add_(pattern.offset).to(part.dtype)
-
-
-class OnHost(Consumer):
-    """A library whose arrays use the lease's memory. This class copies the arrays to the CPU to compare them there."""
-
-    def pointer(self, array: Any) -> int:
-        """Return the address in the array's ``__cuda_array_interface__``."""
-        return int(array.__cuda_array_interface__["data"][0])
-
-    @abstractmethod
-    def copy(self, array: Any) -> np.ndarray[Any, Any]:
-        """Return a copy of the array's elements on the CPU."""
-
-    def everyday(self, lease: BaseLease) -> np.ndarray[Any, Any]:
-        """Copy the array to the CPU."""
-        return self.copy(self.take(lease))
-
-    def compare(self, array: Any, pattern: Pattern) -> Comparison:
-        """Compare a copy on the CPU."""
-        return _patterns.compare(np, self.copy(array).reshape(-1), pattern)
-
-    def fill(self, array: Any, lease: Lease, pattern: Pattern) -> None:  # noqa: ARG002
-        """Make the pattern on the CPU and copy it into the lease."""
-        lease.copy_from(_patterns.make(pattern, lease.size, lease.dtype).reshape(lease.shape))
-
-    def transform(self, array: Any, lease: Lease, scale: float, offset: float) -> None:
-        """Copy the library's array to the CPU, compute there, and copy the result into the lease."""
-        lease.copy_from((self.copy(array) * scale + offset).astype(lease.dtype))
-
-
-class CudaCore(OnHost):
+class _CudaCore(Consumer):
     """``cuda.core`` alone: a GPU without an array library."""
 
     name = "cuda.core"
     kinds = ON_GPU
 
     def take(self, lease: BaseLease, stream: Any = None) -> Any:
-        """Make a `StridedMemoryView` by DLPack, for use on `stream`; None: for use on the legacy default stream."""
         from cuda.core.utils import StridedMemoryView
 
         return StridedMemoryView.from_dlpack(_of_gpu(lease), stream_ptr=1 if stream is None else int(stream.handle))
 
     def stream(self, ordinal: int) -> Any:
-        """Make a stream of cuda.core."""
         from cuda.core import Device
 
         device = Device(ordinal)
@@ -342,18 +212,16 @@ class CudaCore(OnHost):
         return device.create_stream()
 
     def pointer(self, array: Any) -> int:
-        """Return the memory address that the view reports."""
         return int(array.ptr)
 
     def copy(self, array: Any) -> np.ndarray[Any, Any]:
-        """Copy the view's elements to the CPU, by a driver call with the view's address."""
         out = np.empty(array.shape, array.dtype)
         if out.size:
             _cuda.copy_to_host(array.device_id, out, array.ptr)
         return out
 
 
-class Numba(OnHost):
+class _Numba(Consumer):
     """Numba, on memory of a GPU. Numba makes its arrays by the CUDA array interface."""
 
     name = "numba"
@@ -362,69 +230,47 @@ class Numba(OnHost):
     kinds = ("device", "vmm", "legacy")
 
     def lacks_gpu(self) -> bool:
-        """Whether Numba's CUDA target is missing."""
         from numba import cuda
 
         return not cuda.is_available()
 
     def take(self, lease: BaseLease, stream: Any = None) -> Any:  # noqa: ARG002
-        """Make a Numba device array from a view of the lease."""
         from numba import cuda
 
         return cuda.as_cuda_array(lease.view(device="cuda"))
 
     def copy(self, array: Any) -> np.ndarray[Any, Any]:
-        """Copy the elements to the CPU by Numba's own copy."""
         out: np.ndarray[Any, Any] = array.copy_to_host()
         return out
 
 
-class Jax(OnHost):
-    """JAX, on memory of the CPU and of a GPU. JAX does not change arrays, so `fill` copies patterns into the lease."""
+class _Jax(Consumer):
+    """JAX, on memory of the CPU and of a GPU. JAX does not change arrays, so `fill` copies into the lease."""
 
     name = "jax"
     kinds = (*ON_GPU, "host")
 
     def lacks_gpu(self) -> bool:
-        """Whether JAX's plugin for CUDA is missing."""
         import jax
 
         return all(device.platform == "cpu" for device in jax.devices())
 
     def take(self, lease: BaseLease, stream: Any = None) -> Any:  # noqa: ARG002
-        """Make the array by a legacy DLPack capsule.
-
-        A legacy capsule cannot say that the memory is read-only. JAX need not know this, because JAX never writes into
-        an array.
-        """
         import jax
 
         return jax.dlpack.from_dlpack(lease.view(legacy=True, device="cuda" if _is_pinned(lease) else None))
 
     def pointer(self, array: Any) -> int:
-        """Return the memory address that the array reports."""
         return int(array.unsafe_buffer_pointer())
 
-    def everyday(self, lease: BaseLease) -> np.ndarray[Any, Any]:
-        """Copy by ``numpy.array``."""
-        import jax
-
-        array = jax.dlpack.from_dlpack(lease.view(legacy=True))
-        _read(array)
-        return np.array(array)
-
     def copy(self, array: Any) -> np.ndarray[Any, Any]:
-        """Let a kernel copy the array on its device, and copy the result to the CPU.
-
-        If the array has memory of kind ``pinned``, the driver refuses a direct copy by JAX.
-        """
         import jax
 
         return np.array(jax.jit(lambda x: jax.numpy.stack([x, x]))(array)[0])
 
 
 # The consumers of all array libraries. `_verify` prefers the first library that it can use.
-CONSUMERS: tuple[type[Consumer], ...] = (NumPy, CuPy, Torch, CudaCore, Jax, Numba)
+CONSUMERS: tuple[type[Consumer], ...] = (_NumPy, _CuPy, _Torch, _CudaCore, _Jax, _Numba)
 _PACKAGES = ("poolbridge", "numpy", "msgspec", "cuda-core", "cuda-bindings")
 
 

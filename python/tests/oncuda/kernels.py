@@ -10,14 +10,19 @@ from typing import Any
 from poolbridge._cuda import stream as _cuda_stream
 from poolbridge._cuda.cuda import call, current
 from poolbridge._libraries.patterns import Pattern
-from poolbridge._verify.slow import Reading
+from poolbridge._verify.order import Reading
 
 PTX = Path(__file__).parents[3] / "cuda" / "pattern" / "kernels.ptx"
-MASKED = Pattern(7, 3, "masked", mask=0x5A5A)
 
 
-def write(ordinal: int, address: int, words: int, pattern: Pattern = MASKED) -> None:
+def masked(words: int) -> Pattern:
+    """Return a pattern of so many words."""
+    return Pattern("masked", words, 7, 3, mask=0x5A5A)
+
+
+def write(ordinal: int, address: int, words: int) -> None:
     """Write words with a kernel of a GPU, and wait for the kernel."""
+    pattern = masked(words)
     stream = _cuda_stream.own_stream(ordinal)
     values = (address, 0, words, int(pattern.scale), int(pattern.offset), pattern.mask)
     u32, u64 = ctypes.c_uint32, ctypes.c_uint64
@@ -27,10 +32,10 @@ def write(ordinal: int, address: int, words: int, pattern: Pattern = MASKED) -> 
         call("cuStreamSynchronize", stream)
 
 
-def differ(ordinal: int, address: int, words: int, pattern: Pattern = MASKED) -> int:
-    """Make a kernel of a GPU compare words with a pattern; return how many words differ from the pattern."""
+def differ(ordinal: int, address: int, words: int) -> int:
+    """Make a kernel of a GPU compare words with the pattern; return how many words differ from the pattern."""
     reading = Reading(ordinal, str(PTX), _cuda_stream.own_stream(ordinal))
-    reading.compare(address, words, pattern)
+    reading.compare(address, masked(words))
     return reading.finish()
 
 

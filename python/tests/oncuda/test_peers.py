@@ -23,7 +23,7 @@ __all__ = ["gate"]  # a fixture
 
 DEVICES = _cuda.devices()
 WORDS = N // 4
-PATTERN = kernels.MASKED.expected(np, 0, WORDS, np.uint32).view(np.uint8)
+PATTERN = kernels.masked(WORDS).values().view(np.uint8)
 KINDS = ("device", "vmm", "legacy", "pinned")
 SIMULATED = "simulated" in DEVICES[0]["name"]
 
@@ -102,7 +102,7 @@ with poolbridge.connect({path!r}, device={device!r}) as client:
             out = np.empty(lease.nbytes, np.uint8)
             _cuda.copy_to_host({ordinal}, out, mine.address)
             differ = kernels.differ({ordinal}, lease.evidence()["pointer"], lease.nbytes // 4)
-            expected = kernels.MASKED.expected(np, 0, lease.nbytes // 4, np.uint32).view(np.uint8)
+            expected = kernels.masked(lease.nbytes // 4).values().view(np.uint8)
             print(kind, lease.view(device="cuda").device, bool((out == expected).all()), differ, flush=True)
             copy = Copy(lease)
             assert kernels.differ(copy.device, copy.pointer, lease.nbytes // 4) == 0

@@ -2,9 +2,8 @@
 // checks the memory that this process wrote, or writes memory that this process checks. The package reports the result of each check with
 // its name.
 //
-// Each file with checks has the name of a scenario or of a group of checks. The variable `families` (check.go) lists the functions that
-// return the checks. Each check gets a scene, which has names and pools for this check only, and workers that no other check uses at the
-// same time. The stage (scene.go) has what all checks share. The roster (roster.go) lists the consumers: this program and the Python
-// libraries. The crew (crew.go) starts workers before the checks need them; a role says how to start a worker. turns.go decides which check
-// begins next. ledger.go reports results in the order of the checks.
+// The function `plans` (check.go) lists all checks. Each scenario has a file with its checks, and with the tasks that they give to workers:
+// a type for each task, and the method with which a worker in Go does it. The Python package has a file for each scenario, too
+// (python/poolbridge/_verify). Each check gets a scene, which makes names, pools and workers for this check only. The stage (scene.go) has
+// what all checks share. The roster lists the libraries of the Python interpreter.
 package verify

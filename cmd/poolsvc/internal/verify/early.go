@@ -7,8 +7,8 @@ import (
 	"path/filepath"
 	"time"
 
+	"github.com/poolbridge/poolbridge/bridge"
 	"github.com/poolbridge/poolbridge/bridge/server"
-	"github.com/poolbridge/poolbridge/cmd/poolsvc/internal/work"
 	"github.com/poolbridge/poolbridge/mempool"
 	"github.com/poolbridge/poolbridge/mempool/service"
 )
@@ -16,133 +16,102 @@ import (
 // head is how much earlier the consumer begins to wait than the producer begins to work.
 const head = 50 * time.Millisecond
 
-// earlyConsumers returns checks in which the consumer comes before the producer.
-func earlyConsumers(kind mempool.Kind, consumers []string, _ Options) []check {
-	checks := each(early, "pool", preferred(consumers), func(ctx context.Context, s *scene, consumer string) (err error) {
-		w, err := s.worker(consumer)
-		if err != nil {
-			return err
-		}
-		name := s.uniqueName("pool")
-		var undo func() error
-		err = tooEarly(ctx, w, work.Task{What: "pool", Name: name}, func() (err error) {
-			_, undo, err = s.pool(ctx, name, 1<<20)
-			return err
-		})
-		if undo != nil {
-			err = errors.Join(err, undo())
-		}
-		return err
-	})
-	checks = append(checks, each(early, "name", preferred(consumers), func(ctx context.Context, s *scene, consumer string) (err error) {
-		w, err := s.worker(consumer)
-		if err != nil {
-			return err
-		}
-		name := s.uniqueName("name")
-		var undo func() error
-		err = tooEarly(ctx, w, work.Task{What: "name", Name: name}, func() (err error) {
-			undo, err = s.publish(ctx, name, 1000, s.options.written())
-			return err
-		})
-		if undo != nil {
-			err = errors.Join(err, undo())
-		}
-		return err
-	})...)
-	checks = append(checks, each(early, "channel", preferred(consumers), func(ctx context.Context, s *scene, consumer string) (err error) {
-		w, err := s.worker(consumer)
-		if err != nil {
-			return err
-		}
-		f := &flow{scene: s}
-		var undo func() error
-		if f.pool, undo, err = s.pool(ctx, s.uniqueName("channel"), 1<<20); err != nil {
-			return err
-		}
-		defer func() { err = errors.Join(err, undo()) }()
-		f.name = s.uniqueName("channel")
-		return tooEarly(ctx, w, work.Task{What: "channel", Name: f.name}, func() error { return f.create(ctx, mempool.Broadcast, mempool.Block) })
-	})...)
-	if kind == mempool.Host {
-		checks = append(checks, alone(each(early, "service", preferred(consumers), earlyService),
-			func(s *scene, consumer string) (role, error) { return s.laterService(consumer), nil })...)
-	}
-	return checks
+// wait waits for the service, a pool, a channel or a named buffer.
+type wait struct {
+	What    string  `json:"what"`
+	Name    string  `json:"name"`
+	Timeout float64 `json:"timeout"` // seconds
 }
 
-// tooEarly lets a worker wait twice for a thing, for example a pool. The first wait must time out, because the thing does not exist. During
-// the second wait, the function `appear` makes the thing. The worker connects to the service before the first wait, so that the first wait
-// does not include the wait for the service.
-func tooEarly(ctx context.Context, w *worker, t work.Task, appear func() error) error {
-	if _, err := w.do(ctx, work.Task{Task: "wait", What: "service", Timeout: 60}); err != nil {
-		return err
+func (t wait) do(ctx context.Context, w *Worker) (any, error) {
+	ctx, cancel := context.WithTimeout(ctx, time.Duration(t.Timeout*float64(time.Second)))
+	defer cancel()
+	c, err := w.connected(ctx)
+	if err != nil {
+		return nil, err
 	}
-	t.Task, t.Timeout = "wait", head.Seconds()
-	if err := inVain(w.do(ctx, t)); err != nil {
-		return err
+	switch t.What {
+	case "pool":
+		_, err = c.OpenPool(ctx, t.Name)
+	case "channel":
+		_, err = c.OpenChannel(ctx, t.Name)
+	case "name":
+		var l *bridge.Lease
+		if l, err = c.Get(ctx, t.Name, bridge.LeaseOptions{}); err == nil {
+			err = l.Release(false)
+		}
 	}
-	return inTime(ctx, w, t, appear)
+	return nil, err
 }
 
-// inVain returns an error unless err says that the wait timed out.
-func inVain(_ *work.Answer, err error) error {
-	failed, ok := errors.AsType[*work.Failure](err)
-	switch {
+// tooEarly returns a check in which a worker waits for a pool, a named buffer or a channel. The worker connects before that, so that its
+// waits do not include the wait for the service.
+func tooEarly(what string) func(context.Context, *scene) error {
+	return func(ctx context.Context, s *scene) error {
+		w, err := s.worker()
+		if err != nil {
+			return err
+		}
+		if err := w.do(ctx, wait{What: "service", Timeout: patience.Seconds()}, nil); err != nil {
+			return err
+		}
+		name, content := s.uniqueName(what), s.options.written(1000)
+		return meet(ctx, w, wait{What: what, Name: name}, func(met func() error) error {
+			return s.poolNamed(ctx, name, content.bytes(), func(pool *bridge.Pool) (err error) {
+				switch what {
+				case "name":
+					err = s.put(ctx, pool, name, content)
+				case "channel":
+					_, err = s.client.CreateChannel(ctx, mempool.ChannelSpec{Name: name, Pool: pool.Info().ID, Capacity: ringSlots})
+				}
+				if err != nil {
+					return err
+				}
+				return met()
+			})
+		})
+	}
+}
+
+// meet lets a worker wait twice for something. The first wait must time out. During the second wait, the function `appear` makes what the
+// worker waits for, and keeps it until its argument `met` returns.
+func meet(ctx context.Context, w *worker, t wait, appear func(met func() error) error) error {
+	t.Timeout = head.Seconds()
+	switch err := w.do(ctx, t, nil); {
 	case err == nil:
 		return errors.New("the worker found what was not there")
-	case !ok || failed.Code != "timeout":
+	case !hasCode(err, "timeout"):
 		return fmt.Errorf("waiting in vain should time out: %w", err)
 	}
-	return nil
-}
-
-// inTime lets a worker wait for a thing. After a short time, while the worker waits, the function `appear` makes the thing.
-func inTime(ctx context.Context, w *worker, t work.Task, appear func() error) error {
-	t.Timeout = 60
+	t.Timeout = patience.Seconds()
 	waited := make(chan error, 1)
-	go func() {
-		_, err := w.do(ctx, t)
-		waited <- err
-	}()
+	go func() { waited <- w.do(ctx, t, nil) }()
 	select {
 	case err := <-waited:
 		return fmt.Errorf("the worker did not wait: %w", err)
 	case <-time.After(head):
 	}
-	if err := appear(); err != nil {
-		w.kill()
-		return errors.Join(err, <-waited)
+	met := false
+	err := appear(func() error { met = true; return <-waited })
+	if !met {
+		_ = w.cmd.Process.Kill() // what it waits for does not come
+		err = errors.Join(err, <-waited)
 	}
-	return <-waited
-}
-
-// laterService returns the role of a worker whose service does not exist yet.
-func (s *scene) laterService(consumer string) role {
-	return role{consumer: consumer, flag: "--socket", value: filepath.Join(s.dir, "early-"+consumer, "poolsvc.sock")}
+	return err
 }
 
 // earlyService starts a worker before the service of the worker starts.
-func earlyService(ctx context.Context, s *scene, consumer string) (err error) {
-	later := s.laterService(consumer)
-	w, err := s.fresh(later)
-	if err != nil {
-		return err
-	}
-	defer func() { err = errors.Join(err, w.stop()) }()
-	t := work.Task{Task: "wait", What: "service", Timeout: head.Seconds()}
-	if err := inVain(w.do(ctx, t)); err != nil {
-		return err
-	}
-	svc := service.New(service.Config{})
-	defer svc.Close()
-	var srv *server.Server
-	err = inTime(ctx, w, t, func() (err error) {
-		srv, err = server.Listen(later.value, svc, server.Config{})
-		return err
-	})
-	if srv != nil {
-		err = errors.Join(err, srv.Close())
-	}
-	return err
+func earlyService(ctx context.Context, s *scene) error {
+	socket := filepath.Join(s.dir, "early-"+s.consumer, "poolsvc.sock")
+	return s.alone(nil, func(w *worker) error {
+		return meet(ctx, w, wait{What: "service"}, func(met func() error) error {
+			svc := service.New(service.Config{})
+			defer svc.Close()
+			srv, err := server.Listen(socket, svc, server.Config{})
+			if err != nil {
+				return err
+			}
+			return errors.Join(met(), srv.Close())
+		})
+	}, "--socket", socket)
 }

@@ -5,6 +5,7 @@ import (
 	"io"
 	"slices"
 	"strings"
+	"sync"
 
 	"github.com/poolbridge/poolbridge/cmd/poolsvc/internal/display"
 	"github.com/poolbridge/poolbridge/mempool"
@@ -14,7 +15,9 @@ import (
 type Progress struct {
 	display *display.Progress
 	lacking []string // kinds of memory that this machine lacks
-	said    string   // why the last skipped check was skipped
+
+	mu   sync.Mutex
+	said string // why the last skipped check was skipped
 }
 
 // NewProgress returns a Progress that writes to w.
@@ -55,6 +58,8 @@ func (p *Progress) result(r Result) {
 	}
 	// If several checks are skipped for the same reason, Progress prints the reason only once.
 	why := r.Kind + r.Reason
+	p.mu.Lock()
+	defer p.mu.Unlock()
 	if r.Status == Skipped && why == p.said {
 		return
 	}

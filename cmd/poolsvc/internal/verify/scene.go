@@ -4,50 +4,49 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"os"
-	"path/filepath"
-	"strings"
+	"slices"
 	"sync"
 	"sync/atomic"
+	"time"
 
 	"github.com/poolbridge/poolbridge/bridge"
-	"github.com/poolbridge/poolbridge/cmd/poolsvc/internal/work"
-	"github.com/poolbridge/poolbridge/cuda/pattern"
 	"github.com/poolbridge/poolbridge/mempool"
 )
 
-// stage has what all checks share: the session of this process with the service, and the workers that several checks use. The service is a
-// separate process.
+const (
+	// poolSlack is the number of extra bytes in a check's pool. A pool needs these bytes because it rounds blocks up to size classes.
+	poolSlack = 32 << 20
+	// unmapLimit is how long quiet waits until all processes have unmapped destroyed memory.
+	unmapLimit = 20 * time.Second
+	// longestPause is the longest pause between two reads of the service's pools.
+	longestPause = 50 * time.Millisecond
+)
+
+// stage has what all checks share: the session of this process with the service, and workers. The service is a separate process.
 type stage struct {
 	ctx     context.Context // context of the whole run
 	options Options
 	client  *bridge.Client
 	socket  string
 	dir     string // folder for files
-	bench   *work.Bench
-	crew    *crew
-	names   atomic.Int64 // number of names that uniqueName and kernels have made
+	gpus    gpus
+	names   atomic.Int64 // number of names that uniqueName has made
 
 	mu      sync.Mutex
-	leaving []*bridge.Pool // destroyed pools of finished checks; their memory may still be mapped
+	idle    map[string][]*worker // workers that no check uses, by their library
+	leaving []*bridge.Pool       // destroyed pools of finished checks; their memory may still be mapped
 }
 
-// scene is the stage, with the data of one check.
+// scene is the stage, with the data of one running check.
 type scene struct {
 	*stage
-	kind   mempool.Kind
-	number int    // number of the running check
-	note   string // a remark of the check
-	hired  map[string]hired
+	kind     mempool.Kind
+	consumer string // the library of the check
+	note     string // a remark of the check
+	hired    []*worker
 }
 
-// hired is a shared worker, with its name in the crew.
-type hired struct {
-	*worker
-	name string
-}
-
-// uniqueName returns a name for a pool, buffer or channel that no other check uses.
+// uniqueName returns a name for a pool, buffer, channel or file that no other check uses.
 func (s *scene) uniqueName(what string) string {
 	return fmt.Sprintf("verify %s %s %d", s.kind, what, s.names.Add(1))
 }
@@ -60,90 +59,154 @@ func (s *scene) device() string {
 	return s.options.Device
 }
 
-// kernels writes the pattern kernels to a file for the Python workers, and returns the path of the file.
-func (s *scene) kernels() (path string, err error) {
-	path = filepath.Join(s.dir, fmt.Sprintf("kernels-%d.ptx", s.names.Add(1)))
-	return path, os.WriteFile(path, pattern.PTX(), 0o600)
+// uuid returns the UUID of the GPU to use.
+func (s *scene) uuid() (string, error) {
+	d, err := mempool.FindDevice(s.options.Device)
+	if err != nil {
+		return "", err
+	}
+	u, err := d.UUID()
+	return u.String(), err
 }
 
-// start starts a worker with a role.
-func (s *stage) start(r role) (*worker, error) {
-	program, args := s.options.Python, []string{"-m", "poolbridge.worker"}
-	if r.consumer == goConsumer {
-		program, args = s.options.Self, []string{"worker"}
+// worker returns a worker for the library of the check.
+func (s *scene) worker() (*worker, error) { return s.hire(s.consumer) }
+
+// hire returns a worker for a library, which no other check uses before this check has ended. Later checks use the worker again.
+func (s *scene) hire(consumer string) (w *worker, err error) {
+	s.mu.Lock()
+	if idle := s.idle[consumer]; len(idle) > 0 {
+		w, s.idle[consumer] = idle[len(idle)-1], idle[:len(idle)-1]
 	}
-	args = append(args, "--socket", s.socket)
-	if r.flag != "" {
-		args = append(args, r.flag, r.value)
+	s.mu.Unlock()
+	if w == nil {
+		if w, err = s.start(consumer, nil); err != nil {
+			return nil, err
+		}
 	}
-	w, err := startWorker(s.ctx, r.env, program, args...)
-	if err != nil {
-		return nil, fmt.Errorf("starting a worker: %w", err)
-	}
+	s.hired = append(s.hired, w)
 	return w, nil
 }
 
-// prepare lets a worker import the library of its role.
-func (s *stage) prepare(w *worker, r role) error {
-	_, err := w.do(s.ctx, work.Task{Task: "prepare", Consumer: r.consumer})
-	return err
-}
-
-// fresh returns a worker that only this check uses.
-func (s *scene) fresh(r role) (*worker, error) { return s.crew.take(booking{s.number, r}) }
-
-// worker returns a shared worker for a library. In one check, each call for the same library returns the same worker, unless the worker has
-// ended. Later checks use the worker again.
-func (s *scene) worker(consumer string) (*worker, error) {
-	return s.engage(consumer, consumer, consumer)
-}
-
-// engage returns the shared worker for a part in this check, such as the producer. name is the worker's name in the
-// crew.
-func (s *scene) engage(part, name, consumer string) (*worker, error) {
-	if h := s.hired[part]; h.worker != nil && !h.gone {
-		return h.worker, nil
+// end makes the workers of this check idle.
+func (s *scene) end() {
+	for _, w := range s.hired {
+		s.dismiss(w)
 	}
-	w, err := s.crew.hire(name, consumer)
+}
+
+// dismiss makes a worker idle, unless it has ended.
+func (s *stage) dismiss(w *worker) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if !w.gone {
+		s.idle[w.consumer] = append(s.idle[w.consumer], w)
+	}
+}
+
+// alone calls f with a new worker, which ends afterwards.
+func (s *scene) alone(env []string, f func(*worker) error, args ...string) error {
+	w, err := s.start(s.consumer, env, args...)
 	if err != nil {
-		return nil, err
+		return err
 	}
-	if s.hired == nil {
-		s.hired = make(map[string]hired)
+	if err := f(w); err != nil {
+		w.kill()
+		return err
 	}
-	s.hired[part] = hired{w, name}
-	return w, nil
+	return w.stop()
 }
 
-// end returns the shared workers of this check to the crew, and ends the workers that were started for this check and not used.
-func (s *scene) end() error {
-	for _, h := range s.hired {
-		s.crew.dismiss(h.name, h.worker)
+// close ends all workers, and gives up the GPUs.
+func (s *stage) close() (err error) {
+	for _, workers := range s.idle {
+		for _, w := range workers {
+			_ = w.in.Close() // all workers end at the same time
+		}
 	}
-	return s.crew.done(s.number)
+	for _, workers := range s.idle {
+		for _, w := range workers {
+			err = errors.Join(err, w.stop())
+		}
+	}
+	return errors.Join(err, s.gpus.close())
 }
 
-// close ends all workers and releases the GPUs.
-func (s *stage) close() error { return errors.Join(s.crew.close(), s.bench.Close()) }
+// pool calls f with a new pool for buffers that have `bytes` bytes in total. Afterwards it destroys the pool and everything in it.
+func (s *scene) pool(ctx context.Context, bytes uint64, f func(*bridge.Pool) error) error {
+	return s.poolNamed(ctx, s.uniqueName("pool"), bytes, f)
+}
 
-// check lets a worker do a task that compares memory, and returns an error if the memory differs or the array is a copy.
-func (w *worker) check(ctx context.Context, t work.Task) (*work.Answer, error) {
-	if t.Task == "" {
-		t.Task = "check"
+func (s *scene) poolNamed(ctx context.Context, name string, bytes uint64, f func(*bridge.Pool) error) error {
+	p, err := s.client.CreatePool(ctx, mempool.PoolSpec{Name: name, Kind: s.kind, Device: s.device(), MaxBytes: bytes/8*9 + poolSlack})
+	if err != nil {
+		return err
 	}
-	t.Timeout = 60
-	a, err := w.do(ctx, t)
-	switch {
-	case err != nil:
-		return nil, err
-	case a.Mismatches > 0:
-		return a, fmt.Errorf("the worker found %d elements that differ: %s", a.Mismatches, strings.Join(a.First, ", "))
-	case t.Elements > 0 && a.Elements != t.Elements:
-		return a, fmt.Errorf("the worker saw %d elements, not %d", a.Elements, t.Elements)
-	case t.Task == "check" && !a.Mapped:
-		return a, errors.New("the worker's array is not the shared memory: it was copied")
-	case a.Written != (t.Then != nil || t.Transform != nil):
-		return a, fmt.Errorf("the worker wrote: %v, and should have: %v", a.Written, !a.Written)
+	err = f(p)
+	s.mu.Lock()
+	s.leaving = append(s.leaving, p)
+	s.mu.Unlock()
+	return errors.Join(err, p.Destroy(s.ctx))
+}
+
+// put publishes a buffer that contains a pattern.
+func (s *scene) put(ctx context.Context, pool *bridge.Pool, name string, p *Pattern) error {
+	l, err := s.gpus.allocate(ctx, pool.TryAllocate, p)
+	if err != nil {
+		return err
 	}
-	return a, nil
+	err = l.Publish(ctx, mempool.Publication{Name: name})
+	return errors.Join(err, l.Release(err != nil))
+}
+
+// published calls f with the name of a buffer that contains a pattern. The buffer is in a pool of its own.
+func (s *scene) published(ctx context.Context, p *Pattern, f func(name string) error) error {
+	return s.pool(ctx, p.bytes(), func(pool *bridge.Pool) error {
+		name := s.uniqueName("buffer")
+		if err := s.put(ctx, pool, name, p); err != nil {
+			return err
+		}
+		return f(name)
+	})
+}
+
+// look compares the named buffer with the pattern p. If `then` is not nil, look writes it after the comparison.
+func (s *scene) look(ctx context.Context, name string, p, then *Pattern) error {
+	l, err := s.client.Get(ctx, name, bridge.LeaseOptions{Write: then != nil})
+	if err != nil {
+		return fmt.Errorf("after the worker: %w", err)
+	}
+	m, err := memoryOf(ctx, l)
+	if err == nil {
+		err = s.gpus.compare(m, p, then)
+	}
+	return errors.Join(err, l.Release(false))
+}
+
+// quiet waits until the service has freed the memory of earlier checks. The service frees a block when no process maps it any more, and
+// this process may unmap it after the check has ended. The driver calls that unmap and free memory wait for running kernels, and other
+// driver calls of the same process may wait with them. So a check calls quiet before it holds a kernel.
+func (s *stage) quiet(ctx context.Context) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	ctx, cancel := context.WithTimeout(ctx, unmapLimit)
+	defer cancel()
+	for pause := time.Millisecond; ; pause = min(2*pause, longestPause) {
+		st, err := s.client.Stats(ctx)
+		if err == nil {
+			s.leaving = slices.DeleteFunc(s.leaving, func(p *bridge.Pool) bool {
+				return !slices.ContainsFunc(st.Pools, func(there mempool.PoolStats) bool { return there.Pool.ID == p.Info().ID })
+			})
+			if len(s.leaving) == 0 {
+				return nil
+			}
+			select {
+			case <-time.After(pause): // the service does not report when a pool is gone
+				continue
+			case <-ctx.Done():
+				err = ctx.Err()
+			}
+		}
+		return fmt.Errorf("the memory of earlier checks did not go back to the driver (%d pools): %w", len(s.leaving), err)
+	}
 }

@@ -7,29 +7,21 @@ import (
 	"math"
 	"os"
 	"path/filepath"
-	"regexp"
 	"runtime"
-	"slices"
-	"sync"
+	"sync/atomic"
 	"time"
 
 	"golang.org/x/sync/errgroup"
 
-	"github.com/poolbridge/poolbridge/cmd/poolsvc/internal/work"
 	"github.com/poolbridge/poolbridge/mempool"
 )
 
 const (
-	// mostAhead is the greatest number of started workers that wait for their check.
-	mostAhead = 10
 	// gpuBytesBeside is the free memory of the GPU that each check needs if checks run at the same time.
 	gpuBytesBeside = 2 << 30
 	// mostByDefault is the greatest number of checks that run at the same time if Options.Parallel is 0. If more checks run, they wait for
 	// each other's locks in the driver, and all checks become slower.
 	mostByDefault = 4
-	// perWorker is a number of checks: for each perWorker checks of a library, the crew gets one more worker. A worker takes seconds to
-	// start.
-	perWorker = 32
 )
 
 // Options says which checks Run runs, and with which settings.
@@ -78,73 +70,11 @@ func (o Options) Validate() error {
 	return nil
 }
 
-// written returns the pattern that Go writes.
-func (o Options) written() *work.Pattern { return work.Affine(1, float64(o.Seed)) }
+// written returns the pattern that the first process writes into n elements.
+func (o Options) written(n uint64) *Pattern { return affine(n, 1, float64(o.Seed)) }
 
-// answered returns the pattern that a worker writes.
-func (o Options) answered() *work.Pattern { return work.Affine(-1, float64(o.WorkerSeed)) }
-
-// chosen is a check that will run.
-type chosen struct {
-	check
-	kind mempool.Kind
-	name string
-}
-
-// choose returns the checks that the options ask for.
-func (o Options) choose(p *roster) ([]chosen, error) {
-	list, err := o.matching(o.Only, p)
-	if err != nil || len(list) > 0 {
-		return list, err
-	}
-	const names = "a check's name is KIND/SCENARIO/CHECK/CONSUMER, such as host/transfer/round-trip/numpy"
-	for _, text := range o.Only { // the table leaves out the kind, so try the text with any kind
-		withKind := "*/" + text
-		if list, err = o.matching([]string{withKind}, p); err == nil && len(list) > 0 {
-			return nil, fmt.Errorf("no check matches %q: %s; did you mean '%s'?", o.Only, names, withKind)
-		}
-	}
-	return nil, fmt.Errorf("no check matches %q: %s, and globs of it are 'host/*' or '*/round-trip/*'", o.Only, names)
-}
-
-// matching returns the checks that match one of the globs, or all checks if there are no globs.
-func (o Options) matching(globs []string, p *roster) ([]chosen, error) {
-	var only []*regexp.Regexp
-	for _, text := range globs {
-		g, err := glob(text)
-		if err != nil {
-			return nil, err
-		}
-		only = append(only, g)
-	}
-	kinds := o.Kinds
-	if len(kinds) == 0 {
-		kinds = mempool.Kinds()
-	}
-	var list []chosen
-	for _, kind := range kinds {
-		for _, c := range checksOf(kind, o, p) {
-			one := chosen{c, kind, fmt.Sprintf("%s/%s/%s", c.scenario, c.name, c.consumer)}
-			wanted := len(only) == 0
-			for _, g := range only {
-				wanted = wanted || g.MatchString(string(kind)+"/"+one.name)
-			}
-			if wanted {
-				list = append(list, one)
-			}
-		}
-	}
-	slices.SortStableFunc(list, func(a, b chosen) int { return lastly(a) - lastly(b) })
-	return list, nil
-}
-
-// lastly returns 1 for the checks of the scenario order, which run last, and 0 for all other checks.
-func lastly(c chosen) int {
-	if c.scenario == order {
-		return 1
-	}
-	return 0
-}
+// answered returns the pattern that the other process writes.
+func (o Options) answered(n uint64) *Pattern { return affine(n, -1, float64(o.WorkerSeed)) }
 
 // Run runs the chosen checks, if this machine can run them. The report has the result (passed, failed or skipped) of each check that has
 // ended. The error is nil unless something outside the checks failed, for example the start of the service.
@@ -159,206 +89,131 @@ func Run(ctx context.Context, o Options) (report *Report, err error) {
 		}
 	}
 	began := time.Now()
-	err = onStage(ctx, o, func(s *stage) error {
-		var p *roster
-		unavailable := make(map[mempool.Kind]error)
-		var g errgroup.Group
-		g.Go(func() (err error) {
-			p, err = s.audition()
-			return err
-		})
-		g.Go(func() error {
-			for _, kind := range mempool.Kinds() {
-				unavailable[kind] = (&scene{stage: s, kind: kind}).probe()
-			}
-			return nil
-		})
-		if err := g.Wait(); err != nil {
-			return err
-		}
-		checks, err := o.choose(p)
-		if err != nil {
-			return err
-		}
-		report.Machine, report.Checks = Describe(), []Result{}
-		report.Machine.Python, report.Machine.Packages, report.Machine.Native = p.Python, p.Packages, p.Native
-		return s.runAll(checks, unavailable, report)
-	})
-	report.Seconds = time.Since(began).Seconds()
-	return report, err
-}
-
-// onStage starts a service for the checks, calls play, and then stops the service.
-func onStage(ctx context.Context, o Options, play func(*stage) error) (err error) {
+	defer func() { report.Seconds = time.Since(began).Seconds() }()
 	dir, err := os.MkdirTemp("", "poolbridge-verify-")
 	if err != nil {
-		return err
+		return report, err
 	}
 	defer func() { err = errors.Join(err, os.RemoveAll(dir)) }()
-	socket := filepath.Join(dir, "run", "poolsvc.sock")
-	served, err := serve(ctx, o.Self, socket)
+	served, err := serve(ctx, o.Self, filepath.Join(dir, "run", "poolsvc.sock"))
 	if err != nil {
-		return err
+		return report, err
 	}
 	defer func() { err = errors.Join(err, served.stop()) }()
-	client, err := served.dial(ctx)
-	if err != nil {
-		return err
+	s := &stage{ctx: ctx, options: o, socket: served.socket, dir: dir, idle: make(map[string][]*worker)}
+	if s.client, err = served.dial(ctx); err != nil {
+		return report, err
 	}
-	defer func() { err = errors.Join(err, client.Close()) }()
-	s := &stage{ctx: ctx, options: o, client: client, socket: socket, dir: dir, bench: new(work.Bench)}
-	s.crew = &crew{start: s.start, prepare: s.prepare, limit: min(max(2, runtime.NumCPU()), mostAhead)}
-	defer func() { err = errors.Join(err, s.close()) }()
-	return play(s)
+	defer func() { err = errors.Join(err, s.close(), s.client.Close()) }()
+	r, err := s.audition()
+	if err != nil {
+		return report, err
+	}
+	checks, err := o.choose(r)
+	if err != nil {
+		return report, err
+	}
+	report.Machine, report.Checks = Describe(), []Result{}
+	report.Machine.Python, report.Machine.Packages, report.Machine.Native = r.Python, r.Packages, r.Native
+	return report, s.runAll(checks, report)
 }
 
-// runAll runs the checks. Checks of all scenarios except `order` run first, several at the same time. Then the checks of the scenario
-// `order` run, one after another. They run alone because they measure times, and because, while a process holds a kernel, any driver call
-// of the same process may wait.
-func (s *stage) runAll(checks []chosen, unavailable map[mempool.Kind]error, report *Report) error {
-	s.options.Progress.lack(wanted(checks, unavailable))
-	defer s.options.Progress.end()
-	l := &ledger{checks: checks, report: report, progress: s.options.Progress, results: make([]*Result, len(checks))}
-	var beside, after []turn
-	uses := make(map[string]int)
-	for i, c := range checks {
-		t := turn{i, s.uses(c)}
-		if unavailable[c.kind] == nil {
-			uses[t.uses]++
-			l.possible++
-		}
-		if c.scenario == order {
-			after = append(after, t)
-		} else {
-			beside = append(beside, t)
-		}
-	}
-	l.begin()
-	hands := s.hands(unavailable)
-	room := map[string]int{goConsumer: hands, crowdOf(""): 1, crowdOf(goConsumer): 1}
+// runAll runs the checks, several at the same time. Afterwards it runs the checks of the scenario `order`, one after another: they measure
+// times, and while a process holds a kernel, any driver call of the same process may wait.
+func (s *stage) runAll(checks []chosen, report *Report) error {
+	unavailable := make(map[mempool.Kind]error)
 	for _, c := range checks {
-		if room[c.consumer] == 0 {
-			room[c.consumer] = 1 + min(uses[c.consumer]/perWorker, hands/4)
+		if _, known := unavailable[c.kind]; !known {
+			unavailable[c.kind] = s.probe(c.kind)
 		}
 	}
-	s.crew.begin(s.plan(checks, room, unavailable))
-	run := func(t turn) {
-		began := time.Now()
-		c := checks[t.check]
-		on := &scene{stage: s, kind: c.kind, number: t.check}
-		err := unavailable[c.kind]
-		if err == nil {
-			err = errors.Join(on.run(c.check), on.end())
+	possible := 0
+	for _, c := range checks {
+		if unavailable[c.kind] == nil {
+			possible++
 		}
-		l.end(t.check, on.note, time.Since(began), err)
 	}
-	s.each(newTurns(room, beside), hands, run)
-	s.crew.awaitPrepared() // so that workers which start do not disturb the measurements
-	s.each(newTurns(room, after), 1, run)
+	s.options.Progress.lack(unavailable)
+	defer s.options.Progress.end()
+	results := make([]Result, len(checks))
+	var done atomic.Int64
+	run := func(i int) {
+		c := checks[i]
+		if unavailable[c.kind] == nil {
+			s.options.Progress.begin(int(done.Load()), possible, string(c.kind), c.name())
+			defer done.Add(1)
+		}
+		results[i] = s.run(c, unavailable[c.kind])
+		s.options.Progress.result(results[i])
+	}
+	var beside errgroup.Group
+	beside.SetLimit(s.hands())
+	for i, c := range checks {
+		if c.scenario != order && s.ctx.Err() == nil {
+			beside.Go(func() error { run(i); return nil })
+		}
+	}
+	_ = beside.Wait() // run returns no errors
+	for i, c := range checks {
+		if c.scenario == order && s.ctx.Err() == nil {
+			run(i)
+		}
+	}
+	for _, r := range results {
+		if r.Status != "" {
+			report.add(r)
+		}
+	}
 	return context.Cause(s.ctx)
 }
 
-// each calls the function `run` for each check of t. `hands` limits how many checks run at the same time.
-func (s *stage) each(t *turns, hands int, run func(turn)) {
-	var all sync.WaitGroup
-	for range hands {
-		all.Go(func() {
-			for {
-				next, ok := t.next(s.ctx)
-				if !ok {
-					return
-				}
-				run(next)
-				t.done(next)
-			}
-		})
-	}
-	all.Wait()
-}
-
-// uses returns the name of the workers that the check shares with other checks.
-func (s *stage) uses(c chosen) string {
-	if c.check.name == s.options.manyName() {
-		return crowdOf(c.consumer)
-	}
-	return c.consumer
-}
-
-// hands returns how many checks may run at the same time. Free memory of the GPU limits this number, because a check uses up to four
-// processes and each process has a context on the GPU.
-func (s *stage) hands(unavailable map[mempool.Kind]error) int {
-	wanted := s.options.Parallel
-	if wanted == 0 {
-		wanted = max(1, min(mostByDefault, runtime.NumCPU()/4))
-	}
-	if wanted == 1 || unavailable[mempool.Device] != nil {
-		return wanted
-	}
-	g, err := s.bench.OnDevice(s.options.Device)
-	if err != nil {
-		return 1 // the checks report the error
-	}
-	free, _, err := g.Context.MemInfo()
-	if err != nil {
-		return 1
-	}
-	return max(1, min(wanted, int(free/gpuBytesBeside)))
-}
-
-// wanted returns the kinds of memory that the checks use. In the result, the value of a kind is nil if the checks of this kind can run.
-// Otherwise the value is the error that prevents these checks.
-func wanted(checks []chosen, unavailable map[mempool.Kind]error) map[mempool.Kind]error {
-	kinds := make(map[mempool.Kind]error)
-	for _, c := range checks {
-		kinds[c.kind] = unavailable[c.kind]
-	}
-	return kinds
-}
-
-// plan lists the workers that the checks need and that are not idle already, in the order of the checks. For each name of workers, `room`
-// is how many of these workers the checks may use at the same time.
-func (s *stage) plan(checks []chosen, room map[string]int, unavailable map[mempool.Kind]error) (planned []booking) {
-	known := make(map[string]bool)
-	for i, c := range checks {
-		if unavailable[c.kind] != nil || c.consumer == missingOnes {
-			continue
+// run runs one check, and stops it at its time limit.
+func (s *stage) run(c chosen, unavailable error) Result {
+	began := time.Now()
+	on := &scene{stage: s, kind: c.kind, consumer: c.consumer}
+	err := unavailable
+	if err == nil {
+		ctx, cancel := context.WithTimeout(s.ctx, s.options.Timeout)
+		defer cancel()
+		if err = c.run(ctx, on); err != nil && ctx.Err() != nil {
+			err = fmt.Errorf("not done within %v: %w", s.options.Timeout, err)
 		}
-		if uses := s.uses(c); !known[uses] && (uses != c.consumer || c.alone == nil) {
-			known[uses] = true
-			n := room[uses] - len(s.crew.idle[uses])
-			switch uses {
-			case crowdOf(c.consumer):
-				n = s.options.Workers
-			case goConsumer: // a Go worker starts fast
-				n = 1
-			}
-			planned = append(planned, slices.Repeat([]booking{{severalChecks, role{consumer: c.consumer}}}, max(n, 0))...)
-		}
-		if c.alone != nil {
-			if r, err := c.alone(&scene{stage: s, kind: c.kind}); err == nil { // otherwise the check itself reports the error
-				planned = append(planned, booking{i, r})
-			}
-		}
+		on.end()
 	}
-	return planned
+	r := Result{Name: c.name(), Kind: string(c.kind), Scenario: string(c.scenario), Consumer: c.consumer, Direction: c.direction(),
+		Seconds: time.Since(began).Seconds()}
+	if r.Status, r.Reason = resultOf(err); r.Status == Passed {
+		r.Note = on.note
+	}
+	return r
 }
 
-// probe returns a skip that says why checks of the kind cannot run here, or nil.
-func (s *scene) probe() error {
-	err := s.kind.Probe(s.device())
+// probe returns nil if checks of the kind can run here. If the machine lacks the kind, the error is a skip.
+func (s *stage) probe(kind mempool.Kind) error {
+	err := kind.Probe((&scene{stage: s, kind: kind}).device())
 	if errors.Is(err, mempool.ErrUnavailable) {
 		return skipf("%v", err)
 	}
 	return err
 }
 
-// run runs one check and stops the check at its time limit.
-func (s *scene) run(c check) error {
-	ctx, cancel := context.WithTimeout(s.ctx, s.options.Timeout)
-	defer cancel()
-	err := c.run(ctx, s)
-	if err != nil && ctx.Err() != nil {
-		return fmt.Errorf("not done within %v: %w", s.options.Timeout, err)
+// hands returns how many checks may run at the same time. Free memory of the GPU limits this number, because a check uses up to four
+// processes and each process has a context on the GPU.
+func (s *stage) hands() int {
+	wanted := s.options.Parallel
+	if wanted == 0 {
+		wanted = max(1, min(mostByDefault, runtime.NumCPU()/4))
 	}
-	return err
+	if wanted == 1 || mempool.Device.Probe(s.options.Device) != nil {
+		return wanted
+	}
+	g, err := s.gpus.named(s.options.Device)
+	if err != nil {
+		return 1 // the checks report the error
+	}
+	free, _, err := g.context.MemInfo()
+	if err != nil {
+		return 1
+	}
+	return max(1, min(wanted, int(free/gpuBytesBeside)))
 }

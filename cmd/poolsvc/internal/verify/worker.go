@@ -11,28 +11,28 @@ import (
 	"os/exec"
 	"strings"
 	"time"
-
-	"github.com/poolbridge/poolbridge/cmd/poolsvc/internal/work"
 )
 
 // worker is a process that does tasks. Tasks and answers are JSON objects, one on each line.
 type worker struct {
-	cmd    *exec.Cmd
-	in     io.WriteCloser
-	out    *json.Decoder
-	stderr bytes.Buffer
-	gone   bool
+	consumer string
+	cmd      *exec.Cmd
+	in       io.WriteCloser
+	out      *json.Decoder
+	stderr   bytes.Buffer
+	gone     bool
 }
 
-// startWorker starts a worker process. env is added to the environment if it is not empty. The worker is killed when ctx ends.
-func startWorker(ctx context.Context, env string, program string, args ...string) (*worker, error) {
-	w := &worker{cmd: exec.CommandContext(ctx, program, args...)}
-	// Without this variable, JAX would allocate most of the memory of the GPU when it starts, and the other workers would have too
-	// little.
-	w.cmd.Env = append(os.Environ(), "XLA_PYTHON_CLIENT_PREALLOCATE=false")
-	if env != "" {
-		w.cmd.Env = append(w.cmd.Env, env)
+// start starts a worker that uses the library `consumer`, with more arguments and more environment variables. The worker is killed when
+// the run ends.
+func (s *stage) start(consumer string, env []string, args ...string) (*worker, error) {
+	program, first := s.options.Python, []string{"-m", "poolbridge.worker", "--library", consumer}
+	if consumer == goConsumer {
+		program, first = s.options.Self, []string{"worker"}
 	}
+	w := &worker{consumer: consumer, cmd: exec.CommandContext(s.ctx, program, append(append(first, "--socket", s.socket), args...)...)}
+	// Without this variable, JAX would allocate most of the memory of the GPU when it starts, and the other workers would have too little.
+	w.cmd.Env = append(append(os.Environ(), "XLA_PYTHON_CLIENT_PREALLOCATE=false"), env...)
 	w.cmd.Stderr = &w.stderr
 	w.cmd.WaitDelay = time.Second
 	var err error
@@ -44,41 +44,38 @@ func startWorker(ctx context.Context, env string, program string, args ...string
 		return nil, err
 	}
 	w.out = json.NewDecoder(out)
-	return w, w.cmd.Start()
+	if err := w.cmd.Start(); err != nil {
+		return nil, fmt.Errorf("starting a worker: %w", err)
+	}
+	return w, nil
 }
 
-// do lets the worker do a task. If the task failed, the error is a [*work.Failure]. If the worker did not answer, the error says what
-// happened to the worker.
-func (w *worker) do(ctx context.Context, t work.Task) (*work.Answer, error) {
-	var a work.Answer
-	if err := w.exchange(ctx, t, &a); err != nil {
-		return nil, err
-	}
-	if a.OK {
-		return &a, nil
-	}
-	if a.Error == nil {
-		return nil, fmt.Errorf("the worker failed to do %q, and gave no reason", t.Task)
-	}
-	return nil, a.Error
+// do lets the worker do a task. If `answer` is not nil, do stores the task's answer there. If the task failed, the error is a [*Failure].
+// If the worker did not answer, the error says what happened to the worker.
+func (w *worker) do(ctx context.Context, t task, answer any) error {
+	return w.exchange(ctx, assignment{nameOf(t), t}, answer)
 }
 
 // exchange sends a task and reads the answer. If the worker does not answer in time, exchange kills the worker.
-func (w *worker) exchange(ctx context.Context, t work.Task, answer any) error {
+func (w *worker) exchange(ctx context.Context, a assignment, answer any) error {
 	if w.gone {
 		return errors.New("the worker is gone already")
 	}
 	stop := context.AfterFunc(ctx, func() { _ = w.cmd.Process.Kill() })
 	defer stop()
-	line, err := json.Marshal(t)
+	line, err := json.Marshal(a)
 	if err != nil {
 		return err
 	}
 	if _, err := w.in.Write(append(line, '\n')); err != nil {
 		return w.lost(err)
 	}
-	if err := w.out.Decode(answer); err != nil {
+	r := reply{Answer: answer}
+	if err := w.out.Decode(&r); err != nil {
 		return w.lost(err)
+	}
+	if r.Error != nil {
+		return r.Error
 	}
 	return nil
 }
@@ -94,14 +91,13 @@ func (w *worker) end() error {
 	return w.cmd.Wait()
 }
 
-// stop ends the worker and waits until it has ended. If another call (such as kill) has already ended the worker, stop
-// does nothing and returns nil.
+// stop ends the worker, if it has not ended, and returns an error if the worker did not end normally.
 func (w *worker) stop() error {
 	if w.gone {
 		return nil
 	}
-	if exit, ok := errors.AsType[*exec.ExitError](w.end()); ok {
-		return fmt.Errorf("the worker ended: %w: %s", exit, lastLines(w.stderr.String(), 5))
+	if err := w.end(); err != nil {
+		return fmt.Errorf("the worker for %s ended: %w: %s", w.consumer, err, lastLines(w.stderr.String(), 5))
 	}
 	return nil
 }

@@ -1,8 +1,4 @@
-"""Does the worker's tasks that release a buffer before a stream has read the buffer.
-
-A held kernel, which runs until the task ``slow-end``, delays the stream. The task ``slow-begin`` releases the buffer
-without waiting for the stream.
-"""
+"""Scenario ``order``: waiting for GPU work of another process, while held kernels delay streams."""
 
 from __future__ import annotations
 
@@ -17,13 +13,13 @@ import numpy as np
 
 from poolbridge._cuda import cuda as _cuda, stream as _cuda_stream
 from poolbridge._cuda.cuda import call, current
-from poolbridge._libraries import consumers as _consumers
 from poolbridge._libraries.patterns import Pattern
 from poolbridge._memory import dlpack as _dlpack
 from poolbridge._order.streams import stream_key
+from poolbridge._verify.transfer import Fields
 
 if TYPE_CHECKING:
-    from poolbridge._client.lease import Lease
+    from poolbridge._order.event import Event
     from poolbridge._verify.worker import Worker
 
 # The held kernel runs until the worker calls `Reading.finish`, but for at most `_MOST_HELD_NS` nanoseconds.
@@ -70,7 +66,7 @@ class Reading:
         # that is running has ended. Later, the running kernel could be the held kernel, which runs until `finish`.
         self._hold(0)
         self._spin(0)
-        self.compare(self._page, 2, Pattern(0, 0, "masked"))
+        self.compare(self._page, Pattern("masked", 2, 0, 0))
         self._synchronize()
         self._words[_RESULT + 2 : _RESULT + _RESULT_WORDS] = np.iinfo(np.uint64).max
 
@@ -79,11 +75,18 @@ class Reading:
         self._hold(_MOST_HELD_NS)
         self._spin(int(seconds * 1e9))
 
-    def compare(self, pointer: int, elements: int, pattern: Pattern) -> None:
+    def compare(self, pointer: int, pattern: Pattern) -> None:
         """Queue a kernel that compares the elements at `pointer` with `pattern`, a pattern of the kind ``"masked"``."""
         scale, offset, result = int(pattern.scale), int(pattern.offset), self._page + 8 * _RESULT
-        values = (pointer, 0, elements, scale, offset, pattern.mask, result)
+        values = (pointer, 0, pattern.elements, scale, offset, pattern.mask, result)
         self._launch(_COMPARE, _BLOCKS, _THREADS, values, (_ADDRESS, _U64, _U64, _U32, _U32, _U32, _ADDRESS))
+
+    def wait(self, event: Event | None) -> None:
+        """Let the CPU wait until an event is done, by the stream."""
+        if event is None:
+            raise ValueError("no event came with the lease")
+        event.wait(self._kept)
+        self._synchronize()
 
     @property
     def busy(self) -> bool:
@@ -124,35 +127,67 @@ def _load(ordinal: int, path: str) -> dict[str, Any]:
         return {name: call("cuModuleGetFunction", module, name.encode()) for name in (_HOLD, _SPIN, _COMPARE)}
 
 
-def begin(worker: Worker, task: dict[str, Any]) -> dict[str, Any]:
-    """Queue a comparison of a buffer on a stream, and release the buffer.
+def queue_read(worker: Worker, name: str, expect: Fields, device: str, **how: Any) -> dict[str, Any]:
+    """Queue a comparison of a buffer on a stream of the library, and release the buffer.
 
-    The CPU waits neither for the writer of the buffer nor for the stream.
+    The CPU waits neither for the writer of the buffer nor for the stream. The answer says whether the stream still had
+    work to do, and how long the calls of poolbridge took.
+
+    Parameters
+    ----------
+    worker, name, expect, device
+        The worker, the buffer's name, its expected content, and the GPU.
+    how
+        ``event``: whether to wait first for the event that came with the content. ``hold``: whether a kernel first
+        holds the stream until the task ``endRead``; then another kernel runs for ``slow`` seconds. ``kernels``: the
+        path of these kernels.
     """
-    ordinal = _cuda.find_device(task["device"])
-    consumer = _consumers.load(task["consumer"])
+    ordinal = _cuda.find_device(device)
+    consumer = worker.consumer
     stream = consumer.stream(ordinal)
-    reading = Reading(ordinal, task["path"], stream)
-    lease: Lease = worker.client(task).get(task["name"], timeout=task["timeout"])
+    reading = Reading(ordinal, how["kernels"], stream)
+    lease = worker.client().get(name)
     started = time.monotonic()
+    if how["event"]:
+        reading.wait(lease.ready_event)
     array = consumer.take(lease, stream)
     seconds = time.monotonic() - started
-    if task.get("hold"):
-        reading.hold(task.get("slow", 0))
-    elements = lease.size
-    reading.compare(consumer.pointer(array), elements, Pattern(**task["pattern"]))
+    if how["hold"]:
+        reading.hold(how["slow"])
+    reading.compare(consumer.pointer(array), Pattern(**expect))
     del array
     started = time.monotonic()
     lease.release()
     seconds += time.monotonic() - started
     worker.settle()
-    worker.reading = reading, elements
-    return {"elements": elements, "busy": reading.busy, "seconds": seconds}
+    worker.reading = reading
+    return {"busy": reading.busy, "seconds": seconds}
 
 
-def end(worker: Worker, task: dict[str, Any]) -> dict[str, Any]:  # noqa: ARG001
-    """End the held kernel, wait for the stream, and report the result of the comparison."""
-    if worker.reading is None:
-        raise ValueError("no stream was given anything to compare: expected slow-begin before slow-end")
-    (reading, elements), worker.reading = worker.reading, None
-    return {"elements": elements, "mismatches": reading.finish()}
+def end_read(worker: Worker) -> float:
+    """End the held kernel, wait for the stream, and make sure that the comparison found the expected content.
+
+    The answer is how long this waited, in seconds.
+    """
+    reading, worker.reading = worker.reading, None
+    if reading is None:
+        raise ValueError("no comparison is queued")
+    started = time.monotonic()
+    _expect_none(reading.finish())
+    return time.monotonic() - started
+
+
+def _expect_none(mismatches: int) -> None:
+    if mismatches:
+        raise AssertionError(f"{mismatches} elements differ")
+
+
+def peer_read(worker: Worker, name: str, expect: Fields, device: str, kernels: str) -> None:
+    """Let a kernel on the GPU `device` compare a buffer, which another GPU has."""
+    ordinal = _cuda.find_device(device)
+    stream = _cuda_stream.own_stream(ordinal)
+    with worker.lease(name) as lease:
+        reading = Reading(ordinal, kernels, stream)
+        lease.used_on(stream)
+        reading.compare(lease.evidence()["pointer"], Pattern(**expect))
+        _expect_none(reading.finish())
