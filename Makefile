@@ -153,7 +153,7 @@ simcuda: ## build the simulated CUDA driver
 ptx: ## rebuild the pattern kernels from their source
 	$(MAKE) -C cuda/pattern ptx
 
-generate: ## generate code in Go and Python, and lists of docs/protocol.md, from bridge/wire/messages.go
+generate: ## generate code in Go and Python, and lists of docs/protocol.md, from messages.go and limits.go of bridge/wire
 	$(GO) generate ./bridge/wire
 
 lint: $(GOLANGCI) $(ACTIONLINT) $(VENV)/installed ## check the style of everything

@@ -46,12 +46,9 @@ func (p FullPolicy) Validate() error {
 
 // These are the limits of channels.
 const (
-	MaxCapacity     = 1024 // frames of a channel
-	DefaultCapacity = 8    // frames of a channel whose spec names no capacity
-	MaxChannels     = 256  // channels of a pool
-	MaxMembers      = 256  // members that a session has in channels
-	MaxMeta         = 16   // entries of a frame's map
-	MaxMetaBytes    = 256  // bytes of each key and value
+	DefaultCapacity = 8   // frames of a channel whose spec names no capacity
+	MaxChannels     = 256 // channels of a pool
+	MaxMembers      = 256 // members that a session has in channels
 )
 
 // ChannelSpec describes a channel that a client wants to make. It is plain data.
@@ -108,7 +105,7 @@ type ChannelInfo struct {
 type FrameOptions struct {
 	// Tensor describes the content. nil means that the content has the description with which the buffer was allocated.
 	Tensor *Tensor
-	// Meta is the producer's data about the frame: a map of at most MaxMeta short texts in UTF-8.
+	// Meta is the producer's data about the frame: a map of at most MaxMetaEntries short texts in UTF-8.
 	Meta map[string]string
 	Completion
 }
@@ -117,12 +114,12 @@ type FrameOptions struct {
 //
 // Errors: [ErrInvalid].
 func (o FrameOptions) Validate() error {
-	if len(o.Meta) > MaxMeta {
-		return situation.Of(ErrInvalid, "a frame's map has at most %d entries, this one has %d", MaxMeta, len(o.Meta))
+	if len(o.Meta) > MaxMetaEntries {
+		return situation.Of(ErrInvalid, "a frame's map has at most %d entries, this one has %d", MaxMetaEntries, len(o.Meta))
 	}
 	for k, v := range o.Meta {
-		if len(k) > MaxMetaBytes || len(v) > MaxMetaBytes {
-			return situation.Of(ErrInvalid, "the keys and values of a frame's map have at most %d bytes, %q has %d and %d", MaxMetaBytes,
+		if len(k) > MaxMetaText || len(v) > MaxMetaText {
+			return situation.Of(ErrInvalid, "the keys and values of a frame's map have at most %d bytes, %q has %d and %d", MaxMetaText,
 				k[:min(len(k), 32)], len(k), len(v))
 		}
 		if !utf8.ValidString(k) || !utf8.ValidString(v) {

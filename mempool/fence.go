@@ -6,18 +6,10 @@ import (
 	"github.com/poolbridge/poolbridge/internal/situation"
 )
 
-// These are the words of a timeline.
-const (
-	// TimelineWords is how many words a timeline has.
-	TimelineWords = 512
-	// MaxFenceValue is the greatest value of a fence.
-	MaxFenceValue = letGo - 1
-
-	// If the process that writes a timeline is gone, the service adds letGo to each word of the timeline. If that process says that the
-	// content of a word's fence failed, it adds letGo to this word. The word is then so great that every wait for the word ends. The word
-	// modulo letGo is the last value that the word had before.
-	letGo = 1 << 62
-)
+// If the process that writes a timeline is gone, the service adds letGo to each word of the timeline. If that process says that the content
+// of a word's fence failed, it adds letGo to this word. The word is then so great that every wait for the word ends. The word modulo letGo is
+// the last value that the word had before.
+const letGo = MaxFenceValue + 1
 
 // Fence identifies a point in the work of a process. A fence is reached when its word of the timeline is Value or more. A Fence is plain
 // data.

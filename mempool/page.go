@@ -28,9 +28,6 @@ const (
 	pageBytes = wordBytes + TimelineWords*MaxReasonBytes
 )
 
-// MaxReasonBytes is the greatest length of a reason, in bytes. [Clock.Fail] cuts a longer reason off.
-const MaxReasonBytes = 256
-
 // Page is a timeline that is mapped in this process. Streams and the CPU of the timeline's session write words of the page. Streams and
 // CPUs of all sessions wait for these words.
 type Page struct {

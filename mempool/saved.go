@@ -7,9 +7,6 @@ import (
 	"github.com/poolbridge/poolbridge/internal/situation"
 )
 
-// SavedVersion is the version of the format of [Saved].
-const SavedVersion = 1
-
 // Saved says where a published buffer is, in a form that a file can hold. A Saved is for scripts, and for programs that are not clients of
 // a service. If the buffer's memory is of kind [Legacy], a program needs only the Saved to open the buffer. Processes share memory of the
 // other kinds by file descriptors, which a file cannot hold. For these kinds, a Saved contains the socket of the service and the name of

@@ -9,9 +9,6 @@ import (
 	"github.com/poolbridge/poolbridge/internal/situation"
 )
 
-// MaxNameBytes is the greatest length, in bytes, of the name of a pool, a buffer or a channel.
-const MaxNameBytes = 255
-
 // PoolSpec describes a pool that a client wants to make.
 type PoolSpec struct {
 	Name string

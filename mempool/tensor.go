@@ -8,9 +8,6 @@ import (
 	"github.com/poolbridge/poolbridge/internal/situation"
 )
 
-// MaxDims is the largest number of dimensions a tensor can have.
-const MaxDims = 32
-
 // Tensor describes how the elements of an array lie in a buffer.
 type Tensor struct {
 	DType DType

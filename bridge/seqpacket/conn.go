@@ -12,9 +12,6 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// MaxFDs is the greatest number of file descriptors in a packet.
-const MaxFDs = 8
-
 // Conn is one end of a connection. Several goroutines may call its methods at the same time.
 type Conn struct {
 	file   *os.File // the socket, non-blocking and registered with Go's poller

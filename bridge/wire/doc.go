@@ -8,5 +8,5 @@
 // packet's size. A decoded message does not refer to the packet, so the caller may use the packet's buffer again.
 //
 // This package checks the form of a packet: types, limits of the encoding, required keys. The receiver checks whether a name, a shape or an
-// id is valid. [MaxDims] and [MaxNameBytes] are in this package so that all receivers use the same limits.
+// id is valid. limits.go is the source of limits that Go, Python and C share.
 package wire

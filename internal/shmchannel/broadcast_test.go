@@ -33,14 +33,14 @@ func TestAFrameCarriesAllThatItsProducerSays(t *testing.T) {
 	p, c := r.producer(8), r.consumer(MemberSpec{})
 	meta, err := AppendMeta(nil, map[string]string{"camera": "left", "": "empty", "b": ""})
 	require.NoError(t, err)
-	event := make([]byte, eventBytes)
+	event := make([]byte, EventBytes)
 	for i := range event {
 		event[i] = byte(i)
 	}
 	strided := &Description{Offset: 256, DType: "complex128", Shape: []uint64{1, 2, 3}, Strides: []int64{6, -3, 1}}
 	var f Frame
 	for i, want := range []Record{
-		{Block: 1, Buffer: 2, Bytes: 3, Time: 4, Ready: Fence{Word: MaxWord, Value: MaxValue}, Event: event, Meta: meta, Description: strided},
+		{Block: 1, Buffer: 2, Bytes: 3, Time: 4, Ready: Fence{Word: MaxWord, Value: MaxFenceValue}, Event: event, Meta: meta, Description: strided},
 		{Block: 2, Bytes: 1, Time: 5, Meta: meta, Description: bytes64},
 		{Block: 3, Bytes: 1, Time: 5, Event: event, Description: strided},
 		{Block: 4, Bytes: 1, Time: 6, Description: &Description{DType: "bool", Shape: []uint64{}}},

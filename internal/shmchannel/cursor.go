@@ -67,7 +67,7 @@ func mapCursor(f *os.File, l layout, id uint64, write bool) (*cursor, error) {
 func newCursor(mem region, l layout, id uint64) *cursor {
 	return &cursor{
 		cursorHead: at[cursorHead](mem, 0), region: mem, layout: l, id: id,
-		done: list[done](mem, headBytes, l.slots),
+		done: list[done](mem, HeadBytes, l.slots),
 	}
 }
 

@@ -7,9 +7,6 @@ import (
 	"sync/atomic"
 )
 
-// MaxDims is the largest number of dimensions of an array.
-const MaxDims = 32
-
 // maxTypeName is the greatest length of an element type's name in bytes. A zero byte follows the name.
 const maxTypeName = 15
 

@@ -50,7 +50,7 @@ func NewHost(spec Spec) (*Host, error) {
 		return nil, err
 	}
 	l := layoutFor(spec.Capacity)
-	rosterFile, err := makeFile("poolbridge:roster", rosterBytes)
+	rosterFile, err := makeFile("poolbridge:roster", RosterBytes)
 	if err != nil {
 		return nil, err
 	}
@@ -70,7 +70,7 @@ func NewHost(spec Spec) (*Host, error) {
 
 // begin maps the files, writes the fields of the roster that never change, and seals the files.
 func (h *Host) begin() (err error) {
-	if h.rosterRegion, err = mapFile(h.rosterFile, rosterBytes, true); err != nil {
+	if h.rosterRegion, err = mapFile(h.rosterFile, RosterBytes, true); err != nil {
 		return err
 	}
 	r := at[roster](h.rosterRegion, 0)

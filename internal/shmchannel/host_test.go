@@ -31,7 +31,7 @@ func TestEveryCapacityHasALayout(t *testing.T) {
 	for capacity := 1; capacity <= MaxCapacity; capacity++ {
 		l := layoutFor(capacity)
 		require.True(t, l.valid(), l)
-		require.True(t, l.slots == minSlots || l.slots < 4*uint64(capacity), l)
+		require.True(t, l.slots == MinSlots || l.slots < 4*uint64(capacity), l)
 	}
 }
 
@@ -115,11 +115,11 @@ func TestFilesThatAreNotOfTheChannelAreRefused(t *testing.T) {
 			f, err := os.CreateTemp(t.TempDir(), "")
 			require.NoError(t, err)
 			t.Cleanup(func() { f.Close() })
-			require.NoError(t, f.Truncate(rosterBytes))
+			require.NoError(t, f.Truncate(RosterBytes))
 			c.Roster = f
 		},
 		"a roster of nothing": func(c *MemberConfig) {
-			f, err := makeFile("roster", rosterBytes)
+			f, err := makeFile("roster", RosterBytes)
 			require.NoError(t, err)
 			t.Cleanup(func() { f.Close() })
 			c.Roster = f

@@ -11,7 +11,7 @@ func (h *Host) Fences(to []Fence, m *Member) (fences []Fence, ok bool) {
 	}
 	var greatest [MaxWord + 1]uint64
 	note := func(word, value uint64) {
-		if word <= MaxWord && value <= MaxValue {
+		if word <= MaxWord && value <= MaxFenceValue {
 			greatest[word] = max(greatest[word], value)
 		}
 	}

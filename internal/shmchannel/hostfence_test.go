@@ -29,11 +29,11 @@ func TestTheHostFindsTheGreatestFenceOfEachWord(t *testing.T) {
 	assert.Empty(t, r.fences(m))
 	assert.Empty(t, r.fences(c.member))
 
-	for i, ready := range []Fence{{Word: 511, Value: MaxValue}, {Word: 2, Value: 9}, {}, {Word: 2, Value: 4}} {
+	for i, ready := range []Fence{{Word: 511, Value: MaxFenceValue}, {Word: 2, Value: 9}, {}, {Word: 2, Value: 4}} {
 		_, err := p.TryPublish(&Record{Block: uint64(i + 1), Description: bytes64, Ready: ready})
 		require.NoError(t, err)
 	}
-	assert.Equal(t, []Fence{{Timeline: 3, Word: 2, Value: 9}, {Timeline: 3, Word: 511, Value: MaxValue}}, r.fences(m))
+	assert.Equal(t, []Fence{{Timeline: 3, Word: 2, Value: 9}, {Timeline: 3, Word: 511, Value: MaxFenceValue}}, r.fences(m))
 
 	for _, done := range []Fence{{Word: 1, Value: 7}, {}, {Word: 0, Value: 1}} {
 		require.NoError(t, c.Release(c.take(), done))
@@ -48,7 +48,7 @@ func TestTheHostFindsTheGreatestFenceOfEachWord(t *testing.T) {
 	entry.word.Store(MaxWord + 1)
 	assert.Equal(t, []Fence{{Timeline: 5, Word: 0, Value: 1}}, r.fences(c.member), "no timeline has that word")
 	entry.word.Store(1)
-	entry.value.Store(MaxValue + 1)
+	entry.value.Store(MaxFenceValue + 1)
 	assert.Equal(t, []Fence{{Timeline: 5, Word: 0, Value: 1}}, r.fences(c.member))
 
 	entry.number.Store(0)

@@ -52,11 +52,11 @@ func (h *hostile) lie(file, place, value uint64) {
 	size := uint64(len(mem))
 	offset := place * 8 % size
 	if size == l.trackBytes() {
-		switch base := trackHeadBytes + place*8%(recordBytes*l.slots); place % 4 {
+		switch base := trackHeadBytes + place*8%(RecordBytes*l.slots); place % 4 {
 		case 0:
-			offset = l.descriptionsAt() + place*8%(descriptionBytes*l.slots)
+			offset = l.descriptionsAt() + place*8%(DescriptionBytes*l.slots)
 		case 1:
-			offset = l.metaAt() + place*8%(metaBytes*l.slots)
+			offset = l.metaAt() + place*8%(MetaBytes*l.slots)
 		default:
 			offset = base
 		}
@@ -64,7 +64,7 @@ func (h *hostile) lie(file, place, value uint64) {
 		offset = place / 2 * 8 % min(size, 1024) // the most important words are at the start of the file
 	}
 	t := h.rig.host.sequencer.loadTail()
-	near := (t.number() + value>>8%8 - 4) & maxNumber
+	near := (t.number() + value>>8%8 - 4) & MaxNumber
 	switch value % 8 {
 	case 0:
 		value >>= 3
@@ -283,9 +283,9 @@ func TestLiesThatAreFound(t *testing.T) {
 		"a shape beyond the numbers":      {lie: func(h *hostile) { h.producers[0].track.descriptions[1].shape[0].Store(1 << 63) }, want: ErrFrame},
 		"no block":                        {lie: func(h *hostile) { h.producers[0].track.records[1].block.Store(0) }, want: ErrFrame},
 		"a fence of no word":              {lie: func(h *hostile) { h.producers[0].track.records[1].small.Store(MaxWord + 1) }, want: ErrFrame},
-		"a fence that no word reaches":    {lie: func(h *hostile) { h.producers[0].track.records[1].ready.Store(MaxValue + 1) }, want: ErrFrame},
+		"a fence that no word reaches":    {lie: func(h *hostile) { h.producers[0].track.records[1].ready.Store(MaxFenceValue + 1) }, want: ErrFrame},
 		"flags that there are not":        {lie: func(h *hostile) { h.producers[0].track.records[1].small.Store(2 << 16) }, want: ErrFrame},
-		"more meta than there is":         {lie: func(h *hostile) { h.producers[0].track.records[1].small.Store((maxMeta + 1) << 32) }, want: ErrFrame},
+		"more meta than there is":         {lie: func(h *hostile) { h.producers[0].track.records[1].small.Store((MaxMetaBytes + 1) << 32) }, want: ErrFrame},
 		"meta that is none":               {lie: func(h *hostile) { h.producers[0].track.records[1].small.Store(3 << 32) }, want: ErrFrame},
 		"too many dimensions":             {lie: func(h *hostile) { h.producers[0].track.descriptions[1].counts.Store(MaxDims + 1) }, want: ErrFrame},
 		"an element type without an end":  {lie: func(h *hostile) { h.producers[0].track.descriptions[1].name[1].Store(1 << 63) }, want: ErrFrame},

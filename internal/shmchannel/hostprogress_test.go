@@ -113,7 +113,7 @@ func TestAChannelIsUsedUpWhenTheNextFrameHasNoRoom(t *testing.T) {
 func TestAQueueIsUsedUpWhenConsumersHaveAllItsSlots(t *testing.T) {
 	r := newRig(t, Spec{Capacity: 2, Mode: Queue, Policy: Fail})
 	p, c := r.producer(100), r.consumer(MemberSpec{})
-	for range minSlots {
+	for range MinSlots {
 		assert.Less(t, r.host.Used(), uint64(2))
 		p.publish()
 		c.take()
@@ -146,7 +146,7 @@ func TestCountsOfFramesNeverShrinkAndAreBoundedWhateverMembersWrite(t *testing.T
 		assert.EqualValues(t, 5, r.host.Published())
 		assert.Equal(t, before, r.host.Dropped())
 		for range 3 { // members join, say that they missed everything, and leave
-			r.host.sequencer.tail.Store(uint64(newTail(maxNumber, 0, r.host.roster.version.Load())))
+			r.host.sequencer.tail.Store(uint64(newTail(MaxNumber, 0, r.host.roster.version.Load())))
 			liar := r.openConsumer(MemberSpec{Policy: DropOldest, Oldest: true})
 			require.NoError(t, r.host.Join(liar.member))
 			liar.cursor.missed.Store(1<<64 - 1)

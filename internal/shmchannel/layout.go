@@ -2,23 +2,11 @@ package shmchannel
 
 import "math/bits"
 
-// These constants are the sizes of the channel's files and the offsets in these files, in bytes. docs/streams.md has
-// tables of them.
+// These constants are sizes in the channel's files, in bytes. Others are in limits_gen.go. docs/streams.md describes the files.
 const (
-	rosterBytes    = 73_728
-	headBytes      = 8_192 // size of a sequencer or a cursor without the part that grows with N
 	trackHeadBytes = 4_096
-
-	recordBytes      = 64
-	descriptionBytes = 576
-	metaBytes        = 8_448
-	doneBytes        = 32
-
-	eventBytes = 64
-	maxMeta    = 8_320 // greatest size of the meta, without the event
+	doneBytes      = 32
 )
-
-const minSlots = 64
 
 // layout holds the two numbers that determine the sizes of all files of a channel.
 type layout struct {
@@ -28,12 +16,12 @@ type layout struct {
 
 func layoutFor(capacity int) layout {
 	n := uint64(1) << bits.Len64(2*uint64(capacity)-1) // the smallest power of two that is at least twice the capacity
-	return layout{uint64(capacity), max(n, minSlots)}
+	return layout{uint64(capacity), max(n, MinSlots)}
 }
 
 // valid reports whether capacity and slots are within their limits and fit together.
 func (l layout) valid() bool {
-	return l.capacity >= 1 && l.capacity <= MaxCapacity && l.slots >= minSlots && l.slots <= 1<<16 &&
+	return l.capacity >= 1 && l.capacity <= MaxCapacity && l.slots >= MinSlots && l.slots <= MaxSlots &&
 		l.slots&(l.slots-1) == 0 && l.slots >= 2*l.capacity
 }
 
@@ -47,12 +35,12 @@ func (l layout) oldest(tail uint64) uint64 {
 	return tail - l.capacity + 1
 }
 
-func (l layout) sequencerBytes() uint64 { return headBytes + 16*l.slots }
-func (l layout) cursorBytes() uint64    { return headBytes + doneBytes*l.slots }
+func (l layout) sequencerBytes() uint64 { return HeadBytes + 16*l.slots }
+func (l layout) cursorBytes() uint64    { return HeadBytes + doneBytes*l.slots }
 
 func (l layout) trackBytes() uint64 {
-	return (trackHeadBytes + l.slots*(recordBytes+descriptionBytes+metaBytes) + 4095) &^ 4095
+	return (trackHeadBytes + l.slots*(RecordBytes+DescriptionBytes+MetaBytes) + 4095) &^ 4095
 }
 
-func (l layout) descriptionsAt() uint64 { return trackHeadBytes + recordBytes*l.slots }
-func (l layout) metaAt() uint64         { return l.descriptionsAt() + descriptionBytes*l.slots }
+func (l layout) descriptionsAt() uint64 { return trackHeadBytes + RecordBytes*l.slots }
+func (l layout) metaAt() uint64         { return l.descriptionsAt() + DescriptionBytes*l.slots }

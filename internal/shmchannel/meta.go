@@ -9,12 +9,6 @@ import (
 	"unicode/utf8"
 )
 
-// Limits of a frame's meta.
-const (
-	MaxMetaEntries = 16
-	MaxMetaText    = 256 // bytes of one key or one value
-)
-
 // AppendMeta appends the entries of the map `meta` to the slice `to`, in the encoding of [Record.Meta].
 //
 // Errors: [ErrInvalid] if the map exceeds a limit or has a text that is not UTF-8.

@@ -177,7 +177,7 @@ func (p *Producer) mayPublish(t tail) error {
 		return ErrClosed
 	case !p.view.active:
 		return p.gone("is not in the roster")
-	case t.number() < p.last || t.number() >= maxNumber:
+	case t.number() < p.last || t.number() >= MaxNumber:
 		return corrupt("the newest frame is %d, after %d", t.number(), p.last)
 	}
 	return nil

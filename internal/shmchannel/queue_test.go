@@ -163,8 +163,8 @@ func TestAQueueOfWhichEverySlotIsInUseIsFull(t *testing.T) {
 	for _, policy := range []Policy{Block, Fail, DropOldest, Latest} {
 		t.Run(policy.String(), func(t *testing.T) {
 			r := newRig(t, Spec{Mode: Queue, Capacity: 2, Policy: policy})
-			p, c := r.producer(int(minSlots)+8), r.consumer(MemberSpec{})
-			frames := make([]*Frame, minSlots)
+			p, c := r.producer(int(MinSlots)+8), r.consumer(MemberSpec{})
+			frames := make([]*Frame, MinSlots)
 			for i := range frames {
 				p.publish()
 				frames[i] = c.take()

@@ -314,7 +314,7 @@ func (p *Producer) gather(number uint64) (ok bool) {
 		if !ok {
 			return false
 		}
-		if n >= number && t.Value != 0 && t.Value <= MaxValue && t.Word <= MaxWord {
+		if n >= number && t.Value != 0 && t.Value <= MaxFenceValue && t.Word <= MaxWord {
 			t.Timeline = r.peer.Timeline
 			p.fences = append(p.fences, t)
 		}

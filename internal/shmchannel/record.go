@@ -14,11 +14,8 @@ type Fence struct {
 	Value    uint64
 }
 
-// These are the limits of fences.
-const (
-	MaxWord  = 511
-	MaxValue = 1<<62 - 1
-)
+// MaxWord is the greatest index of a word of a timeline.
+const MaxWord = TimelineWords - 1
 
 // Record is what a producer publishes about a frame.
 type Record struct {
@@ -46,10 +43,10 @@ func (r *Record) check() error {
 		return invalid("the id of a block is a number from 1 to 2^63-1, not %d", r.Block)
 	case r.Buffer > math.MaxInt64 || r.Bytes > math.MaxInt64 || r.Time > math.MaxInt64:
 		return invalid("buffer %d, %d bytes, time %d: each is at most 2^63-1", r.Buffer, r.Bytes, r.Time)
-	case r.Ready.Value > MaxValue || r.Ready.Word > MaxWord:
-		return invalid("a fence has a word up to %d and a value up to %d, not %d and %d", MaxWord, uint64(MaxValue), r.Ready.Word, r.Ready.Value)
-	case len(r.Event) != 0 && len(r.Event) != eventBytes:
-		return invalid("an event has %d bytes, not %d", eventBytes, len(r.Event))
+	case r.Ready.Value > MaxFenceValue || r.Ready.Word > MaxWord:
+		return invalid("a fence has a word up to %d and a value up to %d, not %d and %d", MaxWord, uint64(MaxFenceValue), r.Ready.Word, r.Ready.Value)
+	case len(r.Event) != 0 && len(r.Event) != EventBytes:
+		return invalid("an event has %d bytes, not %d", EventBytes, len(r.Event))
 	case r.Description == nil:
 		return invalid("the record has no description")
 	}
@@ -74,7 +71,7 @@ type rawRecord struct {
 }
 
 // rawMeta is the part of a track that stores the event and the meta of one record.
-type rawMeta [metaBytes / 8]atomic.Uint64
+type rawMeta [MetaBytes / 8]atomic.Uint64
 
 // store writes b, beginning at index `word`.
 func (m *rawMeta) store(word int, b []byte) {

@@ -92,8 +92,8 @@ func (c *Consumer) holdOf(f *Hand) int {
 // storeFence stores fence t for the frame with this number. When t is reached, the consumer's work on the frame is done. [Consumer.Release]
 // says what storeFence does if the frame's slot already has the fence of another frame.
 func (c *Consumer) storeFence(number uint64, t Fence) error {
-	if t.Value > MaxValue || t.Word > MaxWord {
-		return invalid("a fence has a word up to %d and a value up to %d, not %d and %d", MaxWord, uint64(MaxValue), t.Word, t.Value)
+	if t.Value > MaxFenceValue || t.Word > MaxWord {
+		return invalid("a fence has a word up to %d and a value up to %d, not %d and %d", MaxWord, uint64(MaxFenceValue), t.Word, t.Value)
 	}
 	place := c.cursor.doneAt(number)
 	old, before, _ := place.load()

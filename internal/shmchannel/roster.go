@@ -73,7 +73,7 @@ type channel struct {
 //
 // Errors: [ErrFile]; errors of the system.
 func openChannel(rosterFile, sequencerFile *os.File) (*channel, error) {
-	mem, err := mapFile(rosterFile, rosterBytes, false)
+	mem, err := mapFile(rosterFile, RosterBytes, false)
 	if err != nil {
 		return nil, err
 	}

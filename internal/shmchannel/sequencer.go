@@ -8,9 +8,6 @@ import (
 // voidSlot is the producer slot in a tail whose number is void: no frame was published with this number.
 const voidSlot = MaxProducers
 
-// maxNumber is the greatest number of a frame.
-const maxNumber = 1<<48 - 1
-
 // tail is the word that describes the newest frame. It has the frame's number, the slot of the frame's producer, and the low 10 bits of the
 // roster's version.
 type tail uint64
@@ -63,7 +60,7 @@ type sequencerHead struct {
 	drops     atomic.Uint64
 	_         [120]byte
 	waiting   [64]atomic.Uint64
-	_         [headBytes - 1024]byte
+	_         [HeadBytes - 1024]byte
 }
 
 // sequencer puts the frames of all producers in order. All members write it.
@@ -77,8 +74,8 @@ type sequencer struct {
 func newSequencer(mem region, l layout) sequencer {
 	return sequencer{
 		sequencerHead: at[sequencerHead](mem, 0),
-		order:         list[atomic.Uint64](mem, headBytes, l.slots),
-		claims:        list[atomic.Uint64](mem, headBytes+8*l.slots, l.slots),
+		order:         list[atomic.Uint64](mem, HeadBytes, l.slots),
+		claims:        list[atomic.Uint64](mem, HeadBytes+8*l.slots, l.slots),
 		layout:        l,
 	}
 }

@@ -47,19 +47,6 @@ func nameOf(i uint64, names ...string) string {
 	return "unknown"
 }
 
-// MaxCapacity is the largest number of frames that a channel keeps.
-const MaxCapacity = 1024
-
-// MaxProducers and MaxConsumers are the greatest numbers of members of a channel. A producer that left still counts while the channel keeps
-// a frame of this producer.
-const (
-	MaxProducers = 63
-	MaxConsumers = 1024
-)
-
-// MaxInHand is how many frames a consumer may have in hand at a time.
-const MaxInHand = 256
-
 // Spec describes a channel. A Spec is plain data and can be copied.
 type Spec struct {
 	Mode     Mode

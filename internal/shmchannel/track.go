@@ -73,7 +73,7 @@ func (t *track) store(raw *rawRecord, number uint64, r *Record, when, descriptio
 		if len(r.Event) > 0 {
 			small |= flagEvent << 16
 			m.store(0, r.Event)
-			word = eventBytes / 8
+			word = EventBytes / 8
 		}
 		m.store(word, r.Meta)
 	}
@@ -109,14 +109,14 @@ func (t *track) load(number uint64, r *Record) verdict {
 	r.Ready.Value, r.Ready.Word = raw.ready.Load(), small&0xffff
 	r.Event, r.Meta = r.Event[:0], r.Meta[:0]
 	flags, length := small>>16&0xffff, small>>32
-	if flags > flagEvent || length > maxMeta {
+	if flags > flagEvent || length > MaxMetaBytes {
 		return t.checked(raw, number, "its flags or the length of its meta are out of range")
 	}
 	if small>>16 != 0 {
 		m, word := &t.meta[i], 0
 		if flags != 0 {
-			r.Event = m.load(r.Event, 0, eventBytes)
-			word = eventBytes / 8
+			r.Event = m.load(r.Event, 0, EventBytes)
+			word = EventBytes / 8
 		}
 		r.Meta = m.load(r.Meta, word, int(length))
 	}

@@ -194,7 +194,7 @@ func (v fileVector) file(t testing.TB) region {
 	l := layoutFor(int(v.Capacity))
 	switch {
 	case v.Roster != nil:
-		mem := make(region, rosterBytes)
+		mem := make(region, RosterBytes)
 		v.Roster.write(mem, l)
 		return mem
 	case v.Sequencer != nil:
@@ -240,7 +240,7 @@ func TestFilesLookAsTheVectorsSay(t *testing.T) {
 	require.NotEmpty(t, v.Files)
 	for i, want := range v.Layouts {
 		l := layoutFor(int(want.Capacity))
-		have := layoutVector{l.capacity, l.slots, rosterBytes, l.sequencerBytes(), l.trackBytes(), l.cursorBytes()}
+		have := layoutVector{l.capacity, l.slots, RosterBytes, l.sequencerBytes(), l.trackBytes(), l.cursorBytes()}
 		if *update {
 			v.Layouts[i] = have
 		}
@@ -276,7 +276,7 @@ func vectorsToWrite() vectors {
 		v.Layouts = append(v.Layouts, layoutVector{Capacity: capacity})
 	}
 	sequencer := &sequencerVector{Published: 7, Freed: 12, Tickets: 99, Dropped: 3, Head: 1 << 40, Drops: 1 << 47}
-	sequencer.Tail.Number, sequencer.Tail.Slot, sequencer.Tail.Version = maxNumber, 62, 1023
+	sequencer.Tail.Number, sequencer.Tail.Slot, sequencer.Tail.Version = MaxNumber, 62, 1023
 	sequencer.Waiting = []struct{ Slot, Ticket uint64 }{{0, 98}, {62, 99}}
 	sequencer.Order = []struct{ Number, Slot uint64 }{{1, 0}, {130, 62}, {1<<40 + 63, 5}}
 	sequencer.Claims = []struct{ Number, Tag uint64 }{{1, tagDone}, {130, tagReturned}, {1<<40 + 63, tagConsumer + 1023}}
@@ -284,7 +284,7 @@ func vectorsToWrite() vectors {
 	small.Tail.Number, small.Tail.Slot, small.Tail.Version = 2, voidSlot, 3
 	small.Order = []struct{ Number, Slot uint64 }{{1, 1}}
 	small.Claims = []struct{ Number, Tag uint64 }{{1, tagConsumer}}
-	event := make([]byte, eventBytes)
+	event := make([]byte, EventBytes)
 	for i := range event {
 		event[i] = byte(i + 1)
 	}
@@ -314,7 +314,7 @@ func vectorsToWrite() vectors {
 		{Name: "track with records", Capacity: 4, Track: &trackVector{ID: 1 << 50, Records: []recordVector{
 			{Number: 1, Block: 2, Buffer: 3, Bytes: 4, Time: 5, DescriptionID: 1,
 				Description: Description{DType: "uint8", Shape: []uint64{4}}},
-			{Number: 66, Block: 1<<63 - 1, Buffer: 1<<63 - 1, Bytes: 1 << 40, Time: 1_700_000_000_000_000_000, Word: MaxWord, Value: MaxValue,
+			{Number: 66, Block: 1<<63 - 1, Buffer: 1<<63 - 1, Bytes: 1 << 40, Time: 1_700_000_000_000_000_000, Word: MaxWord, Value: MaxFenceValue,
 				Event: hex.EncodeToString(event), Meta: []metaVector{{"", "empty key"}, {"camera", "left"}, {"ä", ""}}, DescriptionID: 2,
 				Description: Description{Offset: 1 << 33, DType: "complex128", Shape: []uint64{2, 0, 3}, Strides: []int64{-3, 1, 1 << 40}}},
 			{Number: 1 << 40, Block: 7, Meta: []metaVector{{"k", "v"}}, DescriptionID: 3,
@@ -326,7 +326,7 @@ func vectorsToWrite() vectors {
 		{Name: "cursor with frames in hand", Capacity: 4, Cursor: &cursorVector{
 			Floor: 100, Next: 102, Used: MaxInHand, Missed: 77,
 			Holds: []struct{ Index, Number, Block uint64 }{{0, 98, 5}, {1, 101, 0}, {255, 99, 1 << 60}},
-			Done:  []struct{ Number, Value, Word uint64 }{{97, MaxValue, MaxWord}, {64, 1, 0}},
+			Done:  []struct{ Number, Value, Word uint64 }{{97, MaxFenceValue, MaxWord}, {64, 1, 0}},
 		}},
 	}
 	return v

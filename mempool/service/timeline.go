@@ -166,8 +166,8 @@ func (t *timeline) outstanding() (ts fences) {
 
 // fences checks and notes fences that the session names. The caller holds Service.mu.
 func (s *Session) fences(named []mempool.Fence) (fences, error) {
-	if len(named) > MaxDone {
-		return nil, situation.Of(mempool.ErrInvalid, "%d fences for one lease; at most %d", len(named), MaxDone)
+	if len(named) > mempool.MaxDone {
+		return nil, situation.Of(mempool.ErrInvalid, "%d fences for one lease; at most %d", len(named), mempool.MaxDone)
 	}
 	var ts fences
 	for _, n := range named {
@@ -179,9 +179,6 @@ func (s *Session) fences(named []mempool.Fence) (fences, error) {
 	}
 	return ts.pending(), nil
 }
-
-// MaxDone is the greatest number of fences that a session may name when it ends a lease.
-const MaxDone = 16
 
 // owed says whether some fence of the timeline is not reached yet. The caller holds Service.mu.
 func (t *timeline) owed() bool {

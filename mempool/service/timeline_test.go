@@ -71,7 +71,7 @@ func TestOnlyFencesOfOnesOwnSealedTimelineCount(t *testing.T) {
 		release(t, l)
 	}
 	l := allocate(t, w.Session, p, 10)
-	assert.ErrorIs(t, l.ReleaseAt(false, make([]mempool.Fence, MaxDone+1)), mempool.ErrInvalid)
+	assert.ErrorIs(t, l.ReleaseAt(false, make([]mempool.Fence, mempool.MaxDone+1)), mempool.ErrInvalid)
 	release(t, l)
 	checkBooks(t, svc)
 }
@@ -185,7 +185,7 @@ func TestABlockWithTooManyFencesIsNotHandedOut(t *testing.T) {
 	for word < maxFences+10 {
 		l := allocate(t, w.Session, p, 10)
 		var done []mempool.Fence
-		for range MaxDone {
+		for range mempool.MaxDone {
 			done = append(done, mempool.Fence{Timeline: w.id, Word: word, Value: 1})
 			word++
 		}
@@ -390,7 +390,7 @@ func TestALeaseWithMoreFencesThanCanBeToldIsBusy(t *testing.T) {
 				return err
 			}
 			var done []mempool.Fence
-			for range MaxDone {
+			for range mempool.MaxDone {
 				done = append(done, mempool.Fence{Timeline: r.id, Word: word, Value: 1})
 				word++
 			}

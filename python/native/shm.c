@@ -103,7 +103,7 @@ enum pb_result pb_channel_open(struct pb_channel *ch, int roster, int sequencer,
     ch->slots = PB_LOAD(pb_at(&ch->roster, 48));
     uint64_t policy = PB_LOAD(pb_at(&ch->roster, 56));
     if (PB_LOAD(pb_at(&ch->roster, 0)) != expected) return pb_complain(ch, PB_PROTOCOL, "the roster does not begin with PBROST01");
-    if (ch->capacity < 1 || ch->capacity > 1024 || ch->slots < 64 || ch->slots < 2 * ch->capacity || ch->slots > 1 << 20 ||
+    if (ch->capacity < 1 || ch->capacity > PB_CAPACITY || ch->slots < PB_LEAST_SLOTS || ch->slots < 2 * ch->capacity || ch->slots > PB_MOST_SLOTS ||
         (ch->slots & (ch->slots - 1)) || mode > 1 || policy > PB_LATEST)
         return pb_complain(ch, PB_PROTOCOL, "the roster has a value out of range: mode %llu, capacity %llu, %llu slots, policy %llu",
                            (unsigned long long)mode, (unsigned long long)ch->capacity, (unsigned long long)ch->slots,

@@ -11,27 +11,18 @@
 #include <stddef.h>
 #include <stdint.h>
 
+#include "limits.h"
+
 #if __BYTE_ORDER__ != __ORDER_LITTLE_ENDIAN__
 #error "the layouts of docs/streams.md are little-endian"
 #endif
 
 enum {
-    PB_PRODUCERS = 63, // greatest number of producer slots
-    PB_VOID = 63,      // the slot in a tail whose number is void: no frame was published with that number
-    PB_CONSUMERS = 1024,
-    PB_HOLDS = 256,
-    PB_WORDS = 512, // words of a timeline
-    PB_DESCRIPTION = 576,
-    PB_AT_BASE = 544, // where a description says where the frame's memory begins in its block
-    PB_MOST_KEPT = 16384, // greatest number of objects that a consumer keeps
-    PB_EVENT = 64,
-    PB_META = 8320, // greatest number of bytes of meta, after the event
-    PB_NDIM = 32,
+    PB_VOID = PB_PRODUCERS, // the slot in a tail whose number is void: no frame was published with that number
+    PB_AT_BASE = 544,       // where a description says where the frame's memory begins in its block
+    PB_MOST_KEPT = 16384,   // greatest number of objects that a consumer keeps
     PB_PAGE = 4096,
-    PB_ROSTER = 73728,
 };
-#define PB_VALUE_MAX ((UINT64_C(1) << 62) - 1) // greatest value of a fence
-#define PB_NUMBER_MAX ((UINT64_C(1) << 48) - 1)
 #define PB_NS_MS INT64_C(1000000)
 #define PB_SLICE (100 * PB_NS_MS) // longest sleep, and the longest time that a contradiction in the shared memory may last
 
@@ -260,8 +251,8 @@ enum { // offsets in the roster and in its slots
     PB_SLOT_START = 24,
     PB_SLOT_PROCESS = 32,
 };
-enum { PB_AT_TICKETS = 192, PB_AT_DROPPED = 256, PB_AT_HEAD = 320, PB_AT_DROPS = 384, PB_AT_WAITING = 512, PB_AT_ORDER = 8192 };
-enum { PB_AT_USED = 16, PB_AT_MISSED = 24, PB_AT_HOLDS = 4096, PB_AT_DONE = 8192, PB_RECORD = 64, PB_META_SLOT = 8448 };
+enum { PB_AT_TICKETS = 192, PB_AT_DROPPED = 256, PB_AT_HEAD = 320, PB_AT_DROPS = 384, PB_AT_WAITING = 512, PB_AT_ORDER = PB_HEAD };
+enum { PB_AT_USED = 16, PB_AT_MISSED = 24, PB_AT_HOLDS = 4096, PB_AT_DONE = PB_HEAD };
 // The words of a frame's record in a track, which is the file of a producer. PB_RECORD_SMALL has the fence's word (16 bits), flags
 // (16 bits) and the size of meta (32 bits).
 enum {

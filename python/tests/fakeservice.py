@@ -22,6 +22,7 @@ import msgspec
 
 from poolbridge._memory import tensor as _tensor
 from poolbridge._wire import messages as m
+from poolbridge._wire.limits import VERSION
 
 _requests = msgspec.msgpack.Decoder(m.AnyRequest)
 PAGE = 4096
@@ -224,7 +225,7 @@ class Connection(threading.Thread):
     # Operations
 
     def hello(self, request: m.Hello, fds: list[int]) -> m.Reply:
-        if m.VERSION not in request.v:
+        if VERSION not in request.v:
             raise Refused("version")
         features = tuple(feature for feature in request.ft if feature in self.service.features)
         id_ = self.service.new_id()

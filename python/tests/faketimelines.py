@@ -11,8 +11,9 @@ from dataclasses import dataclass
 import msgspec
 from fakeservice import SEALS, Connection, FakeBuffer, FakeLease, Refused, Service
 
-from poolbridge._order.page import FILE_BYTES, TOMBSTONE, WORDS
+from poolbridge._order.page import FILE_BYTES, TOMBSTONE
 from poolbridge._wire import messages as m
+from poolbridge._wire.limits import TIMELINE_WORDS
 
 UNSET = msgspec.UNSET
 
@@ -58,7 +59,7 @@ class TimelineService(Service):
         for timeline, page in list(self.pages.items()):
             if page.owner is not connection:
                 continue
-            for word in range(WORDS):
+            for word in range(TIMELINE_WORDS):
                 page.words[word] += TOMBSTONE
             failed = [
                 id_
@@ -90,7 +91,7 @@ class TimelineConnection(Connection):
         if id_ not in pages:
             raise Refused("not-found")
         fds.append(pages[id_].fd)
-        return m.TimelineReply(q=request.q, tl=id_, nw=WORDS, x=m.Export(f=1))
+        return m.TimelineReply(q=request.q, tl=id_, nw=TIMELINE_WORDS, x=m.Export(f=1))
 
     def seal(self, request: m.Seal, fds: list[int]) -> None:
         for page in self.service.pages.values():

@@ -27,9 +27,9 @@ from streamservice import description, meta
 
 import poolbridge
 from poolbridge import _native
-from poolbridge._order.page import TOMBSTONE, WORDS as WORDS_OF_TIMELINE
 from poolbridge._session.flow import Ask, Flow
 from poolbridge._session.grants import know_timeline
+from poolbridge._wire.limits import MAX_FENCE_VALUE, TIMELINE_WORDS
 from poolbridge._wire.messages import Enter, Join, JoinReply, Reply
 
 SEED = int(os.environ.get("POOLBRIDGE_TEST_SEED") or random.SystemRandom().getrandbits(32))
@@ -365,7 +365,7 @@ def test_what_a_member_wrote_before_it_joined_ends_no_session(
 
 # Words of a timeline with which every fence is reached. The next writer of a block waits for the fences of the block's
 # consumers until the process of these consumers ends, and the process of these tests goes on.
-REACHED = memoryview(bytearray(struct.pack(f"<{WORDS_OF_TIMELINE}Q", *[TOMBSTONE - 1] * WORDS_OF_TIMELINE))).cast("Q")
+REACHED = memoryview(bytearray(struct.pack(f"<{TIMELINE_WORDS}Q", *[MAX_FENCE_VALUE] * TIMELINE_WORDS))).cast("Q")
 ALLOWED = (
     poolbridge.ContentFailedError,
     poolbridge.ProtocolError,

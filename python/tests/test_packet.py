@@ -13,6 +13,7 @@ from hypothesis import given, settings, strategies as st
 
 import poolbridge
 from poolbridge._wire import messages as m, packet as _packet
+from poolbridge._wire.limits import MAX_DEPTH
 from poolbridge.errors import (
     ProtocolError,
 )
@@ -51,7 +52,7 @@ def depth(value):
 @given(st.dictionaries(st.text(), values, max_size=8))
 def test_every_map_within_the_limits_passes(value):
     packet = msgspec.msgpack.encode(value)
-    if depth(value) <= _packet.MAX_DEPTH:
+    if depth(value) <= MAX_DEPTH:
         _packet.check(packet)
     else:
         with pytest.raises(ProtocolError, match="nested"):

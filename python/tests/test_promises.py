@@ -15,9 +15,10 @@ import pytest
 from faketimelines import TimelineService
 
 import poolbridge
-from poolbridge._order.page import WORDS, Page
+from poolbridge._order.page import Page
 from poolbridge._order.timeline import Timeline
 from poolbridge._session.lease_state import LeaseState
+from poolbridge._wire.limits import TIMELINE_WORDS
 
 
 @pytest.fixture
@@ -124,9 +125,9 @@ def test_a_name_that_is_taken_costs_no_promise(client, other):
 
 def test_words_are_used_again_but_not_before_their_promise_is_completed(client):
     lease = client.allocate(4, "int32")
-    for _ in range(2 * WORDS):
+    for _ in range(2 * TIMELINE_WORDS):
         lease.promise().complete()
-    leases = [client.allocate(1, "int8") for _ in range(WORDS + 1)]
+    leases = [client.allocate(1, "int8") for _ in range(TIMELINE_WORDS + 1)]
     promises = [each.promise() for each in leases[:-1]]
     with pytest.raises(poolbridge.PoolLimitError, match="no more words"):
         leases[-1].promise()
@@ -457,11 +458,11 @@ def test_the_word_of_a_promise_that_failed_is_not_used_again(client, other):
     got = other.get("x")
     promise.fail("no light")
     spare = client.allocate(4, "int32")
-    for _ in range(2 * WORDS):
+    for _ in range(2 * TIMELINE_WORDS):
         spare.promise().complete()
     with pytest.raises(poolbridge.ContentFailedError, match="no light"):
         got.wait(60)
-    for _ in range(WORDS // 2 - 1):
+    for _ in range(TIMELINE_WORDS // 2 - 1):
         client.allocate(4, "int32").promise().fail("again")
     with pytest.raises(poolbridge.PoolLimitError, match="256 promises of this client have failed.*connect again"):
         spare.promise()

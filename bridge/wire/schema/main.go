@@ -1,5 +1,6 @@
 // Command schema generates code and lists from bridge/wire/messages.go: messages_gen.go of package wire, the messages of the Python
-// client, and the lists of docs/protocol.md. It takes no arguments: the command go generate ./bridge/wire runs it.
+// client, the public types of the entries of lists, and the lists of docs/protocol.md. From limits.go it generates the numbers that Go,
+// Python and C share. It takes no arguments: the command go generate ./bridge/wire runs it.
 package main
 
 import (
@@ -72,6 +73,18 @@ func generate(wire string) (map[string][]byte, error) {
 	} {
 		if files[filepath.Join(root, path)], err = write(); err != nil {
 			return nil, fmt.Errorf("%s: %w", path, err)
+		}
+	}
+	if text, err = os.ReadFile(filepath.Join(wire, limitsSource)); err != nil {
+		return nil, err
+	}
+	found, err := limits(limitsSource, text)
+	if err != nil {
+		return nil, err
+	}
+	for place, of := range limitFiles {
+		if files[filepath.Join(root, of.path)], err = of.write(found[place]); err != nil {
+			return nil, fmt.Errorf("%s: %w", of.path, err)
 		}
 	}
 	return files, nil

@@ -14,12 +14,12 @@ import (
 func TestWhatIsCommittedIsWhatTheMessagesSay(t *testing.T) {
 	files, err := generate("..")
 	require.NoError(t, err)
-	require.Len(t, files, 7)
+	require.Equal(t, 12, len(files))
 	for path, want := range files {
 		got, err := os.ReadFile(path)
 		require.NoError(t, err)
 		if string(got) != string(want) {
-			t.Errorf("%s is not what bridge/wire/messages.go says: run `make generate`, and commit what it writes", path)
+			t.Errorf("%s is not what bridge/wire/messages.go and limits.go say: run `make generate`, and commit what it writes", path)
 		}
 	}
 }
@@ -53,6 +53,35 @@ func TestEveryTypeOfFieldIsWritten(t *testing.T) {
 	again, err := s.page(page)
 	require.NoError(t, err)
 	assert.Equal(t, string(page), string(again), "the lists take the place of those before")
+}
+
+func TestEveryPlaceGetsItsLimits(t *testing.T) {
+	found, err := limits(limitsSource, tiny(t, limitsSource))
+	require.NoError(t, err)
+	for place, of := range limitFiles {
+		got, err := of.write(found[place])
+		require.NoError(t, err)
+		name := "want_limits_" + place + ".txt"
+		if *update {
+			require.NoError(t, os.WriteFile(filepath.Join("testdata", "tiny", name), got, 0o644))
+		}
+		assert.Equal(t, string(tiny(t, name)), string(got), name)
+	}
+}
+
+func TestWhatIsNoLimitIsNamed(t *testing.T) {
+	for source, want := range map[string]string{
+		"var X = 1":                         "limits.go: expected constants and nothing else",
+		"const X = 1":                       "limits.go: X: expected one name, a value, and behind it a comment that says what it means",
+		"const X, Y = 1, 2 // x":            "limits.go: X: expected one name, a value, and behind it a comment that says what it means",
+		"const X = -1 // x":                 "limits.go: X: expected a number from 0 to 2^64-1, found -1",
+		"//wire:limit c\nconst X = 1 // x":  `limits.go: expected //wire:limits PLACE …, found "//wire:limit c"`,
+		"//wire:limits\nconst X = 1 // x":   `limits.go: expected //wire:limits PLACE …, found "//wire:limits"`,
+		"//wire:limits d\nconst X = 1 // x": `limits.go: there is no place "d" for limits: expected some of ["c" "mempool" "python" "seqpacket" "shmchannel"]`,
+	} {
+		_, err := limits("limits.go", []byte("package wire\n\n"+source+"\n"))
+		assert.EqualError(t, err, want, source)
+	}
 }
 
 func TestWhatTheGeneratorCannotWriteIsNamed(t *testing.T) {
@@ -114,7 +143,7 @@ func TestThePageHasAPlaceForEachTable(t *testing.T) {
 func TestOnlyWhatChangesIsWritten(t *testing.T) {
 	root := t.TempDir()
 	wire := filepath.Join(root, "bridge", "wire")
-	for _, folder := range []string{"bridge/wire", "bridge/internal/convert", "mempool", "cmd/poolsvc", "docs", "python/poolbridge/_wire", "python/poolbridge/_client"} {
+	for _, folder := range []string{"bridge/wire", "bridge/internal/convert", "mempool", "cmd/poolsvc", "docs", "python/poolbridge/_wire", "python/poolbridge/_client", "python/native", "internal/shmchannel", "bridge/seqpacket"} {
 		require.NoError(t, os.MkdirAll(filepath.Join(root, folder), 0o755))
 	}
 	_, err := run(wire)
@@ -123,9 +152,12 @@ func TestOnlyWhatChangesIsWritten(t *testing.T) {
 	_, err = run(wire)
 	require.ErrorContains(t, err, "protocol.md: no such file")
 	require.NoError(t, os.WriteFile(filepath.Join(root, "docs", "protocol.md"), tiny(t, "protocol.md"), 0o644))
+	_, err = run(wire)
+	require.ErrorContains(t, err, "limits.go: no such file")
+	require.NoError(t, os.WriteFile(filepath.Join(wire, limitsSource), tiny(t, limitsSource), 0o644))
 	written, err := run(wire)
 	require.NoError(t, err)
-	require.Len(t, written, 7)
+	require.Len(t, written, 12)
 	made := filepath.Join(wire, "messages_gen.go")
 	require.NoError(t, os.WriteFile(made, nil, 0o644))
 	written, err = run(wire)

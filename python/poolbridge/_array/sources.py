@@ -17,7 +17,7 @@ from poolbridge._cuda import cuda as _cuda
 from poolbridge._memory import dlpack as _dlpack, tensor as _tensor
 from poolbridge._memory.tensor import Description, ElementType
 from poolbridge._order import order as _order
-from poolbridge._wire.messages import U_MAX
+from poolbridge._wire.limits import MAX_UINT
 from poolbridge.errors import (
     InvalidArgumentError,
     LeaseReleasedError,
@@ -338,7 +338,7 @@ def describe(state: LeaseState, source: Source, element: ElementType, offset: in
     InvalidArgumentError
         The array reaches beyond the lease, its elements are not aligned, or it has more than 2**63 - 1 elements.
     """
-    if math.prod(source.shape) > U_MAX:
+    if math.prod(source.shape) > MAX_UINT:
         raise InvalidArgumentError(f"the array of shape {source.shape} has more than 2**63 - 1 elements")
     low, high = _tensor.span_of(source.shape, source.strides, offset, element.itemsize)
     aligned = not any(step % element.itemsize for step in (offset, *source.strides))

@@ -29,6 +29,7 @@ from poolbridge._session.membership import check_able
 from poolbridge._session.producer import producer_of, send
 from poolbridge._sys.error_texts import shown
 from poolbridge._sys.literals import AckMode, ChannelMode, FullPolicy
+from poolbridge._wire.limits import MAX_CAPACITY, MAX_IN_HAND, MAX_META_ENTRIES, MAX_META_TEXT
 from poolbridge._wire.messages import ChannelReply, CloseChannel, Find, MakeChannel, Open, PoolReply, Reply
 from poolbridge.errors import (
     InvalidArgumentError,
@@ -45,10 +46,6 @@ if TYPE_CHECKING:
 MODES = get_args(ChannelMode)
 ACKS = get_args(AckMode)
 FULL = get_args(FullPolicy)
-_MOST_FRAMES = 1024
-_MOST_CREDIT = 256
-_MOST_ENTRIES = 16
-_MOST_TEXT = 256
 
 
 # Arguments
@@ -66,8 +63,8 @@ def check_meta(meta: Mapping[str, str] | None) -> dict[str, str]:
         raise InvalidArgumentError(
             f'meta {shown(meta)} has no keys: expected texts by key, such as {{"camera": "left"}}'
         )
-    if len(meta) > _MOST_ENTRIES:
-        raise InvalidArgumentError(f"meta has {len(meta)} entries; at most {_MOST_ENTRIES} can be sent")
+    if len(meta) > MAX_META_ENTRIES:
+        raise InvalidArgumentError(f"meta has {len(meta)} entries; at most {MAX_META_ENTRIES} can be sent")
     for text in (*meta.keys(), *meta.values()):
         _check_text(text)
     return dict(sorted(meta.items()))
@@ -75,11 +72,11 @@ def check_meta(meta: Mapping[str, str] | None) -> dict[str, str]:
 
 def _check_text(text: Any) -> None:
     try:
-        fits = len(check_text(text).encode()) <= _MOST_TEXT
+        fits = len(check_text(text).encode()) <= MAX_META_TEXT
     except (TypeError, UnicodeEncodeError):
         fits = False
     if not fits:
-        raise InvalidArgumentError(f"meta has {shown(text)}: expected texts of at most {_MOST_TEXT} bytes of UTF-8")
+        raise InvalidArgumentError(f"meta has {shown(text)}: expected texts of at most {MAX_META_TEXT} bytes of UTF-8")
 
 
 # Channels
@@ -93,7 +90,7 @@ def create_channel(
         nm=check_name(name, "channel"),
         pl=pool,
         md=check_word(mode, MODES, "mode", MODES),
-        cp=_check_most(capacity, _MOST_FRAMES, "capacity"),
+        cp=_check_most(capacity, MAX_CAPACITY, "capacity"),
         fl=check_word(full, FULL, "full", FULL),
     )
     check_able(session)
@@ -213,7 +210,7 @@ def subscribe(
 ) -> Flow[Consumer]:
     """Join a channel as a consumer."""
     auto = check_word(ack, ACKS, "ack", ACKS) == "auto"
-    most = _check_most(credit, _MOST_CREDIT, "credit")
+    most = _check_most(credit, MAX_IN_HAND, "credit")
     policy = "" if full is None else check_word(full, FULL, "full", FULL)
     consumer: Consumer = yield from consume(
         session, channel, credit=most, oldest=check_flag(oldest, "oldest"), full=policy, auto=auto

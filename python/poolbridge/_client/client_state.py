@@ -17,7 +17,8 @@ from poolbridge._order import event as _event
 from poolbridge._session.membership import NATIVE
 from poolbridge._sys.error_texts import USE_ONE_VERSION, shown
 from poolbridge._sys.version import version
-from poolbridge._wire.messages import VERSION, Hello
+from poolbridge._wire.limits import VERSION
+from poolbridge._wire.messages import Hello
 from poolbridge.errors import (
     ConnectionLostError,
     InvalidArgumentError,

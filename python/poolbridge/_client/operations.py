@@ -25,8 +25,8 @@ from poolbridge._session.grants import held, know_timeline, take
 from poolbridge._session.lease_state import LeaseState
 from poolbridge._session.spares import Asking
 from poolbridge._sys.error_texts import from_signal, shown
+from poolbridge._wire.limits import MAX_NAME_BYTES, MAX_UINT
 from poolbridge._wire.messages import (
-    U_MAX,
     Alloc,
     Create,
     Destroy,
@@ -44,7 +44,6 @@ from poolbridge._wire.messages import (
     TrimReply,
     Unpublish,
 )
-from poolbridge._wire.packet import MAX_NAME
 from poolbridge.errors import (
     DeviceMemoryError,
     InvalidArgumentError,
@@ -86,8 +85,8 @@ def check_name(name: str, what: str) -> str:
         size = len(text.encode())
     except (UnicodeEncodeError, TypeError):
         raise InvalidArgumentError(f"the {what} name {shown(name)} is no text, or no valid UTF-8") from None
-    if not 1 <= size <= MAX_NAME:
-        raise InvalidArgumentError(f"the {what} name {shown(name)} has {size} bytes: expected 1 to {MAX_NAME}")
+    if not 1 <= size <= MAX_NAME_BYTES:
+        raise InvalidArgumentError(f"the {what} name {shown(name)} has {size} bytes: expected 1 to {MAX_NAME_BYTES}")
     if _CONTROL.search(text):
         raise InvalidArgumentError(
             f"the {what} name {shown(name)} has a control character, such as a line break: take it out"
@@ -196,7 +195,7 @@ def check_wrap(wrap: Callable[[Any], Any] | None) -> Callable[[Any], Any] | None
     return wrap
 
 
-def check_count(value: int, what: str, *, least: int = 0, most: int = U_MAX) -> int:
+def check_count(value: int, what: str, *, least: int = 0, most: int = MAX_UINT) -> int:
     """Check a number or an id and return it as an int; `what` names the value in the error text.
 
     Raises
@@ -210,7 +209,7 @@ def check_count(value: int, what: str, *, least: int = 0, most: int = U_MAX) -> 
     except TypeError:
         raise InvalidArgumentError(f"{what} {shown(value)} is no whole number") from None
     if not least <= number <= most:
-        limit = "2**63 - 1" if most == U_MAX else most
+        limit = "2**63 - 1" if most == MAX_UINT else most
         raise InvalidArgumentError(f"{what} {number} is out of range: expected {least} to {limit}")
     return number
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal, Protocol
 
 from poolbridge._sys.error_texts import shown
 from poolbridge._sys.version import version
+from poolbridge._wire.limits import MAX_META_ENTRIES, MAX_META_TEXT
 from poolbridge.errors import InvalidArgumentError, UnavailableError
 
 if TYPE_CHECKING:
@@ -18,9 +19,6 @@ if TYPE_CHECKING:
 _SYSTEM: Final = "poolbridge"
 # The names that OpenTelemetry's conventions for messaging give to the operations on channels.
 _TYPES: Final = {"publish": "send", "receive": "receive", "release": "settle"}
-# The limits of a frame's meta; see `channel_operations.check_meta`.
-_MOST_ENTRIES: Final = 16
-_MOST_TEXT: Final = 256
 # An `NvtxTracer` keeps the NVTX attributes of at most this number of operation titles in its cache.
 _MOST_TITLES: Final = 256
 
@@ -179,7 +177,7 @@ class OpenTelemetryTracer:
         if "traceparent" in meta:
             return
         for key, value in carrier.items():
-            if key not in meta and len(meta) < _MOST_ENTRIES and len(value.encode()) <= _MOST_TEXT:
+            if key not in meta and len(meta) < MAX_META_ENTRIES and len(value.encode()) <= MAX_META_TEXT:
                 meta[key] = value
 
     def _link(self, span: Any, meta: dict[str, str] | None) -> None:

@@ -23,6 +23,7 @@ from poolbridge._cuda import cuda as _cuda, imports as _cuda_imports
 from poolbridge._memory import dlpack as _dlpack, kind_gpu as _kind_gpu, tensor as _tensor
 from poolbridge._sys.finaliser import while_running
 from poolbridge._sys.uncopied import Uncopied
+from poolbridge._wire.limits import SAVED_VERSION
 from poolbridge.errors import (
     InvalidArgumentError,
     LeaseReleasedError,
@@ -33,7 +34,6 @@ if TYPE_CHECKING:
 
 HANDLE_BYTES: Final = 64
 OFFSET_BYTES: Final = 8
-SAVED_VERSION: Final = 1
 
 
 @dataclass(frozen=True, slots=True)

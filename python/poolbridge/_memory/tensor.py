@@ -13,8 +13,8 @@ from typing import Any, Final
 import numpy as np
 
 from poolbridge._sys.error_texts import from_signal, shown
-from poolbridge._wire.messages import U_MAX, Tensor
-from poolbridge._wire.packet import MAX_NDIM
+from poolbridge._wire.limits import MAX_DIMS, MAX_UINT
+from poolbridge._wire.messages import Tensor
 from poolbridge.errors import (
     InvalidArgumentError,
     ProtocolError,
@@ -235,7 +235,7 @@ def describe(shape: int | Iterable[int], dtype: Any) -> Description:
         if isinstance(shape, _UNORDERED):
             raise TypeError
         extents: Iterable[Any] = shape if isinstance(shape, Iterable) else (shape,)
-        checked = tuple([whole(extent) for extent in islice(extents, MAX_NDIM + 1)])
+        checked = tuple([whole(extent) for extent in islice(extents, MAX_DIMS + 1)])
     except TypeError:
         raise InvalidArgumentError(
             f"shape {shown(shape)} is not made of whole numbers: expected one for each axis, such as (480, 640)"
@@ -246,11 +246,11 @@ def describe(shape: int | Iterable[int], dtype: Any) -> Description:
 @lru_cache(maxsize=256)
 def _described(element: ElementType, shape: tuple[int, ...]) -> Description:
     """Describe a C-contiguous tensor. The results are cached, because a program uses few different shapes."""
-    if len(shape) > MAX_NDIM:
-        raise InvalidArgumentError(f"more than {MAX_NDIM} axes: at most {MAX_NDIM} can be shared")
+    if len(shape) > MAX_DIMS:
+        raise InvalidArgumentError(f"more than {MAX_DIMS} axes: at most {MAX_DIMS} can be shared")
     if any(extent < 0 for extent in shape):
         raise InvalidArgumentError(f"shape {shape} has a negative extent")
-    if math.prod(max(extent, 1) for extent in shape) * element.itemsize > U_MAX:
+    if math.prod(max(extent, 1) for extent in shape) * element.itemsize > MAX_UINT:
         raise InvalidArgumentError(f"shape {shape} of {element.name} has more than 2**63 - 1 bytes")
     return Description(element, shape, c_strides(shape, element.itemsize), 0, contiguous=True)
 
@@ -280,8 +280,8 @@ def _checked(dt: str, shape: tuple[int, ...], st: tuple[int, ...], offset: int, 
     if element is None:
         raise ProtocolError(f"the service describes elements of unknown type {dt!r}")
     itemsize = element.itemsize
-    if len(shape) > MAX_NDIM:
-        raise ProtocolError(f"the service describes a tensor of {len(shape)} axes; at most {MAX_NDIM} can be")
+    if len(shape) > MAX_DIMS:
+        raise ProtocolError(f"the service describes a tensor of {len(shape)} axes; at most {MAX_DIMS} can be")
     if st:
         if len(st) != len(shape):
             raise ProtocolError(f"the service sent {len(st)} strides for {len(shape)} axes")
@@ -290,7 +290,7 @@ def _checked(dt: str, shape: tuple[int, ...], st: tuple[int, ...], offset: int, 
         strides = c_strides(shape, itemsize)
     if offset % itemsize:
         raise ProtocolError(f"the byte offset {offset} is no multiple of the {itemsize} bytes of an element")
-    if math.prod(max(extent, 1) for extent in shape) > U_MAX or any(abs(stride) > U_MAX for stride in strides):
+    if math.prod(max(extent, 1) for extent in shape) > MAX_UINT or any(abs(stride) > MAX_UINT for stride in strides):
         raise ProtocolError(f"shape {shape} or strides {st or 'in C order'} exceed 2**63 - 1 elements or bytes")
     first, last = span_of(shape, strides, offset, itemsize)
     if first < 0 or last > nbytes:

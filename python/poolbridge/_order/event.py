@@ -17,6 +17,7 @@ from poolbridge._order.streams import stream_key
 from poolbridge._sys.error_texts import shown
 from poolbridge._sys.finaliser import while_running
 from poolbridge._sys.uncopied import Uncopied
+from poolbridge._wire.limits import EVENT_BYTES
 from poolbridge.errors import (
     DriverError,
     EventUnavailableError,
@@ -24,7 +25,6 @@ from poolbridge.errors import (
     WaitTimeoutError,
 )
 
-EVENT_BYTES: Final = 64
 _DISABLE_TIMING: Final = 2
 _INTERPROCESS: Final = 4
 _LONGEST_SLEEP: Final = 0.002

@@ -28,6 +28,7 @@ from poolbridge._order import event as _event
 from poolbridge._order.streams import stream_key
 from poolbridge._order.timeline import StreamKey, Timeline
 from poolbridge._sys import process as _process
+from poolbridge._wire.limits import MAX_DONE
 from poolbridge._wire.messages import Fence
 from poolbridge.errors import (
     ContentFailedError,
@@ -52,7 +53,6 @@ else:
     except ImportError:  # without the native module there are no channels, and so no followers
         _NativeFollower = object
 
-MOST_FENCES = 16
 # The CPU polls a fence before it makes a stream wait for the fence. The first poll takes at most `_POLL_SECONDS`. If a
 # poll ends before the fence is reached, the stream waits for the fence, and the next poll may take twice as long, up to
 # `_LONGEST_POLL_SECONDS`. A longer poll gives the GPU time to finish the waits that are already in its queue.
@@ -589,7 +589,7 @@ def _own(state: Held) -> Timeline | None:
     if state.unordered and not state.named:
         return None
     streams = _streams(state)
-    if not streams or len(streams) > MOST_FENCES or not all(key.reachable for key in streams):
+    if not streams or len(streams) > MAX_DONE or not all(key.reachable for key in streams):
         return None
     return state.session.timelines.streams_of(state.memory.pool.device[1])
 

@@ -13,6 +13,7 @@ from poolbridge._order.captures import CAPTURES
 from poolbridge._sys import futex as _futex
 from poolbridge._sys.deferred import DeferringLock, OwnedLock
 from poolbridge._sys.filemap import FileMapping, check_sealed
+from poolbridge._wire.limits import MAX_FENCE_VALUE, MAX_REASON_BYTES, TIMELINE_WORDS
 from poolbridge.errors import (
     DriverError,
     ProtocolError,
@@ -20,12 +21,10 @@ from poolbridge.errors import (
     UnavailableError,
 )
 
-WORDS: Final = 512
-BYTES: Final = 8 * WORDS
+BYTES: Final = 8 * TIMELINE_WORDS
 """The size of all words in bytes. After the words, the memfd has one text for each word: why the word has failed."""
-REASON_BYTES: Final = 256
-FILE_BYTES: Final = BYTES + WORDS * REASON_BYTES
-TOMBSTONE: Final = 1 << 62
+FILE_BYTES: Final = BYTES + TIMELINE_WORDS * MAX_REASON_BYTES
+TOMBSTONE: Final = MAX_FENCE_VALUE + 1
 
 # A GPU subtracts the fence's value from the word, and takes the difference as a signed 64-bit integer. If this
 # difference is negative, the word has not reached the value. As an unsigned integer, a negative difference is
@@ -85,7 +84,7 @@ class Page:
         try:
             return self.words[word]
         except ValueError:
-            return TOMBSTONE - 1
+            return MAX_FENCE_VALUE
 
     def reached(self, word: int, value: int) -> bool:
         """Whether a word is at least `value`. Also true if the word has failed, and will never reach `value`."""
@@ -135,9 +134,9 @@ class Page:
 
         If the word has reached `value` or has failed already, do nothing and return False.
         """
-        text = one_line(reason[:REASON_BYTES]).encode() or b"no reason given"
-        text = text[:REASON_BYTES].decode(errors="ignore").encode()  # cut no character in half
-        start = word * REASON_BYTES
+        text = one_line(reason[:MAX_REASON_BYTES]).encode() or b"no reason given"
+        text = text[:MAX_REASON_BYTES].decode(errors="ignore").encode()  # cut no character in half
+        start = word * MAX_REASON_BYTES
         end, words, reasons = start + len(text), self.words, self._reasons
         # There is no call and no loop from here to the last assignment; see `store` for the reason.
         now = words[word]
@@ -150,9 +149,9 @@ class Page:
 
     def reason(self, word: int) -> str:
         """Return the reason that `fail` stored for a word; "" if there is none."""
-        start = word * REASON_BYTES
+        start = word * MAX_REASON_BYTES
         try:
-            text = bytes(self._reasons[start : start + REASON_BYTES])
+            text = bytes(self._reasons[start : start + MAX_REASON_BYTES])
         except ValueError:  # the page is unmapped
             return ""
         return one_line(text.partition(b"\0")[0].decode(errors="replace"))

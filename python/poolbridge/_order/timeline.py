@@ -8,8 +8,9 @@ from typing import Final, NamedTuple
 
 from poolbridge._cuda import stream as _cuda_stream
 from poolbridge._order.captures import CAPTURES
-from poolbridge._order.page import WORDS, Page
+from poolbridge._order.page import Page
 from poolbridge._sys.process import this_thread
+from poolbridge._wire.limits import TIMELINE_WORDS
 from poolbridge._wire.messages import Fence
 from poolbridge.errors import (
     DriverError,
@@ -23,7 +24,7 @@ _NO_DEVICE: Final = -1
 # If a promise has failed, no other promise or stream gets its word: at any later time, a reader may check the word to
 # see whether the promise failed. At most `_MOST_FAILED` promises may fail, so that streams and other promises have
 # words left.
-_MOST_FAILED: Final = WORDS // 2
+_MOST_FAILED: Final = TIMELINE_WORDS // 2
 
 
 class StreamKey(NamedTuple):
@@ -268,7 +269,7 @@ class Timeline:
 
     def _take(self, key: StreamKey) -> Word:
         """Assign a word to a stream or a promise: an unused word, or a word whose last stream or promise is done."""
-        if len(self.words) < WORDS:
+        if len(self.words) < TIMELINE_WORDS:
             word = self.words[key] = Word(len(self.words), key)
             return word
         for old in self.words.values():
@@ -278,6 +279,6 @@ class Timeline:
                 self.words[key] = old
                 return old
         raise PoolLimitError(
-            f"{WORDS} streams and promises are at work, and a timeline has no more words: complete promises, or wait "
-            "for streams"
+            f"{TIMELINE_WORDS} streams and promises are at work, and a timeline has no more words: complete promises, "
+            "or wait for streams"
         )

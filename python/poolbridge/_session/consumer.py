@@ -15,6 +15,7 @@ from poolbridge._session.flow import Ask, Flow, Sleep
 from poolbridge._session.grants import held, take
 from poolbridge._session.membership import NATIVE, Membership, join
 from poolbridge._sys import process as _process
+from poolbridge._wire.limits import MIN_SLOTS
 from poolbridge._wire.messages import Channel, Doubt, Fence, Grant, Map, MapReply, Tensor
 from poolbridge.errors import (
     ClientClosedError,
@@ -38,7 +39,6 @@ if TYPE_CHECKING:
 
 _T = TypeVar("_T")
 
-_LEAST_SLOTS: Final = 64
 # How many frames may share a fence: the channel's capacity divided by `_PLACES`, but at most `_MOST_UNFENCED`.
 _PLACES: Final = 8
 _MOST_UNFENCED: Final = 16
@@ -139,7 +139,7 @@ class Consumer(Membership):
         self._undecided: list[tuple[Grant, tuple[Fence, ...]]] = []
         self._credited: threading.Event | None = None
         self._looking = threading.Lock()
-        self._slots = max(1 << (2 * channel.cp - 1).bit_length(), _LEAST_SLOTS)
+        self._slots = max(1 << (2 * channel.cp - 1).bit_length(), MIN_SLOTS)
         self._frames: dict[int, _native.Frame] = {}  # by grant id
         self._granted: Grant | None = None  # the grant that was made last
         self._counted: set[int] = set()  # ids of the grants that are counted as leases of their blocks

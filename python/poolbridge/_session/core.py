@@ -16,11 +16,10 @@ from msgspec import UNSET, UnsetType, structs
 
 from poolbridge import errors as _errors
 from poolbridge._memory.session_blocks import SessionBlock, SessionPool
-from poolbridge._order.page import WORDS
 from poolbridge._session.calls import Call, Waiter
 from poolbridge._wire import received_errors as _received_errors
+from poolbridge._wire.limits import MAX_QUERY, TIMELINE_WORDS, VERSION
 from poolbridge._wire.messages import (
-    VERSION,
     Alloc,
     Cancel,
     Dropped,
@@ -56,7 +55,6 @@ from poolbridge.errors import (
     ProtocolError,
 )
 
-_LAST_NUMBER: Final = 2**32 - 1
 # How many answered requests the core remembers, in case the service sends a second reply to one of them.
 _REMEMBERED: Final = 64
 # The message types of the notices that the core passes to the session, by the name of the notice.
@@ -212,7 +210,7 @@ class Core:
 
     def _next_number(self) -> int:
         while True:
-            if self._number == _LAST_NUMBER:
+            if self._number == MAX_QUERY:
                 self._number, self._all_issued = 0, True
             self._number += 1
             if self._number not in self._calls:
@@ -365,9 +363,11 @@ class Core:
                 self.pools[info.id] = SessionPool(info, export, own)
         elif isinstance(reply, TimelineReply):
             _, own = _claim(reply.x, descriptors)
-            if reply.nw != WORDS or len(own) != 1:
+            if reply.nw != TIMELINE_WORDS or len(own) != 1:
                 own.close()
-                raise ProtocolError(f"timeline {reply.tl} has {reply.nw} words; expected {WORDS}, and one descriptor")
+                raise ProtocolError(
+                    f"timeline {reply.tl} has {reply.nw} words; expected {TIMELINE_WORDS}, and one descriptor"
+                )
             if reply.tl in self.pages:
                 own.close()
             else:

@@ -11,12 +11,11 @@ from typing import Annotated, TypeVar
 
 from msgspec import UNSET, Meta, Struct, UnsetType, field
 
-VERSION = 1
-U_MAX = 2**63 - 1
+from poolbridge._wire.limits import MAX_QUERY, MAX_UINT
 
-U = Annotated[int, Meta(ge=0, le=U_MAX)]
-I64 = Annotated[int, Meta(le=2**63 - 1)]
-RequestNumber = Annotated[int, Meta(ge=0, le=2**32 - 1)]
+U = Annotated[int, Meta(ge=0, le=MAX_UINT)]
+I64 = Annotated[int, Meta(le=MAX_UINT)]
+RequestNumber = Annotated[int, Meta(ge=0, le=MAX_QUERY)]
 Epoch = Annotated[bytes, Meta(min_length=16, max_length=16)]
 
 

@@ -13,22 +13,13 @@ from typing import Any, TypeVar
 
 import msgspec
 
+from poolbridge._wire.limits import MAX_BINARY, MAX_DEPTH, MAX_ELEMENTS, MAX_ENTRIES, MAX_PACKET, MAX_STRING
 from poolbridge.errors import (
     ProtocolError,
 )
 
-MAX_PACKET = 65_536
-MAX_FDS = 8
-MAX_DEPTH = 8
-MAX_MAP = 64
-MAX_ARRAY = 1_024
-MAX_STRING = 4_096
-MAX_BINARY = 4_096
-MAX_NDIM = 32
-MAX_NAME = 255
-
 # In a packet of at most `_SMALL` bytes, no array, string or binary can exceed its limit.
-_SMALL = MAX_ARRAY
+_SMALL = MAX_ELEMENTS
 
 _T = TypeVar("_T", bound=msgspec.Struct)
 
@@ -187,8 +178,8 @@ def _string(data: bytes, at: int) -> tuple[bytes, int]:
 def _map(data: bytes, at: int, entries: int, depth: int) -> int:
     if depth > MAX_DEPTH:
         raise ProtocolError(f"the packet is nested deeper than {MAX_DEPTH} at byte {at}")
-    if entries > MAX_MAP:
-        raise ProtocolError(f"a map of {entries} entries at byte {at}; the protocol allows {MAX_MAP}")
+    if entries > MAX_ENTRIES:
+        raise ProtocolError(f"a map of {entries} entries at byte {at}; the protocol allows {MAX_ENTRIES}")
     keys = set()
     for _ in range(entries):
         key, value_at = _string(data, at)
@@ -202,8 +193,8 @@ def _map(data: bytes, at: int, entries: int, depth: int) -> int:
 def _array(data: bytes, at: int, elements: int, depth: int) -> int:
     if depth > MAX_DEPTH:
         raise ProtocolError(f"the packet is nested deeper than {MAX_DEPTH} at byte {at}")
-    if elements > MAX_ARRAY:
-        raise ProtocolError(f"an array of {elements} elements at byte {at}; the protocol allows {MAX_ARRAY}")
+    if elements > MAX_ELEMENTS:
+        raise ProtocolError(f"an array of {elements} elements at byte {at}; the protocol allows {MAX_ELEMENTS}")
     for _ in range(elements):
         at = _value(data, at, depth + 1)
     return at

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from weakref import WeakSet
 
 from poolbridge._sys.error_texts import SESSION_LOST, no_descriptor
-from poolbridge._wire.packet import MAX_FDS, MAX_PACKET
+from poolbridge._wire.limits import MAX_FDS, MAX_PACKET
 from poolbridge.errors import (
     ConnectionLostError,
     ProtocolError,
