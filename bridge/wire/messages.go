@@ -25,7 +25,7 @@ package wire
 // Error says why a request failed.
 type Error struct {
 	Code Code `wire:"c"` // error code, see Error
-	// text for people: what was expected, what came, what to do; cut to fit
+	// text for people, cut to fit
 	Message string `wire:"m,text"`
 }
 
@@ -291,7 +291,7 @@ type Create struct {
 	MaxUserBytes    uint64   `wire:"ux?"` // most bytes of a user
 	UIDs            []uint64 `wire:"ui?"` // users who may use the pool; without `ui` and `gi`: the maker
 	GIDs            []uint64 `wire:"gi?"` // groups who may use the pool
-	Ensure          bool     `wire:"en?"` // open a pool that has this name and the same settings
+	Ensure          bool     `wire:"en?"` // open a pool with the same settings
 }
 
 // PoolReply has the pool that was made or opened.
@@ -305,7 +305,7 @@ type PoolReply struct {
 type Open struct {
 	Name string `wire:"nm?"` // pool name
 	Pool uint64 `wire:"pl?"` // pool id, of a lease
-	Wait uint64 `wire:"w?"`  // milliseconds to wait for the name
+	Wait uint64 `wire:"w?"`  // milliseconds to wait
 }
 
 // Destroy ends a pool.
@@ -334,7 +334,7 @@ type TrimReply struct {
 type Alloc struct {
 	Pool   uint64 `wire:"pl"` // pool id
 	Tensor Tensor `wire:"t"`  // content of the buffer
-	Wait   uint64 `wire:"w?"` // milliseconds to wait for memory
+	Wait   uint64 `wire:"w?"` // milliseconds to wait
 }
 
 // LeaseReply has the lease that was granted.
@@ -348,11 +348,11 @@ type LeaseReply struct {
 type Publish struct {
 	Lease   uint64  `wire:"l"`   // lease id, of a write lease
 	Name    string  `wire:"nm"`  // buffer name
-	Tensor  *Tensor `wire:"t?"`  // new description of the content; left out: that of `alloc`
+	Tensor  *Tensor `wire:"t?"`  // new description; left out: that of `alloc`
 	Keep    bool    `wire:"kp?"` // keep the name when the session ends
 	Replace bool    `wire:"rp?"` // replace an existing name of the same user
-	Ready   *Fence  `wire:"rt?"` // fence at which the content is complete; left out: now
-	Event   []byte  `wire:"ev?"` // interprocess event, recorded after the work; only beside `rt`
+	Ready   *Fence  `wire:"rt?"` // when the content is complete; left out: now
+	Event   []byte  `wire:"ev?"` // interprocess event; only beside `rt`
 }
 
 // Unpublish removes a name.
@@ -367,8 +367,8 @@ type Unpublish struct {
 //wire:request get LeaseReply
 type Get struct {
 	Name  string `wire:"nm"`  // buffer name
-	Write bool   `wire:"wr?"` // whether to grant a write lease
-	Wait  uint64 `wire:"w?"`  // milliseconds to wait for the name and the lease
+	Write bool   `wire:"wr?"` // a write lease
+	Wait  uint64 `wire:"w?"`  // milliseconds to wait
 }
 
 // LeaseBuffer leases a buffer by its id.
@@ -377,8 +377,8 @@ type Get struct {
 type LeaseBuffer struct {
 	Buffer     uint64 `wire:"bf"`  // buffer id
 	Generation uint64 `wire:"ge"`  // generation of the buffer's block
-	Write      bool   `wire:"wr?"` // whether to grant a write lease
-	Wait       uint64 `wire:"w?"`  // milliseconds to wait for the lease
+	Write      bool   `wire:"wr?"` // a write lease
+	Wait       uint64 `wire:"w?"`  // milliseconds to wait
 }
 
 // Release ends leases, all in the same way. If one cannot be ended, the others still end.
@@ -387,10 +387,10 @@ type LeaseBuffer struct {
 type Release struct {
 	Lease  uint64  `wire:"l"`   // lease id
 	Failed bool    `wire:"fl?"` // whether the content is incomplete
-	Done   []Fence `wire:"dt?"` // fences at which the work on the lease is done; left out: now
+	Done   []Fence `wire:"dt?"` // when the work on the lease is done; left out: now
 	// further leases; an error is that of the first that cannot be ended
 	Also []uint64 `wire:"al?"`
-	// only in tests: the client's description; the service ends the session if its own differs
+	// only in tests: the client's description, which the service compares
 	Seen *Lease `wire:"se?"`
 }
 
@@ -443,7 +443,7 @@ type ListReply struct {
 type Events struct {
 	After uint64 `wire:"af?"` // number of the last event that the client knows
 	Most  uint64 `wire:"n?"`  // most entries; left out: 32
-	Wait  uint64 `wire:"w?"`  // milliseconds to wait for an event
+	Wait  uint64 `wire:"w?"`  // milliseconds to wait
 }
 
 // EventsReply has the events.
@@ -506,7 +506,7 @@ type ChannelReply struct {
 type Find struct {
 	Name    string `wire:"nm"`  // channel name
 	Consume bool   `wire:"co?"` // look for frames: closed queues with frames come first
-	Wait    uint64 `wire:"w?"`  // milliseconds to wait for the name
+	Wait    uint64 `wire:"w?"`  // milliseconds to wait
 }
 
 // CloseChannel closes a channel. Consumers still get the remaining frames.
@@ -522,8 +522,8 @@ type CloseChannel struct {
 type Join struct {
 	Channel uint64 `wire:"ch"`  // channel id
 	Role    string `wire:"ro"`  // `producer` or `consumer`
-	Oldest  bool   `wire:"ol?"` // a consumer of a broadcast begins with the oldest kept frame, not the newest
-	Full    string `wire:"fl?"` // policy for this consumer of a broadcast; left out: the channel's
+	Oldest  bool   `wire:"ol?"` // begin with the oldest kept frame of a broadcast
+	Full    string `wire:"fl?"` // policy of this consumer; left out: the channel's
 }
 
 // JoinReply has the files of a new member.
@@ -613,7 +613,7 @@ type Member struct {
 	Role    string `wire:"ro"` // `producer` or `consumer`
 	Slot    uint64 `wire:"sl"` // slot in the roster
 	Member  uint64 `wire:"mb"` // member id
-	Export  Export `wire:"x"`  // one descriptor: the member's file; none if the member has left already
+	Export  Export `wire:"x"`  // the member's file; no descriptor if the member has left already
 }
 
 // Wanted says that other sessions need memory of a pool.

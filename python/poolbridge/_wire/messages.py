@@ -26,7 +26,7 @@ class Error(Struct, omit_defaults=True):
     """Says why a request failed."""
 
     c: str  # error code, see Error
-    m: str  # text for people: what was expected, what came, what to do; cut to fit
+    m: str  # text for people, cut to fit
 
 
 class Tensor(Struct, omit_defaults=True):
@@ -273,7 +273,7 @@ class Create(Request, kw_only=True, tag="create"):
     ux: U = 0  # most bytes of a user
     ui: tuple[U, ...] = ()  # users who may use the pool; without `ui` and `gi`: the maker
     gi: tuple[U, ...] = ()  # groups who may use the pool
-    en: bool = False  # open a pool that has this name and the same settings
+    en: bool = False  # open a pool with the same settings
 
 
 class Open(Request, kw_only=True, tag="open"):
@@ -286,7 +286,7 @@ class Open(Request, kw_only=True, tag="open"):
 
     nm: str = ""  # pool name
     pl: U = 0  # pool id, of a lease
-    w: U = 0  # milliseconds to wait for the name
+    w: U = 0  # milliseconds to wait
 
 
 class Destroy(Request, kw_only=True, tag="destroy"):
@@ -313,7 +313,7 @@ class Alloc(Request, kw_only=True, tag="alloc"):
 
     pl: U  # pool id
     t: Tensor  # content of the buffer
-    w: U = 0  # milliseconds to wait for memory
+    w: U = 0  # milliseconds to wait
 
 
 class Publish(Request, kw_only=True, tag="publish"):
@@ -322,11 +322,11 @@ class Publish(Request, kw_only=True, tag="publish"):
     # lease id, of a write lease
     l: U  # noqa: E741 - the wire's key
     nm: str  # buffer name
-    t: Tensor | UnsetType = UNSET  # new description of the content; left out: that of `alloc`
+    t: Tensor | UnsetType = UNSET  # new description; left out: that of `alloc`
     kp: bool = False  # keep the name when the session ends
     rp: bool = False  # replace an existing name of the same user
-    rt: Fence | UnsetType = UNSET  # fence at which the content is complete; left out: now
-    ev: bytes = b""  # interprocess event, recorded after the work; only beside `rt`
+    rt: Fence | UnsetType = UNSET  # when the content is complete; left out: now
+    ev: bytes = b""  # interprocess event; only beside `rt`
 
 
 class Unpublish(Request, kw_only=True, tag="unpublish"):
@@ -342,8 +342,8 @@ class Get(Request, kw_only=True, tag="get"):
     """
 
     nm: str  # buffer name
-    wr: bool = False  # whether to grant a write lease
-    w: U = 0  # milliseconds to wait for the name and the lease
+    wr: bool = False  # a write lease
+    w: U = 0  # milliseconds to wait
 
 
 class LeaseBuffer(Request, kw_only=True, tag="lease"):
@@ -354,8 +354,8 @@ class LeaseBuffer(Request, kw_only=True, tag="lease"):
 
     bf: U  # buffer id
     ge: U  # generation of the buffer's block
-    wr: bool = False  # whether to grant a write lease
-    w: U = 0  # milliseconds to wait for the lease
+    wr: bool = False  # a write lease
+    w: U = 0  # milliseconds to wait
 
 
 class Release(Request, kw_only=True, tag="release"):
@@ -367,10 +367,9 @@ class Release(Request, kw_only=True, tag="release"):
     # lease id
     l: U  # noqa: E741 - the wire's key
     fl: bool = False  # whether the content is incomplete
-    dt: tuple[Fence, ...] = ()  # fences at which the work on the lease is done; left out: now
+    dt: tuple[Fence, ...] = ()  # when the work on the lease is done; left out: now
     al: tuple[U, ...] = ()  # further leases; an error is that of the first that cannot be ended
-    # only in tests: the client's description; the service ends the session if its own differs
-    se: Grant | UnsetType = UNSET
+    se: Grant | UnsetType = UNSET  # only in tests: the client's description, which the service compares
 
 
 class Cancel(Request, kw_only=True, tag="cancel"):
@@ -413,7 +412,7 @@ class Events(Request, kw_only=True, tag="events"):
 
     after: U = field(default=0, name="af")  # number of the last event that the client knows
     most: U = field(default=0, name="n")  # most entries; left out: 32
-    wait: U = field(default=0, name="w")  # milliseconds to wait for an event
+    wait: U = field(default=0, name="w")  # milliseconds to wait
 
 
 class EndSession(Request, kw_only=True, tag="end"):
@@ -466,7 +465,7 @@ class Find(Request, kw_only=True, tag="find"):
 
     nm: str  # channel name
     co: bool = False  # look for frames: closed queues with frames come first
-    w: U = 0  # milliseconds to wait for the name
+    w: U = 0  # milliseconds to wait
 
 
 class CloseChannel(Request, kw_only=True, tag="close"):
@@ -486,8 +485,8 @@ class Join(Request, kw_only=True, tag="join"):
 
     ch: U  # channel id
     ro: str  # `producer` or `consumer`
-    ol: bool = False  # a consumer of a broadcast begins with the oldest kept frame, not the newest
-    fl: str = ""  # policy for this consumer of a broadcast; left out: the channel's
+    ol: bool = False  # begin with the oldest kept frame of a broadcast
+    fl: str = ""  # policy of this consumer; left out: the channel's
 
 
 class Enter(Request, kw_only=True, tag="enter"):
@@ -686,7 +685,7 @@ class Goodbye(Struct, omit_defaults=True, tag_field="n", tag="goodbye"):
     """Says why the service is about to close the connection."""
 
     c: str  # error code, see Error
-    m: str  # text for people: what was expected, what came, what to do; cut to fit
+    m: str  # text for people, cut to fit
 
 
 class Failed(Struct, omit_defaults=True, tag_field="n", tag="failed"):
@@ -708,7 +707,7 @@ class Member(Struct, omit_defaults=True, kw_only=True, tag_field="n", tag="membe
     ro: str  # `producer` or `consumer`
     sl: U  # slot in the roster
     mb: U  # member id
-    x: Export  # one descriptor: the member's file; none if the member has left already
+    x: Export  # the member's file; no descriptor if the member has left already
 
 
 class Wanted(Struct, omit_defaults=True, tag_field="n", tag="wanted"):
