@@ -12,7 +12,7 @@ GOLANGCI := build/tools/golangci-lint-$(GOLANGCI_VERSION)
 ACTIONLINT_VERSION := v1.7.12
 ACTIONLINT := build/tools/actionlint-$(ACTIONLINT_VERSION)
 
-.PHONY: help build venv verify verify-simulated test test-long test-simcuda test-go test-model test-python test-integration test-kinds test-deploy test-aarch64 test-anomaly-race test-stress native-test native-test-long simcuda ptx generate lint fuzz bench dist test-dist docs gpu-bundle vulnerabilities api-changes clean FORCE
+.PHONY: help build venv verify verify-simulated test test-long test-simcuda test-go test-model test-python test-python-long test-integration test-kinds test-deploy test-aarch64 test-anomaly-race test-stress native-test native-test-long simcuda ptx generate lint fuzz bench dist test-dist docs gpu-bundle vulnerabilities api-changes clean FORCE
 .DELETE_ON_ERROR:
 
 help: ## list the targets
@@ -73,12 +73,12 @@ AT_A_TIME := $(MAKE) -j2 --output-sync=target -o simcuda -o bin/poolsvc
 
 test test-go test-integration test-kinds test-simcuda test-stress: export POOLBRIDGE_CHECK_LEASES := 1 # see CONTRIBUTING.md
 
-test: simcuda bin/poolsvc $(VENV)/installed ## run every test
+test: simcuda bin/poolsvc $(VENV)/installed ## run every test that does not take long
 	$(AT_A_TIME) test-python test-go test-integration test-kinds native-test test-simcuda test-deploy
 
 # CI also runs the target test-long.
-test-long: simcuda bin/poolsvc $(VENV)/installed ## run the fault tests with the race detector, longer stress tests, and minutes of fuzzing
-	$(AT_A_TIME) test-anomaly-race native-test-long test-stress
+test-long: simcuda bin/poolsvc $(VENV)/installed ## run the Python tests that take long, the fault tests with the race detector, longer stress tests, and minutes of fuzzing
+	$(AT_A_TIME) test-python-long test-anomaly-race native-test-long test-stress
 	$(MAKE) fuzz
 
 test-simcuda: simcuda $(VENV)/installed
@@ -113,7 +113,10 @@ test-model: ## check every interleaving of small channels, and that this check f
 
 # Tests wait for other processes more than they compute, so more tests than CPUs run at a time.
 test-python: $(VENV)/installed simcuda bin/poolsvc
-	$(PY) -m pytest -q -n $$(($$(nproc) + 1)) python/tests
+	$(PY) -m pytest -q -n $$(($$(nproc) + 1)) -m 'not long' python/tests
+
+test-python-long: $(VENV)/installed simcuda bin/poolsvc
+	$(PY) -m pytest -q -n $$(($$(nproc) + 1)) -m long python/tests
 
 # These tests also run without a driver, to show that poolbridge works without it. `verify` passes. `verify`, `doctor` and `bench` say what
 # is missing. The loops of the docs run against `serve`. The stress test uses memory of the CPU, which it skips with a driver. The examples

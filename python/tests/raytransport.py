@@ -85,7 +85,7 @@ def send(library: str, kind: str) -> None:
         name, count, value, pooled = what
         begin = time.perf_counter()
         if pooled:
-            array = fill(library, poolbridge.ray.client().allocate(count, "float32", pool="ray", timeout=10), value)
+            array = fill(library, poolbridge.ray.client().allocate(count, "float32", pool="ray", timeout=60), value)
         else:
             array = outside(library, kind, count, value)
         shared = time.perf_counter()

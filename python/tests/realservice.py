@@ -54,7 +54,7 @@ def publish(client: poolbridge.Client, channel: poolbridge.Channel, value: int, 
     return channel.publish(lease, meta={"value": str(value)}, **options)
 
 
-def until(condition: Callable[[], object], seconds: float = 30.0) -> None:
+def until(condition: Callable[[], object], seconds: float = 120.0) -> None:
     """Wait until a condition is true."""
     deadline = time.monotonic() + seconds
     while not condition():

@@ -46,26 +46,26 @@ def sessions(client):
 
 def array_of_a_closed_client(service):
     with poolbridge.connect(service.path) as client:
-        return np.asarray(client.allocate(MIB, "uint8", pool="p", timeout=30))
+        return np.asarray(client.allocate(MIB, "uint8", pool="p", timeout=60))
 
 
 def array_of_a_closed_async_client(service):
     async def make():
         async with await poolbridge.connect_async(service.path) as client:
-            return np.asarray(await client.allocate(MIB, "uint8", pool="p", timeout=30))
+            return np.asarray(await client.allocate(MIB, "uint8", pool="p", timeout=60))
 
     return asyncio.run(make())
 
 
 @pytest.mark.filterwarnings("ignore:unclosed")
 def array_of_a_dropped_client(service):
-    return np.asarray(poolbridge.connect(service.path).allocate(MIB, "uint8", pool="p", timeout=30))
+    return np.asarray(poolbridge.connect(service.path).allocate(MIB, "uint8", pool="p", timeout=60))
 
 
 def array_of_a_dropped_async_client(service):
     async def make():
         client = await poolbridge.connect_async(service.path)
-        return np.asarray(await client.allocate(MIB, "uint8", pool="p", timeout=30))
+        return np.asarray(await client.allocate(MIB, "uint8", pool="p", timeout=60))
 
     return asyncio.run(make())
 
@@ -104,7 +104,7 @@ def test_lists_name_the_closed_client_that_holds_memory(service, other, make):
     with pytest.raises(poolbridge.PoolLimitError):
         other.allocate(2 * MIB, "uint8", pool="p", timeout=0)
     del array
-    other.allocate(2 * MIB, "uint8", pool="p", timeout=30)
+    other.allocate(2 * MIB, "uint8", pool="p", timeout=60)
 
 
 def test_nobody_writes_a_buffer_while_an_array_of_a_closed_client_reads_it(service, other):
@@ -115,7 +115,7 @@ def test_nobody_writes_a_buffer_while_an_array_of_a_closed_client_reads_it(servi
     with pytest.raises(poolbridge.BusyError):
         other.get("x", write=True, timeout=0)
     del array
-    other.get("x", write=True, timeout=30).release()
+    other.get("x", write=True, timeout=60).release()
 
 
 def test_names_of_a_closed_client_are_gone_though_its_arrays_are_alive(service, other):
@@ -153,13 +153,13 @@ def test_frames_of_a_closed_client_come_back_when_their_arrays_die(service, othe
         other.allocate(2 * MIB, "uint8", pool="p", timeout=0)
     assert int(array[-1]) == 5
     del array
-    other.allocate(2 * MIB, "uint8", pool="p", timeout=30)
+    other.allocate(2 * MIB, "uint8", pool="p", timeout=60)
 
 
 def test_clients_that_close_at_the_same_time_leave_no_session(service, other):
     def use(_):
         with poolbridge.connect(service.path) as client:
-            client.allocate(4096, "uint8", pool="p", timeout=30).release()
+            client.allocate(4096, "uint8", pool="p", timeout=60).release()
 
     with ThreadPoolExecutor(8) as threads:
         list(threads.map(use, range(25 * SESSIONS)))
@@ -185,7 +185,7 @@ def test_an_allocation_that_waits_when_its_client_is_closed_holds_nothing(servic
     thread.join(60)
     assert len(raised) == 1
     full.release()
-    other.allocate(2 * MIB, "uint8", pool="p", timeout=30)
+    other.allocate(2 * MIB, "uint8", pool="p", timeout=60)
     until(lambda: sessions(other) == 1)
 
 

@@ -325,6 +325,7 @@ def test_distributed_has_to_be_there_and_new_enough():
         ("blocks", r"0.0 1998.5\n[1-9]\d* blocks in place\n"),
     ],
 )
+@pytest.mark.long
 def test_an_example_runs_on_a_cluster_of_its_own(example, says, tmp_path):
     done = subprocess.run(
         [sys.executable, EXAMPLES / f"{example}.py"],

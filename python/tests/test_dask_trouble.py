@@ -49,6 +49,7 @@ def _connected():
 # Two services, and no service
 
 
+@pytest.mark.long
 def test_between_services_dask_moves_the_bytes_and_a_worker_without_one_is_refused_or_counted(
     service, tmp_path, request
 ):
@@ -95,6 +96,7 @@ def test_between_services_dask_moves_the_bytes_and_a_worker_without_one_is_refus
         assert counted(client, "b").reasons["not in the pool: no service"] == 1
 
 
+@pytest.mark.long
 def test_a_worker_that_began_without_a_service_connects_when_one_listens(tmp_path, request):
     path = str(tmp_path / "later.sock")
     with cluster(path) as client:
@@ -107,6 +109,7 @@ def test_a_worker_that_began_without_a_service_connects_when_one_listens(tmp_pat
         assert "memfd" in result(client.submit(lambda: mapping(poolbridge.dask.empty(8)), workers=[a], pure=False))
 
 
+@pytest.mark.long
 def test_a_task_connects_a_worker_that_began_without_a_service(tmp_path, request):
     path = str(tmp_path / "later.sock")
     with cluster(path) as client:
@@ -145,6 +148,7 @@ def arrange(step, victim):
     return kill
 
 
+@pytest.mark.long
 def test_a_worker_that_is_killed_in_a_transfer_takes_only_what_is_its_own(service):
     with cluster(*[service.path] * 5) as client:
         client.register_plugin(poolbridge.dask.PoolbridgePlugin("frames"))
@@ -166,6 +170,7 @@ def test_a_worker_that_is_killed_in_a_transfer_takes_only_what_is_its_own(servic
             nothing_left(service.path)
 
 
+@pytest.mark.long
 def test_an_array_outlives_the_worker_that_made_it(service):
     with cluster(service.path, service.path) as client:
         client.register_plugin(poolbridge.dask.PoolbridgePlugin("frames"))
@@ -184,6 +189,7 @@ def test_an_array_outlives_the_worker_that_made_it(service):
         assert client.run(read, workers=[b]) == {b: 499_500}
 
 
+@pytest.mark.long
 def test_without_its_service_dask_moves_the_bytes_and_one_that_comes_back_is_used_again(service, request):
     with cluster(service.path, service.path) as client:
         client.register_plugin(poolbridge.dask.PoolbridgePlugin("frames"))

@@ -30,10 +30,20 @@ def has_driver() -> bool:
         return False
 
 
+# The files whose tests start clusters or try many combinations.
+LONG = ("test_gpu_dask.py", "test_gpu_ray.py", "test_libraries.py", "test_array_matrix.py")
+
+
 @pytest.mark.parametrize(
     "path",
-    [*sorted((HERE / "oncuda").glob("test_*.py")), HERE / "test_libraries.py", HERE / "test_array_matrix.py"],
-    ids=lambda path: path.name,
+    [
+        pytest.param(path, id=path.name, marks=pytest.mark.long if path.name in LONG else ())
+        for path in (
+            *sorted((HERE / "oncuda").glob("test_*.py")),
+            HERE / "test_libraries.py",
+            HERE / "test_array_matrix.py",
+        )
+    ],
 )
 def test_on_the_simulated_driver(tmp_path, path):
     """Run the tests in the file `path` in another process, because a process keeps the driver that it finds first."""
@@ -54,7 +64,7 @@ def test_on_the_simulated_driver(tmp_path, path):
         check=False,
         capture_output=True,
         text=True,
-        timeout=280,
+        timeout=1100,
     )
     print(done.stdout, done.stderr)
     assert done.returncode == 0

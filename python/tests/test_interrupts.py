@@ -124,7 +124,7 @@ def is_free(lock):
 
     thread = threading.Thread(target=take, daemon=True)
     thread.start()
-    thread.join(10)
+    thread.join(60)
     return not thread.is_alive()
 
 
@@ -301,7 +301,7 @@ def test_no_interrupt_of_a_request_ends_the_session_or_leaves_its_lease(service,
             lease.release()
         other = threading.Thread(target=client.stats, daemon=True)
         other.start()
-        other.join(20)
+        other.join(60)
         assert not other.is_alive(), interrupter.where
         client.stats()
         service.wait(lambda: not service.leases)

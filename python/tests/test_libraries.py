@@ -211,7 +211,7 @@ def test_a_lease_is_taken_in_place_or_refused_with_a_reason(client, kind, librar
     for name, layout in LAYOUTS.items():
         for write in (False, True):
             publish(client, dtype, layout)
-            lease = client.get("x", write=write, timeout=10)
+            lease = client.get("x", write=write, timeout=60)
             try:
                 found = outcome(lease, library, dtype, layout)
             except AssertionError as error:
@@ -302,7 +302,7 @@ def test_what_is_reversed_is_copied_for_torch(client):
     import torch
 
     publish(client, "float32", LAYOUTS["backwards"])
-    lease = client.get("x", timeout=10)
+    lease = client.get("x", timeout=60)
     for take in (lambda: lease, lease.view, partial(lease.view, legacy=True)):
         for copy in (None, True):
             with pytest.raises(BufferError, match=r"copy it by lease.to_numpy\(\)"):
@@ -377,7 +377,7 @@ def test_every_way_to_ask_is_answered(client, kind, asked, write):
 
         options["stream"] = _cuda_stream.own_stream(0)
     publish(client, "float32", LAYOUTS["every other"])
-    lease = client.get("x", write=write, timeout=10)
+    lease = client.get("x", write=write, timeout=60)
     versioned = options.get("max_version", (0,)) >= (1, 0)
     device = None if kind != "pinned" or options.get("stream") is None else "cuda"  # who names a stream sees a GPU
     copied = bool(options.get("copy")) or (kind not in {"host", "pinned"} and options.get("dl_device") == (1, 0))
@@ -408,7 +408,7 @@ def test_only_numpy_gets_negative_strides_by_dlpack(client, kind, asked):
     options = {name: None if name == "stream" else value for name, value in ASKED[asked].items()}
     for name, layout in LAYOUTS.items():
         publish(client, "float32", layout)
-        lease = client.get("x", write=True, timeout=10)
+        lease = client.get("x", write=True, timeout=60)
         if layout.reversed and asked != "numpy":
             with pytest.raises(BufferError, match="negative strides, which PyTorch and JAX lack"):
                 lease.__dlpack__(**options)
@@ -421,7 +421,7 @@ def test_only_numpy_gets_negative_strides_by_dlpack(client, kind, asked):
 @pytest.mark.parametrize("kind", [case(kind, why=missing(kind), name=kind) for kind in GPU_KINDS], indirect=True)
 def test_numpy_takes_memory_of_a_gpu_in_place_where_the_cpu_reaches_it(client, kind, write):
     publish(client, "float32", LAYOUTS["matrix"])
-    lease = client.get("x", write=write, timeout=10)
+    lease = client.get("x", write=write, timeout=60)
     for source in (lease, lease.view()):
         if kind != "pinned":
             with pytest.raises(BufferError, match="to_numpy"):
@@ -514,7 +514,7 @@ def test_the_cuda_array_interface_of_every_layout(client, kind):
     for layout in LAYOUTS.values():
         publish(client, "float32", layout)
         for write in (False, True):
-            lease = client.get("x", write=write, timeout=10)
+            lease = client.get("x", write=write, timeout=60)
             interface = lease.view(device="cuda").__cuda_array_interface__
             assert (interface["version"], interface["shape"], interface["typestr"]) == (3, layout.shape, "<f4")
             assert interface["strides"] == (tuple(4 * step for step in layout.strides) or None)

@@ -424,8 +424,8 @@ def test_an_acknowledged_frame_keeps_its_memory_and_no_place(client, other, mode
     frames = other.subscribe("c", credit=1, ack="manual")
     arrays = []
     for value in range(20):
-        publish(client, channel, value, timeout=10)
-        frame = frames.receive(10)
+        publish(client, channel, value, timeout=60)
+        frame = frames.receive(60)
         arrays.append(np.asarray(frame))
         frame.ack()
     assert [int(array[0]) for array in arrays] == list(range(20))

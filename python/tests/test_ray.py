@@ -23,6 +23,7 @@ from poolbridge.ray import _cluster, bench
 ray = pytest.importorskip("ray", reason="ray is not installed: pip install '.[ray]'")
 
 pytestmark = [
+    pytest.mark.long,  # clusters of many processes
     pytest.mark.filterwarnings("ignore"),  # Ray's own warnings
     pytest.mark.skipif(not os.access(POOLSVC, os.X_OK), reason="poolsvc is not built: make build"),
 ]

@@ -16,6 +16,7 @@ ray = pytest.importorskip("ray", reason="ray is not installed: pip install '.[ra
 LACKS = raynodes.missing()
 
 pytestmark = [
+    pytest.mark.long,  # clusters of many processes
     pytest.mark.skipif(not os.access(POOLSVC, os.X_OK), reason="poolsvc is not built: make build"),
     pytest.mark.skipif(bool(LACKS), reason=LACKS),
 ]

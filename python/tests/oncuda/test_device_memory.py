@@ -34,7 +34,7 @@ def device_process(tmp_path_factory: pytest.TempPathFactory) -> Iterator[subproc
         assert process.stdout is not None
         assert process.stdout.readline() == "ready\n"
         yield process
-        process.communicate(timeout=10)
+        process.communicate(timeout=60)
 
 
 @pytest.fixture

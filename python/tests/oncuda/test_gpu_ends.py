@@ -169,7 +169,7 @@ def test_a_process_may_end_while_memory_is_unmapped(device_service, pause):
 def test_a_service_that_shuts_down_lets_words_go_but_memory_stays_while_a_stream_works(tmp_path, gate):
     path = str(tmp_path / "run" / "e.sock")
     with subprocess.Popen(service_command(path), env=ENVIRONMENT) as process:
-        client = poolbridge.connect(path, timeout=10, wait=20)
+        client = poolbridge.connect(path, timeout=60, wait=60)
         client.create_pool("gpu", kind="device", max_bytes=64 << 20)
         lease = client.allocate(N, "uint8")
         stream = new_stream()
