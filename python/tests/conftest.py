@@ -61,6 +61,12 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         items.sort(key=lambda item: not item.path.name.startswith((*ENGINES, "test_device")))
 
 
+def pytest_collection_finish() -> None:
+    """Let `gc.collect`, which `no_leaks` calls for each test, leave out what exists before the first test."""
+    gc.collect()
+    gc.freeze()
+
+
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
     """Run all tests of Ray in one process, and all tests of Dask in one process; spread other tests over processes.
