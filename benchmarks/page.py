@@ -150,10 +150,10 @@ def growth(report: Report, *numbers: str) -> str:
 
 
 def others(report: Report) -> str:
-    """Show how long allocations and the start take, and what copies reach."""
+    """Show how long allocations and the start take."""
     found: dict[str, dict[str, list[str]]] = {}
     for kind in KINDS:
-        for row in rows(report, kind, "(allocate|start-up|copy)/.*"):
+        for row in rows(report, kind, "(allocate|start-up)/.*"):
             name = row["workload"].replace("/", ", ") + ("" if row["system"] == OURS else f": {row['system']}")
             found.setdefault(name, {})[kind] = [times(row), rate(row["per_second"])]
     lines = [[name, *(cell for kind in KINDS for cell in cells.get(kind, ["", ""]))] for name, cells in found.items()]
