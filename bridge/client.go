@@ -55,7 +55,6 @@ type Client struct {
 	mu      sync.Mutex
 	lastQ   uint32
 	calls   map[uint32]*call // nil once the connection is gone
-	owed    int              // number of abandoned allocations that the service has not answered
 	busy    int              // number of calls, and of callers that turn a reply into a lease
 	quiet   chan struct{}    // closed when the client is closing and busy is 0
 	pools   map[uint64]*Pool

@@ -111,9 +111,6 @@ func (c *Client) forget(q uint32) *call {
 	defer c.mu.Unlock()
 	pending := c.calls[q]
 	delete(c.calls, q)
-	if pending != nil && pending.abandoned && pending.op == opAlloc {
-		c.owed--
-	}
 	return pending
 }
 
@@ -126,19 +123,7 @@ func (c *Client) abandon(q uint32) bool {
 		return false
 	}
 	pending.abandoned = true
-	if pending.op == opAlloc {
-		c.owed++
-	}
 	return true
-}
-
-var opAlloc = (&wire.Alloc{}).Op()
-
-// isOwedAnswers reports whether the service has not answered an allocation that its caller has abandoned.
-func (c *Client) isOwedAnswers() bool {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	return c.owed > 0
 }
 
 // abandonAll makes all waiting calls fail with err. The goroutine that made a call then cancels the request of this call.
@@ -148,9 +133,6 @@ func (c *Client) abandonAll(err error) {
 	for _, pending := range c.calls {
 		if !pending.abandoned {
 			pending.abandoned = true
-			if pending.op == opAlloc {
-				c.owed++
-			}
 			pending.done <- err
 		}
 	}

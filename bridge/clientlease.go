@@ -31,11 +31,8 @@ type Lease struct {
 	order  atomic.Pointer[mempool.Order] // nil if there is nothing to wait for, and no work of this package on the memory
 	failed atomic.Bool                   // the writer of the content died before the content was complete
 
-	taken  *taken   // set for the lease of a frame; the service does not know such leases
-	reused bool     // the buffer came back through a channel, so the service does not know all fences to wait for
-	own    bool     // Allocate made the lease and the buffer has had no name, so Allocate may use the memory again when it comes back
-	loan   *sending // the loan from which a reused lease was made
-	slot   *slot    // set for a loan of a Publisher: the lease's memory
+	taken *taken // set for the lease of a frame; the service does not know such leases
+	slot  *slot  // set for a loan of a Publisher
 }
 
 // LeaseOptions says how to lease an existing buffer.
@@ -379,7 +376,7 @@ func (l *Lease) Publish(ctx context.Context, p Publication) (err error) {
 	if l.ended {
 		return l.client.hasEnded(l.info)
 	}
-	if err := l.hand(ctx); err != nil {
+	if err := l.nameable(); err != nil {
 		return err
 	}
 	ready, err := l.completed(ctx, p.Completion)
@@ -395,7 +392,6 @@ func (l *Lease) Publish(ctx context.Context, p Publication) (err error) {
 	if _, refused := errors.AsType[*RemoteError](err); err != nil && refused {
 		return err
 	}
-	l.own = false
 	info := *l.info
 	l.info, l.memory = &info, nil
 	info.Write = false // also if no answer came, because the service may have published the buffer

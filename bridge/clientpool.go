@@ -5,7 +5,6 @@ import (
 	"errors"
 	"os"
 	"slices"
-	"sync/atomic"
 	"time"
 
 	"github.com/poolbridge/poolbridge/bridge/internal/convert"
@@ -20,7 +19,6 @@ type Pool struct {
 	client *Client
 	info   mempool.PoolInfo
 	mem    *mempool.ImportedPool
-	spares atomic.Pointer[spares] // set once the client is a producer in the pool
 }
 
 // Info returns the description of the pool. The ordinal of the pool's device is the number that the device has in the service's process.
@@ -160,12 +158,7 @@ func (p *Pool) allocate(ctx context.Context, try attempt, t mempool.Tensor) (l *
 	if _, err := t.Extent(); err != nil {
 		return nil, err
 	}
-	if p.spares.Load() == nil {
-		p.spares.Store(p.client.shared.spares(p.info.ID))
-	}
-	if spares := p.spares.Load(); spares != nil {
-		return spares.allocate(ctx, try, p, t)
-	}
+	p.client.collectLeases(p.info.ID)
 	return p.alloc(ctx, try, t)
 }
 
@@ -178,7 +171,6 @@ func (p *Pool) alloc(ctx context.Context, try attempt, t mempool.Tensor) (*Lease
 	if l != nil {
 		p.client.allocated.Add(1)
 		p.client.allocatedBytes.Add(l.info.Bytes)
-		l.own = true
 	}
 	return l, err
 }
@@ -186,9 +178,8 @@ func (p *Pool) alloc(ctx context.Context, try attempt, t mempool.Tensor) (*Lease
 // Trim frees unused blocks until the pool caches at most `keep` bytes. Trim returns the number of bytes that the service freed at once. If
 // clients still map a block, the service recalls the block and frees it later.
 func (p *Pool) Trim(ctx context.Context, keep uint64) (uint64, error) {
-	if spares := p.client.shared.spares(p.info.ID); spares != nil {
-		spares.reclaim(ctx)
-		spares.empty()
+	for _, from := range p.client.shared.producersIn(p.info.ID) {
+		from.giveBack()
 	}
 	var reply wire.TrimReply
 	if err := p.client.call(ctx, &wire.Trim{Pool: p.info.ID, Keep: keep}, &call{into: &reply}); err != nil {

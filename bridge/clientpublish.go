@@ -32,24 +32,25 @@ func (ch *Channel) publish(ctx context.Context, try attempt, l *Lease, o mempool
 	if err != nil {
 		return 0, err
 	}
-	lent := l.lend(ready)
-	r := &lent.record
+	info := *l.info
+	info.Wait, info.Event = nil, nil // the service knows them
+	sent := &sending{info: &info}
+	if ready != nil {
+		sent.wait = append(sent.wait, *ready)
+	}
+	r := &sent.record
 	if err := r.fill(l, t, o, ready, p.timeline); err != nil {
 		return 0, err
 	}
-	r.Owner = lent
-	if !l.own { // if own is true, Allocate reclaims the memory
-		p.reclaim()
-	}
+	r.Owner = sent
+	p.collect()
 	number, err := p.publish(ctx, try, &r.Record)
 	if err != nil {
 		return 0, l.unsent(ctx, err, ready)
 	}
 	l.ended = true
 	defer l.leave()
-	if l.reused {
-		ch.client.timelines.unpin(l.info.Wait)
-	}
+	ch.client.shared.startTicks(ch.client)
 	return number, l.endOrder()
 }
 
@@ -141,9 +142,6 @@ func (p *producing) publish(ctx context.Context, try attempt, r *shmchannel.Reco
 		began := time.Now()
 		number, err = p.publishInTime(ctx, try, r)
 		p.waits.over(began, err == nil)
-	}
-	if err == nil {
-		p.spares.published(p)
 	}
 	return number, err
 }

@@ -95,22 +95,13 @@ func (l *Lease) after(ctx context.Context, own mempool.Queue, queues ...mempool.
 	return []mempool.Fence{*t}, err
 }
 
-// hand makes a lease ready for publishing. If the memory has come back from a channel, hand waits for the fences of the channel's
-// consumers, because the service does not know these fences. The caller holds l.mu.
-func (l *Lease) hand(ctx context.Context) error {
+// nameable returns an error if the lease's memory cannot be published under a name.
+func (l *Lease) nameable() error {
 	switch {
 	case l.taken != nil:
 		return situation.Of(ErrInvalid, "the lease of a frame is a read lease; ask for a write lease")
 	case l.slot != nil:
 		return situation.Of(ErrInvalid, "a loan of a publisher can only be published by this publisher; allocate a lease for content with a name")
-	case l.reused:
-		if err := l.await(ctx, mempool.CPU); err != nil {
-			return err
-		}
-		l.client.timelines.unpin(l.info.Wait)
-		info := *l.info
-		info.Wait = nil
-		l.reused, l.info = false, &info
 	}
 	return nil
 }
@@ -138,9 +129,6 @@ func (l *Lease) end(incomplete bool, done ...mempool.Fence) error {
 		l.client.timelines.unpin(l.info.Wait)
 		l.slot.end(l, done)
 		return l.endOrder()
-	case l.reused:
-		defer l.client.timelines.unpin(l.info.Wait)
-		return errors.Join(l.client.giveUp(&sending{info: l.info, wait: l.info.Wait}, done...), l.endOrder())
 	}
 	err := l.client.sendRelease(l.info, incomplete, done)
 	return errors.Join(err, l.client.ended(l.info.Block, done...), l.endOrder())

@@ -24,7 +24,6 @@ type memberships struct {
 	mu        sync.Mutex
 	members   map[uint64]map[*membership]struct{} // by channel
 	producers map[uint64]*producing               // by channel
-	pools     map[uint64]*spares                  // by pool id
 	tallies   tallies
 
 	publishers map[*Publisher]struct{}
@@ -236,34 +235,19 @@ func (m *membership) failure(ctx context.Context, err error) error {
 	return err
 }
 
-// errOwnLate is the error of a wait for the client's own memory if the wait has reached its time limit.
-var errOwnLate = errors.New("the client's own memory has not come back in time")
-
-// patient is the context of a call that waits. Its Err method returns an error if the caller's context has ended, if the client is closed
-// or its connection is gone, or after the time `until`. The Done channel of patient does not close when the client ends. So the member of
-// the channel wakes its waiting calls when the context Client.working ends, and these calls then check Err.
+// patient is the context of a call that waits. Its Err method returns an error if the caller's context has ended, or if the client is closed
+// or its connection is gone. The Done channel of patient does not close when the client ends. So the member of the channel wakes its waiting
+// calls when the context Client.working ends, and these calls then check Err.
 type patient struct {
 	context.Context
 	client *Client
-	until  time.Time // zero: no limit
 }
 
 func (p *patient) Err() error {
-	switch {
-	case p.client.working.Err() != nil:
+	if p.client.working.Err() != nil {
 		return context.Cause(p.client.working)
-	case !p.until.IsZero() && !time.Now().Before(p.until):
-		return errOwnLate
 	}
 	return p.Context.Err()
-}
-
-func (p *patient) Deadline() (time.Time, bool) {
-	t, ok := p.Context.Deadline()
-	if p.until.IsZero() || ok && t.Before(p.until) {
-		return t, ok
-	}
-	return p.until, true
 }
 
 // joint returns a context that ends when ctx ends or when the client ends.
@@ -299,11 +283,7 @@ func (c *Client) leaveShared() {
 			leave = append(leave, m.depart)
 		}
 	}
-	pools := slices.Collect(maps.Values(s.pools))
 	s.mu.Unlock()
-	for _, sp := range pools {
-		sp.close()
-	}
 	ctx, cancel := context.WithTimeout(c.linked, closeGrace)
 	defer cancel()
 	for _, f := range leave {

@@ -14,7 +14,7 @@ type SessionStats struct {
 	// Leases is the number of leases that the program has now, including leases of frames.
 	Leases int
 	// Allocated is the number of buffers that the service has granted to [Pool.Allocate]. AllocatedBytes is the sum of the bytes of these
-	// buffers. A buffer that comes back from a channel and is used again does not count again.
+	// buffers. An arena of a [Publisher] counts as one buffer.
 	Allocated, AllocatedBytes uint64
 	// MemoryWaits counts the requests to the service for memory, and the waits until memory of this client comes back from a channel. The
 	// Count of MemoryWaits includes waits that ended without memory.
@@ -55,7 +55,7 @@ func (c *Client) SessionStats() SessionStats {
 		st.Leases++
 	}
 	c.mu.Unlock()
-	for _, p := range c.shared.publishersIn(0) {
+	for _, p := range c.shared.publishersOf(nil) {
 		st.Leases += len(p.loans())
 	}
 	st.Channels = c.shared.tallies.all()

@@ -118,8 +118,7 @@ func (p *Publisher) Close() {
 	p.mu.Lock()
 	p.closed.Store(true)
 	p.mu.Unlock()
-	p.from.reclaim()
-	p.giveBack()
+	p.from.giveBack()
 	p.wake()
 }
 
@@ -345,7 +344,14 @@ func (p *Publisher) take(n int) *slot {
 
 // look takes a free slot, after it has reclaimed the slots that have come back.
 func (p *Publisher) look() *slot {
-	_, _ = p.from.awaitReclaim(p.channel.client.working) // if it failed, the next Publish returns the error
+	if leases := p.from.reclaim(); len(leases) > 0 {
+		c := p.channel.client
+		c.tasks.add(func() { // a stopped service must not stop a Loan
+			for _, l := range leases {
+				_ = c.giveUp(l.info, l.wait) // giveUp fails only if the connection is gone
+			}
+		})
+	}
 	return p.take(math.MaxInt)
 }
 
@@ -401,17 +407,6 @@ func (p *Publisher) wake() {
 	if waiting {
 		p.from.native.Wake()
 	}
-}
-
-// addFence adds a fence to a list. For each word of a timeline, the list has only the greatest value.
-func addFence(list []mempool.Fence, t mempool.Fence) []mempool.Fence {
-	for i := range list {
-		if have := &list[i]; have.Timeline == t.Timeline && have.Word == t.Word {
-			have.Value = max(have.Value, t.Value)
-			return list
-		}
-	}
-	return append(list, t)
 }
 
 // slots returns the number of slots of all arenas.
@@ -499,6 +494,9 @@ func (p *Publisher) extend(ctx context.Context, last attempt, n int) error {
 	}
 }
 
+// noRoom reports whether an allocation failed because the pool had no room.
+func noRoom(err error) bool { return errors.Is(err, ErrLimit) || errors.Is(err, ErrOutOfMemory) }
+
 // add makes an arena of a lease.
 func (p *Publisher) add(l *Lease, n int) error {
 	info := *l.info
@@ -560,7 +558,7 @@ func (p *Publisher) giveBack() {
 	}
 	p.mu.Unlock()
 	for _, a := range free {
-		_ = p.channel.client.giveUp(&sending{info: a.info, wait: a.work()}) // giveUp fails only if the connection is gone
+		_ = p.channel.client.giveUp(a.info, a.work()) // giveUp fails only if the connection is gone
 	}
 }
 

@@ -429,7 +429,7 @@ func TestAClosedPublisherKeepsItsLoansAndFrames(t *testing.T) {
 	release(t, l)
 	require.NoError(t, f.Release())
 	eventually(t, func() bool { return s.svc.Stats().Buffers == 0 })
-	eventually(t, func() bool { return len(s.producer.shared.publishersIn(0)) == 0 })
+	eventually(t, func() bool { return len(s.producer.shared.publishersOf(nil)) == 0 })
 }
 
 func TestAClientClosesWithLoansAndFramesOut(t *testing.T) {

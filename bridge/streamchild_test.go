@@ -197,6 +197,10 @@ func steadyProducer() error {
 	if err != nil {
 		return err
 	}
+	from, err := ch.Publisher(ctx, mempool.Bytes(1<<20))
+	if err != nil {
+		return err
+	}
 	fmt.Println("ready")
 	in := bufio.NewScanner(os.Stdin)
 	for in.Scan() {
@@ -205,14 +209,14 @@ func steadyProducer() error {
 			return err
 		}
 		for range frames {
-			l, err := p.Allocate(ctx, mempool.Bytes(1<<20))
+			l, err := from.Loan(ctx)
 			if err != nil {
 				return err
 			}
 			if err := l.Fill(context.Background(), 0, 1<<20, 7); err != nil { // one driver call, which does not wait
 				return err
 			}
-			if _, err := ch.Publish(ctx, l, mempool.FrameOptions{}); err != nil {
+			if _, err := from.Publish(ctx, l, mempool.FrameOptions{}); err != nil {
 				return err
 			}
 		}

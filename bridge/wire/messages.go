@@ -616,7 +616,7 @@ type Member struct {
 	Export  Export `wire:"x"`  // the member's file; no descriptor if the member has left already
 }
 
-// Wanted says that other sessions need memory of a pool.
+// Wanted says that somebody waits for memory of a pool in which this client has producers.
 //
 //wire:notice wanted
 type Wanted struct {

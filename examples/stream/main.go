@@ -31,11 +31,11 @@ func run(ctx context.Context, kind bridge.Kind, frames int) error {
 	return c.send(ctx, frames, time.Second/30)
 }
 
-// A camera has a channel to which it publishes frames, and a pool for the memory of the frames.
+// A camera has a channel, and a publisher, which lends memory for frames and publishes the frames in the channel.
 type camera struct {
-	client  *bridge.Client
-	pool    *bridge.Pool
-	channel *bridge.Channel
+	client    *bridge.Client
+	channel   *bridge.Channel
+	publisher *bridge.Publisher
 }
 
 func open(ctx context.Context, kind bridge.Kind) (*camera, error) {
@@ -54,14 +54,18 @@ func open(ctx context.Context, kind bridge.Kind) (*camera, error) {
 		client.Close()
 		return nil, err
 	}
-	return &camera{client, pool, channel}, nil
+	publisher, err := channel.Publisher(ctx, bridge.Tensor{DType: bridge.Uint8, Shape: []uint64{240, 320, 3}})
+	if err != nil {
+		client.Close()
+		return nil, err
+	}
+	return &camera{client, channel, publisher}, nil
 }
 
 // send sends frames and then closes the channel. Every byte of a frame is the number of the frame.
 func (c *camera) send(ctx context.Context, frames int, pause time.Duration) error {
-	image := bridge.Tensor{DType: bridge.Uint8, Shape: []uint64{240, 320, 3}}
 	for n := range frames {
-		if err := c.frame(ctx, image, n); err != nil {
+		if err := c.frame(ctx, n); err != nil {
 			return err
 		}
 		time.Sleep(pause)
@@ -70,16 +74,16 @@ func (c *camera) send(ctx context.Context, frames int, pause time.Duration) erro
 }
 
 // frame sends one frame. If there is no free memory, or if the channel is full, frame waits at most a minute.
-func (c *camera) frame(ctx context.Context, image bridge.Tensor, n int) error {
+func (c *camera) frame(ctx context.Context, n int) error {
 	ctx, cancel := context.WithTimeout(ctx, time.Minute)
 	defer cancel()
-	lease, err := c.pool.Allocate(ctx, image)
+	lease, err := c.publisher.Loan(ctx)
 	if err != nil {
 		return err
 	}
 	if err := lease.Fill(ctx, 0, 240*320*3, byte(n)); err != nil {
 		return err
 	}
-	_, err = c.channel.Publish(ctx, lease, bridge.FrameOptions{Meta: map[string]string{"exposure": strconv.Itoa(n)}})
+	_, err = c.publisher.Publish(ctx, lease, bridge.FrameOptions{Meta: map[string]string{"exposure": strconv.Itoa(n)}})
 	return err
 }

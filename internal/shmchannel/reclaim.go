@@ -47,25 +47,6 @@ func (p *Producer) Lent() int {
 
 func (p *Producer) inChannel() int { return len(p.pending) - p.seen + len(p.stuck) }
 
-// Unused returns how many places of the channel have no block of this producer. It returns 0 if the channel is closed, because the producer
-// then publishes no more blocks.
-func (p *Producer) Unused() int {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	if p.closed || p.roster.state.Load() != channelOpen {
-		return 0
-	}
-	return max(int(p.capacity)-p.inChannel(), 0)
-}
-
-// Lends calls the function `is` with the owner of each block that the channel has, and reports whether one of these calls returns true.
-func (p *Producer) Lends(is func(owner any) bool) bool {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	lent := func(l loan) bool { return is(l.owner) }
-	return slices.ContainsFunc(p.pending[p.seen:], lent) || slices.ContainsFunc(p.stuck, lent)
-}
-
 // Forget makes the producer forget all blocks that the channel has, and returns the owners of these blocks. Reclaim will not return these
 // blocks.
 func (p *Producer) Forget() (owners []any) {

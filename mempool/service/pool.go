@@ -51,11 +51,12 @@ type Pool struct {
 	relief                         countedSignal // blocks became free, or were freed
 	refused, failed                gap           // refused: allocations that found no room; failed: allocations that the driver refused
 
-	lent      map[uint64]*block       // blocks that buffers use, by id; nil until the pool has a channel
-	producers map[*Session]*producing // sessions that have producers in channels
-	wanting   map[*Session]int        // how many allocations of each session have found no room
-	tidied    time.Time               // when want last called tidy
-	asking    bool                    // wantOn runs
+	lent      map[uint64]*block // blocks that buffers use, by id; nil until the pool has a channel
+	producers map[*Session]int  // how many producers in channels the sessions have
+	wanting   map[*Session]int  // how many allocations of each session have found no room
+	asked     time.Time         // when ask last sent Wanted
+	tidied    time.Time         // when want last called tidy
+	asking    bool              // wantOn runs
 }
 
 // Info describes the pool.

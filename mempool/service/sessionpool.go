@@ -282,7 +282,7 @@ func (s *Service) destroy(p *Pool, by *Session) {
 	s.note(e, p)
 	p.closing = true
 	delete(s.pools, p.info.Name)
-	p.ask(true)
+	p.tellProducers()
 	s.endChannels(p)
 	for n := range s.names.all() {
 		if n.buffer.block.pool == p {

@@ -2,35 +2,25 @@ package service
 
 import "time"
 
-// Wanted tells a session with producers in channels of a pool that other sessions need memory of the pool. For one second, the session
-// then releases buffers that it would otherwise keep for its next frames.
+// Wanted tells a session with producers in channels of a pool that somebody waits for memory of the pool. The session then releases memory
+// that its frames do not need any more, and memory that it keeps for its next frames and does not use.
 type Wanted struct{ Pool uint64 }
 
 func (Wanted) notice() {}
 
-// wantedRest is the shortest time between two Wanted notices of a pool to one session.
+// wantedRest is the shortest time between two Wanted notices of a pool. As long as an allocation waits, the notice is repeated after
+// this time.
 const wantedRest = 200 * time.Millisecond
 
 // WantedTime is how long a caller that got [mempool.ErrWanted] waits for the sessions that were told to release memory.
 const WantedTime = 50 * time.Millisecond
 
-// producing has what a pool knows about a session that has producers in channels of the pool.
-type producing struct {
-	members int
-	asked   time.Time // when the last Wanted was sent
-}
-
 // produce adds n (+1 or −1) to the number of the session's producers. The caller holds Service.mu.
 func (p *Pool) produce(s *Session, n int) {
 	if p.producers == nil {
-		p.producers = make(map[*Session]*producing)
+		p.producers = make(map[*Session]int)
 	}
-	have := p.producers[s]
-	if have == nil {
-		have = new(producing)
-		p.producers[s] = have
-	}
-	if have.members += n; have.members == 0 {
+	if p.producers[s] += n; p.producers[s] == 0 {
 		delete(p.producers, s)
 	}
 }
@@ -45,31 +35,22 @@ func (p *Pool) wantFor(s *Session, n int) {
 	}
 }
 
-// wantedByOthers says whether an allocation of another session than s finds no room.
-func (p *Pool) wantedByOthers(s *Session) bool {
-	others := len(p.wanting)
-	if p.wanting[s] > 0 {
-		others--
+// ask sends Wanted to the sessions with producers, unless they got it less than wantedRest ago. The result `told` is true if they got it
+// within the last WantedTime. The caller holds Service.mu.
+func (p *Pool) ask() (told bool) {
+	now := time.Now()
+	if now.Sub(p.asked) >= wantedRest {
+		p.asked = now
+		p.tellProducers()
 	}
-	return others > 0
+	return len(p.producers) > 0 && now.Sub(p.asked) < WantedTime
 }
 
-// ask sends Wanted to the sessions with producers. ask skips a session if no other session wants memory: a session that wants memory itself
-// takes its own buffers back without a notice. It also skips a session that got Wanted less than wantedRest ago. If `all` is true, ask
-// skips no session. The result `told` is true if a session got Wanted within the last WantedTime. The caller holds Service.mu.
-func (p *Pool) ask(all bool) (told bool) {
-	now := time.Now()
-	for s, have := range p.producers {
-		if !all && !p.wantedByOthers(s) {
-			continue
-		}
-		if all || now.Sub(have.asked) >= wantedRest {
-			have.asked = now
-			s.tell(Wanted{Pool: p.info.ID})
-		}
-		told = told || now.Sub(have.asked) < WantedTime
+// tellProducers sends Wanted to the sessions with producers. The caller holds Service.mu.
+func (p *Pool) tellProducers() {
+	for s := range p.producers {
+		s.tell(Wanted{Pool: p.info.ID})
 	}
-	return told
 }
 
 // want tries to get memory for an allocation that finds no room: it calls ask, and frees buffers that channels have kept after the
@@ -79,7 +60,7 @@ func (p *Pool) want() (more, told bool) {
 	if p.lent == nil { // the pool has never had a channel
 		return false, false
 	}
-	told = p.ask(false)
+	told = p.ask()
 	changes := p.waiters.changes
 	if now := time.Now(); now.Sub(p.tidied) >= wantedRest {
 		p.tidied = now

@@ -11,7 +11,6 @@ import subprocess
 import sys
 from pathlib import Path
 
-import dask_workers
 import numpy as np
 import pytest
 from daskcluster import (
@@ -38,7 +37,7 @@ from realservice import RealService, until
 
 import poolbridge
 import poolbridge.dask
-from poolbridge.dask import _link, _requirements
+from poolbridge.dask import _link, _requirements, bench
 
 ship(sys.modules[__name__])
 
@@ -255,7 +254,7 @@ def test_a_plugin_that_is_removed_leaves_workers_as_they_were(node):
 def test_the_benchmark_sends_both_ways(node):
     client, _ = node
     before = counted(client, "b").received_in_place.arrays
-    ways = dask_workers.measure(client, on(client, "a"), on(client, "b"), 4096, times=2)
+    ways = bench.measure(client, on(client, "a"), on(client, "b"), 4096, times=2)
     assert [len(seconds) for seconds in ways] == [2, 2]
     assert counted(client, "b").received_in_place.arrays == before + 2
 
@@ -305,9 +304,9 @@ def test_outside_of_a_task_there_is_no_pool(call):
 
 @pytest.mark.parametrize("arguments", [["--times", "0"], ["--mib", "0"], ["--size", "1"]])
 def test_the_benchmark_refuses_arguments_before_it_starts_workers(monkeypatch, capsys, arguments):
-    monkeypatch.setattr("sys.argv", ["dask_workers", *arguments])
+    monkeypatch.setattr("sys.argv", ["bench", *arguments])
     with pytest.raises(SystemExit, match="2"):
-        dask_workers.main()
+        bench.main()
     assert "--times" in capsys.readouterr().err
 
 

@@ -711,7 +711,7 @@ class Member(Struct, omit_defaults=True, kw_only=True, tag_field="n", tag="membe
 
 
 class Wanted(Struct, omit_defaults=True, tag_field="n", tag="wanted"):
-    """Says that other sessions need memory of a pool."""
+    """Says that somebody waits for memory of a pool in which this client has producers."""
 
     pl: U  # pool id
 

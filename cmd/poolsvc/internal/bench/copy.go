@@ -56,10 +56,14 @@ func (s *scene) copyFrames(ctx context.Context, src *source) (d Durations, err e
 	if err != nil {
 		return d, err
 	}
+	p, err := ch.Publisher(ctx, mempool.Bytes(copyBytes))
+	if err != nil {
+		return d, err
+	}
 	bytes := make([]byte, copyBytes)
 	frame := func(number int) (*bridge.Lease, error) {
 		binary.LittleEndian.PutUint64(bytes, uint64(number))
-		b, err := src.allocate(ctx, mempool.Bytes(copyBytes))
+		b, err := p.Loan(ctx)
 		if err != nil {
 			return nil, err
 		}
@@ -71,7 +75,7 @@ func (s *scene) copyFrames(ctx context.Context, src *source) (d Durations, err e
 	send := func(number int) error {
 		b, err := frame(number)
 		if err == nil {
-			err = publish(ctx, ch, b)
+			err = publish(ctx, p, b)
 		}
 		return err
 	}

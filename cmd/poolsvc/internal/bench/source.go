@@ -54,8 +54,8 @@ func (s *source) makeChannel(ctx context.Context, spec mempool.ChannelSpec) (*br
 
 func (s *source) close() error { return s.client.Close() }
 
-// publish publishes a buffer in a channel.
-func publish(ctx context.Context, ch *bridge.Channel, b *bridge.Lease) error {
-	_, err := ch.Publish(ctx, b, mempool.FrameOptions{})
+// publish publishes a loan.
+func publish(ctx context.Context, p *bridge.Publisher, b *bridge.Lease) error {
+	_, err := p.Publish(ctx, b, mempool.FrameOptions{})
 	return err
 }

@@ -143,16 +143,16 @@ func (s *scene) streamTo(ctx context.Context, src *source, way string, start fun
 }
 
 // openStream makes a channel with a first frame, and waits until each consumer has taken this frame.
-func (s *scene) openStream(ctx context.Context, src *source, consumers []consumer) (*bridge.Channel, string, error) {
+func (s *scene) openStream(ctx context.Context, src *source, consumers []consumer) (*bridge.Channel, *bridge.Publisher, string, error) {
 	s.channels++
 	name := fmt.Sprintf("stream %d", s.channels)
 	ch, err := src.makeChannel(ctx, mempool.ChannelSpec{Name: name, Capacity: streamCapacity})
 	if err != nil {
-		return nil, "", err
+		return nil, nil, "", err
 	}
-	first, err := s.makeFrame(ctx, src, 0)
+	p, err := ch.Publisher(ctx, mempool.Bytes(streamBytes))
 	if err == nil {
-		err = publish(ctx, ch, first)
+		err = sendFrame(ctx, p, 0, nil)
 	}
 	for _, c := range consumers { // start all consumers before waiting for one, because a process takes long to start
 		if err == nil {
@@ -167,17 +167,17 @@ func (s *scene) openStream(ctx context.Context, src *source, consumers []consume
 	if err != nil {
 		err = errors.Join(err, ch.Close(ctx)) // the consumers wait for frames until the channel is closed
 	}
-	return ch, name, err
+	return ch, p, name, err
 }
 
 // streamOnce sends frames with a pause between them. It returns how long each frame took to reach each consumer, and how long all frames
 // took together.
 func (s *scene) streamOnce(ctx context.Context, src *source, consumers []consumer, pause time.Duration) (d Durations, err error) {
-	ch, _, err := s.openStream(ctx, src, consumers)
+	ch, p, _, err := s.openStream(ctx, src, consumers)
 	if err != nil {
 		return d, err
 	}
-	sent, err := s.sendFrames(ctx, src, ch, pause)
+	sent, err := s.sendFrames(ctx, p, pause)
 	if err = errors.Join(err, ch.Close(ctx)); err != nil {
 		return d, err
 	}
@@ -219,18 +219,13 @@ func (s *scene) mostFrames(pause time.Duration) int {
 
 // sendFrames sends frames for the time s.Time, but at most as many frames as mostFrames returns. It returns, for each frame, the time just
 // before sendFrames published the frame.
-func (s *scene) sendFrames(ctx context.Context, src *source, ch *bridge.Channel, pause time.Duration) (sent []time.Duration, err error) {
+func (s *scene) sendFrames(ctx context.Context, p *bridge.Publisher, pause time.Duration) (sent []time.Duration, err error) {
 	most := s.mostFrames(pause)
 	sent = make([]time.Duration, 0, most)
 	for begun := time.Now(); len(sent) < most && (len(sent) < leastSamples || time.Since(begun) < s.Time); {
 		waitFor(pause)
 		sent = append(sent, 0)
-		b, err := s.makeFrame(ctx, src, uint64(len(sent)))
-		if err != nil {
-			return nil, err
-		}
-		sent[len(sent)-1] = now()
-		if err := publish(ctx, ch, b); err != nil {
+		if err := sendFrame(ctx, p, uint64(len(sent)), &sent[len(sent)-1]); err != nil {
 			return nil, err
 		}
 	}
@@ -247,11 +242,17 @@ func waitFor(pause time.Duration) {
 	}
 }
 
-// makeFrame makes a buffer that contains its number.
-func (s *scene) makeFrame(ctx context.Context, src *source, number uint64) (*bridge.Lease, error) {
-	b, err := src.allocate(ctx, mempool.Bytes(streamBytes))
-	if err == nil {
-		err = stampNumber(ctx, b, number)
+// sendFrame sends a frame that contains its number. If at is not nil, sendFrame stores the time just before it publishes the frame.
+func sendFrame(ctx context.Context, p *bridge.Publisher, number uint64, at *time.Duration) error {
+	b, err := p.Loan(ctx)
+	if err != nil {
+		return err
 	}
-	return b, err
+	if err := stampNumber(ctx, b, number); err != nil {
+		return errors.Join(err, b.Release(true))
+	}
+	if at != nil {
+		*at = now()
+	}
+	return publish(ctx, p, b)
 }

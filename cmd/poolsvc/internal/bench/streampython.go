@@ -43,7 +43,7 @@ type publishTask struct {
 }
 
 func (s *scene) publishOnce(ctx context.Context, src *source, w *worker, c consumer, pause time.Duration) (d Durations, err error) {
-	ch, name, err := s.openStream(ctx, src, []consumer{c})
+	ch, _, name, err := s.openStream(ctx, src, []consumer{c})
 	if err != nil {
 		return d, err
 	}

@@ -6,6 +6,7 @@ import (
 	"strconv"
 	"time"
 
+	"github.com/poolbridge/poolbridge/internal/spin"
 	"github.com/poolbridge/poolbridge/mempool"
 )
 
@@ -121,10 +122,14 @@ func (s *scene) transferTo(ctx context.Context, src *source, w *worker, bytes ui
 	// failed closes the channel first, because the worker waits for frames until the channel is closed.
 	failed := func(err error) error { return w.failed(errors.Join(err, ch.Close(ctx))) }
 	if err := w.begin(framesTask{Task: "frames", Channel: channel, Consumer: s.consumer, Credit: transferCredit, Each: true, Leases: leases,
-		OnDevice: s.kind != mempool.Host}); err != nil {
+		OnDevice: s.kind != mempool.Host, Spins: spin.On()}); err != nil {
 		return d, failed(err)
 	}
-	b, err := src.allocate(ctx, mempool.Bytes(bytes))
+	p, err := ch.Publisher(ctx, mempool.Bytes(bytes))
+	if err != nil {
+		return d, failed(err)
+	}
+	b, err := p.Loan(ctx)
 	if err != nil {
 		return d, failed(err)
 	}
@@ -132,10 +137,10 @@ func (s *scene) transferTo(ctx context.Context, src *source, w *worker, bytes ui
 	send := func(number int) error {
 		err := stampNumber(ctx, b, uint64(number))
 		if err == nil {
-			err = publish(ctx, ch, b)
+			err = publish(ctx, p, b)
 		}
 		if err == nil {
-			b, err = src.allocate(ctx, mempool.Bytes(bytes))
+			b, err = p.Loan(ctx)
 		}
 		return err
 	}

@@ -12,7 +12,8 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from poolbridge._bench.fan import HEAD
+HEAD = np.dtype("<u8")
+"""The type of an array's number. The first bytes of an array on the CPU hold the number. The consumer checks it."""
 
 
 class Link(ABC):
@@ -94,6 +95,11 @@ class InTurn(Link):
     def received(self) -> None:
         """Free the place for the producer."""
         self._spare.release()
+
+
+def number_of(array: Any) -> int:
+    """Read the number of an array on the CPU from its first bytes."""
+    return int(array[: HEAD.itemsize].view(HEAD)[0])
 
 
 def numbered(nbytes: int) -> np.ndarray[Any, Any]:

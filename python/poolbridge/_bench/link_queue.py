@@ -6,9 +6,7 @@ from multiprocessing.context import SpawnContext
 from multiprocessing.queues import Queue
 from typing import Any
 
-from link import Link, numbered
-
-from poolbridge._bench.fan import HEAD, number_of
+from poolbridge._bench.link import HEAD, Link, number_of, numbered
 
 
 class QueueLink(Link):

@@ -7,10 +7,8 @@ from multiprocessing.context import SpawnContext
 from multiprocessing.queues import Queue
 from typing import Any
 
-from allocator import Allocator
-from link import InTurn, Link
-
-from poolbridge._bench.gpu import missing_gpu, preferred_consumer
+from poolbridge._bench.gpu import Allocator, missing_gpu, preferred_consumer
+from poolbridge._bench.link import InTurn, Link
 from poolbridge._libraries.consumers import load
 
 

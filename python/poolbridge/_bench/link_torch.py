@@ -6,9 +6,7 @@ import importlib.util
 from multiprocessing.context import SpawnContext
 from typing import Any, ClassVar
 
-from link import InTurn
-
-from poolbridge._bench.fan import HEAD, number_of
+from poolbridge._bench.link import HEAD, InTurn, number_of
 
 
 class TorchLink(InTurn):

@@ -41,17 +41,17 @@ def measure_engines(skip: Callable[[str, str, str], None], sizes: Sequence[int],
 
 
 def _ray(sizes: Sequence[int], count: int) -> Iterator[tuple[int, _Seconds]]:
-    import ray_actors
+    from poolbridge.ray import bench
 
-    with ray_actors.cluster("near") as (ray, transport):
+    with bench.cluster("near") as (ray, transport):
         for nbytes in sizes:
-            yield nbytes, ray_actors.compare(ray, transport, nbytes, count)
+            yield nbytes, bench.compare(ray, transport, nbytes, count)
 
 
 def _dask(sizes: Sequence[int], count: int) -> Iterator[tuple[int, _Seconds]]:
-    import dask_workers
+    from poolbridge.dask import bench
 
-    with dask_workers.cluster(8 * max(sizes)) as (client, sender, receiver):
+    with bench.cluster(8 * max(sizes)) as (client, sender, receiver):
         for nbytes in sizes:
-            dask_workers.measure(client, sender, receiver, nbytes, times=3)  # map memory and make connections
-            yield nbytes, dask_workers.measure(client, sender, receiver, nbytes, times=count)
+            bench.measure(client, sender, receiver, nbytes, times=3)  # map memory and make connections
+            yield nbytes, bench.measure(client, sender, receiver, nbytes, times=count)

@@ -8,9 +8,7 @@ import struct
 from multiprocessing.context import SpawnContext
 from typing import Any
 
-from link import Link, numbered
-
-from poolbridge._bench.fan import HEAD, number_of
+from poolbridge._bench.link import HEAD, Link, number_of, numbered
 
 _LENGTHS = struct.Struct("<QQ")
 _SOCKET_BUFFER = 1 << 20

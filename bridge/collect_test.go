@@ -36,33 +36,6 @@ func TestAPoolOfOneBlockMoreThanTheChannelKeepsIsEnough(t *testing.T) {
 	}
 }
 
-func TestASteadyStreamAsksTheServiceForNothing(t *testing.T) {
-	s := pair(t, hostPool("p", 1<<20), mempool.ChannelSpec{Capacity: 4})
-	from := s.follow(t, mempool.SubscribeOptions{})
-	n := uint64(0)
-	round := func(frames int) (calls uint32, buffers map[uint64]struct{}) {
-		buffers = make(map[uint64]struct{})
-		for range frames {
-			s.send(t, n)
-			f := receive(t, from, n)
-			buffers[f.Lease.Info().Buffer] = struct{}{}
-			require.NoError(t, f.Release())
-			n++
-		}
-		for _, c := range []*Client{s.producer, s.consumer} {
-			c.mu.Lock()
-			calls += c.lastQ
-			c.mu.Unlock()
-		}
-		return calls, buffers
-	}
-	warm, first := round(20)
-	calls, later := round(200)
-	assert.Equal(t, warm, calls)
-	assert.Equal(t, first, later, "the same buffers again and again")
-	assert.LessOrEqual(t, len(first), 5)
-}
-
 func TestWhatAnIdleProducerKeepsIsThereForOthers(t *testing.T) {
 	s := pair(t, hostPool("p", 8<<16), mempool.ChannelSpec{Capacity: 3})
 	from := s.follow(t, mempool.SubscribeOptions{})
@@ -143,131 +116,6 @@ func unfinished(t *testing.T, blocks uint64) (s *channelPair, finish func()) {
 	return s, sync.OnceFunc(func() { assert.NoError(t, w.clock.Reach(busy)) })
 }
 
-func TestTheNextFrameIsWrittenWhenTheReadersOfTheLastAreDone(t *testing.T) {
-	s, finish := unfinished(t, 2)
-	l := allocate(t, s.pool, 1<<16)
-	require.Len(t, l.Info().Wait, 1)
-	ended, cancel := context.WithCancel(t.Context())
-	cancel()
-	require.ErrorIs(t, l.WaitOn(ended, mempool.CPU), context.Canceled)
-	written := make(chan error)
-	go func() { written <- l.CopyFrom(context.Background(), 0, []byte("second")) }()
-	m, err := l.mem.Memory(false)
-	require.NoError(t, err)
-	first := make([]byte, 1<<16)
-	require.NoError(t, m.CopyTo(first, 0))
-	assert.Equal(t, frameOf(1, 1<<16), first, "nobody has overwritten it")
-	finish()
-	require.NoError(t, <-written)
-	require.NoError(t, l.Release(false))
-}
-
-func TestMemoryOnWhichWorkIsUnderWayIsTakenLast(t *testing.T) {
-	s, finish := unfinished(t, 3)
-	defer finish()
-	for _, fences := range []int{0, 1} {
-		l := allocate(t, s.pool, 1<<16)
-		assert.Len(t, l.Info().Wait, fences)
-		defer l.Release(false)
-	}
-	_, err := s.pool.TryAllocate(t.Context(), mempool.Bytes(1<<16))
-	assert.ErrorIs(t, err, ErrLimit)
-}
-
-func TestAProducerWhoseReadersStillWorkTakesNoMoreMemoryThanItsChannelNeeds(t *testing.T) {
-	s := pair(t, hostPool("p", 64<<16), mempool.ChannelSpec{Capacity: 2})
-	from := s.follow(t, mempool.SubscribeOptions{})
-	w := s.work(t)
-	var works []mempool.Fence
-	for n := uint64(0); ; n++ {
-		l := allocate(t, s.pool, 1<<16)
-		if len(l.Info().Wait) > 0 { // the block of an earlier frame
-			defer l.Release(false)
-			break
-		}
-		_, err := s.from.Publish(t.Context(), l, mempool.FrameOptions{})
-		require.NoError(t, err)
-		f, err := from.next(t.Context())
-		require.NoError(t, err)
-		works = append(works, w.begin(t, f))
-	}
-	assert.Equal(t, 2+sparesMore, s.svc.Stats().Buffers)
-	assert.NoError(t, w.clock.Reach(works[len(works)-1]))
-}
-
-func TestFramesInTheHandOfASlowConsumerDoNotMakeAProducerWaitForTheWorkOfAnother(t *testing.T) {
-	s := pair(t, hostPool("p", 64<<16), mempool.ChannelSpec{Capacity: 1})
-	slow, busy := s.follow(t, mempool.SubscribeOptions{Full: mempool.Latest}), s.follow(t, mempool.SubscribeOptions{Full: mempool.Latest})
-	n := uint64(0)
-	for ; n < 3; n++ {
-		s.send(t, n)
-		defer receive(t, slow, n).Release()
-		require.NoError(t, receive(t, busy, n).Release())
-	}
-	w := s.work(t)
-	s.send(t, n)
-	work := w.begin(t, receive(t, busy, n))
-	s.send(t, n+1) // then the block of the frame before comes back
-	l := allocate(t, s.pool, 1<<16)
-	assert.Empty(t, l.Info().Wait)
-	require.NoError(t, l.Release(false))
-	require.NoError(t, w.clock.Reach(work))
-}
-
-func TestSparesOfAnotherSizeDoNotMakeAProducerWaitForTheWorkOfItsReaders(t *testing.T) {
-	s, finish := unfinished(t, 64)
-	defer finish()
-	other := makeChannel(t, s.producer, s.pool, mempool.ChannelSpec{Name: "other", Capacity: 2})
-	for n := range uint64(4) { // nobody follows this channel, so two blocks come back
-		require.NoError(t, sendFrame(t.Context(), s.pool, other, n, 1<<15, mempool.FrameOptions{}))
-	}
-	l := allocate(t, s.pool, 1<<16)
-	assert.Empty(t, l.Info().Wait)
-	require.NoError(t, l.Release(false))
-}
-
-func TestAStreamOfTwoSizesReusesItsBlocksWhileItsReadersWork(t *testing.T) {
-	const rounds, lag = 200, 40
-	s := pair(t, hostPool("p", 1<<24), mempool.ChannelSpec{Mode: mempool.WorkQueue, Capacity: 8})
-	from := s.follow(t, mempool.SubscribeOptions{})
-	w := s.work(t)
-	var works []mempool.Fence
-	for n := range rounds {
-		l := allocate(t, s.pool, 1<<14<<(n%2))
-		if n >= rounds/2 {
-			assert.True(t, l.reused, n)
-		}
-		_, err := s.from.Publish(t.Context(), l, mempool.FrameOptions{})
-		require.NoError(t, err)
-		f, err := from.next(t.Context())
-		require.NoError(t, err)
-		works = append(works, w.begin(t, f))
-		if n >= lag {
-			require.NoError(t, w.clock.Reach(works[n-lag]))
-		}
-	}
-	require.NoError(t, w.clock.Reach(works[rounds-1]))
-}
-
-func TestMemoryOnWhichWorkIsUnderWayIsTakenIfThereIsNoOtherInOnePiece(t *testing.T) {
-	s, finish := unfinished(t, 5)
-	defer finish()
-	other, err := s.consumer.TryOpenPool(t.Context(), "p")
-	require.NoError(t, err)
-	var halves []*Lease
-	for range 6 {
-		halves = append(halves, allocate(t, other, 1<<15))
-	}
-	for i := 1; i < len(halves); i += 2 { // then no two free blocks are neighbours
-		require.NoError(t, halves[i].Release(false))
-	}
-	l := allocate(t, s.pool, 1<<16)
-	assert.Len(t, l.Info().Wait, 1)
-	_, err = other.TryAllocate(t.Context(), mempool.Bytes(1<<16))
-	assert.ErrorIs(t, err, ErrOutOfMemory)
-	require.NoError(t, l.Release(false))
-}
-
 func TestClosedChannelsAreForgottenWhileAnotherStreamGoesOn(t *testing.T) {
 	s := pair(t, hostPool("p", 1<<20), mempool.ChannelSpec{Capacity: 1})
 	from := s.follow(t, mempool.SubscribeOptions{})
@@ -276,78 +124,41 @@ func TestClosedChannelsAreForgottenWhileAnotherStreamGoesOn(t *testing.T) {
 		require.NoError(t, sendFrame(t.Context(), s.pool, ch, 0, 1<<16, mempool.FrameOptions{}))
 		require.NoError(t, ch.Close(t.Context()))
 	}
-	spares := s.producer.shared.spares(s.pool.info.ID)
-	for n := uint64(0); len(spares.members()) > 1; n++ {
+	for n := uint64(0); len(s.producer.shared.producersIn(0)) > 1; n++ {
 		s.send(t, n)
 		require.NoError(t, receive(t, from, n).Release())
 	}
-	spares.mu.Lock()
-	defer spares.mu.Unlock()
-	assert.Equal(t, 1+sparesMore, spares.most)
 }
 
 func TestMemoryIsReleasedWhenTheReadersOfTheLastFrameAreDone(t *testing.T) {
-	for what, do := range map[string]func(t *testing.T, s *channelPair){
-		"wanted": func(*testing.T, *channelPair) {},
-		"released by the user": func(t *testing.T, s *channelPair) {
-			require.NoError(t, allocate(t, s.pool, 1<<16).Release(false))
-		},
-	} {
-		t.Run(what, func(t *testing.T) {
-			s, finish := unfinished(t, 2)
-			defer finish()
-			do(t, s)
-			other, err := s.consumer.TryOpenPool(t.Context(), "p")
-			require.NoError(t, err)
-			_, err = other.TryAllocate(t.Context(), mempool.Bytes(1<<16))
-			require.ErrorIs(t, err, ErrLimit)
-			asked := make(chan error)
-			go func() {
-				l, err := other.Allocate(context.Background(), mempool.Bytes(1<<16))
-				if err == nil {
-					err = l.Release(false)
-				}
-				asked <- err
-			}()
-			finish()
-			require.NoError(t, <-asked)
-		})
-	}
+	s, finish := unfinished(t, 2)
+	defer finish()
+	other, err := s.consumer.TryOpenPool(t.Context(), "p")
+	require.NoError(t, err)
+	_, err = other.TryAllocate(t.Context(), mempool.Bytes(1<<16))
+	require.ErrorIs(t, err, ErrLimit)
+	asked := allocating(context.Background(), other)
+	finish()
+	require.NoError(t, <-asked)
 }
 
 func TestMemoryIsUsedAgainWhenTheTimelineOfItsReaderIsGone(t *testing.T) {
-	for what, do := range map[string]func(t *testing.T, s *channelPair){
-		"for the next frame": func(t *testing.T, s *channelPair) {
-			l := allocate(t, s.pool, 1<<16)
-			require.NoError(t, l.CopyFrom(context.Background(), 0, []byte("next")))
-			require.NoError(t, l.Release(false))
-		},
-		"by others": func(t *testing.T, s *channelPair) {
-			other, err := dial(t, s.path).TryOpenPool(t.Context(), "p")
-			require.NoError(t, err)
-			l, err := other.Allocate(t.Context(), mempool.Bytes(1<<16))
-			require.NoError(t, err)
-			require.NoError(t, l.Release(false))
-		},
-	} {
-		t.Run(what, func(t *testing.T) {
-			s, finish := unfinished(t, 2)
-			clock, err := s.consumer.Clock(t.Context())
-			require.NoError(t, err)
-			id := clock.Timeline()
-			s.producer.shared.spares(s.pool.info.ID).reclaim(t.Context())
-			finish()
-			require.NoError(t, s.consumer.Close())
-			eventually(t, func() bool {
-				_, page, err := s.producer.mapTimeline(t.Context(), id)
-				if err == nil {
-					require.NoError(t, page.Close())
-				}
-				return errors.Is(err, ErrStale)
-			})
-			do(t, s)
-		})
-	}
+	s, finish := unfinished(t, 2)
+	clock, err := s.consumer.Clock(t.Context())
+	require.NoError(t, err)
+	id := clock.Timeline()
+	finish()
+	require.NoError(t, s.consumer.Close())
+	eventually(t, func() bool {
+		_, page, err := s.producer.mapTimeline(t.Context(), id)
+		if err == nil {
+			require.NoError(t, page.Close())
+		}
+		return errors.Is(err, ErrStale)
+	})
+	other, err := dial(t, s.path).TryOpenPool(t.Context(), "p")
+	require.NoError(t, err)
+	require.NoError(t, <-allocating(t.Context(), other))
 }
 
 func TestReadersSeeTheTensorThatWasPublishedAfterOtherFrames(t *testing.T) {
@@ -447,19 +258,6 @@ func TestABufferThatHadANameIsNotAllocatedAgain(t *testing.T) {
 	require.NoError(t, l.Release(false))
 }
 
-func TestWhatTheServiceDoesNotKnowOfIsWaitedForBeforeItHasTheMemory(t *testing.T) {
-	s, finish := unfinished(t, 2)
-	defer finish()
-	l := allocate(t, s.pool, 1<<16)
-	ended, cancel := context.WithCancel(t.Context())
-	cancel()
-	require.ErrorIs(t, l.Publish(ended, mempool.Publication{Name: "x"}), context.Canceled)
-	finish()
-	require.NoError(t, l.Publish(t.Context(), mempool.Publication{Name: "x"}))
-	require.NoError(t, l.Release(false))
-	assert.Zero(t, producerLeases(t, s.producer))
-}
-
 func TestMemoryOfOtherSizesIsNotKeptFromAnAllocationThatDoesNotWait(t *testing.T) {
 	s := pair(t, hostPool("p", 4<<16), mempool.ChannelSpec{Capacity: 1})
 	from := s.follow(t, mempool.SubscribeOptions{})
@@ -480,30 +278,14 @@ func TestAnAllocationThatDoesNotWaitGetsMemoryThatAnotherGoroutineIsTakingBack(t
 	s := pair(t, hostPool("p", 2<<16), mempool.ChannelSpec{Capacity: 1})
 	from := s.follow(t, mempool.SubscribeOptions{})
 	s.send(t, 0)
-	sp := s.producer.shared.spares(s.pool.Info().ID)
 	for n := range uint64(200) {
 		require.NoError(t, receive(t, from, n).Release())
-		sp.awaited.Add(1)
-		sp.drainAll()  // as during an allocation whose answer from the service comes late
-		s.send(t, n+1) // the block of frame n comes back
+		s.producer.wanted(s.pool.Info().ID) // then another goroutine takes back what comes back
+		s.send(t, n+1)                      // the block of frame n comes back
 		l, err := s.pool.TryAllocate(t.Context(), mempool.Bytes(1<<16-8))
 		require.NoError(t, err, "frame %d", n)
 		require.NoError(t, l.Release(false))
-		sp.awaited.Add(-1)
 	}
-}
-
-func TestAnAllocationGetsMemoryThatCameBackJustBeforeItAsksTheService(t *testing.T) {
-	s := pair(t, hostPool("p", 2<<16), mempool.ChannelSpec{Capacity: 1})
-	from := s.follow(t, mempool.SubscribeOptions{})
-	s.send(t, 0)
-	require.NoError(t, receive(t, from, 0).Release())
-	s.send(t, 1)
-	sp := s.producer.shared.spares(s.pool.Info().ID)
-	sp.reclaim(t.Context()) // the block of frame 0
-	l, err := sp.ask(t.Context(), once, s.pool, mempool.Bytes(1<<16), true)
-	require.NoError(t, err)
-	require.NoError(t, l.Release(false))
 }
 
 func TestADestroyedPoolGetsItsMemoryBackWhenConsumersLetGo(t *testing.T) {
@@ -573,13 +355,17 @@ func TestAReleaseWithoutAPlaceForItsFenceWaitsForTheWork(t *testing.T) {
 func TestALeaseThatHasEndedStaysEndedWhileItsMemoryIsUsedAgain(t *testing.T) {
 	s := pair(t, hostPool("p", 2<<16), mempool.ChannelSpec{Capacity: 1})
 	from := s.follow(t, mempool.SubscribeOptions{})
+	p := publisher(t, s.from, 1<<16)
 	var leases []*Lease
 	var frames []*Frame
+	var places []uintptr
 	for n := range uint64(6) {
-		l := allocate(t, s.pool, 1<<16)
+		l := loan(t, p)
 		l.Info().Tensor.Shape[0] = 1
+		at, err := l.Pointer(t.Context())
+		require.NoError(t, err)
 		require.NoError(t, l.CopyFrom(context.Background(), 0, frameOf(n, 1<<16)))
-		_, err := s.from.Publish(t.Context(), l, mempool.FrameOptions{Meta: map[string]string{"n": fmt.Sprint(n)}})
+		_, err = p.Publish(t.Context(), l, mempool.FrameOptions{Meta: map[string]string{"n": fmt.Sprint(n)}})
 		require.NoError(t, err)
 		f := receive(t, from, n)
 		f.Lease.Info().Tensor.Shape[0] = 1
@@ -595,7 +381,7 @@ func TestALeaseThatHasEndedStaysEndedWhileItsMemoryIsUsedAgain(t *testing.T) {
 		}
 		assert.Equal(t, []uint64{1 << 16}, f.Lease.Tensor().Shape, "what others did with what they were told")
 		require.NoError(t, f.Release())
-		leases, frames = append(leases, l), append(frames, f)
+		leases, frames, places = append(leases, l), append(frames, f), append(places, at)
 	}
-	assert.Equal(t, leases[1].Info().Block, leases[3].Info().Block, "the memory was used again")
+	assert.Equal(t, places[1], places[3], "the memory was used again")
 }
