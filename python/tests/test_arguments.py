@@ -216,9 +216,9 @@ CALLS = {
 # Functions without arguments, and those that only arrays' libraries call.
 OTHERS = {
     "stats", "pools", "close", "sessions", "channels", "names", "buffers", "leases", "session_stats", "Lease.promise",
-    "Lease.check", "Lease.evidence", "Lease.memoryview", "Lease.to_numpy", "Channel.close", "Publisher.close",
+    "Lease.check", "Lease.memoryview", "Lease.to_numpy", "Channel.close", "Publisher.close",
     "Subscription.close", "Frame.ack", "Frame.requeue", "Frame.used_on", "Frame.copy_from", "Frame.view", "Frame.check",
-    "Frame.evidence", "Frame.memoryview", "Frame.to_numpy", "Promise.complete",
+    "Frame.memoryview", "Frame.to_numpy", "Promise.complete",
 }  # fmt: skip
 MAKERS = {
     "Lease": World.lease,

@@ -80,7 +80,7 @@ def test_every_element_type_in_a_capsule(client, name, versioned):
     assert seen.dtype == (element.code, element.bits, 1)
     assert seen.device == lease.__dlpack_device__() == (1, 0)
     assert (seen.shape, seen.strides) == ([2, 3], [3, 1])
-    assert seen.data == lease.evidence()["pointer"]
+    assert seen.data == lease._evidence()["pointer"]
     assert (seen.version, seen.flags) == (((1, 0), 0) if versioned else (None, None))
 
 
@@ -170,7 +170,7 @@ def test_read_only_is_said_where_it_can_be(client):
             lease.__dlpack__(max_version=max_version)
     seen = look(lease.view(legacy=True).__dlpack__())
     assert seen.version is None
-    assert seen.data == lease.evidence()["pointer"]
+    assert seen.data == lease._evidence()["pointer"]
 
 
 def test_the_newest_version_offered_is_ours(client):
@@ -186,15 +186,15 @@ def test_copies(client):
     lease.publish("x")
     for options in ({}, {"max_version": (1, 0)}):
         seen = look(lease.__dlpack__(copy=True, **options))
-        assert seen.data not in {None, lease.evidence()["pointer"]}
+        assert seen.data not in {None, lease._evidence()["pointer"]}
         assert list((ctypes.c_int32 * 4).from_address(seen.data)) == [1, 2, 3, 4]
         assert seen.flags == (2 if seen.version else None)
         assert lease.arrays == 0
     copy = np.from_dlpack(lease, copy=True)
     copy[0] = 9
     assert lease.to_numpy()[0] == 1
-    assert np.from_dlpack(lease, copy=False).ctypes.data == lease.evidence()["pointer"]
-    assert np.from_dlpack(lease, device="cpu").ctypes.data == lease.evidence()["pointer"]
+    assert np.from_dlpack(lease, copy=False).ctypes.data == lease._evidence()["pointer"]
+    assert np.from_dlpack(lease, device="cpu").ctypes.data == lease._evidence()["pointer"]
     lease.release()
     assert copy.tolist() == [9, 2, 3, 4]
 
@@ -216,7 +216,7 @@ def test_the_cpu_has_no_streams(client, stream):
 def test_array_honours_dtype_and_copy(client):
     lease = client.allocate(4, "int32")
     lease.copy_from([1, 2, 3, 4])
-    pointer = lease.evidence()["pointer"]
+    pointer = lease._evidence()["pointer"]
     assert np.array(lease, copy=True).ctypes.data != pointer
     assert np.array(lease, copy=False).ctypes.data == pointer
     assert np.asarray(lease, np.float64).tolist() == [1.0, 2.0, 3.0, 4.0]

@@ -33,7 +33,7 @@ def test_a_buffer_goes_from_hand_to_hand_without_a_copy(service, client):
         assert not seen.flags.writeable
         array[0, 0] = 7
         assert seen[0, 0] == 7
-        assert got.evidence()["mapped"]
+        assert got._evidence()["mapped"]
         del seen
 
 

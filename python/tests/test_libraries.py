@@ -186,7 +186,7 @@ def outcome(lease: poolbridge.Lease, library: Library, dtype: str, layout: Layou
         return re.sub(r"-?\b\d+\b(, -?\d+)*,?", "…", text)  # shapes and strides are left out
     assert tuple(array.shape) == layout.shape
     assert content == seen_through(layout, dtype, data)
-    in_place = not layout.size or library.pointer(array) == lease.evidence()["pointer"]
+    in_place = not layout.size or library.pointer(array) == lease._evidence()["pointer"]
     # For memory of kind `pinned`, cuda.core's view keeps the view of the lease, too.
     counted = 2 if (library.name, lease.kind) == ("cuda.core", "pinned") else 1
     assert lease.arrays == counted or not in_place or not layout.size
@@ -253,7 +253,7 @@ def test_jax_takes_what_is_read_only_if_its_capsules_can_say_so(client):
 
     publish(client, "float32", LAYOUTS["matrix"])
     lease = Lease(client.get("x"))
-    pointer = lease.lease.evidence()["pointer"]
+    pointer = lease.lease._evidence()["pointer"]
     found: Any
     try:
         found = jax.dlpack.from_dlpack(lease).unsafe_buffer_pointer()
@@ -279,7 +279,7 @@ def test_jax_copies_and_narrows_unless_64_bits_are_switched_on(client, dtype):
     array = jax.dlpack.from_dlpack(lease)
     assert array.dtype.itemsize == lease.itemsize // 2
     assert np.asarray(array).tolist() == [1, 2, 3, 4]
-    assert array.unsafe_buffer_pointer() != lease.evidence()["pointer"]
+    assert array.unsafe_buffer_pointer() != lease._evidence()["pointer"]
 
 
 @needs("torch")
@@ -292,7 +292,7 @@ def test_torch_copies_where_it_is_asked_to(client):
     copy = torch.from_dlpack(lease, copy=True)
     here = torch.from_dlpack(lease, device="cpu", copy=False)
     assert copy.tolist() == here.tolist() == [1, 2, 3, 4]
-    assert copy.data_ptr() != here.data_ptr() == lease.evidence()["pointer"]
+    assert copy.data_ptr() != here.data_ptr() == lease._evidence()["pointer"]
     assert lease.arrays == 1
 
 
@@ -395,7 +395,7 @@ def test_every_way_to_ask_is_answered(client, kind, asked, write):
     assert (seen.shape, seen.strides, seen.dtype) == ([5], [2], (2, 32, 1))
     assert seen.version == ((1, 0) if versioned else None)
     assert seen.device == ((1, 0) if "dl_device" in options else source.__dlpack_device__())
-    assert (seen.data == lease.evidence()["pointer"]) == (not copied)
+    assert (seen.data == lease._evidence()["pointer"]) == (not copied)
     if versioned:
         assert seen.flags == (2 if copied else 0 if write else 1)
     del seen, source
@@ -428,7 +428,7 @@ def test_numpy_takes_memory_of_a_gpu_in_place_where_the_cpu_reaches_it(client, k
                 np.from_dlpack(source)
             continue
         array = np.from_dlpack(source)
-        assert array.ctypes.data == lease.evidence()["pointer"]
+        assert array.ctypes.data == lease._evidence()["pointer"]
         assert array.flags.writeable == write
         del array
     del source
@@ -518,6 +518,6 @@ def test_the_cuda_array_interface_of_every_layout(client, kind):
             interface = lease.view(device="cuda").__cuda_array_interface__
             assert (interface["version"], interface["shape"], interface["typestr"]) == (3, layout.shape, "<f4")
             assert interface["strides"] == (tuple(4 * step for step in layout.strides) or None)
-            pointer = lease.evidence()["pointer"] if layout.size else 0
+            pointer = lease._evidence()["pointer"] if layout.size else 0
             assert interface["data"] == (pointer, not write)
             lease.release()

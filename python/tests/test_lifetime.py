@@ -125,7 +125,7 @@ def test_a_release_of_several_ends_those_that_it_can(service, client):
         lambda lease: lease.to_numpy(),
         lambda lease: lease.copy_from([1, 2, 3, 4]),
         lambda lease: lease.publish("x"),
-        lambda lease: lease.evidence(),
+        lambda lease: lease._evidence(),
         lambda lease: lease.__enter__(),
     ],
 )

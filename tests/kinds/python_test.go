@@ -57,7 +57,7 @@ try:
 except poolbridge.InvalidArgumentError as error:
     print("library:", type(error).__name__)
 before = read.to_numpy()
-pointer = read.evidence()["pointer"]
+pointer = read._evidence()["pointer"]
 try:
     _cuda.copy_from_host(0, pointer, np.zeros(8, np.uint8))
 except poolbridge.DriverError as error:
@@ -65,7 +65,7 @@ except poolbridge.DriverError as error:
 assert (read.to_numpy() == before).all()
 read.release()
 write = client.get("frame", write=True, timeout=60)
-assert write.evidence()["pointer"] != pointer
+assert write._evidence()["pointer"] != pointer
 write.copy_from(np.full(write.shape, 7, np.uint8))
 write.release()
 assert (client.get("frame", timeout=60).to_numpy() == 7).all()

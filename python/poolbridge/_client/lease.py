@@ -239,14 +239,11 @@ class BaseLease(ArrayExports):
         """Return a copy of the elements' bytes, in C order; only for memory of the CPU."""
         return self.memoryview().tobytes()
 
-    def evidence(self) -> dict[str, Any]:
-        """Return facts that show that the memory is mapped from another process and is no copy; for diagnosis.
+    def _evidence(self) -> dict[str, Any]:
+        """Return facts that show that the memory is mapped and is no copy, for ``poolsvc verify`` and for tests.
 
-        Returns
-        -------
-        dict
-            ``pointer``: the address of the first element. ``device``: see `device`. ``mapped``: whether the driver or
-            the kernel says that the memory is mapped. Other keys depend on the kind of memory.
+        ``pointer`` is the address of the first element. ``mapped`` says whether the driver or the kernel says that the
+        memory is mapped. Other keys depend on the kind of memory.
         """
         self._lease_state.check_usable()
         pointer = self._lease_state.address(write=self._lease_state.write)

@@ -23,6 +23,6 @@ def read_only(worker: Worker, name: str, expect: Fields) -> None:
             raise AssertionError("poolbridge let a read lease be written")
         ordinal = lease.view(device="cuda").__dlpack_device__()[1]
         with suppress(poolbridge.DriverError):
-            _cuda.copy_from_host(ordinal, lease.evidence()["pointer"], np.zeros(4, np.uint8))
+            _cuda.copy_from_host(ordinal, lease._evidence()["pointer"], np.zeros(4, np.uint8))  # noqa: SLF001
             raise AssertionError("the driver let memory that is mapped read-only be written")
         compare(worker, lease, expect)

@@ -189,5 +189,5 @@ def peer_read(worker: Worker, name: str, expect: Fields, device: str, kernels: s
     with worker.lease(name) as lease:
         reading = Reading(ordinal, kernels, stream)
         lease.used_on(stream)
-        reading.compare(lease.evidence()["pointer"], Pattern(**expect))
+        reading.compare(lease._evidence()["pointer"], Pattern(**expect))  # noqa: SLF001
         _expect_none(reading.finish())

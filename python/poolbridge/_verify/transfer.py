@@ -26,7 +26,7 @@ def compare(worker: Worker, lease: Any, expect: Fields, then: Fields | None = No
 
 def in_place(worker: Worker, lease: BaseLease) -> None:
     """Make sure that the library's array is the shared memory."""
-    consumer, evidence = worker.consumer, lease.evidence()
+    consumer, evidence = worker.consumer, lease._evidence()  # noqa: SLF001
     if not evidence["mapped"] or consumer.pointer(consumer.take(lease)) != evidence["pointer"]:
         raise AssertionError(f"the array of {consumer.name} is not the shared memory: it was copied")
 

@@ -74,7 +74,7 @@ def gate() -> Iterator[Gate]:
 
 
 def address(lease: poolbridge.BaseLease) -> int:
-    return int(lease.evidence()["pointer"])
+    return int(lease._evidence()["pointer"])
 
 
 def use(lease: poolbridge.BaseLease, stream: int) -> int:

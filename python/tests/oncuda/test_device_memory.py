@@ -60,7 +60,7 @@ def test_a_buffer_is_another_processs_memory(client):
     lease = client.allocate((4, 8), "float32")
     assert (lease.device, lease.kind, lease.__dlpack_device__()) == ("cuda:0", "device", (2, 0))
     lease.copy_from(np.arange(32).reshape(4, 8))
-    evidence = lease.evidence()
+    evidence = lease._evidence()
     assert evidence["mapped"]
     assert evidence["route"] == "cuda.core"
     assert evidence["ordinal"] == 0
@@ -91,7 +91,7 @@ with poolbridge.connect({device_service!r}) as client:
 
 def test_capsules_say_where_the_memory_is(client):
     lease = client.allocate((2, 3), "int16")
-    pointer = lease.evidence()["pointer"]
+    pointer = lease._evidence()["pointer"]
     for stream in (None, 1, 2, -1, 12345678):
         seen = look(lease.__dlpack__(stream=stream, max_version=(1, 0)))
         assert (seen.device, seen.data, seen.shape, seen.strides) == ((2, 0), pointer, [2, 3], [3, 1])
@@ -126,7 +126,7 @@ def test_copies_to_the_cpu_and_on_the_device(client):
     seen = look(lease.__dlpack__(max_version=(1, 0), copy=True))
     assert (seen.device, seen.flags) == ((2, 0), 2)
     assert seen.data is not None
-    assert seen.data != lease.evidence()["pointer"]
+    assert seen.data != lease._evidence()["pointer"]
     out = np.empty(4, np.int32)
     _cuda.copy_to_host(0, out, seen.data)
     assert out.tolist() == [1, 2, 3, 4]
@@ -165,7 +165,7 @@ def test_the_cuda_array_interface(client):
         "shape": (2, 3),
         "typestr": "<f4",
         "strides": None,
-        "data": (lease.evidence()["pointer"], False),
+        "data": (lease._evidence()["pointer"], False),
         "stream": None,
     }
     assert not hasattr(view, "__array_interface__")
@@ -181,7 +181,7 @@ def test_cuda_core_takes_it(client):
 
     lease = client.allocate((2, 3), "float32")
     view = StridedMemoryView.from_dlpack(lease, stream_ptr=1)
-    assert (view.ptr, view.shape, view.device_id, view.readonly) == (lease.evidence()["pointer"], (2, 3), 0, False)
+    assert (view.ptr, view.shape, view.device_id, view.readonly) == (lease._evidence()["pointer"], (2, 3), 0, False)
     assert lease.arrays == 1
     other = client.allocate((2, 3), "float32")
     lease.copy_from(np.arange(6).reshape(2, 3))
@@ -236,7 +236,7 @@ def test_one_import_however_many_clients_and_threads(device_service, client):
     def work() -> None:
         with poolbridge.connect(device_service) as other:
             leases = [other.get("x") for _ in range(3)]
-            found.append({lease.evidence()["pointer"] for lease in leases})
+            found.append({lease._evidence()["pointer"] for lease in leases})
 
     threads = [threading.Thread(target=work) for _ in range(8)]
     keep = client.get("x")
@@ -245,7 +245,7 @@ def test_one_import_however_many_clients_and_threads(device_service, client):
     for thread in threads:
         thread.join()
     assert MAPPINGS.imports["blocks"] == before["blocks"]
-    assert found == [{keep.evidence()["pointer"]}] * 8
+    assert found == [{keep._evidence()["pointer"]}] * 8
     assert keep.to_numpy().shape == (16,)
 
 
@@ -300,8 +300,8 @@ def test_the_public_route_leads_to_the_same_memory(device_service, client, monke
     with poolbridge.connect(device_service) as other:
         other.create_pool("second", kind="device", max_bytes=1 << 20)
         lease = other.allocate(16, "float32")
-        assert lease.evidence()["route"] == "cuda.bindings"
-        assert lease.evidence()["mapped"]
+        assert lease._evidence()["route"] == "cuda.bindings"
+        assert lease._evidence()["mapped"]
         lease.copy_from(np.arange(16))
         lease.publish("y", keep=True)
     monkeypatch.undo()

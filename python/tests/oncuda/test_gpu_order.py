@@ -70,7 +70,7 @@ with poolbridge.connect({device_service!r}) as client:
     stream = new_stream()
     for frame in client.subscribe("c"):
         frame.__dlpack__(stream=stream, max_version=(1, 0))
-        seen = read(frame.evidence()["pointer"], {N}, stream)
+        seen = read(frame._evidence()["pointer"], {N}, stream)
         frame.release()
         print(idle(stream), flush=True)
         finish(stream)

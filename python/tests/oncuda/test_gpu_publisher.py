@@ -429,11 +429,11 @@ def test_a_loan_that_is_not_published_ends_after_the_work_on_it(client, other, g
     del publisher
     gc.collect()
     lease = client.allocate(N, "uint8", timeout=60)
-    fill(int(lease.evidence()["pointer"]), N, 2, reader := new_stream())
+    fill(int(lease._evidence()["pointer"]), N, 2, reader := new_stream())
     finish(reader)
     gate.open()
     finish(stream)
-    seen = read(int(lease.evidence()["pointer"]), N, reader)
+    seen = read(int(lease._evidence()["pointer"]), N, reader)
     finish(reader)
     assert (seen == 2).all(), "another block, or written after the work"
     lease.release()

@@ -97,11 +97,11 @@ with poolbridge.connect({path!r}, device={device!r}) as client:
             lease.used_on(stream)
             mine = _cuda.Allocation({ordinal}, lease.nbytes)
             with current({ordinal}):
-                call("cuMemcpyAsync", mine.address, lease.evidence()["pointer"], lease.nbytes, stream)
+                call("cuMemcpyAsync", mine.address, lease._evidence()["pointer"], lease.nbytes, stream)
                 call("cuStreamSynchronize", stream)
             out = np.empty(lease.nbytes, np.uint8)
             _cuda.copy_to_host({ordinal}, out, mine.address)
-            differ = kernels.differ({ordinal}, lease.evidence()["pointer"], lease.nbytes // 4)
+            differ = kernels.differ({ordinal}, lease._evidence()["pointer"], lease.nbytes // 4)
             expected = kernels.masked(lease.nbytes // 4).values().view(np.uint8)
             print(kind, lease.view(device="cuda").device, bool((out == expected).all()), differ, flush=True)
             copy = Copy(lease)
