@@ -160,10 +160,12 @@ def check_alternatives(kind, lines):
         assert name in seen or wanted <= seen, f"{name} was neither measured nor skipped"
 
 
+@pytest.mark.long
 def test_every_alternative_on_host_memory_runs_one_by_one_and_as_a_stream():
     check_alternatives("host", alternatives("host"))
 
 
+@pytest.mark.long
 def test_every_alternative_on_device_memory_runs_one_by_one_and_as_a_stream():
     if importlib.util.find_spec("cuda") is None:
         pytest.skip("the packages of poolbridge[cuda] are not installed")
