@@ -117,14 +117,22 @@ class Service:
         return self._ids
 
     def make_pool(self, request: m.Create) -> FakePool:
-        if request.k != "host":
+        if request.kind != "host":
             raise Refused("unavailable", "the fake service has no GPU")
-        size = -(-request.mx // PAGE) * PAGE
+        size = -(-request.max_bytes // PAGE) * PAGE
         fd = os.memfd_create("poolbridge-fake", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
         os.ftruncate(fd, size)
         fcntl.fcntl(fd, 1033, SEALS)  # F_ADD_SEALS
         return FakePool(
-            m.Pool(id=self.new_id(), nm=request.nm, k="host", mx=request.mx, sx=request.sx, ux=request.ux), fd
+            m.Pool(
+                id=self.new_id(),
+                nm=request.name,
+                k="host",
+                mx=request.max_bytes,
+                sx=request.max_session_bytes,
+                ux=request.max_user_bytes,
+            ),
+            fd,
         )
 
     def make_block(self, pool: FakePool, size: int) -> FakeBlock:
@@ -225,16 +233,22 @@ class Connection(threading.Thread):
     # Operations
 
     def hello(self, request: m.Hello, fds: list[int]) -> m.Reply:
-        if VERSION not in request.v:
+        if VERSION not in request.versions:
             raise Refused("version")
-        features = tuple(feature for feature in request.ft if feature in self.service.features)
+        features = tuple(feature for feature in request.features if feature in self.service.features)
         id_ = self.service.new_id()
-        return m.HelloReply(q=request.q, v=1, ep=self.service.epoch, id=id_, pid=os.getpid(), ft=features)
+        return m.HelloReply(
+            q=request.q, version=1, epoch=self.service.epoch, session=id_, pid=os.getpid(), features=features
+        )
 
     def create(self, request: m.Create, fds: list[int]) -> m.Reply:
         for pool in self.service.pools.values():
-            if pool.info.nm == request.nm:
-                if not request.en or (pool.info.k, pool.info.mx, pool.info.sx) != (request.k, request.mx, request.sx):
+            if pool.info.nm == request.name:
+                if not request.ensure or (pool.info.k, pool.info.mx, pool.info.sx) != (
+                    request.kind,
+                    request.max_bytes,
+                    request.max_session_bytes,
+                ):
                     raise Refused("exists")
                 return self.export_pool(request.q, pool, fds)
         pool = self.service.make_pool(request)
@@ -247,22 +261,22 @@ class Connection(threading.Thread):
             self.opened.add(info.id)
             fds.append(pool.fd)
             info = msgspec.structs.replace(info, x=m.Export(f=1))
-        return m.PoolReply(q=number, p=info)
+        return m.PoolReply(q=number, pool=info)
 
     def open(self, request: m.Open, fds: list[int]) -> m.Reply:
         for pool in self.service.pools.values():
-            if request.nm == pool.info.nm or request.pl == pool.info.id:
+            if request.name == pool.info.nm or request.pool == pool.info.id:
                 return self.export_pool(request.q, pool, fds)
-        raise Refused("timeout" if request.w else "not-found")
+        raise Refused("timeout" if request.wait else "not-found")
 
     def destroy(self, request: m.Destroy, fds: list[int]) -> None:
-        os.close(self.pool(request.pl).fd)
-        self.service.pools.pop(request.pl)
+        os.close(self.pool(request.pool).fd)
+        self.service.pools.pop(request.pool)
 
     def trim(self, request: m.Trim, fds: list[int]) -> m.Reply:
-        pool = self.pool(request.pl)
+        pool = self.pool(request.pool)
         given = sum(block.size for blocks in pool.free.values() for block in blocks)
-        return m.TrimReply(q=request.q, n=given)
+        return m.TrimReply(q=request.q, nbytes=given)
 
     def pool(self, id_: int) -> FakePool:
         try:
@@ -306,38 +320,38 @@ class Connection(threading.Thread):
         return m.LeaseReply(q=number, l=lease.describe(export))
 
     def publish(self, request: m.Publish, fds: list[int]) -> None:
-        lease = self.find(request.l)
-        if request.nm in self.service.names and not request.rp:
+        lease = self.find(request.lease)
+        if request.name in self.service.names and not request.replace:
             raise Refused("exists")
-        old = self.service.names.get(request.nm)
+        old = self.service.names.get(request.name)
         if old is not None:
             old.names -= 1
             self.recycle(old)
-        self.service.names[request.nm] = lease.buffer
-        if request.t is not msgspec.UNSET:
-            lease.buffer.tensor = request.t
+        self.service.names[request.name] = lease.buffer
+        if request.tensor is not msgspec.UNSET:
+            lease.buffer.tensor = request.tensor
         lease.buffer.names += 1
         lease.buffer.writer, lease.write = False, False
         lease.buffer.readers += 1
 
     def unpublish(self, request: m.Unpublish, fds: list[int]) -> None:
-        buffer = self.service.names.pop(request.nm, None)
+        buffer = self.service.names.pop(request.name, None)
         if buffer is None:
             raise Refused("not-found")
         buffer.names -= 1
         self.recycle(buffer)
 
     def get(self, request: m.Get, fds: list[int]) -> m.Reply:
-        buffer = self.service.names.get(request.nm)
+        buffer = self.service.names.get(request.name)
         if buffer is None:
-            raise Refused("timeout" if request.w else "not-found")
-        return self.grant(request.q, buffer, write=request.wr)
+            raise Refused("timeout" if request.wait else "not-found")
+        return self.grant(request.q, buffer, write=request.write)
 
     def leasebuffer(self, request: m.LeaseBuffer, fds: list[int]) -> m.Reply:
-        buffer = self.service.buffers.get(request.bf)
-        if buffer is None or buffer.block.generation != request.ge:
+        buffer = self.service.buffers.get(request.buffer)
+        if buffer is None or buffer.block.generation != request.generation:
             raise Refused("stale")
-        return self.grant(request.q, buffer, write=request.wr)
+        return self.grant(request.q, buffer, write=request.write)
 
     def find(self, id_: int) -> FakeLease:
         try:
@@ -383,10 +397,10 @@ class Connection(threading.Thread):
         """Accept the message `Bye` of a client, and do nothing."""
 
     def dropped(self, request: m.Dropped, fds: list[int]) -> None:
-        self.exported.difference_update(request.bl)
+        self.exported.difference_update(request.blocks)
 
     def recall(self, *blocks: int) -> None:
-        self.send(m.Recall(bl=blocks))
+        self.send(m.Recall(blocks=blocks))
 
     def statsrequest(self, request: m.StatsRequest, fds: list[int]) -> m.Reply:
         service = self.service
@@ -408,7 +422,7 @@ Service.connection_type = Connection
 def working(client: Any, connection: Connection, request: Any, *, named: bool = True) -> None:
     """Send the message `Working`. Return when the client has reached its time limit and has begun to wait again."""
     call = client._session.core._calls[request.q]
-    connection.send(m.Working(rq=request.q if named else 0))
+    connection.send(m.Working(request=request.q if named else 0))
     for expected in (True, False):
         while call.working is not expected and not call.abandoned:
             time.sleep(0.001)

@@ -69,8 +69,8 @@ class TimelineService(Service):
             for other in self.connections:
                 held = tuple(id_ for id_ in failed if any(x.buffer.id == id_ for x in other.leases.values()))
                 if held:
-                    other.send(m.Failed(bf=held))
-                other.send(m.Forget(tl=(timeline,)))
+                    other.send(m.Failed(buffers=held))
+                other.send(m.Forget(timelines=(timeline,)))
             page.close()
             del self.pages[timeline]
 
@@ -80,7 +80,7 @@ class TimelineConnection(Connection):
 
     def timeline(self, request: m.Timeline, fds: list[int]) -> m.Reply:
         pages = self.service.pages
-        id_ = request.tl or next((id_ for id_, page in pages.items() if page.owner is self), 0)
+        id_ = request.timeline or next((id_ for id_, page in pages.items() if page.owner is self), 0)
         if not id_:
             id_ = self.service.new_id()
             fd = os.memfd_create("poolbridge-timeline", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
@@ -91,7 +91,7 @@ class TimelineConnection(Connection):
         if id_ not in pages:
             raise Refused("not-found")
         fds.append(pages[id_].fd)
-        return m.TimelineReply(q=request.q, tl=id_, nw=TIMELINE_WORDS, x=m.Export(f=1))
+        return m.TimelineReply(q=request.q, timeline=id_, words=TIMELINE_WORDS, export=m.Export(f=1))
 
     def seal(self, request: m.Seal, fds: list[int]) -> None:
         for page in self.service.pages.values():
@@ -117,9 +117,9 @@ class TimelineConnection(Connection):
         return reply
 
     def publish(self, request: m.Publish, fds: list[int]) -> None:
-        lease = self.find(request.l)
-        if request.rt is not UNSET:
-            self.service.ready[lease.buffer.id] = self.check([request.rt])
+        lease = self.find(request.lease)
+        if request.ready is not UNSET:
+            self.service.ready[lease.buffer.id] = self.check([request.ready])
         super().publish(request, fds)
 
     def release_one(self, lease: FakeLease, request: m.Release) -> None:

@@ -85,7 +85,7 @@ def test_a_cancelled_wait_is_cancelled_at_the_service(service):
             await task
         await client.stats()
         ((connection, request),) = waiting
-        assert service.seen(m.Cancel) == [m.Cancel(rq=request.q)]
+        assert service.seen(m.Cancel) == [m.Cancel(request=request.q)]
         connection.send(msgspec.msgpack.encode({"q": request.q, "e": {"c": "cancelled", "m": "as you wish"}}))
         await client.stats()
 

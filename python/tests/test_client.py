@@ -54,7 +54,7 @@ def test_get_opens_the_pool_that_the_buffer_is_in(service, client):
     lease = client.get("a")
     with poolbridge.connect(service.path) as other:
         assert other.get("a").shape == (4,)
-        assert [request.pl for request in service.seen(_messages.Open)] == [client._default_pool.id]
+        assert [request.pool for request in service.seen(_messages.Open)] == [client._default_pool.id]
     lease.release()
 
 
@@ -243,7 +243,7 @@ def test_bytes_of_a_pool_may_be_a_size(service, client, size, expected):
     pool = client.create_pool("sized", max_bytes=size, session_bytes=size)
     assert (pool.max_bytes, pool.session_bytes) == (expected, expected)
     client.trim(pool, keep_bytes=size)
-    assert service.seen(_messages.Trim)[-1].n == expected
+    assert service.seen(_messages.Trim)[-1].keep == expected
 
 
 @pytest.mark.parametrize(
@@ -343,7 +343,7 @@ def test_close_returns_leases_and_blocks(service):
     assert lease.released
     assert service.seen(_messages.Release)
     service.wait(lambda: not service.leases)
-    assert [request.bl for request in service.seen(_messages.Dropped) if request.bl]
+    assert [request.blocks for request in service.seen(_messages.Dropped) if request.blocks]
 
 
 def public_names():

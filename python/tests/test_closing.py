@@ -195,7 +195,7 @@ def test_a_request_that_waits_when_its_client_is_closed_says_so_whatever_the_ser
 
         def cancelled(connection, request):
             error = {"c": "cancelled", "m": "the client has cancelled the request"}
-            connection.send(msgspec.msgpack.encode({"q": request.rq, "e": error}))
+            connection.send(msgspec.msgpack.encode({"q": request.request, "e": error}))
 
         fake.tricks |= {"alloc": lambda _connection, _request: asked.set(), "cancel": cancelled}
         client = poolbridge.connect(fake.path, timeout=60)

@@ -68,14 +68,14 @@ class Hostile:
         while session.timelines.own is None:
             yield from know_timeline(session, 0)
         self.words = session.timelines.own.page.words
-        reply = yield Ask(Join(ch=self.channel.id, ro=role), JoinReply)
+        reply = yield Ask(Join(channel=self.channel.id, role=role), JoinReply)
         files = session.take_seat(reply.q)
         _, sequencer, own = files.peek()
-        self.slot = reply.sl
+        self.slot = reply.slot
         self.sequencer, self.own = mmap.mmap(sequencer, 0), mmap.mmap(own, 0)
         files.close()
         before(self)
-        yield Ask(Enter(ch=self.channel.id, mb=reply.mb), Reply)
+        yield Ask(Enter(channel=self.channel.id, member=reply.member), Reply)
 
     def at(self, number: int, part: str) -> int:
         """Return where the record, the description or the meta of a frame begins."""

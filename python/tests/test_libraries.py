@@ -163,7 +163,7 @@ def publish(client: poolbridge.Client, dtype: str, layout: Layout, name: str = "
     state = lease._lease_state
 
     def flow() -> Flow[None]:
-        yield Ask(m.Publish(l=state.grant.id, nm=name, t=tensor, rp=True), m.Reply)
+        yield Ask(m.Publish(lease=state.grant.id, name=name, tensor=tensor, replace=True), m.Reply)
 
     client._run(flow())
     # What the client says of the lease at its end:

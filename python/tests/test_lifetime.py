@@ -228,7 +228,7 @@ def test_a_recalled_block_is_dropped_when_no_lease_needs_it(service, client):
     assert array.tolist() == [3, 3, 3, 3]
     del array
     lease.release()
-    service.wait(lambda: service.seen(_messages.Dropped) == [_messages.Dropped(bl=(block,))])
+    service.wait(lambda: service.seen(_messages.Dropped) == [_messages.Dropped(blocks=(block,))])
     again = client.allocate(4)
     assert again._lease_state.grant.bl == block
     assert again._lease_state.grant.x is not None
@@ -240,7 +240,7 @@ def test_an_idle_client_answers_a_recall(service, client):
     lease.release()
     settle(service, client)
     service.connections[0].recall(block, 999)
-    service.wait(lambda: service.seen(_messages.Dropped) == [_messages.Dropped(bl=(block,))])
+    service.wait(lambda: service.seen(_messages.Dropped) == [_messages.Dropped(blocks=(block,))])
 
 
 def test_a_recall_of_one_session_leaves_another_its_mapping(service, client):

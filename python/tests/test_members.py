@@ -96,7 +96,7 @@ def test_a_producer_does_not_wait_for_the_file_of_a_consumer_that_has_left(clien
     channel = client.create_channel("c", capacity=4)
     publish(client, channel, 0)
     (producer,) = client._session.core.members
-    gone = Member(ch=channel.id, ro="consumer", sl=3, mb=99, x=Export())
+    gone = Member(channel=channel.id, role="consumer", slot=3, member=99, export=Export())
     client._session.core._notice("member", encode(gone), Descriptors())
     assert producer.known == {3: 99}
     publish(client, channel, 1)
@@ -108,7 +108,7 @@ def test_a_producer_that_is_closed_does_not_wait_for_the_file_of_a_consumer(clie
     publish(client, channel, 0)
     (producer,) = client._session.core.members
     producer.native.close()
-    came = Member(ch=channel.id, ro="consumer", sl=3, mb=99, x=Export(f=1))
+    came = Member(channel=channel.id, role="consumer", slot=3, member=99, export=Export(f=1))
     with client._session.lock:
         client._session.core._notice("member", encode(came), Descriptors([os.memfd_create("consumer")]))
     assert producer.known == {3: 99}
@@ -479,10 +479,13 @@ def test_a_consumer_is_told_how_many_frames_it_missed(client, other):
 def test_a_block_that_another_member_has_asked_for_as_well_is_not_dropped():
     core, ids = Core(), (1, 2)
     core.members = [SimpleNamespace(channel=SimpleNamespace(id=2, pl=7))]  # the member of channel 1 has left
-    calls = [core.start(Map(ch=id_, bl=5), MapReply, lambda: None) for id_ in ids]
+    calls = [core.start(Map(channel=id_, block=5), MapReply, lambda: None) for id_ in ids]
     core.outbox.clear()
     for call in calls:
-        core.receive(encode(MapReply(q=call.number, bs=PAGE, ge=1, x=Export(f=0, d=bytes(8)))), Descriptors())
+        core.receive(
+            encode(MapReply(q=call.number, block_nbytes=PAGE, generation=1, export=Export(f=0, d=bytes(8)))),
+            Descriptors(),
+        )
     assert not core.outbox
     assert core.blocks[5].pool == 7
 

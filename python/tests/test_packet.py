@@ -122,7 +122,7 @@ def test_what_is_wrong_is_said(packet, why):
 
 def test_a_packet_that_would_be_too_large_is_not_sent():
     with pytest.raises(ProtocolError, match="65536"):
-        _packet.encode(m.Dropped(bl=tuple([2**40] * 10_000)))
+        _packet.encode(m.Dropped(blocks=tuple([2**40] * 10_000)))
 
 
 # This program makes new types again and again. For each set of types, several threads decode packets at the same time.

@@ -92,14 +92,14 @@ def test_the_watcher_sleeps_while_the_socket_takes_nothing(monkeypatch: pytest.M
     sent = 0
     while session.transport.send(deque([bytes(1000)])):
         sent += 1
-    session.core.tell(Cancel(rq=1))
+    session.core.tell(Cancel(request=1))
     assert not session.flush()
     time.sleep(0.1)
     assert flush.call_count < 5
     other.settimeout(30)
     for _ in range(sent):
         assert other.recv(2000) == bytes(1000)
-    assert other.recv(2000) == encode(Cancel(rq=1))
+    assert other.recv(2000) == encode(Cancel(request=1))
     session.close()
     reader.stop()
     other.close()

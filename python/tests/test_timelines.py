@@ -72,7 +72,7 @@ class Writer:
         self.client.open_pool("frames")
         session = self.client._session
         reply = self.client._reader.call(m.Timeline(), m.TimelineReply, 60)
-        session.adopt(reply.tl, own=True)
+        session.adopt(reply.timeline, own=True)
         assert session.timelines.own is not None
         self.own = session.timelines.own
         self.client.stats()
@@ -80,7 +80,7 @@ class Writer:
     def publish(self, name, value, word=0):
         lease = self.client.allocate(4, "int32")
         self.client._reader.call(
-            m.Publish(l=lease._lease_state.grant.id, nm=name, rt=m.Fence(self.own.id, word, value), kp=True),
+            m.Publish(lease=lease._lease_state.grant.id, name=name, ready=m.Fence(self.own.id, word, value), keep=True),
             m.Reply,
             60,
         )

@@ -206,7 +206,7 @@ def test_a_socket_of_another_user_says_how_to_be_let_in(tmp_path, monkeypatch):
 
 def test_goodbye_is_the_reason_given(service, client):
     def leave(connection, request):
-        connection.send(m.Goodbye(c="closed", m="upgrade"))
+        connection.send(m.Goodbye(code="closed", message="upgrade"))
         connection.hang_up()
 
     service.tricks["stats"] = leave
@@ -225,7 +225,7 @@ def test_goodbye_is_the_reason_given(service, client):
 )
 def test_a_goodbye_instead_of_a_session_is_the_error_of_its_code(service, code, error):
     def refuse(connection, request):
-        connection.send(m.Goodbye(c=code, m="not you"))
+        connection.send(m.Goodbye(code=code, message="not you"))
         connection.hang_up()
 
     service.tricks["hello"] = refuse
@@ -341,7 +341,7 @@ def test_a_lease_on_a_block_that_a_closing_client_has_dropped_is_no_fault_of_the
     client.allocate(4).release()
     service.tricks["get"] = lambda c, r: None
     call = WaitingCall(service, client)
-    late = client._session.ask(m.Get(nm="x"), m.LeaseReply, lambda: None)
+    late = client._session.ask(m.Get(name="x"), m.LeaseReply, lambda: None)
     client._session.begin_close()
     grant = m.Grant(id=7, bf=7, ge=1, pl=1, bl=99, bs=4096, t=m.Tensor(dt="float32"))
     with service.changed:

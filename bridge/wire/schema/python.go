@@ -29,15 +29,10 @@ func (s *structure) python() string {
 	return s.name
 }
 
-// keysAsNames has the structures whose fields have their keys as names in Python.
+// keysAsNames has the structures whose fields still have their keys as names in Python.
 var keysAsNames = map[string]bool{
-	"Error": true, "Tensor": true, "Pool": true, "Export": true, "Fence": true, "Channel": true, "Lease": true, "Hello": true,
-	"HelloReply": true, "Create": true, "PoolReply": true, "Open": true, "Destroy": true, "Trim": true, "TrimReply": true,
-	"Alloc": true, "LeaseReply": true, "Publish": true, "Unpublish": true, "Get": true, "LeaseBuffer": true, "Release": true,
-	"Cancel": true, "Dropped": true, "Timeline": true, "TimelineReply": true, "MakeChannel": true, "ChannelReply": true,
-	"Find": true, "CloseChannel": true, "Join": true, "JoinReply": true, "Enter": true, "Leave": true, "Map": true,
-	"MapReply": true, "Doubt": true, "Recall": true, "Goodbye": true, "Failed": true, "Working": true, "Member": true,
-	"Wanted": true, "Forget": true,
+	"Tensor": true, "Pool": true, "Export": true, "Fence": true, "Channel": true, "Lease": true, "Alloc": true, "LeaseReply": true,
+	"Release": true, "Leave": true, "Wanted": true,
 }
 
 const pythonColumns = 120

@@ -87,33 +87,33 @@ def create_channel(
 ) -> Flow[Channel]:
     """Create a channel, or open the existing channel with the same settings."""
     request = MakeChannel(
-        nm=check_name(name, "channel"),
-        pl=pool,
-        md=check_word(mode, MODES, "mode", MODES),
-        cp=_check_most(capacity, MAX_CAPACITY, "capacity"),
-        fl=check_word(full, FULL, "full", FULL),
+        name=check_name(name, "channel"),
+        pool=pool,
+        mode=check_word(mode, MODES, "mode", MODES),
+        capacity=_check_most(capacity, MAX_CAPACITY, "capacity"),
+        full=check_word(full, FULL, "full", FULL),
     )
     check_able(session)
     reply = yield Ask(request, ChannelReply)
-    channel: Channel = reply.c
+    channel: Channel = reply.channel
     return channel
 
 
 def open_channel(session: Session, name: str, *, timeout: float | None, consume: bool) -> Flow[Channel]:
     """Open a channel by its name, and open the channel's pool. If `consume` is true, closed queues can be found too."""
     timeout = check_timeout(timeout)
-    request = Find(nm=check_name(name, "channel"), co=consume, w=to_milliseconds(timeout))
+    request = Find(name=check_name(name, "channel"), consume=consume, wait=to_milliseconds(timeout))
     check_able(session)
     reply = yield Ask(request, ChannelReply, timeout)
-    channel: Channel = reply.c
+    channel: Channel = reply.channel
     if session.pool_info(channel.pl) is None:
-        yield Ask(Open(pl=channel.pl), PoolReply)
+        yield Ask(Open(pool=channel.pl), PoolReply)
     return channel
 
 
 def close(session: Session, channel: Channel) -> Flow[None]:
     """Close a channel for all clients."""
-    yield Ask(CloseChannel(ch=channel.id), Reply)
+    yield Ask(CloseChannel(channel=channel.id), Reply)
     producer = session.producers.get(channel.id)
     if producer is not None:
         producer.over = True

@@ -153,7 +153,7 @@ def session_of(client: ClientState) -> Session:
 
 def hello() -> Hello:
     """Make the first request of a session."""
-    return Hello(v=(VERSION,), nm=_program_name(), ft=FEATURES)
+    return Hello(versions=(VERSION,), name=_program_name(), features=FEATURES)
 
 
 @contextmanager

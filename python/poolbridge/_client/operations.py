@@ -277,26 +277,26 @@ def create_pool(
 ) -> Flow[Pool]:
     """Create and open a pool. If `exist_ok` is true and the pool exists with the same settings, only open the pool."""
     request = Create(
-        nm=check_name(name, "pool"),
-        k=check_word(kind, KINDS, "kind", KINDS),
-        dv="" if device is None else str(check_device(device)),
-        mx=check_bytes(max_bytes, "max_bytes", least=1),
-        sx=check_bytes(session_bytes, "session_bytes"),
-        ux=check_bytes(user_bytes, "user_bytes"),
-        ui=_check_ids(uids, "uid"),
-        gi=_check_ids(gids, "gid"),
-        en=check_flag(exist_ok, "exist_ok"),
+        name=check_name(name, "pool"),
+        kind=check_word(kind, KINDS, "kind", KINDS),
+        device="" if device is None else str(check_device(device)),
+        max_bytes=check_bytes(max_bytes, "max_bytes", least=1),
+        max_session_bytes=check_bytes(session_bytes, "session_bytes"),
+        max_user_bytes=check_bytes(user_bytes, "user_bytes"),
+        uids=_check_ids(uids, "uid"),
+        gids=_check_ids(gids, "gid"),
+        ensure=check_flag(exist_ok, "exist_ok"),
     )
     reply = yield from ask(request, PoolReply)
-    return pool_of(reply.p)
+    return pool_of(reply.pool)
 
 
 def open_pool(name: str, *, timeout: float | None) -> Flow[Pool]:
     """Wait until a pool exists and is ready, and open the pool."""
     timeout = check_timeout(timeout)
-    request = Open(nm=check_name(name, "pool"), w=to_milliseconds(timeout))
+    request = Open(name=check_name(name, "pool"), wait=to_milliseconds(timeout))
     reply = yield from ask(request, PoolReply, timeout)
-    return pool_of(reply.p)
+    return pool_of(reply.pool)
 
 
 def destroy_pool(pool: Pool | str) -> Flow[Pool]:
@@ -309,14 +309,14 @@ def destroy_pool(pool: Pool | str) -> Flow[Pool]:
         if found is None:
             raise NotFoundError(f"there is no pool {name!r} that this user may use or destroy")
         pool = found
-    yield from ask(Destroy(pl=pool.id), Reply)
+    yield from ask(Destroy(pool=pool.id), Reply)
     return pool
 
 
 def trim(pool: Pool, *, keep_bytes: int | str) -> Flow[int]:
     """Let the service free unused blocks of a pool; return the number of freed bytes."""
-    reply = yield from ask(Trim(pl=pool.id, n=check_bytes(keep_bytes, "keep_bytes")), TrimReply)
-    return reply.n
+    reply = yield from ask(Trim(pool=pool.id, keep=check_bytes(keep_bytes, "keep_bytes")), TrimReply)
+    return reply.nbytes
 
 
 def stats() -> Flow[ServiceStats]:
@@ -492,10 +492,10 @@ def _held(session: Session, found: Spare) -> Flow[LeaseState]:
 def get(session: Session, name: str, *, write: bool, timeout: float | None) -> Flow[LeaseState]:
     """Lease the buffer that was published under a name."""
     timeout = check_timeout(timeout)
-    request = Get(nm=check_name(name, "buffer"), wr=check_flag(write, "write"), w=to_milliseconds(timeout))
+    request = Get(name=check_name(name, "buffer"), write=check_flag(write, "write"), wait=to_milliseconds(timeout))
     reply = yield Ask(request, LeaseReply, timeout)
     state = held(session, reply.l) or (yield from take(session, reply.l))
-    state.name = request.nm
+    state.name = request.name
     return state
 
 
@@ -503,10 +503,10 @@ def lease(session: Session, buffer_id: int, generation: int, *, write: bool, tim
     """Lease a buffer by its id."""
     timeout = check_timeout(timeout)
     request = LeaseBuffer(
-        bf=check_count(buffer_id, "buffer_id"),
-        ge=check_count(generation, "generation"),
-        wr=check_flag(write, "write"),
-        w=to_milliseconds(timeout),
+        buffer=check_count(buffer_id, "buffer_id"),
+        generation=check_count(generation, "generation"),
+        write=check_flag(write, "write"),
+        wait=to_milliseconds(timeout),
     )
     reply = yield Ask(request, LeaseReply, timeout)
     return held(session, reply.l) or (yield from take(session, reply.l))
@@ -525,7 +525,9 @@ def publish(state: LeaseState, name: str, *, keep: bool, replace: bool, stream: 
     mark = None if event is None else local_event(state, event)
     made = yield from ready(state, stream, mark)
     handle = mark.ipc_handle if mark is not None and made is not None else b""
-    yield from ask(Publish(l=state.grant.id, nm=name, kp=keep, rp=replace, rt=made or UNSET, ev=handle), Reply)
+    yield from ask(
+        Publish(lease=state.grant.id, name=name, keep=keep, replace=replace, ready=made or UNSET, event=handle), Reply
+    )
     state.write = False
     if state.promise is not None:
         # If this process uses the buffer through this lease, this process also has to wait for the promise.
@@ -623,4 +625,4 @@ def wait(state: LeaseState, timeout: float | None) -> Flow[None]:
 
 def unpublish(name: str) -> Flow[None]:
     """Remove the published name `name`. The buffer's leases stay valid."""
-    yield from ask(Unpublish(nm=check_name(name, "buffer")), Reply)
+    yield from ask(Unpublish(name=check_name(name, "buffer")), Reply)

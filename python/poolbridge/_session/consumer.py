@@ -317,7 +317,7 @@ class Consumer(Membership):
     def learn(self, grant: Grant) -> Flow[None]:
         """Count a frame as a lease of its block. If this session does not know the block, ask for the block first."""
         while not self.count(grant):
-            yield Ask(Map(ch=self.channel.id, bl=grant.bl), MapReply)
+            yield Ask(Map(channel=self.channel.id, block=grant.bl), MapReply)
 
     def keep(self, frame: _native.Frame, kept: Kept) -> None:
         """Keep the array of a frame for later frames with the same producer, block and description."""
@@ -344,7 +344,7 @@ class Consumer(Membership):
 
     def report(self, number: int, why: object) -> FrameCorruptError:
         """Tell the service which frame is inconsistent, and return the error that the caller must raise."""
-        self.session.tell(Doubt(ch=self.channel.id, mb=self.member, sq=number))
+        self.session.tell(Doubt(channel=self.channel.id, member=self.member, sequence=number))
         return FrameCorruptError(f"frame {number} of channel {self.channel.nm!r} has failed: {why}")
 
     # Settling

@@ -140,7 +140,7 @@ class Core:
         """Stop waiting for a reply. If the reply still comes, end the lease or membership that the reply grants."""
         if not call.done and not call.abandoned:
             call.abandoned = True
-            self.tell(Cancel(rq=call.number))
+            self.tell(Cancel(request=call.number))
         elif isinstance(call.reply, LeaseReply) and not call.abandoned:
             call.abandoned = True
             self.release(call.reply.l, failed=False)
@@ -170,7 +170,7 @@ class Core:
         descriptors = self.seats.pop(call.number, None)
         if descriptors is not None and isinstance(call.reply, JoinReply):
             descriptors.close()
-            self.tell(Leave(ch=call.request.ch, mb=call.reply.mb))
+            self.tell(Leave(ch=call.request.channel, mb=call.reply.member))
 
     def forsake(self, request: Request) -> None:
         """Stop waiting for the reply to a request, if `start` has put this request into the outbox."""
@@ -206,7 +206,7 @@ class Core:
         """Forget a block that was unmapped, and tell the service."""
         if self.blocks.pop(block.id, None) is not None:
             block.descriptors.close()
-            self.tell(Dropped(bl=(block.id,)))
+            self.tell(Dropped(blocks=(block.id,)))
 
     def _next_number(self) -> int:
         while True:
@@ -266,12 +266,12 @@ class Core:
             if isinstance(envelope.e, UnsetType):
                 raise ProtocolError("a packet is neither a reply nor a notice")
             # The error belongs to no request: the service sends such an error before it closes the connection.
-            raise _received_errors.exception(envelope.e.c, envelope.e.m)
+            raise _received_errors.exception(envelope.e.code, envelope.e.message)
         return idle
 
     def _notice(self, name: str, data: bytes, descriptors: Descriptors) -> list[SessionBlock]:
         if name == "recall":
-            recalled = [self.blocks[id_] for id_ in decode(data, Recall).bl if id_ in self.blocks]
+            recalled = [self.blocks[id_] for id_ in decode(data, Recall).blocks if id_ in self.blocks]
             for block in recalled:
                 block.recalled = True
                 block.arrays.clear()
@@ -285,7 +285,7 @@ class Core:
         elif name == "member":
             self._member(decode(data, Member), descriptors)
         elif name == "working":
-            number = decode(data, Working).rq
+            number = decode(data, Working).request
             for call in self._calls.values():
                 call.working = call.working or number in {0, call.number}
         else:
@@ -294,12 +294,12 @@ class Core:
 
     def _member(self, member: Member, descriptors: Descriptors) -> None:
         """Pass the file of a new member of a channel to this session's members of the other role in that channel."""
-        _, own = _claim(member.x, descriptors)
-        fd = own.one() if member.x.f else None  # without a descriptor, the member has left already
+        _, own = _claim(member.export, descriptors)
+        fd = own.one() if member.export.f else None  # without a descriptor, the member has left already
         try:
             for mine in self.members:
-                if mine.channel.id == member.ch and mine.role != member.ro:
-                    mine.meet(member.sl, member.mb, fd)
+                if mine.channel.id == member.channel and mine.role != member.role:
+                    mine.meet(member.slot, member.member, fd)
         finally:
             if fd is not None:
                 os.close(fd)
@@ -318,7 +318,7 @@ class Core:
             self._take_unawaited(envelope, data, descriptors)
             return
         if not isinstance(envelope.e, UnsetType):
-            error = _received_errors.exception(envelope.e.c, envelope.e.m)
+            error = _received_errors.exception(envelope.e.code, envelope.e.message)
             decode(data, Reply)
             del self._calls[call.number]
             self._answered.append((call.request, call.reply_type))
@@ -354,53 +354,55 @@ class Core:
         if isinstance(reply, LeaseReply):
             self._learn_grant(reply.l, descriptors)
         elif isinstance(reply, PoolReply):
-            export, own = _claim(reply.p.x, descriptors)
-            info = structs.replace(reply.p, x=UNSET)
+            export, own = _claim(reply.pool.x, descriptors)
+            info = structs.replace(reply.pool, x=UNSET)
             if info.id in self.pools:
                 own.close()
                 self.pools[info.id].info = info
             else:
                 self.pools[info.id] = SessionPool(info, export, own)
         elif isinstance(reply, TimelineReply):
-            _, own = _claim(reply.x, descriptors)
-            if reply.nw != TIMELINE_WORDS or len(own) != 1:
+            _, own = _claim(reply.export, descriptors)
+            if reply.words != TIMELINE_WORDS or len(own) != 1:
                 own.close()
                 raise ProtocolError(
-                    f"timeline {reply.tl} has {reply.nw} words; expected {TIMELINE_WORDS}, and one descriptor"
+                    f"timeline {reply.timeline} has {reply.words} words; expected {TIMELINE_WORDS}, and one descriptor"
                 )
-            if reply.tl in self.pages:
+            if reply.timeline in self.pages:
                 own.close()
             else:
-                self.pages[reply.tl] = own
+                self.pages[reply.timeline] = own
         elif isinstance(reply, (JoinReply, MapReply)):
             self._learn_memory(call, reply, descriptors)
         elif isinstance(reply, HelloReply):
-            if reply.v != VERSION:
-                raise _errors.VersionError(f"the service chose protocol version {reply.v}; offered was {VERSION}")
-            self.epoch, self.session_id, self.service_pid = reply.ep, reply.id, reply.pid
-            self.features = reply.ft
+            if reply.version != VERSION:
+                raise _errors.VersionError(f"the service chose protocol version {reply.version}; offered was {VERSION}")
+            self.epoch, self.session_id, self.service_pid = reply.epoch, reply.session, reply.pid
+            self.features = reply.features
 
     def _learn_memory(self, call: Call, reply: JoinReply | MapReply, descriptors: Descriptors) -> None:
-        export, own = _claim(reply.x, descriptors)
+        export, own = _claim(reply.export, descriptors)
         if isinstance(reply, JoinReply):
             if (count := len(own)) != _SEAT_FILES:
                 own.close()
                 raise ProtocolError(f"a member of a channel came with {count} file descriptors; expected {_SEAT_FILES}")
             self.seats[reply.q] = own
             return
-        id_ = call.request.bl
+        id_ = call.request.block
         # The member whose request this reply answers may have left. So look at every request that waits for this block:
         # if another member of this session needs the block, the session must not drop the block now.
         channels = {
-            one.request.ch for one in self._calls.values() if isinstance(one.request, Map) and one.request.bl == id_
+            one.request.channel
+            for one in self._calls.values()
+            if isinstance(one.request, Map) and one.request.block == id_
         }
         pool = next((member.channel.pl for member in self.members if member.channel.id in channels), 0)
         if id_ not in self.blocks and pool:
-            self.blocks[id_] = SessionBlock(id_, pool, reply.bs, export, own, generation=reply.ge)
+            self.blocks[id_] = SessionBlock(id_, pool, reply.block_nbytes, export, own, generation=reply.generation)
             return
         own.close()  # another thread has asked for the block too, or the member that asked has left
         if id_ not in self.blocks:
-            self.tell(Dropped(bl=(id_,)))
+            self.tell(Dropped(blocks=(id_,)))
 
     def _learn_grant(self, grant: Grant, descriptors: Descriptors) -> None:
         block = self.blocks.get(grant.bl)

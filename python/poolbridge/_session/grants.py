@@ -64,8 +64,8 @@ def take(session: Session, grant: Grant, consumer: Consumer | None = None) -> Fl
         _tensor.from_wire(grant.t, grant.n)  # check the description before anything is mapped
         pool = session.pool_info(grant.pl)
         if pool is None:
-            reply = yield from ask(Open(pl=grant.pl), PoolReply)
-            pool = reply.p
+            reply = yield from ask(Open(pool=grant.pl), PoolReply)
+            pool = reply.pool
         memory = session.mapped(grant.bl)
         if memory is None:
             memory = yield Do(partial(session.map, grant.bl))
@@ -87,10 +87,10 @@ def take(session: Session, grant: Grant, consumer: Consumer | None = None) -> Fl
 def know_timeline(session: Session, timeline: int) -> Flow[None]:
     """Ask the service for a timeline's page, and map the page. `timeline` 0 stands for the session's own timeline."""
     try:
-        reply = yield from ask(Timeline(tl=timeline), TimelineReply)
+        reply = yield from ask(Timeline(timeline=timeline), TimelineReply)
     except (NotFoundError, StaleError):
         if not timeline:
             raise
         session.timelines.add_gone(timeline)
     else:
-        session.adopt(reply.tl, own=not timeline)
+        session.adopt(reply.timeline, own=not timeline)

@@ -191,18 +191,18 @@ def join(
     """
     while session.timelines.own is None:
         yield from know_timeline(session, 0)
-    reply = yield Ask(Join(ch=channel.id, ro=role, ol=oldest, fl=full), JoinReply)
+    reply = yield Ask(Join(channel=channel.id, role=role, oldest=oldest, full=full), JoinReply)
     descriptors = session.take_seat(reply.q)
     try:
-        member = make(_open(role, descriptors, reply), reply.mb)
+        member = make(_open(role, descriptors, reply), reply.member)
     except BaseException:
-        session.tell(Leave(ch=channel.id, mb=reply.mb))
+        session.tell(Leave(ch=channel.id, mb=reply.member))
         raise
     finally:
         descriptors.close()
     session.add_member(member)
     try:
-        yield Ask(Enter(ch=channel.id, mb=reply.mb), Reply)
+        yield Ask(Enter(channel=channel.id, member=reply.member), Reply)
     except BaseException:
         session.leave(member)
         raise
@@ -211,4 +211,4 @@ def join(
 
 def _open(role: str, descriptors: Descriptors, reply: JoinReply) -> Any:
     make = NATIVE.Producer if role == "producer" else NATIVE.Consumer
-    return make(*descriptors.peek(), reply.sl, reply.mb)
+    return make(*descriptors.peek(), reply.slot, reply.member)

@@ -138,7 +138,7 @@ class Session(SessionMembers):
     def cancel(self, call: Call) -> None:
         """Ask the service to end the wait of a request. The reply still comes: an error, or the result."""
         with self.lock:
-            self.core.tell(Cancel(rq=call.number))
+            self.core.tell(Cancel(request=call.number))
             self._flush()
 
     def flush(self) -> bool:
@@ -218,9 +218,9 @@ class Session(SessionMembers):
         if not isinstance(error, ConnectionLostError) or goodbye is None:
             return error
         if not self.core.epoch:  # the service has not accepted the session
-            return _received_errors.exception(goodbye.c, goodbye.m)
+            return _received_errors.exception(goodbye.code, goodbye.message)
         return ConnectionLostError(
-            f"the service said goodbye ({goodbye.c}): {goodbye.m}. So {_error_texts.SESSION_LOST}"
+            f"the service said goodbye ({goodbye.code}): {goodbye.message}. So {_error_texts.SESSION_LOST}"
         )
 
     # Leases
@@ -420,15 +420,15 @@ class Session(SessionMembers):
         news, self.core.news = self.core.news, []
         for notice in news:
             if isinstance(notice, Forget):
-                self.timelines.forget(notice.tl)
+                self.timelines.forget(notice.timelines)
                 continue
             if isinstance(notice, Wanted):
                 self.spares.want(notice.pl)
                 continue
-            self.lost.update(notice.bf)
+            self.lost.update(notice.buffers)
             for reference in list(self.lease_states.values()):
                 state = reference()
-                if state is not None and state.grant.bf in notice.bf:
+                if state is not None and state.grant.bf in notice.buffers:
                     state.lost = True
 
     # Closing

@@ -233,7 +233,9 @@ class SessionMembers(SessionMemory):
         if self.ended is not None:
             return
         made: list[Call] = []
-        made.append(self.core.start(Timeline(tl=timeline), TimelineReply, partial(self._learned, timeline, made, then)))
+        made.append(
+            self.core.start(Timeline(timeline=timeline), TimelineReply, partial(self._learned, timeline, made, then))
+        )
         self._flush()
 
     def _learned(self, timeline: int, made: list[Call], then: Callable[[int], None]) -> None:

@@ -25,8 +25,8 @@ Epoch = Annotated[bytes, Meta(min_length=16, max_length=16)]
 class Error(Struct, omit_defaults=True):
     """Says why a request failed."""
 
-    c: str  # error code, see Error
-    m: str  # text for people, cut to fit
+    code: str = field(name="c")  # error code, see Error
+    message: str = field(name="m")  # text for people, cut to fit
 
 
 class Tensor(Struct, omit_defaults=True):
@@ -254,9 +254,9 @@ class Hello(Request, kw_only=True, tag="hello"):
     `HelloReply` answers it.
     """
 
-    v: tuple[U, ...]  # versions that the client speaks
-    nm: str = ""  # the program's name, for people
-    ft: tuple[str, ...] = ()  # features of the client
+    versions: tuple[U, ...] = field(name="v")  # versions that the client speaks
+    name: str = field(default="", name="nm")  # the program's name, for people
+    features: tuple[str, ...] = field(default=(), name="ft")  # features of the client
 
 
 class Create(Request, kw_only=True, tag="create"):
@@ -265,15 +265,15 @@ class Create(Request, kw_only=True, tag="create"):
     `PoolReply` answers it.
     """
 
-    nm: str  # pool name
-    k: str  # kind, see Kinds
-    dv: str = ""  # device: an ordinal or a UUID; left out: the first
-    mx: U  # most bytes of the pool
-    sx: U = 0  # most bytes of a session
-    ux: U = 0  # most bytes of a user
-    ui: tuple[U, ...] = ()  # users who may use the pool; without `ui` and `gi`: the maker
-    gi: tuple[U, ...] = ()  # groups who may use the pool
-    en: bool = False  # open a pool with the same settings
+    name: str = field(name="nm")  # pool name
+    kind: str = field(name="k")  # kind, see Kinds
+    device: str = field(default="", name="dv")  # device: an ordinal or a UUID; left out: the first
+    max_bytes: U = field(name="mx")  # most bytes of the pool
+    max_session_bytes: U = field(default=0, name="sx")  # most bytes of a session
+    max_user_bytes: U = field(default=0, name="ux")  # most bytes of a user
+    uids: tuple[U, ...] = field(default=(), name="ui")  # users who may use the pool; without `ui` and `gi`: the maker
+    gids: tuple[U, ...] = field(default=(), name="gi")  # groups who may use the pool
+    ensure: bool = field(default=False, name="en")  # open a pool with the same settings
 
 
 class Open(Request, kw_only=True, tag="open"):
@@ -284,15 +284,15 @@ class Open(Request, kw_only=True, tag="open"):
     `PoolReply` answers it.
     """
 
-    nm: str = ""  # pool name
-    pl: U = 0  # pool id, of a lease
-    w: U = 0  # milliseconds to wait
+    name: str = field(default="", name="nm")  # pool name
+    pool: U = field(default=0, name="pl")  # pool id, of a lease
+    wait: U = field(default=0, name="w")  # milliseconds to wait
 
 
 class Destroy(Request, kw_only=True, tag="destroy"):
     """Ends a pool."""
 
-    pl: U  # pool id
+    pool: U = field(name="pl")  # pool id
 
 
 class Trim(Request, kw_only=True, tag="trim"):
@@ -301,8 +301,8 @@ class Trim(Request, kw_only=True, tag="trim"):
     `TrimReply` answers it.
     """
 
-    pl: U  # pool id
-    n: U = 0  # bytes of unused blocks to keep
+    pool: U = field(name="pl")  # pool id
+    keep: U = field(default=0, name="n")  # bytes of unused blocks to keep
 
 
 class Alloc(Request, kw_only=True, tag="alloc"):
@@ -319,20 +319,19 @@ class Alloc(Request, kw_only=True, tag="alloc"):
 class Publish(Request, kw_only=True, tag="publish"):
     """Gives a name to the buffer of a write lease."""
 
-    # lease id, of a write lease
-    l: U  # noqa: E741 - the wire's key
-    nm: str  # buffer name
-    t: Tensor | UnsetType = UNSET  # new description; left out: that of `alloc`
-    kp: bool = False  # keep the name when the session ends
-    rp: bool = False  # replace an existing name of the same user
-    rt: Fence | UnsetType = UNSET  # when the content is complete; left out: now
-    ev: bytes = b""  # interprocess event; only beside `rt`
+    lease: U = field(name="l")  # lease id, of a write lease
+    name: str = field(name="nm")  # buffer name
+    tensor: Tensor | UnsetType = field(default=UNSET, name="t")  # new description; left out: that of `alloc`
+    keep: bool = field(default=False, name="kp")  # keep the name when the session ends
+    replace: bool = field(default=False, name="rp")  # replace an existing name of the same user
+    ready: Fence | UnsetType = field(default=UNSET, name="rt")  # when the content is complete; left out: now
+    event: bytes = field(default=b"", name="ev")  # interprocess event; only beside `rt`
 
 
 class Unpublish(Request, kw_only=True, tag="unpublish"):
     """Removes a name."""
 
-    nm: str  # buffer name
+    name: str = field(name="nm")  # buffer name
 
 
 class Get(Request, kw_only=True, tag="get"):
@@ -341,9 +340,9 @@ class Get(Request, kw_only=True, tag="get"):
     `LeaseReply` answers it.
     """
 
-    nm: str  # buffer name
-    wr: bool = False  # a write lease
-    w: U = 0  # milliseconds to wait
+    name: str = field(name="nm")  # buffer name
+    write: bool = field(default=False, name="wr")  # a write lease
+    wait: U = field(default=0, name="w")  # milliseconds to wait
 
 
 class LeaseBuffer(Request, kw_only=True, tag="lease"):
@@ -352,10 +351,10 @@ class LeaseBuffer(Request, kw_only=True, tag="lease"):
     `LeaseReply` answers it.
     """
 
-    bf: U  # buffer id
-    ge: U  # generation of the buffer's block
-    wr: bool = False  # a write lease
-    w: U = 0  # milliseconds to wait
+    buffer: U = field(name="bf")  # buffer id
+    generation: U = field(name="ge")  # generation of the buffer's block
+    write: bool = field(default=False, name="wr")  # a write lease
+    wait: U = field(default=0, name="w")  # milliseconds to wait
 
 
 class Release(Request, kw_only=True, tag="release"):
@@ -375,13 +374,13 @@ class Release(Request, kw_only=True, tag="release"):
 class Cancel(Request, kw_only=True, tag="cancel"):
     """Ends the wait of another request."""
 
-    rq: U  # number of a request of this session
+    request: U = field(name="rq")  # number of a request of this session
 
 
 class Dropped(Request, kw_only=True, tag="dropped"):
     """Says which blocks the client has unmapped."""
 
-    bl: tuple[U, ...]  # block ids
+    blocks: tuple[U, ...] = field(name="bl")  # block ids
 
 
 class StatsRequest(Request, kw_only=True, tag="stats"):
@@ -434,7 +433,8 @@ class Timeline(Request, kw_only=True, tag="timeline"):
     `TimelineReply` answers it.
     """
 
-    tl: U = 0  # timeline id; left out: the session's own, which the first such request makes
+    # timeline id; left out: the session's own, which the first such request makes
+    timeline: U = field(default=0, name="tl")
 
 
 class Seal(Request, kw_only=True, tag="seal"):
@@ -450,11 +450,11 @@ class MakeChannel(Request, kw_only=True, tag="channel"):
     `ChannelReply` answers it.
     """
 
-    nm: str  # channel name
-    pl: U  # pool id
-    md: str = ""  # mode; left out: `broadcast`
-    cp: U  # capacity, in frames
-    fl: str = ""  # policy when full; left out: `block`
+    name: str = field(name="nm")  # channel name
+    pool: U = field(name="pl")  # pool id
+    mode: str = field(default="", name="md")  # mode; left out: `broadcast`
+    capacity: U = field(name="cp")  # capacity, in frames
+    full: str = field(default="", name="fl")  # policy when full; left out: `block`
 
 
 class Find(Request, kw_only=True, tag="find"):
@@ -463,9 +463,9 @@ class Find(Request, kw_only=True, tag="find"):
     `ChannelReply` answers it.
     """
 
-    nm: str  # channel name
-    co: bool = False  # look for frames: closed queues with frames come first
-    w: U = 0  # milliseconds to wait
+    name: str = field(name="nm")  # channel name
+    consume: bool = field(default=False, name="co")  # look for frames: closed queues with frames come first
+    wait: U = field(default=0, name="w")  # milliseconds to wait
 
 
 class CloseChannel(Request, kw_only=True, tag="close"):
@@ -474,7 +474,7 @@ class CloseChannel(Request, kw_only=True, tag="close"):
     Consumers still get the remaining frames.
     """
 
-    ch: U  # channel id
+    channel: U = field(name="ch")  # channel id
 
 
 class Join(Request, kw_only=True, tag="join"):
@@ -483,10 +483,10 @@ class Join(Request, kw_only=True, tag="join"):
     `JoinReply` answers it.
     """
 
-    ch: U  # channel id
-    ro: str  # `producer` or `consumer`
-    ol: bool = False  # begin with the oldest kept frame of a broadcast
-    fl: str = ""  # policy of this consumer; left out: the channel's
+    channel: U = field(name="ch")  # channel id
+    role: str = field(name="ro")  # `producer` or `consumer`
+    oldest: bool = field(default=False, name="ol")  # begin with the oldest kept frame of a broadcast
+    full: str = field(default="", name="fl")  # policy of this consumer; left out: the channel's
 
 
 class Enter(Request, kw_only=True, tag="enter"):
@@ -495,8 +495,8 @@ class Enter(Request, kw_only=True, tag="enter"):
     The member takes part once this is answered.
     """
 
-    ch: U  # channel id
-    mb: U  # member id
+    channel: U = field(name="ch")  # channel id
+    member: U = field(name="mb")  # member id
 
 
 class Leave(Request, kw_only=True, tag="leave"):
@@ -514,16 +514,16 @@ class Map(Request, kw_only=True, tag="map"):
     `MapReply` answers it.
     """
 
-    ch: U  # channel id
-    bl: U  # block id
+    channel: U = field(name="ch")  # channel id
+    block: U = field(name="bl")  # block id
 
 
 class Doubt(Request, kw_only=True, tag="doubt"):
     """Reports a frame whose record contradicts itself or the block."""
 
-    ch: U  # channel id
-    mb: U  # member id of the consumer
-    sq: U  # number of the frame
+    channel: U = field(name="ch")  # channel id
+    member: U = field(name="mb")  # member id of the consumer
+    sequence: U = field(name="sq")  # number of the frame
 
 
 # Replies
@@ -555,11 +555,11 @@ class HelloReply(Reply, kw_only=True):
     Answers `Hello`.
     """
 
-    v: U  # the chosen version
-    ep: Epoch  # the service's epoch
-    id: U  # session id
+    version: U = field(name="v")  # the chosen version
+    epoch: Epoch = field(name="ep")  # the service's epoch
+    session: U = field(name="id")  # session id
     pid: U  # the service's process id, for people
-    ft: tuple[str, ...] = ()  # features of both
+    features: tuple[str, ...] = field(default=(), name="ft")  # features of both
 
 
 class PoolReply(Reply, kw_only=True):
@@ -568,7 +568,7 @@ class PoolReply(Reply, kw_only=True):
     Answers `Create` and `Open`.
     """
 
-    p: Pool  # the pool
+    pool: Pool = field(name="p")  # the pool
 
 
 class TrimReply(Reply, kw_only=True):
@@ -577,7 +577,7 @@ class TrimReply(Reply, kw_only=True):
     Answers `Trim`.
     """
 
-    n: U  # bytes freed at once
+    nbytes: U = field(name="n")  # bytes freed at once
 
 
 class LeaseReply(Reply, kw_only=True):
@@ -630,9 +630,9 @@ class TimelineReply(Reply, kw_only=True):
     Answers `Timeline`.
     """
 
-    tl: U  # timeline id
-    nw: U  # number of words
-    x: Export  # one descriptor: a memfd of 135,168 bytes
+    timeline: U = field(name="tl")  # timeline id
+    words: U = field(name="nw")  # number of words
+    export: Export = field(name="x")  # one descriptor: a memfd of 135,168 bytes
 
 
 class ChannelReply(Reply, kw_only=True):
@@ -641,7 +641,7 @@ class ChannelReply(Reply, kw_only=True):
     Answers `MakeChannel` and `Find`.
     """
 
-    c: Channel  # the channel
+    channel: Channel = field(name="c")  # the channel
 
 
 class JoinReply(Reply, kw_only=True):
@@ -650,9 +650,9 @@ class JoinReply(Reply, kw_only=True):
     Answers `Join`.
     """
 
-    sl: U  # slot in the roster
-    mb: U  # member id
-    x: Export  # three descriptors: roster, sequencer, and the member's own file
+    slot: U = field(name="sl")  # slot in the roster
+    member: U = field(name="mb")  # member id
+    export: Export = field(name="x")  # three descriptors: roster, sequencer, and the member's own file
 
 
 class MapReply(Reply, kw_only=True):
@@ -661,9 +661,9 @@ class MapReply(Reply, kw_only=True):
     Answers `Map`.
     """
 
-    ge: U  # generation: how many buffers have used the block, with this one
-    bs: U  # bytes of the block
-    x: Export  # how to map the block
+    generation: U = field(name="ge")  # generation: how many buffers have used the block, with this one
+    block_nbytes: U = field(name="bs")  # bytes of the block
+    export: Export = field(name="x")  # how to map the block
 
 
 # Notices
@@ -678,36 +678,36 @@ class Notice(Struct, omit_defaults=True):
 class Recall(Struct, omit_defaults=True, tag_field="n", tag="recall"):
     """Asks the client to unmap blocks once no lease needs them, and then to send `dropped`."""
 
-    bl: tuple[U, ...]  # block ids
+    blocks: tuple[U, ...] = field(name="bl")  # block ids
 
 
 class Goodbye(Struct, omit_defaults=True, tag_field="n", tag="goodbye"):
     """Says why the service is about to close the connection."""
 
-    c: str  # error code, see Error
-    m: str  # text for people, cut to fit
+    code: str = field(name="c")  # error code, see Error
+    message: str = field(name="m")  # text for people, cut to fit
 
 
 class Failed(Struct, omit_defaults=True, tag_field="n", tag="failed"):
     """Names leased buffers whose writer died before the content was complete."""
 
-    bf: tuple[U, ...]  # buffer ids
+    buffers: tuple[U, ...] = field(name="bf")  # buffer ids
 
 
 class Working(Struct, omit_defaults=True, tag_field="n", tag="working"):
     """Says that a request takes long."""
 
-    rq: U = 0  # request number; left out: a request for which all later requests wait
+    request: U = field(default=0, name="rq")  # request number; left out: a request for which all later requests wait
 
 
 class Member(Struct, omit_defaults=True, kw_only=True, tag_field="n", tag="member"):
     """Gives the session the file of a member of a channel, for its own members of the other role."""
 
-    ch: U  # channel id
-    ro: str  # `producer` or `consumer`
-    sl: U  # slot in the roster
-    mb: U  # member id
-    x: Export  # the member's file; no descriptor if the member has left already
+    channel: U = field(name="ch")  # channel id
+    role: str = field(name="ro")  # `producer` or `consumer`
+    slot: U = field(name="sl")  # slot in the roster
+    member: U = field(name="mb")  # member id
+    export: Export = field(name="x")  # the member's file; no descriptor if the member has left already
 
 
 class Wanted(Struct, omit_defaults=True, tag_field="n", tag="wanted"):
@@ -722,7 +722,7 @@ class Forget(Struct, omit_defaults=True, tag_field="n", tag="forget"):
     The client unmaps their pages when nothing waits for them.
     """
 
-    tl: tuple[U, ...]  # timeline ids
+    timelines: tuple[U, ...] = field(name="tl")  # timeline ids
 
 
 # All requests and all notices

@@ -22,36 +22,36 @@ from poolbridge._wire import messages as m
 
 class DeviceConnection(TimelineConnection):
     def trim(self, request: m.Trim, fds: list[int]) -> m.Reply:
-        pool = self.pool(request.pl)
+        pool = self.pool(request.pool)
         free = [block for blocks in pool.free.values() for block in blocks]
         for connection in self.service.connections:
             exported = [block.id for block in free if block.id in connection.exported]
             if exported:
                 connection.recall(*exported)
-        return m.TrimReply(q=request.q, n=sum(block.size for block in free))
+        return m.TrimReply(q=request.q, nbytes=sum(block.size for block in free))
 
 
 class DeviceService(TimelineService):
     connection_type = DeviceConnection
 
     def make_pool(self, request: m.Create) -> FakePool:
-        if request.k != "device":
+        if request.kind != "device":
             return super().make_pool(request)
-        ordinal = int(request.dv or 0)
+        ordinal = int(request.device or 0)
         device = Device(ordinal)
         device.set_current()
-        options = DeviceMemoryResourceOptions(ipc_enabled=True, max_size=request.mx)
+        options = DeviceMemoryResourceOptions(ipc_enabled=True, max_size=request.max_bytes)
         memory: Any = DeviceMemoryResource(device, options)
         uuid = _cuda.devices()[ordinal]["uuid"]
         info = m.Pool(
             id=self.new_id(),
-            nm=request.nm,
+            nm=request.name,
             k="device",
             do=ordinal,
             du=uuid,
-            mx=request.mx,
-            sx=request.sx,
-            ux=request.ux,
+            mx=request.max_bytes,
+            sx=request.max_session_bytes,
+            ux=request.max_user_bytes,
         )
         return FakePool(info, os.dup(int(memory.allocation_handle)), memory=memory)
 
