@@ -179,7 +179,7 @@ $(ACTIONLINT):
 	mv build/tools/actionlint $@
 
 bench: bin/poolsvc $(VENV)/installed ## measure on host memory, and compare with queues and shared memory of Python
-	bin/poolsvc bench --python $(PY) --kind host
+	$(PY) benchmarks/run.py --kind host
 
 # Counts of inputs, not times: at its time limit, go test may fail with "context deadline exceeded" (go.dev/issue/75804).
 fuzz: ## fuzz the packet checker and decoder, and shared memory, about a minute each on 2 CPUs

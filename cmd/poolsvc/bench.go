@@ -3,7 +3,6 @@ package main
 import (
 	"fmt"
 	"os"
-	"strconv"
 	"strings"
 	"time"
 
@@ -15,7 +14,7 @@ import (
 )
 
 func newBench() *cobra.Command {
-	o := bench.Options{Alternatives: true}
+	o := bench.Options{}
 	var (
 		asJSON bool
 		kinds  []string
@@ -24,19 +23,14 @@ func newBench() *cobra.Command {
 	c := &cobra.Command{
 		Use:   "bench",
 		Short: "Measure what sharing memory costs on this machine",
-		Long: `Measure transfers, streams, copies, allocations, growth and start-up. The same run measures the alternatives without
-poolbridge: queues, shared memory and sockets between two Python processes, each used in its fastest way. Kinds that the machine
-lacks are skipped.
+		Long: `Measure transfers, streams, copies, allocations, growth and start-up. Kinds of memory that the machine lacks are skipped.
 
 Times are medians and percentiles in microseconds; p99.9 needs 1,000 measurements. Transfers are measured in three ways: with arrays
 that are made once for a block, with a new array and "a lease each", and "by name". The service runs in its own process.
-Python streams have one Python process that sends and others that receive. The same streams with iceoryx2 are measured if that package
-is installed. Five rounds of each are measured in turn; the results are the medians of the rounds.
-With "--only engines", arrays go from one actor of Ray to another and from one worker of Dask to another, on one node: in place, and by
-the engine alone. Ray and Dask are each skipped if they are not installed for that Python.
+Python streams have one Python process that sends and others that receive; the results are the medians of five rounds.
 
-The ratios say how many times better poolbridge is than an alternative. A stream that is slower than single transfers of the same system
-is marked as doubtful and not compared. On a machine that does other work, the figures change from run to run.`,
+On a machine that does other work, the figures change from run to run. benchmarks/run.py in a checkout of poolbridge measures other
+systems beside poolbridge.`,
 		Example: `  poolsvc bench
   poolsvc bench --kind host --only transfer --size 1MiB
   poolsvc bench --python ~/venv/bin/python --json > bench.json`,
@@ -69,8 +63,9 @@ is marked as doubtful and not compared. On a machine that does other work, the f
 			if asJSON {
 				return writeJSON(c.OutOrStdout(), report)
 			}
-			fmt.Fprintln(c.OutOrStdout())
-			report.PrintRatios(c.OutOrStdout())
+			if report.Machine.Simulated {
+				fmt.Fprintln(c.OutOrStdout(), "SIMULATED: no real GPU was used, and times on memory of kind device mean nothing.")
+			}
 			return nil
 		},
 	}
@@ -78,7 +73,7 @@ is marked as doubtful and not compared. On a machine that does other work, the f
 	f.StringVar(&o.Python, "python", defaultPython(), "the workers' Python interpreter, with the poolbridge package")
 	f.StringVar(&o.Device, "device", "0", "GPU to use, an ordinal or a UUID")
 	f.StringSliceVar(&kinds, "kind", nil, fmt.Sprintf("kinds of memory, of %v (default host,device)", mempool.Kinds()))
-	f.StringSliceVar(&o.Only, "only", nil, "workloads, of "+strings.Join(bench.Workloads(), ", ")+" (default all but engines and spinning)")
+	f.StringSliceVar(&o.Only, "only", nil, "workloads, of "+strings.Join(bench.Workloads(), ", ")+" (default all)")
 	completeKinds(c)
 	complete(c, "only", bench.Workloads()...)
 	f.StringSliceVar(&sizes, "size", nil, "sizes of buffers that are transferred (default 4KiB,64KiB,1MiB,16MiB,64MiB,1GiB)")
@@ -86,7 +81,6 @@ is marked as doubtful and not compared. On a machine that does other work, the f
 	f.IntVar(&o.MaxBuffers, "max-buffers", 100_000, "most live buffers when growth is measured")
 	f.IntVar(&o.MaxSessions, "max-sessions", 500, "most sessions when growth is measured")
 	f.IntVar(&o.MaxConsumers, "max-consumers", 8, "most consumers of a stream")
-	f.BoolVar(&o.Alternatives, "alternatives", true, "measure the alternatives without poolbridge too")
 	f.BoolVar(&asJSON, "json", false, "print JSON; progress goes to standard error")
 	return c
 }
@@ -94,13 +88,9 @@ is marked as doubtful and not compared. On a machine that does other work, the f
 // newBenchConsumer returns the command that `poolsvc bench` runs as a consumer.
 func newBenchConsumer() *cobra.Command {
 	return &cobra.Command{
-		Use: bench.ConsumeCommand + " SOCKET CHANNEL SPINS", Hidden: true, Args: cobra.ExactArgs(3),
+		Use: bench.ConsumeCommand + " SOCKET CHANNEL", Hidden: true, Args: cobra.ExactArgs(2),
 		RunE: func(c *cobra.Command, args []string) error {
-			spins, err := strconv.ParseBool(args[2])
-			if err != nil {
-				return err
-			}
-			return bench.Consume(c.Context(), args[0], args[1], spins, c.OutOrStdout())
+			return bench.Consume(c.Context(), args[0], args[1], c.OutOrStdout())
 		},
 	}
 }

@@ -19,21 +19,11 @@ var (
 	spinning atomic.Int64
 	// most is how many waiters of this process may spin at a time: one for every four CPUs, but at least one.
 	most = max(int64(runtime.GOMAXPROCS(0)/4), 1)
-	off  atomic.Bool
 )
-
-// Switch allows or forbids the waiters of this process to spin. Only `poolsvc bench` calls Switch, to measure the effect of spinning.
-func Switch(on bool) { off.Store(!on) }
-
-// On reports whether the waiters of this process may spin. See [Switch].
-func On() bool { return !off.Load() }
 
 // Begin reports whether one more waiter of this process may spin. If Begin returns true, it counts the waiter as one that spins, and the
 // caller must call [End] when the waiter stops spinning.
 func Begin() bool {
-	if off.Load() {
-		return false
-	}
 	if spinning.Add(1) <= most {
 		return true
 	}

@@ -35,15 +35,3 @@ func TestOnlySoManyWaitersSpinAtATime(t *testing.T) {
 	End()
 	assert.Zero(t, spinning.Load())
 }
-
-func TestNoWaiterSpinsWhileSpinningIsSwitchedOff(t *testing.T) {
-	defer Switch(true)
-	Switch(false)
-	assert.False(t, On())
-	assert.False(t, Begin())
-	Switch(true)
-	assert.True(t, On())
-	assert.True(t, Begin())
-	End()
-	assert.Zero(t, spinning.Load())
-}

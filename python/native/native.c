@@ -205,14 +205,6 @@ static PyObject *futex_wait(PyObject *module, PyObject *const *args, Py_ssize_t 
     return PyBool_FromLong(!error || error == EAGAIN);
 }
 
-static PyObject *switch_spinning(PyObject *module, PyObject *on) {
-    (void)module;
-    int truth = PyObject_IsTrue(on);
-    if (truth < 0) return NULL;
-    pb_switch_spinning(truth);
-    Py_RETURN_NONE;
-}
-
 static PyObject *futex_wake(PyObject *module, PyObject *const *args, Py_ssize_t given) {
     Word at;
     uint64_t most = INT_MAX;
@@ -264,7 +256,7 @@ static PyObject *stream_words(PyObject *module, PyObject *const *args, Py_ssize_
 static PyMethodDef functions[] = {
     {"load_u64", FAST(load_u64), NULL},     {"store_u64", FAST(store_u64), NULL},   {"barrier", barrier, METH_NOARGS, NULL},
     {"compare_exchange_u64", FAST(compare_exchange_u64), NULL}, {"stream_words", FAST(stream_words), NULL},
-    {"futex_wait", FAST(futex_wait), NULL}, {"futex_wake", FAST(futex_wake), NULL}, {"switch_spinning", switch_spinning, METH_O, NULL},
+    {"futex_wait", FAST(futex_wait), NULL}, {"futex_wake", FAST(futex_wake), NULL},
     {NULL, NULL, 0, NULL},
 };
 

@@ -52,7 +52,6 @@ bool number_of(void *self, PyObject *from, uint64_t most, const char *what, uint
 bool wait_of(void *self, PyObject *const *args, Py_ssize_t given, Wait *to); // reads the arguments `timeout` and `spin`
 bool wait_for(Member *m, Attempt attempt, void *with, const Wait *how, enum pb_result *r);
 void pb_init_spinning(void);
-void pb_switch_spinning(bool on); // whether waits of this process may spin adaptively
 PyObject *result_of(Member *m, enum pb_result r); // returns a Condition, or raises
 bool member_arguments(PyObject *args, PyObject *kwargs, int fds[3], const char *third, uint64_t *slot, uint64_t *member);
 PyObject *add_file(Member *m, PyObject *const *args, Py_ssize_t given, uint64_t slots, const char *what,

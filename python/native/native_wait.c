@@ -15,7 +15,6 @@ enum { MOST_SLEEPS = 63 };
 
 static _Atomic unsigned spinning; // number of threads of this process that spin adaptively
 static _Atomic unsigned most;     // greatest number of threads that may spin: one for every four CPUs, but at least one; 0 with one CPU
-static _Atomic bool off;
 static _Thread_local unsigned mine; // number of this thread's waits that spin: more than one if a signal handler waits during a wait
 
 static void forked(void) { atomic_store(&spinning, mine); } // a signal handler may have forked while this thread was spinning
@@ -26,15 +25,12 @@ void pb_init_spinning(void) {
     if (!atomic_exchange(&most, cpus < 2 ? 0 : cpus < 8 ? 1 : cpus / 4)) pthread_atfork(NULL, NULL, forked);
 }
 
-void pb_switch_spinning(bool on) { atomic_store(&off, !on); }
-
 // Returns whether a wait of this member spins first. If true, the caller must call end_spin when it stops spinning.
 static bool begin_spin(Member *m) {
     if (m->left) {
         m->left--;
         return false;
     }
-    if (PB_PEEK(&off)) return false;
     if (atomic_fetch_add(&spinning, 1) < PB_PEEK(&most)) {
         mine++;
         return true;

@@ -428,6 +428,3 @@ def stream_words(function: int, capturing: int, stream: int, flags: int, /, *wor
     if the stream's work is being captured. The interpreter's lock is free during the calls of the driver, which wait
     while the stream's queue is full.
     """
-
-def switch_spinning(on: bool, /) -> None:
-    """Allow or forbid adaptive polling in the waits of this process. Only benchmarks use it, to measure its effect."""

@@ -14,17 +14,21 @@ from multiprocessing import resource_tracker
 from pathlib import Path
 from typing import ClassVar
 
+import alternatives as _bench_alternatives
+import engines as _bench_engines
 import pytest
+from alternatives import LINKS
+from fan_iceoryx2 import IceoryxFan
+from link import Link
+from run import doubtful, ratios
 
 import poolbridge
-from poolbridge._bench import alternatives as _bench_alternatives, engines as _bench_engines, streams as _bench_streams
-from poolbridge._bench.alternatives import LINKS
-from poolbridge._bench.fan_iceoryx2 import IceoryxFan
+from poolbridge._bench import streams as _bench_streams
 from poolbridge._bench.fan_poolbridge import ChannelFan, QueueFan
-from poolbridge._bench.link import Link
 from poolbridge._bench.sample import percentile, summarize
 from poolbridge._session.membership import NATIVE
 
+BENCHMARKS = Path(_bench_alternatives.__file__).parent
 SPAWN = multiprocessing.get_context("spawn")
 POOLSVC = os.environ.get("POOLBRIDGE_TEST_POOLSVC", str(Path(__file__).resolve().parents[2] / "bin" / "poolsvc"))
 SIMULATION = Path(__file__).resolve().parents[2] / "build" / "simcuda"
@@ -130,16 +134,31 @@ def test_a_consumer_acknowledges_each_array_or_the_warm_up_and_the_end(monkeypat
         assert len(ours.recv(64)) == acknowledged
 
 
-def alternatives(kind, **environment):
+MEASURE = """
+import json, multiprocessing, sys
+import alternatives
+
+def show(line):
+    print(json.dumps(line))
+
+if __name__ == "__main__":
+    skip = lambda kind, system, reason: show({"skipped": {"kind": kind, "system": system, "reason": reason}})
+    for result in alternatives.measure([sys.argv[1]], [4096], ["transfer", "stream"], skip, seconds=0.01, depth=4):
+        show(result.to_json())
+"""
+
+
+def measured_alternatives(folder, kind, **environment):
     """Measure each alternative to poolbridge for a kind of memory, as briefly as possible; return the results."""
-    command = [sys.executable, "-m", "poolbridge.bench", "--json", "--bytes", "4096", "--seconds", "0.01"]
+    script = folder / "measure.py"
+    script.write_text(MEASURE)
     done = subprocess.run(
-        [*command, "--kind", kind, "--depth", "4"],
+        [sys.executable, str(script), kind],
         check=False,
         capture_output=True,
         text=True,
         timeout=1000,
-        env={**os.environ, **environment},
+        env={**os.environ, "PYTHONPATH": f"{BENCHMARKS}:{Path(poolbridge.__file__).parents[1]}", **environment},
     )
     assert done.returncode == 0, done.stderr
     return [json.loads(line) for line in done.stdout.splitlines()]
@@ -161,17 +180,18 @@ def check_alternatives(kind, lines):
 
 
 @pytest.mark.long
-def test_every_alternative_on_host_memory_runs_one_by_one_and_as_a_stream():
-    check_alternatives("host", alternatives("host"))
+def test_every_alternative_on_host_memory_runs_one_by_one_and_as_a_stream(tmp_path):
+    check_alternatives("host", measured_alternatives(tmp_path, "host"))
 
 
 @pytest.mark.long
-def test_every_alternative_on_device_memory_runs_one_by_one_and_as_a_stream():
+def test_every_alternative_on_device_memory_runs_one_by_one_and_as_a_stream(tmp_path):
     if importlib.util.find_spec("cuda") is None:
         pytest.skip("the packages of poolbridge[cuda] are not installed")
     if not (SIMULATION / "libcuda.so.1").exists():
         pytest.skip("the simulated driver is not built: make simcuda")
-    lines = alternatives("device", LD_LIBRARY_PATH=str(SIMULATION), SIMCUDA_MACHINE=f"bench-{os.getpid()}")
+    environment = {"LD_LIBRARY_PATH": str(SIMULATION), "SIMCUDA_MACHINE": f"bench-{os.getpid()}"}
+    lines = measured_alternatives(tmp_path, "device", **environment)
     check_alternatives("device", lines)
     assert any(line.get("system", "").startswith("cuda.core") for line in lines), lines
 
@@ -200,7 +220,7 @@ def test_python_streams_are_measured_of_every_system_that_is_here(poolsvc, monke
     skipped = []
     results = list(
         _bench_streams.measure_streams(
-            poolsvc, lambda *what: skipped.append(what[1]), seconds=0.01, consumers=(1,), sleeping=True
+            poolsvc, lambda *what: skipped.append(what[1]), seconds=0.01, consumers=(1,), others=(IceoryxFan,)
         )
     )
     every = {ChannelFan.name, "iceoryx2"}
@@ -209,10 +229,8 @@ def test_python_streams_are_measured_of_every_system_that_is_here(poolsvc, monke
     assert (ChannelFan.name in skipped) == (NATIVE is None)
     workloads = {result.workload for result in results}
     assert "stream/python-python/1 consumer" in workloads
-    assert "stream/python-sleeping/1 consumer" in workloads
     for workload in workloads:
-        wanted = systems - {"iceoryx2"} if "sleeping" in workload else systems
-        assert {result.system for result in results if result.workload == workload} == wanted
+        assert {result.system for result in results if result.workload == workload} == systems
     for result in results:
         assert result.per_second > 0
         assert result.p50_us
@@ -243,9 +261,7 @@ def test_the_consumers_of_a_measured_queue_take_every_frame_together(poolsvc):
 @pytest.mark.skipif(NATIVE is None, reason="poolbridge is installed without its native module")
 def test_the_service_does_nothing_for_a_frame(poolsvc):
     skipped = []
-    streams = _bench_streams.measure_streams(
-        poolsvc, lambda *what: skipped.append(what), seconds=0.2, consumers=(1,), others=False
-    )
+    streams = _bench_streams.measure_streams(poolsvc, lambda *what: skipped.append(what), seconds=0.2, consumers=(1,))
     assert (next(streams).service_share or 0.0) < 0.1
     streams.close()
     assert not skipped
@@ -269,3 +285,36 @@ def test_engines_are_measured_in_both_ways_and_one_that_is_missing_is_skipped_wi
         for nbytes in (8, 16)
         for system, us in (("Dask alone", 3000.0), ("poolbridge", 1000.0))
     ]
+
+
+def row(workload, system, per_second, p50=None, nbytes=65536):
+    return {
+        "workload": workload,
+        "kind": "host",
+        "bytes": nbytes,
+        "system": system,
+        "per_second": per_second,
+        "p50_us": p50,
+    }
+
+
+def test_ratios_compare_the_medians_of_transfers_and_the_rates_of_streams():
+    results = [
+        row("transfer", "poolbridge", 1e5, 10.0),
+        row("transfer", "multiprocessing.Queue", 3e3, 300.0),
+        row("stream/go-python/1 consumer", "poolbridge", 8e5, 25.0),
+        row("stream/go-python/1 consumer", "multiprocessing.Queue", 2e4),
+        row("stream/go-python/1 consumer", "a byte through a socket", 2e5, nbytes=1),
+    ]
+    found = {(one["workload"], one["against"]): one["ratio"] for one in ratios(results)}
+    assert found == {
+        ("transfer", "multiprocessing.Queue"): 30.0,
+        ("stream/go-python/1 consumer", "multiprocessing.Queue"): 40.0,
+    }
+
+
+def test_a_stream_that_is_slower_than_one_after_the_other_is_doubted_and_compared_with_nothing():
+    slow = row("stream/go-python/1 consumer", "torch", 12.0)
+    results = [row("transfer", "torch", 1200.0, 800.0), slow, row("stream/go-python/1 consumer", "poolbridge", 8e5)]
+    assert doubtful(results) == [slow]
+    assert list(ratios(results)) == []

@@ -11,6 +11,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import dask_workers
 import numpy as np
 import pytest
 from daskcluster import (
@@ -37,7 +38,7 @@ from realservice import RealService, until
 
 import poolbridge
 import poolbridge.dask
-from poolbridge.dask import _link, _requirements, bench
+from poolbridge.dask import _link, _requirements
 
 ship(sys.modules[__name__])
 
@@ -254,7 +255,7 @@ def test_a_plugin_that_is_removed_leaves_workers_as_they_were(node):
 def test_the_benchmark_sends_both_ways(node):
     client, _ = node
     before = counted(client, "b").received_in_place.arrays
-    ways = bench.measure(client, on(client, "a"), on(client, "b"), 4096, times=2)
+    ways = dask_workers.measure(client, on(client, "a"), on(client, "b"), 4096, times=2)
     assert [len(seconds) for seconds in ways] == [2, 2]
     assert counted(client, "b").received_in_place.arrays == before + 2
 
@@ -304,9 +305,9 @@ def test_outside_of_a_task_there_is_no_pool(call):
 
 @pytest.mark.parametrize("arguments", [["--times", "0"], ["--mib", "0"], ["--size", "1"]])
 def test_the_benchmark_refuses_arguments_before_it_starts_workers(monkeypatch, capsys, arguments):
-    monkeypatch.setattr("sys.argv", ["bench", *arguments])
+    monkeypatch.setattr("sys.argv", ["dask_workers", *arguments])
     with pytest.raises(SystemExit, match="2"):
-        bench.main()
+        dask_workers.main()
     assert "--times" in capsys.readouterr().err
 
 

@@ -71,18 +71,6 @@ def test_a_member_that_polled_in_vain_polls_less_and_less_often(worlds: list[Wor
     assert producer.waits_asleep == 1, "each member learns for itself"
 
 
-def test_no_wait_polls_adaptively_while_that_is_switched_off(worlds: list[World]) -> None:
-    w = world(worlds)
-    consumer = w.consume()
-    _native.switch_spinning(False)
-    try:
-        assert consumer.take(0.001) is Condition.TIMEOUT
-        assert consumer.take(0.001, 0.0005) is Condition.TIMEOUT
-    finally:
-        _native.switch_spinning(True)
-    assert consumer.waits_asleep == 0
-
-
 def test_a_swap_lets_go_of_a_frame_and_takes_the_next(worlds: list[World]) -> None:
     w = world(worlds)
     consumer, producer = w.consume(), w.produce()

@@ -14,11 +14,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import ray_actors
 from realservice import POOLSVC, until
 
 import poolbridge
 import poolbridge.ray
-from poolbridge.ray import _cluster, bench
+from poolbridge.ray import _cluster
 
 ray = pytest.importorskip("ray", reason="ray is not installed: pip install '.[ray]'")
 
@@ -510,9 +511,9 @@ def test_a_dead_keeper_comes_back_with_its_service(nodes, services, pair, nothin
 
 
 def test_the_benchmark_runs(nodes, services, nothing_left, capfd):
-    bench.measure(ray, nodes.transport, mib=[1], moves=1, readers=1, big=1)
+    ray_actors.measure(ray, nodes.transport, mib=[1], moves=1, readers=1, big=1)
     assert "poolbridge, by a mover" in capfd.readouterr().out
-    assert [len(seconds) for seconds in bench.compare(ray, nodes.transport, 4096, 2)] == [2, 2]
+    assert [len(seconds) for seconds in ray_actors.compare(ray, nodes.transport, 4096, 2)] == [2, 2]
 
 
 # What goes wrong

@@ -2,9 +2,7 @@ package integration
 
 import (
 	"encoding/json"
-	"errors"
 	"os/exec"
-	"strings"
 	"testing"
 
 	"github.com/stretchr/testify/assert"
@@ -27,8 +25,6 @@ func TestBenchMeasuresEveryWorkloadOnHostMemory(t *testing.T) {
 	var report struct {
 		Machine map[string]any   `json:"machine"`
 		Results []map[string]any `json:"results"`
-		Doubts  []map[string]any `json:"doubts"`
-		Ratios  []map[string]any `json:"ratios"`
 		Service []map[string]any `json:"service"`
 	}
 	require.NoError(t, json.Unmarshal(out, &report), "%s", out)
@@ -43,27 +39,15 @@ func TestBenchMeasuresEveryWorkloadOnHostMemory(t *testing.T) {
 		seen[r["workload"].(string)+" "+r["system"].(string)] = true
 	}
 	for _, want := range []string{
-		"transfer poolbridge", "transfer multiprocessing.Queue",
-		"transfer multiprocessing.shared_memory", "transfer pickle through a Unix socket",
+		"transfer poolbridge",
 		"copy/go bytes to consumer copies alone", "copy/go bytes to consumer poolbridge", "transfer/by name poolbridge", "stream/go-go/1 consumer poolbridge", "stream/go-go/2 consumers poolbridge",
-		"stream/go-python/1 consumer poolbridge", "stream/go-python/1 consumer multiprocessing.Queue", "stream/python-go/1 consumer poolbridge",
+		"stream/go-python/1 consumer poolbridge", "stream/python-python/1 consumer poolbridge", "stream/python-go/1 consumer poolbridge",
 		"stream/go-spinning python/1 consumer poolbridge", "stream/go-python/1 consumer a byte through a socket", "transfer/a lease each poolbridge",
 		"allocate/go poolbridge", "allocate/python poolbridge",
 		"growth/10 buffers/1 sessions poolbridge", "growth/40 buffers/3 sessions poolbridge",
 		"start-up/first poolbridge", "start-up/again poolbridge",
 	} {
 		assert.True(t, seen[want], "%s was not measured, but %v", want, seen)
-	}
-	for _, r := range report.Ratios {
-		for _, key := range []string{"workload", "kind", "bytes", "against", "ratio"} {
-			assert.Contains(t, r, key)
-		}
-		assert.Positive(t, r["ratio"], "%v", r)
-	}
-	assert.NotEmpty(t, report.Ratios)
-	require.NotNil(t, report.Doubts)
-	for _, d := range report.Doubts { // on a busy machine, a report may have doubts
-		assert.Less(t, d["per_second"], d["one_by_one"])
 	}
 	require.NotEmpty(t, report.Service)
 	for _, s := range report.Service {
@@ -73,66 +57,13 @@ func TestBenchMeasuresEveryWorkloadOnHostMemory(t *testing.T) {
 	}
 }
 
-func TestBenchMeasuresSpinningWithAndWithoutItInTurn(t *testing.T) {
-	cmd := exec.Command(rig.Poolsvc(t), "bench", "--json", "--python", rig.Python(t).Path, "--kind", "host", "--time", "1ms", "--only", "spinning")
-	out, err := cmd.Output()
-	if exit := (*exec.ExitError)(nil); err != nil {
-		require.ErrorAs(t, err, &exit)
-		require.NoError(t, err, "%s", exit.Stderr)
-	}
-	var report struct {
-		Results []struct {
-			Workload, System string
-			Rounds           int
-			PerSecond        float64 `json:"per_second"`
-		}
-	}
-	require.NoError(t, json.Unmarshal(out, &report), "%s", out)
-	seen := map[string]int{}
-	for _, r := range report.Results {
-		assert.Equal(t, 10, r.Rounds)
-		assert.Positive(t, r.PerSecond)
-		seen[r.Workload]++
-	}
-	assert.Equal(t, map[string]int{"spinning/transfer": 2, "spinning/go-go": 2, "spinning/go-python": 2}, seen)
-}
-
-func TestBenchMeasuresTheEnginesThatAreInstalledAndSaysWhyNotTheOthers(t *testing.T) {
-	cmd := exec.Command(rig.Poolsvc(t), "bench", "--json", "--python", rig.Python(t).Path, "--kind", "host", "--time", "10ms", "--only", "engines",
-		"--size", "4KiB", "--alternatives=false")
-	out, err := cmd.Output()
-	var report struct {
-		Results []struct {
-			Workload, System string
-			P50              float64 `json:"p50_us"`
-		}
-		Skipped []struct{ System, Reason string }
-	}
-	if exit := (*exec.ExitError)(nil); errors.As(err, &exit) {
-		require.Contains(t, string(exit.Stderr), "nothing was measured", "neither is installed")
-		return
-	}
-	require.NoError(t, err)
-	require.NoError(t, json.Unmarshal(out, &report), "%s", out)
-	seen := map[string]int{}
-	for _, r := range report.Results {
-		assert.Positive(t, r.P50)
-		seen[r.Workload]++
-	}
-	for _, s := range report.Skipped {
-		assert.Contains(t, s.Reason, "pip install")
-		seen["engines/"+strings.ToLower(s.System)] = 2
-	}
-	assert.Equal(t, map[string]int{"engines/ray": 2, "engines/dask": 2}, seen)
-}
-
 // TestBenchTellsTheServicesMemoryFromTheDrivers needs a GPU or a simulated GPU.
 func TestBenchTellsTheServicesMemoryFromTheDrivers(t *testing.T) {
 	if err := mempool.Device.Probe(""); err != nil {
 		t.Skipf("%v (without a GPU, `make simcuda` and tests/simcuda/machine run this)", err)
 	}
 	cmd := exec.Command(rig.Poolsvc(t), "bench", "--json", "--python", rig.Python(t).Path, "--kind", "device", "--time", "10ms",
-		"--only", "growth", "--max-buffers", "3000", "--max-sessions", "2", "--alternatives=false")
+		"--only", "growth", "--max-buffers", "3000", "--max-sessions", "2")
 	out, err := cmd.Output()
 	if exit := (*exec.ExitError)(nil); err != nil {
 		require.ErrorAs(t, err, &exit)
@@ -168,7 +99,7 @@ func TestBenchHandsPinnedMemoryToALibraryWithoutStreams(t *testing.T) {
 		t.Skipf("%v (without a GPU, `make simcuda` and tests/simcuda/machine run this)", err)
 	}
 	cmd := exec.Command(rig.Poolsvc(t), "bench", "--python", rig.Python(t).Path, "--kind", "pinned", "--time", "10ms",
-		"--only", "transfer", "--size", "4KiB", "--alternatives=false")
+		"--only", "transfer", "--size", "4KiB")
 	out, err := cmd.CombinedOutput()
 	require.NoError(t, err, "%s", out)
 }

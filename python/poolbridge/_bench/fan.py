@@ -8,11 +8,13 @@ from typing import Any, ClassVar, Literal, TypeAlias
 
 import numpy as np
 
-from poolbridge._bench.link import HEAD
 from poolbridge._sys.literals import Kind
 
-Waiting: TypeAlias = Literal["python", "spinning", "sleeping"]
-"""How a consumer waits: in the default way of its system, only by polling, or only by sleeping."""
+HEAD = np.dtype("<u8")
+"""The type of an array's number. The first bytes of an array on the CPU hold the number. The consumer checks it."""
+
+Waiting: TypeAlias = Literal["python", "spinning"]
+"""How a consumer waits: in the default way of its system, or only by polling."""
 
 
 class Fan(ABC):
@@ -34,8 +36,6 @@ class Fan(ABC):
 
     name: ClassVar[str]
     kind: ClassVar[Kind] = "host"
-    ways: ClassVar[tuple[Waiting, ...]] = ("python", "spinning")
-    """The ways of waiting that the system has."""
     shared: ClassVar[bool] = False
     """Whether each frame goes to only one of the consumers, and not to all consumers."""
 
@@ -79,3 +79,8 @@ class Fan(ABC):
 def put_number(array: np.ndarray[Any, Any], number: int) -> None:
     """Write a frame's number into the frame's first bytes."""
     array[: HEAD.itemsize].view(HEAD)[0] = number
+
+
+def number_of(array: Any) -> int:
+    """Read the number of an array on the CPU from its first bytes."""
+    return int(array[: HEAD.itemsize].view(HEAD)[0])

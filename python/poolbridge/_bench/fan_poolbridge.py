@@ -29,7 +29,6 @@ class ChannelFan(Fan):
     """
 
     name = "poolbridge"
-    ways = ("python", "spinning", "sleeping")
     mode: ClassVar[ChannelMode] = "broadcast"
     _client: Any = None
     _frames: Any = None
@@ -58,8 +57,6 @@ class ChannelFan(Fan):
         return send
 
     def _connect(self) -> poolbridge.Client:
-        # `switch_spinning` changes the whole process. All fans that are measured at the same time wait in the same way.
-        NATIVE.switch_spinning(self.waiting != "sleeping")
         client = self._client = poolbridge.connect(self.path, wait=_TIMEOUT)
         return client
 
@@ -75,8 +72,7 @@ class ChannelFan(Fan):
         return pid
 
     def close(self) -> None:
-        """Destroy the pool and its channel, and restore this process's default way of waiting."""
-        NATIVE.switch_spinning(True)
+        """Destroy the pool and its channel."""
         self._client.destroy_pool(self.channel)
         self._client.close()
 

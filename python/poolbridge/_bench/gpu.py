@@ -1,4 +1,4 @@
-"""Does what several measurements on a GPU need: checks for a GPU, makes streams, and allocates device memory."""
+"""Does what several measurements on a GPU need: checks for a GPU, and makes streams."""
 
 from __future__ import annotations
 
@@ -28,22 +28,3 @@ def stream_of(library: Consumer) -> Any:
         return library.stream(0)
     except UnavailableError:
         return _cuda_stream.own_stream(0)
-
-
-class Allocator:
-    """Allocates device memory of this process, and has a stream. With `ipc`, other processes can import the memory."""
-
-    def __init__(self, most_bytes: int, *, ipc: bool) -> None:
-        from cuda.core import Device, DeviceMemoryResource, DeviceMemoryResourceOptions
-
-        device = Device(0)
-        device.set_current()
-        self.stream = device.create_stream()
-        options = DeviceMemoryResourceOptions(ipc_enabled=ipc, max_size=most_bytes) if ipc else None
-        self.resource = DeviceMemoryResource(device, options=options)
-
-    def new(self, nbytes: int) -> Any:
-        """Allocate a buffer. Other streams and processes can use the buffer at once."""
-        buffer = self.resource.allocate(nbytes, stream=self.stream)
-        self.stream.sync()
-        return buffer

@@ -7,7 +7,7 @@ import itertools
 import multiprocessing
 import os
 import time
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from dataclasses import replace
 from functools import partial
 from multiprocessing.connection import Connection
@@ -16,10 +16,8 @@ from pathlib import Path
 from statistics import median
 from typing import Any, Final, get_args
 
-from poolbridge._bench.fan import Fan, Waiting
-from poolbridge._bench.fan_iceoryx2 import IceoryxFan
+from poolbridge._bench.fan import Fan, Waiting, number_of
 from poolbridge._bench.fan_poolbridge import ChannelFan, DeviceFan, QueueFan
-from poolbridge._bench.link import number_of
 from poolbridge._bench.sample import Result, summarize
 
 CONSUMERS: Final = (1, 2, 4, 8, 16)
@@ -219,20 +217,15 @@ def workload(fan: Fan) -> str:
     return f"stream/python-{'queue' if fan.shared else fan.waiting}/{fan.consumers} consumer{plural}"
 
 
-def _systems(path: str | None, *, others: bool) -> Iterator[tuple[type[Fan], Callable[..., Fan]]]:
-    if path:
-        for own in (ChannelFan, QueueFan, DeviceFan):
-            yield own, partial(own, path=path)
-    if others:
-        yield IceoryxFan, IceoryxFan
-
-
 def _here(
-    kind: str, path: str | None, skip: Callable[[str, str, str], None], *, others: bool
+    kind: str, path: str, skip: Callable[[str, str, str], None], others: Sequence[type[Fan]]
 ) -> list[tuple[type[Fan], Callable[..., Fan]]]:
     """Return the systems that can send frames in a kind of memory on this machine."""
-    here = []
-    for system, make in _systems(path, others=others):
+    here: list[tuple[type[Fan], Callable[..., Fan]]] = []
+    systems: list[tuple[type[Fan], Callable[..., Fan]]] = []
+    systems.extend((own, partial(own, path=path)) for own in (ChannelFan, QueueFan, DeviceFan))
+    systems.extend((other, other) for other in others)
+    for system, make in systems:
         if system.kind != kind:
             continue
         if why := system.missing():
@@ -243,21 +236,20 @@ def _here(
 
 
 def measure_streams(
-    path: str | None,
+    path: str,
     skip: Callable[[str, str, str], None],
     *,
     seconds: float,
     consumers: Sequence[int] = CONSUMERS,
     kind: str = "host",
-    others: bool = True,
-    sleeping: bool = False,
+    others: Sequence[type[Fan]] = (),
 ) -> Generator[Result]:
     """Measure streams between Python processes. Each round measures all installed systems, one after the other.
 
     Parameters
     ----------
     path
-        Path of the socket of a poolbridge service; None: do not measure poolbridge.
+        Path of the socket of a poolbridge service.
     skip
         Called with the kind of memory, the system that cannot run, and the reason.
     seconds
@@ -267,25 +259,21 @@ def measure_streams(
     kind
         The kind of memory.
     others
-        Whether to measure other systems than poolbridge.
-    sleeping
-        Whether to measure consumers that never poll, too.
+        Other systems to measure beside poolbridge.
     """
     context: Any = multiprocessing.get_context("spawn")
     cpus = len(os.sched_getaffinity(0))
-    systems = _here(kind, path, skip, others=others)
+    systems = _here(kind, path, skip, others)
     names = itertools.count()
     for count, waiting, shared in itertools.product(consumers, get_args(Waiting), (False, True)):
         if count > cpus or (waiting == "spinning" and count >= cpus):  # a consumer that spins uses a whole CPU
-            continue
-        if waiting == "sleeping" and not sleeping:
             continue
         if shared and (waiting != "python" or count == 1):
             continue
         runs: list[_Run] = []
         try:
             for system, make in systems:
-                if system.shared == shared and waiting in system.ways:
+                if system.shared == shared:
                     name = f"{system.name}-{os.getpid()}-{next(names)}"
                     runs.append(_Run(context, make(_FRAME_BYTES, _DEPTH, count, name, waiting=waiting)))
             for _ in range(ROUNDS):

@@ -18,10 +18,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 import poolbridge
+from poolbridge._bench.fan import HEAD, number_of
 from poolbridge._bench.gpu import stream_of
-from poolbridge._bench.link import HEAD, number_of
 from poolbridge._libraries import consumers as _consumers
-from poolbridge._session.membership import NATIVE
 
 if TYPE_CHECKING:
     from poolbridge._client.client import Client
@@ -96,8 +95,6 @@ class BenchWorker:
         append = stamps.append
         frames = client.subscribe(task["channel"], credit=task["credit"], oldest=True, timeout=_TIMEOUT)
         frames.spin = task["spin"] or None
-        if NATIVE is not None:
-            NATIVE.switch_spinning(task["spins"])
         stream = stream_of(consumer) if on_device else None
         take: Callable[[Any], Any] = partial(consumer.take, stream=stream)
         arrays = (take(frame) for frame in frames) if task["leases"] else frames.arrays(take, stream=stream)

@@ -18,24 +18,19 @@ import (
 type workload struct {
 	name string
 	run  func(context.Context, *scene) error
-	// named says that the workload runs only if Options.Only names it. Such a workload starts clusters of other programs, or is useful only to
-	// people who work on this project.
-	named bool
 }
 
 var workloads []workload
 
 func init() { // in init, because Options uses the names of the workloads
 	workloads = []workload{
-		{"transfer", transfer, false},
-		{"stream", stream, false},
-		{"copy", copies, false},
-		{"allocate", allocate, false},
-		{"growth", growth, false},
-		{"start-up", startUp, false},
-		{"python-stream", pythonStreams, false},
-		{"engines", engines, true},
-		{"spinning", spinningOrNot, true},
+		{"transfer", transfer},
+		{"stream", stream},
+		{"copy", copies},
+		{"allocate", allocate},
+		{"growth", growth},
+		{"start-up", startUp},
+		{"python-stream", pythonStreams},
 	}
 }
 
@@ -97,7 +92,7 @@ func Run(ctx context.Context, o Options) (report *Report, err error) {
 		return nil, err
 	}
 	defer func() { err = errors.Join(err, os.RemoveAll(dir)) }()
-	report = &Report{Machine: verify.Describe(), Results: []Result{}, Doubts: []Doubt{}, Ratios: []Ratio{}, Service: []Footprint{}, Skipped: []Skipped{}}
+	report = &Report{Machine: verify.Describe(), Results: []Result{}, Service: []Footprint{}, Skipped: []Skipped{}}
 	probed, err := probe(ctx, o.Python)
 	if err != nil {
 		return nil, err
@@ -122,22 +117,15 @@ func Run(ctx context.Context, o Options) (report *Report, err error) {
 	if len(report.Results) == 0 {
 		return report, report.empty()
 	}
-	report.conclude()
 	return report, nil
 }
-
-// others is the name of the step that measures the systems which a user can use instead of poolbridge.
-const others = "alternatives"
 
 // steps returns the names of the steps that each kind of memory goes through.
 func (o Options) steps() (names []string) {
 	for _, w := range workloads {
-		if o.wants(w.name) && (!w.named || len(o.Only) > 0) {
+		if o.wants(w.name) {
 			names = append(names, w.name)
 		}
-	}
-	if o.Alternatives {
-		names = append(names, others)
 	}
 	return names
 }
@@ -169,10 +157,6 @@ func (s *scene) measure(ctx context.Context, p *probed) error {
 		if err := w.run(ctx, s); err != nil {
 			return fmt.Errorf("%s: %w", w.name, err)
 		}
-	}
-	if s.Alternatives {
-		s.begin(others)
-		return alternatives(ctx, s)
 	}
 	return nil
 }

@@ -47,24 +47,6 @@ func TestResultOfFewMeasurementsHasNoP999(t *testing.T) {
 	assert.Equal(t, 3.0, *d.result("transfer", "host", 4, "x").P999)
 }
 
-func TestRoundsHaveAMedianAndARange(t *testing.T) {
-	rounds := make([]Result, 4)
-	for i, p50 := range []float64{4, 1, 2, 9} {
-		p99 := 2 * p50
-		rounds[i] = Result{Workload: "spinning/transfer", System: ours, P50: &p50, P99: &p99, PerSecond: 1000 * p50, Samples: 10}
-	}
-	r := median(rounds)
-	assert.Equal(t, 3.0, *r.P50)
-	assert.Equal(t, 6.0, *r.P99)
-	assert.Equal(t, 3000.0, r.PerSecond)
-	assert.Equal(t, [2]float64{1, 9}, *r.P50Range)
-	assert.Equal(t, [2]float64{1000, 9000}, *r.PerSecondRange)
-	assert.Equal(t, 40, r.Samples)
-	var out strings.Builder
-	r.print(&out)
-	assert.Contains(t, out.String(), "poolbridge; 4 rounds, p50 1.0 to 9.0, 1000 to 9000 a second\n")
-}
-
 func TestStopwatchForgetsTheWarmUp(t *testing.T) {
 	w := newStopwatch(time.Nanosecond)
 	rounds := 0
@@ -78,59 +60,15 @@ func TestStopwatchForgetsTheWarmUp(t *testing.T) {
 	assert.NotContains(t, d.Each, time.Duration(0))
 }
 
-func TestRatiosCompareMediansOfTransfers(t *testing.T) {
-	of := func(system string, p50 float64) Result {
-		return Result{Workload: "transfer", Kind: "host", Bytes: 1 << 20, System: system, P50: &p50}
-	}
-	r := &Report{Results: []Result{of(ours, 50), of("multiprocessing.Queue", 1500), of("multiprocessing.shared_memory", 100)}}
-	got := ratios(r)
-	require.Len(t, got, 2, "what was not measured is not compared")
-	assert.Equal(t, Ratio{Workload: "transfer", Kind: "host", Bytes: 1 << 20, Against: "multiprocessing.Queue", Ratio: 30}, got[0])
-	assert.Equal(t, 2.0, got[1].Ratio)
-}
-
-func TestAStreamThatIsSlowerThanOneAfterTheOtherIsDoubtedAndComparedWithNothing(t *testing.T) {
-	const torch, queue = "torch.multiprocessing", "multiprocessing.Queue"
-	latency := 50.0
-	name := streamName("go-python", 1)
-	r := &Report{Results: []Result{
-		{Workload: name, Kind: "device", Bytes: streamBytes, System: ours, PerSecond: 100_000, P50: &latency},
-		{Workload: name, Kind: "device", Bytes: streamBytes, System: torch, PerSecond: 12},
-		{Workload: name, Kind: "device", Bytes: streamBytes, System: queue, PerSecond: 4000},
-		{Workload: name, Kind: "device", Bytes: streamBytes, System: "never one by one", PerSecond: 7},
-		{Workload: "transfer", Kind: "device", Bytes: streamBytes, System: torch, PerSecond: 1200},
-		{Workload: "transfer", Kind: "device", Bytes: streamBytes, System: queue, PerSecond: 1300},
-		{Workload: "transfer", Kind: "host", Bytes: streamBytes, System: queue, PerSecond: 9000},
-		{Workload: "transfer", Kind: "device", Bytes: 4096, System: queue, PerSecond: 9000},
-	}}
-	r.conclude()
-	require.Equal(t, []Doubt{{Workload: name, Kind: "device", Bytes: streamBytes, System: torch, PerSecond: 12, OneByOne: 1200}}, r.Doubts)
-	compared := map[string]float64{}
-	for _, ratio := range r.Ratios {
-		compared[ratio.Against] = ratio.Ratio
-	}
-	assert.NotContains(t, compared, torch)
-	assert.Equal(t, 25.0, compared[queue])
-	var out strings.Builder
-	r.PrintRatios(&out)
-	assert.Contains(t, out.String(), "DOUBTFUL: torch.multiprocessing streams 12 of 64 KiB a second, and transfers 1200 one after the other")
-}
-
-func TestPythonStreamsAreComparedFrameForFrameAndSayWhatTheyTakeOfTheCPU(t *testing.T) {
-	name := "stream/python-python/1 consumer"
+func TestAResultSaysWhatAFrameTakesOfTheCPU(t *testing.T) {
 	cpu, share := 12.5, 0.25
-	r := &Report{Results: []Result{
-		{Workload: name, Kind: "host", Bytes: streamBytes, System: ours, PerSecond: 9000, CPU: &cpu, ServiceShare: &share},
-		{Workload: name, Kind: "host", Bytes: streamBytes, System: "iceoryx2", PerSecond: 180_000, CPU: &cpu},
-	}}
-	r.conclude()
-	require.Len(t, r.Ratios, 1)
-	assert.Equal(t, Ratio{Workload: name, Kind: "host", Bytes: streamBytes, Against: "iceoryx2", Ratio: 0.05}, r.Ratios[0])
+	r := Result{Workload: "stream/python-python/1 consumer", Kind: "host", Bytes: streamBytes, System: ours, PerSecond: 9000, CPU: &cpu, ServiceShare: &share}
 	var out strings.Builder
-	r.Results[0].print(&out)
-	r.Results[1].print(&out)
+	r.print(&out)
+	r.ServiceShare = nil
+	r.print(&out)
 	assert.Contains(t, out.String(), "poolbridge (12.5 µs of the CPU for each frame, the service 25.0 % of one)\n")
-	assert.Contains(t, out.String(), "iceoryx2 (12.5 µs of the CPU for each frame)\n")
+	assert.Contains(t, out.String(), "poolbridge (12.5 µs of the CPU for each frame)\n")
 }
 
 func TestOptionsNameWhatThereIs(t *testing.T) {

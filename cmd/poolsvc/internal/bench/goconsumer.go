@@ -9,11 +9,9 @@ import (
 	"fmt"
 	"io"
 	"os/exec"
-	"strconv"
 	"time"
 
 	"github.com/poolbridge/poolbridge/bridge"
-	"github.com/poolbridge/poolbridge/internal/spin"
 	"github.com/poolbridge/poolbridge/mempool"
 )
 
@@ -21,10 +19,8 @@ import (
 const ConsumeCommand = "bench-consumer"
 
 // Consume takes the frames of a channel until the channel is closed. It writes the line "ready" after the first frame. At the end, it
-// writes a JSON list of the times at which it took the later frames. The parameter `spins` says whether Consume may spin while it waits for
-// a frame.
-func Consume(ctx context.Context, socket, channel string, spins bool, out io.Writer) (err error) {
-	spin.Switch(spins)
+// writes a JSON list of the times at which it took the later frames.
+func Consume(ctx context.Context, socket, channel string, out io.Writer) (err error) {
 	c, err := bridge.TryDial(ctx, socket)
 	if err != nil {
 		return err
@@ -68,7 +64,7 @@ func (s *scene) startGoConsumer(_ context.Context, src *source) (consumer, error
 }
 
 func (c *goConsumer) begin(ctx context.Context, channel string) error {
-	cmd := exec.CommandContext(ctx, c.poolsvc, ConsumeCommand, c.socket, channel, strconv.FormatBool(spin.On()))
+	cmd := exec.CommandContext(ctx, c.poolsvc, ConsumeCommand, c.socket, channel)
 	cmd.Stderr = &c.stderr
 	out, err := cmd.StdoutPipe()
 	if err != nil {

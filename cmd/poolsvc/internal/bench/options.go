@@ -20,7 +20,7 @@ type Options struct {
 	Device string
 	// Kinds are the kinds of memory to measure. If Kinds is empty, Run measures the kinds host and device.
 	Kinds []mempool.Kind
-	// Only has the names of the workloads to run. If Only is empty, Run runs all workloads, except workloads that run only if Only names them.
+	// Only has the names of the workloads to run. If Only is empty, Run runs all workloads.
 	Only []string
 	// Sizes are the sizes of the transferred buffers in bytes. If Sizes is empty, Run uses sizes from 4 KiB to 1 GiB.
 	Sizes []uint64
@@ -31,8 +31,6 @@ type Options struct {
 	// MaxConsumers limits how many consumers take the frames of one stream. A stream is a measurement in which a producer publishes many
 	// frames in one channel.
 	MaxConsumers int
-	// If Alternatives is true, Run also measures the systems that a user can use instead of poolbridge.
-	Alternatives bool
 	// Progress gets each result as soon as the result is measured. If Progress is nil, Run shows no progress.
 	Progress *display.Progress
 }

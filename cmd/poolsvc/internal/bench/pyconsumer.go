@@ -4,7 +4,6 @@ import (
 	"context"
 	"time"
 
-	"github.com/poolbridge/poolbridge/internal/spin"
 	"github.com/poolbridge/poolbridge/mempool"
 )
 
@@ -17,10 +16,8 @@ type framesTask struct {
 	// If Each is true, the worker reads the number of each frame from the frame's memory. The producer writes the number only into memory
 	// of the CPU.
 	Each bool `json:"each"`
-	// Spin is how long, in seconds, the worker spins when it waits for a frame. If Spin is 0 and Spins is true, the worker itself decides
-	// how long it spins. If Spin is 0 and Spins is false, it does not spin.
-	Spin  float64 `json:"spin"`
-	Spins bool    `json:"spins"`
+	// Spin is how long, in seconds, the worker spins when it waits for a frame. If Spin is 0, the worker itself decides how long it spins.
+	Spin float64 `json:"spin"`
 	// If Leases is true, the worker makes a new array for each frame. Otherwise the worker makes one array for each block of memory, and uses
 	// it for all frames in this block.
 	Leases bool `json:"leases"`
@@ -57,7 +54,7 @@ func (s *scene) startConsumer(ctx context.Context, src *source, task framesTask)
 
 func (c pyConsumer) begin(_ context.Context, channel string) error {
 	task := c.task
-	task.Channel, task.Spins = channel, spin.On()
+	task.Channel = channel
 	return c.worker.begin(task)
 }
 

@@ -2,7 +2,6 @@ package bench
 
 import (
 	"fmt"
-	"slices"
 	"strings"
 
 	"github.com/poolbridge/poolbridge/cmd/poolsvc/internal/verify"
@@ -10,8 +9,8 @@ import (
 
 // Result is one line of the results table.
 type Result struct {
-	// Workload, Kind and Bytes say what was measured. System is the system that carried the data: poolbridge, or another system with which the
-	// report compares poolbridge.
+	// Workload, Kind and Bytes say what was measured. System is the system that carried the data: poolbridge, or what there is without
+	// it, such as a copy alone.
 	Workload string `json:"workload"`
 	Kind     string `json:"kind"`
 	Bytes    uint64 `json:"bytes"`
@@ -33,28 +32,6 @@ type Result struct {
 	Rounds         int         `json:"rounds,omitempty"`
 	P50Range       *[2]float64 `json:"p50_us_range,omitempty"`
 	PerSecondRange *[2]float64 `json:"per_second_range,omitempty"`
-}
-
-// Ratio compares a result of poolbridge with the result of another system, Against. The field Ratio says how many times better the result of
-// poolbridge is: more frames per second of a stream or copy, or a shorter time of another operation.
-type Ratio struct {
-	Workload string  `json:"workload"`
-	Kind     string  `json:"kind"`
-	Bytes    uint64  `json:"bytes"`
-	Against  string  `json:"against"`
-	Ratio    float64 `json:"ratio"`
-}
-
-// Doubt names a stream that was slower than single transfers of the same system, one after another. A user of that system gets more frames
-// per second with single transfers. So the report does not compare this stream with streams of other systems.
-type Doubt struct {
-	Workload string `json:"workload"`
-	Kind     string `json:"kind"`
-	Bytes    uint64 `json:"bytes"`
-	System   string `json:"system"`
-	// PerSecond is the number of frames per second of the stream. OneByOne is the number of single transfers per second.
-	PerSecond float64 `json:"per_second"`
-	OneByOne  float64 `json:"one_by_one"`
 }
 
 // Footprint says how much memory and CPU time a service in a separate process used.
@@ -89,55 +66,8 @@ type Report struct {
 	// Load is the load average of the machine over one minute, as the kernel reported it when the measurements began.
 	Load    float64     `json:"load"`
 	Results []Result    `json:"results"`
-	Doubts  []Doubt     `json:"doubts"`
-	Ratios  []Ratio     `json:"ratios"`
 	Service []Footprint `json:"service"`
 	Skipped []Skipped   `json:"skipped"`
-}
-
-// conclude finds doubtful results, and compares the results that are not doubtful.
-func (r *Report) conclude() {
-	r.Doubts = []Doubt{}
-	for _, stream := range r.Results {
-		if stream.Workload != streamName("go-python", 1) {
-			continue
-		}
-		one, there := r.find("transfer", stream.Kind, stream.Bytes, stream.System)
-		if there && stream.PerSecond < one.PerSecond {
-			r.Doubts = append(r.Doubts, Doubt{Workload: stream.Workload, Kind: stream.Kind, Bytes: stream.Bytes, System: stream.System,
-				PerSecond: stream.PerSecond, OneByOne: one.PerSecond})
-		}
-	}
-	r.Ratios = ratios(r)
-}
-
-// ratios compares each result of another system with the result of poolbridge for the same work.
-func ratios(r *Report) []Ratio {
-	out := []Ratio{}
-	for _, theirs := range r.Results {
-		mine, ok := r.find(theirs.Workload, theirs.Kind, theirs.Bytes, ours)
-		if !ok || theirs.System == ours || r.doubtful(theirs) || r.doubtful(mine) {
-			continue
-		}
-		var ratio float64
-		switch rates := strings.HasPrefix(theirs.Workload, "stream/") || theirs.Workload == copyWorkload; {
-		case !rates && mine.P50 != nil && theirs.P50 != nil && *mine.P50 > 0:
-			ratio = *theirs.P50 / *mine.P50
-		case theirs.PerSecond > 0:
-			ratio = mine.PerSecond / theirs.PerSecond
-		default:
-			continue
-		}
-		out = append(out, Ratio{Workload: theirs.Workload, Kind: theirs.Kind, Bytes: theirs.Bytes, Against: theirs.System, Ratio: ratio})
-	}
-	return out
-}
-
-// doubtful reports whether a result must not be compared.
-func (r *Report) doubtful(one Result) bool {
-	return slices.ContainsFunc(r.Doubts, func(d Doubt) bool {
-		return d.Workload == one.Workload && d.Kind == one.Kind && d.Bytes == one.Bytes && d.System == one.System
-	})
 }
 
 // empty returns an error that says why the report has no results.
@@ -147,14 +77,4 @@ func (r *Report) empty() error {
 		why = append(why, fmt.Sprintf("%s: %s", s.Kind, s.Reason))
 	}
 	return fmt.Errorf("nothing was measured: %s", strings.Join(why, "; "))
-}
-
-// find returns the result for these four values. It returns false if the report has no such result.
-func (r *Report) find(workload, kind string, bytes uint64, system string) (Result, bool) {
-	for _, one := range r.Results {
-		if one.Workload == workload && one.Kind == kind && one.Bytes == bytes && one.System == system {
-			return one, true
-		}
-	}
-	return Result{}, false
 }

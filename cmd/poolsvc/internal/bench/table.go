@@ -68,30 +68,6 @@ func (p Footprint) print(w io.Writer) {
 		p.State, p.Buffers, p.Sessions, mebibytes(p.OwnBytes), driver, p.CPUSeconds*1e3, p.Seconds)
 }
 
-func (d Doubt) print(w io.Writer) {
-	fmt.Fprintf(w, "DOUBTFUL: %s streams %.0f of %s a second, and transfers %.0f one after the other (%s memory). This machine was busy, "+
-		"or the stream is not measured as it is used: it is compared with nothing.\n", d.System, d.PerSecond, sizeOf(d.Bytes), d.OneByOne, d.Kind)
-}
-
-// print writes the ratio as one line of text for people.
-func (r Ratio) print(w io.Writer) {
-	fmt.Fprintf(w, "%-36s %-7s %10s %9.2f × against %s\n", r.Workload, r.Kind, sizeOf(r.Bytes), r.Ratio, r.Against)
-}
-
-// PrintRatios writes text for people. The text says how poolbridge compares with the other measured systems, and which results are
-// doubtful.
-func (r *Report) PrintRatios(w io.Writer) {
-	if r.Machine.Simulated {
-		fmt.Fprintln(w, "SIMULATED: no real GPU was used, and times on memory of kind device mean nothing.")
-	}
-	for _, doubt := range r.Doubts {
-		doubt.print(w)
-	}
-	for _, ratio := range r.Ratios {
-		ratio.print(w)
-	}
-}
-
 func number(us *float64) string {
 	if us == nil {
 		return ""

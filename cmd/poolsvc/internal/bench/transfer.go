@@ -6,7 +6,6 @@ import (
 	"strconv"
 	"time"
 
-	"github.com/poolbridge/poolbridge/internal/spin"
 	"github.com/poolbridge/poolbridge/mempool"
 )
 
@@ -122,7 +121,7 @@ func (s *scene) transferTo(ctx context.Context, src *source, w *worker, bytes ui
 	// failed closes the channel first, because the worker waits for frames until the channel is closed.
 	failed := func(err error) error { return w.failed(errors.Join(err, ch.Close(ctx))) }
 	if err := w.begin(framesTask{Task: "frames", Channel: channel, Consumer: s.consumer, Credit: transferCredit, Each: true, Leases: leases,
-		OnDevice: s.kind != mempool.Host, Spins: spin.On()}); err != nil {
+		OnDevice: s.kind != mempool.Host}); err != nil {
 		return d, failed(err)
 	}
 	p, err := ch.Publisher(ctx, mempool.Bytes(bytes))

@@ -8,8 +8,9 @@ from multiprocessing.shared_memory import SharedMemory
 from typing import Any
 
 import numpy as np
+from link import InTurn, Link, numbered
 
-from poolbridge._bench.link import HEAD, InTurn, Link, number_of, numbered
+from poolbridge._bench.fan import HEAD, number_of
 
 
 def bytes_of(segment: SharedMemory) -> np.ndarray[Any, Any]:

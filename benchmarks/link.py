@@ -12,8 +12,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-HEAD = np.dtype("<u8")
-"""The type of an array's number. The first bytes of an array on the CPU hold the number. The consumer checks it."""
+from poolbridge._bench.fan import HEAD
 
 
 class Link(ABC):
@@ -95,11 +94,6 @@ class InTurn(Link):
     def received(self) -> None:
         """Free the place for the producer."""
         self._spare.release()
-
-
-def number_of(array: Any) -> int:
-    """Read the number of an array on the CPU from its first bytes."""
-    return int(array[: HEAD.itemsize].view(HEAD)[0])
 
 
 def numbered(nbytes: int) -> np.ndarray[Any, Any]:

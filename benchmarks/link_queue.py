@@ -6,7 +6,9 @@ from multiprocessing.context import SpawnContext
 from multiprocessing.queues import Queue
 from typing import Any
 
-from poolbridge._bench.link import HEAD, Link, number_of, numbered
+from link import Link, numbered
+
+from poolbridge._bench.fan import HEAD, number_of
 
 
 class QueueLink(Link):

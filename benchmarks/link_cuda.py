@@ -7,8 +7,10 @@ from multiprocessing.context import SpawnContext
 from multiprocessing.queues import Queue
 from typing import Any
 
-from poolbridge._bench.gpu import Allocator, missing_gpu, preferred_consumer
-from poolbridge._bench.link import InTurn, Link
+from allocator import Allocator
+from link import InTurn, Link
+
+from poolbridge._bench.gpu import missing_gpu, preferred_consumer
 from poolbridge._libraries.consumers import load
 
 

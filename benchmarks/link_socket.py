@@ -8,7 +8,9 @@ import struct
 from multiprocessing.context import SpawnContext
 from typing import Any
 
-from poolbridge._bench.link import HEAD, Link, number_of, numbered
+from link import Link, numbered
+
+from poolbridge._bench.fan import HEAD, number_of
 
 _LENGTHS = struct.Struct("<QQ")
 _SOCKET_BUFFER = 1 << 20

@@ -41,17 +41,17 @@ def measure_engines(skip: Callable[[str, str, str], None], sizes: Sequence[int],
 
 
 def _ray(sizes: Sequence[int], count: int) -> Iterator[tuple[int, _Seconds]]:
-    from poolbridge.ray import bench
+    import ray_actors
 
-    with bench.cluster("near") as (ray, transport):
+    with ray_actors.cluster("near") as (ray, transport):
         for nbytes in sizes:
-            yield nbytes, bench.compare(ray, transport, nbytes, count)
+            yield nbytes, ray_actors.compare(ray, transport, nbytes, count)
 
 
 def _dask(sizes: Sequence[int], count: int) -> Iterator[tuple[int, _Seconds]]:
-    from poolbridge.dask import bench
+    import dask_workers
 
-    with bench.cluster(8 * max(sizes)) as (client, sender, receiver):
+    with dask_workers.cluster(8 * max(sizes)) as (client, sender, receiver):
         for nbytes in sizes:
-            bench.measure(client, sender, receiver, nbytes, times=3)  # map memory and make connections
-            yield nbytes, bench.measure(client, sender, receiver, nbytes, times=count)
+            dask_workers.measure(client, sender, receiver, nbytes, times=3)  # map memory and make connections
+            yield nbytes, dask_workers.measure(client, sender, receiver, nbytes, times=count)

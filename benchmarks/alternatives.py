@@ -9,13 +9,14 @@ from collections.abc import Callable, Iterator
 from multiprocessing.context import SpawnContext
 from typing import Any, Final
 
-from poolbridge._bench.link import Link
-from poolbridge._bench.link_cuda import CudaCoreDescriptorLink, CudaCoreLink, CudaCoreOnceLink
-from poolbridge._bench.link_devshm import DeviceSharedMemoryLink, PageLockedSharedMemoryLink
-from poolbridge._bench.link_queue import QueueLink
-from poolbridge._bench.link_shm import NewSharedMemoryLink, SharedMemoryLink
-from poolbridge._bench.link_socket import SocketLink
-from poolbridge._bench.link_torch import TorchDeviceLink, TorchFileLink, TorchLink
+from link import Link
+from link_cuda import CudaCoreDescriptorLink, CudaCoreLink, CudaCoreOnceLink
+from link_devshm import DeviceSharedMemoryLink, PageLockedSharedMemoryLink
+from link_queue import QueueLink
+from link_shm import NewSharedMemoryLink, SharedMemoryLink
+from link_socket import SocketLink
+from link_torch import TorchDeviceLink, TorchFileLink, TorchLink
+
 from poolbridge._bench.sample import Result, summarize
 
 LINKS: Final[tuple[type[Link], ...]] = (

@@ -6,7 +6,9 @@ import importlib.util
 from multiprocessing.context import SpawnContext
 from typing import Any, ClassVar
 
-from poolbridge._bench.link import HEAD, InTurn, number_of
+from link import InTurn
+
+from poolbridge._bench.fan import HEAD, number_of
 
 
 class TorchLink(InTurn):

@@ -7,9 +7,11 @@ from multiprocessing.queues import Queue
 from multiprocessing.shared_memory import SharedMemory
 from typing import Any
 
-from poolbridge._bench.gpu import Allocator, missing_gpu, preferred_consumer
-from poolbridge._bench.link import InTurn
-from poolbridge._bench.link_shm import bytes_of
+from allocator import Allocator
+from link import InTurn
+from link_shm import bytes_of
+
+from poolbridge._bench.gpu import missing_gpu, preferred_consumer
 from poolbridge._cuda.cuda import call
 from poolbridge._libraries.consumers import load
 

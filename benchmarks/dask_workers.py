@@ -1,4 +1,4 @@
-"""Measures how fast Dask passes arrays, without and with poolbridge: ``python -m poolbridge.dask.bench``.
+"""Measures how fast Dask passes arrays, without and with poolbridge: ``python benchmarks/dask_workers.py``.
 
 A task on one worker makes an array; a task on the other worker reads the array's first and last element. The measured
 time is the time of the second task, from ``submit`` to the result. This time includes the work of Dask's scheduler and
@@ -88,7 +88,7 @@ def cluster(max_bytes: int) -> Iterator[tuple[distributed.Client, str, str]]:
 
 def main() -> None:
     """Measure both ways, Dask alone and poolbridge, for each size of arrays, and print the medians."""
-    parser = argparse.ArgumentParser(prog="python -m poolbridge.dask.bench", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python benchmarks/dask_workers.py", description=__doc__)
     parser.add_argument("--mib", type=int, nargs="+", default=[1, 64], help="sizes of the arrays in MiB (1 and 64)")
     parser.add_argument("--times", type=int, default=30, help="how many arrays of each size go each way (30)")
     asked = parser.parse_args()

@@ -1,4 +1,4 @@
-"""Measures what a transfer between two actors of Ray costs: ``python -m poolbridge.ray.bench``.
+"""Measures what a transfer between two actors of Ray costs: ``python benchmarks/ray_actors.py``.
 
 The program passes arrays by poolbridge and by Ray's object store, in the way that Ray's documentation recommends: an
 actor returns an array, another actor gets the array and reads one element, and the program waits for this element. So
@@ -32,6 +32,7 @@ _POOL = "2GiB"
 
 def _actors(ray: Any, transport: str) -> Any:
     """Define the class of the actors that send and receive arrays of NumPy."""
+    ray.cloudpickle.register_pickle_by_value(sys.modules[__name__])  # Ray's workers cannot import this module
 
     class Actor:
         def __init__(self) -> None:
@@ -320,7 +321,7 @@ def cluster(*nodes: str, gpu: bool = False) -> Iterator[tuple[Any, str]]:
 
 def main() -> None:
     """Start a cluster on this machine, of two nodes, or of one node with ``--gpu``; and measure transfers."""
-    parser = argparse.ArgumentParser(prog="python -m poolbridge.ray.bench", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python benchmarks/ray_actors.py", description=__doc__)
     parser.add_argument("--mib", type=int, nargs="+", default=[1, 64], help="sizes of the arrays in MiB")
     parser.add_argument("--moves", type=int, default=30, help="how often each is measured, after 5 that are not")
     parser.add_argument("--readers", type=int, default=8, help="readers of the big array")
