@@ -39,7 +39,8 @@ func (ch *Channel) publish(ctx context.Context, try attempt, l *Lease, o mempool
 		sent.wait = append(sent.wait, *ready)
 	}
 	r := &sent.record
-	if err := r.fill(l, t, o, ready, p.timeline); err != nil {
+	r.place(&info, t, 0)
+	if err := r.fill(&o, ready, p.timeline); err != nil {
 		return 0, err
 	}
 	r.Owner = sent
@@ -106,10 +107,16 @@ func (ch *Channel) fits(l *Lease, t *mempool.Tensor) (*mempool.Tensor, error) {
 	return t, err
 }
 
-// fill writes the record of a frame. own is the id of the client's own timeline.
-func (r *frameRecord) fill(l *Lease, t *mempool.Tensor, o mempool.FrameOptions, ready *mempool.Fence, own uint64) (err error) {
-	r.Block, r.Buffer, r.Bytes, r.Event = l.info.Block, l.info.Buffer, l.info.Bytes, o.Handle(ready)
-	r.Ready = shmchannel.Fence{}
+// place writes where the memory of a frame with the tensor t is: the memory of `info`, which begins at the byte `base` of its block.
+func (r *frameRecord) place(info *mempool.LeaseInfo, t *mempool.Tensor, base uint64) {
+	r.Block, r.Buffer, r.Bytes = info.Block, info.Buffer, info.Bytes
+	r.description = describe(t, base)
+	r.Description = &r.description
+}
+
+// fill writes the rest of the record. own is the id of the client's own timeline.
+func (r *frameRecord) fill(o *mempool.FrameOptions, ready *mempool.Fence, own uint64) (err error) {
+	r.Event, r.Ready = o.Handle(ready), shmchannel.Fence{}
 	if ready != nil {
 		if ready.Timeline != own {
 			return situation.Of(ErrInvalid, "a fence of timeline %d cannot say when content of this session is complete: its own is %d", ready.Timeline, own)
@@ -122,8 +129,6 @@ func (r *frameRecord) fill(l *Lease, t *mempool.Tensor, o mempool.FrameOptions, 
 	if r.Meta, err = shmchannel.AppendMeta(r.Meta[:0], o.Meta); err != nil {
 		return situation.Of(ErrInvalid, "%v", err)
 	}
-	r.description = describe(t, 0)
-	r.Description = &r.description
 	return nil
 }
 

@@ -119,11 +119,14 @@ func ExampleChannel_Frames() {
 	check(err)
 	camera, err := producer.CreateChannel(ctx, bridge.ChannelSpec{Name: "camera", Pool: pool.Info().ID, Mode: bridge.WorkQueue, Capacity: 4})
 	check(err)
+	publisher, err := camera.Publisher(ctx, bridge.Bytes(16))
+	check(err)
+	defer publisher.Close()
 	for n := range byte(3) {
-		lease, err := pool.Allocate(ctx, bridge.Bytes(16)) // waits for memory that consumers release
+		lease, err := publisher.Loan(ctx) // waits for memory that consumers release
 		check(err)
 		check(lease.Fill(ctx, 0, 16, n))
-		_, err = camera.Publish(ctx, lease, bridge.FrameOptions{}) // waits for room; the lease has ended
+		_, err = publisher.Publish(ctx, lease, bridge.FrameOptions{}) // waits for room; the loan has ended
 		check(err)
 	}
 

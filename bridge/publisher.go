@@ -263,22 +263,22 @@ func (p *Publisher) send(ctx context.Context, try attempt, l *Lease, o mempool.F
 	if err := p.usable(); err != nil {
 		return 0, err
 	}
-	t, err := p.channel.fits(l, o.Tensor)
-	if err != nil {
-		return 0, err
+	r := &s.record
+	if o.Tensor != nil {
+		t, err := p.channel.fits(l, o.Tensor)
+		if err != nil {
+			return 0, err
+		}
+		r.place(s.info, t, s.description.Base)
+	} else {
+		r.Description = s.description
 	}
 	ready, err := l.completed(ctx, o.Completion)
 	if err != nil {
 		return 0, err
 	}
-	r := &s.record
-	if err := r.fill(l, t, o, ready, p.from.timeline); err != nil {
+	if err := r.fill(&o, ready, p.from.timeline); err != nil {
 		return 0, err
-	}
-	if o.Tensor == nil {
-		r.Description = s.description
-	} else {
-		r.description.Base = s.description.Base
 	}
 	if ready != nil {
 		s.wait = addFence(s.wait, *ready)
@@ -511,6 +511,7 @@ func (p *Publisher) add(l *Lease, n int) error {
 	for i := range a.slots {
 		s, base := &a.slots[i], uint64(i)*p.stride
 		s.arena, s.info, s.mem, s.memory, s.wait = a, &shared, l.mem, mempool.PartOf(memory, base, p.bytes), slices.Clone(l.info.Wait)
+		s.record.place(s.info, &p.tensor, base)
 		s.record.Owner = s
 		if s.description, err = p.from.native.Describe(describe(&p.tensor, base)); err != nil {
 			return errors.Join(err, l.Release(true))

@@ -3,7 +3,6 @@ package bridge
 import (
 	"context"
 	"encoding/binary"
-	"errors"
 	"fmt"
 	"os"
 	"testing"
@@ -122,22 +121,34 @@ func drainFrames() error {
 	return c.Close()
 }
 
-// BenchmarkSharedProcesses runs the consumer in another process.
+// BenchmarkSharedProcesses runs each consumer in another process.
 func BenchmarkSharedProcesses(b *testing.B) {
-	s := newBenchStream(b, mempool.Broadcast)
-	require.NoError(b, s.send(b.Context()))
-	consumer := spawn(b, "drain", s.path, nil)
-	require.Equal(b, "ready", consumer.says())
-	before := processors(b)
-	b.ResetTimer()
-	for range b.N {
-		if err := s.send(b.Context()); err != nil {
-			b.Fatal(err)
-		}
+	for _, consumers := range []int{1, 8} {
+		b.Run(fmt.Sprint(consumers), func(b *testing.B) {
+			s := newBenchStream(b, mempool.Broadcast)
+			require.NoError(b, s.send(b.Context()))
+			var all []*child
+			for range consumers {
+				all = append(all, spawn(b, "drain", s.path, nil))
+			}
+			for _, c := range all {
+				require.Equal(b, "ready", c.says())
+			}
+			before := processors(b)
+			b.ResetTimer()
+			for range b.N {
+				if err := s.send(b.Context()); err != nil {
+					b.Fatal(err)
+				}
+			}
+			require.NoError(b, s.channel.Close(b.Context()))
+			for _, c := range all {
+				require.NoError(b, c.cmd.Wait())
+			}
+			b.ReportMetric(float64(b.N)/b.Elapsed().Seconds(), "frames/s")
+			b.ReportMetric(float64(processors(b)-before)/float64(b.N), "cpu-ns/frame")
+		})
 	}
-	require.NoError(b, errors.Join(s.channel.Close(b.Context()), consumer.cmd.Wait()))
-	b.ReportMetric(float64(b.N)/b.Elapsed().Seconds(), "frames/s")
-	b.ReportMetric(float64(processors(b)-before)/float64(b.N), "cpu-ns/frame")
 }
 
 // processors returns the CPU time that this process and its ended children have used.

@@ -316,7 +316,7 @@ func vectorsToWrite() vectors {
 				Description: Description{DType: "uint8", Shape: []uint64{4}}},
 			{Number: 66, Block: 1<<63 - 1, Buffer: 1<<63 - 1, Bytes: 1 << 40, Time: 1_700_000_000_000_000_000, Word: MaxWord, Value: MaxFenceValue,
 				Event: hex.EncodeToString(event), Meta: []metaVector{{"", "empty key"}, {"camera", "left"}, {"ä", ""}}, DescriptionID: 2,
-				Description: Description{Offset: 1 << 33, DType: "complex128", Shape: []uint64{2, 0, 3}, Strides: []int64{-3, 1, 1 << 40}}},
+				Description: Description{Base: 1<<63 - 512, Offset: 1 << 33, DType: "complex128", Shape: []uint64{2, 0, 3}, Strides: []int64{-3, 1, 1 << 40}}},
 			{Number: 1 << 40, Block: 7, Meta: []metaVector{{"k", "v"}}, DescriptionID: 3,
 				Description: Description{DType: "bool", Shape: []uint64{}}},
 			{Number: 127, Block: 7, Event: hex.EncodeToString(event), Meta: most, DescriptionID: 1 << 63,

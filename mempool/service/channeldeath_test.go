@@ -54,6 +54,48 @@ func TestFramesOfAProducerThatDiedStayUntilNobodyNeedsThem(t *testing.T) {
 	}
 }
 
+func TestABlockWithSeveralFramesStaysUntilTheLastFrameIsNotNeeded(t *testing.T) {
+	const frames = 4
+	for _, mode := range []mempool.ChannelMode{mempool.Broadcast, mempool.WorkQueue} {
+		for what, end := range map[string]func(*source){
+			"the producer died": func(p *source) { gone, _ := p.end(); gone() },
+			"the producer left": func(p *source) { p.leave() },
+		} {
+			t.Run(string(mode)+"/"+what, func(t *testing.T) {
+				r := newChannelRig(t, mempool.ChannelSpec{Capacity: frames, Mode: mode}, 8)
+				p, c, victim := r.produce(hire(t, r.svc)), r.consume(hire(t, r.svc), MemberSpec{}), hire(t, r.svc)
+				arena := p.alloc()
+				for range frames {
+					p.publish(arena, mempool.Fence{})
+				}
+				taken := []*shmchannel.Frame{c.next()}
+				if mode == mempool.WorkQueue { // another consumer dies with a frame in hand
+					r.consume(victim, MemberSpec{}).next()
+					gone, reclaimed := victim.end()
+					gone()
+					<-reclaimed
+				}
+				end(p)
+				for len(taken) < frames {
+					taken = append(taken, c.next())
+				}
+				r.awaitStands(1, 0)
+				assert.False(t, arena.buffer.failed)
+				if mode == mempool.Broadcast {
+					require.NoError(t, r.owner.CloseChannel(r.info.ID))
+				}
+				for _, f := range taken {
+					leased, _ := r.stands()
+					assert.EqualValues(t, 1, leased)
+					c.done(f, mempool.Fence{})
+				}
+				r.awaitStands(0, 0)
+				checkBooks(t, r.svc)
+			})
+		}
+	}
+}
+
 func TestProducersThatDiedLeaveNoBroadcastWithoutSlots(t *testing.T) {
 	const dead = 2 * shmchannel.MaxProducers
 	for full, first := range map[mempool.FullPolicy]int{mempool.Block: dead/2 + 1, mempool.DropOldest: dead/2 + 1, mempool.Latest: dead} {

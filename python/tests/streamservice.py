@@ -65,11 +65,13 @@ def memfd(name: str, size: int, *, sealed: bool = True) -> int:
     return fd
 
 
-def description(dtype: str, shape: tuple[int, ...], strides: tuple[int, ...] | None = None, offset: int = 0) -> bytes:
+def description(
+    dtype: str, shape: tuple[int, ...], strides: tuple[int, ...] | None = None, offset: int = 0, base: int = 0
+) -> bytes:
     head = struct.pack("<QHHI16s", offset, len(shape), strides is not None, 0, dtype.encode())
     sizes = struct.pack(f"<{len(shape)}Q", *shape).ljust(256, b"\0")
     steps = struct.pack(f"<{len(shape)}q", *strides) if strides is not None else b""
-    return (head + sizes + steps).ljust(576, b"\0")
+    return ((head + sizes + steps).ljust(544, b"\0") + struct.pack("<Q", base)).ljust(576, b"\0")
 
 
 def meta(entries: dict[str, str]) -> bytes:

@@ -39,7 +39,8 @@ def image(file, size):
 
 def description_of(record):
     said = record["description"]
-    return description(said["dtype"], tuple(said["shape"]), said["strides"] and tuple(said["strides"]), said["offset"])
+    strides = said["strides"] and tuple(said["strides"])
+    return description(said["dtype"], tuple(said["shape"]), strides, said["offset"], said["base"])
 
 
 def meta_of(record):
@@ -108,6 +109,7 @@ def test_a_consumer_reads_the_records_of_a_track(file, record):
         said = record["description"]
         strides = None if said["strides"] is None else tuple(said["strides"])
         assert frame.description == (said["dtype"], tuple(said["shape"]), strides, said["offset"])
+        assert frame.base == said["base"]
         consumer.release(frame.number)
         consumer.close()
 
