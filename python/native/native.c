@@ -302,8 +302,7 @@ static bool add_errors(State *state) {
 
 static bool add_names(State *state) {
     static const char *const names[NAMES] = {[NAME_OWN] = "own",     [NAME_PAGES] = "pages", [NAME_WORDS] = "words", [NAME_CLOSED] = "closed",
-                                             [NAME_INDEX] = "index", [NAME_VALUE] = "value", [NAME_TL] = "tl",       [NAME_WD] = "wd",
-                                             [NAME_V] = "v",         [NAME_LENDER] = "lender", [NAME_STREAMS] = "streams"};
+                                             [NAME_INDEX] = "index", [NAME_VALUE] = "value", [NAME_STREAMS] = "streams"};
     for (int i = 0; i < NAMES; i++)
         if (!(state->names[i] = PyUnicode_InternFromString(names[i]))) return false;
     return true;
@@ -342,8 +341,8 @@ static int execute(PyObject *module) {
     pb_init_spinning();
     bool made = add_errors(state) && add_names(state) && add_conditions(module, state) && (state->frame = add_type(module, &frame_spec)) &&
                 (state->producer = add_type(module, &producer_spec)) && (state->consumer = add_type(module, &consumer_spec)) &&
-                (state->lock = add_type(module, &lock_spec)) && (state->lent = add_type(module, &lent_spec)) &&
-                (state->shelf = add_type(module, &shelf_spec)) && (state->follower = add_type(module, &follower_spec)) && add_no_buffer(module);
+                (state->lock = add_type(module, &lock_spec)) && (state->arena = add_type(module, &arena_spec)) &&
+                (state->slots = add_type(module, &slots_spec)) && (state->follower = add_type(module, &follower_spec)) && add_no_buffer(module);
     return made ? 0 : -1;
 }
 
@@ -353,8 +352,8 @@ static int traverse(PyObject *module, visitproc visit, void *arg) {
     Py_VISIT(state->producer);
     Py_VISIT(state->consumer);
     Py_VISIT(state->lock);
-    Py_VISIT(state->lent);
-    Py_VISIT(state->shelf);
+    Py_VISIT(state->arena);
+    Py_VISIT(state->slots);
     Py_VISIT(state->follower);
     for (int i = 0; i <= PB_FENCE; i++) Py_VISIT(state->conditions[i]);
     return 0;
@@ -366,8 +365,8 @@ static int clear(PyObject *module) {
     Py_CLEAR(state->producer);
     Py_CLEAR(state->consumer);
     Py_CLEAR(state->lock);
-    Py_CLEAR(state->lent);
-    Py_CLEAR(state->shelf);
+    Py_CLEAR(state->arena);
+    Py_CLEAR(state->slots);
     Py_CLEAR(state->follower);
     for (int i = 0; i < NAMES; i++) Py_CLEAR(state->names[i]);
     for (int i = 0; i <= PB_FENCE; i++) Py_CLEAR(state->conditions[i]);

@@ -9,10 +9,10 @@
 #include "shm.h"
 
 // Names of attributes of Python objects.
-enum name { NAME_OWN, NAME_PAGES, NAME_WORDS, NAME_CLOSED, NAME_INDEX, NAME_VALUE, NAME_TL, NAME_WD, NAME_V, NAME_LENDER, NAME_STREAMS, NAMES };
+enum name { NAME_OWN, NAME_PAGES, NAME_WORDS, NAME_CLOSED, NAME_INDEX, NAME_VALUE, NAME_STREAMS, NAMES };
 
 typedef struct {
-    PyTypeObject *frame, *producer, *consumer, *lock, *lent, *shelf, *follower;
+    PyTypeObject *frame, *producer, *consumer, *lock, *arena, *slots, *follower;
     PyObject *names[NAMES];
     PyObject *conditions[PB_FENCE + 1];
     PyObject *protocol, *invalid, *memory, *forked, *closed, *released;
@@ -64,14 +64,15 @@ Py_ssize_t frame_fence(PyObject *frame, struct pb_fence *to); // reads a Frame's
 PyObject *new_frame(State *state, const struct pb_consumer *c, const struct pb_frame *frame);
 void free_object(void *self);
 struct pb_producer *producer_core(Member *m); // the core of a Producer
-PyObject *blocks_of(Member *m);               // the blocks that came back to a Producer
 
 typedef struct Follower Follower;
 bool follower_is_anywhere(const Follower *f); // whether every thread can queue work on the follower's stream
-bool follower_may_write(Follower *f, PyObject *fences, PyObject *after);
+bool follower_may_write(Follower *f, const struct pb_fence *fences, size_t count);
+bool fence_is_over(State *state, PyObject *timelines, const struct pb_fence *fence); // whether the next writer need not wait for a fence
+bool fence_from(PyObject *one, struct pb_fence *to); // reads a sequence of timeline, word and value
 bool stream_is_captured(uint64_t function, uint64_t stream); // function: the address of cuStreamIsCapturing
 PyObject *follower_write(Follower *f, uint64_t *word, uint64_t *value);
 
-extern PyType_Spec frame_spec, producer_spec, consumer_spec, lock_spec, lent_spec, shelf_spec, follower_spec;
+extern PyType_Spec frame_spec, producer_spec, consumer_spec, lock_spec, arena_spec, slots_spec, follower_spec;
 
 #endif

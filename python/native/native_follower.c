@@ -54,15 +54,16 @@ static bool has_timeline(Follower *f) {
 // Fences
 
 // Reads the word of a fence. Returns UNKNOWN if the word cannot be read, for example because a frame names a word that does not exist;
-// Python code then handles the case.
-static Reach look(Follower *f, const struct pb_fence *fence) {
+// Python code then handles the case. The service has forgotten a timeline whose page is None, so its process does not write any more.
+static Reach read_word(State *state, PyObject *timelines, const struct pb_fence *fence) {
     Reach reach = UNKNOWN;
-    PyObject *pages = attribute(f, f->timelines, NAME_PAGES);
+    PyObject *pages = timelines ? PyObject_GetAttr(timelines, state->names[NAME_PAGES]) : NULL;
     PyObject *id = pages ? PyLong_FromUnsignedLongLong(fence->timeline) : NULL;
     PyObject *page = id && PyDict_Check(pages) ? PyDict_GetItemWithError(pages, id) : NULL;
-    PyObject *words = page && page != Py_None ? attribute(f, page, NAME_WORDS) : NULL;
+    PyObject *words = page && page != Py_None ? PyObject_GetAttr(page, state->names[NAME_WORDS]) : NULL;
     Py_buffer view;
-    if (words && !PyObject_GetBuffer(words, &view, PyBUF_SIMPLE)) { // fails if the page is unmapped
+    if (page == Py_None) reach = DIED;
+    else if (words && !PyObject_GetBuffer(words, &view, PyBUF_SIMPLE)) { // fails if the page is unmapped
         if (fence->word < (uint64_t)view.len / 8) {
             uint64_t now = PB_LOAD((pb_word *)view.buf + fence->word), mask = (UINT64_C(1) << TOMBSTONE_SHIFT) - 1;
             bool behind = now < fence->value || now - fence->value > INT64_MAX;
@@ -74,6 +75,10 @@ static Reach look(Follower *f, const struct pb_fence *fence) {
     Py_XDECREF(words), Py_XDECREF(id), Py_XDECREF(pages);
     return reach;
 }
+
+static Reach look(Follower *f, const struct pb_fence *fence) { return read_word(f->state, f->timelines, fence); }
+
+bool fence_is_over(State *state, PyObject *timelines, const struct pb_fence *fence) { return read_word(state, timelines, fence) <= DIED; }
 
 // Reads the word of a fence until the fence is reached or the time is `until`. Lets other Python threads run after every TURN_NS
 // nanoseconds.
@@ -99,7 +104,7 @@ static uint64_t own_word(Follower *f) {
     return UINT64_MAX;
 }
 
-static bool fence_from(PyObject *one, struct pb_fence *to) {
+bool fence_from(PyObject *one, struct pb_fence *to) {
     uint64_t *numbers[] = {&to->timeline, &to->word, &to->value};
     for (Py_ssize_t i = 0; i < 3; i++) {
         PyObject *number = PySequence_GetItem(one, i);
@@ -162,30 +167,14 @@ static PyObject *poll(Follower *f, PyObject *const *args, Py_ssize_t given) {
 bool follower_is_anywhere(const Follower *f) { return f->anywhere; }
 
 // Whether the follower's stream may write the memory of a loan now. Never waits. False: Python code must check the fences.
-bool follower_may_write(Follower *f, PyObject *fences, PyObject *after) {
+bool follower_may_write(Follower *f, const struct pb_fence *fences, size_t count) {
     if (!f->anywhere || !f->timelines || !f->own || !has_timeline(f)) {
         PyErr_Clear();
         return false;
     }
     uint64_t mine = own_word(f);
-    struct pb_fence fence;
-    Py_ssize_t count = fences && PyTuple_Check(fences) ? PyTuple_Size(fences) : 0;
-    for (Py_ssize_t i = 0; i < count; i++) {
-        PyObject *one = PyTuple_GetItem(fences, i);
-        bool read = number_in(f, one, NAME_TL, &fence.timeline) && number_in(f, one, NAME_WD, &fence.word) && number_in(f, one, NAME_V, &fence.value);
-        PyErr_Clear();
-        if (!read || !((fence.timeline == f->id && fence.word == mine) || look(f, &fence) <= DIED)) return false;
-    }
-    char *from = NULL;
-    Py_ssize_t bytes = 0;
-    if (after && PyBytes_AsStringAndSize(after, &from, &bytes)) {
-        PyErr_Clear();
-        return false;
-    }
-    for (; bytes >= (Py_ssize_t)sizeof fence; from += sizeof fence, bytes -= (Py_ssize_t)sizeof fence) {
-        memcpy(&fence, from, sizeof fence);
-        if (look(f, &fence) > DIED) return false;
-    }
+    for (size_t i = 0; i < count; i++)
+        if (!(fences[i].timeline == f->id && fences[i].word == mine) && look(f, &fences[i]) > DIED) return false;
     return true;
 }
 

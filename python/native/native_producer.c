@@ -104,7 +104,7 @@ static PyObject *publish(Producer *self, PyObject *const *args, Py_ssize_t given
 
 static enum pb_result try_reclaim(Member *m, void *with) {
     (void)with;
-    return pb_reclaim(&((Producer *)m)->core);
+    return pb_reclaim(&((Producer *)m)->core, true);
 }
 
 // Copies an array. A caller copies data of the producer before the caller makes Python objects: to make an object may run finalisers, and
@@ -128,7 +128,7 @@ static PyObject *fences_of(const struct pb_fence *from, const struct pb_flight *
 
 struct pb_producer *producer_core(Member *m) { return &((Producer *)m)->core; }
 
-PyObject *blocks_of(Member *m) {
+static PyObject *blocks_of(Member *m) {
     const struct pb_producer *p = producer_core(m);
     size_t count = p->came_back;
     bool fine = true;

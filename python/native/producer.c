@@ -34,6 +34,8 @@ static void drop_cursor(struct pb_producer *p, uint32_t slot) {
 
 void pb_producer_close(struct pb_producer *p) {
     for (uint32_t slot = 0; slot < PB_CONSUMERS; slot++) drop_cursor(p, slot);
+    for (size_t i = 0; i < p->in_flight; i++)
+        if (p->flights[i].slot) pb_drop_arena(p->flights[i].slot->arena);
     free(p->described);
     free(p->flights);
     free(p->back);
@@ -285,7 +287,11 @@ enum pb_result pb_publish(struct pb_producer *p, const struct pb_publication *wh
         PB_FULL_BARRIER();
         pb_wake(pb_published(ch));
         if (!ch->queue) pb_wake(pb_freed(ch)); // another producer may wait for the block of the frame that left the channel
-        p->flights[p->in_flight++] = (struct pb_flight){.number = n, .block = what->block};
+        p->flights[p->in_flight++] = (struct pb_flight){.number = n, .block = what->block, .slot = what->slot};
+        if (what->slot) {
+            what->slot->arena->sent++;
+            what->slot->arena->users++;
+        }
         ch->odd_since = 0;
         p->published++;
         p->yields = 0;
@@ -297,6 +303,47 @@ enum pb_result pb_publish(struct pb_producer *p, const struct pb_publication *wh
 }
 
 // Memory that comes back
+
+bool pb_add_fence(struct pb_slot *slot, const struct pb_fence *fence) {
+    if (slot->fence_count == slot->fence_room) {
+        size_t room = slot->fence_room ? 2 * slot->fence_room : 4;
+        struct pb_fence *fences = realloc(slot->fences, room * sizeof *fences);
+        if (!fences) return false;
+        slot->fences = fences;
+        slot->fence_room = room;
+    }
+    slot->fences[slot->fence_count++] = *fence;
+    return true;
+}
+
+void pb_free_slot(struct pb_slots *slots, struct pb_slot *slot) {
+    slot->next = NULL;
+    if (slots->first) slots->last->next = slot;
+    else slots->first = slot;
+    slots->last = slot;
+}
+
+void pb_drop_arena(struct pb_arena *arena) {
+    if (--arena->users) return;
+    for (size_t i = 0; i < arena->count; i++) free(arena->slots[i].fences);
+    free(arena);
+}
+
+// Gives the slot of a frame that came back to its publisher. Returns false if there is not enough memory for the fences of the readers.
+static bool give_back(const struct pb_producer *p, const struct pb_flight *flight) {
+    struct pb_slot *slot = flight->slot;
+    struct pb_arena *arena = slot->arena;
+    size_t before = slot->fence_count;
+    for (size_t i = 0; i < flight->fences; i++)
+        if (!pb_add_fence(slot, &p->fences[flight->first + i])) {
+            slot->fence_count = before;
+            return false;
+        }
+    arena->sent--;
+    if (arena->owner) pb_free_slot(arena->owner, slot);
+    pb_drop_arena(arena);
+    return true;
+}
 
 static struct pb_flight *find_flight(struct pb_producer *p, uint64_t number) {
     size_t low = 0, high = p->in_flight;
@@ -376,7 +423,7 @@ static bool add_fence(struct pb_producer *p, const struct pb_cursor *cursor, uin
     return true;
 }
 
-enum pb_result pb_reclaim(struct pb_producer *p) {
+enum pb_result pb_reclaim(struct pb_producer *p, bool buffers) {
     struct pb_channel *ch = &p->ch;
     p->came_back = p->fence_count = 0;
     if (!p->in_flight) return PB_OK;
@@ -391,19 +438,21 @@ enum pb_result pb_reclaim(struct pb_producer *p) {
         if ((r = look_at_roster(p, pb_state(ch), tail))) return r;
     }
     except_held(p, state == PB_DESTROYED);
-    size_t stay = 0;
+    size_t stay = 0, before = p->in_flight;
     bool memory = true;
-    for (size_t i = 0; i < p->in_flight; i++) {
+    for (size_t i = 0; i < before; i++) {
         struct pb_flight flight = p->flights[i];
         flight.first = p->fence_count;
+        flight.back = flight.back && (buffers || flight.slot);
         for (size_t k = 0; k < p->lives && flight.back; k++)
             if (p->live[k]->timeline) flight.back = add_fence(p, p->live[k], flight.number, &memory);
-        if (!flight.back) p->fence_count = flight.first;
         flight.fences = p->fence_count - flight.first;
-        if (flight.back) p->back[p->came_back++] = flight;
-        else p->flights[stay++] = flight;
+        if (flight.back && flight.slot && !give_back(p, &flight)) flight.back = memory = false;
+        if (!flight.back || flight.slot) p->fence_count = flight.first;
+        if (!flight.back) p->flights[stay++] = flight;
+        else if (!flight.slot) p->back[p->came_back++] = flight;
     }
     p->in_flight = stay;
-    if (p->came_back) return PB_OK;
+    if (stay < before) return PB_OK;
     return memory ? PB_NONE : pb_complain(ch, PB_NO_MEMORY, "no memory for the fences of frames");
 }

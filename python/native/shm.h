@@ -83,8 +83,31 @@ struct pb_fence {
     uint64_t timeline, word, value;
 };
 
-struct pb_flight { // a frame whose block has not come back
+// A publisher's slots: parts of one or more arenas. Each slot is free, on loan to the program, or sent: its frame has not come back.
+struct pb_slot {
+    struct pb_arena *arena;
+    struct pb_slot *next;    // the next free slot
+    struct pb_fence *fences; // fences that must be reached before the slot is written again
+    size_t fence_count, fence_room;
+    void *array, *lender; // Python objects: the array of the slot, and the state that keeps the array's memory mapped
+};
+
+struct pb_slots {
+    struct pb_slot *first, *last; // the free slots, in the order in which they came back
+    struct pb_slot *loan;
+};
+
+struct pb_arena { // a buffer that is divided into slots of `stride` bytes
+    uint64_t block, buffer, stride;
+    size_t count, sent;    // number of its slots, and of those that are sent
+    size_t users;          // its frames in flight, plus one for its Python object: the last user frees it
+    struct pb_slots *owner; // NULL: no publisher uses its slots any more
+    struct pb_slot slots[];
+};
+
+struct pb_flight { // a frame whose memory has not come back
     uint64_t number, block;
+    struct pb_slot *slot; // NULL: the frame has a buffer of its own
     size_t first, fences; // after the block has come back: its first fence in `pb_producer.fences`, and the number of its fences
     bool back;
 };
@@ -112,6 +135,7 @@ struct pb_producer {
 };
 
 struct pb_publication {
+    struct pb_slot *slot; // NULL: the frame has a buffer of its own
     uint64_t block, buffer, bytes, value, description_id;
     const void *description, *meta, *event; // event: NULL or PB_EVENT bytes
     uint32_t word, meta_bytes;
@@ -202,7 +226,12 @@ enum pb_result pb_add_cursor(struct pb_producer *p, uint32_t slot, uint64_t memb
 enum pb_result pb_publish(struct pb_producer *p, const struct pb_publication *what, bool waits, uint64_t *number);
 void pb_end_wait(struct pb_producer *p);
 bool pb_behind(const struct pb_producer *p, uint64_t *member, uint32_t *process); // finds the slowest consumer of a broadcast
-enum pb_result pb_reclaim(struct pb_producer *p); // PB_OK: see `back`, valid until the next call; PB_NONE: wait on `freed`
+// Takes back the memory of frames. Slots become free; buffers are in `back`, valid until the next call, but stay in flight if `buffers` is
+// false. PB_OK: something came back, or nothing is in flight; PB_NONE: wait on `freed`.
+enum pb_result pb_reclaim(struct pb_producer *p, bool buffers);
+bool pb_add_fence(struct pb_slot *slot, const struct pb_fence *fence); // false: no memory
+void pb_free_slot(struct pb_slots *slots, struct pb_slot *slot);
+void pb_drop_arena(struct pb_arena *arena); // one user less
 
 // consumer.c
 

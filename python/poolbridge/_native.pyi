@@ -272,63 +272,98 @@ class Consumer:
     def close(self) -> None:
         """Unmap everything and drop the objects that are kept. A thread that waits gets `ClosedError`. Idempotent."""
 
-class Lent:
-    """A write lease that a channel has or has given back; see `poolbridge._session.spares.Spare`."""
-
-    array: Any
-    fences: Any
-    shelf: Any
-    follower: Any
-    after: Any
-    owned: bool
-    block: int
-    buffer: int
-    nbytes: int
-
-class Shelf:
-    """The leases of a publisher; see `poolbridge._session.spares.Shelf`.
-
-    The methods do the common case of a publisher's work for a frame. Each method except `send_after` is one step: no
-    signal handler and no other thread runs during the method. In any other case a method returns None or False, and
-    Python code can continue from the shelf's state.
-    """
-
-    free: list[Any]
-    loan: list[Any]
-    strays: list[tuple[int, tuple[tuple[int, int, int], ...]]]
-    """Blocks that came back and that this shelf cannot keep; each is as `Producer.reclaim` returns it."""
-    owner: Any
-    """The `Producer`."""
-    loans: Any
-    """The leases that the channel has: a dictionary whose keys are block ids."""
-    described: bytes
-    description_id: int
-    stream: Any
-    """The stream that wrote a loan last."""
-    follower: Any
-    """The `Follower` of that stream."""
-    most: int
-    extra: int
-    wanting: bool
-    closed: bool
-    busy: bool
-    aside: bool
-    on_streams: bool
-    used: float
+class Arena:
+    """A buffer that is divided into slots; see `poolbridge._session.returns.Arena`."""
 
     def __new__(cls, *ignored: Any) -> Self: ...
+    @property
+    def slots(self) -> int:
+        """Number of slots."""
+    @property
+    def sent(self) -> int:
+        """How many slots have a frame that has not come back. Never changes if the producer has left meanwhile."""
+    def divide(
+        self, block: int, buffer: int, slots: int, stride: int, fences: Sequence[tuple[int, int, int]], /
+    ) -> None:
+        """Make the slots. `fences` must be reached before a slot is written."""
+    def take_fences(self) -> list[tuple[int, int, int]]:
+        """Return timeline, word and value of the fences of all slots, and remove them from the slots."""
+
+class Slots:
+    """The slots of a publisher; see `poolbridge._session.returns.Slots`.
+
+    Each method except `send_after` and `publish` is one step: no signal handler and no other thread runs during the
+    method. `take`, `send`, `follow` and `send_after` do the common case of a publisher's work for a frame. In any other
+    case they return None or False, and Python code can continue from the state of the slots.
+    """
+
+    stream: Any
+    """The stream that wrote an array last."""
+    follower: Any
+    """The `Follower` of that stream."""
+    following: Any
+    """The `Follower` of the stream that writes the array on loan; else None."""
+    closed: bool
+    busy: bool
+    """Whether a call of the publisher waits."""
+    on_streams: bool
+    """Whether streams write the arrays. These streams wait for the fences of slots that came back."""
+    used: float
+    """The monotonic time of the last loan or publication."""
+
+    def __new__(cls, *ignored: Any) -> Self: ...
+    @property
+    def arenas(self) -> list[Any]:
+        """The arenas."""
+    @property
+    def owner(self) -> Any:
+        """The `Producer`."""
+    @property
+    def loan(self) -> tuple[Any, int, Any, Any] | None:
+        """The slot on loan: its arena, its position in the arena, and what `fit` has set: lender and array, or None."""
+    fences: Sequence[tuple[int, int, int]]
+    """The fences of the slot on loan."""
+    @property
+    def pending(self) -> list[tuple[int, int, int]]:
+        """The fences of the free slot that came back first."""
+    @property
+    def counts(self) -> tuple[int, int]:
+        """How many slots there are, and how many of them are free."""
+    @property
+    def idle(self) -> bool:
+        """Whether all slots are free and no call of the publisher waits."""
+    def publish_with(
+        self, producer: Producer, timelines: Any, timeline: int, description_id: int, description: bytes, nbytes: int, /
+    ) -> None:
+        """Say what the frames have in common.
+
+        `timelines` are the session's timelines, and `timeline` is the id of its own timeline. `description_id` is the
+        id of the description of an arena's first slot; the next slots have the next ids.
+        """
+    def add(self, arena: Arena, /) -> None:
+        """Add an arena, whose slots are free."""
+    def let_go(self, idle: bool, /) -> list[Any]:
+        """Take all arenas out and return them. With `idle`, do so only if the publisher is idle."""
     def take(self) -> Any:
-        """Return the array on loan. If no array is on loan, put a lease that came back on loan and return its array."""
-    def send(self, meta: bytes = b"", word: int = 0, value: int = 0, /) -> int | None:
-        """Publish the loan if there is room, clear its `follower`, and return the frame's number.
+        """Return the array on loan. If no array is on loan, put a free slot on loan and return its array."""
+    def lend(self) -> bool:
+        """Put a free slot on loan if none is; return whether one is. For a call that waits."""
+    def fit(self, array: Any, lender: Any, /) -> None:
+        """Set the array of the slot on loan, and the `LeaseState` that keeps its memory mapped."""
+    def put_back(self) -> None:
+        """End the loan without a publication."""
+    def send(self, meta: bytes = b"", word: int = 0, value: int = 0, /) -> Any:
+        """Publish the loan if there is room, clear `following`, and return the frame's number.
 
         The content is complete when `word` of this session's timeline has `value`. A `value` of 0 says that the content
         is complete now.
         """
+    def publish(self, meta: bytes, word: int, value: int, timeout: float | None, /) -> Any:
+        """Publish the loan as `send` does, but wait for room. Return the frame's number, or a `Condition`."""
     def follow(self, stream: Any, /) -> bool:
         """Whether `stream` may write the loan at once: it wrote the loan before, and this loan's fences are reached.
 
-        If the result is True, `follow` has set the loan's `follower`. Never waits.
+        If the result is True, `follow` has set `following`. Never waits.
         """
     def send_after(self, meta: bytes, stream: Any, /) -> int | tuple[int, int] | None:
         """Make the loan's stream write the fence of its work, store the fence in the loan, and publish the loan.
@@ -337,8 +372,6 @@ class Shelf:
         None if there is no new fence, and also if `stream` is neither None nor the loan's stream. Other threads may run
         during the call of the driver.
         """
-    def look(self) -> None:
-        """Note that Python has checked the session's other leases. For 250 ms `take` and `send` need no new check."""
 
 class Follower:
     """A stream that uses frames one after the other; `poolbridge._order.order.Follower` sets the attributes."""

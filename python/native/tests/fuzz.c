@@ -131,7 +131,7 @@ static void one_world(uint64_t inputs) {
             r = pb_publish(&p, &what, chance(2), &number);
             if (chance(2)) pb_end_wait(&p);
             break;
-        case 3: r = pb_reclaim(&p); break;
+        case 3: r = pb_reclaim(&p, true); break;
         case 4: case 5:
             r = pb_take(&c, &frame);
             if (r == PB_OK && frame.base > INT64_MAX) fatal("a base that no check has seen");

@@ -78,7 +78,7 @@ static enum pb_result try_publish(void *with) {
     struct work *w = with;
     return pb_publish(w->p, &w->what, true, &w->number);
 }
-static enum pb_result try_reclaim(void *with) { return pb_reclaim(((struct work *)with)->p); }
+static enum pb_result try_reclaim(void *with) { return pb_reclaim(((struct work *)with)->p, true); }
 
 static bool settle_producer(struct pb_producer *p, enum pb_result r) {
     if (r == PB_UNKNOWN) {
@@ -108,7 +108,7 @@ static void produce(struct world *w, uint32_t slot, uint64_t member, uint64_t fr
     for (uint64_t i = 0; i < w->ch.capacity + 2; i++) unused[free++] = group * 64 + i + 1;
     for (uint64_t count = 1; count <= frames; count++) {
         while (!free) {
-            r = pb_reclaim(&p);
+            r = pb_reclaim(&p, true);
             if (r == PB_NONE) pause_for(pb_freed(&p.ch), try_reclaim, &work, &r);
             if (!r)
                 for (size_t i = 0; i < p.came_back; i++) unused[free++] = p.back[i].block;

@@ -238,6 +238,8 @@ class AsyncClient(AsyncLists, ClientState):
             try:
                 if not self._session.closed and not self._session.release_spares():
                     await asyncio.to_thread(self._session.spares.release_within, CLOSE_TIMEOUT)
+                if not self._session.closed and not self._session.release_arenas():
+                    await asyncio.to_thread(self._session.returns.release_within, CLOSE_TIMEOUT)
                 if (left := self._session.begin_close()) is not None:
                     await self._reader.wait(left, CLOSE_TIMEOUT)
             finally:

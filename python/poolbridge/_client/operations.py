@@ -57,7 +57,7 @@ from poolbridge.errors import (
 if TYPE_CHECKING:
     from poolbridge._order.event import Event
     from poolbridge._session.session import Session
-    from poolbridge._session.spares import Shelf, Spare
+    from poolbridge._session.spares import Spare
     from poolbridge._sys.literals import Kind
 
 # If a pool is full, an allocation waits at most this number of seconds for readers to give back memory that this client
@@ -346,7 +346,7 @@ def allocate(
     """
     timeout = check_timeout(timeout)
     if not session.producers:
-        return _grant(session, description, pool, timeout)
+        return request_lease(session, description, pool, timeout)
     return _allocate(session, description, pool, timeout, at_once=at_once)
 
 
@@ -354,36 +354,35 @@ def _allocate(
     session: Session, description: _tensor.Description, pool: int, timeout: float | None, *, at_once: bool
 ) -> Flow[LeaseState]:
     """Do the work of `allocate` for a session that has producers, whose buffers can come back from channels."""
-    came_back = partial(spare, session, description, pool, at_once=at_once)
+    came_back = partial(_spare, session, description, pool, at_once=at_once)
     if (state := (yield from came_back())) is not None:
         return state
     if timeout == 0:
         try:
             return (yield from _grant_or_back(session, description, pool, 0.0, waits=False))
         except PoolLimitError:
-            return (yield from await_memory(session, description, pool, time.monotonic()))
+            return (yield from _await_memory(session, description, pool, time.monotonic()))
     deadline = None if timeout is None else time.monotonic() + timeout
-    if (state := (yield from new_or_back(session, description, pool, timeout))) is not None:
+    if (state := (yield from _new_or_back(session, description, pool, timeout))) is not None:
         return state
     if (state := (yield from came_back())) is not None:
         return state
-    return (yield from await_memory(session, description, pool, deadline))
+    return (yield from _await_memory(session, description, pool, deadline))
 
 
-def new_or_back(
-    session: Session, description: _tensor.Description, pool: int, timeout: float | None, shelf: Shelf | None = None
+def _new_or_back(
+    session: Session, description: _tensor.Description, pool: int, timeout: float | None
 ) -> Flow[LeaseState | None]:
     """Lease a new buffer if the pool has room. Else wait up to `_OWN` seconds until memory comes back from a channel.
 
-    Memory that this client has published usually comes back before other clients release memory. If the caller passes
-    the `Shelf` of a publisher, the function waits only for memory of that publisher.
+    Memory that this client has published usually comes back before other clients release memory.
 
     Returns
     -------
     LeaseState or None
         The lease of a new buffer; None if the caller has to check whether memory came back from a channel.
     """
-    lender = session.lender(pool, description, shelf)
+    lender = session.lender(pool, description)
     if lender is None or not session.spares.is_full(pool):
         try:
             return (yield from _grant_or_back(session, description, pool, 0.0, waits=False))
@@ -396,7 +395,7 @@ def new_or_back(
     return None
 
 
-def await_memory(
+def _await_memory(
     session: Session, description: _tensor.Description, pool: int, deadline: float | None
 ) -> Flow[LeaseState]:
     """Ask the service for a buffer and wait. Meanwhile, this client releases memory that readers give back."""
@@ -407,7 +406,7 @@ def await_memory(
 def _grant_or_back(
     session: Session, description: _tensor.Description, pool: int, timeout: float | None, *, waits: bool
 ) -> Flow[LeaseState]:
-    """Do what `_grant` does. But if a lease that fits comes back before the service answers, take this lease.
+    """Do what `request_lease` does. But if a lease that fits comes back before the service answers, take this lease.
 
     The service may be stopped. So while it has not answered a cancelled allocation, send it no further request. `waits`
     is that of `Asking`.
@@ -427,7 +426,7 @@ def _grant_or_back(
             yield Hear(waiter, _OWN)
             if call is not None and call.done and asking.came is None:
                 reply: Any = call.result()
-                call = None  # the next statement must directly follow, as in `_grant`
+                call = None  # the next statement must directly follow, as in `request_lease`
                 state = held(session, reply.l) or (yield from take(session, reply.l))
                 break
             session.check_usable()
@@ -452,7 +451,9 @@ def _grant_or_back(
     return state
 
 
-def _grant(session: Session, description: _tensor.Description, pool: int, timeout: float | None) -> Flow[LeaseState]:
+def request_lease(
+    session: Session, description: _tensor.Description, pool: int, timeout: float | None
+) -> Flow[LeaseState]:
     """Ask the service for a new buffer, and make a `LeaseState` for the lease that the service grants."""
     request = Alloc(pl=pool, t=description.to_wire(), w=to_milliseconds(timeout))
     began = time.monotonic()
@@ -470,7 +471,7 @@ def _grant(session: Session, description: _tensor.Description, pool: int, timeou
     return state
 
 
-def spare(session: Session, description: _tensor.Description, pool: int, *, at_once: bool) -> Flow[LeaseState | None]:
+def _spare(session: Session, description: _tensor.Description, pool: int, *, at_once: bool) -> Flow[LeaseState | None]:
     """Take a lease that came back from a channel, if the service knows its buffer by `description`; else None."""
     found = session.take_spare(pool, description, at_once=at_once)
     return None if found is None else (yield from _held(session, found))

@@ -1,4 +1,4 @@
-"""Publishes arrays as frames. A publisher makes one array for each block of memory, and uses the array many times."""
+"""Publishes arrays as frames. A publisher makes an array for each slot of its arenas, and uses it many times."""
 
 from __future__ import annotations
 
@@ -13,20 +13,23 @@ import numpy as np
 
 from poolbridge._client.channel_operations import check_meta
 from poolbridge._client.lease import AsyncLease, Lease
-from poolbridge._client.operations import allocate, await_memory, check_timeout, check_wrap, new_or_back, ready, spare
+from poolbridge._client.operations import check_timeout, check_wrap, ready, request_lease
+from poolbridge._memory import tensor as _tensor
 from poolbridge._order import order as _order
 from poolbridge._order.streams import stream_key
-from poolbridge._session.flow import Do, Flow
-from poolbridge._session.grants import know_timeline
+from poolbridge._session.calls import Call, Waiter
+from poolbridge._session.flow import Flow, Hear, Sleep
+from poolbridge._session.grants import held, know_timeline, take
+from poolbridge._session.membership import NATIVE
 from poolbridge._session.producer import Sending, deliver, pack_meta, producer_of
-from poolbridge._session.spares import Shelf, Spare
+from poolbridge._session.returns import Arena, Slots
 from poolbridge._sys import process as _process
 from poolbridge._sys.finaliser import while_running
 from poolbridge._sys.uncopied import Uncopied
+from poolbridge._wire.messages import Alloc, Fence, LeaseReply
 from poolbridge.errors import (
     ClosedError,
     DeviceMemoryError,
-    ForkError,
     InvalidArgumentError,
     LeaseReleasedError,
     PoolLimitError,
@@ -36,19 +39,27 @@ if TYPE_CHECKING:
     from poolbridge._memory.tensor import Description
     from poolbridge._session.flow import AsyncRun, Run
     from poolbridge._session.lease_state import LeaseState
+    from poolbridge._session.producer import Producer
     from poolbridge._session.session import Session
     from poolbridge._wire.messages import Channel as ChannelInfo
 
 
 _T = TypeVar("_T")
 
-# A publisher of small frames (at most _SMALL bytes) has up to _MORE extra buffers. With extra buffers, the publisher
-# looks for buffers that readers gave back only once in several frames. This takes less time than a look for each frame.
+# A slot begins at a multiple of this number of bytes in its arena.
+_ALIGNMENT: Final = 512
+# The first arena has a slot for each frame that the channel keeps, for the array on loan, and for a frame that a
+# consumer releases late. A publisher of small frames (at most `_SMALL` bytes) has `_MORE` slots besides: then it looks
+# for slots that came back only once in several frames. If streams write the arrays, it has `_MORE_ON_STREAMS` slots
+# besides: then the readers' streams are more often done with a slot before the publisher uses the slot again.
+_LEAST: Final = 2
 _MORE: Final = 4
-# The number of extra buffers if streams write the arrays. This number is larger than _MORE, because then the readers'
-# streams have more often finished with a buffer before the publisher uses the buffer again.
 _MORE_ON_STREAMS: Final = 16
 _SMALL: Final = 256 << 10
+# Numbers of seconds. For `_PATIENCE` seconds after the service refused another arena, a publisher does not ask again.
+# While it waits for the answer, it looks for slots that came back, and looks again after `_LOOK` seconds.
+_PATIENCE: Final = 0.2
+_LOOK: Final = 5e-3
 _NUMBERS: Final = (float, int)
 # A fence has a word and a value. The word 0 and the value 0 mean: there is no fence, because the content is complete.
 _COMPLETE: Final = 0, 0
@@ -73,10 +84,11 @@ class BasePublisher(Uncopied, ABC):
         self._channel = channel
         self._description = description
         self._wrap = check_wrap(wrap)
-        self._shelf = Shelf(channel.pl, most=channel.cp + 2)
-        self._described = 0, b""
-        self._busy = False  # whether a call of this publisher waits
+        self._slots = Slots(channel.pl)
+        self._stride = max(-(-description.nbytes // _ALIGNMENT), 1) * _ALIGNMENT
         self._written = False  # whether streams write the arrays
+        self._decided = False  # whether a loan has decided `_written`
+        self._refused = 0.0  # until when the publisher does not ask for another arena
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -88,204 +100,127 @@ class BasePublisher(Uncopied, ABC):
         """Name of the element type, such as ``"float32"``."""
         return self._description.element.name
 
-    def _loaned(self, timeout: float | None) -> Any:
-        """Return the array on loan. If there is none, return the array of a lease that came back from the channel.
-
-        None: the caller has to call `_allocate`.
-        """
-        self._begin(timeout)
-        shelf = self._shelf
-        loan = tuple(shelf.loan)  # copied in one step: another thread may end the loan
-        if loan:
-            return loan[0].array
-        if self._session.collect_for(shelf) <= 1 + shelf.extra and shelf.wanting:
-            return None
-        return self._take()
-
-    def _take(self) -> Any:
-        """Lend the array of a lease that came back from the channel, and return the array; None: no lease came back."""
-        shelf = self._shelf
-        try:
-            spare = shelf.free.pop(0)
-        except IndexError:
-            return None
-        shelf.used = time.monotonic()
-        shelf.loan.append(spare)
-        if shelf.closed:
-            self._session.drop_shelf(shelf)  # another thread closed the publisher at this moment
-            self._check_open()
-        return spare.array
-
-    def _begin(self, timeout: float | None) -> None:
+    def _check_free(self, timeout: float | None) -> None:
         """Check the time limit. Check that the publisher is open and that no other call of the publisher waits."""
         check_timeout(timeout)
-        if self._busy or self._shelf.closed or _process.pid != self._session.pid:
+        if self._slots.busy or self._slots.closed or _process.pid != self._session.pid:
             self._check_open()
             raise InvalidArgumentError("another call of this publisher waits: make a publisher for each thread or task")
 
     def _check_open(self) -> None:
         self._session.check_usable()
-        if self._shelf.closed:
+        if self._slots.closed:
             raise ClosedError(f"this publisher of channel {self._channel.nm!r} was closed")
 
     def _alone(self, flow: Flow[_T]) -> Flow[_T]:
         """Run `flow`. Until `flow` ends, other calls of this publisher raise `InvalidArgumentError`."""
-        self._busy = self._shelf.busy = True
+        self._slots.busy = True
         try:
             return (yield from flow)
         finally:
-            self._busy = self._shelf.busy = False
+            self._slots.busy = False
 
-    # Order on streams
+    # Loans
 
-    def _on_loan(self) -> Spare:
-        """Return the lease of the array on loan. Raise an error if no array is on loan or the publisher was closed."""
-        loan = tuple(self._shelf.loan)  # copied in one step: another thread may end the loan
-        if self._shelf.closed or _process.pid != self._session.pid:
+    def _lend(self, timeout: float | None, stream: Any) -> Flow[None]:
+        """Do what `Slots.take` cannot do at once: get an arena, wait for a slot, or make the array of a slot."""
+        session, slots, seconds = self._session, self._slots, check_timeout(timeout)
+        deadline = None if seconds is None else time.monotonic() + seconds
+        producer = yield from producer_of(session, self._channel)
+        if slots.producer is not producer:
+            self._publish_with(producer)
+        while not slots.lend():
             self._check_open()
-        if not loan:
-            raise self._no_loan()
-        spare: Spare = loan[0]
-        return spare
+            if slots.arenas:
+                yield from self._await_slot(producer, deadline)
+            else:
+                yield from self._begin(producer, deadline, stream)
+        loan = slots.loan
+        if loan is None or slots.closed:
+            self._check_open()
+        elif loan[3] is None:
+            self._make()
 
-    def _no_loan(self) -> LeaseReleasedError:
-        self._session.check_usable()
-        return LeaseReleasedError("there is no array to publish: call loan() first, once for each frame")
+    def _array_on_loan(self) -> Any:
+        self._lender()
+        return (self._slots.loan or (None,))[-1]
 
-    def _follows(self, stream: Any) -> bool:
-        """Make `stream` wait until it may write the array on loan. False: the caller has to call `_follow`."""
-        spare, shelf = self._on_loan(), self._shelf
-        follower = shelf.follower
-        if follower is None or not (stream is shelf.stream or (type(stream) is int and stream == shelf.stream)):
-            return False
-        if spare.follower is follower:
-            return bool(follower.anywhere or follower.key.reachable)
-        if spare.written or not follower.before(spare.all_fences(), write=True):
-            return False
-        spare.follower = follower
-        return True
+    def _publish_with(self, producer: Producer) -> None:
+        own = self._session.timelines.own
+        _, described = producer.describe(self._description)
+        self._slots.publish_with(
+            producer.native,
+            self._session.timelines,
+            0 if own is None else own.id,
+            producer.description_ids(),
+            described,
+            self._description.nbytes,
+        )
+        self._slots.producer = producer
 
-    def _follow(self, stream: Any) -> Flow[None]:
-        """Do what `_follows` cannot do at once: make `stream` wait until it may write the array on loan."""
-        session, spare = self._session, self._on_loan()
-        lender = spare.lender
-        if lender is None:
-            raise self._no_loan()  # another thread closed the publisher at this moment
-        pool = lender.memory.pool
-        if stream is None:
-            raise InvalidArgumentError(
-                f"arrays of memory of {pool.device_name} need stream=, the stream that writes them"
-            )
-        if stream_key(pool.device, stream) is None:
-            raise InvalidArgumentError("stream -1 asks for no order: name the stream that writes the array")
-        if not self._shelf.on_streams:
-            raise InvalidArgumentError(
-                "this publisher's arrays are written by the CPU, as its first loan() named no stream: "
-                "make another publisher for arrays that streams write"
-            )
-        spare.order()
-        for timeline in session.timelines.unknown(session.core.epoch, spare.fences):
-            yield from know_timeline(session, timeline)
-        _order.name_stream(lender, stream)
-        follower = _order.follower(lender, stream)
-        if follower is not None:
-            self._shelf.stream, self._shelf.follower = stream, follower
-            spare.follower, lender.streams = follower, None
-
-    def _fence_at_once(self, stream: Any) -> tuple[int, int] | None:
-        """Make the fence that is reached when the array on loan is complete, and return the fence's word and value.
-
-        None: the caller has to call `_fence`.
-        """
-        spare = self._on_loan()
-        follower = spare.follower
-        if follower is None or (stream is not None and stream is not self._shelf.stream and not self._follows(stream)):
-            return None
-        fence = follower.write()
-        if fence is None:
-            return None
-        spare.fences, spare.after = (fence,), b""
-        return fence.wd, fence.v
-
-    def _fence(self, stream: Any) -> Flow[tuple[int, int]]:
-        """Make the fence that is reached when the array on loan is complete, and return the fence's word and value.
-
-        If the array is complete already, make no fence and return 0 and 0.
-        """
-        spare = self._on_loan()
-        if stream is not None or not spare.written:
-            yield from self._follow(stream)
-        spare.order()
-        lender = spare.lender
-        if lender is None:
-            raise self._no_loan()  # another thread closed the publisher at this moment
-        fence = yield from ready(lender, None)
-        lender.fences = ()
-        spare.fences, spare.after = (() if fence is None else (fence,)), b""
-        return (0, 0) if fence is None else (fence.wd, fence.v)
-
-    def _send(self, texts: bytes, timeout: float | None, stream: Any) -> Any:
-        """If it is possible without a wait, publish the array on loan and return the frame's number.
-
-        Otherwise, for example if the channel is full, the array stays on loan. The method then returns the word and the
-        value of the array's fence, or None if the caller has to call `_fence`.
-        """
-        shelf, valid = self._shelf, timeout is None or _is_time(timeout)
-        if not self._written and stream is None:
-            return (shelf.send(texts) if valid else None) or _COMPLETE
-        sent = shelf.send_after(texts, stream) if valid else None
-        if sent is not None:
-            return sent
-        mark = self._fence_at_once(stream)
-        return (shelf.send(texts, *mark) if valid and mark is not None else None) or mark
-
-    # Leases
-
-    def _allocate(self, timeout: float | None, stream: Any) -> Flow[Any]:
-        """Lend the program an array in a new buffer, or an array that came back from the channel; return the array."""
-        session, channel, shelf, timeout = self._session, self._channel, self._shelf, check_timeout(timeout)
-        producer = yield from producer_of(session, channel)
-        lease = partial(allocate, session, self._description, channel.pl, at_once=True)
-        state = None
-        if shelf.free:
-            try:
-                state = yield from lease(timeout=0.0)
-                shelf.extra += 1
-            except (PoolLimitError, DeviceMemoryError):
-                shelf.wanting = False  # there is no room for extra buffers: do without them
-                if (array := self._take()) is not None:
-                    return array
-        if state is None:
-            state = yield from spare(session, self._description, channel.pl, at_once=True)
-        if state is None:
-            deadline = None if timeout is None else time.monotonic() + timeout
-            if timeout != 0:
-                state = yield from new_or_back(session, self._description, channel.pl, timeout, shelf)
-                if state is None and (array := self._take()) is not None:
-                    return array
-            if state is None:
-                state = yield from await_memory(session, self._description, channel.pl, deadline)
+    def _make(self) -> None:
+        """Make the array of the slot on loan."""
+        slots, session = self._slots, self._session
         try:
-            on_streams = shelf.on_streams if shelf.producer is not None else self._on_streams(state, stream)
-            if not on_streams:
-                yield Do(partial(_order.before_cpu, state))
-            lender, array = self._make(state, on_gpu=on_streams)
+            loan = slots.loan
+            if loan is None:
+                raise ClosedError(f"this publisher of channel {self._channel.nm!r} was closed")
+            twin = session.lend(loan[0].state.part(loan[1], self._description.nbytes, self._description))
+            if not twin.sent:
+                self._check_open()
+            slots.fit(self._array(twin), twin)
+        except BaseException:
+            slots.put_back()
+            raise
+
+    def _array(self, twin: LeaseState) -> Any:
+        """Make an array of a slot. If streams write it, `wrap` sees memory of kind ``pinned`` as memory of the GPU."""
+        twin.released = False
+        twin.written = {}  # the array stays writeable after a publication, because later frames use the array again
+        try:
+            lease = self._lease(twin)
+            lease._on_gpu = self._slots.on_streams  # noqa: SLF001
+            array = np.asarray(lease) if self._wrap is None else self._wrap(lease)
+        finally:
+            twin.released = True
+            twin.streams, twin.unordered = None, False  # `loan` names the streams that write the array
+        if array is None or not (twin.tokens or twin.unaccounted):
+            raise InvalidArgumentError(
+                "wrap= returned no array of the lease's memory: expected an array that keeps the lease, not a copy"
+            )
+        return array
+
+    @abstractmethod
+    def _lease(self, twin: LeaseState) -> Any:
+        """Make the lease that the publisher passes to `wrap`."""
+
+    # Arenas
+
+    def _begin(self, producer: Producer, deadline: float | None, stream: Any) -> Flow[None]:
+        """Get the first arena: with fewer slots if the pool has not enough room. Wait only for an arena of one slot."""
+        more = 0 if self._stride > _SMALL else _MORE if stream is None else _MORE_ON_STREAMS
+        size = self._channel.cp + _LEAST + more
+        while True:
+            left = 0.0 if size > 1 else None if deadline is None else max(deadline - time.monotonic(), 0.0)
+            try:
+                state = yield from request_lease(self._session, self._slots_of(size), self._channel.pl, left)
+                break
+            except (PoolLimitError, DeviceMemoryError) as error:
+                if size == 1:
+                    raise
+                error.__traceback__ = None  # its stack frames would keep the array that `loan` returns
+                size //= 2
+        try:
+            if not self._decided:
+                self._slots.on_streams = self._written = self._on_streams(state, stream)
+                self._decided = True
         except BaseException:
             state.end()
             raise
-        more = _MORE_ON_STREAMS if on_streams else _MORE
-        shelf.wanting = shelf.wanting and shelf.extra < more and self._has_room(state, more)
-        self._described = producer.describe(self._description)
-        shelf.publish_with(producer, self._described)
-        shelf.on_streams = self._written = on_streams
-        own = Spare(state, state.fences)
-        own.shelf, own.lender, own.array = shelf, lender, array
-        state.released = True
-        session.lent(state, None, apart=False)
-        session.lend_to(shelf, own)
-        shelf.used = time.monotonic()
-        self._check_open()
-        return array
+        self._session.add_arena(self._slots, Arena(state, producer, size, self._stride))
+
+    def _slots_of(self, size: int) -> Description:
+        return _tensor.describe((size, self._stride), "uint8")
 
     def _on_streams(self, state: LeaseState, stream: Any) -> bool:
         """Whether streams write the arrays; if not, the CPU writes them. The first call of `loan` decides this."""
@@ -300,98 +235,218 @@ class BasePublisher(Uncopied, ABC):
             )
         return True
 
-    def _has_room(self, state: LeaseState, more: int) -> bool:
-        """Whether the buffers have at most _SMALL bytes and the pool is large enough for `more` extra buffers."""
-        nbytes = state.grant.bs
-        return nbytes <= _SMALL and state.pool.mx >= (self._shelf.most + 2 * more) * nbytes
+    def _await_slot(self, producer: Producer, deadline: float | None) -> Flow[None]:
+        """Wait until a slot came back, or until the publisher has another arena.
 
-    def _make(self, state: LeaseState, *, on_gpu: bool) -> tuple[LeaseState, Any]:
-        """Make the array of a lease, and the lease state that keeps the array's memory mapped.
-
-        If `on_gpu` is true, `wrap` sees memory of kind ``pinned`` as memory of the GPU.
+        The service may be stopped, so the flow looks for slots while it waits for the service's answer.
         """
-        twin = self._session.lend(state)
-        twin.written = {}  # the array stays writeable after a publication, because later frames use the array again
+        session, slots, began = self._session, self._slots, time.monotonic()
+        size = slots.counts[0]
+        call: Call | None = None
+        waiter = Waiter(lambda: call is not None and call.done)
         try:
-            lease = self._lease(twin)
-            lease._on_gpu = on_gpu  # noqa: SLF001
-            array = np.asarray(lease) if self._wrap is None else self._wrap(lease)
+            while True:
+                self._check_open()
+                left = None if deadline is None else max(deadline - time.monotonic(), 0.0)
+                yield from _collect(producer, left)
+                if slots.lend() or not slots.arenas:
+                    return
+                pending = [Fence(*fence) for fence in slots.pending]
+                if call is not None and call.done:
+                    try:
+                        reply: Any = call.result()
+                        call = None  # the next statement must directly follow, as in `request_lease`
+                        state = held(session, reply.l) or (yield from take(session, reply.l))
+                    except (PoolLimitError, DeviceMemoryError):
+                        call, size = None, size // 2
+                        if not size:
+                            size, self._refused = slots.counts[0], time.monotonic() + _PATIENCE
+                        continue
+                    session.tally.granted(state.grant.n)
+                    session.add_arena(slots, Arena(state, producer, size, self._stride))
+                    return
+                if call is None and not pending and time.monotonic() >= self._refused and not session.core.owed:
+                    request = Alloc(pl=self._channel.pl, t=self._slots_of(size).to_wire(), w=0)
+                    call = session.ask(request, LeaseReply, waiter.tell)
+                    yield Hear(waiter, _LOOK)
+                    continue
+                if left == 0 and (call is None or time.monotonic() >= began + _PATIENCE):
+                    raise self._no_slot()
+                pause = _PATIENCE if call is None else _LOOK
+                if pending:  # the CPU has to write the slots, and a GPU still reads them
+                    yield from self._await_fences(pending, pause if left is None else min(left, pause))
+                else:
+                    yield Sleep(producer.await_back, pause if left is None else min(left, pause))
         finally:
-            twin.released = True
-            twin.streams, twin.unordered = None, False  # `loan` names the streams that write the array
-        if array is None or not (twin.tokens or twin.unaccounted):
-            raise InvalidArgumentError(
-                "wrap= returned no array of the lease's memory: expected an array that keeps the lease, not a copy"
-            )
-        return twin, array
+            if call is not None:
+                session.abandon(call)
+            session.tally.waited(began)
 
-    @abstractmethod
-    def _lease(self, twin: LeaseState) -> Any:
-        """Make the lease that the publisher passes to `wrap`."""
+    def _await_fences(self, fences: list[Fence], seconds: float) -> Flow[None]:
+        session = self._session
+        for timeline in session.timelines.unknown(session.core.epoch, fences):
+            yield from know_timeline(session, timeline)
+        for fence in fences:
+            page = session.timelines.page(fence.tl)
+            if page is not None and not page.reached(fence.wd, fence.v):
+                yield Sleep(partial(page.wait, fence.wd, fence.v), seconds)
+                return
 
-    def _publish_at_once(self, texts: bytes, mark: tuple[int, int]) -> int:
-        """Publish the array on loan if the channel has room, and return the frame's number. Else return 0."""
-        spare, result = self._taken(), None
-        try:
-            result = _publish(self._shelf.producer, spare, self._described, texts, mark, 0.0)
-        except (ClosedError, ForkError):
-            pass  # the caller then calls `_deliver`, which raises an error with the reason
-        finally:
-            if type(result) is not int and spare.owned:
-                self._session.lend_to(self._shelf, spare)
-        if type(result) is not int:
-            return 0
-        self._session.spares.watch()
-        return result
+    def _no_slot(self) -> PoolLimitError:
+        channel, pool = self._channel, self._session.pool_info(self._channel.pl)
+        return PoolLimitError(
+            f"all {self._slots.counts[0]} slots of this publisher are in use: channel {channel.nm!r} keeps up to "
+            f"{channel.cp} frames, its consumers hold the others, and pool {pool.nm if pool else ''!r} has no room for "
+            "more slots: release frames sooner, or make the pool larger"
+        )
 
-    def _taken(self) -> Spare:
-        """End the loan of the array, and return the array's lease.
+    # Order on streams
+
+    def _lender(self) -> LeaseState:
+        """Return the state that keeps the array on loan mapped.
 
         Raises
         ------
         LeaseReleasedError
             No array is on loan.
         """
-        try:
-            spare: Spare = self._shelf.loan.pop(0)
-        except IndexError:
-            raise self._no_loan() from None
-        return spare
+        loan = self._slots.loan
+        if self._slots.closed or _process.pid != self._session.pid:
+            self._check_open()
+        if loan is None or loan[2] is None:
+            self._session.check_usable()
+            raise LeaseReleasedError("there is no array to publish: call loan() first, once for each frame")
+        lender: LeaseState = loan[2]
+        return lender
+
+    def _order_loan(self) -> LeaseState:
+        """Return the state of the array on loan, with the fences for which its writers wait, and with their stream."""
+        lender, slots = self._lender(), self._slots
+        lender.fences = tuple([Fence(*fence) for fence in slots.fences])
+        if slots.following is not None and lender.streams is None:
+            lender.streams, lender.named = {slots.following.key: None}, True
+        slots.following = None
+        return lender
+
+    def _follows(self, stream: Any) -> bool:
+        """Make `stream` wait until it may write the array on loan. False: the caller has to call `_follow`."""
+        lender, slots = self._lender(), self._slots
+        follower = slots.follower
+        if follower is None or not (stream is slots.stream or (type(stream) is int and stream == slots.stream)):
+            return False
+        if slots.following is follower:
+            return bool(follower.anywhere or follower.key.reachable)
+        if slots.following is not None or lender.streams is not None or not follower.before(slots.fences, write=True):
+            return False
+        slots.following = follower
+        return True
+
+    def _follow(self, stream: Any) -> Flow[None]:
+        """Do what `_follows` cannot do at once: make `stream` wait until it may write the array on loan."""
+        session, slots, lender = self._session, self._slots, self._lender()
+        pool = lender.memory.pool
+        if stream is None:
+            raise InvalidArgumentError(
+                f"arrays of memory of {pool.device_name} need stream=, the stream that writes them"
+            )
+        if stream_key(pool.device, stream) is None:
+            raise InvalidArgumentError("stream -1 asks for no order: name the stream that writes the array")
+        if not slots.on_streams:
+            raise InvalidArgumentError(
+                "this publisher's arrays are written by the CPU, as its first loan() named no stream: "
+                "make another publisher for arrays that streams write"
+            )
+        self._order_loan()
+        for timeline in session.timelines.unknown(session.core.epoch, lender.fences):
+            yield from know_timeline(session, timeline)
+        _order.name_stream(lender, stream)
+        follower = _order.follower(lender, stream)
+        if follower is not None:
+            slots.stream, slots.follower = stream, follower
+            slots.following, lender.streams = follower, None
+
+    def _fence_at_once(self, stream: Any) -> tuple[int, int] | None:
+        """Make the fence that is reached when the array on loan is complete, and return the fence's word and value.
+
+        None: the caller has to call `_fence`.
+        """
+        slots = self._slots
+        self._lender()
+        follower = slots.following
+        if follower is None or (stream is not None and stream is not slots.stream and not self._follows(stream)):
+            return None
+        fence = follower.write()
+        if fence is None:
+            return None
+        slots.fences = [(fence.tl, fence.wd, fence.v)]
+        return fence.wd, fence.v
+
+    def _fence(self, stream: Any) -> Flow[tuple[int, int]]:
+        """Make the fence that is reached when the array on loan is complete, and return the fence's word and value.
+
+        If the array is complete already, make no fence and return 0 and 0.
+        """
+        slots, lender = self._slots, self._lender()
+        if stream is not None or (slots.following is None and lender.streams is None):
+            yield from self._follow(stream)
+        self._order_loan()
+        fence = yield from ready(lender, None)
+        lender.fences, lender.streams = (), None
+        self._check_open()
+        slots.fences = [] if fence is None else [(fence.tl, fence.wd, fence.v)]
+        return (0, 0) if fence is None else (fence.wd, fence.v)
+
+    # Publishing
+
+    def _send(self, texts: bytes, timeout: float | None, stream: Any) -> Any:
+        """If it is possible without a wait, publish the array on loan and return the frame's number.
+
+        Otherwise, for example if the channel is full, the array stays on loan. The method then returns the word and the
+        value of the array's fence, or None if the caller has to call `_fence`.
+        """
+        slots, valid = self._slots, timeout is None or _is_time(timeout)
+        if not self._written and stream is None:
+            return (slots.send(texts) if valid else None) or _COMPLETE
+        sent = slots.send_after(texts, stream) if valid else None
+        if sent is not None:
+            return sent
+        mark = self._fence_at_once(stream)
+        return (slots.send(texts, *mark) if valid and mark is not None else None) or mark
 
     def _deliver(self, texts: bytes, mark: tuple[int, int], timeout: float | None) -> Flow[int]:
         """Wait for a free place in the channel and publish the array on loan. On a timeout, the array stays on loan."""
-        if not self._shelf.loan:
-            self._session.check_usable()
-            raise ClosedError(f"channel {self._channel.nm!r} was closed")
-        spare = self._taken()
-        sending = _LoanSending(self._shelf.producer, spare, self._described, texts, mark)
-        try:
-            number: int = yield from deliver(sending, check_timeout(timeout))
-        except BaseException:
-            if spare.owned:
-                self._session.lend_to(self._shelf, spare)
-            raise
-        return number
+        self._lender()
+        sending = _LoanSending(self._slots, texts, mark)
+        return (yield from deliver(sending, check_timeout(timeout)))
 
     def _close(self) -> None:
         if _process.pid == self._session.pid:
-            self._shelf.closed = True
-            self._session.drop_shelf(self._shelf)
+            self._slots.closed = True
+            self._session.close_slots(self._slots)
 
     @while_running
     def __del__(self) -> None:
-        if hasattr(self, "_busy") and _process.pid == self._session.pid:
-            self._session.drop_shelf(self._shelf)
+        if hasattr(self, "_refused"):
+            self._close()
 
     def __repr__(self) -> str:
         return (
             f"<poolbridge.{type(self).__name__} of {self.dtype_name}{list(self.shape)} "
-            f"in channel {self._channel.nm!r}{', closed' if self._shelf.closed else ''}>"
+            f"in channel {self._channel.nm!r}{', closed' if self._slots.closed else ''}>"
         )
 
 
+def _collect(producer: Producer, left: float | None) -> Flow[None]:
+    """Take back what came back to a producer, without waiting for it."""
+    came = producer.await_back(0.0)
+    if came is NATIVE.Condition.UNKNOWN_MEMBER:
+        yield from producer.meets(left)
+    elif came is NATIVE.Condition.EVICTED:
+        yield from producer.evicted()
+
+
 def _is_time(timeout: float) -> bool:
-    """Whether `timeout` is certainly a valid time limit. If False, `_begin` checks `timeout` and may raise an error."""
+    """Whether `timeout` is certainly a valid time limit. If False, `_check_free` checks it and may raise an error."""
     return type(timeout) in _NUMBERS and timeout >= 0
 
 
@@ -399,55 +454,19 @@ def _texts(meta: Mapping[str, str] | None) -> bytes:
     return b"" if meta is None else pack_meta(check_meta(meta))
 
 
-def _publish(  # noqa: PLR0917 - as the native method
-    producer: Any,
-    spare: Spare,
-    described: tuple[int, bytes],
-    texts: bytes,
-    mark: tuple[int, int],
-    seconds: float | None,
-) -> Any:
-    """Publish the array of a publisher's lease; return the value that `poolbridge._native.Producer.publish` returns."""
-    grant, lender, follower = spare.grant, spare.lender, spare.follower
-    streams = None if lender is None else lender.streams
-    result: Any = None
-    spare.follower = None  # before the publication, for the same reason as `loans` below
-    if lender is not None:
-        lender.streams = None
-    spare.owned = False
-    producer.loans[grant.bl] = spare  # before publishing: another thread may see the block come back at once
-    try:
-        result = producer.native.publish(grant.bl, grant.bf, grant.n, *described, texts, *mark, None, seconds)
-    finally:
-        # An error does not always mean that the frame is not in the channel: a signal handler may have raised the error
-        # after the frame had entered the channel.
-        if type(result) is not int and not (result is None and producer.has_in_flight(grant.bl)):
-            spare.owned = producer.loans.pop(grant.bl, None) is spare
-            if spare.owned and lender is not None:
-                spare.follower, lender.streams = follower, streams
-    return result
-
-
 class _LoanSending(Sending):
     """The publication of an array on loan. The publication may have to wait for a free place in the channel."""
 
-    def __init__(
-        self, producer: Any, spare: Spare, described: tuple[int, bytes], texts: bytes, mark: tuple[int, int]
-    ) -> None:
-        super().__init__(producer)
-        self._mark = mark
-        self._spare = spare
-        self._described = described
+    def __init__(self, slots: Slots, texts: bytes, mark: tuple[int, int]) -> None:
+        assert slots.producer is not None  # noqa: S101 - an array is on loan
+        super().__init__(slots.producer)
+        self._slots = slots
         self._texts = texts
+        self._mark = mark
 
     def attempt(self, seconds: float | None = 0.0) -> Any:
         """See `Sending.attempt`."""
-        if not self._spare.owned:
-            raise ClosedError(f"this client has left channel {self.producer.channel.nm!r}")
-        result = _publish(self.producer, self._spare, self._described, self._texts, self._mark, seconds)
-        if isinstance(result, int):
-            self.producer.session.spares.watch()
-        return result
+        return self._slots.publish(self._texts, *self._mark, seconds)
 
 
 class Publisher(BasePublisher):
@@ -465,12 +484,13 @@ class Publisher(BasePublisher):
         return Lease(self._run, twin)
 
     def loan(self, timeout: float | None = None, *, stream: Any = None) -> Any:
-        """Return an array of a buffer that no consumer uses. Until `publish`, each call returns the same array.
+        """Return an array of a slot that no consumer uses. Until `publish`, each call returns the same array.
 
         Parameters
         ----------
         timeout
-            How many seconds to wait for free memory in the pool; 0: do not wait; None, the default: no limit.
+            How many seconds to wait until a slot comes back or the pool has room for another; 0: do not wait; None, the
+            default: no limit.
         stream
             The stream that writes the array, as in `BaseLease.used_on`; required for memory of a GPU. The stream waits
             until the readers' streams are done with the memory. The calling thread waits for the readers' streams only
@@ -486,7 +506,7 @@ class Publisher(BasePublisher):
         Raises
         ------
         PoolLimitError, DeviceMemoryError
-            The pool or the machine has not enough free memory.
+            All slots are in use, and the pool or the machine has no memory for more.
         InvalidArgumentError
             The pool has memory of a GPU, and the program passed no ``wrap`` or no `stream`. Or ``wrap`` did not return
             an array in the lease's memory. Or another call of this publisher waits.
@@ -497,13 +517,16 @@ class Publisher(BasePublisher):
         ClosedError
             The publisher was closed, or the channel was closed before the first loan.
         """
-        array = self._shelf.take() if timeout is None or _is_time(timeout) else None
+        array = self._slots.take() if timeout is None or _is_time(timeout) else None
         if array is None:
-            array = self._loaned(timeout)
-            if array is None:
-                array = self._run(self._alone(self._allocate(timeout, stream)))
-        if (self._written or stream is not None) and not (self._shelf.follow(stream) or self._follows(stream)):
-            self._run(self._alone(self._follow(stream)))
+            self._check_free(timeout)
+            self._run(self._alone(self._lend(timeout, stream)))
+            array = self._array_on_loan()
+        if (self._written or stream is not None) and not self._slots.follow(stream):
+            array = None  # an error's traceback may keep this stack frame
+            if not self._follows(stream):
+                self._run(self._alone(self._follow(stream)))
+            return self._array_on_loan()
         return array
 
     def publish(
@@ -547,12 +570,13 @@ class Publisher(BasePublisher):
         sent = self._send(texts, timeout, stream)
         if type(sent) is int:
             return sent
-        self._begin(timeout)
+        self._check_free(timeout)
         mark = self._run(self._alone(self._fence(stream))) if sent is None else sent
-        return self._publish_at_once(texts, mark) or self._run(self._alone(self._deliver(texts, mark, timeout)))
+        number: int = self._slots.send(texts, *mark) or self._run(self._alone(self._deliver(texts, mark, timeout)))
+        return number
 
     def close(self) -> None:
-        """Close the publisher and release its buffers that are not in the channel. Idempotent."""
+        """Close the publisher. Its memory goes back when its last frame has come back. Idempotent."""
         self._close()
 
     def __enter__(self) -> Self:
@@ -578,13 +602,16 @@ class AsyncPublisher(BasePublisher):
 
     async def loan(self, timeout: float | None = None, *, stream: Any = None) -> Any:
         """Return an array of a buffer that no consumer uses; see `Publisher.loan`."""
-        array = self._shelf.take() if timeout is None or _is_time(timeout) else None
+        array = self._slots.take() if timeout is None or _is_time(timeout) else None
         if array is None:
-            array = self._loaned(timeout)
-            if array is None:
-                array = await self._run(self._alone(self._allocate(timeout, stream)))
-        if (self._written or stream is not None) and not (self._shelf.follow(stream) or self._follows(stream)):
-            await self._run(self._alone(self._follow(stream)))
+            self._check_free(timeout)
+            await self._run(self._alone(self._lend(timeout, stream)))
+            array = self._array_on_loan()
+        if (self._written or stream is not None) and not self._slots.follow(stream):
+            array = None  # an error's traceback may keep this stack frame
+            if not self._follows(stream):
+                await self._run(self._alone(self._follow(stream)))
+            return self._array_on_loan()
         return array
 
     async def publish(
@@ -595,12 +622,15 @@ class AsyncPublisher(BasePublisher):
         sent = self._send(texts, timeout, stream)
         if type(sent) is int:
             return sent
-        self._begin(timeout)
+        self._check_free(timeout)
         mark = await self._run(self._alone(self._fence(stream))) if sent is None else sent
-        return self._publish_at_once(texts, mark) or await self._run(self._alone(self._deliver(texts, mark, timeout)))
+        number: int = self._slots.send(texts, *mark) or await self._run(
+            self._alone(self._deliver(texts, mark, timeout))
+        )
+        return number
 
     async def close(self) -> None:
-        """Close the publisher and release its buffers that are not in the channel. Idempotent."""
+        """Close the publisher. Its memory goes back when its last frame has come back. Idempotent."""
         self._close()
 
     async def __aenter__(self) -> Self:

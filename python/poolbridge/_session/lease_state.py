@@ -10,6 +10,7 @@ import numpy as np
 from msgspec import structs
 
 from poolbridge._memory import tensor as _tensor
+from poolbridge._memory.kinds import BlockPart
 from poolbridge._order import order as _order
 from poolbridge._order.captures import CAPTURES
 from poolbridge._sys import process as _process
@@ -233,6 +234,14 @@ class LeaseState(Uncopied):
     def _twin(self) -> LeaseState:
         twin = object.__new__(LeaseState)  # copy.copy takes three times as long
         twin.__dict__.update(self.__dict__)
+        return twin
+
+    def part(self, base: int, nbytes: int, description: _tensor.Description) -> LeaseState:
+        """Make a copy of this state, whose lease an arena has, for the part of the memory that begins at `base`."""
+        twin = self._twin()
+        twin.grant = structs.replace(self.grant, t=description.to_wire(), n=nbytes)
+        twin.description = description
+        twin.memory = BlockPart(self.memory, base) if base else self.memory
         return twin
 
     def lender(self) -> LeaseState:

@@ -43,6 +43,8 @@ class Producer(Membership):
         fences that the next writer of the block must wait for.
     over
         Whether the channel was closed. If so, the producer leaves when all blocks in `loans` have come back.
+    left
+        Whether the producer has left.
     """
 
     native: _native.Producer
@@ -51,8 +53,10 @@ class Producer(Membership):
         super().__init__(session, channel, "producer", native, member)
         self.loans: dict[int, Spare] = {}
         self.over = False
+        self.left = False
         self._descriptions: dict[Description, tuple[int, bytes]] = {}
         self._ids = count(1)
+        self._publishers = count(1)
         self._last: tuple[Description | None, tuple[int, bytes]] = (None, (0, b""))
 
     def _add(self, slot: int, member: int, fd: int) -> None:
@@ -71,18 +75,23 @@ class Producer(Membership):
         self._last = description, known
         return known
 
+    def description_ids(self) -> int:
+        """Return the id of the first of many descriptions: those of the slots of a publisher."""
+        return next(self._publishers) << 32
+
     def collect(self) -> None:
         """Take the blocks that came back. The caller holds the session's lock."""
         self.take_back(self._reclaim(0.0))
 
-    def await_back(self, seconds: float | None) -> None:
-        """Wait at most `seconds` until blocks come back from the consumers, and take these blocks.
+    def await_back(self, seconds: float | None) -> Any:
+        """Wait at most `seconds` until slots or blocks come back from the consumers, and take these blocks.
 
-        The caller does not hold the session's lock.
+        Return the `Condition` of the native `reclaim`, if it returned one. The caller does not hold the session's lock.
         """
         came = self._reclaim(seconds)
         with self.session.lock:
             self.take_back(came)
+        return None if isinstance(came, list) else came
 
     def _reclaim(self, seconds: float | None) -> Any:
         try:
@@ -98,10 +107,9 @@ class Producer(Membership):
             spare = self.loans.pop(block, None)
             if spare is None:
                 continue  # this producer has left the channel meanwhile
-            spare.owned = True
             if fences:
                 spare.fences = (*spare.fences, *(Fence(*fence) for fence in fences))
-            self.session.spares.came_back(spare)
+            self.session.spares.put(spare)
 
     def has_in_flight(self, block: int) -> bool:
         """Whether this producer has published the block `block`, and the block has not come back from the consumers."""
@@ -113,6 +121,7 @@ class Producer(Membership):
     def leave(self) -> None:
         """Stop publishing, and give up the blocks that have not come back. The caller holds the session's lock."""
         self.native.close()
+        self.left = True
         with suppress(KeyError):  # another thread that fails to publish may remove a loan meanwhile
             while True:
                 self.session.spares.disown(self.loans.popitem()[1])

@@ -10,7 +10,7 @@ from collections import deque
 from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
-from weakref import ReferenceType, WeakSet, ref
+from weakref import WeakSet, ref
 
 from poolbridge._order import order as _order
 from poolbridge._order.captures import CAPTURES
@@ -74,7 +74,6 @@ class Session(SessionMembers):
         self.lost: set[int] = set()
         self._kept: deque[tuple[int, int, object]] = deque()
         self._fault: ProtocolError | None = None  # a protocol error found while sending
-        self.lease_states: dict[int, ReferenceType[LeaseState]] = {}
         # The states whose leases went to channels while arrays made from them were alive, and those of publishers.
         self.sent_states: WeakSet[LeaseState] = WeakSet()
         self._driver: Driver | None = None
@@ -241,7 +240,7 @@ class Session(SessionMembers):
         and this session also consumes frames of the pool, the array may be of a received frame; then return False.
         """
         with self.lock:
-            states, on_loan = list(self.sent_states), self.spares.on_loan()
+            states, on_loan = list(self.sent_states), self.returns.on_loan()
             consumed = {one.channel.pl for one in self.core.members if one.role == "consumer"}
         for state in states:
             memory, grant = state.memory, state.grant
@@ -303,7 +302,7 @@ class Session(SessionMembers):
         self.lease_states.pop(grant.id, None)
         if consumer is not None:
             consumer.end_frame(grant, fences, back=failed, alone=alone)
-        elif not self.spares.take_back(grant, fences):
+        elif not (self.spares.take_back(grant, fences) or self.returns.take_back(grant, fences)):
             self._released(self.core.release(grant, fences, failed=failed))
 
     def later(self, work: Callable[[], None]) -> None:
@@ -424,6 +423,7 @@ class Session(SessionMembers):
                 continue
             if isinstance(notice, Wanted):
                 self.spares.want(notice.pl)
+                self.returns.want(notice.pl)
                 continue
             self.lost.update(notice.buffers)
             for reference in list(self.lease_states.values()):

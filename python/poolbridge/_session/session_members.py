@@ -8,12 +8,15 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from functools import partial
 from typing import TYPE_CHECKING, Any
+from weakref import ReferenceType
 
+from poolbridge._session.returns import Arena, Returns, Slots
 from poolbridge._session.session_memory import SessionMemory
-from poolbridge._session.spares import Asking, Shelf, Spare, Spares
+from poolbridge._session.spares import Asking, Spare, Spares
 from poolbridge._session.tally import SessionTally
-from poolbridge._wire.messages import Leave, Timeline, TimelineReply
+from poolbridge._wire.messages import Leave, Reply, Timeline, TimelineReply
 from poolbridge.errors import (
+    BusyError,
     NotFoundError,
     ProtocolError,
     StaleError,
@@ -41,6 +44,10 @@ class SessionMembers(SessionMemory):
         channel's event. The thread sets the event after the join.
     spares
         The leases that came back from channels.
+    returns
+        The arenas of publishers.
+    lease_states
+        The states of the session's leases, by lease id.
     tally
         Counts of what the session has done.
     """
@@ -50,6 +57,8 @@ class SessionMembers(SessionMemory):
         self.producers: dict[int, Producer] = {}
         self.joining: dict[int, threading.Event] = {}
         self.spares = Spares(self)
+        self.returns = Returns(self)
+        self.lease_states: dict[int, ReferenceType[LeaseState]] = {}
         self.tally = SessionTally()
 
     @abstractmethod
@@ -111,9 +120,32 @@ class SessionMembers(SessionMemory):
             member.leave()
             self.tally.leaves(member)
         finally:  # tell the service now, because the member is gone from the list
-            if self.ended is None:
-                self.core.tell(Leave(ch=member.channel.id, mb=member.member))
-                self._flush()
+            if self.returns.left(member):
+                self.say_left(member)
+
+    def say_left(self, member: Any) -> None:
+        """Tell the service that a member has left. The caller holds the lock."""
+        if self.ended is None:
+            self.core.tell(Leave(ch=member.channel.id, mb=member.member))
+            self._flush()
+
+    def leave_and_release(self, member: Any, grant: Grant) -> None:
+        """Tell the service that a producer has left, and then release a lease whose block its channel may still need.
+
+        If the channel needs the block, the service ends the lease when the producer leaves, and ignores the release.
+        The caller holds the lock.
+        """
+        made: list[Call] = []
+        request = Leave(ch=member.channel.id, mb=member.member)
+        made.append(self.core.start(request, Reply, partial(self._has_left, made, member, grant)))
+        self._flush()
+
+    def _has_left(self, made: list[Call], member: Any, grant: Grant) -> None:
+        # The thread that has received the reply calls `_has_left`. This thread holds the session's lock.
+        if isinstance(made[0].error, BusyError):  # a consumer takes a frame at this moment
+            self.leave_and_release(member, grant)
+        else:
+            self.end_lease(grant)
 
     def _end_members(self) -> None:
         """Leave all channels, because the session ends. The caller holds the lock."""
@@ -123,8 +155,12 @@ class SessionMembers(SessionMemory):
             for member in reversed(self.core.members):
                 rest.callback(self._leave, member)
                 rest.callback(member.end)
-            if self.ended is None and self.producers:
-                self.spares.release_all()
+            if self.ended is None:
+                self.returns.close()
+                if self.producers:
+                    self.spares.release_all()
+            else:
+                self.returns.end()
 
     # Leases that channels have
 
@@ -152,10 +188,10 @@ class SessionMembers(SessionMemory):
         with self.lock:
             return self.spares.take(pool, description, at_once=at_once)
 
-    def lender(self, pool: int, description: Description, shelf: Shelf | None = None) -> Producer | None:
+    def lender(self, pool: int, description: Description) -> Producer | None:
         """Return the producer whose channel may give a block back for a call of `allocate`; see `Spares.lender`."""
         with self.lock:
-            return self.spares.lender(pool, description, shelf)
+            return self.spares.lender(pool, description)
 
     def asks(self, asking: Asking) -> None:
         """Release leases that come back, because the allocation `asking` waits for the service; see `Spares.ask`."""
@@ -186,32 +222,33 @@ class SessionMembers(SessionMemory):
             else:
                 self.disown(spare.grant)
 
-    def lend_to(self, shelf: Shelf, spare: Spare) -> None:
-        """Put a lease into the list `loan` of `shelf`, which has the leases of one publisher."""
+    def add_arena(self, slots: Slots, arena: Arena) -> None:
+        """Let a publisher use an arena; see `Returns.add`."""
         with self.lock:
-            self.spares.lend_to(shelf, spare)
+            self.returns.add(slots, arena)
 
-    def collect_for(self, shelf: Shelf) -> int:
-        """Collect the leases that came back to a publisher; see `Spares.collect_for`."""
+    def close_slots(self, slots: Slots) -> None:
+        """Let a publisher's arenas go; see `Returns.close_slots`. Never waits, never raises."""
+        self.lock.later(partial(self._close_slots, slots))
+
+    def _close_slots(self, slots: Slots) -> None:
+        self.returns.close_slots(slots)
+
+    def lose_arena(self, arena: Arena) -> None:
+        """Release an arena to which no object refers. Never waits, never raises."""
+        self.lock.later(partial(self._lose_arena, arena))
+
+    def _lose_arena(self, arena: Arena) -> None:
+        self.returns.lose(arena)
+
+    def end_lease(self, grant: Grant) -> None:
+        """Release a lease that nothing uses any more. The caller holds the lock."""
+        self._released(self.core.release(grant, (), failed=False))
+
+    def release_arenas(self) -> bool:
+        """Release the publishers' arenas, because the client closes. Return False if streams still work on some."""
         with self.lock:
-            return self.spares.collect_for(shelf)
-
-    def drop_shelf(self, shelf: Shelf) -> None:
-        """Release a publisher's leases. Never waits, never raises."""
-        self.lock.later(partial(self._drop_shelf, shelf))
-
-    def _drop_shelf(self, shelf: Shelf) -> None:
-        self.spares.drop_shelf(shelf)
-
-    def lose_spare(self, spare: Spare) -> None:
-        """Take back a publisher's lease to which no object refers; see `Spares.put`. Never waits, never raises."""
-        self.lock.later(partial(self._lose_spare, spare))
-
-    def _lose_spare(self, spare: Spare) -> None:
-        if self.ended is None:
-            self.spares.put(spare)
-        else:
-            self.spares.disown(spare)
+            return self.ended is not None or self.returns.release_all()
 
     def end_spare(self, grant: Grant) -> None:
         """Release a lease that came back. The caller holds the lock."""

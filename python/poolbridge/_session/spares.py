@@ -2,35 +2,26 @@
 
 from __future__ import annotations
 
-import struct
 import threading
 import time
 from collections import deque
-from contextlib import suppress
 from typing import TYPE_CHECKING, Final
 from weakref import WeakSet
 
 from msgspec import UNSET, structs
 
 from poolbridge._session.lease_state import LeaseState
-from poolbridge._session.membership import NATIVE
-from poolbridge._sys import process as _process
-from poolbridge._sys.finaliser import while_running
 from poolbridge._wire.messages import Fence, Grant
 from poolbridge.errors import (
     PoolbridgeError,
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from poolbridge._memory.tensor import Description
     from poolbridge._session.producer import Producer
     from poolbridge._session.session import Session
     from poolbridge._session.session_members import SessionMembers
 
-# How the native module stores a fence as bytes: its timeline, word and value.
-_FENCE: Final = struct.Struct("<QQQ")
 
 # The constants below are numbers of seconds, except `_MORE`.
 # The session releases the spares of a pool when the program has allocated nothing in the pool for `_IDLE` seconds.
@@ -56,14 +47,7 @@ _FULL: Final = 5.0
 _GLANCE: Final = 1e-3
 
 
-if TYPE_CHECKING:
-    from poolbridge._native import Lent as _Lent, Shelf as _NativeShelf
-else:  # without the native module there are no channels, and so no spares
-    _Lent = object if NATIVE is None else NATIVE.Lent
-    _NativeShelf = object if NATIVE is None else NATIVE.Shelf
-
-
-class Spare(_Lent):
+class Spare:
     """A write lease that a channel has, or that came back from a channel.
 
     Parameters
@@ -81,87 +65,17 @@ class Spare(_Lent):
     reusable
         Whether the session can keep the lease for the next frame. True if the lease came from an allocation, because
         then the buffer can have no other lease and no name.
-    owned
-        For a publisher's lease: whether this client has the lease; False while the channel has the lease. True for any
-        other lease.
-    shelf, lender, array
-        For a publisher's lease: the publisher's `Shelf`, the `LeaseState` that keeps the array's memory mapped, and the
-        array. None for any other lease.
-    follower
-        If one stream writes the array that the publisher has lent to the user: the `Follower` that orders this stream;
-        else None. If several streams write the array, `lender` has the streams.
-    after
-        For a publisher's lease that came back: the fences of the readers, packed as in `_FENCE`.
     """
 
-    __slots__ = ("_memory", "_pool", "description", "grant", "lender", "reusable")
+    __slots__ = ("_memory", "_pool", "description", "fences", "grant", "reusable")
 
     def __init__(self, state: LeaseState, fences: tuple[Fence, ...]) -> None:
-        self.grant = grant = state.grant
-        self.block, self.buffer, self.nbytes = grant.bl, grant.bf, grant.n
+        self.grant = state.grant
         self.fences = fences
         self.reusable = state.allocated
         self._pool = state.pool
         self._memory = state.memory
         self.description = state.description
-        self.owned = True
-        self.shelf = None
-        self.lender: LeaseState | None = None
-        self.array = None
-        self.follower = None
-        self.after = b""
-
-    @while_running
-    def __del__(self) -> None:
-        # If the condition is true, this is a publisher's lease that the client still has, because a signal handler
-        # raised an error between two steps of the publisher. No object refers to the lease any more, so release it.
-        if (
-            self.owned
-            and self.shelf is not None
-            and self.lender is not None
-            and _process.pid == self.lender.session.pid
-        ):
-            self._merge()
-            lost = Spare(self.lender, self.fences)
-            lost.reusable = False
-            self.lender.session.lose_spare(lost)
-
-    @property
-    def written(self) -> bool:
-        """Whether streams may be writing the array now, and no fence marks the end of their work yet."""
-        return self.follower is not None or (self.lender is not None and self.lender.streams is not None)
-
-    def _merge(self) -> None:
-        after, self.after = self.after, b""
-        self.fences = (*self.fences, *(Fence(*fence) for fence in _FENCE.iter_unpack(after)))
-
-    def all_fences(self) -> list[tuple[int, int, int]]:
-        """Return timeline, word and value of each fence that must be reached before the memory is written again."""
-        return [(fence.tl, fence.wd, fence.v) for fence in self.fences] + list(_FENCE.iter_unpack(self.after))
-
-    def order(self) -> None:
-        """Give `lender` the fences that must be reached before the next use, and the stream that writes the array."""
-        self._merge()
-        lender, follower = self.lender, self.follower
-        if lender is not None:
-            lender.fences = self.fences
-            if follower is not None and lender.streams is None:
-                lender.streams, lender.named = {follower.key: None}, True
-        self.follower = None
-
-    def take_off(self) -> bool:
-        """Separate the lease from its publisher, unless the program still uses the lease's array; then return False."""
-        self.array = None
-        lender = self.lender
-        if lender is not None and (lender.tokens or lender.unaccounted):
-            return False
-        self.leave_shelf()
-        return True
-
-    def leave_shelf(self) -> None:
-        """Separate the lease from its publisher. From now on, the publisher must not use its array of the lease."""
-        self._merge()
-        self.shelf = self.lender = self.array = self.follower = None
 
     def hold(self, session: Session) -> LeaseState:
         """Make a `LeaseState`, as if the service had granted the lease now."""
@@ -194,80 +108,6 @@ class Asking:
         self.came: Spare | None = None
 
 
-class Shelf(_NativeShelf):
-    """The leases of one publisher. The session's lock guards the leases.
-
-    Native methods, except `send_after`, need no lock, because no other Python thread runs during such a method.
-
-    Attributes
-    ----------
-    free
-        The leases that came back, the oldest first.
-    loan
-        A list with the lease whose array the user writes, or an empty list. The publisher, or the thread that ends the
-        loan, removes the lease in one step, so that only one of them gets the lease.
-    used
-        The monotonic time at which the publisher last took a lease.
-    producer
-        The producer of the publisher's channel; None before the first lease.
-    most
-        How many leases `free` may have, not counting `extra`.
-    extra
-        How many extra leases the publisher has. With extra leases, it checks less often whether leases came back, and
-        takes back several leases at once.
-    wanting
-        Whether the publisher may allocate more extra leases.
-    closed
-        Whether the publisher was closed.
-    aside
-        Whether the service wants memory of the pool. If so, the session, not the publisher, collects the leases that
-        come back.
-    busy
-        Whether a method of the publisher is waiting.
-    on_streams
-        Whether streams write the arrays. These streams wait for the fences of leases that came back.
-    """
-
-    __slots__ = ("pool", "producer")
-
-    def __init__(self, pool: int, most: int) -> None:
-        self.pool = pool
-        self.most = most
-        self.producer: Producer | None = None
-        self.wanting = True
-
-    def publish_with(self, producer: Producer, described: tuple[int, bytes]) -> None:
-        """Set the producer, and the packed description of the frames, which the native method `send` uses."""
-        self.producer = producer
-        self.owner, self.loans = producer.native, producer.loans
-        self.description_id, self.described = described
-
-    def take_strays(self) -> None:
-        """Pass the blocks in `strays`, which this shelf cannot keep, to the producer.
-
-        The caller holds the session's lock.
-        """
-        while self.strays and self.producer is not None:
-            self.producer.take_back(self.strays[:1])
-            del self.strays[:1]
-
-    def take_free(self) -> list[Spare]:
-        """Remove all leases from `free`, separate them from the publisher, and return them."""
-        spares = _drained(self.free)
-        for spare in spares:
-            spare.leave_shelf()
-        return spares
-
-
-def _drained(spares: list[Spare]) -> list[Spare]:
-    """Empty a list and return its elements. During this call, a publisher may remove elements without the lock."""
-    taken = []
-    with suppress(IndexError):
-        while True:
-            taken.append(spares.pop(0))
-    return taken
-
-
 class Spares:
     """The spares of one session. The session's lock guards the spares.
 
@@ -280,9 +120,7 @@ class Spares:
     def __init__(self, session: SessionMembers) -> None:
         self._session = session
         self._kept: dict[int, deque[Spare]] = {}  # by pool, the oldest first
-        self._shelves: set[Shelf] = set()
         self._closing = False  # whether the client is closed
-        self._over = False  # whether the session has ended
         self._leaving: list[Spare] = []  # spares to release when their fences are reached
         # The spares that allocations got before the spares' fences were reached, with these fences; by lease id.
         self._granted: dict[int, tuple[Spare, tuple[Fence, ...]]] = {}
@@ -296,97 +134,13 @@ class Spares:
         self._bell = threading.Event()
 
     def __len__(self) -> int:
-        return sum(map(len, self._kept.values())) + len(self._leaving) + sum(len(one.free) for one in self._shelves)
-
-    # Publishers
-
-    def drop_shelf(self, shelf: Shelf) -> None:
-        """Release a publisher's leases. If the channel still has a lease, release this lease when it comes back."""
-        shelf.closed = True
-        if self._over:
-            for spare in (*shelf.take_free(), *_drained(shelf.loan)):
-                if not self._end_written(spare):
-                    self.disown(spare)
-            return
-        self._shelves.discard(shelf)
-        for spare in shelf.take_free():
-            self.put(spare)
-        self._end_loan(shelf, self.put)
-
-    def _end_loan(self, shelf: Shelf, put: Callable[[Spare], None]) -> None:
-        """Pass the lease in `shelf.loan` to `put`; or, if its array is still used, let the lease end with the array."""
-        for spare in _drained(shelf.loan):
-            if self._end_written(spare):
-                continue
-            lender = spare.lender
-            if spare.take_off() or lender is None:
-                put(spare)
-                continue
-            spare.leave_shelf()
-            if spare.fences:  # readers' streams may still work, and no stream of this process waits for the readers
-                self._granted[spare.grant.id] = spare, spare.fences
-                self._session.timelines.pin(spare.fences)
-            self._session.leave_to_arrays(lender)
-
-    def _end_written(self, spare: Spare) -> bool:
-        """If streams may be writing the array of a lease, let the lease end with its array; else return False."""
-        lender = spare.lender
-        if lender is None or not spare.written:
-            return False
-        spare.order()
-        spare.leave_shelf()
-        self._session.leave_to_arrays(lender)
-        return True
+        return sum(map(len, self._kept.values())) + len(self._leaving)
 
     def disown(self, spare: Spare) -> None:
         """Give up a lease. The block stays mapped until this session's streams have done their work on the block."""
-        spare.leave_shelf()
         own = self._session.timelines.own
         fences = tuple([fence for fence in spare.fences if own is not None and fence.tl == own.id])
         self._session.disown(spare.grant, fences)
-
-    def lend_to(self, shelf: Shelf, spare: Spare) -> None:
-        """Put a lease into the list `loan` of `shelf`, which has the leases of one publisher."""
-        if self._over:
-            self.disown(spare)
-            return
-        shelf.loan.append(spare)
-        if shelf.closed:
-            self.drop_shelf(shelf)
-        else:
-            self._shelves.add(shelf)
-
-    def on_loan(self) -> list[LeaseState | None]:
-        """Return the `lender` of each lease whose array a publisher has lent to the program."""
-        return [spare.lender for shelf in self._shelves for spare in tuple(shelf.loan)]
-
-    def collect_for(self, shelf: Shelf) -> int:
-        """Collect the leases that came back to a publisher; return how many leases are then in `shelf.free`."""
-        if shelf.producer is not None:
-            self._used[shelf.pool] = time.monotonic()
-            self._rest = _REST
-            shelf.take_strays()
-            shelf.producer.collect()
-            shelf.aside = self._is_sought(shelf.pool)
-            shelf.look()
-            if shelf.producer.over and not shelf.producer.loans:
-                self._session.retire(shelf.producer)
-            self.watch()
-        return len(shelf.free)
-
-    def came_back(self, spare: Spare) -> None:
-        """Put `spare`, which came back, into `free` of its publisher's shelf; if this is not possible, call `put`."""
-        shelf = spare.shelf
-        if (
-            shelf is None
-            or shelf.closed
-            or (spare.fences and not shelf.on_streams)
-            or len(shelf.free) >= shelf.most + shelf.extra
-            or self._is_sought(spare.grant.pl)
-        ):
-            self.put(spare)
-        else:
-            shelf.free.append(spare)
 
     # The spares of pools
 
@@ -423,12 +177,10 @@ class Spares:
 
     def collect(self, pool: int) -> None:
         """Collect the leases that came back from the channels of a pool."""
-        for shelf in self._shelves:
-            shelf.take_strays()
         for producer in list(self._session.producers.values()):
             if producer.channel.pl == pool:
                 producer.collect()
-                if producer.over and not producer.loans:
+                if producer.over and not producer.loans and not self._session.returns.uses(producer):
                     self._session.retire(producer)
 
     def is_full(self, pool: int) -> bool:
@@ -439,12 +191,11 @@ class Spares:
         """Note that a pool has no room."""
         self._full[pool] = time.monotonic() + _FULL
 
-    def lender(self, pool: int, description: Description, shelf: Shelf | None) -> Producer | None:
+    def lender(self, pool: int, description: Description) -> Producer | None:
         """Return the producer that has published the blocks that an allocation may wait for.
 
-        A producer fits if its channel has a reusable lease with this description. The lease must belong to the
-        publisher of `shelf`, or to no publisher if `shelf` is None. Return None if no producer or several producers
-        fit, or if the service wants memory of the pool.
+        A producer fits if its channel has a reusable lease with this description. Return None if no producer or several
+        producers fit, or if the service wants memory of the pool.
         """
         if self._is_wanted(pool):
             return None
@@ -452,10 +203,7 @@ class Spares:
             producer
             for producer in list(self._session.producers.values())  # copies: other threads publish and open channels
             if producer.channel.pl == pool
-            and any(
-                spare.shelf is shelf and spare.reusable and spare.description == description
-                for spare in list(producer.loans.values())
-            )
+            and any(spare.reusable and spare.description == description for spare in list(producer.loans.values()))
         ]
         return lenders[0] if len(lenders) == 1 else None
 
@@ -466,7 +214,6 @@ class Spares:
         that the allocation can use.
         """
         self._asking.add(asking)
-        self._set_aside(asking.pool)
         self.collect(asking.pool)
         self._tidy(time.monotonic())
         if self._lending():
@@ -482,7 +229,6 @@ class Spares:
     def put(self, spare: Spare) -> None:
         """Keep `spare`, which came back, for later frames. If the session cannot keep the lease, release it."""
         self.published(spare.grant)
-        spare.leave_shelf()
         pool, now = spare.grant.pl, time.monotonic()
         if spare.reusable and not self._closing and not self._is_wanted(pool):
             kept = self._kept.setdefault(pool, deque())
@@ -526,15 +272,8 @@ class Spares:
     def want(self, pool: int) -> None:
         """Release a pool's spares and, for `_WANTED` seconds, leases that come back: the service wants memory."""
         self._wanted[pool] = time.monotonic() + _WANTED
-        self._set_aside(pool)
         self._bell.set()
         self.watch()
-
-    def _set_aside(self, pool: int) -> None:
-        """Make the publishers of a pool check, before they reuse a lease, whether the service wants memory."""
-        for shelf in self._shelves:
-            if shelf.pool == pool:
-                shelf.aside = True
 
     def release_within(self, seconds: float) -> None:
         """Release all spares, because the client closes. Wait at most `seconds` for the work of GPUs on the spares."""
@@ -549,17 +288,12 @@ class Spares:
         for kept in self._kept.values():
             self._leaving.extend(kept)
             kept.clear()
-        for shelf in self._shelves:
-            self._leaving.extend(shelf.take_free())
-            self._end_loan(shelf, self._leaving.append)
         self._tidy(time.monotonic())
         return not self._leaving
 
     def close(self) -> None:
         """Release all spares, each when its fences are reached, and keep none any more, because the client closes."""
         self._closing = True
-        for shelf in list(self._shelves):
-            self.drop_shelf(shelf)
         self.release_all()
         self._bell.set()
         self.watch()
@@ -570,10 +304,6 @@ class Spares:
             for spare in kept:
                 self.disown(spare)
             kept.clear()
-        self._over = True
-        for shelf in list(self._shelves):
-            self.drop_shelf(shelf)
-        self._shelves.clear()
         self._bell.set()
 
     # Internals
@@ -634,9 +364,6 @@ class Spares:
             if kept and not self._is_used(pool, now):
                 self._leaving.extend(kept)
                 kept.clear()
-        for shelf in self._shelves:
-            if shelf.free and not (now - shelf.used < _IDLE and not self._is_wanted(shelf.pool)):
-                self._leaving.extend(shelf.take_free())
         stay = []
         for spare in self._leaving:
             self._narrow(spare)

@@ -1,0 +1,364 @@
+"""Gives arenas back to the service. An arena is a buffer that a publisher divides into slots, one for each frame."""
+
+from __future__ import annotations
+
+import threading
+import time
+from typing import TYPE_CHECKING, Final
+
+from poolbridge._session.membership import NATIVE
+from poolbridge._sys import process as _process
+from poolbridge._sys.finaliser import while_running
+from poolbridge._wire.messages import Fence
+from poolbridge.errors import (
+    PoolbridgeError,
+)
+
+if TYPE_CHECKING:
+    from poolbridge._native import Arena as _Arena, Slots as _Slots
+    from poolbridge._session.lease_state import LeaseState
+    from poolbridge._session.producer import Producer
+    from poolbridge._session.session_members import SessionMembers
+    from poolbridge._wire.messages import Grant
+else:  # without the native module there are no channels, and so no publishers
+    _Arena = object if NATIVE is None else NATIVE.Arena
+    _Slots = object if NATIVE is None else NATIVE.Slots
+
+# Numbers of seconds. A publisher gives its arenas back when it has lent and published nothing for `_IDLE` seconds.
+_IDLE: Final = 1.0
+# The longest pause between two checks whether the memory of frames came back.
+_REST: Final = 0.5
+# The pause between two checks of fences, which a GPU writes without waking a thread; `_GLANCE` while the client closes.
+_LOOK: Final = 10e-3
+_GLANCE: Final = 1e-3
+
+
+class Arena(_Arena):
+    """A write lease of one buffer, which its publisher divides into slots.
+
+    Parameters
+    ----------
+    state
+        The lease's state.
+    producer
+        The producer that publishes the frames.
+    slots, stride
+        Number of slots, and number of bytes from one slot to the next.
+
+    Attributes
+    ----------
+    owned
+        Whether this object has the lease, and not `state`.
+    lent
+        Whether the lease lasts as long as an array that the program still uses; see `Returns.close_slots`.
+    fences
+        Fences that must be reached before the lease is released, besides those of the slots.
+    """
+
+    __slots__ = ("fences", "lent", "owned", "producer", "state")
+
+    def __init__(self, state: LeaseState, producer: Producer, slots: int, stride: int) -> None:
+        self.owned = self.lent = False
+        self.state = state
+        self.producer = producer
+        self.fences: tuple[Fence, ...] = ()
+        grant = state.grant
+        self.divide(grant.bl, grant.bf, slots, stride, [(fence.tl, fence.wd, fence.v) for fence in grant.wt])
+
+    @property
+    def in_use(self) -> bool:
+        """Whether a frame of the arena has not come back, or the program still uses an array of the arena."""
+        return self.lent or self.sent > 0
+
+    def all_fences(self) -> tuple[Fence, ...]:
+        """Return the fences that must be reached before the lease is released. No slot is in use."""
+        latest = {(fence.tl, fence.wd): fence.v for fence in self.fences}
+        for timeline, word, value in self.take_fences():
+            latest[timeline, word] = max(value, latest.get((timeline, word), 0))
+        self.fences = tuple([Fence(timeline, word, value) for (timeline, word), value in latest.items()])
+        return self.fences
+
+    @while_running
+    def __del__(self) -> None:
+        # A signal handler raised an error between two steps of the publisher, so that nobody else has the arena.
+        if self.owned and _process.pid == self.state.session.pid:
+            self.state.session.lose_arena(self)
+
+
+class Slots(_Slots):
+    """The slots of one publisher. The native methods need no lock, because no other thread runs during them.
+
+    Parameters
+    ----------
+    pool
+        The id of the pool of the channel.
+
+    Attributes
+    ----------
+    producer
+        The producer of the publisher's channel; None before the first loan.
+    """
+
+    __slots__ = ("pool", "producer")
+
+    def __init__(self, pool: int) -> None:
+        self.pool = pool
+        self.producer: Producer | None = None
+
+
+class Returns:
+    """The arenas of one session. The session's lock guards this object.
+
+    Parameters
+    ----------
+    session
+        The session.
+    """
+
+    def __init__(self, session: SessionMembers) -> None:
+        self._session = session
+        self._slots: set[Slots] = set()  # of the publishers that have arenas
+        self._leaving: list[Arena] = []  # arenas that their publishers have let go
+        self._lent: dict[int, Arena] = {}  # those whose lease an array of the program has; by lease id
+        self._closing = False  # whether the client is closed
+        self._over = False  # whether the session has ended
+        self._asked: set[int] = set()  # timelines whose pages were requested
+        self._thread: threading.Thread | None = None
+        self._bell = threading.Event()
+
+    def __len__(self) -> int:
+        return len(self._leaving) + sum(len(slots.arenas) for slots in self._slots)
+
+    # Publishers
+
+    def add(self, slots: Slots, arena: Arena) -> None:
+        """Let a publisher use an arena. `arena` has the lease from now on."""
+        arena.state.released = True  # no handler of a signal runs between this step and the next
+        arena.owned = True
+        slots.add(arena)
+        self._session.lease_states.pop(arena.state.grant.id, None)
+        slots.used = time.monotonic()
+        self._slots.add(slots)
+        if slots.closed or self._closing or self._over:
+            self.close_slots(slots)
+        self.watch()
+
+    def close_slots(self, slots: Slots) -> None:
+        """Let a publisher's arenas go. If the program uses the array on loan, its arena lasts as long as the array."""
+        slots.closed = True
+        self._slots.discard(slots)
+        self._leave_loan(slots)
+        self._let_go(slots, idle=False)
+
+    def _leave_loan(self, slots: Slots) -> None:
+        """Leave the lease of the arena on loan to the array on loan, if the program or its streams use the array."""
+        loan = slots.loan
+        if loan is None or loan[2] is None:
+            return
+        arena, lender, loan = loan[0], loan[2], None  # `loan` has the array, which only the program may keep now
+        following = slots.following
+        if following is not None and lender.streams is None:
+            lender.streams, lender.named = {following.key: None}, True
+        slots.fit(None, lender)  # only arrays that the program uses are left
+        if arena.lent or self._over or not (lender.tokens or lender.unaccounted or lender.streams is not None):
+            return
+        lender.fences = tuple([Fence(*fence) for fence in slots.fences])
+        arena.lent = True
+        self._lent[arena.state.grant.id] = arena
+        self._session.leave_to_arrays(lender)
+
+    def _let_go(self, slots: Slots, *, idle: bool) -> None:
+        arenas = slots.let_go(idle)
+        if not arenas:
+            return
+        self._leaving.extend(arenas)
+        if self._over:
+            self.end()
+        self._tidy()
+        self._bell.set()
+        self.watch()
+
+    def lose(self, arena: Arena) -> None:
+        """Release an arena to which no object refers."""
+        self._leaving.append(arena)
+        if self._over:
+            self.end()
+        self._tidy()
+        self._bell.set()
+        self.watch()
+
+    def on_loan(self) -> list[LeaseState]:
+        """Return the states of the arrays on loan."""
+        loans = [slots.loan for slots in self._slots]
+        return [loan[2] for loan in loans if loan is not None and loan[2] is not None]
+
+    def uses(self, producer: Producer) -> bool:
+        """Whether a publisher has arenas, or frames of an arena have not come back to this producer."""
+        return any(slots.producer is producer and slots.arenas for slots in self._slots) or any(
+            arena.producer is producer and arena.sent for arena in self._leaving
+        )
+
+    # What comes back
+
+    def collect(self, pool: int | None = None) -> None:
+        """Take back the memory of frames of a pool; None: of all pools."""
+        for producer in list(self._session.producers.values()):
+            if pool is None or producer.channel.pl == pool:
+                producer.collect()
+        now = time.monotonic()
+        for slots in list(self._slots):
+            over = slots.producer is not None and slots.producer.over
+            if over or slots.pool == pool or now - slots.used >= _IDLE:
+                self._let_go(slots, idle=True)
+            if not slots.arenas:
+                self._slots.discard(slots)
+        for producer in list(self._session.producers.values()):
+            if producer.over and not producer.loans and not self.uses(producer):
+                self._session.retire(producer)
+        self._tidy()
+
+    def want(self, pool: int) -> None:
+        """Give back what publishers of a pool do not use now, because somebody waits for memory of the pool."""
+        self.collect(pool)
+        self._bell.set()
+        self.watch()
+
+    def take_back(self, grant: Grant, fences: tuple[Fence, ...]) -> bool:
+        """Take an arena back from the last array of the program. False: the lease is not of such an arena."""
+        arena = self._lent.pop(grant.id, None)
+        if arena is None:
+            return False
+        arena.fences = (*arena.fences, *fences)
+        arena.lent = False
+        if self._over or (arena.sent and arena.producer.left):
+            self._leaving = [one for one in self._leaving if one is not arena]
+            if self._over:
+                self._disown(arena)
+            else:
+                arena.owned = False
+                self._session.leave_and_release(arena.producer, arena.state.grant)
+        self._tidy()
+        self._bell.set()
+        self.watch()
+        return True
+
+    def left(self, producer: Producer) -> bool:
+        """Give up the arenas that the channel of `producer` still needs, because `producer` leaves the channel.
+
+        Returns
+        -------
+        bool
+            False if an array of the program uses such an arena. Then the service must hear only later that the producer
+            has left: it would give the memory to others as soon as the frames are released.
+        """
+        stay, clean = [], True
+        for arena in self._leaving:
+            if arena.producer is not producer or not arena.sent:
+                stay.append(arena)
+            elif arena.lent:
+                clean = False
+                stay.append(arena)
+            else:
+                self._disown(arena)
+        self._leaving = stay
+        return clean
+
+    def _disown(self, arena: Arena) -> None:
+        """Give up an arena. The block stays mapped until this session's streams have done their work on the block."""
+        arena.owned = False
+        own = self._session.timelines.own
+        fences = [fence for fence in arena.all_fences() if own is not None and fence.tl == own.id]
+        self._session.disown(arena.state.grant, tuple(fences))
+
+    def _tidy(self) -> None:
+        """Release the arenas in `_leaving` that are not in use and whose fences are reached."""
+        stay = []
+        for arena in self._leaving:
+            if not arena.in_use:
+                arena.fences = tuple([fence for fence in arena.all_fences() if not self._reached(fence)])
+            if arena.in_use or arena.fences:
+                stay.append(arena)
+            else:
+                arena.owned = False
+                self._session.end_lease(arena.state.grant)
+        self._leaving = stay
+
+    def _reached(self, fence: Fence) -> bool:
+        timelines, core = self._session.timelines, self._session.core
+        if timelines.unknown(core.epoch, (fence,)):
+            if fence.tl not in self._asked:
+                self._asked.add(fence.tl)
+                self._session.learn_timeline(fence.tl, self._learned)
+            return False
+        page = timelines.page(fence.tl)
+        return page is None or page.reached(fence.wd, fence.v)
+
+    def _learned(self, timeline: int) -> None:
+        self._asked.discard(timeline)
+        self._bell.set()
+
+    # Closing
+
+    def release_within(self, seconds: float) -> None:
+        """Release all arenas, because the client closes. Wait at most `seconds` for the work of GPUs on the arenas."""
+        deadline = time.monotonic() + seconds
+        while not self._session.release_arenas() and time.monotonic() < deadline:
+            time.sleep(_GLANCE)  # a GPU does not wake threads
+
+    def release_all(self) -> bool:
+        """Let all publishers' arenas go. Return False if an arena only waits for its fences."""
+        for slots in list(self._slots):
+            self.close_slots(slots)
+        self.collect()
+        return all(arena.in_use for arena in self._leaving)
+
+    def close(self) -> None:
+        """Release all arenas, each when nothing uses it, because the client closes."""
+        self._closing = True
+        self.release_all()
+        self._bell.set()
+        self.watch()
+
+    def end(self) -> None:
+        """Give up all arenas, because the session has ended."""
+        self._over = True
+        for slots in list(self._slots):
+            self.close_slots(slots)
+        leaving, self._leaving = self._leaving, []
+        for arena in leaving:
+            if not arena.lent:
+                self._disown(arena)
+        self._bell.set()
+
+    # The thread
+
+    def watch(self) -> None:
+        """Start the thread that checks what came back, unless this thread runs already or there is nothing to check."""
+        if self._thread is None and self._session.ended is None and (self._leaving or self._slots):
+            self._thread = threading.Thread(target=self._run, name="poolbridge-returns", daemon=True)
+            self._thread.start()
+
+    def _soon(self) -> float | None:
+        """Return after how many seconds the thread has work to do; None if the thread has no work."""
+        if any(not arena.in_use for arena in self._leaving):
+            return _LOOK
+        return _REST if self._leaving or self._slots else None
+
+    def _run(self) -> None:
+        try:
+            while (seconds := self._turn()) is not None:
+                self._bell.wait(seconds)
+                self._bell.clear()
+        except PoolbridgeError:
+            pass  # the session has ended
+        finally:
+            if self._thread is threading.current_thread():
+                self._thread = None  # also after an exception, so that `watch` can start another thread
+
+    def _turn(self) -> float | None:
+        with self._session.lock:
+            self.collect()
+            seconds = self._soon() if self._session.ended is None else None
+            if seconds is None:
+                self._thread = None
+            return seconds
