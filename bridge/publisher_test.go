@@ -746,3 +746,44 @@ func TestTheTracerSeesLoans(t *testing.T) {
 	assert.False(t, found)
 	require.NoError(t, errors.Join(ch.Close(t.Context())))
 }
+
+func TestASlotOfAGPUWaitsForTheStreamsOfItsWriterAndItsReaders(t *testing.T) {
+	_, path := serve(t, server.Config{})
+	producer, consumer := dial(t, path), dial(t, path)
+	pool := gpuPool(t, producer)
+	ch := makeChannel(t, producer, pool, mempool.ChannelSpec{Mode: mempool.WorkQueue, Capacity: 1})
+	theirs, err := consumer.TryOpenChannel(t.Context(), "c")
+	require.NoError(t, err)
+	from, err := theirs.consume(t.Context(), mempool.SubscribeOptions{})
+	require.NoError(t, err)
+	defer from.abandon()
+	p := publisher(t, ch, 1<<20)
+	clock, stuck := unreached(t, producer)
+	l := loan(t, p)
+	stopped(t, l, clock, stuck)
+	require.NoError(t, l.CopyFrom(t.Context(), 0, frameOf(1, 1<<20)))
+	at := l.memory.Pointer()
+	_, err = p.Publish(t.Context(), l, mempool.FrameOptions{Meta: map[string]string{"n": "1"}})
+	require.NoError(t, err, "nobody waits for the stream")
+	f, err := from.next(t.Context())
+	require.NoError(t, err)
+	require.Len(t, f.Lease.Info().Wait, 1, "the content is not complete")
+	q := queueOf(t, f.Lease)
+	require.NoError(t, f.Lease.WaitOn(t.Context(), q))
+	require.NoError(t, f.ReleaseAfter(t.Context(), q))
+	var loans []*Lease
+	for range p.slots() {
+		loans = append(loans, loan(t, p))
+	}
+	last := loans[len(loans)-1]
+	assert.Equal(t, at, last.memory.Pointer(), "the slot with work is taken last")
+	assert.Len(t, last.Info().Wait, 2, "it waits for its writer and its reader")
+	for _, l := range loans[:len(loans)-1] {
+		assert.Empty(t, l.Info().Wait)
+	}
+	require.NoError(t, clock.Reach(stuck))
+	require.NoError(t, last.WaitOn(t.Context(), mempool.CPU))
+	for _, l := range loans {
+		release(t, l)
+	}
+}
