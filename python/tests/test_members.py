@@ -47,15 +47,17 @@ def service(tmp_path):
 def test_no_frame_costs_a_packet(client, other):
     channel = client.create_channel("c", capacity=4)
     frames = other.subscribe("c")
-    for value in range(20):
-        publish(client, channel, value)
+    publisher = channel.publisher(4, "int32")
+    asked = 0, 0
+    for value in range(40):
+        publisher.loan()[:] = value
+        publisher.publish()
         assert np.asarray(next(frames))[0] == value
-    asked = client._session.core._number, other._session.core._number
-    for value in range(20):
-        publish(client, channel, value)
-        assert np.asarray(next(frames))[0] == value
+        if value == 20:
+            asked = client._session.core._number, other._session.core._number
     assert (client._session.core._number, other._session.core._number) == asked
     assert not client._session.core.outbox
+    publisher.close()
 
 
 # Members

@@ -22,9 +22,8 @@ from test_members import service  # noqa: F401 - a fixture
 from test_returned_leases import let_go_later
 
 import poolbridge
-from poolbridge._client import operations as _operations
 from poolbridge._memory.mappings import MAPPINGS
-from poolbridge._session import returns as _returns, spares as _spares
+from poolbridge._session import returns as _returns
 
 KIB = 1024
 
@@ -627,29 +626,6 @@ def lockstep(client, other, nbytes, blocks=1):
     channel = client.create_channel("l", pool=pool, capacity=2, mode="queue")
     frames = other.subscribe("l")
     return pool, channel, frames
-
-
-def test_transfers_with_room_for_one_buffer_ask_the_service_for_nothing(client, other, monkeypatch):
-    monkeypatch.setattr(_operations, "_OWN", 60)
-    monkeypatch.setattr(_spares, "_FULL", 3600)
-    pool, channel, frames = lockstep(client, other, 64 * KIB)
-
-    def send():
-        lease = client.allocate(64 * KIB, "uint8", pool=pool, timeout=60)
-        return channel.publish(lease)
-
-    send()
-    frame, asked = next(frames), 0
-    for number in range(50):
-        later = threading.Thread(target=frame.release)
-        later.start()
-        send()
-        later.join()
-        frame = next(frames)
-        assert frame.seq == number + 2
-        asked = asked or client._session.core._number
-    assert client._session.core._number == asked
-    frame.release()
 
 
 @pytest.mark.parametrize("own", [False, True])

@@ -1,4 +1,4 @@
-"""Tests leases that a producer gets back when consumers release the frames, and then uses again or releases."""
+"""Tests leases that a producer gets back when consumers release the frames, and then releases."""
 
 from __future__ import annotations
 
@@ -16,55 +16,32 @@ from realservice import leases, publish, until
 from test_members import service as service  # noqa: PLC0414 - a fixture
 
 import poolbridge
-from poolbridge._memory.mappings import MAPPINGS
-from poolbridge._session import spares as _spares
 from poolbridge._wire.messages import Fence
 
 PAGE = 4096
 
 
-def test_leases_that_came_back_are_used_again_and_given_back_when_nothing_is_allocated(client, other):
-    channel = client.create_channel("c", capacity=2)
+def test_leases_that_came_back_are_released_though_nothing_is_allocated(client, other):
+    channel = client.create_channel("c", mode="queue", capacity=2)
     frames = other.subscribe("c")
-    buffers = set()
-    for _ in range(50):
-        lease = client.allocate(4, "int32")
-        buffers.add(lease.buffer_id)
-        channel.publish(lease)
-        next(frames)
-    assert len(buffers) <= 4
-    assert leases(client) <= 4
-    for _ in range(2):  # this allocation notices the leases that came back, and its size fits none of them
-        client.allocate(1000).release()
-    assert len(client._session.spares) >= 1
-    until(lambda: not len(client._session.spares))
-    assert leases(client) == 2, "those whose frames the channel keeps"
-    until(lambda: client._session.spares._rest > _spares._REST)  # the pause between checks has grown
+    for value in range(20):
+        publish(client, channel, value)
+        next(frames).release()
+        assert leases(client) <= 3
+    until(lambda: leases(client) == 0)
 
 
-def test_no_more_leases_are_kept_than_the_channel_has_places_and_two(client, other, monkeypatch):
-    monkeypatch.setattr(_spares, "_IDLE", 3600)
-    channel = client.create_channel("c", capacity=3)
-    frames = other.subscribe("c", credit=3)
-    for size in range(1, 40):
-        channel.publish(client.allocate(size))
-        next(frames)
-        assert len(client._session.spares._kept.get(1, ())) <= 5
-    assert leases(client) <= 5 + 3 + 1, "the spare ones, those in the channel, and the one that left it"
-
-
-def test_a_lease_that_came_back_is_used_only_for_the_same_dtype_and_shape(client, other):
-    channel = client.create_channel("c", capacity=1)
+def test_an_allocation_that_waits_gets_memory_that_comes_back_to_its_client_meanwhile(client, other):
+    pool = client.create_pool("one", max_bytes=PAGE)
+    channel = client.create_channel("c", pool=pool, mode="queue", capacity=2)
     frames = other.subscribe("c")
-    first = client.allocate((2, 2), "int32")
-    buffer = first.buffer_id
-    channel.publish(first)
-    next(frames)
-    channel.publish(client.allocate(64, "uint8"))
-    next(frames).release()
-    for shape, dtype in ((17, "uint8"), (16, "uint8"), (4, "int32"), ((2, 2), "float32")):
-        assert client.allocate(shape, dtype).buffer_id != buffer
-    assert client.allocate((2, 2), "int32").buffer_id == buffer
+    publish(client, channel, 0, timeout=60)
+    for value in range(1, 50):
+        frame = next(frames)
+        later = threading.Thread(target=frame.release)
+        later.start()
+        assert publish(client, channel, value, timeout=60) == value + 1
+        later.join()
 
 
 CONTENT = np.arange(6, dtype="int32").reshape(2, 3)
@@ -126,18 +103,6 @@ def test_a_publisher_leaves_no_dtype_and_shape_behind(client, other):
             next(frames).release()
     put(client)
     assert (other.get("w").to_numpy() == CONTENT).all()
-
-
-def test_what_was_allocated_of_a_lease_that_came_back_can_be_released_unpublished(client, other):
-    channel = client.create_channel("c", capacity=1)
-    frames = other.subscribe("c")
-    for value in range(2):
-        publish(client, channel, value)
-        next(frames)
-    before = leases(client)
-    client.allocate(4, "int32").release()
-    assert leases(client) == before - 1
-    assert publish(client, channel, 7) == 3
 
 
 def test_a_lease_that_has_a_name_is_released_when_it_comes_back(client, other):
@@ -221,18 +186,6 @@ def test_the_leases_of_a_channel_that_was_closed_come_back_though_nothing_is_all
     until(lambda: leases(other) == 0)
 
 
-def test_a_block_that_comes_back_as_its_client_closes_is_unmapped(client):
-    channel = client.create_channel("c")
-    publish(client, channel, 1)
-    session = client._session
-    [producer] = session.producers.values()
-    _, spare = producer.loans.popitem()  # as if a thread had just seen that the lease came back
-    mapped = len(MAPPINGS)
-    client.close()
-    session.return_spare(spare)
-    assert len(MAPPINGS) < mapped
-
-
 def test_a_client_that_is_dropped_without_close_keeps_no_block(service, client):
     channel = client.create_channel("c", capacity=2)
     with pytest.warns(ResourceWarning):
@@ -262,7 +215,7 @@ def test_a_lease_whose_consumer_is_gone_with_its_timeline_is_used_again_or_relea
         next(frames).release()
         with client._session.lock:
             client._session.producers[channel.id].collect()
-        assert len(client._session.spares)
+        assert len(client._session.returns)
         own.page.store(0, 5)
     until(lambda: client.stats().sessions <= 2)  # sessions of `client` and of the service itself
     asked = client._session.core._number
@@ -301,10 +254,10 @@ def test_blocks_that_come_back_as_their_producer_leaves_are_nobodys(client):
 def test_leases_are_given_back_though_the_thread_that_does_so_has_failed_before(client, other, monkeypatch):
     channel = client.create_channel("c", capacity=1)
     frames = other.subscribe("c")
-    spares = client._session.spares
+    returns = client._session.returns
     failed: list[object] = []
     monkeypatch.setattr(threading, "excepthook", failed.append)
-    monkeypatch.setattr(spares, "_soon", lambda now: 1 / 0)
+    monkeypatch.setattr(returns, "_soon", lambda: 1 / 0)
     for value in range(3):
         publish(client, channel, value)
         next(frames)

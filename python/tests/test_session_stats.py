@@ -117,14 +117,16 @@ def test_requests_for_memory_are_counted_and_leases_while_the_program_has_them(c
     assert (client.session_stats().allocated, client.session_stats().memory_waits.count) == (3, 4)
 
 
-def test_memory_that_comes_back_from_a_channel_is_not_allocated_again(client, other):
+def test_a_publisher_allocates_once_for_many_frames(client, other):
     channel = client.create_channel("c", capacity=1)
     frames = other.subscribe("c")
-    for _ in range(20):
-        channel.publish(client.allocate(4, timeout=60), timeout=60)
-        next(frames).release()
+    with channel.publisher(4) as publisher:
+        for _ in range(20):
+            publisher.loan(60)
+            publisher.publish(timeout=60)
+            next(frames).release()
     stats = client.session_stats()
-    assert stats.allocated < 20
+    assert stats.allocated == 1
     assert stats.channels[0].published == 20
 
 

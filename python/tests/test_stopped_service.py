@@ -14,7 +14,6 @@ import signal
 import threading
 from typing import Any
 
-import numpy as np
 from realservice import RealService, until
 
 import poolbridge
@@ -35,20 +34,15 @@ def stop(service):
     os.waitid(os.P_PID, service.process.pid, os.WSTOPPED | os.WNOWAIT)
 
 
-@pytest.mark.parametrize("way", ["allocate", "publisher"])
-def test_a_stream_goes_on_with_memory_that_comes_back_while_the_service_is_stopped(service, way):
+def test_a_stream_goes_on_with_memory_that_comes_back_while_the_service_is_stopped(service):
     with poolbridge.connect(service.path, timeout=60) as client, poolbridge.connect(service.path, timeout=60) as other:
         pool = client.create_pool("frames", max_bytes=2 << 20)
         channel = client.create_channel("c", pool=pool, capacity=1, full="drop-oldest")
         frames, publisher = other.subscribe("c", ack="manual"), channel.publisher(1 << 20, "uint8")
 
         def send(timeout):
-            if way == "publisher":
-                publisher.loan(timeout=timeout)[0] = 1
-                return publisher.publish()
-            lease = client.allocate(1 << 20, "uint8", timeout=timeout)
-            np.asarray(lease)[0] = 1
-            return channel.publish(lease)
+            publisher.loan(timeout=timeout)[0] = 1
+            return publisher.publish()
 
         hand: list[Any] = []
         for number in (1, 2):
@@ -59,7 +53,7 @@ def test_a_stream_goes_on_with_memory_that_comes_back_while_the_service_is_stopp
             sent: list[int] = []
             thread = threading.Thread(target=lambda sent=sent: sent.append(send(60)))
             thread.start()
-            until(lambda: publisher._slots.busy if way == "publisher" else client._session.spares._asking)
+            until(lambda: publisher._slots.busy)
             hand.pop(0).release()
             thread.join()
             assert sent == [number]
@@ -72,7 +66,7 @@ def test_a_stream_goes_on_with_memory_that_comes_back_while_the_service_is_stopp
         client.allocate(2 << 20, "uint8", timeout=60).release()
 
 
-def test_an_asyncio_allocation_that_asks_a_stopped_service_takes_memory_that_comes_back(service):
+def test_a_stream_of_asyncio_goes_on_with_memory_that_comes_back_while_the_service_is_stopped(service):
     async def main():
         async with (
             await poolbridge.connect_async(service.path, timeout=60) as client,
@@ -82,9 +76,11 @@ def test_an_asyncio_allocation_that_asks_a_stopped_service_takes_memory_that_com
             channel = await client.create_channel("c", pool=pool, capacity=1, full="drop-oldest")
             frames = other.subscribe("c", ack="manual")
             hand: list[Any] = []
+            publisher = channel.publisher(1 << 20, "uint8")
 
             async def send():
-                return await channel.publish(await client.allocate(1 << 20, "uint8", timeout=60))
+                (await publisher.loan(60))[0] = 1
+                return await publisher.publish()
 
             async with frames:
                 for number in (1, 2):
@@ -93,7 +89,7 @@ def test_an_asyncio_allocation_that_asks_a_stopped_service_takes_memory_that_com
                 stop(service)
                 for number in range(3, FRAMES):
                     sending = asyncio.ensure_future(send())
-                    while not client._session.spares._asking:
+                    while not publisher._slots.busy:
                         await asyncio.sleep(0)
                     await hand.pop(0).release()
                     assert await sending == number
@@ -101,6 +97,7 @@ def test_an_asyncio_allocation_that_asks_a_stopped_service_takes_memory_that_com
                 os.kill(service.process.pid, signal.SIGCONT)
                 for frame in hand:
                     await frame.release()
+            await publisher.close()
             await channel.close()
             await (await client.allocate(2 << 20, "uint8", timeout=60)).release()
 

@@ -595,7 +595,6 @@ class Client(Lists, ClientState):
         session = self._session
         if session.ended is None and os.getpid() == session.pid:
             if not session.closed:
-                session.spares.release_within(CLOSE_TIMEOUT)
                 session.returns.release_within(CLOSE_TIMEOUT)
             if (left := session.begin_close()) is not None:
                 self._reader.wait(left, CLOSE_TIMEOUT)

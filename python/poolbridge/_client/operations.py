@@ -23,7 +23,6 @@ from poolbridge._session.calls import Call, Waiter
 from poolbridge._session.flow import Ask, Do, Flow, Hear, Sleep, ask
 from poolbridge._session.grants import held, know_timeline, take
 from poolbridge._session.lease_state import LeaseState
-from poolbridge._session.spares import Asking
 from poolbridge._sys.error_texts import from_signal, shown
 from poolbridge._wire.limits import MAX_NAME_BYTES, MAX_UINT
 from poolbridge._wire.messages import (
@@ -45,10 +44,8 @@ from poolbridge._wire.messages import (
     Unpublish,
 )
 from poolbridge.errors import (
-    DeviceMemoryError,
     InvalidArgumentError,
     NotFoundError,
-    PoolLimitError,
     ServiceStalledError,
     UnsupportedError,
     WaitTimeoutError,
@@ -57,12 +54,10 @@ from poolbridge.errors import (
 if TYPE_CHECKING:
     from poolbridge._order.event import Event
     from poolbridge._session.session import Session
-    from poolbridge._session.spares import Spare
     from poolbridge._sys.literals import Kind
 
-# If a pool is full, an allocation waits at most this number of seconds for readers to give back memory that this client
-# has published in a channel. Then the client asks the service for memory and waits for the service's reply.
-_OWN = 5e-3
+# While an allocation waits for the service, the client checks after each `_LOOK` seconds whether frames came back.
+_LOOK = 5e-3
 # If the caller gives no time limit, the client sends this number of milliseconds as the time limit of the request. The
 # service converts the time to nanoseconds; the result still fits into 64 bits.
 _FOREVER_MS = 2**40
@@ -329,9 +324,9 @@ def stats() -> Flow[ServiceStats]:
 
 
 def allocate(
-    session: Session, description: _tensor.Description, pool: int, *, timeout: float | None, at_once: bool = False
+    session: Session, description: _tensor.Description, pool: int, *, timeout: float | None
 ) -> Flow[LeaseState]:
-    """Lease a buffer for writing: a new one, or one that this client published and that came back from a channel.
+    """Lease a new buffer for writing.
 
     Parameters
     ----------
@@ -341,112 +336,41 @@ def allocate(
         The pool's id.
     timeout
         Seconds to wait for free memory; None: no limit.
-    at_once
-        True: if a buffer came back from a channel, take it only if the client can write the buffer without waiting.
     """
     timeout = check_timeout(timeout)
     if not session.producers:
         return request_lease(session, description, pool, timeout)
-    return _allocate(session, description, pool, timeout, at_once=at_once)
+    return _allocate(session, description, pool, timeout)
 
 
-def _allocate(
-    session: Session, description: _tensor.Description, pool: int, timeout: float | None, *, at_once: bool
-) -> Flow[LeaseState]:
-    """Do the work of `allocate` for a session that has producers, whose buffers can come back from channels."""
-    came_back = partial(_spare, session, description, pool, at_once=at_once)
-    if (state := (yield from came_back())) is not None:
-        return state
-    if timeout == 0:
-        try:
-            return (yield from _grant_or_back(session, description, pool, 0.0, waits=False))
-        except PoolLimitError:
-            return (yield from _await_memory(session, description, pool, time.monotonic()))
-    deadline = None if timeout is None else time.monotonic() + timeout
-    if (state := (yield from _new_or_back(session, description, pool, timeout))) is not None:
-        return state
-    if (state := (yield from came_back())) is not None:
-        return state
-    return (yield from _await_memory(session, description, pool, deadline))
+def _allocate(session: Session, description: _tensor.Description, pool: int, timeout: float | None) -> Flow[LeaseState]:
+    """Do the work of `allocate` for a session with producers, which also waits for memory of its own frames.
 
-
-def _new_or_back(
-    session: Session, description: _tensor.Description, pool: int, timeout: float | None
-) -> Flow[LeaseState | None]:
-    """Lease a new buffer if the pool has room. Else wait up to `_OWN` seconds until memory comes back from a channel.
-
-    Memory that this client has published usually comes back before other clients release memory.
-
-    Returns
-    -------
-    LeaseState or None
-        The lease of a new buffer; None if the caller has to check whether memory came back from a channel.
+    The flow releases what channels give back, before it asks the service and while it waits for the answer.
     """
-    lender = session.lender(pool, description)
-    if lender is None or not session.spares.is_full(pool):
-        try:
-            return (yield from _grant_or_back(session, description, pool, 0.0, waits=False))
-        except (PoolLimitError, DeviceMemoryError):
-            session.spares.note_full(pool)
-    if lender is not None:
-        began = time.monotonic()
-        yield Sleep(lender.await_back, _OWN if timeout is None else min(timeout, _OWN))
-        session.tally.waited(began)
-    return None
-
-
-def _await_memory(
-    session: Session, description: _tensor.Description, pool: int, deadline: float | None
-) -> Flow[LeaseState]:
-    """Ask the service for a buffer and wait. Meanwhile, this client releases memory that readers give back."""
-    left = None if deadline is None else max(deadline - time.monotonic(), 0.0)
-    return (yield from _grant_or_back(session, description, pool, left, waits=True))
-
-
-def _grant_or_back(
-    session: Session, description: _tensor.Description, pool: int, timeout: float | None, *, waits: bool
-) -> Flow[LeaseState]:
-    """Do what `request_lease` does. But if a lease that fits comes back before the service answers, take this lease.
-
-    The service may be stopped. So while it has not answered a cancelled allocation, send it no further request. `waits`
-    is that of `Asking`.
-    """
-    request = Alloc(pl=pool, t=description.to_wire(), w=to_milliseconds(timeout))
-    asking = Asking(pool, description, waits=waits)
     call: Call | None = None
-    waiter = Waiter(lambda: asking.came is not None or (call is not None and call.done))
+    waiter = Waiter(lambda: call is not None and call.done)
     began = time.monotonic()
     late = None if timeout is None else began + timeout + session.patience
-    if waits:
-        session.asks(asking)
+    session.collect(pool)
     try:
-        while True:
-            if call is None and not session.core.owed:
-                call = session.ask(request, LeaseReply, waiter.tell)
-            yield Hear(waiter, _OWN)
-            if call is not None and call.done and asking.came is None:
-                reply: Any = call.result()
-                call = None  # the next statement must directly follow, as in `request_lease`
-                state = held(session, reply.l) or (yield from take(session, reply.l))
-                break
+        call = session.ask(Alloc(pl=pool, t=description.to_wire(), w=to_milliseconds(timeout)), LeaseReply, waiter.tell)
+        while not (yield Hear(waiter, _LOOK)):
             session.check_usable()
-            if (found := session.take_returned(asking)) is not None:
-                if call is not None:
-                    session.abandon(call)
-                return (yield from _held(session, found))
-            session.asks(asking)
+            session.collect(pool)
             if late is not None and time.monotonic() >= late:
-                if call is None or not call.working:
+                if not call.working:
                     raise ServiceStalledError("the service did not answer in time: it is stopped, or overloaded")
                 call.working, late = False, time.monotonic() + session.patience
+        reply: Any = call.result()
+        call = None  # the next statement must directly follow, as in `request_lease`
+        state = held(session, reply.l) or (yield from take(session, reply.l))
     except BaseException:
         if call is not None and call.error is None:
             session.abandon(call)
         raise
     finally:
-        session.asked(asking)
         session.tally.waited(began)
-    state.allocated = True
     session.tally.granted(state.grant.n)
     return state
 
@@ -465,28 +389,8 @@ def request_lease(
     # The next statement must directly follow the statement that gets the reply. If a signal handler raised an error
     # between these two statements, nothing would release the lease.
     state = held(session, reply.l) or (yield from take(session, reply.l))
-    state.allocated = True
     session.tally.waited(began)
     session.tally.granted(state.grant.n)
-    return state
-
-
-def _spare(session: Session, description: _tensor.Description, pool: int, *, at_once: bool) -> Flow[LeaseState | None]:
-    """Take a lease that came back from a channel, if the service knows its buffer by `description`; else None."""
-    found = session.take_spare(pool, description, at_once=at_once)
-    return None if found is None else (yield from _held(session, found))
-
-
-def _held(session: Session, found: Spare) -> Flow[LeaseState]:
-    """Make the `LeaseState` of a lease that came back."""
-    try:
-        if found.fences:
-            for timeline in session.timelines.unknown(session.core.epoch, found.fences):
-                yield from know_timeline(session, timeline)
-        state: LeaseState = found.hold(session)
-    except BaseException:
-        session.return_spare(found)
-        raise
     return state
 
 

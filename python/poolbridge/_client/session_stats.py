@@ -68,11 +68,11 @@ class SessionStats:
         Leases that the program has now, including frames, and the bytes of their buffers. These counts include neither
         buffers on loan from a `Publisher` nor frames whose array `Subscription.arrays` returned.
     allocated, allocated_bytes
-        Buffers that the service has granted to this client, and their bytes. If a buffer comes back from a channel and
-        this client uses the buffer again, the buffer does not count again.
+        Buffers that the service has granted to this client, and their bytes. A publisher's buffer has many frames, and
+        counts once.
     memory_waits
-        How often and how long this client waited for memory: for an answer of the service, or until memory of this
-        client came back from a channel. `Waits.count` includes waits that failed.
+        How often and how long this client waited for memory: for an answer of the service, or until a slot of a
+        publisher came back. `Waits.count` includes waits that failed.
     channels
         The counts of each channel that this client has published in or subscribed to, in the order of the first use. If
         the client has used more than 1,024 channels, channels that the client has left may be missing.

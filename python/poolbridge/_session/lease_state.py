@@ -86,8 +86,6 @@ class LeaseState(Uncopied):
         self.promise: Fence | None = None
         # Whether this process knows that the content will never be complete.
         self.lost = bool(session.lost) and grant.bf in session.lost
-        # Whether the lease came from an allocation. If so, the buffer can have no other lease and no name.
-        self.allocated = False
         self.consumer = consumer
         session.lease_states[grant.id] = ref(self)
         self.released = False

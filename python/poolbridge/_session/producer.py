@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from poolbridge._session.flow import Flow, Sleep
 from poolbridge._session.membership import NATIVE, Membership, join
-from poolbridge._session.spares import Spare
+from poolbridge._session.returns import Returned
 from poolbridge._wire.messages import Fence
 from poolbridge.errors import (
     ClosedError,
@@ -51,7 +51,7 @@ class Producer(Membership):
 
     def __init__(self, session: Session, channel: Channel, native: _native.Producer, member: int) -> None:
         super().__init__(session, channel, "producer", native, member)
-        self.loans: dict[int, Spare] = {}
+        self.loans: dict[int, Returned] = {}
         self.over = False
         self.left = False
         self._descriptions: dict[Description, tuple[int, bytes]] = {}
@@ -104,12 +104,12 @@ class Producer(Membership):
         if not isinstance(came, list):
             return  # the cursor of a consumer is not mapped yet, or this member has left
         for block, fences in came:
-            spare = self.loans.pop(block, None)
-            if spare is None:
+            returned = self.loans.pop(block, None)
+            if returned is None:
                 continue  # this producer has left the channel meanwhile
             if fences:
-                spare.fences = (*spare.fences, *(Fence(*fence) for fence in fences))
-            self.session.spares.put(spare)
+                returned.fences = (*returned.fences, *(Fence(*fence) for fence in fences))
+            self.session.returns.leave(returned)
 
     def has_in_flight(self, block: int) -> bool:
         """Whether this producer has published the block `block`, and the block has not come back from the consumers."""
@@ -124,7 +124,7 @@ class Producer(Membership):
         self.left = True
         with suppress(KeyError):  # another thread that fails to publish may remove a loan meanwhile
             while True:
-                self.session.spares.disown(self.loans.popitem()[1])
+                self.session.returns.disown(self.loans.popitem()[1])
 
 
 class Sending(ABC):
@@ -173,7 +173,7 @@ class _LeaseSending(Sending):
         word, value = (0, 0) if fence is None else (fence.wd, fence.v)
         fences = () if fence is None else (fence,)
         # Add the loan before the frame is published, because another thread may get the block back at once.
-        producer.loans[grant.bl] = Spare(state, fences)
+        producer.loans[grant.bl] = Returned(grant, fences)
         # `SessionBlock.leases` counts this lease. From now on, the channel has the lease, and this count keeps the
         # block mapped for the channel. If arrays or a promise of this process need the mapped block too, `own` adds 1.
         apart = bool(state.tokens) or state.unaccounted or state.promise is not None

@@ -1,4 +1,7 @@
-"""Gives arenas back to the service. An arena is a buffer that a publisher divides into slots, one for each frame."""
+"""Gives memory back to the service when channels are done with it: leases of frames, and arenas of publishers.
+
+An arena is a buffer that a publisher divides into slots, one for each frame.
+"""
 
 from __future__ import annotations
 
@@ -33,6 +36,32 @@ _LOOK: Final = 10e-3
 _GLANCE: Final = 1e-3
 
 
+class Returned:
+    """A write lease that a channel has or has given back.
+
+    Attributes
+    ----------
+    grant
+        The lease's grant.
+    fences
+        Fences that must be reached before the lease is released.
+    """
+
+    __slots__ = ("fences", "grant", "owned")
+    in_use = lent = False
+    sent = 0
+    producer = None
+
+    def __init__(self, grant: Grant, fences: tuple[Fence, ...]) -> None:
+        self.grant = grant
+        self.fences = fences
+        self.owned = True
+
+    def all_fences(self) -> tuple[Fence, ...]:
+        """Return the fences that must be reached before the lease is released."""
+        return self.fences
+
+
 class Arena(_Arena):
     """A write lease of one buffer, which its publisher divides into slots.
 
@@ -64,6 +93,11 @@ class Arena(_Arena):
         self.fences: tuple[Fence, ...] = ()
         grant = state.grant
         self.divide(grant.bl, grant.bf, slots, stride, [(fence.tl, fence.wd, fence.v) for fence in grant.wt])
+
+    @property
+    def grant(self) -> Grant:
+        """The lease's grant."""
+        return self.state.grant
 
     @property
     def in_use(self) -> bool:
@@ -107,7 +141,7 @@ class Slots(_Slots):
 
 
 class Returns:
-    """The arenas of one session. The session's lock guards this object.
+    """The arenas of one session, and its leases that came back. The session's lock guards this object.
 
     Parameters
     ----------
@@ -118,7 +152,7 @@ class Returns:
     def __init__(self, session: SessionMembers) -> None:
         self._session = session
         self._slots: set[Slots] = set()  # of the publishers that have arenas
-        self._leaving: list[Arena] = []  # arenas that their publishers have let go
+        self._leaving: list[Arena | Returned] = []  # to be released when nothing uses them and their fences are reached
         self._lent: dict[int, Arena] = {}  # those whose lease an array of the program has; by lease id
         self._closing = False  # whether the client is closed
         self._over = False  # whether the session has ended
@@ -164,7 +198,7 @@ class Returns:
             return
         lender.fences = tuple([Fence(*fence) for fence in slots.fences])
         arena.lent = True
-        self._lent[arena.state.grant.id] = arena
+        self._lent[arena.grant.id] = arena
         self._session.leave_to_arrays(lender)
 
     def _let_go(self, slots: Slots, *, idle: bool) -> None:
@@ -178,9 +212,9 @@ class Returns:
         self._bell.set()
         self.watch()
 
-    def lose(self, arena: Arena) -> None:
-        """Release an arena to which no object refers."""
-        self._leaving.append(arena)
+    def leave(self, one: Arena | Returned) -> None:
+        """Release a lease that came back, or an arena to which no object refers."""
+        self._leaving.append(one)
         if self._over:
             self.end()
         self._tidy()
@@ -233,10 +267,10 @@ class Returns:
         if self._over or (arena.sent and arena.producer.left):
             self._leaving = [one for one in self._leaving if one is not arena]
             if self._over:
-                self._disown(arena)
+                self.disown(arena)
             else:
                 arena.owned = False
-                self._session.leave_and_release(arena.producer, arena.state.grant)
+                self._session.leave_and_release(arena.producer, arena.grant)
         self._tidy()
         self._bell.set()
         self.watch()
@@ -259,19 +293,19 @@ class Returns:
                 clean = False
                 stay.append(arena)
             else:
-                self._disown(arena)
+                self.disown(arena)
         self._leaving = stay
         return clean
 
-    def _disown(self, arena: Arena) -> None:
-        """Give up an arena. The block stays mapped until this session's streams have done their work on the block."""
-        arena.owned = False
+    def disown(self, one: Arena | Returned) -> None:
+        """Give up a lease. The block stays mapped until this session's streams have done their work on the block."""
+        one.owned = False
         own = self._session.timelines.own
-        fences = [fence for fence in arena.all_fences() if own is not None and fence.tl == own.id]
-        self._session.disown(arena.state.grant, tuple(fences))
+        fences = [fence for fence in one.all_fences() if own is not None and fence.tl == own.id]
+        self._session.disown(one.grant, tuple(fences))
 
     def _tidy(self) -> None:
-        """Release the arenas in `_leaving` that are not in use and whose fences are reached."""
+        """Release what is in `_leaving`, not in use, and whose fences are reached."""
         stay = []
         for arena in self._leaving:
             if not arena.in_use:
@@ -280,7 +314,7 @@ class Returns:
                 stay.append(arena)
             else:
                 arena.owned = False
-                self._session.end_lease(arena.state.grant)
+                self._session.end_lease(arena.grant)
         self._leaving = stay
 
     def _reached(self, fence: Fence) -> bool:
@@ -327,14 +361,14 @@ class Returns:
         leaving, self._leaving = self._leaving, []
         for arena in leaving:
             if not arena.lent:
-                self._disown(arena)
+                self.disown(arena)
         self._bell.set()
 
     # The thread
 
     def watch(self) -> None:
         """Start the thread that checks what came back, unless this thread runs already or there is nothing to check."""
-        if self._thread is None and self._session.ended is None and (self._leaving or self._slots):
+        if self._thread is None and self._session.ended is None and (self._leaving or self._slots or self._lends()):
             self._thread = threading.Thread(target=self._run, name="poolbridge-returns", daemon=True)
             self._thread.start()
 
@@ -342,7 +376,11 @@ class Returns:
         """Return after how many seconds the thread has work to do; None if the thread has no work."""
         if any(not arena.in_use for arena in self._leaving):
             return _LOOK
-        return _REST if self._leaving or self._slots else None
+        return _REST if self._leaving or self._slots or self._lends() else None
+
+    def _lends(self) -> bool:
+        """Whether a channel has leases of this session."""
+        return any(producer.loans for producer in list(self._session.producers.values()))
 
     def _run(self) -> None:
         try:

@@ -302,7 +302,7 @@ class Session(SessionMembers):
         self.lease_states.pop(grant.id, None)
         if consumer is not None:
             consumer.end_frame(grant, fences, back=failed, alone=alone)
-        elif not (self.spares.take_back(grant, fences) or self.returns.take_back(grant, fences)):
+        elif not self.returns.take_back(grant, fences):
             self._released(self.core.release(grant, fences, failed=failed))
 
     def later(self, work: Callable[[], None]) -> None:
@@ -351,8 +351,7 @@ class Session(SessionMembers):
         `apart` says that arrays made from the user's lease may need the mapped block, and not only the channel. `fence`
         is reached when this session's work on the block is done.
         """
-        self.spares.published(state.grant)
-        self.spares.watch()
+        self.returns.watch()
         state.seal()
         with self.lock:
             kept = self.lease_states.get(state.grant.id)
@@ -422,7 +421,6 @@ class Session(SessionMembers):
                 self.timelines.forget(notice.timelines)
                 continue
             if isinstance(notice, Wanted):
-                self.spares.want(notice.pl)
                 self.returns.want(notice.pl)
                 continue
             self.lost.update(notice.buffers)

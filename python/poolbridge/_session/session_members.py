@@ -12,7 +12,6 @@ from weakref import ReferenceType
 
 from poolbridge._session.returns import Arena, Returns, Slots
 from poolbridge._session.session_memory import SessionMemory
-from poolbridge._session.spares import Asking, Spare, Spares
 from poolbridge._session.tally import SessionTally
 from poolbridge._wire.messages import Leave, Reply, Timeline, TimelineReply
 from poolbridge.errors import (
@@ -24,7 +23,6 @@ from poolbridge.errors import (
 
 if TYPE_CHECKING:
     from poolbridge._memory.session_blocks import SessionBlock
-    from poolbridge._memory.tensor import Description
     from poolbridge._session.calls import Call
     from poolbridge._session.lease_state import LeaseState
     from poolbridge._session.producer import Producer
@@ -42,10 +40,8 @@ class SessionMembers(SessionMemory):
     joining
         Events by channel id. While a thread makes the session join a channel as a producer, other threads wait for the
         channel's event. The thread sets the event after the join.
-    spares
-        The leases that came back from channels.
     returns
-        The arenas of publishers.
+        The arenas of publishers, and the leases that came back from channels.
     lease_states
         The states of the session's leases, by lease id.
     tally
@@ -56,7 +52,6 @@ class SessionMembers(SessionMemory):
         super().__init__()
         self.producers: dict[int, Producer] = {}
         self.joining: dict[int, threading.Event] = {}
-        self.spares = Spares(self)
         self.returns = Returns(self)
         self.lease_states: dict[int, ReferenceType[LeaseState]] = {}
         self.tally = SessionTally()
@@ -150,15 +145,12 @@ class SessionMembers(SessionMemory):
     def _end_members(self) -> None:
         """Leave all channels, because the session ends. The caller holds the lock."""
         with ExitStack() as rest:  # if one step raises, the other steps still run
-            rest.callback(self.spares.end if self.ended is not None else self.spares.close)
             rest.callback(self.producers.clear)
             for member in reversed(self.core.members):
                 rest.callback(self._leave, member)
                 rest.callback(member.end)
             if self.ended is None:
                 self.returns.close()
-                if self.producers:
-                    self.spares.release_all()
             else:
                 self.returns.end()
 
@@ -183,44 +175,11 @@ class SessionMembers(SessionMemory):
         """
         self._released(self.core.forget(grant, fences))
 
-    def take_spare(self, pool: int, description: Description, *, at_once: bool = False) -> Spare | None:
-        """Take a spare with this description from a pool; return None if the pool has none. See `Spares.take`."""
-        with self.lock:
-            return self.spares.take(pool, description, at_once=at_once)
-
-    def lender(self, pool: int, description: Description) -> Producer | None:
-        """Return the producer whose channel may give a block back for a call of `allocate`; see `Spares.lender`."""
-        with self.lock:
-            return self.spares.lender(pool, description)
-
-    def asks(self, asking: Asking) -> None:
-        """Release leases that come back, because the allocation `asking` waits for the service; see `Spares.ask`."""
+    def collect(self, pool: int) -> None:
+        """Release what came back to a pool, because the program allocates in the pool."""
         with self.lock:
             if self.ended is None:
-                self.spares.ask(asking)
-
-    def asked(self, asking: Asking) -> None:
-        """Note that the allocation `asking` has ended; see `Spares.asked`."""
-        with self.lock:
-            unused = self.spares.asked(asking)
-        if unused is not None:
-            self.return_spare(unused)
-
-    def take_returned(self, asking: Asking) -> Spare | None:
-        """Take a lease that came back and fits the allocation `asking`; return None if there is none."""
-        with self.lock:
-            found, asking.came = asking.came, None
-            if found is not None or self.ended is not None:
-                return found
-            return self.spares.take(asking.pool, asking.description, at_once=True)
-
-    def return_spare(self, spare: Spare) -> None:
-        """Put a lease back into the spares; see `Spares.put`."""
-        with self.lock:
-            if self.ended is None:
-                self.spares.put(spare)
-            else:
-                self.disown(spare.grant)
+                self.returns.collect(pool)
 
     def add_arena(self, slots: Slots, arena: Arena) -> None:
         """Let a publisher use an arena; see `Returns.add`."""
@@ -239,7 +198,7 @@ class SessionMembers(SessionMemory):
         self.lock.later(partial(self._lose_arena, arena))
 
     def _lose_arena(self, arena: Arena) -> None:
-        self.returns.lose(arena)
+        self.returns.leave(arena)
 
     def end_lease(self, grant: Grant) -> None:
         """Release a lease that nothing uses any more. The caller holds the lock."""
@@ -249,17 +208,6 @@ class SessionMembers(SessionMemory):
         """Release the publishers' arenas, because the client closes. Return False if streams still work on some."""
         with self.lock:
             return self.ended is not None or self.returns.release_all()
-
-    def end_spare(self, grant: Grant) -> None:
-        """Release a lease that came back. The caller holds the lock."""
-        self._released(self.core.release(grant, (), failed=False))
-
-    def release_spares(self) -> bool:
-        """Release the spares, because the client closes. Return False if streams still work on some spares."""
-        with self.lock:
-            return self.ended is not None or self.spares.release_all()
-
-    # Timelines
 
     def learn_timeline(self, timeline: int, then: Callable[[int], None]) -> None:
         """Ask the service for a timeline's page, without waiting for the reply.

@@ -235,7 +235,7 @@ def test_borrowed_arrays_call_the_driver_for_words_only(client, other):
 
 @CHANNELS
 @ONE_BLOCK
-def test_a_borrowed_array_waits_on_its_stream_and_the_next_writer_for_that(client, other, gate):
+def test_a_borrowed_array_waits_on_its_stream_and_its_memory_is_allocated_again_only_after_that(client, other, gate):
     from cuda.core.utils import StridedMemoryView
 
     channel = client.create_channel("c", mode="queue")
@@ -265,12 +265,14 @@ def test_a_borrowed_array_waits_on_its_stream_and_the_next_writer_for_that(clien
     seen = read(array.ptr, N, consumer)
     arrays.release()
     other.stats()
-    again = client.allocate(N, "uint8")
-    assert address(again) == at
-    fill(use(again, producer), N, 8, producer)
+    with pytest.raises(poolbridge.PoolLimitError):
+        client.allocate(N, "uint8")
     assert not idle(producer)
     assert not idle(consumer)
     gate.open()
+    again = client.allocate(N, "uint8", timeout=60)
+    assert address(again) == at
+    fill(use(again, producer), N, 8, producer)
     finish(producer)
     finish(consumer)
     assert (seen == 7).all(), "complete, and not overwritten"
