@@ -30,6 +30,7 @@ type Lease struct {
 
 	order  atomic.Pointer[mempool.Order] // nil if there is nothing to wait for, and no work of this package on the memory
 	failed atomic.Bool                   // the writer of the content died before the content was complete
+	unsure bool                          // Publish got no answer, so only the service knows whether this is a read lease
 
 	taken *taken // set for the lease of a frame; the service does not know such leases
 	slot  *slot  // set for a loan of a Publisher
@@ -395,6 +396,7 @@ func (l *Lease) Publish(ctx context.Context, p Publication) (err error) {
 	info := *l.info
 	l.info, l.memory = &info, nil
 	info.Write = false // also if no answer came, because the service may have published the buffer
+	l.unsure = err != nil
 	l.ordering().Ended(ready, p.Completion)
 	if err != nil {
 		return err

@@ -106,10 +106,10 @@ func (l *Lease) nameable() error {
 	return nil
 }
 
-// sendRelease tells the service that a lease has ended.
-func (c *Client) sendRelease(info *mempool.LeaseInfo, incomplete bool, done []mempool.Fence) error {
+// sendRelease tells the service that a lease has ended. If `unsure` is true, the client does not know whether it is a read lease.
+func (c *Client) sendRelease(info *mempool.LeaseInfo, incomplete, unsure bool, done []mempool.Fence) error {
 	r := &wire.Release{Lease: info.ID, Failed: incomplete, Done: convert.WireFences(done)}
-	if c.checks {
+	if c.checks && !unsure {
 		seen := convert.WireLease(*info)
 		r.Seen = &seen
 	}
@@ -130,6 +130,6 @@ func (l *Lease) end(incomplete bool, done ...mempool.Fence) error {
 		l.slot.end(l, done)
 		return l.endOrder()
 	}
-	err := l.client.sendRelease(l.info, incomplete, done)
+	err := l.client.sendRelease(l.info, incomplete, l.unsure, done)
 	return errors.Join(err, l.client.ended(l.info.Block, done...), l.endOrder())
 }

@@ -181,7 +181,7 @@ func forgotten(err error) bool { return errors.Is(err, ErrStale) }
 
 // releaseMemory releases the lease of a frame or of an arena. `done` has the client's own fences; releaseMemory passes them to the service.
 func (c *Client) releaseMemory(info *mempool.LeaseInfo, done []mempool.Fence) error {
-	err := c.sendRelease(info, false, done)
+	err := c.sendRelease(info, false, false, done)
 	return errors.Join(err, c.ended(info.Block, done...))
 }
 

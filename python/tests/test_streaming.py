@@ -24,50 +24,60 @@ def service(tmp_path):
 
 @pytest.fixture
 def worker(service):
-    process = Process("--socket", service.path)
+    process = Process("--socket", service.path, "--library", "numpy")
     yield process
     process.stop()
 
 
+ELEMENTS = 4096
+
+
+def fibonacci(number):
+    """Return the Fibonacci numbers from F(number) on, modulo 2**64."""
+    values, (first, second) = [], (0, 1)
+    for at in range(number + ELEMENTS):
+        if at >= number:
+            values.append(first)
+        first, second = second, (first + second) % 2**64
+    return np.array(values, np.uint64)
+
+
 def publish(client, channel, number, values):
     lease = client.allocate(len(values), "uint64")
-    np.asarray(lease)[:] = np.array(values, np.uint64)
+    array = np.asarray(lease)
+    array[:] = values
     channel.publish(lease, meta={"number": str(number)})
+    return array
 
 
 def test_frames_are_compared_with_the_fibonacci_numbers_from_their_own_number_on(client, worker):
     channel = client.create_channel("c")
-    publish(client, channel, 10, [55, 89, 144, 233])
-    take = {"task": "stream-take", "name": "c", "count": 1, "oldest": True}
-    answer = worker.do(**take, keep=True)
-    assert (answer["numbers"], answer["sequence"], answer["mismatches"]) == ([10], [1], 0)
-    assert answer["mapped"]
-    publish(client, channel, 94, [1293530146158671551, 1, 2, 3])
-    answer = worker.do(**take)
-    assert answer["numbers"] == [94]
-    assert answer["mismatches"] == 3, "modulo 2**64, only the first is right"
-    assert answer["first"][0].startswith("frame 2: element 1: expected ")
-    assert worker.do(task="stream-release", name="c")["numbers"] == [10]
+    publish(client, channel, 10, fibonacci(10))
+    take = {"channel": "c", "count": 1, "oldest": True}
+    taken = worker.do("take", **take, keep=True)
+    assert taken == {"answer": [{"number": 10, "seq": 1, "dropped": 0}], "error": None}
+    wrong = fibonacci(94)
+    wrong[1:4] += np.uint64(1)
+    publish(client, channel, 94, wrong)
+    said = worker.do("take", **take, keep=False)["error"]["message"]
+    assert said.startswith("3 elements differ: element 1: expected ")
+    assert worker.do("releaseKept", channel="c")["error"] is None
     channel.close()
-    assert worker.do(**take)["ended"]
-    assert worker.do(task="stream-leave")["ok"]
+    assert worker.do("take", **take, keep=False) == {"answer": [], "error": None}
+    assert worker.do("leave") == {"answer": None, "error": None}
 
 
 def test_a_frame_that_changes_while_it_is_kept_is_found(client, worker):
     channel = client.create_channel("c")
-    lease = client.allocate(2, "uint64")
-    array = np.asarray(lease)
-    array[:] = [1, 1]
-    channel.publish(lease, meta={"number": "1"})
-    assert worker.do(task="stream-take", name="c", count=1, oldest=True, keep=True)["mismatches"] == 0
+    array = publish(client, channel, 1, fibonacci(1))
+    assert worker.do("take", channel="c", count=1, oldest=True, keep=True)["error"] is None
     ctypes.c_uint64.from_address(array.ctypes.data + 8).value = 7  # by the address, because the array is read-only
-    assert worker.do(task="stream-release", name="c")["mismatches"] == 1
+    assert worker.do("releaseKept", channel="c")["error"]["message"].startswith("1 elements differ: element 1: ")
 
 
 def test_a_worker_says_why_it_could_not_publish_all(client, worker):
     channel = client.create_channel("c", capacity=2, full="fail")
     with client.subscribe(channel):
-        task = {"task": "stream-publish", "name": "c", "pool": channel.pool, "number": 1, "count": 5, "elements": 3}
-        answer = worker.do(**task)
-        assert answer["ok"], answer
-        assert (answer["rounds"], answer["stopped"]["code"]) == (2, "limit")
+        answer = worker.do("publish", channel="c", pool=channel.pool, first=1, last=5, timeout=60)
+        assert answer["error"]["code"] == "limit"
+        assert [channel.published for channel in client.channels()] == [2]

@@ -84,8 +84,8 @@ static bool settle_producer(struct pb_producer *p, enum pb_result r) {
     if (r == PB_UNKNOWN) {
         int fd = fd_of(0, p->ch.unknown_slot);
         if (fd >= 0) {
-            r = pb_add_cursor(p, p->ch.unknown_slot, p->ch.unknown_member, fd);
-            CHECK(!r, "%s", p->ch.complaint);
+            // This call may fail without harm: by now, `fd` may be another file, which the service has not sealed yet.
+            pb_add_cursor(p, p->ch.unknown_slot, p->ch.unknown_member, fd);
             close(fd);
         }
         return true;

@@ -263,6 +263,7 @@ def test_a_borrowed_array_waits_on_its_stream_and_its_memory_is_allocated_again_
     array = next(arrays)
     assert array.ptr == first, "it was made once"
     seen = read(array.ptr, N, consumer)
+    del array
     arrays.release()
     other.stats()
     with pytest.raises(poolbridge.PoolLimitError):
