@@ -251,7 +251,13 @@ func (s *source) awaitReclaim() []shmchannel.Returned {
 	s.p.Helper()
 	for {
 		s.meet()
-		back, err := s.AwaitReclaim(context.Background())
+		var back []shmchannel.Returned
+		var err error
+		ended := s.AwaitBack(context.Background(), func() bool {
+			back, err = s.Reclaim()
+			return err != nil || len(back) > 0
+		})
+		require.NoError(s.p, ended)
 		if errors.Is(err, shmchannel.ErrUnknownMember) {
 			s.p.receive()
 			continue

@@ -302,7 +302,8 @@ type arena struct {
 	free  []*slot // the newest last; Publisher.mu guards it
 }
 
-// slot is memory for one frame. It is free, or on loan, or in the channel. Who has it may change `wait` and `record`.
+// slot is memory for one frame. It is free, or on loan, or in the channel. Only the goroutine that has taken the slot, or its loan, changes
+// `wait` and `record`; for a slot in the channel, only reclaim does.
 type slot struct {
 	arena       *arena
 	info        *mempool.LeaseInfo

@@ -18,7 +18,7 @@ const benchSpin = 100 * time.Microsecond
 // mustPublish publishes a frame without the cost of the test helpers.
 func (p *testProducer) mustPublish() {
 	for len(p.free) == 0 {
-		back, err := p.AwaitReclaim(context.Background())
+		back, err := awaitReclaim(context.Background(), p)
 		if err != nil {
 			panic(err)
 		}

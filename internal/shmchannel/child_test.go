@@ -198,7 +198,7 @@ func (c *child) produce(p *Producer) error {
 	defer cancel()
 	free := c.Blocks
 	reclaim := func() error {
-		back, err := p.AwaitReclaim(ctx)
+		back, err := awaitReclaim(ctx, p)
 		for _, b := range back {
 			free = append(free, b.Block)
 		}

@@ -241,7 +241,7 @@ func TestALiarCannotStopOthers(t *testing.T) {
 					brief(func(ctx context.Context) error { _, err := p.Publish(ctx, &record); return err })
 				})
 				honest.Go(func() {
-					brief(func(ctx context.Context) error { _, err := p.AwaitReclaim(ctx); return err })
+					brief(func(ctx context.Context) error { _, err := awaitReclaim(ctx, p); return err })
 				})
 			}
 			for _, c := range h.consumers {

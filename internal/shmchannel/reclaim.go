@@ -68,24 +68,6 @@ func (p *Producer) Reclaim() ([]Returned, error) {
 	return p.reclaim()
 }
 
-// AwaitReclaim is like [Producer.Reclaim], but waits until Reclaim would return a block or the context ends. AwaitReclaim returns at once
-// if the channel has no block of the producer.
-func (p *Producer) AwaitReclaim(ctx context.Context) ([]Returned, error) {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	for wait := (pause{}); ; {
-		back, err := p.reclaim()
-		if err != nil || len(back) > 0 || p.inChannel() == 0 {
-			p.found(&wait, len(back) > 0)
-			return back, err
-		}
-		if err := p.rest(ctx, &wait, maxSleep); err != nil {
-			p.found(&wait, false)
-			return nil, err
-		}
-	}
-}
-
 // AwaitBack calls the function `look` again and again until `look` returns true or the context ends. Between two calls of `look`, AwaitBack
 // waits until a consumer releases a frame, but not longer than 100 ms. `look` may call [Producer.Reclaim], or check whether another
 // goroutine has reclaimed what the caller waits for.

@@ -187,7 +187,7 @@ func TestABlockDoesNotComeBackWhileAFenceIsBeingWritten(t *testing.T) {
 func TestAwaitReclaimWaitsForABlock(t *testing.T) {
 	r := newRig(t, Spec{Capacity: 1})
 	p, c := r.producer(4), r.consumer(MemberSpec{Policy: DropOldest})
-	back, err := p.AwaitReclaim(context.Background())
+	back, err := awaitReclaim(context.Background(), p)
 	require.NoError(t, err)
 	require.Empty(t, back, "the channel has none")
 	p.publish()
@@ -195,7 +195,7 @@ func TestAwaitReclaimWaitsForABlock(t *testing.T) {
 	p.publish()
 	done := make(chan error)
 	go func() {
-		back, err := p.AwaitReclaim(within(t))
+		back, err := awaitReclaim(within(t), p)
 		assert.Len(t, back, 1)
 		done <- err
 	}()
@@ -204,7 +204,7 @@ func TestAwaitReclaimWaitsForABlock(t *testing.T) {
 	require.NoError(t, <-done)
 	ctx, cancel := context.WithTimeout(context.Background(), time.Millisecond)
 	defer cancel()
-	_, err = p.AwaitReclaim(ctx)
+	_, err = awaitReclaim(ctx, p)
 	require.ErrorIs(t, err, context.DeadlineExceeded)
 }
 

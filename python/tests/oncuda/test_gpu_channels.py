@@ -102,7 +102,7 @@ def test_an_array_whose_stream_is_not_known_is_copied_before_the_program_can_wri
 def test_a_tensor_of_torch_can_be_written_after_its_publication(client, other):
     torch = pytest.importorskip("torch")
     if not torch.cuda.is_available():
-        pytest.skip("torch has no GPU")
+        pytest.skip("this PyTorch uses no GPU: run the test on a machine with one, with `make gpu-bundle`")
     count = 64 << 20
     client.create_pool("large", kind="device", max_bytes=4 * count)
     channel = client.create_channel("c", pool="large", capacity=1)
