@@ -84,18 +84,21 @@ def test_an_array_whose_stream_is_not_known_is_copied_before_the_program_can_wri
     channel = client.create_channel("c", pool="gpu", capacity=4)
     frames = other.subscribe("c")
     mine, own = client.allocate(N, "uint8", pool="mine"), _cuda_stream.own_stream(0)
-    wait = _cuda_stream.synchronize_stream
+    wait, waited = _cuda_stream.synchronize_stream, []
     mine.copy_from(np.full(N, 1, np.uint8))
     gate.hold(own)
 
     def open_and_wait(ordinal, stream):
         gate.open()
         wait(ordinal, stream)
+        waited.append(stream)
 
     monkeypatch.setattr(_cuda_stream, "synchronize_stream", open_and_wait)
     channel.publish(OfALibrary(mine))
-    assert idle(own), "the copy is done"
-    mine.copy_from(np.full(N, 2, np.uint8))
+    assert waited == [own], "publish returns after the copy"
+    writer = new_stream()
+    fill(address(mine), N, 2, writer)
+    finish(writer)
     assert (next(frames).to_numpy() == 1).all()
 
 
