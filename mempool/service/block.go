@@ -4,6 +4,7 @@ import (
 	"sync"
 
 	"github.com/poolbridge/poolbridge/mempool"
+	"github.com/poolbridge/poolbridge/mempool/service/journal"
 )
 
 // block is one allocation of an arena. The block makes its export once and keeps it. Service.mu guards all fields except those of the
@@ -51,7 +52,7 @@ func (b *block) exportOnce() (mempool.Export, error) {
 	defer b.exporting.Unlock()
 	if !b.exported {
 		x, err := b.mem.Export()
-		if b.pool.svc.driver.called(exportBlock, err) != nil {
+		if b.pool.svc.journal.Called(journal.ExportBlock, err) != nil {
 			return mempool.Export{}, err
 		}
 		b.export, b.exported = x, true

@@ -10,6 +10,7 @@ import (
 	"github.com/poolbridge/poolbridge/internal/shmchannel"
 	"github.com/poolbridge/poolbridge/internal/situation"
 	"github.com/poolbridge/poolbridge/mempool"
+	"github.com/poolbridge/poolbridge/mempool/service/journal"
 )
 
 // channel is a named stream of buffers. Members write and read the frames in memory that they share, so the frames do not go through the
@@ -27,11 +28,11 @@ type channel struct {
 	// The keys of `kept` are buffers of producers that have left: the buffers that the channel or a consumer may still need. The value of each
 	// key is a list of the producers that may have published this buffer.
 	kept   map[*buffer][]*member
-	tended bool      // the goroutine of tend runs
-	rests  time.Time // the goroutine of tend does not call tidy before this time
-	doubts gap       // frames whose records contradicted themselves
-	full   lag       // since when a channel with the mode WorkQueue is full
-	alone  time.Time // since when a closed queue with frames has no consumer; zero: it has consumers, no frames, or is open
+	tended bool        // the goroutine of tend runs
+	rests  time.Time   // the goroutine of tend does not call tidy before this time
+	doubts journal.Gap // frames whose records contradicted themselves
+	full   journal.Lag // since when a channel with the mode WorkQueue is full
+	alone  time.Time   // since when a closed queue with frames has no consumer; zero: it has consumers, no frames, or is open
 }
 
 var (

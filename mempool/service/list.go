@@ -11,6 +11,7 @@ import (
 
 	"github.com/poolbridge/poolbridge/internal/situation"
 	"github.com/poolbridge/poolbridge/mempool"
+	"github.com/poolbridge/poolbridge/mempool/service/journal"
 )
 
 // The methods in this file list the sessions, channels, buffers, names and leases of the service, page by page. A session of the user that
@@ -174,17 +175,17 @@ func (s *Session) waitsFor(to *Session) (what string, since time.Time) {
 			what, since = fmt.Sprintf("room in channel %q (%s)", m.channel.info.Name, why), full
 		}
 	}
-	return cut(what, maxWaitText), since
+	return journal.Cut(what, maxWaitText), since
 }
 
 // blocked returns why producers of the channel wait for room, and since when. If they do not wait, the reason is empty. The caller holds
 // Service.mu.
 func (ch *channel) blocked() (why string, since time.Time) {
 	if ch.info.Full == mempool.Block && ch.stuck() {
-		return "its frames wait for a consumer", ch.full.since
+		return "its frames wait for a consumer", ch.full.Since
 	}
 	if slow := ch.slow(); slow != nil {
-		return fmt.Sprintf("session %d is behind", slow.session.id), slow.behind.since
+		return fmt.Sprintf("session %d is behind", slow.session.id), slow.behind.Since
 	}
 	return "", since
 }
@@ -196,27 +197,15 @@ func (ch *channel) slow() (slow *member) {
 		if m.full != mempool.Block {
 			continue
 		}
-		if m.lags() && (slow == nil || m.behind.since.Before(slow.behind.since) || m.behind.since.Equal(slow.behind.since) && m.ID < slow.ID) {
+		if m.lags() && (slow == nil || m.behind.Since.Before(slow.behind.Since) || m.behind.Since.Equal(slow.behind.Since) && m.ID < slow.ID) {
 			slow = m
 		}
 	}
 	return slow
 }
 
-// These constants limit the bytes of two texts, so that the texts fit into a page: what a session waits for, and the text of an event.
-const (
-	maxWaitText  = 300
-	maxEventText = 1000
-)
-
-// cut shortens a text that has more than `most` bytes to at most `most` bytes.
-func cut(text string, most int) string {
-	const dots = "…"
-	if len(text) <= most {
-		return text
-	}
-	return strings.ToValidUTF8(text[:most-len(dots)], "") + dots
-}
+// maxWaitText limits the bytes of the text that says what a session waits for, so that it fits into a page.
+const maxWaitText = 300
 
 // listByID does the same as list, for entries whose keys are ids.
 func listByID[V visible, T any](s *Session, all *index[uint64, V], after string, most int, into []T, describe func(V) T) (Page[T], error) {

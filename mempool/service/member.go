@@ -7,6 +7,7 @@ import (
 	"github.com/poolbridge/poolbridge/internal/shmchannel"
 	"github.com/poolbridge/poolbridge/internal/situation"
 	"github.com/poolbridge/poolbridge/mempool"
+	"github.com/poolbridge/poolbridge/mempool/service/journal"
 )
 
 // member is the service's state of a member of a channel. Service.mu guards members.
@@ -18,7 +19,7 @@ type member struct {
 	entered  bool
 	left     bool
 	said     bool // the member left by its own request
-	behind   lag
+	behind   journal.Lag
 	full     mempool.FullPolicy // what happens when this consumer is slow
 }
 
@@ -170,7 +171,7 @@ func (s *Session) DoubtFrame(channel, id, number uint64) error {
 	if m.role() != Consumer {
 		return situation.Of(mempool.ErrInvalid, "member %d of channel %q is no consumer", id, ch.info.Name)
 	}
-	if count, now := ch.doubts.tell(); now {
+	if count, now := ch.doubts.Tell(); now {
 		e := s.about(mempool.FrameDoubted, "%s found a frame that contradicts itself, number %d of channel %q: a producer wrote what it must not", s.who(), number,
 			ch.info.Name)
 		e.Count = count

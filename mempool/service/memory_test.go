@@ -9,7 +9,9 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
+	"github.com/poolbridge/poolbridge/internal/ration"
 	"github.com/poolbridge/poolbridge/mempool"
+	"github.com/poolbridge/poolbridge/mempool/service/journal"
 )
 
 // The heap memory that each live buffer takes limits how many buffers a service can have: see docs/performance.md.
@@ -38,8 +40,10 @@ func TestWhatIsGoneTakesNoRoomInTheService(t *testing.T) {
 	const most = 64 << 10
 	svc := newService(t)
 	owner := open(t, svc)
-	for range maxHistory { // fill the history, which keeps its events
-		record(svc, mempool.HistoryEvent{Text: strings.Repeat("an event with many words ", 10)})
+	for i := range journal.Kept { // fill the journal, which keeps its events
+		svc.mu.Lock()
+		svc.note(mempool.HistoryEvent{UID: uint32(i / ration.Burst), Text: strings.Repeat("an event with many words ", 10)}, nil)
+		svc.mu.Unlock()
 	}
 	for what, storm := range map[string]func(n int){
 		"sessions": func(n int) {

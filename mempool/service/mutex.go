@@ -1,8 +1,9 @@
 package service
 
 import (
-	"log/slog"
 	"sync"
+
+	"github.com/poolbridge/poolbridge/mempool/service/journal"
 )
 
 // mutex is the lock of a service. The method wake only notes which goroutines are to wake up. Unlock wakes these goroutines after it has
@@ -10,23 +11,23 @@ import (
 // immediately. Unlock also writes events to the log after it has unlocked the mutex, because the log may block.
 type mutex struct {
 	sync.Mutex
-	woken []chan struct{}
-	noted []happening // events for the log
-	log   *slog.Logger
+	woken   []chan struct{}
+	noted   bool // the journal has events for the log
+	journal *journal.Journal
 }
 
 // wake makes the next Unlock close ch. The caller holds the lock.
 func (b *mutex) wake(ch chan struct{}) { b.woken = append(b.woken, ch) }
 
-// Unlock unlocks the mutex, and then closes the channels that callers have passed to the method wake, and logs the noted events.
+// Unlock unlocks the mutex, and then closes the channels that callers have passed to the method wake, and has the journal log the noted events.
 func (b *mutex) Unlock() {
 	woken, noted := b.woken, b.noted
-	b.woken, b.noted = nil, nil
+	b.woken, b.noted = nil, false
 	b.Mutex.Unlock()
 	for _, ch := range woken {
 		close(ch)
 	}
-	for i := range noted {
-		noted[i].log(b.log)
+	if noted {
+		b.journal.Log()
 	}
 }

@@ -14,6 +14,7 @@ import (
 	"github.com/poolbridge/poolbridge/internal/situation"
 	"github.com/poolbridge/poolbridge/internal/sizeclass"
 	"github.com/poolbridge/poolbridge/mempool"
+	"github.com/poolbridge/poolbridge/mempool/service/journal"
 )
 
 // Pool is memory of one kind on one device. The users and groups of the pool's access list share this memory. A pool has a name and a size
@@ -23,7 +24,8 @@ type Pool struct {
 	info  mempool.PoolInfo
 	arena mempool.Arena
 
-	*poolAccess
+	uid    uint32          // the user who made the pool
+	access *mempool.Access // the users and groups that may use the pool, sorted; never empty
 	// reserved = leased + cached + held, in bytes of blocks. reserved counts all blocks. leased counts the blocks that buffers use, and
 	// cached counts the blocks that are free for use. held counts the blocks that no buffer uses but that cannot be used yet: they are about
 	// to be freed, or the process of an ended session keeps them.
@@ -49,7 +51,7 @@ type Pool struct {
 	closed                         chan struct{} // closed when the arena is closed
 	waiters                        waiters       // allocations that wait for room
 	relief                         countedSignal // blocks became free, or were freed
-	refused, failed                gap           // refused: allocations that found no room; failed: allocations that the driver refused
+	refused, failed                journal.Gap   // refused: allocations that found no room; failed: allocations that the driver refused
 
 	lent      map[uint64]*block // blocks that buffers use, by id; nil until the pool has a channel
 	producers map[*Session]int  // how many producers in channels the sessions have
@@ -370,5 +372,5 @@ func (p *Pool) allocate(ctx context.Context, size uint64) (mempool.Allocation, e
 	p.svc.mu.Unlock()
 	defer p.svc.mu.Lock()
 	mem, err := p.arena.Allocate(ctx, size)
-	return mem, p.svc.driver.called(allocateBlock, err)
+	return mem, p.svc.journal.Called(journal.AllocateBlock, err)
 }

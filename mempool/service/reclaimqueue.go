@@ -6,6 +6,7 @@ import (
 
 	"github.com/poolbridge/poolbridge/internal/bytesize"
 	"github.com/poolbridge/poolbridge/mempool"
+	"github.com/poolbridge/poolbridge/mempool/service/journal"
 )
 
 // reclaimQueue has the memory that the service is about to free. Requests add memory to the queue with Service.mu held. When a request
@@ -50,12 +51,12 @@ func (s *Service) flush() error {
 		s.mu.Unlock()
 		failed := make([]error, len(d.blocks))
 		for i, b := range d.blocks {
-			if err := s.driver.called(freeBlock, free[i]()); err != nil {
+			if err := s.journal.Called(journal.FreeBlock, free[i]()); err != nil {
 				failed[i] = fmt.Errorf("block %d of pool %q, %s: %w", b.id, b.pool.info.Name, bytesize.Text(b.size), err)
 			}
 		}
 		for _, p := range d.pools {
-			if err := s.driver.called(closeArena, p.arena.Close()); err != nil {
+			if err := s.journal.Called(journal.CloseArena, p.arena.Close()); err != nil {
 				errs = append(errs, fmt.Errorf("pool %q: %w", p.info.Name, err))
 			}
 		}

@@ -9,10 +9,10 @@ import (
 	"sync"
 	"time"
 
-	"github.com/poolbridge/poolbridge/internal/ration"
 	"github.com/poolbridge/poolbridge/internal/situation"
 	"github.com/poolbridge/poolbridge/mempool"
 	"github.com/poolbridge/poolbridge/mempool/hostmem"
+	"github.com/poolbridge/poolbridge/mempool/service/journal"
 )
 
 // Config configures a [Service]. The zero Config is valid.
@@ -66,14 +66,10 @@ type Service struct {
 	members                                                 int                              // how many members all channels have
 	most                                                    struct{ timelines, awaited int } // the greatest lengths of these maps
 
-	history  history
-	rations  ration.Ration[cause]
-	leftOut  map[cause]*leftOut // events that are left out now
-	driver   driverCounts
+	journal  *journal.Journal
 	waiting  map[string]int // how many requests wait, for each kind of thing that they wait for
 	patience time.Duration
-	refused  map[string]*gap // refused requests, by the limit that they exceeded
-	watching bool            // the goroutine of watchChannels runs
+	watching bool // the goroutine of watchChannels runs
 
 	closed     bool
 	closing    chan struct{}  // closed when Close begins
@@ -84,18 +80,14 @@ type Service struct {
 
 // New makes a service. Each service has its own epoch.
 func New(c Config) *Service {
+	events := journal.New(c.Log)
 	s := &Service{
-		began: time.Now(), mu: mutex{log: c.Log}, uid: mempool.Self().UID, mayCreate: c.MayCreate, limits: c.Limits.filled(), memory: hostmem.New(),
+		began: time.Now(), uid: mempool.Self().UID, mayCreate: c.MayCreate, limits: c.Limits.filled(), memory: hostmem.New(),
 		namesOf: make(tally), poolsOf: make(tally), sessionsOf: make(tally), pools: make(map[string]*Pool), poolByID: make(map[uint64]*Pool),
 		closing: make(chan struct{}), done: make(chan struct{}),
 		awaited: make(map[string]*awaited), timelines: make(map[uint64]*timeline), channels: make(map[string]*channel),
 		reasons: make(map[uint64]string), keepers: make(map[keeperKey]*keeper), waiting: make(map[string]int),
-		history:  history{counts: newEventCounts(), watchers: make(map[*watcher]struct{})},
-		patience: cmp.Or(c.Patience, usualPatience), refused: make(map[string]*gap),
-		leftOut: make(map[cause]*leftOut),
-	}
-	if s.mu.log == nil {
-		s.mu.log = slog.New(slog.DiscardHandler)
+		mu: mutex{journal: events}, journal: events, patience: cmp.Or(c.Patience, usualPatience),
 	}
 	if s.mayCreate == nil {
 		s.mayCreate = func(p mempool.Peer) bool { return p.UID == s.uid }
@@ -161,10 +153,6 @@ func (s *Service) Close() {
 		<-p.closed
 	}
 	s.drains.Wait()
-	s.mu.Lock()
-	for key := range s.leftOut {
-		s.noteLeftOut(key)
-	}
-	s.mu.Unlock()
+	s.journal.Close()
 	s.memory.Close()
 }

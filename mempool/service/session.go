@@ -12,6 +12,7 @@ import (
 
 	"github.com/poolbridge/poolbridge/internal/situation"
 	"github.com/poolbridge/poolbridge/mempool"
+	"github.com/poolbridge/poolbridge/mempool/service/journal"
 )
 
 // Notice is a message that the service sends to a session without a request.
@@ -50,7 +51,7 @@ type Session struct {
 	keeper   *keeper
 	ending   ending
 	broken   map[*Pool]*broken
-	blocking gap                // long waits of other sessions for leases of this session
+	blocking journal.Gap        // long waits of other sessions for leases of this session
 	waits    map[*wait]struct{} // requests of the session that wait
 	tensor   *mempool.Tensor    // the last tensor that the session described
 }

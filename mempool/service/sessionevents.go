@@ -34,7 +34,7 @@ func (s *Session) noteUse() {
 // ended the session, or the service ended the session because of an error. The caller holds Service.mu.
 func (s *Session) noteEnd(how mempool.SessionEnding, why string) {
 	s.ending = ending{how: how, at: time.Now()}
-	s.svc.history.countEnding(how)
+	s.svc.journal.CountEnding(how)
 	if !s.told && how != mempool.SessionFailed && how != mempool.SessionClosed {
 		return
 	}
@@ -64,7 +64,7 @@ func (s *Session) noteEnd(how mempool.SessionEnding, why string) {
 func (s *Session) noteReclaimed(held []*block) {
 	e := s.about(mempool.MemoryReclaimed, "")
 	e.Ending, e.Took = s.ending.how, time.Since(s.ending.at)
-	s.svc.history.countReclaim(e.Took)
+	s.svc.journal.CountReclaim(e.Took)
 	for _, b := range held {
 		e.Bytes += b.size
 	}

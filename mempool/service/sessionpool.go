@@ -9,6 +9,7 @@ import (
 	"github.com/poolbridge/poolbridge/internal/bytesize"
 	"github.com/poolbridge/poolbridge/internal/situation"
 	"github.com/poolbridge/poolbridge/mempool"
+	"github.com/poolbridge/poolbridge/mempool/service/journal"
 )
 
 // CreatePool makes a pool.
@@ -23,7 +24,8 @@ func (s *Session) CreatePool(spec mempool.PoolSpec) (*Pool, error) {
 	if !svc.mayCreate(s.peer) {
 		return nil, situation.Of(mempool.ErrDenied, "user %d may not create pools", s.peer.UID)
 	}
-	p := &Pool{svc: svc, poolAccess: &poolAccess{s.peer.UID, accessOf(spec.Access, s.peer)}, cache: make(map[uint64][]*block),
+	access := accessOf(spec.Access, s.peer)
+	p := &Pool{svc: svc, uid: s.peer.UID, access: &access, cache: make(map[uint64][]*block),
 		pending: make(map[uint64]*pending), users: make(tally), charged: make(map[*block]struct{}), closed: make(chan struct{}),
 		waiters: waiters{mutex: &svc.mu}}
 	if err := svc.reserveName(s, spec.Name, p); err != nil {
@@ -31,7 +33,7 @@ func (s *Session) CreatePool(spec mempool.PoolSpec) (*Pool, error) {
 	}
 	defer svc.background.Done()
 	arena, err := mempool.NewArena(spec, svc.memory)
-	err = svc.driver.called(createArena, err)
+	err = svc.journal.Called(journal.CreateArena, err)
 	svc.mu.Lock()
 	defer svc.unlock()
 	defer svc.pooled.broadcast() // after a failure too: sessions that wait for the pool check again

@@ -1,7 +1,6 @@
 package service
 
 import (
-	"cmp"
 	"errors"
 	"fmt"
 	"strings"
@@ -35,7 +34,7 @@ func (s *Session) Refused(err error) {
 		s.notePoolFull(full.pool, full.bytes, "and was refused: "+strings.TrimPrefix(full.Error(), mempool.ErrLimit.Error()+": "))
 		return
 	}
-	if count, now := svc.refusedBy(err).tell(); now {
+	if count, now := svc.refused(err); now {
 		e := s.about(mempool.LimitMet, "a request of %s was refused: %v", s.who(), err)
 		e.Count = count
 		svc.note(e, nil)
@@ -46,7 +45,7 @@ func (s *Session) Refused(err error) {
 func (s *Service) Refused(err error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if count, now := s.refusedBy(err).tell(); now {
+	if count, now := s.refused(err); now {
 		s.note(mempool.HistoryEvent{Kind: mempool.LimitMet, Count: count, Text: fmt.Sprintf("a connection was refused: %v", err)}, nil)
 	}
 }
@@ -58,20 +57,18 @@ func (s *Service) Impaired(text string) {
 	s.note(mempool.HistoryEvent{Kind: mempool.ServiceImpaired, Text: text}, nil)
 }
 
-// refusedBy returns the gap that counts refusals by the limit that an error names. The caller holds s.mu.
-func (s *Service) refusedBy(err error) *gap {
+// refused counts a refusal by the limit that an error names.
+func (s *Service) refused(err error) (count int, now bool) {
 	name := "" // for limits without a name
 	if limit := (*LimitError)(nil); errors.As(err, &limit) {
 		name = limit.Limit
 	}
-	g := cmp.Or(s.refused[name], new(gap))
-	s.refused[name] = g
-	return g
+	return s.journal.Refused(name)
 }
 
 // notePoolFull notes an event that the session finds no room in a pool. The caller holds Service.mu.
 func (s *Session) notePoolFull(p *Pool, size uint64, what string) {
-	count, now := p.refused.tell()
+	count, now := p.refused.Tell()
 	if !now {
 		return
 	}
@@ -98,7 +95,7 @@ func (s *Session) noteFailed(p *Pool, size uint64, err error) {
 	if s.ended || !errors.Is(err, mempool.ErrOutOfMemory) && !errors.Is(err, mempool.ErrInternal) && !errors.Is(err, mempool.ErrUnavailable) {
 		return // the request was cancelled, or was not valid
 	}
-	if count, now := p.failed.tell(); now {
+	if count, now := p.failed.Tell(); now {
 		e := s.about(mempool.DriverError, "%s asked for %s in pool %q, which could not be allocated: %v", s.who(), bytesize.Text(size), p.info.Name, err)
 		e.Bytes, e.Count = size, count
 		p.svc.note(e, p)
@@ -111,7 +108,7 @@ func (s *Session) noteLeaseLong(b *buffer, waited time.Duration) {
 	if holder == nil || holder.ended {
 		return
 	}
-	count, now := holder.blocking.tell()
+	count, now := holder.blocking.Tell()
 	if !now {
 		return
 	}
@@ -137,12 +134,6 @@ func (b *buffer) holder() (s *Session, how string) {
 		return nil, ""
 	}
 	return oldest.session, "read"
-}
-
-// lag says since when a channel has no room for another frame because of one consumer or, in a queue, because of all consumers together.
-type lag struct {
-	since time.Time // zero: the channel has room
-	told  bool      // an event was noted
 }
 
 // watchChannels starts a goroutine that looks for slow subscribers, and for closed queues without consumers, as long as there are channels. The caller holds s.mu.
@@ -177,40 +168,26 @@ func (s *Service) watchChannels() {
 	})
 }
 
-// look reports whether a channel is full. While the channel is full, l.since is the time at which the channel became full. A channel that
-// was full still counts as full while it has room for only one frame, because even a consumer that is slightly too slow releases a frame
-// now and then.
-func (l *lag) look(used, capacity uint64) bool {
-	full := used == capacity || !l.since.IsZero() && used > 0 && used+1 == capacity
-	switch {
-	case !full:
-		*l = lag{}
-	case l.since.IsZero():
-		l.since = time.Now()
-	}
-	return full
-}
-
 // lags reports whether a consumer of a broadcast leaves its channel no room for another frame. The caller holds Service.mu.
 func (m *member) lags() bool {
-	return m.role() == Consumer && m.entered && !m.left && m.behind.look(m.channel.host.Needs(m.Member), uint64(m.channel.info.Capacity))
+	return m.role() == Consumer && m.entered && !m.left && m.behind.Look(m.channel.host.Needs(m.Member), uint64(m.channel.info.Capacity))
 }
 
 // stuck reports whether a queue has no room for another frame. The caller holds Service.mu.
 func (ch *channel) stuck() bool {
-	return ch.info.Mode == mempool.WorkQueue && ch.full.look(ch.host.Used(), uint64(ch.info.Capacity))
+	return ch.info.Mode == mempool.WorkQueue && ch.full.Look(ch.host.Used(), uint64(ch.info.Capacity))
 }
 
 // watch notes which subscribers of a broadcast are slow, and since when a queue is full. The caller holds Service.mu.
 func (ch *channel) watch() {
 	ch.stuck()
 	for _, m := range ch.members {
-		if m.lags() && !m.behind.told && time.Since(m.behind.since) >= ch.pool.svc.patience {
-			m.behind.told = true
+		if m.lags() && !m.behind.Told && time.Since(m.behind.Since) >= ch.pool.svc.patience {
+			m.behind.Told = true
 			frames := max(ch.host.Behind(m.Member), ch.host.Needs(m.Member))
 			e := m.session.about(mempool.SubscriberSlow, "%s has %d frames of channel %q to take or to release, which keeps %d: %s", m.session.who(), frames,
 				ch.info.Name, ch.info.Capacity, consequence(ch.info.Full))
-			e.Took = time.Since(m.behind.since)
+			e.Took = time.Since(m.behind.Since)
 			ch.note(e)
 		}
 	}

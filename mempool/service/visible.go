@@ -3,13 +3,14 @@ package service
 import (
 	"github.com/poolbridge/poolbridge/internal/situation"
 	"github.com/poolbridge/poolbridge/mempool"
+	"github.com/poolbridge/poolbridge/mempool/service/journal"
 )
 
-// This file decides what a session may see. A request finds what it names only with the function find, and lists, counts and events call the
+// This file decides what a session may see. A request finds what it names only with the function find, and lists and counts call the
 // same methods visibleTo. So a session gets the same answer for what it may not see and for what does not exist.
 
-// visible is something that not every session may see. The caller of visibleTo holds Service.mu, except for access lists and events, which
-// never change.
+// visible is something that not every session may see. The caller of visibleTo holds Service.mu, except for pools, whose access
+// lists never change.
 type visible interface {
 	comparable
 	visibleTo(*Session) bool
@@ -38,10 +39,13 @@ func (s *Session) owner() bool { return s.svc.Owns(s.peer.UID) }
 // Owns says whether a user is the user that the service runs as, or root.
 func (s *Service) Owns(uid uint32) bool { return uid == s.uid || uid == 0 }
 
-// Only the users and groups on its access list may use a pool. The user who made the pool sees it too.
-func (a *poolAccess) visibleTo(s *Session) bool {
-	return s.owner() || a.uid == s.peer.UID || a.access.Allows(s.peer)
+// mayUse says whether the session may see a pool that the user `maker` made. Only the users and groups on a pool's access list may use the
+// pool. The user who made the pool sees it too.
+func (s *Session) mayUse(maker uint32, access *mempool.Access) bool {
+	return s.owner() || maker == s.peer.UID || access.Allows(s.peer)
 }
+
+func (p *Pool) visibleTo(s *Session) bool { return s.mayUse(p.uid, p.access) }
 
 func (ch *channel) visibleTo(s *Session) bool { return ch.pool.visibleTo(s) }
 
@@ -59,12 +63,13 @@ func (t *timeline) visibleTo(s *Session) bool {
 
 func (s *Session) visibleTo(to *Session) bool { return s.peer.UID == to.peer.UID || to.owner() }
 
-func (h *happening) visibleTo(s *Session) bool {
+// tells says whether the session may see an event.
+func (s *Session) tells(e *journal.Entry) bool {
 	switch {
 	case s.owner():
 		return true
-	case h.pool != nil:
-		return h.pool.visibleTo(s)
+	case e.Access != nil:
+		return s.mayUse(e.Maker, e.Access)
 	}
-	return h.Session != 0 && h.UID == s.peer.UID
+	return e.Session != 0 && e.UID == s.peer.UID
 }

@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"github.com/poolbridge/poolbridge/internal/bytesize"
+	"github.com/poolbridge/poolbridge/mempool"
 )
 
 // waiter limits how long a request of a session waits: until ctx ends or the deadline has passed. If the deadline is not set, the request
@@ -79,6 +80,18 @@ func (w *waiter) enter() {
 func (w *waiter) leave() {
 	delete(w.session.waits, w.entered)
 	w.session.svc.waiting[w.purpose.what]--
+}
+
+// Counts returns the numbers of events and of driver calls since the service started, and the number of requests that wait now.
+func (s *Service) Counts() mempool.Counts {
+	c := s.journal.Counts()
+	c.Waiting = make(map[string]int)
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for _, what := range []string{forRoom, forBuffer, forName, forPool, forChannel} {
+		c.Waiting[what] = s.waiting[what]
+	}
+	return c
 }
 
 // longest returns the session's request that has waited longest, of those for which the function `may` returns true, or nil if there is

@@ -18,12 +18,13 @@ import (
 
 	"github.com/poolbridge/poolbridge/internal/ration"
 	"github.com/poolbridge/poolbridge/mempool"
+	"github.com/poolbridge/poolbridge/mempool/service/journal"
 )
 
 // happened returns the events of a kind.
 func happened(t testing.TB, svc *Service, kind mempool.EventKind) (events []mempool.HistoryEvent) {
 	t.Helper()
-	page := svc.history.read(0, maxHistory, func(h *happening) bool { return h.Kind == kind })
+	page := svc.journal.Read(0, journal.Kept, func(e *journal.Entry) bool { return e.Kind == kind })
 	return page.Events
 }
 
@@ -44,33 +45,6 @@ func begin(t testing.TB, svc *Service, p mempool.Peer, program string) *Session 
 	require.NoError(t, err)
 	s.Introduce(program)
 	return s
-}
-
-// record adds an event to the history of svc.
-func record(svc *Service, e mempool.HistoryEvent) {
-	svc.mu.Lock()
-	defer svc.mu.Unlock()
-	svc.record(happening{HistoryEvent: e})
-}
-
-func TestEventsAreNumberedAndTheOldestAreForgotten(t *testing.T) {
-	svc := newService(t)
-	for range maxHistory + 10 {
-		record(svc, mempool.HistoryEvent{Kind: mempool.LimitMet})
-	}
-	page, err := svc.Events(t.Context(), 0, 7)
-	require.NoError(t, err)
-	assert.EqualValues(t, 10, page.Lost)
-	require.Len(t, page.Events, 7)
-	for i, e := range page.Events {
-		assert.EqualValues(t, 11+i, e.Number)
-	}
-	assert.EqualValues(t, 17, page.Next)
-	page, err = svc.Events(t.Context(), page.Next, 2*maxHistory)
-	require.NoError(t, err)
-	assert.Zero(t, page.Lost)
-	assert.Len(t, page.Events, maxHistory-7)
-	assert.Equal(t, svc.LastEvent(), page.Next)
 }
 
 func TestAReaderOfEventsWaitsForTheNext(t *testing.T) {
@@ -127,7 +101,7 @@ func TestAReaderOfEventsWaitsForTheNext(t *testing.T) {
 	})
 }
 
-func TestAnEventWakesOnlyThoseWhoMayBeToldOfIt(t *testing.T) {
+func TestAReaderGetsOnlyEventsThatItMayBeToldOf(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		svc := New(Config{MayCreate: func(mempool.Peer) bool { return true }})
 		defer svc.Close()
@@ -143,17 +117,8 @@ func TestAnEventWakesOnlyThoseWhoMayBeToldOfIt(t *testing.T) {
 			came <- page
 		}()
 		synctest.Wait()
-		svc.history.mu.Lock()
-		require.Len(t, svc.history.watchers, 1)
-		var before *watcher
-		for before = range svc.history.watchers {
-		}
-		svc.history.mu.Unlock()
 		fakePool(t, begin(t, svc, mempool.Self(), "owner"), 1<<20)
 		synctest.Wait()
-		svc.history.mu.Lock()
-		assert.Contains(t, svc.history.watchers, before, "it waits on, and was not woken")
-		svc.history.mu.Unlock()
 		assert.Empty(t, came)
 		createPool(t, s, mempool.PoolSpec{Name: "its own", Kind: fake, MaxBytes: 1 << 20})
 		page := <-came
@@ -161,7 +126,6 @@ func TestAnEventWakesOnlyThoseWhoMayBeToldOfIt(t *testing.T) {
 		for _, e := range page.Events {
 			assert.Equal(t, stranger.UID, e.UID)
 		}
-		assert.Empty(t, svc.history.watchers)
 	})
 }
 
@@ -186,7 +150,6 @@ func TestFewRequestsOfASessionWaitForEvents(t *testing.T) {
 		assert.NoError(t, err, "this one does not wait")
 		cancel()
 		waiting.Wait()
-		assert.Empty(t, svc.history.watchers)
 		_, err = s.Events(t.Context(), after, 9, time.Second)
 		assert.NoError(t, err)
 	})
@@ -340,7 +303,7 @@ func TestARefusalForWantOfRoomIsToldOfOnceInAWhile(t *testing.T) {
 		assert.Equal(t, p.info.Name, e.Pool)
 		assert.Equal(t, s.id, e.Session)
 		assert.Contains(t, e.Text, `"hog"`, "it says who has the most")
-		time.Sleep(gapRest)
+		time.Sleep(journal.Rest)
 		refuse()
 		again := happened(t, svc, mempool.PoolFull)
 		require.Len(t, again, 2)
@@ -653,7 +616,7 @@ func TestOneUserCannotFillTheHistoryOrTheLog(t *testing.T) {
 		events, count := ended(2)
 		assert.Equal(t, []int{3, 3}, []int{events, count}, "other users are heard")
 
-		time.Sleep(gapRest)
+		time.Sleep(journal.Rest)
 		synctest.Wait()
 		events, count = ended(1)
 		assert.Equal(t, []int{ration.Burst + 1, 5000}, []int{events, count}, "one more event stands for the rest")
@@ -664,22 +627,5 @@ func TestOneUserCannotFillTheHistoryOrTheLog(t *testing.T) {
 		svc.Close()
 		_, count = ended(1)
 		assert.Equal(t, 10000, count, "the end of the service leaves out nothing")
-	})
-}
-
-func TestTheEventForEventsLeftOutSaysHowManyTheyWere(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		svc := New(Config{})
-		svc.mu.Lock()
-		for range ration.Burst + 3 {
-			svc.note(mempool.HistoryEvent{Kind: mempool.FrameLost, Count: 8, Text: "8 frames are lost"}, nil)
-		}
-		svc.mu.Unlock()
-		svc.Close()
-		events := happened(t, svc, mempool.FrameLost)
-		require.Len(t, events, ration.Burst+1)
-		last := events[ration.Burst]
-		assert.Equal(t, 24, last.Count)
-		assert.Contains(t, last.Text, "the last of 3 such events")
 	})
 }

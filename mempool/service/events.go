@@ -1,0 +1,89 @@
+package service
+
+import (
+	"context"
+	"fmt"
+	"time"
+
+	"github.com/poolbridge/poolbridge/internal/situation"
+	"github.com/poolbridge/poolbridge/mempool"
+	"github.com/poolbridge/poolbridge/mempool/service/journal"
+)
+
+// note adds an event to the journal, and the event is logged when the lock is released. The parameter `pool` is the pool that the event
+// concerns, or nil. The caller holds s.mu.
+func (s *Service) note(e mempool.HistoryEvent, pool *Pool) {
+	one := journal.Entry{HistoryEvent: e}
+	if pool != nil {
+		one.Pool, one.Maker, one.Access = pool.info.Name, pool.uid, pool.access
+	}
+	s.journal.Note(one)
+	s.mu.noted = true
+}
+
+// about makes an event about the session.
+func (s *Session) about(kind mempool.EventKind, format string, args ...any) mempool.HistoryEvent {
+	return mempool.HistoryEvent{Kind: kind, Session: s.id, PID: s.peer.PID, UID: s.peer.UID, Program: s.program, Text: fmt.Sprintf(format, args...)}
+}
+
+// who returns the session's name for the text of an event. The caller holds Service.mu.
+func (s *Session) who() string {
+	if s.program == "" {
+		return fmt.Sprintf("session %d (pid %d, user %d)", s.id, s.peer.PID, s.peer.UID)
+	}
+	return fmt.Sprintf("session %d (%q, pid %d, user %d)", s.id, s.program, s.peer.PID, s.peer.UID)
+}
+
+// Events returns the oldest events that have a number greater than `after`, at most `most` events. The oldest event comes first. If there
+// is no such event, Events waits for one until the context ends. For the next call, the caller passes page.Next as the argument `after`. If
+// `after` is 0, Events begins with the oldest event that the history keeps. The history keeps the newest 4096 events of the epoch.
+//
+// Errors: [mempool.ErrClosed] if the service is closed and has no event with a number greater than `after`, the context's error.
+func (s *Service) Events(ctx context.Context, after uint64, most int) (mempool.EventPage, error) {
+	page, over, err := s.journal.Await(ctx, after, most, func(*journal.Entry) bool { return true }, nil, s.done)
+	if over {
+		err = errShutdown
+	}
+	return page, err
+}
+
+// LastEvent returns the number of the newest event, or 0 if there is no event yet.
+func (s *Service) LastEvent() uint64 { return s.journal.Last() }
+
+// Events does the same as [Service.Events], but returns only events that the session may see. A session of the user that the service runs
+// as may see all events. Every other session may see the events of its own user's sessions, and the events of pools that its user may use
+// or has made. Events waits for an event, but not longer than the time `wait`. After that time, it returns a page without events.
+//
+// Errors: [mempool.ErrInvalid] if `after` is greater than the number of the newest event, [mempool.ErrLimit] if [MaxEventWaits] calls of
+// the session wait already, [mempool.ErrClosed], the context's error.
+func (s *Session) Events(ctx context.Context, after uint64, most int, wait time.Duration) (mempool.EventPage, error) {
+	if last := s.svc.LastEvent(); after > last {
+		return mempool.EventPage{}, situation.Of(mempool.ErrInvalid, "there is no event %d yet, the newest is %d: events are numbered anew when the service starts",
+			after, last)
+	}
+	select {
+	case <-s.over:
+		return mempool.EventPage{}, s.hasEnded()
+	default:
+	}
+	if wait == 0 {
+		return s.svc.journal.Read(after, most, s.tells), nil
+	}
+	if s.eventWaits.Add(1) > MaxEventWaits {
+		s.eventWaits.Add(-1)
+		return mempool.EventPage{}, situation.Of(mempool.ErrLimit, "%d requests of session %d wait for events, which is the limit: wait for an answer, or cancel one",
+			MaxEventWaits, s.id)
+	}
+	defer s.eventWaits.Add(-1)
+	timer := time.NewTimer(wait)
+	defer timer.Stop()
+	page, over, err := s.svc.journal.Await(ctx, after, most, s.tells, timer.C, s.over)
+	if over {
+		err = s.hasEnded()
+	}
+	return page, err
+}
+
+// MaxEventWaits is how many calls of [Session.Events] of one session may wait at the same time. There is a limit because the service must
+// check each new event for every call that waits.
+const MaxEventWaits = 4

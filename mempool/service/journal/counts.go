@@ -1,0 +1,95 @@
+package journal
+
+import (
+	"maps"
+
+	"time"
+
+	"github.com/poolbridge/poolbridge/mempool"
+)
+
+// This file counts events and driver calls. If a request causes no event and no driver call, no code of this file runs for it, so counting
+// does not make the request slower.
+
+// reclaimBuckets are the upper bounds of the buckets of [mempool.Counts].Reclaims.
+var reclaimBuckets = []time.Duration{time.Millisecond, 10 * time.Millisecond, 100 * time.Millisecond, time.Second, 10 * time.Second, time.Minute, 10 * time.Minute}
+
+// counts counts events. Journal.mu guards the counts.
+type counts struct {
+	kinds    map[mempool.EventKind]uint64
+	endings  map[mempool.SessionEnding]uint64
+	reclaims mempool.Durations
+}
+
+func newCounts() counts {
+	c := counts{kinds: make(map[mempool.EventKind]uint64), endings: make(map[mempool.SessionEnding]uint64)}
+	for _, kind := range mempool.EventKinds() {
+		c.kinds[kind] = 0
+	}
+	for _, how := range mempool.SessionEndings() {
+		c.endings[how] = 0
+	}
+	c.reclaims.Buckets = make(map[time.Duration]uint64)
+	for _, most := range reclaimBuckets {
+		c.reclaims.Buckets[most] = 0
+	}
+	return c
+}
+
+// CountEnding counts a session that has ended, even if no event is noted for this end. The parameter `how` says how the session ended.
+func (j *Journal) CountEnding(how mempool.SessionEnding) {
+	j.mu.Lock()
+	defer j.mu.Unlock()
+	j.counts.endings[how]++
+}
+
+// CountReclaim counts how long the service held memory, a timeline or a slot for the process of an ended session.
+func (j *Journal) CountReclaim(took time.Duration) {
+	j.mu.Lock()
+	defer j.mu.Unlock()
+	c := &j.counts.reclaims
+	c.Count++
+	c.Sum += took
+	for _, most := range reclaimBuckets {
+		if took <= most {
+			c.Buckets[most]++
+		}
+	}
+}
+
+// Call is a kind of call to the driver or the operating system.
+type Call int
+
+// These are the kinds of calls.
+const (
+	CreateArena Call = iota
+	AllocateBlock
+	ExportBlock
+	FreeBlock
+	CloseArena
+	calls
+)
+
+var callNames = [calls]string{"create", "allocate", "export", "free", "close"}
+
+// Called counts a call with the result err, and returns err.
+func (j *Journal) Called(what Call, err error) error {
+	j.calls[what].made.Add(1)
+	if err != nil {
+		j.calls[what].failed.Add(1)
+	}
+	return err
+}
+
+// Counts returns the numbers of events and of driver calls so far.
+func (j *Journal) Counts() mempool.Counts {
+	c := mempool.Counts{DriverCalls: make(map[string]uint64), DriverErrors: make(map[string]uint64)}
+	j.mu.Lock()
+	c.Events, c.Endings, c.Reclaims = maps.Clone(j.counts.kinds), maps.Clone(j.counts.endings), j.counts.reclaims
+	c.Reclaims.Buckets = maps.Clone(c.Reclaims.Buckets)
+	j.mu.Unlock()
+	for i, name := range callNames {
+		c.DriverCalls[name], c.DriverErrors[name] = j.calls[i].made.Load(), j.calls[i].failed.Load()
+	}
+	return c
+}

@@ -1,0 +1,183 @@
+package journal
+
+import (
+	"context"
+	"fmt"
+	"log/slog"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/poolbridge/poolbridge/internal/ration"
+	"github.com/poolbridge/poolbridge/mempool"
+)
+
+// Kept is the greatest number of events that a journal keeps.
+const Kept = 4096
+
+// Entry is an event, with the users who may use the event's pool: they may see the event too.
+type Entry struct {
+	mempool.HistoryEvent
+	// Maker is the user who made the pool, and Access is the pool's access list, which never changes. If the event concerns no pool, Access is
+	// nil.
+	Maker  uint32
+	Access *mempool.Access
+}
+
+// Journal keeps the newest events of an epoch, and counts all of them. Several goroutines may call its methods at the same time. A method
+// locks nothing but the journal, so a caller may hold other locks; Log must be called without locks, because the log may block.
+type Journal struct {
+	log   *slog.Logger
+	calls [calls]struct{ made, failed atomic.Uint64 }
+
+	mu       sync.Mutex
+	ring     []Entry // the index of an event is (number - 1) modulo Kept; the ring grows to that length
+	last     uint64  // number of the newest event
+	unlogged []Entry
+	watchers map[*watcher]struct{} // callers that wait for an event
+	counts   counts
+	rations  ration.Ration[cause]
+	leftOut  map[cause]*leftOut // events that are left out now
+	refused  map[string]*Gap    // refused requests, by the limit that they exceeded
+}
+
+// New makes a journal that writes its events to `log`. If `log` is nil, it logs nothing.
+func New(log *slog.Logger) *Journal {
+	if log == nil {
+		log = slog.New(slog.DiscardHandler)
+	}
+	return &Journal{log: log, watchers: make(map[*watcher]struct{}), counts: newCounts(), leftOut: make(map[cause]*leftOut), refused: make(map[string]*Gap)}
+}
+
+// Note adds an event. The next call of Log logs the event: as a warning if [mempool.EventKind].Trouble returns true for its kind. If the
+// event has no time, Note sets its time to now. If too many events of this kind come from one user, Note counts the event instead.
+func (j *Journal) Note(one Entry) {
+	j.mu.Lock()
+	defer j.mu.Unlock()
+	if one.At.IsZero() {
+		one.At = time.Now()
+	}
+	one.Count = max(one.Count, 1)
+	key := cause{one.UID, one.Session != 0, one.Kind}
+	if j.rations.Take(key, time.Now()) {
+		j.record(one)
+		return
+	}
+	out := j.leftOut[key]
+	if out == nil {
+		out = new(leftOut)
+		j.leftOut[key] = out
+		out.timer = time.AfterFunc(Rest, func() {
+			j.recordLeftOut(key)
+			j.Log()
+		})
+	}
+	out.events++
+	out.count += one.Count
+	out.last = one
+}
+
+// cause is the key by which the journal limits events: no user can fill the journal and the log. The events of a user's sessions, and the
+// events that concern no session, are limited by kind.
+type cause struct {
+	uid     uint32
+	session bool
+	kind    mempool.EventKind
+}
+
+// leftOut stands for events that came too fast. After Rest, the journal records one event for all of them.
+type leftOut struct {
+	events int
+	count  int // the sum of their counts
+	last   Entry
+	timer  *time.Timer
+}
+
+// recordLeftOut records one event for all events that were left out for a cause.
+func (j *Journal) recordLeftOut(key cause) {
+	j.mu.Lock()
+	defer j.mu.Unlock()
+	out := j.leftOut[key]
+	if out == nil {
+		return
+	}
+	delete(j.leftOut, key)
+	out.timer.Stop()
+	one := out.last
+	one.Count = out.count
+	if out.events > 1 {
+		one.Text = fmt.Sprintf("%s (the last of %d such events, which came too fast to note each)", Cut(one.Text, maxText/2), out.events)
+	}
+	j.record(one)
+}
+
+// Close records and logs the events that were left out.
+func (j *Journal) Close() {
+	j.mu.Lock()
+	keys := make([]cause, 0, len(j.leftOut))
+	for key := range j.leftOut {
+		keys = append(keys, key)
+	}
+	j.mu.Unlock()
+	for _, key := range keys {
+		j.recordLeftOut(key)
+	}
+	j.Log()
+}
+
+// record adds an event to the ring, counts it, and wakes the callers that wait for it. The caller holds j.mu.
+func (j *Journal) record(one Entry) {
+	j.last++
+	one.Number = j.last
+	j.unlogged = append(j.unlogged, one)
+	one.Text = Cut(one.Text, maxText)
+	if len(j.ring) < Kept {
+		j.ring = append(j.ring, one)
+	} else {
+		j.ring[(j.last-1)%Kept] = one
+	}
+	j.counts.kinds[one.Kind] += uint64(one.Count)
+	for w := range j.watchers {
+		if w.may(&one) {
+			close(w.told)
+			delete(j.watchers, w)
+		}
+	}
+}
+
+// Log logs the events that were noted since the last call. The caller holds no lock, because the log may block.
+func (j *Journal) Log() {
+	j.mu.Lock()
+	unlogged := j.unlogged
+	j.unlogged = nil
+	j.mu.Unlock()
+	for i := range unlogged {
+		unlogged[i].log(j.log)
+	}
+}
+
+// log writes the event's text to the log, with attributes that programs can search for.
+func (e *Entry) log(to *slog.Logger) {
+	level := slog.LevelDebug
+	if e.Kind.Trouble() || e.Ending == mempool.SessionFailed && e.Kind == mempool.SessionEnded {
+		level = slog.LevelWarn
+	}
+	ctx := context.Background()
+	if !to.Enabled(ctx, level) {
+		return
+	}
+	attrs := []slog.Attr{slog.Uint64("event", e.Number), slog.String("kind", string(e.Kind))}
+	if e.Session != 0 {
+		attrs = append(attrs, slog.Uint64("session", e.Session), slog.Int("pid", int(e.PID)), slog.Uint64("uid", uint64(e.UID)))
+	}
+	if e.Pool != "" {
+		attrs = append(attrs, slog.String("pool", e.Pool))
+	}
+	if e.Channel != "" {
+		attrs = append(attrs, slog.String("channel", e.Channel))
+	}
+	if e.Count > 1 {
+		attrs = append(attrs, slog.Int("count", e.Count))
+	}
+	to.LogAttrs(ctx, level, e.Text, attrs...)
+}
