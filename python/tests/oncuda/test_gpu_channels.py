@@ -173,7 +173,7 @@ def test_frames_of_ever_other_streams_are_all_waited_for(client, other, gate):
         other.stats()
     for stream in streams:
         finish(stream)
-    assert other._session.core.members[0].native.in_hand == []
+    until(lambda: other._session.core.members[0].native.in_hand == [])
 
 
 def test_a_publisher_gets_no_buffer_that_a_consumers_stream_still_reads(client, other, gate):
