@@ -39,7 +39,7 @@ func TestAProcessCannotHoldMoreByConnectingAgain(t *testing.T) {
 
 	greedy := greeted(t, r.path)
 	greedy.Ask(2, &wire.Open{Name: "p"}, &wire.PoolReply{})
-	greedy.Ask(3, alloc, &wire.LeaseReply{})
+	greedy.Ask(3, alloc, &wire.GrantReply{})
 	require.NoError(t, greedy.Conn.Close())
 	r.log.Await(t, "kind=session-ended")
 	again := greeted(t, r.path)

@@ -80,7 +80,7 @@ func TestFramesOfAKilledProducerAreTakenAndTheirBlocksComeBack(t *testing.T) {
 		require.NoError(t, c.Release(f, shmchannel.Fence{}))
 		a.Send(0, &wire.Dropped{Blocks: []uint64{f.Block}})
 	}
-	var l wire.LeaseReply
+	var l wire.GrantReply
 	a.get(&wire.Alloc{Pool: pool, Tensor: convert.WireTensor(mempool.Bytes(4096)), Wait: 3_600_000}, &l)
 }
 

@@ -172,14 +172,14 @@ type source struct {
 	*shmchannel.Producer
 	p      *partner
 	pool   uint64
-	leases map[uint64]wire.Lease // by block
+	leases map[uint64]wire.Grant // by block
 	at     map[uint64]uint64     // offsets of the blocks in the pool
 	free   []uint64
 }
 
 func (p *partner) produce(pool, channel uint64) *source {
 	p.Helper()
-	s := &source{seat: p.take(&wire.Join{Channel: channel, Role: "producer"}), p: p, pool: pool, leases: make(map[uint64]wire.Lease), at: make(map[uint64]uint64)}
+	s := &source{seat: p.take(&wire.Join{Channel: channel, Role: "producer"}), p: p, pool: pool, leases: make(map[uint64]wire.Grant), at: make(map[uint64]uint64)}
 	var err error
 	s.Producer, err = shmchannel.OpenProducer(s.config)
 	require.NoError(p, err)
@@ -199,16 +199,16 @@ func (s *source) meet() {
 }
 
 // alloc allocates a block of the pool.
-func (s *source) alloc(bytes uint64) wire.Lease {
+func (s *source) alloc(bytes uint64) wire.Grant {
 	s.p.Helper()
-	var l wire.LeaseReply
+	var l wire.GrantReply
 	s.p.get(&wire.Alloc{Pool: s.pool, Tensor: wire.Tensor{DType: "uint8", Shape: []uint64{bytes}}}, &l)
-	if l.Lease.Export != nil {
-		s.at[l.Lease.Block] = binary.LittleEndian.Uint64(l.Lease.Export.Data)
+	if l.Grant.Export != nil {
+		s.at[l.Grant.Block] = binary.LittleEndian.Uint64(l.Grant.Export.Data)
 	}
-	s.leases[l.Lease.Block] = l.Lease
-	s.free = append(s.free, l.Lease.Block)
-	return l.Lease
+	s.leases[l.Grant.Block] = l.Grant
+	s.free = append(s.free, l.Grant.Block)
+	return l.Grant
 }
 
 // publish writes n into a free block and publishes the block as a frame. A producer can publish only if it has the file of each consumer of

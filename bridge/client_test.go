@@ -34,7 +34,7 @@ func TestACancelledCallDoesNotWaitForTheService(t *testing.T) {
 	assert.Equal(t, &wire.Cancel{Request: uint64(q)}, m)
 
 	// Now the service answers the cancelled request, and the client releases the lease that the service has granted.
-	s.reply(t, q, &wire.LeaseReply{Lease: wire.Lease{ID: 77, Block: 5, Tensor: wire.Tensor{DType: "uint8"}}})
+	s.reply(t, q, &wire.GrantReply{Grant: wire.Grant{ID: 77, Block: 5, Tensor: wire.Tensor{DType: "uint8"}}})
 	_, m = s.request(t)
 	assert.Equal(t, &wire.Release{Lease: 77}, m)
 	done := make(chan struct{})

@@ -39,7 +39,7 @@ const maxDescribed = 4096
 
 // arrived counts a lease on a block and keeps the export that came with the lease. arrived must run in the order of the service's replies,
 // because only the first lease on a block comes with an export, and a later lease may reach its caller before the first lease does.
-func (c *Client) arrived(l wire.Lease, fds *seqpacket.FDs) {
+func (c *Client) arrived(l wire.Grant, fds *seqpacket.FDs) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	b := c.blocks[l.Block]
@@ -65,7 +65,7 @@ func (b *block) forgetExport() {
 
 // mapped maps the block of a lease, unless the block is mapped already. It returns the mapped block and the block's memory. For a read
 // lease, the memory may be read-only.
-func (c *Client) mapped(p *Pool, l wire.Lease) (*mempool.ImportedBlock, mempool.Memory, error) {
+func (c *Client) mapped(p *Pool, l wire.Grant) (*mempool.ImportedBlock, mempool.Memory, error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	b := c.blocks[l.Block]

@@ -41,15 +41,15 @@ func (c *Client) export(ctx context.Context, try attempt, name string) (*Exporte
 	}
 	defer c.leave()
 	x := &Exported{client: c}
-	var reply wire.LeaseReply
+	var reply wire.GrantReply
 	r := &wire.Get{Name: name}
 	err := c.wait(ctx, try, r, &r.Wait, call{into: &reply,
-		files: func(fds *seqpacket.FDs) { c.arrived(reply.Lease, fds) },
-		undo:  func() { _ = (&Lease{client: c, info: convert.Lease(reply.Lease)}).end(false) }})
+		files: func(fds *seqpacket.FDs) { c.arrived(reply.Grant, fds) },
+		undo:  func() { _ = (&Lease{client: c, info: convert.Grant(reply.Grant)}).end(false) }})
 	if err != nil {
 		return nil, err
 	}
-	x.info = convert.Lease(reply.Lease)
+	x.info = convert.Grant(reply.Grant)
 	if x.pool, err = c.poolInfo(ctx, x.info.Pool); err != nil {
 		return nil, errors.Join(err, x.Release())
 	}

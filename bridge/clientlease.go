@@ -97,14 +97,14 @@ func (c *Client) lease(ctx context.Context, try attempt, r wire.Request, limit *
 		return nil, err
 	}
 	defer c.leave()
-	var reply wire.LeaseReply
+	var reply wire.GrantReply
 	err := c.wait(ctx, try, r, limit, call{into: &reply,
-		files: func(fds *seqpacket.FDs) { c.arrived(reply.Lease, fds) },
-		undo:  func() { _ = (&Lease{client: c, info: convert.Lease(reply.Lease)}).end(false) }})
+		files: func(fds *seqpacket.FDs) { c.arrived(reply.Grant, fds) },
+		undo:  func() { _ = (&Lease{client: c, info: convert.Grant(reply.Grant)}).end(false) }})
 	if err != nil {
 		return nil, err
 	}
-	l, err := c.adopt(ctx, reply.Lease)
+	l, err := c.adopt(ctx, reply.Grant)
 	if err != nil {
 		return nil, errors.Join(err, l.end(false))
 	}
@@ -113,8 +113,8 @@ func (c *Client) lease(ctx context.Context, try attempt, r wire.Request, limit *
 
 // adopt maps the memory of a lease that the service has granted. The caller has called Client.enter. If adopt fails, adopt still returns
 // the lease, and the caller ends the lease.
-func (c *Client) adopt(ctx context.Context, came wire.Lease) (*Lease, error) {
-	l := &Lease{client: c, info: convert.Lease(came)}
+func (c *Client) adopt(ctx context.Context, came wire.Grant) (*Lease, error) {
+	l := &Lease{client: c, info: convert.Grant(came)}
 	if len(l.info.Wait) > 0 {
 		l.ordering().Begin(l.info.Wait, !came.Write)
 	}

@@ -110,7 +110,7 @@ func (l *Lease) nameable() error {
 func (c *Client) sendRelease(info *mempool.LeaseInfo, incomplete, unsure bool, done []mempool.Fence) error {
 	r := &wire.Release{Lease: info.ID, Failed: incomplete, Done: convert.WireFences(done)}
 	if c.checks && !unsure {
-		seen := convert.WireLease(*info)
+		seen := convert.WireGrant(*info)
 		r.Seen = &seen
 	}
 	return c.send(0, r)

@@ -200,10 +200,10 @@ func (s *consuming) mapBlock(ctx context.Context, id uint64) error {
 		return err
 	}
 	var reply wire.MapReply
-	var came wire.Lease
+	var came wire.Grant
 	err = c.call(ctx, &wire.Map{Channel: s.channel.ID, Block: id}, &call{into: &reply,
 		files: func(fds *seqpacket.FDs) {
-			came = wire.Lease{Pool: p.info.ID, Block: id, BlockBytes: reply.BlockBytes, Generation: reply.Generation, Export: &reply.Export}
+			came = wire.Grant{Pool: p.info.ID, Block: id, BlockBytes: reply.BlockBytes, Generation: reply.Generation, Export: &reply.Export}
 			c.arrived(came, fds)
 		},
 		undo: func() { _ = c.ended(id) }})

@@ -116,7 +116,7 @@ func TestAClientWithoutTimelinesIsToldThatTheContentFailed(t *testing.T) {
 	old.Send(3, &wire.Get{Name: "x"})
 	old.Ask(4, &wire.StatsRequest{}, &wire.StatsReply{}) // after this reply, request 3 waits for the content
 	require.NoError(t, clock.Fail(ready, "no light"))
-	err := old.Reply(3, &wire.LeaseReply{})
+	err := old.Reply(3, &wire.GrantReply{})
 	require.ErrorIs(t, err, wire.CodeContentFailed)
 	assert.ErrorContains(t, err, "no light")
 	release(t, l)

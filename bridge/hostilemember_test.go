@@ -47,7 +47,7 @@ func (m shared) word(at uint64) *atomic.Uint64 { return (*atomic.Uint64)(unsafe.
 type hostileMember struct {
 	*partner
 	*seat
-	lease          wire.Lease
+	lease          wire.Grant
 	sequencer, own shared
 	slots          uint64
 	role           string
@@ -58,9 +58,9 @@ func joinHostile(t testing.TB, path, role string, before func(*hostileMember)) *
 	t.Helper()
 	h := &hostileMember{partner: sharing(t, path), role: role}
 	pool, channel := h.findStream()
-	var l wire.LeaseReply
+	var l wire.GrantReply
 	h.get(&wire.Alloc{Pool: pool, Tensor: bytesTensor(16)}, &l)
-	h.lease = l.Lease
+	h.lease = l.Grant
 	h.seat = h.take(&wire.Join{Channel: channel, Role: role})
 	h.sequencer, h.own = mapShared(t, h.config.Sequencer), mapShared(t, h.config.Own)
 	h.slots = uint64(len(h.sequencer)-8192) / 16

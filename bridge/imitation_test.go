@@ -97,7 +97,7 @@ func (s *imitation) lease(t *testing.T, c *Client, block uint64) *Lease {
 		got <- l
 	}()
 	q, _ := s.request(t)
-	s.reply(t, q, &wire.LeaseReply{Lease: s.leaseOn(block)})
+	s.reply(t, q, &wire.GrantReply{Grant: s.leaseOn(block)})
 	q, m := s.request(t)
 	require.Equal(t, &wire.Open{Pool: 9}, m)
 	memfd, err := unix.MemfdCreate("page", unix.MFD_CLOEXEC|unix.MFD_ALLOW_SEALING)
@@ -113,8 +113,8 @@ func (s *imitation) lease(t *testing.T, c *Client, block uint64) *Lease {
 	return l
 }
 
-func (s *imitation) leaseOn(block uint64) wire.Lease {
-	return wire.Lease{ID: 1, Buffer: 1, Generation: 1, Write: true, Pool: 9, Block: block, BlockBytes: 4096, Bytes: 4,
+func (s *imitation) leaseOn(block uint64) wire.Grant {
+	return wire.Grant{ID: 1, Buffer: 1, Generation: 1, Write: true, Pool: 9, Block: block, BlockBytes: 4096, Bytes: 4,
 		Tensor: wire.Tensor{DType: "uint8", Shape: []uint64{4}}, Export: &wire.Export{Data: binary.LittleEndian.AppendUint64(nil, 0)}}
 }
 
@@ -224,11 +224,11 @@ func TestAServiceThatNeverSaysHelloIsLeftWhenTimeIsUp(t *testing.T) {
 }
 
 func TestALeaseThatCannotBeMappedIsGivenBack(t *testing.T) {
-	for what, spoil := range map[string]func(*wire.Lease){
-		"no export":       func(l *wire.Lease) { l.Export = nil },
-		"an empty export": func(l *wire.Lease) { l.Export = &wire.Export{} },
-		"behind the pool": func(l *wire.Lease) { l.BlockBytes = 8192 },
-		"a missing file":  func(l *wire.Lease) { l.Export.FDs = 3; l.BlockBytes = 1 << 40 },
+	for what, spoil := range map[string]func(*wire.Grant){
+		"no export":       func(l *wire.Grant) { l.Export = nil },
+		"an empty export": func(l *wire.Grant) { l.Export = &wire.Export{} },
+		"behind the pool": func(l *wire.Grant) { l.BlockBytes = 8192 },
+		"a missing file":  func(l *wire.Grant) { l.Export.FDs = 3; l.BlockBytes = 1 << 40 },
 	} {
 		t.Run(what, func(t *testing.T) {
 			s := imitate(t)
@@ -243,7 +243,7 @@ func TestALeaseThatCannotBeMappedIsGivenBack(t *testing.T) {
 			bad := s.leaseOn(6)
 			bad.ID = 2
 			spoil(&bad)
-			s.reply(t, q, &wire.LeaseReply{Lease: bad})
+			s.reply(t, q, &wire.GrantReply{Grant: bad})
 			_, m := s.request(t)
 			assert.Equal(t, &wire.Release{Lease: 2}, m)
 			assert.Error(t, <-ended)

@@ -72,7 +72,7 @@ func TestASessionWithMemoryIsAskedForItWhileAnotherWaits(t *testing.T) {
 		assert.Equal(t, pool, await[*wire.Wanted](a).Pool)
 	}
 	a.Send(0, &wire.Release{Lease: spare.ID})
-	require.NoError(t, b.Reply(90, &wire.LeaseReply{}))
+	require.NoError(t, b.Reply(90, &wire.GrantReply{}))
 	a.denied(&wire.Alloc{Pool: pool, Tensor: convert.WireTensor(mempool.Bytes(10))}, wire.CodeLimit)
 }
 

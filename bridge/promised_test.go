@@ -65,9 +65,9 @@ func TestStatsSayWhatATrimCameToInTheEnd(t *testing.T) {
 	_, path := serve(t, server.Config{})
 	r := greeted(t, path)
 	r.Ask(2, &wire.Create{Name: "p", Kind: "host", MaxBytes: 1 << 20}, &wire.PoolReply{})
-	var lease wire.LeaseReply
+	var lease wire.GrantReply
 	r.Ask(3, &wire.Alloc{Pool: 1, Tensor: bytesTensor(8)}, &lease)
-	r.Ask(4, &wire.Release{Lease: lease.Lease.ID}, &wire.EmptyReply{})
+	r.Ask(4, &wire.Release{Lease: lease.Grant.ID}, &wire.EmptyReply{})
 	r.Send(5, &wire.Trim{Pool: 1})
 	recalls, codes := inAnyOrder[*wire.Recall](r, 1, 5)
 	require.Empty(t, codes[5])
@@ -76,7 +76,7 @@ func TestStatsSayWhatATrimCameToInTheEnd(t *testing.T) {
 	assert.Zero(t, trim.Bytes, "the client maps it")
 	var st wire.StatsReply
 	r.Ask(6, &wire.StatsRequest{}, &st)
-	assert.Equal(t, lease.Lease.BlockBytes, st.Stats.Pools[0].Held)
+	assert.Equal(t, lease.Grant.BlockBytes, st.Stats.Pools[0].Held)
 	r.Ask(7, &wire.Dropped{Blocks: recalls[0].Blocks}, &wire.EmptyReply{})
 	r.Ask(8, &wire.StatsRequest{}, &st)
 	assert.Zero(t, st.Stats.Pools[0].Reserved)

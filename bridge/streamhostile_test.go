@@ -53,10 +53,10 @@ func TestAClientWithoutTimelinesGetsOnlyWhatIsComplete(t *testing.T) {
 	old.Send(2, &wire.Get{Name: "x"})
 	old.Ask(3, &wire.StatsRequest{}, &wire.StatsReply{}) // the service answers this request before the get
 	require.NoError(t, clock.Reach(ready))
-	var got wire.LeaseReply
+	var got wire.GrantReply
 	require.NoError(t, old.Reply(2, &got))
-	assert.Empty(t, got.Lease.Wait)
-	old.Ask(4, &wire.Release{Lease: got.Lease.ID}, &wire.EmptyReply{})
+	assert.Empty(t, got.Grant.Wait)
+	old.Ask(4, &wire.Release{Lease: got.Grant.ID}, &wire.EmptyReply{})
 
 	later := clock.Next(word)
 	require.NoError(t, out.end(false, later))
@@ -90,7 +90,7 @@ func TestALeaseThatCannotBeWaitedForIsReleased(t *testing.T) {
 	}
 	assert.Equal(t, 1, rig.svc.Stats().Leases, "the writer's")
 	require.NoError(t, clock.Reach(ready))
-	var got wire.LeaseReply
+	var got wire.GrantReply
 	old.Ask(4, &wire.Get{Name: "x"}, &got)
 }
 
@@ -100,9 +100,9 @@ func TestWhatNoClientShouldAskOfStreams(t *testing.T) {
 	_, foreign := streaming(t, path)
 	r.Ask(4, &wire.Create{Name: "p", Kind: "host", MaxBytes: 1 << 20}, &wire.PoolReply{})
 	r.Ask(5, &wire.MakeChannel{Name: "c", Pool: 1, Capacity: 2, Full: "fail"}, &wire.ChannelReply{})
-	var lease wire.LeaseReply
+	var lease wire.GrantReply
 	r.Ask(6, &wire.Alloc{Pool: 1, Tensor: bytesTensor(8)}, &lease)
-	l := lease.Lease.ID
+	l := lease.Grant.ID
 	fence := func(tl, word, value uint64) *wire.Fence { return &wire.Fence{Timeline: tl, Word: word, Value: value} }
 	for i, bad := range []*wire.Fence{fence(foreign, 0, 1), fence(0, 0, 1), fence(99, 0, 1), fence(own, 512, 1), fence(own, math.MaxInt64, 1),
 		fence(own, 0, 0), fence(own, 0, 1<<62), fence(own, 0, math.MaxInt64)} {
@@ -133,14 +133,14 @@ func TestLeasesOfOthersAreNotTouched(t *testing.T) {
 	r, _ := streaming(t, path)
 	other, _ := streaming(t, path)
 	r.Ask(4, &wire.Create{Name: "p", Kind: "host", MaxBytes: 1 << 20}, &wire.PoolReply{})
-	var lease wire.LeaseReply
+	var lease wire.GrantReply
 	r.Ask(6, &wire.Alloc{Pool: 1, Tensor: bytesTensor(8)}, &lease)
 	for _, try := range []struct {
 		request wire.Request
 		code    wire.Code
 	}{
-		{&wire.Release{Lease: lease.Lease.ID}, wire.CodeReleased},
-		{&wire.Publish{Lease: lease.Lease.ID, Name: "x"}, wire.CodeReleased},
+		{&wire.Release{Lease: lease.Grant.ID}, wire.CodeReleased},
+		{&wire.Publish{Lease: lease.Grant.ID, Name: "x"}, wire.CodeReleased},
 	} {
 		other.Send(8, try.request)
 		err := other.Reply(8, &wire.EmptyReply{})

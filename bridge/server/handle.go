@@ -45,7 +45,7 @@ func (c *connection) stats(q uint32, _ *wire.StatsRequest) {
 
 func (c *connection) release(q uint32, r *wire.Release) {
 	if r.Seen != nil {
-		if err := c.session.Compare(*convert.Lease(*r.Seen)); err != nil {
+		if err := c.session.Compare(*convert.Grant(*r.Seen)); err != nil {
 			c.server.complaints.warn(c.peer.UID, "a session ends", "uid", c.peer.UID, "error", err)
 			c.cancel(fmt.Errorf("%w: %w", convert.ErrProtocol, err))
 		}

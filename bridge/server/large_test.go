@@ -28,7 +28,7 @@ func TestAClientIsToldThatALargeAllocationIsUnderWay(t *testing.T) {
 	c := greeted(t, r.path)
 	c.Ask(2, &wire.Create{Name: "p", Kind: "host", MaxBytes: 8192}, &wire.PoolReply{})
 	tensor := wire.Tensor{DType: "uint8", Shape: []uint64{8192}}
-	var first wire.LeaseReply
+	var first wire.GrantReply
 	c.Ask(3, &wire.Alloc{Pool: 1, Tensor: tensor}, &first)
 	c.Send(70000, &wire.Alloc{Pool: 1, Tensor: tensor, Wait: longWait})
 	for range 3 {
@@ -39,13 +39,13 @@ func TestAClientIsToldThatALargeAllocationIsUnderWay(t *testing.T) {
 		assert.Equal(t, &wire.Working{Request: 70000}, n)
 	}
 	c.Ask(4, &wire.StatsRequest{}, &wire.StatsReply{}) // other requests of the same session are answered meanwhile
-	c.Send(0, &wire.Release{Lease: first.Lease.ID})
-	var second wire.LeaseReply
+	c.Send(0, &wire.Release{Lease: first.Grant.ID})
+	var second wire.GrantReply
 	require.NoError(t, c.Reply(70000, &second))
-	assert.Equal(t, first.Lease.Block, second.Lease.Block)
+	assert.Equal(t, first.Grant.Block, second.Grant.Block)
 	c.Send(5, &wire.Alloc{Pool: 1, Tensor: tensor, Wait: longWait})
 	c.Send(0, &wire.Cancel{Request: 5})
-	assert.ErrorIs(t, c.Reply(5, &wire.LeaseReply{}), wire.CodeCancelled)
+	assert.ErrorIs(t, c.Reply(5, &wire.GrantReply{}), wire.CodeCancelled)
 	c.Refused(6, &wire.Alloc{Pool: 1, Tensor: tensor}, wire.CodeLimit)
 	c.Refused(7, &wire.Alloc{Pool: 9, Tensor: tensor}, wire.CodeNotFound)
 }
@@ -101,7 +101,7 @@ func ticks(t *testing.T, c *raw, n int) {
 		require.Equal(t, &wire.Working{Request: 90}, n)
 	}
 	c.Send(0, &wire.Cancel{Request: 90})
-	require.ErrorIs(t, c.Reply(90, &wire.LeaseReply{}), wire.CodeCancelled)
+	require.ErrorIs(t, c.Reply(90, &wire.GrantReply{}), wire.CodeCancelled)
 }
 
 func TestAClientThatReadsNothingDuringALargeAllocationIsNotCutOff(t *testing.T) {
@@ -115,7 +115,7 @@ func TestAClientThatReadsNothingDuringALargeAllocationIsNotCutOff(t *testing.T) 
 			stopped.Ask(2, &wire.Create{Name: "p", Kind: "host", MaxBytes: 8192}, &wire.PoolReply{})
 			other := greeted(t, r.path)
 			other.Ask(2, &wire.Open{Name: "p"}, &wire.PoolReply{})
-			var held wire.LeaseReply
+			var held wire.GrantReply
 			other.Ask(3, &wire.Alloc{Pool: 1, Tensor: bytesTensor(8192)}, &held)
 			stopped.Send(3, &wire.Alloc{Pool: 1, Tensor: bytesTensor(8192), Wait: longWait})
 			filled := 0
@@ -129,8 +129,8 @@ func TestAClientThatReadsNothingDuringALargeAllocationIsNotCutOff(t *testing.T) 
 				_, err := stopped.Recv()
 				require.NoError(t, err)
 			}
-			other.Ask(4, &wire.Release{Lease: held.Lease.ID}, &wire.EmptyReply{})
-			require.NoError(t, stopped.Reply(3, &wire.LeaseReply{}), "there is room for the answer")
+			other.Ask(4, &wire.Release{Lease: held.Grant.ID}, &wire.EmptyReply{})
+			require.NoError(t, stopped.Reply(3, &wire.GrantReply{}), "there is room for the answer")
 		})
 	}
 }

@@ -118,9 +118,9 @@ func TestOfSeveralLeasesAllAreEndedThatCanBe(t *testing.T) {
 	}
 	var ids []uint64
 	for range 4 {
-		var l wire.LeaseReply
+		var l wire.GrantReply
 		c.Ask(4, &wire.Alloc{Pool: 1, Tensor: wire.Tensor{DType: "uint8", Shape: []uint64{8}}}, &l)
-		ids = append(ids, l.Lease.ID)
+		ids = append(ids, l.Grant.ID)
 	}
 	assert.EqualValues(t, 4, leases())
 	c.Refused(5, &wire.Release{Lease: ids[0], Also: []uint64{99, ids[1], ids[1]}}, wire.CodeReleased)
@@ -130,29 +130,29 @@ func TestOfSeveralLeasesAllAreEndedThatCanBe(t *testing.T) {
 }
 
 func TestAClientThatDescribesItsLeaseDifferentlyIsCutOff(t *testing.T) {
-	for name, change := range map[string]func(*wire.Lease){
-		"not at all":  func(*wire.Lease) {},
-		"dtype":       func(l *wire.Lease) { l.Tensor.DType = "int8" },
-		"shape":       func(l *wire.Lease) { l.Tensor.Shape = []uint64{2, 4} },
-		"strides":     func(l *wire.Lease) { l.Tensor.Strides = []int64{-1} },
-		"offset":      func(l *wire.Lease) { l.Tensor.Offset = 1 },
-		"bytes":       func(l *wire.Lease) { l.Bytes++ },
-		"buffer":      func(l *wire.Lease) { l.Buffer++ },
-		"generation":  func(l *wire.Lease) { l.Generation++ },
-		"block":       func(l *wire.Lease) { l.Block++ },
-		"block bytes": func(l *wire.Lease) { l.BlockBytes++ },
-		"pool":        func(l *wire.Lease) { l.Pool++ },
-		"read-only":   func(l *wire.Lease) { l.Write = false },
+	for name, change := range map[string]func(*wire.Grant){
+		"not at all":  func(*wire.Grant) {},
+		"dtype":       func(l *wire.Grant) { l.Tensor.DType = "int8" },
+		"shape":       func(l *wire.Grant) { l.Tensor.Shape = []uint64{2, 4} },
+		"strides":     func(l *wire.Grant) { l.Tensor.Strides = []int64{-1} },
+		"offset":      func(l *wire.Grant) { l.Tensor.Offset = 1 },
+		"bytes":       func(l *wire.Grant) { l.Bytes++ },
+		"buffer":      func(l *wire.Grant) { l.Buffer++ },
+		"generation":  func(l *wire.Grant) { l.Generation++ },
+		"block":       func(l *wire.Grant) { l.Block++ },
+		"block bytes": func(l *wire.Grant) { l.BlockBytes++ },
+		"pool":        func(l *wire.Grant) { l.Pool++ },
+		"read-only":   func(l *wire.Grant) { l.Write = false },
 	} {
 		t.Run(name, func(t *testing.T) {
 			_, path := serve(t, Config{})
 			c := greeted(t, path)
 			c.Ask(2, &wire.Create{Name: "p", Kind: "host", MaxBytes: 1 << 20}, &wire.PoolReply{})
-			var l wire.LeaseReply
+			var l wire.GrantReply
 			c.Ask(3, &wire.Alloc{Pool: 1, Tensor: bytesTensor(8)}, &l)
-			l.Lease.Export = nil
-			change(&l.Lease)
-			c.Send(0, &wire.Release{Lease: l.Lease.ID, Seen: &l.Lease})
+			l.Grant.Export = nil
+			change(&l.Grant)
+			c.Send(0, &wire.Release{Lease: l.Grant.ID, Seen: &l.Grant})
 			if name == "not at all" {
 				c.Ask(4, &wire.StatsRequest{}, &wire.StatsReply{})
 				return
@@ -170,11 +170,11 @@ func TestOneUserCannotFillTheLogWithWrongDescriptions(t *testing.T) {
 	for range sessions {
 		c := greeted(t, r.path)
 		c.Ask(2, &wire.Create{Name: "p", Kind: "host", MaxBytes: 16 << 20, Ensure: true}, &wire.PoolReply{})
-		var l wire.LeaseReply
+		var l wire.GrantReply
 		c.Ask(3, &wire.Alloc{Pool: 1, Tensor: bytesTensor(8)}, &l)
-		l.Lease.Export = nil
-		l.Lease.Bytes++
-		c.Send(0, &wire.Release{Lease: l.Lease.ID, Seen: &l.Lease})
+		l.Grant.Export = nil
+		l.Grant.Bytes++
+		c.Send(0, &wire.Release{Lease: l.Grant.ID, Seen: &l.Grant})
 		c.Last()
 	}
 	assert.Less(t, r.log.Count(`msg="a session ends"`), sessions)

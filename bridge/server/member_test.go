@@ -40,13 +40,13 @@ func TestByeRemovesTheNamesAndKeepsTheLeases(t *testing.T) {
 	p := createPool(t, dial(t, r.path), hostPool("p", 4096))
 	client := greeted(t, r.path)
 	client.Ask(2, &wire.Open{Pool: p.Info().ID}, &wire.PoolReply{})
-	var reply wire.LeaseReply
+	var reply wire.GrantReply
 	client.Ask(3, &wire.Alloc{Pool: p.Info().ID, Tensor: bytesTensor(1)}, &reply)
-	client.Ask(4, &wire.Publish{Lease: reply.Lease.ID, Name: "x"}, &wire.EmptyReply{})
+	client.Ask(4, &wire.Publish{Lease: reply.Grant.ID, Name: "x"}, &wire.EmptyReply{})
 	client.Ask(5, &wire.Bye{}, &wire.EmptyReply{})
 	client.Refused(6, &wire.Get{Name: "x"}, wire.CodeNotFound)
 	var stats wire.StatsReply
 	client.Ask(7, &wire.StatsRequest{}, &stats)
 	assert.EqualValues(t, 1, stats.Stats.Leases)
-	client.Ask(8, &wire.Release{Lease: reply.Lease.ID}, &wire.EmptyReply{})
+	client.Ask(8, &wire.Release{Lease: reply.Grant.ID}, &wire.EmptyReply{})
 }

@@ -144,7 +144,7 @@ func (c *connection) replyLease(q uint32, g service.Grant, err error) {
 		c.fail(q, err)
 		return
 	}
-	out := convert.WireLease(g.Info)
+	out := convert.WireGrant(g.Info)
 	var files []*os.File
 	first := false
 	sent := c.answer(q)
@@ -156,7 +156,7 @@ func (c *connection) replyLease(q uint32, g service.Grant, err error) {
 		}
 	}
 	if err == nil {
-		err = c.transmit(files, func(dst []byte) ([]byte, error) { return wire.AppendReply(dst, q, &wire.LeaseReply{Lease: out}) })
+		err = c.transmit(files, func(dst []byte) ([]byte, error) { return wire.AppendReply(dst, q, &wire.GrantReply{Grant: out}) })
 	}
 	if err != nil {
 		c.unsent = c.unsent || first

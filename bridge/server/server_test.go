@@ -174,7 +174,7 @@ func TestEndedSessionsOfALivingProcessCountTowardsTheLimit(t *testing.T) {
 	before := openFDs(t)
 	for range 7 {
 		raw, _ := streaming(t, r.path)
-		raw.Ask(4, &wire.Alloc{Pool: 1, Tensor: bytesTensor(10)}, &wire.LeaseReply{})
+		raw.Ask(4, &wire.Alloc{Pool: 1, Tensor: bytesTensor(10)}, &wire.GrantReply{})
 		require.NoError(t, raw.Conn.Close()) // the process lives, so it may still write to the memory
 	}
 	// For each of the 7 ended sessions, the server keeps one descriptor, with which it watches the client's process. The server has closed the

@@ -52,7 +52,7 @@ func TestAClientThatNeverReadsIsCutOffAndTheOthersGoOn(t *testing.T) {
 	c := dial(t, r.path)
 	p := createPool(t, c, hostPool("p", 1<<20))
 	stalled.Ask(2, &wire.Open{Name: "p"}, &wire.PoolReply{})
-	stalled.Ask(3, &wire.Alloc{Pool: 1, Tensor: wire.Tensor{DType: "uint8"}}, &wire.LeaseReply{})
+	stalled.Ask(3, &wire.Alloc{Pool: 1, Tensor: wire.Tensor{DType: "uint8"}}, &wire.GrantReply{})
 	stall(stalled, server, 1)
 	for range 10 {
 		require.NoError(t, allocate(t, p, 100).Release(false))

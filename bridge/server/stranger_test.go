@@ -167,7 +167,7 @@ func answers(c *raw, operation string) (all [][]byte) {
 // own makes a pool that the neighbour may use, with one buffer and one channel of the neighbour. Their ids are ownThings.
 func own(maker, near *raw) {
 	maker.Ask(4, &wire.Create{Name: "own", Kind: "host", MaxBytes: 1 << 20, UIDs: []uint64{neighbour}}, &wire.PoolReply{})
-	near.Ask(4, &wire.Alloc{Pool: 1, Tensor: bytesTensor(8)}, &wire.LeaseReply{})
+	near.Ask(4, &wire.Alloc{Pool: 1, Tensor: bytesTensor(8)}, &wire.GrantReply{})
 	near.Ask(5, &wire.MakeChannel{Name: "own", Pool: 1, Capacity: 2}, &wire.ChannelReply{})
 }
 
@@ -175,11 +175,11 @@ func own(maker, near *raw) {
 func hide(c *raw) {
 	var pool wire.PoolReply
 	c.Ask(10, &wire.Create{Name: "payroll", Kind: "host", MaxBytes: 1 << 20}, &pool)
-	var named, written, framed wire.LeaseReply
-	for _, l := range []*wire.LeaseReply{&named, &written, &framed} {
+	var named, written, framed wire.GrantReply
+	for _, l := range []*wire.GrantReply{&named, &written, &framed} {
 		c.Ask(11, &wire.Alloc{Pool: pool.Pool.ID, Tensor: bytesTensor(8)}, l)
 	}
-	c.Ask(12, &wire.Publish{Lease: named.Lease.ID, Name: "salaries", Keep: true}, &wire.EmptyReply{})
+	c.Ask(12, &wire.Publish{Lease: named.Grant.ID, Name: "salaries", Keep: true}, &wire.EmptyReply{})
 	var channel wire.ChannelReply
 	c.Ask(13, &wire.MakeChannel{Name: "wages", Pool: pool.Pool.ID, Capacity: 2}, &channel)
 	for _, role := range []string{"producer", "consumer"} {
@@ -187,7 +187,7 @@ func hide(c *raw) {
 		c.Ask(14, &wire.Join{Channel: channel.Channel.ID, Role: role}, &member)
 		c.Ask(15, &wire.Enter{Channel: channel.Channel.ID, Member: member.Member}, &wire.EmptyReply{})
 	}
-	for _, id := range []uint64{pool.Pool.ID, named.Lease.ID, named.Lease.Buffer, named.Lease.Block, channel.Channel.ID} {
+	for _, id := range []uint64{pool.Pool.ID, named.Grant.ID, named.Grant.Buffer, named.Grant.Block, channel.Channel.ID} {
 		require.Greater(c, id, uint64(ownThings), "it would be another thing than the requests ask for")
 		require.LessOrEqual(c, id, uint64(idsAsked))
 	}

@@ -26,9 +26,9 @@ func TestTooManyRequestsThatWaitAreRefusedAndTheOthersWaitOn(t *testing.T) {
 	c.Refused(4, &wire.Open{Name: "q", Wait: longWait}, wire.CodeLimit)
 	c.Refused(5, &wire.Get{Name: "x"}, wire.CodeNotFound)
 
-	var lease wire.LeaseReply
+	var lease wire.GrantReply
 	c.Ask(6, &wire.Alloc{Pool: 1, Tensor: wire.Tensor{DType: "uint8"}}, &lease)
-	c.Send(0, &wire.Publish{Lease: lease.Lease.ID, Name: "x"})
+	c.Send(0, &wire.Publish{Lease: lease.Grant.ID, Name: "x"})
 	seen := make(map[uint32]bool)
 	for len(seen) < 256 {
 		packet, err := c.Recv()
@@ -37,7 +37,7 @@ func TestTooManyRequestsThatWaitAreRefusedAndTheOthersWaitOn(t *testing.T) {
 		require.NoError(t, err)
 		require.False(t, seen[q])
 		seen[q] = true
-		require.Nil(t, lease.Lease.Export, "the session has it")
+		require.Nil(t, lease.Grant.Export, "the session has it")
 	}
 	c.Send(7, &wire.Get{Name: "y", Wait: longWait})
 	c.Ask(8, &wire.StatsRequest{}, &wire.StatsReply{})
@@ -51,12 +51,12 @@ func TestTheServiceHasSoManyRequestsThatWait(t *testing.T) {
 	}
 	a.Ask(9, &wire.StatsRequest{}, &wire.StatsReply{}) // after this reply, both requests wait
 	b.Send(2, &wire.Get{Name: "x", Wait: longWait})
-	err := b.Reply(2, &wire.LeaseReply{})
+	err := b.Reply(2, &wire.GrantReply{})
 	require.ErrorIs(t, err, wire.CodeLimit)
 	assert.ErrorContains(t, err, "--limit waits=N")
 	b.Refused(3, &wire.Get{Name: "x"}, wire.CodeNotFound)
 	a.Send(0, &wire.Cancel{Request: 2})
-	require.ErrorIs(t, a.Reply(2, &wire.LeaseReply{}), wire.CodeCancelled)
+	require.ErrorIs(t, a.Reply(2, &wire.GrantReply{}), wire.CodeCancelled)
 	b.Send(4, &wire.Get{Name: "x", Wait: longWait})
 	b.Ask(9, &wire.StatsRequest{}, &wire.StatsReply{})
 	require.NoError(t, a.Conn.Close())
@@ -74,14 +74,14 @@ func TestSomeRequestsThatWaitAreOnlyForTheServicesOwnUser(t *testing.T) {
 		theirs.Send(10+q, &wire.Get{Name: "x", Wait: longWait})
 	}
 	theirs.Send(9, &wire.StatsRequest{}) // its reply comes after all requests wait or are refused
-	err := theirs.Reply(10+255, &wire.LeaseReply{})
+	err := theirs.Reply(10+255, &wire.GrantReply{})
 	require.ErrorIs(t, err, wire.CodeLimit)
 	require.ErrorContains(t, err, "--limit waits=N")
 	own.Send(2, &wire.Get{Name: "x", Wait: longWait})
 	own.Ask(3, &wire.StatsRequest{}, &wire.StatsReply{}) // after this reply, the request waits
 	require.EqualValues(t, 256, r.waits.Load())
 	own.Send(4, &wire.Get{Name: "x", Wait: longWait})
-	require.ErrorIs(t, own.Reply(4, &wire.LeaseReply{}), wire.CodeLimit)
+	require.ErrorIs(t, own.Reply(4, &wire.GrantReply{}), wire.CodeLimit)
 }
 
 // If two requests had the same number, the client could not tell which request a reply answers.
@@ -108,7 +108,7 @@ func TestANumberIsFreeOnceItsReplyCame(t *testing.T) {
 	c := greeted(t, path)
 	c.Send(5, &wire.Get{Name: "x", Wait: longWait})
 	c.Send(0, &wire.Cancel{Request: 5})
-	assert.ErrorIs(t, c.Reply(5, &wire.LeaseReply{}), wire.CodeCancelled)
+	assert.ErrorIs(t, c.Reply(5, &wire.GrantReply{}), wire.CodeCancelled)
 	c.Refused(5, &wire.Get{Name: "x"}, wire.CodeNotFound)
 }
 
@@ -124,7 +124,7 @@ func TestOnlyTheRequestThatIsNamedIsCancelled(t *testing.T) {
 	c.Send(0, &wire.Cancel{Request: 6})
 	assert.ErrorIs(t, c.Reply(6, &wire.PoolReply{}), wire.CodeCancelled)
 	c.Send(0, &wire.Cancel{Request: last})
-	assert.ErrorIs(t, c.Reply(last, &wire.LeaseReply{}), wire.CodeCancelled)
+	assert.ErrorIs(t, c.Reply(last, &wire.GrantReply{}), wire.CodeCancelled)
 }
 
 // A client cancels a request, gets the answer and then uses the request's number again. The request `cancel` for the first request must not
@@ -135,11 +135,11 @@ func TestACancelledRequestDoesNotTakeItsSuccessorAlong(t *testing.T) {
 	for range 100 {
 		c.Send(5, &wire.Get{Name: "x", Wait: longWait})
 		c.Send(0, &wire.Cancel{Request: 5})
-		require.ErrorIs(t, c.Reply(5, &wire.LeaseReply{}), wire.CodeCancelled)
+		require.ErrorIs(t, c.Reply(5, &wire.GrantReply{}), wire.CodeCancelled)
 		c.Send(5, &wire.Get{Name: "x", Wait: longWait})
 		c.Ask(6, &wire.StatsRequest{}, &wire.StatsReply{})
 		c.Send(0, &wire.Cancel{Request: 5})
-		require.ErrorIs(t, c.Reply(5, &wire.LeaseReply{}), wire.CodeCancelled)
+		require.ErrorIs(t, c.Reply(5, &wire.GrantReply{}), wire.CodeCancelled)
 	}
 }
 

@@ -9,7 +9,7 @@ import (
 )
 
 // steadyLease is the reply with a lease when the session has mapped the block already, so the reply has no export.
-var steadyLease = wire.LeaseReply{Lease: wire.Lease{ID: 1 << 20, Buffer: 1 << 21, Generation: 300, Pool: 1, Block: 40,
+var steadyLease = wire.GrantReply{Grant: wire.Grant{ID: 1 << 20, Buffer: 1 << 21, Generation: 300, Pool: 1, Block: 40,
 	BlockBytes: 2 << 20, Bytes: 1843200, Tensor: wire.Tensor{DType: "float32", Shape: []uint64{480, 640, 3}}}}
 
 func BenchmarkCheck(b *testing.B) {
@@ -39,7 +39,7 @@ func BenchmarkDecodeGet(b *testing.B) {
 	}
 }
 
-func BenchmarkAppendLeaseReply(b *testing.B) {
+func BenchmarkAppendGrantReply(b *testing.B) {
 	buf := make([]byte, 0, 256)
 	b.ReportAllocs()
 	for b.Loop() {
@@ -47,12 +47,12 @@ func BenchmarkAppendLeaseReply(b *testing.B) {
 	}
 }
 
-func BenchmarkDecodeLeaseReply(b *testing.B) {
+func BenchmarkDecodeGrantReply(b *testing.B) {
 	packet, err := wire.AppendReply(nil, 7, &steadyLease)
 	require.NoError(b, err)
 	b.ReportAllocs()
 	for b.Loop() {
-		var reply wire.LeaseReply
+		var reply wire.GrantReply
 		wire.DecodeReply(packet, &reply)
 	}
 }

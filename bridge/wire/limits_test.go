@@ -27,8 +27,8 @@ func TestWhatCannotBeReceivedIsNotSent(t *testing.T) {
 		"dropped: bl: expected array of at most 1024 elements, found 1025":               &wire.Dropped{Blocks: make([]uint64, 1025)},
 		"alloc: t.sh[1]: expected unsigned integer up to 2^63-1, found 18446744073709551615": &wire.Alloc{
 			Tensor: wire.Tensor{Shape: []uint64{1, math.MaxUint64}}},
-		"reply: l.x.d: expected binary of at most 4096 bytes, found 4097 bytes": &wire.LeaseReply{
-			Lease: wire.Lease{Export: &wire.Export{Data: make([]byte, 4097)}}},
+		"reply: l.x.d: expected binary of at most 4096 bytes, found 4097 bytes": &wire.GrantReply{
+			Grant: wire.Grant{Export: &wire.Export{Data: make([]byte, 4097)}}},
 		"reply: q: expected a request number, found 0": &wire.EmptyReply{},
 	} {
 		var got []byte
@@ -86,9 +86,9 @@ func TestErrorsCarryTheirCode(t *testing.T) {
 }
 
 func TestDecodingLeavesNothingOfWhatWasThere(t *testing.T) {
-	reply := wire.LeaseReply{Lease: wire.Lease{ID: 1 << 32, Buffer: 2, Generation: 3, Write: true, Pool: 7, Block: 300, BlockBytes: 4096, Bytes: 24,
+	reply := wire.GrantReply{Grant: wire.Grant{ID: 1 << 32, Buffer: 2, Generation: 3, Write: true, Pool: 7, Block: 300, BlockBytes: 4096, Bytes: 24,
 		Tensor: wire.Tensor{DType: "float32", Shape: []uint64{2, 3}}, Export: &wire.Export{Data: []byte("where"), FDs: 1}}}
-	want := wire.LeaseReply{Lease: wire.Lease{ID: 1, Tensor: wire.Tensor{DType: "int8"}}}
+	want := wire.GrantReply{Grant: wire.Grant{ID: 1, Tensor: wire.Tensor{DType: "int8"}}}
 	packet, err := wire.AppendReply(nil, 1, &want)
 	require.NoError(t, err)
 	_, err = wire.DecodeReply(packet, &reply)

@@ -89,8 +89,8 @@ type Channel struct {
 	Full     FullPolicy  `wire:"fl"`                   // policy when full: `block`, `drop-oldest`, `latest`, `fail`
 }
 
-// Lease describes a lease, its buffer and its block.
-type Lease struct {
+// Grant describes the lease that a session is given, its buffer and its block.
+type Grant struct {
 	ID         uint64 `wire:"id"`  // lease id
 	Buffer     uint64 `wire:"bf"`  // buffer id
 	Generation uint64 `wire:"ge"`  // generation: how many buffers have used the block, with this one
@@ -330,16 +330,16 @@ type TrimReply struct {
 
 // Alloc allocates a buffer, with a write lease.
 //
-//wire:request alloc LeaseReply
+//wire:request alloc GrantReply
 type Alloc struct {
 	Pool   uint64 `wire:"pl"` // pool id
 	Tensor Tensor `wire:"t"`  // content of the buffer
 	Wait   uint64 `wire:"w?"` // milliseconds to wait
 }
 
-// LeaseReply has the lease that was granted.
-type LeaseReply struct {
-	Lease Lease `wire:"l"` // the lease
+// GrantReply has the grant of a lease.
+type GrantReply struct {
+	Grant Grant `wire:"l"` // the grant
 }
 
 // Publish gives a name to the buffer of a write lease.
@@ -364,7 +364,7 @@ type Unpublish struct {
 
 // Get leases the buffer that has a name.
 //
-//wire:request get LeaseReply
+//wire:request get GrantReply
 type Get struct {
 	Name  string `wire:"nm"`  // buffer name
 	Write bool   `wire:"wr?"` // a write lease
@@ -373,7 +373,7 @@ type Get struct {
 
 // LeaseBuffer leases a buffer by its id.
 //
-//wire:request lease LeaseReply
+//wire:request lease GrantReply
 type LeaseBuffer struct {
 	Buffer     uint64 `wire:"bf"`  // buffer id
 	Generation uint64 `wire:"ge"`  // generation of the buffer's block
@@ -391,7 +391,7 @@ type Release struct {
 	// further leases; an error is that of the first that cannot be ended
 	Also []uint64 `wire:"al?"`
 	// only in tests: the client's description, which the service compares
-	Seen *Lease `wire:"se?"`
+	Seen *Grant `wire:"se?"`
 }
 
 // Cancel ends the wait of another request.

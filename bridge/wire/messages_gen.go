@@ -89,19 +89,19 @@ var channelFields = record[Channel]{
 	stringField("fl", func(m *Channel) *FullPolicy { return &m.Full }),
 }
 
-var leaseFields = record[Lease]{
-	uintField("id", func(m *Lease) *uint64 { return &m.ID }),
-	uintField("bf", func(m *Lease) *uint64 { return &m.Buffer }),
-	uintField("ge", func(m *Lease) *uint64 { return &m.Generation }),
-	boolField("wr", func(m *Lease) *bool { return &m.Write }).maybe(),
-	uintField("pl", func(m *Lease) *uint64 { return &m.Pool }),
-	uintField("bl", func(m *Lease) *uint64 { return &m.Block }),
-	uintField("bs", func(m *Lease) *uint64 { return &m.BlockBytes }),
-	uintField("n", func(m *Lease) *uint64 { return &m.Bytes }).maybe(),
-	structField("t", func(m *Lease) *Tensor { return &m.Tensor }, tensorFields),
-	pointerField("x", func(m *Lease) **Export { return &m.Export }, exportFields),
-	structsField("wt", func(m *Lease) *[]Fence { return &m.Wait }, fenceFields).maybe(),
-	binaryField("ev", func(m *Lease) *[]byte { return &m.Event }).maybe(),
+var grantFields = record[Grant]{
+	uintField("id", func(m *Grant) *uint64 { return &m.ID }),
+	uintField("bf", func(m *Grant) *uint64 { return &m.Buffer }),
+	uintField("ge", func(m *Grant) *uint64 { return &m.Generation }),
+	boolField("wr", func(m *Grant) *bool { return &m.Write }).maybe(),
+	uintField("pl", func(m *Grant) *uint64 { return &m.Pool }),
+	uintField("bl", func(m *Grant) *uint64 { return &m.Block }),
+	uintField("bs", func(m *Grant) *uint64 { return &m.BlockBytes }),
+	uintField("n", func(m *Grant) *uint64 { return &m.Bytes }).maybe(),
+	structField("t", func(m *Grant) *Tensor { return &m.Tensor }, tensorFields),
+	pointerField("x", func(m *Grant) **Export { return &m.Export }, exportFields),
+	structsField("wt", func(m *Grant) *[]Fence { return &m.Wait }, fenceFields).maybe(),
+	binaryField("ev", func(m *Grant) *[]byte { return &m.Event }).maybe(),
 }
 
 var statsFields = record[Stats]{
@@ -320,18 +320,18 @@ var allocFields = record[Alloc]{
 // Op returns "alloc".
 func (*Alloc) Op() string { return "alloc" }
 
-// Reply returns new(LeaseReply), for the answer.
-func (*Alloc) Reply() Reply { return new(LeaseReply) }
+// Reply returns new(GrantReply), for the answer.
+func (*Alloc) Reply() Reply { return new(GrantReply) }
 
 func (m *Alloc) fields() fields { return allocFields.of(m) }
 
-var leaseReplyFields = record[LeaseReply]{
-	structField("l", func(m *LeaseReply) *Lease { return &m.Lease }, leaseFields),
+var grantReplyFields = record[GrantReply]{
+	structField("l", func(m *GrantReply) *Grant { return &m.Grant }, grantFields),
 }
 
-func (*LeaseReply) reply() {}
+func (*GrantReply) reply() {}
 
-func (m *LeaseReply) fields() fields { return leaseReplyFields.of(m) }
+func (m *GrantReply) fields() fields { return grantReplyFields.of(m) }
 
 var publishFields = record[Publish]{
 	uintField("l", func(m *Publish) *uint64 { return &m.Lease }),
@@ -372,8 +372,8 @@ var getFields = record[Get]{
 // Op returns "get".
 func (*Get) Op() string { return "get" }
 
-// Reply returns new(LeaseReply), for the answer.
-func (*Get) Reply() Reply { return new(LeaseReply) }
+// Reply returns new(GrantReply), for the answer.
+func (*Get) Reply() Reply { return new(GrantReply) }
 
 func (m *Get) fields() fields { return getFields.of(m) }
 
@@ -387,8 +387,8 @@ var leaseBufferFields = record[LeaseBuffer]{
 // Op returns "lease".
 func (*LeaseBuffer) Op() string { return "lease" }
 
-// Reply returns new(LeaseReply), for the answer.
-func (*LeaseBuffer) Reply() Reply { return new(LeaseReply) }
+// Reply returns new(GrantReply), for the answer.
+func (*LeaseBuffer) Reply() Reply { return new(GrantReply) }
 
 func (m *LeaseBuffer) fields() fields { return leaseBufferFields.of(m) }
 
@@ -397,7 +397,7 @@ var releaseFields = record[Release]{
 	boolField("fl", func(m *Release) *bool { return &m.Failed }).maybe(),
 	structsField("dt", func(m *Release) *[]Fence { return &m.Done }, fenceFields).maybe(),
 	uintsField("al", func(m *Release) *[]uint64 { return &m.Also }).maybe(),
-	pointerField("se", func(m *Release) **Lease { return &m.Seen }, leaseFields),
+	pointerField("se", func(m *Release) **Grant { return &m.Seen }, grantFields),
 }
 
 // Op returns "release".

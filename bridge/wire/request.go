@@ -1,6 +1,6 @@
 package wire
 
-// message is a request, a reply or a notice, for example *Get, *LeaseReply or *Recall.
+// message is a request, a reply or a notice, for example *Get, *GrantReply or *Recall.
 type message interface {
 	fields() fields
 }

@@ -76,15 +76,15 @@ class FakeLease:
         buffer, block = self.buffer, self.buffer.block
         return m.Grant(
             id=self.id,
-            bf=buffer.id,
-            ge=block.generation,
-            wr=self.write,
-            pl=block.pool.info.id,
-            bl=block.id,
-            bs=block.size,
-            n=buffer.nbytes,
-            t=buffer.tensor,
-            x=export,
+            buffer=buffer.id,
+            generation=block.generation,
+            write=self.write,
+            pool=block.pool.info.id,
+            block=block.id,
+            block_nbytes=block.size,
+            nbytes=buffer.nbytes,
+            tensor=buffer.tensor,
+            export=export,
         )
 
 
@@ -126,11 +126,11 @@ class Service:
         return FakePool(
             m.Pool(
                 id=self.new_id(),
-                nm=request.name,
-                k="host",
-                mx=request.max_bytes,
-                sx=request.max_session_bytes,
-                ux=request.max_user_bytes,
+                name=request.name,
+                kind="host",
+                max_bytes=request.max_bytes,
+                session_bytes=request.max_session_bytes,
+                user_bytes=request.max_user_bytes,
             ),
             fd,
         )
@@ -226,9 +226,9 @@ class Connection(threading.Thread):
         try:
             reply = getattr(self, type(request).__name__.lower())(request, fds)
         except Refused as refused:
-            reply = m.Reply(q=request.q, e=refused.error)
-        if request.q:
-            self.send(reply if reply is not None else m.Reply(q=request.q), fds)
+            reply = m.Reply(number=request.number, error=refused.error)
+        if request.number:
+            self.send(reply if reply is not None else m.Reply(number=request.number), fds)
 
     # Operations
 
@@ -238,35 +238,35 @@ class Connection(threading.Thread):
         features = tuple(feature for feature in request.features if feature in self.service.features)
         id_ = self.service.new_id()
         return m.HelloReply(
-            q=request.q, version=1, epoch=self.service.epoch, session=id_, pid=os.getpid(), features=features
+            number=request.number, version=1, epoch=self.service.epoch, session=id_, pid=os.getpid(), features=features
         )
 
     def create(self, request: m.Create, fds: list[int]) -> m.Reply:
         for pool in self.service.pools.values():
-            if pool.info.nm == request.name:
-                if not request.ensure or (pool.info.k, pool.info.mx, pool.info.sx) != (
+            if pool.info.name == request.name:
+                if not request.ensure or (pool.info.kind, pool.info.max_bytes, pool.info.session_bytes) != (
                     request.kind,
                     request.max_bytes,
                     request.max_session_bytes,
                 ):
                     raise Refused("exists")
-                return self.export_pool(request.q, pool, fds)
+                return self.export_pool(request.number, pool, fds)
         pool = self.service.make_pool(request)
         self.service.pools[pool.info.id] = pool
-        return self.export_pool(request.q, pool, fds)
+        return self.export_pool(request.number, pool, fds)
 
     def export_pool(self, number: int, pool: FakePool, fds: list[int]) -> m.Reply:
         info = pool.info
         if info.id not in self.opened:
             self.opened.add(info.id)
             fds.append(pool.fd)
-            info = msgspec.structs.replace(info, x=m.Export(f=1))
-        return m.PoolReply(q=number, pool=info)
+            info = msgspec.structs.replace(info, export=m.Export(fds=1))
+        return m.PoolReply(number=number, pool=info)
 
     def open(self, request: m.Open, fds: list[int]) -> m.Reply:
         for pool in self.service.pools.values():
-            if request.name == pool.info.nm or request.pool == pool.info.id:
-                return self.export_pool(request.q, pool, fds)
+            if request.name == pool.info.name or request.pool == pool.info.id:
+                return self.export_pool(request.number, pool, fds)
         raise Refused("timeout" if request.wait else "not-found")
 
     def destroy(self, request: m.Destroy, fds: list[int]) -> None:
@@ -276,7 +276,7 @@ class Connection(threading.Thread):
     def trim(self, request: m.Trim, fds: list[int]) -> m.Reply:
         pool = self.pool(request.pool)
         given = sum(block.size for blocks in pool.free.values() for block in blocks)
-        return m.TrimReply(q=request.q, nbytes=given)
+        return m.TrimReply(number=request.number, nbytes=given)
 
     def pool(self, id_: int) -> FakePool:
         try:
@@ -285,21 +285,21 @@ class Connection(threading.Thread):
             raise Refused("not-found") from None
 
     def alloc(self, request: m.Alloc, fds: list[int]) -> m.Reply:
-        pool = self.pool(request.pl)
-        nbytes = _tensor.describe(request.t.sh, request.t.dt).nbytes
+        pool = self.pool(request.pool)
+        nbytes = _tensor.describe(request.tensor.shape, request.tensor.dtype).nbytes
         size = -(-max(nbytes, 1) // PAGE) * PAGE
         free = pool.free.setdefault(size, [])
         if free:
             block = free.pop()
         else:
-            if pool.top + size > pool.info.mx:
+            if pool.top + size > pool.info.max_bytes:
                 raise Refused("limit")
             block = self.service.make_block(pool, size)
             pool.top += size
         block.generation += 1
-        buffer = FakeBuffer(self.service.new_id(), block, nbytes, request.t)
+        buffer = FakeBuffer(self.service.new_id(), block, nbytes, request.tensor)
         self.service.buffers[buffer.id] = buffer
-        return self.grant(request.q, buffer, write=True)
+        return self.grant(request.number, buffer, write=True)
 
     def grant(self, number: int, buffer: FakeBuffer, *, write: bool) -> m.Reply:
         if buffer.failed:
@@ -316,8 +316,8 @@ class Connection(threading.Thread):
         export: Any = msgspec.UNSET
         if block.id not in self.exported:
             self.exported.add(block.id)
-            export = m.Export(d=block.export)
-        return m.LeaseReply(q=number, l=lease.describe(export))
+            export = m.Export(data=block.export)
+        return m.GrantReply(number=number, grant=lease.describe(export))
 
     def publish(self, request: m.Publish, fds: list[int]) -> None:
         lease = self.find(request.lease)
@@ -345,13 +345,13 @@ class Connection(threading.Thread):
         buffer = self.service.names.get(request.name)
         if buffer is None:
             raise Refused("timeout" if request.wait else "not-found")
-        return self.grant(request.q, buffer, write=request.write)
+        return self.grant(request.number, buffer, write=request.write)
 
     def leasebuffer(self, request: m.LeaseBuffer, fds: list[int]) -> m.Reply:
         buffer = self.service.buffers.get(request.buffer)
         if buffer is None or buffer.block.generation != request.generation:
             raise Refused("stale")
-        return self.grant(request.q, buffer, write=request.write)
+        return self.grant(request.number, buffer, write=request.write)
 
     def find(self, id_: int) -> FakeLease:
         try:
@@ -361,11 +361,11 @@ class Connection(threading.Thread):
 
     def release(self, request: m.Release, fds: list[int]) -> None:
         error: Refused | None = None
-        for lease in request.l, *request.al:  # an unknown lease does not stop the loop, as in the real service
+        for lease in request.lease, *request.also:  # an unknown lease does not stop the loop, as in the real service
             try:
                 found = self.find(lease)
-                if request.se is not msgspec.UNSET and request.se != found.describe():
-                    self.service.differences.append((request.se, found.describe()))
+                if request.seen is not msgspec.UNSET and request.seen != found.describe():
+                    self.service.differences.append((request.seen, found.describe()))
                 self.release_one(found, request)
             except Refused as refused:
                 error = error or refused
@@ -373,7 +373,7 @@ class Connection(threading.Thread):
             raise error
 
     def release_one(self, lease: FakeLease, request: m.Release) -> None:
-        self.end(lease, failed=request.fl)
+        self.end(lease, failed=request.failed)
 
     def end(self, lease: FakeLease, *, failed: bool) -> None:
         del self.leases[lease.id]
@@ -405,7 +405,7 @@ class Connection(threading.Thread):
     def statsrequest(self, request: m.StatsRequest, fds: list[int]) -> m.Reply:
         service = self.service
         return m.StatsReply(
-            q=request.q,
+            number=request.number,
             stats=m.Stats(
                 sessions=len(service.connections),
                 leases=service.leases,
@@ -421,8 +421,8 @@ Service.connection_type = Connection
 
 def working(client: Any, connection: Connection, request: Any, *, named: bool = True) -> None:
     """Send the message `Working`. Return when the client has reached its time limit and has begun to wait again."""
-    call = client._session.core._calls[request.q]
-    connection.send(m.Working(request=request.q if named else 0))
+    call = client._session.core._calls[request.number]
+    connection.send(m.Working(request=request.number if named else 0))
     for expected in (True, False):
         while call.working is not expected and not call.abandoned:
             time.sleep(0.001)

@@ -49,9 +49,9 @@ class TimelineService(Service):
     def unreached(self, fences: Iterable[m.Fence]) -> tuple[m.Fence, ...]:
         highest: dict[tuple[int, int], int] = {}
         for fence in fences:
-            if fence.tl in self.pages and self.pages[fence.tl].words[fence.wd] < fence.v:
-                key = (fence.tl, fence.wd)
-                highest[key] = max(fence.v, highest.get(key, 0))
+            if fence.timeline in self.pages and self.pages[fence.timeline].words[fence.word] < fence.value:
+                key = (fence.timeline, fence.word)
+                highest[key] = max(fence.value, highest.get(key, 0))
         return tuple(m.Fence(tl, wd, v) for (tl, wd), v in highest.items())
 
     def bury(self, connection: Connection) -> None:
@@ -64,7 +64,7 @@ class TimelineService(Service):
             failed = [
                 id_
                 for id_, fences in self.ready.items()
-                if any(t.tl == timeline and page.words[t.wd] % TOMBSTONE < t.v for t in fences)
+                if any(t.timeline == timeline and page.words[t.word] % TOMBSTONE < t.value for t in fences)
             ]
             for other in self.connections:
                 held = tuple(id_ for id_ in failed if any(x.buffer.id == id_ for x in other.leases.values()))
@@ -91,7 +91,7 @@ class TimelineConnection(Connection):
         if id_ not in pages:
             raise Refused("not-found")
         fds.append(pages[id_].fd)
-        return m.TimelineReply(q=request.q, timeline=id_, words=TIMELINE_WORDS, export=m.Export(f=1))
+        return m.TimelineReply(number=request.number, timeline=id_, words=TIMELINE_WORDS, export=m.Export(fds=1))
 
     def seal(self, request: m.Seal, fds: list[int]) -> None:
         for page in self.service.pages.values():
@@ -103,17 +103,17 @@ class TimelineConnection(Connection):
     def check(self, fences: Iterable[m.Fence]) -> list[m.Fence]:
         checked = list(fences)
         for fence in checked:
-            page = self.service.pages.get(fence.tl)
+            page = self.service.pages.get(fence.timeline)
             if page is None or page.owner is not self or not page.sealed:
                 raise Refused("invalid", "a fence of another session's timeline")
         return checked
 
     def grant(self, number: int, buffer: FakeBuffer, *, write: bool) -> m.Reply:
         reply = super().grant(number, buffer, write=write)
-        assert isinstance(reply, m.LeaseReply)
+        assert isinstance(reply, m.GrantReply)
         service = self.service
         fences = [*service.ready.get(buffer.id, ()), *(service.done.get(buffer.block.id, ()) if write else ())]
-        reply.l.wt = service.unreached(fences)
+        reply.grant.wait = service.unreached(fences)
         return reply
 
     def publish(self, request: m.Publish, fds: list[int]) -> None:
@@ -123,7 +123,7 @@ class TimelineConnection(Connection):
         super().publish(request, fds)
 
     def release_one(self, lease: FakeLease, request: m.Release) -> None:
-        fences = self.check(request.dt)
+        fences = self.check(request.done)
         if lease.write:
             self.service.ready.setdefault(lease.buffer.id, []).extend(fences)
         self.service.done.setdefault(lease.buffer.block.id, []).extend(fences)

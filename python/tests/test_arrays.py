@@ -345,7 +345,7 @@ def test_a_description_is_accepted_exactly_if_every_element_lies_inside(shape, d
         assert not inside
     else:
         assert inside
-        assert description.to_wire().sh == tuple(shape)
+        assert description.to_wire().shape == tuple(shape)
         array = np.ndarray(shape, np.int16, bytes(nbytes), offset, description.strides) if starts else None
         if array is not None:
             assert description.contiguous == array.flags.c_contiguous

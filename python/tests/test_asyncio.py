@@ -7,7 +7,6 @@ import gc
 import inspect
 import threading
 
-import msgspec
 import numpy as np
 import pytest
 from fakeservice import working
@@ -85,8 +84,8 @@ def test_a_cancelled_wait_is_cancelled_at_the_service(service):
             await task
         await client.stats()
         ((connection, request),) = waiting
-        assert service.seen(m.Cancel) == [m.Cancel(request=request.q)]
-        connection.send(msgspec.msgpack.encode({"q": request.q, "e": {"c": "cancelled", "m": "as you wish"}}))
+        assert service.seen(m.Cancel) == [m.Cancel(request=request.number)]
+        connection.send(m.Reply(number=request.number, error=m.Error("cancelled", "as you wish")))
         await client.stats()
 
     run(service, body)
@@ -220,7 +219,15 @@ def test_a_full_socket_does_not_block_the_loop(service):
         gc.collect()
         for number in range(2000):
             client._session.release_grant(
-                m.Grant(id=10**6 + number, bf=1, ge=1, pl=1, bl=10**9, bs=1, t=m.Tensor("int8"))
+                m.Grant(
+                    id=10**6 + number,
+                    buffer=1,
+                    generation=1,
+                    pool=1,
+                    block=10**9,
+                    block_nbytes=1,
+                    tensor=m.Tensor("int8"),
+                )
             )
         await asyncio.sleep(0.05)
         gate.set()

@@ -68,7 +68,7 @@ def test_every_layout_arrives_in_place(links, layout, dtype):
     np.testing.assert_array_equal(arrived, view)
     assert not arrived.flags.writeable
     assert "memfd:poolbridge:frames" in mapping(arrived)
-    counts = Stats.of(links[0].counts.snapshot())
+    counts = Stats.from_snapshot(links[0].counts.snapshot())
     assert (counts.sent_in_place, counts.reasons) == (Count(1, view.nbytes), {})
 
 
@@ -116,7 +116,7 @@ def test_a_copy_is_made_once_and_goes_with_the_array(links, service, order):
         np.testing.assert_array_equal(arrived, array)
         assert arrived.strides == array.strides
         assert "memfd:poolbridge:frames" in mapping(arrived)
-    counts = Stats.of(links[0].counts.snapshot())
+    counts = Stats.from_snapshot(links[0].counts.snapshot())
     assert (counts.sent_copied, counts.sent_in_place) == (Count(1, array.nbytes), Count(1, array.nbytes))
     assert counts.reasons == {_link.NOT_LEASED: 1}
     del array, first, second, arrived
@@ -156,7 +156,7 @@ def test_a_lease_arrives_as_a_read_lease_of_the_same_buffer(links):
         assert arrived.readonly
         np.testing.assert_array_equal(arrived, np.full((2, 3), 3))
     assert lease.readonly
-    assert Stats.of(links[0].counts.snapshot()).sent_in_place == Count(3, 72)
+    assert Stats.from_snapshot(links[0].counts.snapshot()).sent_in_place == Count(3, 72)
     assert dask.sizeof.sizeof(lease) == 24
 
 
@@ -170,7 +170,7 @@ def test_on_another_service_a_lease_arrives_as_a_lease_of_a_pool_there(links, po
     assert arrived.buffer_id != lease.buffer_id
     assert (arrived.pool, arrived.dtype_name, arrived.readonly) == (pool, dtype, True)
     np.testing.assert_array_equal(arrived.to_numpy(), np.arange(6).reshape(2, 3))
-    counts = [Stats.of(link.counts.snapshot()) for link in links]
+    counts = [Stats.from_snapshot(link.counts.snapshot()) for link in links]
     assert (counts[0].sent_by_dask, counts[1].received_by_dask) == (Count(1, lease.nbytes), Count(1, lease.nbytes))
     assert counts[0].reasons == {_link.ELSEWHERE: 1}
 
@@ -223,7 +223,7 @@ def test_an_array_of_jax_in_a_lease_goes_on_in_place_and_others_as_dask_sends_th
     np.testing.assert_array_equal(arrived, array)
     assert "memfd:poolbridge:frames" in mapping(np.from_dlpack(arrived))
     assert sent(links, jax.numpy.ones(3)).tolist() == [1, 1, 1]
-    counts = Stats.of(links[0].counts.snapshot())
+    counts = Stats.from_snapshot(links[0].counts.snapshot())
     assert (counts.sent_in_place, counts.sent_by_dask) == (Count(1, 24), Count(1, 12))
     assert counts.reasons == {_link.NOT_LEASED: 1}
 
@@ -256,7 +256,7 @@ def test_one_buffer_that_cannot_be_leased_is_moved_and_others_go_on_in_place(lin
     for _ in range(2):
         assert not mapping(sent(links, first)).startswith("r--s")
         assert mapping(sent(links, second)).startswith("r--s /memfd")
-    sender, receiver = (Stats.of(link.counts.snapshot()) for link in links)
+    sender, receiver = (Stats.from_snapshot(link.counts.snapshot()) for link in links)
     assert (sender.sent_in_place, sender.sent_by_dask) == (Count(3, 96), Count(2, 64))
     assert (receiver.failed, receiver.received_in_place) == (Count(1, 32), Count(2, 64))
     assert sender.reasons == {_link.REFUSED: 2}

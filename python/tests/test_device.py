@@ -12,12 +12,12 @@ import subprocess
 import sys
 from pathlib import Path
 
-import msgspec
 import pytest
 
 import poolbridge
 from poolbridge._cuda import cuda as _cuda
 from poolbridge._libraries import consumers as _consumers
+from poolbridge._wire import messages as m
 
 HERE = Path(__file__).parent
 SIMULATION = HERE.parents[1] / "build" / "simcuda"
@@ -72,13 +72,13 @@ def test_on_the_simulated_driver(tmp_path, path):
 
 @pytest.mark.skipif(has_driver(), reason="there is a driver here")
 def test_without_a_driver_a_typed_error_says_what_is_missing(service, client):
-    info = {"id": 900, "nm": "gpu", "k": "device", "du": "GPU-1", "mx": 1 << 16}
-    service.tricks["open"] = lambda c, r: c.send(msgspec.msgpack.encode({"q": r.q, "p": info}))
-    grant = {
-        "id": 7, "bf": 1, "ge": 1, "wr": True, "pl": 900, "bl": 5, "bs": 4096, "n": 4,
-        "t": {"dt": "int32"}, "x": {"d": bytes(64)},
-    }  # fmt: skip
-    service.tricks["alloc"] = lambda c, r: c.send(msgspec.msgpack.encode({"q": r.q, "l": grant}))
+    info = m.Pool(id=900, name="gpu", kind="device", device_uuid="GPU-1", max_bytes=1 << 16)
+    service.tricks["open"] = lambda c, r: c.send(m.PoolReply(number=r.number, pool=info))
+    grant = m.Grant(
+        id=7, buffer=1, generation=1, write=True, pool=900, block=5, block_nbytes=4096, nbytes=4,
+        tensor=m.Tensor("int32"), export=m.Export(bytes(64)),
+    )  # fmt: skip
+    service.tricks["alloc"] = lambda c, r: c.send(m.GrantReply(number=r.number, grant=grant))
     client.open_pool("gpu")
     with pytest.raises(poolbridge.UnavailableError, match=r"libcuda|poolbridge\[cuda\]"):
         client.allocate((), "int32", pool="gpu")

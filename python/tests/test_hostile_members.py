@@ -69,7 +69,7 @@ class Hostile:
             yield from know_timeline(session, 0)
         self.words = session.timelines.own.page.words
         reply = yield Ask(Join(channel=self.channel.id, role=role), JoinReply)
-        files = session.take_seat(reply.q)
+        files = session.take_seat(reply.number)
         _, sequencer, own = files.peek()
         self.slot = reply.slot
         self.sequencer, self.own = mmap.mmap(sequencer, 0), mmap.mmap(own, 0)
@@ -95,7 +95,7 @@ class Hostile:
             at = self.at(number, "record")
             said = meta({"by": "me"})
             self.own[at : at + 64] = struct.pack(
-                "<6QHHIQ", number, grant.bl, grant.bf, 16, 1, 0, 0, 0, len(said), 1000 + number
+                "<6QHHIQ", number, grant.block, grant.buffer, 16, 1, 0, 0, 0, len(said), 1000 + number
             )
             at = self.at(number, "description")
             self.own[at : at + 576] = description("uint8", (16,))
@@ -278,7 +278,7 @@ def test_a_slot_that_ends_outside_of_its_block_costs_its_frame_and_no_other_slot
         honest.create_channel(name, pool="p", capacity=8)
         victim = Victim(service.path, name, kind)
         hostile = Hostile(service.path, name, "producer")
-        size = hostile.client._session.core.blocks[hostile.lease._lease_state.grant.bl].size
+        size = hostile.client._session.core.blocks[hostile.lease._lease_state.grant.block].size
         last = size // 512 - 1
         for index, bytes_, right in [
             (0, 16, True),

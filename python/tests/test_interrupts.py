@@ -250,40 +250,50 @@ def test_a_packet_whose_sending_is_interrupted_is_sent_once():
 
 
 def granted(core, call, lease):
-    grant = m.Grant(id=lease, bf=lease, ge=1, wr=True, pl=1, bl=7, bs=64, n=8, t=m.Tensor(dt="|u1", sh=(8,)))
+    grant = m.Grant(
+        id=lease,
+        buffer=lease,
+        generation=1,
+        write=True,
+        pool=1,
+        block=7,
+        block_nbytes=64,
+        nbytes=8,
+        tensor=m.Tensor(dtype="|u1", shape=(8,)),
+    )
     if 7 not in core.blocks:
-        grant.x = m.Export(f=0, d=b"")
-    core.receive(encode(m.LeaseReply(q=call.number, l=grant)), Descriptors())
+        grant.export = m.Export(fds=0, data=b"")
+    core.receive(encode(m.GrantReply(number=call.number, grant=grant)), Descriptors())
 
 
 def test_what_a_second_reply_grants_is_given_back():
     core = Core()
     core.checks_leases = False
-    call = core.start(m.Alloc(pl=1, t=m.Tensor(dt="|u1", sh=(8,))), m.LeaseReply, list)
+    call = core.start(m.Alloc(pool=1, tensor=m.Tensor(dtype="|u1", shape=(8,))), m.GrantReply, list)
     core.outbox.clear()
     granted(core, call, 1)
     assert not core.outbox
     granted(core, call, 2)
-    assert list(core.outbox) == [encode(m.Release(l=2))]
+    assert list(core.outbox) == [encode(m.Release(lease=2))]
     assert core.blocks[7].leases == 1
-    assert isinstance(call.reply, m.LeaseReply)
-    assert call.reply.l.id == 1
+    assert isinstance(call.reply, m.GrantReply)
+    assert call.reply.grant.id == 1
 
 
 def test_a_reply_to_what_is_forgotten_is_ignored_and_one_to_what_never_was_is_an_error():
     core = Core()
     call = core.start(m.StatsRequest(), m.Reply, list)
-    core.receive(encode(m.Reply(q=call.number)), Descriptors())
+    core.receive(encode(m.Reply(number=call.number)), Descriptors())
     core._answered.clear()
     fds = Descriptors(os.pipe())
-    core.receive(encode(m.Reply(q=call.number)), fds)
+    core.receive(encode(m.Reply(number=call.number)), fds)
     assert not len(fds)
-    core.receive(encode(m.Reply(q=call.number, e=m.Error("busy", "no"))), Descriptors())
+    core.receive(encode(m.Reply(number=call.number, error=m.Error("busy", "no"))), Descriptors())
     with pytest.raises(poolbridge.ProtocolError, match="never sent"):
-        core.receive(encode(m.Reply(q=call.number + 1)), Descriptors())
+        core.receive(encode(m.Reply(number=call.number + 1)), Descriptors())
     core._number = 2**32 - 1
     core.start(m.StatsRequest(), m.Reply, list)
-    core.receive(encode(m.Reply(q=2**32 - 2)), Descriptors())
+    core.receive(encode(m.Reply(number=2**32 - 2)), Descriptors())
 
 
 # Requests

@@ -1,15 +1,18 @@
 """Tests the layers of the package.
 
-A module imports only from its own layer and from lower rows of `ROWS`, even if only types need the import.
+A module imports only from its own layer and from lower rows of `ROWS`, even if only types need the import. Only `_wire`
+names the keys of the protocol.
 """
 
 import ast
 from collections.abc import Iterator
 from pathlib import Path
 
+import msgspec
 import pytest
 
 import poolbridge
+from poolbridge._wire import messages
 
 PACKAGE = Path(poolbridge.__file__).parent
 # The rows of layers, from top to bottom. Layers of one row do not import each other. The layer `poolbridge` is the
@@ -106,6 +109,15 @@ def circles(package: Path) -> list[list[str]]:
     return found
 
 
+def keys(tree: ast.AST) -> set[str]:
+    """Return the attributes and keyword arguments that are keys of the protocol, and are not also names of fields."""
+    classes = [one for one in vars(messages).values() if isinstance(one, type) and issubclass(one, msgspec.Struct)]
+    fields = [field for one in classes for field in msgspec.structs.fields(one)]
+    used = {node.attr for node in ast.walk(tree) if isinstance(node, ast.Attribute)}
+    used |= {str(node.arg) for node in ast.walk(tree) if isinstance(node, ast.keyword)}
+    return used & ({field.encode_name for field in fields} - {field.name for field in fields})
+
+
 def test_every_module_is_in_a_layer():
     names = {layer(module) for module in modules(PACKAGE)}
     assert names == set(DEPTHS)
@@ -117,6 +129,12 @@ def test_nothing_imports_what_is_above_it():
 
 def test_no_imports_go_round():
     assert circles(PACKAGE) == []
+
+
+def test_only_the_wire_names_keys_of_the_protocol():
+    named = {name: keys(ast.parse(path.read_text())) for name, path in modules(PACKAGE).items()}
+    assert {name: found for name, found in named.items() if found and layer(name) != "_wire"} == {}
+    assert keys(ast.parse("replace(grant, bf=fence.tl, buffer=fence.timeline)")) == {"bf", "tl"}
 
 
 @pytest.mark.parametrize(

@@ -167,7 +167,7 @@ def publish(client: poolbridge.Client, dtype: str, layout: Layout, name: str = "
 
     client._run(flow())
     # What the client says of the lease at its end:
-    state.grant, state.write = structs.replace(state.grant, t=tensor), False
+    state.grant, state.write = structs.replace(state.grant, tensor=tensor), False
     lease.release()
 
 

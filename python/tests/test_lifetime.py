@@ -111,7 +111,7 @@ def test_a_release_of_several_ends_those_that_it_can(service, client):
     leases = [client.allocate(1), client.allocate(1)]
     there = [lease._lease_state.grant.id for lease in leases]
     with service.changed, pytest.raises(Refused, match="released"):
-        service.connections[-1].release(_messages.Release(l=there[0] + 99, al=(there[0], 0, there[1])), [])
+        service.connections[-1].release(_messages.Release(lease=there[0] + 99, also=(there[0], 0, there[1])), [])
     assert service.leases == 0
 
 
@@ -154,7 +154,7 @@ def test_an_exception_marks_what_was_written_as_failed(service, client):
     with pytest.raises(ZeroDivisionError), client.allocate(4):
         raise ZeroDivisionError
     settle(service, client)
-    assert [request.fl for request in service.seen(_messages.Release)] == [True]
+    assert [request.failed for request in service.seen(_messages.Release)] == [True]
 
     def write():
         with client.allocate(4) as lease:
@@ -168,7 +168,7 @@ def test_an_exception_marks_what_was_written_as_failed(service, client):
     del caught
     gc.collect()
     settle(service, client)
-    assert [request.fl for request in service.seen(_messages.Release)] == [True, True]
+    assert [request.failed for request in service.seen(_messages.Release)] == [True, True]
 
 
 def test_a_reader_sees_read_only_memory_even_past_the_flag(service, client):
@@ -221,7 +221,7 @@ def test_a_recalled_block_is_dropped_when_no_lease_needs_it(service, client):
     array = np.asarray(lease)
     array[:] = 3
     (connection,) = service.connections
-    block = lease._lease_state.grant.bl
+    block = lease._lease_state.grant.block
     connection.recall(block)
     settle(service, client)
     assert service.seen(_messages.Dropped) == []
@@ -230,13 +230,13 @@ def test_a_recalled_block_is_dropped_when_no_lease_needs_it(service, client):
     lease.release()
     service.wait(lambda: service.seen(_messages.Dropped) == [_messages.Dropped(blocks=(block,))])
     again = client.allocate(4)
-    assert again._lease_state.grant.bl == block
-    assert again._lease_state.grant.x is not None
+    assert again._lease_state.grant.block == block
+    assert again._lease_state.grant.export is not None
 
 
 def test_an_idle_client_answers_a_recall(service, client):
     lease = client.allocate(4)
-    block = lease._lease_state.grant.bl
+    block = lease._lease_state.grant.block
     lease.release()
     settle(service, client)
     service.connections[0].recall(block, 999)
@@ -248,7 +248,7 @@ def test_a_recall_of_one_session_leaves_another_its_mapping(service, client):
     lease = client.get("x")
     with poolbridge.connect(service.path) as other:
         theirs = np.asarray(other.get("x"))
-        block = lease._lease_state.grant.bl
+        block = lease._lease_state.grant.block
         lease.release()
         service.connections[0].recall(block)
         service.wait(lambda: bool(service.seen(_messages.Dropped)))

@@ -110,7 +110,7 @@ def test_a_producer_that_is_closed_does_not_wait_for_the_file_of_a_consumer(clie
     publish(client, channel, 0)
     (producer,) = client._session.core.members
     producer.native.close()
-    came = Member(channel=channel.id, role="consumer", slot=3, member=99, export=Export(f=1))
+    came = Member(channel=channel.id, role="consumer", slot=3, member=99, export=Export(fds=1))
     with client._session.lock:
         client._session.core._notice("member", encode(came), Descriptors([os.memfd_create("consumer")]))
     assert producer.known == {3: 99}
@@ -480,12 +480,12 @@ def test_a_consumer_is_told_how_many_frames_it_missed(client, other):
 
 def test_a_block_that_another_member_has_asked_for_as_well_is_not_dropped():
     core, ids = Core(), (1, 2)
-    core.members = [SimpleNamespace(channel=SimpleNamespace(id=2, pl=7))]  # the member of channel 1 has left
+    core.members = [SimpleNamespace(channel=SimpleNamespace(id=2, pool=7))]  # the member of channel 1 has left
     calls = [core.start(Map(channel=id_, block=5), MapReply, lambda: None) for id_ in ids]
     core.outbox.clear()
     for call in calls:
         core.receive(
-            encode(MapReply(q=call.number, block_nbytes=PAGE, generation=1, export=Export(f=0, d=bytes(8)))),
+            encode(MapReply(number=call.number, block_nbytes=PAGE, generation=1, export=Export(fds=0, data=bytes(8)))),
             Descriptors(),
         )
     assert not core.outbox

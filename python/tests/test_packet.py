@@ -26,7 +26,7 @@ KINDS: list[type[msgspec.Struct]] = [
     m.Reply,
     m.HelloReply,
     m.PoolReply,
-    m.LeaseReply,
+    m.GrantReply,
     m.StatsReply,
     m.Recall,
     m.Goodbye,

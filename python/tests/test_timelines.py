@@ -206,7 +206,7 @@ def test_a_timeline_that_nobody_names_any_more_is_unmapped(client, writer):
 
 def test_a_timeline_that_is_gone_before_it_was_asked_for_holds_nothing_up(service, client, writer):
     writer.publish("x", 1)
-    service.tricks["timeline"] = lambda c, r: c.send(m.Reply(q=r.q, e=m.Error("not-found", "forgotten")))
+    service.tricks["timeline"] = lambda c, r: c.send(m.Reply(number=r.number, error=m.Error("not-found", "forgotten")))
     PAGES._pages.pop((client._session.core.epoch, writer.own.id))
     got = client.get("x")
     assert np.asarray(got).shape == (4,)
@@ -216,19 +216,19 @@ def test_a_timeline_that_is_gone_before_it_was_asked_for_holds_nothing_up(servic
 
 def test_a_writer_waits_for_readers_and_does_not_mind_their_death(service, client, writer):
     lease = client.allocate(4, "int32")
-    block = lease._lease_state.grant.bl
+    block = lease._lease_state.grant.block
     lease.publish("x", keep=True)
     lease.release()
     reader = writer.client.get("x")
     writer.client._reader.call(
-        m.Release(l=reader._lease_state.grant.id, dt=(m.Fence(writer.own.id, 1, 3),)), m.Reply, 60
+        m.Release(lease=reader._lease_state.grant.id, done=(m.Fence(writer.own.id, 1, 3),)), m.Reply, 60
     )
     reader._lease_state.released = True
     with writer.client._session.lock:
         writer.client._session.disown(reader._lease_state.grant)
     client.unpublish("x")
     again = client.allocate(4, "int32")
-    assert again._lease_state.grant.bl == block
+    assert again._lease_state.grant.block == block
     assert again._lease_state.fences == (m.Fence(writer.own.id, 1, 3),)
     client._session.patience = 0.01
     with pytest.raises(poolbridge.WaitTimeoutError):

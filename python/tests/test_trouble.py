@@ -29,7 +29,7 @@ from poolbridge._wire.transport import Transport
 
 
 def reply(request, **fields):
-    return msgspec.msgpack.encode({"q": request.q, **fields})
+    return msgspec.msgpack.encode({"q": request.number, **fields})
 
 
 # No service
@@ -341,11 +341,11 @@ def test_a_lease_on_a_block_that_a_closing_client_has_dropped_is_no_fault_of_the
     client.allocate(4).release()
     service.tricks["get"] = lambda c, r: None
     call = WaitingCall(service, client)
-    late = client._session.ask(m.Get(name="x"), m.LeaseReply, lambda: None)
+    late = client._session.ask(m.Get(name="x"), m.GrantReply, lambda: None)
     client._session.begin_close()
-    grant = m.Grant(id=7, bf=7, ge=1, pl=1, bl=99, bs=4096, t=m.Tensor(dt="float32"))
+    grant = m.Grant(id=7, buffer=7, generation=1, pool=1, block=99, block_nbytes=4096, tensor=m.Tensor(dtype="float32"))
     with service.changed:
-        call.connection.send(m.LeaseReply(q=late.number, l=grant))
+        call.connection.send(m.GrantReply(number=late.number, grant=grant))
     call.join()
     assert [type(error) for error in call.caught] == [poolbridge.ClientClosedError]
 
@@ -457,7 +457,7 @@ def test_a_lying_grant_is_refused(service, client, lie):
 @pytest.mark.parametrize("count", [1, 8, 9, 20])
 def test_descriptors_that_nobody_asked_for_are_closed(service, client, count):
     fds = [os.dup(0) for _ in range(count)]
-    service.tricks["stats"] = lambda c, r: c.send(m.Reply(q=r.q), fds)
+    service.tricks["stats"] = lambda c, r: c.send(m.Reply(number=r.number), fds)
     with pytest.raises(poolbridge.ProtocolError):
         client.stats()
     for fd in fds:
@@ -673,4 +673,4 @@ def test_a_process_that_can_start_no_thread_loses_no_descriptor_by_connecting(tm
 @pytest.mark.parametrize("shape", [(1 << 32, 1 << 32), (1 << 63,), (3, 1 << 62, 1)])
 def test_a_tensor_without_strides_has_a_number_of_elements_that_fits(shape):
     with pytest.raises(poolbridge.ProtocolError, match=r"2\*\*63 - 1 elements"):
-        _tensor.from_wire(m.Tensor(dt="uint8", sh=shape, st=(0,) * len(shape)), 8)
+        _tensor.from_wire(m.Tensor(dtype="uint8", shape=shape, strides=(0,) * len(shape)), 8)

@@ -79,8 +79,8 @@ def take(direction: str, kind: str, packet: bytes) -> None:
         except msgspec.MsgspecError as error:
             raise ProtocolError(str(error)) from error
         return
-    if not _packet.decode(packet, _messages.Envelope).q:
-        name = _packet.decode(packet, _messages.Notice).n
+    if not _packet.decode(packet, _messages.Envelope).number:
+        name = _packet.decode(packet, _messages.Notice).name
         if name not in NOTICES:
             raise ProtocolError("neither a reply nor a notice")
         _packet.decode(packet, NOTICES[name])

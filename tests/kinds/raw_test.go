@@ -74,9 +74,9 @@ type block struct {
 // allocate makes a buffer with a write lease that lasts as long as the session.
 func (r *raw) allocate(pool, bytes uint64) block {
 	r.t.Helper()
-	var reply wire.LeaseReply
+	var reply wire.GrantReply
 	files := r.call(&wire.Alloc{Pool: pool, Tensor: wire.Tensor{DType: "uint8", Shape: []uint64{bytes}}}, &reply)
-	l := reply.Lease
+	l := reply.Grant
 	require.NotNil(r.t, l.Export)
 	return block{l.Block, l.BlockBytes, mempool.Export{Data: l.Export.Data, Files: files}}
 }

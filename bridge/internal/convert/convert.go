@@ -39,14 +39,14 @@ func Pool(p wire.Pool) mempool.PoolInfo {
 	return info
 }
 
-// WireLease returns a lease in the form of package wire, without its export.
-func WireLease(l mempool.LeaseInfo) wire.Lease {
-	return wire.Lease{ID: l.ID, Buffer: l.Buffer, Generation: l.Generation, Write: l.Write, Pool: l.Pool, Block: l.Block,
+// WireGrant returns a grant in the form of package wire, without its export.
+func WireGrant(l mempool.LeaseInfo) wire.Grant {
+	return wire.Grant{ID: l.ID, Buffer: l.Buffer, Generation: l.Generation, Write: l.Write, Pool: l.Pool, Block: l.Block,
 		BlockBytes: l.BlockBytes, Bytes: l.Bytes, Tensor: WireTensor(l.Tensor), Wait: WireFences(l.Wait), Event: l.Event}
 }
 
-// Lease returns the lease of a message.
-func Lease(l wire.Lease) *mempool.LeaseInfo {
+// Grant returns the grant of a message.
+func Grant(l wire.Grant) *mempool.LeaseInfo {
 	return &mempool.LeaseInfo{ID: l.ID, Buffer: l.Buffer, Generation: l.Generation, Write: l.Write, Pool: l.Pool, Block: l.Block,
 		BlockBytes: l.BlockBytes, Bytes: l.Bytes, Tensor: Tensor(l.Tensor), Wait: Fences(l.Wait), Event: l.Event}
 }

@@ -70,8 +70,8 @@ func (s *structure) pythonFunction() string { return snake(s.public) }
 // attributes returns the attributes of the public class. `of` is the expression of the message.
 func (s *structure) attributes(of, prefix string) (found []attribute) {
 	for _, f := range s.publicFields() {
-		value := of + "." + s.attribute(f)
-		name, annotation := pythonAttribute(f), f.scalar.public.python
+		value := of + "." + f.attribute()
+		name, annotation := f.attribute(), f.scalar.public.python
 		switch {
 		case f.embed:
 			found = append(found, f.of.attributes(value, prefix)...)
@@ -81,9 +81,9 @@ func (s *structure) attributes(of, prefix string) (found []attribute) {
 				part := &f.of.fields[i]
 				switch part.name {
 				case "DType":
-					found = append(found, attribute{"dtype_name", "str", `Element type, such as ` + "``\"float32\"``.", value + "." + f.of.attribute(part)})
+					found = append(found, attribute{"dtype_name", "str", `Element type, such as ` + "``\"float32\"``.", value + "." + part.attribute()})
 				case "Shape":
-					found = append(found, attribute{"shape", "tuple[int, ...]", "Elements along each axis.", value + "." + f.of.attribute(part)})
+					found = append(found, attribute{"shape", "tuple[int, ...]", "Elements along each axis.", value + "." + part.attribute()})
 				}
 			}
 			continue
@@ -104,7 +104,7 @@ func (s *structure) attributes(of, prefix string) (found []attribute) {
 		case f.none == f.name && value == plain:
 			value += " or None"
 		case f.none != "":
-			value += fmt.Sprintf(" if %s.%s else None", of, s.attribute(s.field(f.none)))
+			value += fmt.Sprintf(" if %s.%s else None", of, s.field(f.none).attribute())
 		}
 		none := ""
 		if f.none != "" {

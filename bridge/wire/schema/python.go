@@ -16,36 +16,17 @@ import (
 //go:embed messages.py.tmpl
 var pythonTemplate string
 
-// pythonNames has the Python names of the structures whose Python name differs from the Go name.
-var pythonNames = map[string]string{
-	"Lease":    "Grant", // `Lease` is a public class of the client
-	emptyReply: "Reply", // Reply is also the envelope of all other replies
-}
-
 func (s *structure) python() string {
-	if name := pythonNames[s.name]; name != "" {
-		return name
+	if s.empty() {
+		return "Reply" // the envelope of all other replies
 	}
 	return s.name
 }
 
-// keysAsNames has the structures whose fields still have their keys as names in Python.
-var keysAsNames = map[string]bool{
-	"Tensor": true, "Pool": true, "Export": true, "Fence": true, "Channel": true, "Lease": true, "Alloc": true, "LeaseReply": true,
-	"Release": true, "Leave": true, "Wanted": true,
-}
-
 const pythonColumns = 120
 
-// attribute returns the name that a field of the structure has in Python.
-func (s *structure) attribute(f *field) string {
-	if keysAsNames[s.name] {
-		return f.key
-	}
-	return pythonAttribute(f)
-}
-
-func pythonAttribute(f *field) string {
+// attribute returns the name that the field has in Python.
+func (f *field) attribute() string {
 	switch f.name {
 	case "Bytes":
 		return "nbytes"
@@ -96,7 +77,7 @@ func classes(structs []*structure) string {
 			if i == 0 {
 				out.WriteString("\n")
 			}
-			f.python(&out, s)
+			f.python(&out)
 		}
 	}
 	return out.String()
@@ -169,7 +150,7 @@ func (s *structure) docstringWith(out *strings.Builder, more ...string) {
 
 // python writes the line of the Python class that declares the field f. The field's meaning is in a comment behind the field, or above the
 // field if the line would be too long.
-func (f *field) python(out *strings.Builder, s *structure) {
+func (f *field) python(out *strings.Builder) {
 	name := f.scalar.python
 	none := f.scalar.zero
 	if f.of != nil {
@@ -183,7 +164,7 @@ func (f *field) python(out *strings.Builder, s *structure) {
 	case f.of != nil && f.optional:
 		name += " | UnsetType"
 	}
-	attribute := s.attribute(f)
+	attribute := f.attribute()
 	line := fmt.Sprintf("    %s: %s", attribute, name)
 	switch {
 	case attribute != f.key && f.optional:
@@ -195,14 +176,10 @@ func (f *field) python(out *strings.Builder, s *structure) {
 	}
 	meaning := f.brief()
 	behind := line + "  # " + meaning
-	switch {
-	case attribute == "l" || attribute == "I" || attribute == "O": // ruff refuses names that look like digits
-		wrap(out, "    # ", meaning)
-		fmt.Fprintf(out, "%s  # noqa: E741 - the wire's key\n", line)
-	case utf8.RuneCountInString(behind) > pythonColumns:
+	if utf8.RuneCountInString(behind) > pythonColumns {
 		wrap(out, "    # ", meaning)
 		fmt.Fprintln(out, line)
-	default:
+	} else {
 		fmt.Fprintln(out, behind)
 	}
 }

@@ -383,6 +383,9 @@ func (r *reader) check() error {
 			if reserved {
 				return fmt.Errorf("%s: %s: the key %q belongs to the envelope", s.name, f.name, f.key)
 			}
+			if name := f.attribute(); (s.role == request || s.role == reply) && name == "number" || s.role == reply && name == "error" {
+				return fmt.Errorf("%s: %s: the name %s belongs to the envelope in Python", s.name, f.name, name)
+			}
 			if f.embed && (f.of == nil || f.list || f.optional || !f.of.byHand) {
 				return fmt.Errorf("%s: %s: only a structure with //wire:go can be embedded", s.name, f.name)
 			}

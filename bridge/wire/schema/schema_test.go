@@ -110,6 +110,7 @@ func TestWhatTheGeneratorCannotWriteIsNamed(t *testing.T) {
 		message("X uint64 `wire:\"x?,none=Y\"` // x"):                     "Ask: X: there is no optional field Y that says whether it has a value",
 		message("X Part `wire:\"x,embed\"` // x"):                         "Ask: X: only a structure with //wire:go can be embedded",
 		message("X uint64 `wire:\"q\"` // x"):                             `Ask: X: the key "q" belongs to the envelope`,
+		message("Number uint64 `wire:\"x\"` // x"):                        "Ask: Number: the name number belongs to the envelope in Python",
 		message("X uint32 `wire:\"x\"` // x"):                             "Ask: X: package wire has no field of type uint32 yet: see field.go",
 		message("X []bool `wire:\"x\"` // x"):                             "Ask: X: package wire has no field of type []bool yet: see field.go",
 		message("X *uint64 `wire:\"x?\"` // x"):                           "Ask: X: package wire has no field of type *uint64 yet: see field.go",

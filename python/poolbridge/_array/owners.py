@@ -44,6 +44,6 @@ def offset_in(state: LeaseState, address: int) -> int | None:
     """Return the offset of `address` from the beginning of a lease's buffer; None: the address is not in the buffer."""
     for write in (False, True):
         offset = address - state.memory.address(write=write)
-        if 0 <= offset < max(state.grant.n, 1):
+        if 0 <= offset < max(state.grant.nbytes, 1):
             return offset
     return None

@@ -292,7 +292,7 @@ def find(session: Session, pool: int, given: Any) -> tuple[LeaseState, Descripti
     """
     if isinstance(given, ArrayExports):
         state = state_of(given)
-        if state.session is session and state.write and state.grant.pl == pool:
+        if state.session is session and state.write and state.grant.pool == pool:
             state.check_usable()
             return state, state.description
         return None
@@ -302,7 +302,7 @@ def find(session: Session, pool: int, given: Any) -> tuple[LeaseState, Descripti
     source = look(given)
     for state in writing:
         first = state.memory.address(write=True)
-        if not first <= source.address < first + state.grant.n:
+        if not first <= source.address < first + state.grant.nbytes:
             continue
         was = state.description
         element = was.element if source.element.typestr == was.element.typestr else source.element
@@ -342,7 +342,7 @@ def describe(state: LeaseState, source: Source, element: ElementType, offset: in
         raise InvalidArgumentError(f"the array of shape {source.shape} has more than 2**63 - 1 elements")
     low, high = _tensor.span_of(source.shape, source.strides, offset, element.itemsize)
     aligned = not any(step % element.itemsize for step in (offset, *source.strides))
-    if low < 0 or high > state.grant.n or not aligned:
+    if low < 0 or high > state.grant.nbytes or not aligned:
         raise InvalidArgumentError("the array reaches beyond the lease that it lives in: publish less of it, or a copy")
     return Description(element, source.shape, source.strides, offset, contiguous=source.contiguous)
 

@@ -39,8 +39,8 @@ _TOGETHER_SECONDS: Final = 0.001
 
 def _place(state: LeaseState) -> tuple[Any, ...]:
     """Return what frames with the same memory and description have in common; see `SessionBlock.arrays`."""
-    tensor = state.grant.t
-    return state.memory.base, tensor.dt, tensor.sh, tensor.st, tensor.of
+    tensor = state.grant.tensor
+    return state.memory.base, tensor.dtype, tensor.shape, tensor.strides, tensor.offset
 
 
 class BaseBorrowedArrays(Uncopied, ABC):
@@ -114,8 +114,8 @@ class BaseBorrowedArrays(Uncopied, ABC):
     def _complete(self, fences: tuple[Fence, ...]) -> bool:
         """Whether all `fences` of a frame are reached, so that the CPU can use the frame now."""
         for fence in fences:
-            page = self._session.timelines.page(fence.tl)
-            if page is None or not page.reached(fence.wd, fence.v) or page.died(fence.wd, fence.v):
+            page = self._session.timelines.page(fence.timeline)
+            if page is None or not page.reached(fence.word, fence.value) or page.died(fence.word, fence.value):
                 return False
         return True
 
@@ -147,11 +147,11 @@ class BaseBorrowedArrays(Uncopied, ABC):
             array = self._make(state)
         consumer = self._consumer
         if consumer is not None and self._find(state) is array:
-            consumer.keep(frame, Kept(array, state.grant.t, self._key))
+            consumer.keep(frame, Kept(array, state.grant.tensor, self._key))
         return array
 
     def _find(self, state: LeaseState) -> Any:
-        block = self._session.core.blocks.get(state.grant.bl)
+        block = self._session.core.blocks.get(state.grant.block)
         if block is not None:
             for key, array in block.arrays.get(_place(state), ()):
                 if key == self._key:

@@ -35,7 +35,7 @@ class BaseChannel:
     @property
     def name(self) -> str:
         """The channel's name."""
-        return self._info.nm
+        return self._info.name
 
     @property
     def pool(self) -> str:
@@ -45,12 +45,12 @@ class BaseChannel:
     @property
     def mode(self) -> ChannelMode:
         """``"broadcast"``: every subscriber gets every frame. ``"queue"``: each frame goes to one subscriber."""
-        return cast("ChannelMode", self._info.md)
+        return cast("ChannelMode", self._info.mode)
 
     @property
     def capacity(self) -> int:
         """How many frames the channel keeps at most."""
-        return self._info.cp
+        return self._info.capacity
 
     @property
     def full(self) -> FullPolicy:
@@ -58,7 +58,7 @@ class BaseChannel:
 
         `Client.create_channel` says what each word means.
         """
-        return cast("FullPolicy", self._info.fl)
+        return cast("FullPolicy", self._info.full)
 
     def __reduce__(self) -> Never:
         raise TypeError(

@@ -106,8 +106,8 @@ def open_channel(session: Session, name: str, *, timeout: float | None, consume:
     check_able(session)
     reply = yield Ask(request, ChannelReply, timeout)
     channel: Channel = reply.channel
-    if session.pool_info(channel.pl) is None:
-        yield Ask(Open(pool=channel.pl), PoolReply)
+    if session.pool_info(channel.pool) is None:
+        yield Ask(Open(pool=channel.pool), PoolReply)
     return channel
 
 
@@ -135,7 +135,7 @@ def publish(
     """Publish `given` as a frame of the channel, and return the frame's number in the channel."""
     texts = check_meta(meta)
     timeout = check_timeout(timeout)
-    found = _sources.find(session, channel.pl, given)
+    found = _sources.find(session, channel.pool, given)
     if found is None and event is not None:
         raise InvalidArgumentError(
             "this array has to be copied, and an event is possible only for an array that is transferred in place: "
@@ -159,7 +159,7 @@ def _publish_copy(
     """Let a stream of the GPU, or the CPU, copy `given` into a new buffer, and publish the buffer."""
     session, source = producer.session, _sources.look(given)
     description = _tensor.describe(source.shape, source.element.name)
-    state = yield from allocate(session, description, producer.channel.pl, timeout=timeout)
+    state = yield from allocate(session, description, producer.channel.pool, timeout=timeout)
     try:
         pool = state.memory.pool
         if source.ordinal is not None and source.contiguous and pool.device[0] == _dlpack.CUDA:

@@ -139,8 +139,8 @@ class ClientState:
 
     def _channel_pool(self, info: _messages.Channel) -> str:
         """Return the name of the pool whose buffers a channel carries; empty if the client does not know the pool."""
-        known = self._session.pool_info(info.pl)
-        return known.nm if known is not None else ""
+        known = self._session.pool_info(info.pool)
+        return known.name if known is not None else ""
 
     def _warn_unclosed(self) -> None:
         warnings.warn(f"unclosed {self!r}", ResourceWarning, source=self, stacklevel=3)

@@ -56,13 +56,13 @@ def pool(of: _messages.Pool) -> Pool:
     """Make a `Pool` of a message."""
     return Pool(
         id=of.id,
-        name=of.nm,
-        kind=cast("Kind", of.k),
-        device_ordinal=of.do if of.du else None,
-        device_uuid=of.du,
-        max_bytes=of.mx,
-        session_bytes=of.sx,
-        user_bytes=of.ux,
+        name=of.name,
+        kind=cast("Kind", of.kind),
+        device_ordinal=of.device_ordinal if of.device_uuid else None,
+        device_uuid=of.device_uuid,
+        max_bytes=of.max_bytes,
+        session_bytes=of.session_bytes,
+        user_bytes=of.user_bytes,
     )
 
 
@@ -288,11 +288,11 @@ def channel_info(of: _messages.ChannelEntry) -> ChannelInfo:
     """Make a `ChannelInfo` of a message."""
     return ChannelInfo(
         id=of.channel.id,
-        name=of.channel.nm,
-        pool=of.channel.pl,
-        mode=cast("ChannelMode", of.channel.md),
-        capacity=of.channel.cp,
-        full=cast("FullPolicy", of.channel.fl),
+        name=of.channel.name,
+        pool=of.channel.pool,
+        mode=cast("ChannelMode", of.channel.mode),
+        capacity=of.channel.capacity,
+        full=cast("FullPolicy", of.channel.full),
         uid=of.uid,
         producers=of.producers,
         consumers=of.consumers,
@@ -346,8 +346,8 @@ def name_info(of: _messages.NameEntry) -> NameInfo:
         buffer=of.buffer,
         pool=of.pool,
         nbytes=of.nbytes,
-        dtype_name=of.tensor.dt,
-        shape=of.tensor.sh,
+        dtype_name=of.tensor.dtype,
+        shape=of.tensor.shape,
         uid=of.uid,
         session=of.session or None,
     )
@@ -407,8 +407,8 @@ def buffer_info(of: _messages.BufferEntry) -> BufferInfo:
         pool=of.pool,
         nbytes=of.nbytes,
         block_nbytes=of.block_nbytes,
-        dtype_name=of.tensor.dt,
-        shape=of.tensor.sh,
+        dtype_name=of.tensor.dtype,
+        shape=of.tensor.shape,
         writer=of.writer or None,
         readers=of.readers,
         reads=of.reads,

@@ -34,7 +34,7 @@ class BaseLease(ArrayExports):
     @property
     def pool(self) -> str:
         """Name of the buffer's pool."""
-        return self._lease_state.pool.nm
+        return self._lease_state.pool.name
 
     @property
     def name(self) -> str | None:
@@ -44,7 +44,7 @@ class BaseLease(ArrayExports):
     @property
     def buffer_id(self) -> int:
         """The buffer's id, which stays unique until the service is restarted."""
-        return self._lease_state.grant.bf
+        return self._lease_state.grant.buffer
 
     @property
     def generation(self) -> int:
@@ -52,7 +52,7 @@ class BaseLease(ArrayExports):
 
         For a frame, this is the number of the buffer that was in the block when this client mapped the block.
         """
-        return self._lease_state.grant.ge
+        return self._lease_state.grant.generation
 
     @property
     def released(self) -> bool:

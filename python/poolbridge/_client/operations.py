@@ -31,8 +31,8 @@ from poolbridge._wire.messages import (
     Destroy,
     Fence,
     Get,
+    GrantReply,
     LeaseBuffer,
-    LeaseReply,
     Open,
     PoolReply,
     Publish,
@@ -354,7 +354,9 @@ def _allocate(session: Session, description: _tensor.Description, pool: int, tim
     late = None if timeout is None else began + timeout + session.patience
     session.collect(pool)
     try:
-        call = session.ask(Alloc(pl=pool, t=description.to_wire(), w=to_milliseconds(timeout)), LeaseReply, waiter.tell)
+        call = session.ask(
+            Alloc(pool=pool, tensor=description.to_wire(), wait=to_milliseconds(timeout)), GrantReply, waiter.tell
+        )
         while not (yield Hear(waiter, _LOOK)):
             session.check_usable()
             session.collect(pool)
@@ -364,14 +366,14 @@ def _allocate(session: Session, description: _tensor.Description, pool: int, tim
                 call.working, late = False, time.monotonic() + session.patience
         reply: Any = call.result()
         call = None  # the next statement must directly follow, as in `request_lease`
-        state = held(session, reply.l) or (yield from take(session, reply.l))
+        state = held(session, reply.grant) or (yield from take(session, reply.grant))
     except BaseException:
         if call is not None and call.error is None:
             session.abandon(call)
         raise
     finally:
         session.tally.waited(began)
-    session.tally.granted(state.grant.n)
+    session.tally.granted(state.grant.nbytes)
     return state
 
 
@@ -379,18 +381,18 @@ def request_lease(
     session: Session, description: _tensor.Description, pool: int, timeout: float | None
 ) -> Flow[LeaseState]:
     """Ask the service for a new buffer, and make a `LeaseState` for the lease that the service grants."""
-    request = Alloc(pl=pool, t=description.to_wire(), w=to_milliseconds(timeout))
+    request = Alloc(pool=pool, tensor=description.to_wire(), wait=to_milliseconds(timeout))
     began = time.monotonic()
     try:
-        reply = yield Ask(request, LeaseReply, timeout)
+        reply = yield Ask(request, GrantReply, timeout)
     except BaseException:
         session.tally.waited(began)
         raise
     # The next statement must directly follow the statement that gets the reply. If a signal handler raised an error
     # between these two statements, nothing would release the lease.
-    state = held(session, reply.l) or (yield from take(session, reply.l))
+    state = held(session, reply.grant) or (yield from take(session, reply.grant))
     session.tally.waited(began)
-    session.tally.granted(state.grant.n)
+    session.tally.granted(state.grant.nbytes)
     return state
 
 
@@ -398,8 +400,8 @@ def get(session: Session, name: str, *, write: bool, timeout: float | None) -> F
     """Lease the buffer that was published under a name."""
     timeout = check_timeout(timeout)
     request = Get(name=check_name(name, "buffer"), write=check_flag(write, "write"), wait=to_milliseconds(timeout))
-    reply = yield Ask(request, LeaseReply, timeout)
-    state = held(session, reply.l) or (yield from take(session, reply.l))
+    reply = yield Ask(request, GrantReply, timeout)
+    state = held(session, reply.grant) or (yield from take(session, reply.grant))
     state.name = request.name
     return state
 
@@ -413,8 +415,8 @@ def lease(session: Session, buffer_id: int, generation: int, *, write: bool, tim
         write=check_flag(write, "write"),
         wait=to_milliseconds(timeout),
     )
-    reply = yield Ask(request, LeaseReply, timeout)
-    return held(session, reply.l) or (yield from take(session, reply.l))
+    reply = yield Ask(request, GrantReply, timeout)
+    return held(session, reply.grant) or (yield from take(session, reply.grant))
 
 
 def publish(state: LeaseState, name: str, *, keep: bool, replace: bool, stream: Any, event: Any = None) -> Flow[None]:
@@ -453,7 +455,8 @@ def local_event(state: LeaseState, event: Any) -> Event:
     """
     if state.promise is not None:
         raise InvalidArgumentError(
-            f"the content of buffer {state.grant.bf} is promised, which says when it is complete: leave out the event"
+            f"the content of buffer {state.grant.buffer} is promised, which says when it is complete: leave out the "
+            "event"
         )
     kind, ordinal = state.memory.pool.home
     if kind != _dlpack.CUDA:
@@ -491,7 +494,7 @@ def promise(state: LeaseState) -> Flow[Promise]:
     if not state.write or state.promise is not None:
         why = "is promised already" if state.write else "is complete"
         raise InvalidArgumentError(
-            f"the content of buffer {state.grant.bf} {why}: promise it once, before it is published"
+            f"the content of buffer {state.grant.buffer} {why}: promise it once, before it is published"
         )
     session = state.session
     if _timelines.FEATURE not in session.core.features:

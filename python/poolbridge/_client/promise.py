@@ -93,7 +93,7 @@ class Promise(Uncopied):
         state.promise = None
         if published:
             state.seal()
-        if not self._timeline.page.store(self._fence.wd, self._fence.v):
+        if not self._timeline.page.store(self._fence.word, self._fence.value):
             state.session.check_usable()  # another thread has just closed the client
         if not self._failed:
             self._lease_state = None
@@ -172,7 +172,7 @@ class Promise(Uncopied):
         except (ValueError, ClosedError):
             return  # another thread has just closed the client, which has failed the promise
         warnings.warn(
-            f"the promise of buffer {state.grant.bf} was dropped before it was completed: its content has failed",
+            f"the promise of buffer {state.grant.buffer} was dropped before it was completed: its content has failed",
             ResourceWarning,
             stacklevel=1,
         )

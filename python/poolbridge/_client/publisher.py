@@ -26,7 +26,7 @@ from poolbridge._session.returns import Arena, Slots
 from poolbridge._sys import process as _process
 from poolbridge._sys.finaliser import while_running
 from poolbridge._sys.uncopied import Uncopied
-from poolbridge._wire.messages import Alloc, Fence, LeaseReply
+from poolbridge._wire.messages import Alloc, Fence, GrantReply
 from poolbridge.errors import (
     ClosedError,
     DeviceMemoryError,
@@ -84,7 +84,7 @@ class BasePublisher(Uncopied, ABC):
         self._channel = channel
         self._description = description
         self._wrap = check_wrap(wrap)
-        self._slots = Slots(channel.pl)
+        self._slots = Slots(channel.pool)
         self._stride = max(-(-description.nbytes // _ALIGNMENT), 1) * _ALIGNMENT
         self._written = False  # whether streams write the arrays
         self._decided = False  # whether a loan has decided `_written`
@@ -110,7 +110,7 @@ class BasePublisher(Uncopied, ABC):
     def _check_open(self) -> None:
         self._session.check_usable()
         if self._slots.closed:
-            raise ClosedError(f"this publisher of channel {self._channel.nm!r} was closed")
+            raise ClosedError(f"this publisher of channel {self._channel.name!r} was closed")
 
     def _alone(self, flow: Flow[_T]) -> Flow[_T]:
         """Run `flow`. Until `flow` ends, other calls of this publisher raise `InvalidArgumentError`."""
@@ -164,7 +164,7 @@ class BasePublisher(Uncopied, ABC):
         try:
             loan = slots.loan
             if loan is None:
-                raise ClosedError(f"this publisher of channel {self._channel.nm!r} was closed")
+                raise ClosedError(f"this publisher of channel {self._channel.name!r} was closed")
             twin = session.lend(loan[0].state.part(loan[1], self._description.nbytes, self._description))
             if not twin.sent:
                 self._check_open()
@@ -199,11 +199,11 @@ class BasePublisher(Uncopied, ABC):
     def _begin(self, producer: Producer, deadline: float | None, stream: Any) -> Flow[None]:
         """Get the first arena: with fewer slots if the pool has not enough room. Wait only for an arena of one slot."""
         more = 0 if self._stride > _SMALL else _MORE if stream is None else _MORE_ON_STREAMS
-        size = self._channel.cp + _LEAST + more
+        size = self._channel.capacity + _LEAST + more
         while True:
             left = 0.0 if size > 1 else None if deadline is None else max(deadline - time.monotonic(), 0.0)
             try:
-                state = yield from request_lease(self._session, self._slots_of(size), self._channel.pl, left)
+                state = yield from request_lease(self._session, self._slots_of(size), self._channel.pool, left)
                 break
             except (PoolLimitError, DeviceMemoryError) as error:
                 if size == 1:
@@ -256,18 +256,18 @@ class BasePublisher(Uncopied, ABC):
                     try:
                         reply: Any = call.result()
                         call = None  # the next statement must directly follow, as in `request_lease`
-                        state = held(session, reply.l) or (yield from take(session, reply.l))
+                        state = held(session, reply.grant) or (yield from take(session, reply.grant))
                     except (PoolLimitError, DeviceMemoryError):
                         call, size = None, size // 2
                         if not size:
                             size, self._refused = slots.counts[0], time.monotonic() + _PATIENCE
                         continue
-                    session.tally.granted(state.grant.n)
+                    session.tally.granted(state.grant.nbytes)
                     session.add_arena(slots, Arena(state, producer, size, self._stride))
                     return
                 if call is None and not pending and time.monotonic() >= self._refused and not session.core.owed:
-                    request = Alloc(pl=self._channel.pl, t=self._slots_of(size).to_wire(), w=0)
-                    call = session.ask(request, LeaseReply, waiter.tell)
+                    request = Alloc(pool=self._channel.pool, tensor=self._slots_of(size).to_wire(), wait=0)
+                    call = session.ask(request, GrantReply, waiter.tell)
                     yield Hear(waiter, _LOOK)
                     continue
                 if left == 0 and (call is None or time.monotonic() >= began + _PATIENCE):
@@ -287,17 +287,17 @@ class BasePublisher(Uncopied, ABC):
         for timeline in session.timelines.unknown(session.core.epoch, fences):
             yield from know_timeline(session, timeline)
         for fence in fences:
-            page = session.timelines.page(fence.tl)
-            if page is not None and not page.reached(fence.wd, fence.v):
-                yield Sleep(partial(page.wait, fence.wd, fence.v), seconds)
+            page = session.timelines.page(fence.timeline)
+            if page is not None and not page.reached(fence.word, fence.value):
+                yield Sleep(partial(page.wait, fence.word, fence.value), seconds)
                 return
 
     def _no_slot(self) -> PoolLimitError:
-        channel, pool = self._channel, self._session.pool_info(self._channel.pl)
+        channel, pool = self._channel, self._session.pool_info(self._channel.pool)
         return PoolLimitError(
-            f"all {self._slots.counts[0]} slots of this publisher are in use: channel {channel.nm!r} keeps up to "
-            f"{channel.cp} frames, its consumers hold the others, and pool {pool.nm if pool else ''!r} has no room for "
-            "more slots: release frames sooner, or make the pool larger"
+            f"all {self._slots.counts[0]} slots of this publisher are in use: channel {channel.name!r} keeps up to "
+            f"{channel.capacity} frames, its consumers hold the others, and pool {pool.name if pool else ''!r} has "
+            "no room for more slots: release frames sooner, or make the pool larger"
         )
 
     # Order on streams
@@ -378,8 +378,8 @@ class BasePublisher(Uncopied, ABC):
         fence = follower.write()
         if fence is None:
             return None
-        slots.fences = [(fence.tl, fence.wd, fence.v)]
-        return fence.wd, fence.v
+        slots.fences = [(fence.timeline, fence.word, fence.value)]
+        return fence.word, fence.value
 
     def _fence(self, stream: Any) -> Flow[tuple[int, int]]:
         """Make the fence that is reached when the array on loan is complete, and return the fence's word and value.
@@ -393,8 +393,8 @@ class BasePublisher(Uncopied, ABC):
         fence = yield from ready(lender, None)
         lender.fences, lender.streams = (), None
         self._check_open()
-        slots.fences = [] if fence is None else [(fence.tl, fence.wd, fence.v)]
-        return (0, 0) if fence is None else (fence.wd, fence.v)
+        slots.fences = [] if fence is None else [(fence.timeline, fence.word, fence.value)]
+        return (0, 0) if fence is None else (fence.word, fence.value)
 
     # Publishing
 
@@ -432,7 +432,7 @@ class BasePublisher(Uncopied, ABC):
     def __repr__(self) -> str:
         return (
             f"<poolbridge.{type(self).__name__} of {self.dtype_name}{list(self.shape)} "
-            f"in channel {self._channel.nm!r}{', closed' if self._slots.closed else ''}>"
+            f"in channel {self._channel.name!r}{', closed' if self._slots.closed else ''}>"
         )
 
 

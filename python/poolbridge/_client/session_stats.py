@@ -95,7 +95,7 @@ def session_stats(session: Session) -> SessionStats:
         channels = tuple(_channel(one) for one in tally.channels.values())
     return SessionStats(
         leases=len(held),
-        lease_bytes=sum(state.grant.n for state in held),
+        lease_bytes=sum(state.grant.nbytes for state in held),
         allocated=tally.allocated,
         allocated_bytes=tally.allocated_bytes,
         memory_waits=Waits(tally.memory_waits, tally.memory_seconds),

@@ -122,7 +122,7 @@ def _releases(lease: Any, **_options: Any) -> Operation:
 
 
 def _releases_frame(frame: Any, *_args: Any, **_options: Any) -> Operation:
-    channel = frame._consumer.channel.nm  # noqa: SLF001
+    channel = frame._consumer.channel.name  # noqa: SLF001
     return Operation("release", channel=channel, pool=frame.pool, nbytes=frame.nbytes, seq=frame.seq)
 
 
@@ -141,7 +141,7 @@ def _published(operation: Operation, _channel: Any, number: int) -> None:
 
 
 def _loans(publisher: Any, *_args: Any, **_options: Any) -> Operation:
-    return Operation("allocate", channel=publisher._channel.nm, nbytes=publisher._description.nbytes)  # noqa: SLF001
+    return Operation("allocate", channel=publisher._channel.name, nbytes=publisher._description.nbytes)  # noqa: SLF001
 
 
 def _publishes_loan(publisher: Any, *, meta: Mapping[str, str] | None = None, **_options: Any) -> Operation:
@@ -152,7 +152,7 @@ def _publishes_loan(publisher: Any, *, meta: Mapping[str, str] | None = None, **
 
 def _receives(of: Any, *_args: Any, **_options: Any) -> Operation:
     channel = of._consumer.channel if of._consumer is not None else None  # noqa: SLF001
-    return Operation("receive", channel=channel.nm if channel is not None else None)
+    return Operation("receive", channel=channel.name if channel is not None else None)
 
 
 def _receives_async(subscription: Any, *_args: Any, **_options: Any) -> Operation:
@@ -166,7 +166,7 @@ def _received(operation: Operation, _subscription: Any, frame: Any) -> None:
 
 
 def _borrowed(operation: Operation, arrays: Any, array: Any) -> None:
-    operation.channel, operation.nbytes = arrays._consumer.channel.nm, _bytes_of(array)  # noqa: SLF001
+    operation.channel, operation.nbytes = arrays._consumer.channel.name, _bytes_of(array)  # noqa: SLF001
     operation.seq, operation.dropped, operation.meta = arrays.seq, arrays.dropped, arrays.meta
 
 

@@ -75,6 +75,6 @@ class DeviceKind(Kind):
 
     def map_pool(self, pool: Pool, export: bytes, descriptors: Descriptors) -> DevicePool:  # noqa: ARG002
         """Import the pool on the GPU that has its memory. Close the descriptor: the import itself keeps the memory."""
-        ordinal = _cuda.find_device(pool.du)
+        ordinal = _cuda.find_device(pool.device_uuid)
         with descriptors.lent() as fd:
             return DevicePool(self.name, ordinal, _pools.import_pool(ordinal, fd))

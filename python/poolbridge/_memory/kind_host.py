@@ -111,4 +111,4 @@ class HostKind(Kind):
     def map_pool(self, pool: Pool, export: bytes, descriptors: Descriptors) -> HostPool:  # noqa: ARG002
         """Map the pool's memfd. Close the memfd's descriptor: the mappings themselves keep the memory."""
         with descriptors.lent() as fd:
-            return HostPool(fd, pool.mx)
+            return HostPool(fd, pool.max_bytes)

@@ -100,8 +100,8 @@ class LegacyKind(Kind):
         if device is None:
             return None
         ordinal = _cuda.ordinal_of(device)
-        return None if ordinal == _cuda.find_device(pool.du) else ordinal
+        return None if ordinal == _cuda.find_device(pool.device_uuid) else ordinal
 
     def map_pool(self, pool: Pool, export: bytes, descriptors: Descriptors) -> LegacyPool:  # noqa: ARG002
         """Find the GPU that has the pool's memory, by its UUID. There is no mapping of the whole pool."""
-        return LegacyPool(self.name, _cuda.find_device(pool.du))
+        return LegacyPool(self.name, _cuda.find_device(pool.device_uuid))

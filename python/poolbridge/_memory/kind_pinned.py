@@ -99,6 +99,6 @@ class PinnedKind(Kind):
 
     def map_pool(self, pool: Pool, export: bytes, descriptors: Descriptors) -> PinnedPool:  # noqa: ARG002
         """Import the pool for the GPU that `pool` names. Close the descriptor: the import itself keeps the memory."""
-        ordinal = _cuda.find_device(pool.du)
+        ordinal = _cuda.find_device(pool.device_uuid)
         with descriptors.lent() as fd:
             return PinnedPool(self.name, _cuda_imports.PinnedPool(ordinal, fd))

@@ -78,4 +78,4 @@ class VMMKind(Kind):
 
     def map_pool(self, pool: Pool, export: bytes, descriptors: Descriptors) -> VMMPool:  # noqa: ARG002
         """Find the GPU that has the pool's memory, by its UUID. There is no mapping of the whole pool."""
-        return VMMPool(self.name, _cuda.find_device(pool.du))
+        return VMMPool(self.name, _cuda.find_device(pool.device_uuid))

@@ -78,7 +78,7 @@ class Mappings:
             The GPU that will work on the memory; None: the pool's own GPU. The caller has to call `reach` to give this
             GPU access.
         """
-        kind = _kinds.load(known.info.k)
+        kind = _kinds.load(known.info.kind)
         key = (epoch, known.info.id, kind.apart(known.info, device))
         with self._lock:
             try:

@@ -65,4 +65,4 @@ class SessionBlock(Struct, eq=False, gc=True):
 
     def used(self, fence: Fence) -> None:
         """Note the fence of a stream's work on the block. If a word has several fences, keep only the largest value."""
-        self.uses[fence.wd] = max(fence.v, self.uses.get(fence.wd, 0))
+        self.uses[fence.word] = max(fence.value, self.uses.get(fence.word, 0))

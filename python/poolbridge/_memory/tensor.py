@@ -155,7 +155,7 @@ class Description:
         """
         itemsize = self.element.itemsize
         strides = () if self.contiguous else tuple(stride // itemsize for stride in self.strides)
-        return Tensor(dt=self.element.name, sh=self.shape, st=strides, of=self.offset)
+        return Tensor(dtype=self.element.name, shape=self.shape, strides=strides, offset=self.offset)
 
 
 def c_strides(shape: Sequence[int], itemsize: int) -> tuple[int, ...]:
@@ -270,28 +270,28 @@ def from_wire(tensor: Tensor, nbytes: int) -> Description:
     ProtocolError
         The description is inconsistent, or an element lies outside of the buffer.
     """
-    return _checked(tensor.dt, tensor.sh, tensor.st, tensor.of, nbytes)
+    return _checked(tensor.dtype, tensor.shape, tensor.strides, tensor.offset, nbytes)
 
 
 @lru_cache(maxsize=256)
-def _checked(dt: str, shape: tuple[int, ...], st: tuple[int, ...], offset: int, nbytes: int) -> Description:
+def _checked(dtype: str, shape: tuple[int, ...], steps: tuple[int, ...], offset: int, nbytes: int) -> Description:
     """Check a description. The results are cached, because the frames of a channel have few different descriptions."""
-    element = ELEMENT_TYPES.get(dt)
+    element = ELEMENT_TYPES.get(dtype)
     if element is None:
-        raise ProtocolError(f"the service describes elements of unknown type {dt!r}")
+        raise ProtocolError(f"the service describes elements of unknown type {dtype!r}")
     itemsize = element.itemsize
     if len(shape) > MAX_DIMS:
         raise ProtocolError(f"the service describes a tensor of {len(shape)} axes; at most {MAX_DIMS} can be")
-    if st:
-        if len(st) != len(shape):
-            raise ProtocolError(f"the service sent {len(st)} strides for {len(shape)} axes")
-        strides = tuple(stride * itemsize for stride in st)
+    if steps:
+        if len(steps) != len(shape):
+            raise ProtocolError(f"the service sent {len(steps)} strides for {len(shape)} axes")
+        strides = tuple(stride * itemsize for stride in steps)
     else:
         strides = c_strides(shape, itemsize)
     if offset % itemsize:
         raise ProtocolError(f"the byte offset {offset} is no multiple of the {itemsize} bytes of an element")
     if math.prod(max(extent, 1) for extent in shape) > MAX_UINT or any(abs(stride) > MAX_UINT for stride in strides):
-        raise ProtocolError(f"shape {shape} or strides {st or 'in C order'} exceed 2**63 - 1 elements or bytes")
+        raise ProtocolError(f"shape {shape} or strides {steps or 'in C order'} exceed 2**63 - 1 elements or bytes")
     first, last = span_of(shape, strides, offset, itemsize)
     if first < 0 or last > nbytes:
         raise ProtocolError(f"the tensor's elements lie in bytes {first} to {last} of a buffer of {nbytes} bytes")

@@ -169,8 +169,8 @@ def ready_event(state: Held) -> Event | None:
     EventUnavailableError
         This process cannot open the event.
     """
-    if state.event is None and state.grant.ev:
-        state.event = _event.open_event(state.memory.pool.home[1], state.grant.ev)
+    if state.event is None and state.grant.event:
+        state.event = _event.open_event(state.memory.pool.home[1], state.grant.event)
     return state.event
 
 
@@ -198,8 +198,8 @@ def wait(state: Held, seconds: float | None = None) -> None:
     limit = state.session.patience if seconds is None else seconds
     deadline = time.monotonic() + limit
     for fence in _unreached(state):
-        page = state.session.timelines.page(fence.tl)
-        if page is None or page.wait(fence.wd, fence.v, max(deadline - time.monotonic(), 0)):
+        page = state.session.timelines.page(fence.timeline)
+        if page is None or page.wait(fence.word, fence.value, max(deadline - time.monotonic(), 0)):
             continue
         raise is_late(state, limit)
     _unreached(state)
@@ -208,7 +208,7 @@ def wait(state: Held, seconds: float | None = None) -> None:
 def is_late(state: Held, seconds: float) -> WaitTimeoutError:
     """Return the error to raise when the content was not complete within `seconds`."""
     return WaitTimeoutError(
-        f"buffer {state.grant.bf} is not ready after {seconds:g} s: another process still works on it"
+        f"buffer {state.grant.buffer} is not ready after {seconds:g} s: another process still works on it"
     )
 
 
@@ -223,11 +223,11 @@ def check(state: Held) -> None:
         The process that wrote the content died before it completed the content.
     """
     if lost(state):
-        reason = next(filter(None, map(partial(_reason, state), state.grant.wt)), "")
+        reason = next(filter(None, map(partial(_reason, state), state.grant.wait)), "")
         if reason:
-            raise ContentFailedError(f"buffer {state.grant.bf} is incomplete; its producer says: {reason}")
+            raise ContentFailedError(f"buffer {state.grant.buffer} is incomplete; its producer says: {reason}")
         raise ProducerDiedError(
-            f"buffer {state.grant.bf} is incomplete: the process that wrote it died before finishing"
+            f"buffer {state.grant.buffer} is incomplete: the process that wrote it died before finishing"
         )
 
 
@@ -235,18 +235,18 @@ def lost(state: Held) -> bool:
     """Whether this process knows that the content will never be complete."""
     if _process.pid != state.session.pid:
         state.session.check_usable()  # a forked child has no pages to read
-    if not state.lost and not state.grant.wr:
-        for fence in state.grant.wt:
-            page = state.session.timelines.page(fence.tl)
-            if page is not None and page.died(fence.wd, fence.v):
+    if not state.lost and not state.grant.write:
+        for fence in state.grant.wait:
+            page = state.session.timelines.page(fence.timeline)
+            if page is not None and page.died(fence.word, fence.value):
                 state.lost = True
     return state.lost
 
 
 def _reason(state: Held, fence: Fence) -> str:
     """Return why the content failed, as the process that must write the fence says; "" if it gave no reason."""
-    page = state.session.timelines.page(fence.tl)
-    return page.reason(fence.wd) if page is not None and page.died(fence.wd, fence.v) else ""
+    page = state.session.timelines.page(fence.timeline)
+    return page.reason(fence.word) if page is not None and page.died(fence.word, fence.value) else ""
 
 
 def _unreached(state: Held) -> tuple[Fence, ...]:
@@ -259,14 +259,14 @@ def _unreached(state: Held) -> tuple[Fence, ...]:
         timelines = state.session.timelines
         left = []
         for fence in state.fences:
-            page = timelines.page(fence.tl)
-            if page is None and state.single and not state.grant.wr:
+            page = timelines.page(fence.timeline)
+            if page is None and state.single and not state.grant.write:
                 # This lease is of a frame, and the service has forgotten the timeline of the frame's fence: the service
                 # does not know which processes read a frame. This process cannot know whether the content is complete,
                 # so the content counts as failed.
                 state.session.check_usable()
                 state.lost = True
-            elif page is not None and not page.reached(fence.wd, fence.v):
+            elif page is not None and not page.reached(fence.word, fence.value):
                 left.append(fence)
         check(state)  # `check` comes before the fences are forgotten, so that every later use raises, too
         state.fences = tuple(left)
@@ -285,18 +285,18 @@ def _make_wait(state: Held, key: StreamKey) -> None:
     own = timelines.streams_of(key.ordinal)
     word = own.word(key) if own is not None else None
     for fence in left:
-        page = timelines.page(fence.tl)
+        page = timelines.page(fence.timeline)
         if page is None:
             continue
         address = page.on_device(key.ordinal) if own is not None else 0
         if own is None or not address:
             wait(state)
             return
-        if word is not None and fence.tl == own.id and fence.wd == word.index:
+        if word is not None and fence.timeline == own.id and fence.word == word.index:
             continue  # the fence belongs to earlier work of the same stream
-        timelines.waits(own, key, [fence.tl])
+        timelines.waits(own, key, [fence.timeline])
         page.await_writers()
-        _cuda_stream.wait(key.ordinal, key.handle, address + 8 * fence.wd, fence.v)
+        _cuda_stream.wait(key.ordinal, key.handle, address + 8 * fence.word, fence.value)
 
 
 class Follower(_NativeFollower):
@@ -579,8 +579,8 @@ def _joined(state: Held, own: Timeline) -> Fence | None:
         fence = own.write(key)
         if fence is not None:
             state.session.timelines.waits(own, last, [own.id])
-            address = own.page.on_device(key.ordinal) + 8 * fence.wd
-            _cuda_stream.wait(last.ordinal, last.handle, address, fence.v)
+            address = own.page.on_device(key.ordinal) + 8 * fence.word
+            _cuda_stream.wait(last.ordinal, last.handle, address, fence.value)
     return own.write(last)
 
 

@@ -251,7 +251,7 @@ class Timeline:
 
     def fail(self, fence: Fence, reason: str) -> bool:
         """Mark the fence of a promise as failed. Return False if the fence is reached, or has failed already."""
-        failed = self.page.fail(fence.wd, fence.v, reason)
+        failed = self.page.fail(fence.word, fence.value, reason)
         self._failed += failed
         return failed
 

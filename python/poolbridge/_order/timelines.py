@@ -56,14 +56,14 @@ class Timelines:
         """Return the ids of those timelines of `fences` whose pages this session must request from the service."""
         found = []
         for fence in fences:
-            if fence.tl in self.pages or fence.tl in found:
+            if fence.timeline in self.pages or fence.timeline in found:
                 continue
-            page = PAGES.find(epoch, fence.tl)
+            page = PAGES.find(epoch, fence.timeline)
             if page is None:
-                found.append(fence.tl)
+                found.append(fence.timeline)
             else:
                 self._epoch = epoch
-                self.pages[fence.tl] = page
+                self.pages[fence.timeline] = page
         return found
 
     def page(self, timeline: int) -> Page | None:
@@ -86,16 +86,16 @@ class Timelines:
     def pin(self, fences: Iterable[Fence]) -> None:
         """Keep the pages of `fences` mapped until `unpin` is called for them. The caller holds the session's lock."""
         for fence in fences:
-            self._pins[fence.tl] = self._pins.get(fence.tl, 0) + 1
+            self._pins[fence.timeline] = self._pins.get(fence.timeline, 0) + 1
 
     def unpin(self, fences: Iterable[Fence]) -> None:
         """Undo `pin` for the same fences. The caller holds the session's lock."""
         for fence in fences:
-            left = self._pins.get(fence.tl, 0) - 1
+            left = self._pins.get(fence.timeline, 0) - 1
             if left > 0:
-                self._pins[fence.tl] = left
+                self._pins[fence.timeline] = left
             else:
-                self._pins.pop(fence.tl, None)
+                self._pins.pop(fence.timeline, None)
         if self._forgotten:
             self.tidy()
 

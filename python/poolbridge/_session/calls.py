@@ -33,7 +33,7 @@ class Call:
 
     def __init__(self, request: Request, reply_type: type[Reply], on_done: Callable[[], object]) -> None:
         self.request: Any = request
-        self.number = request.q
+        self.number = request.number
         self.reply_type = reply_type
         self.on_done = on_done
         self.abandoned = False

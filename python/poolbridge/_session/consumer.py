@@ -123,12 +123,12 @@ class Consumer(Membership):
         super().__init__(session, channel, "consumer", native, member)
         self.credit = credit
         self.auto = auto
-        self.queue = channel.md == "queue"
+        self.queue = channel.mode == "queue"
         # Frames share a fence only if the channel is a broadcast that drops no frames. The frames of a queue are
         # acknowledged one by one. If the channel may drop frames, producers do not wait for a consumer that keeps
         # frames, and need another block for each kept frame.
-        keeps = not self.queue and (full or channel.fl) in {"block", "fail"}
-        self.most_unfenced = min(channel.cp // _PLACES, _MOST_UNFENCED) if keeps else 0
+        keeps = not self.queue and (full or channel.full) in {"block", "fail"}
+        self.most_unfenced = min(channel.capacity // _PLACES, _MOST_UNFENCED) if keeps else 0
         self.unsettled: set[int] = set()
         self.ended = False
         self.error: PoolbridgeError | None = None
@@ -139,7 +139,7 @@ class Consumer(Membership):
         self._undecided: list[tuple[Grant, tuple[Fence, ...]]] = []
         self._credited: threading.Event | None = None
         self._looking = threading.Lock()
-        self._slots = max(1 << (2 * channel.cp - 1).bit_length(), MIN_SLOTS)
+        self._slots = max(1 << (2 * channel.capacity - 1).bit_length(), MIN_SLOTS)
         self._frames: dict[int, _native.Frame] = {}  # by grant id
         self._granted: Grant | None = None  # the grant that was made last
         self._counted: set[int] = set()  # ids of the grants that are counted as leases of their blocks
@@ -266,21 +266,21 @@ class Consumer(Membership):
             tensor = kept.tensor
         else:
             dtype, shape, strides, offset = frame.description or ("", (), None, 0)
-            tensor = Tensor(dt=dtype, sh=shape, st=strides or (), of=offset)
+            tensor = Tensor(dtype=dtype, shape=shape, strides=strides or (), offset=offset)
         grant = Grant(
             id=next(_ids),
-            bf=frame.buffer,
-            ge=0,
-            pl=self.channel.pl,
-            bl=frame.block,
-            bs=0,
-            n=frame.nbytes,
-            t=tensor,
-            wt=fences_of(frame),
-            ev=frame.event or b"",
+            buffer=frame.buffer,
+            generation=0,
+            pool=self.channel.pool,
+            block=frame.block,
+            block_nbytes=0,
+            nbytes=frame.nbytes,
+            tensor=tensor,
+            wait=fences_of(frame),
+            event=frame.event or b"",
         )
         with self.session.lock:
-            self.session.timelines.pin(grant.wt)
+            self.session.timelines.pin(grant.wait)
             self._granted = grant
             self._frames[grant.id] = frame
             self.unsettled.add(grant.id)
@@ -295,18 +295,18 @@ class Consumer(Membership):
             The frame is larger than its block, or the block belongs to another pool.
         """
         with self.session.lock:
-            block = self.session.core.blocks.get(grant.bl)
+            block = self.session.core.blocks.get(grant.block)
             if block is None:
                 return False
-            end = self._frames[grant.id].base + grant.n
-            if end > block.size or block.pool != self.channel.pl:
+            end = self._frames[grant.id].base + grant.nbytes
+            if end > block.size or block.pool != self.channel.pool:
                 raise ProtocolError(
                     f"a frame that ends at byte {end} does not fit into block {block.id} of {block.size}"
                 )
             if grant.id not in self._counted:
                 block.leases += 1
                 self._counted.add(grant.id)
-            grant.bs, grant.ge = block.size, block.generation
+            grant.block_nbytes, grant.generation = block.size, block.generation
         return True
 
     def part(self, grant: Grant, block: BlockMemory) -> BlockMemory:
@@ -317,7 +317,7 @@ class Consumer(Membership):
     def learn(self, grant: Grant) -> Flow[None]:
         """Count a frame as a lease of its block. If this session does not know the block, ask for the block first."""
         while not self.count(grant):
-            yield Ask(Map(channel=self.channel.id, block=grant.bl), MapReply)
+            yield Ask(Map(channel=self.channel.id, block=grant.block), MapReply)
 
     def keep(self, frame: _native.Frame, kept: Kept) -> None:
         """Keep the array of a frame for later frames with the same producer, block and description."""
@@ -345,7 +345,7 @@ class Consumer(Membership):
     def report(self, number: int, why: object) -> FrameCorruptError:
         """Tell the service which frame is inconsistent, and return the error that the caller must raise."""
         self.session.tell(Doubt(channel=self.channel.id, member=self.member, sequence=number))
-        return FrameCorruptError(f"frame {number} of channel {self.channel.nm!r} has failed: {why}")
+        return FrameCorruptError(f"frame {number} of channel {self.channel.name!r} has failed: {why}")
 
     # Settling
 
@@ -445,7 +445,7 @@ class Consumer(Membership):
                 if number in self._given and sum(other.number == number for other in self._frames.values()) < 2:
                     self._given.discard(number)
             del self._frames[grant.id]
-            self.session.timelines.unpin(grant.wt)
+            self.session.timelines.unpin(grant.wait)
         self.unsettled.discard(grant.id)
         self._tell()
         if grant.id in self._counted:
@@ -464,7 +464,7 @@ class Consumer(Membership):
             self.end_lone(number, fences, back=back)
 
     def _let_go(self, number: int, fences: tuple[Fence, ...] = (), *, back: bool) -> None:
-        word, value = (fences[0].wd, fences[0].v) if fences else (0, 0)
+        word, value = (fences[0].word, fences[0].value) if fences else (0, 0)
         if self._end_native(number, word, value, back=back) is NATIVE.Condition.FENCE_PENDING:
             self.session.later(partial(self._end_after, number, word, value, back=back))
 
@@ -599,7 +599,7 @@ def _receive(consumer: Consumer, seconds: float | None, spin: float | None) -> F
                     "as many frames are not acknowledged as its credit allows: acknowledge some, by ack() or release(),"
                     " or subscribe with a larger credit="
                 )
-            raise WaitTimeoutError(f"channel {consumer.channel.nm!r}, after {seconds:g} s: {why}")
+            raise WaitTimeoutError(f"channel {consumer.channel.name!r}, after {seconds:g} s: {why}")
 
 
 def _end_or_fail(consumer: Consumer, got: Any) -> Flow[None]:
@@ -615,7 +615,8 @@ def _end_or_fail(consumer: Consumer, got: Any) -> Flow[None]:
         )
     elif got is condition.HANDS_FULL:
         raise PoolLimitError(
-            f"256 frames of channel {consumer.channel.nm!r} are in hand: drop or release some of them and their arrays"
+            f"256 frames of channel {consumer.channel.name!r} are in hand: drop or release some of them and "
+            "their arrays"
         )
     elif not consumer.ended:
         yield from consumer.evicted()

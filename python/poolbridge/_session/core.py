@@ -30,9 +30,9 @@ from poolbridge._wire.messages import (
     Forget,
     Goodbye,
     Grant,
+    GrantReply,
     HelloReply,
     JoinReply,
-    LeaseReply,
     Leave,
     Map,
     MapReply,
@@ -126,7 +126,7 @@ class Core:
         ProtocolError
             The request does not fit into a packet. The core is unchanged.
         """
-        number = request.q = self._next_number()
+        number = request.number = self._next_number()
         packet = encode(request)
         call = self._calls[number] = Call(request, reply_type, on_done)
         self.outbox.append(packet)
@@ -141,9 +141,9 @@ class Core:
         if not call.done and not call.abandoned:
             call.abandoned = True
             self.tell(Cancel(request=call.number))
-        elif isinstance(call.reply, LeaseReply) and not call.abandoned:
+        elif isinstance(call.reply, GrantReply) and not call.abandoned:
             call.abandoned = True
-            self.release(call.reply.l, failed=False)
+            self.release(call.reply.grant, failed=False)
         elif isinstance(call.reply, JoinReply):
             self._unjoin(call)
 
@@ -170,11 +170,11 @@ class Core:
         descriptors = self.seats.pop(call.number, None)
         if descriptors is not None and isinstance(call.reply, JoinReply):
             descriptors.close()
-            self.tell(Leave(ch=call.request.channel, mb=call.reply.member))
+            self.tell(Leave(channel=call.request.channel, member=call.reply.member))
 
     def forsake(self, request: Request) -> None:
         """Stop waiting for the reply to a request, if `start` has put this request into the outbox."""
-        call = self._calls.get(request.q)
+        call = self._calls.get(request.number)
         if call is not None and call.request is request:
             self.abandon(call)
 
@@ -186,15 +186,15 @@ class Core:
         SessionBlock or None
             The lease's block, if the service has recalled the block and this session has no other lease on it.
         """
-        request = Release(l=grant.id, fl=failed, dt=fences)
+        request = Release(lease=grant.id, failed=failed, done=fences)
         if self.checks_leases:
-            request.se = structs.replace(grant, x=UNSET, wt=(), ev=b"")
+            request.seen = structs.replace(grant, export=UNSET, wait=(), event=b"")
         self.tell(request)
         return self.forget(grant, fences)
 
     def forget(self, grant: Grant, fences: tuple[Fence, ...] = ()) -> SessionBlock | None:
         """Note that a lease has ended, and which fences cover the work on its block. Returns the same as `release`."""
-        block = self.blocks.get(grant.bl)
+        block = self.blocks.get(grant.block)
         if block is None:
             return None
         for fence in fences:
@@ -248,7 +248,7 @@ class Core:
             reply = decode(data, call.reply_type)
         except ProtocolError:
             return False  # an error or a malformed packet: `_look` decides
-        if reply.q != call.number or not isinstance(reply.e, UnsetType):
+        if reply.number != call.number or not isinstance(reply.error, UnsetType):
             return False
         self._answer(call, reply, descriptors)
         return True
@@ -257,16 +257,16 @@ class Core:
         # Decode only the keys of `Envelope` here. Later code decodes and checks the packet as its own message type.
         envelope = decode(data, Envelope, checked=True)
         idle: list[SessionBlock] = []
-        if envelope.q:
+        if envelope.number:
             self._reply(envelope, data, descriptors)
-        elif name := decode(data, Notice, checked=True).n:
+        elif name := decode(data, Notice, checked=True).name:
             idle = self._notice(name, data, descriptors)
         else:
             check(data)
-            if isinstance(envelope.e, UnsetType):
+            if isinstance(envelope.error, UnsetType):
                 raise ProtocolError("a packet is neither a reply nor a notice")
             # The error belongs to no request: the service sends such an error before it closes the connection.
-            raise _received_errors.exception(envelope.e.code, envelope.e.message)
+            raise _received_errors.exception(envelope.error.code, envelope.error.message)
         return idle
 
     def _notice(self, name: str, data: bytes, descriptors: Descriptors) -> list[SessionBlock]:
@@ -295,7 +295,7 @@ class Core:
     def _member(self, member: Member, descriptors: Descriptors) -> None:
         """Pass the file of a new member of a channel to this session's members of the other role in that channel."""
         _, own = _claim(member.export, descriptors)
-        fd = own.one() if member.export.f else None  # without a descriptor, the member has left already
+        fd = own.one() if member.export.fds else None  # without a descriptor, the member has left already
         try:
             for mine in self.members:
                 if mine.channel.id == member.channel and mine.role != member.role:
@@ -311,14 +311,14 @@ class Core:
             waiter.tell()
 
     def _reply(self, envelope: Envelope, data: bytes, descriptors: Descriptors) -> None:
-        call = self._calls.get(envelope.q)
+        call = self._calls.get(envelope.number)
         if call is None:
-            if not self._all_issued and envelope.q > self._number:
-                raise ProtocolError(f"a reply to request {envelope.q}, which was never sent")
+            if not self._all_issued and envelope.number > self._number:
+                raise ProtocolError(f"a reply to request {envelope.number}, which was never sent")
             self._take_unawaited(envelope, data, descriptors)
             return
-        if not isinstance(envelope.e, UnsetType):
-            error = _received_errors.exception(envelope.e.code, envelope.e.message)
+        if not isinstance(envelope.error, UnsetType):
+            error = _received_errors.exception(envelope.error.code, envelope.error.message)
             decode(data, Reply)
             del self._calls[call.number]
             self._answered.append((call.request, call.reply_type))
@@ -328,8 +328,8 @@ class Core:
 
     def _take_unawaited(self, envelope: Envelope, data: bytes, descriptors: Descriptors) -> None:
         """Process a reply that no call awaits, such as a second reply. End the lease or membership that it grants."""
-        asked = next((one for one in self._answered if one[0].q == envelope.q), None)
-        if asked is None or not isinstance(envelope.e, UnsetType):
+        asked = next((one for one in self._answered if one[0].number == envelope.number), None)
+        if asked is None or not isinstance(envelope.error, UnsetType):
             decode(data, Reply)
             descriptors.close()
             return
@@ -341,8 +341,8 @@ class Core:
         self._learn(call, reply, descriptors)
         if self._calls.pop(call.number, None) is not None:
             self._answered.append((call.request, call.reply_type))
-        if call.abandoned and isinstance(reply, LeaseReply):
-            block = self.release(reply.l, failed=False)
+        if call.abandoned and isinstance(reply, GrantReply):
+            block = self.release(reply.grant, failed=False)
             if block is not None and block.mapped is None:
                 self.drop(block)
         call.reply = reply
@@ -351,11 +351,11 @@ class Core:
         call.on_done()
 
     def _learn(self, call: Call, reply: Reply, descriptors: Descriptors) -> None:
-        if isinstance(reply, LeaseReply):
-            self._learn_grant(reply.l, descriptors)
+        if isinstance(reply, GrantReply):
+            self._learn_grant(reply.grant, descriptors)
         elif isinstance(reply, PoolReply):
-            export, own = _claim(reply.pool.x, descriptors)
-            info = structs.replace(reply.pool, x=UNSET)
+            export, own = _claim(reply.pool.export, descriptors)
+            info = structs.replace(reply.pool, export=UNSET)
             if info.id in self.pools:
                 own.close()
                 self.pools[info.id].info = info
@@ -386,7 +386,7 @@ class Core:
             if (count := len(own)) != _SEAT_FILES:
                 own.close()
                 raise ProtocolError(f"a member of a channel came with {count} file descriptors; expected {_SEAT_FILES}")
-            self.seats[reply.q] = own
+            self.seats[reply.number] = own
             return
         id_ = call.request.block
         # The member whose request this reply answers may have left. So look at every request that waits for this block:
@@ -396,7 +396,7 @@ class Core:
             for one in self._calls.values()
             if isinstance(one.request, Map) and one.request.block == id_
         }
-        pool = next((member.channel.pl for member in self.members if member.channel.id in channels), 0)
+        pool = next((member.channel.pool for member in self.members if member.channel.id in channels), 0)
         if id_ not in self.blocks and pool:
             self.blocks[id_] = SessionBlock(id_, pool, reply.block_nbytes, export, own, generation=reply.generation)
             return
@@ -405,18 +405,20 @@ class Core:
             self.tell(Dropped(blocks=(id_,)))
 
     def _learn_grant(self, grant: Grant, descriptors: Descriptors) -> None:
-        block = self.blocks.get(grant.bl)
-        if not isinstance(grant.x, UnsetType):
-            export, own = _claim(grant.x, descriptors)
+        block = self.blocks.get(grant.block)
+        if not isinstance(grant.export, UnsetType):
+            export, own = _claim(grant.export, descriptors)
             if block is None:
-                block = SessionBlock(grant.bl, grant.pl, grant.bs, export, own, generation=grant.ge)
-                self.blocks[grant.bl] = block
+                block = SessionBlock(
+                    grant.block, grant.pool, grant.block_nbytes, export, own, generation=grant.generation
+                )
+                self.blocks[grant.block] = block
             else:
                 own.close()
         if block is None:
-            raise ProtocolError(f"lease {grant.id} is on block {grant.bl}, whose export was never sent")
-        if block.pool != grant.pl or block.size != grant.bs or grant.n > grant.bs:
-            raise ProtocolError(f"lease {grant.id} contradicts what is known of block {grant.bl}")
+            raise ProtocolError(f"lease {grant.id} is on block {grant.block}, whose export was never sent")
+        if block.pool != grant.pool or block.size != grant.block_nbytes or grant.nbytes > grant.block_nbytes:
+            raise ProtocolError(f"lease {grant.id} contradicts what is known of block {grant.block}")
         block.leases += 1
 
     # Closing
@@ -460,9 +462,9 @@ def _claim(export: Export | UnsetType, descriptors: Descriptors) -> tuple[bytes,
     """Take an export's descriptors out of the packet's descriptors; return the export's data and descriptors."""
     if isinstance(export, UnsetType):
         return b"", Descriptors()
-    if export.f > len(descriptors):
-        raise ProtocolError(f"an export claims {export.f} file descriptors; {len(descriptors)} came with it")
-    return export.d, descriptors.take(export.f)
+    if export.fds > len(descriptors):
+        raise ProtocolError(f"an export claims {export.fds} file descriptors; {len(descriptors)} came with it")
+    return export.data, descriptors.take(export.fds)
 
 
 def _nothing() -> None:

@@ -43,8 +43,8 @@ def held(session: Session, grant: Grant, consumer: Consumer | None = None) -> Le
     try:
         if consumer is not None and not consumer.count(grant):
             return None
-        pool, memory = session.pool_info(grant.pl), session.mapped(grant.bl)
-        if pool is None or memory is None or (grant.wt and session.timelines.unknown(session.core.epoch, grant.wt)):
+        pool, memory = session.pool_info(grant.pool), session.mapped(grant.block)
+        if pool is None or memory is None or (grant.wait and session.timelines.unknown(session.core.epoch, grant.wait)):
             return None
         if consumer is not None:
             memory = consumer.part(grant, memory)
@@ -61,15 +61,15 @@ def take(session: Session, grant: Grant, consumer: Consumer | None = None) -> Fl
     try:
         if consumer is not None:
             yield from consumer.learn(grant)
-        _tensor.from_wire(grant.t, grant.n)  # check the description before anything is mapped
-        pool = session.pool_info(grant.pl)
+        _tensor.from_wire(grant.tensor, grant.nbytes)  # check the description before anything is mapped
+        pool = session.pool_info(grant.pool)
         if pool is None:
-            reply = yield from ask(Open(pool=grant.pl), PoolReply)
+            reply = yield from ask(Open(pool=grant.pool), PoolReply)
             pool = reply.pool
-        memory = session.mapped(grant.bl)
+        memory = session.mapped(grant.block)
         if memory is None:
-            memory = yield Do(partial(session.map, grant.bl))
-        for timeline in session.timelines.unknown(session.core.epoch, grant.wt):
+            memory = yield Do(partial(session.map, grant.block))
+        for timeline in session.timelines.unknown(session.core.epoch, grant.wait):
             yield from know_timeline(session, timeline)
         on_device = memory.pool.device[0] != _dlpack.CPU
         if on_device and session.timelines.own is None and _timelines.FEATURE in session.core.features:

@@ -66,15 +66,17 @@ class LeaseState(Uncopied):
         self.grant = grant
         self.pool = pool
         self.memory = memory
-        self.description = _tensor.from_wire(grant.t, grant.n)  # the service describes the buffer, nobody else
-        self.write = grant.wr
+        self.description = _tensor.from_wire(
+            grant.tensor, grant.nbytes
+        )  # the service describes the buffer, nobody else
+        self.write = grant.write
         self.name: str | None = None
         self.tokens: set[int] = set()
         self.written: dict[int, ref[np.ndarray[Any, Any]]] = {}
         self.unaccounted = False
         self.failed = False
         # The fences that must be reached before the memory is used.
-        self.fences = grant.wt
+        self.fences = grant.wait
         # The event that the producer published with the content.
         self.event: Event | None = None
         # The streams that used the memory. `unordered`: unknown streams may have used the memory, too. `named`: the
@@ -85,7 +87,7 @@ class LeaseState(Uncopied):
         # The fence of the promise, if this process has promised the content.
         self.promise: Fence | None = None
         # Whether this process knows that the content will never be complete.
-        self.lost = bool(session.lost) and grant.bf in session.lost
+        self.lost = bool(session.lost) and grant.buffer in session.lost
         self.consumer = consumer
         session.lease_states[grant.id] = ref(self)
         self.released = False
@@ -98,7 +100,7 @@ class LeaseState(Uncopied):
     def seen(self) -> Grant:
         """Return the grant as this process describes it now: a publication has made a write lease a read lease."""
         grant = self.grant
-        return grant if self.write == grant.wr else structs.replace(grant, wr=self.write)
+        return grant if self.write == grant.write else structs.replace(grant, write=self.write)
 
     @property
     def single(self) -> bool:
@@ -127,7 +129,7 @@ class LeaseState(Uncopied):
         """Return the error to raise when the program uses the lease after its end."""
         what = f"{self.description.element.name}{list(self.description.shape)}"
         return LeaseReleasedError(
-            f"the lease of {what} in pool {self.pool.nm!r} has been released or published as a frame"
+            f"the lease of {what} in pool {self.pool.name!r} has been released or published as a frame"
         )
 
     def address(self, *, write: bool) -> int:
@@ -237,7 +239,7 @@ class LeaseState(Uncopied):
     def part(self, base: int, nbytes: int, description: _tensor.Description) -> LeaseState:
         """Make a copy of this state, whose lease an arena has, for the part of the memory that begins at `base`."""
         twin = self._twin()
-        twin.grant = structs.replace(self.grant, t=description.to_wire(), n=nbytes)
+        twin.grant = structs.replace(self.grant, tensor=description.to_wire(), nbytes=nbytes)
         twin.description = description
         twin.memory = BlockPart(self.memory, base) if base else self.memory
         return twin

@@ -124,11 +124,11 @@ class Membership(ABC):
         """Wait a second. Then raise the session's error if the session has ended, else a `ConnectionLostError`."""
         yield from hear(self.session, lambda: False, _END_SECONDS)
         self.session.check_usable()
-        raise ConnectionLostError(f"the service has removed this client from channel {self.channel.nm!r}")
+        raise ConnectionLostError(f"the service has removed this client from channel {self.channel.name!r}")
 
     def destroyed(self) -> ClosedError:
         """Return the error to raise when the channel is gone."""
-        return ClosedError(f"channel {self.channel.nm!r} is gone: it was closed, or its pool was destroyed")
+        return ClosedError(f"channel {self.channel.name!r} is gone: it was closed, or its pool was destroyed")
 
 
 def hear(session: Session, ready: Callable[[], bool], seconds: float | None) -> Flow[bool]:
@@ -192,11 +192,11 @@ def join(
     while session.timelines.own is None:
         yield from know_timeline(session, 0)
     reply = yield Ask(Join(channel=channel.id, role=role, oldest=oldest, full=full), JoinReply)
-    descriptors = session.take_seat(reply.q)
+    descriptors = session.take_seat(reply.number)
     try:
         member = make(_open(role, descriptors, reply), reply.member)
     except BaseException:
-        session.tell(Leave(ch=channel.id, mb=reply.member))
+        session.tell(Leave(channel=channel.id, member=reply.member))
         raise
     finally:
         descriptors.close()

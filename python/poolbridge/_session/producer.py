@@ -170,10 +170,10 @@ class _LeaseSending(Sending):
         producer, state, fence = self.producer, self._lease_state, self._fence
         grant = state.grant
         id_, packed = self._described
-        word, value = (0, 0) if fence is None else (fence.wd, fence.v)
+        word, value = (0, 0) if fence is None else (fence.word, fence.value)
         fences = () if fence is None else (fence,)
         # Add the loan before the frame is published, because another thread may get the block back at once.
-        producer.loans[grant.bl] = Returned(grant, fences)
+        producer.loans[grant.block] = Returned(grant, fences)
         # `SessionBlock.leases` counts this lease. From now on, the channel has the lease, and this count keeps the
         # block mapped for the channel. If arrays or a promise of this process need the mapped block too, `own` adds 1.
         apart = bool(state.tokens) or state.unaccounted or state.promise is not None
@@ -182,14 +182,14 @@ class _LeaseSending(Sending):
         result: Any = None
         try:
             result = producer.native.publish(
-                grant.bl, grant.bf, grant.n, id_, packed, self._texts, word, value, self._event, seconds
+                grant.block, grant.buffer, grant.nbytes, id_, packed, self._texts, word, value, self._event, seconds
             )
         finally:
             # After an error, look: a signal handler may have raised it after the frame had entered the channel.
-            self.sent = isinstance(result, int) or (result is None and producer.has_in_flight(grant.bl))
+            self.sent = isinstance(result, int) or (result is None and producer.has_in_flight(grant.block))
             if self.sent:
                 state.session.lent(state, fence, apart=apart)
-            elif producer.loans.pop(grant.bl, None) is not None and apart:
+            elif producer.loans.pop(grant.block, None) is not None and apart:
                 state.session.unown(grant)
         return result
 
@@ -253,11 +253,11 @@ def deliver(sending: Sending, timeout: float | None) -> Flow[int]:
                     raise _too_slow(producer, timeout or 0.0)
             elif result is condition.NO_ROOM:
                 raise PoolLimitError(
-                    f"channel {channel.nm!r} is full: it keeps {channel.cp} frames{_who(producer)}{_ADVICE}"
+                    f"channel {channel.name!r} is full: it keeps {channel.capacity} frames{_who(producer)}{_ADVICE}"
                 )
             elif result is condition.END:
                 producer.over = True
-                raise ClosedError(f"channel {channel.nm!r} was closed")
+                raise ClosedError(f"channel {channel.name!r} was closed")
             elif result is condition.DESTROYED:
                 producer.over = True
                 raise producer.destroyed()
@@ -277,13 +277,13 @@ _ADVICE: Final = "; release frames sooner, or make a channel with a larger capac
 
 def _too_slow(producer: Producer, timeout: float) -> WaitTimeoutError:
     channel = producer.channel
-    return WaitTimeoutError(f"channel {channel.nm!r} stayed full for {timeout:g} s{_who(producer)}{_ADVICE}")
+    return WaitTimeoutError(f"channel {channel.name!r} stayed full for {timeout:g} s{_who(producer)}{_ADVICE}")
 
 
 def _who(producer: Producer) -> str:
     behind = producer.native.behind
     if behind is None:
-        return "; its consumers are behind, or it has none" if producer.channel.md == "queue" else ""
+        return "; its consumers are behind, or it has none" if producer.channel.mode == "queue" else ""
     return f"; member {behind[0]} of process {behind[1]} is behind"
 
 
@@ -292,9 +292,9 @@ def _who(producer: Producer) -> str:
 
 def _pack_description(description: Description) -> bytes:
     tensor = description.to_wire()
-    head = struct.pack("<QHHI16s", tensor.of, len(tensor.sh), bool(tensor.st), 0, tensor.dt.encode())
-    shape = struct.pack(f"<{len(tensor.sh)}Q", *tensor.sh).ljust(256, b"\0")
-    return (head + shape + struct.pack(f"<{len(tensor.st)}q", *tensor.st)).ljust(576, b"\0")
+    head = struct.pack("<QHHI16s", tensor.offset, len(tensor.shape), bool(tensor.strides), 0, tensor.dtype.encode())
+    shape = struct.pack(f"<{len(tensor.shape)}Q", *tensor.shape).ljust(256, b"\0")
+    return (head + shape + struct.pack(f"<{len(tensor.strides)}q", *tensor.strides)).ljust(576, b"\0")
 
 
 def pack_meta(texts: Mapping[str, str]) -> bytes:

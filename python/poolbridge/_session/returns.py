@@ -92,7 +92,13 @@ class Arena(_Arena):
         self.producer = producer
         self.fences: tuple[Fence, ...] = ()
         grant = state.grant
-        self.divide(grant.bl, grant.bf, slots, stride, [(fence.tl, fence.wd, fence.v) for fence in grant.wt])
+        self.divide(
+            grant.block,
+            grant.buffer,
+            slots,
+            stride,
+            [(fence.timeline, fence.word, fence.value) for fence in grant.wait],
+        )
 
     @property
     def grant(self) -> Grant:
@@ -106,7 +112,7 @@ class Arena(_Arena):
 
     def all_fences(self) -> tuple[Fence, ...]:
         """Return the fences that must be reached before the lease is released. No slot is in use."""
-        latest = {(fence.tl, fence.wd): fence.v for fence in self.fences}
+        latest = {(fence.timeline, fence.word): fence.value for fence in self.fences}
         for timeline, word, value in self.take_fences():
             latest[timeline, word] = max(value, latest.get((timeline, word), 0))
         self.fences = tuple([Fence(timeline, word, value) for (timeline, word), value in latest.items()])
@@ -237,7 +243,7 @@ class Returns:
     def collect(self, pool: int | None = None) -> None:
         """Take back the memory of frames of a pool; None: of all pools."""
         for producer in list(self._session.producers.values()):
-            if pool is None or producer.channel.pl == pool:
+            if pool is None or producer.channel.pool == pool:
                 producer.collect()
         now = time.monotonic()
         for slots in list(self._slots):
@@ -301,7 +307,7 @@ class Returns:
         """Give up a lease. The block stays mapped until this session's streams have done their work on the block."""
         one.owned = False
         own = self._session.timelines.own
-        fences = [fence for fence in one.all_fences() if own is not None and fence.tl == own.id]
+        fences = [fence for fence in one.all_fences() if own is not None and fence.timeline == own.id]
         self._session.disown(one.grant, tuple(fences))
 
     def _tidy(self) -> None:
@@ -320,12 +326,12 @@ class Returns:
     def _reached(self, fence: Fence) -> bool:
         timelines, core = self._session.timelines, self._session.core
         if timelines.unknown(core.epoch, (fence,)):
-            if fence.tl not in self._asked:
-                self._asked.add(fence.tl)
-                self._session.learn_timeline(fence.tl, self._learned)
+            if fence.timeline not in self._asked:
+                self._asked.add(fence.timeline)
+                self._session.learn_timeline(fence.timeline, self._learned)
             return False
-        page = timelines.page(fence.tl)
-        return page is None or page.reached(fence.wd, fence.v)
+        page = timelines.page(fence.timeline)
+        return page is None or page.reached(fence.word, fence.value)
 
     def _learned(self, timeline: int) -> None:
         self._asked.discard(timeline)

@@ -119,7 +119,7 @@ class Session(SessionMembers):
                 call = self.core.start(request, reply_type, on_done)
                 self._flush()
         except BaseException:
-            if request.q and self.ended is None:  # a signal handler raised, perhaps after the request was sent
+            if request.number and self.ended is None:  # a signal handler raised, perhaps after the request was sent
                 with self.lock:
                     self.core.forsake(request)
                     self._flush()
@@ -229,7 +229,7 @@ class Session(SessionMembers):
         found = []
         for reference in reversed(list(self.lease_states.values())):
             state = reference()
-            if state is not None and state.write and not state.released and state.grant.pl == pool:
+            if state is not None and state.write and not state.released and state.grant.pool == pool:
                 found.append(state)
         return found
 
@@ -241,16 +241,16 @@ class Session(SessionMembers):
         """
         with self.lock:
             states, on_loan = list(self.sent_states), self.returns.on_loan()
-            consumed = {one.channel.pl for one in self.core.members if one.role == "consumer"}
+            consumed = {one.channel.pool for one in self.core.members if one.role == "consumer"}
         for state in states:
             memory, grant = state.memory, state.grant
             first = memory.address(write=True)
             if (
-                first <= address < first + grant.n
+                first <= address < first + grant.nbytes
                 and state.sent
                 and state not in on_loan
                 and (state.tokens or state.unaccounted)
-                and not (grant.pl in consumed and memory.address(write=False) == first)
+                and not (grant.pool in consumed and memory.address(write=False) == first)
             ):
                 return True
         return False
@@ -318,7 +318,7 @@ class Session(SessionMembers):
         """Make a `LeaseState` for an array that outlives the lease. The new state keeps the block mapped."""
         lender = state.lender()
         with self.lock:
-            block = self.core.blocks.get(state.grant.bl)
+            block = self.core.blocks.get(state.grant.block)
             if block is not None:
                 block.leases += 1
                 lender.sent = True
@@ -335,7 +335,7 @@ class Session(SessionMembers):
     def keep_array(self, grant: Grant, place: tuple[Any, ...], made: tuple[Any, Any]) -> None:
         """Keep an array in `arrays` of its block, for later frames; `place` is the key in `arrays`."""
         with self.lock:
-            block = self.core.blocks.get(grant.bl)
+            block = self.core.blocks.get(grant.block)
             if block is None or block.recalled:
                 return
             if len(block.arrays) >= _MOST_PLACES:
@@ -357,7 +357,7 @@ class Session(SessionMembers):
             kept = self.lease_states.get(state.grant.id)
             if kept is not None and kept() is state:  # otherwise the lease has come back meanwhile
                 del self.lease_states[state.grant.id]
-            block = self.core.blocks.get(state.grant.bl)
+            block = self.core.blocks.get(state.grant.block)
             if block is not None and fence is not None:
                 block.used(fence)
             if apart:
@@ -400,7 +400,7 @@ class Session(SessionMembers):
 
     def keep(self, source: object, fence: Fence) -> None:
         """Keep the array `source` alive, from which a stream copies, until `fence` of this session is reached."""
-        self._kept.append((fence.wd, fence.v, source))
+        self._kept.append((fence.word, fence.value, source))
         self._drop_kept()
 
     def _drop_kept(self) -> None:
@@ -421,12 +421,12 @@ class Session(SessionMembers):
                 self.timelines.forget(notice.timelines)
                 continue
             if isinstance(notice, Wanted):
-                self.returns.want(notice.pl)
+                self.returns.want(notice.pool)
                 continue
             self.lost.update(notice.buffers)
             for reference in list(self.lease_states.values()):
                 state = reference()
-                if state is not None and state.grant.bf in notice.buffers:
+                if state is not None and state.grant.buffer in notice.buffers:
                     state.lost = True
 
     # Closing

@@ -121,7 +121,7 @@ class SessionMembers(SessionMemory):
     def say_left(self, member: Any) -> None:
         """Tell the service that a member has left. The caller holds the lock."""
         if self.ended is None:
-            self.core.tell(Leave(ch=member.channel.id, mb=member.member))
+            self.core.tell(Leave(channel=member.channel.id, member=member.member))
             self._flush()
 
     def leave_and_release(self, member: Any, grant: Grant) -> None:
@@ -131,7 +131,7 @@ class SessionMembers(SessionMemory):
         The caller holds the lock.
         """
         made: list[Call] = []
-        request = Leave(ch=member.channel.id, mb=member.member)
+        request = Leave(channel=member.channel.id, member=member.member)
         made.append(self.core.start(request, Reply, partial(self._has_left, made, member, grant)))
         self._flush()
 
@@ -159,7 +159,7 @@ class SessionMembers(SessionMemory):
     def own(self, grant: Grant) -> None:
         """Count one more lease on a block, because the channel and arrays of the user both need the mapped block."""
         with self.lock:
-            block = self.core.blocks.get(grant.bl)
+            block = self.core.blocks.get(grant.block)
             if block is not None:
                 block.leases += 1
 

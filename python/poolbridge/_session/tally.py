@@ -87,7 +87,7 @@ class SessionTally:
             if len(self.channels) >= _MOST:
                 for id_ in [id_ for id_, one in self.channels.items() if not one.members][: _MOST // 2]:
                     del self.channels[id_]
-            tally = self.channels[channel.id] = ChannelTally(channel.nm)
+            tally = self.channels[channel.id] = ChannelTally(channel.name)
         tally.members[member] = member.native
 
     def leaves(self, member: Membership) -> None:

@@ -37,31 +37,35 @@ class Tensor(Struct, omit_defaults=True):
 
     # `bool`, `int8` … `int64`, `uint8` … `uint64`, `float16`, `bfloat16`, `float32`, `float64`, `complex64`,
     # `complex128`
-    dt: str
-    sh: tuple[U, ...] = ()  # shape; left out: a scalar (1 element)
-    st: tuple[I64, ...] = ()  # strides, in elements; left out: C-contiguous
-    of: U = 0  # byte offset of the first element in the buffer; a multiple of the element size
+    dtype: str = field(name="dt")
+    shape: tuple[U, ...] = field(default=(), name="sh")  # shape; left out: a scalar (1 element)
+    strides: tuple[I64, ...] = field(default=(), name="st")  # strides, in elements; left out: C-contiguous
+    # byte offset of the first element in the buffer; a multiple of the element size
+    offset: U = field(default=0, name="of")
 
 
 class Pool(Struct, omit_defaults=True, kw_only=True):
     """Describes a pool: a named, bounded arena of one kind of memory."""
 
     id: U  # pool id
-    nm: str  # name
-    k: str  # kind of memory: `device`, `vmm`, `legacy`, `pinned`, `host`
-    do: U = 0  # device ordinal, as the service sees it; left out: no device
-    du: str = ""  # device UUID, `GPU-xxxxxxxx-xxxx-xxxx-xxxx-xxxxxxxxxxxx`; left out: no device
-    mx: U  # most bytes of all blocks
-    sx: U = 0  # most bytes that count for one session; left out: no limit
-    ux: U = 0  # most bytes that count for one user; left out: no limit
-    x: Export | UnsetType = UNSET  # how to map the pool; only in replies to `create` and `open`
+    name: str = field(name="nm")  # name
+    kind: str = field(name="k")  # kind of memory: `device`, `vmm`, `legacy`, `pinned`, `host`
+    device_ordinal: U = field(default=0, name="do")  # device ordinal, as the service sees it; left out: no device
+    # device UUID, `GPU-xxxxxxxx-xxxx-xxxx-xxxx-xxxxxxxxxxxx`; left out: no device
+    device_uuid: str = field(default="", name="du")
+    max_bytes: U = field(name="mx")  # most bytes of all blocks
+    session_bytes: U = field(default=0, name="sx")  # most bytes that count for one session; left out: no limit
+    user_bytes: U = field(default=0, name="ux")  # most bytes that count for one user; left out: no limit
+    # how to map the pool; only in replies to `create` and `open`
+    export: Export | UnsetType = field(default=UNSET, name="x")
 
 
 class Export(Struct, omit_defaults=True):
     """Says how to map a pool or a block."""
 
-    d: bytes = b""  # data in the format of the kind, see Kinds
-    f: U = 0  # how many of the packet's descriptors belong to this export, in the order of the exports
+    data: bytes = field(default=b"", name="d")  # data in the format of the kind, see Kinds
+    # how many of the packet's descriptors belong to this export, in the order of the exports
+    fds: U = field(default=0, name="f")
 
 
 class Fence(Struct, omit_defaults=True):
@@ -70,38 +74,38 @@ class Fence(Struct, omit_defaults=True):
     The work has ended, and the fence is reached, when a word of the session's timeline is `v` or more.
     """
 
-    tl: U  # timeline id
-    wd: U  # index of a word
-    v: U  # value at which the fence is reached; at least 1
+    timeline: U = field(name="tl")  # timeline id
+    word: U = field(name="wd")  # index of a word
+    value: U = field(name="v")  # value at which the fence is reached; at least 1
 
 
 class Channel(Struct, omit_defaults=True, kw_only=True):
     """Describes a channel: a named, bounded queue of buffers of one pool."""
 
     id: U  # channel id
-    nm: str  # name
-    pl: U  # pool id
-    md: str  # mode: `broadcast` or `queue`
-    cp: U  # capacity, in frames
-    fl: str  # policy when full: `block`, `drop-oldest`, `latest`, `fail`
+    name: str = field(name="nm")  # name
+    pool: U = field(name="pl")  # pool id
+    mode: str = field(name="md")  # mode: `broadcast` or `queue`
+    capacity: U = field(name="cp")  # capacity, in frames
+    full: str = field(name="fl")  # policy when full: `block`, `drop-oldest`, `latest`, `fail`
 
 
 class Grant(Struct, omit_defaults=True, kw_only=True):
-    """Describes a lease, its buffer and its block."""
+    """Describes the lease that a session is given, its buffer and its block."""
 
     id: U  # lease id
-    bf: U  # buffer id
-    ge: U  # generation: how many buffers have used the block, with this one
-    wr: bool = False  # whether this is a write lease
-    pl: U  # pool id
-    bl: U  # block id
-    bs: U  # bytes of the block
-    n: U = 0  # bytes of the buffer, which starts at the block's first byte
-    t: Tensor  # content of the buffer
+    buffer: U = field(name="bf")  # buffer id
+    generation: U = field(name="ge")  # generation: how many buffers have used the block, with this one
+    write: bool = field(default=False, name="wr")  # whether this is a write lease
+    pool: U = field(name="pl")  # pool id
+    block: U = field(name="bl")  # block id
+    block_nbytes: U = field(name="bs")  # bytes of the block
+    nbytes: U = field(default=0, name="n")  # bytes of the buffer, which starts at the block's first byte
+    tensor: Tensor = field(name="t")  # content of the buffer
     # how to map the block; with the session's first lease on the block, and again after a `recall`
-    x: Export | UnsetType = UNSET
-    wt: tuple[Fence, ...] = ()  # fences to wait for before the memory is used
-    ev: bytes = b""  # the interprocess event that came with the content
+    export: Export | UnsetType = field(default=UNSET, name="x")
+    wait: tuple[Fence, ...] = field(default=(), name="wt")  # fences to wait for before the memory is used
+    event: bytes = field(default=b"", name="ev")  # the interprocess event that came with the content
 
 
 class Stats(Struct, omit_defaults=True, kw_only=True):
@@ -245,7 +249,7 @@ class EventEntry(Struct, omit_defaults=True, kw_only=True):
 class Request(Struct, omit_defaults=True, kw_only=True, tag_field="o"):
     """The envelope of a request: its operation is the tag of the class."""
 
-    q: RequestNumber = 0
+    number: RequestNumber = field(default=0, name="q")
 
 
 class Hello(Request, kw_only=True, tag="hello"):
@@ -308,12 +312,12 @@ class Trim(Request, kw_only=True, tag="trim"):
 class Alloc(Request, kw_only=True, tag="alloc"):
     """Allocates a buffer, with a write lease.
 
-    `LeaseReply` answers it.
+    `GrantReply` answers it.
     """
 
-    pl: U  # pool id
-    t: Tensor  # content of the buffer
-    w: U = 0  # milliseconds to wait
+    pool: U = field(name="pl")  # pool id
+    tensor: Tensor = field(name="t")  # content of the buffer
+    wait: U = field(default=0, name="w")  # milliseconds to wait
 
 
 class Publish(Request, kw_only=True, tag="publish"):
@@ -337,7 +341,7 @@ class Unpublish(Request, kw_only=True, tag="unpublish"):
 class Get(Request, kw_only=True, tag="get"):
     """Leases the buffer that has a name.
 
-    `LeaseReply` answers it.
+    `GrantReply` answers it.
     """
 
     name: str = field(name="nm")  # buffer name
@@ -348,7 +352,7 @@ class Get(Request, kw_only=True, tag="get"):
 class LeaseBuffer(Request, kw_only=True, tag="lease"):
     """Leases a buffer by its id.
 
-    `LeaseReply` answers it.
+    `GrantReply` answers it.
     """
 
     buffer: U = field(name="bf")  # buffer id
@@ -363,12 +367,13 @@ class Release(Request, kw_only=True, tag="release"):
     If one cannot be ended, the others still end.
     """
 
-    # lease id
-    l: U  # noqa: E741 - the wire's key
-    fl: bool = False  # whether the content is incomplete
-    dt: tuple[Fence, ...] = ()  # when the work on the lease is done; left out: now
-    al: tuple[U, ...] = ()  # further leases; an error is that of the first that cannot be ended
-    se: Grant | UnsetType = UNSET  # only in tests: the client's description, which the service compares
+    lease: U = field(name="l")  # lease id
+    failed: bool = field(default=False, name="fl")  # whether the content is incomplete
+    done: tuple[Fence, ...] = field(default=(), name="dt")  # when the work on the lease is done; left out: now
+    # further leases; an error is that of the first that cannot be ended
+    also: tuple[U, ...] = field(default=(), name="al")
+    # only in tests: the client's description, which the service compares
+    seen: Grant | UnsetType = field(default=UNSET, name="se")
 
 
 class Cancel(Request, kw_only=True, tag="cancel"):
@@ -502,8 +507,8 @@ class Enter(Request, kw_only=True, tag="enter"):
 class Leave(Request, kw_only=True, tag="leave"):
     """Ends a member."""
 
-    ch: U  # channel id
-    mb: U  # member id
+    channel: U = field(name="ch")  # channel id
+    member: U = field(name="mb")  # member id
 
 
 class Map(Request, kw_only=True, tag="map"):
@@ -535,15 +540,15 @@ class Envelope(Struct, omit_defaults=True):
     `Envelope` leaves out the key `n`, the name of a notice, because in the reply to `Trim` this key is a number.
     """
 
-    q: RequestNumber = 0
-    e: Error | UnsetType = UNSET
+    number: RequestNumber = field(default=0, name="q")
+    error: Error | UnsetType = field(default=UNSET, name="e")
 
 
 class Reply(Struct, omit_defaults=True, kw_only=True):
     """The envelope of a reply, and the whole of a reply without fields of its own."""
 
-    q: RequestNumber
-    e: Error | UnsetType = UNSET
+    number: RequestNumber = field(name="q")
+    error: Error | UnsetType = field(default=UNSET, name="e")
 
 
 ReplyT = TypeVar("ReplyT", bound=Reply)
@@ -580,14 +585,13 @@ class TrimReply(Reply, kw_only=True):
     nbytes: U = field(name="n")  # bytes freed at once
 
 
-class LeaseReply(Reply, kw_only=True):
-    """Has the lease that was granted.
+class GrantReply(Reply, kw_only=True):
+    """Has the grant of a lease.
 
     Answers `Alloc`, `Get` and `LeaseBuffer`.
     """
 
-    # the lease
-    l: Grant  # noqa: E741 - the wire's key
+    grant: Grant = field(name="l")  # the grant
 
 
 class StatsReply(Reply, kw_only=True):
@@ -672,7 +676,7 @@ class MapReply(Reply, kw_only=True):
 class Notice(Struct, omit_defaults=True):
     """The base of notices. A notice whose name is empty is an error that answers no request."""
 
-    n: str = ""
+    name: str = field(default="", name="n")
 
 
 class Recall(Struct, omit_defaults=True, tag_field="n", tag="recall"):
@@ -713,7 +717,7 @@ class Member(Struct, omit_defaults=True, kw_only=True, tag_field="n", tag="membe
 class Wanted(Struct, omit_defaults=True, tag_field="n", tag="wanted"):
     """Says that somebody waits for memory of a pool in which this client has producers."""
 
-    pl: U  # pool id
+    pool: U = field(name="pl")  # pool id
 
 
 class Forget(Struct, omit_defaults=True, tag_field="n", tag="forget"):
@@ -766,11 +770,11 @@ ANSWERS: dict[type[Request], type[Reply]] = {
     Open: PoolReply,
     Destroy: Reply,
     Trim: TrimReply,
-    Alloc: LeaseReply,
+    Alloc: GrantReply,
     Publish: Reply,
     Unpublish: Reply,
-    Get: LeaseReply,
-    LeaseBuffer: LeaseReply,
+    Get: GrantReply,
+    LeaseBuffer: GrantReply,
     Release: Reply,
     Cancel: Reply,
     Dropped: Reply,

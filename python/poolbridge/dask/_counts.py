@@ -64,7 +64,7 @@ class Stats:
     reasons: dict[str, int] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, snapshot: dict[str, Any]) -> Stats:
+    def from_snapshot(cls, snapshot: dict[str, Any]) -> Stats:
         """Make a `Stats` from `snapshot`, which `Counts.snapshot` returned in a worker."""
         of = {path: Count(**count) for path, count in snapshot.items() if path != "reasons"}
         return cls(**of, reasons=dict(snapshot["reasons"]))
@@ -109,7 +109,7 @@ class Counts:
             self._announce(text)
 
     def snapshot(self) -> dict[str, Any]:
-        """Return the counts as plain data, from which `Stats.of` makes a `Stats`."""
+        """Return the counts as plain data, from which `Stats.from_snapshot` makes a `Stats`."""
         with self._lock:
             of: dict[str, Any] = {
                 path: {"arrays": count, "nbytes": self._nbytes[path]} for path, count in self._arrays.items()

@@ -220,7 +220,7 @@ class Link:
                 return SERVICE_LOST, copied
             if state.consumer is not None or (state.write and state.session is not session_of(self._client)):
                 return FOREIGN, copied
-            buffer = {"buffer": state.grant.bf, "generation": state.grant.ge}
+            buffer = {"buffer": state.grant.buffer, "generation": state.grant.generation}
             if tuple(buffer.values()) in map(tuple, recipient["refused"]):
                 return REFUSED, copied
             if state.write:
@@ -423,7 +423,7 @@ def _layout(description: _tensor.Description) -> dict[str, Any]:
 def _taken(lease: Lease, description: dict[str, Any]) -> Any:
     state = state_of(lease)
     if "tensor" in description:
-        state.description = _tensor.from_wire(Tensor(*description["tensor"]), state.grant.n)
+        state.description = _tensor.from_wire(Tensor(*description["tensor"]), state.grant.nbytes)
         library = description["library"]
         return lease if library == LEASE else _whole.array_of(lease, library)
     _order.before_cpu(state)
@@ -440,7 +440,7 @@ def _block(state: LeaseState) -> Array:
     token = Token(state)
     token.__array_interface__ = {
         "version": 3,
-        "shape": (state.grant.n,),
+        "shape": (state.grant.nbytes,),
         "typestr": "|u1",
         "strides": None,
         "data": (state.memory.address(write=False), True),

@@ -416,7 +416,7 @@ def stats(client: DaskClient, workers: Iterable[str] | None = None) -> dict[str,
         raise InvalidArgumentError(f"expected a distributed.Client that is not asynchronous, not {what}")
     asked = None if workers is None else list(workers)
     found: Any = given.run(_stats_of, workers=asked)
-    return {address: Stats.of(of) for address, of in found.items() if of is not None}
+    return {address: Stats.from_snapshot(of) for address, of in found.items() if of is not None}
 
 
 def _stats_of(dask_worker: Worker) -> dict[str, Any] | None:

@@ -44,8 +44,8 @@ def lease(client: poolbridge.Client, one: Shared) -> poolbridge.Lease:
     """
     found = client.lease(one.buffer, one.generation, timeout=client.timeout)
     state = state_of(found)
-    tensor = Tensor(dt=one.dtype, sh=one.shape, st=one.strides, of=one.offset)
-    state.description = _tensor.from_wire(tensor, state.grant.n)
+    tensor = Tensor(dtype=one.dtype, shape=one.shape, strides=one.strides, offset=one.offset)
+    state.description = _tensor.from_wire(tensor, state.grant.nbytes)
     return found
 
 
@@ -63,8 +63,8 @@ def span(lease: poolbridge.Lease) -> tuple[int, int, int]:
 def place(lease: poolbridge.Lease, one: Shared, offset: int) -> None:
     """Make a lease describe the array `one`, whose element [0, …, 0] is at byte `offset` of the lease's buffer."""
     state = state_of(lease)
-    tensor = Tensor(dt=one.dtype, sh=one.shape, st=one.strides, of=offset)
-    state.description = _tensor.from_wire(tensor, state.grant.n)
+    tensor = Tensor(dtype=one.dtype, shape=one.shape, strides=one.strides, offset=offset)
+    state.description = _tensor.from_wire(tensor, state.grant.nbytes)
 
 
 def describe(client: poolbridge.Client, state: LeaseState, description: _tensor.Description) -> Shared:
@@ -73,14 +73,14 @@ def describe(client: poolbridge.Client, state: LeaseState, description: _tensor.
     return Shared(
         epoch=client.epoch,
         path=client.path,
-        pool=state.pool.nm,
+        pool=state.pool.name,
         kind=state.memory.pool.kind,
-        buffer=state.grant.bf,
-        generation=state.grant.ge,
-        dtype=wire.dt,
-        shape=tuple(wire.sh),
-        strides=tuple(wire.st),
-        offset=wire.of,
+        buffer=state.grant.buffer,
+        generation=state.grant.generation,
+        dtype=wire.dtype,
+        shape=tuple(wire.shape),
+        strides=tuple(wire.strides),
+        offset=wire.offset,
     )
 
 
@@ -101,7 +101,7 @@ def find(client: poolbridge.Client, source: _sources.Source) -> tuple[LeaseState
         offset = source.address - first
         low, high = _tensor.span_of(source.shape, source.strides, offset, source.element.itemsize)
         aligned = not any(step % source.element.itemsize for step in (offset, *source.strides))
-        if low >= 0 and high <= state.grant.n and aligned:
+        if low >= 0 and high <= state.grant.nbytes and aligned:
             was = state.description
             element = was.element if source.element.typestr == was.element.typestr else source.element
             return state, _tensor.Description(

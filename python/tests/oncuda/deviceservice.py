@@ -28,7 +28,7 @@ class DeviceConnection(TimelineConnection):
             exported = [block.id for block in free if block.id in connection.exported]
             if exported:
                 connection.recall(*exported)
-        return m.TrimReply(q=request.q, nbytes=sum(block.size for block in free))
+        return m.TrimReply(number=request.number, nbytes=sum(block.size for block in free))
 
 
 class DeviceService(TimelineService):
@@ -45,20 +45,20 @@ class DeviceService(TimelineService):
         uuid = _cuda.devices()[ordinal]["uuid"]
         info = m.Pool(
             id=self.new_id(),
-            nm=request.name,
-            k="device",
-            do=ordinal,
-            du=uuid,
-            mx=request.max_bytes,
-            sx=request.max_session_bytes,
-            ux=request.max_user_bytes,
+            name=request.name,
+            kind="device",
+            device_ordinal=ordinal,
+            device_uuid=uuid,
+            max_bytes=request.max_bytes,
+            session_bytes=request.max_session_bytes,
+            user_bytes=request.max_user_bytes,
         )
         return FakePool(info, os.dup(int(memory.allocation_handle)), memory=memory)
 
     def make_block(self, pool: FakePool, size: int) -> FakeBlock:
         if pool.memory is None:
             return super().make_block(pool, size)
-        device = Device(pool.info.do)
+        device = Device(pool.info.device_ordinal)
         device.set_current()
         stream = device.create_stream()
         buffer = pool.memory.allocate(size, stream=stream)

@@ -188,7 +188,7 @@ def test_an_event_goes_along_with_a_frame(client, other, gate):
     channel.publish(lease, event=event)
     frame = next(frames)
     assert frame.ready_event is event
-    assert len(frame._lease_state.grant.wt) == 1
+    assert len(frame._lease_state.grant.wait) == 1
     gate.open()
     assert (frame.to_numpy() == 5).all()
     with pytest.raises(poolbridge.InvalidArgumentError, match="copied"):
@@ -329,7 +329,7 @@ sys.stdin.read()
     with child(code, {"SIMCUDA_STREAM_MEM_OPS": "0"}) as process:
         assert line(process) == "published"
         beside = client.get("beside")
-        assert (beside._lease_state.grant.wt, beside.ready_event) == ((), None)
+        assert (beside._lease_state.grant.wait, beside.ready_event) == ((), None)
         assert (beside.to_numpy() == 6).all()
 
 

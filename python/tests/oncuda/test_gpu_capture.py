@@ -185,7 +185,7 @@ def test_a_capture_that_begins_while_a_lease_is_released_does_not_release_it_twi
         one, another = other.get("x"), other.get("x")
         for stream in used:
             use(one, stream)
-        block = other._session.core.blocks[one._lease_state.grant.bl]
+        block = other._session.core.blocks[one._lease_state.grant.block]
         assert block.leases == 2
         said: list[tuple[Fence, ...]] = []
         real = other._session.release
@@ -205,7 +205,7 @@ def test_a_capture_that_begins_while_a_lease_is_released_does_not_release_it_twi
         with current(0):
             call("cuStreamEndCapture", streams[0])
         page = other._session.timelines.own.page
-        assert all(page.wait(fence.wd, fence.v, 60) for fence in said[0])
+        assert all(page.wait(fence.word, fence.value, 60) for fence in said[0])
         assert (len(said), block.leases) == (1, 1)
         monkeypatch.undo()
         another.release()
@@ -249,7 +249,7 @@ def test_the_cpu_waits_for_an_event_where_a_graph_would_wait_at_each_launch(clie
 @pytest.mark.parametrize("stream", [-1, 12345678], ids=["unknown", "no stream"])
 def test_a_wait_for_the_gpu_that_cuda_forbids_releases_nothing_before_the_capture_ends(client, gate, streams, stream):
     lease = client.allocate(N, "uint8")
-    block = lease._lease_state.grant.bl
+    block = lease._lease_state.grant.block
     lease.__dlpack__(stream=stream, max_version=(1, 0))
     lease.__dlpack__(stream=-1, max_version=(1, 0))
     gc.collect()
@@ -257,7 +257,7 @@ def test_a_wait_for_the_gpu_that_cuda_forbids_releases_nothing_before_the_captur
     with current(0):
         call("cuStreamBeginCapture", streams[0], 0)
     lease.release()
-    assert client.allocate(N, "uint8")._lease_state.grant.bl != block
+    assert client.allocate(N, "uint8")._lease_state.grant.block != block
     with pytest.raises(poolbridge.StreamCaptureError, match="INVALIDATED"), current(0):
         call("cuStreamEndCapture", streams[0])
     gate.open()

@@ -60,7 +60,7 @@ def test_a_lease_goes_on_in_place_and_nobody_waits_but_the_receivers_stream(link
     gate.open()
     finish(consumer)
     assert (seen == 7).all()
-    assert Stats.of(links[1].counts.snapshot()).received_in_place == Count(1, N)
+    assert Stats.from_snapshot(links[1].counts.snapshot()).received_in_place == Count(1, N)
 
 
 def test_to_another_service_its_elements_go_into_a_pool_of_that_name(links):
@@ -70,7 +70,7 @@ def test_to_another_service_its_elements_go_into_a_pool_of_that_name(links):
     assert got.buffer_id != lease.buffer_id
     assert (got.shape, got.dtype_name, got.device, got.readonly) == ((3, 4), "float32", "cuda:0", True)
     np.testing.assert_array_equal(got.to_numpy(), lease.to_numpy())
-    assert Stats.of(links[1].counts.snapshot()).received_by_dask == Count(1, 48)
+    assert Stats.from_snapshot(links[1].counts.snapshot()).received_by_dask == Count(1, 48)
 
 
 def test_what_is_never_received_is_freed_with_the_senders_lease(links, client):
@@ -81,4 +81,4 @@ def test_what_is_never_received_is_freed_with_the_senders_lease(links, client):
     until(lambda: client.stats().buffers == 0, 60)
     with pytest.raises(OSError, match="cannot be leased"):
         deserialize(header, [])
-    assert Stats.of(links[1].counts.snapshot()).failed == Count(1, N)
+    assert Stats.from_snapshot(links[1].counts.snapshot()).failed == Count(1, N)

@@ -339,7 +339,7 @@ def test_an_array_in_a_lease_is_not_copied(client, other):
     del interface
     again = client.allocate((8, 8), "float32")
     view = StridedMemoryView.from_dlpack(again, stream_ptr=stream)
-    assert poolbridge._array.sources.find(client._session, again._lease_state.grant.pl, again) is not None
+    assert poolbridge._array.sources.find(client._session, again._lease_state.grant.pool, again) is not None
 
     class Part:
         def __init__(self, at: int) -> None:
@@ -451,7 +451,7 @@ with poolbridge.connect({device_service!r}) as client:
         timeout=60,
     )
     got = client.get("y")
-    assert got._lease_state.grant.wt == ()
+    assert got._lease_state.grant.wait == ()
     assert (got.to_numpy() == 9).all()
 
 

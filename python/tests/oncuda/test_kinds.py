@@ -135,7 +135,7 @@ def vmm_descriptor(size: int) -> int:
 
 
 def pool(kind: str, uuid: str = UUID) -> Pool:
-    return Pool(id=1, nm="p", k=kind, du=uuid, mx=64 * MIB)
+    return Pool(id=1, name="p", kind=kind, device_uuid=uuid, max_bytes=64 * MIB)
 
 
 def descriptor_of(path: str) -> Descriptors:

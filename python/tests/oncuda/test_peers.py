@@ -221,10 +221,10 @@ def test_streams_of_both_gpus_are_kept_in_order(service, client, gate, kind):
         assert not idle(reader)
         got.release()
         client.unpublish("x")
-        block = lease._lease_state.grant.bl
+        block = lease._lease_state.grant.block
         lease.release()
         again = client.allocate(N, "uint8", pool="one")
-        assert again._lease_state.grant.bl == block
+        assert again._lease_state.grant.block == block
         again.used_on(last)
         fill(address(again), N, 8, last)
         assert not idle(last), "the next writer waits for the reader on the other GPU"
