@@ -172,7 +172,7 @@ func crowd() error {
 		}
 		clients = append(clients, c)
 	}
-	const most = 256 // requests of a session
+	const most = 200 // requests that may wait
 	failed := make(chan error, most)
 	for range most {
 		go func() {

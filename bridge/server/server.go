@@ -217,13 +217,13 @@ func (s *Server) admit(c *connection) error {
 	return nil
 }
 
-// reserve returns how many of `most` sessions or waiting requests the peer may not use: one in 256 is only for the user that the service runs
-// as, and root, so that these users can list and end sessions when others have taken the rest.
+// reserve returns how many of `most` sessions or waiting requests the peer may not use: one in 256, and at least one of several, is only for
+// the user that the service runs as, and root, so that these users can list and end sessions when others have taken the rest.
 func (s *Server) reserve(peer mempool.Peer, most int) int {
-	if s.svc.Owns(peer.UID) {
+	if s.svc.Owns(peer.UID) || most < 2 {
 		return 0
 	}
-	return most / 256
+	return (most + 255) / 256
 }
 
 // count adds n (+1 or −1) to the sessions of the connection's user. The caller holds mu.

@@ -10,7 +10,9 @@ pytest.importorskip(
 
 import array
 import gc
+import os
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from itertools import islice
 
 import numpy as np
@@ -18,6 +20,7 @@ from realservice import RealService, leases, publish, until
 
 import poolbridge
 from poolbridge._memory.mappings import MAPPINGS
+from poolbridge._session.producer import Producer
 from poolbridge._wire import messages as m
 
 
@@ -195,6 +198,39 @@ def test_a_frame_is_released_with_its_last_array(client, other):
     assert in_hand(frames) == []
     assert publish(client, channel, 2) == 2
     assert next(frames).seq == 2
+
+
+def test_a_producer_goes_on_when_the_consumer_whose_file_it_could_not_map_has_left(client, other, monkeypatch):
+    def refuse(*_file):
+        raise poolbridge.PoolLimitError("no memory")
+
+    def keep(_producer, slot, member, fd):
+        files.append((slot, member, os.dup(fd)))
+
+    channel, files = client.create_channel("c", capacity=4), []
+    publish(client, channel, 1)
+    (producer,) = client._session.core.members
+    with monkeypatch.context() as patch:
+        patch.setattr(Producer, "_add", refuse)
+        frames = other.subscribe("c")
+        with pytest.raises(poolbridge.PoolLimitError, match="no memory"):
+            publish(client, channel, 2)
+        frames.close()
+    with monkeypatch.context() as patch:
+        patch.setattr(Producer, "meet", keep)
+        frames = other.subscribe("c")
+        until(lambda: files)
+    ((slot, member, fd),) = files
+    with ThreadPoolExecutor() as threads:
+        number = threads.submit(publish, client, channel, 2)
+        until(lambda: producer.native.unknown == (slot, member))
+        with client._session.lock:
+            producer.meet(slot, member, fd)
+        os.close(fd)
+        while not number.done():
+            client.stats()  # the session looks again when a packet comes
+        assert number.result() == 2
+    assert [next(frames).seq, next(frames).seq] == [1, 2]
 
 
 def test_a_wait_without_credit_says_what_to_do(client, other):

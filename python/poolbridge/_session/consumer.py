@@ -610,9 +610,8 @@ def _end_or_fail(consumer: Consumer, got: Any) -> Flow[None]:
     elif got is condition.DESTROYED:
         consumer.lose(consumer.destroyed())
     elif got is condition.FAILED:
-        raise consumer.report(
-            consumer.native.failed, consumer.broken or "what its producer wrote about it cannot be true"
-        )
+        why = next(iter(consumer.unmapped.values()), "what its producer wrote about it cannot be true")
+        raise consumer.report(consumer.native.failed, why)
     elif got is condition.HANDS_FULL:
         raise PoolLimitError(
             f"256 frames of channel {consumer.channel.name!r} are in hand: drop or release some of them and "

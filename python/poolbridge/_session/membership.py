@@ -62,9 +62,9 @@ class Membership(ABC):
     known
         The ids of the members of the other role, by slot (a slot is a member's place in the channel). This member has
         mapped the files of these members, or these members have left.
-    broken
-        The error of the newest file that could not be mapped, or None. Frames of a producer without its file fail. A
-        producer cannot publish without the files of all consumers.
+    unmapped
+        By slot, the error of a file that could not be mapped, until a later member has the slot. Frames of a producer
+        without its file fail. A producer cannot publish without the files of all consumers.
     """
 
     def __init__(
@@ -75,7 +75,7 @@ class Membership(ABC):
         self.role = role
         self.member = member
         self.known: dict[int, int] = {}
-        self.broken: PoolbridgeError | None = None
+        self.unmapped: dict[int, PoolbridgeError] = {}
         self.native = native
 
     def meet(self, slot: int, member: int, fd: int | None) -> None:
@@ -86,6 +86,7 @@ class Membership(ABC):
         """
         if member <= self.known.get(slot, 0):
             return
+        self.unmapped.pop(slot, None)
         if fd is not None:
             # Do not raise here, in the thread that receives packets: the session must live. If this member is closed,
             # its next call raises the error.
@@ -94,7 +95,7 @@ class Membership(ABC):
             except ClosedError:
                 pass
             except PoolbridgeError as error:
-                self.broken = error
+                self.unmapped[slot] = error
         self.known[slot] = member
 
     @abstractmethod
@@ -116,8 +117,9 @@ class Membership(ABC):
         """Wait for the file that `native` lacked in its last call; return False if `seconds` pass first."""
         slot, member = self.native.unknown
         met: bool = yield from hear(self.session, lambda: self.known.get(slot, 0) >= member, seconds)
-        if self.broken is not None and self.role == "producer":
-            raise type(self.broken)(*self.broken.args)
+        error = self.unmapped.get(slot) if self.known.get(slot) == member else None
+        if error is not None and self.role == "producer":
+            raise type(error)(*error.args)
         return met
 
     def evicted(self) -> Flow[None]:
