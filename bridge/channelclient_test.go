@@ -121,7 +121,7 @@ func TestAFrameCarriesWhatItsSenderSays(t *testing.T) {
 	defer from.abandon()
 	clock, err := producer.Clock(t.Context())
 	require.NoError(t, err)
-	word, err := clock.Word()
+	word, err := clock.Word(t.Context())
 	require.NoError(t, err)
 	event, err := mempool.EventOf(bytes.Repeat([]byte{5}, mempool.EventBytes))
 	require.NoError(t, err)
@@ -210,7 +210,7 @@ func testAFrameThatWasNotSent(t *testing.T, full bool) {
 	}
 	clock, err := c.Clock(t.Context())
 	require.NoError(t, err)
-	word, err := clock.Word()
+	word, err := clock.Word(t.Context())
 	require.NoError(t, err)
 	ready := clock.Next(word)
 	l := allocate(t, p, 1<<16)

@@ -387,7 +387,7 @@ func TestATimelineIsKeptWhileALeaseOfWhichTheServiceDoesNotKnowWaitsForIt(t *tes
 	defer from.abandon()
 	clock, err := owner.Clock(t.Context())
 	require.NoError(t, err)
-	word, err := clock.Word()
+	word, err := clock.Word(t.Context())
 	require.NoError(t, err)
 	var frames []*Frame
 	for range 2 {
@@ -430,7 +430,7 @@ func leaveWork() error {
 	if err != nil {
 		return err
 	}
-	word, err := clock.Word()
+	word, err := clock.Word(ctx)
 	if err != nil {
 		return err
 	}

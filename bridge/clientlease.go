@@ -265,7 +265,7 @@ func (l *Lease) CopyTo(ctx context.Context, dst []byte, off uint64) error {
 		if err := m.CopyTo(dst, off); err != nil {
 			return err
 		}
-		return l.Check(ctx)
+		return l.check(ctx)
 	})
 }
 
@@ -336,10 +336,21 @@ func (l *Lease) ReadyEvent() (e *Event, err error) {
 }
 
 // Check returns an error if the client knows that the content is incomplete. On a GPU, a stream that waits for the work of a process
-// continues even if that process has died or has reported that the content failed. So call Check before you trust a result.
+// continues even if that process has died or has reported that the content failed. So call Check before you trust a result, and before the
+// lease ends: later, the producer may have forgotten the failure.
 //
-// Errors: [ErrContentFailed] with the reason of the producer, [ErrProducerDied].
+// Errors: [ErrContentFailed] with the reason of the producer, [ErrProducerDied], [ErrReleased].
 func (l *Lease) Check(ctx context.Context) error {
+	l.mu.RLock()
+	defer l.mu.RUnlock()
+	if l.ended {
+		return l.client.hasEnded(l.info)
+	}
+	return l.check(ctx)
+}
+
+// check does the same as Check. The caller holds l.mu.
+func (l *Lease) check(ctx context.Context) error {
 	var err error
 	if o := l.order.Load(); o != nil {
 		err = o.Check(ctx)

@@ -67,6 +67,9 @@ func (l *Lease) leave() {
 
 // completed returns the fence after which the content is complete, or nil if the content is complete now. The caller holds l.mu.
 func (l *Lease) completed(ctx context.Context, c mempool.Completion) (*mempool.Fence, error) {
+	if clock := l.client.timelines.own(); c.Ready != nil && clock != nil {
+		clock.Published(*c.Ready, l.holder())
+	}
 	if l.order.Load() == nil && len(c.After) == 0 && c.Event == nil {
 		return c.Ready, nil
 	}
@@ -78,6 +81,31 @@ func (l *Lease) completed(ctx context.Context, c mempool.Completion) (*mempool.F
 		return nil, err
 	}
 	return l.ordering().Ready(ctx, m.Queue(), c)
+}
+
+// holder returns a function that says whether the memory that the lease now publishes is gone: nobody can read the content any more.
+func (l *Lease) holder() func(context.Context) (bool, error) {
+	c, info, s, round := l.client, l.info, l.slot, uint64(0)
+	if s != nil {
+		round = s.round.Load()
+	}
+	return func(ctx context.Context) (bool, error) {
+		c.collectLeases(info.Pool)
+		if s != nil && s.round.Load() != round {
+			return true, nil
+		}
+		r := &wire.LeaseBuffer{Buffer: info.Buffer, Generation: info.Generation, Write: true}
+		l, err := c.lease(ctx, once, r, &r.Wait)
+		switch {
+		case err == nil:
+			return false, l.Release(false)
+		case errors.Is(err, ErrStale):
+			return true, nil
+		case errors.Is(err, ErrBusy), errors.Is(err, ErrContentFailed), errors.Is(err, ErrProducerDied):
+			return false, nil
+		}
+		return false, err
+	}
 }
 
 // after returns the fences after which this client's work on the memory is done.

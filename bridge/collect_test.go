@@ -89,7 +89,7 @@ func (s *channelPair) work(t *testing.T) (w readerWork) {
 	var err error
 	w.clock, err = s.consumer.Clock(t.Context())
 	require.NoError(t, err)
-	w.word, err = w.clock.Word()
+	w.word, err = w.clock.Word(t.Context())
 	require.NoError(t, err)
 	return w
 }
@@ -324,7 +324,7 @@ func TestAReleaseWithoutAPlaceForItsFenceWaitsForTheWork(t *testing.T) {
 	require.NoError(t, err)
 	var fences []mempool.Fence
 	for range 2 {
-		word, err := clock.Word()
+		word, err := clock.Word(t.Context())
 		require.NoError(t, err)
 		fences = append(fences, clock.Next(word))
 	}

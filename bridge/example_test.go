@@ -193,7 +193,7 @@ func ExampleClient_Clock() {
 
 	clock, err := client.Clock(ctx)
 	check(err)
-	word, err := clock.Word()
+	word, err := clock.Word(ctx)
 	check(err)
 	ready := clock.Next(word)
 	check(lease.Publish(ctx, bridge.Publication{Name: "result", Completion: bridge.Completion{Ready: &ready}}))

@@ -233,7 +233,7 @@ func failAndDie() error {
 	if err != nil {
 		return err
 	}
-	word, err := clock.Word()
+	word, err := clock.Word(ctx)
 	if err != nil {
 		return err
 	}

@@ -62,7 +62,7 @@ func unreached(t testing.TB, c *Client) (*mempool.Clock, mempool.Fence) {
 	t.Helper()
 	clock, err := c.Clock(t.Context())
 	require.NoError(t, err)
-	word, err := clock.Word()
+	word, err := clock.Word(t.Context())
 	require.NoError(t, err)
 	return clock, clock.Next(word)
 }

@@ -313,6 +313,7 @@ type slot struct {
 	description *shmchannel.Description
 	record      frameRecord
 	loan        atomic.Pointer[Lease]
+	round       atomic.Uint64 // how many times the slot has become free
 }
 
 // take takes a free slot of the n oldest arenas: the newest slot without running work. If every free slot has running work, it takes the
@@ -394,6 +395,7 @@ func (s *slot) end(l *Lease, done []mempool.Fence) {
 
 // back makes a slot free.
 func (s *slot) back() {
+	s.round.Add(1)
 	p := s.arena.of
 	p.mu.Lock()
 	defer p.mu.Unlock()

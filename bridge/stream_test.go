@@ -130,7 +130,7 @@ func TestPublishingBeforeTheWorkIsDone(t *testing.T) {
 		p := createPool(t, producer, spec)
 		clock, err := producer.Clock(ctx)
 		require.NoError(t, err)
-		word, err := clock.Word()
+		word, err := clock.Word(t.Context())
 		require.NoError(t, err)
 		ready := clock.Next(word)
 		l := allocate(t, p, 1<<20)
@@ -182,7 +182,7 @@ func TestTheNextWriterComesAfterTheReaders(t *testing.T) {
 		require.NoError(t, err)
 		clock, err := consumer.Clock(ctx)
 		require.NoError(t, err)
-		word, err := clock.Word()
+		word, err := clock.Word(t.Context())
 		require.NoError(t, err)
 		busy := clock.Next(word)
 		require.NoError(t, got.end(false, busy)) // the consumer's work is not done

@@ -58,7 +58,7 @@ func produce() error {
 	if err != nil {
 		return err
 	}
-	word, err := clock.Word()
+	word, err := clock.Word(ctx)
 	if err != nil {
 		return err
 	}

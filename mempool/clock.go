@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"maps"
+	"slices"
 	"sync"
 	"time"
 
@@ -27,11 +28,22 @@ type Clock struct {
 	begun  [TimelineWords]uint64 // by word: the last value that a queue was told to write
 	wordOf map[any]uint64        // by the key of a queue: the word of the queue's fences
 	queue  map[uint64]Queue      // by word: the queue that was last told to write the word
+
+	reserved [TimelineWords]bool // by word: reserved with Word, and not freed yet
+	holders  map[uint64][]holder // by word: what was published with fences that were not reached then
+	failed   map[uint64]struct{} // words that were freed after a fence had failed
+}
+
+// holder is something in which others find a fence, such as a buffer.
+type holder struct {
+	value uint64
+	gone  func(context.Context) (bool, error)
 }
 
 // NewClock makes a clock of a session's timeline. The page must be mapped for writing. The new clock owns the page.
 func NewClock(id uint64, page *Page) *Clock {
-	return &Clock{id: id, page: page, wordOf: make(map[any]uint64), queue: make(map[uint64]Queue)}
+	return &Clock{id: id, page: page, wordOf: make(map[any]uint64), queue: make(map[uint64]Queue),
+		holders: make(map[uint64][]holder), failed: make(map[uint64]struct{})}
 }
 
 // Timeline returns the timeline's id.
@@ -58,16 +70,32 @@ func (c *Clock) Close() {
 }
 
 // Word reserves a word of the timeline for the caller. The caller can use this word for work that is neither in a [Queue] nor done by this
-// package.
+// package, and calls [Clock.Free] when it needs the word no more. If no word is free, Word asks the service whether somebody can still read
+// fences that have failed.
 //
-// Errors: [ErrLimit] if all words are taken.
-func (c *Clock) Word() (uint64, error) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	return c.take()
+// Errors: [ErrLimit] if all words are taken; those of the requests.
+func (c *Clock) Word(ctx context.Context) (uint64, error) {
+	word, err := c.reserve()
+	if err == nil {
+		return word, nil
+	}
+	if err := c.renew(ctx); err != nil {
+		return 0, err
+	}
+	return c.reserve()
 }
 
-// take does the same as Word. The caller holds c.mu.
+func (c *Clock) reserve() (uint64, error) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	word, err := c.take()
+	if err == nil {
+		c.reserved[word] = true
+	}
+	return word, err
+}
+
+// take takes a free word. The caller holds c.mu.
 func (c *Clock) take() (uint64, error) {
 	if n := len(c.free); n > 0 {
 		word := c.free[n-1]
@@ -75,11 +103,96 @@ func (c *Clock) take() (uint64, error) {
 		return word, nil
 	}
 	if c.words == TimelineWords {
-		return 0, situation.Of(ErrLimit, "all %d words of the session's timeline are taken, and one whose content has failed is never used again: "+
-			"make many fences of one word, forget queues that are not needed, or connect again", TimelineWords)
+		return 0, situation.Of(ErrLimit, "all %d words of the session's timeline are taken: %d by content that has failed and is still leased, published or in a "+
+			"channel; release and unpublish such content, make many fences of one word, free words, or forget queues that are not needed",
+			TimelineWords, len(c.failed))
 	}
 	c.words++
 	return c.words - 1, nil
+}
+
+// Free ends the reservation of a word. The caller must not use the word or its fences afterwards. If a fence of the word has failed, the
+// clock does not give the word to another caller before the content that was published with the fence is gone.
+//
+// Errors: [ErrInvalid] if the word is not reserved, or a fence of it is neither reached nor failed; [ErrClosed].
+func (c *Clock) Free(word uint64) error {
+	if err := c.use(); err != nil {
+		return err
+	}
+	defer c.life.RUnlock()
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	switch {
+	case word >= TimelineWords || !c.reserved[word]:
+		return situation.Of(ErrInvalid, "word %d is not reserved: free a word that Word has returned, and free it once", word)
+	case !c.page.Passed(word, c.next[word]):
+		return situation.Of(ErrInvalid, "fence %d of word %d is neither reached nor failed: call Reach or Fail first", c.next[word], word)
+	}
+	c.reserved[word] = false
+	if c.page.Reason(word) != "" {
+		c.failed[word] = struct{}{}
+		return nil
+	}
+	delete(c.holders, word)
+	c.free = append(c.free, word)
+	return nil
+}
+
+// Published notes that others may find fence t in a holder, such as a buffer. The function `gone` says whether the holder is gone. Clients
+// call Published; programs need not.
+func (c *Clock) Published(t Fence, gone func(context.Context) (bool, error)) {
+	if t.Timeline != c.id || t.Validate() != nil || c.use() != nil {
+		return
+	}
+	defer c.life.RUnlock()
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	reached := func(value uint64) bool { return c.page.Passed(t.Word, value) && !c.page.Failed(t.Word, value) }
+	if c.reserved[t.Word] && !reached(t.Value) {
+		left := slices.DeleteFunc(c.holders[t.Word], func(h holder) bool { return reached(h.value) })
+		c.holders[t.Word] = append(left, holder{t.Value, gone})
+	}
+}
+
+// renew frees the words with failed fences whose holders are gone.
+func (c *Clock) renew(ctx context.Context) error {
+	c.mu.Lock()
+	holders := make(map[uint64][]holder)
+	for word := range c.failed {
+		holders[word] = c.holders[word] // nobody changes the holders of a word that is not reserved
+	}
+	c.mu.Unlock()
+	for word, of := range holders {
+		gone, err := true, error(nil)
+		for i := 0; gone && i < len(of); i++ {
+			if gone, err = of[i].gone(ctx); err != nil {
+				return err
+			}
+		}
+		if gone {
+			c.renewWord(word)
+		}
+	}
+	return nil
+}
+
+func (c *Clock) renewWord(word uint64) {
+	if c.use() != nil {
+		return
+	}
+	defer c.life.RUnlock()
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if _, failed := c.failed[word]; !failed { // another goroutine has renewed the word
+		return
+	}
+	for _, h := range c.holders[word] {
+		c.next[word] = max(c.next[word], h.value)
+	}
+	c.page.renew(word, c.next[word])
+	delete(c.failed, word)
+	delete(c.holders, word)
+	c.free = append(c.free, word)
 }
 
 // Next makes a fence of a word. The fence's value is the next value of the word. The caller must have reserved the word with [Clock.Word].
@@ -116,7 +229,7 @@ func (c *Clock) Reach(t Fence) error {
 // [MaxReasonBytes] bytes of the text. If Fail is called again for the same word, the first reason stays.
 //
 // After Fail, all fences of the word that were not reached have failed. All later fences of the word have failed too, so the caller must
-// use another word for other content. The clock does not give a failed word to another caller while the session lasts.
+// use another word for other content, and [Clock.Free] this one.
 //
 // Errors: [ErrInvalid] if the fence belongs to another timeline, is out of range, or is reached; [ErrClosed].
 func (c *Clock) Fail(t Fence, reason string) error {

@@ -52,7 +52,7 @@ func blocked(t testing.TB, m Memory, c *Clock, at Fence) {
 func unreached(t testing.TB) (*Clock, Fence) {
 	t.Helper()
 	clock := newClock(t)
-	word, err := clock.Word()
+	word, err := clock.Word(t.Context())
 	require.NoError(t, err)
 	at := clock.Next(word)
 	t.Cleanup(func() { assert.NoError(t, clock.Reach(at)) })
@@ -107,7 +107,7 @@ func TestAQueueThatCannotWriteWordsIsWaitedFor(t *testing.T) {
 	require.NoError(t, err)
 	assert.Nil(t, fence)
 
-	word, err := clock.Word()
+	word, err := clock.Word(t.Context())
 	require.NoError(t, err)
 	later := clock.Next(word)
 	ctx, cancel := context.WithCancel(context.Background())

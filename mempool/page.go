@@ -188,6 +188,12 @@ func (p *Page) fail(word, value uint64, reason string) bool {
 	}
 }
 
+// renew makes a failed word usable again: it has the value `value` and no reason. Nobody may need the failure any more.
+func (p *Page) renew(word, value uint64) {
+	p.reasonOf(word)[0] = 0
+	p.word(word).Store(value)
+}
+
 // raise sets a word to value if the word is less than value, and wakes the threads that sleep on the word.
 func (p *Page) raise(word, value uint64) {
 	w := p.word(word)

@@ -163,7 +163,7 @@ func (c *client) promise(ctx context.Context, l *bridge.Lease, name string) erro
 	if err != nil {
 		return err
 	}
-	word, err := clock.Word()
+	word, err := clock.Word(ctx)
 	if err != nil {
 		return err
 	}

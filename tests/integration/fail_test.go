@@ -101,7 +101,7 @@ func TestPythonIsToldWhyAFenceOfGoFailed(t *testing.T) {
 	require.NoError(t, err)
 	var fences []mempool.Fence
 	later := func() mempool.Completion {
-		word, err := clock.Word()
+		word, err := clock.Word(t.Context())
 		require.NoError(t, err)
 		fences = append(fences, clock.Next(word))
 		return mempool.Completion{Ready: &fences[len(fences)-1]}

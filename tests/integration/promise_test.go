@@ -86,7 +86,7 @@ func TestPythonWaitsForWhatGoHasPromised(t *testing.T) {
 	require.NoError(t, err)
 	clock, err := c.Clock(ctx)
 	require.NoError(t, err)
-	word, err := clock.Word()
+	word, err := clock.Word(t.Context())
 	require.NoError(t, err)
 	ready := clock.Next(word)
 	require.NoError(t, l.Publish(ctx, mempool.Publication{Name: "x", Completion: mempool.Completion{Ready: &ready}}))

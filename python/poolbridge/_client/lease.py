@@ -165,14 +165,20 @@ class BaseLease(ArrayExports):
         """Raise an error if this process knows by now that the content will never be complete.
 
         Call this method after a stream has used the buffer: the stream's wait for the content also ends when the
-        writer's process dies or the writer's promise fails.
+        writer's process dies or the writer's promise fails. Call it while the lease or an array of it lasts: later, the
+        writer may have forgotten the failure.
 
         Raises
         ------
         ContentFailedError
             The content will never be complete: the writer died or reported a failure.
+        LeaseReleasedError
+            The lease has ended, and this process knows of no failure.
         """
-        _order.check(self._lease_state)
+        state = self._lease_state
+        _order.check(state)
+        if state.released and not state.tokens:
+            raise state.is_released()
 
     def copy_from(self, source: Any) -> None:
         """Copy an array into the leased memory. The copy is complete when the call returns.
@@ -359,7 +365,7 @@ class Lease(BaseLease):
             The lease has ended.
         PoolLimitError
             This client already has 512 promises that are not completed and streams whose work is not done, counted
-            together. Or 256 of its promises have failed.
+            together. Or 256 buffers whose promises it failed still have a lease, a name or a place in a channel.
         UnsupportedError
             The service is too old for promises.
         """

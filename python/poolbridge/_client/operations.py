@@ -44,15 +44,20 @@ from poolbridge._wire.messages import (
     Unpublish,
 )
 from poolbridge.errors import (
+    BusyError,
+    ContentFailedError,
     InvalidArgumentError,
     NotFoundError,
+    PoolLimitError,
     ServiceStalledError,
+    StaleError,
     UnsupportedError,
     WaitTimeoutError,
 )
 
 if TYPE_CHECKING:
     from poolbridge._order.event import Event
+    from poolbridge._order.timeline import Timeline
     from poolbridge._session.session import Session
     from poolbridge._sys.literals import Kind
 
@@ -501,7 +506,22 @@ def promise(state: LeaseState) -> Flow[Promise]:
         raise UnsupportedError("promises need timelines, and this service has none: start a newer poolsvc")
     while (own := session.timelines.own) is None:
         yield from know_timeline(session, 0)
+    try:
+        return Promise(state, own)
+    except PoolLimitError:
+        yield from _free_words(session, own)
     return Promise(state, own)
+
+
+def _free_words(session: Session, own: Timeline) -> Flow[None]:
+    """Free the words of failed promises whose buffers are gone: nobody can read the fences of these promises."""
+    for word, failed in list(own.failed.items()):
+        try:
+            yield from lease(session, failed.buffer, failed.generation, write=True, timeout=0.0)
+        except StaleError:
+            own.free(word)
+        except (BusyError, ContentFailedError):
+            pass
 
 
 def release(state: LeaseState, *, failed: bool, force: bool) -> Flow[None]:

@@ -133,7 +133,7 @@ class Promise(Uncopied):
             raise InvalidArgumentError("the promise is completed: its content cannot fail any more")
 
     def _fail(self, state: LeaseState, reason: str) -> None:
-        if not self._timeline.fail(self._fence, reason):
+        if not self._timeline.fail(self._fence, reason, state.grant.buffer, state.grant.generation):
             state.session.check_usable()  # another thread has just closed the client
             return  # a signal handler has completed or failed the promise
         self._failed, self._lease_state = True, None

@@ -130,7 +130,7 @@ class Page:
         return alive
 
     def fail(self, word: int, value: int, reason: str) -> bool:
-        """Mark a word as failed, store the reason, and end all waits for `value`. No other promise gets the word.
+        """Mark a word as failed, store the reason, and end all waits for `value`.
 
         If the word has reached `value` or has failed already, do nothing and return False.
         """
@@ -146,6 +146,11 @@ class Page:
         words[word] = TOMBSTONE + now
         _futex.wake(self.address + 8 * word)
         return True
+
+    def renew(self, word: int, value: int) -> None:
+        """Make a failed word usable again: it has the value `value` and no reason. Nobody may need the failure."""
+        self._reasons[word * MAX_REASON_BYTES] = 0
+        self.words[word] = value
 
     def reason(self, word: int) -> str:
         """Return the reason that `fail` stored for a word; "" if there is none."""

@@ -21,9 +21,9 @@ from poolbridge.errors import (
 # The ordinal in the `StreamKey` of a promise. Like a stream, a promise has a word of the timeline and a key.
 _NO_DEVICE: Final = -1
 
-# If a promise has failed, no other promise or stream gets its word: at any later time, a reader may check the word to
-# see whether the promise failed. At most `_MOST_FAILED` promises may fail, so that streams and other promises have
-# words left.
+# If a promise has failed, no other promise or stream gets its word before the promise's buffer is gone: until then, a
+# reader may check the word to see whether the promise failed. At most `_MOST_FAILED` such words may exist, so that
+# streams and other promises have words left.
 _MOST_FAILED: Final = TIMELINE_WORDS // 2
 
 
@@ -49,6 +49,14 @@ class StreamKey(NamedTuple):
     def reachable(self) -> bool:
         """Whether this thread can queue work on the stream."""
         return not self.thread or self.thread == this_thread()
+
+
+class Failed(NamedTuple):
+    """A promise that has failed: the value of its fence, and the id and the generation of its buffer."""
+
+    value: int
+    buffer: int
+    generation: int
 
 
 class Word:
@@ -78,6 +86,8 @@ class Timeline:
         A thread holds this lock while it writes values of words, so that all values are written in order.
     words
         The word of each stream and promise. A thread changes this dict only while it holds `lock`.
+    failed
+        The failed promises by word. No other promise or stream uses these words until `free` is called for them.
     closed
         Whether the timeline was closed, so that no stream may write values any more.
     """
@@ -88,7 +98,7 @@ class Timeline:
         self.lock = page.telling
         self.words: dict[StreamKey, Word] = {}
         self._promises = 0
-        self._failed = 0
+        self.failed: dict[int, Failed] = {}
         self.closed = False
 
     def word(self, key: StreamKey) -> Word | None:
@@ -236,30 +246,38 @@ class Timeline:
         ------
         PoolLimitError
             Every word of the timeline has a stream that still works, or a promise that is open or has failed. Or too
-            many promises have failed.
+            many words have failed promises.
         """
         with self.lock:
-            if self._failed >= _MOST_FAILED:
+            if len(self.failed) >= _MOST_FAILED:
                 raise PoolLimitError(
-                    f"{self._failed} promises of this client have failed, and each takes a word of its timeline: "
-                    "connect again"
+                    f"{len(self.failed)} buffers whose promises failed are still leased, published or in a channel, "
+                    "and each takes a word of this client's timeline: release and unpublish some of them"
                 )
             self._promises += 1
             word = self._take(StreamKey(_NO_DEVICE, self._promises))
             word.value += 1
             return Fence(self.id, word.index, word.value)
 
-    def fail(self, fence: Fence, reason: str) -> bool:
-        """Mark the fence of a promise as failed. Return False if the fence is reached, or has failed already."""
+    def fail(self, fence: Fence, reason: str, buffer: int, generation: int) -> bool:
+        """Mark the fence of a buffer's promise as failed. Return False if it is reached, or has failed already."""
         failed = self.page.fail(fence.word, fence.value, reason)
-        self._failed += failed
+        if failed:
+            self.failed[fence.word] = Failed(fence.value, buffer, generation)
         return failed
+
+    def free(self, word: int) -> None:
+        """Let other promises and streams use the word of a failed promise, whose buffer is gone."""
+        with self.lock:
+            failed = self.failed.pop(word, None)
+            if failed is not None and not self.closed:
+                self.page.renew(word, failed.value)
 
     def fail_promises(self, reason: str) -> None:
         """Mark the fences of all open promises as failed."""
         for word in list(self.words.values()):
             if word.key.ordinal == _NO_DEVICE:
-                self.fail(Fence(self.id, word.index, word.value), reason)
+                self.page.fail(word.index, word.value, reason)
 
     def upcoming(self, key: StreamKey) -> tuple[int, int]:
         """Return the index of a stream's word and the value that the stream will write next."""
