@@ -21,7 +21,6 @@ type producing struct {
 	native *shmchannel.Producer
 
 	reclaiming sync.Mutex   // held while the result of native.Reclaim is used
-	collecting sync.Mutex   // held while leases are reclaimed and released
 	wanted     atomic.Int64 // until this time somebody waits for memory of the pool, in nanoseconds since 1970
 	draining   atomic.Bool  // the goroutine of drain runs
 }
@@ -95,7 +94,7 @@ const (
 // running.
 func (p *producing) retire(ctx context.Context) {
 	left := p.leave(ctx)
-	p.collect()
+	p.giveUpLeases()
 	if left { // otherwise the service finds out what the leases need when the session ends
 		p.release()
 	}

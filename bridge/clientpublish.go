@@ -44,7 +44,6 @@ func (ch *Channel) publish(ctx context.Context, try attempt, l *Lease, o mempool
 		return 0, err
 	}
 	r.Owner = sent
-	p.collect()
 	number, err := p.publish(ctx, try, &r.Record)
 	if err != nil {
 		return 0, l.unsent(ctx, err, ready)

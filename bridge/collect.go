@@ -65,10 +65,17 @@ func (p *producing) reclaim() (leases []*sending) {
 	return leases
 }
 
-// collect reclaims memory and releases the leases that have come back. When it returns, other calls of collect have released theirs, too.
+// collect reclaims memory and releases the leases that have come back. It may wait until the service reads. While the client is being
+// closed, collect does nothing: Close itself reclaims what is left.
 func (p *producing) collect() {
-	p.collecting.Lock()
-	defer p.collecting.Unlock()
+	if p.client.enter() != nil {
+		return
+	}
+	defer p.client.leave()
+	p.giveUpLeases()
+}
+
+func (p *producing) giveUpLeases() {
 	for _, l := range p.reclaim() {
 		_ = p.client.giveUp(l.info, l.wait) // giveUp fails only if the connection is gone
 	}
