@@ -102,9 +102,13 @@ static PyObject *publish(Producer *self, PyObject *const *args, Py_ssize_t given
     return r ? result_of(&self->member, r) : PyLong_FromUnsignedLongLong(p.number);
 }
 
+struct pb_producer *producer_core(Member *m) { return &((Producer *)m)->core; }
+
+// Takes back what came back. `with` is the number of frames that had come back before: other threads take frames back meanwhile.
 static enum pb_result try_reclaim(Member *m, void *with) {
-    (void)with;
-    return pb_reclaim(&((Producer *)m)->core, true);
+    struct pb_producer *p = producer_core(m);
+    enum pb_result r = pb_reclaim(p, true);
+    return r && r != PB_NONE ? r : p->returned == *(uint64_t *)with ? PB_NONE : PB_OK;
 }
 
 // Copies an array. A caller copies data of the producer before the caller makes Python objects: to make an object may run finalisers, and
@@ -125,8 +129,6 @@ static PyObject *fences_of(const struct pb_fence *from, const struct pb_flight *
     }
     return fences;
 }
-
-struct pb_producer *producer_core(Member *m) { return &((Producer *)m)->core; }
 
 static PyObject *blocks_of(Member *m) {
     const struct pb_producer *p = producer_core(m);
@@ -149,8 +151,9 @@ static PyObject *blocks_of(Member *m) {
 static PyObject *reclaim(Producer *self, PyObject *const *args, Py_ssize_t given) {
     Wait how = {.freed = true, .uncounted = true};
     enum pb_result r;
+    uint64_t returned = self->core.returned;
     if (!usable(&self->member) || !count_is(given, 0, 2, "reclaim") || !wait_of(self, args, given, &how) ||
-        !wait_for(&self->member, try_reclaim, NULL, &how, &r))
+        !wait_for(&self->member, try_reclaim, &returned, &how, &r))
         return NULL;
     if (r && r != PB_TIMEOUT) return result_of(&self->member, r);
     return blocks_of(&self->member);

@@ -453,6 +453,7 @@ enum pb_result pb_reclaim(struct pb_producer *p, bool buffers) {
         else if (!flight.slot) p->back[p->came_back++] = flight;
     }
     p->in_flight = stay;
+    p->returned += before - stay;
     if (stay < before) return PB_OK;
     return memory ? PB_NONE : pb_complain(ch, PB_NO_MEMORY, "no memory for the fences of frames");
 }

@@ -122,6 +122,7 @@ struct pb_producer {
     uint64_t *described; // id of the description in each slot of the track
     struct pb_flight *flights, *back;
     size_t in_flight, came_back, room;
+    uint64_t returned; // how many frames have come back
     struct pb_fence *fences;
     size_t fence_count, fence_room;
     // The fields for fair waits of producers: see the section "Waiting for room" of docs/streams.md.

@@ -145,8 +145,8 @@ class Producer:
     ) -> list[tuple[int, tuple[tuple[int, int, int], ...]]] | Condition:
         """Return the blocks that came back, each with the fences (timeline, word, value) for its next writer.
 
-        With a timeout, `reclaim` waits until a block comes back, unless no block is in flight. The result can also be
-        `EVICTED` or `UNKNOWN_MEMBER`.
+        With a timeout, `reclaim` waits until a block or a slot comes back, also if another thread takes it back. The
+        result can also be `EVICTED` or `UNKNOWN_MEMBER`.
         """
     @property
     def in_flight(self) -> list[tuple[int, int]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 import threading
 import time
 from collections.abc import Callable
@@ -13,7 +14,7 @@ pytest.importorskip(
     "poolbridge._native", reason="poolbridge is installed without its native module", exc_type=ImportError
 )
 
-from nativeworld import LINE, Interrupted, World, interrupt as interrupt, take, world, worlds as worlds  # noqa: PLC0414 - fixtures
+from nativeworld import LINE, Interrupted, World, back, interrupt as interrupt, take, world, worlds as worlds  # noqa: PLC0414 - fixtures
 
 from poolbridge import _native
 from poolbridge._native import Condition, Frame, Producer
@@ -69,6 +70,29 @@ def test_a_member_that_polled_in_vain_polls_less_and_less_often(worlds: list[Wor
     assert consumer.waits_asleep == 0, "a frame that is there is not waited for"
     assert producer.reclaim(0.001) == []
     assert producer.waits_asleep == 1, "each member learns for itself"
+
+
+def test_a_wait_for_memory_ends_when_another_thread_takes_the_memory_back(
+    worlds: list[World],
+) -> None:
+    w = world(worlds, queue=1)
+    consumer, producer = w.consume(), w.produce()
+    for block in (1, 2):
+        w.publish(producer, block)
+    frame, came = take(consumer), []
+    thread = threading.Thread(target=lambda: came.append(producer.reclaim(None)), daemon=True)
+    thread.start()
+    while not _native.load_u64(w.channel.sequencer, 128) & 1:
+        time.sleep(0.001)
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(60)  # so that this thread is the first one that looks
+    try:
+        consumer.release(frame.number)
+        assert back(producer) == [1]
+    finally:
+        sys.setswitchinterval(interval)
+    thread.join(60)
+    assert came == [[]]
 
 
 def test_a_swap_lets_go_of_a_frame_and_takes_the_next(worlds: list[World]) -> None:

@@ -8,6 +8,7 @@ pytest.importorskip(
     "poolbridge._native", reason="poolbridge is installed without its native module", exc_type=ImportError
 )
 
+import asyncio
 import gc
 import threading
 
@@ -16,6 +17,7 @@ from realservice import leases, publish, until
 from test_members import service as service  # noqa: PLC0414 - a fixture
 
 import poolbridge
+from poolbridge._session import returns as _returns
 from poolbridge._wire.messages import Fence
 
 PAGE = 4096
@@ -42,6 +44,93 @@ def test_an_allocation_that_waits_gets_memory_that_comes_back_to_its_client_mean
         later.start()
         assert publish(client, channel, value, timeout=60) == value + 1
         later.join()
+
+
+@pytest.fixture
+def one_notice(client, monkeypatch):
+    """Return an event that is set at the first notice that memory is wanted of `client`, who hears no later notice.
+
+    Its thread that looks now and then does not look.
+    """
+    monkeypatch.setattr(_returns, "_REST", 3600)
+    monkeypatch.setattr(_returns, "_WANTED", 3600)
+    returns, heard = client._session.returns, threading.Event()
+    want = returns.want
+
+    def once(pool):
+        if not heard.is_set():
+            want(pool)
+            heard.set()
+
+    monkeypatch.setattr(returns, "want", once)
+    return heard
+
+
+def waiters():
+    return [thread for thread in threading.enumerate() if thread.name == "poolbridge-wanted"]
+
+
+@pytest.mark.parametrize("by", ["client", "other"])
+@pytest.mark.parametrize("way", ["lease", "publisher"])
+def test_memory_that_comes_back_goes_to_an_allocation_that_waits(client, other, one_notice, by, way):
+    pool = client.create_pool("one", max_bytes=PAGE)
+    channel = client.create_channel("c", pool=pool, mode="queue", capacity=1)
+    frames = other.subscribe("c", ack="manual")
+    if way == "lease":
+        publish(client, channel, 1, timeout=60)
+    else:
+        publisher = channel.publisher(4, "int32")
+        publisher.loan(60)[:] = 1
+        publisher.publish()
+    frame, got = next(frames), []
+    allocate = (client if by == "client" else other).allocate
+    theirs = pool if by == "client" else other.open_pool("one")
+    waiting = threading.Thread(target=lambda: got.append(allocate(4, pool=theirs, timeout=60)))
+    waiting.start()
+    assert one_notice.wait(60)
+    assert len(waiters()) == 1
+    frame.release()
+    waiting.join()
+    assert got
+
+
+@pytest.mark.parametrize("closes", [False, True])
+def test_a_client_waits_for_memory_that_somebody_wants_until_it_closes_or_nobody_wants_it(
+    client, other, one_notice, monkeypatch, closes
+):
+    if not closes:
+        monkeypatch.setattr(_returns, "_WANTED", 0.01)
+    pool = client.create_pool("one", max_bytes=PAGE)
+    channel = client.create_channel("c", pool=pool, mode="queue", capacity=1)
+    frames = other.subscribe("c", ack="manual")
+    publish(client, channel, 1, timeout=60)
+    frame = next(frames)
+    with pytest.raises(poolbridge.PoolLimitError):
+        other.allocate(4, pool=other.open_pool("one"))
+    assert one_notice.wait(60)
+    if closes:
+        assert waiters()
+        client.close()
+    until(lambda: not waiters())
+    frame.release()
+
+
+def test_an_allocation_of_the_asyncio_client_waits_for_memory_of_its_own_frame(service, other):
+    async def main():
+        async with await poolbridge.connect_async(service.path, timeout=60) as client:
+            pool = await client.create_pool("one", max_bytes=PAGE)
+            channel = await client.create_channel("c", pool=pool, mode="queue", capacity=2)
+            frames = other.subscribe("c")
+            frame = None
+            for value in range(1, 20):
+                allocating = asyncio.create_task(client.allocate(4, "int32", pool=pool, timeout=60))
+                await asyncio.sleep(0)
+                if frame is not None:
+                    frame.release()
+                assert await channel.publish(await allocating) == value
+                frame = await asyncio.to_thread(next, frames)
+
+    asyncio.run(main())
 
 
 CONTENT = np.arange(6, dtype="int32").reshape(2, 3)

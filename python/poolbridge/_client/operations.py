@@ -19,8 +19,7 @@ from poolbridge._client.promise import Promise
 from poolbridge._memory import dlpack as _dlpack, tensor as _tensor
 from poolbridge._memory.kinds import KINDS
 from poolbridge._order import event as _event, order as _order, timelines as _timelines
-from poolbridge._session.calls import Call, Waiter
-from poolbridge._session.flow import Ask, Do, Flow, Hear, Sleep, ask
+from poolbridge._session.flow import Ask, Do, Flow, Sleep, ask
 from poolbridge._session.grants import held, know_timeline, take
 from poolbridge._session.lease_state import LeaseState
 from poolbridge._sys.error_texts import from_signal, shown
@@ -49,7 +48,6 @@ from poolbridge.errors import (
     InvalidArgumentError,
     NotFoundError,
     PoolLimitError,
-    ServiceStalledError,
     StaleError,
     UnsupportedError,
     WaitTimeoutError,
@@ -61,8 +59,6 @@ if TYPE_CHECKING:
     from poolbridge._session.session import Session
     from poolbridge._sys.literals import Kind
 
-# While an allocation waits for the service, the client checks after each `_LOOK` seconds whether frames came back.
-_LOOK = 5e-3
 # If the caller gives no time limit, the client sends this number of milliseconds as the time limit of the request. The
 # service converts the time to nanoseconds; the result still fits into 64 bits.
 _FOREVER_MS = 2**40
@@ -331,7 +327,7 @@ def stats() -> Flow[ServiceStats]:
 def allocate(
     session: Session, description: _tensor.Description, pool: int, *, timeout: float | None
 ) -> Flow[LeaseState]:
-    """Lease a new buffer for writing.
+    """Ask the service for a new buffer, and make a `LeaseState` for the write lease that the service grants.
 
     Parameters
     ----------
@@ -343,50 +339,9 @@ def allocate(
         Seconds to wait for free memory; None: no limit.
     """
     timeout = check_timeout(timeout)
-    if not session.producers:
-        return request_lease(session, description, pool, timeout)
-    return _allocate(session, description, pool, timeout)
-
-
-def _allocate(session: Session, description: _tensor.Description, pool: int, timeout: float | None) -> Flow[LeaseState]:
-    """Do the work of `allocate` for a session with producers, which also waits for memory of its own frames.
-
-    The flow releases what channels give back, before it asks the service and while it waits for the answer.
-    """
-    call: Call | None = None
-    waiter = Waiter(lambda: call is not None and call.done)
-    began = time.monotonic()
-    late = None if timeout is None else began + timeout + session.patience
-    session.collect(pool)
-    try:
-        call = session.ask(
-            Alloc(pool=pool, tensor=description.to_wire(), wait=to_milliseconds(timeout)), GrantReply, waiter.tell
-        )
-        while not (yield Hear(waiter, _LOOK)):
-            session.check_usable()
-            session.collect(pool)
-            if late is not None and time.monotonic() >= late:
-                if not call.working:
-                    raise ServiceStalledError("the service did not answer in time: it is stopped, or overloaded")
-                call.working, late = False, time.monotonic() + session.patience
-        reply: Any = call.result()
-        call = None  # the next statement must directly follow, as in `request_lease`
-        state = held(session, reply.grant) or (yield from take(session, reply.grant))
-    except BaseException:
-        if call is not None and call.error is None:
-            session.abandon(call)
-        raise
-    finally:
-        session.tally.waited(began)
-    session.tally.granted(state.grant.nbytes)
-    return state
-
-
-def request_lease(
-    session: Session, description: _tensor.Description, pool: int, timeout: float | None
-) -> Flow[LeaseState]:
-    """Ask the service for a new buffer, and make a `LeaseState` for the lease that the service grants."""
     request = Alloc(pool=pool, tensor=description.to_wire(), wait=to_milliseconds(timeout))
+    if session.producers:
+        session.collect(pool)
     began = time.monotonic()
     try:
         reply = yield Ask(request, GrantReply, timeout)

@@ -13,7 +13,7 @@ import numpy as np
 
 from poolbridge._client.channel_operations import check_meta
 from poolbridge._client.lease import AsyncLease, Lease
-from poolbridge._client.operations import check_timeout, check_wrap, ready, request_lease
+from poolbridge._client.operations import allocate, check_timeout, check_wrap, ready
 from poolbridge._memory import tensor as _tensor
 from poolbridge._order import order as _order
 from poolbridge._order.streams import stream_key
@@ -203,7 +203,7 @@ class BasePublisher(Uncopied, ABC):
         while True:
             left = 0.0 if size > 1 else None if deadline is None else max(deadline - time.monotonic(), 0.0)
             try:
-                state = yield from request_lease(self._session, self._slots_of(size), self._channel.pool, left)
+                state = yield from allocate(self._session, self._slots_of(size), self._channel.pool, timeout=left)
                 break
             except (PoolLimitError, DeviceMemoryError) as error:
                 if size == 1:
@@ -255,7 +255,7 @@ class BasePublisher(Uncopied, ABC):
                 if call is not None and call.done:
                     try:
                         reply: Any = call.result()
-                        call = None  # the next statement must directly follow, as in `request_lease`
+                        call = None  # the next statement must directly follow, as in `allocate`
                         state = held(session, reply.grant) or (yield from take(session, reply.grant))
                     except (PoolLimitError, DeviceMemoryError):
                         call, size = None, size // 2

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import threading
 import time
-from typing import TYPE_CHECKING, Final
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final
 
 from poolbridge._session.membership import NATIVE
 from poolbridge._sys import process as _process
@@ -29,6 +30,8 @@ else:  # without the native module there are no channels, and so no publishers
 
 # Numbers of seconds. A publisher gives its arenas back when it has lent and published nothing for `_IDLE` seconds.
 _IDLE: Final = 1.0
+# For `_WANTED` seconds after the service has said that somebody waits for memory, memory goes back when it comes back.
+_WANTED: Final = 0.5
 # The longest pause between two checks whether the memory of frames came back.
 _REST: Final = 0.5
 # The pause between two checks of fences, which a GPU writes without waking a thread; `_GLANCE` while the client closes.
@@ -162,6 +165,7 @@ class Returns:
         self._lent: dict[int, Arena] = {}  # those whose lease an array of the program has; by lease id
         self._closing = False  # whether the client is closed
         self._over = False  # whether the session has ended
+        self._wanted: dict[Producer, float] = {}  # until when a thread waits for what comes back to a producer
         self._asked: set[int] = set()  # timelines whose pages were requested
         self._thread: threading.Thread | None = None
         self._bell = threading.Event()
@@ -241,10 +245,18 @@ class Returns:
     # What comes back
 
     def collect(self, pool: int | None = None) -> None:
-        """Take back the memory of frames of a pool; None: of all pools."""
+        """Release the leases of frames of a pool that came back; None: of all pools."""
         for producer in list(self._session.producers.values()):
             if pool is None or producer.channel.pool == pool:
                 producer.collect()
+        self._tidy()
+
+    def _sweep(self, pool: int = 0) -> None:
+        """Release what came back. Let the arenas of idle publishers go, and of all publishers of `pool` without frames.
+
+        Let the producers leave whose channels are closed and that have no frames any more.
+        """
+        self.collect()
         now = time.monotonic()
         for slots in list(self._slots):
             over = slots.producer is not None and slots.producer.over
@@ -255,13 +267,38 @@ class Returns:
         for producer in list(self._session.producers.values()):
             if producer.over and not producer.loans and not self.uses(producer):
                 self._session.retire(producer)
-        self._tidy()
 
     def want(self, pool: int) -> None:
-        """Give back what publishers of a pool do not use now, because somebody waits for memory of the pool."""
-        self.collect(pool)
-        self._bell.set()
-        self.watch()
+        """Give back the memory of a pool that is not in use, because the service says that somebody waits for it.
+
+        For `_WANTED` seconds, a thread for each producer with frames gives back what comes back.
+        """
+        self._sweep(pool)
+        for producer in list(self._session.producers.values()):
+            if producer.channel.pool == pool and (producer.loans or self.uses(producer)):
+                if producer not in self._wanted:
+                    drain = partial(self._drain, producer)
+                    threading.Thread(target=drain, name="poolbridge-wanted", daemon=True).start()
+                self._wanted[producer] = time.monotonic() + _WANTED
+
+    def _drain(self, producer: Producer) -> None:
+        """Give back what comes back to a producer, as long as somebody wants it."""
+        came = None
+        try:
+            while (seconds := self._wanted_for(producer, came)) is not None:
+                came = producer.await_back(seconds)
+        except PoolbridgeError:
+            pass  # the session has ended
+
+    def _wanted_for(self, producer: Producer, came: Any) -> float | None:
+        """Give back what came back, and return for how many seconds `_drain` waits on; None: it ends."""
+        with self._session.lock:
+            self._sweep(producer.channel.pool)
+            left = self._wanted[producer] - time.monotonic()
+            if came is None and left > 0 and not producer.left and self._session.ended is None:
+                return left
+            del self._wanted[producer]
+            return None
 
     def take_back(self, grant: Grant, fences: tuple[Fence, ...]) -> bool:
         """Take an arena back from the last array of the program. False: the lease is not of such an arena."""
@@ -349,7 +386,7 @@ class Returns:
         """Let all publishers' arenas go. Return False if an arena only waits for its fences."""
         for slots in list(self._slots):
             self.close_slots(slots)
-        self.collect()
+        self._sweep()
         return all(arena.in_use for arena in self._leaving)
 
     def close(self) -> None:
@@ -401,7 +438,7 @@ class Returns:
 
     def _turn(self) -> float | None:
         with self._session.lock:
-            self.collect()
+            self._sweep()
             seconds = self._soon() if self._session.ended is None else None
             if seconds is None:
                 self._thread = None
